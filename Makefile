@@ -1,0 +1,70 @@
+# kvferry: the verbs. `make` lists them; the first one on a fresh machine does all that it needs.
+#
+# Settings: FUZZ_SECONDS=60 for each fuzzer; WERROR=ON makes compiler warnings errors.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+
+BIN := .venv/bin
+JOBS := $(shell nproc)
+CXX_FILES = $(shell find native bindings -name '*.[ch]pp')
+FUZZ_SECONDS ?= 60
+WERROR ?= OFF
+# Older ThreadSanitizer runtimes need the kernel's address randomization off.
+FIXED := $(shell setarch -R true 2>/dev/null && echo setarch -R)
+PRESET = $(FIXED) $(BIN)/cmake --preset $(1) -DCMAKE_COMPILE_WARNING_AS_ERROR=$(WERROR) \
+  --log-level=WARNING && $(FIXED) $(BIN)/cmake --build --preset $(1) && \
+  $(FIXED) $(BIN)/ctest --preset $(1) --parallel $(JOBS)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check native asan tsan fuzz bench docs format stub clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 10
+
+setup:  ## system packages (as root), .venv, the native extension; quick when nothing changed
+	@tools/setup.sh
+
+demo: setup  ## a cache at work, in your terminal
+	@$(BIN)/kvferry demo
+
+test: native  ## all tests: native, then Python
+	@$(BIN)/pytest
+
+check: setup  ## format, lint, types, layers, stub: all of them, then the verdict
+	@failed=0; \
+	$(BIN)/ruff format --check || failed=1; \
+	$(BIN)/ruff check || failed=1; \
+	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES) || failed=1; \
+	$(BIN)/mypy || failed=1; \
+	$(BIN)/python tools/tidy.py || failed=1; \
+	$(BIN)/python tools/stub.py --check || failed=1; \
+	exit $$failed
+
+native: setup  ## native tests (debug build)
+	@$(call PRESET,dev)
+
+asan: setup  ## native tests under AddressSanitizer and UBSan
+	@$(call PRESET,asan)
+
+tsan: setup  ## native tests under ThreadSanitizer
+	@$(call PRESET,tsan)
+
+fuzz: setup  ## each libFuzzer program for FUZZ_SECONDS (needs clang)
+	@tools/fuzz.sh $(FUZZ_SECONDS)
+
+bench: setup  ## the benchmark's bars; results in build/bench.json
+	@mkdir -p build && $(BIN)/kvferry bench bars --json build/bench.json
+
+docs: setup  ## links and examples of every Markdown page
+	@$(BIN)/python tools/pages.py
+
+format: setup  ## rewrite C++ and Python in the house format
+	@$(BIN)/ruff format && $(BIN)/ruff check --fix && $(BIN)/clang-format -i $(CXX_FILES)
+
+stub: setup  ## rewrite src/kvferry/_native.pyi from the extension
+	@$(BIN)/python tools/stub.py
+
+clean:  ## remove what was built; .venv stays
+	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
