@@ -1,0 +1,52 @@
+#pragma once
+// What can go wrong, as values.
+//
+// Status is the outcome of one key; it crosses into Python as one byte, so its numbers are fixed.
+// Error is why a call or a connection failed; it travels in Result<T> and never as an exception.
+// Secrets and payload never enter `context`.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace kvferry {
+
+enum class Status : std::uint8_t {
+  kOk = 0,
+  kMiss = 1,          // no such key: a legal answer at any time
+  kSizeMismatch = 2,  // the stored value is not as long as the buffer; buffer content undefined
+  kCorrupt = 3,       // frame or checksum wrong; treated as a miss
+  kTimeout = 4,       // the deadline passed before the reply was complete
+  kUnavailable = 5,   // the server cannot be reached, or it refuses us
+  kServerError = 6,   // the server answered with an error
+  kCancelled = 7,     // the caller withdrew the request
+  kPending = 255,     // no outcome yet; never seen by callers
+};
+
+enum class Errc : std::uint8_t {
+  kInvalidArgument,  // the caller's mistake; nothing was sent
+  kClosed,           // the object was closed
+  kForked,           // the object belongs to the parent process
+  kCapacity,         // a stated limit was reached; try again later
+  kTimeout,
+  kResolve,     // the host name has no address
+  kConnect,     // no address accepted the connection
+  kDisconnect,  // the connection ended
+  kProtocol,    // the peer broke the protocol; the connection cannot be trusted
+  kAuth,        // the server refused the credentials
+  kServer,      // any other error reply
+  kSystem,      // the operating system refused a resource
+};
+
+struct Error {
+  Errc code;
+  std::string context;  // a sentence for people: address, action, server text
+};
+
+[[nodiscard]] std::string_view name(Status status) noexcept;
+[[nodiscard]] std::string_view name(Errc code) noexcept;
+
+// "<action>: <strerror(sys_errno)>" with code kSystem unless stated.
+[[nodiscard]] Error system_error(std::string_view action, int sys_errno, Errc code = Errc::kSystem);
+
+}  // namespace kvferry

@@ -1,0 +1,22 @@
+#include "base/log_sink.hpp"
+
+#include <utility>
+
+namespace kvferry {
+
+void LogSink::push(LogLevel level, std::string text) {
+  const std::lock_guard lock(mutex_);
+  if (lines_.size() >= lines_max_) {
+    ++dropped_;
+    return;
+  }
+  lines_.push_back(LogLine{level, std::move(text)});
+}
+
+std::vector<LogLine> LogSink::drain(std::uint64_t& dropped) {
+  const std::lock_guard lock(mutex_);
+  dropped = std::exchange(dropped_, 0);
+  return std::exchange(lines_, {});
+}
+
+}  // namespace kvferry
