@@ -1,0 +1,79 @@
+#include "net/address.hpp"
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <sys/un.h>
+
+#include <cerrno>
+#include <cstring>
+#include <memory>
+
+namespace kvferry::net {
+namespace {
+
+Result<std::vector<Address>> unix_address(const std::string& path) {
+  Address address;
+  sockaddr_un name{};
+  name.sun_family = AF_UNIX;
+  if (path.size() >= sizeof name.sun_path) {
+    return Error{Errc::kInvalidArgument, "the path of a Unix socket is longer than 107 bytes"};
+  }
+  std::memcpy(name.sun_path, path.data(), path.size());
+  std::memcpy(&address.storage, &name, sizeof name);
+  address.length = sizeof name;
+  return std::vector<Address>{address};
+}
+
+}  // namespace
+
+std::string Endpoint::text() const {
+  if (is_unix()) return "unix:" + unix_path;
+  const bool v6 = host.find(':') != std::string::npos;
+  return (v6 ? "[" + host + "]" : host) + ":" + std::to_string(port);
+}
+
+std::string Address::text() const {
+  if (family() == AF_UNIX) return "unix";
+  char host[NI_MAXHOST];
+  char port[NI_MAXSERV];
+  if (::getnameinfo(reinterpret_cast<const sockaddr*>(&storage), length, host, sizeof host, port,
+                    sizeof port, NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
+    return "?";
+  }
+  return family() == AF_INET6 ? "[" + std::string(host) + "]:" + port
+                              : std::string(host) + ":" + port;
+}
+
+bool resolves_without_lookup(const Endpoint& endpoint) {
+  if (endpoint.is_unix()) return true;
+  in6_addr scratch;
+  return ::inet_pton(AF_INET, endpoint.host.c_str(), &scratch) == 1 ||
+         ::inet_pton(AF_INET6, endpoint.host.c_str(), &scratch) == 1;
+}
+
+Result<std::vector<Address>> resolve(const Endpoint& endpoint) {
+  if (endpoint.is_unix()) return unix_address(endpoint.unix_path);
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICSERV;
+  addrinfo* head = nullptr;
+  const int status =
+      ::getaddrinfo(endpoint.host.c_str(), std::to_string(endpoint.port).c_str(), &hints, &head);
+  if (status != 0) {
+    const char* why = status == EAI_SYSTEM ? std::strerror(errno) : ::gai_strerror(status);
+    return Error{Errc::kResolve, "cannot resolve " + endpoint.host + ": " + why};
+  }
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> list(head, &::freeaddrinfo);
+  std::vector<Address> addresses;
+  for (const addrinfo* entry = head; entry != nullptr; entry = entry->ai_next) {
+    Address address;
+    std::memcpy(&address.storage, entry->ai_addr, entry->ai_addrlen);
+    address.length = entry->ai_addrlen;
+    addresses.push_back(address);
+  }
+  if (addresses.empty()) return Error{Errc::kResolve, endpoint.host + " has no address"};
+  return addresses;
+}
+
+}  // namespace kvferry::net

@@ -1,0 +1,110 @@
+#include <linux/sockios.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "base/unique_fd.hpp"
+#include "net/stream.hpp"
+
+namespace kvferry::net {
+namespace {
+
+void set_option(int fd, int level, int option, int value) noexcept {
+  // Best effort: every one of these is an optimisation or an additional guard.
+  ::setsockopt(fd, level, option, &value, sizeof value);
+}
+
+void set_tcp_options(int fd) noexcept {
+  set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+  set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+  set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, 30);
+  set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, 5);
+  set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, 3);
+  set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, 45'000);
+}
+
+IoResult failed(int sys_errno) noexcept {
+  if (sys_errno == EAGAIN || sys_errno == EWOULDBLOCK || sys_errno == EINTR) {
+    return {.state = IoState::kWouldBlock};
+  }
+  return {.state = IoState::kFailed, .sys_errno = sys_errno};
+}
+
+class SocketStream final : public Stream {
+ public:
+  SocketStream(UniqueFd fd, const Address& address) : fd_(std::move(fd)), address_(address) {}
+
+  [[nodiscard]] int fd() const noexcept override { return fd_.get(); }
+
+  IoResult finish_connect() noexcept override {
+    // Asking again is how a connection reports its state: EISCONN, EALREADY, or why it failed.
+    const auto* name = reinterpret_cast<const sockaddr*>(&address_.storage);
+    if (::connect(fd(), name, address_.length) == 0 || errno == EISCONN) return {};
+    if (errno == EALREADY || errno == EINPROGRESS || errno == EINTR) {
+      return {.state = IoState::kWouldBlock};
+    }
+    return {.state = IoState::kFailed, .sys_errno = errno};
+  }
+
+  IoResult receive(std::span<const iovec> pieces) noexcept override {
+    msghdr message{};
+    message.msg_iov = const_cast<iovec*>(pieces.data());
+    message.msg_iovlen = pieces.size();
+    const ssize_t count = ::recvmsg(fd(), &message, 0);
+    if (count < 0) return failed(errno);
+    if (count == 0) return {.state = IoState::kClosed};
+    return {.bytes = static_cast<std::size_t>(count)};
+  }
+
+  IoResult send(std::span<const iovec> pieces) noexcept override {
+    msghdr message{};
+    message.msg_iov = const_cast<iovec*>(pieces.data());
+    message.msg_iovlen = pieces.size();
+    const ssize_t count = ::sendmsg(fd(), &message, MSG_NOSIGNAL);
+    if (count < 0) return failed(errno);
+    return {.bytes = static_cast<std::size_t>(count)};
+  }
+
+  [[nodiscard]] std::size_t unsent_bytes() const noexcept override {
+    int bytes = 0;
+    return ::ioctl(fd(), SIOCOUTQ, &bytes) == 0 ? static_cast<std::size_t>(bytes) : 0;
+  }
+
+  void set_receive_low_water(std::size_t bytes) noexcept override {
+    const auto value = static_cast<int>(std::min<std::size_t>(bytes, 1u << 30));
+    if (address_.family() == AF_UNIX || value == low_water_) return;
+    set_option(fd(), SOL_SOCKET, SO_RCVLOWAT, value);
+    low_water_ = value;
+  }
+
+ private:
+  UniqueFd fd_;
+  Address address_;
+  int low_water_ = 1;
+};
+
+}  // namespace
+
+std::string reason(const IoResult& result) {
+  return result.state == IoState::kClosed ? "the server closed the connection"
+                                          : std::strerror(result.sys_errno);
+}
+
+Result<std::unique_ptr<Stream>> open_stream(const Address& address) {
+  UniqueFd fd(::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!fd) return system_error("socket", errno);
+  if (address.family() != AF_UNIX) set_tcp_options(fd.get());
+  const auto* name = reinterpret_cast<const sockaddr*>(&address.storage);
+  if (::connect(fd.get(), name, address.length) != 0 && errno != EINPROGRESS) {
+    return system_error("connect to " + address.text(), errno, Errc::kConnect);
+  }
+  return std::unique_ptr<Stream>(std::make_unique<SocketStream>(std::move(fd), address));
+}
+
+}  // namespace kvferry::net

@@ -1,0 +1,136 @@
+#include "redis/batch.hpp"
+
+#include <algorithm>
+#include <chrono>
+
+#include "codec/stripe.hpp"
+
+namespace kvferry::redis {
+
+void Batch::reserve(std::size_t items, std::size_t key_bytes) {
+  items_.reserve(items);
+  commands_.reserve(items);
+  keys_.reserve(key_bytes);
+}
+
+void Batch::add(std::string_view key, MutableBytes buffer) {
+  const auto item = static_cast<std::uint32_t>(items_.size());
+  std::uint32_t stripes = 1;
+  codec::StripePlan plan;
+  if (options_.framed) {
+    plan = codec::stripe_plan(buffer.size());
+    stripes = plan.count;
+  }
+  items_.push_back({.first = static_cast<std::uint32_t>(commands_.size()),
+                    .stripes = static_cast<std::uint16_t>(stripes),
+                    .unstored = static_cast<std::uint16_t>(stripes - 1),
+                    .size = buffer.size()});
+  payload_bytes_ += buffer.size();
+  // Stripe 0 comes last: a writer that is cut short leaves no value that looks complete.
+  for (std::uint32_t left = stripes; left > 0; --left) {
+    const std::uint32_t stripe = left - 1;
+    Command command;
+    command.key_offset = static_cast<std::uint32_t>(keys_.size());
+    keys_ += key;
+    if (stripe > 0) codec::append_stripe_suffix(keys_, stripe);
+    command.key_length = static_cast<std::uint16_t>(keys_.size() - command.key_offset);
+    command.stripe = static_cast<std::uint16_t>(stripe);
+    command.deferred = options_.verb == Verb::kSet && stripes > 1 && stripe == 0;
+    deferred_count_ += command.deferred ? 1 : 0;
+    command.item = item;
+    command.data = buffer.data();
+    command.size = buffer.size();
+    if (stripes > 1) {
+      const auto extent = codec::stripe_extent(plan, stripe);
+      if (buffer.data() != nullptr) command.data += extent.offset;
+      command.size = extent.size_bytes;
+    }
+    commands_.push_back(command);
+  }
+  unsettled_.store(commands_.size(), std::memory_order_relaxed);
+}
+
+std::span<Command> Batch::stripes(const Command& command) noexcept {
+  const Item& item = items_[command.item];
+  return std::span(commands_).subspan(item.first, item.stripes);
+}
+
+Status Batch::withdrawn(const Command& command) const noexcept {
+  if (cancelled()) return Status::kCancelled;
+  if (command.item > prefix_end_.load(std::memory_order_relaxed)) return Status::kCancelled;
+  return Status::kPending;
+}
+
+bool Batch::settle(Command& command, Status status, std::string_view why) {
+  command.status = status;
+  if (status != Status::kOk && options_.prefix) {
+    std::uint32_t end = prefix_end_.load(std::memory_order_relaxed);
+    while (command.item < end &&
+           !prefix_end_.compare_exchange_weak(end, command.item, std::memory_order_relaxed)) {
+    }
+  }
+  if (!why.empty()) {
+    const std::lock_guard lock(mutex_);
+    if (error_.empty()) error_ = why;
+  }
+  return unsettled_.fetch_sub(1, std::memory_order_acq_rel) == 1;
+}
+
+Command* Batch::released_by(const Command& command, Status& status) noexcept {
+  Item& item = items_[command.item];
+  if (options_.verb != Verb::kSet || command.stripe == 0) return nullptr;
+  if (std::atomic_ref(item.unstored).fetch_sub(1, std::memory_order_acq_rel) != 1) return nullptr;
+  const auto all = stripes(command);
+  status = Status::kOk;
+  for (const Command& other : all.first(all.size() - 1)) {
+    if (other.status != Status::kOk) status = other.status;
+  }
+  return &all.back();
+}
+
+void Batch::finish() {
+  const std::lock_guard lock(mutex_);
+  finished_at_ = monotonic_ns();
+  finished_.store(true, std::memory_order_release);
+  done_.notify_all();
+}
+
+bool Batch::wait(Nanos until) {
+  std::unique_lock lock(mutex_);
+  const auto ready = [this] { return finished_.load(std::memory_order_relaxed); };
+  if (until == kNever) {
+    done_.wait(lock, ready);
+    return true;
+  }
+  const std::chrono::steady_clock::time_point moment{std::chrono::nanoseconds(until)};
+  return done_.wait_until(lock, moment, ready);
+}
+
+void Batch::results(std::uint8_t* statuses, std::uint64_t* sizes) const {
+  for (std::size_t index = 0; index < items_.size(); ++index) {
+    statuses[index] = static_cast<std::uint8_t>(combine(items_[index], sizes[index]));
+  }
+}
+
+Status Batch::combine(const Item& item, std::uint64_t& size) const noexcept {
+  const Command* first = &commands_[item.first];
+  if (item.stripes == 1) {
+    size = first->found;
+    return first->status;
+  }
+  // A striped value is all or nothing: every stripe, and all of one generation.
+  const std::span stripes(first, item.stripes);
+  size = 0;
+  for (const Command& stripe : stripes) size += stripe.found;
+  if (options_.verb == Verb::kDelete) return stripes.back().status;
+  Status worst = Status::kOk;
+  for (const Command& stripe : stripes) {
+    if (stripe.status == Status::kMiss) return Status::kMiss;
+    if (stripe.status != Status::kOk && worst == Status::kOk) worst = stripe.status;
+  }
+  const bool mixed = std::ranges::any_of(
+      stripes, [&](const Command& stripe) { return stripe.generation != first->generation; });
+  return worst == Status::kOk && options_.verb == Verb::kGet && mixed ? Status::kMiss : worst;
+}
+
+}  // namespace kvferry::redis

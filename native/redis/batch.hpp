@@ -1,0 +1,141 @@
+#pragma once
+// Batch: one request of the caller for many keys, and its outcome.
+//
+// A batch owns its key bytes; payload memory belongs to the caller, who keeps it valid until the
+// batch is finished (finished = no thread and no kernel call can still touch it).
+// Each key is one item. An item is one command on the wire, or several when its value is striped.
+//
+// Threads: built by one thread, then pulled apart by workers. A worker settles each command exactly
+// once; the last settle() publishes every result (release/acquire on `unsettled_`).
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/bytes.hpp"
+#include "base/clock.hpp"
+#include "base/errors.hpp"
+
+namespace kvferry::redis {
+
+enum class Verb : std::uint8_t { kGet, kSet, kExists, kTouch, kDelete };
+
+// One command on the wire.
+struct Command {
+  std::byte* data = nullptr;     // GET: where the payload lands; SET: where it comes from
+  std::size_t size = 0;          // bytes of payload
+  std::uint64_t sent_at = 0;     // it is sent when its outbox's sent_total() has reached this
+  std::uint64_t found = 0;       // bytes of payload the server has
+  std::uint64_t checksum = 0;    // framed: XXH3-64 of the payload
+  std::uint64_t generation = 0;  // framed: which write of the whole value this stripe belongs to
+  std::uint32_t key_offset = 0;
+  std::uint16_t key_length = 0;
+  std::uint16_t stripe = 0;  // index of this stripe; 0 when the value is whole
+  std::uint32_t item = 0;    // index of the key in the batch
+  std::uint8_t attempts = 0;
+  bool deferred = false;  // SET of stripe 0: waits until every other stripe is stored
+  bool stamped = false;   // framed SET: checksum and generation are set
+  Status status = Status::kPending;
+};
+
+class Batch {
+ public:
+  struct Options {
+    Verb verb = Verb::kGet;
+    Nanos deadline = kNever;
+    std::int64_t ttl_ms = 0;     // SET: 0 = no expiry
+    bool prefix = false;         // stop asking after the first key that is not OK
+    bool framed = false;         // values carry the header of codec/frame.hpp and may be striped
+    std::uint64_t identity = 0;  // framed: what the bytes must be comparable with
+  };
+
+  explicit Batch(const Options& options) : options_(options) {}
+
+  // --- Building: before submission, one thread. ---
+  void reserve(std::size_t items, std::size_t key_bytes);
+  // Plain GET/SET name the buffer; the other verbs leave it empty.
+  void add(std::string_view key, MutableBytes buffer);
+  void set_deadline(Nanos deadline) noexcept { options_.deadline = deadline; }
+
+  // --- While it runs. ---
+  [[nodiscard]] const Options& options() const noexcept { return options_; }
+  [[nodiscard]] std::string_view key(const Command& command) const noexcept {
+    return std::string_view(keys_).substr(command.key_offset, command.key_length);
+  }
+  [[nodiscard]] std::vector<Command>& commands() noexcept { return commands_; }
+  // How many commands may be sent at once; the others are deferred.
+  [[nodiscard]] std::size_t sendable() const noexcept { return commands_.size() - deferred_count_; }
+  // All commands of the item that `command` belongs to; stripe 0 is the last of them.
+  [[nodiscard]] std::span<Command> stripes(const Command& command) noexcept;
+  // Bytes of the whole value, all stripes together.
+  [[nodiscard]] std::size_t value_size(const Command& command) const noexcept {
+    return items_[command.item].size;
+  }
+  // Guards the stamping of striped values, whose stripes may be encoded by several workers.
+  [[nodiscard]] std::mutex& stamp_mutex() noexcept { return stamp_mutex_; }
+  // Whether a command need not be sent: the batch was cancelled, or its prefix ended before it.
+  [[nodiscard]] Status withdrawn(const Command& command) const noexcept;
+  void cancel() noexcept { cancelled_.store(true, std::memory_order_relaxed); }
+  [[nodiscard]] bool cancelled() const noexcept {
+    return cancelled_.load(std::memory_order_relaxed);
+  }
+
+  // The outcome of one command. `why` is kept if it is the batch's first. Returns true for the
+  // last command: then the caller must hand the batch to its completion.
+  [[nodiscard]] bool settle(Command& command, Status status, std::string_view why = {});
+
+  // Stripe 0 of a striped SET is sent when all others are stored. After settle() of one of those:
+  // the command that may now go (or must fail, as `status` says), if this was the last.
+  [[nodiscard]] Command* released_by(const Command& command, Status& status) noexcept;
+
+  // Wakes wait(). Called once, by whoever got true from settle().
+  void finish();
+
+  // --- Afterwards. ---
+  // Waits until finish() or the moment `until`; true when finished.
+  bool wait(Nanos until);
+  [[nodiscard]] bool finished() const noexcept { return finished_.load(std::memory_order_acquire); }
+  [[nodiscard]] std::size_t item_count() const noexcept { return items_.size(); }
+  // One status per key and the size of each value; requires finished().
+  void results(std::uint8_t* statuses, std::uint64_t* sizes) const;
+  [[nodiscard]] const std::string& error() const noexcept { return error_; }
+  [[nodiscard]] Nanos elapsed() const noexcept { return finished_at_ - submitted_at_; }
+  [[nodiscard]] std::size_t payload_bytes() const noexcept { return payload_bytes_; }
+
+  std::uint64_t id = 0;  // set by the client at submission
+  bool quiet = false;    // somebody waits for it: it is not announced on the event fd
+  std::size_t next = 0;  // first command that no worker has taken; guarded by WorkQueue
+
+ private:
+  struct Item {
+    std::uint32_t first;  // index of its first command
+    std::uint16_t stripes;
+    std::uint16_t unstored;  // SET: stripes before stripe 0 that are not settled; atomic_ref
+    std::size_t size;
+  };
+  [[nodiscard]] Status combine(const Item& item, std::uint64_t& size) const noexcept;
+
+  Options options_;
+  std::string keys_;
+  std::vector<Command> commands_;
+  std::vector<Item> items_;
+  std::size_t payload_bytes_ = 0;
+  std::size_t deferred_count_ = 0;
+  std::atomic<std::size_t> unsettled_{0};
+  std::atomic<std::uint32_t> prefix_end_{UINT32_MAX};
+  std::atomic<bool> cancelled_{false};
+  std::atomic<bool> finished_{false};
+  std::mutex stamp_mutex_;
+  std::mutex mutex_;  // guards error_ and the wait
+  std::condition_variable done_;
+  std::string error_;
+  Nanos submitted_at_ = monotonic_ns();
+  Nanos finished_at_ = 0;
+};
+
+}  // namespace kvferry::redis

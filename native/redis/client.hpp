@@ -1,0 +1,81 @@
+#pragma once
+// Client: batches in, completions out. The one object that callers hold.
+//
+// Threads: every method from any thread; drain() from one at a time. Nothing blocks but wait() and
+// close(). Buffers of a batch belong to it until it is finished (see batch.hpp).
+// After fork() the child's copy refuses every call (kForked) and must be leaked, not destroyed:
+// its threads exist in the parent only.
+// Failure: a submission fails with an Error or is finished exactly once, closed client included.
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/log_sink.hpp"
+#include "net/resolver.hpp"
+#include "redis/batch.hpp"
+#include "redis/completions.hpp"
+#include "redis/config.hpp"
+#include "redis/server.hpp"
+#include "redis/worker.hpp"
+
+namespace kvferry::redis {
+
+class Client {
+ public:
+  // Starts the workers, which connect at once; does not wait for them.
+  // Fails with: kInvalidArgument, kSystem (no threads or descriptors left).
+  static Result<std::unique_ptr<Client>> open(Config config);
+  ~Client();
+  Client(const Client&) = delete;
+  Client& operator=(const Client&) = delete;
+
+  // Hands a batch over and names it. With `batch->quiet` the caller wait()s for it; otherwise it
+  // comes back through drain(). While the server is down it finishes at once.
+  // Fails with: kClosed, kForked, kCapacity.
+  Result<std::uint64_t> submit(const std::shared_ptr<Batch>& batch);
+
+  // Withdraws a batch; it still finishes, soon: when no buffer of it can be touched any more.
+  // Unknown or finished ids are ignored.
+  void cancel(std::uint64_t id);
+
+  // Readable while finished batches wait for drain().
+  [[nodiscard]] int event_fd() const noexcept { return completions_.fd(); }
+  std::vector<std::shared_ptr<Batch>> drain() { return completions_.drain(); }
+
+  // The deadline of a batch of `payload_bytes` that is submitted now.
+  [[nodiscard]] Nanos deadline_for(std::size_t payload_bytes) const noexcept;
+
+  // Cancels everything, joins the workers. Idempotent.
+  void close();
+
+  [[nodiscard]] bool forked() const noexcept;
+  [[nodiscard]] const Config& config() const noexcept { return config_; }
+  [[nodiscard]] Server& server() noexcept { return *server_; }
+  [[nodiscard]] LogSink& log() noexcept { return log_; }
+  [[nodiscard]] std::size_t running() const;
+
+ private:
+  Client(Config config, EventFd event);
+  void on_finished(Batch& batch);
+  void on_corrupt(Batch& batch, const Command& command);
+
+  const Config config_;
+  const pid_t owner_pid_;
+  LogSink log_;
+  Completions completions_;
+  mutable std::mutex mutex_;
+  std::unordered_map<std::uint64_t, std::shared_ptr<Batch>> running_;
+  std::uint64_t next_id_ = 1;
+  bool closed_ = false;
+  std::unique_ptr<Server> server_;
+  std::vector<std::unique_ptr<Worker>> workers_;
+  std::unique_ptr<net::Resolver> resolver_;
+};
+
+}  // namespace kvferry::redis

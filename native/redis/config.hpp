@@ -1,0 +1,41 @@
+#pragma once
+// Config: everything a client can be told. Defaults here are the defaults of the Python package.
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "base/bytes.hpp"
+#include "base/clock.hpp"
+#include "net/address.hpp"
+
+namespace kvferry::redis {
+
+struct Config {
+  net::Endpoint endpoint;
+  std::string username;
+  std::string password;  // a secret: never in a message
+  int database = 0;
+  int protocol = 3;  // 3: RESP3 with fall back to RESP2; 2: RESP2
+  std::string client_name = "kvferry";
+
+  std::size_t connections = 8;  // data connections; one more carries small commands
+  std::size_t workers = 4;      // I/O threads that share them; one more has the small lane
+
+  // A batch may take timeout + bytes / floor_rate unless the call says otherwise.
+  Nanos timeout = 5 * kSecond;
+  double floor_rate_bytes_per_s = 50e6;
+  Nanos connect_timeout = 2 * kSecond;  // name look-up, TCP and greeting together
+  Nanos stall_timeout = 2 * kSecond;    // no byte moved although some are owed
+  Nanos ping_interval = 5 * kSecond;    // a quiet connection is asked whether it lives
+  Nanos reconnect_min = 50 * kMilli;    // full jitter below a ceiling that doubles
+  Nanos reconnect_max = 1 * kSecond;
+  int attempts_max = 3;  // tries of one command, over connections that break
+
+  std::size_t window_bytes = 0;              // replies in flight per connection; 0: adapts
+  std::size_t value_bytes_max = 512 * kMiB;  // the server's proto-max-bulk-len
+  std::size_t drain_bytes_max = 8 * kMiB;    // unwanted payload that is read rather than cut
+  std::size_t queued_commands_max = 4'000'000;
+};
+
+}  // namespace kvferry::redis

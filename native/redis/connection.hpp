@@ -1,0 +1,117 @@
+#pragma once
+// Connection: one socket to one server, from dialling to the last reply. It drives the machines
+// (Handshake, Replies) and decides nothing about the protocol itself.
+//
+// States: waiting -> resolving -> connecting -> greeting -> up -> waiting ...
+// A connection that ends gives its commands back to the queue, which sends them on another one
+// (every verb is idempotent); after attempts_max tries they settle as UNAVAILABLE.
+//
+// Threads: owned by one worker; only the worker's thread calls it.
+
+#include <cstdint>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "net/poller.hpp"
+#include "net/stream.hpp"
+#include "redis/backoff.hpp"
+#include "redis/handshake.hpp"
+#include "redis/outbox.hpp"
+#include "redis/replies.hpp"
+#include "redis/server.hpp"
+
+namespace kvferry::redis {
+
+class Connection final : private ReplySink {
+ public:
+  enum class Role : std::uint8_t { kSmall, kData };
+  // Starts a name look-up whose answer arrives later through on_resolved().
+  using Resolve = std::function<void(std::uint64_t token, std::uint64_t dial)>;
+
+  Connection(Server& server, net::Poller& poller, Resolve resolve, std::uint64_t token, Role role,
+             std::uint64_t seed);
+
+  // Fires timers that are due. Returns when it wants to be called next.
+  Nanos tick(Nanos now);
+  // The socket is ready.
+  void on_ready(const net::Ready& ready, Nanos now);
+  void on_resolved(std::uint64_t dial, Result<std::vector<net::Address>> addresses, Nanos now);
+  // Takes work while there is room for it, and sends.
+  void pump(Nanos now);
+  // Lets go of commands that were cancelled or are past their deadline.
+  void release(Nanos now);
+  // Ends the connection for good; what is in flight settles as CANCELLED.
+  void shut_down(Nanos now);
+
+ private:
+  enum class State : std::uint8_t { kWaiting, kResolving, kConnecting, kGreeting, kUp, kShut };
+  enum class End : std::uint8_t { kBroken, kSilent, kWithdrawn };
+
+  void settled(Work work, Status status, std::string_view why) override;
+
+  void dial(Nanos now);
+  void connect_next(Nanos now);
+  void dial_failed(Error error, Nanos now);
+  [[nodiscard]] Nanos share_of_time(Nanos now) const noexcept;
+  void greet(Nanos now);
+  void on_greeting(Nanos now);
+  void become_up(Nanos now);
+  void on_replies(Nanos now);
+  // The connection is of no use any more: gives its commands back and dials again later.
+  void end(End how, std::string_view why, Nanos now);
+  void drop_stream();
+
+  void pump_small(Nanos now);
+  void pump_data(Nanos now);
+  bool take(Lane lane, std::size_t bytes_max, Nanos now);
+  void take_head_early(Nanos now);
+  // Whether the command may still be sent; settles it if not.
+  bool accept(Work work, Nanos now);
+  [[nodiscard]] std::size_t window(Direction direction) const noexcept;
+  void leave_stream(Nanos now);
+  [[nodiscard]] bool still_sends() noexcept;
+  void flush(Nanos now);
+  void watch(bool writable);
+  [[nodiscard]] bool busy() const noexcept { return replies_.in_flight() > 0 || !outbox_.empty(); }
+
+  Server& server_;
+  const Config& config_;
+  net::Poller& poller_;
+  const Resolve resolve_;
+  const std::uint64_t token_;
+  const Role role_;
+
+  State state_ = State::kWaiting;
+  Backoff backoff_;
+  Nanos dial_at_ = 0;           // waiting: when to dial
+  Nanos dial_deadline_ = 0;     // dialling: when to give up
+  Nanos address_deadline_ = 0;  // connecting: when to try the next address
+  std::uint64_t dial_ = 0;      // numbers the attempts, so that late look-ups are ignored
+  std::vector<net::Address> addresses_;
+  std::size_t address_index_ = 0;  // of the next address to try
+  std::string why_;                // why the last address failed
+  std::unique_ptr<net::Stream> stream_;
+  bool watching_writable_ = false;
+
+  std::unique_ptr<Handshake> handshake_;
+  Outbox outbox_;
+  Replies replies_;
+  Nanos now_ = 0;            // of the call that is running, for settled()
+  Nanos last_progress_ = 0;  // when a byte moved, or work began
+  Nanos next_deadline_ = kNever;
+  Nanos greeted_at_ = 0;
+  Nanos round_trip_ = kNever;  // shortest seen: of greetings and PINGs
+
+  bool streaming_ = false;  // holds a place in the gate
+  Direction direction_ = Direction::kRead;
+  std::size_t stream_bytes_ = 0;  // payload of the commands in flight
+  Work held_;  // a SET whose head is sent and whose payload waits for the reply before it
+  Nanos drain_deadline_ = kNever;  // for the replies of commands that were withdrawn
+  std::size_t unsent_bytes_ = 0;   // when the stall timer last looked
+  bool probing_ = false;           // a PING is on its way
+  bool answered_early_ = false;    // a SET was answered before its payload was sent
+  int reads_in_a_row_ = 0;
+};
+
+}  // namespace kvferry::redis

@@ -1,0 +1,148 @@
+// Connection, the sending half: taking work, filling the window, writing the outbox.
+
+#include <algorithm>
+#include <utility>
+
+#include "redis/connection.hpp"
+#include "redis/encode.hpp"
+
+namespace kvferry::redis {
+namespace {
+
+constexpr std::size_t kReadWindowBytes = 512 * kKiB;
+constexpr std::size_t kWindowBytesMax = 64 * kMiB;
+constexpr std::size_t kWriteWindowBytes = 256 * kKiB;
+constexpr double kRateGuessBytesPerNano = 4.0;  // 4 GB/s: what fills a round trip
+constexpr int kReadsBeforeWrite = 16;
+
+}  // namespace
+
+void Connection::pump(Nanos now) {
+  if (state_ != State::kUp) return;
+  now_ = now;
+  if (probing_) return;  // no work for a connection that may be dead
+  if (role_ == Role::kSmall || !server_.small_lane_up()) pump_small(now);
+  if (role_ == Role::kData) pump_data(now);
+  if (!outbox_.empty() && !watching_writable_) flush(now);
+}
+
+void Connection::pump_small(Nanos now) {
+  // Nor between the head of a SET and its value, where it would be taken for a part of it.
+  if (role_ == Role::kData && (held_ || replies_.overdue() > 0)) return;
+  while (take(Lane::kSmall, SIZE_MAX, now)) {
+  }
+}
+
+void Connection::pump_data(Nanos now) {
+  if (streaming_ && stream_bytes_ == 0 && replies_.in_flight() == replies_.overdue() &&
+      outbox_.empty()) {
+    leave_stream(now);
+  }
+  if (replies_.overdue() > 0) return;  // others are sooner
+  if (!streaming_) {
+    // Reads go first, because an engine waits for them; writes get their turn all the same.
+    const bool write_first = reads_in_a_row_ >= kReadsBeforeWrite;
+    for (const bool write : {write_first, !write_first}) {
+      const Lane lane = write ? Lane::kWrite : Lane::kRead;
+      const Direction direction = write ? Direction::kWrite : Direction::kRead;
+      if (!server_.queue().has_work(lane) || !server_.gate().try_enter(direction, now)) continue;
+      streaming_ = true;
+      direction_ = direction;
+      stream_bytes_ = 0;
+      reads_in_a_row_ = write ? 0 : reads_in_a_row_ + 1;
+      break;
+    }
+  }
+  if (!streaming_) return;
+  const Lane lane = direction_ == Direction::kWrite ? Lane::kWrite : Lane::kRead;
+  const std::size_t limit = window(direction_);
+  if (held_ && replies_.in_flight() == 1) encode_set_body(std::exchange(held_, {}), outbox_);
+  const bool yields = server_.gate().crowded(direction_);
+  while (!held_ && !yields) {
+    if (stream_bytes_ - replies_.landed() >= limit && stream_bytes_ > 0) break;
+    if (!take(lane, SIZE_MAX, now)) break;
+  }
+  if (direction_ == Direction::kWrite && !yields) take_head_early(now);
+  if (replies_.in_flight() == 0 && outbox_.empty()) leave_stream(now);
+}
+
+// A server that has read the head of a large SET before its payload arrives receives the payload
+// where it will stay, instead of moving what came along with the head (docs/decisions/0002).
+void Connection::take_head_early(Nanos now) {
+  if (held_ || replies_.in_flight() != 1 || !outbox_.room_for_command()) return;
+  // Near the end of the work another connection may be free sooner.
+  if (server_.queue().waiting() <= config_.connections) return;
+  const Work work = server_.queue().pull(Lane::kWrite, SIZE_MAX);
+  if (!work || !accept(work, now)) return;
+  encode_set_head(work, outbox_);
+  held_ = work;
+  replies_.expect(work);
+  stream_bytes_ += work.command->size;
+}
+
+bool Connection::take(Lane lane, std::size_t bytes_max, Nanos now) {
+  if (replies_.full() || !outbox_.room_for_command()) return false;
+  const Work work = server_.queue().pull(lane, bytes_max);
+  if (!work) return false;
+  if (!accept(work, now)) return true;
+  encode(work, outbox_);
+  replies_.expect(work);
+  if (lane != Lane::kSmall) stream_bytes_ += work.command->size;
+  return true;
+}
+
+bool Connection::accept(Work work, Nanos now) {
+  const Nanos deadline = work.batch->options().deadline;
+  const Status withdrawn =
+      deadline <= now ? Status::kTimeout : work.batch->withdrawn(*work.command);
+  if (withdrawn != Status::kPending) {
+    server_.settle(work, withdrawn, {});
+    return false;
+  }
+  if (!busy()) last_progress_ = now;
+  next_deadline_ = std::min(next_deadline_, deadline);
+  return true;
+}
+
+std::size_t Connection::window(Direction direction) const noexcept {
+  if (config_.window_bytes > 0) return config_.window_bytes;
+  // On one machine the streams hide each other's gaps, and a server does best with one value at a
+  // time of each. Far away, what a round trip holds at full speed has to be in flight as well.
+  const std::size_t least = direction == Direction::kRead ? kReadWindowBytes : kWriteWindowBytes;
+  const Nanos round_trip = server_.round_trip();
+  if (round_trip < kFarAway) return least;
+  const auto in_trip =
+      static_cast<std::size_t>(static_cast<double>(round_trip) * kRateGuessBytesPerNano);
+  return std::min(least + in_trip, kWindowBytesMax);
+}
+
+void Connection::leave_stream(Nanos now) {
+  if (!std::exchange(streaming_, false)) return;
+  server_.gate().leave(direction_, now);
+}
+
+void Connection::flush(Nanos now) {
+  while (!outbox_.empty()) {
+    const net::IoResult io = stream_->send(outbox_.pieces());
+    if (io.state == net::IoState::kWouldBlock) return watch(true);
+    if (io.state != net::IoState::kOk) {
+      if (state_ == State::kUp) return end(End::kBroken, net::reason(io), now);
+      return dial_failed({Errc::kConnect, config_.endpoint.text() + ": " + net::reason(io)}, now);
+    }
+    last_progress_ = now;
+    server_.stats().bytes_sent.fetch_add(io.bytes, std::memory_order_relaxed);
+    outbox_.sent(io.bytes);
+  }
+  if (streaming_ && direction_ == Direction::kWrite) unsent_bytes_ = stream_->unsent_bytes();
+  watch(false);
+}
+
+void Connection::watch(bool writable) {
+  if (state_ != State::kConnecting && watching_writable_ == writable && state_ == State::kUp)
+    return;
+  watching_writable_ = writable;
+  // Cannot fail: the descriptor is watched already.
+  [[maybe_unused]] const Outcome outcome = poller_.watch(stream_->fd(), token_, true, writable);
+}
+
+}  // namespace kvferry::redis

@@ -1,0 +1,171 @@
+#include "redis/handshake.hpp"
+
+#include <algorithm>
+
+#include "redis/server_error.hpp"
+#include "resp/writer.hpp"
+
+namespace kvferry::redis {
+namespace {
+
+constexpr std::size_t kWordsMax = 64;
+constexpr std::size_t kPendingBytesMax = 64 * kKiB;
+
+// A user with an empty password is still that user and not the default one.
+bool has_credentials(const Config& config) noexcept {
+  return !config.password.empty() || !config.username.empty();
+}
+
+// A server's refusal for people. Servers repeat arguments, which hold the password, whole or cut.
+std::string refusal_text(std::string text, const std::string& password) {
+  if (const auto echo = text.find(", with args beginning with"); echo != std::string::npos) {
+    text.resize(echo);
+  }
+  if (!password.empty()) {
+    for (auto at = text.find(password); at != std::string::npos; at = text.find(password, at)) {
+      text.replace(at, password.size(), "***");
+      at += 3;
+    }
+  }
+  return printable(text);
+}
+
+}  // namespace
+
+void Handshake::begin(Outbox& outbox) {
+  const bool plain = config_.protocol == 2;
+  write(!plain ? Step::kHello : has_credentials(config_) ? Step::kAuth : Step::kName, outbox);
+}
+
+void Handshake::write(Step step, Outbox& outbox) {
+  step_ = step;
+  resp::Writer writer(outbox.text_space());
+  const std::string_view user =
+      config_.username.empty() ? std::string_view("default") : config_.username;
+  const bool authenticated = has_credentials(config_);
+  const bool named = !config_.client_name.empty();
+  switch (step) {
+    case Step::kHello:
+      writer.command(2u + (authenticated ? 3u : 0u) + (named ? 2u : 0u));
+      writer.bulk("HELLO").bulk("3");
+      if (authenticated) writer.bulk("AUTH").bulk(user).bulk(config_.password);
+      if (named) writer.bulk("SETNAME").bulk(config_.client_name);
+      break;
+    case Step::kAuth:
+      writer.command(config_.username.empty() ? 2 : 3).bulk("AUTH");
+      if (!config_.username.empty()) writer.bulk(config_.username);
+      writer.bulk(config_.password);
+      break;
+    case Step::kName:
+      // An empty name is legal: it takes the name away.
+      writer.command(3).bulk("CLIENT").bulk("SETNAME").bulk(config_.client_name);
+      break;
+    case Step::kSelect:
+      writer.command(2).bulk("SELECT").number(config_.database);
+      break;
+    case Step::kDone:
+      break;
+  }
+  outbox.take_text(writer.written().size());
+}
+
+Handshake::State Handshake::receive(ByteView input, Outbox& outbox) {
+  pending_ += as_text(input);
+  if (pending_.size() > kPendingBytesMax) return fail(Errc::kProtocol, "the greeting is too long");
+  std::size_t offset = 0;
+  State state = State::kRunning;
+  while (state == State::kRunning) {
+    const std::string_view rest = std::string_view(pending_).substr(offset);
+    if (const std::uint64_t owed = parser_.payload_remaining(); owed > 0) {
+      if (rest.empty()) break;
+      const std::size_t part = std::min<std::uint64_t>(owed, rest.size());
+      payload_ += rest.substr(0, part);
+      parser_.take_payload(part);
+      offset += part;
+      continue;
+    }
+    std::size_t consumed = 0;
+    const resp::Token token = parser_.next(as_bytes(rest), consumed);
+    if (token.type == resp::Type::kNeedMore) break;
+    offset += consumed;
+    if (token.type == resp::Type::kBad) {
+      return fail(Errc::kProtocol, "the greeting is not RESP: " + std::string(token.text));
+    }
+    if (token.in_extra) {
+      payload_.clear();  // of no interest, and not to be collected
+      continue;
+    }
+    collect(token);
+    if (token.ends_reply) state = on_reply(outbox);
+  }
+  pending_.erase(0, offset);
+  return state;
+}
+
+void Handshake::collect(const resp::Token& token) {
+  using resp::Type;
+  switch (token.type) {
+    case Type::kBulk:
+    case Type::kVerbatim:
+      payload_.clear();
+      return;
+    case Type::kBulkError:
+      payload_.clear();
+      refused_ = true;
+      return;
+    case Type::kError:
+      refused_ = true;
+      refusal_ = token.text;
+      return;
+    case Type::kPayloadEnd:
+      if (refused_) refusal_ = payload_;
+      if (token.depth == 1 && words_.size() < kWordsMax) words_.push_back(payload_);
+      return;
+    default:
+      if (token.depth == 1 && words_.size() < kWordsMax) words_.emplace_back(token.text);
+  }
+}
+
+Handshake::State Handshake::on_reply(Outbox& outbox) {
+  const std::vector<std::string> words = std::exchange(words_, {});
+  const bool refused = std::exchange(refused_, false);
+  const ServerErrorKind kind = refused ? classify(refusal_) : ServerErrorKind::kCommand;
+  if (refused && kind == ServerErrorKind::kUnknown && step_ == Step::kHello) {
+    write(has_credentials(config_) ? Step::kAuth : Step::kName, outbox);
+    return State::kRunning;
+  }
+  // A name is a courtesy; servers that do not know the command still serve.
+  const bool optional = step_ == Step::kName && kind != ServerErrorKind::kReconnect &&
+                        !refusal_.starts_with("ERR max number of clients");
+  if (refused && !optional) {
+    const bool credentials =
+        kind == ServerErrorKind::kCredentials || kind == ServerErrorKind::kReconnect;
+    return fail(credentials ? Errc::kAuth : Errc::kServer,
+                refusal_text(refusal_, config_.password));
+  }
+  if (step_ == Step::kHello) {
+    for (std::size_t index = 0; index + 1 < words.size(); index += 2) {
+      if (words[index] == "server") info_.server = words[index + 1];
+      if (words[index] == "version") info_.version = words[index + 1];
+      if (words[index] == "mode") info_.mode = words[index + 1];
+    }
+    info_.protocol = 3;
+  }
+  if (step_ == Step::kAuth) {
+    write(Step::kName, outbox);
+    return State::kRunning;
+  }
+  if (step_ != Step::kSelect && config_.database != 0) {
+    write(Step::kSelect, outbox);
+    return State::kRunning;
+  }
+  step_ = Step::kDone;
+  return State::kReady;
+}
+
+Handshake::State Handshake::fail(Errc code, std::string context) {
+  error_ = {code, std::move(context)};
+  return State::kFailed;
+}
+
+}  // namespace kvferry::redis

@@ -1,0 +1,349 @@
+#include "redis/replies.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "redis/server_error.hpp"
+
+namespace kvferry::redis {
+namespace {
+
+// Reading a header takes a small receive, so that little payload has to be copied behind it.
+constexpr std::size_t kHeaderReadBytes = 4 * kKiB;
+
+}  // namespace
+
+Replies::Replies(ReplySink& sink, std::size_t drain_bytes_max, std::size_t value_bytes_max)
+    : sink_(sink),
+      drain_bytes_max_(drain_bytes_max),
+      value_bytes_max_(value_bytes_max),
+      parser_(static_cast<std::int64_t>(value_bytes_max)),
+      slots_(std::make_unique<std::array<Work, kInFlightMax>>()),
+      scratch_(std::make_unique<std::array<std::byte, kScratchBytes>>()) {}
+
+void Replies::expect(Work work) noexcept { slot(tail_++) = work; }
+
+std::span<const iovec> Replies::plan() noexcept {
+  std::size_t count = 0;
+  std::uint64_t owed = parser_.payload_remaining();
+  const auto plan_piece = [&](std::byte* begin, std::uint64_t size) {
+    pieces_[count++] = {begin, static_cast<std::size_t>(size)};
+    owed -= size;
+    return static_cast<std::size_t>(size);
+  };
+  planned_frame_ = planned_target_ = 0;
+  if (owed > 0 && landing_ == Landing::kFrame) {
+    planned_frame_ =
+        plan_piece(frame_bytes_.data() + frame_filled_, codec::kFrameSizeBytes - frame_filled_);
+  }
+  // Behind a frame header the payload goes to its target only if it has the right length; whether
+  // it is the right payload is known before the command settles.
+  if (owed > 0 && (landing_ == Landing::kFrame || landing_ == Landing::kTarget)) {
+    const Command& command = *slot(head_).command;
+    if (command.size - landed_ == owed) {
+      planned_target_ = plan_piece(command.data + landed_, owed);
+    }
+  }
+  if (scratch_begin_ == scratch_end_) scratch_begin_ = scratch_end_ = 0;
+  std::size_t space = kScratchBytes - scratch_end_;
+  const bool large_next =
+      in_flight() > 0 && slot(head_) && slot(head_).command->size > 16 * kHeaderReadBytes;
+  if (large_next) space = std::min(space, kHeaderReadBytes);
+  pieces_[count++] = {scratch_->data() + scratch_end_, space};
+  return std::span(pieces_).first(count);
+}
+
+bool Replies::received(std::size_t count) {
+  if (planned_frame_ > 0) {
+    const std::size_t part = std::min(count, planned_frame_);
+    parser_.take_payload(part);
+    frame_filled_ += part;
+    count -= part;
+    if (frame_filled_ == codec::kFrameSizeBytes && !on_frame_header()) return false;
+  }
+  if (planned_target_ > 0 && count > 0) {
+    const std::size_t part = std::min(count, planned_target_);
+    parser_.take_payload(part);
+    // After a bad frame header the landing is kDrain: these bytes only passed through.
+    if (landing_ == Landing::kTarget) {
+      note_landed({slot(head_).command->data + landed_, part});
+    }
+    count -= part;
+  }
+  scratch_end_ += count;
+  return parse();
+}
+
+bool Replies::parse() {
+  for (;;) {
+    const ByteView input(scratch_->data() + scratch_begin_, scratch_end_ - scratch_begin_);
+    if (const std::uint64_t owed = parser_.payload_remaining(); owed > 0) {
+      if (input.empty()) break;
+      const std::size_t part =
+          static_cast<std::size_t>(std::min<std::uint64_t>(owed, input.size()));
+      if (!land(input.first(part))) return false;
+      continue;
+    }
+    std::size_t consumed = 0;
+    const resp::Token token = parser_.next(input, consumed);
+    if (token.type == resp::Type::kNeedMore) break;
+    scratch_begin_ += consumed;
+    if (!on_token(token)) return false;
+  }
+  // Keep room for the longest line.
+  if (scratch_begin_ > kScratchBytes / 2) {
+    std::memmove(scratch_->data(), scratch_->data() + scratch_begin_,
+                 scratch_end_ - scratch_begin_);
+    scratch_end_ -= scratch_begin_;
+    scratch_begin_ = 0;
+  }
+  return true;
+}
+
+bool Replies::land(ByteView bytes) {
+  std::size_t used = bytes.size();
+  switch (landing_) {
+    case Landing::kFrame:
+      used = std::min(used, codec::kFrameSizeBytes - frame_filled_);
+      std::memcpy(frame_bytes_.data() + frame_filled_, bytes.data(), used);
+      frame_filled_ += used;
+      break;
+    case Landing::kTarget: {
+      std::byte* target = slot(head_).command->data + landed_;
+      std::memcpy(target, bytes.data(), used);
+      note_landed({target, used});
+      break;
+    }
+    case Landing::kText:
+      text_.append(as_text(bytes.first(std::min(used, kErrorTextMax - text_.size()))));
+      break;
+    case Landing::kDrain:
+      break;
+  }
+  scratch_begin_ += used;
+  parser_.take_payload(used);
+  const bool frame_done = landing_ == Landing::kFrame && frame_filled_ == codec::kFrameSizeBytes;
+  return !frame_done || on_frame_header();
+}
+
+void Replies::note_landed(ByteView piece) noexcept {
+  landed_ += piece.size();
+  if (slot(head_).batch->options().framed) checksum_.update(piece);
+}
+
+bool Replies::on_token(const resp::Token& token) {
+  using resp::Type;
+  if (token.type == Type::kBad) return poison(token.text);
+  const bool starts_payload =
+      token.type == Type::kBulk || token.type == Type::kBulkError || token.type == Type::kVerbatim;
+  if ((token.in_extra || token.type != Type::kBulk) &&
+      parser_.payload_remaining() > drain_bytes_max_) {
+    return poison("an unwanted bulk is larger than the drain limit");
+  }
+  if (token.in_extra) {
+    if (starts_payload) landing_ = Landing::kDrain;
+    return true;
+  }
+  if (in_flight() == 0) {
+    return poison(token.type == Type::kError ? token.text : "a reply that nobody asked for");
+  }
+  switch (token.type) {
+    case Type::kPush:
+    case Type::kAttribute:
+      return true;
+    case Type::kBulk:
+      return on_bulk(static_cast<std::uint64_t>(token.integer));
+    case Type::kBulkError:
+      landing_ = Landing::kText;
+      text_.clear();
+      return true;
+    case Type::kPayloadEnd:
+      return on_payload_end();
+    case Type::kError:
+      return on_server_error(token.text);
+    case Type::kSimple:
+    case Type::kInteger:
+    case Type::kNull:
+      return on_scalar(token);
+    default:
+      return surprise();
+  }
+}
+
+bool Replies::on_bulk(std::uint64_t length) {
+  landing_ = Landing::kDrain;
+  outcome_ = Status::kOk;
+  why_ = {};
+  const Work work = slot(head_);
+  if (!work) return drain(length);  // a PING, or a command that was released
+  if (work.batch->options().verb != Verb::kGet) return surprise();
+  landed_ = 0;
+  if (work.batch->options().framed) {
+    if (length < codec::kFrameSizeBytes) {
+      outcome_ = Status::kCorrupt;
+      why_ = "a value without a frame";
+      return true;
+    }
+    landing_ = Landing::kFrame;
+    frame_filled_ = 0;
+    checksum_.reset();
+    return true;
+  }
+  work.command->found = length;
+  if (length != work.command->size) {
+    outcome_ = Status::kSizeMismatch;
+    return drain(length);
+  }
+  landing_ = Landing::kTarget;
+  return true;
+}
+
+bool Replies::on_frame_header() {
+  const Work work = slot(head_);
+  const auto stripes = work.batch->stripes(*work.command);
+  const codec::FrameExpectation expected{
+      .identity = work.batch->options().identity,
+      .key_digest = codec::xxh3_64(as_bytes(work.batch->key(stripes.back()))),
+      .payload_size_bytes = work.command->size,
+      .original_size_bytes = work.batch->value_size(*work.command),
+      .stripe_index = work.command->stripe,
+      .stripe_count = static_cast<std::uint16_t>(stripes.size())};
+  const std::uint64_t payload = parser_.payload_remaining();
+  codec::FrameFault fault = codec::decode_frame(frame_bytes_, frame_);
+  if (fault == codec::FrameFault::kNone && frame_.payload_size_bytes != payload) {
+    fault = codec::FrameFault::kShape;
+  }
+  if (fault == codec::FrameFault::kNone) {
+    work.command->found = payload;
+    work.command->generation = frame_.generation;
+    fault = codec::check_frame(frame_, expected);
+    // The whole value's length, told once.
+    if (fault == codec::FrameFault::kSize) {
+      work.command->found = work.command->stripe == 0 ? frame_.original_size_bytes : 0;
+    }
+  }
+  if (fault == codec::FrameFault::kNone) {
+    landing_ = Landing::kTarget;
+    return true;
+  }
+  if (fault == codec::FrameFault::kKey || fault == codec::FrameFault::kStripe) {
+    // A sound frame that answers another command: every reply behind it is out of step as well.
+    settle_front(Status::kCorrupt, codec::name(fault));
+    return poison("a value of another key");
+  }
+  landing_ = Landing::kDrain;
+  outcome_ = fault == codec::FrameFault::kSize ? Status::kSizeMismatch : Status::kCorrupt;
+  why_ = codec::name(fault);
+  return drain(payload);
+}
+
+bool Replies::on_payload_end() {
+  if (landing_ == Landing::kText) return on_server_error(text_);
+  const Work work = slot(head_);
+  if (work && landing_ == Landing::kTarget && work.batch->options().framed &&
+      checksum_.digest() != frame_.payload_checksum) {
+    outcome_ = Status::kCorrupt;
+    why_ = codec::name(codec::FrameFault::kPayloadChecksum);
+  }
+  settle_front(outcome_, why_);
+  return true;
+}
+
+bool Replies::on_scalar(const resp::Token& token) {
+  const Work work = slot(head_);
+  if (!work) {
+    settle_front(Status::kOk);
+    return true;
+  }
+  switch (work.batch->options().verb) {
+    case Verb::kGet:
+      if (token.type != resp::Type::kNull) return surprise();
+      settle_front(Status::kMiss);
+      return true;
+    case Verb::kSet:
+      if (token.type != resp::Type::kSimple || token.text != "OK") return surprise();
+      work.command->found = work.command->size;
+      settle_front(Status::kOk);
+      return true;
+    case Verb::kExists:
+    case Verb::kTouch:
+    case Verb::kDelete:
+      if (token.type != resp::Type::kInteger) return surprise();
+      settle_front(token.integer > 0 ? Status::kOk : Status::kMiss);
+      return true;
+  }
+  return surprise();
+}
+
+bool Replies::on_server_error(std::string_view text) {
+  const ServerErrorKind kind = classify(text);
+  wants_reconnect_ = wants_reconnect_ || kind == ServerErrorKind::kReconnect;
+  const bool of_command = kind == ServerErrorKind::kCommand || kind == ServerErrorKind::kUnknown ||
+                          text.starts_with("NOPERM");
+  settle_front(of_command ? Status::kServerError : Status::kUnavailable, printable(text));
+  return true;
+}
+
+bool Replies::surprise() {
+  settle_front(Status::kServerError, "the server sent a reply of an unexpected type");
+  return poison("a reply of an unexpected type");
+}
+
+bool Replies::drain(std::uint64_t length) {
+  if (length <= drain_bytes_max_) return true;
+  settle_front(outcome_, why_);
+  return poison("an unwanted value is larger than the drain limit");
+}
+
+Replies::Release Replies::release(Nanos now) {
+  std::uint64_t owed = 0;
+  bool writes = false;
+  for (std::size_t index = head_; index != tail_; ++index) {
+    Work& work = slot(index);
+    if (!work) continue;
+    const bool cancelled = work.batch->cancelled();
+    if (!cancelled && work.batch->options().deadline > now) continue;
+    const Verb verb = work.batch->options().verb;
+    if (verb == Verb::kGet) owed += work.command->size;
+    writes = writes || verb == Verb::kSet;
+    if (index == head_) landing_ = Landing::kDrain;
+    released_.set(index % kInFlightMax);
+    sink_.settled(std::exchange(work, {}), cancelled ? Status::kCancelled : Status::kTimeout, {});
+  }
+  if (owed > drain_bytes_max_) return Release::kTooMuch;
+  return writes ? Release::kWrites : Release::kDone;
+}
+
+Nanos Replies::next_deadline() const noexcept {
+  Nanos earliest = kNever;
+  for (std::size_t index = head_; index != tail_; ++index) {
+    if (const Work& work = slot(index)) {
+      earliest = std::min(earliest, work.batch->options().deadline);
+    }
+  }
+  return earliest;
+}
+
+void Replies::settle_front(Status status, std::string_view why) {
+  released_.reset(head_ % kInFlightMax);
+  const Work work = slot(head_++);
+  landing_ = Landing::kDrain;
+  if (work) sink_.settled(work, status, why);
+}
+
+bool Replies::poison(std::string_view reason) {
+  reason_ = printable(reason);
+  return false;
+}
+
+void Replies::reset() noexcept {
+  parser_ = resp::Parser(static_cast<std::int64_t>(value_bytes_max_));
+  head_ = tail_ = 0;
+  released_.reset();
+  scratch_begin_ = scratch_end_ = 0;
+  landing_ = Landing::kDrain;
+  wants_reconnect_ = false;
+}
+
+}  // namespace kvferry::redis

@@ -1,0 +1,147 @@
+#pragma once
+// Replies: the machine that matches what a connection receives with the commands it sent.
+//
+// It owns no socket. plan() says where the next bytes must go - straight into the caller's buffer
+// when a payload is due - and received() says how many came. Every reply settles the oldest
+// command in flight; what cannot be trusted poisons the stream, and its connection must be closed.
+//
+// Threads: one. Lifetime: a payload target is written only between plan() and received(), and
+// never again after release().
+// Limits: kInFlightMax commands; 16 KiB of scratch; unwanted payload is drained up to a limit.
+
+#include <sys/uio.h>
+
+#include <array>
+#include <bitset>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "codec/checksum.hpp"
+#include "codec/frame.hpp"
+#include "redis/work_queue.hpp"
+#include "resp/parser.hpp"
+
+namespace kvferry::redis {
+
+// Where outcomes go.
+class ReplySink {
+ public:
+  virtual void settled(Work work, Status status, std::string_view why) = 0;
+
+ protected:
+  ~ReplySink() = default;
+};
+
+class Replies {
+ public:
+  static constexpr std::size_t kInFlightMax = 1024;
+  static constexpr std::size_t kScratchBytes = 16 * kKiB;
+
+  Replies(ReplySink& sink, std::size_t drain_bytes_max, std::size_t value_bytes_max);
+
+  // A command was put into the outbox. An empty Work is a PING.
+  void expect(Work work) noexcept;
+  [[nodiscard]] std::size_t in_flight() const noexcept { return tail_ - head_; }
+  [[nodiscard]] bool full() const noexcept { return in_flight() == kInFlightMax; }
+
+  // Where to receive next: at most three pieces, valid until received() or release().
+  std::span<const iovec> plan() noexcept;
+  // Payload bytes of the present reply that have yet to come; 0 between replies.
+  [[nodiscard]] std::uint64_t owed() const noexcept { return parser_.payload_remaining(); }
+
+  // Payload bytes of the oldest command that are in its target already.
+  [[nodiscard]] std::size_t landed() const noexcept {
+    return landing_ == Landing::kTarget ? landed_ : 0;
+  }
+
+  // The first `count` bytes of plan() were filled. False: the stream is poisoned, see reason().
+  bool received(std::size_t count);
+  [[nodiscard]] const std::string& reason() const noexcept { return reason_; }
+  // The server answered in a way that says: connect anew (READONLY, NOAUTH, ...).
+  [[nodiscard]] bool wants_reconnect() const noexcept { return wants_reconnect_; }
+
+  // Lets go of every command whose batch was cancelled or is past its deadline: it settles, its
+  // target is not touched again, and its reply will be drained.
+  enum class Release : std::uint8_t {
+    kDone,
+    kTooMuch,  // more payload is owed than may be drained: close the connection
+    kWrites,   // commands that carry payload were released: if it is not all sent, close
+  };
+  Release release(Nanos now);
+
+  // Replies still owed for commands that were released.
+  [[nodiscard]] std::size_t overdue() const noexcept { return released_.count(); }
+
+  // The earliest deadline in flight; kNever when nothing is.
+  [[nodiscard]] Nanos next_deadline() const noexcept;
+
+  // Takes back everything in flight, oldest first, for a connection that ended; starts afresh.
+  template <typename Visit>
+  void abandon(Visit visit) {
+    for (std::size_t index = head_; index != tail_; ++index) {
+      if (const Work work = slot(index)) visit(work);
+    }
+    reset();
+  }
+
+ private:
+  enum class Landing : std::uint8_t { kFrame, kTarget, kText, kDrain };
+
+  // An empty Work in a slot: a PING, or a command that was released.
+  [[nodiscard]] Work& slot(std::size_t index) noexcept { return (*slots_)[index % kInFlightMax]; }
+  [[nodiscard]] const Work& slot(std::size_t index) const noexcept {
+    return (*slots_)[index % kInFlightMax];
+  }
+
+  // Each returns false when the stream is poisoned.
+  bool parse();
+  bool land(ByteView bytes);
+  bool on_token(const resp::Token& token);
+  bool on_bulk(std::uint64_t length);
+  bool on_frame_header();
+  bool on_payload_end();
+  bool on_scalar(const resp::Token& token);
+  bool on_server_error(std::string_view text);
+  bool surprise();
+  bool drain(std::uint64_t length);
+  bool poison(std::string_view reason);
+
+  void note_landed(ByteView piece) noexcept;
+  void settle_front(Status status, std::string_view why = {});
+  void reset() noexcept;
+
+  ReplySink& sink_;
+  const std::size_t drain_bytes_max_;
+  const std::size_t value_bytes_max_;
+  resp::Parser parser_;
+  std::unique_ptr<std::array<Work, kInFlightMax>> slots_;
+  std::size_t head_ = 0;
+  std::size_t tail_ = 0;
+  std::bitset<kInFlightMax> released_;  // by slot
+
+  // The bulk that is coming in.
+  Landing landing_ = Landing::kDrain;
+  std::size_t landed_ = 0;        // bytes of the target that are filled
+  Status outcome_ = Status::kOk;  // how the command settles once the payload is complete
+  std::string_view why_;          // static text
+  std::string text_;              // of a bulk error
+  codec::Xxh3 checksum_;
+  codec::Frame frame_;
+  std::array<std::byte, codec::kFrameSizeBytes> frame_bytes_{};
+  std::size_t frame_filled_ = 0;
+
+  std::unique_ptr<std::array<std::byte, kScratchBytes>> scratch_;
+  std::size_t scratch_begin_ = 0;
+  std::size_t scratch_end_ = 0;
+  std::array<iovec, 3> pieces_{};
+  std::size_t planned_frame_ = 0;
+  std::size_t planned_target_ = 0;
+  std::string reason_;
+  bool wants_reconnect_ = false;
+};
+
+}  // namespace kvferry::redis

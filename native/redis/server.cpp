@@ -1,0 +1,122 @@
+#include "redis/server.hpp"
+
+#include <utility>
+
+namespace kvferry::redis {
+
+Server::Server(const Config& config, LogSink& log, Hooks hooks)
+    : config_(config),
+      log_(log),
+      hooks_(std::move(hooks)),
+      queue_(config.queued_commands_max),
+      gate_(config.connections) {}
+
+void Server::settle(Work work, Status status, std::string_view why) {
+  stats_.commands_settled.fetch_add(1, std::memory_order_relaxed);
+  if (status == Status::kCorrupt) {
+    stats_.values_corrupt.fetch_add(1, std::memory_order_relaxed);
+    hooks_.corrupt(*work.batch, *work.command);
+  }
+  Batch& batch = *work.batch;
+  // A stripe of a SET keeps the batch alive, because stripe 0 waits for it; others may not.
+  const bool stripe_zero_waits = batch.options().verb == Verb::kSet && work.command->stripe > 0;
+  if (batch.settle(*work.command, status, why)) return hooks_.finished(batch);
+  if (!stripe_zero_waits) return;
+  Status others = Status::kOk;
+  if (Command* first = batch.released_by(*work.command, others)) {
+    first->deferred = false;
+    if (others != Status::kOk) return settle({&batch, first}, others, {});
+    queue_.put_back({&batch, first});
+    wake_workers();
+  }
+}
+
+void Server::sweep(Nanos now) {
+  for (const Work& work : queue_.remove(now, false)) {
+    settle(work, work.batch->cancelled() ? Status::kCancelled : Status::kTimeout, {});
+  }
+}
+
+void Server::refuse_all(Status status, std::string_view why) {
+  for (const Work& work : queue_.remove(0, true)) settle(work, status, why);
+}
+
+void Server::on_up(bool data, const ServerInfo& info) {
+  stats_.connections_opened.fetch_add(1, std::memory_order_relaxed);
+  std::unique_lock lock(mutex_);
+  info_ = info;
+  if (data) {
+    breaker_.on_up();
+  } else {
+    small_lane_up_.store(true, std::memory_order_relaxed);
+  }
+  publish(lock);
+}
+
+void Server::on_lost(bool data, bool silent, std::string_view why) {
+  stats_.connections_lost.fetch_add(1, std::memory_order_relaxed);
+  if (silent) suspected_at_.store(monotonic_ns(), std::memory_order_relaxed);
+  std::unique_lock lock(mutex_);
+  down_reason_ = why;
+  if (data) {
+    breaker_.on_lost(silent);
+  } else {
+    small_lane_up_.store(false, std::memory_order_relaxed);
+  }
+  publish(lock);
+}
+
+void Server::on_dial_failed(const Error& error) {
+  stats_.dials_failed.fetch_add(1, std::memory_order_relaxed);
+  const bool decisive = error.code == Errc::kTimeout || error.code == Errc::kAuth;
+  std::unique_lock lock(mutex_);
+  down_reason_ = error.context;
+  breaker_.on_dial_failed(decisive ? Breaker::Failure::kDecisive : Breaker::Failure::kRefused);
+  publish(lock);
+}
+
+void Server::note_round_trip(Nanos duration) noexcept {
+  Nanos shortest = round_trip_.load(std::memory_order_relaxed);
+  while ((shortest == 0 || duration < shortest) &&
+         !round_trip_.compare_exchange_weak(shortest, duration, std::memory_order_relaxed)) {
+  }
+}
+
+void Server::fail_for_good(std::string_view why) {
+  std::unique_lock lock(mutex_);
+  failed_ = true;
+  down_reason_ = why;
+  publish(lock);
+}
+
+void Server::publish(std::unique_lock<std::mutex>& lock) {
+  const bool now_available = !failed_ && !breaker_.open();
+  const bool was_available = available_.exchange(now_available, std::memory_order_acq_rel);
+  const std::string why = down_reason_;
+  lock.unlock();
+  if (!now_available) refuse_all(Status::kUnavailable, why);
+  if (was_available && !now_available) {
+    log(LogLevel::kWarning, config_.endpoint.text() + " is unavailable: " + why);
+  }
+  if (!was_available && now_available) {
+    log(LogLevel::kInfo, config_.endpoint.text() + " is available again");
+    wake_workers();  // connections that had stopped dialling
+  }
+}
+
+std::string Server::down_reason() const {
+  const std::lock_guard lock(mutex_);
+  return down_reason_.empty() ? "the server is unavailable" : down_reason_;
+}
+
+int Server::connections_up() const {
+  const std::lock_guard lock(mutex_);
+  return breaker_.up();
+}
+
+ServerInfo Server::info() const {
+  const std::lock_guard lock(mutex_);
+  return info_;
+}
+
+}  // namespace kvferry::redis

@@ -1,0 +1,113 @@
+#pragma once
+// Server: what all connections to one server share: the queue of work, the health, the flow.
+//
+// Threads: any; workers and callers meet here. Nothing here blocks.
+// Failure: when the breaker opens, everything that waits settles as UNAVAILABLE at once.
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <string_view>
+
+#include "base/log_sink.hpp"
+#include "redis/breaker.hpp"
+#include "redis/config.hpp"
+#include "redis/handshake.hpp"
+#include "redis/stream_gate.hpp"
+#include "redis/work_queue.hpp"
+
+namespace kvferry::redis {
+
+// Counters since the client was opened. Relaxed: each is right, together they are a snapshot.
+struct Stats {
+  std::atomic<std::uint64_t> bytes_received{0};
+  std::atomic<std::uint64_t> bytes_sent{0};
+  std::atomic<std::uint64_t> commands_settled{0};
+  std::atomic<std::uint64_t> commands_retried{0};
+  std::atomic<std::uint64_t> connections_opened{0};
+  std::atomic<std::uint64_t> connections_lost{0};
+  std::atomic<std::uint64_t> dials_failed{0};
+  std::atomic<std::uint64_t> values_corrupt{0};
+};
+
+// A round trip that no server on this machine has.
+inline constexpr Nanos kFarAway = kMilli / 2;
+
+class Server {
+ public:
+  struct Hooks {
+    std::function<void(Batch&)> finished;                 // the last command of a batch settled
+    std::function<void(Batch&, const Command&)> corrupt;  // a framed value cannot be trusted
+    std::function<void()> wake_workers;
+  };
+
+  Server(const Config& config, LogSink& log, Hooks hooks);
+
+  [[nodiscard]] const Config& config() const noexcept { return config_; }
+  [[nodiscard]] WorkQueue& queue() noexcept { return queue_; }
+  [[nodiscard]] StreamGate& gate() noexcept { return gate_; }
+  [[nodiscard]] Stats& stats() noexcept { return stats_; }
+  void wake_workers() const { hooks_.wake_workers(); }
+  void log(LogLevel level, std::string text) { log_.push(level, std::move(text)); }
+
+  // The outcome of one command.
+  void settle(Work work, Status status, std::string_view why);
+  // Settles what waits in the queue and will not be sent: cancelled, expired; or `all` of it.
+  void sweep(Nanos now);
+  void refuse_all(Status status, std::string_view why);
+
+  // Health, told by connections. `data`: it carries values, not only small commands.
+  void on_up(bool data, const ServerInfo& info);
+  void on_lost(bool data, bool silent, std::string_view why);
+  void on_dial_failed(const Error& error);
+
+  // A defect of ours: nothing is served any more, and nothing hangs.
+  void fail_for_good(std::string_view why);
+
+  // The shortest round trip that any connection has seen; 0 before the first.
+  void note_round_trip(Nanos duration) noexcept;
+  [[nodiscard]] Nanos round_trip() const noexcept {
+    return round_trip_.load(std::memory_order_relaxed);
+  }
+
+  // When a connection last ended in silence: the others should ask whether they are alive.
+  [[nodiscard]] Nanos suspected_at() const noexcept {
+    return suspected_at_.load(std::memory_order_relaxed);
+  }
+
+  // False while the breaker is open; down_reason() then says why.
+  [[nodiscard]] bool available() const noexcept {
+    return available_.load(std::memory_order_acquire);
+  }
+  [[nodiscard]] bool small_lane_up() const noexcept {
+    return small_lane_up_.load(std::memory_order_relaxed);
+  }
+  [[nodiscard]] std::string down_reason() const;
+  [[nodiscard]] int connections_up() const;
+  [[nodiscard]] ServerInfo info() const;
+
+ private:
+  // Publishes the breaker's state after a change; returns whether it has just closed.
+  void publish(std::unique_lock<std::mutex>& lock);
+
+  const Config& config_;
+  LogSink& log_;
+  const Hooks hooks_;
+  WorkQueue queue_;
+  StreamGate gate_;
+  Stats stats_;
+
+  mutable std::mutex mutex_;
+  Breaker breaker_;
+  bool failed_ = false;
+  std::string down_reason_;
+  ServerInfo info_;
+  std::atomic<bool> available_{true};
+  std::atomic<bool> small_lane_up_{false};
+  std::atomic<Nanos> round_trip_{0};
+  std::atomic<Nanos> suspected_at_{0};
+};
+
+}  // namespace kvferry::redis

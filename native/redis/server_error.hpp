@@ -1,0 +1,24 @@
+#pragma once
+// What a server's error text means for the client (docs of Redis and Valkey, "error handling").
+
+#include <string>
+#include <string_view>
+
+namespace kvferry::redis {
+
+inline constexpr std::size_t kErrorTextMax = 200;
+
+enum class ServerErrorKind {
+  kCommand,      // this command was refused; the connection and the server are well
+  kBusy,         // the server cannot serve now: LOADING, BUSY, MASTERDOWN, CLUSTERDOWN, TRYAGAIN
+  kReconnect,    // this connection is of no use any more: READONLY, NOAUTH
+  kCredentials,  // wrong user or password
+  kUnknown,      // the server does not know the command or the protocol version
+};
+
+[[nodiscard]] ServerErrorKind classify(std::string_view text) noexcept;
+
+// `text` cut to kErrorTextMax, and ASCII without control characters: what may go into a log.
+[[nodiscard]] std::string printable(std::string_view text);
+
+}  // namespace kvferry::redis

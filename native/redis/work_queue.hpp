@@ -1,0 +1,72 @@
+#pragma once
+// WorkQueue: the commands of one server that no connection has taken yet.
+//
+// Connections pull: one that is quick takes more, so the slowest flow does not set a batch's time.
+// Three lanes never wait for each other: small commands, reads and writes.
+//
+// Threads: any. Lifetime: batches are shared; a pulled command stays valid until it is settled.
+// Limits: commands_max; a batch that does not fit is refused whole.
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "base/clock.hpp"
+#include "redis/batch.hpp"
+
+namespace kvferry::redis {
+
+enum class Lane : std::uint8_t { kSmall = 0, kRead = 1, kWrite = 2 };
+
+[[nodiscard]] Lane lane_of(Verb verb) noexcept;
+
+// One command and the batch that keeps it alive. Empty: nothing to do.
+struct Work {
+  Batch* batch = nullptr;
+  Command* command = nullptr;
+  explicit operator bool() const noexcept { return command != nullptr; }
+};
+
+class WorkQueue {
+ public:
+  explicit WorkQueue(std::size_t commands_max) : commands_max_(commands_max) {}
+
+  // False: the limit is reached and nothing was taken.
+  [[nodiscard]] bool push(const std::shared_ptr<Batch>& batch);
+
+  // Takes the next command of the lane, unless its payload is larger than bytes_max.
+  Work pull(Lane lane, std::size_t bytes_max);
+
+  // Gives back a command whose connection broke; it goes first.
+  void put_back(Work work);
+
+  [[nodiscard]] bool has_work(Lane lane) const;
+
+  // Removes what will not be sent: commands of cancelled or expired batches - or, with `all`,
+  // everything. The caller settles them.
+  std::vector<Work> remove(Nanos now, bool all);
+
+  // Commands that wait, of all lanes.
+  [[nodiscard]] std::size_t waiting() const noexcept {
+    return waiting_.load(std::memory_order_relaxed);
+  }
+
+ private:
+  struct Queue {
+    std::deque<std::shared_ptr<Batch>> batches;
+    std::deque<Work> returned;
+  };
+  [[nodiscard]] Queue& queue(Lane lane) noexcept { return lanes_[static_cast<std::size_t>(lane)]; }
+
+  const std::size_t commands_max_;
+  mutable std::mutex mutex_;
+  std::array<Queue, 3> lanes_;
+  std::atomic<std::size_t> waiting_{0};  // changes under the mutex
+};
+
+}  // namespace kvferry::redis

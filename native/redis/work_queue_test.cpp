@@ -1,0 +1,152 @@
+#include "redis/work_queue.hpp"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace kvferry::redis {
+namespace {
+
+std::shared_ptr<Batch> batch_of(Verb verb, const std::vector<std::string>& keys,
+                                std::size_t size = 0, Nanos deadline = kNever) {
+  auto batch = std::make_shared<Batch>(Batch::Options{.verb = verb, .deadline = deadline});
+  for (const std::string& key : keys) {
+    batch->add(key, {static_cast<std::byte*>(nullptr), size});
+  }
+  return batch;
+}
+
+// The keys that the lane gives out until it refuses, "a b c".
+std::string pull_all(WorkQueue& queue, Lane lane, std::size_t bytes_max = SIZE_MAX) {
+  std::string keys;
+  while (const Work work = queue.pull(lane, bytes_max)) {
+    keys += (keys.empty() ? "" : " ") + std::string(work.batch->key(*work.command));
+  }
+  return keys;
+}
+
+std::string keys_of(const std::vector<Work>& works) {
+  std::string keys;
+  for (const Work& work : works) {
+    keys += (keys.empty() ? "" : " ") + std::string(work.batch->key(*work.command));
+  }
+  return keys;
+}
+
+TEST(WorkQueue, LanesDoNotWaitForEachOther) {
+  WorkQueue queue(100);
+  const auto reads = batch_of(Verb::kGet, {"r1", "r2"});
+  const auto writes = batch_of(Verb::kSet, {"w"});
+  const auto exists = batch_of(Verb::kExists, {"e"});
+  const auto touches = batch_of(Verb::kTouch, {"t"});
+  const auto deletes = batch_of(Verb::kDelete, {"d"});
+  EXPECT_FALSE(queue.has_work(Lane::kSmall));
+  for (const auto& batch : {reads, writes, exists, touches, deletes}) {
+    ASSERT_TRUE(queue.push(batch));
+  }
+  EXPECT_EQ(queue.waiting(), 6u);
+  EXPECT_EQ(pull_all(queue, Lane::kSmall), "e t d");
+  EXPECT_FALSE(queue.has_work(Lane::kSmall));
+  EXPECT_TRUE(queue.has_work(Lane::kRead));
+  EXPECT_EQ(pull_all(queue, Lane::kWrite), "w");
+  EXPECT_EQ(pull_all(queue, Lane::kRead), "r1 r2");
+  EXPECT_EQ(queue.waiting(), 0u);
+}
+
+TEST(WorkQueue, WhatIsLargerThanTheRoomWaits) {
+  WorkQueue queue(100);
+  const auto batch = batch_of(Verb::kGet, {"a"}, 1000);
+  ASSERT_TRUE(queue.push(batch));
+  EXPECT_FALSE(queue.pull(Lane::kRead, 999));
+  EXPECT_TRUE(queue.has_work(Lane::kRead));
+  const Work work = queue.pull(Lane::kRead, 1000);
+  ASSERT_TRUE(work);
+  queue.put_back(work);
+  EXPECT_FALSE(queue.pull(Lane::kRead, 999)) << "given back, it is as large as before";
+  EXPECT_TRUE(queue.pull(Lane::kRead, 1000));
+}
+
+TEST(WorkQueue, WhatIsGivenBackGoesFirstAndInOrder) {
+  WorkQueue queue(100);
+  const auto first = batch_of(Verb::kSet, {"a", "b", "c"});
+  const auto second = batch_of(Verb::kSet, {"d"});
+  ASSERT_TRUE(queue.push(first));
+  ASSERT_TRUE(queue.push(second));
+  const Work a = queue.pull(Lane::kWrite, SIZE_MAX);
+  const Work b = queue.pull(Lane::kWrite, SIZE_MAX);
+  queue.put_back(a);
+  queue.put_back(b);
+  EXPECT_EQ(queue.waiting(), 4u);
+  EXPECT_EQ(pull_all(queue, Lane::kWrite), "a b c d");
+}
+
+TEST(WorkQueue, ABatchThatDoesNotFitIsRefusedWhole) {
+  WorkQueue queue(3);
+  const auto two = batch_of(Verb::kGet, {"a", "b"});
+  const auto more = batch_of(Verb::kSet, {"c", "d"});
+  const auto one = batch_of(Verb::kTouch, {"e"});
+  ASSERT_TRUE(queue.push(two));
+  EXPECT_FALSE(queue.push(more)) << "the limit is over all lanes";
+  EXPECT_FALSE(queue.has_work(Lane::kWrite));
+  EXPECT_TRUE(queue.push(one));
+  EXPECT_EQ(queue.waiting(), 3u);
+}
+
+TEST(WorkQueue, TheLimitHoldsWhenWorkComesBackToAFullQueue) {
+  WorkQueue queue(2);
+  const auto first = batch_of(Verb::kGet, {"a", "b"});
+  const auto second = batch_of(Verb::kGet, {"c"});
+  const auto third = batch_of(Verb::kGet, {"d"});
+  ASSERT_TRUE(queue.push(first));
+  const Work work = queue.pull(Lane::kRead, SIZE_MAX);
+  ASSERT_TRUE(queue.push(second));
+  queue.put_back(work);  // a connection broke: it may always give back
+  EXPECT_EQ(queue.waiting(), 3u);
+  EXPECT_FALSE(queue.push(third));
+}
+
+TEST(WorkQueue, RemovesWhatWasCancelledOrIsPastItsDeadline) {
+  WorkQueue queue(100);
+  const auto lasting = batch_of(Verb::kGet, {"a", "b"});
+  const auto expiring = batch_of(Verb::kGet, {"c", "d"}, 0, 1000);
+  const auto cancelled = batch_of(Verb::kDelete, {"e"});
+  for (const auto& batch : {expiring, lasting, cancelled}) ASSERT_TRUE(queue.push(batch));
+  const Work c = queue.pull(Lane::kRead, SIZE_MAX);
+  EXPECT_EQ(keys_of(queue.remove(999, false)), "");
+  cancelled->cancel();
+  EXPECT_EQ(keys_of(queue.remove(999, false)), "e");
+  queue.put_back(c);
+  EXPECT_EQ(keys_of(queue.remove(1000, false)), "c d");
+  EXPECT_EQ(queue.waiting(), 2u);
+  EXPECT_EQ(pull_all(queue, Lane::kRead), "a b");
+}
+
+TEST(WorkQueue, RemovesEverything) {
+  WorkQueue queue(100);
+  const auto reads = batch_of(Verb::kGet, {"a", "b"});
+  const auto writes = batch_of(Verb::kSet, {"c"});
+  ASSERT_TRUE(queue.push(reads));
+  ASSERT_TRUE(queue.push(writes));
+  queue.put_back(queue.pull(Lane::kRead, SIZE_MAX));
+  EXPECT_EQ(keys_of(queue.remove(0, true)), "a b c");
+  EXPECT_EQ(queue.waiting(), 0u);
+  for (const Lane lane : {Lane::kSmall, Lane::kRead, Lane::kWrite}) {
+    EXPECT_FALSE(queue.has_work(lane));
+  }
+}
+
+TEST(WorkQueue, KeepsABatchOnlyWhileCommandsOfItWait) {
+  WorkQueue queue(100);
+  auto batch = batch_of(Verb::kGet, {"a", "b"});
+  ASSERT_TRUE(queue.push(batch));
+  EXPECT_EQ(batch.use_count(), 2);
+  (void)queue.pull(Lane::kRead, SIZE_MAX);
+  EXPECT_EQ(batch.use_count(), 2);
+  (void)queue.pull(Lane::kRead, SIZE_MAX);
+  EXPECT_EQ(batch.use_count(), 1);
+}
+
+}  // namespace
+}  // namespace kvferry::redis
