@@ -1,0 +1,281 @@
+// The client for Python: one call per batch, in either of two ways. submit() returns at once and
+// the batch comes back through drain(); run() waits without the GIL.
+//
+// Lifetime: buffers of a submitted batch stay leased until it is drained. An object that was
+// forked away, or whose process exits with work in flight, never joins threads it does not have.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "buffers.hpp"
+#include "errors.hpp"
+#include "gil.hpp"
+#include "redis/client.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace kvferry {
+namespace {
+
+using redis::Batch;
+using redis::Verb;
+
+constexpr Nanos kSignalCheckInterval = 50 * kMilli;
+
+// One status byte per key, one u64 per key, seconds, and the first error text or None.
+nb::tuple to_python(const Batch& batch) {
+  const std::size_t count = batch.item_count();
+  nb::object statuses = nb::steal(PyBytes_FromStringAndSize(nullptr, Py_ssize_t(count)));
+  nb::object sizes = nb::steal(PyBytes_FromStringAndSize(nullptr, Py_ssize_t(count * 8)));
+  if (!statuses.is_valid() || !sizes.is_valid()) throw nb::python_error();
+  batch.results(reinterpret_cast<std::uint8_t*>(PyBytes_AS_STRING(statuses.ptr())),
+                reinterpret_cast<std::uint64_t*>(PyBytes_AS_STRING(sizes.ptr())));
+  const double elapsed_s = static_cast<double>(batch.elapsed()) / static_cast<double>(kSecond);
+  nb::object error = nb::none();
+  if (!batch.error().empty()) error = nb::str(batch.error().data(), batch.error().size());
+  return nb::make_tuple(std::move(statuses), std::move(sizes), elapsed_s, std::move(error));
+}
+
+class PyClient {
+ public:
+  explicit PyClient(redis::Config config)
+      : client_(value_or_raise(redis::Client::open(std::move(config)))) {}
+  PyClient(const PyClient&) = delete;
+  PyClient& operator=(const PyClient&) = delete;
+
+  ~PyClient() {
+    if (client_->forked()) {
+      // Its threads exist in the parent only: nothing here can be joined or trusted.
+      [[maybe_unused]] auto* leaked = client_.release();
+      return;
+    }
+    close();
+  }
+
+  std::uint64_t submit(int verb, nb::handle keys, nb::handle buffers, double timeout_s,
+                       std::int64_t ttl_ms, bool prefix, nb::handle identity,
+                       std::size_t value_size_bytes) {
+    auto lease = std::make_unique<Lease>(0);
+    const auto batch =
+        build(verb, keys, buffers, timeout_s, ttl_ms, prefix, identity, value_size_bytes, lease);
+    const std::lock_guard lock(mutex_);  // drain() must find the lease
+    const std::uint64_t id = value_or_raise(client_->submit(batch));
+    leases_.emplace(id, std::move(lease));
+    return id;
+  }
+
+  nb::tuple run(int verb, nb::handle keys, nb::handle buffers, double timeout_s,
+                std::int64_t ttl_ms, bool prefix, nb::handle identity,
+                std::size_t value_size_bytes) {
+    std::unique_ptr<Lease> lease;
+    const auto batch =
+        build(verb, keys, buffers, timeout_s, ttl_ms, prefix, identity, value_size_bytes, lease);
+    if (exiting_elsewhere()) raise({Errc::kClosed, "the interpreter is ending"});
+    batch->quiet = true;
+    const std::uint64_t id = value_or_raise(client_->submit(batch));
+    bool interrupted = false;
+    for (;;) {
+      bool finished = false;
+      {
+        const GilRelease released;
+        finished = batch->wait(monotonic_ns() + kSignalCheckInterval);
+      }
+      if (finished) break;
+      if (!interrupted && PyErr_CheckSignals() != 0) {
+        interrupted = true;  // the buffers are ours until the batch has let go of them
+        client_->cancel(id);
+      }
+    }
+    if (interrupted) throw nb::python_error();
+    return to_python(*batch);
+  }
+
+  nb::list drain() {
+    nb::list completions;
+    for (const auto& batch : client_->drain()) {
+      {
+        std::unique_ptr<Lease> lease;
+        const std::lock_guard lock(mutex_);
+        if (const auto found = leases_.find(batch->id); found != leases_.end()) {
+          lease = std::move(found->second);
+          leases_.erase(found);
+        }
+      }
+      completions.append(nb::make_tuple(batch->id, to_python(*batch)));
+    }
+    return completions;
+  }
+
+  nb::list drain_log() {
+    std::uint64_t dropped = 0;
+    nb::list lines;
+    for (const LogLine& line : client_->log().drain(dropped)) {
+      lines.append(nb::make_tuple(static_cast<int>(line.level), line.text));
+    }
+    return lines;
+  }
+
+  void cancel(std::uint64_t id) { client_->cancel(id); }
+
+  void close() {
+    const GilRelease released;
+    client_->close();
+  }
+
+  [[nodiscard]] int event_fd() const { return client_->event_fd(); }
+  [[nodiscard]] bool available() const { return client_->server().available(); }
+  [[nodiscard]] std::string down_reason() const { return client_->server().down_reason(); }
+
+  nb::dict stats() {
+    redis::Server& server = client_->server();
+    const redis::Stats& stats = server.stats();
+    const redis::ServerInfo info = server.info();
+    nb::dict out;
+    out["bytes_received"] = stats.bytes_received.load();
+    out["bytes_sent"] = stats.bytes_sent.load();
+    out["commands_settled"] = stats.commands_settled.load();
+    out["commands_retried"] = stats.commands_retried.load();
+    out["connections_opened"] = stats.connections_opened.load();
+    out["connections_lost"] = stats.connections_lost.load();
+    out["dials_failed"] = stats.dials_failed.load();
+    out["values_corrupt"] = stats.values_corrupt.load();
+    out["connections_up"] = server.connections_up();
+    out["batches_running"] = client_->running();
+    out["read_streams"] = server.gate().limit(redis::Direction::kRead);
+    out["write_streams"] = server.gate().limit(redis::Direction::kWrite);
+    out["protocol"] = info.protocol;
+    out["server"] = info.server;
+    out["server_version"] = info.version;
+    return out;
+  }
+
+ private:
+  std::shared_ptr<Batch> build(int verb, nb::handle keys, nb::handle buffers, double timeout_s,
+                               std::int64_t ttl_ms, bool prefix, nb::handle identity,
+                               std::size_t value_size_bytes, std::unique_ptr<Lease>& lease) {
+    const nb::object key_items = nb::steal(PySequence_Fast(keys.ptr(), "keys is not a sequence"));
+    if (!key_items.is_valid()) throw nb::python_error();
+    const auto count = static_cast<std::size_t>(PySequence_Fast_GET_SIZE(key_items.ptr()));
+    if (count == 0) {
+      raise({Errc::kInvalidArgument, "the batch is empty; pass at least one key"});
+    }
+    Batch::Options options{.verb = static_cast<Verb>(verb), .ttl_ms = ttl_ms, .prefix = prefix};
+    if (!identity.is_none()) {
+      options.framed = true;
+      options.identity = nb::cast<std::uint64_t>(identity);
+    }
+    nb::object buffer_items;
+    lease = std::make_unique<Lease>(buffers.is_none() ? 0 : count);
+    if (!buffers.is_none()) {
+      buffer_items = nb::steal(PySequence_Fast(buffers.ptr(), "buffers is not a sequence"));
+      if (!buffer_items.is_valid()) throw nb::python_error();
+      const auto given = static_cast<std::size_t>(PySequence_Fast_GET_SIZE(buffer_items.ptr()));
+      if (given != count) {
+        raise({Errc::kInvalidArgument, std::to_string(count) + " keys but " +
+                                           std::to_string(given) +
+                                           " buffers; pass one buffer per key"});
+      }
+    }
+    const auto batch = std::make_shared<Batch>(options);
+    PyObject** key = PySequence_Fast_ITEMS(key_items.ptr());
+    batch->reserve(count, count * (key_bytes(key[0]).size() + 8));
+    for (std::size_t index = 0; index < count; ++index) {
+      MutableBytes memory(static_cast<std::byte*>(nullptr), value_size_bytes);
+      if (buffer_items.is_valid()) {
+        PyObject* buffer = PySequence_Fast_ITEMS(buffer_items.ptr())[index];
+        memory = lease->add(buffer, options.verb == Verb::kGet);
+        if (!options.framed && memory.size() > client_->config().value_bytes_max) {
+          raise({Errc::kInvalidArgument,
+                 "buffer " + std::to_string(index) + " is larger than value_size_bytes_max"});
+        }
+      }
+      batch->add(key_bytes(key[index]), memory);
+    }
+    if (options.verb == Verb::kGet) lease->check_disjoint();
+    batch->set_deadline(timeout_s < 0 ? client_->deadline_for(batch->payload_bytes())
+                                      : add_time(monotonic_ns(), from_seconds(timeout_s)));
+    return batch;
+  }
+
+  std::unique_ptr<redis::Client> client_;
+  std::mutex mutex_;  // guards leases_ where there is no GIL to do it
+  std::unordered_map<std::uint64_t, std::unique_ptr<Lease>> leases_;
+};
+
+redis::Config make_config(const nb::dict& settings) {
+  redis::Config config;
+  const auto get = [&]<typename T>(const char* name, T& field) {
+    if (settings.contains(name) && !settings[name].is_none()) field = nb::cast<T>(settings[name]);
+  };
+  const auto get_seconds = [&](const char* name, Nanos& field) {
+    if (settings.contains(name)) field = from_seconds(nb::cast<double>(settings[name]));
+  };
+  get("host", config.endpoint.host);
+  get("port", config.endpoint.port);
+  get("unix_path", config.endpoint.unix_path);
+  get("username", config.username);
+  get("password", config.password);
+  get("db", config.database);
+  get("protocol", config.protocol);
+  get("client_name", config.client_name);
+  get("connections", config.connections);
+  get("workers", config.workers);
+  get_seconds("timeout_s", config.timeout);
+  get("floor_rate_bytes_s", config.floor_rate_bytes_per_s);
+  get_seconds("connect_timeout_s", config.connect_timeout);
+  get_seconds("stall_timeout_s", config.stall_timeout);
+  get_seconds("reconnect_min_s", config.reconnect_min);
+  get_seconds("reconnect_max_s", config.reconnect_max);
+  get("attempts_max", config.attempts_max);
+  get("window_bytes", config.window_bytes);
+  get("value_size_bytes_max", config.value_bytes_max);
+  get("drain_bytes_max", config.drain_bytes_max);
+  return config;
+}
+
+}  // namespace
+
+// Types for the stub that nanobind cannot know.
+#define SUBMIT_ARGUMENTS                                                               \
+  "(self, verb: int, keys: typing.Any, buffers: typing.Any | None, timeout_s: float, " \
+  "ttl_ms: int, prefix: bool, identity: int | None, value_size_bytes: int) -> "
+#define OUTCOME "tuple[bytes, bytes, float, str | None]"
+
+void bind_client(nb::module_& module) {
+  nb::class_<PyClient>(module, "Client", "A client of one server. See kvferry.RedisClient.")
+      .def(
+          "__init__",
+          [](PyClient* self, const nb::dict& settings) {
+            new (self) PyClient(make_config(settings));
+          },
+          "settings"_a, nb::sig("def __init__(self, settings: dict[str, typing.Any]) -> None"),
+          "Starts the I/O threads; they connect at once. Waits for nothing.")
+      .def("submit", &PyClient::submit, "verb"_a, "keys"_a, "buffers"_a.none(), "timeout_s"_a,
+           "ttl_ms"_a, "prefix"_a, "identity"_a.none(), "value_size_bytes"_a,
+           nb::sig("def submit" SUBMIT_ARGUMENTS "int"), "Returns the id at once; see drain().")
+      .def("run", &PyClient::run, "verb"_a, "keys"_a, "buffers"_a.none(), "timeout_s"_a, "ttl_ms"_a,
+           "prefix"_a, "identity"_a.none(), "value_size_bytes"_a,
+           nb::sig("def run" SUBMIT_ARGUMENTS OUTCOME),
+           "Waits without the GIL: statuses, sizes as u64, seconds, the first error.")
+      .def("drain", &PyClient::drain, nb::sig("def drain(self) -> list[tuple[int, " OUTCOME "]]"))
+      .def("drain_log", &PyClient::drain_log,
+           nb::sig("def drain_log(self) -> list[tuple[int, str]]"))
+      .def("cancel", &PyClient::cancel, "batch_id"_a)
+      .def("event_fd", &PyClient::event_fd)
+      .def("available", &PyClient::available)
+      .def("down_reason", &PyClient::down_reason)
+      .def("stats", &PyClient::stats, nb::sig("def stats(self) -> dict[str, int | str]"))
+      .def("close", &PyClient::close);
+  module.def("begin_exit", &begin_exit, "Other threads that come back from a wait now stay there.");
+  module.def("await_parked", &await_parked, "Waits until they do, a second at most.");
+}
+
+}  // namespace kvferry

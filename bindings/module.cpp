@@ -1,0 +1,16 @@
+// kvferry._native: the table of contents. Each topic has a file of its own.
+
+#include <nanobind/nanobind.h>
+
+namespace kvferry {
+void bind_client(nanobind::module_& module);
+void bind_pool(nanobind::module_& module);
+}  // namespace kvferry
+
+NB_MODULE(_native, module) {
+  module.doc() = "The native core of kvferry. Use the classes of the kvferry package instead.";
+  // Threads that are parked at exit, and a forked child, keep what they use; that is no leak.
+  nanobind::set_leak_warnings(false);
+  kvferry::bind_client(module);
+  kvferry::bind_pool(module);
+}
