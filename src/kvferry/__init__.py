@@ -1,0 +1,62 @@
+"""kvferry: KV-cache storage for LLM inference.
+
+    >>> import kvferry
+    >>> with kvferry.embedded_store() as store, kvferry.RedisClient.from_url(store.url) as client:
+    ...     client.set("greeting", b"hello")
+    ...     buffer = bytearray(5)
+    ...     client.get("greeting", buffer), bytes(buffer)
+    (True, b'hello')
+
+Names load on first use, so that ``import kvferry`` stays light and works without the extension.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "AsyncCacheNamespace": "kvferry.client.namespace",
+    "AsyncRedisClient": "kvferry.client.aio",
+    "BatchResult": "kvferry.client.batch",
+    "CacheNamespace": "kvferry.client.namespace",
+    "ClientConfig": "kvferry.config",
+    "KVFerryError": "kvferry.errors",
+    "PagePool": "kvferry.pool",
+    "RedisClient": "kvferry.client.sync",
+    "Status": "kvferry.client.batch",
+    "embedded_store": "kvferry.embedded",
+}
+
+if TYPE_CHECKING:
+    from kvferry.client.aio import AsyncRedisClient
+    from kvferry.client.batch import BatchResult, Status
+    from kvferry.client.namespace import AsyncCacheNamespace, CacheNamespace
+    from kvferry.client.sync import RedisClient
+    from kvferry.config import ClientConfig
+    from kvferry.embedded import embedded_store
+    from kvferry.errors import KVFerryError
+    from kvferry.pool import PagePool
+
+__all__ = [
+    "AsyncCacheNamespace",
+    "AsyncRedisClient",
+    "BatchResult",
+    "CacheNamespace",
+    "ClientConfig",
+    "KVFerryError",
+    "PagePool",
+    "RedisClient",
+    "Status",
+    "__version__",
+    "embedded_store",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'kvferry' has no attribute {name!r}")
+    return getattr(importlib.import_module(home), name)

@@ -1,0 +1,103 @@
+"""
+The native core of kvferry. Use the classes of the kvferry package instead.
+"""
+
+from typing import Any
+
+
+class Client:
+    """A client of one server. See kvferry.RedisClient."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        """Starts the I/O threads; they connect at once. Waits for nothing."""
+
+    def submit(self, verb: int, keys: Any, buffers: Any | None, timeout_s: float, ttl_ms: int, prefix: bool, identity: int | None, value_size_bytes: int) -> int:
+        """Returns the id at once; see drain()."""
+
+    def run(self, verb: int, keys: Any, buffers: Any | None, timeout_s: float, ttl_ms: int, prefix: bool, identity: int | None, value_size_bytes: int) -> tuple[bytes, bytes, float, str | None]:
+        """
+        Waits without the GIL: statuses, sizes as u64, seconds, the first error.
+        """
+
+    def drain(self) -> list[tuple[int, tuple[bytes, bytes, float, str | None]]]: ...
+
+    def drain_log(self) -> list[tuple[int, str]]: ...
+
+    def cancel(self, batch_id: int) -> None: ...
+
+    def event_fd(self) -> int: ...
+
+    def available(self) -> bool: ...
+
+    def down_reason(self) -> str: ...
+
+    def stats(self) -> dict[str, int | str]: ...
+
+    def close(self) -> None: ...
+
+def begin_exit() -> None:
+    """Other threads that come back from a wait now stay there."""
+
+def await_parked() -> None:
+    """Waits until they do, a second at most."""
+
+class PagePool:
+    """Equal pages cut from one mapping; see kvferry.pool."""
+
+    def __init__(self, page_size_bytes: int, pages_count: int, *, hugetlb: bool = False, prefault: bool = True) -> None: ...
+
+    def allocate(self) -> int | None:
+        """The handle of a page, or None when the pool is exhausted."""
+
+    def allocate_many(self, count: int) -> list[int] | None:
+        """All the handles, or None and no page."""
+
+    def free(self, handle: int) -> None:
+        """End the use of a page. ValueError for a handle that is not in use."""
+
+    def address(self, handle: int) -> int:
+        """Where the page starts in memory. ValueError as free()."""
+
+    @property
+    def page_size_bytes(self) -> int: ...
+
+    @property
+    def page_stride_bytes(self) -> int: ...
+
+    @property
+    def size_bytes(self) -> int: ...
+
+    @property
+    def huge_pages(self) -> str: ...
+
+    @property
+    def pages_count(self) -> int: ...
+
+    @property
+    def free_count(self) -> int: ...
+
+    @property
+    def used_count_max(self) -> int: ...
+
+class Page:
+    """
+    A page as a writable buffer. It adopts the handle: it frees the page when it goes, unless free() was called.
+    """
+
+    def __init__(self, pool: PagePool, handle: int) -> None: ...
+
+    def free(self) -> None:
+        """ValueError when the page was freed before."""
+
+    @property
+    def freed(self) -> bool: ...
+
+    @property
+    def handle(self) -> int: ...
+
+    @property
+    def address(self) -> int:
+        """ValueError when the page was freed."""
+
+    @property
+    def nbytes(self) -> int: ...

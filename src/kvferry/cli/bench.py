@@ -1,0 +1,158 @@
+"""`kvferry bench`: figures that were earned. Every byte that is counted was also checked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from kvferry.config import ClientConfig
+
+_KINDS = ("native", "pure", "redis-py", "redis-py-async", "memtier", "glide", "lmcache")
+
+
+@click.group(epilog="Example: kvferry bench client --store embedded --compare all")
+def bench() -> None:
+    """Measure clients against a server, with verified bytes."""
+
+
+@bench.command(
+    epilog="Exit codes: 0 all measured, 1 a row has no figure, 2 usage.  Example: kvferry bench "
+    "client --url redis://localhost:6379 --sweep size --json rows.json --plot size.png"
+)
+@click.option("--client-type", type=click.Choice(_KINDS), default="native", show_default=True)
+@click.option("--compare", type=click.Choice(["all"]), help="Every client that is installed.")
+@click.option("--url", help="Server: redis://, valkey:// or unix://; its query sets nothing else.")
+@click.option("--host", help="Server, without --url.  [default: localhost]")
+@click.option("--port", type=int, help="Its port.  [default: 6379]")
+@click.option("--store", type=click.Choice(["embedded"]), help="Start a server for this run.")
+@click.option(
+    "--size-mb", "--chunk-mb", type=float, default=4.0, show_default=True, help="MiB per value."
+)
+@click.option("--num-chunks", "--num-keys", type=int, default=64, show_default=True)
+@click.option("--batch", type=int, help="Keys per batch; all of them by default.")
+@click.option("--num-workers", type=int, help="Connections; by default the client's choice.")
+@click.option("--write", is_flag=True, help="Measure SET.")
+@click.option("--read", is_flag=True, help="Measure GET.")
+@click.option("--exists", is_flag=True, help="Measure EXISTS.  [default: all three]")
+@click.option("--concurrent", is_flag=True, help="Also all three at the same time.")
+@click.option("--sweep", type=click.Choice(["size", "workers"]), help="Over sizes or connections.")
+@click.option("--repeat", type=int, default=5, show_default=True, help="Rounds; medians are shown.")
+@click.option("--floor/--no-floor", default=True, show_default=True, help="Compare with sockets.")
+@click.option("--json", "json_file", help="Write the rows to this file; - is stdout.")
+@click.option("--plot", "plot_file", help="Draw GB/s into this PNG or SVG file.")
+@click.pass_context
+def client(ctx: click.Context, /, json_file: str | None, plot_file: str | None, **o: Any) -> None:
+    """Write, read and probe values, and say how near that comes to bare sockets.
+
+    User and password are taken from KVFERRY_RESP_USERNAME and KVFERRY_RESP_PASSWORD.
+    """
+    from kvferry.lab import bench_report as report
+    from kvferry.lab.bench_run import ClientBench
+    from kvferry.lab.bench_server import ServerProbe
+
+    if plot_file:
+        report.check_plot()
+    if min(o["num_chunks"], o["repeat"], o["batch"] or 1, o["num_workers"] or 1) < 1:
+        raise click.UsageError("counts must be at least 1")
+    flags = {"set": o["write"], "get": o["read"], "exists": o["exists"]}
+    ops = [op for op, given in flags.items() if given]
+    plan = ClientBench(
+        config=_server(o["url"], o["host"], o["port"]),
+        kinds=_KINDS if o["compare"] else [o["client_type"]],
+        ops=ops or list(flags),
+        size_mib=o["size_mb"],
+        chunks=o["num_chunks"],
+        batch=o["batch"],
+        connections=o["num_workers"],
+        concurrent=o["concurrent"],
+        rounds=o["repeat"],
+        sweep=o["sweep"],
+        compare=bool(o["compare"]),
+        with_floor=o["floor"],
+    )
+    console = _console(to_stderr=json_file == "-")
+    with _store(o["store"], plan.config, plan.bytes_max) as config:
+        plan = replace(plan, config=config)
+        with ServerProbe(config) as probe:
+            facts = report.header(probe.facts())
+        report.say_header(console, facts)
+        rows = plan.run(lambda text: console.print(f"running:  {text}", highlight=False))
+    for kind, reason in plan.skipped.items():
+        console.print(f"skipped:  {kind}: {reason}", highlight=False, markup=False)
+    report.say_rows(console, rows)
+    if json_file:
+        report.write_json(json_file, {**facts, "skipped": plan.skipped}, rows)
+    if plot_file:
+        report.write_plot(
+            plot_file, rows, "connections" if plan.sweep == "workers" else "chunk_bytes"
+        )
+    ctx.exit(1 if any(row.error for row in rows) else 0)
+
+
+def _console(*, to_stderr: bool) -> Console:
+    from rich.console import Console
+
+    wide = None if os.isatty(2 if to_stderr else 1) else 140  # a pipe has no width of its own
+    return Console(stderr=to_stderr, width=wide)
+
+
+def _server(url: str | None, host: str | None, port: int | None) -> ClientConfig:
+    """The server of the command line, with the credentials of the environment."""
+    from kvferry.config import ClientConfig
+
+    if url and (host or port):
+        raise click.UsageError("--url and --host/--port exclude each other")
+    config = ClientConfig.from_url(url) if url else ClientConfig.from_env(host=host, port=port)
+    if url and config.password is None:
+        secrets = ClientConfig.from_env()
+        config = replace(config, username=secrets.username, password=secrets.password)
+    return config
+
+
+@contextmanager
+def _store(store: str | None, config: ClientConfig, bytes_max: int) -> Iterator[ClientConfig]:
+    """The server to measure: the given one, or our own with room for the bytes."""
+    if store is None:
+        yield config
+        return
+    from kvferry.config import ClientConfig
+    from kvferry.embedded import embedded_store
+
+    with embedded_store(maxmemory_mb=bytes_max // (1 << 20) + 256) as own:
+        yield ClientConfig.from_url(own.url)
+
+
+@bench.command(
+    epilog="Exit codes: 0 measured, whatever holds; 1 something falls short and --strict is "
+    "given; 2 usage.  Example: kvferry bench bars --json build/bench.json"
+)
+@click.option("--json", "json_file", help="Write the bars to this file; - is stdout.")
+@click.option("--quick", is_flag=True, help="Tiny sizes: shows that it works, claims nothing.")
+@click.option("--strict", is_flag=True, help="Exit with 1 when a bar falls short.")
+@click.option("--only", multiple=True, help="Groups whose name contains this; may be repeated.")
+@click.pass_context
+def bars(
+    ctx: click.Context, /, json_file: str | None, quick: bool, strict: bool, only: tuple[str, ...]
+) -> None:
+    """Measure every promise about speed, on servers of its own, and say which hold."""
+    from kvferry.lab import bench_bars_report as report
+    from kvferry.lab.bench_bars import Lab, run_bars
+
+    groups = report.select(only)
+    console = _console(to_stderr=json_file == "-")
+    lab = Lab(quick)
+    facts = report.header(lab)
+    report.say_header(console, facts)
+    measured = run_bars(groups, lab, lambda bar: report.say_bar(console, bar, quick))
+    report.say_table(console, measured, quick)
+    if json_file:
+        report.write_json(json_file, {**facts, "quick": quick}, measured)
+    ctx.exit(1 if strict and not all(bar.holds for bar in measured) else 0)

@@ -1,0 +1,93 @@
+"""The entry point: finds the command, and turns every failure into one line with an exit code.
+
+Exit codes of all commands:
+
+    0    done
+    1    the command ran and the answer is no, or something outside failed; the reason is printed
+    2    the command line or a setting cannot be right
+    70   a bug of ours; KVFERRY_TRACEBACK=1 shows where
+    130  interrupted with Ctrl-C
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+
+import click
+
+from kvferry import __version__
+from kvferry.errors import KVFerryError, UsageError
+
+__all__ = ["COMMANDS", "main"]
+
+# name -> (where it is, its line in --help): listing commands must not import them
+COMMANDS = {
+    "bench": ("kvferry.cli.bench:bench", "Measure clients against a server, with verified bytes."),
+    "demo": ("kvferry.cli.demo:demo", "Show KV surviving its process: same tokens, far sooner."),
+}
+
+
+class _LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
+
+
+@click.group(
+    cls=_LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit codes: 0 done, 1 no or failed, 2 usage, 70 a bug of ours, 130 interrupted.",
+)
+@click.version_option(__version__, prog_name="kvferry")
+def cli() -> None:
+    """KV-cache storage for LLM inference.
+
+    Begin with `kvferry demo`: it needs no server, no GPU and no model.
+    """
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command line and return its exit code."""
+    try:
+        code = cli.main(argv, prog_name="kvferry", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return _say("interrupted", 130)
+    except BrokenPipeError:  # `kvferry ... | head`: nobody is left to talk to
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except UsageError as error:
+        return _say(str(error), 2)
+    except (KVFerryError, OSError) as error:
+        return _say(str(error), 1)
+    except Exception as error:
+        if os.environ.get("KVFERRY_TRACEBACK"):
+            traceback.print_exc()
+        return _say(
+            f"{type(error).__name__}: {error} (this is a bug; KVFERRY_TRACEBACK=1 shows where)", 70
+        )
+
+
+def _say(text: str, code: int) -> int:
+    click.echo(f"kvferry: {text}", err=True)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,199 @@
+"""The asyncio client: one descriptor in the loop, one wake-up for everything that is ready.
+
+    async with kvferry.AsyncRedisClient(host="localhost") as client:
+        result = await client.batch_get(keys, buffers)
+
+Cancelling an await withdraws its batch; the await ends when nothing can touch the buffers any more,
+so they may be used again at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from kvferry.client.batch import BatchResult, only
+from kvferry.client.buffers import BufferLike, Key
+from kvferry.client.namespace import AsyncCacheNamespace
+from kvferry.client.native import PING_KEY, Frame, NativeClient, Verb, server_info
+from kvferry.config import ClientConfig
+from kvferry.errors import ClosedError, UsageError
+
+__all__ = ["AsyncRedisClient"]
+
+
+class AsyncRedisClient(NativeClient):
+    """`RedisClient` for asyncio: the same arguments, results and errors, awaited.
+
+    It belongs to the event loop that first uses it, and moves to another one when that has ended.
+    """
+
+    def _start(self, config: ClientConfig) -> None:
+        super()._start(config)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._watched_fd = -1
+        self._waiting: dict[int, asyncio.Future[BatchResult]] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def get(self, key: Key, buffer: BufferLike) -> bool:
+        """See `RedisClient.get`."""
+        return only(await self.batch_get([key], [buffer]))
+
+    async def set(self, key: Key, buffer: BufferLike, *, ttl_s: float | None = None) -> None:
+        """See `RedisClient.set`."""
+        only(await self.batch_set([key], [buffer], ttl_s=ttl_s))
+
+    async def exists(self, key: Key) -> bool:
+        """See `RedisClient.exists`."""
+        return only(await self.batch_exists([key]))
+
+    async def delete(self, key: Key) -> bool:
+        """See `RedisClient.delete`."""
+        return only(await self.batch_delete([key]))
+
+    async def batch_get(
+        self,
+        keys: Sequence[Key],
+        buffers: Sequence[BufferLike],
+        *,
+        prefix: bool = False,
+        timeout_s: float | None = None,
+    ) -> BatchResult:
+        """See `RedisClient.batch_get`."""
+        return await self._await(Verb.GET, keys, buffers, prefix=prefix, timeout_s=timeout_s)
+
+    async def batch_set(
+        self,
+        keys: Sequence[Key],
+        buffers: Sequence[BufferLike],
+        *,
+        ttl_s: float | None = None,
+        timeout_s: float | None = None,
+    ) -> BatchResult:
+        """See `RedisClient.batch_set`."""
+        return await self._await(Verb.SET, keys, buffers, ttl_s=ttl_s, timeout_s=timeout_s)
+
+    async def batch_exists(
+        self,
+        keys: Sequence[Key],
+        *,
+        prefix: bool = False,
+        touch: bool = False,
+        timeout_s: float | None = None,
+    ) -> BatchResult:
+        """See `RedisClient.batch_exists`."""
+        verb = Verb.TOUCH if touch else Verb.EXISTS
+        return await self._await(verb, keys, None, prefix=prefix, timeout_s=timeout_s)
+
+    async def batch_delete(
+        self, keys: Sequence[Key], *, timeout_s: float | None = None
+    ) -> BatchResult:
+        """See `RedisClient.batch_delete`."""
+        return await self._await(Verb.DELETE, keys, None, timeout_s=timeout_s)
+
+    async def ping(self) -> float:
+        """See `RedisClient.ping`."""
+        start = time.perf_counter()
+        await self.exists(PING_KEY)
+        return time.perf_counter() - start
+
+    async def server_info(self) -> dict[str, str]:
+        """See `RedisClient.server_info`."""
+        return await asyncio.to_thread(server_info, self.config)
+
+    def namespace(self, prefix: str, identity: bytes, value_size_bytes: int) -> AsyncCacheNamespace:
+        """See `RedisClient.namespace`."""
+        return AsyncCacheNamespace(
+            self, prefix=prefix, identity=identity, value_size_bytes=value_size_bytes
+        )
+
+    async def aclose(self) -> None:
+        """Cancel what is in flight, settle its awaits, end the I/O threads."""
+        self.close()
+        await asyncio.sleep(0)
+
+    def close(self) -> None:
+        """As `aclose`, for code that cannot await."""
+        native = self._native
+        super().close()
+        if native is not None:
+            self._settle()
+        self._detach()
+
+    async def _await(
+        self,
+        verb: Verb,
+        keys: Sequence[Key],
+        buffers: Sequence[BufferLike] | None,
+        *,
+        timeout_s: float | None = None,
+        ttl_s: float | None = None,
+        prefix: bool = False,
+        frame: Frame | None = None,
+    ) -> BatchResult:
+        self._attach()
+        batch_id = self._submit(
+            verb, keys, buffers, timeout_s=timeout_s, ttl_s=ttl_s, prefix=prefix, frame=frame
+        )
+        return await self._finished(batch_id)
+
+    async def _finished(self, batch_id: int) -> BatchResult:
+        assert self._loop is not None
+        future: asyncio.Future[BatchResult] = self._loop.create_future()
+        self._waiting[batch_id] = future
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            self.cancel(batch_id)
+            # The buffers are the batch's until it is finished, however often we are cancelled.
+            while not future.done():
+                try:
+                    await asyncio.shield(future)
+                except asyncio.CancelledError:
+                    continue
+            raise
+
+    def _settle(self) -> None:
+        for batch_id, result in self.drain_completions():
+            future = self._waiting.pop(batch_id, None)
+            if future is not None and not future.done():
+                future.set_result(result)
+
+    def _attach(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._closed:
+            raise ClosedError("the client is closed")
+        fd = self.event_fd()
+        if loop is self._loop and fd == self._watched_fd:
+            return
+        if self._loop is not None and self._loop is not loop and not self._loop.is_closed():
+            raise UsageError("the client belongs to another running event loop; make one per loop")
+        self._detach()
+        self._waiting.clear()
+        loop.add_reader(fd, self._settle)
+        self._loop, self._watched_fd = loop, fd
+
+    def _after_fork(self) -> None:
+        # The loop is the parent's: to touch its poller here would change what the parent waits for.
+        super()._after_fork()
+        self._loop = None
+        self._watched_fd = -1
+        self._waiting = {}
+
+    def _detach(self) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self._watched_fd)
+        self._loop = None

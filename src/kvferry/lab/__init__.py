@@ -1,0 +1,1 @@
+"""What measures and shows: the demo and the benchmarks. Every number is of verified bytes."""

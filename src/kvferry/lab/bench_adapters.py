@@ -1,0 +1,216 @@
+"""Clients under test, behind one small interface: kvferry's own and redis-py.
+
+A client that can fill the caller's buffers does; one that cannot keeps what it made (no copy is
+charged to it), and get_batch() returns where the values are. Every call raises when a key was
+not served; whether the bytes are right is checked by the caller.
+
+Threads: one caller. A client with several connections runs its own threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import queue
+import resource
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+from kvferry.client.batch import BatchResult
+from kvferry.config import ClientConfig
+from kvferry.errors import CorruptError, UsageError
+from kvferry.lab.bench_data import Value
+
+__all__ = [
+    "AsyncRedisPy",
+    "BenchClient",
+    "FerryClient",
+    "InProcess",
+    "NotInstalled",
+    "ThreadedClient",
+    "load",
+    "redis_arguments",
+]
+
+
+class NotInstalled(UsageError):
+    """The client to be measured is not installed; the text says how to install it."""
+
+    code = "not_installed"
+
+
+class BenchClient(Protocol):
+    """What a measurement needs of a client."""
+
+    name: str
+    connections: int
+    wall_s: float | None  # its own account of the last batch; only where it runs out of our sight
+
+    def set_batch(self, keys: Sequence[str], values: Sequence[Value]) -> None: ...
+    def get_batch(self, keys: Sequence[str], targets: Sequence[Value]) -> Sequence[Value | None]:
+        """Read all keys; returns the values: `targets`, or objects of the client's own."""
+        ...
+
+    def exists_batch(self, keys: Sequence[str]) -> int:
+        """How many of the keys exist."""
+        ...
+
+    def cpu_s(self) -> float:
+        """CPU time spent by the client so far, all threads."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class InProcess:
+    """A client whose threads are ours."""
+
+    wall_s: float | None = None
+
+    def cpu_s(self) -> float:
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        return used.ru_utime + used.ru_stime
+
+
+class FerryClient(InProcess):
+    """kvferry's own clients, native and pure, over their blocking batches."""
+
+    def __init__(self, name: str, client: Any, connections: int) -> None:
+        self.name = name
+        self.client = client
+        self.connections = connections
+
+    def set_batch(self, keys: Sequence[str], values: Sequence[Value]) -> None:
+        _check(self.client.batch_set(keys, values))
+
+    def get_batch(self, keys: Sequence[str], targets: Sequence[Value]) -> Sequence[Value]:
+        _check(self.client.batch_get(keys, targets))
+        return targets
+
+    def exists_batch(self, keys: Sequence[str]) -> int:
+        result: BatchResult = self.client.batch_exists(keys)
+        result.raise_for_errors()
+        return result.statuses.count(0)
+
+    def close(self) -> None:
+        self.client.close()
+
+
+class ThreadedClient(InProcess):
+    """N blocking connections, one thread each; a thread takes the next key when it is free."""
+
+    def __init__(self, name: str, connect: Callable[[], Any], connections: int) -> None:
+        self.name = name
+        self.connections = connections
+        self._links = [connect() for _ in range(connections)]
+        self._pool = ThreadPoolExecutor(connections, thread_name_prefix="bench")
+
+    def set_batch(self, keys: Sequence[str], values: Sequence[Value]) -> None:
+        self._each(lambda link, i: link.set(keys[i], values[i]), len(keys))
+
+    def get_batch(self, keys: Sequence[str], targets: Sequence[Value]) -> Sequence[Value | None]:
+        return self._each(lambda link, i: self._get(link, keys[i], targets[i]), len(keys))
+
+    def exists_batch(self, keys: Sequence[str]) -> int:
+        return sum(self._each(lambda link, i: int(link.exists(keys[i])), len(keys)))
+
+    def close(self) -> None:
+        self._pool.shutdown()
+        for link in self._links:
+            link.close()
+
+    def _get(self, link: Any, key: str, target: Value) -> Value | None:
+        value: Value | None = link.get(key)
+        return value
+
+    def _each(self, call: Callable[[Any, int], Any], count: int) -> list[Any]:
+        results: list[Any] = [None] * count
+        waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for index in range(count):
+            waiting.put(index)
+
+        def work(link: Any) -> None:
+            while True:
+                try:
+                    index = waiting.get_nowait()
+                except queue.Empty:
+                    return
+                results[index] = call(link, index)
+
+        if self.connections == 1:
+            work(self._links[0])
+        else:
+            for _ in self._pool.map(work, self._links):
+                pass
+        return results
+
+
+class AsyncRedisPy(InProcess):
+    """redis-py's asyncio client: N connections, one task each, on one event loop."""
+
+    name = "redis-py-async"
+
+    def __init__(self, config: ClientConfig, connections: int) -> None:
+        redis = load("redis.asyncio", "redis")
+        self.connections = connections
+        self._runner = asyncio.Runner()
+        self._links = [redis.Redis(**redis_arguments(config)) for _ in range(connections)]
+
+    def set_batch(self, keys: Sequence[str], values: Sequence[Value]) -> None:
+        self._each(lambda link, i: link.set(keys[i], values[i]), len(keys))
+
+    def get_batch(self, keys: Sequence[str], targets: Sequence[Value]) -> Sequence[Value | None]:
+        return self._each(lambda link, i: link.get(keys[i]), len(keys))
+
+    def exists_batch(self, keys: Sequence[str]) -> int:
+        return sum(self._each(lambda link, i: link.exists(keys[i]), len(keys)))
+
+    def close(self) -> None:
+        async def end() -> None:
+            for link in self._links:
+                await link.aclose()
+
+        self._runner.run(end())
+        self._runner.close()
+
+    def _each(self, call: Callable[[Any, int], Any], count: int) -> list[Any]:
+        async def work(link: Any, indexes: Any, results: list[Any]) -> None:
+            for index in indexes:
+                results[index] = await call(link, index)
+
+        async def everything() -> list[Any]:
+            indexes = iter(range(count))  # shared: a task takes the next key when it is free
+            results: list[Any] = [None] * count
+            await asyncio.gather(*(work(link, indexes, results) for link in self._links))
+            return results
+
+        return self._runner.run(everything())
+
+
+def _check(result: BatchResult) -> None:
+    result.raise_for_errors()
+    if not result.ok:
+        raise CorruptError(f"not every key was served: {result!r}")
+
+
+def load(name: str, package: str) -> Any:
+    """Import a module; where it is missing, say what to install."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise NotInstalled(f"{name} cannot be loaded: pip install {package} ({error})") from error
+
+
+def redis_arguments(config: ClientConfig) -> dict[str, Any]:
+    """The keywords of redis.Redis() for one connection."""
+    where = {"unix_socket_path": config.unix_path} if config.unix_path else {}
+    return {
+        "host": config.host,
+        "port": config.port,
+        "db": config.db,
+        "username": config.username,
+        "password": config.password,
+        "single_connection_client": True,
+        **where,
+    }

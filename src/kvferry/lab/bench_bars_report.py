@@ -1,0 +1,105 @@
+"""The table of all bars: which groups there are, and how their result is shown."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvferry.errors import UsageError
+from kvferry.lab import bench_report
+from kvferry.lab.bench_bars import Bar, Group, Lab
+from kvferry.lab.bench_bars_cost import memory_growth, python_cost
+from kvferry.lab.bench_bars_latency import distant_exists, distant_get, exists_beside_set
+from kvferry.lab.bench_bars_throughput import (
+    chosen_settings,
+    pure_client,
+    same_connections,
+    small_chunks,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["GROUPS", "header", "say_bar", "say_header", "say_table", "select", "write_json"]
+
+GROUPS: tuple[Group, ...] = (
+    same_connections,
+    chosen_settings,
+    small_chunks,
+    distant_exists,
+    distant_get,
+    exists_beside_set,
+    python_cost,
+    memory_growth,
+    pure_client,
+)
+
+say_header = bench_report.say_header
+
+
+def select(only: Sequence[str]) -> list[Group]:
+    """The groups whose name contains one of the words; all of them without words."""
+    names = {group.__name__: group for group in GROUPS}
+    for word in only:
+        if not any(word in name for name in names):
+            raise UsageError(f"no group is named like {word!r}; there are {', '.join(names)}")
+    return [group for name, group in names.items() if not only or any(w in name for w in only)]
+
+
+def header(lab: Lab) -> dict[str, Any]:
+    """Command, machine, versions, and the servers with their settings."""
+    servers = {}
+    for name in lab.servers():
+        with lab.probed(name, 0) as (_, probe):
+            facts = probe.facts()
+        servers[name] = ", ".join(f"{k} {v!r}" for k, v in facts.items() if k != "maxmemory")
+    return bench_report.header(servers)
+
+
+def say_bar(console: Console, bar: Bar, quick: bool) -> None:
+    """One line as soon as it is known."""
+    console.print(
+        f"{_verdict(bar, quick):<11} {bar.name}: {_value(bar)} ({bar.detail or bar.why()})",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def say_table(console: Console, bars: Sequence[Bar], quick: bool) -> None:
+    """All bars: name, target, measured, verdict."""
+    from rich.table import Table
+
+    held = sum(bar.holds for bar in bars)
+    title = f"{held} of {len(bars)} bars hold"
+    if quick:
+        title = "quick run: the programs work; these are no figures"
+    table = Table("bar", "target", "measured", "verdict", "reason", title=title)
+    for bar in bars:
+        why = bar.reason if quick else bar.why()
+        table.add_row(bar.name, str(bar.target), _value(bar), _verdict(bar, quick), why)
+    console.print(table)
+
+
+def write_json(target: str, facts: dict[str, Any], bars: Sequence[Bar]) -> None:
+    """The header and ``bars``, one object each; "-" is stdout."""
+    text = json.dumps({**facts, "bars": [bar.to_dict() for bar in bars]}, indent=1) + "\n"
+    if target == "-":
+        sys.stdout.write(text)
+    else:
+        file = Path(target)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+
+def _value(bar: Bar) -> str:
+    return "not measured" if bar.value is None else f"{bar.value:.3g} {bar.target.unit}"
+
+
+def _verdict(bar: Bar, quick: bool) -> str:
+    if quick:
+        return "failed" if bar.value is None else "runs"
+    return "holds" if bar.holds else "falls short"

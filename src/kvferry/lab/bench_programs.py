@@ -1,0 +1,173 @@
+"""The two native programs that benchmarks stand on, as child processes.
+
+    with FloorProcess(config, op="get", size_bytes=4 << 20, connections=4, ops=64) as floor:
+        floor.round()["gbps"]
+    with DelayProcess(config, rtt_ms=5) as proxy:
+        proxy.port
+
+``KVFERRY_BIN_DIR`` names the directory that holds them; else the installed package, a build
+directory of the source tree, and PATH are searched. Both end when their stdin does, so they cannot
+outlive us.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Self
+
+from kvferry.config import ClientConfig
+from kvferry.errors import KVFerryError
+
+__all__ = ["DelayProcess", "FloorProcess", "ProgramError", "find_program"]
+
+_SLOW_BUILDS = ("dev", "asan", "ubsan", "tsan", "fuzz")
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+
+class ProgramError(KVFerryError):
+    """A native benchmark program is missing or failed; the text holds its last words."""
+
+    code = "program"
+
+
+def find_program(name: str) -> str:
+    """The path of ``kvferry-<name>``; the newest build wins."""
+    file = f"kvferry-{name}"
+    if directory := os.environ.get("KVFERRY_BIN_DIR"):
+        places = [Path(directory, file)]
+    else:
+        native = find_spec("kvferry._native")  # an editable install keeps it beside the extension
+        home = Path(native.origin).parent if native and native.origin else _PACKAGE
+        builds = _PACKAGE.parents[1].glob(f"build/*/{file}")
+        places = [home / "bin" / file, *(b for b in builds if b.parent.name not in _SLOW_BUILDS)]
+    runnable = [place for place in places if os.access(place, os.X_OK)]
+    if runnable:
+        return str(max(runnable, key=lambda place: place.stat().st_mtime))
+    if found := shutil.which(file):
+        return found
+    raise ProgramError(f"{file} is not built; run `make native`, or name its KVFERRY_BIN_DIR")
+
+
+class _Program:
+    """A child that speaks lines on stdout and ends with its stdin."""
+
+    def __init__(self, name: str, arguments: list[str], environ: dict[str, str]) -> None:
+        self._name = name
+        self._process = subprocess.Popen(
+            [find_program(name), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **environ},
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def close(self) -> None:
+        """End the child and wait for it; idempotent."""
+        process = self._process
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        if line := self._process.stdout.readline():
+            return line
+        _, words = self._process.communicate()
+        raise ProgramError(f"kvferry-{self._name} failed: {words.strip() or 'no output'}")
+
+
+class FloorProcess(_Program):
+    """kvferry-floor, connected and warm, which measures one round per call.
+
+    Args:
+        config: The server; TCP or Unix socket.
+        op: "get" or "set". GET writes its keys first.
+        ops: Commands per round, each on its own key.
+        waitall: Receive with MSG_WAITALL.
+        buffers: Distinct buffers; by default one per command, the footprint of a real client.
+        rewarm: Commands before each round: a connection that idled begins anew with a small
+            window, and its thread on any core.
+    """
+
+    def __init__(
+        self,
+        config: ClientConfig,
+        *,
+        op: str,
+        size_bytes: int,
+        connections: int,
+        ops: int,
+        waitall: bool = False,
+        buffers: int | None = None,
+        rewarm: int = 0,
+        prefix: str = "floor:",
+    ) -> None:
+        where = ["--host", config.host, "--port", str(config.port)]
+        if config.unix_path is not None:
+            where = ["--unix", config.unix_path]
+        numbers = {
+            "--size-bytes": size_bytes,
+            "--connections": connections,
+            "--ops": ops,
+            "--buffers": buffers or ops,
+            "--rewarm": rewarm,
+        }
+        flags = ["--interactive", *(["--waitall"] if waitall else [])]
+        secrets = {"RESP_PASSWORD": config.password, "RESP_USERNAME": config.username}
+        super().__init__(
+            "floor",
+            [*where, "--op", op, "--prefix", prefix, *flags]
+            + [word for name, n in numbers.items() for word in (name, str(n))],
+            {f"KVFERRY_{name}": secret for name, secret in secrets.items() if secret},
+        )
+        self.connections = connections
+        self.waitall = waitall
+        self.keys = [f"{prefix}{index:010d}" for index in range(ops)]
+
+    def round(self) -> dict[str, Any]:
+        """Run one round; see kvferry-floor for the fields."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write("\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it has ended: _line() tells why
+        row: dict[str, Any] = json.loads(self._line())
+        return row
+
+
+class DelayProcess(_Program):
+    """kvferry-delay in front of a TCP server; ``port`` is where it listens on 127.0.0.1."""
+
+    def __init__(self, config: ClientConfig, *, rtt_ms: float, split: bool = False) -> None:
+        upstream = ["--upstream-host", config.host, "--upstream-port", str(config.port)]
+        flags = ["--split"] if split else []
+        super().__init__("delay", [*upstream, "--rtt-ms", str(rtt_ms), *flags], {})
+        try:
+            self.port = int(self._line())
+        except BaseException:
+            self.close()
+            raise

@@ -1,0 +1,209 @@
+"""The demo: one process computes KV and stores it, a second one loads it and writes on.
+
+What it shows is measured in this run and checked in this run: tokens, logits and the KV itself must
+be equal with and without the cache, and loading must beat computing. `DemoResult.failures` names
+whatever was not so. The data in the store belongs to this run alone and is deleted at its end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from kvferry.errors import KVFerryError, UsageError
+from kvferry.lab.demo_clients import ClientSpeed, compare_clients
+from kvferry.lab.demo_job import Job, chunk_buffers, open_client, warm_up
+from kvferry.lab.demo_prompt import Prompt, load_prompt
+from kvferry.lab.demo_reader import ReaderReport
+from kvferry.lab.demo_store import open_store
+from kvferry.lab.machine import machine_facts
+from kvferry.testing.transformer import Transformer, TransformerConfig
+
+__all__ = ["SMALL", "DemoResult", "DemoSettings", "run_demo"]
+
+_READER_TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoSettings:
+    """What to run. `model` gives the shape; its `page_tokens` is the chunk size."""
+
+    store: str = "embedded"
+    tokens: int = 3600
+    new_tokens: int = 16
+    seed: int = 0
+    model: TransformerConfig = field(default_factory=TransformerConfig)
+
+
+SMALL = DemoSettings(
+    tokens=1000,
+    model=TransformerConfig(layers=4, d_model=256, heads=4, kv_heads=2, d_ff=512, page_tokens=64),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoResult:
+    """Everything that was measured. Times in seconds, rates in decimal gigabytes per second."""
+
+    settings: DemoSettings
+    parameters: int
+    machine: dict[str, str | int | float]
+    server: str
+    sources: list[str]
+    chunks: int
+    stored_bytes: int
+    prefill_s: float
+    store_s: float
+    tokens: list[int]
+    reader: ReaderReport
+    clients: list[ClientSpeed]
+
+    @property
+    def store_gb_per_s(self) -> float:
+        """Speed at which process 1 stored its chunks."""
+        return self.stored_bytes / self.store_s / 1e9
+
+    @property
+    def load_gb_per_s(self) -> float:
+        """Speed at which process 2 loaded the chunks it got."""
+        return self.settings.model.page_bytes * self.reader.loaded_chunks / self.reader.load_s / 1e9
+
+    @property
+    def speedup(self) -> float:
+        """Time to first token without the cache, divided by the time with it."""
+        return self.reader.ttft_without_cache_s / self.reader.ttft_with_cache_s
+
+    @property
+    def same_tokens(self) -> bool:
+        """Whether both processes wrote the same, with and without the cache."""
+        r = self.reader
+        return self.tokens == r.tokens_with_cache == r.tokens_without_cache
+
+    @property
+    def failures(self) -> list[str]:
+        """Why this run does not show what it should; empty if it does."""
+        r, reasons = self.reader, []
+        if r.loaded_chunks < self.chunks:
+            why = f" ({r.load_error})" if r.load_error else ""
+            reasons.append(f"only {r.loaded_chunks} of {self.chunks} chunks came back{why}")
+        if r.different_chunks:
+            which = ", ".join(map(str, r.different_chunks[:8]))
+            reasons.append(f"the store returned other bytes than were computed, in chunk {which}")
+        if not self.same_tokens:
+            reasons.append("the tokens differ")
+        if self.speedup <= 1:
+            reasons.append("loading was not faster than computing")
+        return reasons
+
+    def as_json(self) -> dict[str, Any]:
+        """One object with everything, for programs; without the URL, which may hold a password."""
+        result = asdict(self)
+        del result["settings"]["store"]
+        return result | {
+            "store_gb_per_s": self.store_gb_per_s,
+            "load_gb_per_s": self.load_gb_per_s,
+            "speedup": self.speedup,
+            "same_tokens": self.same_tokens,
+            "failures": self.failures,
+        }
+
+
+def run_demo(
+    settings: DemoSettings,
+    progress: Callable[[str], None] = lambda text: None,
+    between_processes: Callable[[str, list[str]], None] = lambda url, keys: None,
+) -> DemoResult:
+    """Run both processes and the comparison of clients.
+
+    Args:
+        settings: What to run.
+        progress: Called with the name of each step when it begins.
+        between_processes: Called with the store's URL and the keys when everything is stored and
+            nothing is loaded yet; tests damage chunks here.
+
+    Raises:
+        UsageError: The prompt is shorter than a chunk, or longer than the text there is.
+        StoreError, UnavailableError: There is no server to talk to.
+        KVFerryError: Storing failed, or process 2 did.
+    """
+    if settings.tokens <= settings.model.page_tokens:
+        raise UsageError(
+            f"a prompt of {settings.tokens} tokens has no chunk of {settings.model.page_tokens} "
+            "with a token left to compute behind it: more tokens, or smaller chunks"
+        )
+    prompt = load_prompt(settings.tokens)
+    with open_store(settings.store) as (url, server):
+        job = Job(
+            url=url,
+            model=settings.model,
+            seed=settings.seed,
+            prompt=prompt.tokens,
+            new_tokens=settings.new_tokens,
+            salt=os.urandom(16),
+        )
+        return _run(settings, job, server, prompt, progress, between_processes)
+
+
+def _run(
+    settings: DemoSettings,
+    job: Job,
+    server: str,
+    prompt: Prompt,
+    progress: Callable[[str], None],
+    between_processes: Callable[[str, list[str]], None],
+) -> DemoResult:
+    progress(f"process 1: computing {len(job.prompt):,} tokens")
+    model = Transformer(job.model, job.seed)
+    warm_up(model, job)
+    kv = model.new_cache(job.capacity_tokens)
+    start = time.perf_counter()
+    first = model.prefill(job.prompt, kv)
+    prefill_s = time.perf_counter() - start
+    keys, values = job.keys(), chunk_buffers(kv, job.chunks)
+    with open_client(job.url) as client:
+        client.batch_exists(keys[:1])  # connect
+        try:
+            progress(f"process 1: storing {len(keys)} chunks")
+            stored = client.batch_set(keys, values)
+            stored.raise_for_errors()
+            tokens, _ = model.decode(first, kv, job.new_tokens)
+            between_processes(job.url, keys)
+            progress("process 2: answering with and without the cache")
+            reader = _read_in_another_process(job)
+            progress("comparing clients")
+            clients = list(compare_clients(job.url, keys, values))
+        finally:
+            client.batch_delete(keys)
+    return DemoResult(
+        settings=settings,
+        parameters=model.parameters,
+        machine=machine_facts(),
+        server=server,
+        sources=prompt.sources,
+        chunks=job.chunks,
+        stored_bytes=sum(map(len, values)),
+        prefill_s=prefill_s,
+        store_s=stored.elapsed_s,
+        tokens=tokens,
+        reader=reader,
+        clients=clients,
+    )
+
+
+def _read_in_another_process(job: Job) -> ReaderReport:
+    command = [sys.executable, "-m", "kvferry.lab.demo_reader"]
+    done = subprocess.run(
+        command, input=job.to_json(), capture_output=True, text=True, timeout=_READER_TIMEOUT_S
+    )
+    if done.returncode == 130:
+        raise KeyboardInterrupt
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+        raise KVFerryError(f"process 2 failed: {last[0]}")
+    return ReaderReport(**json.loads(done.stdout))

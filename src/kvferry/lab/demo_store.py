@@ -1,0 +1,37 @@
+"""The demo's server: the embedded store, or one that the caller names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kvferry.config import ClientConfig
+from kvferry.embedded import embedded_store
+from kvferry.lab.bench_server import ServerProbe
+
+__all__ = ["open_store"]
+
+
+@contextmanager
+def open_store(store: str) -> Iterator[tuple[str, str]]:
+    """A server's URL, and what to call that server without giving a password away.
+
+    Raises:
+        ConfigError: `store` is neither "embedded" nor a URL that a client can use.
+        StoreError: The embedded store did not start.
+        UnavailableError: Nobody answers at the URL.
+    """
+    if store != "embedded":
+        config = ClientConfig.from_url(store)
+        yield store, f"{_version(config)} at {config.address}"
+        return
+    with embedded_store() as embedded:
+        version = _version(ClientConfig.from_url(embedded.url))
+        yield embedded.url, f"{version}, embedded, over TCP on the loopback interface"
+
+
+def _version(config: ClientConfig) -> str:
+    with ServerProbe(config) as probe:
+        info = probe.info("server")
+    kind = "valkey" if "valkey_version" in info else "redis"
+    return f"{kind.title()} {info.get(f'{kind}_version', 'of unknown version')}"
