@@ -1,0 +1,222 @@
+"""`kvferry bench`: rows with every field, and no figure for bytes that are wrong."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import redis
+
+from kvferry.cli.main import main
+from kvferry.config import ClientConfig
+from kvferry.lab.bench_adapters import ThreadedClient, redis_arguments
+from kvferry.lab.bench_bars_report import GROUPS
+from kvferry.lab.bench_clients import CLIENT_TYPES
+from kvferry.lab.bench_data import Value
+from kvferry.lab.bench_programs import ProgramError, find_program
+from support.proxy import FaultProxy
+from support.servers import TestServer
+
+FIELDS = [
+    *("client", "op", "chunk_bytes", "connections", "server"),
+    *("gbps", "p50_ms", "p99_ms", "client_cpu_s_per_gb", "server_cpu_s_per_gb"),
+    *("floor_ratio", "floor_cpu_ratio", "verified_bytes"),
+]
+LINES = {
+    "set": r"^Batch SET: \d+\.\d\d GB/s$",
+    "get": r"^Batch GET: \d+\.\d\d GB/s$",
+    "exists": r"^Batch EXISTS: \d+ ops/s \(6/6 hits\)$",
+}
+SMALL = ["--size-mb", "0.25", "--num-chunks", "6", "--repeat", "2"]
+NATIVE = importlib.util.find_spec("kvferry._native") is not None
+
+
+def installed() -> list[str]:
+    """The kinds of client that can be measured here."""
+    modules = {"native": "kvferry._native", "glide": "glide_sync", "lmcache": "lmcache"}
+    found = [k for k in CLIENT_TYPES if importlib.util.find_spec(modules.get(k, "redis"))]
+    return [k for k in found if k != "memtier" or shutil.which("memtier_benchmark")]
+
+
+@pytest.fixture
+def _built() -> None:
+    try:
+        find_program("floor")
+    except ProgramError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.usefixtures("_built")
+@pytest.mark.parametrize("kind", installed())
+def test_rows_have_every_field(
+    valkey: TestServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    file = tmp_path / "rows.json"
+    where = ["--host", valkey.host, "--port", str(valkey.port), "--num-workers", "2"]
+    options = ["--client-type", kind, "--batch", "4", "--json", str(file)]
+    assert main(["bench", "client", *where, *options, *SMALL]) == 0
+    out = capsys.readouterr().out
+    for pattern in LINES.values():
+        assert re.search(pattern, out, re.MULTILINE), out
+    assert [line.partition(":")[0] for line in out.splitlines()[:4]] == [
+        "command",
+        "machine",
+        "versions",
+        "server",
+    ]
+    rows = {row["op"]: row for row in json.loads(file.read_text())}
+    run = rows["set"]["run"]
+    assert run["machine"]["cores"] >= 1
+    assert {"io-threads", "maxmemory", "maxmemory-policy", "save", "allocator"} <= set(
+        run["server"]
+    )
+    assert list(rows) == ["set", "get", "exists"]
+    for row in rows.values():
+        assert set(FIELDS) <= set(row)
+        assert (row["client"], row["chunk_bytes"], row["error"]) == (kind, 1 << 18, None)
+        assert row["server"] == f"valkey {valkey.version}"
+        assert row["p50_ms"] <= row["p99_ms"]
+    for op in ("set", "get"):
+        assert all(rows[op][name] > 0 for name in FIELDS[5:]), rows[op]
+        assert rows[op]["floor_ratio"] == pytest.approx(
+            rows[op]["gbps"] / rows[op]["floor_gbps"], rel=1e-6
+        )
+    assert rows["get"]["verified_bytes"] == 3 * 6 << 18  # every byte of every round, warm-up too
+    assert valkey.cli("DBSIZE") == 0, "nothing is left behind"
+
+
+@pytest.mark.parametrize("kind", ["redis-py", "pure", *(["native"] if NATIVE else [])])
+def test_a_wrong_byte_leaves_no_figure(
+    valkey: TestServer,
+    proxied: Callable[[TestServer], FaultProxy],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    kind: str,
+) -> None:
+    proxy = proxied(valkey)
+    fault = proxy.flip(100_000)  # INFO replies end long before; the first value does not
+    file = tmp_path / "rows.json"
+    options = ["--client-type", kind, "--read", "--no-floor", "--json", str(file)]
+    assert main(["bench", "client", "--url", proxy.url, *options, *SMALL]) == 1
+    fault.wait_fired()
+    out = capsys.readouterr().out
+    assert not re.search(LINES["get"], out, re.MULTILINE)
+    assert f"Batch GET: no figure for {kind}: CorruptError" in out
+    (row,) = json.loads(file.read_text())
+    assert (row["gbps"], row["p50_ms"], row["verified_bytes"]) == (None, None, 0)
+    assert "wrong from byte" in row["error"]
+
+
+class Liar(ThreadedClient):
+    """redis-py, but one byte of one value of each batch is stored as another."""
+
+    def set_batch(self, keys: Sequence[str], values: Sequence[Value]) -> None:
+        wrong = bytearray(values[0])
+        wrong[-1] ^= 0x80
+        super().set_batch(keys, [wrong, *values[1:]])
+
+
+def test_a_set_that_stores_another_byte_leaves_no_figure(
+    valkey: TestServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def open_liar(config: ClientConfig, connections: int | None) -> Liar:
+        return Liar("liar", lambda: redis.Redis(**redis_arguments(config)), 2)
+
+    monkeypatch.setitem(CLIENT_TYPES, "redis-py", open_liar)
+    options = ["--client-type", "redis-py", "--write", "--exists", "--no-floor"]
+    assert main(["bench", "client", "--url", valkey.url, *options, *SMALL]) == 1
+    out = capsys.readouterr().out
+    assert not re.search(LINES["set"], out, re.MULTILINE)
+    assert "Batch SET: no figure for liar: CorruptError" in out
+    assert re.search(LINES["exists"], out, re.MULTILINE), "the other rows keep their figures"
+
+
+def test_compare_leaves_out_what_is_not_installed_and_json_goes_to_stdout(
+    valkey: TestServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--compare", "all", "--no-floor", "--write", "--read", "--json", "-"]
+    assert main(["bench", "client", "--url", valkey.url, *options, *SMALL]) == 0
+    said = capsys.readouterr()
+    rows = json.loads(said.out)
+    measured = {row["client"] for row in rows}
+    assert measured == set(installed())
+    assert measured | set(rows[0]["run"]["skipped"]) == set(CLIENT_TYPES)
+    assert "Batch SET: " in said.err
+
+
+def test_sweep_concurrent_and_plot(
+    valkey: TestServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, plot = tmp_path / "rows.json", tmp_path / "plot.png"
+    options = ["--client-type", "redis-py", "--no-floor", "--read", "--concurrent"]
+    options += ["--sweep", "workers", "--json", str(file)]
+    if importlib.util.find_spec("matplotlib"):
+        options += ["--plot", str(plot)]
+    assert main(["bench", "client", "--url", valkey.url, *options, *SMALL]) == 0
+    rows = json.loads(file.read_text())
+    assert [row["connections"] for row in rows if row["op"] == "get"] == [1, 2, 4, 8]
+    assert {row["op"] for row in rows} == {
+        "get",
+        "concurrent-set",
+        "concurrent-get",
+        "concurrent-exists",
+    }
+    assert all(row["verified_bytes"] > 0 for row in rows if row["op"].endswith("get"))
+    if "--plot" in options:
+        assert plot.read_bytes().startswith(b"\x89PNG")
+    assert re.search(r"^Concurrent SET: \d+\.\d\d GB/s$", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_what_is_missing_is_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert main(["bench", "client", "--store", "embedded", "--client-type", "memtier"]) == 2
+    assert "memtier_benchmark is not on PATH" in capsys.readouterr().err
+    assert main(["bench", "client", "--port", "1", "--client-type", "redis-py"]) == 1
+    assert "cannot connect to localhost:1" in capsys.readouterr().err
+    assert main(["bench", "client", "--url", "redis://h", "--port", "1"]) == 2
+
+
+def test_a_password_is_not_repeated(
+    start: Callable[..., TestServer],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = start("valkey", password="very-secret")
+    arguments = ["bench", "client", "--url", server.url, "--client-type", "redis-py", "--exists"]
+    monkeypatch.setattr("sys.argv", ["kvferry", *arguments])
+    assert main([*arguments, *SMALL]) == 0
+    said = capsys.readouterr()
+    assert "redis://***@127.0.0.1" in said.out
+    assert "very-secret" not in said.out + said.err
+
+
+@pytest.mark.usefixtures("_built")
+@pytest.mark.skipif(not NATIVE, reason="the bars are the native client's, which is not built")
+def test_quick_bars_measure_every_group(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "build" / "bench.json"
+    assert main(["bench", "bars", "--quick", "--json", str(file)]) == 0
+    document = json.loads(file.read_text())
+    assert document["quick"] is True
+    names = [bar["name"] for bar in document["bars"]]
+    assert len(names) == len(set(names)) > 2 * len(GROUPS)
+    unmeasured = [bar for bar in document["bars"] if bar["value"] is None]
+    assert unmeasured == []
+    assert "these are no figures" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(not NATIVE, reason="the bars are the native client's, which is not built")
+def test_strict_bars_say_no_when_one_falls_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvferry.lab import bench_bars_throughput
+    from kvferry.lab.bench_bars import Target
+
+    monkeypatch.setattr(bench_bars_throughput, "_PURE", Target(">=", 1e6, "x redis-py"))
+    command = ["bench", "bars", "--quick", "--only", "pure_client"]
+    assert main(command) == 0
+    assert main([*command, "--strict"]) == 1

@@ -1,0 +1,37 @@
+"""Every file in examples/ runs, and says that what it loaded is what it stored."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+SAYS = {
+    "asyncio_batch.py": [
+        "usable: 12 of 16 - then: MISS",
+        "equal: True - loop ran meanwhile: True",
+    ],
+    "numpy_pool.py": [
+        "loaded: 3 of 3 chunks of 1048576 bytes",
+        "equal: True",
+        "free pages: 6",
+    ],
+    "quickstart.py": ["found: True - equal: True", "another key: False"],
+}
+
+
+def test_every_example_is_here() -> None:
+    assert {path.name for path in EXAMPLES.glob("*.py")} == set(SAYS)
+
+
+@pytest.mark.parametrize("name", sorted(SAYS))
+def test_example(name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", EXAMPLES / name], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == SAYS[name]
+    assert done.stderr == ""

@@ -1,0 +1,213 @@
+"""A batch that is withdrawn while bytes are on the way: its buffers are the caller's at once."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import select
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from faults.history import KIB, MIB, check, fetch, poisoned, stamped, store, until, within
+from kvferry import AsyncRedisClient
+from kvferry.client.batch import Status
+from support.proxy import FaultProxy
+from support.servers import TestServer
+
+Connect = Callable[..., Any]
+Proxied = Callable[[TestServer], FaultProxy]
+
+IDENTITY = b"12345678"
+SIZE = 2 * MIB
+KEYS = [f"k{index}" for index in range(8)]
+MINE = b"\x3c"
+
+
+@pytest.fixture
+def proxy(valkey: TestServer, proxied: Proxied) -> FaultProxy:
+    return proxied(valkey)
+
+
+async def _bytes_move(proxy: FaultProxy, down: bool, count: int) -> None:
+    """Wait until `count` more bytes were delivered."""
+
+    def seen() -> int:
+        return proxy.bytes_down if down else proxy.bytes_up
+
+    start = seen()
+    async with asyncio.timeout(3):
+        while seen() < start + count:
+            await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("framed", [False, True], ids=["raw", "framed"])
+def test_cancelled_reads_write_nothing_later(proxy: FaultProxy, framed: bool) -> None:
+    rng = random.Random(3)
+
+    async def scenario() -> None:
+        async with AsyncRedisClient(proxy.host, proxy.port) as client:
+            space: Any = client.namespace("ns:", IDENTITY, SIZE) if framed else client
+            values = [stamped(key, 1, SIZE) for key in KEYS]
+            assert (await space.batch_set(KEYS, values)).ok
+            for _ in range(12):
+                proxy.down.bandwidth_bytes_per_s = 80e6
+                targets = [poisoned(SIZE) for _ in KEYS]
+                task = asyncio.create_task(space.batch_get(KEYS, targets))
+                await _bytes_move(proxy, True, rng.randrange(1, 6 * MIB))
+                task.cancel()
+                with within(0.5), pytest.raises(asyncio.CancelledError):
+                    await task
+                for target in targets:
+                    target[:] = MINE * SIZE
+                proxy.heal()
+                again = [poisoned(SIZE) for _ in KEYS]
+                result = await space.batch_get(KEYS, again)
+                assert result.ok, result.error
+                for key, target in zip(KEYS, again, strict=True):
+                    check(key, target, {1})
+                assert all(target == MINE * SIZE for target in targets)
+
+    asyncio.run(scenario())
+
+
+def test_buffers_of_a_cancelled_read_serve_the_next_one(proxy: FaultProxy) -> None:
+    """The same memory, for other keys, at once: old replies must not land in it."""
+
+    async def scenario() -> None:
+        async with AsyncRedisClient(proxy.host, proxy.port, connections=2) as client:
+            others = [f"other{index}" for index in range(8)]
+            for keys in (KEYS, others):
+                values = [stamped(key, 1, SIZE) for key in keys]
+                assert (await client.batch_set(keys, values)).ok
+            targets = [poisoned(SIZE) for _ in KEYS]
+            for turn in range(12):
+                proxy.down.bandwidth_bytes_per_s = 80e6
+                task = asyncio.create_task(client.batch_get(KEYS, targets))
+                await _bytes_move(proxy, True, 1 + turn * 300 * KIB)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+                proxy.heal()
+                with within(3):
+                    result = await client.batch_get(others, targets)
+                assert result.ok, result.error
+                for key, target in zip(others, targets, strict=True):
+                    check(key, target, {1})
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("framed", [False, True], ids=["raw", "framed"])
+def test_cancelled_writes_store_whole_values_or_none(proxy: FaultProxy, framed: bool) -> None:
+    """The source is rewritten as soon as the await has ended."""
+    rng = random.Random(4)
+
+    async def scenario() -> None:
+        async with AsyncRedisClient(proxy.host, proxy.port) as client:
+            space: Any = client.namespace("ns:", IDENTITY, SIZE) if framed else client
+            for version in range(1, 13):
+                sources = [bytearray(stamped(key, version, SIZE)) for key in KEYS]
+                proxy.up.bandwidth_bytes_per_s = 80e6
+                task = asyncio.create_task(space.batch_set(KEYS, sources))
+                await _bytes_move(proxy, False, rng.randrange(1, 6 * MIB))
+                task.cancel()
+                with within(0.5), pytest.raises(asyncio.CancelledError):
+                    await task
+                for source in sources:
+                    source[:] = MINE * SIZE
+                proxy.heal()
+                targets = [poisoned(SIZE) for _ in KEYS]
+                result = await space.batch_get(KEYS, targets)
+                for key, target, status in zip(KEYS, targets, result, strict=True):
+                    assert status in (Status.OK, Status.MISS), result.error
+                    if status is Status.OK:
+                        check(key, target, range(1, version + 1))
+
+    asyncio.run(scenario())
+
+
+def test_cancelled_while_nothing_comes(proxy: FaultProxy) -> None:
+    async def scenario() -> None:
+        async with AsyncRedisClient(proxy.host, proxy.port) as client:
+            await client.batch_set(["k"], [stamped("k", 1, SIZE)])
+            for offset in (0, 5, 1000, SIZE - 1):
+                proxy.stall_after(offset)
+                target = poisoned(SIZE)
+                task = asyncio.create_task(client.batch_get(["k"], [target]))
+                await asyncio.sleep(0.05)
+                task.cancel()
+                with within(0.3), pytest.raises(asyncio.CancelledError):
+                    await task
+                target[:] = MINE * SIZE
+                proxy.heal()
+                with within(3):
+                    again = poisoned(SIZE)
+                    assert (await client.batch_get(["k"], [again])).ok
+                check("k", again, {1})
+                assert target == MINE * SIZE
+
+    asyncio.run(scenario())
+
+
+def test_cancel_of_a_submitted_batch(proxy: FaultProxy, connect_native: Connect) -> None:
+    """The raw interface: cancelled batches complete, and each exactly once."""
+    client = connect_native(proxy)
+    sizes = dict.fromkeys(KEYS, SIZE)
+    assert store(client, sizes).ok
+    proxy.down.bandwidth_bytes_per_s = 100e6
+    batches = {}
+    for _ in range(6):
+        targets = [poisoned(SIZE) for _ in KEYS]
+        batches[client.submit_batch_get(KEYS, targets)] = targets
+    until(lambda: proxy.bytes_down > 3 * MIB, 3)
+    for batch_id in batches:
+        client.cancel(batch_id)
+        client.cancel(batch_id)
+    seen: list[int] = []
+    with within(1):
+        while len(seen) < len(batches):
+            assert select.select([client.event_fd()], [], [], 1)[0]
+            for batch_id, result in client.drain_completions():
+                seen.append(batch_id)
+                assert set(result) <= {Status.OK, Status.CANCELLED}
+                for key, target, status in zip(KEYS, batches[batch_id], result, strict=True):
+                    if status is Status.OK:
+                        check(key, target, {1})
+                    target[:] = MINE * SIZE
+    assert sorted(seen) == sorted(batches)
+    proxy.heal()
+    assert fetch(client, sizes).result.ok
+    assert all(target == MINE * SIZE for targets in batches.values() for target in targets)
+    assert client.stats()["batches_running"] == 0
+
+
+@pytest.mark.parametrize("connections", [1, None])
+def test_others_do_not_pay_for_a_cancelled_batch(
+    proxy: FaultProxy, connect_native: Connect, connections: int | None
+) -> None:
+    """A withdrawal may cost its connection; a batch beside it is not refused for that."""
+    client = connect_native(proxy, connections=connections)
+    sizes = dict.fromkeys(KEYS, SIZE)
+    assert store(client, sizes).ok
+    proxy.down.bandwidth_bytes_per_s = 60e6
+    kept_targets = [poisoned(SIZE) for _ in KEYS]
+    kept, others = -1, []
+    for turn in range(12):
+        if turn == 2:
+            kept = client.submit_batch_get(KEYS, kept_targets, timeout_s=20)
+        targets = [poisoned(SIZE) for _ in KEYS]
+        others.append((client.submit_batch_get(KEYS, targets, timeout_s=20), targets))
+    outcomes: dict[int, Any] = {}
+    for batch_id, _ in others:
+        seen = proxy.bytes_down
+        until(lambda seen=seen: proxy.bytes_down > seen + 512 * KIB, 3)
+        client.cancel(batch_id)
+    with within(15):
+        while kept not in outcomes:
+            select.select([client.event_fd()], [], [], 1)
+            outcomes.update(client.drain_completions())
+    assert outcomes[kept].ok, outcomes[kept].error
+    for key, target in zip(KEYS, kept_targets, strict=True):
+        check(key, target, {1})

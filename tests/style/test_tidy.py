@@ -1,0 +1,139 @@
+"""tools/tidy.py: this tree is tidy, and each rule reports the violation that was planted for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import tidy
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def plant(root: Path, path: str, text: str) -> list[str]:
+    """Write one file into an empty tree; return what tidy says about it."""
+    file = root / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    return [str(finding) for finding in tidy.check(root)]
+
+
+def test_this_tree_is_tidy() -> None:
+    assert [str(finding) for finding in tidy.check(ROOT)] == []
+
+
+def test_waivers_name_long_files_that_exist() -> None:
+    for path, reason in tidy.WAIVERS.items():
+        assert (ROOT / path).exists(), f"{path} is gone; so goes its waiver"
+        assert reason
+
+
+NOTE = "TO" + "DO"
+VIOLATIONS = {
+    "upward include": ("native/base/a.cpp", '#include "net/socket.hpp"', 1, "base uses net"),
+    "sibling include": ("native/net/a.cpp", '#include "resp/parser.hpp"', 1, "is beside it"),
+    "code uses a fuzzer": (
+        "native/redis/a.cpp",
+        '#include "fuzz/a.hpp"',
+        1,
+        "no layer that others",
+    ),
+    "unrooted include": ("native/net/a.cpp", '#include "socket.hpp"', 1, "as seen from native/"),
+    "Python.h below bindings": ("native/net/a.cpp", "\n#include <Python.h>", 2, "only bindings/"),
+    "nanobind in a test": (
+        "native/net/a_test.cpp",
+        "#include <nanobind/nanobind.h>",
+        1,
+        "bindings/",
+    ),
+    "socket in resp": ("native/resp/a.cpp", "#include <sys/socket.h>", 1, "knows no sockets"),
+    "netinet in resp": ("native/resp/a.cpp", "#include <netinet/tcp.h>", 1, "knows no sockets"),
+    "unknown layer": ("native/misc/a.cpp", "int a;", 1, "misc has no layer"),
+    "bare header": ("native/net/a.hpp", "#pragma once\n\n#include <span>", 1, "no opening comment"),
+    "upward import": ("src/kvferry/client/a.py", "import kvferry.engine", 1, "is above it"),
+    "sibling import": (
+        "src/kvferry/lab/a.py",
+        "from kvferry.server import a, b",
+        1,
+        "is beside it",
+    ),
+    "lazy import": (
+        "src/kvferry/client/a.py",
+        "def f() -> None:\n    from kvferry import cli",
+        2,
+        "client uses cli",
+    ),
+    "relative import": ("src/kvferry/client/a.py", "from ..engine import a", 1, "uses engine"),
+    "import by name": (
+        "src/kvferry/pool.py",
+        'import importlib\nimportlib.import_module("kvferry.lab")',
+        2,
+        "pool uses lab",
+    ),
+    "leaf uses its sibling": ("src/kvferry/keys.py", "import kvferry.logs", 1, "is beside it"),
+    "private module looks up": ("src/kvferry/_a.py", "import kvferry.logs", 1, "is above it"),
+    "import of the package": ("src/kvferry/pool.py", "import kvferry", 1, "the module that is"),
+    "import of a public name": ("src/kvferry/pool.py", "from kvferry import Status", 1, "no layer"),
+    "unknown module": ("src/kvferry/misc.py", "", 1, "misc has no layer"),
+    "long header": ("native/net/a.hpp", "// a\n" * 241, 241, "241 lines"),
+    "long source": ("native/net/a.cpp", "// a\n" * 501, 501, "501 lines"),
+    "long C++ test": ("native/net/a_test.cpp", "// a\n" * 601, 601, "601 lines"),
+    "long module": ("src/kvferry/pool.py", "# a\n" * 401, 401, "401 lines"),
+    "long test module": ("tests/test_a.py", "# a\n" * 601, 601, "601 lines"),
+    "wide C++": ("native/net/a.cpp", "// " + "a" * 98, 1, "101 columns"),
+    "wide Python": ("tools/a.py", "# " + "a" * 99, 1, "101 columns"),
+    "wide Markdown": ("docs/a.md", "a" * 101, 1, "101 columns"),
+    "tab": ("src/kvferry/pool.py", "if True:\n\tpass", 2, "a tab"),
+    "machine path": ("docs/a.md", "see " + "/home" + "/ada/src", 1, "path of one machine"),
+    "untyped note": ("native/net/a.cpp", f"int a;  // {NOTE}: later", 1, "without a type"),
+    "strangely typed note": ("tools/a.py", f"# {NOTE}(now): later", 1, "without a type"),
+}
+
+
+@pytest.mark.parametrize(("path", "text", "line", "message"), VIOLATIONS.values(), ids=VIOLATIONS)
+def test_reports(tmp_path: Path, path: str, text: str, line: int, message: str) -> None:
+    (finding,) = plant(tmp_path, path, text)
+    assert finding.startswith(f"{path}:{line}: ")
+    assert message in finding
+
+
+ALLOWED = {
+    "downward include": ("native/redis/a.cpp", '#include "net/socket.hpp"'),
+    "own layer": ("native/net/a.cpp", '#include "net/socket.hpp"'),
+    "test sees everything": ("native/base/a_test.cpp", '#include "redis/client.hpp"'),
+    "fuzzer sees everything": ("native/fuzz/a_fuzz.cpp", '#include "node/node.hpp"'),
+    "bindings know Python": ("bindings/a.cpp", '#include <Python.h>\n#include "errors.hpp"'),
+    "net knows sockets": ("native/net/a.cpp", "#include <sys/socket.h>"),
+    "downward import": ("src/kvferry/cli/a.py", "from kvferry.client import batch"),
+    "own package": ("src/kvferry/lab/a.py", "from . import b\nfrom kvferry.lab import c"),
+    "shared leaf": ("src/kvferry/config.py", "from kvferry import errors, units"),
+    "the package's own list": ("src/kvferry/__init__.py", "from kvferry.client.sync import A"),
+    "private modules": ("src/kvferry/keys.py", "from kvferry._a import b"),
+    "version": ("src/kvferry/cli/a.py", "from kvferry import __version__"),
+    "ceiling exactly": ("src/kvferry/pool.py", "# a\n" * 400),
+    "wide table": ("docs/a.md", "| " + "a" * 120 + " |"),
+    "wide output": ("docs/a.md", "```\n" + "a" * 120 + "\n```"),
+    "wide link": ("docs/a.md", "https://example.com/" + "a" * 100),
+    "system path": ("docs/a.md", "see /usr/bin/env and https://example.com/home/ada"),
+    "typed note": ("native/net/a.cpp", f"// {NOTE}(perf): measure a smaller window"),
+    "stub": ("src/kvferry/_native.pyi", "a" * 200),
+    "build output": ("build/a.cpp", "\t"),
+}
+
+
+@pytest.mark.parametrize(("path", "text"), ALLOWED.values(), ids=ALLOWED)
+def test_allows(tmp_path: Path, path: str, text: str) -> None:
+    assert plant(tmp_path, path, text) == []
+
+
+def test_a_waiver_lifts_the_ceiling_of_one_file(tmp_path: Path) -> None:
+    plant(tmp_path, "src/kvferry/keys.py", "# a\n" * 401)
+    plant(tmp_path, "src/kvferry/logs.py", "# a\n" * 401)
+    (finding,) = tidy.check(tmp_path, waivers={"src/kvferry/keys.py": "one table"})
+    assert str(finding.path) == "src/kvferry/logs.py"
+
+
+def test_aims_are_told_when_asked_for(tmp_path: Path) -> None:
+    assert plant(tmp_path, "src/kvferry/keys.py", "# a\n" * 201) == []
+    (finding,) = tidy.check(tmp_path, aims=True)
+    assert "aims for 200" in finding.message

@@ -1,0 +1,32 @@
+"""What the tests of the pure-Python client share."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from kvferry.client.pure import PureRedisClient
+
+MIB = 1 << 20
+
+
+def payload(size: int, seed: int = 0) -> bytes:
+    """Random bytes that differ by size and seed."""
+    return random.Random(seed * 7919 + size).randbytes(size)
+
+
+def connect(target: Any, **settings: Any) -> PureRedisClient:
+    """A client of a server or proxy fixture."""
+    return PureRedisClient(target.host, target.port, **settings)
+
+
+@contextmanager
+def within(limit_s: float) -> Iterator[None]:
+    """Fails the test if the block takes longer."""
+    started = time.monotonic()
+    yield
+    taken_s = time.monotonic() - started
+    assert taken_s < limit_s, f"took {taken_s:.2f} s"

@@ -1,0 +1,112 @@
+"""BatchResult: what it tells of a batch, and which exception it makes of a status."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvferry import errors
+from kvferry.client.batch import BatchResult, Status
+
+
+def result(*statuses: Status, error: str | None = None) -> BatchResult:
+    return BatchResult(bytes(statuses), [7] * len(statuses), 0.0125, error)
+
+
+OK, MISS, TIMEOUT = Status.OK, Status.MISS, Status.TIMEOUT
+
+
+def test_it_is_a_sequence_of_statuses() -> None:
+    batch = result(OK, MISS, TIMEOUT, OK)
+    assert list(batch) == [OK, MISS, TIMEOUT, OK]
+    assert (len(batch), batch[1], batch[-2]) == (4, MISS, TIMEOUT)
+    assert batch[0] is Status.OK
+    assert MISS in batch
+    assert Status.CORRUPT not in batch
+    assert batch.index(TIMEOUT) == 2
+    with pytest.raises(IndexError):
+        batch[4]
+
+
+def test_counts() -> None:
+    batch = result(OK, MISS, OK, MISS, OK)
+    assert (batch.count(OK), batch.count(MISS), batch.count(TIMEOUT)) == (3, 2, 0)
+    assert batch.count("OK") == 0
+
+
+@pytest.mark.parametrize(
+    ("statuses", "prefix_len", "ok"),
+    [
+        ((OK, OK, OK), 3, True),
+        ((OK, MISS, OK), 1, False),
+        ((MISS, OK, OK), 0, False),
+        ((OK, OK, TIMEOUT), 2, False),
+        ((), 0, True),
+    ],
+)
+def test_prefix(statuses: tuple[Status, ...], prefix_len: int, ok: bool) -> None:
+    batch = result(*statuses)
+    assert (batch.prefix_len, batch.ok) == (prefix_len, ok)
+
+
+def test_repr_counts_and_times() -> None:
+    assert repr(result(OK, MISS, OK)) == "<BatchResult OK=2 MISS=1 in 12.50 ms>"
+    assert repr(result()) == "<BatchResult empty in 12.50 ms>"
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (Status.CORRUPT, errors.CorruptError),
+        (Status.TIMEOUT, errors.DeadlineExceeded),
+        (Status.UNAVAILABLE, errors.UnavailableError),
+        (Status.SERVER_ERROR, errors.ServerError),
+        (Status.CANCELLED, errors.BatchCancelledError),
+    ],
+)
+def test_failures_have_exceptions_and_name_the_key(
+    status: Status, kind: type[errors.KVFerryError]
+) -> None:
+    with pytest.raises(kind, match=r"^OOM no room \(key 2 of 4\)$") as caught:
+        result(OK, MISS, status, OK, error="OOM no room").raise_for_errors()
+    assert type(caught.value) is kind
+    with pytest.raises(kind, match=status.name):
+        result(status).raise_for_errors()
+
+
+def test_a_size_mismatch_tells_the_size() -> None:
+    with pytest.raises(errors.SizeMismatchError, match="the stored value has 7 bytes"):
+        result(Status.SIZE_MISMATCH, error="OOM of another key").raise_for_errors()
+
+
+def test_every_status_either_passes_or_raises() -> None:
+    passed = []
+    for status in Status:
+        try:
+            result(status).raise_for_errors()
+            passed.append(status)
+        except errors.KVFerryError:
+            pass
+    assert passed == [OK, MISS]
+
+
+def test_the_first_failure_counts() -> None:
+    with pytest.raises(errors.DeadlineExceeded):
+        result(MISS, TIMEOUT, Status.CORRUPT).raise_for_errors()
+
+
+def test_server_code_is_the_first_word() -> None:
+    with pytest.raises(errors.ServerError) as caught:
+        result(Status.SERVER_ERROR, error="WRONGTYPE Operation against").raise_for_errors()
+    assert caught.value.server_code == "WRONGTYPE"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "WRONGPASS invalid username-password pair",
+        "localhost:6379: NOAUTH Authentication required.",
+    ],
+)
+def test_refused_credentials_have_a_class_of_their_own(text: str) -> None:
+    with pytest.raises(errors.AuthError):
+        result(Status.UNAVAILABLE, error=text).raise_for_errors()
