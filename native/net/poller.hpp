@@ -12,6 +12,7 @@
 #include "base/clock.hpp"
 #include "base/result.hpp"
 #include "base/unique_fd.hpp"
+#include "net/transport.hpp"
 
 namespace kvferry::net {
 
@@ -21,13 +22,12 @@ struct Ready {
   bool writable;
 };
 
-class Poller {
+class Poller final : public Watcher {
  public:
   static Result<Poller> open();
 
-  // Starts or changes what is watched. Fails with: kSystem.
-  Outcome watch(int fd, std::uint64_t token, bool readable, bool writable) noexcept;
-  void forget(int fd) noexcept;
+  Outcome watch(int fd, std::uint64_t token, bool readable, bool writable) noexcept override;
+  void forget(int fd) noexcept override;
 
   // Waits until something is ready or `timeout` has passed (kNever: no limit; rounded up to 1 ms).
   // The result is valid until the next call.
