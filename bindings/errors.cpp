@@ -33,6 +33,8 @@ const char* python_class(Errc code) noexcept {
       return "ServerError";
     case Errc::kSystem:
       return "SystemResourceError";
+    case Errc::kCertificate:
+      return "TlsError";
   }
   return "KVFerryError";
 }

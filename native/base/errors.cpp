@@ -54,6 +54,8 @@ std::string_view name(Errc code) noexcept {
       return "server";
     case Errc::kSystem:
       return "system";
+    case Errc::kCertificate:
+      return "certificate";
   }
   return "?";
 }

@@ -29,13 +29,14 @@ enum class Errc : std::uint8_t {
   kForked,           // the object belongs to the parent process
   kCapacity,         // a stated limit was reached; try again later
   kTimeout,
-  kResolve,     // the host name has no address
-  kConnect,     // no address accepted the connection
-  kDisconnect,  // the connection ended
-  kProtocol,    // the peer broke the protocol; the connection cannot be trusted
-  kAuth,        // the server refused the credentials
-  kServer,      // any other error reply
-  kSystem,      // the operating system refused a resource
+  kResolve,      // the host name has no address
+  kConnect,      // no address accepted the connection
+  kDisconnect,   // the connection ended
+  kProtocol,     // the peer broke the protocol; the connection cannot be trusted
+  kAuth,         // the server refused the credentials
+  kServer,       // any other error reply
+  kSystem,       // the operating system refused a resource
+  kCertificate,  // TLS: a certificate or key is of no use, or one side refuses the other
 };
 
 struct Error {

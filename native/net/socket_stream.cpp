@@ -92,8 +92,9 @@ class SocketStream final : public Stream {
 }  // namespace
 
 std::string reason(const IoResult& result) {
-  return result.state == IoState::kClosed ? "the server closed the connection"
-                                          : std::strerror(result.sys_errno);
+  if (result.state == IoState::kClosed) return "the server closed the connection";
+  if (result.state == IoState::kRefused) return "the TLS handshake was refused";
+  return std::strerror(result.sys_errno);
 }
 
 Result<std::unique_ptr<Stream>> open_stream(const Address& address) {

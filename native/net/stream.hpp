@@ -1,14 +1,15 @@
 #pragma once
-// Stream: a connected byte stream that never blocks. TCP and Unix sockets here; TLS joins as
+// Stream: a connected byte stream that never blocks. TCP and Unix sockets here; TLS (tls.hpp) is
 // another implementation of the same calls.
 //
-// Threads: owned by one thread. Failure: kClosed and kFailed are final.
+// Threads: owned by one thread. Failure: kClosed, kFailed and kRefused are final.
 
 #include <sys/uio.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -22,6 +23,7 @@ enum class IoState : std::uint8_t {
   kWouldBlock,  // nothing can be moved now
   kClosed,      // the peer ended the stream
   kFailed,      // `sys_errno` says why
+  kRefused,     // TLS: one side does not accept the other. Trying again will not help.
 };
 
 struct IoResult {
@@ -30,23 +32,39 @@ struct IoResult {
   int sys_errno = 0;
 };
 
-// Why a stream ended, in words. Requires: kClosed or kFailed.
+// Why a stream ended, in words. Requires: kClosed, kFailed or kRefused.
 [[nodiscard]] std::string reason(const IoResult& result);
+
+// What a TLS handshake agreed on.
+struct TlsFacts {
+  std::string version;  // "TLSv1.3"
+  std::string cipher;   // "TLS_AES_128_GCM_SHA256"
+  bool resumed = false;
+  bool ktls_send = false;  // the kernel encrypts
+  bool ktls_receive = false;
+};
 
 class Stream {
  public:
   virtual ~Stream() = default;
 
   [[nodiscard]] virtual int fd() const noexcept = 0;
-  // Completes the connection after fd() became writable. kWouldBlock: not yet.
+  // Completes the connection after fd() became ready. kWouldBlock: not yet.
   virtual IoResult finish_connect() noexcept = 0;
-  // Scatter and gather; the memory is only touched during the call.
+  // What finish_connect() waits for after kWouldBlock: bytes, or (false) room to send.
+  [[nodiscard]] virtual bool awaits_readable() const noexcept { return false; }
+  // Scatter and gather; the memory is only touched during the call. A receive() that moves fewer
+  // bytes than asked for has emptied the stream: fd() becomes readable when there is more.
   virtual IoResult receive(std::span<const iovec> pieces) noexcept = 0;
   virtual IoResult send(std::span<const iovec> pieces) noexcept = 0;
   // Bytes that were sent and that the peer has not taken yet; 0 where nobody can tell.
   [[nodiscard]] virtual std::size_t unsent_bytes() const noexcept = 0;
   // Asks not to be called readable before `bytes` are there (a hint that saves wake-ups; 1: off).
   virtual void set_receive_low_water(std::size_t bytes) noexcept = 0;
+  // Why this stream ended with `result`; knows more than reason().
+  [[nodiscard]] virtual std::string failure(const IoResult& result) const { return reason(result); }
+  // Requires: finish_connect() said kOk. Nothing on a stream without TLS.
+  [[nodiscard]] virtual std::optional<TlsFacts> tls_facts() const { return std::nullopt; }
 };
 
 // Starts to connect; returns at once. The stream is usable once finish_connect() says kOk.
