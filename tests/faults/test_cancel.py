@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from faults.history import KIB, MIB, check, fetch, poisoned, stamped, store, until, within
 from kvferry import AsyncRedisClient
 from kvferry.client.batch import Status
 from support.proxy import FaultProxy
 from support.servers import TestServer
+from support.stamps import KIB, MIB, check, fetch, poisoned, stamped, store, until, within
 
 Connect = Callable[..., Any]
 Proxied = Callable[[TestServer], FaultProxy]

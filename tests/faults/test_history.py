@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from faults.history import KIB, check, fetch, poisoned, stamped, store, until
 from kvferry.client.batch import Status
 from support.proxy import FaultProxy
 from support.servers import TestServer
+from support.stamps import KIB, check, fetch, poisoned, stamped, store, until
 
 Connect = Callable[..., Any]
 Proxied = Callable[[TestServer], FaultProxy]

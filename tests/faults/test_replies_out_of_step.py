@@ -19,10 +19,10 @@ from typing import Any
 
 import pytest
 
-from faults.history import KIB, MIB, WrongBytes, check, fetch, poisoned, store, until, within
 from kvferry.client.batch import Status
 from support.proxy import FaultProxy
 from support.servers import TestServer
+from support.stamps import KIB, MIB, WrongBytes, check, fetch, poisoned, store, until, within
 
 Connect = Callable[..., Any]
 Proxied = Callable[[TestServer], FaultProxy]

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from faults.history import until
 from kvferry import AsyncRedisClient, ClientConfig, RedisClient
 from kvferry.client.pure import PureRedisClient
 from kvferry.errors import KVFerryError
 from support.scripted import Close, Command, MiniStore, ScriptedServer, answer, resp2_only
 from support.servers import TestServer, free_port
+from support.stamps import until
 
 Connect = Callable[..., Any]
 Start = Callable[..., TestServer]

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from faults.history import KIB, MIB, Fetched, fetch, poisoned, store, until, within
 from kvferry import errors
 from kvferry.client.batch import Status
 from kvferry.client.pure import PureRedisClient
 from support.proxy import FaultProxy
 from support.scripted import MiniStore, ScriptedServer, Silence
 from support.servers import TestServer, free_port
+from support.stamps import KIB, MIB, Fetched, fetch, poisoned, store, until, within
 
 Connect = Callable[..., Any]
 Start = Callable[..., TestServer]
@@ -269,7 +269,7 @@ def test_connections_killed_by_an_administrator(server: TestServer, connect: Con
 _SCRIPT = """
 import sys, time
 sys.path.insert(0, {tests!r})
-from faults.history import fetch, store, until, within
+from support.stamps import fetch, store, until, within
 from faults.conftest import CLIENTS
 from support.servers import TestServer
 

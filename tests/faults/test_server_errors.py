@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from faults.history import KIB, MIB, check, fetch, poisoned, stamped, store, until, within
 from kvferry import errors
 from kvferry.client.batch import Status
 from support.resp import bulk
@@ -37,6 +36,7 @@ from support.scripted import (
     wrongpass,
 )
 from support.servers import TestServer
+from support.stamps import KIB, MIB, check, fetch, poisoned, stamped, store, until, within
 
 Connect = Callable[..., Any]
 Start = Callable[..., TestServer]

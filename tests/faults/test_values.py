@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from faults.history import KIB, MIB, check, fetch, poisoned, store, until, within
 from kvferry import errors
 from kvferry.client.batch import Status
 from support.servers import TestServer
+from support.stamps import KIB, MIB, check, fetch, poisoned, store, until, within
 
 Connect = Callable[..., Any]
 Start = Callable[..., TestServer]

@@ -4,7 +4,7 @@
     check("key", value)   # 3; WrongBytes for anything that was not stamped for "key"
 
 A stamp is 32 bytes in front of the value: magic, key, version, length, CRC-32 of the body. The body
-is random and differs by key, version and length.
+is cut out of random bytes, elsewhere for each key, version and length.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ POISON = 0xA5
 _STAMP = struct.Struct("<4s8sQQI")
 _MAGIC = b"STMP"
 STAMP_BYTES = _STAMP.size
+# No multiple of a stripe or page is a multiple of this length: a piece in a wrong place shows.
+_RANDOM = random.Random(0).randbytes((1 << 20) + 7)
 
 
 class WrongBytes(AssertionError):
@@ -62,7 +64,9 @@ class Batches(Protocol):
 
 def stamped(key: str, version: int, size: int) -> bytes:
     """A value of `size` bytes, at least STAMP_BYTES, that says whose and which it is."""
-    body = random.Random(f"{key} {version} {size}").randbytes(size - STAMP_BYTES)
+    at = zlib.crc32(f"{key} {version} {size}".encode()) % len(_RANDOM)
+    rounds = (at + size) // len(_RANDOM) + 1
+    body = (_RANDOM * rounds)[at : at + size - STAMP_BYTES]
     return _STAMP.pack(_MAGIC, _digest(key), version, size, zlib.crc32(body)) + body
 
 
@@ -77,7 +81,10 @@ def check(
     view = memoryview(data)
     magic, digest, version, size, crc = _STAMP.unpack(view[:STAMP_BYTES])
     body = view[STAMP_BYTES:]
-    if (magic, digest, size) != (_MAGIC, _digest(key), len(view)) or crc != zlib.crc32(body):
+    whole = (magic, size, crc) == (_MAGIC, len(view), zlib.crc32(body))
+    if whole and digest != _digest(key):
+        raise WrongBytes(f"{key}: these are the {size} bytes of another key")
+    if not whole:
         poison = bytes(body).count(POISON)
         raise WrongBytes(
             f"{key}: {len(view)} bytes that begin {bytes(view[:16]).hex()} are not its value "
