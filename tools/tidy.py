@@ -30,6 +30,7 @@ PY_LAYERS = (
     ("_native",),
     ("_*",),  # private modules of the package's top, for whoever is above
     ("errors", "config", "keys", "units", "logs", "metrics", "embedded"),
+    ("config_file",),
     ("pool", "client"),
     ("engine",),
     ("testing",),

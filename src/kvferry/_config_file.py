@@ -1,0 +1,157 @@
+"""The configuration file as it lies on disk: YAML sections, read strictly and replaced at once.
+
+    client:                    # one section for each reader; kvferry.config_file reads this one
+      url: redis://cache-1:6379
+      connections: 16
+    tuned:                     # what `kvferry tune` measured
+      chunk_bytes: 4194304
+
+A reader gets its own section, and whatever else is in the file stays there when a section is
+written. A file is replaced in one step (a temporary file beside it, fsync, rename) and is then mode
+0600, because it may hold secrets: a reader sees the old file or the new one, also after a crash.
+Comments and the spelling of values do not survive a write. Of two writers at the same time the
+last one wins.
+
+Errors name the file and the line, never its text: a broken line may be that of a password.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import os
+import secrets
+from collections.abc import Hashable, Mapping
+from pathlib import Path
+from typing import Any
+
+from kvferry.errors import ConfigError
+
+__all__ = ["FILE_VARIABLE", "find_config_file", "read_section", "write_sections"]
+
+FILE_VARIABLE = "KVFERRY_CONFIG_FILE"
+_SIZE_BYTES_MAX = 1 << 20
+_SIMILAR = 0.8  # of the name of a section: beyond it a typing error is likelier than a stranger
+
+
+def find_config_file(
+    path: str | os.PathLike[str] | None, environ: Mapping[str, str] | None = None
+) -> Path | None:
+    """`path`, else the file that ``KVFERRY_CONFIG_FILE`` names, else None; it need not exist."""
+    if path is None:
+        path = (os.environ if environ is None else environ).get(FILE_VARIABLE) or None
+    return None if path is None else Path(path)
+
+
+def read_section(path: Path, section: str) -> dict[str, Any]:
+    """One section of the file; a section that is not there is empty.
+
+    Raises:
+        ConfigError: The file is missing, unreadable or no YAML, or the section is no mapping.
+    """
+    document = _read(path)
+    if section not in document:
+        for other in difflib.get_close_matches(section, document, n=1, cutoff=_SIMILAR):
+            raise ConfigError(f"{path} has no section {section!r} but {other!r}; rename it")
+    found = document.get(section)
+    if found is None:  # absent, or a head with nothing under it
+        return {}
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path}: section {section!r} is not a list of 'name: value' lines")
+    for name in found:
+        if not isinstance(name, str):
+            raise ConfigError(f"{path}: a name in section {section!r} is not a word; quote it")
+    return found
+
+
+def write_sections(path: Path, sections: Mapping[str, Mapping[str, Any]]) -> None:
+    """Replace these sections and keep the others; the file is made if it is not there.
+
+    Raises:
+        ConfigError: What is there cannot be read, and so cannot be kept; nothing was written.
+        OSError: The directory cannot be written to; the file is as it was.
+    """
+    import yaml  # not at the top: most programs never write a file
+
+    path = Path(os.path.realpath(path))  # a link stays a link
+    document = _read(path) if path.exists() else {}
+    document.update({name: dict(values) for name, values in sections.items()})
+    text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100)
+    _replace(path, text.encode())
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(_SIZE_BYTES_MAX + 1)
+    except FileNotFoundError:
+        raise ConfigError(f"there is no configuration file {path}") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    if len(raw) > _SIZE_BYTES_MAX:
+        raise ConfigError(f"{path} is larger than {_SIZE_BYTES_MAX} bytes; is it the right file?")
+    document, problem = _parse(raw)
+    # Raised out here, where no parser's error hangs on to ours: those quote the file.
+    if problem is not None:
+        raise ConfigError(f"{path} {problem}")
+    if document is None:
+        return {}
+    if not isinstance(document, dict) or not all(isinstance(name, str) for name in document):
+        raise ConfigError(f"{path} is not made of sections; it begins with e.g. 'client:'")
+    return document
+
+
+def _parse(raw: bytes) -> tuple[Any, str | None]:
+    """The document, or what is wrong with it."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """Without the silent rule that the last of two equal names wins."""
+
+    def construct_mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[Hashable, Any]:
+        seen = set()
+        for name, _ in node.value:
+            if name.tag != "tag:yaml.org,2002:merge" and isinstance(name, yaml.ScalarNode):
+                if name.value in seen:
+                    raise yaml.MarkedYAMLError(problem=_TWICE, problem_mark=name.start_mark)
+                seen.add(name.value)
+        loader.flatten_mapping(node)
+        return loader.construct_mapping(node, deep=True)
+
+    Loader.add_constructor("tag:yaml.org,2002:map", construct_mapping)
+    try:
+        return yaml.load(raw.decode(), Loader), None
+    except UnicodeDecodeError:
+        return None, "is not UTF-8"
+    except yaml.MarkedYAMLError as error:
+        what = "names something twice" if error.problem == _TWICE else "is not valid YAML"
+        mark = error.problem_mark
+        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+        return None, what + where
+    except (yaml.YAMLError, ValueError, RecursionError):  # e.g. a date with month 13
+        return None, "is not valid YAML"
+
+
+_TWICE = "a name occurs twice"
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Give the file new content, in one step that a crash cannot halve."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with open(handle, "wb") as file:
+            os.fchmod(handle, 0o600)  # whatever the umask
+            file.write(content)
+            file.flush()
+            os.fsync(handle)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)  # the rename itself
+    finally:
+        os.close(directory)

@@ -1,0 +1,183 @@
+"""Settings of a client from a YAML file, below those of the environment and of the call.
+
+    # kvferry.yaml, mode 0600 where it holds a secret
+    client:
+      url: redis://cache-1:6379/0
+      username: writer
+      password: a secret
+      connections: 16
+
+    config = load_client_config("kvferry.yaml", timeout_s=2)
+    client = kvferry.RedisClient.from_config(config)
+
+The section holds a `url`, fields of `ClientConfig`, or both: fields win over the URL, and one that
+is ``null`` has its default. Without a path, ``KVFERRY_CONFIG_FILE`` names the file; without that
+there is none, which is no error.
+
+The call wins over the environment (see `ClientConfig.from_env`), that over the file, and that over
+the defaults, field by field, except that
+
+- a URL of the call or of the environment replaces all that the file says of where the server is and
+  how to be let in: address, TLS, user. Only limits and sizes of the file are left;
+- `host` alone replaces a socket path, and `credentials` replaces user and password.
+
+What is wrong is said with the names of file and setting, never with a secret or a URL.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from kvferry._config_file import find_config_file, read_section, write_sections
+from kvferry._url import nearest, parse_url
+from kvferry.config import _ENV_FIELDS, _ENV_PREFIXES, ClientConfig, _query_kinds
+from kvferry.errors import ConfigError
+
+__all__ = ["load_client_config", "save_client_settings"]
+
+_log = logging.getLogger("kvferry.config")
+
+_USER = frozenset(("username", "password"))
+# Fields that only mean something for one server; so do those that begin with "tls" and "sentinel".
+_SERVER = _USER | {
+    *("host", "port", "unix_path", "db"),
+    *("topology", "nodes", "read_from", "availability_zone"),
+}
+_FUNCTIONS = ("credentials",)  # fields that no file can hold
+
+
+def load_client_config(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    section: str = "client",
+    environ: Mapping[str, str] | None = None,
+    url: str | None = None,
+    **overrides: Any,
+) -> ClientConfig:
+    """The settings of a section of the file, of the environment and of this call.
+
+    Args:
+        path: The file; default: ``KVFERRY_CONFIG_FILE``, or none.
+        section: Where in the file.
+        environ: Default: of this process.
+        url: The server; `overrides` win over it.
+        **overrides: Fields of `ClientConfig`, where not None.
+
+    Raises:
+        ConfigError: The file is missing or malformed, or a setting is.
+    """
+    environ = os.environ if environ is None else environ
+    file = find_config_file(path, environ)
+    from_file = {} if file is None else _of_file(file, section)
+    from_env = _of_environment(environ)
+    explicit = {name: value for name, value in overrides.items() if value is not None}
+    if url is not None:
+        from_url = _of_url(url)
+        from_file = {name: from_file[name] for name in from_file if not _is_of_server(name)}
+        kept = frozenset(() if _USER & from_url.keys() else _USER)
+        from_env = {name: from_env[name] for name in from_env if name in kept}
+        explicit = {**from_url, **explicit}
+    merged = _over(_over(from_file, from_env), explicit)
+    try:
+        return _made(merged)
+    except ConfigError as error:
+        if file is None:
+            raise
+        text = f"{error} (the settings of {file} took part)"
+    raise ConfigError(text)
+
+
+def save_client_settings(
+    path: str | os.PathLike[str],
+    settings: Mapping[str, Any],
+    *,
+    section: str = "client",
+    others: Mapping[str, Mapping[str, Any]] | None = None,
+) -> None:
+    """Set these fields of a section and all of the `others`, in one step; keep the rest.
+
+    The file is made where there is none, and has mode 0600 afterwards. Comments in it are lost.
+
+    Raises:
+        ConfigError: A setting is malformed, or what is there is; nothing was written.
+        OSError: The file cannot be written; it is as it was.
+    """
+    file = Path(path)
+    _made({name: value for name, value in settings.items() if value is not None})
+    before = read_section(file, section) if file.exists() else {}
+    after = {**before, **settings}
+    _settings_in(f"{file}: {section}", after)
+    write_sections(file, {section: after, **(others or {})})
+
+
+def _of_file(file: Path, section: str) -> dict[str, Any]:
+    found = read_section(file, section)
+    settings = _settings_in(f"{file}: {section}", found)
+    if any(name.endswith("password") for name in settings) and file.stat().st_mode & 0o077:
+        _log.warning("%s holds a secret and others may open it; run chmod 600 on it", file)
+    return settings
+
+
+def _settings_in(where: str, found: Mapping[str, Any]) -> dict[str, Any]:
+    """What a section gives, its URL taken apart. Values are not checked yet, names are."""
+    known = [field.name for field in fields(ClientConfig)]
+    for name in found:
+        if name in _FUNCTIONS:
+            raise ConfigError(f"{where}: {name} is a function; pass it in the program")
+        if name != "url" and name not in known:
+            raise ConfigError(f"{where}: unknown setting {name!r}{nearest(name, ['url', *known])}")
+    settings = {}
+    if (url := found.get("url")) is not None:
+        if not isinstance(url, str):
+            raise ConfigError(f"{where}: url is no text; it begins with e.g. redis://")
+        try:
+            settings = _of_url(url)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from None
+    settings.update((name, value) for name, value in found.items() if name != "url")
+    return {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in settings.items()
+        if value is not None
+    }
+
+
+def _of_url(url: str) -> dict[str, Any]:
+    return dict(parse_url(url, _query_kinds()))
+
+
+def _of_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    """What the environment gives, also where that is the default."""
+    names = [
+        name
+        for name in _ENV_FIELDS
+        if any(environ.get(prefix + name.upper()) for prefix in _ENV_PREFIXES)
+    ]
+    # A user without password would be refused here, although the password may be in the file.
+    config = ClientConfig.from_env(environ, password=None if "password" in names else "-")
+    return {name: getattr(config, name) for name in names}
+
+
+def _is_of_server(name: str) -> bool:
+    return name in _SERVER or name.startswith(("tls", "sentinel"))
+
+
+def _over(weaker: Mapping[str, Any], stronger: Mapping[str, Any]) -> dict[str, Any]:
+    """Both, without what of the weaker one makes no sense beside the stronger one."""
+    gone = _USER if "credentials" in stronger else frozenset()
+    if "host" in stronger:
+        gone |= {"unix_path"}
+    return {**{name: weaker[name] for name in weaker if name not in gone}, **stronger}
+
+
+def _made(settings: Mapping[str, Any]) -> ClientConfig:
+    known = [field.name for field in fields(ClientConfig)]
+    for name in settings:
+        if name not in known:
+            raise ConfigError(f"unknown setting {name!r}{nearest(name, known)}")
+    return ClientConfig(**settings)

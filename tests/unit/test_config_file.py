@@ -1,0 +1,288 @@
+"""The configuration file: what wins, what is refused with advice, what stays secret and intact."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kvferry._config_file import find_config_file, read_section, write_sections
+from kvferry.config import ClientConfig
+from kvferry.config_file import load_client_config, save_client_settings
+from kvferry.errors import ConfigError
+
+SECRET = "s3cr3t-w0rd"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "kvferry.yaml"
+
+
+def put(file: Path, text: str) -> Path:
+    file.write_text(text)
+    file.chmod(0o600)
+    return file
+
+
+def refusal(file: Path, text: str, **overrides: Any) -> str:
+    """What is said of a file with this text, after checking that no cause holds the secret."""
+    put(file, text)
+    with pytest.raises(ConfigError) as caught:
+        load_client_config(file, environ={}, **overrides)
+    error: BaseException | None = caught.value
+    while error is not None:
+        assert SECRET not in repr(error)
+        error = error.__cause__ or error.__context__
+    assert str(file) in str(caught.value)
+    return str(caught.value)
+
+
+def test_no_file_is_no_error() -> None:
+    assert load_client_config(environ={}) == ClientConfig()
+    assert load_client_config(environ={}, port=7, db=None) == ClientConfig(port=7)
+
+
+def test_fields_url_and_lists_are_read(file: Path) -> None:
+    put(
+        file, "client:\n  url: redis://:pw@h:7/2?connections=4\n  connections: 16\n  timeout_s: 2\n"
+    )
+    expected = ClientConfig(host="h", port=7, password="pw", db=2, connections=16, timeout_s=2)
+    assert load_client_config(file, environ={}) == expected
+    assert load_client_config(environ={"KVFERRY_CONFIG_FILE": str(file)}) == expected
+    other = file.with_name("other.yaml")
+    put(other, "client: {host: other}\nspare: {host: spare}\n")
+    environ = {"KVFERRY_CONFIG_FILE": str(file)}
+    assert load_client_config(other, environ=environ).host == "other"
+    assert load_client_config(other, environ=environ, section="spare").host == "spare"
+
+
+@pytest.mark.parametrize("text", ["", "client:\n", "client: {}\n", "tuned: {chunk_bytes: 1}\n"])
+def test_what_is_not_there_has_its_default(file: Path, text: str) -> None:
+    assert load_client_config(put(file, text), environ={}) == ClientConfig()
+
+
+def test_null_is_the_default_also_against_the_url(file: Path) -> None:
+    put(file, "client:\n  url: redis://h?window_bytes=1024&db=3\n  window_bytes: null\n  port: ~\n")
+    assert load_client_config(file, environ={}) == ClientConfig(host="h", db=3)
+
+
+@pytest.mark.parametrize("given", list(itertools.product((False, True), repeat=3)))
+def test_the_call_wins_over_the_environment_over_the_file(
+    file: Path, given: tuple[bool, ...]
+) -> None:
+    in_file, in_environment, in_call = given
+    put(file, "client: {port: 1001, db: 5}\n" if in_file else "client: {db: 5}\n")
+    environ = {"KVFERRY_RESP_PORT": "1002"} if in_environment else {}
+    config = load_client_config(file, environ=environ, port=1003 if in_call else None)
+    ports = [port for port, was in zip((1001, 1002, 1003), given, strict=True) if was]
+    assert (config.port, config.db) == (ports[-1] if ports else 6379, 5)
+
+
+def test_a_default_that_was_given_wins_too(file: Path) -> None:
+    put(file, "client: {host: far, port: 1001, timeout_s: 2}\n")
+    environ = {"LMCACHE_RESP_HOST": "localhost", "KVFERRY_RESP_PORT": "6379"}
+    assert load_client_config(file, environ=environ) == ClientConfig(timeout_s=2)
+    url = "redis://localhost:6379?timeout_s=5"
+    assert load_client_config(file, environ={}, url=url) == ClientConfig()
+
+
+def test_user_and_password_may_come_from_different_places(file: Path) -> None:
+    put(file, f"client: {{username: writer}}\n# {SECRET}\n")
+    environ = {"KVFERRY_RESP_PASSWORD": SECRET}
+    config = load_client_config(file, environ=environ)
+    assert (config.username, config.password) == ("writer", SECRET)
+    put(file, f"client: {{password: {SECRET}}}\n")
+    config = load_client_config(file, environ={"KVFERRY_RESP_USERNAME": "reader"})
+    assert (config.username, config.password) == ("reader", SECRET)
+
+
+def test_a_url_of_the_call_replaces_the_server_of_the_file(file: Path) -> None:
+    put(file, f"client: {{unix_path: /s, db: 3, username: u, password: {SECRET}, timeout_s: 2}}\n")
+    assert load_client_config(file, environ={}, url="redis://other") == ClientConfig(
+        host="other", timeout_s=2
+    )
+    environ = {"KVFERRY_RESP_HOST": "env", "KVFERRY_RESP_PASSWORD": "pw"}
+    config = load_client_config(file, environ=environ, url="redis://other", port=7)
+    assert (config.address, config.username, config.password) == ("other:7", None, "pw")
+    environ["KVFERRY_RESP_USERNAME"] = "env"
+    config = load_client_config(file, environ=environ, url="redis://:mine@other")
+    assert (config.username, config.password) == (None, "mine")
+
+
+def test_a_host_replaces_the_socket_of_the_file(file: Path) -> None:
+    put(file, "client: {unix_path: /s}\n")
+    assert load_client_config(file, environ={"KVFERRY_RESP_HOST": "h"}).address == "h:6379"
+    assert load_client_config(file, environ={}, host="h").address == "h:6379"
+    assert load_client_config(file, environ={}).address == "unix:/s"
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        (f"client: {{conections: 4, password: {SECRET}}}", "did you mean 'connections'"),
+        (f"client: {{password: {SECRET}, port: 0}}", "whole number from 1 to 65535"),
+        (f"client: {{password: {SECRET}, port: '6379'}}", "whole number"),
+        (f"client: {{password: {SECRET}, port: 2026-01-01}}", "whole number"),
+        ("client: {password: 12345}", "password is a int"),
+        (f"client: {{url: 'redis://:{SECRET}@h:x'}}", "malformed"),
+        (f"client: {{url: 'redis://:{SECRET}@h?conections=4'}}", "'connections'"),
+        (f"client: {{url: [{SECRET}]}}", "url is no text"),
+        (f"client: {{credentials: {SECRET}}}", "credentials is a function"),
+        (f"client: {{1: {SECRET}}}", "not a word"),
+        (f"client: [{SECRET}]", "'name: value'"),
+        (f"client:\n  password:{SECRET}\n", "'name: value'"),
+        (f"client:\n  password: @{SECRET}\n", "not valid YAML at line 2, column 13"),
+        (f"client:\n  password: *{SECRET}\n", "not valid YAML at line 2"),
+        (f"client:\n  password: !{SECRET} x\n", "not valid YAML at line 2"),
+        (f"client:\n  password: !!python/name:{SECRET} x\n", "not valid YAML at line 2"),
+        (f"client:\n  password: {SECRET}\n  password: x\n", "twice at line 3"),
+        (f"client: {{db: 1}}\nclient: {{password: {SECRET}}}\n", "twice at line 2"),
+        (f"client: {{password: {SECRET}, db: 2026-13-01}}", "not valid YAML"),
+        (f"clients: {{password: {SECRET}}}\n", "'clients'; rename it"),
+        (f"- {SECRET}\n", "not made of sections"),
+        (f"{SECRET}\n", "not made of sections"),
+        (f"password: {SECRET}\n---\nclient: {{}}\n", "not valid YAML"),
+        ("[" * 50_000, "not valid YAML"),
+        ("#" * ((1 << 20) + 1), "larger than"),
+    ],
+    ids=lambda text: text[:30].replace("\n", " "),
+)
+def test_what_is_wrong_is_said_without_the_secret(file: Path, text: str, advice: str) -> None:
+    assert advice in refusal(file, text)
+
+
+def test_a_combination_that_cannot_be_names_the_file_that_took_part(file: Path) -> None:
+    said = refusal(file, "client: {reconnect_min_s: 2}\n", reconnect_max_s=1)
+    assert "reconnect_min_s" in said
+    assert "unknown setting 'conections'" in refusal(file, "", conections=1)
+
+
+def test_a_file_that_is_named_must_be_there(file: Path) -> None:
+    places: list[dict[str, Any]] = [
+        {"path": file, "environ": {}},
+        {"environ": {"KVFERRY_CONFIG_FILE": str(file)}},
+        {"path": file.parent, "environ": {}},
+    ]
+    for place in places:
+        with pytest.raises(ConfigError, match=r"no configuration file|cannot be read"):
+            load_client_config(**place)
+    file.write_bytes(b"client: \xff")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        load_client_config(file, environ={})
+    assert find_config_file(None, {"KVFERRY_CONFIG_FILE": ""}) is None
+
+
+def test_a_secret_that_others_can_read_is_noticed(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "kvferry.config")
+    put(file, f"client: {{url: 'redis://:{SECRET}@h'}}\n")
+    load_client_config(file, environ={})
+    assert caplog.records == []
+    file.chmod(0o640)
+    load_client_config(file, environ={})
+    (record,) = caplog.records
+    assert "chmod 600" in record.getMessage()
+    assert SECRET not in record.getMessage()
+
+
+def test_saving_keeps_what_is_not_ours(file: Path) -> None:
+    put(
+        file, f"engine:\n- {{when: 2026-01-02, tau: 6.28}}\nclient: {{password: {SECRET}, db: 2}}\n"
+    )
+    save_client_settings(
+        file, {"connections": 16, "window_bytes": None}, others={"tuned": {"chunk_bytes": 4096}}
+    )
+    before = yaml.safe_load("engine:\n- {when: 2026-01-02, tau: 6.28}\n")
+    assert yaml.safe_load(file.read_text()) == {
+        **before,
+        "client": {"password": SECRET, "db": 2, "connections": 16, "window_bytes": None},
+        "tuned": {"chunk_bytes": 4096},
+    }
+    assert load_client_config(file, environ={}) == ClientConfig(
+        password=SECRET, db=2, connections=16
+    )
+    assert os.listdir(file.parent) == [file.name]
+
+
+def test_a_new_file_is_for_its_owner_only(file: Path) -> None:
+    before = os.umask(0)
+    try:
+        save_client_settings(file, {"connections": 16})
+    finally:
+        os.umask(before)
+    assert file.stat().st_mode & 0o777 == 0o600
+    file.chmod(0o644)
+    save_client_settings(file, {"workers": 2})
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert load_client_config(file, environ={}) == ClientConfig(connections=16, workers=2)
+
+
+def test_a_link_to_the_file_stays_a_link(file: Path) -> None:
+    put(file, "client: {db: 1}\n")
+    link = file.with_name("link.yaml")
+    link.symlink_to(file.name)
+    save_client_settings(link, {"connections": 4})
+    assert link.is_symlink()
+    assert load_client_config(file, environ={}) == ClientConfig(db=1, connections=4)
+
+
+@pytest.mark.parametrize(
+    ("text", "settings"),
+    [
+        ("client: {db: 1}\n", {"connections": 0}),
+        ("client: {db: 1}\n", {"conections": 1}),
+        ("client: {conections: 1}\n", {"connections": 1}),
+        ("client: {db: 1\n", {"connections": 1}),
+        ("client: [1]\n", {"connections": 1}),
+    ],
+)
+def test_nothing_is_written_over_what_is_wrong(
+    file: Path, text: str, settings: dict[str, object]
+) -> None:
+    put(file, text)
+    with pytest.raises(ConfigError):
+        save_client_settings(file, settings)
+    assert file.read_text() == text
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_a_write_that_fails_leaves_the_old_file(
+    file: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    put(file, "client: {db: 1}\n")
+
+    def fail(*_: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(os, step, fail)
+    with pytest.raises(OSError, match="no space"):
+        save_client_settings(file, {"connections": 4})
+    assert file.read_text() == "client: {db: 1}\n"
+    assert os.listdir(file.parent) == [file.name]
+
+
+def test_a_reader_sees_one_write_or_the_other(file: Path) -> None:
+    sizes = (10, 20_000)
+    write_sections(file, {"a": {"text": "x" * sizes[0]}})
+    done = threading.Event()
+
+    def write() -> None:
+        for turn in range(60):
+            write_sections(file, {"a": {"text": "x" * sizes[turn % 2]}})
+        done.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    seen = set()
+    while not done.is_set():
+        seen.add(len(read_section(file, "a")["text"]))
+    writer.join(30)
+    assert seen <= set(sizes)
