@@ -3,6 +3,8 @@
 valkey, redis7   one server each per session, empty at the start of every test
 server           both, one after the other
 fresh_server     a Valkey of the test's own, to kill, pause and fill
+tls_server       one Redis 7 with a TLS port per session, empty at the start of every test
+certs            the certificates that it and others may use
 start            start_server() whose servers are stopped after the test
 proxied          FaultProxy in front of a server; closed after the test
 """
@@ -11,21 +13,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
+from support.certificates import Certificates, certificates
 from support.proxy import FaultProxy
-from support.servers import KINDS, TestServer, find_kind, start_server
+from support.servers import KINDS, TestServer, start_server
+
+T = TypeVar("T")
 
 
-def _session_server(kind: str) -> Iterator[TestServer]:
+def _session_server(kind: str, **options: Any) -> Iterator[TestServer]:
+    with _or_skip(start_server, kind, **options) as server:
+        yield server
+
+
+def _or_skip(make: Callable[..., T], *args: Any, **options: Any) -> T:
+    """A host without what the test needs is not an error."""
     try:
-        find_kind(kind)
+        return make(*args, **options)
     except LookupError as reason:
         pytest.skip(str(reason))
-    with start_server(kind) as server:
-        yield server
 
 
 @pytest.fixture(scope="session")
@@ -36,6 +45,22 @@ def valkey_session() -> Iterator[TestServer]:
 @pytest.fixture(scope="session")
 def redis7_session() -> Iterator[TestServer]:
     yield from _session_server("redis7")
+
+
+@pytest.fixture(scope="session")
+def tls_session() -> Iterator[TestServer]:
+    yield from _session_server("redis7", tls=True)
+
+
+@pytest.fixture(scope="session")
+def certs() -> Certificates:
+    return _or_skip(certificates)
+
+
+@pytest.fixture
+def tls_server(tls_session: TestServer) -> TestServer:
+    tls_session.flush()
+    return tls_session
 
 
 @pytest.fixture
@@ -67,11 +92,7 @@ def start() -> Iterator[Callable[..., TestServer]]:
     with ExitStack() as stack:
 
         def start_and_stop_later(kind: str, *extra_args: str, **options: Any) -> TestServer:
-            try:
-                find_kind(kind)
-            except LookupError as reason:
-                pytest.skip(str(reason))
-            return stack.enter_context(start_server(kind, *extra_args, **options))
+            return stack.enter_context(_or_skip(start_server, kind, *extra_args, **options))
 
         yield start_and_stop_later
 

@@ -2,52 +2,73 @@
 
     server = start_server("valkey", "--maxmemory", "64mb")
     server.cli("SET", "key", "value"), server.kill(), server.restart(), server.stop()
+    start_server("redis7", tls=True).tls_url, start_server("valkey", primary=server)
 
-A server belongs to the process that started it and dies with it, also by SIGKILL. Its port and
-socket path outlive restart(). Waits are bounded by READY_TIMEOUT_S.
+A server belongs to the process that started it and dies with it, also by SIGKILL. Its ports and
+socket path outlive restart(). Waits are bounded by READY_TIMEOUT_S. tls.py, cluster.py and
+sentinel.py build on this.
 """
 
 from __future__ import annotations
 
 import os
+import random
 import secrets
 import shutil
 import signal
 import socket
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Self
 
 from kvferry._server_binary import ServerBinary, find_server
 from kvferry._supervised import SupervisedServer
 from support.resp import ReplyError, encode, read_reply
+from support.tls import ServerTls, has_tls
 
 HOST = "127.0.0.1"
 READY_TIMEOUT_S = 10.0
 KINDS = ("valkey", "redis7")
-_ADMIN = "support-admin"  # of our own, so that no test's ACL locks us out
+ADMIN = "support-admin"  # of our own, so that no test's ACL locks us out
+ADMIN_SECRET = secrets.token_hex(16)  # the same everywhere: servers of one test talk to each other
+REPLICATION = (f"masteruser {ADMIN}", f"masterauth {ADMIN_SECRET}")
 
 
-def find_kind(kind: str) -> ServerBinary:
+def find_kind(kind: str, tls: bool = False) -> ServerBinary:
     """The program of a kind; LookupError, with the reason, where the host has none."""
     if kind == "valkey":
-        return find_server()
-    path = shutil.which("redis-server")
-    if path is None:
-        raise LookupError("no redis-server on PATH")
-    binary = find_server(path)
-    if binary.kind != "redis" or binary.release < (7, 0):
-        raise LookupError(f"{path} is {binary.kind} {binary.version}, not Redis 7 or later")
+        binary = find_server()
+    else:
+        path = shutil.which("redis-server")
+        if path is None:
+            raise LookupError("no redis-server on PATH")
+        binary = find_server(path)
+        if binary.kind != "redis" or binary.release < (7, 0):
+            raise LookupError(f"{path} is {binary.kind} {binary.version}, not Redis 7 or later")
+    if tls and not has_tls(binary.path):
+        raise LookupError(f"{binary.path} was built without TLS")
     return binary
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that nobody listens on, below those that the kernel gives to outgoing connections:
+    else one of them might take it while a killed server waits for its restart."""
+    first_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    lowest = 10_000 if first_outgoing > 12_000 else first_outgoing
+    for _ in range(1000):
+        port = _ports.randrange(lowest, max(first_outgoing, lowest + 20_000))
+        with socket.socket() as probe:
+            try:
+                probe.bind((HOST, port))
+            except OSError:
+                continue
+            return port
+    raise RuntimeError("no free port")
+
+
+_ports = random.Random()  # apart from the one that tests may seed
 
 
 class TestServer:
@@ -58,21 +79,25 @@ class TestServer:
     def __init__(
         self,
         kind: str,
-        extra_args: tuple[str, ...],
-        password: str | None,
-        users: Iterable[str],
-        unix: bool,
+        *extra_args: str,
+        password: str | None = None,
+        users: Iterable[str] = (),
+        unix: bool = True,
+        tls: bool | ServerTls = False,
+        host: str = HOST,
+        primary: TestServer | None = None,
     ) -> None:
         self.kind = kind
-        self.binary = find_kind(kind)
+        self.binary = find_kind(kind, tls=bool(tls))
         self.version = self.binary.version
-        self.host = HOST
-        self.port = 0
+        self.host = host
+        self.port = self.tls_port = 0
+        self.tls = ServerTls() if tls is True else tls or None
         self.password = password
+        self._primary = primary
         self._users = tuple(users)
-        self._admin_secret = secrets.token_hex(16)
         self._extra_args = extra_args
-        self._home = tempfile.mkdtemp(prefix="kvferry-test-")
+        self._home = tempfile.mkdtemp(prefix="kvferry-test-")  # for what outlives restart()
         self.unix_path = f"{self._home}/s.sock" if unix else None
         self._process: SupervisedServer | None = None
         try:
@@ -83,13 +108,25 @@ class TestServer:
 
     @property
     def url(self) -> str:
-        user = f":{self.password}@" if self.password else ""
-        return f"redis://{user}{self.host}:{self.port}/0"
+        return f"redis://{self._user}{self.address}/0"
+
+    @property
+    def tls_url(self) -> str:
+        """To be used with ``**server.tls.client_settings``."""
+        assert self.tls is not None
+        return f"rediss://{self._user}{address_of(self.host, self.tls_port)}/0"
 
     @property
     def unix_url(self) -> str | None:
-        user = f":{self.password}@" if self.password else ""
-        return f"unix://{user}{self.unix_path}" if self.unix_path else None
+        return f"unix://{self._user}{self.unix_path}" if self.unix_path else None
+
+    @property
+    def address(self) -> str:
+        return address_of(self.host, self.port)
+
+    @property
+    def _user(self) -> str:
+        return f":{self.password}@" if self.password else ""
 
     @property
     def pid(self) -> int:
@@ -103,7 +140,7 @@ class TestServer:
         """Send one command as an administrator; its reply. An error reply raises ReplyError."""
         with socket.create_connection((self.host, self.port), timeout_s) as talk:
             talk.settimeout(timeout_s)
-            talk.sendall(encode("AUTH", _ADMIN, self._admin_secret) + encode(*words))
+            talk.sendall(encode("AUTH", ADMIN, ADMIN_SECRET) + encode(*words))
             with talk.makefile("rb") as stream:
                 for _ in range(2):
                     reply = read_reply(stream)
@@ -127,7 +164,7 @@ class TestServer:
         self._await_end()
 
     def restart(self) -> None:
-        """Start again, empty, on the same port and socket path; kills one that still runs."""
+        """Start again, empty, on the same ports and socket path; kills one that still runs."""
         if self._process is not None:
             self._process.stop()
         self._start(attempts=1)
@@ -153,46 +190,56 @@ class TestServer:
         self.stop()
 
     def __repr__(self) -> str:
-        return f"<TestServer {self.kind} {self.version} {self.host}:{self.port}>"
+        return f"<{type(self).__name__} {self.kind} {self.version} {self.address}>"
 
     def _start(self, attempts: int) -> None:
         for left in reversed(range(attempts)):
-            port = self.port or free_port()
+            if not self.port:
+                self._choose_ports()
             directory = tempfile.mkdtemp(prefix="kvferry-test-")
             config = Path(directory, "server.conf")
-            config.write_text(self._config(directory, port))
+            config.write_text("\n".join(self._config(directory)) + "\n")
             if self.unix_path:
                 Path(self.unix_path).unlink(missing_ok=True)
             self._process = SupervisedServer(
                 [self.binary.path, str(config), *self._extra_args], directory
             )
-            self.port, chosen = port, self.port
             if self._await_ready():
                 return
             words = self._process.last_words()
             self._process.stop()
             if not ("already in use" in words and left):
                 raise RuntimeError(f"{self.binary.path} did not start:\n{words}")
-            self.port = chosen
+            self.port = 0
 
-    def _config(self, directory: str, port: int) -> str:
+    def _choose_ports(self) -> None:
+        self.port = free_port()
+        self.tls_port = free_port() if self.tls else 0
+
+    def _config(self, directory: str) -> list[str]:
         lines = [
-            f"bind {HOST} -::1",
-            f"port {port}",
+            f"bind {HOST} -::1" if self.host == HOST else f"bind {self.host}",
+            f"port {self.port}",
             f"dir {directory}",
             'logfile ""',
             'save ""',
             "appendonly no",
             "io-threads 1",
             "enable-debug-command local",
-            f"user {_ADMIN} on >{self._admin_secret} ~* &* +@all",
+            f"user {ADMIN} on >{ADMIN_SECRET} ~* &* +@all",
             *self._users,
         ]
         if self.password:
             lines.append(f'requirepass "{self.password}"')
         if self.unix_path:
             lines += [f'unixsocket "{self.unix_path}"', "unixsocketperm 700"]
-        return "\n".join(lines) + "\n"
+        if self.tls:
+            lines += self.tls.config(self.tls_port)
+        if self._primary:
+            over_tls = self.tls is not None and self.tls.between_servers
+            port = self._primary.tls_port if over_tls else self._primary.port
+            lines += [f"replicaof {self._primary.host} {port}", *REPLICATION]
+        return lines
 
     def _await_ready(self) -> bool:
         deadline = time.monotonic() + READY_TIMEOUT_S
@@ -217,6 +264,9 @@ def start_server(
     password: str | None = None,
     users: Iterable[str] = (),
     unix: bool = True,
+    tls: bool | ServerTls = False,
+    host: str = HOST,
+    primary: TestServer | None = None,
 ) -> TestServer:
     """Start a server of a kind of KINDS and wait until it answers.
 
@@ -224,5 +274,38 @@ def start_server(
         extra_args: More of its command line, e.g. "--maxmemory", "64mb".
         password: Of the user "default".
         users: ACL lines, e.g. "user alice on >secret ~cache:* +@all".
+        tls: A TLS port, too; see tls.py. LookupError where the program was built without.
+        host: "::1" for a server of IPv6 alone.
+        primary: The server that it replicates; wait_for() its master_link_status.
     """
-    return TestServer(kind, extra_args, password, users, unix)
+    return TestServer(
+        kind,
+        *extra_args,
+        password=password,
+        users=users,
+        unix=unix,
+        tls=tls,
+        host=host,
+        primary=primary,
+    )
+
+
+def address_of(host: str, port: int) -> str:
+    """``host:port``, and ``[host]:port`` for IPv6."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def wait_for(what: str, is_so: Callable[[], object], timeout_s: float = READY_TIMEOUT_S) -> None:
+    """Poll until ``is_so()`` is true. A server that does not answer yet counts as "no"."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        seen: object = None
+        try:
+            seen = is_so()
+            if seen:
+                return
+        except (OSError, EOFError, ReplyError) as error:
+            seen = error
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {timeout_s} s: {what} (last: {seen!r})")
+        time.sleep(0.02)

@@ -3,7 +3,7 @@
     value = stamped("key", version=3, size=4096)
     check("key", value)   # 3; WrongBytes for anything that was not stamped for "key"
 
-A stamp is 32 bytes in front of the value: magic, key, version, length, CRC-32 of the body. The body
+A stamp is 32 bytes in front of the value: magic, key, version, length, CRC-32 of the rest. The body
 is cut out of random bytes, elsewhere for each key, version and length.
 """
 
@@ -37,9 +37,10 @@ __all__ = [
 
 KIB, MIB = 1 << 10, 1 << 20
 POISON = 0xA5
-_STAMP = struct.Struct("<4s8sQQI")
+_STAMP = struct.Struct("<4s8sQQ")
 _MAGIC = b"STMP"
-STAMP_BYTES = _STAMP.size
+_CRC_BYTES = 4
+STAMP_BYTES = _STAMP.size + _CRC_BYTES
 # No multiple of a stripe or page is a multiple of this length: a piece in a wrong place shows.
 _RANDOM = random.Random(0).randbytes((1 << 20) + 7)
 
@@ -67,7 +68,8 @@ def stamped(key: str, version: int, size: int) -> bytes:
     at = zlib.crc32(f"{key} {version} {size}".encode()) % len(_RANDOM)
     rounds = (at + size) // len(_RANDOM) + 1
     body = (_RANDOM * rounds)[at : at + size - STAMP_BYTES]
-    return _STAMP.pack(_MAGIC, _digest(key), version, size, zlib.crc32(body)) + body
+    head = _STAMP.pack(_MAGIC, _digest(key), version, size)
+    return head + _crc(head, body) + body
 
 
 def check(
@@ -79,9 +81,10 @@ def check(
         versions: Those that may be read; None: any.
     """
     view = memoryview(data)
-    magic, digest, version, size, crc = _STAMP.unpack(view[:STAMP_BYTES])
-    body = view[STAMP_BYTES:]
-    whole = (magic, size, crc) == (_MAGIC, len(view), zlib.crc32(body))
+    head, body = view[: _STAMP.size], view[STAMP_BYTES:]
+    magic, digest, version, size = _STAMP.unpack(head)
+    crc = view[_STAMP.size : STAMP_BYTES]
+    whole = (magic, size, crc) == (_MAGIC, len(view), _crc(head, body))
     if whole and digest != _digest(key):
         raise WrongBytes(f"{key}: these are the {size} bytes of another key")
     if not whole:
@@ -139,6 +142,10 @@ def until(condition: Any, limit_s: float, pause_s: float = 0.01) -> float:
         assert time.monotonic() - started < limit_s, f"not within {limit_s} s"
         time.sleep(pause_s)
     return time.monotonic() - started
+
+
+def _crc(head: bytes | memoryview, body: bytes | memoryview) -> bytes:
+    return zlib.crc32(body, zlib.crc32(head)).to_bytes(_CRC_BYTES, "little")
 
 
 def _digest(key: str) -> bytes:
