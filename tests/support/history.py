@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
@@ -38,7 +38,8 @@ __all__ = ["History", "Operation", "Verb", "Violation"]
 
 Verb = Literal["get", "set", "exists", "touch", "delete"]
 OLD_S = 60.0  # longer than any call: what was over before that is over for every read
-REMOVALS_MAX = 64  # remembered for each key
+SETTLED_REMOVALS_MAX = 8  # listed for each key; older ones only count
+NEVER = -math.inf
 
 
 class Violation(AssertionError):
@@ -67,10 +68,10 @@ class Operation:
 class _Key:
     name: str
     versions: int = 0  # begun so far
-    writes: dict[int, Operation] = field(default_factory=dict)  # that are not long over
+    writes: dict[int, Operation] = field(default_factory=dict)  # those that are not long over
     removals: list[Operation] = field(default_factory=list)  # what can make it absent
-    removals_forgotten: float = -math.inf  # removals that settled until then are not listed
-    returned: bool = False  # long-gone versions may be back
+    removed_until: float = NEVER  # removals that are not listed any more settled by then
+    returned: bool = False  # versions that are not listed any more may be back
 
 
 class History:
@@ -84,8 +85,8 @@ class History:
         self.striped = striped
         self._keys = {key: _Key(key) for key in keys}
         self._lock = threading.Lock()
-        self._lost = -math.inf  # what was stored before that may be gone
-        self._proves_from = -math.inf  # what began before that proves nothing
+        self._lost = NEVER  # what was stored before that may be gone
+        self._unproved = NEVER  # what began before that proves nothing
 
     def begins(self, key: str, verb: Verb, now: float) -> Operation:
         """An operation on a key begins; a set gets its version."""
@@ -97,7 +98,7 @@ class History:
                 operation.version = state.versions
                 state.writes[operation.version] = operation
             if verb == "delete" or (verb == "set" and self.striped):
-                self._note_removal(state, operation)
+                _list_removal(state, operation)
         return operation
 
     def ends(
@@ -123,75 +124,59 @@ class History:
         with self._lock:
             state = self._keys[operation.key]
             operation.end = now
-            operation.ok = status is Status.OK and trusted
-            answered = status in (Status.OK, Status.MISS)
-            if clean and answered:
+            if clean and status in (Status.OK, Status.MISS):
                 operation.settled = now
-            if status is Status.CORRUPT:  # the client deletes it, when it gets there
-                self._note_removal(state, Operation(operation.key, "delete", operation.start))
-            absent = answered and (operation.verb == "delete" or status is Status.MISS)
+            if status is Status.CORRUPT:  # the client deletes it, when it gets to that
+                _list_removal(state, Operation(operation.key, "delete", operation.start, end=now))
             if status is Status.OK and operation.verb == "get":
-                self._check_read(state, operation, version)
-                write = state.writes.get(version)
-                if write is not None and trusted:
-                    self._prove(state, write.start, now, version)
-            elif trusted and absent:
-                if status is Status.MISS:
+                self._ends_read(state, operation, version, trusted)
+            elif trusted and status is Status.OK:
+                operation.ok = True
+                if operation.verb != "set":
+                    self._check_presence(state, operation)
+                if operation.verb in ("set", "delete"):
+                    self._prove(state, operation.start, now, operation.version)
+            elif trusted and status is Status.MISS:
+                if clean or operation.verb != "delete":  # one sent twice misses what it removed
                     self._check_absence(state, operation)
                 self._prove(state, operation.start, now, 0)
-            elif operation.ok and operation.verb == "set":
-                self._prove(state, operation.start, now, operation.version)
-            elif operation.ok:
-                self._check_presence(state, operation)
 
     def barrier(self, begun: float, now: float) -> None:
         """Whatever ended before `begun` has no effect after `now`."""
         with self._lock:
             for state in self._keys.values():
                 for operation in (*state.writes.values(), *state.removals):
-                    if operation.end < begun or operation.verb == "delete":
+                    if operation.end < begun:
                         operation.settled = min(operation.settled, now)
 
     def pardon(self, now: float) -> None:
-        """The evidence so far is not good: nothing that began before `now` proves anything."""
-        self._return_all(now)
-
-    @contextmanager
-    def forgetting(self, clock: Iterator[float]) -> Iterator[None]:
-        """While in it, values may vanish."""
-        self._lost = math.inf
-        yield
-        self._lost = next(clock)
-
-    @contextmanager
-    def rolling_back(self, clock: Iterator[float]) -> Iterator[None]:
-        """While in it, values may vanish and older ones come back."""
-        self._lost = self._proves_from = math.inf
-        yield
-        now = next(clock)
-        self._return_all(now)
-        self._lost = now
-
-    # Inside, under the lock.
-
-    def _return_all(self, now: float) -> None:
+        """The evidence so far was not good: nothing that began before `now` proves anything."""
         with self._lock:
-            self._proves_from = now
+            self._unproved = self._lost = now
             for state in self._keys.values():
                 state.returned = True
                 for write in state.writes.values():
                     write.over = math.inf
 
-    def _note_removal(self, state: _Key, operation: Operation) -> None:
-        state.removals.append(operation)
-        if len(state.removals) > REMOVALS_MAX:
-            state.removals.sort(key=lambda removal: removal.settled)
-            gone = state.removals.pop(0)
-            state.removals_forgotten = max(state.removals_forgotten, gone.settled)
+    @contextmanager
+    def forgetting(self, clock: Callable[[], float]) -> Iterator[None]:
+        """While in it, values may vanish."""
+        self._lost = math.inf
+        yield
+        self._lost = clock()
+
+    @contextmanager
+    def rolling_back(self, clock: Callable[[], float]) -> Iterator[None]:
+        """While in it, values may vanish and older ones come back."""
+        self.pardon(math.inf)
+        yield
+        self.pardon(clock())
+
+    # Inside, under the lock.
 
     def _prove(self, state: _Key, start: float, end: float, version: int) -> None:
         """Between start and end that version was stored (0: none was)."""
-        if start <= self._proves_from:
+        if start <= self._unproved:
             return
         state.returned = False
         for number, write in list(state.writes.items()):
@@ -200,42 +185,55 @@ class History:
                 if write.over < end - OLD_S:
                     del state.writes[number]
 
-    def _check_read(self, state: _Key, read: Operation, version: int) -> None:
+    def _ends_read(self, state: _Key, read: Operation, version: int, trusted: bool) -> None:
         if not 1 <= version <= state.versions:
             raise Violation("unknown", f"{state.name}: version {version} was never written")
+        if not trusted:  # an old reply may have been repeated
+            return
         write = state.writes.get(version)
-        over = write.over if write is not None else -math.inf
+        over = NEVER if write is None else write.over
         if over < read.start and not (write is None and state.returned):
             raise Violation(
                 "stale",
                 f"{state.name}: version {version} was over {_ago(read.start - over)} before the "
-                f"read began; {state.versions} versions so far",
+                f"read began; the last version begun is {state.versions}",
             )
+        if write is None:  # it came back: list it again
+            write = Operation(state.name, "set", NEVER, version, end=NEVER, settled=NEVER)
+            state.writes[version] = write
+        self._prove(state, max(write.start, read.start), read.end, version)
 
     def _check_absence(self, state: _Key, read: Operation) -> None:
-        since = max(self._lost, state.removals_forgotten)
+        since = max(self._lost, state.removed_until)
         for write in state.writes.values():
-            sure = write.ok and since < write.start and write.end < read.start
-            if sure and not any(
-                removal is not write
-                and removal is not read
-                and removal.start <= read.end
-                and removal.settled >= write.start
-                for removal in state.removals
-            ):
-                raise Violation(
-                    "lost",
-                    f"{state.name}: {read.verb} missed version {write.version}, which was stored "
-                    f"{_ago(read.start - write.end)} before and never removed",
-                )
+            if write.ok and since < write.start and write.end < read.start:
+                others = (r for r in state.removals if r is not write and r is not read)
+                if not any(removal.settled >= write.start for removal in others):
+                    raise Violation(
+                        "lost",
+                        f"{state.name}: {read.verb} missed version {write.version}, stored "
+                        f"{_ago(read.start - write.end)} before and never removed",
+                    )
 
     def _check_presence(self, state: _Key, read: Operation) -> None:
-        possible = state.returned and state.versions
-        if self.striped or possible or any(w.over >= read.start for w in state.writes.values()):
-            return
-        raise Violation(
-            "ghost", f"{state.name}: {read.verb} found it, of {state.versions} versions none is left"
-        )
+        possible = self.striped or (state.returned and state.versions > 0)
+        if not possible and all(write.over < read.start for write in state.writes.values()):
+            raise Violation(
+                "ghost",
+                f"{state.name}: {read.verb} found it; of {state.versions} versions none is left",
+            )
+
+
+def _list_removal(state: _Key, operation: Operation) -> None:
+    """List it, and sum up older ones: of those that ended, only when they settle matters."""
+    running = [one for one in state.removals if one.end == math.inf]
+    ended = [one for one in state.removals if one.end < math.inf]
+    # Two are enough: of a write that may also have removed, there has to be another one.
+    unsettled = [one for one in ended if one.settled == math.inf][-2:]
+    settled = sorted((one for one in ended if one.settled < math.inf), key=lambda one: one.settled)
+    for gone in settled[:-SETTLED_REMOVALS_MAX]:
+        state.removed_until = max(state.removed_until, gone.settled)
+    state.removals = [*settled[-SETTLED_REMOVALS_MAX:], *unsettled, *running, operation]
 
 
 def _ago(seconds: float) -> str:

@@ -83,7 +83,7 @@ def check(
     view = memoryview(data)
     head, body = view[: _STAMP.size], view[STAMP_BYTES:]
     magic, digest, version, size = _STAMP.unpack(head)
-    crc = view[_STAMP.size : STAMP_BYTES]
+    crc = bytes(view[_STAMP.size : STAMP_BYTES])
     whole = (magic, size, crc) == (_MAGIC, len(view), _crc(head, body))
     if whole and digest != _digest(key):
         raise WrongBytes(f"{key}: these are the {size} bytes of another key")
