@@ -5,6 +5,8 @@ server           both, one after the other
 fresh_server     a Valkey of the test's own, to kill, pause and fill
 tls_server       one Redis 7 with a TLS port per session, empty at the start of every test
 certs            the certificates that it and others may use
+cluster          three Valkey primaries per session, empty at the start; to be left as they are
+fresh_cluster    start_cluster() whose clusters are stopped after the test
 start            start_server() whose servers are stopped after the test
 proxied          FaultProxy in front of a server; closed after the test
 """
@@ -18,6 +20,7 @@ from typing import Any, TypeVar
 import pytest
 
 from support.certificates import Certificates, certificates
+from support.cluster import Cluster, start_cluster
 from support.proxy import FaultProxy
 from support.servers import KINDS, TestServer, start_server
 
@@ -95,6 +98,26 @@ def start() -> Iterator[Callable[..., TestServer]]:
             return stack.enter_context(_or_skip(start_server, kind, *extra_args, **options))
 
         yield start_and_stop_later
+
+
+@pytest.fixture(scope="session")
+def cluster_session() -> Iterator[Cluster]:
+    with _or_skip(start_cluster, "valkey") as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(cluster_session: Cluster) -> Cluster:
+    cluster_session.flush()
+    return cluster_session
+
+
+@pytest.fixture
+def fresh_cluster() -> Iterator[Callable[..., Cluster]]:
+    with ExitStack() as stack:
+        yield lambda *args, **options: stack.enter_context(
+            _or_skip(start_cluster, *args, **options)
+        )
 
 
 @pytest.fixture

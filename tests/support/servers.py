@@ -225,6 +225,7 @@ class TestServer:
             'save ""',
             "appendonly no",
             "io-threads 1",
+            "repl-diskless-sync-delay 0",
             "enable-debug-command local",
             f"user {ADMIN} on >{ADMIN_SECRET} ~* &* +@all",
             *self._users,

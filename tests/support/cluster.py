@@ -1,0 +1,321 @@
+"""Real clusters: nodes on free ports of this machine, made whole in about two seconds.
+
+    with start_cluster("valkey", primaries=3, replicas=1) as cluster:
+        cluster.url, cluster.seeds, cluster.settings     # for a client
+        node = cluster.node_of(b"key"); node.kill(); node.restart(); cluster.wait_until_whole()
+        cluster.failover(0)                              # of the shard 0
+        cluster.migrate_slots(cluster.primary(0), cluster.primary(1), range(100))
+
+A node is a TestServer whose view of the cluster outlives restart(); its keys do not. A shard is the
+nodes that started as one primary and its replicas, and ``primary(i)`` the one that leads it now.
+Made with the public commands, as an operator would, so that every version can be started.
+(The two seconds are the servers': a primary waits so long before it first takes part.)
+"""
+
+from __future__ import annotations
+
+from binascii import crc_hqx
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+from support.resharding import SlotMigration
+from support.servers import HOST, REPLICATION, TestServer, address_of, free_port, wait_for
+from support.tls import ServerTls
+
+SLOTS = 16384
+WHOLE_TIMEOUT_S = 30.0
+Endpoint = Literal["ip", "hostname", "unknown-endpoint"]
+FailoverMode = Literal["", "FORCE", "TAKEOVER"]
+
+
+def key_slot(key: bytes | str) -> int:
+    """Source: the cluster specification; CRC16/XMODEM of the key or of its hash tag."""
+    data = key.encode() if isinstance(key, str) else key
+    opening = data.find(b"{")
+    closing = data.find(b"}", opening + 1)
+    if opening >= 0 and closing > opening + 1:
+        data = data[opening + 1 : closing]
+    return crc_hqx(data, 0) % SLOTS
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """How its nodes are set up; the fields are the keywords of start_cluster()."""
+
+    node_timeout_ms: int = 3000  # 1000 where a test waits for a failover
+    full_coverage: bool = True  # False: the slots of a lost shard are down, the others answer
+    endpoint: Endpoint = "ip"  # what MOVED and CLUSTER SLOTS say of a node
+    hostname: str = "localhost"
+    node_args: tuple[str, ...] = ()
+
+
+class ClusterNode(TestServer):
+    """A server in cluster mode."""
+
+    def __init__(self, kind: str, cluster: ClusterOptions, **options: Any) -> None:
+        self._options = cluster
+        self.bus_port = 0
+        self.node_id = ""
+        super().__init__(kind, *cluster.node_args, unix=False, **options)
+        self.node_id = self.cli("CLUSTER", "MYID").decode()
+
+    @property
+    def client_port(self) -> int:
+        """The port that a client of the cluster should use: the TLS one, where there is one."""
+        return self.tls_port or self.port
+
+    def view(self) -> dict[str, dict[str, Any]]:
+        """CLUSTER NODES by node id: flags, primary, connected, slots (ranges)."""
+        nodes = {}
+        for line in self.cli("CLUSTER", "NODES").decode().splitlines():
+            words = line.split()
+            owned = [word.split("-") for word in words[8:] if not word.startswith("[")]
+            nodes[words[0]] = {
+                "address": words[1],
+                "flags": words[2].split(","),
+                "primary": words[3],
+                "connected": words[7] == "connected",
+                "slots": [(int(bounds[0]), int(bounds[-1])) for bounds in owned],
+            }
+        return nodes
+
+    def leads(self) -> bool:
+        """Whether it takes itself for a primary with slots."""
+        me = self.view()[self.node_id]
+        return "master" in me["flags"] and bool(me["slots"])
+
+    def cluster_state(self) -> str:
+        said: str = self.cli("CLUSTER", "INFO").decode()
+        return dict(line.split(":", 1) for line in said.split())["cluster_state"]
+
+    def _choose_ports(self) -> None:
+        super()._choose_ports()
+        self.bus_port = free_port()
+
+    def _config(self, directory: str) -> list[str]:
+        options = self._options
+        return [
+            *super()._config(directory),
+            *REPLICATION,
+            "cluster-enabled yes",
+            f"cluster-config-file {self._home}/nodes.conf",
+            f"cluster-port {self.bus_port}",
+            f"cluster-node-timeout {options.node_timeout_ms}",
+            f"cluster-require-full-coverage {'yes' if options.full_coverage else 'no'}",
+            f"cluster-announce-hostname {options.hostname}" if options.hostname else "",
+            f"cluster-preferred-endpoint-type {options.endpoint}",
+            "cluster-allow-replica-migration no",  # a shard keeps its replicas
+        ]
+
+
+class Cluster:
+    """See the module; made by start_cluster()."""
+
+    def __init__(self, nodes: Sequence[ClusterNode], primaries: int) -> None:
+        self.nodes = tuple(nodes)
+        self.shards = tuple(self.nodes[i::primaries] for i in range(primaries))
+        self.tls = self.nodes[0].tls
+        self.password = self.nodes[0].password
+
+    # For clients.
+
+    @property
+    def host(self) -> str:
+        return self.nodes[0].host
+
+    @property
+    def port(self) -> int:
+        return self.nodes[0].client_port
+
+    @property
+    def seeds(self) -> tuple[str, ...]:
+        """host:port of every node."""
+        return tuple(address_of(node.host, node.client_port) for node in self.nodes)
+
+    @property
+    def url(self) -> str:
+        """All seeds in one URL; with TLS to be used with ``**cluster.settings``."""
+        scheme = "rediss+cluster" if self.tls else "redis+cluster"
+        user = f":{self.password}@" if self.password else ""
+        return f"{scheme}://{user}{','.join(self.seeds)}"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The keywords of a client that takes host and port."""
+        settings: dict[str, Any] = {"topology": "cluster", "nodes": self.seeds[1:]}
+        if self.password:
+            settings["password"] = self.password
+        return settings | (self.tls.client_settings if self.tls else {})
+
+    # Who is who.
+
+    @staticmethod
+    def slot(key: bytes | str) -> int:
+        return key_slot(key)
+
+    def owner(self, slot: int) -> ClusterNode:
+        """The node that serves a slot now, by its own word."""
+        for node in self.running():
+            if any(low <= slot <= high for low, high in node.view()[node.node_id]["slots"]):
+                return node
+        raise LookupError(f"no running node serves slot {slot}")
+
+    def node_of(self, key: bytes | str) -> ClusterNode:
+        return self.owner(key_slot(key))
+
+    def primary(self, shard: int) -> ClusterNode:
+        """The running node that leads this shard."""
+        for node in self.shards[shard]:
+            if node.is_running() and "master" in node.view()[node.node_id]["flags"]:
+                return node
+        raise LookupError(f"shard {shard} has no running primary")
+
+    def replica_of(self, shard: int) -> ClusterNode:
+        for node in self.shards[shard]:
+            if node.is_running() and "slave" in node.view()[node.node_id]["flags"]:
+                return node
+        raise LookupError(f"shard {shard} has no running replica")
+
+    def running(self) -> list[ClusterNode]:
+        return [node for node in self.nodes if node.is_running()]
+
+    def slots_of(self, node: ClusterNode) -> list[int]:
+        ranges = node.view()[node.node_id]["slots"]
+        return [slot for low, high in ranges for slot in range(low, high + 1)]
+
+    # What happens to it.
+
+    def failover(self, shard: int, mode: FailoverMode = "", timeout_s: float = 20.0) -> ClusterNode:
+        """Promote a replica; returns when it leads: the new primary."""
+        chosen = self.replica_of(shard)
+        chosen.cli("CLUSTER", "FAILOVER", *([mode] if mode else []))
+        wait_for(f"{chosen!r} to lead", chosen.leads, timeout_s)
+        return chosen
+
+    def wait_for_promotion(self, shard: int, timeout_s: float = 20.0) -> ClusterNode:
+        """After the loss of a primary: until another node leads its shard; that node."""
+
+        def led() -> bool:
+            return any(node.is_running() and node.leads() for node in self.shards[shard])
+
+        wait_for(f"a new primary of shard {shard}", led, timeout_s)
+        return self.primary(shard)
+
+    def begin_migration(self, source: ClusterNode, target: ClusterNode, slot: int) -> SlotMigration:
+        """A slot on its way: keys that are gone from the source are answered with ASK."""
+        return SlotMigration(self.running(), source, target, slot)
+
+    def migrate_slots(self, source: ClusterNode, target: ClusterNode, slots: Iterable[int]) -> None:
+        """Move slots with their keys, while clients work."""
+        for slot in slots:
+            migration = self.begin_migration(source, target, slot)
+            migration.move_keys()
+            migration.finish()
+
+    def wait_until_whole(self, timeout_s: float = WHOLE_TIMEOUT_S) -> None:
+        """Until all running nodes are up, linked, and of one opinion on who serves what."""
+        wait_for("the cluster to be whole", self.is_whole, timeout_s)
+
+    def is_whole(self) -> bool:
+        running = self.running()
+        views = [node.view() for node in running]
+        mine = {node.node_id for node in running}
+        owners = [
+            {name: (node["slots"], node["primary"]) for name, node in view.items() if name in mine}
+            for view in views
+        ]
+        return (
+            all(each == owners[0] and len(each) == len(running) for each in owners)
+            and all(view[name]["connected"] for view in views for name in mine)
+            and all(node.cluster_state() == "ok" for node in running)
+            and all(_follows(node) and _names_all(node) for node in running)
+        )
+
+    def flush(self) -> None:
+        """No keys, no statistics, anywhere."""
+        for node in self.running():
+            if "master" in node.view()[node.node_id]["flags"]:
+                node.cli("FLUSHALL")
+            node.cli("CONFIG", "RESETSTAT")
+
+    def stop(self) -> None:
+        for node in self.nodes:
+            node.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def start_cluster(
+    kind: str = "valkey",
+    primaries: int = 3,
+    replicas: int = 0,
+    *,
+    tls: bool | ServerTls = False,
+    password: str | None = None,
+    users: Iterable[str] = (),
+    host: str = HOST,
+    **options: Any,
+) -> Cluster:
+    """Start a cluster and wait until it is whole.
+
+    Args:
+        replicas: Of each primary; ``nodes`` has the primaries first.
+        tls: A ServerTls needs ``between_servers``, for the nodes speak TLS with each other, too.
+        options: See ClusterOptions.
+    """
+    settings = {
+        "password": password,
+        "users": tuple(users),
+        "tls": ServerTls(between_servers=True) if tls is True else tls,
+        "host": host,
+    }
+    count = primaries * (1 + replicas)
+    with ThreadPoolExecutor(4) as pool:
+        begun = [
+            pool.submit(ClusterNode, kind, ClusterOptions(**options), **settings)
+            for _ in range(count)
+        ]
+    try:
+        nodes = [one.result() for one in begun]
+        _introduce(nodes, primaries)
+        cluster = Cluster(nodes, primaries)
+        cluster.wait_until_whole()
+    except BaseException:
+        for one in begun:
+            if one.exception() is None:
+                one.result().stop()
+        raise
+    return cluster
+
+
+def _introduce(nodes: Sequence[ClusterNode], primaries: int) -> None:
+    """Slots and epochs first, then all meet all (gossip would take seconds), then replicas."""
+    for i, node in enumerate(nodes):
+        node.cli("CLUSTER", "SET-CONFIG-EPOCH", i + 1)
+        if i < primaries:
+            low, high = (SLOTS * at // primaries for at in (i, i + 1))
+            node.cli("CLUSTER", "ADDSLOTSRANGE", low, high - 1)
+    for i, node in enumerate(nodes):
+        for other in nodes[:i]:
+            node.cli("CLUSTER", "MEET", other.host, other.client_port, other.bus_port)
+    for i, node in enumerate(nodes[primaries:]):
+        primary = nodes[i % primaries].node_id
+        wait_for("a node to know its primary", lambda: primary in node.view())  # noqa: B023
+        node.cli("CLUSTER", "REPLICATE", primary)
+
+
+def _follows(node: ClusterNode) -> bool:
+    """A replica must have its copy; a primary need not follow anyone."""
+    return node.info("replication").get("master_link_status", "up") == "up"
+
+
+def _names_all(node: ClusterNode) -> bool:
+    """Names of hosts travel later than the rest, and until then are spelled "?"."""
+    shards = node.cli("CLUSTER", "SLOTS")
+    return all(place[0] != b"?" for shard in shards for place in shard[2:])

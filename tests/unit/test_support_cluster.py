@@ -1,0 +1,175 @@
+"""The cluster fixture: whole when it starts, and it moves, fails over and comes back as told."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+import pytest
+
+from support.cluster import SLOTS, Cluster, ClusterNode, key_slot
+from support.resp import ReplyError, encode, read_reply
+from support.servers import TestServer, address_of
+
+Start = Callable[..., Cluster]
+KINDS = ["valkey", "redis7"]
+
+
+def ask(node: TestServer, *words: bytes | str) -> object:
+    """GET after ASKING, as a client that was sent here."""
+    with socket.create_connection((node.host, node.port), 10) as talk, talk.makefile("rb") as read:
+        talk.sendall(encode("ASKING") + encode(*words))
+        read_reply(read)
+        return read_reply(read)
+
+
+def keys_of_slot(slot: int, count: int) -> list[bytes]:
+    tag = next(b"%d" % i for i in range(1 << 20) if key_slot(b"%d" % i) == slot)
+    return [b"{%b}%d" % (tag, i) for i in range(count)]
+
+
+@pytest.mark.parametrize("key", [b"", b"key", b"{tag}x", b"{}x", b"a{b}c{d}", b"{{x}}", b"\0\xff"])
+def test_slots_are_those_of_the_server(cluster: Cluster, key: bytes) -> None:
+    assert cluster.slot(key) == cluster.nodes[0].cli("CLUSTER", "KEYSLOT", key)
+
+
+def test_every_slot_has_a_node_and_every_node_answers(cluster: Cluster) -> None:
+    assert [len(cluster.slots_of(node)) for node in cluster.nodes] == [5461, 5461, 5462]
+    for key in (b"a", b"b", b"c", b"foo"):
+        node = cluster.node_of(key)
+        assert node.cli("SET", key, b"value") == b"OK"
+        others = [other for other in cluster.nodes if other is not node]
+        address = address_of(node.host, node.port)
+        for other in others:
+            with pytest.raises(ReplyError, match=f"MOVED {cluster.slot(key)} {address}"):
+                other.cli("GET", key)
+    assert cluster.url == "redis+cluster://" + ",".join(cluster.seeds)
+    assert cluster.settings["nodes"] == cluster.seeds[1:]
+
+
+def test_it_starts_every_test_empty(cluster: Cluster) -> None:
+    assert [node.cli("DBSIZE") for node in cluster.nodes] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_slots_move_with_their_keys(fresh_cluster: Start, kind: str) -> None:
+    cluster = fresh_cluster(kind, replicas=1, password="secret")
+    source, target = cluster.primary(0), cluster.primary(1)
+    keys = keys_of_slot(7, 40)
+    for key in keys:
+        source.cli("SET", key, b"value of " + key)
+    cluster.migrate_slots(source, target, [6, 7])
+    cluster.wait_until_whole()
+    assert cluster.owner(7) is target
+    assert len(cluster.slots_of(source)) == 5459
+    assert [target.cli("GET", key) for key in keys] == [b"value of " + key for key in keys]
+    with pytest.raises(ReplyError, match="MOVED 7"):
+        source.cli("GET", keys[0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_migration_stops_in_the_middle_and_is_undone(fresh_cluster: Start, kind: str) -> None:
+    cluster = fresh_cluster(kind)
+    source, target = cluster.primary(0), cluster.primary(1)
+    keys = keys_of_slot(9, 6)
+    for key in keys:
+        source.cli("SET", key, b"value")
+    migration = cluster.begin_migration(source, target, 9)
+    assert migration.move_keys(4) == migration.keys_moved == 4
+    gone = [key for key in keys if key not in source.cli("CLUSTER", "GETKEYSINSLOT", 9, 10)]
+    assert len(gone) == 4
+    with pytest.raises(ReplyError, match=f"ASK 9 127.0.0.1:{target.port}"):
+        source.cli("GET", gone[0])
+    with pytest.raises(ReplyError, match="TRYAGAIN"):
+        source.cli("EXISTS", *keys)
+    assert ask(target, "GET", gone[0]) == b"value"
+    with pytest.raises(ReplyError, match="MOVED 9"):
+        target.cli("GET", gone[0])
+    migration.abort()
+    assert [source.cli("GET", key) for key in keys] == [b"value"] * 6
+    assert target.cli("CLUSTER", "COUNTKEYSINSLOT", 9) == 0
+
+
+@pytest.mark.parametrize("mode", ["", "FORCE", "TAKEOVER"])
+def test_failover_promotes_the_replica(fresh_cluster: Start, mode: str) -> None:
+    cluster = fresh_cluster("redis7", replicas=1, node_timeout_ms=1000)
+    old, replica = cluster.primary(0), cluster.replica_of(0)
+    assert cluster.failover(0, mode) is replica  # type: ignore[arg-type]
+    cluster.wait_until_whole()
+    assert cluster.primary(0) is replica
+    assert cluster.replica_of(0) is old
+
+
+def test_a_lost_primary_is_replaced_and_returns_as_a_replica(fresh_cluster: Start) -> None:
+    cluster = fresh_cluster("valkey", replicas=1, node_timeout_ms=1000)
+    old, replica = cluster.primary(1), cluster.replica_of(1)
+    name = old.node_id
+    old.kill()
+    assert cluster.wait_for_promotion(1) is replica
+    old.restart()
+    cluster.wait_until_whole()
+    assert old.cli("CLUSTER", "MYID").decode() == name
+    assert cluster.replica_of(1) is old
+
+
+def test_without_full_coverage_the_other_shards_answer(fresh_cluster: Start) -> None:
+    cluster = fresh_cluster("redis7", node_timeout_ms=500, full_coverage=False)
+    lost = cluster.primary(2)
+    lost.kill()
+    left = cluster.running()
+    assert len(left) == 2
+    low = cluster.slots_of(left[0])[0]
+    assert left[0].cli("GET", keys_of_slot(low, 1)[0]) is None
+    with pytest.raises(LookupError, match="no running node"):
+        cluster.owner(SLOTS - 1)
+    with pytest.raises(LookupError, match="shard 2"):
+        cluster.primary(2)
+
+
+@pytest.mark.parametrize("endpoint", ["hostname", "unknown-endpoint"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_nodes_are_named_as_was_asked(fresh_cluster: Start, kind: str, endpoint: str) -> None:
+    cluster = fresh_cluster(kind, endpoint=endpoint)
+    wanted = b"localhost" if endpoint == "hostname" else None
+    for node in cluster.nodes:
+        shards = node.cli("CLUSTER", "SLOTS")
+        assert [place[0] for shard in shards for place in shard[2:]] == [wanted] * 3
+
+
+def test_ipv6(fresh_cluster: Start) -> None:
+    with socket.socket(socket.AF_INET6) as probe:
+        try:
+            probe.bind(("::1", 0))
+        except OSError as reason:
+            pytest.skip(f"no IPv6: {reason}")
+    cluster = fresh_cluster("valkey", host="::1")
+    assert cluster.seeds[0] == f"[::1]:{cluster.nodes[0].port}"
+    slots = cluster.nodes[0].cli("CLUSTER", "SLOTS")
+    assert {place[0] for shard in slots for place in shard[2:]} == {b"::1"}
+
+
+def test_tls_between_nodes_and_for_clients(fresh_cluster: Start) -> None:
+    cluster = fresh_cluster("redis7", replicas=1, tls=True, password="secret")
+    source, target = cluster.primary(0), cluster.primary(1)
+    key = keys_of_slot(3, 1)[0]
+    source.cli("SET", key, b"value")
+    cluster.migrate_slots(source, target, [3])
+    assert target.cli("GET", key) == b"value"
+    assert cluster.seeds[0] == f"127.0.0.1:{cluster.nodes[0].tls_port}"
+    assert cluster.url.startswith("rediss+cluster://:secret@127.0.0.1:")
+    assert tls_port_in_slots(cluster.nodes[0]) == cluster.nodes[0].tls_port
+
+
+def tls_port_in_slots(node: ClusterNode) -> int:
+    """What the map says to somebody who came over TLS."""
+    assert node.tls is not None
+    with (
+        socket.create_connection((node.host, node.tls_port), 10) as plain,
+        node.tls.client_context().wrap_socket(plain, server_hostname="localhost") as talk,
+        talk.makefile("rb") as read,
+    ):
+        talk.sendall(encode("AUTH", "secret") + encode("CLUSTER", "SLOTS"))
+        assert read_reply(read) == b"OK"
+        slots = read_reply(read)
+    names = {place[2].decode(): int(place[1]) for shard in slots for place in shard[2:]}
+    return names[node.node_id]
