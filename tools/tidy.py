@@ -29,6 +29,7 @@ CPP_FREE = ("sim", "fuzz", "bench")  # see everything, seen by nobody; so do *_t
 PY_LAYERS = (
     ("_native",),
     ("_*",),  # private modules of the package's top, for whoever is above
+    ("credentials",),
     ("errors", "config", "keys", "units", "logs", "metrics", "embedded"),
     ("config_file",),
     ("pool", "client"),

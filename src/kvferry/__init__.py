@@ -23,6 +23,7 @@ _HOME = {
     "BatchResult": "kvferry.client.batch",
     "CacheNamespace": "kvferry.client.namespace",
     "ClientConfig": "kvferry.config",
+    "Credentials": "kvferry.credentials",
     "KVFerryError": "kvferry.errors",
     "PagePool": "kvferry.pool",
     "RedisClient": "kvferry.client.sync",
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from kvferry.client.namespace import AsyncCacheNamespace, CacheNamespace
     from kvferry.client.sync import RedisClient
     from kvferry.config import ClientConfig
+    from kvferry.credentials import Credentials
     from kvferry.embedded import embedded_store
     from kvferry.errors import KVFerryError
     from kvferry.pool import PagePool
@@ -46,6 +48,7 @@ __all__ = [
     "BatchResult",
     "CacheNamespace",
     "ClientConfig",
+    "Credentials",
     "KVFerryError",
     "PagePool",
     "RedisClient",

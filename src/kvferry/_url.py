@@ -1,35 +1,50 @@
 """Server URLs, read without ever repeating their secrets.
 
-    redis://user:password@host:port/db?field=value      also resp:// and valkey://
+    redis://user:password@host:port/db?field=value      also valkey:// and resp://
+    rediss://...                                        TLS; also valkeys:// and resps://
+    redis+cluster://host:port,host:port                 any of the above with +cluster
+    redis+sentinel://user:password@sentinel,sentinel:port/master/db         or +sentinel
     unix://user:password@/path/of/socket?db=1
 
-User, password and path are percent-encoded; an IPv6 address stands in brackets. A special character
-that was left as it is inside a password makes any parser cut the URL at a wrong place; so no error
-quotes more than the scheme, or the query of a URL that holds together.
+User, password and path are percent-encoded; an IPv6 address stands in brackets; redis-cluster and
+redis-sentinel are the same as with "+". The port of a Sentinel is 26379 where none is given, that
+of others 6379. User and password are those of the servers, also in a URL that names Sentinels.
+
+A special character that was left as it is inside a password makes any parser cut the URL at a wrong
+place; so no error quotes more than the scheme, or the query of a URL that holds together.
 """
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote
 
 from kvferry.errors import ConfigError
 
-__all__ = ["Setting", "nearest", "parse_url"]
+__all__ = [
+    "PORT",
+    "SECRETS",
+    "SENTINEL_PORT",
+    "Setting",
+    "nearest",
+    "parse_endpoint",
+    "parse_url",
+    "show_endpoint",
+]
 
-Setting = int | float | str
+Setting = int | float | str | bool | tuple[str, ...]
 
-_NETWORK_SCHEMES = ("redis", "resp", "valkey")
-_LATER = {
-    "rediss": "TLS",
-    "valkeys": "TLS",
-    "redis-sentinel": "Sentinel",
-    "redis+sentinel": "Sentinel",
-    "redis-cluster": "cluster mode",
-    "redis+cluster": "cluster mode",
-    "valkey+cluster": "cluster mode",
-}
+PORT = 6379
+SENTINEL_PORT = 26379
+SECRETS = ("password", "sentinel_password", "tls_key_password")
+
+_SCHEME = re.compile(r"(redis|valkey|resp)(s?)(?:[+-](cluster|sentinel))?|unix")
+# Not urlsplit: of several hosts, one of them in brackets, its versions think differently.
+_PARTS = re.compile(r"[^:/?#]+://([^/?#]*)([^?#]*)(?:\?([^#]*))?", re.DOTALL)  # RFC 3986, B
+_BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false"}
 _MALFORMED = (
     "the URL is malformed; it is redis://user:password@host:port/db, "
     "with '@', ':', '/', '?', '#' and '%' percent-encoded inside user and password"
@@ -44,33 +59,32 @@ def parse_url(url: str, kinds: Mapping[str, type[Setting]]) -> dict[str, Setting
         kinds: The settings that may stand in the query, and the type of each.
 
     Raises:
-        ConfigError: The URL is malformed, or asks for something unknown or not supported yet.
+        ConfigError: The URL is malformed, or asks for something unknown.
     """
-    scheme = url.partition("://")[0].lower() if "://" in url else ""
-    if scheme in _LATER:
+    found = _SCHEME.fullmatch(url.partition("://")[0].lower()) if "://" in url else None
+    if found is None:
         raise ConfigError(
-            f"{scheme}:// needs {_LATER[scheme]}, which comes with the next release; "
-            "use redis://, valkey:// or unix:// today"
+            "the URL must begin with redis://, rediss:// (TLS), redis+cluster://, "
+            "redis+sentinel:// or unix://; valkey and resp may stand for redis"
         )
-    if scheme not in (*_NETWORK_SCHEMES, "unix"):
-        raise ConfigError("the URL must begin with redis://, resp://, valkey:// or unix://")
-    cut = _cut(url)
+    tls, topology = found[2], found[3]
+    cut = _cut(url, "unix" if found[0] == "unix" else topology or "")
     if cut is None:
         raise ConfigError(_MALFORMED)
     settings, path, query = cut
-    if scheme == "unix":
-        if path in ("", "/"):
-            raise ConfigError("the URL names no socket; use e.g. unix:///run/valkey.sock")
-        settings["unix_path"] = path
-    elif path.strip("/"):
-        settings["db"] = _number("db", path.strip("/"), int)
+    if tls:
+        settings["tls"] = True
+    if topology:
+        settings["topology"] = topology
+    settings.update(_of_path(found[0], topology, path))
+    secret = any(name in SECRETS for name, _ in query)  # '&' in it would have cut it in two
     for name, text in query:
         if name not in kinds:
-            raise ConfigError(f"unknown query parameter {name!r}{nearest(name, kinds)}")
+            what = "in the query" if secret else f"{name!r}{nearest(name, kinds)}"
+            raise ConfigError(f"unknown query parameter {what}")
         if name in settings:
             raise ConfigError(f"the URL gives {name} twice; keep one")
-        kind = kinds[name]
-        settings[name] = text if kind is str else _number(name, text, kind)
+        settings[name] = _value(name, text, kinds[name], secret)
     return settings
 
 
@@ -81,37 +95,89 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else f"; known are: {', '.join(known)}"
 
 
-def _cut(url: str) -> tuple[dict[str, Setting], str, list[tuple[str, str]]] | None:
-    """User and address, path, query; None if malformed (the parser's own errors quote the URL)."""
+def parse_endpoint(text: str) -> tuple[str, int | None]:
+    """Name or address, and the port if one is given, of "host", "host:port" or "[v6]:port".
+
+    Raises:
+        ValueError: It is none of these. The text is not quoted.
+    """
+    if text.startswith("["):
+        host, closed, rest = text[1:].partition("]")
+        if not closed or ":" not in host or (rest and not rest.startswith(":")):
+            raise ValueError("no address in brackets")
+        port = rest[1:]
+    else:
+        host, _, port = text.partition(":")
+    if port and not (port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
+        raise ValueError("no port")
+    return host, int(port) if port else None
+
+
+def show_endpoint(host: str, port: int) -> str:
+    """The inverse of `parse_endpoint`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _cut(url: str, mode: str) -> tuple[dict[str, Setting], str, list[tuple[str, str]]] | None:
+    """User and address, path (still encoded), query; None if malformed."""
+    parts = _PARTS.fullmatch(url)  # not, if there is a fragment
+    if parts is None:
+        return None
+    netloc, path, query = parts[1], parts[2], parts[3] or ""
+    user, _, hosts = netloc.rpartition("@")
+    if "@" in user or (hosts if mode == "unix" else "@" in path + query):
+        return None  # most likely a password that was not encoded
+    username, _, password = user.partition(":")
     try:
-        parts = urlsplit(url)
-        if not _holds_together(parts):
-            return None
-        found = {
-            "host": parts.hostname,
-            "port": parts.port,
-            "username": unquote(parts.username or "", errors="strict"),
-            "password": unquote(parts.password or "", errors="strict"),
-        }
-        settings = {name: value for name, value in found.items() if value not in (None, "")}
-        path = unquote(parts.path, errors="strict")
-        query = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+        settings = _of_hosts(hosts, SENTINEL_PORT if mode == "sentinel" else None)
+        for name, text in (("username", username), ("password", password)):
+            if text:
+                settings[name] = unquote(text, errors="strict")
+        unquote(path, errors="strict")
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
     except ValueError:
         return None
-    return settings, path, query  # type: ignore[return-value]  # None was filtered out
+    return settings, path, pairs
 
 
-def _holds_together(parts: SplitResult) -> bool:
-    if parts.fragment or parts.netloc.count("@") > 1:
-        return False
-    if parts.scheme == "unix":
-        return not parts.netloc or parts.netloc.endswith("@")
-    return "@" not in parts.path and "@" not in parts.query
+def _of_hosts(hosts: str, port: int | None) -> dict[str, Setting]:
+    first, *others = [parse_endpoint(text) for text in hosts.split(",")]
+    settings: dict[str, Setting] = {}
+    if first[0]:
+        settings["host"] = first[0]
+    if (first_port := first[1] or port) is not None:
+        settings["port"] = first_port
+    if not all(host for host, _ in others) or (others and not first[0]):
+        raise ValueError("an empty name")
+    if others:
+        settings["nodes"] = tuple(show_endpoint(host, own or port or PORT) for host, own in others)
+    return settings
 
 
-def _number(name: str, text: str, kind: type[Setting]) -> Setting:
+def _of_path(scheme: str, topology: str | None, path: str) -> dict[str, Setting]:
+    if scheme == "unix":
+        if path in ("", "/"):
+            raise ConfigError("the URL names no socket; use e.g. unix:///run/valkey.sock")
+        return {"unix_path": unquote(path)}
+    settings: dict[str, Setting] = {}
+    db = path.strip("/")
+    if topology == "sentinel":
+        master, _, db = db.partition("/")
+        if master:
+            settings["sentinel_master"] = unquote(master)
+    if db:
+        settings["db"] = _value("db", unquote(db), int, False)
+    return settings
+
+
+def _value(name: str, text: str, kind: type[Setting], secret: bool) -> Setting:
+    if kind is str:
+        return text
+    if kind is tuple:
+        return tuple(text.split(","))
     try:
-        return kind(text)
-    except ValueError:
-        what = "a whole number" if kind is int else "a number"
-        raise ConfigError(f"{name}={text!r} in the URL is not {what}; correct it") from None
+        return _BOOLEANS[text.lower()] if kind is bool else kind(text)
+    except (KeyError, ValueError):
+        pass  # raised outside, because these errors quote the text
+    shown = name if secret else f"{name}={text!r}"
+    raise ConfigError(f"{shown} in the URL is not {_KINDS[kind]}; correct it")

@@ -2,21 +2,32 @@
 
     ClientConfig(host="cache-1", password="...", connections=8)
     ClientConfig.from_url("redis://:secret@cache-1:6379/0?connections=8&timeout_s=2")
+    ClientConfig.from_url("rediss+cluster://seed-1,seed-2", tls_ca_file="ca.pem")
     ClientConfig.from_env()     # KVFERRY_RESP_*, then LMCACHE_RESP_*, then the defaults
 
-The password never enters a repr, a log line or an error: what is wrong with a URL is said without
-repeating the URL. TLS, Sentinel and cluster addresses are refused until the release that has them.
+Secrets never enter a repr, a log line or an error: what is wrong with a URL is said without
+repeating the URL. Files of certificates are not opened here: they may come later, and change.
 """
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Self, get_args, get_type_hints
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self, get_args, get_origin, get_type_hints
 
-from kvferry._url import Setting, nearest, parse_url
+from kvferry._config_checks import check_settings
+from kvferry._url import (
+    PORT,
+    SECRETS,
+    SENTINEL_PORT,
+    Setting,
+    nearest,
+    parse_endpoint,
+    parse_url,
+    show_endpoint,
+)
+from kvferry.credentials import CredentialsProvider
 from kvferry.errors import ConfigError
 
 __all__ = ["CONNECTIONS_DEFAULT", "WORKERS_DEFAULT", "ClientConfig"]
@@ -30,8 +41,12 @@ WORKERS_DEFAULT = 4
 _MIB = 1 << 20
 _ENV_PREFIXES = ("KVFERRY_RESP_", "LMCACHE_RESP_")
 _ENV_FIELDS = ("host", "port", "username", "password")
-# These make up the address of a URL; a query parameter may not contradict them.
-_NOT_IN_QUERY = ("host", "port", "unix_path")
+_ENV_URL = "KVFERRY_RESP_URL"
+_USER = ("username", "password")
+# These make up the address of a URL, which a query parameter may not contradict, or are functions.
+_NOT_IN_QUERY = ("host", "port", "unix_path", "credentials")
+# Its repr could hold what it is a function of.
+_HIDDEN = (*SECRETS, "credentials")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
@@ -39,18 +54,44 @@ class ClientConfig:
     """What a client connects to, and its limits.
 
     Attributes:
-        host: Name or address; every address of a name is tried.
-        port: TCP port.
+        host: Name or address; every address of a name is tried. Of a cluster the first seed, of
+            Sentinels the first of them.
+        port: TCP port. (URLs have 26379 for Sentinels where they give none.)
         unix_path: Path of a Unix socket; wins over `host` and `port`.
         username: ACL user; ``None`` is the server's default user. Needs `password`.
         password: A secret; shown nowhere.
-        db: Database number.
-        connections: Sockets to the server; ``None`` lets the client choose.
+        credentials: A function that gives user and password, in their stead; asked before every
+            connection and before what it gave expires. See `kvferry.Credentials`.
+        db: Database number; a cluster has only 0.
+        topology: "standalone", "cluster" or "sentinel".
+        nodes: Further seeds of a cluster, or further Sentinels: "host:port", "[v6]:port", "host".
+        sentinel_master: The name that the Sentinels watch our server under.
+        sentinel_username: ACL user at the Sentinels, which have users of their own.
+        sentinel_password: A secret; shown nowhere. ``None``: the Sentinels want none.
+        read_from: "primary"; "replica" reads from replicas where there are some, "az" from those
+            in `availability_zone` first. Values may then be older than the last write.
+        availability_zone: The zone of this host, as the servers name theirs.
+        topology_refresh_s: How often the map of a cluster, or what Sentinels say, is asked for
+            without a reason.
+        tls: Encrypt; ``rediss://`` in URLs.
+        tls_ca_file: PEM file of the authorities that we trust; without it and
+        tls_ca_dir: a directory of such (hashed as OpenSSL wants it), those of the system.
+        tls_cert_file: PEM file of our certificate and its chain, where the server asks for one.
+        tls_key_file: PEM file of its key.
+        tls_key_password: A secret; shown nowhere. Opens the key file.
+        tls_server_name: The name that the certificate must have and that is asked for (SNI), if
+            that is not `host`; holds for all nodes of a cluster.
+        tls_verify: "full" checks chain and name; "ca" the chain alone; "none" nothing, so that
+            anybody in between can read and answer.
+        tls_min_version: "1.2" or "1.3".
+        tls_ciphers: OpenSSL's cipher list for TLS 1.2; those of 1.3 are OpenSSL's choice.
+        ktls: Let the kernel encrypt, where it and OpenSSL can.
+        connections: Sockets to each server; ``None`` lets the client choose.
         workers: I/O threads that share the sockets; ``None`` lets the client choose.
         timeout_s: Base of a batch's deadline, which is `timeout_s` + bytes / `floor_rate_bytes_s`,
             so that the limit of 40 MB differs from that of 4 KB.
         floor_rate_bytes_s: The slowest transfer that still counts as alive.
-        connect_timeout_s: Limit for connecting, including the handshake.
+        connect_timeout_s: Limit for connecting, including TLS and the greeting.
         stall_timeout_s: How long a connection that owes us bytes may send none.
         reconnect_min_s: First bound of the random wait before dialling again; it doubles up to
         reconnect_max_s: the last one.
@@ -63,14 +104,37 @@ class ClientConfig:
         drain_bytes_max: An unwanted reply up to this length is read to its end; a longer one costs
             the connection.
         attempts_max: How often a request is tried, each time on a new connection.
+        presence_prefix: Keep a view of which keys with this prefix exist, told by the server;
+            ``None`` keeps none.
+        presence_keys_max: How many keys that view may hold.
     """
 
     host: str = "localhost"
-    port: int = 6379
+    port: int = PORT
     unix_path: str | None = None
     username: str | None = None
     password: str | None = None
+    credentials: CredentialsProvider | None = None
     db: int = 0
+    topology: str = "standalone"
+    nodes: tuple[str, ...] = ()
+    sentinel_master: str | None = None
+    sentinel_username: str | None = None
+    sentinel_password: str | None = None
+    read_from: str = "primary"
+    availability_zone: str | None = None
+    topology_refresh_s: float = 60.0
+    tls: bool = False
+    tls_ca_file: str | None = None
+    tls_ca_dir: str | None = None
+    tls_cert_file: str | None = None
+    tls_key_file: str | None = None
+    tls_key_password: str | None = None
+    tls_server_name: str | None = None
+    tls_verify: str = "full"
+    tls_min_version: str = "1.2"
+    tls_ciphers: str | None = None
+    ktls: bool = True
     connections: int | None = None
     workers: int | None = None
     timeout_s: float = 5.0
@@ -86,60 +150,76 @@ class ClientConfig:
     value_size_bytes_max: int = 512 * _MIB
     drain_bytes_max: int = 8 * _MIB
     attempts_max: int = 3
+    presence_prefix: str | None = None
+    presence_keys_max: int = 4_000_000
 
     def __post_init__(self) -> None:
-        _check_text("host", self.host)
-        if self.unix_path is not None:
-            _check_text("unix_path", self.unix_path)
-        self._check_credentials()
-        for name, low, high in _WHOLE_RANGES:
-            _check_whole(name, getattr(self, name), low, high)
-        for name in _SECONDS_AND_RATES:
-            _check_positive(name, getattr(self, name))
-        if self.reconnect_max_s < self.reconnect_min_s:
-            raise ConfigError(
-                "reconnect_max_s is below reconnect_min_s; raise it or lower the other"
-            )
-        if self.ttl_s is not None and self.ttl_s < 0.001:
-            raise ConfigError(
-                f"ttl_s={self.ttl_s} is below a millisecond; use a longer time or None"
-            )
-        if self.protocol not in (2, 3):
-            raise ConfigError(f"protocol={self.protocol!r} is unknown; use 3 (RESP3) or 2 (RESP2)")
-        name = self.client_name
-        if not isinstance(name, str) or not all("!" <= char <= "~" for char in name):
-            raise ConfigError("client_name may hold printable ASCII without spaces only; rename it")
+        object.__setattr__(self, "nodes", self._checked_nodes())
+        check_settings({field.name: getattr(self, field.name) for field in fields(self)})
 
-    def _check_credentials(self) -> None:
-        for name in ("username", "password"):
-            value = getattr(self, name)
-            if value is not None and not isinstance(value, str):
-                raise ConfigError(f"{name} is a {type(value).__name__}; pass a str or None")
-            if value is not None and _is_not_utf8(value):
+    def _checked_nodes(self) -> tuple[str, ...]:
+        """The further hosts, each with its port."""
+        if not isinstance(self.nodes, tuple | list):
+            raise ConfigError('nodes is no list of hosts; use e.g. ("cache-2:6379", "[::1]:6380")')
+        port_default = SENTINEL_PORT if self.topology == "sentinel" else PORT
+        shown: list[str] = []
+        for node in self.nodes:
+            try:
+                host, port = parse_endpoint(node)
+                if not host or any(char.isspace() or char in "/@,\0" for char in host):
+                    raise ValueError("no name")
+            except (AttributeError, TypeError, ValueError):
                 raise ConfigError(
-                    f"{name} holds a lone surrogate and has no UTF-8 form; correct it"
-                )
-        if self.username is not None and self.password is None:
-            raise ConfigError(
-                "username is set without password; set both "
-                "(a password alone, redis://:password@host, belongs to the default user)"
-            )
+                    f"nodes[{len(shown)}] is no host:port; an IPv6 address stands in brackets"
+                ) from None
+            shown.append(show_endpoint(host, port or port_default))
+        return tuple(shown)
 
     def __repr__(self) -> str:
         shown = []
         for field in fields(self):
             value = getattr(self, field.name)
-            secret = field.name == "password" and value is not None
+            secret = field.name in _HIDDEN and value is not None
             if value != field.default:
                 shown.append(f"{field.name}={'***' if secret else value!r}")
         return f"ClientConfig({', '.join(shown)})"
 
     @property
     def address(self) -> str:
-        """Where the server is, for people: ``host:port``, ``[v6]:port`` or ``unix:path``."""
+        """Where the server is, for people.
+
+        ``host:port``, ``[v6]:port``, ``unix:path``; ``cluster host:port,host:port``;
+        ``master at host:port,host:port`` with the name of the master and the Sentinels' addresses.
+        """
         if self.unix_path is not None:
             return f"unix:{self.unix_path}"
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        hosts = ",".join((show_endpoint(self.host, self.port), *self.nodes))
+        if self.topology == "cluster":
+            return f"cluster {hosts}"
+        return hosts if self.topology == "standalone" else f"{self.sentinel_master} at {hosts}"
+
+    @property
+    def seeds(self) -> tuple[tuple[str, int], ...]:
+        """Host and port of the server, or of all seeds or Sentinels that are known beforehand."""
+        others = (parse_endpoint(node) for node in self.nodes)
+        return ((self.host, self.port), *((host, port or PORT) for host, port in others))
+
+    def for_node(self, host: str, port: int) -> Self:
+        """The settings for one server of a cluster, or one that Sentinels named."""
+        return replace(self, **_ONE_SERVER, host=host, port=port)
+
+    def for_sentinel(self, host: str, port: int) -> Self:
+        """The settings for one Sentinel: its own user, no database."""
+        return replace(
+            self,
+            **_ONE_SERVER,
+            host=host,
+            port=port,
+            username=self.sentinel_username,
+            password=self.sentinel_password,
+            credentials=None,
+            db=0,
+        )
 
     def deadline_s(self, size_bytes: int) -> float:
         """The time limit of a request that moves this many bytes, in seconds."""
@@ -149,12 +229,13 @@ class ClientConfig:
     def from_url(cls, url: str, **overrides: Any) -> Self:
         """Read a URL; `overrides` (fields of this class, where not None) win over it.
 
-        ``redis://user:password@host:port/db?field=value``, with ``resp`` or ``valkey`` as well, and
-        ``unix://user:password@/path?db=1``. User, password and path are percent-encoded; an IPv6
-        address stands in brackets.
+        ``redis://user:password@host:port/db?field=value``; ``rediss://`` for TLS;
+        ``redis+cluster://`` and ``redis+sentinel://host,host/master/db`` (``rediss+...`` with TLS);
+        ``valkey`` and ``resp`` instead of ``redis``; ``unix://user:password@/path?db=1``. User,
+        password and path are percent-encoded; an IPv6 address stands in brackets.
 
         Raises:
-            ConfigError: The URL or a field is malformed, unknown, or not supported yet.
+            ConfigError: The URL or a field is malformed or unknown.
         """
         settings: dict[str, Any] = dict(parse_url(url, _query_kinds()))
         settings.update((name, value) for name, value in overrides.items() if value is not None)
@@ -165,71 +246,30 @@ class ClientConfig:
     def from_env(cls, environ: Mapping[str, str] | None = None, **explicit: Any) -> Self:
         """Read the environment; `explicit` (fields of this class, where not None) win over it.
 
+        ``KVFERRY_RESP_URL``, which is not read if the caller names a `host` or a `unix_path`. Then
         ``KVFERRY_RESP_HOST``, ``_PORT``, ``_USERNAME``, ``_PASSWORD``, then the same with
-        ``LMCACHE_RESP_``. An empty variable counts as unset. Each variable stands alone: a host
-        given by the caller is still sent the password of the environment.
+        ``LMCACHE_RESP_``: host and port if there was no URL, user and password if it has neither.
+        An empty variable counts as unset. Each of these stands alone: a host given by the caller is
+        still sent the password of the environment.
 
         Raises:
             ConfigError: A variable or field is malformed or unknown.
         """
         environ = os.environ if environ is None else environ
-        settings = {name: value for name, value in explicit.items() if value is not None}
-        for name in _ENV_FIELDS:
-            variables = (prefix + name.upper() for prefix in _ENV_PREFIXES)
-            variable = next((v for v in variables if environ.get(v)), None)
-            if variable is not None and name not in settings:
-                text = environ[variable]
-                settings[name] = _env_port(variable, text) if name == "port" else text
+        given = {name: value for name, value in explicit.items() if value is not None}
+        settings = {**_of_environment(environ, given), **given}
         _check_known(settings)
         return cls(**settings)
 
 
-_WHOLE_RANGES = (
-    ("port", 1, 65535),
-    ("db", 0, 2**31 - 1),
-    ("connections", 1, 1024),
-    ("workers", 1, 256),
-    ("window_bytes", 1, 2**40),
-    ("value_size_bytes_max", 1, 2**40),
-    ("drain_bytes_max", 0, 2**40),
-    ("attempts_max", 1, 100),
-)
-_MAY_BE_NONE = ("connections", "workers", "window_bytes", "ttl_s")
-_SECONDS_AND_RATES = (
-    "timeout_s",
-    "floor_rate_bytes_s",
-    "connect_timeout_s",
-    "stall_timeout_s",
-    "reconnect_min_s",
-    "reconnect_max_s",
-    "ttl_s",
-)
-
-
-def _is_not_utf8(text: str) -> bool:
-    return any("\ud800" <= char <= "\udfff" for char in text)
-
-
-def _check_text(name: str, value: object) -> None:
-    if not isinstance(value, str) or not value or "\0" in value or _is_not_utf8(value):
-        raise ConfigError(f"{name}={value!r} is not a name; pass a non-empty str")
-    if name == "host" and any(char.isspace() or char in "/@" for char in value):
-        raise ConfigError("host is not a host name; a URL goes to from_url()")
-
-
-def _check_whole(name: str, value: object, low: int, high: int) -> None:
-    if value is None and name in _MAY_BE_NONE:
-        return
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise ConfigError(f"{name}={value!r} is not valid; use a whole number from {low} to {high}")
-
-
-def _check_positive(name: str, value: object) -> None:
-    if value is None and name in _MAY_BE_NONE:
-        return
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value <= 0:  # type: ignore[operator,arg-type]
-        raise ConfigError(f"{name}={value!r} is not valid; use a number above 0")
+_ONE_SERVER: dict[str, Any] = {
+    "topology": "standalone",
+    "nodes": (),
+    "read_from": "primary",
+    "sentinel_master": None,
+    "sentinel_username": None,
+    "sentinel_password": None,
+}
 
 
 def _check_known(settings: Mapping[str, object]) -> None:
@@ -242,10 +282,32 @@ def _check_known(settings: Mapping[str, object]) -> None:
 def _query_kinds() -> dict[str, type[Setting]]:
     # The annotations are the table: "int | None" takes an int.
     return {
-        name: (get_args(hint) or (hint,))[0]
+        name: tuple if get_origin(hint) is tuple else (get_args(hint) or (hint,))[0]
         for name, hint in get_type_hints(ClientConfig).items()
         if name not in _NOT_IN_QUERY
     }
+
+
+def _of_environment(environ: Mapping[str, str], given: Mapping[str, object]) -> dict[str, Any]:
+    """What the environment says about what the caller left open."""
+    settings: dict[str, Any] = {}
+    single = list(_ENV_FIELDS)
+    if environ.get(_ENV_URL) and not ("host" in given or "unix_path" in given):
+        try:
+            settings.update(parse_url(environ[_ENV_URL], _query_kinds()))
+        except ConfigError as error:
+            raise ConfigError(f"{_ENV_URL}: {error}") from None
+        single = [] if settings.keys() & set(_USER) else list(_USER)
+    if "credentials" in given:  # they stand for both
+        single = [name for name in single if name not in _USER]
+        settings = {name: value for name, value in settings.items() if name not in _USER}
+    for name in single:
+        variables = (prefix + name.upper() for prefix in _ENV_PREFIXES)
+        variable = next((v for v in variables if environ.get(v)), None)
+        if variable is not None and name not in given:
+            text = environ[variable]
+            settings[name] = _env_port(variable, text) if name == "port" else text
+    return settings
 
 
 def _env_port(variable: str, text: str) -> int:

@@ -8,7 +8,8 @@
     ├── CapacityError            a stated limit was reached; try again later
     ├── DeadlineExceeded         the time limit passed (also TimeoutError)
     ├── UnavailableError         the server cannot be reached or refuses us (also ConnectionError)
-    │   └── AuthError            the server refused the credentials
+    │   ├── AuthError            the server refused the credentials
+    │   └── TlsError             a certificate was refused, by us or by the server, or TLS was
     ├── ServerError              the server answered with an error; .server_code, e.g. "WRONGTYPE"
     ├── SizeMismatchError        the stored value is not as long as the buffer
     ├── CorruptError             a frame or checksum is wrong; the data was discarded
@@ -35,6 +36,7 @@ __all__ = [
     "SizeMismatchError",
     "StoreError",
     "SystemResourceError",
+    "TlsError",
     "UnavailableError",
     "UsageError",
 ]
@@ -92,6 +94,15 @@ class AuthError(UnavailableError):
     """The server refused the credentials."""
 
     code = "auth"
+
+
+class TlsError(UnavailableError):
+    """TLS was refused: a certificate, a file of ours, or the protocol; the text holds the reason.
+
+    Trying again does not help until somebody corrects it.
+    """
+
+    code = "tls"
 
 
 class ServerError(KVFerryError):

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pickle
-import traceback
-from urllib.parse import quote
+from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kvferry.config import ClientConfig
+from kvferry.credentials import Credentials
 from kvferry.errors import ConfigError, UsageError
+from support.config import SECRET, message
 
-SECRET = "s3cr3t-w0rd"
+TLS: dict[str, Any] = {"tls": True}
+CLUSTER: dict[str, Any] = {"topology": "cluster"}
+SENTINEL: dict[str, Any] = {"topology": "sentinel", "sentinel_master": "m"}
 
 
-def message(call: object, *args: object, **settings: object) -> str:
-    """The text of the ConfigError, after checking that no part of the trace holds the secret."""
-    with pytest.raises(ConfigError) as caught:
-        call(*args, **settings)  # type: ignore[operator]
-    error: BaseException | None = caught.value
-    while error is not None:  # hidden causes count as well: error reporters collect them
-        assert SECRET not in repr(error)
-        error = error.__cause__ or error.__context__
-    assert SECRET not in "".join(traceback.format_exception_only(caught.value))
-    return str(caught.value)
+def _provide() -> Credentials:
+    return Credentials(None, SECRET)
 
 
 def test_defaults_are_those_of_a_local_server() -> None:
@@ -46,10 +40,22 @@ def test_config_is_frozen_and_keyword_only() -> None:
     assert dataclasses.replace(config, db=3).db == 3
 
 
-def test_password_is_in_no_representation() -> None:
+def test_secrets_are_in_no_representation() -> None:
     config = ClientConfig(username="u", password=SECRET, db=3)
     assert repr(config) == "ClientConfig(username='u', password='***', db=3)"
     assert SECRET not in f"{config} {config!s} {config.address}"
+    everything = ClientConfig(
+        topology="sentinel",
+        sentinel_master="m",
+        sentinel_password=SECRET,
+        tls=True,
+        tls_cert_file="cert.pem",
+        tls_key_file="key.pem",
+        tls_key_password=SECRET,
+        credentials=functools.partial(Credentials, None, SECRET),
+    )
+    assert SECRET not in f"{everything} {everything!r} {everything.address}"
+    assert repr(everything).count("'***'") == 3
 
 
 def test_deadline_grows_with_bytes() -> None:
@@ -83,6 +89,53 @@ def test_deadline_grows_with_bytes() -> None:
         ({"password": SECRET.encode()}, "bytes"),
         ({"password": SECRET + "\ud800"}, "surrogate"),
         ({"reconnect_min_s": 2, "reconnect_max_s": 1}, "reconnect_min_s"),
+        # TLS.
+        ({"tls": "yes"}, "True or False"),
+        ({"ktls": 1}, "True or False"),
+        ({"tls_ca_file": "ca"}, "tls_ca_file is set without tls"),
+        ({"tls_key_password": SECRET}, "tls_key_password is set without tls"),
+        ({"tls_verify": "none"}, "tls_verify is set without tls"),
+        ({"tls_min_version": "1.3"}, "tls_min_version is set without tls"),
+        (TLS | {"tls_verify": "no"}, "full (chain and name)"),
+        (TLS | {"tls_min_version": "1.1"}, "use 1.2 or 1.3"),
+        (TLS | {"tls_min_version": 1.2}, "use 1.2 or 1.3"),
+        (TLS | {"tls_ca_file": ""}, "non-empty"),
+        (TLS | {"tls_cert_file": "c"}, "without tls_key_file"),
+        (TLS | {"tls_key_file": "k"}, "without tls_cert_file"),
+        (TLS | {"tls_key_password": SECRET}, "without tls_key_file"),
+        (TLS | {"tls_key_password": SECRET.encode()}, "bytes"),
+        (TLS | {"tls_server_name": "a b"}, "not a host name"),
+        (TLS | {"unix_path": "/s"}, "Unix socket"),
+        # Where servers are.
+        ({"topology": "ring"}, "standalone (one server)"),
+        ({"topology": ["cluster"]}, "standalone"),
+        ({"nodes": ("h:1",)}, "topology"),
+        ({"topology": "cluster", "nodes": "h:1"}, "list of hosts"),
+        ({"topology": "cluster", "nodes": ("a:1", "b:x")}, "nodes[1]"),
+        ({"topology": "cluster", "nodes": ("a:0",)}, "nodes[0]"),
+        ({"topology": "cluster", "nodes": ("::1:7000",)}, "brackets"),
+        ({"topology": "cluster", "nodes": ("[h]:7",)}, "nodes[0]"),
+        ({"topology": "cluster", "nodes": (":7",)}, "nodes[0]"),
+        ({"topology": "cluster", "nodes": (7,)}, "nodes[0]"),
+        ({"topology": "cluster", "nodes": (f"u:{SECRET}@h",)}, "nodes[0]"),
+        ({"host": f"a,{SECRET}"}, "not a host name"),
+        ({"topology": "cluster", "db": 1}, "db=1 does not exist"),
+        ({"topology": "cluster", "unix_path": "/s"}, "Unix socket"),
+        ({"topology": "sentinel"}, "needs sentinel_master"),
+        (SENTINEL | {"unix_path": "/s"}, "Unix socket"),
+        (SENTINEL | {"sentinel_username": "u"}, "without sentinel_password"),
+        ({"sentinel_master": "m"}, "without topology='sentinel'"),
+        ({"sentinel_password": SECRET}, "without topology='sentinel'"),
+        ({"read_from": "replica"}, "needs a cluster or Sentinels"),
+        (CLUSTER | {"read_from": "anywhere"}, "use primary"),
+        (CLUSTER | {"read_from": "az"}, "needs availability_zone"),
+        ({"topology_refresh_s": 0}, "above 0"),
+        # Credentials, presence.
+        ({"credentials": SECRET}, "a str"),
+        ({"credentials": _provide, "password": SECRET}, "one or the other"),
+        ({"presence_prefix": "kv:", "protocol": 2}, "RESP3"),
+        ({"presence_prefix": b"kv:"}, "bytes"),
+        ({"presence_keys_max": 0}, "whole number"),
     ],
 )
 def test_bad_setting_is_refused_with_advice(settings: dict[str, object], advice: str) -> None:
@@ -91,95 +144,37 @@ def test_bad_setting_is_refused_with_advice(settings: dict[str, object], advice:
 
 
 @pytest.mark.parametrize(
-    ("url", "expected"),
+    ("settings", "address"),
     [
-        ("redis://", {}),
-        ("redis://cache-1", {"host": "cache-1"}),
-        ("resp://cache-1:7000", {"host": "cache-1", "port": 7000}),
-        ("valkey://:pw@h/2", {"host": "h", "password": "pw", "db": 2}),
-        ("redis://u:p@h:1/", {"host": "h", "port": 1, "username": "u", "password": "p"}),
-        ("redis://[::1]:7", {"host": "::1", "port": 7}),
+        ({}, "localhost:6379"),
+        ({"host": "::1", "port": 7}, "[::1]:7"),
+        ({"unix_path": "/s"}, "unix:/s"),
+        (CLUSTER | {"host": "a"}, "cluster a:6379"),
         (
-            "redis://a%40b:p%2Fw%3F%23%25%3A@h",
-            {"host": "h", "username": "a@b", "password": "p/w?#%:"},
+            CLUSTER | {"host": "a", "nodes": ["b", "[::1]:7", "[::2]"]},
+            "cluster a:6379,b:6379,[::1]:7,[::2]:6379",
         ),
-        (
-            "redis://h?connections=4&timeout_s=2&ttl_s=60.5&window_bytes=1024&client_name=me",
-            {
-                "host": "h",
-                "connections": 4,
-                "timeout_s": 2.0,
-                "ttl_s": 60.5,
-                "window_bytes": 1024,
-                "client_name": "me",
-            },
-        ),
-        ("unix:///run/valkey.sock?db=1", {"unix_path": "/run/valkey.sock", "db": 1}),
-        ("unix://u:p%40@/a%20b", {"unix_path": "/a b", "username": "u", "password": "p@"}),
+        (SENTINEL | {"port": 26379, "nodes": ("b", "c:7")}, "m at localhost:26379,b:26379,c:7"),
     ],
 )
-def test_url(url: str, expected: dict[str, object]) -> None:
-    assert ClientConfig.from_url(url) == ClientConfig(**expected)  # type: ignore[arg-type]
+def test_address_for_people(settings: dict[str, Any], address: str) -> None:
+    assert ClientConfig(**settings).address == address
 
 
-def test_ipv6_address_is_shown_in_brackets() -> None:
-    assert ClientConfig.from_url("redis://[fe80::1]:7").address == "[fe80::1]:7"
-    assert ClientConfig.from_url("unix:///s").address == "unix:/s"
+def test_nodes_are_normal_and_seeds_are_pairs() -> None:
+    config = ClientConfig(topology="cluster", host="a", nodes=("b", "[::1]:7"))
+    assert config.nodes == ("b:6379", "[::1]:7")
+    assert config.seeds == (("a", 6379), ("b", 6379), ("::1", 7))
+    assert ClientConfig(host="a").seeds == (("a", 6379),)
+    assert dataclasses.replace(config, nodes=config.nodes) == config
 
 
-@pytest.mark.parametrize(
-    ("url", "advice"),
-    [
-        ("localhost:6379", "must begin with redis://"),
-        ("http://h", "must begin with redis://"),
-        (f"rediss://:{SECRET}@h", "TLS"),
-        (f"redis-sentinel://:{SECRET}@h/master", "Sentinel"),
-        (f"redis+cluster://:{SECRET}@h", "cluster"),
-        (f"redis://:{SECRET}@h:notaport", "malformed"),
-        (f"redis://:{SECRET}@h:99999", "malformed"),
-        (f"redis://:{SECRET}@[::1", "malformed"),
-        (f"redis://u:{SECRET}/x@h", "percent-encoded"),
-        (f"redis://u:12?{SECRET}=1@h", "percent-encoded"),
-        (f"redis://u:12#{SECRET}@h", "percent-encoded"),
-        (f"redis://u:x@{SECRET}@h", "percent-encoded"),
-        (f"redis://u:%ff{SECRET}@h", "percent-encoded"),
-        (f"redis://{SECRET}@h", "set both"),
-        (f"unix://u:{SECRET}/x@/path", "percent-encoded"),
-        (f"redis://:{SECRET}@h/zero", "whole number"),
-        (f"redis://:{SECRET}@h?conections=4", "'connections'"),
-        (f"redis://:{SECRET}@h?timeout=4", "'timeout_s'"),
-        (f"redis://:{SECRET}@h?host=x", "unknown query parameter 'host'"),
-        (f"redis://:{SECRET}@h?db=x", "whole number"),
-        (f"redis://:{SECRET}@h?timeout_s=soon", "not a number"),
-        (f"redis://:{SECRET}@h/1?db=2", "twice"),
-        (f"redis://:{SECRET}@h?db=1&db=2", "twice"),
-        ("unix://", "names no socket"),
-    ],
-)
-def test_bad_url_is_refused_with_advice(url: str, advice: str) -> None:
-    assert advice in message(ClientConfig.from_url, url)
-
-
-@given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1))
-def test_any_encoded_password_survives_a_url(password: str) -> None:
-    config = ClientConfig.from_url(f"redis://u:{quote(password, safe='')}@h")
-    assert config.password == password
-
-
-@given(st.text(st.characters(codec="utf-8"), max_size=20), st.text(max_size=20))
-def test_a_raw_password_is_never_quoted(before: str, after: str) -> None:
-    # Any characters around it, encoded or not: the outcome is a config or an error without it.
-    try:
-        said: object = ClientConfig.from_url(f"redis://u:{before}{SECRET}{after}@h")
-    except ConfigError as error:
-        said = error
-    assert SECRET not in repr(said)
-
-
-def test_overrides_win_over_the_url_unless_none() -> None:
-    config = ClientConfig.from_url("redis://h:1?timeout_s=3", port=2, timeout_s=None)
-    assert (config.host, config.port, config.timeout_s) == ("h", 2, 3.0)
-    assert "'connections'" in message(ClientConfig.from_url, "redis://h", conections=1)
+def test_settings_of_one_server_keep_what_is_not_about_where() -> None:
+    cluster = ClientConfig(**CLUSTER, nodes=("b",), password=SECRET, read_from="replica", tls=True)
+    assert cluster.for_node("::1", 7) == ClientConfig(host="::1", port=7, password=SECRET, tls=True)
+    watched = ClientConfig(**SENTINEL, db=2, credentials=_provide, sentinel_password=SECRET)
+    assert watched.for_node("h", 7) == ClientConfig(host="h", port=7, db=2, credentials=_provide)
+    assert watched.for_sentinel("s", 8) == ClientConfig(host="s", port=8, password=SECRET)
 
 
 def test_environment_precedence() -> None:
@@ -196,6 +191,36 @@ def test_environment_precedence() -> None:
     assert (explicit.host, explicit.port, explicit.db) == ("mine", 7000, 2)
     assert explicit.password == SECRET  # each variable stands alone
     assert ClientConfig.from_env({}) == ClientConfig()
+
+
+def test_url_of_the_environment() -> None:
+    environ = {
+        "KVFERRY_RESP_URL": "rediss://cache?connections=4",
+        "KVFERRY_RESP_HOST": "other",
+        "KVFERRY_RESP_PORT": "7000",
+        "KVFERRY_RESP_PASSWORD": SECRET,
+    }
+    config = ClientConfig.from_env(environ)
+    assert config == ClientConfig(host="cache", tls=True, connections=4, password=SECRET)
+    explicit = ClientConfig.from_env(environ, connections=2, port=7)
+    assert (explicit.host, explicit.port, explicit.connections) == ("cache", 7, 2)
+    # Who names another host does not mean the one of the URL.
+    other = ClientConfig.from_env(environ, host="mine")
+    assert other == ClientConfig(host="mine", port=7000, password=SECRET)
+    # A user of the URL is not given the password of somebody else.
+    environ |= {"KVFERRY_RESP_URL": "redis://:own@h", "KVFERRY_RESP_USERNAME": "u"}
+    assert ClientConfig.from_env(environ) == ClientConfig(host="h", password="own")
+    bad = {"KVFERRY_RESP_URL": f"redis://u:{SECRET}#@h"}
+    assert "KVFERRY_RESP_URL: the URL is malformed" in message(ClientConfig.from_env, bad)
+
+
+def test_a_provider_of_credentials_replaces_those_of_the_environment() -> None:
+    environ = {"KVFERRY_RESP_USERNAME": "u", "KVFERRY_RESP_PASSWORD": SECRET}
+    config = ClientConfig.from_env(environ, credentials=_provide)
+    assert (config.username, config.password) == (None, None)
+    environ = {"KVFERRY_RESP_URL": f"redis://u:{SECRET}@h"}
+    config = ClientConfig.from_env(environ, credentials=_provide)
+    assert config == ClientConfig(host="h", credentials=_provide)
 
 
 @pytest.mark.parametrize("text", ["x", "0", "70000", "-1", " 1", "1_0", "²"])
