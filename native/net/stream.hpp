@@ -54,7 +54,8 @@ class Stream {
   // What finish_connect() waits for after kWouldBlock: bytes, or (false) room to send.
   [[nodiscard]] virtual bool awaits_readable() const noexcept { return false; }
   // Scatter and gather; the memory is only touched during the call. A receive() that moves fewer
-  // bytes than asked for has emptied the stream: fd() becomes readable when there is more.
+  // bytes than asked for has emptied the stream: fd() becomes readable when there is more. After
+  // one that filled all pieces call it again: the next bytes may have left the socket already.
   virtual IoResult receive(std::span<const iovec> pieces) noexcept = 0;
   virtual IoResult send(std::span<const iovec> pieces) noexcept = 0;
   // Bytes that were sent and that the peer has not taken yet; 0 where nobody can tell.

@@ -1,0 +1,66 @@
+#pragma once
+// TlsBio: how OpenSSL reaches the stream below it, in few system calls.
+//
+// A record is at most 16 KiB, and OpenSSL's own socket BIO makes two calls to receive one (head and
+// body) and one to send it. Here a body is received into OpenSSL's memory together with what
+// follows it, up to kAheadBytes, and records to send are gathered up to kGatherBytes.
+//
+// Sending never fails for want of room: what the stream does not take waits here, and blocked()
+// says so. Whoever writes stops then, and calls flush() before anything else.
+//
+// Threads: one. Lifetime: outlives the SSL that uses it; the stream outlives this.
+
+#include <openssl/types.h>
+
+#include <cstddef>
+#include <memory>
+
+#include "base/bytes.hpp"
+#include "net/stream.hpp"
+
+namespace kvferry::net {
+
+class TlsBio {
+ public:
+  static constexpr std::size_t kAheadBytes = 64 * kKiB;
+  static constexpr std::size_t kGatherBytes = 64 * kKiB;
+
+  explicit TlsBio(Stream& stream) noexcept : stream_(stream) {}
+  TlsBio(const TlsBio&) = delete;
+  TlsBio& operator=(const TlsBio&) = delete;
+
+  // A BIO of its own reference count for SSL_set0_rbio() or SSL_set0_wbio(). Null: no memory.
+  [[nodiscard]] BIO* make_bio();
+
+  // Before each series of reads: the stream may have bytes again.
+  void begin_reading() noexcept { drained_ = false; }
+  // Sends what is gathered. False: the stream failed; see failure().
+  bool flush() noexcept;
+  [[nodiscard]] std::size_t pending() const noexcept { return gathered_end_ - gathered_begin_; }
+  // The stream takes nothing more for now.
+  [[nodiscard]] bool blocked() const noexcept { return blocked_; }
+  // How the stream below ended; kOk while it did not.
+  [[nodiscard]] const IoResult& failure() const noexcept { return failure_; }
+
+ private:
+  // One more record, and answers of the protocol, fit behind a full gather.
+  static constexpr std::size_t kRecordBytesMax = 17 * kKiB;
+  static constexpr std::size_t kOutBytes = kGatherBytes + 2 * kRecordBytesMax;
+  friend struct TlsBioMethod;
+
+  bool read(std::byte* out, std::size_t size, std::size_t& count) noexcept;
+  bool write(const std::byte* data, std::size_t size) noexcept;
+
+  Stream& stream_;
+  std::unique_ptr<std::byte[]> ahead_;  // made when first used, as is gathered_
+  std::size_t ahead_begin_ = 0;
+  std::size_t ahead_end_ = 0;
+  bool drained_ = false;
+  std::unique_ptr<std::byte[]> gathered_;
+  std::size_t gathered_begin_ = 0;
+  std::size_t gathered_end_ = 0;
+  bool blocked_ = false;
+  IoResult failure_;
+};
+
+}  // namespace kvferry::net
