@@ -27,6 +27,8 @@ __all__ = ["COMMANDS", "main"]
 COMMANDS = {
     "bench": ("kvferry.cli.bench:bench", "Measure clients against a server, with verified bytes."),
     "demo": ("kvferry.cli.demo:demo", "Show KV surviving its process: same tokens, far sooner."),
+    "doctor": ("kvferry.cli.doctor:doctor", "Say what holds a store back, and the line to fix it."),
+    "tune": ("kvferry.cli.tune:tune", "Measure the best settings for a server and write them."),
 }
 
 

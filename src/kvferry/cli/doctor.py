@@ -1,0 +1,112 @@
+"""`kvferry doctor`: what holds this store back, why that matters, and the line that mends it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import click
+
+from kvferry.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from kvferry.config import ClientConfig
+
+__all__ = ["doctor"]
+
+
+@click.command(
+    epilog="Exit codes: 0 healthy (notes at most), 1 there are warnings or faults, 2 usage, or no "
+    "server can be reached.  Example: kvferry doctor redis://cache:6379 --model config.json "
+    "--gpu h100"
+)
+@click.argument("url", required=False)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+@click.option("--all", "everything", is_flag=True, help="Also list the checks that are fine.")
+@click.option("--quick", is_flag=True, help="A short look at bandwidth: seconds, 2 GiB at most.")
+@click.option("--no-bandwidth", is_flag=True, help="Write nothing and measure no rate.")
+@click.option("--model", metavar="FILE", help="A model's config.json, or its directory.")
+@click.option("--gpu", metavar="NAME", help="What computes that model, e.g. h100.")
+@click.option("--gpus", type=click.IntRange(1), default=1, show_default=True, help="How many.")
+@click.option("--prefill-tokens-s", type=float, help="Measured on your engine; wins over --gpu.")
+@click.option("--prefix-tokens", type=click.IntRange(1), default=8192, show_default=True)
+@click.pass_context
+def doctor(
+    ctx: click.Context,
+    url: str | None,
+    as_json: bool,
+    everything: bool,
+    quick: bool,
+    no_bandwidth: bool,
+    model: str | None,
+    gpu: str | None,
+    gpus: int,
+    prefill_tokens_s: float | None,
+    prefix_tokens: int,
+) -> None:
+    """Look at a server, the way to it and this host; say what to change.
+
+    URL is the client's, with all of its settings. User and password may also come from
+    KVFERRY_RESP_USERNAME and KVFERRY_RESP_PASSWORD. Nothing is changed; the bandwidth probe writes
+    keys under kvferry:doctor: only, for seconds, and deletes them.
+    """
+    from kvferry.lab.doctor.examine import worst
+    from kvferry.lab.doctor.finding import Severity
+    from kvferry.lab.doctor.model import load_model
+    from kvferry.lab.doctor.prefill import Engine
+    from kvferry.lab.doctor.report import as_json as to_json
+    from kvferry.lab.doctor.report import say
+    from kvferry.lab.doctor.run import Visit, visit
+    from kvferry.lab.doctor.traffic import Limits
+    from kvferry.lab.table import console
+
+    shape = load_model(model) if model else None
+    engine = Engine(
+        gpu=gpu.lower() if gpu else None,
+        gpus=gpus,
+        prefill_tokens_s=prefill_tokens_s,
+        prefix_tokens=prefix_tokens,
+    )
+    if shape is not None:
+        engine.compute_s(shape)  # an unknown GPU is told before the work
+    limits = None if no_bandwidth else Limits.quick() if quick else Limits()
+    plan = Visit(config=_config(url), limits=limits, model=shape, engine=engine)
+    try:
+        with _progress() as progress:
+            facts, findings = visit(plan, progress)
+    except UnavailableError as error:
+        click.echo(f"kvferry: {error}", err=True)
+        ctx.exit(2)
+    if as_json:
+        click.echo(json.dumps(to_json(facts, findings), indent=1))
+    else:
+        say(console(), facts, findings, everything=everything)
+    ctx.exit(1 if worst(findings) >= Severity.WARN else 0)
+
+
+def _config(url: str | None) -> ClientConfig:
+    from kvferry.config import ClientConfig
+
+    if url is None:
+        return ClientConfig.from_env()
+    config = ClientConfig.from_url(url)
+    if config.password is None:
+        secrets = ClientConfig.from_env()
+        config = replace(config, username=secrets.username, password=secrets.password)
+    return config
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """The current step on standard error, on a terminal; silence elsewhere."""
+    from kvferry.lab.table import console
+
+    err = console(stderr=True)
+    if not err.is_terminal:
+        yield lambda _: None
+        return
+    with err.status("starting") as status:
+        yield status.update

@@ -1,0 +1,66 @@
+"""examine: facts in, findings out. Pure.
+
+Findings that are the same at several servers become one that names them all. Checks that miss
+something the server hides are gathered in one finding, `settings`, and none of them fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+
+from kvferry.lab.doctor import rules_clients, rules_disk, rules_engine, rules_memory, rules_trust
+from kvferry.lab.doctor.facts import Facts, Need, ServerFacts
+from kvferry.lab.doctor.finding import Finding, Severity, Unread, info
+from kvferry.lab.doctor.rules_cluster import examine_cluster
+from kvferry.lab.doctor.rules_host import examine_host
+from kvferry.lab.doctor.rules_traffic import examine_traffic
+
+__all__ = ["examine", "worst"]
+
+_Rule = Callable[[ServerFacts, Need], Finding | None]
+_RULES: tuple[_Rule, ...] = (
+    *rules_engine.RULES,
+    *rules_memory.RULES,
+    *rules_disk.RULES,
+    *rules_clients.RULES,
+    *rules_trust.RULES,
+)
+
+
+def examine(facts: Facts) -> list[Finding]:
+    """Every finding, good ones too: servers first, then cluster, network and this host."""
+    servers = [found for server in facts.servers for found in _server(server, facts.need)]
+    cluster = [replace(found, scope="cluster") for found in examine_cluster(facts)]
+    return [*_merged(servers), *cluster, *examine_traffic(facts), *examine_host(facts)]
+
+
+def worst(findings: Iterable[Finding]) -> Severity:
+    """The highest severity among them."""
+    return max((finding.severity for finding in findings), default=Severity.OK)
+
+
+def _server(server: ServerFacts, need: Need) -> Iterator[Finding]:
+    hidden: dict[str, None] = {}  # in order
+    for rule in _RULES:
+        try:
+            found = rule(server, need)
+        except Unread as missing:
+            hidden[str(missing)] = None
+            continue
+        if found is not None:
+            yield replace(found, where=(server.address,))
+    if hidden:
+        seen = f"could not be read: {', '.join(hidden)}"
+        why = "CONFIG is refused here, as on managed services; these checks were left out"
+        yield replace(
+            info("settings", seen, why, "look for them in the service's own console"),
+            where=(server.address,),
+        )
+
+
+def _merged(findings: Iterable[Finding]) -> list[Finding]:
+    same: dict[Finding, list[str]] = {}
+    for finding in findings:
+        same.setdefault(replace(finding, where=()), []).extend(finding.where)
+    return [replace(finding, where=tuple(where)) for finding, where in same.items()]

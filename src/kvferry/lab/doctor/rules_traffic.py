@@ -1,0 +1,103 @@
+"""What the measurements advise: connections, the size of a chunk, and what limits the rate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from kvferry.lab.doctor.facts import Facts, HostFacts, TrafficFacts
+from kvferry.lab.doctor.finding import Finding, info, ok, size_text, warn
+
+__all__ = ["best_chunk_bytes", "connections_for", "examine_traffic", "knee"]
+
+_ENOUGH = 0.95  # of the best
+_WINDOW_BYTES = 4 << 20  # where the kernel does not say: what a Linux server sends ahead
+_RTT_NEAR_S = 0.002
+_SLOW_BYTES_S = 1e9
+
+
+def examine_traffic(facts: Facts) -> Iterator[Finding]:
+    """Every measurement that was made."""
+    traffic = facts.traffic
+    if traffic.skipped:
+        yield replace(info("bandwidth", f"not measured: {traffic.skipped}"), scope="network")
+    for finding in (rtt(traffic), bandwidth(facts), connections(facts), chunk(traffic)):
+        if finding is not None:
+            yield replace(finding, scope="network")
+
+
+def knee(by_connections: Mapping[int, float]) -> int:
+    """The least number of connections that reaches 95 % of the best rate."""
+    best = max(by_connections.values())
+    return min(count for count, rate in by_connections.items() if rate >= _ENOUGH * best)
+
+
+def connections_for(rate_bytes_s: float, rtt_s: float, host: HostFacts) -> int:
+    """ceil(bandwidth x round trip / window): how many connections hide the distance.
+
+    The window is half of what the kernel lets a socket buffer, because the other half is overhead.
+    """
+    words = host.sysctls.get("net.ipv4.tcp_rmem", "").split()
+    window = int(words[2]) // 2 if len(words) == 3 and words[2].isdigit() else _WINDOW_BYTES
+    return max(1, math.ceil(rate_bytes_s * rtt_s / window))
+
+
+def best_chunk_bytes(by_size: Mapping[int, float]) -> int:
+    """The smallest value size that reaches 95 % of the best rate."""
+    best = max(by_size.values())
+    return min(size for size, rate in by_size.items() if rate >= _ENOUGH * best)
+
+
+def rtt(traffic: TrafficFacts) -> Finding | None:
+    """How far away it is."""
+    if traffic.rtt_s is None:
+        return None
+    seen = f"{traffic.rtt_s * 1e3:.3g} ms"
+    if traffic.rtt_s > _RTT_NEAR_S:
+        why = "each look-up waits for that at least once; a store in the same zone is below 1 ms"
+        return info("rtt", seen, why)
+    return ok("rtt", seen)
+
+
+def bandwidth(facts: Facts) -> Finding | None:
+    """The rate, and where it stops to grow."""
+    best, curve = facts.traffic.best_bytes_s, facts.traffic.by_connections
+    if best is None:
+        return None
+    points = ", ".join(f"{count}: {rate / 1e9:.2f}" for count, rate in sorted(curve.items()))
+    seen = f"{best / 1e9:.2f} GB/s; by connections: {points}"
+    if best < _SLOW_BYTES_S:
+        why = "below 1 GB/s it only beats the prefill of small GPUs; most want 2"
+        fix = "a larger instance (network share), a server in the same zone, or more shards"
+        return warn("bandwidth", seen, why, fix)
+    return ok("bandwidth", seen)
+
+
+def connections(facts: Facts) -> Finding | None:
+    """How many connections to open."""
+    traffic = facts.traffic
+    if not traffic.by_connections or traffic.best_bytes_s is None:
+        return None
+    measured = knee(traffic.by_connections)
+    far = connections_for(traffic.best_bytes_s, traffic.rtt_s or 0.0, facts.host)
+    advised = max(measured, far)
+    seen = (
+        f"{advised}: measured {measured}, bandwidth x round trip / window gives {far}; "
+        f"set are {facts.need.connections}"
+    )
+    if advised > facts.need.connections:
+        why = "with fewer the wire is idle for a part of each round trip"
+        return warn("connections", seen, why, f"?connections={advised}   (in the client's URL)")
+    return ok("connections", seen)
+
+
+def chunk(traffic: TrafficFacts) -> Finding | None:
+    """How large a value should be."""
+    if not traffic.by_size:
+        return None
+    points = ", ".join(
+        f"{size_text(size)}: {rate / 1e9:.2f}" for size, rate in sorted(traffic.by_size.items())
+    )
+    best = best_chunk_bytes(traffic.by_size)
+    return ok("chunk-size", f"best from {size_text(best)} on; GB/s by size: {points}")
