@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import random
 import socket
 import struct
 import sys
 import termios
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -35,10 +36,21 @@ class Shape:
     """How one direction flows. All fields may change at any time."""
 
     delay_s: float = 0.0  # every byte arrives this much later; bytes in flight overlap
+    jitter_s: float = 0.0  # and up to so much more, at random; order is kept
     bandwidth_bytes_per_s: float | None = None
     slice_bytes: int | None = None  # at most so many per send
     slice_interval_s: float = 0.0  # and so long between sends
-    reading: bool = True  # False: the sender's window fills up (half-open peer)
+    slice_random: bool = False  # 1 to slice_bytes, at random
+    flips_per_byte: float = 0.0  # how often a bit is turned over, at random
+    reading: bool = True  # False: the sender's window fills up, and nothing arrives
+
+
+@dataclass
+class Tally:
+    """What went through one direction so far, on all connections."""
+
+    bytes: int = 0
+    flips: int = 0  # of flips_per_byte
 
 
 @dataclass(eq=False)
@@ -83,11 +95,13 @@ class Pipe:
         shape: Shape,
         source: socket.socket,
         sink: socket.socket,
-        count: Callable[[int], None],
+        tally: Tally,
+        seed: str,
         framer: ReplyFramer | None = None,
     ) -> None:
-        self.shape, self.source, self.sink, self.count = shape, source, sink, count
-        self.framer = framer
+        self.shape, self.source, self.sink, self.tally = shape, source, sink, tally
+        self.framer = framer  # without one, faults that count replies do not fire
+        self._rng, self._flip_rng = random.Random(seed), random.Random(f"{seed} flips")
         self.held: deque[tuple[float, memoryview | Mark]] = deque()
         self.held_bytes = 0
         self.next_send_at = 0.0
@@ -98,9 +112,10 @@ class Pipe:
         self.bytes_seen = self.replies_begun = 0
         self._editing: Fault | None = None  # drops or duplicates the reply that is passing
         self._copy: list[bytes] = []
+        self._next_flip: int | None = None  # bytes from here
 
     def wants_read(self) -> bool:
-        limit = DELAYED_BYTES_MAX if self.shape.delay_s else 2 * READ_BYTES
+        limit = DELAYED_BYTES_MAX if self.shape.delay_s or self.shape.jitter_s else 2 * READ_BYTES
         return not self.ended and self.held_bytes < limit
 
     # In.
@@ -108,14 +123,15 @@ class Pipe:
     def take(self, data: bytes, faults: Sequence[Fault], now: float) -> None:
         """Hold what the source sent, as the faults would have it."""
         if self.framer is None:
-            self.hold(memoryview(data), now)
+            self._edit_bytes(memoryview(data), faults, now)
             return
         for segment in self.framer.feed(data):
             self._edit_reply(segment, faults, now)
 
     def hold(self, item: memoryview | Mark, now: float) -> None:
         if isinstance(item, str) or item:
-            self.held.append((now + self.shape.delay_s, item))
+            late_s = self.shape.delay_s + self._rng.random() * self.shape.jitter_s
+            self.held.append((now + late_s, item))
             self.held_bytes += len(item) if isinstance(item, memoryview) else 0
 
     def _edit_reply(self, segment: Segment, faults: Sequence[Fault], now: float) -> None:
@@ -142,6 +158,7 @@ class Pipe:
             self._copy, self._editing = [], None
 
     def _edit_bytes(self, data: memoryview, faults: Sequence[Fault], now: float) -> None:
+        data = self._flip_at_random(data)
         mine = [fault for fault in faults if fault.kind in BYTE_FAULTS]
         for fault in sorted(mine, key=lambda fault: fault.due(self)):
             at = fault.due(self)
@@ -159,6 +176,22 @@ class Pipe:
             data = data[at:]
         self.bytes_seen += len(data)
         self.hold(data, now)
+
+    def _flip_at_random(self, data: memoryview) -> memoryview:
+        """Which bits depends on the seed and on how many bytes came before, not on the pieces."""
+        rate = self.shape.flips_per_byte
+        if not rate:
+            self._next_flip = None
+            return data
+        at = int(self._flip_rng.expovariate(rate)) if self._next_flip is None else self._next_flip
+        if at < len(data):
+            data = memoryview(bytearray(data))
+        while at < len(data):
+            data[at] ^= 1 << self._flip_rng.randrange(8)
+            self.tally.flips += 1
+            at += 1 + int(self._flip_rng.expovariate(rate))
+        self._next_flip = at - len(data)
+        return data
 
     # Out.
 
@@ -181,12 +214,14 @@ class Pipe:
             if sent < len(item):
                 self.held.appendleft((due, item[sent:]))
             self.held_bytes -= sent
-            self.count(sent)
+            self.tally.bytes += sent
             self._space_sends(sent, now)
         return None
 
     def _piece_bytes(self) -> int:
         piece = self.shape.slice_bytes or READ_BYTES
+        if self.shape.slice_random:
+            piece = self._rng.randint(1, piece)
         if rate := self.shape.bandwidth_bytes_per_s:
             piece = min(piece, max(1, int(rate * 0.002)))
         return piece
@@ -207,6 +242,7 @@ class Link:
         self.client, self.server, self.up, self.down = client, server, up, down
         self.pipes = (up, down)
         self.swallows = False  # bytes of either side are read and thrown away
+        self.spared = False  # no fault, no hole: a connection between the servers themselves
         self.reset_at: float | None = None  # then at the latest, close with RST
         for end in (client, server):
             end.setblocking(False)

@@ -7,10 +7,15 @@
         ...
         fault.wait_fired(), proxy.heal()
 
-Two directions: ``up`` is client to server, ``down`` server to client. A Shape slows bytes without
-changing them. A fault changes them, at an offset that counts from the moment it was armed, on each
-connection by itself, in bytes or replies of the down stream as the server sent it; the first
-connection that gets there takes it (``times`` of them). Pushes are not counted as replies.
+Two directions: ``up`` is client to server, ``down`` server to client. A Shape slows bytes, or turns
+bits over at random. A fault changes the stream at an offset that counts from the moment it was
+armed, on each connection by itself, in bytes of either direction as they were sent, or in replies;
+the first connection that gets there takes it (``times`` of them). Pushes are not counted as
+replies. Shapes and faults add up. What is random comes from ``seed``. toxics.py has names for all.
+
+``opaque=True`` is for TLS and whatever else is not RESP: no faults by reply. Connections from an
+address of ``spared_hosts`` pass as through a plain proxy, whatever is armed: that is how servers
+that only know each other's proxies replicate in peace.
 
 One thread does all the forwarding, so order is what it looks like; tests call from any thread.
 Delays are exact to about 1 ms. Close it, or leave the ``with``: the thread ends, sockets close.
@@ -19,34 +24,51 @@ Delays are exact to about 1 ms. Close it, or leave the ``with``: the thread ends
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import socket
 import threading
 import time
-from collections.abc import Callable
-from typing import Self
+from collections.abc import Callable, Collection
+from typing import Literal, Self
 
-from support.flow import READ_BYTES, Ending, Fault, Link, Pipe, Shape
+from support.flow import BYTE_FAULTS, READ_BYTES, Ending, Fault, Link, Pipe, Shape, Tally
 from support.resp import ReplyFramer
 
 HOST = "127.0.0.1"
 CLOSE_TIMEOUT_S = 5.0
 RESET_WAIT_S = 1.0  # for the client to take what comes before an RST
 SHAPE_CHECK_S = 0.05  # a Shape may change without a word
+Direction = Literal["up", "down"]
 
 
 class FaultProxy:
     """See the module."""
 
-    def __init__(self, host: str, port: int = 0, *, unix_path: str | None = None) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int = 0,
+        *,
+        unix_path: str | None = None,
+        listen_path: str | None = None,
+        opaque: bool = False,
+        seed: int = 0,
+        spared_hosts: Collection[str] = (),
+    ) -> None:
+        """Of the server at host and port, or at ``unix_path``; itself at a free port, or at
+        ``listen_path``."""
         self.up, self.down = Shape(), Shape()
+        self.tally_up, self.tally_down = Tally(), Tally()
         self.connections = 0  # accepted so far
-        self.bytes_up = self.bytes_down = 0  # delivered so far
+        self.listen_path = listen_path
+        self.seed = seed  # may change: for the connections to come
         self.error: Exception | None = None  # a bug of ours; close() raises it
         self.host, self.port = HOST, 0
         self._target: str | tuple[str, int] = unix_path or (host, port)
         self._links: list[Link] = []
-        self._faults: list[Fault] = []
+        self._faults: dict[Direction, list[Fault]] = {"up": [], "down": []}
+        self._opaque, self._spared_hosts = opaque, frozenset(spared_hosts)
         self._hole = self._closing = False
         self._lock = threading.RLock()
         self._wake, self._waker = socket.socketpair()
@@ -60,24 +82,43 @@ class FaultProxy:
 
     @property
     def url(self) -> str:
-        return f"redis://{self.host}:{self.port}/0"
+        if self.listen_path:
+            return f"unix://{self.listen_path}"
+        return f"{'rediss' if self._opaque else 'redis'}://{self.host}:{self.port}/0"
+
+    @property
+    def bytes_up(self) -> int:
+        """Delivered so far."""
+        return self.tally_up.bytes
+
+    @property
+    def bytes_down(self) -> int:
+        return self.tally_down.bytes
 
     @property
     def open_connections(self) -> int:
         with self._lock:
-            return len(self._links)
+            return sum(not link.spared for link in self._links)
 
-    def cut_after(self, byte: int, ending: Ending = "rst", times: int = 1) -> Fault:
+    def cut_after(
+        self,
+        byte: int,
+        ending: Ending = "rst",
+        times: int = 1,
+        direction: Direction = "down",
+    ) -> Fault:
         """Deliver ``byte`` more bytes, then end the connection."""
-        return self._arm(Fault("cut", byte, times, ending=ending))
+        return self._arm(Fault("cut", byte, times, ending=ending), direction)
 
-    def stall_after(self, byte: int, times: int = 1) -> Fault:
+    def stall_after(self, byte: int, times: int = 1, direction: Direction = "down") -> Fault:
         """Deliver ``byte`` more bytes, then nothing until heal()."""
-        return self._arm(Fault("stall", byte, times))
+        return self._arm(Fault("stall", byte, times), direction)
 
-    def flip(self, byte: int, mask: int = 0x01, times: int = 1) -> Fault:
+    def flip(
+        self, byte: int, mask: int = 0x01, times: int = 1, direction: Direction = "down"
+    ) -> Fault:
         """Change the byte after ``byte`` more: xor with ``mask``."""
-        return self._arm(Fault("flip", byte, times, mask=mask))
+        return self._arm(Fault("flip", byte, times, mask=mask), direction)
 
     def drop_reply(self, reply: int = 0, times: int = 1) -> Fault:
         """Swallow the reply that begins after ``reply`` more."""
@@ -95,6 +136,15 @@ class FaultProxy:
         """From now on accept connections and swallow every byte, of old ones too."""
         self._do(lambda: setattr(self, "_hole", True))
 
+    def half_open(self) -> None:
+        """Open connections are dead, and nobody says so; new ones work."""
+
+        def forget() -> None:
+            for link in self._links:
+                link.swallows = not link.spared
+
+        self._do(forget)
+
     def refuse(self) -> None:
         """Close the listener: connecting is refused. Open connections stay."""
 
@@ -109,13 +159,7 @@ class FaultProxy:
         """Listen again, on the same port."""
         with self._lock:
             if self._listener is None:
-                listener = socket.socket()
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                listener.bind((HOST, self.port))
-                listener.listen(128)
-                listener.setblocking(False)
-                self.port = listener.getsockname()[1]
-                self._listener = listener
+                self._listener = self._listening()
         self._poke()
 
     def cut_now(self, ending: Ending = "rst") -> None:
@@ -123,7 +167,8 @@ class FaultProxy:
 
         def cut() -> None:
             for link in list(self._links):
-                self._drop(link, ending)
+                if not link.spared:
+                    self._drop(link, ending)
 
         self._do(cut)
 
@@ -132,7 +177,8 @@ class FaultProxy:
         with self._lock:
             for shape in (self.up, self.down):
                 shape.__dict__.update(Shape().__dict__)
-            self._faults.clear()
+            for faults in self._faults.values():
+                faults.clear()
             self._hole = False
             for link in list(self._links):
                 for pipe in link.pipes:
@@ -205,7 +251,10 @@ class FaultProxy:
         return poller, by_fd, max(0.0, (min(wake_at) - now) * 1000)
 
     def _may_read(self, link: Link, pipe: Pipe) -> bool:
-        return pipe.shape.reading and (pipe.wants_read() or self._hole or link.swallows)
+        return pipe.shape.reading and (pipe.wants_read() or self._swallows(link))
+
+    def _swallows(self, link: Link) -> bool:
+        return link.swallows or (self._hole and not link.spared)
 
     def _dispatch(self, sock: socket.socket, link: Link | None) -> None:
         if sock is self._wake:
@@ -225,21 +274,29 @@ class FaultProxy:
         if self._listener is None:
             return False
         try:
-            client, _ = self._listener.accept()
+            client, source = self._listener.accept()
         except OSError:
             return False
-        self.connections += 1
-        server = socket.socket(socket.AF_UNIX if isinstance(self._target, str) else socket.AF_INET)
+        server = socket.socket(_family(self._target))
         server.settimeout(2.0)
         try:
             server.connect(self._target)
         except OSError:  # the client learns of it as of a server that died
+            self.connections += 1
             client.close()
             server.close()
             return True
-        up = Pipe(self.up, client, server, self._count_up)
-        down = Pipe(self.down, server, client, self._count_down, ReplyFramer())
-        self._links.append(Link(client, server, up, down))
+        spared = bool(source) and source[0] in self._spared_hosts
+        self.connections += not spared
+        shapes = (Shape(), Shape()) if spared else (self.up, self.down)
+        tallies = (Tally(), Tally()) if spared else (self.tally_up, self.tally_down)
+        seed = f"{self.seed} {self.connections}"
+        framer = None if self._opaque or spared else ReplyFramer()
+        up = Pipe(shapes[0], client, server, tallies[0], f"{seed} up")
+        down = Pipe(shapes[1], server, client, tallies[1], f"{seed} down", framer)
+        link = Link(client, server, up, down)
+        link.spared = spared
+        self._links.append(link)
         return True
 
     def _read(self, link: Link, pipe: Pipe) -> None:
@@ -250,12 +307,13 @@ class FaultProxy:
         except OSError:
             self._drop(link, "rst")
             return
-        if self._hole or link.swallows:
+        if self._swallows(link):
             link.swallows = True
             if not data:
                 self._drop(link, "fin")
         elif data:
-            pipe.take(data, self._faults, time.monotonic())
+            faults = self._faults["up" if pipe is link.up else "down"]
+            pipe.take(data, [] if link.spared else faults, time.monotonic())
         else:
             pipe.ended = True
             pipe.hold("eof", time.monotonic())
@@ -286,23 +344,30 @@ class FaultProxy:
         if all(pipe.finished for pipe in link.pipes):
             self._drop(link, "fin")
 
-    def _arm(self, fault: Fault) -> Fault:
+    def _arm(self, fault: Fault, direction: Direction = "down") -> Fault:
+        if fault.kind not in BYTE_FAULTS and self._opaque:
+            raise ValueError("an opaque proxy does not know what a reply is")
         with self._lock:
             for link in self._links:
-                fault.arm(link.down)
-            self._faults.append(fault)
+                fault.arm(link.up if direction == "up" else link.down)
+            self._faults[direction].append(fault)
         return fault
-
-    def _count_up(self, sent: int) -> None:
-        self.bytes_up += sent
-
-    def _count_down(self, sent: int) -> None:
-        self.bytes_down += sent
 
     def _drop(self, link: Link, ending: Ending) -> None:
         link.close(ending)
         if link in self._links:
             self._links.remove(link)
+
+    def _listening(self) -> socket.socket:
+        place = self.listen_path or (HOST, self.port)
+        listener = socket.socket(_family(place))
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(place)
+        listener.listen(128)
+        listener.setblocking(False)
+        if not self.listen_path:
+            self.port = listener.getsockname()[1]
+        return listener
 
     def _close_listener(self) -> None:
         if self._listener is not None:
@@ -310,6 +375,9 @@ class FaultProxy:
                 self._listener.shutdown(socket.SHUT_RDWR)
             self._listener.close()
             self._listener = None
+            if self.listen_path:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self.listen_path)
 
     def _do(self, action: Callable[[], object]) -> None:
         with self._lock:
@@ -319,3 +387,9 @@ class FaultProxy:
     def _poke(self) -> None:
         with contextlib.suppress(OSError):
             self._waker.send(b"!")
+
+
+def _family(place: str | tuple[str, int]) -> socket.AddressFamily:
+    if isinstance(place, str):
+        return socket.AF_UNIX
+    return socket.AF_INET6 if ":" in place[0] else socket.AF_INET
