@@ -1,0 +1,128 @@
+"""The watchman of a run: calls that do not come back, and a process that grows.
+
+`Watch` knows what every thread is at, and until when. It looks every TICK_S; by how much it wakes
+up late is time in which the machine, or the GIL, gave us nothing, and every call gets it back.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import statistics
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+from chaos.journal import Journal
+
+__all__ = ["Usage", "Watch", "growth_bytes"]
+
+TICK_S = 0.05
+LATE_S = 1.0  # past its deadline, on a machine that has other things to do
+HUNG_S = 15.0
+STANDS_KEPT_S = 120.0
+
+
+class Watch:
+    """See the module. Close it, or leave the ``with``."""
+
+    def __init__(self, journal: Journal, late_s: float = LATE_S, hung_s: float = HUNG_S) -> None:
+        self.overdue_s_max = 0.0  # of all calls that came back, the machine's share taken off
+        self._journal = journal
+        self._late_s, self._hung_s = late_s, hung_s
+        self._busy: dict[int, tuple[str, float, float]] = {}  # thread: what, start, allowed
+        self._stands: deque[tuple[float, float]] = deque()  # when, how long
+        self._lock = threading.RLock()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="chaos-watch", daemon=True)
+        self._thread.start()
+
+    def begins(self, what: str, allowed_s: float) -> None:
+        """The calling thread begins something that may take so long."""
+        with self._lock:
+            self._busy[threading.get_ident()] = what, time.monotonic(), allowed_s
+
+    def ends(self) -> None:
+        """It is back."""
+        now = time.monotonic()
+        with self._lock:
+            what, start, allowed_s = self._busy.pop(threading.get_ident())
+            overdue_s = now - start - allowed_s - self.stood_s(start)
+            self.overdue_s_max = max(self.overdue_s_max, overdue_s)
+        if overdue_s > self._late_s:
+            self._journal.fault("late", f"{what} came back {overdue_s:.2f} s past {allowed_s} s")
+
+    def close(self) -> None:
+        self._closing.set()
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        while True:
+            before = time.monotonic()
+            if self._closing.wait(TICK_S):
+                return
+            now = time.monotonic()
+            with self._lock:
+                self._stands.append((now, max(0.0, now - before - TICK_S)))
+                while self._stands and self._stands[0][0] < now - STANDS_KEPT_S:
+                    self._stands.popleft()
+                hung = [
+                    what
+                    for what, start, allowed_s in self._busy.values()
+                    if now - start > allowed_s + self._hung_s + self.stood_s(start)
+                ]
+            if hung and "hang" not in self._journal.kinds():
+                self._journal.fault("hang", f"does not come back: {'; '.join(hung)}\n{stacks()}")
+
+    def stood_s(self, since: float) -> float:
+        """How long the machine stood still since then."""
+        with self._lock:
+            return sum(length for at, length in self._stands if at >= since)
+
+
+def stacks() -> str:
+    """Every thread: the Python ones by their frames, the rest by name and state."""
+    with tempfile.TemporaryFile("w+") as file:
+        faulthandler.dump_traceback(file)
+        file.seek(0)
+        lines = [file.read()]
+    for task in sorted(Path("/proc/self/task").iterdir()):
+        try:
+            words = (task / "stat").read_text().rpartition(")")
+            lines.append(f"{words[0].partition('(')[2]}: {words[2].split()[0]}")
+        except OSError:  # it has just ended
+            continue
+    return "\n".join(lines)
+
+
+class Usage:
+    """Descriptors, threads and resident bytes of this process, now."""
+
+    def __init__(self) -> None:
+        ctypes.CDLL(None).malloc_trim(0)  # what is only kept for later is no leak
+        self.fds = len(os.listdir("/proc/self/fd"))
+        self.threads = len(os.listdir("/proc/self/task"))
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        self.rss_bytes = pages * os.sysconf("SC_PAGE_SIZE")
+
+    def __repr__(self) -> str:
+        return f"{self.fds} fds, {self.threads} threads, {self.rss_bytes / 1e6:.0f} MB"
+
+
+def growth_bytes(samples: Sequence[int]) -> float:
+    """From the second third of the run to the last one, by their medians; the first warms up."""
+    third = len(samples) // 3
+    if not third:
+        return 0.0
+    return statistics.median(samples[-third:]) - statistics.median(samples[third : 2 * third])
