@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
+from support.proxy import FaultProxy
 from support.resharding import SlotMigration
 from support.servers import HOST, REPLICATION, TestServer, address_of, free_port, wait_for
 from support.tls import ServerTls
@@ -61,11 +62,6 @@ class ClusterNode(TestServer):
         super().__init__(kind, *cluster.node_args, unix=False, **options)
         self.node_id = self.cli("CLUSTER", "MYID").decode()
 
-    @property
-    def client_port(self) -> int:
-        """The port that a client of the cluster should use: the TLS one, where there is one."""
-        return self.tls_port or self.port
-
     def view(self) -> dict[str, dict[str, Any]]:
         """CLUSTER NODES by node id: flags, primary, connected, slots (ranges)."""
         nodes = {}
@@ -96,7 +92,7 @@ class ClusterNode(TestServer):
 
     def _config(self, directory: str) -> list[str]:
         options = self._options
-        return [
+        lines = [
             *super()._config(directory),
             *REPLICATION,
             "cluster-enabled yes",
@@ -108,6 +104,14 @@ class ClusterNode(TestServer):
             f"cluster-preferred-endpoint-type {options.endpoint}",
             "cluster-allow-replica-migration no",  # a shard keeps its replicas
         ]
+        if self.proxy:
+            what = "tls-port" if self.tls else "port"
+            lines += [
+                f"cluster-announce-ip {self.host}",
+                f"cluster-announce-{what} {self.proxy.port}",
+                f"cluster-announce-bus-port {self.bus_port}",
+            ]
+        return lines
 
 
 class Cluster:
@@ -120,6 +124,11 @@ class Cluster:
         self.password = self.nodes[0].password
 
     # For clients.
+
+    @property
+    def proxies(self) -> tuple[FaultProxy, ...]:
+        """One for each node, in their order; none where they are not proxied."""
+        return tuple(node.proxy for node in self.nodes if node.proxy)
 
     @property
     def host(self) -> str:
@@ -234,7 +243,9 @@ class Cluster:
         )
 
     def flush(self) -> None:
-        """No keys, no statistics, anywhere."""
+        """No keys, no statistics, no toxics, anywhere."""
+        for proxy in self.proxies:
+            proxy.heal()
         for node in self.running():
             if "master" in node.view()[node.node_id]["flags"]:
                 node.cli("FLUSHALL")
@@ -260,6 +271,7 @@ def start_cluster(
     password: str | None = None,
     users: Iterable[str] = (),
     host: str = HOST,
+    proxied: bool = False,
     **options: Any,
 ) -> Cluster:
     """Start a cluster and wait until it is whole.
@@ -267,6 +279,8 @@ def start_cluster(
     Args:
         replicas: Of each primary; ``nodes`` has the primaries first.
         tls: A ServerTls needs ``between_servers``, for the nodes speak TLS with each other, too.
+        host: "::1" for IPv6.
+        proxied: Nodes announce a FaultProxy each, ``proxies``: a client sees nothing else.
         options: See ClusterOptions.
     """
     settings = {
@@ -274,6 +288,7 @@ def start_cluster(
         "users": tuple(users),
         "tls": ServerTls(between_servers=True) if tls is True else tls,
         "host": host,
+        "proxied": proxied,
     }
     count = primaries * (1 + replicas)
     with ThreadPoolExecutor(4) as pool:

@@ -6,9 +6,10 @@ fresh_server     a Valkey of the test's own, to kill, pause and fill
 tls_server       one Redis 7 with a TLS port per session, empty at the start of every test
 certs            the certificates that it and others may use
 cluster          three Valkey primaries per session, empty at the start; to be left as they are
+proxied_cluster  the same behind a FaultProxy for each node, healed at the start
 fresh_cluster    start_cluster() whose clusters are stopped after the test
 start            start_server() whose servers are stopped after the test
-proxied          FaultProxy in front of a server; closed after the test
+proxied          FaultProxy in front of a server or of its TLS port; closed after the test
 """
 
 from __future__ import annotations
@@ -112,6 +113,18 @@ def cluster(cluster_session: Cluster) -> Cluster:
     return cluster_session
 
 
+@pytest.fixture(scope="session")
+def proxied_cluster_session() -> Iterator[Cluster]:
+    with _or_skip(start_cluster, "valkey", proxied=True) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def proxied_cluster(proxied_cluster_session: Cluster) -> Cluster:
+    proxied_cluster_session.flush()
+    return proxied_cluster_session
+
+
 @pytest.fixture
 def fresh_cluster() -> Iterator[Callable[..., Cluster]]:
     with ExitStack() as stack:
@@ -121,6 +134,12 @@ def fresh_cluster() -> Iterator[Callable[..., Cluster]]:
 
 
 @pytest.fixture
-def proxied() -> Iterator[Callable[[TestServer], FaultProxy]]:
+def proxied() -> Iterator[Callable[..., FaultProxy]]:
     with ExitStack() as stack:
-        yield lambda server: stack.enter_context(FaultProxy(server.host, server.port))
+
+        def stand_before(server: TestServer, **options: Any) -> FaultProxy:
+            port, opaque = server.tls_port or server.port, bool(server.tls)
+            proxy = FaultProxy(server.host, port, opaque=opaque, **options)
+            return stack.enter_context(proxy)
+
+        yield stand_before

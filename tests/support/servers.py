@@ -25,10 +25,12 @@ from typing import Any, Self
 
 from kvferry._server_binary import ServerBinary, find_server
 from kvferry._supervised import SupervisedServer
+from support.proxy import FaultProxy
 from support.resp import ReplyError, encode, read_reply
 from support.tls import ServerTls, has_tls
 
 HOST = "127.0.0.1"
+SERVERS_SOURCE = "127.0.0.2"  # whence servers connect that are behind proxies, which spare it
 READY_TIMEOUT_S = 10.0
 KINDS = ("valkey", "redis7")
 ADMIN = "support-admin"  # of our own, so that no test's ACL locks us out
@@ -86,6 +88,7 @@ class TestServer:
         tls: bool | ServerTls = False,
         host: str = HOST,
         primary: TestServer | None = None,
+        proxied: bool = False,
     ) -> None:
         self.kind = kind
         self.binary = find_kind(kind, tls=bool(tls))
@@ -94,6 +97,10 @@ class TestServer:
         self.port = self.tls_port = 0
         self.tls = ServerTls() if tls is True else tls or None
         self.password = password
+        if proxied and host != HOST:
+            raise ValueError(f"a proxy listens on {HOST} alone")
+        self.proxy: FaultProxy | None = None
+        self._proxied = proxied
         self._primary = primary
         self._users = tuple(users)
         self._extra_args = extra_args
@@ -119,6 +126,17 @@ class TestServer:
     @property
     def unix_url(self) -> str | None:
         return f"unix://{self._user}{self.unix_path}" if self.unix_path else None
+
+    @property
+    def client_port(self) -> int:
+        """Where a client should knock: at the proxy, else the TLS port, else the plain one."""
+        return self.proxy.port if self.proxy else self.tls_port or self.port
+
+    @property
+    def server_port(self) -> int:
+        """Where other servers do, to replicate; through the proxy, too, which spares them."""
+        speaks_here = self.tls is None or self.tls.between_servers
+        return self.client_port if speaks_here else self.port
 
     @property
     def address(self) -> str:
@@ -181,6 +199,8 @@ class TestServer:
         if self._process is not None:
             self._process.stop()
             self._process = None
+        if self.proxy is not None:
+            self.proxy.close()
         shutil.rmtree(self._home, ignore_errors=True)
 
     def __enter__(self) -> Self:
@@ -215,6 +235,13 @@ class TestServer:
     def _choose_ports(self) -> None:
         self.port = free_port()
         self.tls_port = free_port() if self.tls else 0
+        if self._proxied:
+            if self.proxy is not None:
+                self.proxy.close()
+            target = self.tls_port or self.port
+            self.proxy = FaultProxy(
+                HOST, target, opaque=bool(self.tls), spared_hosts=[SERVERS_SOURCE]
+            )
 
     def _config(self, directory: str) -> list[str]:
         lines = [
@@ -237,9 +264,14 @@ class TestServer:
         if self.tls:
             lines += self.tls.config(self.tls_port)
         if self._primary:
-            over_tls = self.tls is not None and self.tls.between_servers
-            port = self._primary.tls_port if over_tls else self._primary.port
-            lines += [f"replicaof {self._primary.host} {port}", *REPLICATION]
+            primary = self._primary
+            lines += [f"replicaof {primary.host} {primary.server_port}", *REPLICATION]
+        if self.proxy:
+            lines += [
+                f"bind-source-addr {SERVERS_SOURCE}",
+                f"replica-announce-ip {HOST}",
+                f"replica-announce-port {self.server_port}",
+            ]
         return lines
 
     def _await_ready(self) -> bool:
@@ -268,6 +300,7 @@ def start_server(
     tls: bool | ServerTls = False,
     host: str = HOST,
     primary: TestServer | None = None,
+    proxied: bool = False,
 ) -> TestServer:
     """Start a server of a kind of KINDS and wait until it answers.
 
@@ -278,6 +311,8 @@ def start_server(
         tls: A TLS port, too; see tls.py. LookupError where the program was built without.
         host: "::1" for a server of IPv6 alone.
         primary: The server that it replicates; wait_for() its master_link_status.
+        proxied: With a FaultProxy, ``proxy``, in front. Other servers know it by that, as clients
+            do; what they say to each other passes unharmed.
     """
     return TestServer(
         kind,
@@ -288,6 +323,7 @@ def start_server(
         tls=tls,
         host=host,
         primary=primary,
+        proxied=proxied,
     )
 
 

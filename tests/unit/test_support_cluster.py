@@ -173,3 +173,44 @@ def tls_port_in_slots(node: ClusterNode) -> int:
         slots = read_reply(read)
     names = {place[2].decode(): int(place[1]) for shard in slots for place in shard[2:]}
     return names[node.node_id]
+
+
+def endpoints(node: ClusterNode) -> set[tuple[str, int]]:
+    shards = node.cli("CLUSTER", "SLOTS")
+    return {(place[0].decode(), place[1]) for shard in shards for place in shard[2:]}
+
+
+def test_clients_of_a_proxied_cluster_see_proxies_alone(proxied_cluster: Cluster) -> None:
+    cluster = proxied_cluster
+    wanted = {(proxy.host, proxy.port) for proxy in cluster.proxies}
+    assert [endpoints(node) for node in cluster.nodes] == [wanted] * 3
+    assert cluster.seeds == tuple(f"127.0.0.1:{proxy.port}" for proxy in cluster.proxies)
+    node = cluster.node_of("foo")
+    assert node.proxy is not None
+    other = next(other for other in cluster.nodes if other is not node)
+    with pytest.raises(ReplyError, match=f"MOVED 12182 127.0.0.1:{node.proxy.port}"):
+        other.cli("GET", "foo")
+    with socket.create_connection((node.proxy.host, node.proxy.port), 5) as talk:
+        talk.sendall(encode("PING"))
+        assert talk.recv(100) == b"+PONG\r\n"
+        node.proxy.cut_now()
+        with pytest.raises(ConnectionResetError):
+            talk.recv(100)
+    assert node.proxy.connections == 1
+
+
+@pytest.mark.parametrize(("kind", "tls"), [("valkey", False), ("redis7", True)])
+def test_toxics_do_not_part_the_nodes(fresh_cluster: Start, kind: str, tls: bool) -> None:
+    cluster = fresh_cluster(kind, replicas=1, proxied=True, tls=tls, node_timeout_ms=1000)
+    for proxy in cluster.proxies:
+        proxy.black_hole()
+        proxy.down.delay_s = 100
+    source, target = cluster.primary(0), cluster.primary(1)
+    key = keys_of_slot(5, 1)[0]
+    source.cli("SET", key, "value")
+    cluster.migrate_slots(source, target, [5])
+    replica = cluster.failover(1)
+    assert replica.cli("GET", key) == b"value"
+    replica.restart()
+    cluster.wait_until_whole()
+    assert cluster.proxies[0].connections == 0
