@@ -84,7 +84,8 @@ class ClientConfig:
         tls_verify: "full" checks chain and name; "ca" the chain alone; "none" nothing, so that
             anybody in between can read and answer.
         tls_min_version: "1.2" or "1.3".
-        tls_ciphers: OpenSSL's cipher list for TLS 1.2; those of 1.3 are OpenSSL's choice.
+        tls_ciphers: OpenSSL's names with ":" between; those of TLS 1.3 begin with "TLS_", and the
+            client in pure Python has no say in them.
         ktls: Let the kernel encrypt, where it and OpenSSL can.
         connections: Sockets to each server; ``None`` lets the client choose.
         workers: I/O threads that share the sockets; ``None`` lets the client choose.

@@ -11,10 +11,19 @@ from enum import IntEnum
 
 from kvferry import errors
 
-__all__ = ["AUTH_ERRORS", "BatchResult", "Status", "only"]
+__all__ = ["AUTH_ERRORS", "TLS_ERRORS", "BatchResult", "Status", "only"]
 
 # How the refusal of a user or password begins; the long ones are of Redis before version 6.
 AUTH_ERRORS = ("WRONGPASS", "NOAUTH", "NOPERM", "ERR AUTH", "ERR invalid pass", "ERR Client sent")
+
+# What the refusals of TLS say: native/net/tls_failure.cpp, tls_setup.cpp; pure_tls.py.
+TLS_ERRORS = (
+    "certificate is refused",
+    "the server ended TLS",
+    "the server does not speak TLS",
+    "TLS: ",
+    *(f"cannot use the {what}" for what in ("CA", "certificate", "key")),
+)
 
 
 class Status(IntEnum):
@@ -104,6 +113,8 @@ class BatchResult(Sequence[Status]):
                 refused = kind is errors.UnavailableError
                 if refused and any(words in text for words in AUTH_ERRORS):
                     kind = errors.AuthError
+                elif refused and any(words in text for words in TLS_ERRORS):
+                    kind = errors.TlsError
                 raise kind(f"{text} (key {index} of {len(self)})")
 
 

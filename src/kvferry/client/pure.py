@@ -5,7 +5,8 @@
         client.get("key", buffer)    # True: filled in place; False: no such key
 
 For hosts without the extension, and the oracle that tests compare the native client with. One
-connection, made at the first use; values go straight between the socket and the caller's memory.
+connection to each server, made at the first use; values go straight between the socket and the
+caller's memory. Clusters are asked node by node; reads go to primaries.
 
 - A batch ends by its deadline and has one status per key; a missing key is MISS, never an error.
 - A connection with an unfinished or surprising reply is closed and never used again. What it left
@@ -18,7 +19,6 @@ connection, made at the first use; values go straight between the socket and the
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -36,18 +36,18 @@ from kvferry.client.pure_batch import (
     CountBatch,
     GetBatch,
     SetBatch,
-    exchange,
 )
-from kvferry.client.pure_connection import Connection, Disconnected, TimedOut
-from kvferry.client.pure_dial import Backoff, Refused, dial
-from kvferry.client.pure_resp import ProtocolError
+from kvferry.client.pure_cluster import Cluster
+from kvferry.client.pure_connection import TimedOut
+from kvferry.client.pure_dial import Refused
+from kvferry.client.pure_node import Node
+from kvferry.client.pure_sentinel import Sentinels
 from kvferry.client.times import LIMIT_S_MAX, checked_timeout, ttl_ms
 from kvferry.config import ClientConfig
 from kvferry.errors import BadBufferError, ClosedError, ServerError
 
 __all__ = ["PureRedisClient"]
 
-_log = logging.getLogger("kvferry.client.pure")
 _CLOSE_WAIT_S = 1.0
 _COUNTERS = (
     "batches",
@@ -62,7 +62,7 @@ _COUNTERS = (
 
 
 class PureRedisClient:
-    """A client of one Redis or Valkey server.
+    """A client of a Redis or Valkey server, a cluster of them, or one that Sentinels watch.
 
     Args:
         host: Server; else ``KVFERRY_RESP_HOST``, ``LMCACHE_RESP_HOST``, "localhost".
@@ -90,10 +90,9 @@ class PureRedisClient:
 
     def _start(self, config: ClientConfig) -> None:
         self.config = config
-        self._lock = threading.Lock()  # held while a batch uses the connection
-        self._connection: Connection | None = None
-        self._backoff = Backoff(config.reconnect_min_s, config.reconnect_max_s)
+        self._lock = threading.Lock()  # held while a batch uses the connections
         self._stats = dict.fromkeys(_COUNTERS, 0)
+        self._servers = _servers(config, self._stats)
         self._closed = False
         _clients.add(self)
 
@@ -113,7 +112,7 @@ class PureRedisClient:
 
         Raises:
             SizeMismatchError: The value is not as long as the buffer.
-            ServerError, DeadlineExceeded, UnavailableError, AuthError: As they say.
+            ServerError, DeadlineExceeded, UnavailableError, AuthError, TlsError: As they say.
         """
         return only(self.batch_get([key], [buffer]))
 
@@ -232,13 +231,12 @@ class PureRedisClient:
         return dict(self._stats)
 
     def close(self) -> None:
-        """End the connection; a batch in another thread ends as CANCELLED. Idempotent."""
+        """End the connections; a batch in another thread ends as CANCELLED. Idempotent."""
         self._closed = True
-        if (connection := self._connection) is not None:
-            connection.abort()
+        self._servers.abort()
         if self._lock.acquire(timeout=_CLOSE_WAIT_S):  # else its holder will clean up
             try:
-                self._disconnect()
+                self._servers.disconnect()
             finally:
                 self._lock.release()
 
@@ -252,7 +250,7 @@ class PureRedisClient:
                 self._run(batch, started + limit_s)
             finally:
                 if self._closed:
-                    self._disconnect()
+                    self._servers.disconnect()
                 self._lock.release()
         else:
             batch.finish(Status.TIMEOUT, f"other batches used the connection for {limit_s:g} s")
@@ -262,53 +260,13 @@ class PureRedisClient:
         return result
 
     def _run(self, batch: Batch, deadline: float) -> None:
-        tries = 0
-        while not self._closed and (todo := batch.pending()):
-            try:
-                connection = self._connect(deadline)
-                exchange(batch, connection, deadline)
-                if connection.worn_out:
-                    self._disconnect("the server asked for a new connection")
-            except Refused as error:
-                batch.finish(Status.UNAVAILABLE, str(error))
-            except TimedOut as error:
-                self._disconnect(str(error))
-                batch.finish(Status.TIMEOUT, str(error))
-            except (Disconnected, ProtocolError) as error:
-                self._disconnect(str(error))
-                tries = tries + 1 if len(batch.pending()) == len(todo) else 1
-                if tries >= self.config.attempts_max and not self._closed:
-                    batch.finish(Status.UNAVAILABLE, str(error))
-            except BaseException:  # e.g. KeyboardInterrupt in the middle of a reply
-                self._disconnect("interrupted")
-                raise
-        batch.finish(Status.CANCELLED, "the client was closed" if self._closed else None)
-
-    def _connect(self, deadline: float) -> Connection:
-        if self._connection is not None:
-            if self._connection.is_clean():
-                return self._connection
-            self._disconnect("it ended while idle")
-        self._backoff.check()
         try:
-            self._connection = dial(self.config, deadline)
-        except (Refused, TimedOut) as error:
-            self._stats["connect_failures"] += 1
-            self._backoff.failed(str(error))
-            _log.warning("%s: %s", self.config.address, error)
-            raise
-        self._stats["connects"] += 1
-        self._backoff.reset()
-        _log.info("connected to %s", self.config.address)
-        return self._connection
-
-    def _disconnect(self, why: str | None = None) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
-            if why is not None:
-                self._stats["disconnects"] += 1
-                _log.info("closed the connection to %s: %s", self.config.address, why)
+            self._servers.run(batch, deadline)
+        except Refused as error:
+            batch.finish(Status.UNAVAILABLE, str(error))
+        except TimedOut as error:
+            batch.finish(Status.TIMEOUT, str(error))
+        batch.finish(Status.CANCELLED, "the client was closed" if self._closed else None)
 
     def _count(self, result: BatchResult) -> None:
         self._stats["batches"] += 1
@@ -317,12 +275,10 @@ class PureRedisClient:
             self._stats[status.name.lower()] += result.count(status)
 
     def _after_fork(self) -> None:
-        # In the child: the lock may be held by a thread that is not here, and the connection
-        # belongs to the parent; closing our descriptor of it leaves the parent's alone.
+        # In the child: the lock may be held by a thread that is not here, and the connections
+        # belong to the parent; closing our descriptors of them leaves the parent's alone.
         self._lock = threading.Lock()
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
+        self._servers.disconnect()
 
 
 _clients: weakref.WeakSet[PureRedisClient] = weakref.WeakSet()
@@ -334,6 +290,14 @@ def _forget_connections() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_connections)
+
+
+def _servers(config: ClientConfig, stats: dict[str, int]) -> Node | Cluster:
+    if config.topology == "cluster":
+        return Cluster(config, stats)
+    if config.topology == "sentinel":
+        return Node(config, stats, Sentinels(config).dial)
+    return Node(config, stats)
 
 
 def _ok_bytes(result: BatchResult) -> int:

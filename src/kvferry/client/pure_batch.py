@@ -3,13 +3,13 @@
 A Batch decides; `exchange` drives one over a connection. Requests go out ahead of their replies, up
 to a window of bytes that were asked for and have not begun to arrive: while a value comes in, the
 request for the next is under way. Whatever a failed connection leaves without an outcome can be
-asked again on another.
+asked again on another. In a cluster, so can the keys that a node says are elsewhere.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from kvferry.client.batch import Status
 from kvferry.client.pure_connection import Connection, printable
@@ -39,6 +39,7 @@ _UNAVAILABLE = (
     *("LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN"),
     "WRONGPASS",
 )
+_ELSEWHERE = ("MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN")
 _SURPRISE = "the server sent a reply of an unexpected type"
 
 
@@ -52,7 +53,9 @@ class Batch:
     Attributes:
         direct: Whether values are received into the caller's memory.
         window_bytes: How much may be asked for ahead, in units of `cost`.
-        ended: Whether no more keys are to be asked for.
+        end: Keys from this index on are not asked for any more.
+        elsewhere: In a cluster, what a node said instead of an answer, by index; these keys stay
+            without an outcome. Else None, and such a reply is an outcome.
     """
 
     direct = False
@@ -65,7 +68,8 @@ class Batch:
         self.error: str | None = None
         self.depth_max = min(DEPTH_MAX, REQUESTS_BYTES_MAX // (64 + max(map(len, keys))))
         self._prefix = prefix
-        self.ended = False
+        self.end = len(keys)
+        self.elsewhere: dict[int, str] | None = None
 
     def request(self, index: int) -> Sequence[bytes | memoryview]:
         """What to send for a key."""
@@ -79,11 +83,10 @@ class Batch:
         """Settle a key by its reply, if that is no error; receive the value if it is direct."""
         raise NotImplementedError
 
-    def pending(self) -> list[int]:
-        """The keys that are still to be asked for."""
-        if self.ended:
-            return []
-        return [index for index, status in enumerate(self.statuses) if status == _PENDING]
+    def pending(self, among: Iterable[int] | None = None) -> list[int]:
+        """The keys, perhaps only of some, that are still to be asked for; ascending."""
+        indices = range(self.end) if among is None else among
+        return [i for i in indices if i < self.end and self.statuses[i] == _PENDING]
 
     def settle(self, index: int, status: Status, size: int = 0, error: str | None = None) -> None:
         """The outcome of one key."""
@@ -91,19 +94,22 @@ class Batch:
         self.sizes[index] = size
         self.error = self.error or error
         if self._prefix and status is not Status.OK:
-            self.ended = True
+            self.end = min(self.end, index)
 
     def finish(self, status: Status, error: str | None = None) -> None:
         """One outcome for all keys that have none."""
         if _PENDING in self.statuses:
             self.statuses = self.statuses.replace(bytes([_PENDING]), bytes([status]))
             self.error = self.error or error
-        self.ended = True
+        self.end = 0
 
     def receive(self, index: int, connection: Connection, reply: Reply, deadline: float) -> None:
         """Settle a key by its reply."""
         if not isinstance(reply, ErrorReply):
             self.on_reply(index, reply, connection, deadline)
+            return
+        if self.elsewhere is not None and reply.code in _ELSEWHERE:
+            self.elsewhere[index] = printable(reply.text)
             return
         connection.worn_out |= reply.code in _RECONNECT
         away = reply.code in _UNAVAILABLE
@@ -214,14 +220,16 @@ class Call(Batch):
         self.settle(index, Status.OK)
 
 
-def exchange(batch: Batch, connection: Connection, deadline: float) -> None:
-    """Ask for every key that has no outcome, and settle it by its reply.
+def exchange(
+    batch: Batch, connection: Connection, deadline: float, among: Iterable[int] | None = None
+) -> None:
+    """Ask for every key, or every one of some, that has no outcome; settle it by its reply.
 
     Raises:
         Disconnected, TimedOut, ProtocolError: The connection must be closed; keys without an
             outcome stay pending.
     """
-    todo = deque(batch.pending())
+    todo = deque(batch.pending(among))
     asked: deque[int] = deque()
     ahead = 0
 
@@ -249,6 +257,6 @@ def exchange(batch: Batch, connection: Connection, deadline: float) -> None:
         if isinstance(reply, BulkHead):
             ask()  # the next request travels while this value arrives
         batch.receive(index, connection, reply, deadline)
-        if batch.ended:
-            todo.clear()
+        while todo and todo[-1] >= batch.end:
+            todo.pop()
         ask()

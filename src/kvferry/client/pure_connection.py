@@ -1,7 +1,8 @@
 """One socket to the server, with a time limit on everything.
 
 It blocks in the kernel with SO_RCVTIMEO rather than in poll: a receive with MSG_WAITALL then takes
-a whole value, its CRLF included, in one call that leaves the interpreter to other threads.
+a whole value, its CRLF included, in one call that leaves the interpreter to other threads. The few
+calls that touch the socket stand together at the end; pure_tls.py has others in their place.
 
 After any exception of this module the connection holds an unfinished reply: close it, never use it
 again. Deadlines are moments of `time.monotonic`.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import socket
 import struct
 import sys
@@ -30,7 +32,7 @@ from kvferry.client.pure_resp import (
     encode,
 )
 
-__all__ = ["Connection", "Disconnected", "TimedOut", "printable"]
+__all__ = ["Connection", "Disconnected", "TimedOut", "printable", "sentence"]
 
 # A header takes a small receive, so that little payload has to be copied behind it.
 HEADER_READ_BYTES = 4 << 10
@@ -74,12 +76,16 @@ class Connection:
 
     Attributes:
         worn_out: The server said that a new connection is needed (READONLY, NOAUTH).
+        good_until: When it has to be replaced, e.g. because the credentials expire.
     """
+
+    _tuned = True  # the kernel may be told to wake us rarely inside a value
 
     def __init__(
         self, sock: socket.socket, stall_timeout_s: float, value_size_bytes_max: int
     ) -> None:
         self.worn_out = False
+        self.good_until = math.inf
         self._sock = sock
         self._stall_timeout_s = stall_timeout_s
         self._armed_s = 0.0
@@ -87,7 +93,7 @@ class Connection:
         self._parser = ReplyParser(value_size_bytes_max)
         self._crlf = bytearray(2)
         sock.settimeout(None)
-        self._may_batch_wakeups = sock.family != socket.AF_UNIX
+        self._may_batch_wakeups = self._tuned and sock.family != socket.AF_UNIX
         if sock.family != socket.AF_UNIX:
             for level, option, value in _TCP_OPTIONS:
                 sock.setsockopt(level, option, value)
@@ -98,11 +104,11 @@ class Connection:
         while left:
             self._arm(deadline)
             try:
-                sent = self._sock.sendmsg(left[:_IOV_MAX], (), socket.MSG_NOSIGNAL)
+                sent = self._send_some(left)
             except BlockingIOError:
                 self._raise_timed_out(deadline, "accepted")
             except OSError as error:
-                raise Disconnected(self._last_words() or _sentence(error)) from error
+                raise Disconnected(self._last_words() or self._sentence(error)) from error
             _drop_sent(left, sent)
         self._unsent_bytes = self._read_unsent_bytes()
 
@@ -147,9 +153,11 @@ class Connection:
 
     def is_clean(self) -> bool:
         """Whether it may carry another request: alive, and nothing unasked but whole pushes."""
+        if time.monotonic() >= self.good_until:
+            return False
         try:
             while self._parser.next() is NEED_MORE:
-                data = self._sock.recv(HEADER_READ_BYTES, socket.MSG_DONTWAIT)
+                data = self._receive_at_once()
                 if not data:
                     return False
                 self._parser.feed(data)
@@ -178,13 +186,13 @@ class Connection:
     def _receive_some(self, deadline: float) -> None:
         self._arm(deadline)
         try:
-            data = self._sock.recv(HEADER_READ_BYTES)
+            data = self._receive_small()
         except BlockingIOError:
             if self._still_sends():
                 return
             self._raise_timed_out(deadline, "sent")
         except OSError as error:
-            raise Disconnected(_sentence(error)) from error
+            raise Disconnected(self._sentence(error)) from error
         if not data:
             raise Disconnected("the server closed the connection")
         self._parser.feed(data)
@@ -203,11 +211,11 @@ class Connection:
     def _receive(self, targets: Sequence[memoryview | bytearray], deadline: float) -> int:
         self._arm(deadline)
         try:
-            got = self._sock.recvmsg_into(targets, 0, socket.MSG_WAITALL)[0]
+            got = self._receive_into(targets)
         except BlockingIOError:
             self._raise_timed_out(deadline, "sent")
         except OSError as error:
-            raise Disconnected(_sentence(error)) from error
+            raise Disconnected(self._sentence(error)) from error
         if not got:
             raise Disconnected("the server closed the connection in the middle of a value")
         return got
@@ -219,14 +227,10 @@ class Connection:
             raise TimedOut("the deadline passed")
         wait_s = min(left_s, self._stall_timeout_s)
         if wait_s != self._armed_s:
-            whole_s = int(wait_s)
-            # Zero would mean: wait for ever.
-            timeval = struct.pack("ll", whole_s, int((wait_s - whole_s) * 1e6) or 1)
             try:
-                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
-                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
+                self._set_wait(wait_s)
             except OSError as error:
-                raise Disconnected(_sentence(error)) from error
+                raise Disconnected(self._sentence(error)) from error
             self._armed_s = wait_s
 
     def _raise_timed_out(self, deadline: float, verb: str) -> NoReturn:
@@ -237,11 +241,37 @@ class Connection:
     def _last_words(self) -> str:
         """The error that a server sent before it closed, e.g. about too many clients."""
         with contextlib.suppress(Exception):
-            self._parser.feed(self._sock.recv(HEADER_READ_BYTES, socket.MSG_DONTWAIT))
+            self._parser.feed(self._receive_at_once())
             reply = self._parser.next()
             if isinstance(reply, ErrorReply):
                 return printable(reply.text)
         return ""
+
+    # The calls of the kernel. One that would have waited for longer than it may is BlockingIOError.
+
+    def _set_wait(self, wait_s: float) -> None:
+        whole_s = int(wait_s)
+        # Zero would mean: wait for ever.
+        timeval = struct.pack("ll", whole_s, int((wait_s - whole_s) * 1e6) or 1)
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
+
+    def _send_some(self, parts: list[bytes | memoryview]) -> int:
+        """How many bytes of the parts were taken."""
+        return self._sock.sendmsg(parts[:_IOV_MAX], (), socket.MSG_NOSIGNAL)
+
+    def _receive_small(self) -> bytes:
+        return self._sock.recv(HEADER_READ_BYTES)
+
+    def _receive_at_once(self) -> bytes:
+        return self._sock.recv(HEADER_READ_BYTES, socket.MSG_DONTWAIT)
+
+    def _receive_into(self, targets: Sequence[memoryview | bytearray]) -> int:
+        """How many bytes were received, into one target after the other."""
+        return self._sock.recvmsg_into(targets, 0, socket.MSG_WAITALL)[0]
+
+    def _sentence(self, error: OSError) -> str:
+        return sentence(error)
 
 
 def _drop_sent(parts: list[bytes | memoryview], sent: int) -> None:
@@ -254,5 +284,6 @@ def _drop_sent(parts: list[bytes | memoryview], sent: int) -> None:
         parts[0] = memoryview(parts[0])[sent:]
 
 
-def _sentence(error: OSError) -> str:
+def sentence(error: OSError) -> str:
+    """What the system says, as a part of a sentence of ours."""
     return (error.strerror or str(error)).lower()
