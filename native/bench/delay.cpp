@@ -13,6 +13,7 @@
 #include <sys/epoll.h>
 #include <sys/timerfd.h>
 
+#include <algorithm>
 #include <array>
 #include <csignal>
 #include <memory>

@@ -1,11 +1,13 @@
 // kvferry-floor: how fast could any client be? N blocking threads, one connection each, send a
-// pre-built command and receive exactly the bytes of its reply. Nothing but socket calls lies
-// between the clock reads, so a client that comes near this has nothing left to give.
+// pre-built command and receive exactly the bytes of its reply. Nothing but socket calls (with TLS:
+// OpenSSL's) lies between the clock reads, so a client that comes near this has nothing left to
+// give.
 //
 // One round is `--ops` commands, pulled by the threads from one counter, one command in flight per
-// connection. Buffers are page-aligned, prefaulted and huge where the host allows. By default
-// there is one per thread (it stays in cache: the cheapest floor); with as many as the batch has
-// chunks, the cache footprint is that of a real client.
+// connection. In a cluster the connections are dealt out to its shards, each with a counter of its
+// own over the keys that live there. Buffers are page-aligned, prefaulted and huge where the host
+// allows. By default there is one per thread (it stays in cache: the cheapest floor); with as many
+// as the batch has chunks, the cache footprint is that of a real client.
 //
 // Every reply is checked for its header, length and end; anything else ends the process with
 // code 1 and no figure. Output: one JSON object per round, on stdout.
@@ -22,25 +24,27 @@
 
 #include "base/clock.hpp"
 #include "base/thread.hpp"
-#include "bench/blocking_socket.hpp"
+#include "bench/channel.hpp"
 #include "bench/options.hpp"
+#include "bench/shards.hpp"
 
 namespace {
 
 using kvferry::monotonic_ns;
 using kvferry::Nanos;
-using kvferry::UniqueFd;
-using kvferry::bench::authenticate;
-using kvferry::bench::dial;
+using kvferry::bench::Channel;
 using kvferry::bench::die;
 using kvferry::bench::die_errno;
+using kvferry::bench::open_channel;
 using kvferry::bench::Options;
-using kvferry::bench::recv_reply;
-using kvferry::bench::send_all;
+using kvferry::bench::Shards;
 
 constexpr const char* kManual =
     "kvferry-floor --op get|set --size-bytes N [options]\n"
     "  --host H --port P | --unix PATH   the server (127.0.0.1:6379)\n"
+    "  --cluster         it is a node of a cluster: use all shards\n"
+    "  --tls             with --tls-ca FILE, else any certificate will do;\n"
+    "                    --tls-cert FILE --tls-key FILE, --tls-suites LIST, --tls-read-ahead\n"
     "  --connections N   threads, one connection each (1)\n"
     "  --ops N           commands per round, all connections together (64)\n"
     "  --keys K          distinct keys (as --ops)\n"
@@ -51,6 +55,7 @@ constexpr const char* kManual =
     "  --prefix TEXT     of the keys, which end in ten digits (floor:)\n"
     "  --existing        GET what is there; without it the keys are written first\n"
     "  --waitall         receive with MSG_WAITALL\n"
+    "  --stream          use the client's streams instead of blocking calls\n"
     "  --interactive     one round per line on stdin, until it ends\n"
     "A password is taken from KVFERRY_RESP_PASSWORD, a user from KVFERRY_RESP_USERNAME.\n";
 
@@ -59,7 +64,7 @@ constexpr std::size_t kKeyDigits = 10;
 
 struct Plan {
   bool set;
-  int recv_flags;
+  bool waitall;
   std::size_t size_bytes, connections, ops, keys, buffers, rounds;
   std::string prefix;
   std::string get_head;  // of the request, up to the key
@@ -69,7 +74,7 @@ struct Plan {
 
   explicit Plan(const Options& o)
       : set(o.text("--op") == "set"),
-        recv_flags(o.has("--waitall") ? MSG_WAITALL : 0),
+        waitall(o.has("--waitall")),
         size_bytes(o.number("--size-bytes")),
         connections(o.number("--connections")),
         ops(o.number("--ops")),
@@ -126,7 +131,13 @@ class Buffers {
 class Floor {
  public:
   Floor(const Options& options, const Plan& plan)
-      : options_(options), plan_(plan), buffers_(plan), latencies_(plan.connections) {
+      : options_(options),
+        plan_(plan),
+        shards_(options),
+        buffers_(plan),
+        queues_(shards_.count()),
+        latencies_(plan.connections) {
+    if (plan.connections < shards_.count()) die("a shard would have no connection");
     pthread_barrier_init(&barrier_, nullptr, static_cast<unsigned>(plan.connections + 1));
     for (std::size_t t = 0; t < plan.connections; ++t) {
       threads_.emplace_back("floor-" + std::to_string(t), [this, t] { work(t); });
@@ -136,9 +147,17 @@ class Floor {
 
   // One round of `ops` commands that start together. Returns the JSON text of its figures.
   std::string round(std::size_t ops, bool set) {
-    next_ = 0;
-    ops_ = ops;
     set_ = set;
+    own_buffers_ = ops > plan_.buffers;  // with a buffer for each command there is no need
+    std::string key = plan_.prefix + std::string(kKeyDigits, '0');
+    for (Queue& queue : queues_) {
+      queue.next = 0;
+      queue.ops.clear();
+    }
+    for (std::size_t op = 0; op < ops; ++op) {
+      write_key(key.data() + plan_.prefix.size(), op % plan_.keys);
+      queues_[shards_.of(key)].ops.push_back(op);
+    }
     rusage before{};
     rusage after{};
     ::getrusage(RUSAGE_SELF, &before);
@@ -165,8 +184,10 @@ class Floor {
   void wait() { pthread_barrier_wait(&barrier_); }
 
   void work(std::size_t index) {
-    const UniqueFd fd = dial(options_);
-    authenticate(fd.get());
+    const std::size_t shard = index % shards_.count();
+    const auto channel = open_channel(options_, shards_.endpoint(shard));
+    if (index == 0) tls_ = channel->tls();
+    Queue& queue = queues_[shard];
     std::string request = plan_.get_head + std::string(kKeyDigits, '0') + "\r\n";
     wait();
     std::size_t own = index;  // this thread owns index, index + N, index + 2N, ...
@@ -175,18 +196,18 @@ class Floor {
       if (stopping_) return;
       auto& latencies = latencies_[index];
       latencies.clear();
-      for (std::size_t op; (op = next_.fetch_add(1, std::memory_order_relaxed)) < ops_;) {
+      for (std::size_t at;
+           (at = queue.next.fetch_add(1, std::memory_order_relaxed)) < queue.ops.size();) {
+        const std::size_t op = queue.ops[at];
         const Nanos start = monotonic_ns();
-        // With a buffer for each command there is no need to own some.
-        const std::size_t buffer = ops_ <= plan_.buffers ? op : own;
+        const std::size_t buffer = own_buffers_ ? own : op;
         if (set_) {
-          set_value(fd.get(), buffers_.payload(buffer), op % plan_.keys);
+          set_value(*channel, buffers_.payload(buffer), op % plan_.keys);
         } else {
           write_key(request.data() + plan_.get_head.size(), op % plan_.keys);
-          send_all(fd.get(), request.data(), request.size());
-          recv_reply(fd.get(), buffers_.payload(buffer) - plan_.reply_head.size(),
-                     plan_.reply_head.size() + plan_.size_bytes + 2, plan_.reply_head,
-                     plan_.recv_flags);
+          channel->send_all(request);
+          channel->receive_reply(buffers_.payload(buffer) - plan_.reply_head.size(),
+                                 plan_.reply_head.size() + plan_.size_bytes + 2, plan_.reply_head);
         }
         latencies.push_back(monotonic_ns() - start);
         own += plan_.connections;
@@ -196,14 +217,14 @@ class Floor {
     }
   }
 
-  void set_value(int fd, char* payload, std::size_t key) {
+  void set_value(Channel& channel, char* payload, std::size_t key) {
     char* command = payload - plan_.set_head.size();
     std::memcpy(command, plan_.set_head.data(), plan_.set_head.size());
     std::memcpy(payload + plan_.size_bytes, "\r\n", 2);
     write_key(command + plan_.set_key_at, key);
-    send_all(fd, command, plan_.set_head.size() + plan_.size_bytes + 2);
+    channel.send_all({command, plan_.set_head.size() + plan_.size_bytes + 2});
     char reply[5];
-    recv_reply(fd, reply, sizeof reply, "+OK\r\n", plan_.recv_flags);
+    channel.receive_reply(reply, sizeof reply, "+OK\r\n");
   }
 
   std::string report(std::size_t ops, bool set, double wall_s, double user_s, double sys_s) {
@@ -219,23 +240,31 @@ class Floor {
                   "{\"op\":\"%s\",\"size_bytes\":%zu,\"connections\":%zu,\"ops\":%zu,\"keys\":%zu,"
                   "\"buffers\":%zu,\"waitall\":%s,\"bytes\":%zu,\"wall_s\":%.6f,\"gbps\":%.4f,"
                   "\"cpu_s\":%.6f,\"cpu_user_s\":%.6f,\"cpu_sys_s\":%.6f,\"cpu_s_per_gb\":%.5f,"
-                  "\"p50_ms\":%.4f,\"p99_ms\":%.4f}",
+                  "\"p50_ms\":%.4f,\"p99_ms\":%.4f,\"shards\":%zu,\"tls\":\"%s\"}",
                   set ? "set" : "get", plan_.size_bytes, plan_.connections, ops, plan_.keys,
-                  plan_.buffers, plan_.recv_flags != 0 ? "true" : "false", ops * plan_.size_bytes,
-                  wall_s, gigabytes / wall_s, user_s + sys_s, user_s, sys_s,
-                  (user_s + sys_s) / gigabytes, percentile_ms(50), percentile_ms(99));
+                  plan_.buffers, plan_.waitall ? "true" : "false", ops * plan_.size_bytes, wall_s,
+                  gigabytes / wall_s, user_s + sys_s, user_s, sys_s, (user_s + sys_s) / gigabytes,
+                  percentile_ms(50), percentile_ms(99), shards_.count(), tls_.c_str());
     return text;
   }
 
+  // The commands of a round that go to one shard.
+  struct Queue {
+    std::vector<std::size_t> ops;
+    std::atomic<std::size_t> next = 0;
+  };
+
   const Options& options_;
   const Plan& plan_;
+  const Shards shards_;
   const Buffers buffers_;
   pthread_barrier_t barrier_;  // all threads + main: at the start and at the end of a round
   // Written by main while the threads wait at the barrier.
-  std::size_t ops_ = 0;
+  std::vector<Queue> queues_;
   bool set_ = false;
+  bool own_buffers_ = false;
   bool stopping_ = false;
-  std::atomic<std::size_t> next_ = 0;
+  std::string tls_;  // written by the first thread before the first barrier
   std::vector<std::vector<Nanos>> latencies_;
   std::vector<kvferry::Thread> threads_;
 };
@@ -256,8 +285,15 @@ int main(int argc, char** argv) {
                          {"--warmup", ""},
                          {"--rewarm", "0"},
                          {"--rounds", "1"},
-                         {"--prefix", "floor:"}},
-                        {"--existing", "--waitall", "--interactive"});
+                         {"--prefix", "floor:"},
+                         {"--tls-ca", ""},
+                         {"--tls-cert", ""},
+                         {"--tls-key", ""},
+                         {"--tls-suites",
+                          "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:"
+                          "TLS_CHACHA20_POLY1305_SHA256"}},
+                        {"--existing", "--waitall", "--interactive", "--cluster", "--stream",
+                         "--tls", "--tls-read-ahead"});
   const Plan plan(options);
   Floor floor(options, plan);
   if (!plan.set && !options.has("--existing")) floor.round(plan.keys, true);
