@@ -24,7 +24,7 @@
 
 #include "base/clock.hpp"
 #include "base/thread.hpp"
-#include "bench/channel.hpp"
+#include "bench/channel_open.hpp"
 #include "bench/options.hpp"
 #include "bench/shards.hpp"
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "bench/channel.hpp"
+#include "bench/channel_open.hpp"
 #include "redis/slot_map.hpp"
 #include "redis/topology_cluster.hpp"
 #include "resp/value.hpp"
