@@ -144,9 +144,9 @@ def _grid(options: dict[str, Any]) -> Grid:
 
 def _print(result: TuneResult, written: Path | None) -> None:
     from kvferry.lab.machine import machine_facts, machine_line
-    from kvferry.lab.table import console, facts, number, table
+    from kvferry.lab.table import console, facts, number
 
-    out = console()
+    out, sample, weight = console(), result.sample, result.get_weight
     rows: list[tuple[str, str]] = [
         ("machine", machine_line(machine_facts())),
         (
@@ -154,7 +154,12 @@ def _print(result: TuneResult, written: Path | None) -> None:
             f"{result.server} at {result.address}, round trip {result.round_trip_s * 1e3:.2f} ms",
         ),
         ("best", str(result.best)),
-        ("until now", str(result.before)),
+        (
+            "measured",
+            f"GET {number(sample.get_gbps)}, SET {number(sample.set_gbps)}, both as {weight:g}:1 "
+            f"{number(sample.mix_gbps(weight))} GB/s",
+        ),
+        ("until now", f"{result.before}; the best is {result.ratio:.2f} times as fast"),
     ]
     if result.sweep_ratio is not None:
         rows.append(
@@ -163,17 +168,14 @@ def _print(result: TuneResult, written: Path | None) -> None:
                 f"{result.sweep_best}; the search reached {result.sweep_ratio:.3f} of it",
             )
         )
-    out.print(facts(rows), "")
-    mix = f"{result.get_weight:g}:1 GB/s"
-    lines = [
-        (name, number(s.get_gbps), number(s.set_gbps), number(s.mix_gbps(result.get_weight)))
-        for name, s in (("best", result.sample), ("until now", result.before_sample))
-    ]
-    out.print(table(["", "GET GB/s", "SET GB/s", mix], lines), "")
-    out.print(
-        f"{result.ratio:.2f} times the settings until now, in alternating turns; {result.turns} "
-        f"turns in {result.elapsed_s:.0f} s, {result.verified_bytes / 1e9:.1f} GB verified."
+    rows.append(
+        (
+            "effort",
+            f"{result.turns} turns in {result.elapsed_s:.0f} s, "
+            f"{result.verified_bytes / 1e9:.1f} GB verified",
+        )
     )
+    out.print(facts(rows), "")
     for point, reason in result.failed.items():
         out.print(f"left out: {point}: {reason}")
     out.print("nothing was written" if written is None else f"written to {written}")

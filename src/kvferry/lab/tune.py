@@ -76,8 +76,9 @@ class Tune:
             if self.full:
                 sweep_best = search.sweep(best)
                 say(f"found without the sweep: {best}; by it: {sweep_best}")
-                entry, _ = search.duel(best, sweep_best, rest_s)
-                sweep_ratio = entry.ratio
+                sweep_ratio = 1.0
+                if best != sweep_best:
+                    sweep_ratio = search.duel(best, sweep_best, rest_s)[0].ratio
                 best = best if sweep_ratio >= 1 else sweep_best
             say(f"the best, {best}, against the settings until now")
             entry, reference = search.duel(best, before, rest_s)
