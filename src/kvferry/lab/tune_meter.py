@@ -104,14 +104,12 @@ class TuneMeter:
         batch = range(len(chunks.keys))
         warm = is_new or self.round_trip_s > _FAR_S
         chunks.next_write(batch)
-        if warm:
-            _all(client.batch_set(chunks.keys, chunks.sources, ttl_s=_TTL_S))
-        set_s = _timed(lambda: client.batch_set(chunks.keys, chunks.sources, ttl_s=_TTL_S))
-        if warm:
-            _all(client.batch_get(chunks.keys, chunks.targets))
-        chunks.poison()
-        get_s = _timed(lambda: client.batch_get(chunks.keys, chunks.targets))
-        self.verified_bytes += chunks.verify(batch, chunks.targets)
+        for _ in range(2 if warm else 1):  # the last one counts
+            set_s = _timed(lambda: client.batch_set(chunks.keys, chunks.sources, ttl_s=_TTL_S))
+        for _ in range(2 if warm else 1):
+            chunks.poison()
+            get_s = _timed(lambda: client.batch_get(chunks.keys, chunks.targets))
+            self.verified_bytes += chunks.verify(batch, chunks.targets)
         gigabytes = len(batch) * chunks.size_bytes / 1e9
         return Sample(get_gbps=gigabytes / get_s, set_gbps=gigabytes / set_s)
 
