@@ -22,7 +22,7 @@ from typing import Any, Literal, Self
 
 from support.proxy import FaultProxy
 from support.resharding import SlotMigration
-from support.servers import HOST, REPLICATION, TestServer, address_of, free_port, wait_for
+from support.servers import HOST, TestServer, address_of, free_port, wait_for
 from support.tls import ServerTls
 
 SLOTS = 16384
@@ -94,7 +94,6 @@ class ClusterNode(TestServer):
         options = self._options
         lines = [
             *super()._config(directory),
-            *REPLICATION,
             "cluster-enabled yes",
             f"cluster-config-file {self._home}/nodes.conf",
             f"cluster-port {self.bus_port}",

@@ -8,6 +8,8 @@ certs            the certificates that it and others may use
 cluster          three Valkey primaries per session, empty at the start; to be left as they are
 proxied_cluster  the same behind a FaultProxy for each node, healed at the start
 fresh_cluster    start_cluster() whose clusters are stopped after the test
+sentinels        primary, replica and three Sentinels per session, as `cluster`
+fresh_sentinels  start_sentinels() whose groups are stopped after the test
 start            start_server() whose servers are stopped after the test
 proxied          FaultProxy in front of a server or of its TLS port; closed after the test
 """
@@ -23,6 +25,7 @@ import pytest
 from support.certificates import Certificates, certificates
 from support.cluster import Cluster, start_cluster
 from support.proxy import FaultProxy
+from support.sentinel import SentinelGroup, start_sentinels
 from support.servers import KINDS, TestServer, start_server
 
 T = TypeVar("T")
@@ -130,6 +133,26 @@ def fresh_cluster() -> Iterator[Callable[..., Cluster]]:
     with ExitStack() as stack:
         yield lambda *args, **options: stack.enter_context(
             _or_skip(start_cluster, *args, **options)
+        )
+
+
+@pytest.fixture(scope="session")
+def sentinels_session() -> Iterator[SentinelGroup]:
+    with _or_skip(start_sentinels, "redis7") as group:
+        yield group
+
+
+@pytest.fixture
+def sentinels(sentinels_session: SentinelGroup) -> SentinelGroup:
+    sentinels_session.flush()
+    return sentinels_session
+
+
+@pytest.fixture
+def fresh_sentinels() -> Iterator[Callable[..., SentinelGroup]]:
+    with ExitStack() as stack:
+        yield lambda *args, **options: stack.enter_context(
+            _or_skip(start_sentinels, *args, **options)
         )
 
 

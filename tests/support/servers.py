@@ -35,7 +35,6 @@ READY_TIMEOUT_S = 10.0
 KINDS = ("valkey", "redis7")
 ADMIN = "support-admin"  # of our own, so that no test's ACL locks us out
 ADMIN_SECRET = secrets.token_hex(16)  # the same everywhere: servers of one test talk to each other
-REPLICATION = (f"masteruser {ADMIN}", f"masterauth {ADMIN_SECRET}")
 
 
 def find_kind(kind: str, tls: bool = False) -> ServerBinary:
@@ -255,6 +254,8 @@ class TestServer:
             "repl-diskless-sync-delay 0",
             "enable-debug-command local",
             f"user {ADMIN} on >{ADMIN_SECRET} ~* &* +@all",
+            f"masteruser {ADMIN}",
+            f"masterauth {ADMIN_SECRET}",
             *self._users,
         ]
         if self.password:
@@ -265,7 +266,7 @@ class TestServer:
             lines += self.tls.config(self.tls_port)
         if self._primary:
             primary = self._primary
-            lines += [f"replicaof {primary.host} {primary.server_port}", *REPLICATION]
+            lines += [f"replicaof {primary.host} {primary.server_port}"]
         if self.proxy:
             lines += [
                 f"bind-source-addr {SERVERS_SOURCE}",
