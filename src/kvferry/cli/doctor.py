@@ -5,15 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import click
 
 from kvferry.errors import UnavailableError
-
-if TYPE_CHECKING:
-    from kvferry.config import ClientConfig
 
 __all__ = ["doctor"]
 
@@ -24,6 +19,9 @@ __all__ = ["doctor"]
     "--gpu h100"
 )
 @click.argument("url", required=False)
+@click.option(
+    "--config", "file", metavar="FILE", help="Settings.  [default: KVFERRY_CONFIG_FILE, if set]"
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 @click.option("--all", "everything", is_flag=True, help="Also list the checks that are fine.")
 @click.option("--quick", is_flag=True, help="A short look at bandwidth: seconds, 2 GiB at most.")
@@ -37,6 +35,7 @@ __all__ = ["doctor"]
 def doctor(
     ctx: click.Context,
     url: str | None,
+    file: str | None,
     as_json: bool,
     everything: bool,
     quick: bool,
@@ -49,10 +48,11 @@ def doctor(
 ) -> None:
     """Look at a server, the way to it and this host; say what to change.
 
-    URL is the client's, with all of its settings. User and password may also come from
-    KVFERRY_RESP_USERNAME and KVFERRY_RESP_PASSWORD. Nothing is changed; the bandwidth probe writes
-    keys under kvferry:doctor: only, for seconds, and deletes them.
+    URL is the client's, with all of its settings; without it they come from the environment
+    (KVFERRY_RESP_URL and others) or a file. Nothing is changed; the bandwidth probe writes keys
+    under kvferry:doctor: only, for seconds, and deletes them.
     """
+    from kvferry.config_file import load_client_config
     from kvferry.lab.doctor.examine import worst
     from kvferry.lab.doctor.finding import Severity
     from kvferry.lab.doctor.model import load_model
@@ -73,7 +73,9 @@ def doctor(
     if shape is not None:
         engine.compute_s(shape)  # an unknown GPU is told before the work
     limits = None if no_bandwidth else Limits.quick() if quick else Limits()
-    plan = Visit(config=_config(url), limits=limits, model=shape, engine=engine)
+    plan = Visit(
+        config=load_client_config(file, url=url), limits=limits, model=shape, engine=engine
+    )
     try:
         with _progress() as progress:
             facts, findings = visit(plan, progress)
@@ -85,18 +87,6 @@ def doctor(
     else:
         say(console(), facts, findings, everything=everything)
     ctx.exit(1 if worst(findings) >= Severity.WARN else 0)
-
-
-def _config(url: str | None) -> ClientConfig:
-    from kvferry.config import ClientConfig
-
-    if url is None:
-        return ClientConfig.from_env()
-    config = ClientConfig.from_url(url)
-    if config.password is None:
-        secrets = ClientConfig.from_env()
-        config = replace(config, username=secrets.username, password=secrets.password)
-    return config
 
 
 @contextmanager

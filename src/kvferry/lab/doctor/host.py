@@ -49,7 +49,7 @@ def read_host(config: ClientConfig, root: Path = Path("/")) -> HostFacts:
         numa_node=node if several and node is not None and node >= 0 else None,
         cpu_nodes=_own_nodes(root),
         cores=usable_cores(),
-        is_tls_used=bool(getattr(config, "tls", False)),
+        is_tls_used=config.tls,
         memory_bytes=(_meminfo(root, "MemTotal") or 0) * 1024 or None,
     )
 

@@ -14,7 +14,7 @@ from kvferry.lab.doctor.finding import Finding
 from kvferry.lab.doctor.host import read_host
 from kvferry.lab.doctor.model import ModelShape
 from kvferry.lab.doctor.prefill import Engine, examine_model
-from kvferry.lab.doctor.server import Talk, one_server, read_cluster, read_server
+from kvferry.lab.doctor.server import Talk, read_cluster, read_server
 from kvferry.lab.doctor.traffic import Limits, measure_rate, measure_rtt, room_bytes
 
 __all__ = ["Visit", "visit"]
@@ -67,9 +67,8 @@ def visit(plan: Visit, say: Callable[[str], None] = lambda _: None) -> tuple[Fac
 
 def _servers(config: ClientConfig) -> tuple[ClientConfig, ClusterFacts | None, list[ServerFacts]]:
     """The settings for the node that was reached first, its cluster, and every server of it."""
-    topology = getattr(config, "topology", "standalone")
-    first = _primary(config) if topology == "sentinel" else _seed(config)
-    found = read_cluster(first, is_expected=topology == "cluster")
+    first = _primary(config) if config.topology == "sentinel" else _seed(config)
+    found = read_cluster(first, is_expected=config.topology == "cluster")
     if found is None:
         return first, None, [read_server(first)]
     cluster, primaries = found
@@ -78,38 +77,38 @@ def _servers(config: ClientConfig) -> tuple[ClientConfig, ClusterFacts | None, l
 
 def _seed(config: ClientConfig) -> ClientConfig:
     """The first of the addresses that answers."""
-    others = [_split(node) for node in getattr(config, "nodes", ())]
-    choices = [one_server(config), *(one_server(config, host, port) for host, port in others)]
-    return _first(choices)
+
+    def greet(host: str, port: int) -> ClientConfig:
+        node = config.for_node(host, port)
+        Talk(node).close()
+        return node
+
+    return _first(config, greet)
 
 
 def _primary(config: ClientConfig) -> ClientConfig:
-    """Where the Sentinels say that the primary is."""
-    sentinel = replace(
-        _seed(config),
-        username=getattr(config, "sentinel_username", None),
-        password=getattr(config, "sentinel_password", None),
-        db=0,
-    )
-    with Talk(sentinel) as talk:
-        name = str(getattr(config, "sentinel_master", ""))
-        reply = talk.ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", name)
-    if not isinstance(reply, list) or len(reply) != 2:
-        raise UnavailableError(f"{sentinel.address} knows no primary named {name!r}")
-    host, port = (word.decode() if isinstance(word, bytes) else str(word) for word in reply)
-    return one_server(config, host, int(port))
+    """Where the first Sentinel that answers says that the primary is."""
+    name = config.sentinel_master or ""
+
+    def ask(host: str, port: int) -> ClientConfig:
+        with Talk(config.for_sentinel(host, port)) as talk:
+            reply = talk.ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", name)
+        match reply:
+            case [bytes() as where, bytes() as at] if at.isdigit():
+                return config.for_node(where.decode(errors="replace"), int(at))
+        raise UnavailableError(f"the Sentinel {host}:{port} knows no primary named {name!r}")
+
+    return _first(config, ask)
 
 
-def _first(choices: Sequence[ClientConfig]) -> ClientConfig:
+def _first(config: ClientConfig, find: Callable[[str, int], ClientConfig]) -> ClientConfig:
     errors = []
-    for choice in choices:
+    for seed in config.seeds:
         try:
-            Talk(choice).close()
+            return find(*seed)
         except UnavailableError as error:
-            errors.append(error)
-        else:
-            return choice
-    raise errors[0]
+            errors.append(str(error))
+    raise UnavailableError("; ".join(errors))
 
 
 def _measure(
@@ -127,8 +126,3 @@ def _measure(
         return measure_rate(config, need, limits, say)
     except KVFerryError as error:
         return TrafficFacts(skipped=str(error))
-
-
-def _split(node: str) -> tuple[str, int]:
-    host, _, port = node.rpartition(":")
-    return host.strip("[]"), int(port)

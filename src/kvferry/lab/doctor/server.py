@@ -11,23 +11,26 @@ import re
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import fields, replace
-from typing import Any, Self
+from dataclasses import replace
+from typing import Self
 
 from kvferry._host import usable_cores
+from kvferry._url import parse_endpoint, show_endpoint
 from kvferry.client.pure_connection import Connection, Disconnected, TimedOut
 from kvferry.client.pure_dial import Refused, dial
 from kvferry.client.pure_resp import ErrorReply, ProtocolError, Reply
+from kvferry.client.pure_tls import client_context, shake_hands
 from kvferry.config import ClientConfig
 from kvferry.errors import UnavailableError
 from kvferry.lab.doctor.facts import ClusterFacts, NodeLine, ServerFacts
 
-__all__ = ["Talk", "is_near", "one_server", "parse_nodes", "read_cluster", "read_server"]
+__all__ = ["Talk", "is_near", "parse_nodes", "read_cluster", "read_server"]
 
 _ANSWER_S = 10.0
 _NODES_MAX = 64
 # Shown only to those who ask by name (CONFIG GET * leaves them out).
 _HIDDEN_SETTINGS = ("min-string-size-avoid-copy-reply",)
+_NOWHERE = frozenset(("fail", "noaddr", "handshake"))
 _NO_STRANGERS = re.compile(r"NOAUTH|WRONGPASS|NOPERM|DENIED|[Aa]uthentication")
 
 
@@ -70,24 +73,6 @@ class Talk:
         return dict(line.split(":", 1) for line in lines if ":" in line and line[0] != "#")
 
 
-def one_server(
-    config: ClientConfig, host: str | None = None, port: int | None = None
-) -> ClientConfig:
-    """The settings for one node of whatever the client is set to."""
-    known = {field.name: field.default for field in fields(ClientConfig)}
-    changes: dict[str, Any] = {
-        name: known[name]
-        for name in (
-            *("topology", "nodes", "read_from", "availability_zone", "presence_prefix"),
-            *("sentinel_master", "sentinel_username", "sentinel_password"),
-        )
-        if name in known
-    }
-    if host is not None and port is not None:
-        changes |= {"host": host, "port": port}
-    return replace(config, **changes)
-
-
 def is_near(config: ClientConfig) -> bool:
     """Whether the way to it leaves this host."""
     if config.unix_path is not None:
@@ -120,8 +105,8 @@ def read_server(config: ClientConfig) -> ServerFacts:
             is_near=near,
             cores=usable_cores() if near else None,
             is_open=_is_open(config),
-            has_secret=config.password is not None or _has_provider(config),
-            tls=_tls_text(talk),
+            has_secret=_has_secret(config),
+            tls=_tls_text(config),
         )
 
 
@@ -141,11 +126,11 @@ def read_cluster(
     nodes = parse_nodes(lines, config.host, config.port)
     primaries: list[ClientConfig] = []
     unreached: dict[str, str] = {}
-    for node in [n for n in nodes if n.is_primary and not n.flags & {"fail", "noaddr"}]:
-        host, _, port = node.address.rpartition(":")
-        alone = one_server(config, host.strip("[]"), int(port))
-        if len(primaries) == _NODES_MAX:
-            break
+    for node in [n for n in nodes if n.is_primary and not n.flags & _NOWHERE]:
+        host, port = parse_endpoint(node.address)
+        if not port or len(primaries) == _NODES_MAX:
+            continue
+        alone = replace(config.for_node(host, port), unix_path=None)
         try:
             Talk(alone).close()
         except UnavailableError as error:
@@ -175,10 +160,9 @@ def parse_nodes(text: str, asked_host: str, asked_port: int) -> tuple[NodeLine, 
         elif not host and name:
             host = name
         slots = sum(map(_slot_count, words[8:]))
-        where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        found.append(
-            NodeLine(address=where, flags=flags, is_linked=words[7] == "connected", slots=slots)
-        )
+        where = show_endpoint(host, int(port) if port.isdigit() else 0)
+        linked = words[7] == "connected"
+        found.append(NodeLine(address=where, flags=flags, is_linked=linked, slots=slots))
     return tuple(found)
 
 
@@ -198,26 +182,34 @@ def _settings(talk: Talk) -> Mapping[str, str] | None:
 
 
 def _is_open(config: ClientConfig) -> bool | None:
-    changes: dict[str, Any] = {"username": None, "password": None}
-    if _has_provider(config):
-        changes["credentials"] = None
-    if getattr(config, "tls_cert_file", None):
+    if config.tls_cert_file:
         return False  # our certificate lets us in
-    if config.password is None and not _has_provider(config):
+    if not _has_secret(config):
         return True
+    stranger = replace(config, username=None, password=None, credentials=None)
     try:
-        dial(replace(config, **changes), time.monotonic() + _ANSWER_S).close()
+        dial(stranger, time.monotonic() + _ANSWER_S).close()
     except (Refused, TimedOut) as error:
         return False if _NO_STRANGERS.search(str(error)) else None
     return True
 
 
-def _has_provider(config: ClientConfig) -> bool:
-    return getattr(config, "credentials", None) is not None
+def _has_secret(config: ClientConfig) -> bool:
+    return config.password is not None or config.credentials is not None
 
 
-def _tls_text(talk: Talk) -> str:
-    return str(getattr(talk._connection, "tls_text", ""))
+def _tls_text(config: ClientConfig) -> str:
+    """Protocol and cipher of a handshake made for this."""
+    if not config.tls:
+        return ""
+    until = time.monotonic() + _ANSWER_S
+    try:
+        plain = socket.create_connection((config.host, config.port), _ANSWER_S)
+        name = config.tls_server_name or config.host
+        with shake_hands(plain, client_context(config), name, until) as secured:
+            return f"{secured.version()} {(secured.cipher() or ['unknown'])[0]}"
+    except (Disconnected, OSError) as error:
+        raise UnavailableError(f"{config.address}: {error}") from None
 
 
 def _pairs(reply: Reply) -> dict[str, str]:

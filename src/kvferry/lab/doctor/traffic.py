@@ -2,7 +2,7 @@
 
 Writes only keys under ``kvferry:doctor:``, with a time to live, and deletes them in the end. What
 it may store, move and take is bounded; a server without room is left alone. Values are random, and
-what was read last is compared: a rate of wrong bytes is none.
+every byte is compared: a rate of wrong bytes is none.
 """
 
 from __future__ import annotations
@@ -207,12 +207,12 @@ class _Sweep:
             started = time.perf_counter()
             _check(client.batch_get(keys, targets))
             rate = size_bytes / (time.perf_counter() - started)
+            if any(target != values[index] for target, index in zip(targets, order, strict=True)):
+                raise CorruptError("a value came back with other bytes than were stored")
             best = max(best, rate if rounds else 0.0)  # the first is to warm up
             self._moved_bytes += size_bytes
             rounds += 1
         self._seen_bytes_s = max(self._seen_bytes_s, best)
-        if any(target != values[index] for target, index in zip(targets, order, strict=True)):
-            raise CorruptError("a value came back with other bytes than were stored")
         return best
 
 
