@@ -19,10 +19,11 @@ class [[nodiscard]] Result {
   [[nodiscard]] bool has_value() const noexcept { return state_.index() == 0; }
   explicit operator bool() const noexcept { return has_value(); }
 
-  // Requires: has_value() for the first three, !has_value() for the last.
+  // Requires: has_value() for the first four, !has_value() for the last.
   T& operator*() { return std::get<0>(state_); }
   const T& operator*() const { return std::get<0>(state_); }
   T* operator->() { return &std::get<0>(state_); }
+  const T* operator->() const { return &std::get<0>(state_); }
   [[nodiscard]] const Error& error() const { return std::get<1>(state_); }
 
  private:

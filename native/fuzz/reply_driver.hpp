@@ -120,6 +120,11 @@ class ReplyDriver final : private ReplySink {
     if (work.batch->settle(*work.command, status, why)) work.batch->finish();
   }
 
+  // Here nobody sends it on: it counts as settled.
+  void redirected(Work work, std::string_view answer) override {
+    settled(work, Status::kUnavailable, answer);
+  }
+
   Replies replies_;
   std::set<const Command*> settled_;
   std::string trace_;

@@ -38,6 +38,9 @@ struct Command {
   std::uint16_t stripe = 0;  // index of this stripe; 0 when the value is whole
   std::uint32_t item = 0;    // index of the key in the batch
   std::uint8_t attempts = 0;
+  std::uint8_t redirects = 0;   // how often a cluster has sent it elsewhere
+  bool asking = false;          // goes to a node that is importing its slot: ASKING comes first
+  bool primary_only = false;    // a replica could not answer it
   bool deferred = false;  // SET of stripe 0: waits until every other stripe is stored
   bool stamped = false;   // framed SET: checksum and generation are set
   Status status = Status::kPending;
@@ -109,7 +112,6 @@ class Batch {
 
   std::uint64_t id = 0;  // set by the client at submission
   bool quiet = false;    // somebody waits for it: it is not announced on the event fd
-  std::size_t next = 0;  // first command that no worker has taken; guarded by WorkQueue
 
  private:
   struct Item {

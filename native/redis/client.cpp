@@ -7,40 +7,58 @@
 
 namespace kvferry::redis {
 
-Result<std::unique_ptr<Client>> Client::open(Config config) {
+Result<std::unique_ptr<Client>> Client::open(Config config,
+                                             std::shared_ptr<net::Transport> transport,
+                                             std::shared_ptr<CredentialSource> credentials) {
   if (config.connections == 0 || config.workers == 0) {
     return Error{Errc::kInvalidArgument, "connections and workers must be at least 1"};
   }
   config.workers = std::min(config.workers, config.connections);
   auto event = EventFd::open();
+  auto stop = EventFd::open();
   if (!event) return event.error();
-  std::unique_ptr<Client> client(new Client(std::move(config), std::move(*event)));
-  for (std::size_t index = 0; index <= client->config_.workers; ++index) {
-    auto worker = Worker::open(*client->server_, *client->resolver_, index);
-    if (!worker) return worker.error();
-    client->workers_.push_back(std::move(*worker));
-  }
-  try {
-    for (auto& worker : client->workers_) worker->start();
-  } catch (const std::system_error& problem) {
-    return Error{Errc::kSystem, std::string("cannot start an I/O thread: ") + problem.what()};
-  }
+  if (!stop) return stop.error();
+  std::unique_ptr<Client> client(new Client(std::move(config), std::move(transport),
+                                            std::move(credentials), std::move(*event),
+                                            std::move(*stop)));
+  if (const Outcome started = client->start(); !started) return started.error();
   return client;
 }
 
-Client::Client(Config config, EventFd event)
+Client::Client(Config config, std::shared_ptr<net::Transport> transport,
+               std::shared_ptr<CredentialSource> credentials, EventFd event, EventFd stop)
     : config_(std::move(config)),
       owner_pid_(::getpid()),
+      transport_(std::move(transport)),
+      credentials_(std::move(credentials)),
       completions_(std::move(event)),
+      stop_(std::move(stop)),
+      router_(config_, log_, *this),
       resolver_(std::make_unique<net::Resolver>()) {
-  server_ = std::make_unique<Server>(
-      config_, log_,
-      Server::Hooks{.finished = [this](Batch& batch) { on_finished(batch); },
-                    .corrupt = [this](Batch& batch, const Command& c) { on_corrupt(batch, c); },
-                    .wake_workers =
-                        [this] {
-                          for (auto& worker : workers_) worker->wake();
-                        }});
+  const LinkContext links{*transport_, *resolver_, credentials_.get(), stop_};
+  std::unique_ptr<TopologySource> source;
+  if (config_.topology == Topology::kCluster) source = cluster_source(config_, links);
+  if (config_.topology == Topology::kSentinel) source = sentinel_source(config_, links);
+  if (source != nullptr) {
+    watch_ = std::make_unique<TopologyWatch>(config_, router_, log_, std::move(source));
+  }
+}
+
+Outcome Client::start() {
+  const Worker::Surroundings shared{config_, router_, *resolver_, *transport_, credentials_.get(),
+                                    log_};
+  for (std::size_t index = 0; index <= config_.workers; ++index) {
+    auto worker = Worker::open(shared, index);
+    if (!worker) return worker.error();
+    workers_.push_back(std::move(*worker));
+  }
+  try {
+    for (auto& worker : workers_) worker->start();
+    if (watch_) watch_->start();
+  } catch (const std::system_error& problem) {
+    return Error{Errc::kSystem, std::string("cannot start an I/O thread: ") + problem.what()};
+  }
+  return Done{};
 }
 
 Client::~Client() { close(); }
@@ -56,29 +74,23 @@ Result<std::uint64_t> Client::submit(const std::shared_ptr<Batch>& batch) {
     id = batch->id = next_id_++;
     running_.emplace(id, batch);
   }
-  if (!server_->queue().push(batch)) {
+  if (const Outcome taken = router_.submit(batch); !taken) {
     const std::lock_guard lock(mutex_);
     running_.erase(id);
-    return Error{Errc::kCapacity, "too many commands are waiting; try again later"};
+    return taken.error();
   }
-  // The checks come after the push, so that a breaker that opens or a close() in between misses
-  // nothing.
+  // Looked at after the hand-over, so that a close() in between misses nothing.
   bool closed = false;
   {
     const std::lock_guard lock(mutex_);
     closed = closed_;
   }
   if (closed) {
-    server_->refuse_all(Status::kCancelled, "the client was closed");
-  } else if (server_->available()) {
-    const bool small = lane_of(batch->options().verb) == Lane::kSmall;
-    if (small && server_->small_lane_up()) {
-      workers_.back()->wake();  // it owns the lane
-    } else {
-      server_->wake_workers();
-    }
+    router_.refuse_all(Status::kCancelled, "the client was closed");
+  } else if (lane_of(batch->options().verb) == Lane::kSmall && router_.small_lanes_up()) {
+    workers_.back()->wake();  // it owns those lanes
   } else {
-    server_->refuse_all(Status::kUnavailable, server_->down_reason());
+    wake_workers();
   }
   return id;
 }
@@ -106,9 +118,13 @@ void Client::close() {
     if (std::exchange(closed_, true)) return;
     for (auto& [id, batch] : running_) batch->cancel();
   }
+  stop_.signal();
+  if (watch_) watch_->stop();
   for (auto& worker : workers_) worker->stop();
-  resolver_.reset();  // workers ask it until they have stopped
-  server_->refuse_all(Status::kCancelled, "the client was closed");
+  // Workers and links ask these until they have stopped.
+  resolver_.reset();
+  if (credentials_) credentials_->close();
+  router_.refuse_all(Status::kCancelled, "the client was closed");
 }
 
 bool Client::forked() const noexcept { return ::getpid() != owner_pid_; }
@@ -118,7 +134,7 @@ std::size_t Client::running() const {
   return running_.size();
 }
 
-void Client::on_finished(Batch& batch) {
+void Client::finished(Batch& batch) {
   std::shared_ptr<Batch> owner;
   {
     const std::lock_guard lock(mutex_);
@@ -130,7 +146,7 @@ void Client::on_finished(Batch& batch) {
   if (!owner->quiet) completions_.push(std::move(owner));
 }
 
-void Client::on_corrupt(Batch& batch, const Command& command) {
+void Client::corrupt(Batch& batch, const Command& command) {
   log_.push(LogLevel::kWarning, "a value was corrupt and is being deleted");
   auto removal =
       std::make_shared<Batch>(Batch::Options{.verb = Verb::kDelete, .deadline = deadline_for(0)});
@@ -139,6 +155,18 @@ void Client::on_corrupt(Batch& batch, const Command& command) {
   removal->quiet = true;
   // Best effort: without it the value stays corrupt and is found so again.
   [[maybe_unused]] const auto submitted = submit(removal);
+}
+
+void Client::wake_workers() {
+  for (auto& worker : workers_) worker->wake();
+}
+
+void Client::redirected(Server& from, Work work, std::string_view answer) {
+  router_.redirected(from, work, answer, monotonic_ns());
+}
+
+void Client::suspect() {
+  if (watch_) watch_->suspect();
 }
 
 }  // namespace kvferry::redis

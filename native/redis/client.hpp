@@ -21,16 +21,21 @@
 #include "redis/batch.hpp"
 #include "redis/completions.hpp"
 #include "redis/config.hpp"
-#include "redis/server.hpp"
+#include "redis/credentials.hpp"
+#include "redis/router.hpp"
+#include "redis/topology_watch.hpp"
 #include "redis/worker.hpp"
 
 namespace kvferry::redis {
 
-class Client {
+class Client final : private Dispatcher {
  public:
-  // Starts the workers, which connect at once; does not wait for them.
+  // Starts the workers, which connect at once; does not wait for them. `transport`: how to reach
+  // the nodes. `credentials`: if given, asked for each connection attempt.
   // Fails with: kInvalidArgument, kSystem (no threads or descriptors left).
-  static Result<std::unique_ptr<Client>> open(Config config);
+  static Result<std::unique_ptr<Client>> open(
+      Config config, std::shared_ptr<net::Transport> transport = net::plain_transport(),
+      std::shared_ptr<CredentialSource> credentials = nullptr);
   ~Client();
   Client(const Client&) = delete;
   Client& operator=(const Client&) = delete;
@@ -56,26 +61,41 @@ class Client {
 
   [[nodiscard]] bool forked() const noexcept;
   [[nodiscard]] const Config& config() const noexcept { return config_; }
-  [[nodiscard]] Server& server() noexcept { return *server_; }
+  [[nodiscard]] Router& router() noexcept { return router_; }
+  // Null: those of the configuration.
+  [[nodiscard]] CredentialSource* credentials() noexcept { return credentials_.get(); }
+  [[nodiscard]] net::Transport& transport() noexcept { return *transport_; }
+  [[nodiscard]] net::Resolver& resolver() noexcept { return *resolver_; }
   [[nodiscard]] LogSink& log() noexcept { return log_; }
   [[nodiscard]] std::size_t running() const;
 
  private:
-  Client(Config config, EventFd event);
-  void on_finished(Batch& batch);
-  void on_corrupt(Batch& batch, const Command& command);
+  Client(Config config, std::shared_ptr<net::Transport> transport,
+         std::shared_ptr<CredentialSource> credentials, EventFd event, EventFd stop);
+  Outcome start();
+
+  void finished(Batch& batch) override;
+  void corrupt(Batch& batch, const Command& command) override;
+  void wake_workers() override;
+  void route(Work work) override { router_.route(work); }
+  void redirected(Server& from, Work work, std::string_view answer) override;
+  void suspect() override;
 
   const Config config_;
   const pid_t owner_pid_;
+  const std::shared_ptr<net::Transport> transport_;
+  const std::shared_ptr<CredentialSource> credentials_;
   LogSink log_;
   Completions completions_;
   mutable std::mutex mutex_;
   std::unordered_map<std::uint64_t, std::shared_ptr<Batch>> running_;
   std::uint64_t next_id_ = 1;
   bool closed_ = false;
-  std::unique_ptr<Server> server_;
-  std::vector<std::unique_ptr<Worker>> workers_;
+  EventFd stop_;  // ends the waits of the control thread
+  Router router_;
   std::unique_ptr<net::Resolver> resolver_;
+  std::unique_ptr<TopologyWatch> watch_;  // null: the topology does not change
+  std::vector<std::unique_ptr<Worker>> workers_;
 };
 
 }  // namespace kvferry::redis

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "base/bytes.hpp"
 #include "base/clock.hpp"
@@ -11,21 +12,39 @@
 
 namespace kvferry::redis {
 
-struct Config {
-  net::Endpoint endpoint;
+// What a connection says first. Secrets: the passwords are never in a message.
+struct Greeting {
   std::string username;
-  std::string password;  // a secret: never in a message
+  std::string password;
   int database = 0;
   int protocol = 3;  // 3: RESP3 with fall back to RESP2; 2: RESP2
   std::string client_name = "kvferry";
+  bool read_only = false;  // READONLY: reads from a replica of a cluster
+  bool sentinel = false;   // to a Sentinel, which knows no databases
+};
 
+enum class Topology : std::uint8_t { kStandalone, kCluster, kSentinel };
+enum class ReadFrom : std::uint8_t { kPrimary, kReplica, kZone };
+
+struct Config : Greeting {
+  net::Endpoint endpoint;
+  Topology topology = Topology::kStandalone;
+  std::vector<net::Endpoint> nodes;  // more seeds of the cluster, or more Sentinels
+  std::string sentinel_master;       // the name that Sentinels know the master by
+  std::string sentinel_username;
+  std::string sentinel_password;
+  ReadFrom read_from = ReadFrom::kPrimary;
+  std::string availability_zone;  // kZone: prefer replicas there
+  Nanos topology_refresh = 60 * kSecond;
+
+  // Per node.
   std::size_t connections = 8;  // data connections; one more carries small commands
   std::size_t workers = 4;      // I/O threads that share them; one more has the small lane
 
   // A batch may take timeout + bytes / floor_rate unless the call says otherwise.
   Nanos timeout = 5 * kSecond;
   double floor_rate_bytes_per_s = 50e6;
-  Nanos connect_timeout = 2 * kSecond;  // name look-up, TCP and greeting together
+  Nanos connect_timeout = 2 * kSecond;  // name look-up, TCP, TLS and greeting together
   Nanos stall_timeout = 2 * kSecond;    // no byte moved although some are owed
   Nanos ping_interval = 5 * kSecond;    // a quiet connection is asked whether it lives
   Nanos reconnect_min = 50 * kMilli;    // full jitter below a ceiling that doubles

@@ -1,7 +1,6 @@
 #include "redis/connection.hpp"
 
 #include <algorithm>
-#include <array>
 #include <utility>
 
 #include "resp/writer.hpp"
@@ -9,130 +8,27 @@
 namespace kvferry::redis {
 namespace {
 
-constexpr Nanos kNextAddressAfter = 300 * kMilli;  // RFC 8305 names 250 ms
 constexpr std::size_t kLowWaterBytesMin = 64 * kKiB;
 constexpr std::size_t kLowWaterBytesMax = 512 * kKiB;
 
 }  // namespace
 
-Connection::Connection(Server& server, net::Poller& poller, Resolve resolve, std::uint64_t token,
-                       Role role, std::uint64_t seed)
+Connection::Connection(Server& server, const Environment& environment, std::uint64_t token,
+                       Role role, bool first, std::uint64_t seed)
     : server_(server),
       config_(server.config()),
-      poller_(poller),
-      resolve_(std::move(resolve)),
+      environment_(environment),
       token_(token),
       role_(role),
+      first_(first),
       backoff_(config_.reconnect_min, config_.reconnect_max, seed),
       replies_(*this, config_.drain_bytes_max, config_.value_bytes_max) {}
-
-// --- Dialling ---
-
-void Connection::dial(Nanos now) {
-  ++dial_;
-  dial_deadline_ = address_deadline_ = add_time(now, config_.connect_timeout);
-  addresses_.clear();
-  address_index_ = 0;
-  if (net::resolves_without_lookup(config_.endpoint)) {
-    state_ = State::kResolving;
-    on_resolved(dial_, net::resolve(config_.endpoint), now);
-  } else {
-    state_ = State::kResolving;
-    resolve_(token_, dial_);
-  }
-}
-
-void Connection::on_resolved(std::uint64_t dial, Result<std::vector<net::Address>> addresses,
-                             Nanos now) {
-  if (state_ != State::kResolving || dial != dial_) return;
-  if (!addresses) return dial_failed(addresses.error(), now);
-  addresses_ = std::move(*addresses);
-  address_index_ = 0;
-  why_ = "no address accepted the connection";
-  connect_next(now);
-}
-
-void Connection::connect_next(Nanos now) {
-  state_ = State::kConnecting;
-  while (address_index_ < addresses_.size()) {
-    drop_stream();
-    auto stream = net::open_stream(addresses_[address_index_++]);
-    if (!stream) {
-      why_ = stream.error().context;
-      continue;
-    }
-    stream_ = std::move(*stream);
-    address_deadline_ = std::min(share_of_time(now), add_time(now, kNextAddressAfter));
-    if (!poller_.watch(stream_->fd(), token_, false, true)) {
-      return dial_failed({Errc::kSystem, "the poller takes no more sockets"}, now);
-    }
-    return;
-  }
-  dial_failed({Errc::kConnect, config_.endpoint.text() + ": " + why_}, now);
-}
-
-// When the present address has had its share of the time that is left for dialling.
-Nanos Connection::share_of_time(Nanos now) const noexcept {
-  const auto others = static_cast<Nanos>(addresses_.size() - address_index_);
-  return now + (dial_deadline_ - now) / (others + 1);
-}
-
-void Connection::dial_failed(Error error, Nanos now) {
-  drop_stream();
-  state_ = State::kWaiting;
-  dial_at_ = add_time(now, backoff_.next());
-  server_.log(LogLevel::kDebug, "cannot connect: " + error.context);
-  server_.on_dial_failed(error);
-}
-
-void Connection::greet(Nanos now) {
-  state_ = State::kGreeting;
-  handshake_ = std::make_unique<Handshake>(config_);
-  handshake_->begin(outbox_);
-  greeted_at_ = now;
-  address_deadline_ = share_of_time(now);
-  watch(false);
-  flush(now);
-}
-
-void Connection::on_greeting(Nanos now) {
-  std::array<std::byte, 4 * kKiB> bytes;
-  const iovec piece{bytes.data(), bytes.size()};
-  const net::IoResult io = stream_->receive({&piece, 1});
-  if (io.state == net::IoState::kWouldBlock) return;
-  if (io.state != net::IoState::kOk) {
-    why_ = net::reason(io);
-    return connect_next(now);
-  }
-  switch (handshake_->receive(std::span(bytes).first(io.bytes), outbox_)) {
-    case Handshake::State::kRunning:
-      return flush(now);
-    case Handshake::State::kReady:
-      return become_up(now);
-    case Handshake::State::kFailed: {
-      Error error = handshake_->error();
-      error.context = config_.endpoint.text() + ": " + error.context;
-      return dial_failed(std::move(error), now);
-    }
-  }
-}
-
-void Connection::become_up(Nanos now) {
-  state_ = State::kUp;
-  last_progress_ = now;
-  next_deadline_ = kNever;
-  server_.note_round_trip(now - greeted_at_);
-  if (server_.round_trip() >= kFarAway) server_.gate().allow_far(config_.connections);
-  backoff_.reset();
-  server_.on_up(role_ == Role::kData, handshake_->info());
-  handshake_.reset();
-}
 
 // --- Ending ---
 
 void Connection::end(End how, std::string_view why, Nanos now) {
   now_ = now;
-  const std::string reason = config_.endpoint.text() + ": " + std::string(why);
+  const std::string reason = server_.endpoint().text() + ": " + std::string(why);
   drop_stream();
   state_ = State::kWaiting;
   dial_at_ = add_time(now, backoff_.next());
@@ -146,18 +42,18 @@ void Connection::end(End how, std::string_view why, Nanos now) {
       server_.settle(work, Status::kUnavailable, reason);
     } else {
       server_.stats().commands_retried.fetch_add(1, std::memory_order_relaxed);
-      server_.queue().put_back(work);
+      server_.put_back(work);
     }
   });
   stream_bytes_ = 0;
   leave_stream(now);
   server_.log(LogLevel::kInfo, "connection lost: " + reason);
-  server_.on_lost(role_ == Role::kData, how == End::kSilent, reason);
+  server_.on_lost(role_ == Role::kData, how == End::kSilent, reason, now);
   server_.wake_workers();  // others may take what was given back
 }
 
 void Connection::drop_stream() {
-  if (stream_) poller_.forget(stream_->fd());
+  if (stream_) environment_.watcher.forget(stream_->fd());
   stream_.reset();
   outbox_.clear();
   held_ = {};
@@ -171,8 +67,11 @@ void Connection::shut_down(Nanos now) {
   const bool was_up = state_ == State::kUp;
   drop_stream();
   state_ = State::kShut;
-  replies_.abandon(
-      [&](Work work) { server_.settle(work, Status::kCancelled, "the client was closed"); });
+  const bool elsewhere = server_.retired();
+  replies_.abandon([&](Work work) {
+    if (elsewhere) return server_.put_back(work);
+    server_.settle(work, Status::kCancelled, "the client was closed");
+  });
   stream_bytes_ = 0;
   leave_stream(now);
   if (was_up) server_.stats().connections_lost.fetch_add(1, std::memory_order_relaxed);
@@ -186,15 +85,18 @@ Nanos Connection::tick(Nanos now) {
       return kNever;
     case State::kWaiting:
       // While the breaker is open one connection probes; the others wait for its success.
-      if (!server_.available() && role_ == Role::kData && token_ != 1) return kNever;
+      if (!server_.available() && role_ == Role::kData && !first_) return kNever;
       if (now < dial_at_) return dial_at_;
       dial(now);
       return state_ == State::kWaiting ? dial_at_ : std::min(dial_deadline_, address_deadline_);
+    case State::kAuthorizing:
     case State::kResolving:
     case State::kConnecting:
     case State::kGreeting:
       if (now >= dial_deadline_) {
-        dial_failed({Errc::kTimeout, config_.endpoint.text() + ": no answer in time"}, now);
+        const char* what =
+            state_ == State::kAuthorizing ? ": no credentials in time" : ": no answer in time";
+        dial_failed({Errc::kTimeout, server_.endpoint().text() + what}, now);
         return dial_at_;
       }
       if (now >= address_deadline_ && address_index_ < addresses_.size()) {
@@ -261,15 +163,8 @@ void Connection::release(Nanos now) {
 void Connection::on_ready(const net::Ready& ready, Nanos now) {
   now_ = now;
   switch (state_) {
-    case State::kConnecting: {
-      const net::IoResult io = stream_->finish_connect();
-      if (io.state == net::IoState::kOk) return greet(now);
-      if (io.state == net::IoState::kFailed) {
-        why_ = net::reason(io);
-        connect_next(now);
-      }
-      return;
-    }
+    case State::kConnecting:
+      return on_connecting(now);
     case State::kGreeting:
       if (ready.writable) flush(now);
       if (ready.readable && state_ == State::kGreeting) on_greeting(now);
@@ -290,7 +185,7 @@ void Connection::on_replies(Nanos now) {
     for (const iovec& piece : pieces) planned += piece.iov_len;
     const net::IoResult io = stream_->receive(pieces);
     if (io.state == net::IoState::kWouldBlock) break;
-    if (io.state != net::IoState::kOk) return end(End::kBroken, net::reason(io), now);
+    if (io.state != net::IoState::kOk) return end(End::kBroken, stream_->failure(io), now);
     last_progress_ = now;
     probing_ = false;
     server_.stats().bytes_received.fetch_add(io.bytes, std::memory_order_relaxed);
@@ -307,29 +202,43 @@ void Connection::on_replies(Nanos now) {
   stream_->set_receive_low_water(std::clamp<std::size_t>(owed, 1, step));
 }
 
-void Connection::settled(Work work, Status status, std::string_view why) {
+bool Connection::let_go(Work work) {
   const Verb verb = work.batch->options().verb;
   const Command& command = *work.command;
-  const bool unsent = held_.command == &command || command.sent_at > outbox_.sent_total();
+  if (streaming_ && (verb == Verb::kGet || verb == Verb::kSet)) stream_bytes_ -= command.size;
+  return held_.command != &command && command.sent_at <= outbox_.sent_total();
+}
+
+void Connection::settled(Work work, Status status, std::string_view why) {
+  const Verb verb = work.batch->options().verb;
   const bool withdrawn = status == Status::kCancelled || status == Status::kTimeout;
-  if (unsent && (verb == Verb::kSet || !withdrawn)) {
+  if (!let_go(work) && (verb == Verb::kSet || !withdrawn)) {
     // No reply can be its reply. The buffer of a SET goes back to the caller now, so nothing may
     // be sent from it any more.
-    outbox_.clear();
-    held_ = {};
-    answered_early_ = true;
+    stop_sending();
     if (!withdrawn) {
       status = Status::kServerError;
       why = "the server answered before the command was sent";
     }
   }
-  if (streaming_ && (verb == Verb::kGet || verb == Verb::kSet)) {
-    stream_bytes_ -= work.command->size;
-    if (status == Status::kOk && server_.gate().completed(direction_, work.command->size, now_)) {
-      server_.wake_workers();
-    }
+  if (streaming_ && status == Status::kOk && (verb == Verb::kGet || verb == Verb::kSet) &&
+      server_.gate().completed(direction_, work.command->size, now_)) {
+    server_.wake_workers();
   }
+  if (status == Status::kUnavailable) server_.suspect();  // CLUSTERDOWN, READONLY, ...
   server_.settle(work, status, why);
+}
+
+void Connection::redirected(Work work, std::string_view answer) {
+  // Another connection may send it before this one has: then from two places at once.
+  if (!let_go(work)) stop_sending();
+  server_.redirected(work, answer);
+}
+
+void Connection::stop_sending() {
+  outbox_.clear();
+  held_ = {};
+  answered_early_ = true;
 }
 
 }  // namespace kvferry::redis

@@ -2,20 +2,24 @@
 // Connection: one socket to one server, from dialling to the last reply. It drives the machines
 // (Handshake, Replies) and decides nothing about the protocol itself.
 //
-// States: waiting -> resolving -> connecting -> greeting -> up -> waiting ...
+// States: waiting -> authorizing -> resolving -> connecting -> greeting -> up -> waiting ...
 // A connection that ends gives its commands back to the queue, which sends them on another one
 // (every verb is idempotent); after attempts_max tries they settle as UNAVAILABLE.
+// What the server redirects goes back as well, to the node that the server names.
 //
 // Threads: owned by one worker; only the worker's thread calls it.
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string_view>
 #include <vector>
 
 #include "net/poller.hpp"
 #include "net/stream.hpp"
+#include "net/transport.hpp"
 #include "redis/backoff.hpp"
+#include "redis/credentials.hpp"
 #include "redis/handshake.hpp"
 #include "redis/outbox.hpp"
 #include "redis/replies.hpp"
@@ -26,34 +30,61 @@ namespace kvferry::redis {
 class Connection final : private ReplySink {
  public:
   enum class Role : std::uint8_t { kSmall, kData };
-  // Starts a name look-up whose answer arrives later through on_resolved().
-  using Resolve = std::function<void(std::uint64_t token, std::uint64_t dial)>;
+  // What a connection needs of its surroundings. Answers to the two requests arrive later, through
+  // on_resolved() and on_credentials().
+  struct Environment {
+    net::Watcher& watcher;
+    net::Transport& transport;
+    std::function<void(const net::Endpoint&, std::uint64_t token, std::uint64_t dial)> resolve;
+    std::function<void(std::uint64_t token, std::uint64_t dial)> ask_credentials;
+    const CredentialSource* credentials = nullptr;  // null: those of the configuration
+  };
 
-  Connection(Server& server, net::Poller& poller, Resolve resolve, std::uint64_t token, Role role,
-             std::uint64_t seed);
+  // `first`: of its node; it probes while the others wait for the breaker to close.
+  Connection(Server& server, const Environment& environment, std::uint64_t token, Role role,
+             bool first, std::uint64_t seed);
 
   // Fires timers that are due. Returns when it wants to be called next.
   Nanos tick(Nanos now);
   // The socket is ready.
   void on_ready(const net::Ready& ready, Nanos now);
   void on_resolved(std::uint64_t dial, Result<std::vector<net::Address>> addresses, Nanos now);
+  void on_credentials(std::uint64_t dial, const Result<Credentials>& credentials, Nanos now);
   // Takes work while there is room for it, and sends.
   void pump(Nanos now);
   // Lets go of commands that were cancelled or are past their deadline.
   void release(Nanos now);
-  // Ends the connection for good; what is in flight settles as CANCELLED.
+  // Ends the connection for good. What is in flight settles as CANCELLED, or goes elsewhere if the
+  // node is retired.
   void shut_down(Nanos now);
+  [[nodiscard]] const Server& server() const noexcept { return server_; }
 
  private:
-  enum class State : std::uint8_t { kWaiting, kResolving, kConnecting, kGreeting, kUp, kShut };
+  enum class State : std::uint8_t {
+    kWaiting,
+    kAuthorizing,
+    kResolving,
+    kConnecting,
+    kGreeting,
+    kUp,
+    kShut
+  };
   enum class End : std::uint8_t { kBroken, kSilent, kWithdrawn };
 
   void settled(Work work, Status status, std::string_view why) override;
+  void redirected(Work work, std::string_view answer) override;
+  // The command is answered; false if it was not even sent.
+  bool let_go(Work work);
+  // Nothing more may be sent from the buffers of what is in flight; the connection will end.
+  void stop_sending();
 
   void dial(Nanos now);
+  void look_up(Nanos now);
   void connect_next(Nanos now);
   void dial_failed(Error error, Nanos now);
   [[nodiscard]] Nanos share_of_time(Nanos now) const noexcept;
+  void on_connecting(Nanos now);
+  void refused(Nanos now);
   void greet(Nanos now);
   void on_greeting(Nanos now);
   void become_up(Nanos now);
@@ -63,6 +94,7 @@ class Connection final : private ReplySink {
   void drop_stream();
 
   void pump_small(Nanos now);
+  void authenticate_again(Nanos now);
   void pump_data(Nanos now);
   bool take(Lane lane, std::size_t bytes_max, Nanos now);
   void take_head_early(Nanos now);
@@ -71,16 +103,18 @@ class Connection final : private ReplySink {
   [[nodiscard]] std::size_t window(Direction direction) const noexcept;
   void leave_stream(Nanos now);
   [[nodiscard]] bool still_sends() noexcept;
+  void put(Work work);
+  void put_asking(Work work);
   void flush(Nanos now);
-  void watch(bool writable);
+  void watch(bool readable, bool writable);
   [[nodiscard]] bool busy() const noexcept { return replies_.in_flight() > 0 || !outbox_.empty(); }
 
   Server& server_;
   const Config& config_;
-  net::Poller& poller_;
-  const Resolve resolve_;
+  const Environment& environment_;
   const std::uint64_t token_;
   const Role role_;
+  const bool first_;
 
   State state_ = State::kWaiting;
   Backoff backoff_;
@@ -94,6 +128,8 @@ class Connection final : private ReplySink {
   std::unique_ptr<net::Stream> stream_;
   bool watching_writable_ = false;
 
+  Credentials credentials_;
+  std::uint64_t credentials_version_ = 0;
   std::unique_ptr<Handshake> handshake_;
   Outbox outbox_;
   Replies replies_;

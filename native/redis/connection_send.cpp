@@ -5,6 +5,7 @@
 
 #include "redis/connection.hpp"
 #include "redis/encode.hpp"
+#include "resp/writer.hpp"
 
 namespace kvferry::redis {
 namespace {
@@ -21,6 +22,7 @@ void Connection::pump(Nanos now) {
   if (state_ != State::kUp) return;
   now_ = now;
   if (probing_) return;  // no work for a connection that may be dead
+  if (environment_.credentials != nullptr) authenticate_again(now);
   if (role_ == Role::kSmall || !server_.small_lane_up()) pump_small(now);
   if (role_ == Role::kData) pump_data(now);
   if (!outbox_.empty() && !watching_writable_) flush(now);
@@ -74,6 +76,7 @@ void Connection::take_head_early(Nanos now) {
   if (server_.queue().waiting() <= config_.connections) return;
   const Work work = server_.queue().pull(Lane::kWrite, SIZE_MAX);
   if (!work || !accept(work, now)) return;
+  put_asking(work);
   encode_set_head(work, outbox_);
   held_ = work;
   replies_.expect(work);
@@ -81,14 +84,38 @@ void Connection::take_head_early(Nanos now) {
 }
 
 bool Connection::take(Lane lane, std::size_t bytes_max, Nanos now) {
-  if (replies_.full() || !outbox_.room_for_command()) return false;
+  if (replies_.room() < 2 || !outbox_.room_for_command()) return false;
   const Work work = server_.queue().pull(lane, bytes_max);
   if (!work) return false;
   if (!accept(work, now)) return true;
-  encode(work, outbox_);
-  replies_.expect(work);
+  put(work);
   if (lane != Lane::kSmall) stream_bytes_ += work.command->size;
   return true;
+}
+
+void Connection::put(Work work) {
+  put_asking(work);
+  encode(work, outbox_);
+  replies_.expect(work);
+}
+
+// A node that is importing the command's slot serves it to those who ask for it like this.
+void Connection::put_asking(Work work) {
+  if (!std::exchange(work.command->asking, false)) return;
+  resp::Writer writer(outbox_.text_space());
+  outbox_.take_text(writer.command(1).bulk("ASKING").written().size());
+  replies_.expect({});
+}
+
+// Tokens expire: a connection that is up proves itself again, between two commands.
+void Connection::authenticate_again(Nanos now) {
+  const std::uint64_t version = environment_.credentials->version();
+  if (version == credentials_version_ || held_ || replies_.full() || !outbox_.empty()) return;
+  credentials_version_ = version;
+  credentials_ = environment_.credentials->current();
+  if (!busy()) last_progress_ = now;
+  encode_auth(credentials_.username, credentials_.password, outbox_);
+  replies_.expect({});
 }
 
 bool Connection::accept(Work work, Nanos now) {
@@ -124,25 +151,26 @@ void Connection::leave_stream(Nanos now) {
 void Connection::flush(Nanos now) {
   while (!outbox_.empty()) {
     const net::IoResult io = stream_->send(outbox_.pieces());
-    if (io.state == net::IoState::kWouldBlock) return watch(true);
+    if (io.state == net::IoState::kWouldBlock) return watch(true, true);
     if (io.state != net::IoState::kOk) {
-      if (state_ == State::kUp) return end(End::kBroken, net::reason(io), now);
-      return dial_failed({Errc::kConnect, config_.endpoint.text() + ": " + net::reason(io)}, now);
+      const std::string why = stream_->failure(io);
+      if (state_ == State::kUp) return end(End::kBroken, why, now);
+      return dial_failed({Errc::kConnect, server_.endpoint().text() + ": " + why}, now);
     }
     last_progress_ = now;
     server_.stats().bytes_sent.fetch_add(io.bytes, std::memory_order_relaxed);
     outbox_.sent(io.bytes);
   }
   if (streaming_ && direction_ == Direction::kWrite) unsent_bytes_ = stream_->unsent_bytes();
-  watch(false);
+  watch(true, false);
 }
 
-void Connection::watch(bool writable) {
-  if (state_ != State::kConnecting && watching_writable_ == writable && state_ == State::kUp)
-    return;
+void Connection::watch(bool readable, bool writable) {
+  if (state_ == State::kUp && watching_writable_ == writable) return;
   watching_writable_ = writable;
   // Cannot fail: the descriptor is watched already.
-  [[maybe_unused]] const Outcome outcome = poller_.watch(stream_->fd(), token_, true, writable);
+  [[maybe_unused]] const Outcome outcome =
+      environment_.watcher.watch(stream_->fd(), token_, readable, writable);
 }
 
 }  // namespace kvferry::redis

@@ -92,4 +92,11 @@ void encode_set_body(Work work, Outbox& outbox) {
   work.command->sent_at = outbox.added_total();
 }
 
+void encode_auth(std::string_view user, std::string_view password, Outbox& outbox) {
+  resp::Writer writer(outbox.text_space());
+  writer.command(user.empty() ? 2 : 3).bulk("AUTH");
+  if (!user.empty()) writer.bulk(user);
+  outbox.take_text(writer.bulk(password).written().size());
+}
+
 }  // namespace kvferry::redis

@@ -12,8 +12,8 @@ constexpr std::size_t kWordsMax = 64;
 constexpr std::size_t kPendingBytesMax = 64 * kKiB;
 
 // A user with an empty password is still that user and not the default one.
-bool has_credentials(const Config& config) noexcept {
-  return !config.password.empty() || !config.username.empty();
+bool has_credentials(const Greeting& greeting) noexcept {
+  return !greeting.password.empty() || !greeting.username.empty();
 }
 
 // A server's refusal for people. Servers repeat arguments, which hold the password, whole or cut.
@@ -33,35 +33,38 @@ std::string refusal_text(std::string text, const std::string& password) {
 }  // namespace
 
 void Handshake::begin(Outbox& outbox) {
-  const bool plain = config_.protocol == 2;
-  write(!plain ? Step::kHello : has_credentials(config_) ? Step::kAuth : Step::kName, outbox);
+  const bool plain = greeting_.protocol == 2;
+  write(!plain ? Step::kHello : has_credentials(greeting_) ? Step::kAuth : Step::kName, outbox);
 }
 
 void Handshake::write(Step step, Outbox& outbox) {
   step_ = step;
   resp::Writer writer(outbox.text_space());
   const std::string_view user =
-      config_.username.empty() ? std::string_view("default") : config_.username;
-  const bool authenticated = has_credentials(config_);
-  const bool named = !config_.client_name.empty();
+      greeting_.username.empty() ? std::string_view("default") : greeting_.username;
+  const bool authenticated = has_credentials(greeting_);
+  const bool named = !greeting_.client_name.empty();
   switch (step) {
     case Step::kHello:
       writer.command(2u + (authenticated ? 3u : 0u) + (named ? 2u : 0u));
       writer.bulk("HELLO").bulk("3");
-      if (authenticated) writer.bulk("AUTH").bulk(user).bulk(config_.password);
-      if (named) writer.bulk("SETNAME").bulk(config_.client_name);
+      if (authenticated) writer.bulk("AUTH").bulk(user).bulk(greeting_.password);
+      if (named) writer.bulk("SETNAME").bulk(greeting_.client_name);
       break;
     case Step::kAuth:
-      writer.command(config_.username.empty() ? 2 : 3).bulk("AUTH");
-      if (!config_.username.empty()) writer.bulk(config_.username);
-      writer.bulk(config_.password);
+      writer.command(greeting_.username.empty() ? 2 : 3).bulk("AUTH");
+      if (!greeting_.username.empty()) writer.bulk(greeting_.username);
+      writer.bulk(greeting_.password);
       break;
     case Step::kName:
       // An empty name is legal: it takes the name away.
-      writer.command(3).bulk("CLIENT").bulk("SETNAME").bulk(config_.client_name);
+      writer.command(3).bulk("CLIENT").bulk("SETNAME").bulk(greeting_.client_name);
       break;
     case Step::kSelect:
-      writer.command(2).bulk("SELECT").number(config_.database);
+      writer.command(2).bulk("SELECT").number(greeting_.database);
+      break;
+    case Step::kReadOnly:
+      writer.command(1).bulk("READONLY");
       break;
     case Step::kDone:
       break;
@@ -131,7 +134,7 @@ Handshake::State Handshake::on_reply(Outbox& outbox) {
   const bool refused = std::exchange(refused_, false);
   const ServerErrorKind kind = refused ? classify(refusal_) : ServerErrorKind::kCommand;
   if (refused && kind == ServerErrorKind::kUnknown && step_ == Step::kHello) {
-    write(has_credentials(config_) ? Step::kAuth : Step::kName, outbox);
+    write(has_credentials(greeting_) ? Step::kAuth : Step::kName, outbox);
     return State::kRunning;
   }
   // A name is a courtesy; servers that do not know the command still serve.
@@ -141,26 +144,29 @@ Handshake::State Handshake::on_reply(Outbox& outbox) {
     const bool credentials =
         kind == ServerErrorKind::kCredentials || kind == ServerErrorKind::kReconnect;
     return fail(credentials ? Errc::kAuth : Errc::kServer,
-                refusal_text(refusal_, config_.password));
+                refusal_text(refusal_, greeting_.password));
   }
   if (step_ == Step::kHello) {
     for (std::size_t index = 0; index + 1 < words.size(); index += 2) {
       if (words[index] == "server") info_.server = words[index + 1];
       if (words[index] == "version") info_.version = words[index + 1];
       if (words[index] == "mode") info_.mode = words[index + 1];
+      if (words[index] == "role") info_.role = words[index + 1];
+      if (words[index] == "availability_zone") info_.zone = words[index + 1];
     }
     info_.protocol = 3;
   }
-  if (step_ == Step::kAuth) {
-    write(Step::kName, outbox);
-    return State::kRunning;
-  }
-  if (step_ != Step::kSelect && config_.database != 0) {
-    write(Step::kSelect, outbox);
-    return State::kRunning;
-  }
+  if (step_ == Step::kAuth) return next(Step::kName, outbox);
+  const bool selected = step_ == Step::kSelect || step_ == Step::kReadOnly;
+  if (!selected && greeting_.database != 0) return next(Step::kSelect, outbox);
+  if (step_ != Step::kReadOnly && greeting_.read_only) return next(Step::kReadOnly, outbox);
   step_ = Step::kDone;
   return State::kReady;
+}
+
+Handshake::State Handshake::next(Step step, Outbox& outbox) {
+  write(step, outbox);
+  return State::kRunning;
 }
 
 Handshake::State Handshake::fail(Errc code, std::string context) {

@@ -3,14 +3,15 @@
 //
 // HELLO 3 with credentials and name is one round trip. A server that does not know it (Redis < 6,
 // many proxies) gets AUTH and CLIENT SETNAME instead and speaks RESP2; SELECT follows when a
-// database is asked for. A server may refuse before it is asked (maxclients): that is a failure
-// too.
+// database is asked for, and READONLY for reads from a cluster's replica. A server may refuse before
+// it is asked (maxclients): that is a failure too.
 //
 // Threads: one. Failure: kFailed with error(); secrets are never part of it.
 // Source: HELLO and AUTH in the Redis command reference.
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/result.hpp"
@@ -25,6 +26,8 @@ struct ServerInfo {
   std::string server;   // "redis", "valkey"
   std::string version;  // "9.1.2"
   std::string mode;     // "standalone", "cluster", "sentinel"
+  std::string role;     // "master", "replica"
+  std::string zone;     // availability zone
   int protocol = 2;
 };
 
@@ -32,7 +35,7 @@ class Handshake {
  public:
   enum class State : std::uint8_t { kRunning, kReady, kFailed };
 
-  explicit Handshake(const Config& config) noexcept : config_(config) {}
+  explicit Handshake(Greeting greeting) noexcept : greeting_(std::move(greeting)) {}
 
   // Writes the first command. Requires: an empty outbox.
   void begin(Outbox& outbox);
@@ -43,14 +46,15 @@ class Handshake {
   [[nodiscard]] const ServerInfo& info() const noexcept { return info_; }
 
  private:
-  enum class Step : std::uint8_t { kHello, kAuth, kName, kSelect, kDone };
+  enum class Step : std::uint8_t { kHello, kAuth, kName, kSelect, kReadOnly, kDone };
 
   void write(Step step, Outbox& outbox);
   State on_reply(Outbox& outbox);
+  State next(Step step, Outbox& outbox);
   State fail(Errc code, std::string context);
   void collect(const resp::Token& token);
 
-  const Config& config_;
+  const Greeting greeting_;
   Step step_ = Step::kHello;
   resp::Parser parser_{64 * 1024};
   std::string pending_;             // received and not yet parsed; at most one line or payload

@@ -279,6 +279,14 @@ bool Replies::on_scalar(const resp::Token& token) {
 bool Replies::on_server_error(std::string_view text) {
   const ServerErrorKind kind = classify(text);
   wants_reconnect_ = wants_reconnect_ || kind == ServerErrorKind::kReconnect;
+  const bool released = released_.test(head_ % kInFlightMax);
+  if (!slot(head_) && !released && text.starts_with("WRONGPASS")) {
+    return poison("the server refuses the new credentials");
+  }
+  if (kind == ServerErrorKind::kRedirect) {
+    if (const Work work = take_front()) sink_.redirected(work, text);
+    return true;
+  }
   const bool of_command = kind == ServerErrorKind::kCommand || kind == ServerErrorKind::kUnknown ||
                           text.starts_with("NOPERM");
   settle_front(of_command ? Status::kServerError : Status::kUnavailable, printable(text));
@@ -325,11 +333,14 @@ Nanos Replies::next_deadline() const noexcept {
   return earliest;
 }
 
-void Replies::settle_front(Status status, std::string_view why) {
+Work Replies::take_front() noexcept {
   released_.reset(head_ % kInFlightMax);
-  const Work work = slot(head_++);
   landing_ = Landing::kDrain;
-  if (work) sink_.settled(work, status, why);
+  return slot(head_++);
+}
+
+void Replies::settle_front(Status status, std::string_view why) {
+  if (const Work work = take_front()) sink_.settled(work, status, why);
 }
 
 bool Replies::poison(std::string_view reason) {

@@ -31,6 +31,8 @@ namespace kvferry::redis {
 class ReplySink {
  public:
   virtual void settled(Work work, Status status, std::string_view why) = 0;
+  // The server says who has the key: it answered MOVED, ASK or TRYAGAIN.
+  virtual void redirected(Work work, std::string_view answer) = 0;
 
  protected:
   ~ReplySink() = default;
@@ -43,10 +45,11 @@ class Replies {
 
   Replies(ReplySink& sink, std::size_t drain_bytes_max, std::size_t value_bytes_max);
 
-  // A command was put into the outbox. An empty Work is a PING.
+  // A command was put into the outbox. An empty Work is a PING, an ASKING or an AUTH.
   void expect(Work work) noexcept;
   [[nodiscard]] std::size_t in_flight() const noexcept { return tail_ - head_; }
-  [[nodiscard]] bool full() const noexcept { return in_flight() == kInFlightMax; }
+  [[nodiscard]] std::size_t room() const noexcept { return kInFlightMax - in_flight(); }
+  [[nodiscard]] bool full() const noexcept { return room() == 0; }
 
   // Where to receive next: at most three pieces, valid until received() or release().
   std::span<const iovec> plan() noexcept;
@@ -91,7 +94,7 @@ class Replies {
  private:
   enum class Landing : std::uint8_t { kFrame, kTarget, kText, kDrain };
 
-  // An empty Work in a slot: a PING, or a command that was released.
+  // An empty Work in a slot: a PING or its like, or a command that was released.
   [[nodiscard]] Work& slot(std::size_t index) noexcept { return (*slots_)[index % kInFlightMax]; }
   [[nodiscard]] const Work& slot(std::size_t index) const noexcept {
     return (*slots_)[index % kInFlightMax];
@@ -111,6 +114,7 @@ class Replies {
   bool poison(std::string_view reason);
 
   void note_landed(ByteView piece) noexcept;
+  Work take_front() noexcept;
   void settle_front(Status status, std::string_view why = {});
   void reset() noexcept;
 

@@ -4,31 +4,58 @@
 
 namespace kvferry::redis {
 
-Server::Server(const Config& config, LogSink& log, Hooks hooks)
+Server::Server(const Config& config, net::Endpoint endpoint, NodeRole role, LogSink& log,
+               Dispatcher& dispatcher)
     : config_(config),
+      endpoint_(std::move(endpoint)),
+      role_(role),
       log_(log),
-      hooks_(std::move(hooks)),
+      dispatcher_(dispatcher),
       queue_(config.queued_commands_max),
       gate_(config.connections) {}
 
 void Server::settle(Work work, Status status, std::string_view why) {
+  const bool no_answer = status == Status::kMiss || status == Status::kUnavailable;
+  if (role_ == NodeRole::kReplica && no_answer && !work.command->primary_only) {
+    // It may lag behind its primary, which has the last word.
+    work.command->primary_only = true;
+    work.command->attempts = 0;
+    return dispatcher_.route(work);
+  }
   stats_.commands_settled.fetch_add(1, std::memory_order_relaxed);
   if (status == Status::kCorrupt) {
     stats_.values_corrupt.fetch_add(1, std::memory_order_relaxed);
-    hooks_.corrupt(*work.batch, *work.command);
+    dispatcher_.corrupt(*work.batch, *work.command);
   }
   Batch& batch = *work.batch;
   // A stripe of a SET keeps the batch alive, because stripe 0 waits for it; others may not.
   const bool stripe_zero_waits = batch.options().verb == Verb::kSet && work.command->stripe > 0;
-  if (batch.settle(*work.command, status, why)) return hooks_.finished(batch);
+  if (batch.settle(*work.command, status, why)) return dispatcher_.finished(batch);
   if (!stripe_zero_waits) return;
   Status others = Status::kOk;
   if (Command* first = batch.released_by(*work.command, others)) {
     first->deferred = false;
     if (others != Status::kOk) return settle({&batch, first}, others, {});
-    queue_.put_back({&batch, first});
-    wake_workers();
+    dispatcher_.route({&batch, first});
   }
+}
+
+void Server::put_back(Work work) {
+  queue_.put_back(work);
+  if (retired()) route_all();
+}
+
+void Server::redirected(Work work, std::string_view answer) {
+  dispatcher_.redirected(*this, work, answer);
+}
+
+void Server::retire() {
+  retired_.store(true, std::memory_order_release);
+  route_all();
+}
+
+void Server::route_all() {
+  for (const Work& work : queue_.remove(0, true)) dispatcher_.route(work);
 }
 
 void Server::sweep(Nanos now) {
@@ -43,6 +70,7 @@ void Server::refuse_all(Status status, std::string_view why) {
 
 void Server::on_up(bool data, const ServerInfo& info) {
   stats_.connections_opened.fetch_add(1, std::memory_order_relaxed);
+  if (!info.zone.empty()) note_zone(info.zone);
   std::unique_lock lock(mutex_);
   info_ = info;
   if (data) {
@@ -53,9 +81,9 @@ void Server::on_up(bool data, const ServerInfo& info) {
   publish(lock);
 }
 
-void Server::on_lost(bool data, bool silent, std::string_view why) {
+void Server::on_lost(bool data, bool silent, std::string_view why, Nanos now) {
   stats_.connections_lost.fetch_add(1, std::memory_order_relaxed);
-  if (silent) suspected_at_.store(monotonic_ns(), std::memory_order_relaxed);
+  if (silent) suspected_at_.store(now, std::memory_order_relaxed);
   std::unique_lock lock(mutex_);
   down_reason_ = why;
   if (data) {
@@ -64,11 +92,13 @@ void Server::on_lost(bool data, bool silent, std::string_view why) {
     small_lane_up_.store(false, std::memory_order_relaxed);
   }
   publish(lock);
+  if (data) dispatcher_.suspect();
 }
 
 void Server::on_dial_failed(const Error& error) {
   stats_.dials_failed.fetch_add(1, std::memory_order_relaxed);
-  const bool decisive = error.code == Errc::kTimeout || error.code == Errc::kAuth;
+  const bool decisive = error.code == Errc::kTimeout || error.code == Errc::kAuth ||
+                        error.code == Errc::kCertificate;
   std::unique_lock lock(mutex_);
   down_reason_ = error.context;
   breaker_.on_dial_failed(decisive ? Breaker::Failure::kDecisive : Breaker::Failure::kRefused);
@@ -80,6 +110,10 @@ void Server::note_round_trip(Nanos duration) noexcept {
   while ((shortest == 0 || duration < shortest) &&
          !round_trip_.compare_exchange_weak(shortest, duration, std::memory_order_relaxed)) {
   }
+}
+
+void Server::note_zone(std::string_view zone) noexcept {
+  in_zone_.store(zone == config_.availability_zone, std::memory_order_relaxed);
 }
 
 void Server::fail_for_good(std::string_view why) {
@@ -96,10 +130,11 @@ void Server::publish(std::unique_lock<std::mutex>& lock) {
   lock.unlock();
   if (!now_available) refuse_all(Status::kUnavailable, why);
   if (was_available && !now_available) {
-    log(LogLevel::kWarning, config_.endpoint.text() + " is unavailable: " + why);
+    log(LogLevel::kWarning, endpoint_.text() + " is unavailable: " + why);
+    dispatcher_.suspect();
   }
   if (!was_available && now_available) {
-    log(LogLevel::kInfo, config_.endpoint.text() + " is available again");
+    log(LogLevel::kInfo, endpoint_.text() + " is available again");
     wake_workers();  // connections that had stopped dialling
   }
 }

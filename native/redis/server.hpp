@@ -1,12 +1,12 @@
 #pragma once
-// Server: what all connections to one server share: the queue of work, the health, the flow.
+// Server: what all connections to one node share: the queue of work, the health, the flow.
 //
 // Threads: any; workers and callers meet here. Nothing here blocks.
-// Failure: when the breaker opens, everything that waits settles as UNAVAILABLE at once.
+// Failure: when the breaker opens, everything that waits settles as UNAVAILABLE at once; what a
+// replica cannot answer goes to its primary instead. After retire() all work goes elsewhere.
 
 #include <atomic>
 #include <cstdint>
-#include <functional>
 #include <mutex>
 #include <string>
 #include <string_view>
@@ -14,6 +14,7 @@
 #include "base/log_sink.hpp"
 #include "redis/breaker.hpp"
 #include "redis/config.hpp"
+#include "redis/dispatcher.hpp"
 #include "redis/handshake.hpp"
 #include "redis/stream_gate.hpp"
 #include "redis/work_queue.hpp"
@@ -35,32 +36,42 @@ struct Stats {
 // A round trip that no server on this machine has.
 inline constexpr Nanos kFarAway = kMilli / 2;
 
+enum class NodeRole : std::uint8_t { kPrimary, kReplica };
+
 class Server {
  public:
-  struct Hooks {
-    std::function<void(Batch&)> finished;                 // the last command of a batch settled
-    std::function<void(Batch&, const Command&)> corrupt;  // a framed value cannot be trusted
-    std::function<void()> wake_workers;
-  };
-
-  Server(const Config& config, LogSink& log, Hooks hooks);
+  Server(const Config& config, net::Endpoint endpoint, NodeRole role, LogSink& log,
+         Dispatcher& dispatcher);
 
   [[nodiscard]] const Config& config() const noexcept { return config_; }
+  [[nodiscard]] const net::Endpoint& endpoint() const noexcept { return endpoint_; }
+  [[nodiscard]] NodeRole role() const noexcept { return role_; }
   [[nodiscard]] WorkQueue& queue() noexcept { return queue_; }
+  [[nodiscard]] std::size_t waiting() const noexcept { return queue_.waiting(); }
   [[nodiscard]] StreamGate& gate() noexcept { return gate_; }
   [[nodiscard]] Stats& stats() noexcept { return stats_; }
-  void wake_workers() const { hooks_.wake_workers(); }
+  void wake_workers() const { dispatcher_.wake_workers(); }
   void log(LogLevel level, std::string text) { log_.push(level, std::move(text)); }
 
   // The outcome of one command.
   void settle(Work work, Status status, std::string_view why);
+  // A connection could not finish it; another will.
+  void put_back(Work work);
+  // The node answered that another one has the key.
+  void redirected(Work work, std::string_view answer);
+  // Something here is not as the topology says.
+  void suspect() const { dispatcher_.suspect(); }
   // Settles what waits in the queue and will not be sent: cancelled, expired; or `all` of it.
   void sweep(Nanos now);
   void refuse_all(Status status, std::string_view why);
 
+  // The node left the topology: what waits goes elsewhere, now and later.
+  void retire();
+  [[nodiscard]] bool retired() const noexcept { return retired_.load(std::memory_order_acquire); }
+
   // Health, told by connections. `data`: it carries values, not only small commands.
   void on_up(bool data, const ServerInfo& info);
-  void on_lost(bool data, bool silent, std::string_view why);
+  void on_lost(bool data, bool silent, std::string_view why, Nanos now);
   void on_dial_failed(const Error& error);
 
   // A defect of ours: nothing is served any more, and nothing hangs.
@@ -87,14 +98,21 @@ class Server {
   [[nodiscard]] std::string down_reason() const;
   [[nodiscard]] int connections_up() const;
   [[nodiscard]] ServerInfo info() const;
+  // Whether it is in the availability zone that the configuration names.
+  [[nodiscard]] bool in_zone() const noexcept { return in_zone_.load(std::memory_order_relaxed); }
+  void note_zone(std::string_view zone) noexcept;
 
  private:
+  void route_all();
+
   // Publishes the breaker's state after a change; returns whether it has just closed.
   void publish(std::unique_lock<std::mutex>& lock);
 
   const Config& config_;
+  const net::Endpoint endpoint_;
+  const NodeRole role_;
   LogSink& log_;
-  const Hooks hooks_;
+  Dispatcher& dispatcher_;
   WorkQueue queue_;
   StreamGate gate_;
   Stats stats_;
@@ -105,6 +123,8 @@ class Server {
   std::string down_reason_;
   ServerInfo info_;
   std::atomic<bool> available_{true};
+  std::atomic<bool> retired_{false};
+  std::atomic<bool> in_zone_{false};
   std::atomic<bool> small_lane_up_{false};
   std::atomic<Nanos> round_trip_{0};
   std::atomic<Nanos> suspected_at_{0};

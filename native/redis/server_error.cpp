@@ -11,8 +11,9 @@ bool is_any(std::string_view word, const std::array<std::string_view, N>& words)
   return std::ranges::find(words, word) != words.end();
 }
 
-constexpr std::array<std::string_view, 5> kBusyWords{"LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN",
-                                                     "TRYAGAIN"};
+constexpr std::array<std::string_view, 4> kBusyWords{"LOADING", "BUSY", "MASTERDOWN",
+                                                     "CLUSTERDOWN"};
+constexpr std::array<std::string_view, 3> kRedirectWords{"MOVED", "ASK", "TRYAGAIN"};
 constexpr std::array<std::string_view, 3> kReconnectWords{"READONLY", "NOAUTH", "REDIRECT"};
 constexpr std::array<std::string_view, 2> kCredentialWords{"WRONGPASS", "NOPERM"};
 
@@ -21,6 +22,7 @@ constexpr std::array<std::string_view, 2> kCredentialWords{"WRONGPASS", "NOPERM"
 ServerErrorKind classify(std::string_view text) noexcept {
   const std::string_view word = text.substr(0, text.find(' '));
   if (is_any(word, kBusyWords)) return ServerErrorKind::kBusy;
+  if (is_any(word, kRedirectWords)) return ServerErrorKind::kRedirect;
   if (is_any(word, kReconnectWords)) return ServerErrorKind::kReconnect;
   if (is_any(word, kCredentialWords)) return ServerErrorKind::kCredentials;
   if (word == "NOPROTO" || text.starts_with("ERR unknown command") ||

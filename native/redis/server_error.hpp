@@ -10,7 +10,8 @@ inline constexpr std::size_t kErrorTextMax = 200;
 
 enum class ServerErrorKind {
   kCommand,      // this command was refused; the connection and the server are well
-  kBusy,         // the server cannot serve now: LOADING, BUSY, MASTERDOWN, CLUSTERDOWN, TRYAGAIN
+  kBusy,         // the server cannot serve now: LOADING, BUSY, MASTERDOWN, CLUSTERDOWN
+  kRedirect,     // another node has the key, or will have it soon: MOVED, ASK, TRYAGAIN
   kReconnect,    // this connection is of no use any more: READONLY, NOAUTH
   kCredentials,  // wrong user or password
   kUnknown,      // the server does not know the command or the protocol version

@@ -1,6 +1,7 @@
 #include "redis/work_queue.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace kvferry::redis {
 
@@ -18,13 +19,29 @@ Lane lane_of(Verb verb) noexcept {
   return Lane::kSmall;
 }
 
+Command* WorkQueue::Tile::front() noexcept {
+  auto& all = batch->commands();
+  if (!commands.empty()) return next < commands.size() ? &all[commands[next]] : nullptr;
+  while (next < all.size() && all[next].deferred) ++next;
+  return next < all.size() ? &all[next] : nullptr;
+}
+
 bool WorkQueue::push(const std::shared_ptr<Batch>& batch) {
+  return push(Tile{batch, {}}, batch->sendable());
+}
+
+bool WorkQueue::push(const std::shared_ptr<Batch>& batch, std::vector<std::uint32_t> commands) {
+  const std::size_t count = commands.size();
+  return push(Tile{batch, std::move(commands)}, count);
+}
+
+bool WorkQueue::push(Tile tile, std::size_t count) {
   const std::lock_guard lock(mutex_);
-  const std::size_t count = batch->sendable();
   // Work that comes back may exceed the limit, so nothing is subtracted from it.
   if (waiting_ + count > commands_max_) return false;
   waiting_ += count;
-  queue(lane_of(batch->options().verb)).batches.push_back(batch);
+  const Lane lane = lane_of(tile.batch->options().verb);
+  queue(lane).tiles.push_back(std::move(tile));
   return true;
 }
 
@@ -38,16 +55,15 @@ Work WorkQueue::pull(Lane lane, std::size_t bytes_max) {
     --waiting_;
     return work;
   }
-  if (from.batches.empty()) return {};
-  Batch* batch = from.batches.front().get();
-  Command* command = &batch->commands()[batch->next];
+  if (from.tiles.empty()) return {};
+  Tile& tile = from.tiles.front();
+  Command* command = tile.front();
   if (command->size > bytes_max) return {};
   --waiting_;
+  ++tile.next;
+  Batch* batch = tile.batch.get();
   // The last command leaves the queue; the batch lives on with whoever submitted it.
-  do {
-    ++batch->next;
-  } while (batch->next < batch->commands().size() && batch->commands()[batch->next].deferred);
-  if (batch->next == batch->commands().size()) from.batches.pop_front();
+  if (tile.front() == nullptr) from.tiles.pop_front();
   return {batch, command};
 }
 
@@ -60,7 +76,7 @@ void WorkQueue::put_back(Work work) {
 bool WorkQueue::has_work(Lane lane) const {
   const std::lock_guard lock(mutex_);
   const Queue& from = lanes_[static_cast<std::size_t>(lane)];
-  return !from.returned.empty() || !from.batches.empty();
+  return !from.returned.empty() || !from.tiles.empty();
 }
 
 std::vector<Work> WorkQueue::remove(Nanos now, bool all) {
@@ -75,13 +91,10 @@ std::vector<Work> WorkQueue::remove(Nanos now, bool all) {
       removed.push_back(work);
       return true;
     });
-    std::erase_if(from.batches, [&](const std::shared_ptr<Batch>& batch) {
-      if (!goes(*batch)) return false;
-      auto& commands = batch->commands();
-      for (; batch->next < commands.size(); ++batch->next) {
-        // What is deferred settles with the commands it waits for.
-        Command& command = commands[batch->next];
-        if (!command.deferred) removed.push_back({batch.get(), &command});
+    std::erase_if(from.tiles, [&](Tile& tile) {
+      if (!goes(*tile.batch)) return false;
+      for (; Command* command = tile.front(); ++tile.next) {
+        removed.push_back({tile.batch.get(), command});
       }
       return true;
     });

@@ -38,6 +38,8 @@ class WorkQueue {
 
   // False: the limit is reached and nothing was taken.
   [[nodiscard]] bool push(const std::shared_ptr<Batch>& batch);
+  // The same for some commands of a batch, by index and none of them deferred: one node's tile.
+  [[nodiscard]] bool push(const std::shared_ptr<Batch>& batch, std::vector<std::uint32_t> commands);
 
   // Takes the next command of the lane, unless its payload is larger than bytes_max.
   Work pull(Lane lane, std::size_t bytes_max);
@@ -57,10 +59,21 @@ class WorkQueue {
   }
 
  private:
+  // The commands of one batch that wait here: those listed, or all of them.
+  struct Tile {
+    std::shared_ptr<Batch> batch;
+    std::vector<std::uint32_t> commands;
+    std::size_t next = 0;
+
+    // The command that is next, or null. Skips what is deferred: it settles with those it waits
+    // for.
+    [[nodiscard]] Command* front() noexcept;
+  };
   struct Queue {
-    std::deque<std::shared_ptr<Batch>> batches;
+    std::deque<Tile> tiles;
     std::deque<Work> returned;
   };
+  bool push(Tile tile, std::size_t count);
   [[nodiscard]] Queue& queue(Lane lane) noexcept { return lanes_[static_cast<std::size_t>(lane)]; }
 
   const std::size_t commands_max_;

@@ -12,30 +12,34 @@ constexpr Nanos kSweepInterval = 10 * kMilli;
 
 }  // namespace
 
-Result<std::unique_ptr<Worker>> Worker::open(Server& server, net::Resolver& resolver,
-                                             std::size_t index) {
+Result<std::unique_ptr<Worker>> Worker::open(const Surroundings& shared, std::size_t index) {
   auto poller = net::Poller::open();
   if (!poller) return poller.error();
   auto event = EventFd::open();
   if (!event) return event.error();
-  std::unique_ptr<Worker> worker(
-      new Worker(server, resolver, index, std::move(*poller), std::move(*event)));
+  std::unique_ptr<Worker> worker(new Worker(shared, index, std::move(*poller), std::move(*event)));
   if (auto watched = worker->poller_.watch(worker->wake_event_.fd(), kWakeToken, true, false);
       !watched) {
     return watched.error();
   }
+  worker->follow_router(monotonic_ns());
   return worker;
 }
 
-Worker::Worker(Server& server, net::Resolver& resolver, std::size_t index, net::Poller poller,
+Worker::Worker(const Surroundings& shared, std::size_t index, net::Poller poller,
                EventFd wake_event)
-    : server_(server),
-      resolver_(resolver),
+    : shared_(shared),
       index_(index),
       poller_(std::move(poller)),
+      environment_{.watcher = poller_,
+                   .transport = shared.transport,
+                   .resolve = {},
+                   .ask_credentials = {},
+                   .credentials = shared.credentials},
       wake_event_(std::move(wake_event)) {
-  const auto resolve = [this](std::uint64_t token, std::uint64_t dial) {
-    resolver_.request(server_.config().endpoint, [this, token, dial](auto addresses) {
+  environment_.resolve = [this](const net::Endpoint& endpoint, std::uint64_t token,
+                                std::uint64_t dial) {
+    shared_.resolver.request(endpoint, [this, token, dial](auto addresses) {
       {
         const std::lock_guard lock(mutex_);
         resolved_.push_back({token, dial, std::move(addresses)});
@@ -43,18 +47,46 @@ Worker::Worker(Server& server, net::Resolver& resolver, std::size_t index, net::
       wake();
     });
   };
-  const Config& config = server.config();
-  const auto seed = static_cast<std::uint64_t>(monotonic_ns());
-  const auto add = [&](std::uint64_t token, Connection::Role role) {
-    connections_.push_back(
-        {token, std::make_unique<Connection>(server, poller_, resolve, token, role, seed + token)});
+  environment_.ask_credentials = [this](std::uint64_t token, std::uint64_t dial) {
+    shared_.credentials->request([this, token, dial](const Result<Credentials>& credentials) {
+      {
+        const std::lock_guard lock(mutex_);
+        authorized_.push_back({token, dial, credentials});
+      }
+      wake();
+    });
   };
-  if (index == config.workers) {
-    add(1 + config.connections, Connection::Role::kSmall);
-    return;
+}
+
+void Worker::follow_router(Nanos now) {
+  const std::uint64_t generation = shared_.router.generation();
+  if (std::exchange(generation_, generation) == generation) return;
+  const std::vector<Router::Node> nodes = shared_.router.nodes();
+  for (Owned& owned : connections_) {
+    if (owned.server->retired()) owned.connection->shut_down(now);
   }
-  for (std::size_t data = index; data < config.connections; data += config.workers) {
-    add(1 + data, Connection::Role::kData);
+  std::erase_if(connections_, [](const Owned& owned) { return owned.server->retired(); });
+  for (const Router::Node& node : nodes) {
+    const auto same = [&](const Owned& owned) { return owned.server == node.server; };
+    if (std::ranges::none_of(connections_, same)) add_node(node);
+  }
+}
+
+void Worker::add_node(const Router::Node& node) {
+  const auto seed = static_cast<std::uint64_t>(monotonic_ns());
+  const auto add = [&](Connection::Role role, bool first) {
+    const std::uint64_t token = ++tokens_;
+    connections_.push_back(
+        {token, node.server,
+         std::make_unique<Connection>(*node.server, environment_, token, role, first,
+                                      seed + token * 31 + index_)});
+  };
+  const Config& config = shared_.config;
+  if (index_ == config.workers) return add(Connection::Role::kSmall, false);
+  for (std::size_t data = 0; data < config.connections; ++data) {
+    if ((data + node.ordinal) % config.workers == index_) {
+      add(Connection::Role::kData, data == 0);
+    }
   }
 }
 
@@ -81,8 +113,8 @@ void Worker::run() noexcept {
   try {
     loop();
   } catch (const std::exception& problem) {
-    server_.log(LogLevel::kError, std::string("an I/O thread failed: ") + problem.what());
-    server_.fail_for_good("an I/O thread failed");
+    shared_.log.push(LogLevel::kError, std::string("an I/O thread failed: ") + problem.what());
+    shared_.router.fail_for_good("an I/O thread failed");
   }
   for (auto& owned : connections_) owned.connection->shut_down(monotonic_ns());
 }
@@ -93,9 +125,9 @@ void Worker::loop() {
     Nanos now = monotonic_ns();
     Nanos next = kNever;
     for (auto& owned : connections_) next = std::min(next, owned.connection->tick(now));
-    if (index_ == 0 && server_.queue().waiting() > 0) {
+    if (index_ == 0 && shared_.router.waiting() > 0) {
       if (now >= sweep_at) {
-        server_.sweep(now);
+        shared_.router.sweep(now);
         sweep_at = add_time(now, kSweepInterval);
       }
       next = std::min(next, sweep_at);
@@ -109,15 +141,23 @@ void Worker::loop() {
     }
     now = monotonic_ns();
     if (wake_pending_.exchange(false, std::memory_order_acq_rel)) take_messages(now);
+    follow_router(now);
     for (auto& owned : connections_) owned.connection->pump(now);
   }
 }
 
 void Worker::take_messages(Nanos now) {
   std::vector<Resolved> resolved;
+  std::vector<Authorized> authorized;
   {
     const std::lock_guard lock(mutex_);
     resolved = std::exchange(resolved_, {});
+    authorized = std::exchange(authorized_, {});
+  }
+  for (const Authorized& message : authorized) {
+    if (Connection* connection = find(message.token)) {
+      connection->on_credentials(message.dial, message.credentials, now);
+    }
   }
   for (Resolved& message : resolved) {
     if (Connection* connection = find(message.token)) {
@@ -125,7 +165,7 @@ void Worker::take_messages(Nanos now) {
     }
   }
   if (release_pending_.exchange(false, std::memory_order_acq_rel)) {
-    server_.sweep(now);
+    shared_.router.sweep(now);
     for (auto& owned : connections_) owned.connection->release(now);
   }
 }

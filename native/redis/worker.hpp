@@ -1,5 +1,5 @@
 #pragma once
-// Worker: one I/O thread and the connections it owns.
+// Worker: one I/O thread and the connections it owns, to every node of the router.
 //
 // Threads: wake(), release_withdrawn() and stop() from any thread; everything else is the worker's
 // own. A worker that meets an unexpected exception fails its connections, never the process.
@@ -16,17 +16,26 @@
 #include "net/poller.hpp"
 #include "net/resolver.hpp"
 #include "redis/connection.hpp"
-#include "redis/server.hpp"
+#include "redis/router.hpp"
 
 namespace kvferry::redis {
 
 class Worker {
  public:
-  // Workers 0 to config.workers - 1 own the data connections whose index modulo their number is
-  // `index`. One more, `index` == config.workers, owns the small-command lane alone: a thread that
-  // is copying megabytes into a socket cannot answer an EXISTS. Fails with: kSystem.
-  static Result<std::unique_ptr<Worker>> open(Server& server, net::Resolver& resolver,
-                                              std::size_t index);
+  // What the workers of a client share.
+  struct Surroundings {
+    const Config& config;
+    Router& router;
+    net::Resolver& resolver;
+    net::Transport& transport;
+    CredentialSource* credentials;  // null: those of the configuration
+    LogSink& log;
+  };
+
+  // Workers 0 to config.workers - 1 share the data connections of each node. One more, `index` ==
+  // config.workers, owns the small-command lanes alone: a thread that is copying megabytes into a
+  // socket cannot answer an EXISTS. Fails with: kSystem.
+  static Result<std::unique_ptr<Worker>> open(const Surroundings& shared, std::size_t index);
 
   void start();
   // There may be something to do. Cheap when the worker is awake already.
@@ -43,25 +52,37 @@ class Worker {
     Result<std::vector<net::Address>> addresses;
   };
 
-  Worker(Server& server, net::Resolver& resolver, std::size_t index, net::Poller poller,
-         EventFd wake_event);
+  struct Authorized {
+    std::uint64_t token;
+    std::uint64_t dial;
+    Result<Credentials> credentials;
+  };
+
+  Worker(const Surroundings& shared, std::size_t index, net::Poller poller, EventFd wake_event);
   void run() noexcept;
+  // Connections to nodes that are new; none to nodes that are gone.
+  void follow_router(Nanos now);
+  void add_node(const Router::Node& node);
   void loop();
   void take_messages(Nanos now);
   [[nodiscard]] Connection* find(std::uint64_t token) noexcept;
 
-  Server& server_;
-  net::Resolver& resolver_;
+  const Surroundings shared_;
   const std::size_t index_;
   net::Poller poller_;
+  Connection::Environment environment_;
   EventFd wake_event_;
   std::atomic<bool> wake_pending_{false};
   std::atomic<bool> release_pending_{false};
   std::atomic<bool> stopping_{false};
-  std::mutex mutex_;  // guards resolved_
+  std::mutex mutex_;  // guards resolved_ and authorized_
   std::vector<Resolved> resolved_;
+  std::vector<Authorized> authorized_;
+  std::uint64_t generation_ = UINT64_MAX;  // of the router's nodes, as followed last
+  std::uint64_t tokens_ = 0;               // given out
   struct Owned {
     std::uint64_t token;
+    std::shared_ptr<Server> server;
     std::unique_ptr<Connection> connection;
   };
   std::vector<Owned> connections_;

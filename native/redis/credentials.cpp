@@ -1,0 +1,46 @@
+#include "redis/credentials.hpp"
+
+#include <chrono>
+#include <utility>
+
+namespace kvferry::redis {
+
+void CredentialSource::request(Callback callback) {
+  const std::lock_guard lock(mutex_);
+  if (closed_) return;
+  waiting_.push_back(std::move(callback));
+  asked_.notify_one();
+}
+
+bool CredentialSource::await_request(Nanos until) {
+  std::unique_lock lock(mutex_);
+  const auto awake = [this] { return closed_ || !waiting_.empty(); };
+  const std::chrono::steady_clock::time_point moment{std::chrono::nanoseconds(until)};
+  asked_.wait_until(lock, moment, awake);
+  return !waiting_.empty();
+}
+
+void CredentialSource::provide(const Result<Credentials>& credentials) {
+  // Under the lock, so that close() can promise that nothing runs any more.
+  const std::lock_guard lock(mutex_);
+  if (closed_) return;
+  if (credentials) {
+    current_ = *credentials;
+    version_.fetch_add(1, std::memory_order_acq_rel);
+  }
+  for (const Callback& callback : std::exchange(waiting_, {})) callback(credentials);
+}
+
+Credentials CredentialSource::current() const {
+  const std::lock_guard lock(mutex_);
+  return current_;
+}
+
+void CredentialSource::close() {
+  const std::lock_guard lock(mutex_);
+  closed_ = true;
+  waiting_.clear();
+  asked_.notify_all();
+}
+
+}  // namespace kvferry::redis

@@ -1,0 +1,57 @@
+#pragma once
+// CredentialSource: user and password that somebody provides anew for each connection attempt, for
+// services whose tokens expire. I/O threads ask and go on; the provider answers in its own time.
+//
+// Threads: request() and the getters from any; await_request() and provide() from the provider's.
+// Failure: an Error that is provided reaches every attempt that waits; live connections go on.
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/clock.hpp"
+#include "base/result.hpp"
+
+namespace kvferry::redis {
+
+// Secrets: never in a message.
+struct Credentials {
+  std::string username;
+  std::string password;
+};
+
+class CredentialSource {
+ public:
+  using Callback = std::function<void(const Result<Credentials>&)>;
+
+  // Asks for credentials; `callback` runs on the provider's thread, or never after close().
+  void request(Callback callback);
+
+  // Waits until somebody asks, `until` passes, or the source is closed. True: somebody waits.
+  bool await_request(Nanos until);
+  // Answers everybody who waits. Good credentials also reach connections that are up already.
+  void provide(const Result<Credentials>& credentials);
+
+  // Counts what was provided; a connection that has an older version authenticates again.
+  [[nodiscard]] std::uint64_t version() const noexcept {
+    return version_.load(std::memory_order_acquire);
+  }
+  [[nodiscard]] Credentials current() const;
+
+  // Forgets who waits; no callback runs after this returned.
+  void close();
+
+ private:
+  mutable std::mutex mutex_;
+  std::condition_variable asked_;
+  std::vector<Callback> waiting_;
+  Credentials current_;
+  bool closed_ = false;
+  std::atomic<std::uint64_t> version_{0};
+};
+
+}  // namespace kvferry::redis

@@ -1,0 +1,236 @@
+#include "redis/router.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "redis/redirect.hpp"
+
+namespace kvferry::redis {
+namespace {
+
+constexpr int kRedirectsAtOnce = 3;     // more than these, and the cluster has not made up its mind
+constexpr Nanos kParkTime = 20 * kMilli;
+
+}  // namespace
+
+Router::Router(const Config& config, LogSink& log, Dispatcher& dispatcher)
+    : config_(config),
+      log_(log),
+      dispatcher_(dispatcher),
+      lobby_(config, config.endpoint, NodeRole::kPrimary, log, dispatcher) {
+  if (config.topology != Topology::kStandalone) return;
+  auto view = std::make_shared<View>();
+  view->shards.push_back({node_at(config.endpoint, NodeRole::kPrimary), {}});
+  view_ = std::move(view);
+}
+
+Outcome Router::submit(const std::shared_ptr<Batch>& batch) {
+  const Error full{Errc::kCapacity, "too many commands are waiting; try again later"};
+  const auto view = this->view();
+  const bool one_node = view == nullptr || (view->slots.empty() && view->shards[0].replicas.empty());
+  if (one_node) {
+    Server& server = view == nullptr ? lobby_ : *view->shards[0].primary;
+    if (!server.queue().push(batch)) return full;
+    settle_down(server);
+    return Done{};
+  }
+  if (waiting() + batch->sendable() > config_.queued_commands_max) return full;
+  std::vector<std::pair<Server*, std::vector<std::uint32_t>>> tiles;
+  std::vector<std::uint32_t> homeless;
+  const auto& commands = batch->commands();
+  for (std::uint32_t index = 0; index < commands.size(); ++index) {
+    if (commands[index].deferred) continue;
+    Server* server = target(*view, *batch, commands[index]);
+    if (server == nullptr) {
+      homeless.push_back(index);
+      continue;
+    }
+    auto tile = std::ranges::find(tiles, server, &decltype(tiles)::value_type::first);
+    if (tile == tiles.end()) tile = tiles.insert(tiles.end(), {server, {}});
+    tile->second.push_back(index);
+  }
+  for (auto& [server, indices] : tiles) {
+    if (server->queue().push(batch, indices)) continue;
+    for (const std::uint32_t index : indices) {
+      server->queue().put_back({batch.get(), &batch->commands()[index]});
+    }
+  }
+  for (const auto& tile : tiles) settle_down(*tile.first);
+  for (const std::uint32_t index : homeless) {
+    lobby_.settle({batch.get(), &batch->commands()[index]}, Status::kUnavailable,
+                  "no node of the cluster serves the key's slot");
+  }
+  if (!homeless.empty()) dispatcher_.suspect();
+  return Done{};
+}
+
+// The checks come after the push, so that a breaker that opens or a node that leaves in between
+// misses nothing.
+void Router::settle_down(Server& server) {
+  if (server.retired()) return server.retire();
+  if (server.available()) return;
+  dispatcher_.suspect();
+  server.refuse_all(Status::kUnavailable, server.down_reason());
+}
+
+void Router::route(Work work) {
+  const auto view = this->view();
+  if (view == nullptr) return hand_over(lobby_, work);
+  Server* server = target(*view, *work.batch, *work.command);
+  if (server != nullptr) return hand_over(*server, work);
+  dispatcher_.suspect();
+  lobby_.settle(work, Status::kUnavailable, "no node of the cluster serves the key's slot");
+}
+
+void Router::hand_over(Server& server, Work work) {
+  server.queue().put_back(work);
+  settle_down(server);
+  dispatcher_.wake_workers();
+}
+
+Server* Router::target(const View& view, const Batch& batch, const Command& command) noexcept {
+  std::size_t index = 0;
+  if (!view.slots.empty()) {
+    index = view.slots[key_slot(batch.key(command))];
+    if (index == SlotMap::kNoShard) return nullptr;
+  }
+  const Shard& shard = view.shards[index];
+  const Verb verb = batch.options().verb;
+  const bool reads = verb == Verb::kGet || verb == Verb::kExists;
+  if (!reads || command.primary_only || shard.replicas.empty()) return shard.primary.get();
+  return &reader(shard);
+}
+
+// In turn those that are up and, if that is asked for, in our zone.
+Server& Router::reader(const Shard& shard) noexcept {
+  if (config_.read_from == ReadFrom::kZone && shard.primary->in_zone() &&
+      shard.primary->available()) {
+    return *shard.primary;
+  }
+  const std::size_t turn = turn_.fetch_add(1, std::memory_order_relaxed);
+  Server* found = nullptr;
+  for (std::size_t index = 0; index < shard.replicas.size(); ++index) {
+    Server& replica = *shard.replicas[(turn + index) % shard.replicas.size()];
+    if (!replica.available() || replica.connections_up() == 0) continue;
+    if (config_.read_from == ReadFrom::kReplica || replica.in_zone()) return replica;
+    if (found == nullptr) found = &replica;
+  }
+  return found != nullptr ? *found : *shard.primary;
+}
+
+void Router::redirected(Server& from, Work work, std::string_view answer, Nanos now) {
+  Command& command = *work.command;
+  if (config_.topology != Topology::kCluster) {
+    return from.settle(work, Status::kServerError,
+                       "the server belongs to a cluster; use a redis+cluster:// address");
+  }
+  dispatcher_.suspect();
+  if (++command.redirects > kRedirectsMax) {
+    return from.settle(work, Status::kUnavailable, "the cluster redirects without end");
+  }
+  const Nanos later = now + kParkTime * command.redirects;
+  if (answer.starts_with("TRYAGAIN")) return park(work, later);
+  const auto redirect = parse_redirect(answer, from.endpoint().host);
+  if (!redirect) return from.settle(work, Status::kServerError, "a redirect that makes no sense");
+  if (redirect->endpoint.host.empty()) return park(work, later);
+  const auto to = node_at(redirect->endpoint, NodeRole::kPrimary);
+  if (to == nullptr) return park(work, later);
+  command.primary_only = true;
+  if (redirect->kind == RedirectKind::kAsk) {
+    command.asking = true;
+    return hand_over(*to, work);
+  }
+  move_slot(redirect->slot, to);
+  if (command.redirects > kRedirectsAtOnce) return park(work, later);
+  hand_over(*to, work);
+}
+
+void Router::park(Work work, Nanos until) {
+  {
+    const std::lock_guard lock(mutex_);
+    parked_.push_back({until, work});
+  }
+  dispatcher_.suspect();  // its thread releases it
+}
+
+Nanos Router::release_parked(Nanos now) {
+  std::vector<Work> due;
+  Nanos next = kNever;
+  {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(parked_, [&](const Parked& parked) {
+      const Batch& batch = *parked.work.batch;
+      if (now >= parked.until || batch.cancelled() || batch.options().deadline <= now) {
+        due.push_back(parked.work);
+        return true;
+      }
+      next = std::min({next, parked.until, batch.options().deadline});
+      return false;
+    });
+  }
+  for (const Work& work : due) route(work);
+  return next;
+}
+
+void Router::sweep(Nanos now) {
+  lobby_.sweep(now);
+  for (const Node& node : nodes()) node.server->sweep(now);
+}
+
+void Router::refuse_all(Status status, std::string_view why) {
+  std::vector<Parked> parked;
+  {
+    const std::lock_guard lock(mutex_);
+    parked = std::exchange(parked_, {});
+  }
+  for (const Parked& each : parked) lobby_.settle(each.work, status, why);
+  lobby_.refuse_all(status, why);
+  for (const Node& node : nodes()) node.server->refuse_all(status, why);
+}
+
+void Router::fail_for_good(std::string_view why) {
+  lobby_.fail_for_good(why);
+  for (const Node& node : nodes()) node.server->fail_for_good(why);
+}
+
+std::size_t Router::waiting() const {
+  const std::lock_guard lock(mutex_);
+  std::size_t count = lobby_.waiting() + parked_.size();
+  for (const auto& [name, node] : nodes_) count += node.server->waiting();
+  return count;
+}
+
+bool Router::available() const {
+  if (view() == nullptr) return lobby_.available();
+  return std::ranges::any_of(nodes(), [](const Node& node) { return node.server->available(); });
+}
+
+bool Router::small_lanes_up() const {
+  const std::lock_guard lock(mutex_);
+  return std::ranges::all_of(nodes_, [](const auto& entry) {
+    return entry.second.server->small_lane_up();
+  });
+}
+
+std::string Router::down_reason() const {
+  if (view() == nullptr) return lobby_.down_reason();
+  for (const Node& node : nodes()) {
+    if (!node.server->available()) return node.server->down_reason();
+  }
+  return "no node serves the key's slot";
+}
+
+std::vector<Router::Node> Router::nodes() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<Node> all;
+  all.reserve(nodes_.size());
+  for (const auto& [name, node] : nodes_) all.push_back(node);
+  return all;
+}
+
+std::shared_ptr<const Router::View> Router::view() const {
+  const std::lock_guard lock(mutex_);
+  return view_;
+}
+
+}  // namespace kvferry::redis

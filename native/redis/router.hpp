@@ -1,0 +1,113 @@
+#pragma once
+// Router: the nodes of a client and which of them a command goes to.
+//
+// A standalone server is one node for every slot. A cluster has a node for each shard, and its
+// replicas if reads may go there; a Sentinel's master is one node that another replaces. apply()
+// brings a new map: nodes that left give their work back, and it is routed again.
+// Before the first map, work waits in the lobby, which has a breaker like any node.
+//
+// Threads: any. The map is an immutable snapshot; a MOVED replaces it by one that differs.
+// Limits: kNodesMax nodes, kRedirectsMax redirects of one command.
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "redis/server.hpp"
+#include "redis/slot_map.hpp"
+
+namespace kvferry::redis {
+
+class Router {
+ public:
+  static constexpr std::size_t kNodesMax = 2048;
+  static constexpr int kRedirectsMax = 16;
+
+  Router(const Config& config, LogSink& log, Dispatcher& dispatcher);
+
+  // Spreads the commands of a batch over the nodes. Fails with: kCapacity; nothing was taken.
+  Outcome submit(const std::shared_ptr<Batch>& batch);
+  // One command to the node that has its key; its batch must be running.
+  void route(Work work);
+  void redirected(Server& from, Work work, std::string_view answer, Nanos now);
+
+  // The topology as it is now. The first one opens the lobby.
+  void apply(const SlotMap& map, Nanos now);
+  // There is none: work in the lobby is refused once that is certain.
+  void no_topology(const Error& error);
+
+  // Sends on what waited for its node to be ready; when to call next.
+  Nanos release_parked(Nanos now);
+
+  struct Node {
+    std::size_t ordinal;  // of its creation: spreads the nodes' connections over the workers
+    std::shared_ptr<Server> server;
+    Nanos absent_since = kNever;  // when the map no longer named it
+  };
+  [[nodiscard]] std::vector<Node> nodes() const;
+  // Changes whenever nodes() does.
+  [[nodiscard]] std::uint64_t generation() const noexcept {
+    return generation_.load(std::memory_order_acquire);
+  }
+
+  // What waits everywhere: settles what expired or was cancelled; or all of it.
+  void sweep(Nanos now);
+  void refuse_all(Status status, std::string_view why);
+  void fail_for_good(std::string_view why);
+  [[nodiscard]] std::size_t waiting() const;
+
+  // Whether any node may answer, and why not.
+  [[nodiscard]] bool available() const;
+  [[nodiscard]] std::string down_reason() const;
+  // Whether each node has a connection for small commands alone.
+  [[nodiscard]] bool small_lanes_up() const;
+  // Of nodes that are gone.
+  [[nodiscard]] const Stats& former() const noexcept { return former_; }
+
+ private:
+  struct Shard {
+    std::shared_ptr<Server> primary;
+    std::vector<std::shared_ptr<Server>> replicas;
+  };
+  struct View {
+    std::vector<Shard> shards;
+    std::vector<std::uint16_t> slots;  // index into shards; empty: all slots are of shard 0
+  };
+  struct Parked {
+    Nanos until;
+    Work work;
+  };
+
+  [[nodiscard]] std::shared_ptr<const View> view() const;
+  // Null: nobody serves the slot.
+  [[nodiscard]] Server* target(const View& view, const Batch& batch,
+                               const Command& command) noexcept;
+  [[nodiscard]] Server& reader(const Shard& shard) noexcept;
+  void hand_over(Server& server, Work work);
+  void settle_down(Server& server);
+  void park(Work work, Nanos until);
+  std::shared_ptr<Server> node_at(const net::Endpoint& endpoint, NodeRole role);
+  void move_slot(std::uint16_t slot, const std::shared_ptr<Server>& to);
+  void keep_counters(Server& server);
+
+  const Config& config_;
+  LogSink& log_;
+  Dispatcher& dispatcher_;
+  Server lobby_;  // no connection ever serves it
+  Stats former_;
+  std::atomic<std::uint64_t> generation_{0};
+  std::atomic<std::uint32_t> turn_{0};  // of the replicas
+
+  mutable std::mutex mutex_;  // guards what follows
+  std::map<std::string, Node> nodes_;
+  std::size_t created_ = 0;
+  std::shared_ptr<const View> view_;  // null before the first map
+  std::vector<Parked> parked_;
+};
+
+}  // namespace kvferry::redis

@@ -1,0 +1,32 @@
+#pragma once
+// TopologySource: asks whoever knows where the nodes are: any node of a cluster, or the Sentinels.
+//
+// Threads: the control thread's. Every call is bounded by a few hundred milliseconds for each node
+// that does not answer.
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "redis/link.hpp"
+#include "redis/slot_map.hpp"
+
+namespace kvferry::redis {
+
+class TopologySource {
+ public:
+  virtual ~TopologySource() = default;
+  // `known`: nodes that were seen lately, the healthy ones first. `troubled`: one of them is lost,
+  // so whoever was asked last may be wrong.
+  // Fails with: why the last one that was asked could not say.
+  virtual Result<SlotMap> ask(const std::vector<net::Endpoint>& known, bool troubled) = 0;
+};
+
+// CLUSTER SLOTS of one node after another, until one answers.
+std::unique_ptr<TopologySource> cluster_source(const Config& config, const LinkContext& context);
+
+// SENTINEL MASTER of all Sentinels; the answer with the highest epoch counts, once the node that it
+// names says itself that it is the master. The map has one shard with all slots.
+std::unique_ptr<TopologySource> sentinel_source(const Config& config, const LinkContext& context);
+
+}  // namespace kvferry::redis

@@ -1,0 +1,48 @@
+#pragma once
+// TopologyWatch: the control thread. It keeps the router's map up to date: now and then, and soon
+// after anybody suspects it (many suspicions make one look). It also sends on parked commands.
+//
+// Threads: suspect() and stop() from any; its own thread calls the source and the router.
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+
+#include "base/thread.hpp"
+#include "redis/router.hpp"
+#include "redis/topology_source.hpp"
+
+namespace kvferry::redis {
+
+class TopologyWatch {
+ public:
+  TopologyWatch(const Config& config, Router& router, LogSink& log,
+                std::unique_ptr<TopologySource> source);
+
+  void start();
+  // The map may be out of date. Cheap, and never blocks for long.
+  void suspect();
+  // Returns when the thread has ended. The links' stop signal must be raised before.
+  void stop();
+
+ private:
+  void run() noexcept;
+  void loop();
+  // Returns how long this map may be trusted.
+  Nanos look();
+  Nanos soon() noexcept;
+
+  const Config& config_;
+  Router& router_;
+  LogSink& log_;
+  const std::unique_ptr<TopologySource> source_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool suspected_ = false;
+  bool stopping_ = false;
+  Nanos troubled_for_ = 0;  // how long it waited last, while something is lost
+  std::string problem_;     // that was logged last
+  Thread thread_;
+};
+
+}  // namespace kvferry::redis
