@@ -19,7 +19,7 @@ the defaults, field by field, except that
 
 - a URL of the call or of the environment replaces all that the file says of where the server is and
   how to be let in: address, TLS, user. Only limits and sizes of the file are left;
-- `host` alone replaces a socket path, and `credentials` replaces user and password.
+- `host` alone replaces a socket path and other nodes, `credentials` replaces user and password.
 
 What is wrong is said with the names of file and setting, never with a secret or a URL.
 """
@@ -34,8 +34,8 @@ from pathlib import Path
 from typing import Any
 
 from kvferry._config_file import find_config_file, read_section, write_sections
-from kvferry._url import nearest, parse_url
-from kvferry.config import _ENV_FIELDS, _ENV_PREFIXES, ClientConfig, _query_kinds
+from kvferry._url import SECRETS, nearest, parse_url
+from kvferry.config import _ENV_URL, ClientConfig, _check_known, _of_environment, _query_kinds
 from kvferry.errors import ConfigError
 
 __all__ = ["load_client_config", "save_client_settings"]
@@ -74,14 +74,16 @@ def load_client_config(
     environ = os.environ if environ is None else environ
     file = find_config_file(path, environ)
     from_file = {} if file is None else _of_file(file, section)
-    from_env = _of_environment(environ)
     explicit = {name: value for name, value in overrides.items() if value is not None}
-    if url is not None:
-        from_url = _of_url(url)
+    if url is None:
+        from_env = _of_environment(environ, explicit)
+        by_url = bool(environ.get(_ENV_URL)) and not {"host", "unix_path"} & explicit.keys()
+    else:
+        explicit = {**_of_url(url), **explicit}
+        from_env = {} if _USER & explicit.keys() else _user_of(environ)
+        by_url = True
+    if by_url:
         from_file = {name: from_file[name] for name in from_file if not _is_of_server(name)}
-        kept = frozenset(() if _USER & from_url.keys() else _USER)
-        from_env = {name: from_env[name] for name in from_env if name in kept}
-        explicit = {**from_url, **explicit}
     merged = _over(_over(from_file, from_env), explicit)
     try:
         return _made(merged)
@@ -118,7 +120,7 @@ def save_client_settings(
 def _of_file(file: Path, section: str) -> dict[str, Any]:
     found = read_section(file, section)
     settings = _settings_in(f"{file}: {section}", found)
-    if any(name.endswith("password") for name in settings) and file.stat().st_mode & 0o077:
+    if any(name in SECRETS for name in settings) and file.stat().st_mode & 0o077:
         _log.warning("%s holds a secret and others may open it; run chmod 600 on it", file)
     return settings
 
@@ -139,28 +141,30 @@ def _settings_in(where: str, found: Mapping[str, Any]) -> dict[str, Any]:
             settings = _of_url(url)
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from None
-    settings.update((name, value) for name, value in found.items() if name != "url")
-    return {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in settings.items()
-        if value is not None
-    }
+    settings.update((name, _value(where, name, value)) for name, value in found.items())
+    return {name: value for name, value in settings.items() if name != "url" and value is not None}
+
+
+def _value(where: str, name: str, value: Any) -> Any:
+    """YAML's idea of a value as ours."""
+    if isinstance(value, list):
+        return tuple(value)
+    if name == "tls_min_version" and isinstance(value, float):
+        return str(value)
+    is_text = name in ("host", "unix_path") or _query_kinds().get(name) is str
+    if is_text and not isinstance(value, str | None):
+        raise ConfigError(f"{where}: {name} is read as a {type(value).__name__}; put it in quotes")
+    return value
 
 
 def _of_url(url: str) -> dict[str, Any]:
     return dict(parse_url(url, _query_kinds()))
 
 
-def _of_environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    """What the environment gives, also where that is the default."""
-    names = [
-        name
-        for name in _ENV_FIELDS
-        if any(environ.get(prefix + name.upper()) for prefix in _ENV_PREFIXES)
-    ]
-    # A user without password would be refused here, although the password may be in the file.
-    config = ClientConfig.from_env(environ, password=None if "password" in names else "-")
-    return {name: getattr(config, name) for name in names}
+def _user_of(environ: Mapping[str, str]) -> dict[str, Any]:
+    """User and password of the single variables; whatever address the environment has is out."""
+    found = _of_environment(environ, {"host": "", "port": 0})
+    return {name: found[name] for name in found if name in _USER}
 
 
 def _is_of_server(name: str) -> bool:
@@ -171,13 +175,10 @@ def _over(weaker: Mapping[str, Any], stronger: Mapping[str, Any]) -> dict[str, A
     """Both, without what of the weaker one makes no sense beside the stronger one."""
     gone = _USER if "credentials" in stronger else frozenset()
     if "host" in stronger:
-        gone |= {"unix_path"}
+        gone |= {"unix_path", "nodes"}
     return {**{name: weaker[name] for name in weaker if name not in gone}, **stronger}
 
 
 def _made(settings: Mapping[str, Any]) -> ClientConfig:
-    known = [field.name for field in fields(ClientConfig)]
-    for name in settings:
-        if name not in known:
-            raise ConfigError(f"unknown setting {name!r}{nearest(name, known)}")
+    _check_known(settings)
     return ClientConfig(**settings)

@@ -15,6 +15,7 @@ import yaml
 from kvferry._config_file import find_config_file, read_section, write_sections
 from kvferry.config import ClientConfig
 from kvferry.config_file import load_client_config, save_client_settings
+from kvferry.credentials import Credentials
 from kvferry.errors import ConfigError
 
 SECRET = "s3cr3t-w0rd"
@@ -116,6 +117,48 @@ def test_a_url_of_the_call_replaces_the_server_of_the_file(file: Path) -> None:
     assert (config.username, config.password) == (None, "mine")
 
 
+def test_a_url_of_the_environment_does_as_well(file: Path) -> None:
+    put(file, f"client: {{tls: true, host: f, username: u, password: {SECRET}, timeout_s: 2}}\n")
+    environ = {"KVFERRY_RESP_URL": "redis://env/3"}
+    assert load_client_config(file, environ=environ) == ClientConfig(host="env", db=3, timeout_s=2)
+    config = load_client_config(file, environ=environ, host="mine")  # as in from_env
+    assert (config.address, config.tls, config.db) == ("mine:6379", True, 0)
+    environ["KVFERRY_RESP_PASSWORD"] = "pw"
+    config = load_client_config(file, environ=environ, url="redis://call")
+    assert (config.address, config.db, config.password) == ("call:6379", 0, "pw")
+
+
+def test_clusters_tls_and_sentinels(file: Path) -> None:
+    put(
+        file,
+        "client:\n  url: rediss+cluster://a\n  nodes: [b, 'c:7']\n  tls_ca_file: /ca.pem\n"
+        "  tls_min_version: 1.3\n  ktls: false\n",
+    )
+    config = load_client_config(file, environ={})
+    assert config.seeds == (("a", 6379), ("b", 6379), ("c", 7))
+    assert (config.topology, config.tls, config.ktls) == ("cluster", True, False)
+    assert (config.tls_ca_file, config.tls_min_version) == ("/ca.pem", "1.3")
+    assert load_client_config(file, environ={}, url="redis://h") == ClientConfig(
+        host="h", ktls=False
+    )
+    put(file, f"client: {{url: 'redis+sentinel://s1,s2/m', sentinel_password: {SECRET}}}\n")
+    config = load_client_config(file, environ={})
+    assert (config.sentinel_master, config.sentinel_password) == ("m", SECRET)
+
+
+def test_a_provider_of_credentials_replaces_the_user_of_file_and_environment(file: Path) -> None:
+    put(file, f"client: {{host: h, username: u, password: {SECRET}}}\n")
+
+    def provider() -> Credentials:
+        return Credentials(username="u", password="pw")
+
+    environ = {"KVFERRY_RESP_PASSWORD": "env"}
+    expected = ClientConfig(host="h", credentials=provider)
+    assert load_client_config(file, environ=environ, credentials=provider) == expected
+    by_url = load_client_config(file, environ=environ, url="redis://h", credentials=provider)
+    assert by_url == expected
+
+
 def test_a_host_replaces_the_socket_of_the_file(file: Path) -> None:
     put(file, "client: {unix_path: /s}\n")
     assert load_client_config(file, environ={"KVFERRY_RESP_HOST": "h"}).address == "h:6379"
@@ -130,7 +173,10 @@ def test_a_host_replaces_the_socket_of_the_file(file: Path) -> None:
         (f"client: {{password: {SECRET}, port: 0}}", "whole number from 1 to 65535"),
         (f"client: {{password: {SECRET}, port: '6379'}}", "whole number"),
         (f"client: {{password: {SECRET}, port: 2026-01-01}}", "whole number"),
-        ("client: {password: 12345}", "password is a int"),
+        ("client: {password: 12345}", "password is read as a int; put it in quotes"),
+        ("client: {client_name: yes}", "put it in quotes"),
+        (f"client: {{tls_key_password: {SECRET}}}", "tls"),
+        (f"client: {{password: {SECRET}, nodes: h:1}}", "nodes"),
         (f"client: {{url: 'redis://:{SECRET}@h:x'}}", "malformed"),
         (f"client: {{url: 'redis://:{SECRET}@h?conections=4'}}", "'connections'"),
         (f"client: {{url: [{SECRET}]}}", "url is no text"),

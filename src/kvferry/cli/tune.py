@@ -177,5 +177,5 @@ def _print(result: TuneResult, written: Path | None) -> None:
     )
     out.print(facts(rows), "")
     for point, reason in result.failed.items():
-        out.print(f"left out: {point}: {reason}")
-    out.print("nothing was written" if written is None else f"written to {written}")
+        out.print(f"left out: {point}: {reason}", soft_wrap=True)
+    out.print("nothing was written" if written is None else f"written to {written}", soft_wrap=True)

@@ -42,8 +42,8 @@ class Point:
     def __str__(self) -> str:
         window = "auto" if self.window_bytes is None else f"{self.window_bytes / _MIB:g} MiB"
         return (
-            f"{self.connections} connections, {self.workers} workers, window {window}, "
-            f"chunks of {self.chunk_bytes / _MIB:g} MiB"
+            f"connections {self.connections}, workers {self.workers}, window {window}, "
+            f"chunks {self.chunk_bytes / _MIB:g} MiB"
         )
 
 

@@ -38,6 +38,7 @@ class TuneResult:
     turns: int
     verified_bytes: int
     elapsed_s: float
+    date: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     failed: Mapping[Point, str] = field(default_factory=dict)
     sweep_best: Point | None = None
     sweep_ratio: float | None = None
@@ -51,7 +52,7 @@ class TuneResult:
     def tuned(self) -> dict[str, Any]:
         """The `tuned` section: what no client reads, and what the figures must be read with."""
         section = {
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "date": self.date,
             "kvferry": __version__,
             "machine": machine_facts(),
             "server": self.server,
