@@ -44,8 +44,10 @@ std::string text(const SlotRange& range) {
 // Sorts by endpoint and takes out what is named twice, or is the primary.
 void normalize_replicas(Shard& shard) {
   std::ranges::sort(shard.replicas, {}, everything);
-  const auto twice = std::ranges::unique(shard.replicas, {}, identity);
-  shard.replicas.erase(twice.begin(), twice.end());
+  const auto twice =
+      std::unique(shard.replicas.begin(), shard.replicas.end(),
+                  [](const Node& a, const Node& b) { return identity(a) == identity(b); });
+  shard.replicas.erase(twice, shard.replicas.end());
   std::erase_if(shard.replicas,
                 [&](const Node& node) { return identity(node) == identity(shard.primary); });
 }

@@ -13,9 +13,10 @@ using resp::Value;
 
 constexpr std::size_t kZoneBytesMax = 100;
 
-Error malformed(std::string_view what) {
-  return {Errc::kProtocol, "CLUSTER SLOTS: " + std::string(what)};
+Error error(Errc code, std::string_view what) {
+  return {code, "CLUSTER SLOTS: " + std::string(what)};
 }
+Error malformed(std::string_view what) { return error(Errc::kProtocol, what); }
 
 // What a node's metadata says under `key`; nullptr when it does not.
 const Value* metadata(const Value& node, std::string_view key) noexcept {
@@ -79,7 +80,7 @@ Result<std::optional<SlotRange>> parse_range(const Value& value, const net::Endp
 }  // namespace
 
 Result<SlotMap> parse_cluster_slots(const Value& reply, const net::Endpoint& asked) {
-  if (reply.is_error()) return Error{Errc::kServer, printable(reply.text)};
+  if (reply.is_error()) return error(Errc::kServer, printable(reply.text));
   if (!reply.is_list() || reply.is_push()) return malformed("the reply is not a list");
   if (reply.items.size() > kSlotCount) return malformed("more entries than there are slots");
   std::vector<SlotRange> ranges;

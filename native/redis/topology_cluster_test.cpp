@@ -131,10 +131,11 @@ TEST(ClusterSlots, RangesOfOnePrimaryAreOneShard) {
             "30: a:6379 (r:6379) 20, b:6379 10");
 }
 
-TEST(ClusterSlots, ErrorRepliesSpeakForThemselves) {
+TEST(ClusterSlots, ErrorRepliesAreRepeated) {
   EXPECT_EQ(parsed("-ERR This instance has cluster support disabled\r\n"),
-            "server: ERR This instance has cluster support disabled");
-  EXPECT_EQ(parsed("!8\r\nNOAUTH\x1b\x07\r\n"), "server: NOAUTH??");
+            "server: CLUSTER SLOTS: ERR This instance has cluster support disabled");
+  EXPECT_EQ(parsed("!8\r\nNOAUTH\x1b\x07\r\n"), "server: CLUSTER SLOTS: NOAUTH??");
+  EXPECT_EQ(parsed("-\r\n"), "server: CLUSTER SLOTS: ") << "an error without a text is one";
 }
 
 TEST(ClusterSlots, WhatIsWrongIsSaid) {

@@ -11,10 +11,11 @@ namespace {
 
 using resp::Value;
 
-// Why `reply` is no list with something in it; an error reply speaks for itself.
+// Why `reply` is no list with something in it, or the error that it is.
 Error not_a_list(const Value& reply, std::string_view command) {
-  if (reply.is_error()) return {Errc::kServer, printable(reply.text)};
-  return {Errc::kProtocol, std::string(command) + ": the reply is not what it should be"};
+  const std::string prefix = std::string(command) + ": ";
+  if (reply.is_error()) return {Errc::kServer, prefix + printable(reply.text)};
+  return {Errc::kProtocol, prefix + "the reply is not what it should be"};
 }
 
 bool is_reply_list(const Value& reply) noexcept { return reply.is_list() && !reply.is_push(); }

@@ -56,7 +56,7 @@ TEST(Sentinel, MasterAddress) {
       {"*-1\r\n", "resolve: the Sentinel knows no master of that name"},
       {"_\r\n", "resolve: the Sentinel knows no master of that name"},
       {"-IDONTKNOW I have not enough information\r\n",
-       "server: IDONTKNOW I have not enough information"},
+       "server: SENTINEL GET-MASTER-ADDR-BY-NAME: IDONTKNOW I have not enough information"},
   };
   for (const auto& [stream, expected] : cases) {
     EXPECT_EQ(show(parse_master_address(reply(stream))), expected);
@@ -85,7 +85,7 @@ TEST(Sentinel, OtherSentinels) {
   EXPECT_EQ(show(parse_sentinels(reply("*0\r\n"))), "");
   EXPECT_EQ(show(parse_sentinels(reply("*2\r\n:1\r\n_\r\n"))), "") << "rows that are none";
   EXPECT_EQ(show(parse_sentinels(reply("-ERR No such master with that name\r\n"))),
-            "server: ERR No such master with that name");
+            "server: SENTINEL SENTINELS: ERR No such master with that name");
   EXPECT_EQ(show(parse_sentinels(reply("+OK\r\n"))),
             "protocol: SENTINEL SENTINELS: the reply is not what it should be");
   std::string many = "*" + std::to_string(kSentinelNodesMax + 1) + "\r\n";
@@ -120,7 +120,7 @@ TEST(Sentinel, Roles) {
       {"*5\r\n$5\r\nslave\r\n" + bulk("?") + ":0\r\n" + bulk("connect") + ":-1\r\n",
        "replica of :0 cut off -1"},
       {"*2\r\n$8\r\nsentinel\r\n*1\r\n" + bulk("mymaster"), "sentinel"},
-      {"-NOAUTH Authentication required.\r\n", "server: NOAUTH Authentication required."},
+      {"-NOAUTH Authentication required.\r\n", "server: ROLE: NOAUTH Authentication required."},
   };
   for (const auto& [stream, expected] : cases) EXPECT_EQ(show(parse_role(reply(stream))), expected);
   for (const std::string& stream : std::vector<std::string>{
