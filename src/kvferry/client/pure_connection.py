@@ -240,12 +240,14 @@ class Connection:
 
     def _last_words(self) -> str:
         """The error that a server sent before it closed, e.g. about too many clients."""
-        with contextlib.suppress(Exception):
+        try:
             self._parser.feed(self._receive_at_once())
             reply = self._parser.next()
-            if isinstance(reply, ErrorReply):
-                return printable(reply.text)
-        return ""
+        except (BlockingIOError, ProtocolError):
+            return ""
+        except OSError as error:  # of TLS: an alert
+            return self._sentence(error)
+        return printable(reply.text) if isinstance(reply, ErrorReply) else ""
 
     # The calls of the kernel. One that would have waited for longer than it may is BlockingIOError.
 

@@ -164,8 +164,13 @@ def _greet(
             _check(connection.call(b"SELECT", b"%d" % config.db, deadline=until), user)
         if not connection.is_clean():  # what is left would answer our first request
             raise Disconnected("the server sent more than it was asked for")
-    except BaseException:
+    except BaseException as error:
         connection.close()
+        # In TLS 1.3 a server refuses us after our handshake, and its words may be lost on the way.
+        mute = isinstance(error, Disconnected) and "TLS" not in str(error)
+        if mute and config.tls and not config.tls_cert_file:
+            hint = "right after the TLS handshake: it may want a client certificate"
+            raise Disconnected(f"{error}, {hint}") from error
         raise
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import ssl
 import time
@@ -27,6 +28,8 @@ __all__ = ["TlsConnection", "TlsRefused", "client_context", "shake_hands"]
 RECORD_BYTES = 16 << 10
 _VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 _FOREIGN = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "HTTPS_PROXY_REQUEST")
+_PLACE = re.compile(r" ?\(_ssl\.c:\d+\)")
+_NO_NAME = "TLS: that host name can be in no certificate"
 
 
 class TlsRefused(Disconnected):
@@ -44,6 +47,10 @@ def client_context(config: ClientConfig) -> ssl.SSLContext:
     context.check_hostname = config.tls_verify == "full"
     if config.tls_verify == "none":
         context.verify_mode = ssl.CERT_NONE
+    try:
+        (config.tls_server_name or config.host).encode("idna")
+    except UnicodeError as error:
+        raise TlsRefused(_NO_NAME) from error
     _set_ciphers(context, config.tls_ciphers)
     _trust(context, config.tls_ca_file, config.tls_ca_dir)
     if config.tls_cert_file and config.tls_key_file:
@@ -83,8 +90,8 @@ def shake_hands(
             raise TlsRefused(_failure(error)) from error
         if isinstance(error, TimeoutError):
             raise Disconnected("timed out during the TLS handshake") from error
-        if isinstance(error, ValueError):  # also what IDNA makes of it
-            raise TlsRefused("TLS: that name can be in no certificate") from error
+        if isinstance(error, ValueError):  # e.g. a name that begins with a dot
+            raise TlsRefused(_NO_NAME) from error
         raise
     return sock
 
@@ -143,7 +150,7 @@ def _set_ciphers(context: ssl.SSLContext, ciphers: str | None) -> None:
         try:
             context.set_ciphers(":".join(older))
         except ssl.SSLError as error:
-            raise TlsRefused(f"TLS ciphers: {_reason(error)}") from error
+            raise TlsRefused("TLS: OpenSSL knows none of tls_ciphers") from error
 
 
 def _trust(context: ssl.SSLContext, ca_file: str | None, ca_dir: str | None) -> None:
@@ -164,8 +171,10 @@ def _failure(error: ssl.SSLError) -> str:
     """Why TLS ended, in the words of the native client."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the server's certificate is refused: {error.verify_message.rstrip('.')}"
+    if isinstance(error, ssl.SSLEOFError):
+        return "the server closed the connection"
     reason = _reason(error)
-    if error.reason in _FOREIGN:
+    if getattr(error, "reason", None) in _FOREIGN:
         return f"the server does not speak TLS on this port ({reason})"
     if " alert " in reason:
         wants = ", it wants a client certificate" if "certificate required" in reason else ""
@@ -174,6 +183,5 @@ def _failure(error: ssl.SSLError) -> str:
 
 
 def _reason(error: OSError) -> str:
-    if isinstance(error, ssl.SSLError) and error.reason:
-        return error.reason.replace("_", " ").lower()
-    return sentence(error)
+    reason: str | None = getattr(error, "reason", None)  # not every SSLError has one
+    return reason.replace("_", " ").lower() if reason else _PLACE.sub("", sentence(error))
