@@ -41,7 +41,8 @@ class Channel {
         die("unexpected reply: " + text);
       }
     }
-    if (data[size - 2] != '\r' || data[size - 1] != '\n') die("a reply does not end as it should");
+    if (data[size - 2] != '\r' || data[size - 1] != '\n')
+      die("a reply does not end where it should");
   }
 };
 

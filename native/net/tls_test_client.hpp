@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
+#include <cstring>
 #include <memory>
 #include <random>
 #include <string>
@@ -113,7 +115,10 @@ class Client {
 inline std::string noise(std::size_t size, unsigned seed) {
   std::mt19937_64 random(seed);
   std::string text(size, '\0');
-  for (char& c : text) c = static_cast<char>(random());
+  for (std::size_t at = 0; at < size; at += sizeof(std::uint64_t)) {
+    const std::uint64_t word = random();
+    std::memcpy(text.data() + at, &word, std::min(sizeof word, size - at));
+  }
   return text;
 }
 

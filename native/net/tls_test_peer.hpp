@@ -12,7 +12,7 @@
 #include <openssl/x509v3.h>
 #include <sys/socket.h>
 
-#include <fstream>
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -87,8 +87,7 @@ struct Certificates {
   Identity server =
       Identity::make({.alternatives = "DNS:localhost,IP:127.0.0.1,DNS:*.cache.test"}, &authority);
   Identity client = Identity::make({.name = "client", .alternatives = "DNS:client"}, &authority);
-  std::string base = testing::TempDir() + "kvferry-tls-" + std::to_string(::getpid()) + "-" +
-                     testing::UnitTest::GetInstance()->current_test_info()->name();
+  std::string base = unused_name();
 
   Certificates() {
     authority.write(base + "-ca");
@@ -98,6 +97,11 @@ struct Certificates {
     for (const char* name : {"-ca", "-client", "-other"}) {
       for (const char* end : {".crt", ".key"}) ::unlink((base + name + end).c_str());
     }
+  }
+  static std::string unused_name() {
+    static std::atomic<int> count = 0;
+    return testing::TempDir() + "kvferry-tls-" + std::to_string(::getpid()) + "-" +
+           std::to_string(count++);
   }
   [[nodiscard]] TlsConfig config() const { return {.enabled = true, .ca_file = base + "-ca.crt"}; }
 };
@@ -116,6 +120,7 @@ class Talk {
     text.resize(got);
     return text;
   }
+  void wait_for_end() const { EXPECT_EQ(read(1), ""); }
   bool write(std::string_view text) const {
     std::size_t count = 0;
     return SSL_write_ex(ssl_, text.data(), text.size(), &count) == 1 && count == text.size();
