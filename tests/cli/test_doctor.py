@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from kvferry.cli.doctor import doctor
 from kvferry.cli.main import main
 from kvferry.embedded import embedded_store
+from kvferry.lab.doctor.prefill import GPUS
+from support.cluster import Cluster
 from support.servers import TestServer
 
 LLAMA_8B = {
@@ -82,6 +86,20 @@ def test_json(valkey: TestServer, model: Path, capsys: pytest.CaptureFixture[str
     assert "makes 4." in found["beats-prefill"]["seen"]
     assert report["machine"]["cores"] >= 1
     assert valkey.cli("DBSIZE") == 0
+
+
+def test_the_page_knows_every_check_option_and_gpu(
+    cluster: Cluster, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parents[2] / "docs/guides/doctor.md").read_text()
+    seed = f"redis://{cluster.seeds[0]}"
+    main(["doctor", seed, "--json", "--quick", "--model", str(model), "--gpu", "l4"])
+    found = [finding["id"] for finding in json.loads(capsys.readouterr().out)["findings"]]
+    assert len(found) > 40
+    assert [name for name in found if f"`{name}`" not in page] == []
+    options = [name for option in doctor.params for name in option.opts if name[:2] == "--"]
+    assert [name for name in options if name not in page] == []
+    assert [name for name in GPUS if not re.search(rf"\b{name}\b", page)] == []
 
 
 def test_nobody_there(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+import redis
 
 from kvferry.config import ClientConfig
 from kvferry.errors import UnavailableError
 from kvferry.lab.doctor.finding import Finding, Severity
 from kvferry.lab.doctor.run import Visit, visit
 from support.cluster import Cluster
+from support.sentinel import SentinelGroup
 from support.servers import KINDS, TestServer
 
 OK, INFO, WARN, FAULT = Severity
@@ -66,11 +68,27 @@ def test_a_dead_node(fresh_cluster: Callable[..., Cluster]) -> None:
 def test_uneven_shards(fresh_cluster: Callable[..., Cluster]) -> None:
     cluster = fresh_cluster("valkey", full_coverage=False)
     moved = cluster.slots_of(cluster.primary(0))[:2500]
+    identity = cluster.primary(1).cli("CLUSTER", "MYID").decode()
     for node in cluster.nodes:
-        identity = cluster.primary(1).cli("CLUSTER", "MYID").decode()
-        for slot in moved:
-            node.cli("CLUSTER", "SETSLOT", slot, "NODE", identity)
+        with redis.Redis(port=node.port) as talk, talk.pipeline(transaction=False) as commands:
+            for slot in moved:
+                commands.execute_command("CLUSTER", "SETSLOT", slot, "NODE", identity)
+            commands.execute()
     assert of_cluster(findings(cluster.url)).get("cluster-balance") is WARN
+
+
+def test_the_primary_that_sentinels_name(sentinels: SentinelGroup) -> None:
+    config = ClientConfig.from_url(sentinels.url, **sentinels.settings)
+    facts, seen = visit(Visit(config=config))
+    assert facts.servers[0].address == sentinels.master().address
+    role = next(f for f in seen if f.id == "role")
+    assert role.severity is OK
+
+
+def test_a_name_that_no_sentinel_knows(sentinels: SentinelGroup) -> None:
+    settings = sentinels.settings | {"sentinel_master": "nobody"}
+    with pytest.raises(UnavailableError, match="no primary named 'nobody'"):
+        findings(sentinels.url, **settings)
 
 
 def test_tls_says_what_is_spoken(tls_server: TestServer) -> None:

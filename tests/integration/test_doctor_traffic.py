@@ -15,8 +15,10 @@ from kvferry.errors import UnavailableError
 from kvferry.lab.doctor import traffic
 from kvferry.lab.doctor.facts import Need
 from kvferry.lab.doctor.finding import Severity
+from kvferry.lab.doctor.pure_clients import PureClients
 from kvferry.lab.doctor.run import Visit, visit
 from kvferry.lab.doctor.traffic import Limits, measure_rate, measure_rtt
+from support.cluster import Cluster
 from support.proxy import FaultProxy
 from support.servers import TestServer
 
@@ -54,11 +56,21 @@ def test_rates_and_a_clean_server(valkey: TestServer) -> None:
 
 
 def test_without_the_extension(valkey: TestServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traffic, "_open", traffic._PureClients)
+    monkeypatch.setattr(traffic, "_open", PureClients)
     facts = measure_rate(config(valkey.url), NEED, SMALL, silent)
     assert facts.skipped == ""
     assert list(facts.by_connections) == [1, 3]
     assert valkey.cli("DBSIZE") == 0
+
+
+@pytest.mark.parametrize("client", ["native", "pure"])
+def test_rates_of_a_cluster(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, client: str) -> None:
+    if client == "pure":
+        monkeypatch.setattr(traffic, "_open", PureClients)
+    facts, _ = visit(Visit(config=config(cluster.url), limits=SMALL))
+    assert facts.traffic.skipped == ""
+    assert list(facts.traffic.by_connections) == [1, 3]
+    assert [node.cli("DBSIZE") for node in cluster.nodes] == [0, 0, 0]
 
 
 def test_its_keys_are_its_own_and_do_not_stay(
@@ -66,7 +78,7 @@ def test_its_keys_are_its_own_and_do_not_stay(
 ) -> None:
     server = start("valkey", users=["user probe on >secret ~kvferry:doctor:* +@all"])
 
-    class Forgetful(traffic._PureClients):
+    class Forgetful(PureClients):
         def batch_delete(self, keys: object) -> BatchResult:
             return BatchResult(b"", (), 0.0)
 

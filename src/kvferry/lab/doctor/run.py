@@ -8,13 +8,15 @@ from pathlib import Path
 
 from kvferry.config import CONNECTIONS_DEFAULT, ClientConfig
 from kvferry.errors import KVFerryError, UnavailableError
+from kvferry.lab.doctor.cluster import read_cluster
 from kvferry.lab.doctor.examine import examine
 from kvferry.lab.doctor.facts import ClusterFacts, Facts, Need, ServerFacts, TrafficFacts
 from kvferry.lab.doctor.finding import Finding
 from kvferry.lab.doctor.host import read_host
 from kvferry.lab.doctor.model import ModelShape
 from kvferry.lab.doctor.prefill import Engine, examine_model
-from kvferry.lab.doctor.server import Talk, read_cluster, read_server
+from kvferry.lab.doctor.server import read_server
+from kvferry.lab.doctor.talk import Talk
 from kvferry.lab.doctor.traffic import Limits, measure_rate, measure_rtt, room_bytes
 
 __all__ = ["Visit", "visit"]

@@ -12,18 +12,17 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from kvferry._host import available_memory_bytes
 from kvferry.client.batch import BatchResult
-from kvferry.client.pure import PureRedisClient
 from kvferry.config import ClientConfig
 from kvferry.errors import CorruptError, KVFerryError
 from kvferry.lab.doctor.facts import Need, ServerFacts, TrafficFacts
+from kvferry.lab.doctor.pure_clients import PureClients
 from kvferry.lab.doctor.rules_traffic import knee
-from kvferry.lab.doctor.server import Talk
+from kvferry.lab.doctor.talk import Talk
 
 __all__ = ["Limits", "measure_rate", "measure_rtt", "room_bytes"]
 
@@ -66,35 +65,6 @@ class _Client(Protocol):
     def batch_get(self, keys: Any, buffers: Any) -> BatchResult: ...
     def batch_delete(self, keys: Any) -> BatchResult: ...
     def close(self) -> None: ...
-
-
-class _PureClients:
-    """The same over N pure clients, where there is no extension."""
-
-    def __init__(self, config: ClientConfig, count: int) -> None:
-        self._clients = [PureRedisClient.from_config(config) for _ in range(count)]
-        self._pool = ThreadPoolExecutor(count)
-
-    def batch_set(self, keys: Any, buffers: Any, *, ttl_s: float) -> BatchResult:
-        return self._each(lambda c, i, n: c.batch_set(keys[i::n], buffers[i::n], ttl_s=ttl_s))
-
-    def batch_get(self, keys: Any, buffers: Any) -> BatchResult:
-        return self._each(lambda c, i, n: c.batch_get(keys[i::n], buffers[i::n]))
-
-    def batch_delete(self, keys: Any) -> BatchResult:
-        return self._clients[0].batch_delete(keys)
-
-    def close(self) -> None:
-        for client in self._clients:
-            client.close()
-        self._pool.shutdown()
-
-    def _each(self, call: Callable[[PureRedisClient, int, int], BatchResult]) -> BatchResult:
-        count = len(self._clients)
-        parts = list(self._pool.map(call, self._clients, range(count), [count] * count))
-        error = next((part.error for part in parts if part.error), None)
-        statuses = b"".join(part.statuses for part in parts)
-        return BatchResult(statuses, [0] * len(statuses), 0.0, error)
 
 
 def measure_rtt(config: ClientConfig) -> float:
@@ -220,7 +190,7 @@ def _open(config: ClientConfig, connections: int) -> _Client:
     try:
         from kvferry.client.sync import RedisClient
     except ImportError:  # no extension on this host
-        return _PureClients(config, connections)
+        return PureClients(config, connections)
     return RedisClient.from_config(replace(config, connections=connections))
 
 

@@ -1,0 +1,60 @@
+"""Talk: one connection to a server, for small questions."""
+
+from __future__ import annotations
+
+import time
+from typing import Self
+
+from kvferry.client.pure_connection import Connection, Disconnected, TimedOut
+from kvferry.client.pure_dial import Refused, dial
+from kvferry.client.pure_resp import ErrorReply, ProtocolError, Reply
+from kvferry.config import ClientConfig
+from kvferry.errors import UnavailableError
+
+__all__ = ["ANSWER_S", "Talk", "text_of"]
+
+ANSWER_S = 10.0
+
+
+class Talk:
+    """One connection for small questions; close it, or use it with `with`.
+
+    Raises:
+        UnavailableError: The server cannot be reached, refuses us, or stopped to answer.
+    """
+
+    def __init__(self, config: ClientConfig) -> None:
+        self._address = config.address
+        try:
+            self._connection: Connection = dial(config, time.monotonic() + ANSWER_S)
+        except (Refused, TimedOut) as error:
+            raise UnavailableError(str(error)) from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._connection.close()
+
+    def ask(self, *words: str) -> Reply:
+        """The reply to one command; `None` also for an error."""
+        encoded = [word.encode() for word in words]
+        try:
+            reply = self._connection.call(*encoded, deadline=time.monotonic() + ANSWER_S)
+        except (Disconnected, TimedOut, ProtocolError) as error:
+            raise UnavailableError(f"{self._address}: {error}") from None
+        return None if isinstance(reply, ErrorReply) else reply
+
+    def fields(self, *words: str) -> dict[str, str]:
+        """The ``name:value`` lines of a reply."""
+        lines = text_of(self.ask(*words)).splitlines()
+        return dict(line.split(":", 1) for line in lines if ":" in line and line[0] != "#")
+
+
+def text_of(reply: Reply) -> str:
+    """A reply as text; nothing for null."""
+    return reply.decode(errors="replace") if isinstance(reply, bytes) else str(reply or "")
