@@ -14,103 +14,29 @@ Made with the public commands, as an operator would, so that every version can b
 
 from __future__ import annotations
 
-from binascii import crc_hqx
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, Literal, Self
 
+from support.cluster_node import SLOTS, ClusterNode, ClusterOptions, key_slot, keys_of_slot
 from support.proxy import FaultProxy
 from support.resharding import SlotMigration
-from support.servers import HOST, TestServer, address_of, free_port, wait_for
+from support.servers import HOST, address_of, wait_for
 from support.tls import ServerTls
 
-SLOTS = 16384
+__all__ = [
+    "SLOTS",
+    "Cluster",
+    "ClusterNode",
+    "ClusterOptions",
+    "FailoverMode",
+    "key_slot",
+    "keys_of_slot",
+    "start_cluster",
+]
+
 WHOLE_TIMEOUT_S = 30.0
-Endpoint = Literal["ip", "hostname", "unknown-endpoint"]
 FailoverMode = Literal["", "FORCE", "TAKEOVER"]
-
-
-def key_slot(key: bytes | str) -> int:
-    """Source: the cluster specification; CRC16/XMODEM of the key or of its hash tag."""
-    data = key.encode() if isinstance(key, str) else key
-    opening = data.find(b"{")
-    closing = data.find(b"}", opening + 1)
-    if opening >= 0 and closing > opening + 1:
-        data = data[opening + 1 : closing]
-    return crc_hqx(data, 0) % SLOTS
-
-
-@dataclass(frozen=True)
-class ClusterOptions:
-    """How its nodes are set up; the fields are the keywords of start_cluster()."""
-
-    node_timeout_ms: int = 3000  # 1000 where a test waits for a failover
-    full_coverage: bool = True  # False: the slots of a lost shard are down, the others answer
-    endpoint: Endpoint = "ip"  # what MOVED and CLUSTER SLOTS say of a node
-    hostname: str = "localhost"
-    node_args: tuple[str, ...] = ()
-
-
-class ClusterNode(TestServer):
-    """A server in cluster mode."""
-
-    def __init__(self, kind: str, cluster: ClusterOptions, **options: Any) -> None:
-        self._options = cluster
-        self.bus_port = 0
-        self.node_id = ""
-        super().__init__(kind, *cluster.node_args, unix=False, **options)
-        self.node_id = self.cli("CLUSTER", "MYID").decode()
-
-    def view(self) -> dict[str, dict[str, Any]]:
-        """CLUSTER NODES by node id: flags, primary, connected, slots (ranges)."""
-        nodes = {}
-        for line in self.cli("CLUSTER", "NODES").decode().splitlines():
-            words = line.split()
-            owned = [word.split("-") for word in words[8:] if not word.startswith("[")]
-            nodes[words[0]] = {
-                "address": words[1],
-                "flags": words[2].split(","),
-                "primary": words[3],
-                "connected": words[7] == "connected",
-                "slots": [(int(bounds[0]), int(bounds[-1])) for bounds in owned],
-            }
-        return nodes
-
-    def leads(self) -> bool:
-        """Whether it takes itself for a primary with slots."""
-        me = self.view()[self.node_id]
-        return "master" in me["flags"] and bool(me["slots"])
-
-    def cluster_state(self) -> str:
-        said: str = self.cli("CLUSTER", "INFO").decode()
-        return dict(line.split(":", 1) for line in said.split())["cluster_state"]
-
-    def _choose_ports(self) -> None:
-        super()._choose_ports()
-        self.bus_port = free_port()
-
-    def _config(self, directory: str) -> list[str]:
-        options = self._options
-        lines = [
-            *super()._config(directory),
-            "cluster-enabled yes",
-            f"cluster-config-file {self._home}/nodes.conf",
-            f"cluster-port {self.bus_port}",
-            f"cluster-node-timeout {options.node_timeout_ms}",
-            f"cluster-require-full-coverage {'yes' if options.full_coverage else 'no'}",
-            f"cluster-announce-hostname {options.hostname}" if options.hostname else "",
-            f"cluster-preferred-endpoint-type {options.endpoint}",
-            "cluster-allow-replica-migration no",  # a shard keeps its replicas
-        ]
-        if self.proxy:
-            what = "tls-port" if self.tls else "port"
-            lines += [
-                f"cluster-announce-ip {self.host}",
-                f"cluster-announce-{what} {self.proxy.port}",
-                f"cluster-announce-bus-port {self.bus_port}",
-            ]
-        return lines
 
 
 class Cluster:
@@ -237,8 +163,7 @@ class Cluster:
         return (
             all(each == owners[0] and len(each) == len(running) for each in owners)
             and all(view[name]["connected"] for view in views for name in mine)
-            and all(node.cluster_state() == "ok" for node in running)
-            and all(_follows(node) and _names_all(node) for node in running)
+            and all(node.is_settled() for node in running)
         )
 
     def flush(self) -> None:
@@ -322,14 +247,3 @@ def _introduce(nodes: Sequence[ClusterNode], primaries: int) -> None:
         primary = nodes[i % primaries].node_id
         wait_for("a node to know its primary", lambda: primary in node.view())  # noqa: B023
         node.cli("CLUSTER", "REPLICATE", primary)
-
-
-def _follows(node: ClusterNode) -> bool:
-    """A replica must have its copy; a primary need not follow anyone."""
-    return node.info("replication").get("master_link_status", "up") == "up"
-
-
-def _names_all(node: ClusterNode) -> bool:
-    """Names of hosts travel later than the rest, and until then are spelled "?"."""
-    shards = node.cli("CLUSTER", "SLOTS")
-    return all(place[0] != b"?" for shard in shards for place in shard[2:])

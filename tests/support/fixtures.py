@@ -5,6 +5,7 @@ server           both, one after the other
 fresh_server     a Valkey of the test's own, to kill, pause and fill
 tls_server       one Redis 7 with a TLS port per session, empty at the start of every test
 certs            the certificates that it and others may use
+tls_cluster      three Redis 7 primaries with TLS, as `cluster`
 cluster          three Valkey primaries per session, empty at the start; to be left as they are
 proxied_cluster  the same behind a FaultProxy for each node, healed at the start
 fresh_cluster    start_cluster() whose clusters are stopped after the test
@@ -114,6 +115,18 @@ def cluster_session() -> Iterator[Cluster]:
 def cluster(cluster_session: Cluster) -> Cluster:
     cluster_session.flush()
     return cluster_session
+
+
+@pytest.fixture(scope="session")
+def tls_cluster_session() -> Iterator[Cluster]:
+    with _or_skip(start_cluster, "redis7", tls=True) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def tls_cluster(tls_cluster_session: Cluster) -> Cluster:
+    tls_cluster_session.flush()
+    return tls_cluster_session
 
 
 @pytest.fixture(scope="session")

@@ -7,90 +7,24 @@
         group.restart_old_master()                  # it believes to be the primary still ...
         group.wait_until_whole()                    # ... until the Sentinels have told it
 
-Sentinels look, ask and publish far more often than usual, so that a failover takes one or two
-seconds instead of ten. A restarted server begins with the role that it had at the very start, and
-without keys; a restarted Sentinel begins with the primary of that moment.
+A failover takes one or two seconds instead of ten, for the Sentinels are in a hurry. A restarted
+server begins with the role that it had at the very start, and without keys; a restarted Sentinel
+begins with the primary of that moment.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
 from support.proxy import FaultProxy
-from support.servers import (
-    ADMIN,
-    ADMIN_SECRET,
-    HOST,
-    TestServer,
-    address_of,
-    start_server,
-    wait_for,
-)
+from support.sentinel_node import MASTER_NAME, SentinelNode
+from support.servers import TestServer, address_of, start_server, wait_for
 from support.tls import ServerTls
 
-MASTER_NAME = "mymaster"
+__all__ = ["MASTER_NAME", "SentinelGroup", "SentinelNode", "start_sentinels"]
+
 WHOLE_TIMEOUT_S = 30.0
-# A replica is only promoted if it was heard of in the last five ping-periods, and in a crisis its
-# INFO is asked for once a second: hence no shorter one. And far from tilt mode: a busy machine must
-# not make a Sentinel doubt its clock for half a minute.
-HURRY: dict[str, int] = {
-    "info-period": 300,
-    "ping-period": 500,
-    "ask-period": 100,
-    "publish-period": 200,
-    "min-link-reconnect-period": 1000,
-    "tilt-trigger": 60_000,
-}
-
-
-class SentinelNode(TestServer):
-    """A server in Sentinel mode. ``watched`` gives host and port of the primary to begin with."""
-
-    def __init__(
-        self,
-        kind: str,
-        watched: Callable[[], TestServer],
-        quorum: int,
-        down_after_ms: int,
-        **options: Any,
-    ) -> None:
-        self._watched, self._quorum, self._down_after_ms = watched, quorum, down_after_ms
-        super().__init__(kind, "--sentinel", unix=False, **options)
-
-    def ask(self, *words: str) -> dict[str, str]:
-        """SENTINEL something, whose answer is a list of names and values."""
-        return _fields(self.cli("SENTINEL", *words))
-
-    def master_address(self) -> tuple[str, int]:
-        host, port = self.cli("SENTINEL", "GET-MASTER-ADDR-BY-NAME", MASTER_NAME)
-        return host.decode(), int(port)
-
-    def replicas(self) -> list[dict[str, str]]:
-        return [_fields(one) for one in self.cli("SENTINEL", "REPLICAS", MASTER_NAME)]
-
-    def _config(self, directory: str) -> list[str]:
-        watched, name = self._watched(), MASTER_NAME
-        lines = [
-            *super()._config(directory),
-            f"sentinel monitor {name} {watched.host} {watched.server_port} {self._quorum}",
-            f"sentinel down-after-milliseconds {name} {self._down_after_ms}",
-            f"sentinel failover-timeout {name} 3000",
-            f"sentinel auth-user {name} {ADMIN}",
-            f"sentinel auth-pass {name} {ADMIN_SECRET}",
-            f"sentinel sentinel-user {ADMIN}",
-            f"sentinel sentinel-pass {ADMIN_SECRET}",
-        ]
-        if self.proxy:
-            lines += [f"sentinel announce-ip {HOST}", f"sentinel announce-port {self.proxy.port}"]
-        return lines
-
-    def _await_ready(self) -> bool:
-        if not super()._await_ready():
-            return False
-        for name, value in HURRY.items():
-            self.cli("SENTINEL", "DEBUG", name, value)
-        return True
 
 
 class SentinelGroup:
@@ -206,7 +140,11 @@ class SentinelGroup:
         replicas = self.replicas()
         return _role(master) == "master" and all(
             [_follows(node, master) for node in replicas]
-            + [self._sees(node, replicas) for node in self.sentinels if node.is_running()]
+            + [
+                node.is_content(len(self.sentinels) - 1, [one.server_port for one in replicas])
+                for node in self.sentinels
+                if node.is_running()
+            ]
         )
 
     def flush(self) -> None:
@@ -229,16 +167,6 @@ class SentinelGroup:
 
     def _sentinel(self) -> SentinelNode:
         return next(node for node in self.sentinels if node.is_running())
-
-    def _sees(self, sentinel: SentinelNode, replicas: Sequence[TestServer]) -> bool:
-        well = {one["port"] for one in sentinel.replicas() if _is_well(one)}
-        master = sentinel.ask("MASTER", self.name)
-        others = int(master["num-other-sentinels"])
-        return (
-            master["flags"] == "master"
-            and others == len(self.sentinels) - 1
-            and all(str(node.server_port) in well for node in replicas)
-        )
 
 
 def start_sentinels(
@@ -296,11 +224,6 @@ def start_sentinels(
     return group
 
 
-def _fields(words: Sequence[bytes]) -> dict[str, str]:
-    text = [word.decode() for word in words]
-    return dict(zip(text[::2], text[1::2], strict=True))
-
-
 def _role(node: TestServer) -> str:
     role: bytes = node.cli("ROLE")[0]
     return role.decode()
@@ -310,7 +233,3 @@ def _follows(node: TestServer, master: TestServer) -> bool:
     info = node.info("replication")
     followed = info.get("master_host"), info.get("master_port"), info.get("master_link_status")
     return followed == (master.host, str(master.server_port), "up")
-
-
-def _is_well(replica: dict[str, str]) -> bool:
-    return replica["flags"] == "slave" and replica["master-link-status"] == "ok"
