@@ -1,6 +1,7 @@
 # kvferry: the verbs. `make` lists them; the first one on a fresh machine does all that it needs.
 #
-# Settings: FUZZ_SECONDS=60 for each fuzzer; WERROR=ON makes compiler warnings errors.
+# Settings: FUZZ_SECONDS=60 for each fuzzer; SOAK_SECONDS=600 of chaos, and with STAGE= and SEED=
+# one certain run of it; WERROR=ON makes compiler warnings errors.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -10,6 +11,8 @@ BIN := .venv/bin
 JOBS := $(shell nproc)
 CXX_FILES = $(shell find native bindings -name '*.[ch]pp')
 FUZZ_SECONDS ?= 60
+SOAK_SECONDS ?= 600
+SOAK_THREADS ?= 8
 WERROR ?= OFF
 # Older ThreadSanitizer runtimes need the kernel's address randomization off.
 FIXED := $(shell setarch -R true 2>/dev/null && echo setarch -R)
@@ -18,7 +21,7 @@ PRESET = $(FIXED) $(BIN)/cmake --preset $(1) -DCMAKE_COMPILE_WARNING_AS_ERROR=$(
   $(FIXED) $(BIN)/ctest --preset $(1) --parallel $(JOBS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check native asan tsan fuzz bench docs format stub clean
+.PHONY: help setup demo test check native asan tsan fuzz soak bench docs format stub clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 10
@@ -53,6 +56,11 @@ tsan: setup  ## native tests under ThreadSanitizer
 
 fuzz: setup  ## each libFuzzer program for FUZZ_SECONDS (needs clang)
 	@tools/fuzz.sh $(FUZZ_SECONDS)
+
+soak: setup  ## servers killed, ways cut, every answer checked, for SOAK_SECONDS
+	@PYTHONPATH=tests $(BIN)/python -X faulthandler -W error -m chaos --seconds $(SOAK_SECONDS) \
+	  --threads $(SOAK_THREADS) $(if $(STAGE),--stage $(STAGE)) $(if $(SEED),--seed $(SEED)) \
+	  $(if $(PURE),--pure)
 
 bench: setup  ## the benchmark's bars; results in build/bench.json
 	@mkdir -p build && $(BIN)/kvferry bench bars --json build/bench.json

@@ -1,9 +1,11 @@
 """Chaos runs from the command line; `make soak` is this.
 
     PYTHONPATH=tests python -m chaos [--stage tcp] [--seconds 60] [--seed N] [--threads 8]
+        [--pure]
 
-Without --stage, all of them take turns. Prints what came of each run; exits 1 after the first one
-with a fault, when the last lines say how to run it again and where its journal is.
+Without --stage, all of them take turns of at most TURN_S. Prints what came of each run; exits 1
+after the first one with a fault, when the last lines say how to run it again and where its journal
+is.
 """
 
 from __future__ import annotations
@@ -12,7 +14,6 @@ import argparse
 import os
 import random
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -20,36 +21,33 @@ from chaos.runner import Plan, Report, run
 from chaos.stages import STAGES, open_stage
 
 TURN_S = 60.0
+JOURNALS = Path(__file__).resolve().parents[2] / "build" / "chaos"
 
 
 def main() -> int:
     """Run; return the exit status."""
     arguments = _arguments()
-    seed, left_s = arguments.seed, arguments.seconds
-    stages = [arguments.stage] if arguments.stage else list(STAGES)
-    turn_s = left_s / len(stages) if not arguments.stage else left_s
-    turn_s = min(turn_s, TURN_S) if not arguments.stage else turn_s
-    while left_s > 0:
-        for name in stages:
-            seconds = min(turn_s, left_s)
-            if not one(name, Plan(seed=seed, seconds=seconds, threads=arguments.threads)):
-                return 1
-            left_s -= seconds
-            if left_s <= 0:
-                break
-        seed += 1
+    if arguments.stage:
+        stages, turn_s = [arguments.stage], arguments.seconds
+    else:
+        stages, turn_s = list(STAGES), min(TURN_S, arguments.seconds / len(STAGES))
+    for turn in range(round(arguments.seconds / turn_s)):
+        seed = arguments.seed + turn // len(stages)
+        plan = Plan(seed=seed, seconds=turn_s, threads=arguments.threads)
+        if not one(stages[turn % len(stages)], plan, arguments.pure):
+            return 1
     return 0
 
 
-def one(name: str, plan: Plan) -> bool:
+def one(name: str, plan: Plan, pure: bool) -> bool:
     """One run; whether it was without a fault."""
     started = time.monotonic()
-    with open_stage(name, plan.seed) as stage:
+    with open_stage(name, plan.seed, pure) as stage:
         report = run(stage, plan)
         print(_told(name, plan, report, time.monotonic() - started), flush=True)
         if not report.journal.faults:
             return True
-        path = Path(tempfile.gettempdir()) / f"kvferry-chaos-{name}-{plan.seed}.json"
+        path = JOURNALS / f"{name}-{plan.seed}.json"
         report.journal.write(
             path, stage=name, plan=vars(plan), outcomes=report.outcomes, errors=report.errors
         )
@@ -58,7 +56,7 @@ def one(name: str, plan: Plan) -> bool:
         print(f"journal: {path}")
         print(
             f"again: make soak STAGE={name} SEED={plan.seed} SOAK_SECONDS={plan.seconds:g} "
-            f"SOAK_THREADS={plan.threads}",
+            f"SOAK_THREADS={plan.threads}{' PURE=1' if pure else ''}",
             flush=True,
         )
         if "hang" in report.journal.kinds():
@@ -84,10 +82,11 @@ def _told(name: str, plan: Plan, report: Report, took_s: float) -> str:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="chaos", description="Chaos runs against real servers.")
-    parser.add_argument("--stage", choices=STAGES)
+    parser.add_argument("--stage", choices=list(STAGES))
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     parser.add_argument("--threads", type=int, default=8)
+    parser.add_argument("--pure", action="store_true", help="the client in pure Python")
     return parser.parse_args()
 
 

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from kvferry import AsyncRedisClient, RedisClient
 from kvferry.client.batch import BatchResult, Status
+from kvferry.client.pure import PureRedisClient
 from support.history import Verb
 
 __all__ = ["Awaited", "Blocking", "Caller", "Request", "Submitted"]
@@ -73,8 +74,9 @@ class _Caller:
         return limit_s
 
     def retried(self) -> int:
-        """How many commands were sent more than once, so far."""
-        count: int = self._client.stats()["commands_retried"]
+        """A count that rises when commands are sent more than once."""
+        stats = self._client.stats()
+        count: int = stats.get("commands_retried", stats.get("disconnects"))  # the pure client's
         return count
 
     def close(self) -> None:
@@ -82,9 +84,9 @@ class _Caller:
 
 
 class Blocking(_Caller):
-    """A RedisClient, or a namespace of it."""
+    """A RedisClient, or a namespace of it; or a PureRedisClient."""
 
-    def __init__(self, client: RedisClient, space: Space | None = None) -> None:
+    def __init__(self, client: RedisClient | PureRedisClient, space: Space | None = None) -> None:
         super().__init__(client, space)
 
     def call(self, request: Request) -> BatchResult:

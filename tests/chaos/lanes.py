@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -22,8 +22,9 @@ from support.stamps import MIB, WrongBytes, check, poisoned, stamped
 
 __all__ = ["Lane", "Peace", "Retired"]
 
-PEACE_TIMEOUT_S = 20.0
-RETIRED_BYTES_MAX = 2 * MIB
+PEACE_TIMEOUT_S = 8.0
+RETIRED_BYTES_MAX = MIB  # of a call
+RETIRED_S = 0.1
 OURS = 0x3C
 # Errors that the troubles of the servers explain.
 EXPLAINED = ("OOM", "MISCONF", "NOREPLICAS", "CLUSTERDOWN", "TRYAGAIN", "UNBLOCKED")
@@ -39,24 +40,27 @@ class Peace:
 
 
 class Retired:
-    """Buffers of calls that failed. They are ours again: nobody else may write to them."""
+    """Buffers of calls that ended. They are ours again: nobody else may write to them."""
 
     def __init__(self) -> None:
-        self._buffers: list[bytearray] = []
+        self._buffers: deque[tuple[float, bytearray]] = deque()
 
     def add(self, buffers: Sequence[bytearray]) -> None:
         room = RETIRED_BYTES_MAX
+        until = time.monotonic() + RETIRED_S
         for buffer in buffers:
             if (room := room - len(buffer)) >= 0:
                 buffer[:] = bytes([OURS]) * len(buffer)
-                self._buffers.append(buffer)
+                self._buffers.append((until, buffer))
 
     def check(self) -> None:
-        """Forget them; Violation if one was written to."""
-        buffers, self._buffers = self._buffers, []
-        for buffer in buffers:
+        """Violation if one was written to. Old ones are forgotten."""
+        for _, buffer in self._buffers:
             if buffer.count(OURS) != len(buffer):
                 raise Violation("late_write", f"{len(buffer)} bytes, after their call had ended")
+        now = time.monotonic()
+        while self._buffers and self._buffers[0][0] < now:
+            self._buffers.popleft()
 
 
 class Lane:

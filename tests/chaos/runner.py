@@ -8,6 +8,7 @@ The main thread strikes the blows and makes peace; `threads` others make calls; 
 The first fault ends the run. Kinds of faults: those of lanes.py and watch.py, and
 
     crash       a client raised an exception
+    stage       the servers could not be handled as planned
     away        a lane was not served again in time after a blow
     zombies     old connections do not end, although everything is well
     fds, threads, growth    more of them than before
@@ -15,6 +16,7 @@ The first fault ends the run. Kinds of faults: those of lanes.py and watch.py, a
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
@@ -36,6 +38,7 @@ __all__ = ["Plan", "Report", "run"]
 SETTLE_S = 0.3  # what lies in a socket of an idle server is read by then
 BARRIER_S_MAX = 30.0
 JOIN_S_MAX = 60.0
+LEAVE_S_MAX = 3.0
 GROWTH_BYTES_MAX = 24 << 20
 PEACES_MIN = 9  # before growth means something
 
@@ -73,8 +76,26 @@ class Report:
 def run(stage: Stage, plan: Plan) -> Report:
     """See the module."""
     journal = Journal()
-    with Watch(journal, plan.late_s, plan.hung_s) as watch:
-        return _Run(stage, plan, journal, watch)()
+    log = logging.getLogger("kvferry")
+    log.addHandler(handler := _Scribe(journal))
+    log.propagate = False
+    try:
+        with Watch(journal, plan.late_s, plan.hung_s) as watch:
+            return _Run(stage, plan, journal, watch)()
+    finally:
+        log.removeHandler(handler)
+        log.propagate = True
+
+
+class _Scribe(logging.Handler):
+    """What the clients log goes into the journal."""
+
+    def __init__(self, journal: Journal) -> None:
+        super().__init__()
+        self._journal = journal
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._journal.note("log", level=record.levelname, text=record.getMessage())
 
 
 class _Run:
@@ -100,8 +121,8 @@ class _Run:
             thread.start()
         try:
             self._strike_until(time.monotonic() + self.plan.seconds)
-        except Exception:  # of the stage or of ours; it is told as a fault
-            self.journal.fault("crash", traceback.format_exc())
+        except Exception:
+            self.journal.fault("stage", traceback.format_exc())
         self._end(threads)
         if "hang" not in self.journal.kinds():
             self._check_usage(before)
@@ -216,7 +237,8 @@ class _Run:
         """Wait for all calls; none begins until the release."""
         with self.gate:
             self.held = True
-            self.gate.wait_for(lambda: not self.working or self.journal.failed.is_set())
+            while self.working and not self.journal.failed.is_set():
+                self.gate.wait(0.1)
 
     def _release(self) -> None:
         with self.gate:
@@ -227,7 +249,7 @@ class _Run:
         """Until what was sent earlier has been read or thrown away, everywhere."""
         if any(lane.damaged for lane in self.stage.lanes):
             self._pause(LIMITS["stall_timeout_s"] + 2 * SETTLE_S)  # owed replies do not come
-        limit = CONNECTIONS + 1  # and the small lane
+        limit = CONNECTIONS + 2  # the small lane, and one that listens to what the servers say
         end = time.monotonic() + BARRIER_S_MAX
         while not self.journal.failed.is_set():
             self._pause(SETTLE_S)
@@ -257,7 +279,7 @@ class _Run:
                 self.watch.ends()
 
     def _check_usage(self, before: Usage) -> None:
-        end = time.monotonic() + 5.0  # proxies and servers take leave of the clients
+        end = time.monotonic() + LEAVE_S_MAX  # proxies and servers take leave of the clients
         while True:
             after = Usage()
             more = [

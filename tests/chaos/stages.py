@@ -1,26 +1,37 @@
 """Where a chaos run plays: servers, the lanes of clients to them, and what can go wrong there.
 
-with open_stage("tcp") as stage: ...          # one of STAGES
+    with open_stage("tcp", seed) as stage: ...          # one of STAGES
+
+tcp, unix, tls      one server; half of the lanes reach it straight, half through proxies
+cluster             three primaries with a replica each; all lanes through a proxy for each node
+sentinel            a primary, a replica, three Sentinels; likewise
+
+With ``pure`` the lanes are two of the pure client, which has no frames and cannot cancel.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from chaos.callers import Awaited, Blocking, Submitted
 from chaos.calls import Shape
+from chaos.groups import cluster_troubles, sentinel_troubles
 from chaos.lanes import Lane
 from chaos.troubles import NAME_PREFIX, Troubles, server_troubles
-from chaos.ways import way_troubles
+from chaos.ways import damages, toxics
 from kvferry import AsyncRedisClient, RedisClient
+from kvferry.client.pure import PureRedisClient
+from support.cluster import start_cluster
 from support.proxy import FaultProxy
-from support.servers import TestServer, start_server
+from support.sentinel import start_sentinels
+from support.servers import TestServer, find_kind, start_server
 from support.stamps import KIB, MIB
 
-__all__ = ["CONNECTIONS", "STAGES", "Stage", "open_stage", "standard_lanes"]
+__all__ = ["CONNECTIONS", "LIMITS", "STAGES", "Stage", "lacks", "open_stage"]
 
 CONNECTIONS = 3
 LIMITS: dict[str, Any] = {"connections": CONNECTIONS, "workers": 2, "timeout_s": 1.0}
@@ -30,8 +41,8 @@ IDENTITY = b"chaos---"
 FRAMED_BYTES, STRIPED_BYTES = 96 * KIB, 6 * MIB
 # Two and two are alike, so that a reply in a wrong place would fit.
 RAW = Shape((KIB, KIB, 4 * KIB, 64 * KIB, 96 * KIB, 96 * KIB, 300_000, MIB, 8 * MIB))
-RAW_WAY = Shape((KIB, KIB, 64 * KIB, 64 * KIB, 200_000, MIB), cancels=True)
-FRAMED_WAY = Shape((FRAMED_BYTES,) * 8, cancels=True)
+RAW_CANCELLED = Shape((KIB, KIB, 64 * KIB, 64 * KIB, 200_000, MIB), cancels=True)
+FRAMED = Shape((FRAMED_BYTES,) * 8, cancels=True)
 STRIPED = Shape((STRIPED_BYTES,) * 3)
 
 
@@ -54,89 +65,138 @@ class Stage:
     patience_s: float = 5.0
 
 
-def standard_lanes(
-    direct: dict[str, Any],
-    by_way: Callable[[FaultProxy], dict[str, Any]],
-    ways: Sequence[FaultProxy],
-    opaque: bool = False,
+def _lanes(
+    place: dict[str, Any],
+    pure: bool,
+    ways: Sequence[FaultProxy] = (),
+    extra: dict[str, Any] | None = None,
 ) -> list[Lane]:
-    """Raw and striped values straight to the servers; raw and framed ones through proxies.
+    """Raw and striped values by blocking calls; raw and framed ones by calls that can be withdrawn.
 
     Args:
-        direct: The settings of a client that goes straight to the servers.
-        by_way: Those of one that goes through a proxy.
-        ways: Two proxies; the second one damages what is read, unless that is `opaque`.
+        place: The settings of a client that finds the servers.
+        ways: Two proxies for the latter two, `extra` with their address; the second one may damage.
     """
 
-    def settings(name: str, place: dict[str, Any]) -> dict[str, Any]:
-        return {**LIMITS, **place, "client_name": f"{NAME_PREFIX}-{name}"}
+    def settings(name: str, way: int | None = None) -> dict[str, Any]:
+        found = dict(place)
+        if way is not None and ways:
+            found = {"host": ways[way].host, "port": ways[way].port, **(extra or {})}
+        return {**LIMITS, **found, "client_name": f"{NAME_PREFIX}-{name}"}
 
-    plain, damaging = ways
+    def pure_raw(name: str, way: int | None = None) -> Blocking:
+        return Blocking(PureRedisClient(**settings(name, way)))
+
+    def raw() -> Blocking:
+        return Blocking(RedisClient(**settings("raw")))
+
+    def raw_cancelled() -> Submitted:
+        return Submitted(RedisClient(**settings("raw-cancelled", 0)))
+
+    def striped() -> Blocking:
+        return Blocking(RedisClient(**settings("striped")), ("ns:", IDENTITY, STRIPED_BYTES))
+
+    def framed() -> Awaited:
+        client = AsyncRedisClient(**settings("framed", 1))
+        return Awaited(client, ("ns:", IDENTITY, FRAMED_BYTES))
+
+    if pure:
+        by_way = partial(pure_raw, "pure-way", 0)
+        return [
+            Lane("pure", RAW, partial(pure_raw, "pure")),
+            Lane(
+                "pure-way",
+                replace(RAW_CANCELLED, cancels=False),
+                by_way,
+                way=ways[0] if ways else None,
+            ),
+        ]
     return [
-        Lane("raw", RAW, lambda: Blocking(RedisClient(**settings("raw", direct)))),
-        Lane(
-            "raw-way",
-            RAW_WAY,
-            lambda: Submitted(RedisClient(**settings("raw-way", by_way(plain)))),
-            way=plain,
-        ),
-        Lane(
-            "striped",
-            STRIPED,
-            lambda: Blocking(
-                RedisClient(**settings("striped", direct)), ("ns:", IDENTITY, STRIPED_BYTES)
-            ),
-            striped=True,
-        ),
-        Lane(
-            "framed-way",
-            FRAMED_WAY,
-            lambda: Awaited(
-                AsyncRedisClient(**settings("framed-way", by_way(damaging))),
-                ("ns:", IDENTITY, FRAMED_BYTES),
-            ),
-            way=damaging,
-            damaging=not opaque,
-        ),
+        Lane("raw", RAW, raw),
+        Lane("raw-cancelled", RAW_CANCELLED, raw_cancelled, way=ways[0] if ways else None),
+        Lane("striped", STRIPED, striped, striped=True),
+        Lane("framed", FRAMED, framed, way=ways[1] if ways else None, damaging=bool(ways)),
     ]
 
 
 @contextmanager
-def _standalone(name: str, seed: int) -> Iterator[Stage]:
-    """One server; the direct lanes reach it by TCP, TLS or a Unix socket."""
+def _standalone(seed: int, pure: bool, name: str) -> Iterator[Stage]:
+    tls = name == "tls"
     with ExitStack() as stack:
-        tls = name == "tls"
-        kind = "redis7" if tls else "valkey"
-        server = stack.enter_context(start_server(kind, tls=tls))
-        place: dict[str, Any] = {"host": server.host, "port": server.port}
-        extra: dict[str, Any] = {}
-        if server.tls is not None:
-            extra = server.tls.client_settings
-            place = {"host": server.host, "port": server.tls_port, **extra}
-        target = place["port"]
+        server = stack.enter_context(start_server("redis7" if tls else "valkey", tls=tls))
+        extra = server.tls.client_settings if server.tls else {}
+        place = {"host": server.host, "port": server.client_port, **extra}
         if name == "unix":
             place = {"unix_path": server.unix_path}
         ways = [
-            stack.enter_context(FaultProxy(server.host, target, opaque=tls, seed=seed + index))
+            stack.enter_context(
+                FaultProxy(server.host, server.client_port, opaque=tls, seed=seed + index)
+            )
             for index in range(2)
         ]
-        lanes = standard_lanes(
-            place, lambda way: {"host": way.host, "port": way.port, **extra}, ways, tls
-        )
+        lanes = _lanes(place, pure, ways, extra)
+        damaging = {} if tls or pure else damages(lanes[-1], ways[1])
         yield Stage(
             name,
             lanes,
             server_troubles(lambda rng: server, lanes),
-            way_troubles(lanes, tls),
+            {**toxics(ways, tls), **damaging},
             lambda: [server],
         )
 
 
-STAGES = ("tcp", "unix", "tls")
+@contextmanager
+def _cluster(seed: int, pure: bool) -> Iterator[Stage]:
+    with start_cluster("valkey", replicas=1, node_timeout_ms=1500, proxied=True) as cluster:
+        for index, proxy in enumerate(cluster.proxies):
+            proxy.seed = seed + index
+        lanes = _lanes({"host": cluster.host, "port": cluster.port, **cluster.settings}, pure)
+        yield Stage(
+            "cluster",
+            lanes,
+            cluster_troubles(cluster, lanes),
+            toxics(cluster.proxies),
+            cluster.running,
+            cluster.wait_until_whole,
+            patience_s=10.0,
+        )
 
 
-def open_stage(name: str, seed: int = 0) -> Any:
-    """A context manager whose value is the Stage of that name."""
-    if name not in STAGES:
-        raise LookupError(f"no stage {name!r}; there are {', '.join(STAGES)}")
-    return _standalone(name, seed)
+@contextmanager
+def _sentinel(seed: int, pure: bool) -> Iterator[Stage]:
+    with start_sentinels("redis7", proxied=True) as group:
+        for index, proxy in enumerate(group.proxies):
+            proxy.seed = seed + index
+        lanes = _lanes({"host": group.host, "port": group.port, **group.settings}, pure)
+        yield Stage(
+            "sentinel",
+            lanes,
+            sentinel_troubles(group, lanes),
+            toxics(group.proxies),
+            lambda: [node for node in group.data if node.is_running()],
+            group.wait_until_whole,
+            patience_s=10.0,
+        )
+
+
+STAGES: dict[str, Callable[[int, bool], AbstractContextManager[Stage]]] = {
+    "tcp": partial(_standalone, name="tcp"),
+    "unix": partial(_standalone, name="unix"),
+    "tls": partial(_standalone, name="tls"),
+    "cluster": _cluster,
+    "sentinel": _sentinel,
+}
+
+
+def lacks(name: str) -> str:
+    """Why this host cannot set that stage; empty if it can."""
+    try:
+        find_kind("redis7" if name in ("tls", "sentinel") else "valkey", tls=name == "tls")
+    except LookupError as reason:
+        return str(reason)
+    return ""
+
+
+def open_stage(name: str, seed: int = 0, pure: bool = False) -> AbstractContextManager[Stage]:
+    """The stage of that name, opened; `seed` is for its proxies."""
+    return STAGES[name](seed, pure)

@@ -1,0 +1,172 @@
+"""What goes wrong with clusters and with a primary that Sentinels watch.
+
+As troubles.py. Whatever may promote a replica counts as a rollback until all agree again, because
+replicas lag. An orderly CLUSTER FAILOVER and a migration that is finished lose nothing.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+from chaos.lanes import Lane
+from chaos.troubles import Trouble, Troubles, server_troubles
+from support.cluster import Cluster, ClusterNode
+from support.resharding import SlotMigration
+from support.sentinel import SentinelGroup
+from support.servers import TestServer
+
+__all__ = ["cluster_troubles", "sentinel_troubles"]
+
+SLOTS_MOVED_MAX = 4
+# Of a server's troubles; replication is part of the rest.
+SINGLE = ("client_kill", "client_pause", "maxmemory", "flushall")
+
+
+@contextmanager
+def rolling_back(lanes: Sequence[Lane], settle: Callable[[], None]) -> Iterator[None]:
+    """Values may vanish and come back, until the servers have settled."""
+    with ExitStack() as stack:
+        for lane in lanes:
+            stack.enter_context(lane.history.rolling_back(time.monotonic))
+        yield
+        settle()
+
+
+def _with_replica(
+    choose: Callable[[random.Random], TestServer],
+    lanes: Sequence[Lane],
+    settle: Callable[[], None],
+) -> dict[str, Trouble]:
+    @contextmanager
+    def kill(rng: random.Random) -> Iterator[None]:
+        with rolling_back(lanes, settle):
+            server = choose(rng)
+            server.kill()
+            try:
+                yield
+            finally:
+                server.restart()
+
+    @contextmanager
+    def stop(rng: random.Random) -> Iterator[None]:
+        with rolling_back(lanes, settle):
+            server = choose(rng)
+            server.pause()
+            try:
+                yield
+            finally:
+                server.resume()
+
+    single = server_troubles(choose, lanes)
+    return {"kill": kill, "stop": stop} | {name: single[name] for name in SINGLE}
+
+
+def cluster_troubles(cluster: Cluster, lanes: Sequence[Lane]) -> Troubles:
+    """Of one shard, or between two."""
+    settle = cluster.wait_until_whole
+    names = [key for lane in lanes for key in lane.keys]
+
+    def a_shard(rng: random.Random) -> int:
+        return rng.randrange(len(cluster.shards))
+
+    def a_primary(rng: random.Random) -> ClusterNode:
+        return cluster.primary(a_shard(rng))
+
+    @contextmanager
+    def lost(rng: random.Random) -> Iterator[None]:
+        """A primary dies, and comes back when its replica has taken its place."""
+        with rolling_back(lanes, settle):
+            shard = a_shard(rng)
+            primary = cluster.primary(shard)
+            primary.kill()
+            try:
+                cluster.wait_for_promotion(shard)
+                yield
+            finally:
+                primary.restart()
+
+    @contextmanager
+    def failover(rng: random.Random) -> Iterator[None]:
+        cluster.failover(a_shard(rng))
+        yield
+
+    @contextmanager
+    def takeover(rng: random.Random) -> Iterator[None]:
+        with rolling_back(lanes, settle):
+            cluster.failover(a_shard(rng), rng.choice(["FORCE", "TAKEOVER"]))
+            yield
+
+    @contextmanager
+    def migrate(rng: random.Random) -> Iterator[None]:
+        """Slots with keys of ours move to another shard; sometimes they stay half way a while."""
+        moves: list[SlotMigration] = []
+        for name in rng.sample(names, SLOTS_MOVED_MAX):
+            slot = cluster.slot(name)
+            source, target = cluster.owner(slot), a_primary(rng)
+            if source is not target and slot not in (move.slot for move in moves):
+                moves.append(cluster.begin_migration(source, target, slot))
+                moves[-1].move_keys(rng.choice([0, 1, None]))
+        try:
+            yield
+        finally:
+            for move in moves:
+                move.move_keys()
+                move.finish()
+
+    @contextmanager
+    def abort(rng: random.Random) -> Iterator[None]:
+        """A slot goes half way and comes back; meanwhile its keys are misses."""
+        with rolling_back(lanes, settle):
+            slot = cluster.slot(rng.choice(names))
+            source, target = cluster.owner(slot), a_primary(rng)
+            if source is target:
+                yield
+                return
+            move = cluster.begin_migration(source, target, slot)
+            move.move_keys(rng.choice([0, 1, None]))
+            try:
+                yield
+            finally:
+                move.abort()
+
+    own = (lost, failover, takeover, migrate, abort)
+    return _with_replica(a_primary, lanes, settle) | {one.__name__: one for one in own}
+
+
+def sentinel_troubles(group: SentinelGroup, lanes: Sequence[Lane]) -> Troubles:
+    """Of the primary; a Sentinel that is away is harmless."""
+    settle = group.wait_until_whole
+
+    @contextmanager
+    def lost(rng: random.Random) -> Iterator[None]:
+        """The primary dies, and comes back when the replica has taken its place."""
+        with rolling_back(lanes, settle):
+            group.kill_master()
+            try:
+                group.wait_for_promotion()
+                yield
+            finally:
+                group.restart_old_master()
+
+    @contextmanager
+    def failover(rng: random.Random) -> Iterator[None]:
+        with rolling_back(lanes, settle):
+            group.failover()
+            yield
+
+    @contextmanager
+    def sentinel(rng: random.Random) -> Iterator[None]:
+        """One Sentinel stands still."""
+        node = rng.choice(group.sentinels)
+        node.pause()
+        try:
+            yield
+        finally:
+            node.resume()
+
+    own = (lost, failover, sentinel)
+    common = _with_replica(lambda rng: group.master(), lanes, settle)
+    return common | {one.__name__: one for one in own}

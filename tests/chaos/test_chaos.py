@@ -1,0 +1,40 @@
+"""Short chaos runs, each in a process of its own; `make soak` runs them for as long as one likes.
+
+The seed is printed with the command that runs it again. KVFERRY_CHAOS_SEED chooses it; otherwise
+every run of the tests tries another one.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from chaos.stages import STAGES, lacks
+
+SECONDS = 60 / len(STAGES)
+LIMIT_S = 100.0  # servers start, calls end, peace is made: on a machine with other work
+TESTS = Path(__file__).resolve().parents[1]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_chaos(stage: str) -> None:
+    if reason := lacks(stage):
+        pytest.skip(reason)
+    seed = os.environ.get("KVFERRY_CHAOS_SEED", str(random.randrange(10**6)))
+    words = [f"--stage={stage}", f"--seconds={SECONDS:g}", f"--seed={seed}"]
+    run = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-W", "error", "-m", "chaos", *words],
+        env={**os.environ, "PYTHONPATH": str(TESTS)},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    print(run.stdout)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert not run.stderr
