@@ -167,9 +167,11 @@ def test_an_argument_that_is_wrong(
 def test_a_password_mends_an_open_server(start: Callable[..., TestServer]) -> None:
     server = start("valkey", *GOOD, *GOOD_OF["valkey"], "--bind", "*")
     assert findings(server.url)["password"].severity is WARN
-    server.cli("CONFIG", "SET", "requirepass", "a secret")
-    closed = findings(server.url, password="a secret")
+    server.cli("CONFIG", "SET", "requirepass", "entry-7431")
+    server.cli("CONFIG", "SET", "masterauth", "other-7431")
+    facts, closed = found(ClientConfig.from_url(server.url, password="entry-7431"))
     assert closed["password"].severity is OK
+    assert "7431" not in repr(facts), "CONFIG GET shows what we must not keep"
 
 
 def test_eviction_and_clients_cut_off_are_counted(start: Callable[..., TestServer]) -> None:
@@ -215,6 +217,13 @@ def test_where_info_is_refused_too(start: Callable[..., TestServer]) -> None:
     seen = findings(server.url.replace("redis://", "redis://guest:secret@"))
     assert seen["server"].severity is INFO
     assert "maxmemory" not in seen
+
+
+def test_words_of_a_server_cannot_write_on_the_terminal(start: Callable[..., TestServer]) -> None:
+    server = start("valkey", "--availability-zone", "a\x1b[31mred" + "x" * 1000)
+    facts, _ = found(ClientConfig.from_url(server.url))
+    assert facts.servers[0].info["availability_zone"].startswith("a?[31mredxx")
+    assert len(facts.servers[0].info["availability_zone"]) == 300
 
 
 def test_a_planted_host(good_servers: Callable[[str], TestServer], tmp_path: Path) -> None:

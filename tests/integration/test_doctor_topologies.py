@@ -96,6 +96,8 @@ def test_tls_says_what_is_spoken(tls_server: TestServer) -> None:
     seen = findings(tls_server.tls_url, **tls_server.tls.client_settings)
     assert seen["tls"].severity is OK
     assert seen["tls"].seen.startswith("TLSv1.3 TLS_")
+    settings = tls_server.tls.client_settings | {"tls_verify": "ca"}
+    assert findings(tls_server.tls_url, **settings)["tls"].severity is WARN
 
 
 def test_a_certificate_that_is_refused_is_said(tls_server: TestServer) -> None:

@@ -132,6 +132,7 @@ PLANTED: list[tuple[str, Severity, dict[str, str], dict[str, str], dict[str, Any
     ("password", WARN, {}, {"bind": "* -::*"}, {"is_open": True}),
     ("password", WARN, {}, {"bind": ""}, {"is_open": True}),
     ("tls", INFO, {}, {}, {}),
+    ("tls", WARN, {}, {}, {"tls": "TLSv1.3 X", "is_verified": False}),
     (
         "tls-certificate",
         WARN,

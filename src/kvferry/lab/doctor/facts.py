@@ -48,6 +48,7 @@ class ServerFacts:
         has_secret: We had to send a password to it.
         tls: Protocol and cipher of our connection, e.g. ``TLSv1.3 TLS_AES_128_GCM_SHA256``; empty
             without TLS.
+        is_verified: The certificate, and that it is of this server, is checked.
     """
 
     address: str = "server"
@@ -58,6 +59,7 @@ class ServerFacts:
     is_open: bool | None = None
     has_secret: bool = False
     tls: str = ""
+    is_verified: bool = True
 
     @property
     def kind(self) -> str:

@@ -35,6 +35,10 @@ def password(server: ServerFacts, _: Need) -> Finding | None:
 
 def encryption(server: ServerFacts, _: Need) -> Finding | None:
     """Nobody on the way can read along."""
+    if server.tls and not server.is_verified:
+        why = "whoever is on the way can answer in the server's place, and is told the password"
+        fix = "?tls_ca_file=/path/of/ca.pem instead of tls_verify=...   (in the client's URL)"
+        return warn("tls", f"{server.tls}, and the server's name is not checked", why, fix)
     if server.tls:
         return ok("tls", server.tls)
     if server.is_near:

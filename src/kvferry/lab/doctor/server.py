@@ -21,12 +21,13 @@ from kvferry.client.pure_tls import client_context, shake_hands
 from kvferry.config import ClientConfig
 from kvferry.errors import UnavailableError
 from kvferry.lab.doctor.facts import ServerFacts
-from kvferry.lab.doctor.talk import ANSWER_S, Talk, text_of
+from kvferry.lab.doctor.talk import ANSWER_S, VALUE_CHARS_MAX, Talk, text_of
 
 __all__ = ["is_near", "read_server"]
 
 # Shown only to those who ask by name (CONFIG GET * leaves them out).
 _HIDDEN_SETTINGS = ("min-string-size-avoid-copy-reply",)
+_SECRET = re.compile(r"pass|auth|secret|token|seed")  # settings that we do not want to know
 _NO_STRANGERS = re.compile(r"NOAUTH|WRONGPASS|NOPERM|DENIED|[Aa]uthentication")
 
 
@@ -64,6 +65,7 @@ def read_server(config: ClientConfig) -> ServerFacts:
             is_open=_is_open(config),
             has_secret=_has_secret(config),
             tls=_tls_text(config),
+            is_verified=config.tls_verify == "full",
         )
 
 
@@ -109,4 +111,5 @@ def _tls_text(config: ClientConfig) -> str:
 
 def _pairs(reply: Reply) -> dict[str, str]:
     words = [text_of(word) for word in reply] if isinstance(reply, list) else []
-    return dict(zip(words[::2], words[1::2], strict=False))
+    pairs = zip(words[::2], words[1::2], strict=False)
+    return {name: value[:VALUE_CHARS_MAX] for name, value in pairs if not _SECRET.search(name)}

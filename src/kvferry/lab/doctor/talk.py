@@ -11,9 +11,10 @@ from kvferry.client.pure_resp import ErrorReply, ProtocolError, Reply
 from kvferry.config import ClientConfig
 from kvferry.errors import UnavailableError
 
-__all__ = ["ANSWER_S", "Talk", "text_of"]
+__all__ = ["ANSWER_S", "VALUE_CHARS_MAX", "Talk", "text_of"]
 
 ANSWER_S = 10.0
+VALUE_CHARS_MAX = 300
 
 
 class Talk:
@@ -51,10 +52,17 @@ class Talk:
 
     def fields(self, *words: str) -> dict[str, str]:
         """The ``name:value`` lines of a reply."""
-        lines = text_of(self.ask(*words)).splitlines()
-        return dict(line.split(":", 1) for line in lines if ":" in line and line[0] != "#")
+        found = {}
+        for line in text_of(self.ask(*words)).splitlines():
+            name, colon, value = line.partition(":")
+            if colon and not name.startswith("#"):
+                found[name] = value[:VALUE_CHARS_MAX]
+        return found
 
 
 def text_of(reply: Reply) -> str:
-    """A reply as text; nothing for null."""
-    return reply.decode(errors="replace") if isinstance(reply, bytes) else str(reply or "")
+    """A reply as text, nothing for null; a server's control characters stay off our terminal."""
+    text = reply.decode(errors="replace") if isinstance(reply, bytes) else str(reply or "")
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char in "\r\n" else "?" for char in text)
