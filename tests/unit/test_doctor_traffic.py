@@ -64,6 +64,19 @@ def test_too_few_connections() -> None:
     assert "connections=8" in finding.fix
 
 
+def test_a_gain_within_the_noise_is_no_advice() -> None:
+    curve = {1: 3.7e9, 4: 3.8e9, 16: 4.05e9}
+    finding = found(TrafficFacts(rtt_s=0.0001, by_connections=curve), connections=8)["connections"]
+    assert finding.severity is Severity.OK
+
+
+def test_a_long_way_needs_more_than_was_tried() -> None:
+    curve = {1: 5e8, 2: 1e9, 4: 2e9}
+    finding = found(TrafficFacts(rtt_s=0.05, by_connections=curve), connections=4)["connections"]
+    assert finding.severity is Severity.WARN
+    assert "connections=24" in finding.fix  # 100 MB over windows of 4 MiB
+
+
 def test_what_was_not_measured_says_why() -> None:
     (finding,) = found(TrafficFacts(skipped="no room")).values()
     assert (finding.id, finding.severity) == ("bandwidth", Severity.INFO)

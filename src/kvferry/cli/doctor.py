@@ -29,7 +29,11 @@ __all__ = ["doctor"]
 @click.option("--model", metavar="FILE", help="A model's config.json, or its directory.")
 @click.option("--gpu", metavar="NAME", help="What computes that model, e.g. h100.")
 @click.option("--gpus", type=click.IntRange(1), default=1, show_default=True, help="How many.")
-@click.option("--prefill-tokens-s", type=float, help="Measured on your engine; wins over --gpu.")
+@click.option(
+    "--prefill-tokens-s",
+    type=click.FloatRange(0, min_open=True),
+    help="Measured on your engine; wins over --gpu.",
+)
 @click.option("--prefix-tokens", type=click.IntRange(1), default=8192, show_default=True)
 @click.pass_context
 def doctor(

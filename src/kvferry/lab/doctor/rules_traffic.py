@@ -12,6 +12,7 @@ from kvferry.lab.doctor.finding import Finding, info, ok, size_text, warn
 __all__ = ["best_chunk_bytes", "connections_for", "examine_traffic", "knee"]
 
 _ENOUGH = 0.95  # of the best
+_GAIN = 1.1  # less is noise
 _WINDOW_BYTES = 4 << 20  # where the kernel does not say: what a Linux server sends ahead
 _RTT_NEAR_S = 0.002
 _SLOW_BYTES_S = 1e9
@@ -84,9 +85,12 @@ def connections(facts: Facts) -> Finding | None:
     advised = max(measured, far)
     seen = (
         f"{advised}: measured {measured}, bandwidth x round trip / window gives {far}; "
-        f"set are {facts.need.connections}"
+        f"{facts.need.connections} are set"
     )
-    if advised > facts.need.connections:
+    curve, count = traffic.by_connections, facts.need.connections
+    now = max((rate for tried, rate in curve.items() if tried <= count), default=0.0)
+    gains = max(curve.values()) > _GAIN * now or advised > max(curve)
+    if advised > count and gains:
         why = "with fewer the wire is idle for a part of each round trip"
         return warn("connections", seen, why, f"?connections={advised}   (in the client's URL)")
     return ok("connections", seen)
