@@ -40,7 +40,7 @@ from kvferry.errors import ConfigError
 
 __all__ = ["load_client_config", "save_client_settings"]
 
-_log = logging.getLogger("kvferry.config")
+_log = logging.getLogger("kvferry.config_file")
 
 _USER = frozenset(("username", "password"))
 # Fields that only mean something for one server; so do those that begin with "tls" and "sentinel".

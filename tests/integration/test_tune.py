@@ -186,6 +186,18 @@ def test_a_server_that_evicts_our_values_ends_it(start: Callable[..., TestServer
     assert keys(server) == []
 
 
+def test_settings_that_the_server_refuses_are_left_out(start: Callable[..., TestServer]) -> None:
+    server = start("valkey", "--maxclients", "20")
+    grid = Grid(connections=(1, 24), workers=(1,), window_bytes=(None,), chunk_bytes=(MIB // 4,))
+    config = replace(ClientConfig.from_url(server.url), connections=1, connect_timeout_s=0.5)
+    result = Tune(config=config, grid=grid, size_bytes=MIB, budget_s=1).run(print)
+    assert result.best.connections == 1
+    (point, reason), *more = result.failed.items()
+    assert (point.connections, more) == (24, [])
+    assert "of 24 connections could be opened" in reason
+    assert keys(server) == []
+
+
 def test_a_server_that_is_away_is_said_at_once(start: Callable[..., TestServer]) -> None:
     server = start("valkey")
     config = ClientConfig.from_url(server.url)

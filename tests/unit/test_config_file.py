@@ -228,7 +228,7 @@ def test_a_file_that_is_named_must_be_there(file: Path) -> None:
 def test_a_secret_that_others_can_read_is_noticed(
     file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.WARNING, "kvferry.config")
+    caplog.set_level(logging.WARNING, "kvferry.config_file")
     put(file, f"client: {{url: 'redis://:{SECRET}@h'}}\n")
     load_client_config(file, environ={})
     assert caplog.records == []

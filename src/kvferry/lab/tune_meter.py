@@ -24,7 +24,7 @@ from typing import Self
 from kvferry.client.batch import BatchResult
 from kvferry.client.sync import RedisClient
 from kvferry.config import ClientConfig
-from kvferry.errors import CapacityError, KVFerryError
+from kvferry.errors import CapacityError, KVFerryError, UnavailableError
 from kvferry.lab.bench_data import Chunks
 from kvferry.lab.tune_points import Point, Sample
 
@@ -99,14 +99,21 @@ class TuneMeter:
             CapacityError: The server did not keep what was just stored.
             KVFerryError: What else failed; the point may be at fault.
         """
+        try:
+            return self._turn(point)
+        except KVFerryError:
+            self._drop(point)  # it would go on dialling, and disturb the others
+            raise
+
+    def _turn(self, point: Point) -> Sample:
         chunks = self._chunks_of(point.chunk_bytes)
         client, is_new = self._client_of(point)
         batch = range(len(chunks.keys))
-        warm = is_new or self.round_trip_s > _FAR_S
+        times = 2 if is_new or self.round_trip_s > _FAR_S else 1
         chunks.next_write(batch)
-        for _ in range(2 if warm else 1):  # the last one counts
+        for _ in range(times):  # the last one counts
             set_s = _timed(lambda: client.batch_set(chunks.keys, chunks.sources, ttl_s=_TTL_S))
-        for _ in range(2 if warm else 1):
+        for _ in range(times):
             chunks.poison()
             get_s = _timed(lambda: client.batch_get(chunks.keys, chunks.targets))
             self.verified_bytes += chunks.verify(batch, chunks.targets)
@@ -114,8 +121,7 @@ class TuneMeter:
         return Sample(get_gbps=gigabytes / get_s, set_gbps=gigabytes / set_s)
 
     def _client_of(self, point: Point) -> tuple[RedisClient, bool]:
-        name = tuple(point.client.values())
-        client = self._clients.pop(name, None)
+        client = self._clients.pop(_settings(point), None)
         is_new = client is None
         if client is None:
             while len(self._clients) >= _CLIENTS_MAX:
@@ -128,8 +134,23 @@ class TuneMeter:
                     window_bytes=point.window_bytes,
                 )
             )
-        self._clients[name] = client
+        self._clients[_settings(point)] = client
+        if is_new:
+            self._await_connections(client, point.connections)
         return client, is_new
+
+    def _await_connections(self, client: RedisClient, wanted: int) -> None:
+        """A client would do with fewer, but then it is another point that is measured."""
+        deadline = time.monotonic() + 2 * self._config.connect_timeout_s
+        while (there := int(client.stats()["connections_up"])) < wanted:
+            if time.monotonic() > deadline:
+                raise UnavailableError(f"only {there} of {wanted} connections could be opened")
+            time.sleep(0.005)
+
+    def _drop(self, point: Point) -> None:
+        client = self._clients.pop(_settings(point), None)
+        if client is not None:
+            client.close()
 
     def _chunks_of(self, size_bytes: int) -> Chunks:
         if size_bytes not in self._chunks:
@@ -138,6 +159,10 @@ class TuneMeter:
             chunks.keys = [f"{self._prefix}{size_bytes}:{index}" for index in range(count)]
             self._chunks[size_bytes] = chunks
         return self._chunks[size_bytes]
+
+
+def _settings(point: Point) -> tuple[object, ...]:
+    return tuple(point.client.values())
 
 
 def _timed(call: Callable[[], BatchResult]) -> float:
