@@ -26,7 +26,7 @@ using kvferry::resp::ValueReader;
 using namespace kvferry::redis;
 
 // Small, so that short inputs reach them.
-constexpr ValueReader::Limits kLimits{.text_bytes_max = 64 * 1024, .values_max = 4096};
+constexpr ValueReader::Limits kLimits{.text_bytes_max = 512, .values_max = 128};
 const Endpoint kAsked{.host = "seed", .port = 7000, .unix_path = {}};
 
 struct Size {
@@ -93,6 +93,11 @@ void check_endpoint(const Endpoint& endpoint) {
           "an endpoint that nobody can dial", endpoint.text());
 }
 
+void check_node(const Node& node) {
+  check_endpoint(node.endpoint);
+  check_text(node.zone, "a zone is not printable");
+}
+
 Value integer(std::size_t number) {
   return {.type = Type::kInteger,
           .integer = static_cast<std::int64_t>(number),
@@ -146,9 +151,8 @@ void check_map(const SlotMap& map) {
   require(counted == covered, "the balance is miscounted");
   for (const Shard& shard : map.shards()) {
     require(shard.replicas.size() <= SlotMap::kReplicasMax, "too many replicas");
-    check_endpoint(shard.primary.endpoint);
-    for (const Node& replica : shard.replicas) check_endpoint(replica.endpoint);
-    check_text(shard.primary.zone, "a zone is not printable");
+    check_node(shard.primary);
+    for (const Node& replica : shard.replicas) check_node(replica);
   }
   Result<SlotMap> again = parse_cluster_slots(slots_value(map), kAsked);
   require(again.has_value(), "a map cannot be told", again ? "" : again.error().context);
