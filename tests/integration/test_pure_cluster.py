@@ -98,6 +98,24 @@ def test_tls_password_and_names(fresh_cluster: StartCluster, kind: str) -> None:
         client.ping()
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"host": "::1"}, {"kind": "redis7", "endpoint": "unknown-endpoint"}],
+    ids=["IPv6", "nameless"],
+)
+def test_nodes_that_are_named_otherwise(
+    fresh_cluster: StartCluster, options: dict[str, Any]
+) -> None:
+    cluster = fresh_cluster(**options)
+    first, second = cluster.primary(0), cluster.primary(1)
+    slot = cluster.slots_of(first)[0]
+    with opened(cluster) as client:
+        assert client.batch_set(KEYS, VALUES).ok
+        mine = {key_slot(key) for key in KEYS} & set(cluster.slots_of(first))
+        cluster.migrate_slots(first, second, [*sorted(mine)[:3], slot])  # MOVED names them, too
+        assert read_all(client) == [Status.OK] * len(KEYS)
+
+
 def test_any_seed_will_do(cluster: Cluster) -> None:
     dead = "127.0.0.1:1"
     url = f"redis+cluster://{dead},{cluster.seeds[2]}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -33,9 +33,8 @@ class Provider:
 
 
 @pytest.fixture
-def guarded(start: Start) -> Iterator[TestServer]:
-    server = start("valkey", password="unused", users=["user app on >token-1 ~* &* +@all"])
-    yield server
+def guarded(start: Start) -> TestServer:
+    return start("valkey", password="unused", users=["user app on >token-1 ~* &* +@all"])
 
 
 @pytest.mark.parametrize("protocol", [2, 3])

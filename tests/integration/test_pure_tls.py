@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,11 +17,13 @@ from kvferry import errors
 from kvferry.client.batch import Status
 from kvferry.client.pure import PureRedisClient
 from support.certificates import Certificates
+from support.proxy import Direction, FaultProxy
 from support.pure import MIB, payload, within
 from support.servers import TestServer, address_of
 from support.tls import ServerTls
 
 Start = Callable[..., TestServer]
+DIRECTIONS: tuple[Direction, ...] = ("down", "up")
 SIZES = [0, 1, 4095, 4096, 16_383, 16_384, 16_385, MIB + 1, 4 * MIB, 8 * MIB + 3]
 
 
@@ -236,6 +240,55 @@ def test_a_dead_connection_is_replaced(tls_server: TestServer) -> None:
         assert client.get("k", target)
         assert target == payload(MIB)
         assert client.stats()["connects"] == 2
+
+
+@pytest.mark.parametrize("byte", [0, 3, 100, 1500, 5000, 500_000])
+@pytest.mark.parametrize("fault", ["cut", "flip"])
+def test_what_breaks_on_the_way_is_never_read_as_a_value(
+    tls_server: TestServer, fault: str, byte: int
+) -> None:
+    assert tls_server.tls is not None
+    settings = tls_server.tls.client_settings | {"stall_timeout_s": 0.5}
+    broken = (Status.OK, Status.UNAVAILABLE, Status.TIMEOUT)  # a length may have grown
+    value = payload(MIB)
+    with (
+        FaultProxy(tls_server.host, tls_server.tls_port, opaque=True) as proxy,
+        PureRedisClient(proxy.host, proxy.port, **settings) as client,
+        within(30),
+    ):
+        client.set("k", value)
+        for direction in DIRECTIONS:
+            if fault == "cut":
+                proxy.cut_after(byte, direction=direction)
+            else:
+                proxy.flip(byte, direction=direction)
+            for _ in range(3):
+                target = bytearray(MIB)
+                status = client.batch_get(["k"], [target])[0]
+                assert status in broken
+                assert status is not Status.OK or target == value
+                assert client.batch_set(["k"], [value])[0] in broken
+            proxy.heal()
+        time.sleep(1)  # the wait before dialling again
+        target = bytearray(MIB)
+        assert client.get("k", target)
+        assert target == value
+
+
+def test_a_forked_child_leaves_the_connection_alone(tls_server: TestServer) -> None:
+    with secured(tls_server) as client:
+        client.set("k", payload(MIB))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # there are other threads
+            child = os.fork()
+        if child == 0:
+            target = bytearray(MIB)
+            good = client.get("k", target) and target == payload(MIB)
+            client.close()
+            os._exit(0 if good else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert client.exists("k")
+        assert client.stats()["connects"] == 1
 
 
 def test_close_ends_a_batch_of_another_thread(start: Start) -> None:
