@@ -14,10 +14,10 @@ import argparse
 import os
 import random
 import sys
-import time
 from pathlib import Path
 
-from chaos.runner import Plan, Report, run
+from chaos.report import Plan
+from chaos.runner import run
 from chaos.stages import STAGES, open_stage
 
 TURN_S = 60.0
@@ -41,10 +41,9 @@ def main() -> int:
 
 def one(name: str, plan: Plan, pure: bool) -> bool:
     """One run; whether it was without a fault."""
-    started = time.monotonic()
     with open_stage(name, plan.seed, pure) as stage:
         report = run(stage, plan)
-        print(_told(name, plan, report, time.monotonic() - started), flush=True)
+        print(report.told(name, plan), flush=True)
         if not report.journal.faults:
             return True
         path = JOURNALS / f"{name}-{plan.seed}.json"
@@ -62,22 +61,6 @@ def one(name: str, plan: Plan, pure: bool) -> bool:
         if "hang" in report.journal.kinds():
             os._exit(1)  # nothing here can be joined any more
         return False
-
-
-def _told(name: str, plan: Plan, report: Report, took_s: float) -> str:
-    lines = [f"{name}: seed {plan.seed}, {plan.threads} threads, {took_s:.0f} s"]
-    for lane, outcomes in report.outcomes.items():
-        counts = ", ".join(f"{what} {count}" for what, count in sorted(outcomes.items()))
-        lines.append(f"  {lane}: {counts}")
-    lines.append(f"  blows: {', '.join(f'{k} {n}' for k, n in sorted(report.blows.items()))}")
-    lines.append(
-        f"  {report.calls} keys asked for; longest way back {report.away_s_max:.2f} s; latest "
-        f"return {report.overdue_s_max:.3f} s past its deadline; {report.peaces} times of peace, "
-        f"{report.pardons} pardoned; {report.usage[0]!r} -> {report.usage[-1]!r}"
-        if report.usage
-        else "  it did not begin"
-    )
-    return "\n".join(lines)
 
 
 def _arguments() -> argparse.Namespace:

@@ -22,18 +22,18 @@ import threading
 import time
 import traceback
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 
 from chaos.calls import calls
 from chaos.journal import Journal
 from chaos.lanes import Peace, Retired
+from chaos.report import Plan, Report
 from chaos.schedule import Blow, schedule
 from chaos.stages import CONNECTIONS, LIMITS, Stage
 from chaos.troubles import our_clients
 from chaos.watch import Usage, Watch, growth_bytes
 from support.history import Violation
 
-__all__ = ["Plan", "Report", "run"]
+__all__ = ["run"]
 
 SETTLE_S = 0.3  # what lies in a socket of an idle server is read by then
 BARRIER_S_MAX = 30.0
@@ -41,36 +41,6 @@ JOIN_S_MAX = 60.0
 LEAVE_S_MAX = 3.0
 GROWTH_BYTES_MAX = 24 << 20
 PEACES_MIN = 9  # before growth means something
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is to be run. Times in seconds."""
-
-    seed: int = 0
-    seconds: float = 10.0
-    threads: int = 8
-    late_s: float = 1.0  # past a deadline that is long, for a machine with other work
-    hung_s: float = 15.0
-
-
-@dataclass
-class Report:
-    """What came of it."""
-
-    journal: Journal
-    outcomes: dict[str, dict[str, int]] = field(default_factory=dict)
-    errors: dict[str, dict[str, int]] = field(default_factory=dict)
-    blows: dict[str, int] = field(default_factory=dict)
-    away_s_max: float = 0.0
-    overdue_s_max: float = 0.0
-    peaces: int = 0
-    pardons: int = 0
-    usage: list[Usage] = field(default_factory=list)
-
-    @property
-    def calls(self) -> int:
-        return sum(sum(counts.values()) for counts in self.outcomes.values())
 
 
 def run(stage: Stage, plan: Plan) -> Report:

@@ -16,17 +16,18 @@ import pytest
 
 from chaos.stages import STAGES, lacks
 
-SECONDS = 60 / len(STAGES)
-LIMIT_S = 100.0  # servers start, calls end, peace is made: on a machine with other work
+NATIVE_S, PURE_S = 10, 5  # 60 s in all
+LIMIT_S = 110.0  # servers start, calls end, peace is made: on a machine with other work
 TESTS = Path(__file__).resolve().parents[1]
+# TODO(soon): the native client is about to learn these; then this line goes.
+NOT_YET = ("tls", "cluster", "sentinel")
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_chaos(stage: str) -> None:
+def run_chaos(stage: str, seconds: float, *more: str) -> None:
     if reason := lacks(stage):
         pytest.skip(reason)
     seed = os.environ.get("KVFERRY_CHAOS_SEED", str(random.randrange(10**6)))
-    words = [f"--stage={stage}", f"--seconds={SECONDS:g}", f"--seed={seed}"]
+    words = [f"--stage={stage}", f"--seconds={seconds}", f"--seed={seed}", *more]
     run = subprocess.run(
         [sys.executable, "-X", "faulthandler", "-W", "error", "-m", "chaos", *words],
         env={**os.environ, "PYTHONPATH": str(TESTS)},
@@ -38,3 +39,15 @@ def test_chaos(stage: str) -> None:
     print(run.stdout)
     assert run.returncode == 0, run.stdout + run.stderr
     assert not run.stderr
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_chaos(stage: str) -> None:
+    if stage in NOT_YET:
+        pytest.skip(f"the native client cannot do {stage} yet")
+    run_chaos(stage, NATIVE_S)
+
+
+@pytest.mark.parametrize("stage", ["cluster", "sentinel"])
+def test_chaos_of_the_pure_client(stage: str) -> None:
+    run_chaos(stage, PURE_S, "--pure")

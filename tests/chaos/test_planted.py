@@ -18,7 +18,8 @@ import pytest
 from chaos.callers import Blocking, Caller, Request
 from chaos.calls import Shape
 from chaos.lanes import Lane
-from chaos.runner import Plan, Report, run
+from chaos.report import Plan, Report
+from chaos.runner import run
 from chaos.stages import LIMITS, Stage
 from kvferry import RedisClient
 from kvferry.client.batch import BatchResult, Status
