@@ -92,8 +92,12 @@ def _say_one(console: Console, finding: Finding, *, many: bool) -> None:
 
 def _verdict(findings: Sequence[Finding]) -> str:
     counts = {s: sum(f.severity is s for f in findings) for s in reversed(Severity)}
-    words = {Severity.FAULT: "faults", Severity.WARN: "warnings", Severity.INFO: "notes"}
-    said = [f"{counts[s]} {word}" for s, word in words.items() if counts[s]]
+    words = {Severity.FAULT: "fault", Severity.WARN: "warning", Severity.INFO: "note"}
+    said = [
+        f"{counts[s]} {word}{'s' if counts[s] > 1 else ''}"
+        for s, word in words.items()
+        if counts[s]
+    ]
     healthy = worst(findings) < Severity.WARN
     return f"{'Healthy' if healthy else 'Not as it could be'}: " + ", ".join(
         [*said, f"{counts[Severity.OK]} checks are fine"]

@@ -78,7 +78,7 @@ def io_threads(server: ServerFacts, _: Need) -> Finding | None:
         return warn("io-threads", seen, why, f"io-threads {min(4, cores // 4)}{where}")
     if count == 1 and not cores:
         why = "one thread does all sending and receiving; its host's cores are not known from here"
-        return info("io-threads", seen, why, f"io-threads 4{where}, with 8 cores or more")
+        return info("io-threads", seen, why, f"io-threads 4{where.replace('(', '(if it has 8: ')}")
     is_old = server.kind == "redis" and server.release < (8, 0)
     if count > 1 and is_old and server.setting("io-threads-do-reads") == "no":
         why = "before Redis 8 they only send; SETs are still received by the main thread"
