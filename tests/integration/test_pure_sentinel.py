@@ -185,6 +185,7 @@ def test_a_connection_is_looked_at_again_after_a_while() -> None:
         (b"*2\r\n$1\r\nh\r\n$5\r\n99999\r\n", "no address"),
         (b"*2\r\n$1\r\nh\r\n$1\r\n-\r\n", "no address"),
         (b"*1\r\n$1\r\nh\r\n", "no address"),
+        (b"*2\r\n$3\r\na/b\r\n$1\r\n1\r\n", "names no host"),
     ],
 )
 def test_what_a_sentinel_may_say(said: bytes, words: str) -> None:

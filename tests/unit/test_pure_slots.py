@@ -75,6 +75,11 @@ def test_hosts_that_a_server_does_not_name(node: list[Any], address: tuple[str, 
         [[0, 1, [b"h", 65536]]],
         [[0, 1, [b"h", b"7000"]]],
         [[0, 1, [7, 7000]]],
+        [[0, 1, [b"a host", 7000]]],
+        [[0, 1, [b"a\nhost", 7000]]],
+        [[0, 1, [b"u:p@host", 7000]]],
+        [[0, 1, [b"h" * 256, 7000]]],
+        [[0, 1, [b"?", 7000, ID, [b"ip", b"\0"]]]],
         [[0, 1, b"h:7000"]],
         [[0, 1, [b"h", 1], []]],
         [[0, 1, [b"h", 1]]] * (SLOTS + 1),
@@ -100,7 +105,7 @@ def test_redirections(text: str, address: tuple[str, int] | None) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["MOVED", "MOVED 1", "MOVED 1 h", "ASK 1 h:", "ASK 1 h:0", "MOVED 1 h:²"]
+    "text", ["MOVED", "MOVED 1", "MOVED 1 h", "ASK 1 h:", "ASK 1 h:0", "MOVED 1 h:²", "ASK 1 a/b:1"]
 )
 def test_malformed_redirections(text: str) -> None:
     with pytest.raises(ProtocolError):

@@ -15,6 +15,7 @@ from kvferry.client.pure_connection import Connection, Disconnected, TimedOut, p
 from kvferry.client.pure_dial import Refused, dial
 from kvferry.client.pure_resp import ErrorReply, ProtocolError
 from kvferry.config import ClientConfig
+from kvferry.errors import ConfigError
 
 __all__ = ["Sentinels"]
 
@@ -77,7 +78,10 @@ class Sentinels:
 
     def _dial_master(self, host: str, port: int, deadline: float) -> Connection:
         until = min(deadline, time.monotonic() + self._config.connect_timeout_s)
-        config = self._config.for_node(host, port)
+        try:
+            config = self._config.for_node(host, port)
+        except ConfigError:
+            raise ProtocolError("a Sentinel names no host") from None
         connection = dial(config, until)
         try:
             reply = connection.call(b"ROLE", deadline=until)

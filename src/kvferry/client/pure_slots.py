@@ -17,6 +17,7 @@ from kvferry.client.pure_resp import ProtocolError, Reply
 __all__ = ["SLOTS", "Address", "SlotMap", "key_slot", "parse_redirect", "parse_slots"]
 
 SLOTS = 16384
+HOST_CHARS_MAX = 255  # RFC 1035
 Address: TypeAlias = tuple[str, int]
 
 
@@ -65,7 +66,7 @@ def parse_redirect(text: str, asked: str) -> Address | None:
     host, _, port = words[2].rpartition(":") if len(words) == 3 else ("", "", "")
     if not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
         raise ProtocolError("a redirection is malformed")
-    return None if host == "?" else (host or asked, int(port))
+    return None if host == "?" else (_checked(host or asked), int(port))
 
 
 def _node(node: Reply, asked: str) -> Address | None:
@@ -75,9 +76,18 @@ def _node(node: Reply, asked: str) -> Address | None:
         case _:
             raise ProtocolError("a node of a map of slots is malformed")
     if name != "?":
-        return name or asked, port
+        return _checked(name or asked), port
     # A host that has no name is known by its address, if the metadata has it.
     facts = rest[1] if len(rest) > 1 and isinstance(rest[1], list) else []
     known = dict(zip(facts[::2], facts[1::2], strict=False))
     address = known.get(b"ip")
-    return (address.decode(errors="replace"), port) if isinstance(address, bytes) else None
+    if not isinstance(address, bytes):
+        return None
+    return _checked(address.decode(errors="replace")), port
+
+
+def _checked(host: str) -> str:
+    """Something to look up: what is dialled must also be fit to be a setting, and to be logged."""
+    if not host.isprintable() or len(host) > HOST_CHARS_MAX or any(char in " /@," for char in host):
+        raise ProtocolError("a node has no host name")
+    return host
