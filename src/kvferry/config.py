@@ -30,7 +30,15 @@ from kvferry._url import (
 from kvferry.credentials import CredentialsProvider
 from kvferry.errors import ConfigError
 
-__all__ = ["CONNECTIONS_DEFAULT", "WORKERS_DEFAULT", "ClientConfig"]
+__all__ = [
+    "CONNECTIONS_DEFAULT",
+    "ENV_URL",
+    "WORKERS_DEFAULT",
+    "ClientConfig",
+    "check_known",
+    "env_settings",
+    "query_kinds",
+]
 
 # More sockets than one flow needs: clouds cap each flow, and the client uses as many of them at a
 # time as it finds to be best.
@@ -41,7 +49,7 @@ WORKERS_DEFAULT = 4
 _MIB = 1 << 20
 _ENV_PREFIXES = ("KVFERRY_RESP_", "LMCACHE_RESP_")
 _ENV_FIELDS = ("host", "port", "username", "password")
-_ENV_URL = "KVFERRY_RESP_URL"
+ENV_URL = "KVFERRY_RESP_URL"
 _USER = ("username", "password")
 # These make up the address of a URL, which a query parameter may not contradict, or are functions.
 _NOT_IN_QUERY = ("host", "port", "unix_path", "credentials")
@@ -238,9 +246,9 @@ class ClientConfig:
         Raises:
             ConfigError: The URL or a field is malformed or unknown.
         """
-        settings: dict[str, Any] = dict(parse_url(url, _query_kinds()))
+        settings: dict[str, Any] = dict(parse_url(url, query_kinds()))
         settings.update((name, value) for name, value in overrides.items() if value is not None)
-        _check_known(settings)
+        check_known(settings)
         return cls(**settings)
 
     @classmethod
@@ -258,8 +266,8 @@ class ClientConfig:
         """
         environ = os.environ if environ is None else environ
         given = {name: value for name, value in explicit.items() if value is not None}
-        settings = {**_of_environment(environ, given), **given}
-        _check_known(settings)
+        settings = {**env_settings(environ, given), **given}
+        check_known(settings)
         return cls(**settings)
 
 
@@ -273,14 +281,20 @@ _ONE_SERVER: dict[str, Any] = {
 }
 
 
-def _check_known(settings: Mapping[str, object]) -> None:
+def check_known(settings: Mapping[str, object]) -> None:
+    """Refuse names that are no fields of `ClientConfig`, with the nearest one that is.
+
+    Raises:
+        ConfigError: There is one.
+    """
     known = [field.name for field in fields(ClientConfig)]
     for name in settings:
         if name not in known:
             raise ConfigError(f"unknown setting {name!r}{nearest(name, known)}")
 
 
-def _query_kinds() -> dict[str, type[Setting]]:
+def query_kinds() -> dict[str, type[Setting]]:
+    """The fields that may stand in the query of a URL, and the type of each."""
     # The annotations are the table: "int | None" takes an int.
     return {
         name: tuple if get_origin(hint) is tuple else (get_args(hint) or (hint,))[0]
@@ -289,15 +303,22 @@ def _query_kinds() -> dict[str, type[Setting]]:
     }
 
 
-def _of_environment(environ: Mapping[str, str], given: Mapping[str, object]) -> dict[str, Any]:
-    """What the environment says about what the caller left open."""
+def env_settings(environ: Mapping[str, str], given: Mapping[str, object]) -> dict[str, Any]:
+    """What the environment says about the fields that the caller left open; see `from_env`.
+
+    Args:
+        given: The fields that the caller names.
+
+    Raises:
+        ConfigError: A variable is malformed.
+    """
     settings: dict[str, Any] = {}
     single = list(_ENV_FIELDS)
-    if environ.get(_ENV_URL) and not ("host" in given or "unix_path" in given):
+    if environ.get(ENV_URL) and not ("host" in given or "unix_path" in given):
         try:
-            settings.update(parse_url(environ[_ENV_URL], _query_kinds()))
+            settings.update(parse_url(environ[ENV_URL], query_kinds()))
         except ConfigError as error:
-            raise ConfigError(f"{_ENV_URL}: {error}") from None
+            raise ConfigError(f"{ENV_URL}: {error}") from None
         single = [] if settings.keys() & set(_USER) else list(_USER)
     if "credentials" in given:  # they stand for both
         single = [name for name in single if name not in _USER]

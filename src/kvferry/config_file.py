@@ -35,7 +35,7 @@ from typing import Any
 
 from kvferry._config_file import find_config_file, read_section, write_sections
 from kvferry._url import SECRETS, nearest, parse_url
-from kvferry.config import _ENV_URL, ClientConfig, _check_known, _of_environment, _query_kinds
+from kvferry.config import ENV_URL, ClientConfig, check_known, env_settings, query_kinds
 from kvferry.errors import ConfigError
 
 __all__ = ["load_client_config", "save_client_settings"]
@@ -76,8 +76,8 @@ def load_client_config(
     from_file = {} if file is None else _of_file(file, section)
     explicit = {name: value for name, value in overrides.items() if value is not None}
     if url is None:
-        from_env = _of_environment(environ, explicit)
-        by_url = bool(environ.get(_ENV_URL)) and not {"host", "unix_path"} & explicit.keys()
+        from_env = env_settings(environ, explicit)
+        by_url = bool(environ.get(ENV_URL)) and not {"host", "unix_path"} & explicit.keys()
     else:
         explicit = {**_of_url(url), **explicit}
         from_env = {} if _USER & explicit.keys() else _user_of(environ)
@@ -151,19 +151,19 @@ def _value(where: str, name: str, value: Any) -> Any:
         return tuple(value)
     if name == "tls_min_version" and isinstance(value, float):
         return str(value)
-    is_text = name in ("host", "unix_path") or _query_kinds().get(name) is str
+    is_text = name in ("host", "unix_path") or query_kinds().get(name) is str
     if is_text and not isinstance(value, str | None):
         raise ConfigError(f"{where}: {name} is read as a {type(value).__name__}; put it in quotes")
     return value
 
 
 def _of_url(url: str) -> dict[str, Any]:
-    return dict(parse_url(url, _query_kinds()))
+    return dict(parse_url(url, query_kinds()))
 
 
 def _user_of(environ: Mapping[str, str]) -> dict[str, Any]:
     """User and password of the single variables; whatever address the environment has is out."""
-    found = _of_environment(environ, {"host": "", "port": 0})
+    found = env_settings(environ, {"host": "", "port": 0})
     return {name: found[name] for name in found if name in _USER}
 
 
@@ -180,5 +180,5 @@ def _over(weaker: Mapping[str, Any], stronger: Mapping[str, Any]) -> dict[str, A
 
 
 def _made(settings: Mapping[str, Any]) -> ClientConfig:
-    _check_known(settings)
+    check_known(settings)
     return ClientConfig(**settings)
