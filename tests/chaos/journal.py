@@ -15,7 +15,7 @@ from typing import Any
 
 __all__ = ["Journal"]
 
-EVENTS_MAX = 20_000
+EVENTS_MAX = 4000  # full after some seconds, so that it does not look like a leak
 
 
 class Journal:

@@ -54,13 +54,18 @@ class Retired:
                 self._buffers.append((until, buffer))
 
     def check(self) -> None:
-        """Violation if one was written to. Old ones are forgotten."""
+        """Violation if one was written to. Old ones are let go."""
         for _, buffer in self._buffers:
             if buffer.count(OURS) != len(buffer):
                 raise Violation("late_write", f"{len(buffer)} bytes, after their call had ended")
         now = time.monotonic()
         while self._buffers and self._buffers[0][0] < now:
             self._buffers.popleft()
+
+    def let_go(self) -> None:
+        """All of them, checked for the last time."""
+        self.check()
+        self._buffers.clear()
 
 
 class Lane:

@@ -107,6 +107,8 @@ class _Run:
         try:
             for call in calls(self.plan.seed, number, shapes):
                 with self.gate:
+                    if self.held:
+                        retired.let_go()  # or it would look like growth
                     self.working -= 1
                     self.gate.notify_all()
                     self.gate.wait_for(lambda: not self.held or self.ended)
