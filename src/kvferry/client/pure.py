@@ -6,7 +6,7 @@
 
 For hosts without the extension, and the oracle that tests compare the native client with. One
 connection to each server, made at the first use; values go straight between the socket and the
-caller's memory. Clusters are asked node by node; reads go to primaries.
+caller's memory. Clusters are asked node by node; reads go to primaries; there is no presence view.
 
 - A batch ends by its deadline and has one status per key; a missing key is MISS, never an error.
 - A connection with an unfinished or surprising reply is closed and never used again. What it left
