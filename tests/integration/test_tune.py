@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import random
 import statistics
 from collections.abc import Callable, Iterator
@@ -85,9 +86,7 @@ class Judge:
 
 def _chance_of_heads(count: int, heads: int) -> float:
     """The chance of so many heads or more, of a fair coin."""
-    from math import comb
-
-    return sum(comb(count, k) for k in range(heads, count + 1)) / 2.0**count
+    return sum(math.comb(count, k) for k in range(heads, count + 1)) / 2.0**count
 
 
 def test_the_judge_knows_a_coin() -> None:
@@ -101,7 +100,7 @@ def test_what_is_chosen_reaches_the_best_of_a_full_sweep(
 ) -> None:
     start = replace(distant, connections=1, workers=1, window_bytes=MIB // 4)
     said: list[str] = []
-    result = Tune(config=start, grid=GRID, size_bytes=SIZE_BYTES, budget_s=15).run(said.append)
+    result = Tune(config=start, grid=GRID, size_bytes=SIZE_BYTES, budget_s=10).run(said.append)
     assert result.before == replace(WORST, chunk_bytes=MIB)
     assert result.ratio > 1.2, f"from the worst settings there is a way up: {said}"
 
