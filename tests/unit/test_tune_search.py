@@ -9,12 +9,11 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 
-from kvferry.errors import CorruptError, UnavailableError, UsageError
-from kvferry.lab.tune import check_room
+from kvferry.errors import CorruptError, UnavailableError
 from kvferry.lab.tune_points import AXES, Grid, Point, Sample
 from kvferry.lab.tune_race import Race
 from kvferry.lab.tune_search import Search
@@ -195,82 +194,3 @@ def test_a_race_drops_the_slow_and_measures_the_fast_again() -> None:
     assert ridge(best.point) == max(map(ridge, points))
     for entry in race.entries:
         assert entry.ratio == pytest.approx(ridge(entry.point) / ridge(Point()))
-
-
-def test_the_mix_counts_bytes_and_not_calls() -> None:
-    sample = Sample(get_gbps=4.0, set_gbps=1.0)
-    assert sample.mix_gbps(2) == pytest.approx(3 / (2 / 4 + 1 / 1))
-    assert Sample(3.0, 3.0).mix_gbps(7) == pytest.approx(3.0)
-
-
-def test_grid_holds_each_point_once() -> None:
-    points = GRID.points()
-    assert len(points) == len(set(points)) == (1 + 2 + 3 + 4 + 4 + 4) * 5 * 4
-    assert all(point.workers <= point.connections for point in points)
-    assert all(GRID.at(point) == point for point in points)
-    assert Point() in points
-
-
-def test_grid_neighbours_are_one_step_away_and_cover_it() -> None:
-    start = Point(1, 1, None, 4 * MIB)
-    assert set(GRID.neighbours(start)) == {
-        Point(2, 1, None, 4 * MIB),
-        Point(2, 2, None, 4 * MIB),
-        Point(1, 1, 256 << 10, 4 * MIB),
-        Point(1, 1, None, 2 * MIB),
-    }
-    seen, found = {start}, {start}
-    while found:
-        found = {other for point in found for other in GRID.neighbours(point)} - seen
-        seen |= found
-    assert seen == set(GRID.points())
-
-
-def test_a_point_off_the_grid_moves_onto_it() -> None:
-    small = Grid(connections=(2, 4), workers=(3,), window_bytes=(MIB,), chunk_bytes=(MIB,))
-    assert small.at(Point()) == Point(4, 3, MIB, MIB)
-    assert small.at(Point(1, 1)) == Point(2, 2, MIB, MIB)
-    assert small.points() == [Point(2, 2, MIB, MIB), Point(4, 3, MIB, MIB)]
-    assert small.neighbours(Point(2, 2, MIB, MIB)) == [Point(4, 3, MIB, MIB)]
-    with pytest.raises(UsageError, match="workers"):
-        replace(small, workers=())
-    with pytest.raises(UsageError, match="each once"):
-        replace(small, connections=(2, 2))
-
-
-def memory(
-    maxmemory: int, used: int = 0, policy: str = "noeviction", host: int = 0
-) -> dict[str, str]:
-    return {
-        "maxmemory": str(maxmemory),
-        "used_memory": str(used),
-        "maxmemory_policy": policy,
-        "total_system_memory": str(host),
-    }
-
-
-@pytest.mark.parametrize(
-    ("info", "allow", "advice"),
-    [
-        ({}, False, None),
-        (memory(0, host=0), False, None),
-        (memory(0, host=1000), False, None),
-        (memory(0, used=900, host=1000), False, "memory of its host"),
-        (memory(200), False, None),
-        (memory(199), False, "maxmemory"),
-        (memory(1000, used=900), False, "give it more"),
-        (memory(1000, used=900), True, "give it more"),
-        (memory(1000, used=900, policy="allkeys-lru"), False, "--allow-eviction"),
-        (memory(1000, used=900, policy="allkeys-lru"), True, None),
-        (memory(100, used=0, policy="allkeys-lru"), True, "give it more"),
-    ],
-)
-def test_a_server_without_room_is_refused(
-    info: dict[str, str], allow: bool, advice: str | None
-) -> None:
-    if advice is None:
-        check_room(info, 100, allow)
-        return
-    with pytest.raises(Exception, match=advice) as caught:
-        check_room(info, 100, allow)
-    assert type(caught.value).__name__ == "CapacityError"
