@@ -15,6 +15,8 @@
 #include <vector>
 
 #include "buffers.hpp"
+#include "config.hpp"
+#include "credentials.hpp"
 #include "errors.hpp"
 #include "gil.hpp"
 #include "redis/client.hpp"
@@ -44,10 +46,62 @@ nb::tuple to_python(const Batch& batch) {
   return nb::make_tuple(std::move(statuses), std::move(sizes), elapsed_s, std::move(error));
 }
 
+std::shared_ptr<net::Transport> make_transport(const nb::dict& settings,
+                                               const std::shared_ptr<LogSink>& log) {
+  net::TlsConfig tls = make_tls_config(settings);
+  if (!tls.enabled) return net::plain_transport();
+  const auto notify = [log](LogLevel level, std::string text) {
+    log->push(level, std::move(text));
+  };
+  return net::tls_transport(value_or_raise(net::TlsContext::open(std::move(tls), notify)));
+}
+
+// Counters of some nodes, added up.
+struct Totals {
+  Totals() = default;
+  explicit Totals(const redis::Stats& stats) { add(stats); }
+
+  void add(const redis::Stats& stats) {
+    bytes_received += stats.bytes_received;
+    bytes_sent += stats.bytes_sent;
+    commands_settled += stats.commands_settled;
+    commands_retried += stats.commands_retried;
+    connections_opened += stats.connections_opened;
+    connections_lost += stats.connections_lost;
+    dials_failed += stats.dials_failed;
+    values_corrupt += stats.values_corrupt;
+  }
+  [[nodiscard]] nb::dict to_python() const {
+    nb::dict out;
+    out["bytes_received"] = bytes_received;
+    out["bytes_sent"] = bytes_sent;
+    out["commands_settled"] = commands_settled;
+    out["commands_retried"] = commands_retried;
+    out["connections_opened"] = connections_opened;
+    out["connections_lost"] = connections_lost;
+    out["connections_up"] = connections_up;
+    out["dials_failed"] = dials_failed;
+    out["values_corrupt"] = values_corrupt;
+    return out;
+  }
+
+  std::uint64_t bytes_received = 0;
+  std::uint64_t bytes_sent = 0;
+  std::uint64_t commands_settled = 0;
+  std::uint64_t commands_retried = 0;
+  std::uint64_t connections_opened = 0;
+  std::uint64_t connections_lost = 0;
+  std::uint64_t dials_failed = 0;
+  std::uint64_t values_corrupt = 0;
+  int connections_up = 0;
+};
+
 class PyClient {
  public:
-  explicit PyClient(redis::Config config)
-      : client_(value_or_raise(redis::Client::open(std::move(config)))) {}
+  PyClient(const nb::dict& settings, const PyCredentials* credentials)
+      : client_(value_or_raise(
+            redis::Client::open(make_config(settings), make_transport(settings, tls_log_),
+                                credentials == nullptr ? nullptr : credentials->source()))) {}
   PyClient(const PyClient&) = delete;
   PyClient& operator=(const PyClient&) = delete;
 
@@ -117,8 +171,10 @@ class PyClient {
   nb::list drain_log() {
     std::uint64_t dropped = 0;
     nb::list lines;
-    for (const LogLine& line : client_->log().drain(dropped)) {
-      lines.append(nb::make_tuple(static_cast<int>(line.level), line.text));
+    for (LogSink* log : {&client_->log(), tls_log_.get()}) {
+      for (const LogLine& line : log->drain(dropped)) {
+        lines.append(nb::make_tuple(static_cast<int>(line.level), line.text));
+      }
     }
     return lines;
   }
@@ -131,29 +187,57 @@ class PyClient {
   }
 
   [[nodiscard]] int event_fd() const { return client_->event_fd(); }
-  [[nodiscard]] bool available() const { return client_->server().available(); }
-  [[nodiscard]] std::string down_reason() const { return client_->server().down_reason(); }
+  [[nodiscard]] bool available() const { return client_->router().available(); }
+  [[nodiscard]] std::string down_reason() const { return client_->router().down_reason(); }
 
   nb::dict stats() {
-    redis::Server& server = client_->server();
-    const redis::Stats& stats = server.stats();
-    const redis::ServerInfo info = server.info();
-    nb::dict out;
-    out["bytes_received"] = stats.bytes_received.load();
-    out["bytes_sent"] = stats.bytes_sent.load();
-    out["commands_settled"] = stats.commands_settled.load();
-    out["commands_retried"] = stats.commands_retried.load();
-    out["connections_opened"] = stats.connections_opened.load();
-    out["connections_lost"] = stats.connections_lost.load();
-    out["dials_failed"] = stats.dials_failed.load();
-    out["values_corrupt"] = stats.values_corrupt.load();
-    out["connections_up"] = server.connections_up();
+    Totals totals(client_->router().former());
+    std::string server;
+    std::string version;
+    int protocol = 0;
+    std::size_t read_streams = 0;
+    std::size_t write_streams = 0;
+    const auto nodes = client_->router().nodes();
+    for (const auto& node : nodes) {
+      redis::Server& each = *node.server;
+      totals.add(each.stats());
+      totals.connections_up += each.connections_up();
+      read_streams = std::max(read_streams, each.gate().limit(redis::Direction::kRead));
+      write_streams = std::max(write_streams, each.gate().limit(redis::Direction::kWrite));
+      const redis::ServerInfo info = each.info();
+      if (server.empty()) server = info.server;
+      if (version.empty()) version = info.version;
+      protocol = std::max(protocol, info.protocol);
+    }
+    nb::dict out = totals.to_python();
     out["batches_running"] = client_->running();
-    out["read_streams"] = server.gate().limit(redis::Direction::kRead);
-    out["write_streams"] = server.gate().limit(redis::Direction::kWrite);
-    out["protocol"] = info.protocol;
-    out["server"] = info.server;
-    out["server_version"] = info.version;
+    out["nodes"] = nodes.size();
+    out["read_streams"] = read_streams;
+    out["write_streams"] = write_streams;
+    out["protocol"] = protocol;
+    out["server"] = server;
+    out["server_version"] = version;
+    return out;
+  }
+
+  nb::list nodes() {
+    nb::list out;
+    for (const auto& node : client_->router().nodes()) {
+      redis::Server& server = *node.server;
+      const redis::ServerInfo info = server.info();
+      Totals totals;
+      totals.add(server.stats());
+      totals.connections_up = server.connections_up();
+      nb::dict row = totals.to_python();
+      row["address"] = server.endpoint().text();
+      row["role"] = server.role() == redis::NodeRole::kPrimary ? "primary" : "replica";
+      row["available"] = server.available();
+      row["down_reason"] = server.available() ? std::string() : server.down_reason();
+      row["server"] = info.server;
+      row["server_version"] = info.version;
+      row["availability_zone"] = info.zone;
+      out.append(std::move(row));
+    }
     return out;
   }
 
@@ -205,41 +289,11 @@ class PyClient {
     return batch;
   }
 
+  const std::shared_ptr<LogSink> tls_log_ = std::make_shared<LogSink>();
   std::unique_ptr<redis::Client> client_;
   std::mutex mutex_;  // guards leases_ where there is no GIL to do it
   std::unordered_map<std::uint64_t, std::unique_ptr<Lease>> leases_;
 };
-
-redis::Config make_config(const nb::dict& settings) {
-  redis::Config config;
-  const auto get = [&]<typename T>(const char* name, T& field) {
-    if (settings.contains(name) && !settings[name].is_none()) field = nb::cast<T>(settings[name]);
-  };
-  const auto get_seconds = [&](const char* name, Nanos& field) {
-    if (settings.contains(name)) field = from_seconds(nb::cast<double>(settings[name]));
-  };
-  get("host", config.endpoint.host);
-  get("port", config.endpoint.port);
-  get("unix_path", config.endpoint.unix_path);
-  get("username", config.username);
-  get("password", config.password);
-  get("db", config.database);
-  get("protocol", config.protocol);
-  get("client_name", config.client_name);
-  get("connections", config.connections);
-  get("workers", config.workers);
-  get_seconds("timeout_s", config.timeout);
-  get("floor_rate_bytes_s", config.floor_rate_bytes_per_s);
-  get_seconds("connect_timeout_s", config.connect_timeout);
-  get_seconds("stall_timeout_s", config.stall_timeout);
-  get_seconds("reconnect_min_s", config.reconnect_min);
-  get_seconds("reconnect_max_s", config.reconnect_max);
-  get("attempts_max", config.attempts_max);
-  get("window_bytes", config.window_bytes);
-  get("value_size_bytes_max", config.value_bytes_max);
-  get("drain_bytes_max", config.drain_bytes_max);
-  return config;
-}
 
 }  // namespace
 
@@ -250,13 +304,16 @@ redis::Config make_config(const nb::dict& settings) {
 #define OUTCOME "tuple[bytes, bytes, float, str | None]"
 
 void bind_client(nb::module_& module) {
-  nb::class_<PyClient>(module, "Client", "A client of one server. See kvferry.RedisClient.")
+  nb::class_<PyClient>(module, "Client",
+                       "A client of a server or of many. See kvferry.RedisClient.")
       .def(
           "__init__",
-          [](PyClient* self, const nb::dict& settings) {
-            new (self) PyClient(make_config(settings));
+          [](PyClient* self, const nb::dict& settings, const PyCredentials* credentials) {
+            new (self) PyClient(settings, credentials);
           },
-          "settings"_a, nb::sig("def __init__(self, settings: dict[str, typing.Any]) -> None"),
+          "settings"_a, "credentials"_a.none() = nb::none(),
+          nb::sig("def __init__(self, settings: dict[str, typing.Any], "
+                  "credentials: CredentialSource | None = None) -> None"),
           "Starts the I/O threads; they connect at once. Waits for nothing.")
       .def("submit", &PyClient::submit, "verb"_a, "keys"_a, "buffers"_a.none(), "timeout_s"_a,
            "ttl_ms"_a, "prefix"_a, "identity"_a.none(), "value_size_bytes"_a,
@@ -273,6 +330,7 @@ void bind_client(nb::module_& module) {
       .def("available", &PyClient::available)
       .def("down_reason", &PyClient::down_reason)
       .def("stats", &PyClient::stats, nb::sig("def stats(self) -> dict[str, int | str]"))
+      .def("nodes", &PyClient::nodes, nb::sig("def nodes(self) -> list[dict[str, typing.Any]]"))
       .def("close", &PyClient::close);
   module.def("begin_exit", &begin_exit, "Other threads that come back from a wait now stay there.");
   module.def("await_parked", &await_parked, "Waits until they do, a second at most.");

@@ -4,6 +4,7 @@
 
 namespace kvferry {
 void bind_client(nanobind::module_& module);
+void bind_credentials(nanobind::module_& module);
 void bind_pool(nanobind::module_& module);
 }  // namespace kvferry
 
@@ -11,6 +12,7 @@ NB_MODULE(_native, module) {
   module.doc() = "The native core of kvferry. Use the classes of the kvferry package instead.";
   // Threads that are parked at exit, and a forked child, keep what they use; that is no leak.
   nanobind::set_leak_warnings(false);
+  kvferry::bind_credentials(module);
   kvferry::bind_client(module);
   kvferry::bind_pool(module);
 }

@@ -1,5 +1,9 @@
 #include "net/transport.hpp"
 
+#include <utility>
+
+#include "net/tls.hpp"
+
 namespace kvferry::net {
 namespace {
 
@@ -10,7 +14,22 @@ class PlainTransport final : public Transport {
   }
 };
 
+class TlsTransport final : public Transport {
+ public:
+  explicit TlsTransport(std::shared_ptr<TlsContext> context) : context_(std::move(context)) {}
+  Result<std::unique_ptr<Stream>> open(const Address& address, std::string_view host) override {
+    return context_->open_stream(address, host);
+  }
+
+ private:
+  const std::shared_ptr<TlsContext> context_;
+};
+
 }  // namespace
+
+std::shared_ptr<Transport> tls_transport(std::shared_ptr<TlsContext> context) {
+  return std::make_shared<TlsTransport>(std::move(context));
+}
 
 std::shared_ptr<Transport> plain_transport() { return std::make_shared<PlainTransport>(); }
 

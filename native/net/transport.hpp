@@ -14,6 +14,8 @@
 
 namespace kvferry::net {
 
+class TlsContext;
+
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -31,5 +33,7 @@ class Watcher {
 
 // TCP and Unix sockets as they are.
 [[nodiscard]] std::shared_ptr<Transport> plain_transport();
+// TLS over them.
+[[nodiscard]] std::shared_ptr<Transport> tls_transport(std::shared_ptr<TlsContext> context);
 
 }  // namespace kvferry::net

@@ -38,11 +38,11 @@ struct Command {
   std::uint16_t stripe = 0;  // index of this stripe; 0 when the value is whole
   std::uint32_t item = 0;    // index of the key in the batch
   std::uint8_t attempts = 0;
-  std::uint8_t redirects = 0;   // how often a cluster has sent it elsewhere
-  bool asking = false;          // goes to a node that is importing its slot: ASKING comes first
-  bool primary_only = false;    // a replica could not answer it
-  bool deferred = false;  // SET of stripe 0: waits until every other stripe is stored
-  bool stamped = false;   // framed SET: checksum and generation are set
+  std::uint8_t redirects = 0;  // how often a cluster has sent it elsewhere
+  bool asking = false;         // goes to a node that is importing its slot: ASKING comes first
+  bool primary_only = false;   // a replica could not answer it
+  bool deferred = false;       // SET of stripe 0: waits until every other stripe is stored
+  bool stamped = false;        // framed SET: checksum and generation are set
   Status status = Status::kPending;
 };
 

@@ -49,7 +49,8 @@ class ClusterSource final : public TopologySource {
   Result<SlotMap> ask_link() {
     static constexpr std::array<std::string_view, 2> kWords{"CLUSTER", "SLOTS"};
     auto reply = link_->call(kWords, monotonic_ns() + kAnswerLimit);
-    if (!reply) return Error{reply.error().code, link_->endpoint().text() + ": " + reply.error().context};
+    if (!reply)
+      return Error{reply.error().code, link_->endpoint().text() + ": " + reply.error().context};
     return parse_cluster_slots(*reply, link_->endpoint());
   }
   [[nodiscard]] Nanos limit() const noexcept {

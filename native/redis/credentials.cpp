@@ -36,6 +36,11 @@ Credentials CredentialSource::current() const {
   return current_;
 }
 
+bool CredentialSource::closed() const {
+  const std::lock_guard lock(mutex_);
+  return closed_;
+}
+
 void CredentialSource::close() {
   const std::lock_guard lock(mutex_);
   closed_ = true;

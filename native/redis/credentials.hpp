@@ -42,6 +42,7 @@ class CredentialSource {
   }
   [[nodiscard]] Credentials current() const;
 
+  [[nodiscard]] bool closed() const;
   // Forgets who waits; no callback runs after this returned.
   void close();
 

@@ -17,7 +17,6 @@ void encode(Work work, Outbox& outbox);
 void encode_set_head(Work work, Outbox& outbox);
 void encode_set_body(Work work, Outbox& outbox);
 
-
 // AUTH. `user` may be empty. Requires: an outbox that is empty, for tokens may be long.
 void encode_auth(std::string_view user, std::string_view password, Outbox& outbox);
 

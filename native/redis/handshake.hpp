@@ -3,8 +3,8 @@
 //
 // HELLO 3 with credentials and name is one round trip. A server that does not know it (Redis < 6,
 // many proxies) gets AUTH and CLIENT SETNAME instead and speaks RESP2; SELECT follows when a
-// database is asked for, and READONLY for reads from a cluster's replica. A server may refuse before
-// it is asked (maxclients): that is a failure too.
+// database is asked for, and READONLY for reads from a cluster's replica. A server may refuse
+// before it is asked (maxclients): that is a failure too.
 //
 // Threads: one. Failure: kFailed with error(); secrets are never part of it.
 // Source: HELLO and AUTH in the Redis command reference.

@@ -193,8 +193,7 @@ Outcome Link::wait(bool writable, Nanos deadline) {
 }
 
 Error Link::failed(const net::IoResult& io) const {
-  const Errc code =
-      io.state == net::IoState::kRefused ? Errc::kCertificate : Errc::kDisconnect;
+  const Errc code = io.state == net::IoState::kRefused ? Errc::kCertificate : Errc::kDisconnect;
   return {code, stream_->failure(io)};
 }
 

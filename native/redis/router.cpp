@@ -8,7 +8,7 @@
 namespace kvferry::redis {
 namespace {
 
-constexpr int kRedirectsAtOnce = 3;     // more than these, and the cluster has not made up its mind
+constexpr int kRedirectsAtOnce = 3;  // more than these, and the cluster has not made up its mind
 constexpr Nanos kParkTime = 20 * kMilli;
 
 }  // namespace
@@ -27,7 +27,8 @@ Router::Router(const Config& config, LogSink& log, Dispatcher& dispatcher)
 Outcome Router::submit(const std::shared_ptr<Batch>& batch) {
   const Error full{Errc::kCapacity, "too many commands are waiting; try again later"};
   const auto view = this->view();
-  const bool one_node = view == nullptr || (view->slots.empty() && view->shards[0].replicas.empty());
+  const bool one_node =
+      view == nullptr || (view->slots.empty() && view->shards[0].replicas.empty());
   if (one_node) {
     Server& server = view == nullptr ? lobby_ : *view->shards[0].primary;
     if (!server.queue().push(batch)) return full;
@@ -207,9 +208,8 @@ bool Router::available() const {
 
 bool Router::small_lanes_up() const {
   const std::lock_guard lock(mutex_);
-  return std::ranges::all_of(nodes_, [](const auto& entry) {
-    return entry.second.server->small_lane_up();
-  });
+  return std::ranges::all_of(
+      nodes_, [](const auto& entry) { return entry.second.server->small_lane_up(); });
 }
 
 std::string Router::down_reason() const {

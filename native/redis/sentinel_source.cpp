@@ -67,7 +67,9 @@ class SentinelSource final : public TopologySource {
   };
 
   void add(const net::Endpoint& endpoint) {
-    const auto same = [&](const Sentinel& known) { return known.endpoint.text() == endpoint.text(); };
+    const auto same = [&](const Sentinel& known) {
+      return known.endpoint.text() == endpoint.text();
+    };
     if (sentinels_.size() >= kSentinelsMax || std::ranges::any_of(sentinels_, same)) return;
     sentinels_.push_back({.endpoint = endpoint, .link = nullptr});
   }

@@ -97,8 +97,8 @@ void Server::on_lost(bool data, bool silent, std::string_view why, Nanos now) {
 
 void Server::on_dial_failed(const Error& error) {
   stats_.dials_failed.fetch_add(1, std::memory_order_relaxed);
-  const bool decisive = error.code == Errc::kTimeout || error.code == Errc::kAuth ||
-                        error.code == Errc::kCertificate;
+  const bool decisive =
+      error.code == Errc::kTimeout || error.code == Errc::kAuth || error.code == Errc::kCertificate;
   std::unique_lock lock(mutex_);
   down_reason_ = error.context;
   breaker_.on_dial_failed(decisive ? Breaker::Failure::kDecisive : Breaker::Failure::kRefused);

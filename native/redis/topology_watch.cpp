@@ -62,9 +62,8 @@ void TopologyWatch::loop() {
         if (now >= until) break;
         const auto patience = std::min<Nanos>(until - now, 60 * kSecond);
         const bool was_suspected = suspected_;
-        changed_.wait_for(lock, std::chrono::nanoseconds(patience), [&] {
-          return stopping_ || suspected_ != was_suspected;
-        });
+        changed_.wait_for(lock, std::chrono::nanoseconds(patience),
+                          [&] { return stopping_ || suspected_ != was_suspected; });
         if (suspected_ && !was_suspected) parked_at = std::min(parked_at, monotonic_ns());
       }
       if (monotonic_ns() >= look_at) suspected_ = false;
@@ -106,7 +105,8 @@ Nanos TopologyWatch::look() {
   router_.apply(*map, monotonic_ns());
   if (troubled) return soon();
   troubled_for_ = 0;
-  const Nanos usual = config_.topology == Topology::kSentinel ? kSentinelPoll : config_.topology_refresh;
+  const Nanos usual =
+      config_.topology == Topology::kSentinel ? kSentinelPoll : config_.topology_refresh;
   // Clients that started together shall not ask together for ever.
   return usual - monotonic_ns() % (usual / 10 + 1);
 }

@@ -76,10 +76,9 @@ void Worker::add_node(const Router::Node& node) {
   const auto seed = static_cast<std::uint64_t>(monotonic_ns());
   const auto add = [&](Connection::Role role, bool first) {
     const std::uint64_t token = ++tokens_;
-    connections_.push_back(
-        {token, node.server,
-         std::make_unique<Connection>(*node.server, environment_, token, role, first,
-                                      seed + token * 31 + index_)});
+    connections_.push_back({token, node.server,
+                            std::make_unique<Connection>(*node.server, environment_, token, role,
+                                                         first, seed + token * 31 + index_)});
   };
   const Config& config = shared_.config;
   if (index_ == config.workers) return add(Connection::Role::kSmall, false);

@@ -5,10 +5,23 @@ The native core of kvferry. Use the classes of the kvferry package instead.
 from typing import Any
 
 
-class Client:
-    """A client of one server. See kvferry.RedisClient."""
+class CredentialSource:
+    """Where connections ask for user and password. See kvferry.Credentials."""
 
-    def __init__(self, settings: dict[str, Any]) -> None:
+    def __init__(self) -> None: ...
+
+    def wait(self, timeout_s: float) -> int:
+        """1: a connection asks; 0: none did in time; -1: the client is closed."""
+
+    def provide(self, username: str, password: str) -> None: ...
+
+    def refuse(self, why: str) -> None:
+        """There are none now; `why` holds no secret."""
+
+class Client:
+    """A client of a server or of many. See kvferry.RedisClient."""
+
+    def __init__(self, settings: dict[str, Any], credentials: CredentialSource | None = None) -> None:
         """Starts the I/O threads; they connect at once. Waits for nothing."""
 
     def submit(self, verb: int, keys: Any, buffers: Any | None, timeout_s: float, ttl_ms: int, prefix: bool, identity: int | None, value_size_bytes: int) -> int:
@@ -32,6 +45,8 @@ class Client:
     def down_reason(self) -> str: ...
 
     def stats(self) -> dict[str, int | str]: ...
+
+    def nodes(self) -> list[dict[str, Any]]: ...
 
     def close(self) -> None: ...
 

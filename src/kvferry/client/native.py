@@ -19,6 +19,7 @@ from typing import Any, Self
 from kvferry import _native
 from kvferry.client.batch import BatchResult
 from kvferry.client.buffers import BufferLike, Key, encode_keys
+from kvferry.client.provider import provide_to
 from kvferry.client.pure import PureRedisClient
 from kvferry.client.times import checked_timeout, ttl_ms
 from kvferry.config import CONNECTIONS_DEFAULT, WORKERS_DEFAULT, ClientConfig
@@ -31,6 +32,7 @@ _open_clients: weakref.WeakSet[NativeClient] = weakref.WeakSet()
 _parents: list[object] = []  # native clients of the process that forked us: never destroyed
 _reopening = threading.Lock()
 
+_PYTHON_ONLY = ("ttl_s", "credentials", "nodes", "presence_prefix", "presence_keys_max")
 PING_KEY = b"kvferry:ping"
 FRAMED_SIZE_BYTES_MAX = 65_535 * (4 << 20)  # stripes times what one holds: native/codec/stripe.hpp
 
@@ -92,7 +94,7 @@ class NativeClient:
     def _start(self, config: ClientConfig) -> None:
         self.config = config
         self._closed = False
-        self._native: _native.Client | None = _native.Client(_settings(config))
+        self._native: _native.Client | None = _open(config)
         _open_clients.add(self)
 
     def __repr__(self) -> str:
@@ -168,9 +170,14 @@ class NativeClient:
         """Counters since the client was opened, and what the server says of itself."""
         return self._handle().stats()
 
+    def nodes(self) -> list[dict[str, Any]]:
+        """The servers behind this client, a row each: ``address``, ``role`` ("primary" or
+        "replica"), ``available``, ``availability_zone`` and the counters of `stats`."""
+        return self._handle().nodes()
+
     @property
     def available(self) -> bool:
-        """False while the server counts as down: then every batch is UNAVAILABLE at once."""
+        """False while no server can be reached: then every batch is UNAVAILABLE at once."""
         return self._handle().available()
 
     def close(self) -> None:
@@ -190,7 +197,7 @@ class NativeClient:
             if self._closed:
                 raise ClosedError("the client is closed")
             if self._native is None:
-                self._native = _native.Client(_settings(self.config))
+                self._native = _open(self.config)
             return self._native
 
     def _after_fork(self) -> None:
@@ -269,15 +276,21 @@ def server_info(config: ClientConfig) -> dict[str, str]:
         return client.server_info()
 
 
-def _settings(config: ClientConfig) -> dict[str, Any]:
+def _open(config: ClientConfig) -> _native.Client:
     settings = {name: getattr(config, name) for name in _native_fields()}
     settings["connections"] = config.connections or CONNECTIONS_DEFAULT
     settings["workers"] = config.workers or WORKERS_DEFAULT
-    return settings
+    settings["endpoints"] = config.seeds[1:]
+    if config.credentials is None:
+        return _native.Client(settings)
+    source = _native.CredentialSource()
+    native = _native.Client(settings, source)
+    provide_to(source, config.credentials)
+    return native
 
 
 def _native_fields() -> tuple[str, ...]:
-    return tuple(name for name in ClientConfig.__dataclass_fields__ if name != "ttl_s")
+    return tuple(name for name in ClientConfig.__dataclass_fields__ if name not in _PYTHON_ONLY)
 
 
 def _after_fork_in_child() -> None:
