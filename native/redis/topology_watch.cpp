@@ -11,7 +11,7 @@ namespace {
 constexpr Nanos kGapMin = 50 * kMilli;         // between two looks, however many suspect
 constexpr Nanos kTroubledMin = 100 * kMilli;   // while a primary is lost or nobody answers;
 constexpr Nanos kTroubledMax = 1 * kSecond;    // it doubles up to this
-constexpr Nanos kSentinelPoll = 500 * kMilli;  // an old master may still take writes that long
+constexpr Nanos kSentinelPoll = 100 * kMilli;  // an old master may still take writes that long
 
 }  // namespace
 
