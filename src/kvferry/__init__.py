@@ -29,6 +29,7 @@ _HOME = {
     "RedisClient": "kvferry.client.sync",
     "Status": "kvferry.client.batch",
     "embedded_store": "kvferry.embedded",
+    "load_client_config": "kvferry.config_file",
 }
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from kvferry.client.namespace import AsyncCacheNamespace, CacheNamespace
     from kvferry.client.sync import RedisClient
     from kvferry.config import ClientConfig
+    from kvferry.config_file import load_client_config
     from kvferry.credentials import Credentials
     from kvferry.embedded import embedded_store
     from kvferry.errors import KVFerryError
@@ -55,6 +57,7 @@ __all__ = [
     "Status",
     "__version__",
     "embedded_store",
+    "load_client_config",
 ]
 
 

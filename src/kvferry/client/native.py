@@ -23,6 +23,7 @@ from kvferry.client.provider import provide_to
 from kvferry.client.pure import PureRedisClient
 from kvferry.client.times import checked_timeout, ttl_ms
 from kvferry.config import CONNECTIONS_DEFAULT, WORKERS_DEFAULT, ClientConfig
+from kvferry.config_file import load_client_config
 from kvferry.errors import ClosedError, UsageError
 
 __all__ = ["Frame", "NativeClient", "Verb"]
@@ -83,6 +84,14 @@ class NativeClient:
     def from_url(cls, url: str, **overrides: Any) -> Self:
         """A client of ``redis://``, ``resp://``, ``valkey://`` or ``unix://``, see ClientConfig."""
         return cls.from_config(ClientConfig.from_url(url, **overrides))
+
+    @classmethod
+    def from_file(cls, path: str | None = None, **overrides: Any) -> Self:
+        """A client as a configuration file says: `path`, or what ``KVFERRY_CONFIG_FILE`` names.
+
+        The environment and `overrides` win over the file; see docs/guides/configuration.md.
+        """
+        return cls.from_config(load_client_config(path, **overrides))
 
     @classmethod
     def from_config(cls, config: ClientConfig) -> Self:
