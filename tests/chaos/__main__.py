@@ -19,6 +19,7 @@ from pathlib import Path
 from chaos.report import Plan
 from chaos.runner import run
 from chaos.stages import STAGES, open_stage
+from chaos.watch import return_large_blocks
 
 TURN_S = 60.0
 JOURNALS = Path(__file__).resolve().parents[2] / "build" / "chaos"
@@ -27,6 +28,7 @@ JOURNALS = Path(__file__).resolve().parents[2] / "build" / "chaos"
 def main() -> int:
     """Run; return the exit status."""
     arguments = _arguments()
+    return_large_blocks()
     if arguments.stage:
         stages, turn_s = [arguments.stage], arguments.seconds
     else:

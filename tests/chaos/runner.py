@@ -39,7 +39,7 @@ SETTLE_S = 0.3  # what lies in a socket of an idle server is read by then
 BARRIER_S_MAX = 30.0
 JOIN_S_MAX = 60.0
 LEAVE_S_MAX = 3.0
-GROWTH_BYTES_MAX = 24 << 20
+GROWTH_BYTES_MAX = 8 << 20  # large blocks must be returned, see return_large_blocks()
 PEACES_MIN = 9  # before growth means something
 
 
@@ -79,7 +79,7 @@ class _Run:
         self.working = 0
 
     def __call__(self) -> Report:
-        before = Usage()
+        before = Usage(self.stage.ways)
         for lane in self.stage.lanes:
             lane.open()
         threads = [
@@ -192,7 +192,7 @@ class _Run:
                 if lane.damaged:
                     lane.history.pardon(now)
                     lane.damaged = False
-            self.report.usage.append(Usage())
+            self.report.usage.append(Usage(self.stage.ways))
             self.peace = Peace({lane.name: lane.caller.retried() for lane in self.stage.lanes})
         self._release()
         if (peace := self.peace) is not None:
@@ -225,7 +225,7 @@ class _Run:
         end = time.monotonic() + BARRIER_S_MAX
         while not self.journal.failed.is_set():
             self._pause(SETTLE_S)
-            ways = [lane.way.open_connections for lane in self.stage.lanes if lane.way is not None]
+            ways = [lane.way.open_connections for lane in self.stage.lanes if lane.way]
             servers = [len(our_clients(server)) for server in self.stage.servers()]
             if all(count <= limit for count in ways) and all(
                 count <= limit * len(self.stage.lanes) for count in servers
@@ -253,7 +253,7 @@ class _Run:
     def _check_usage(self, before: Usage) -> None:
         end = time.monotonic() + LEAVE_S_MAX  # proxies and servers take leave of the clients
         while True:
-            after = Usage()
+            after = Usage(self.stage.ways)
             more = [
                 kind for kind in ("fds", "threads") if getattr(after, kind) > getattr(before, kind)
             ]

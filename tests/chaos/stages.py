@@ -60,6 +60,7 @@ class Stage:
     lanes: Sequence[Lane]
     server_troubles: Troubles = field(default_factory=dict)
     way_troubles: Troubles = field(default_factory=dict)
+    ways: Sequence[FaultProxy] = ()
     servers: Callable[[], Sequence[TestServer]] = tuple
     settle: Callable[[], None] = lambda: None
     patience_s: float = 5.0
@@ -141,6 +142,7 @@ def _standalone(seed: int, pure: bool, name: str) -> Iterator[Stage]:
             lanes,
             server_troubles(lambda rng: server, lanes),
             {**toxics(ways, tls), **damaging},
+            ways,
             lambda: [server],
         )
 
@@ -156,6 +158,7 @@ def _cluster(seed: int, pure: bool) -> Iterator[Stage]:
             lanes,
             cluster_troubles(cluster, lanes),
             toxics(cluster.proxies),
+            cluster.proxies,
             cluster.running,
             cluster.wait_until_whole,
             patience_s=10.0,
@@ -173,6 +176,7 @@ def _sentinel(seed: int, pure: bool) -> Iterator[Stage]:
             lanes,
             sentinel_troubles(group, lanes),
             toxics(group.proxies),
+            group.proxies,
             lambda: [node for node in group.data if node.is_running()],
             group.wait_until_whole,
             patience_s=10.0,

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Self
 
 from chaos.journal import Journal
+from support.proxy import FaultProxy
 
-__all__ = ["Usage", "Watch", "growth_bytes"]
+__all__ = ["Usage", "Watch", "growth_bytes", "return_large_blocks"]
 
 TICK_S = 0.05
 LATE_S = 1.0  # past its deadline, on a machine that has other things to do
@@ -106,18 +107,41 @@ def stacks() -> str:
     return "\n".join(lines)
 
 
-class Usage:
-    """Descriptors, threads and resident bytes of this process, now."""
+class _Mallinfo2(ctypes.Structure):
+    """Source: mallinfo2(3)."""
 
-    def __init__(self) -> None:
-        ctypes.CDLL(None).malloc_trim(0)  # what is only kept for later is no leak
-        self.fds = len(os.listdir("/proc/self/fd"))
+    _names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+    _fields_ = [(name, ctypes.c_size_t) for name in _names.split()]
+
+
+def return_large_blocks() -> None:
+    """From now on they go back to the system when they are freed, and leave no holes in RSS."""
+    ctypes.CDLL(None).mallopt(-3, 128 << 10)  # M_MMAP_THRESHOLD, which otherwise rises by itself
+
+
+class Usage:
+    """Descriptors, threads and memory of this process, now.
+
+    `heap_bytes` is what malloc() has given out, to C++ and, in large blocks, to Python: without the
+    holes that RSS has. Connections through the proxies of `ways` are not ours alone: servers use
+    them, too. They are not counted.
+    """
+
+    def __init__(self, ways: Sequence[FaultProxy] = ()) -> None:
+        libc = ctypes.CDLL(None)
+        libc.malloc_trim(0)  # what is only kept for later is no leak
+        through = sum(2 * way.open_connections for way in ways)
+        self.fds = len(os.listdir("/proc/self/fd")) - through
         self.threads = len(os.listdir("/proc/self/task"))
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         self.rss_bytes = pages * os.sysconf("SC_PAGE_SIZE")
+        libc.mallinfo2.restype = _Mallinfo2
+        heap = libc.mallinfo2()
+        self.heap_bytes = int(heap.uordblks + heap.hblkhd)
 
     def __repr__(self) -> str:
-        return f"{self.fds} fds, {self.threads} threads, {self.rss_bytes / 1e6:.0f} MB"
+        megabytes = f"{self.rss_bytes / 1e6:.0f} MB, heap {self.heap_bytes / 1e6:.1f} MB"
+        return f"{self.fds} fds, {self.threads} threads, {megabytes}"
 
 
 def growth_bytes(samples: Sequence[int]) -> float:
