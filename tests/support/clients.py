@@ -4,6 +4,8 @@
 def test_...(kind, valkey):
     with opened(kind, valkey) as client:
         client.batch_get(keys, buffers)     # whatever it is
+
+A cluster or a group of Sentinels is a target, too: its ``settings`` say how to be reached.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ class Awaited:
 
 @contextmanager
 def opened(kind: str, target: Any, **settings: Any) -> Iterator[Any]:
-    """A client of that kind, of a server or proxy; closed at the end of the block."""
+    """A client of that kind, of a server, proxy, cluster...; closed at the end of the block."""
+    settings = getattr(target, "settings", {}) | settings
     if kind == "native":
         with RedisClient(target.host, target.port, **settings) as blocking:
             yield blocking
