@@ -6,6 +6,7 @@ def test_...(kind, valkey):
         client.batch_get(keys, buffers)     # whatever it is
 
 A cluster or a group of Sentinels is a target, too: its ``settings`` say how to be reached.
+`tls_port_of(server)` is one for a server with TLS.
 """
 
 from __future__ import annotations
@@ -14,10 +15,14 @@ import asyncio
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 from kvferry import AsyncCacheNamespace, AsyncRedisClient, RedisClient
+from kvferry.client.batch import BatchResult
 from kvferry.client.pure import PureRedisClient
+from support.servers import TestServer
+from support.stamps import until
 
 NATIVE = ("native", "asyncio")
 KINDS = (*NATIVE, "pure")
@@ -46,6 +51,14 @@ class Awaited:
         return call
 
 
+def tls_port_of(server: TestServer, way: Any = None, **settings: Any) -> SimpleNamespace:
+    """A target: the TLS port of a server, or `way`, a proxy before it. It lets the client in,
+    unless the settings prevent that."""
+    assert server.tls is not None
+    host, port = (way.host, way.port) if way else (server.host, server.tls_port)
+    return SimpleNamespace(host=host, port=port, settings=server.tls.client_settings | settings)
+
+
 @contextmanager
 def opened(kind: str, target: Any, **settings: Any) -> Iterator[Any]:
     """A client of that kind, of a server, proxy, cluster...; closed at the end of the block."""
@@ -67,3 +80,15 @@ def opened(kind: str, target: Any, **settings: Any) -> Iterator[Any]:
         finally:
             loop.run_until_complete(loop.shutdown_default_executor())
             loop.close()
+
+
+def completions(client: Any, count: int, limit_s: float = 10.0) -> dict[int, BatchResult]:
+    """The next so many batches of the raw interface; fails if they do not come in time."""
+    completed: dict[int, BatchResult] = {}
+
+    def all_there() -> bool:
+        completed.update(client.drain_completions())
+        return len(completed) >= count
+
+    until(all_there, limit_s)
+    return completed
