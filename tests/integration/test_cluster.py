@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from kvferry import AsyncRedisClient, RedisClient
+from kvferry import AsyncRedisClient
 from kvferry.client.batch import Status
-from support.clients import NATIVE, opened
+from support.clients import NATIVE, completions, opened
 from support.cluster import SLOTS, Cluster, key_slot, keys_of_slot
 from support.pure import payload
 from support.stamps import KIB, MIB, STAMP_BYTES, fetch, poisoned, store, until, within
@@ -190,10 +190,7 @@ def test_a_slow_shard_does_not_hold_up_the_others(proxied_cluster: Cluster) -> N
             with within(2):
                 assert fetch(client, {key.decode(): 256 * KIB for key in shard}).result.ok
         slow.proxy.heal()
-        with within(10):
-            completed = []
-            until(lambda: completed.extend(client.drain_completions()) or completed, 10)
-        assert completed[0][0] == waiting
+        assert completions(client, 1)[waiting].ok
     assert len(others) == 2
 
 
@@ -248,11 +245,10 @@ def test_a_damaged_value_is_deleted_where_it_lies(client: Any, cluster: Cluster)
 
 
 def test_raw_batches_come_back_whole(cluster: Cluster) -> None:
-    with RedisClient(cluster.host, cluster.port, **cluster.settings) as client:
+    with opened("native", cluster) as client:
         assert store(client, SIZES).ok
         submitted = {client.submit_batch_exists(KEYS) for _ in range(50)}
-        completed: dict[int, Any] = {}
-        until(lambda: completed.update(client.drain_completions()) or len(completed) == 50, 10)
+        completed = completions(client, 50)
         assert set(completed) == submitted
         assert all(result.ok for result in completed.values())
 
@@ -280,10 +276,9 @@ def test_cancelled_in_the_middle(proxied_cluster: Cluster) -> None:
         batch = client.submit_batch_get(list(sizes), [poisoned(MIB) for _ in sizes])
         time.sleep(0.2)
         client.cancel(batch)
-        completed: list[Any] = []
-        until(lambda: completed.extend(client.drain_completions()) or completed, 5)
-        assert set(completed[0][1]) <= {Status.OK, Status.CANCELLED}
-        assert completed[0][1].count(Status.CANCELLED) > 4
+        result = completions(client, 1, 5)[batch]
+        assert set(result) <= {Status.OK, Status.CANCELLED}
+        assert result.count(Status.CANCELLED) > 4
         for proxy in proxied_cluster.proxies:
             proxy.heal()
         with within(10):
