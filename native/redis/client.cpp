@@ -16,17 +16,20 @@ Result<std::unique_ptr<Client>> Client::open(Config config,
   config.workers = std::min(config.workers, config.connections);
   auto event = EventFd::open();
   auto stop = EventFd::open();
+  auto wake = EventFd::open();
   if (!event) return event.error();
   if (!stop) return stop.error();
+  if (!wake) return wake.error();
   std::unique_ptr<Client> client(new Client(std::move(config), std::move(transport),
                                             std::move(credentials), std::move(*event),
-                                            std::move(*stop)));
+                                            std::move(*stop), std::move(*wake)));
   if (const Outcome started = client->start(); !started) return started.error();
   return client;
 }
 
 Client::Client(Config config, std::shared_ptr<net::Transport> transport,
-               std::shared_ptr<CredentialSource> credentials, EventFd event, EventFd stop)
+               std::shared_ptr<CredentialSource> credentials, EventFd event, EventFd stop,
+               EventFd wake)
     : config_(std::move(config)),
       owner_pid_(::getpid()),
       transport_(std::move(transport)),
@@ -40,7 +43,8 @@ Client::Client(Config config, std::shared_ptr<net::Transport> transport,
   if (config_.topology == Topology::kCluster) source = cluster_source(config_, links);
   if (config_.topology == Topology::kSentinel) source = sentinel_source(config_, links);
   if (source != nullptr) {
-    watch_ = std::make_unique<TopologyWatch>(config_, router_, log_, std::move(source));
+    watch_ =
+        std::make_unique<TopologyWatch>(config_, router_, log_, std::move(source), std::move(wake));
   }
 }
 

@@ -71,7 +71,7 @@ class Client final : private Dispatcher {
 
  private:
   Client(Config config, std::shared_ptr<net::Transport> transport,
-         std::shared_ptr<CredentialSource> credentials, EventFd event, EventFd stop);
+         std::shared_ptr<CredentialSource> credentials, EventFd event, EventFd stop, EventFd wake);
   Outcome start();
 
   void finished(Batch& batch) override;

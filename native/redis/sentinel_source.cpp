@@ -2,7 +2,6 @@
 #include <array>
 #include <utility>
 
-#include "redis/topology_endpoint.hpp"
 #include "redis/topology_sentinel.hpp"
 #include "redis/topology_source.hpp"
 
@@ -44,7 +43,9 @@ class SentinelSource final : public TopologySource {
         sentinel.not_before = monotonic_ns() + kAgainAfter;
         continue;
       }
-      if (word->first <= epoch) continue;
+      // One of them leads a failover and knows the new master before the epoch changes for all.
+      const bool newer = word->first == epoch && word->second.text() != master_.text();
+      if (word->first < epoch || (word->first == epoch && !newer)) continue;
       epoch = word->first;
       master = word->second;
       witness = &sentinel;
@@ -57,6 +58,14 @@ class SentinelSource final : public TopologySource {
       witness = nullptr;  // learn() may have moved it
     }
     return map_of(master);
+  }
+
+  [[nodiscard]] std::vector<int> announcements() const override {
+    std::vector<int> fds;
+    for (const Sentinel& sentinel : sentinels_) {
+      if (sentinel.link) fds.push_back(sentinel.link->fd());
+    }
+    return fds;
   }
 
  private:
@@ -86,19 +95,25 @@ class SentinelSource final : public TopologySource {
           Link::open(sentinel_context_, sentinel.endpoint, greeting_, monotonic_ns() + kLimit);
       if (!link) return link.error();
       sentinel.link = std::move(*link);
+      if (const Outcome heard = listen(*sentinel.link); !heard) return heard.error();
     }
     const auto row = call(sentinel, "MASTER");
     if (!row) return row.error();
-    const resp::Value* host = row->find("ip");
-    const resp::Value* port = row->find("port");
     const resp::Value* epoch = row->find("config-epoch");
-    if (host == nullptr || port == nullptr || !port->as_integer()) {
-      return Error{Errc::kProtocol, "an answer without an address"};
-    }
-    auto endpoint = make_endpoint(host->text, *port->as_integer());
-    if (!endpoint) return Error{Errc::kProtocol, "an address that is none"};
     const auto number = epoch == nullptr ? std::nullopt : epoch->as_integer();
+    const auto address = call(sentinel, "GET-MASTER-ADDR-BY-NAME");
+    if (!address) return address.error();
+    auto endpoint = parse_master_address(*address);
+    if (!endpoint) return endpoint.error();
     return std::pair(number.value_or(0), std::move(*endpoint));
+  }
+
+  // Only with RESP3 may questions follow on the same connection.
+  static Outcome listen(Link& link) {
+    if (link.info().protocol < 3) return Done{};
+    static constexpr std::array<std::string_view, 3> kWords{"SUBSCRIBE", "+switch-master",
+                                                            "+promoted-slave"};
+    return link.send(encode_words(kWords), monotonic_ns() + kLimit);
   }
 
   Outcome verify(const net::Endpoint& master) {

@@ -1,40 +1,40 @@
 #include "redis/topology_watch.hpp"
 
+#include <poll.h>
+
 #include <algorithm>
-#include <chrono>
 #include <exception>
 #include <utility>
 
 namespace kvferry::redis {
 namespace {
 
-constexpr Nanos kGapMin = 50 * kMilli;         // between two looks, however many suspect
+constexpr Nanos kGapMin = 20 * kMilli;         // between two looks, however many suspect
 constexpr Nanos kTroubledMin = 100 * kMilli;   // while a primary is lost or nobody answers;
 constexpr Nanos kTroubledMax = 1 * kSecond;    // it doubles up to this
-constexpr Nanos kSentinelPoll = 100 * kMilli;  // an old master may still take writes that long
+constexpr Nanos kSentinelPoll = 250 * kMilli;  // where nobody announces a failover
 
 }  // namespace
 
 TopologyWatch::TopologyWatch(const Config& config, Router& router, LogSink& log,
-                             std::unique_ptr<TopologySource> source)
-    : config_(config), router_(router), log_(log), source_(std::move(source)) {}
+                             std::unique_ptr<TopologySource> source, EventFd wake)
+    : config_(config),
+      router_(router),
+      log_(log),
+      source_(std::move(source)),
+      wake_(std::move(wake)) {}
 
 void TopologyWatch::start() {
   thread_ = Thread("kvferry-ctl", [this] { run(); });
 }
 
 void TopologyWatch::suspect() {
-  const std::lock_guard lock(mutex_);
-  if (std::exchange(suspected_, true)) return;
-  changed_.notify_one();
+  if (!suspected_.exchange(true, std::memory_order_acq_rel)) wake_.signal();
 }
 
 void TopologyWatch::stop() {
-  {
-    const std::lock_guard lock(mutex_);
-    stopping_ = true;
-    changed_.notify_one();
-  }
+  stopping_.store(true, std::memory_order_release);
+  wake_.signal();
   thread_.join();
 }
 
@@ -49,32 +49,35 @@ void TopologyWatch::run() noexcept {
 
 void TopologyWatch::loop() {
   Nanos look_at = 0;
-  Nanos looked_at = 0;
+  Nanos looked_at = -kGapMin;
   Nanos parked_at = kNever;
-  for (;;) {
-    {
-      std::unique_lock lock(mutex_);
-      for (;;) {
-        if (stopping_) return;
-        if (suspected_) look_at = std::min(look_at, looked_at + kGapMin);
-        const Nanos until = std::min(look_at, parked_at);
-        const Nanos now = monotonic_ns();
-        if (now >= until) break;
-        const auto patience = std::min<Nanos>(until - now, 60 * kSecond);
-        const bool was_suspected = suspected_;
-        changed_.wait_for(lock, std::chrono::nanoseconds(patience),
-                          [&] { return stopping_ || suspected_ != was_suspected; });
-        if (suspected_ && !was_suspected) parked_at = std::min(parked_at, monotonic_ns());
-      }
-      if (monotonic_ns() >= look_at) suspected_ = false;
-    }
+  bool suspected = false;
+  while (!stopping_.load(std::memory_order_acquire)) {
+    const bool announced = wait(std::min(look_at, parked_at));
+    suspected = suspected_.exchange(false, std::memory_order_acq_rel) || announced || suspected;
+    if (suspected) look_at = std::min(look_at, looked_at + kGapMin);
     if (monotonic_ns() >= look_at) {
+      suspected = false;
       const Nanos good_for = look();
       looked_at = monotonic_ns();
       look_at = add_time(looked_at, good_for);
     }
     parked_at = router_.release_parked(monotonic_ns());
   }
+}
+
+bool TopologyWatch::wait(Nanos until) {
+  std::vector<pollfd> fds{{.fd = wake_.fd(), .events = POLLIN, .revents = 0}};
+  for (const int fd : source_->announcements()) {
+    fds.push_back({.fd = fd, .events = POLLIN, .revents = 0});
+  }
+  constexpr Nanos kLongest = 60 * kSecond;
+  const Nanos patience = std::clamp<Nanos>(until - monotonic_ns(), 0, kLongest);
+  const auto timeout_ms = static_cast<int>((patience + kMilli - 1) / kMilli);
+  if (::poll(fds.data(), fds.size(), timeout_ms) <= 0) return false;
+  if (fds[0].revents == 0) return true;
+  wake_.clear();
+  return false;
 }
 
 Nanos TopologyWatch::soon() noexcept {

@@ -4,10 +4,11 @@
 //
 // Threads: suspect() and stop() from any; its own thread calls the source and the router.
 
-#include <condition_variable>
+#include <atomic>
 #include <memory>
-#include <mutex>
+#include <string>
 
+#include "base/event_fd.hpp"
 #include "base/thread.hpp"
 #include "redis/router.hpp"
 #include "redis/topology_source.hpp"
@@ -17,7 +18,7 @@ namespace kvferry::redis {
 class TopologyWatch {
  public:
   TopologyWatch(const Config& config, Router& router, LogSink& log,
-                std::unique_ptr<TopologySource> source);
+                std::unique_ptr<TopologySource> source, EventFd wake);
 
   void start();
   // The map may be out of date. Cheap, and never blocks for long.
@@ -28,6 +29,8 @@ class TopologyWatch {
  private:
   void run() noexcept;
   void loop();
+  // Until `until`, a signal, or an announcement; true for the last.
+  bool wait(Nanos until);
   // Returns how long this map may be trusted.
   Nanos look();
   Nanos soon() noexcept;
@@ -36,10 +39,9 @@ class TopologyWatch {
   Router& router_;
   LogSink& log_;
   const std::unique_ptr<TopologySource> source_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool suspected_ = false;
-  bool stopping_ = false;
+  const EventFd wake_;
+  std::atomic<bool> suspected_{false};
+  std::atomic<bool> stopping_{false};
   Nanos troubled_for_ = 0;  // how long it waited last, while something is lost
   std::string problem_;     // that was logged last
   Thread thread_;
