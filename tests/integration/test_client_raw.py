@@ -202,6 +202,8 @@ def same(one: inspect.Signature, other: inspect.Signature) -> bool:
 ONLY_NATIVE = {
     "namespace",
     "event_fd",
+    "from_file",
+    "nodes",
     "drain_completions",
     "cancel",
     "submit_batch_get",
