@@ -10,16 +10,20 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import TypeVar
 
 from chaos.lanes import Lane
 from chaos.troubles import Trouble, Troubles, server_troubles
 from support.cluster import Cluster, ClusterNode
 from support.resharding import SlotMigration
+from support.resp import ReplyError
 from support.sentinel import SentinelGroup
-from support.servers import TestServer
+from support.servers import TestServer, wait_for
 
 __all__ = ["cluster_troubles", "sentinel_troubles"]
 
+Result = TypeVar("Result")
 SLOTS_MOVED_MAX = 4
 # Of a server's troubles; replication is part of the rest.
 SINGLE = ("client_kill", "client_pause", "maxmemory", "flushall")
@@ -33,6 +37,30 @@ def rolling_back(lanes: Sequence[Lane], settle: Callable[[], None]) -> Iterator[
             stack.enter_context(lane.history.rolling_back(time.monotonic))
         yield
         settle()
+
+
+def settled(whole: Callable[[], None], servers: Callable[[], Sequence[TestServer]]) -> None:
+    """Until all is whole, and primaries take their replicas for online: else no slot moves."""
+    whole()
+
+    def online() -> bool:
+        said = [server.info("replication") for server in servers()]
+        primaries = [one for one in said if one["role"] == "master"]
+        return all("state=online" in one.get("slave0", "") for one in primaries)
+
+    wait_for("replicas to be online", online)
+
+
+def patiently(act: Callable[[], Result], limit_s: float = 30.0) -> Result:
+    """Do it again while a replica that lags makes its primary say no; steps of a move may be."""
+    end = time.monotonic() + limit_s
+    while True:
+        try:
+            return act()
+        except ReplyError as error:
+            if "NOREPLICAS" not in str(error) or time.monotonic() > end:
+                raise
+            time.sleep(0.1)
 
 
 def _with_replica(
@@ -66,19 +94,21 @@ def _with_replica(
 
 def cluster_troubles(cluster: Cluster, lanes: Sequence[Lane]) -> Troubles:
     """Of one shard, or between two."""
-    settle = cluster.wait_until_whole
+    settle = partial(settled, cluster.wait_until_whole, cluster.running)
     names = [key for lane in lanes for key in lane.keys]
 
     def a_shard(rng: random.Random) -> int:
         return rng.randrange(len(cluster.shards))
 
     def a_primary(rng: random.Random) -> ClusterNode:
+        settle()  # the blow before may still be felt
         return cluster.primary(a_shard(rng))
 
     @contextmanager
     def lost(rng: random.Random) -> Iterator[None]:
         """A primary dies, and comes back when its replica has taken its place."""
         with rolling_back(lanes, settle):
+            settle()
             shard = a_shard(rng)
             primary = cluster.primary(shard)
             primary.kill()
@@ -90,47 +120,51 @@ def cluster_troubles(cluster: Cluster, lanes: Sequence[Lane]) -> Troubles:
 
     @contextmanager
     def failover(rng: random.Random) -> Iterator[None]:
+        settle()
         cluster.failover(a_shard(rng))
         yield
 
     @contextmanager
     def takeover(rng: random.Random) -> Iterator[None]:
         with rolling_back(lanes, settle):
+            settle()
             cluster.failover(a_shard(rng), rng.choice(["FORCE", "TAKEOVER"]))
             yield
 
     @contextmanager
     def migrate(rng: random.Random) -> Iterator[None]:
         """Slots with keys of ours move to another shard; sometimes they stay half way a while."""
+        settle()
         moves: list[SlotMigration] = []
         for name in rng.sample(names, SLOTS_MOVED_MAX):
             slot = cluster.slot(name)
             source, target = cluster.owner(slot), a_primary(rng)
             if source is not target and slot not in (move.slot for move in moves):
-                moves.append(cluster.begin_migration(source, target, slot))
+                moves.append(patiently(partial(cluster.begin_migration, source, target, slot)))
                 moves[-1].move_keys(rng.choice([0, 1, None]))
         try:
             yield
         finally:
             for move in moves:
                 move.move_keys()
-                move.finish()
+                patiently(move.finish)
 
     @contextmanager
     def abort(rng: random.Random) -> Iterator[None]:
         """A slot goes half way and comes back; meanwhile its keys are misses."""
         with rolling_back(lanes, settle):
+            settle()
             slot = cluster.slot(rng.choice(names))
             source, target = cluster.owner(slot), a_primary(rng)
             if source is target:
                 yield
                 return
-            move = cluster.begin_migration(source, target, slot)
+            move = patiently(lambda: cluster.begin_migration(source, target, slot))
             move.move_keys(rng.choice([0, 1, None]))
             try:
                 yield
             finally:
-                move.abort()
+                patiently(move.abort)
 
     own = (lost, failover, takeover, migrate, abort)
     return _with_replica(a_primary, lanes, settle) | {one.__name__: one for one in own}
@@ -138,12 +172,13 @@ def cluster_troubles(cluster: Cluster, lanes: Sequence[Lane]) -> Troubles:
 
 def sentinel_troubles(group: SentinelGroup, lanes: Sequence[Lane]) -> Troubles:
     """Of the primary; a Sentinel that is away is harmless."""
-    settle = group.wait_until_whole
+    settle = partial(settled, group.wait_until_whole, lambda: group.data)
 
     @contextmanager
     def lost(rng: random.Random) -> Iterator[None]:
         """The primary dies, and comes back when the replica has taken its place."""
         with rolling_back(lanes, settle):
+            settle()
             group.kill_master()
             try:
                 group.wait_for_promotion()
@@ -154,6 +189,7 @@ def sentinel_troubles(group: SentinelGroup, lanes: Sequence[Lane]) -> Troubles:
     @contextmanager
     def failover(rng: random.Random) -> Iterator[None]:
         with rolling_back(lanes, settle):
+            settle()
             group.failover()
             yield
 
@@ -168,5 +204,10 @@ def sentinel_troubles(group: SentinelGroup, lanes: Sequence[Lane]) -> Troubles:
             node.resume()
 
     own = (lost, failover, sentinel)
-    common = _with_replica(lambda rng: group.master(), lanes, settle)
+
+    def the_primary(rng: random.Random) -> TestServer:
+        settle()
+        return group.master()
+
+    common = _with_replica(the_primary, lanes, settle)
     return common | {one.__name__: one for one in own}

@@ -19,8 +19,6 @@ from chaos.stages import STAGES, lacks
 NATIVE_S, PURE_S = 10, 5  # 60 s in all
 LIMIT_S = 110.0  # servers start, calls end, peace is made: on a machine with other work
 TESTS = Path(__file__).resolve().parents[1]
-# TODO(soon): the native client is about to learn these; then this line goes.
-NOT_YET = ("tls", "cluster", "sentinel")
 
 
 def run_chaos(stage: str, seconds: float, *more: str) -> None:
@@ -43,8 +41,6 @@ def run_chaos(stage: str, seconds: float, *more: str) -> None:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_chaos(stage: str) -> None:
-    if stage in NOT_YET:
-        pytest.skip(f"the native client cannot do {stage} yet")
     run_chaos(stage, NATIVE_S)
 
 
