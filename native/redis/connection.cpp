@@ -94,9 +94,7 @@ Nanos Connection::tick(Nanos now) {
     case State::kConnecting:
     case State::kGreeting:
       if (now >= dial_deadline_) {
-        const char* what =
-            state_ == State::kAuthorizing ? ": no credentials in time" : ": no answer in time";
-        dial_failed({Errc::kTimeout, server_.endpoint().text() + what}, now);
+        dial_failed({Errc::kTimeout, server_.endpoint().text() + ": " + awaited()}, now);
         return dial_at_;
       }
       if (now >= address_deadline_ && address_index_ < addresses_.size()) {

@@ -85,6 +85,8 @@ class Connection final : private ReplySink {
   [[nodiscard]] Nanos share_of_time(Nanos now) const noexcept;
   void on_connecting(Nanos now);
   void refused(Nanos now);
+  // What a dial that took too long was waiting for.
+  [[nodiscard]] const char* awaited() const noexcept;
   void greet(Nanos now);
   void on_greeting(Nanos now);
   void become_up(Nanos now);
@@ -129,7 +131,6 @@ class Connection final : private ReplySink {
   bool watching_writable_ = false;
 
   Credentials credentials_;
-  std::uint64_t credentials_version_ = 0;
   std::unique_ptr<Handshake> handshake_;
   Outbox outbox_;
   Replies replies_;

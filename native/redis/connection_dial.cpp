@@ -28,7 +28,6 @@ void Connection::on_credentials(std::uint64_t dial, const Result<Credentials>& c
   if (state_ != State::kAuthorizing || dial != dial_) return;
   if (!credentials) return dial_failed(credentials.error(), now);
   credentials_ = *credentials;
-  credentials_version_ = environment_.credentials->version();
   look_up(now);
 }
 
@@ -84,6 +83,14 @@ void Connection::dial_failed(Error error, Nanos now) {
   dial_at_ = add_time(now, backoff_.next());
   server_.log(LogLevel::kDebug, "cannot connect: " + error.context);
   server_.on_dial_failed(error);
+}
+
+const char* Connection::awaited() const noexcept {
+  if (state_ == State::kAuthorizing) return "no credentials in time";
+  if (state_ == State::kConnecting && stream_ && stream_->awaits_readable()) {
+    return "no answer to the TLS handshake in time; is this a port without TLS?";
+  }
+  return "no answer in time";
 }
 
 // A matter of certificates, which the next address would not mend.

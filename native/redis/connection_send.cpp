@@ -110,8 +110,7 @@ void Connection::put_asking(Work work) {
 // Tokens expire: a connection that is up proves itself again, between two commands.
 void Connection::authenticate_again(Nanos now) {
   const std::uint64_t version = environment_.credentials->version();
-  if (version == credentials_version_ || held_ || replies_.full() || !outbox_.empty()) return;
-  credentials_version_ = version;
+  if (version == credentials_.version || held_ || replies_.full() || !outbox_.empty()) return;
   credentials_ = environment_.credentials->current();
   if (!busy()) last_progress_ = now;
   encode_auth(credentials_.username, credentials_.password, outbox_);

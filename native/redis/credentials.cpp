@@ -24,11 +24,13 @@ void CredentialSource::provide(const Result<Credentials>& credentials) {
   // Under the lock, so that close() can promise that nothing runs any more.
   const std::lock_guard lock(mutex_);
   if (closed_) return;
-  if (credentials) {
-    current_ = *credentials;
-    version_.fetch_add(1, std::memory_order_acq_rel);
+  Result<Credentials> answer = credentials;
+  if (answer) {
+    answer->version = version_.load(std::memory_order_relaxed) + 1;
+    current_ = *answer;
+    version_.store(answer->version, std::memory_order_release);
   }
-  for (const Callback& callback : std::exchange(waiting_, {})) callback(credentials);
+  for (const Callback& callback : std::exchange(waiting_, {})) callback(answer);
 }
 
 Credentials CredentialSource::current() const {

@@ -22,6 +22,7 @@ namespace kvferry::redis {
 struct Credentials {
   std::string username;
   std::string password;
+  std::uint64_t version = 0;  // set by the source
 };
 
 class CredentialSource {

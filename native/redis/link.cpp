@@ -83,7 +83,12 @@ Outcome Link::connect(const net::Address& address, Nanos deadline) {
   if (!stream) return stream.error();
   stream_ = std::move(*stream);
   for (;;) {
-    if (const Outcome ready = wait(!stream_->awaits_readable(), deadline); !ready) return ready;
+    if (Outcome ready = wait(!stream_->awaits_readable(), deadline); !ready) {
+      const bool tls = ready.error().code == Errc::kTimeout && stream_->awaits_readable();
+      if (!tls) return ready;
+      return Error{Errc::kTimeout,
+                   "no answer to the TLS handshake in time; is this a port without TLS?"};
+    }
     const net::IoResult io = stream_->finish_connect();
     if (io.state == net::IoState::kOk) return Done{};
     if (io.state != net::IoState::kWouldBlock) return failed(io);
