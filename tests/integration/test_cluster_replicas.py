@@ -79,6 +79,17 @@ def settled(client: Any) -> None:
     until(is_so, 15)
 
 
+def until_read(client: Any, node: ClusterNode, version: int = 1) -> None:
+    """Until reads reach that node; they are right all the while."""
+    before = calls([node], "get")
+
+    def is_read() -> bool:
+        assert fetch(client, SIZES, {version}).result.ok
+        return calls([node], "get") > before
+
+    until(is_read, 15, pause_s=0.1)
+
+
 # Reads go there.
 
 
@@ -201,10 +212,7 @@ def test_a_replica_that_dies(fresh_cluster: StartCluster) -> None:
         assert load.failures() == set(), load.reasons
         lost.restart()
         cluster.wait_until_whole()
-        settled(client)  # it is found again ...
-        before = calls([lost], "get")
-        assert fetch(client, SIZES).result.ok
-        assert calls([lost], "get") > before  # ... and read from
+        until_read(client, lost)
 
 
 def test_a_replica_that_hangs(fresh_cluster: StartCluster) -> None:
@@ -259,11 +267,7 @@ def test_a_promoted_replica_changes_its_role(fresh_cluster: StartCluster) -> Non
         until(lambda: roles().get(old.address) == "replica", 10)
         until(lambda: store(client, SIZES, 2).ok, 5)
         replicate(cluster)
-        assert fetch(client, SIZES, {2}).result.ok
-        settled(client)
-        before = calls([old], "get")
-        assert fetch(client, SIZES, {2}).result.ok
-        assert calls([old], "get") > before
+        until_read(client, old, version=2)
 
 
 # Zones.
