@@ -17,7 +17,7 @@ struct TlsBioMethod {
     BIO_clear_retry_flags(bio);
     TlsBio& target = self(bio);
     if (target.read(reinterpret_cast<std::byte*>(out), size, *count)) return 1;
-    if (target.failure().state == IoState::kOk) BIO_set_retry_read(bio);
+    if (target.receive_failure().state == IoState::kOk) BIO_set_retry_read(bio);
     return 0;
   }
 
@@ -31,9 +31,10 @@ struct TlsBioMethod {
   static long control(BIO* bio, int command, long, void*) {
     switch (command) {
       case BIO_CTRL_FLUSH:  // what the stream does not take now waits for the next flush()
-        return self(bio).flush() ? 1 : 0;
+        self(bio).flush();
+        return 1;
       case BIO_CTRL_EOF:
-        return self(bio).failure().state == IoState::kClosed ? 1 : 0;
+        return self(bio).receive_failure().state == IoState::kClosed ? 1 : 0;
       default:
         return 0;
     }
@@ -73,7 +74,7 @@ bool TlsBio::read(std::byte* out, std::size_t size, std::size_t& count) noexcept
   drained_ = io.state != IoState::kOk || io.bytes < size + kAheadBytes;
   if (io.state == IoState::kWouldBlock) return false;
   if (io.state != IoState::kOk) {
-    failure_ = io;
+    receive_failure_ = io;
     return false;
   }
   count = std::min(size, io.bytes);
@@ -83,22 +84,19 @@ bool TlsBio::read(std::byte* out, std::size_t size, std::size_t& count) noexcept
 }
 
 bool TlsBio::write(const std::byte* data, std::size_t size) noexcept {
-  if (failure_.state != IoState::kOk) return false;
   if (!gathered_) gathered_ = std::make_unique_for_overwrite<std::byte[]>(kOutBytes);
   if (!blocked_ && pending() + size > kGatherBytes) {
     const std::array<iovec, 2> pieces{iovec{gathered_.get() + gathered_begin_, pending()},
                                       iovec{const_cast<std::byte*>(data), size}};
     const IoResult io = stream_.send(pieces);
-    if (io.state != IoState::kOk && io.state != IoState::kWouldBlock) {
-      failure_ = io;
-      return false;
-    }
+    if (io.state != IoState::kOk && io.state != IoState::kWouldBlock) stop_sending(io);
     blocked_ = io.bytes < pending() + size;
     const std::size_t old = std::min(io.bytes, pending());
     gathered_begin_ += old;
     data += io.bytes - old;
     size -= io.bytes - old;
   }
+  if (send_failure_.state != IoState::kOk) return true;
   if (pending() == 0) gathered_begin_ = gathered_end_ = 0;
   if (size > kOutBytes - gathered_end_) {  // not at the end: move what is there to the front
     std::memmove(gathered_.get(), gathered_.get() + gathered_begin_, pending());
@@ -106,7 +104,7 @@ bool TlsBio::write(const std::byte* data, std::size_t size) noexcept {
     gathered_begin_ = 0;
   }
   if (size > kOutBytes - gathered_end_) {  // a peer that demands answers and takes none
-    failure_ = {.state = IoState::kFailed, .sys_errno = ENOBUFS};
+    stop_sending({.state = IoState::kFailed, .sys_errno = ENOBUFS});
     return false;
   }
   std::memcpy(gathered_.get() + gathered_end_, data, size);
@@ -115,7 +113,7 @@ bool TlsBio::write(const std::byte* data, std::size_t size) noexcept {
 }
 
 bool TlsBio::flush() noexcept {
-  if (failure_.state != IoState::kOk) return false;
+  if (send_failure_.state != IoState::kOk) return false;
   blocked_ = false;
   while (pending() > 0 && !blocked_) {
     const iovec piece{gathered_.get() + gathered_begin_, pending()};
@@ -123,12 +121,19 @@ bool TlsBio::flush() noexcept {
     if (io.state == IoState::kWouldBlock) {
       blocked_ = true;
     } else if (io.state != IoState::kOk) {
-      failure_ = io;
+      stop_sending(io);
       return false;
     }
     gathered_begin_ += io.bytes;
   }
   return true;
+}
+
+void TlsBio::stop_sending(const IoResult& why) noexcept {
+  send_failure_ = why;
+  gathered_begin_ = gathered_end_ = 0;
+  blocked_ = true;
+  drained_ = false;  // the same event may have brought a last word
 }
 
 }  // namespace kvferry::net

@@ -6,7 +6,9 @@
 // follows it, up to kAheadBytes, and records to send are gathered up to kGatherBytes.
 //
 // Sending never fails for want of room: what the stream does not take waits here, and blocked()
-// says so. Whoever writes stops then, and calls flush() before anything else.
+// says so. Whoever writes stops then, and calls flush() before anything else. Nor does OpenSSL hear
+// of a stream that takes nothing any more (send_failure()), because a server that refuses us says
+// why and closes: what it said is still to be read.
 //
 // Threads: one. Lifetime: outlives the SSL that uses it; the stream outlives this.
 
@@ -34,13 +36,14 @@ class TlsBio {
 
   // Before each series of reads: the stream may have bytes again.
   void begin_reading() noexcept { drained_ = false; }
-  // Sends what is gathered. False: the stream failed; see failure().
+  // Sends what is gathered. False: the stream takes nothing any more.
   bool flush() noexcept;
   [[nodiscard]] std::size_t pending() const noexcept { return gathered_end_ - gathered_begin_; }
-  // The stream takes nothing more for now.
+  // Nothing more should be written for now.
   [[nodiscard]] bool blocked() const noexcept { return blocked_; }
-  // How the stream below ended; kOk while it did not.
-  [[nodiscard]] const IoResult& failure() const noexcept { return failure_; }
+  // How the stream below ended, each way; kOk while it did not.
+  [[nodiscard]] const IoResult& receive_failure() const noexcept { return receive_failure_; }
+  [[nodiscard]] const IoResult& send_failure() const noexcept { return send_failure_; }
 
  private:
   // One more record, and answers of the protocol, fit behind a full gather.
@@ -50,6 +53,7 @@ class TlsBio {
 
   bool read(std::byte* out, std::size_t size, std::size_t& count) noexcept;
   bool write(const std::byte* data, std::size_t size) noexcept;
+  void stop_sending(const IoResult& why) noexcept;
 
   Stream& stream_;
   std::unique_ptr<std::byte[]> ahead_;  // made when first used, as is gathered_
@@ -60,7 +64,8 @@ class TlsBio {
   std::size_t gathered_begin_ = 0;
   std::size_t gathered_end_ = 0;
   bool blocked_ = false;
-  IoResult failure_;
+  IoResult receive_failure_;
+  IoResult send_failure_;
 };
 
 }  // namespace kvferry::net

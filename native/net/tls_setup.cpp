@@ -104,22 +104,38 @@ Outcome identify(SSL_CTX* context, const TlsConfig& config) {
 
 }  // namespace
 
-TlsSession TlsSessions::find(const std::string& peer) {
+TlsSession TlsSessions::take(const std::string& peer) {
   const std::lock_guard lock(mutex_);
   const auto found = sessions_.find(peer);
   if (found == sessions_.end()) return nullptr;
-  if (SSL_SESSION_is_resumable(found->second.get()) != 1) {
-    sessions_.erase(found);
-    return nullptr;
+  std::deque<TlsSession>& sessions = found->second;
+  while (!sessions.empty()) {
+    SSL_SESSION* newest = sessions.back().get();
+    if (SSL_SESSION_is_resumable(newest) == 1) {
+      if (SSL_SESSION_get_protocol_version(newest) == TLS1_2_VERSION) {
+        SSL_SESSION_up_ref(newest);
+        return TlsSession(newest);
+      }
+      TlsSession taken = std::move(sessions.back());
+      sessions.pop_back();
+      return taken;
+    }
+    sessions.pop_back();
   }
-  SSL_SESSION_up_ref(found->second.get());
-  return TlsSession(found->second.get());
+  sessions_.erase(found);
+  return nullptr;
 }
 
 void TlsSessions::keep(const std::string& peer, TlsSession session) {
+  const unsigned char* ticket = nullptr;
+  std::size_t size = 0;
+  SSL_SESSION_get0_ticket(session.get(), &ticket, &size);
+  if (size > kTicketBytesMax) return;
   const std::lock_guard lock(mutex_);
   if (sessions_.size() >= kPeersMax && !sessions_.contains(peer)) sessions_.clear();
-  sessions_[peer] = std::move(session);
+  std::deque<TlsSession>& sessions = sessions_[peer];
+  if (sessions.size() >= kSessionsMax) sessions.pop_front();
+  sessions.push_back(std::move(session));
 }
 
 void TlsSessions::forget(const std::string& peer) {

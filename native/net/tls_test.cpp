@@ -32,44 +32,6 @@ std::shared_ptr<TlsContext> context_of(const TlsConfig& config) {
   return *context;
 }
 
-// A stream that moves few bytes at a time, often says that it cannot, and may take nothing at all.
-class Trickle final : public Stream {
- public:
-  Trickle(std::unique_ptr<Stream> below, std::size_t bytes_max)
-      : below_(std::move(below)), bytes_max_(bytes_max) {}
-
-  void take_nothing() { full_ = true; }
-
-  [[nodiscard]] int fd() const noexcept override { return below_->fd(); }
-  IoResult finish_connect() noexcept override { return below_->finish_connect(); }
-  IoResult receive(std::span<const iovec> pieces) noexcept override {
-    if (random_() % 4 == 0) return {.state = IoState::kWouldBlock};
-    const iovec some = cut(pieces);
-    return below_->receive({&some, 1});
-  }
-  IoResult send(std::span<const iovec> pieces) noexcept override {
-    if (full_ || random_() % 4 == 0) return {.state = IoState::kWouldBlock};
-    const iovec some = cut(pieces);
-    return below_->send({&some, 1});
-  }
-  [[nodiscard]] std::size_t unsent_bytes() const noexcept override {
-    return below_->unsent_bytes();
-  }
-  void set_receive_low_water(std::size_t) noexcept override {}
-
- private:
-  iovec cut(std::span<const iovec> pieces) {
-    std::size_t index = 0;
-    while (pieces[index].iov_len == 0) ++index;
-    return {pieces[index].iov_base, std::min(pieces[index].iov_len, 1 + random_() % bytes_max_)};
-  }
-
-  const std::unique_ptr<Stream> below_;
-  const std::size_t bytes_max_;
-  bool full_ = false;
-  std::mt19937 random_{7};
-};
-
 struct Way {
   const char* name;
   const char* version;
@@ -152,34 +114,6 @@ INSTANTIATE_TEST_SUITE_P(Ways, TlsOver,
                                          Way{"Tls13SocketBio", "1.3", true}),
                          [](const auto& way) { return std::string(way.param.name); });
 
-class TlsTrickle : public testing::TestWithParam<std::size_t> {};
-
-TEST_P(TlsTrickle, FewBytesAtATimeAreEnough) {
-  const Certificates certificates;
-  const std::size_t size = GetParam() * 30'000;
-  const std::string request = noise(size, 1);
-  const std::string reply = noise(size, 2);
-  std::string seen;
-  {
-    const Peer peer(certificates.server, [&](const Talk& talk) {
-      seen = talk.read(size);
-      EXPECT_TRUE(talk.write(reply));
-      talk.wait_for_end();
-    });
-    auto trickle = std::make_unique<Trickle>(std::move(*open_stream(peer.address())), GetParam());
-    Client client(
-        context_of(certificates.config())->open_over(std::move(trickle), "localhost", "x"));
-    const IoResult io = client.connect();
-    ASSERT_EQ(io.state, IoState::kOk) << client.why(io);
-    std::mt19937 random(5);
-    ASSERT_EQ(client.send(request, random).state, IoState::kOk);
-    EXPECT_TRUE(client.receive(size, random) == reply);
-  }
-  EXPECT_TRUE(seen == request);
-}
-
-INSTANTIATE_TEST_SUITE_P(BytesAtATime, TlsTrickle, testing::Values(1, 7, 60));
-
 TEST(Tls, PiecesOfASendDoNotShareARecord) {
   const Certificates certificates;
   std::vector<std::size_t> records;
@@ -214,6 +148,8 @@ TEST(Tls, WhatAFullPeerDoesNotTakeIsNotReportedAndNotSentTwice) {
     const Peer peer(certificates.server, [&](const Talk& talk) {
       full.get_future().wait();
       seen = talk.read(total.get_future().get());
+      talk.write("done");
+      talk.wait_for_end();
     });
     Client client(context_of(certificates.config())->open_stream(peer.address(), "localhost"));
     ASSERT_EQ(client.connect().state, IoState::kOk);
@@ -231,6 +167,7 @@ TEST(Tls, WhatAFullPeerDoesNotTakeIsNotReportedAndNotSentTwice) {
     const std::string rest = memory.substr(sent, 1'000'000);
     std::fill_n(memory.begin(), sent, '!');  // what is reported may be reused at once
     ASSERT_EQ(client.send(rest).state, IoState::kOk);
+    EXPECT_EQ(client.receive(4), "done");
   }
   EXPECT_EQ(seen.size(), sent + 1'000'000);
   EXPECT_TRUE(seen == noise(32 << 20, 9).substr(0, seen.size()));
@@ -275,24 +212,6 @@ TEST(Tls, AFlippedBitEndsTheStream) {
   EXPECT_EQ(client.receive(100, &end), "pong");
   EXPECT_EQ(end.state, IoState::kFailed);
   EXPECT_NE(client.why(end).find("bad record mac"), std::string::npos) << client.why(end);
-}
-
-TEST(Tls, APeerThatDemandsAnswersAndTakesNoneIsCutOff) {
-  const Certificates certificates;
-  const Peer peer(certificates.server, [&](const Talk& talk) {
-    while (SSL_key_update(talk.ssl(), SSL_KEY_UPDATE_REQUESTED) == 1 && talk.write("x")) {
-    }
-  });
-  auto below = std::make_unique<Trickle>(std::move(*open_stream(peer.address())), 1 << 20);
-  Trickle& trickle = *below;
-  Client client(context_of(certificates.config())->open_over(std::move(below), "localhost", "x"));
-  ASSERT_EQ(client.connect().state, IoState::kOk);
-  trickle.take_nothing();
-  IoResult end;
-  const std::string seen = client.receive(1 << 20, &end);
-  EXPECT_EQ(end.state, IoState::kFailed);
-  EXPECT_GT(seen.size(), 1'000u);
-  EXPECT_LT(seen.size(), 10'000u) << "an answer has 22 bytes, and there is room for 98 KiB";
 }
 
 TEST(Tls, ManyStreamsOfOneContextOnManyThreads) {
