@@ -19,6 +19,7 @@
 #include "credentials.hpp"
 #include "errors.hpp"
 #include "gil.hpp"
+#include "presence.hpp"
 #include "redis/client.hpp"
 
 namespace nb = nanobind;
@@ -190,6 +191,9 @@ class PyClient {
   [[nodiscard]] bool available() const { return client_->router().available(); }
   [[nodiscard]] std::string down_reason() const { return client_->router().down_reason(); }
 
+  nb::list presence(nb::handle keys) const { return presence_of(client_->presence(), keys); }
+  nb::dict presence_stats() const { return presence_stats_of(client_->presence()); }
+
   nb::dict stats() {
     Totals totals(client_->router().former());
     std::string server;
@@ -331,6 +335,10 @@ void bind_client(nb::module_& module) {
       .def("down_reason", &PyClient::down_reason)
       .def("stats", &PyClient::stats, nb::sig("def stats(self) -> dict[str, int | str]"))
       .def("nodes", &PyClient::nodes, nb::sig("def nodes(self) -> list[dict[str, typing.Any]]"))
+      .def("presence", &PyClient::presence, "keys"_a,
+           nb::sig("def presence(self, keys: typing.Any) -> list[bool | None]"))
+      .def("presence_stats", &PyClient::presence_stats,
+           nb::sig("def presence_stats(self) -> dict[str, int]"))
       .def("close", &PyClient::close);
   module.def("begin_exit", &begin_exit, "Other threads that come back from a wait now stay there.");
   module.def("await_parked", &await_parked, "Waits until they do, a second at most.");

@@ -56,9 +56,16 @@ Outcome Client::start() {
     if (!worker) return worker.error();
     workers_.push_back(std::move(*worker));
   }
+  if (config_.presence_prefix) {
+    const LinkContext links{*transport_, *resolver_, credentials_.get(), stop_};
+    auto presence = PresenceView::open(config_, router_, links, log_);
+    if (!presence) return presence.error();
+    presence_ = std::move(*presence);
+  }
   try {
     for (auto& worker : workers_) worker->start();
     if (watch_) watch_->start();
+    if (presence_) presence_->start();
   } catch (const std::system_error& problem) {
     return Error{Errc::kSystem, std::string("cannot start an I/O thread: ") + problem.what()};
   }
@@ -124,6 +131,7 @@ void Client::close() {
   }
   stop_.signal();
   if (watch_) watch_->stop();
+  if (presence_) presence_->stop();
   for (auto& worker : workers_) worker->stop();
   // Workers and links ask these until they have stopped.
   resolver_.reset();
@@ -146,6 +154,7 @@ void Client::finished(Batch& batch) {
     owner = std::move(found->second);
     running_.erase(found);
   }
+  if (presence_) presence_->wrote(batch);  // before anybody hears of it
   owner->finish();
   if (!owner->quiet) completions_.push(std::move(owner));
 }

@@ -22,6 +22,7 @@
 #include "redis/completions.hpp"
 #include "redis/config.hpp"
 #include "redis/credentials.hpp"
+#include "redis/presence_view.hpp"
 #include "redis/router.hpp"
 #include "redis/topology_watch.hpp"
 #include "redis/worker.hpp"
@@ -67,6 +68,8 @@ class Client final : private Dispatcher {
   [[nodiscard]] net::Transport& transport() noexcept { return *transport_; }
   [[nodiscard]] net::Resolver& resolver() noexcept { return *resolver_; }
   [[nodiscard]] LogSink& log() noexcept { return log_; }
+  // Null: the configuration asks for none.
+  [[nodiscard]] const PresenceView* presence() const noexcept { return presence_.get(); }
   [[nodiscard]] std::size_t running() const;
 
  private:
@@ -95,6 +98,7 @@ class Client final : private Dispatcher {
   Router router_;
   std::unique_ptr<net::Resolver> resolver_;
   std::unique_ptr<TopologyWatch> watch_;  // null: the topology does not change
+  std::unique_ptr<PresenceView> presence_;
   std::vector<std::unique_ptr<Worker>> workers_;
 };
 

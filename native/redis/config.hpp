@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,6 +37,9 @@ struct Config : Greeting {
   ReadFrom read_from = ReadFrom::kPrimary;
   std::string availability_zone;  // kZone: prefer replicas there
   Nanos topology_refresh = 60 * kSecond;
+
+  std::optional<std::string> presence_prefix;  // keep a PresenceView of these keys
+  std::size_t presence_keys_max = 4'000'000;
 
   // Per node.
   std::size_t connections = 8;  // data connections; one more carries small commands

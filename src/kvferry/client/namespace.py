@@ -160,6 +160,11 @@ class CacheNamespace(_Namespace):
         names = self._keys(keys)
         return self.client._run(Verb.DELETE, names, None, timeout_s=timeout_s, frame=self._frame)
 
+    def presence(self, keys: Sequence[Key]) -> list[bool | None]:
+        """See `RedisClient.presence`. Of a striped value the first stripe decides, which is stored
+        last: what is probably there may still be a MISS."""
+        return self.client.presence(self._keys(keys))
+
 
 class AsyncCacheNamespace(_Namespace):
     """`CacheNamespace` for asyncio, over an `AsyncRedisClient`: the same, awaited."""
@@ -237,3 +242,7 @@ class AsyncCacheNamespace(_Namespace):
         return await self.client._await(
             Verb.DELETE, names, None, timeout_s=timeout_s, frame=self._frame
         )
+
+    def presence(self, keys: Sequence[Key]) -> list[bool | None]:
+        """See `CacheNamespace.presence`; nothing to await."""
+        return self.client.presence(self._keys(keys))

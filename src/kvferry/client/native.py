@@ -19,6 +19,7 @@ from typing import Any, Self
 from kvferry import _native
 from kvferry.client.batch import BatchResult
 from kvferry.client.buffers import BufferLike, Key, encode_keys
+from kvferry.client.presence import Presence
 from kvferry.client.provider import provide_to
 from kvferry.client.pure import PureRedisClient
 from kvferry.client.times import checked_timeout, ttl_ms
@@ -33,7 +34,7 @@ _open_clients: weakref.WeakSet[NativeClient] = weakref.WeakSet()
 _parents: list[object] = []  # native clients of the process that forked us: never destroyed
 _reopening = threading.Lock()
 
-_PYTHON_ONLY = ("ttl_s", "credentials", "nodes", "presence_prefix", "presence_keys_max")
+_PYTHON_ONLY = ("ttl_s", "credentials", "nodes")
 PING_KEY = b"kvferry:ping"
 FRAMED_SIZE_BYTES_MAX = 65_535 * (4 << 20)  # stripes times what one holds: native/codec/stripe.hpp
 
@@ -74,7 +75,7 @@ class Frame:
         self.value_size_bytes = value_size_bytes
 
 
-class NativeClient:
+class NativeClient(Presence):
     """Owns the native client; the public clients are thin faces over it."""
 
     def __init__(self, host: str | None = None, port: int | None = None, **settings: Any) -> None:
