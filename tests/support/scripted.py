@@ -78,7 +78,7 @@ class ScriptedServer:
         greeting: Sent on accept, before any command; a Close ends the connection at once.
     """
 
-    def __init__(self, *handlers: Handler, greeting: bytes | Close = b"") -> None:
+    def __init__(self, *handlers: Handler, greeting: bytes | Close | Pieces = b"") -> None:
         self.handlers = handlers
         self.greeting = greeting
         self.commands: list[list[bytes]] = []  # every command met, long words cut
