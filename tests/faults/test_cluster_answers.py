@@ -1,5 +1,5 @@
-"""Nodes of a cluster that answer nonsense, in circles, or not for now: the native client gives every
-command a status, in time and within its limits.
+"""Nodes of a cluster that answer nonsense, in circles, or not for now: the native client gives
+every command a status, in time and within its limits.
 """
 
 from __future__ import annotations
