@@ -316,6 +316,20 @@ def test_close_with_work_on_all_shards(proxied_cluster: Cluster) -> None:
             assert set(result) <= {Status.OK, Status.CANCELLED}
 
 
+def test_close_leaves_nothing_behind(cluster: Cluster) -> None:
+    name = "kvferry-that-leaves"
+
+    def connected() -> int:
+        lists = [node.cli("CLIENT", "LIST").decode() for node in cluster.nodes]
+        return sum(one.count(f"name={name}") for one in lists)
+
+    with opened("native", cluster, client_name=name) as client:
+        works(client)
+        until(lambda: connected() == 3 * (8 + 1) + 1, 10)  # a map is asked for over one more
+    until(lambda: connected() == 0, 5)
+    assert client.close() is None  # the object is still there
+
+
 FORK = """
 import os, sys
 import kvferry
