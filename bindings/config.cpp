@@ -78,6 +78,7 @@ redis::Config make_config(const nb::dict& settings) {
   if (read_from == "replica") config.read_from = redis::ReadFrom::kReplica;
   if (read_from == "az") config.read_from = redis::ReadFrom::kZone;
   reader.get("availability_zone", config.availability_zone);
+  reader.get("nodes_max", config.nodes_max);
   reader.get_seconds("topology_refresh_s", config.topology_refresh);
   if (reader.has("presence_prefix")) config.presence_prefix = reader.word("presence_prefix");
   reader.get("presence_keys_max", config.presence_keys_max);

@@ -37,6 +37,7 @@ struct Config : Greeting {
   ReadFrom read_from = ReadFrom::kPrimary;
   std::string availability_zone;  // kZone: prefer replicas there
   Nanos topology_refresh = 60 * kSecond;
+  std::size_t nodes_max = 128;  // each costs connections + 1 sockets
 
   std::optional<std::string> presence_prefix;  // keep a PresenceView of these keys
   std::size_t presence_keys_max = 4'000'000;

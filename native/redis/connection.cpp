@@ -8,6 +8,9 @@
 namespace kvferry::redis {
 namespace {
 
+// What one connection may receive before the others get their turn.
+constexpr std::size_t kTurnBytes = 64 * kMiB;
+constexpr std::size_t kTurnReceives = 256;
 constexpr std::size_t kLowWaterBytesMin = 64 * kKiB;
 constexpr std::size_t kLowWaterBytesMax = 512 * kKiB;
 
@@ -59,6 +62,7 @@ void Connection::drop_stream() {
   held_ = {};
   answered_early_ = false;
   probing_ = false;
+  more_ = false;
   watching_writable_ = false;
 }
 
@@ -107,11 +111,13 @@ Nanos Connection::tick(Nanos now) {
     case State::kUp:
       break;
   }
+  if (more_) on_replies(now);
   if (now >= next_deadline_) release(now);
   if (state_ == State::kUp && replies_.overdue() > 0 && now >= drain_deadline_) {
     end(End::kWithdrawn, "what was withdrawn takes too long to drain", now);
   }
   if (state_ != State::kUp) return dial_at_;
+  if (more_) return now;
   if (busy()) {
     const Nanos stalled_at = add_time(last_progress_, config_.stall_timeout);
     const Nanos due = replies_.overdue() > 0 ? drain_deadline_ : next_deadline_;
@@ -177,13 +183,16 @@ void Connection::on_ready(const net::Ready& ready, Nanos now) {
 }
 
 void Connection::on_replies(Nanos now) {
-  for (;;) {
+  // Whoever sends without end may not keep the thread: tick() goes on with what is left.
+  more_ = false;
+  for (std::size_t taken = 0;;) {
     const auto pieces = replies_.plan();
     std::size_t planned = 0;
     for (const iovec& piece : pieces) planned += piece.iov_len;
     const net::IoResult io = stream_->receive(pieces);
     if (io.state == net::IoState::kWouldBlock) break;
     if (io.state != net::IoState::kOk) return end(End::kBroken, stream_->failure(io), now);
+    taken += std::max(io.bytes, kTurnBytes / kTurnReceives);
     last_progress_ = now;
     probing_ = false;
     server_.stats().bytes_received.fetch_add(io.bytes, std::memory_order_relaxed);
@@ -191,6 +200,8 @@ void Connection::on_replies(Nanos now) {
     if (answered_early_) return end(End::kBroken, "an answer came before its value was sent", now);
     if (replies_.wants_reconnect()) return end(End::kBroken, "the server asks to reconnect", now);
     if (io.bytes < planned) break;  // the socket is empty for now
+    more_ = taken >= kTurnBytes;    // TLS may hold bytes that no poller knows of
+    if (more_) break;
   }
   // Few large receives instead of one for each segment: a wake-up costs as much as copying 50 KiB.
   // An eighth of the value leaves server and client enough to do at the same time.

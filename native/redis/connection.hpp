@@ -146,6 +146,7 @@ class Connection final : private ReplySink {
   Work held_;  // a SET whose head is sent and whose payload waits for the reply before it
   Nanos drain_deadline_ = kNever;  // for the replies of commands that were withdrawn
   std::size_t unsent_bytes_ = 0;   // when the stall timer last looked
+  bool more_ = false;              // on_replies() was cut short
   bool probing_ = false;           // a PING is on its way
   bool answered_early_ = false;    // a SET was answered before its payload was sent
   int reads_in_a_row_ = 0;

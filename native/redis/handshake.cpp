@@ -9,12 +9,15 @@ namespace kvferry::redis {
 namespace {
 
 constexpr std::size_t kWordsMax = 64;
+constexpr std::size_t kWordBytesMax = 128;  // what a server says of itself is shown to people
 constexpr std::size_t kPendingBytesMax = 64 * kKiB;
 
 // A user with an empty password is still that user and not the default one.
 bool has_credentials(const Greeting& greeting) noexcept {
   return !greeting.password.empty() || !greeting.username.empty();
 }
+
+std::string short_word(std::string_view text) { return printable(text.substr(0, kWordBytesMax)); }
 
 // A server's refusal for people. Servers repeat arguments, which hold the password, whole or cut.
 std::string refusal_text(std::string text, const std::string& password) {
@@ -122,10 +125,10 @@ void Handshake::collect(const resp::Token& token) {
       return;
     case Type::kPayloadEnd:
       if (refused_) refusal_ = payload_;
-      if (token.depth == 1 && words_.size() < kWordsMax) words_.push_back(payload_);
+      if (token.depth == 1 && words_.size() < kWordsMax) words_.push_back(short_word(payload_));
       return;
     default:
-      if (token.depth == 1 && words_.size() < kWordsMax) words_.emplace_back(token.text);
+      if (token.depth == 1 && words_.size() < kWordsMax) words_.push_back(short_word(token.text));
   }
 }
 

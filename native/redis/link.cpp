@@ -9,6 +9,8 @@
 #include <mutex>
 #include <utility>
 
+#include "redis/server_error.hpp"
+
 namespace kvferry::redis {
 namespace {
 
@@ -100,6 +102,7 @@ Outcome Link::greet(Greeting greeting, Nanos deadline) {
   Outbox outbox;
   handshake.begin(outbox);
   for (;;) {
+    if (const Outcome timely = check(deadline); !timely) return timely;
     if (const Outcome sent = flush(outbox, deadline); !sent) return sent;
     std::array<std::byte, 4 * kKiB> bytes;
     const iovec piece{bytes.data(), bytes.size()};
@@ -161,6 +164,7 @@ Result<std::optional<resp::Value>> Link::receive(Nanos deadline) {
     const iovec piece{bytes.data(), bytes.size()};
     const net::IoResult io = stream_->receive({&piece, 1});
     if (io.state == net::IoState::kOk) {
+      if (const Outcome timely = check(deadline); !timely) return timely.error();
       reader_.feed(std::span(bytes).first(io.bytes));
     } else if (io.state == net::IoState::kWouldBlock) {
       const Outcome ready = wait(false, deadline);
@@ -178,10 +182,21 @@ Result<resp::Value> Link::call(std::span<const std::string_view> words, Nanos de
     auto reply = receive(deadline);
     if (!reply) return reply.error();
     if (!*reply) return Error{Errc::kTimeout, endpoint_.text() + ": no answer in time"};
-    if ((*reply)->is_push()) continue;
-    if ((*reply)->is_error()) return Error{Errc::kServer, (*reply)->text};
+    if ((*reply)->is_error()) return Error{Errc::kServer, printable((*reply)->text)};
+    if ((*reply)->is_push()) {
+      if (const Outcome timely = check(deadline); !timely) return timely.error();
+      continue;
+    }
     return std::move(**reply);
   }
+}
+
+// A peer that never stops talking may not keep us here.
+Outcome Link::check(Nanos deadline) const {
+  if (monotonic_ns() >= deadline) return Error{Errc::kTimeout, "no answer in time"};
+  pollfd stopped{.fd = context_.stop.fd(), .events = POLLIN, .revents = 0};
+  if (::poll(&stopped, 1, 0) > 0) return Error{Errc::kClosed, "the client is closing"};
+  return Done{};
 }
 
 Outcome Link::wait(bool writable, Nanos deadline) {

@@ -60,6 +60,7 @@ class Link {
   Outcome flush(Outbox& outbox, Nanos deadline);
   // kTimeout at `deadline`, kClosed when stopped.
   Outcome wait(bool writable, Nanos deadline);
+  [[nodiscard]] Outcome check(Nanos deadline) const;
   [[nodiscard]] Error failed(const net::IoResult& io) const;
 
   const LinkContext context_;

@@ -25,7 +25,7 @@ class Outbox {
   static constexpr std::size_t kLargeBytes = 32 * kKiB;      // servers: PROTO_MBULK_BIG_ARG
   static constexpr std::size_t kCommandBytesMax = 1 * kKiB;  // text of one command, key included
 
-  Outbox() : text_(std::make_unique<std::array<std::byte, kTextBytesMax>>()) {}
+  Outbox() : text_(std::make_unique_for_overwrite<std::array<std::byte, kTextBytesMax>>()) {}
 
   [[nodiscard]] bool empty() const noexcept { return first_ == count_; }
   [[nodiscard]] bool room_for_command() const noexcept {

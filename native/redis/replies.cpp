@@ -20,7 +20,7 @@ Replies::Replies(ReplySink& sink, std::size_t drain_bytes_max, std::size_t value
       value_bytes_max_(value_bytes_max),
       parser_(static_cast<std::int64_t>(value_bytes_max)),
       slots_(std::make_unique<std::array<Work, kInFlightMax>>()),
-      scratch_(std::make_unique<std::array<std::byte, kScratchBytes>>()) {}
+      scratch_(std::make_unique_for_overwrite<std::array<std::byte, kScratchBytes>>()) {}
 
 void Replies::expect(Work work) noexcept { slot(tail_++) = work; }
 

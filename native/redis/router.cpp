@@ -20,7 +20,7 @@ Router::Router(const Config& config, LogSink& log, Dispatcher& dispatcher)
       lobby_(config, config.endpoint, NodeRole::kPrimary, log, dispatcher) {
   if (config.topology != Topology::kStandalone) return;
   auto view = std::make_shared<View>();
-  view->shards.push_back({node_at(config.endpoint, NodeRole::kPrimary), {}});
+  view->shards.push_back({node_at(config.endpoint, NodeRole::kPrimary, false), {}});
   view_ = std::move(view);
 }
 
@@ -134,7 +134,7 @@ void Router::redirected(Server& from, Work work, std::string_view answer, Nanos 
   const auto redirect = parse_redirect(answer, from.endpoint().host);
   if (!redirect) return from.settle(work, Status::kServerError, "a redirect that makes no sense");
   if (redirect->endpoint.host.empty()) return park(work, later);
-  const auto to = node_at(redirect->endpoint, NodeRole::kPrimary);
+  const auto to = node_at(redirect->endpoint, NodeRole::kPrimary, true);
   if (to == nullptr) return park(work, later);
   command.primary_only = true;
   if (redirect->kind == RedirectKind::kAsk) {

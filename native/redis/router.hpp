@@ -7,7 +7,7 @@
 // Before the first map, work waits in the lobby, which has a breaker like any node.
 //
 // Threads: any. The map is an immutable snapshot; a MOVED replaces it by one that differs.
-// Limits: kNodesMax nodes, kRedirectsMax redirects of one command.
+// Limits: nodes_max nodes, kStrangersMax beyond the map, kRedirectsMax redirects of one command.
 
 #include <array>
 #include <atomic>
@@ -25,7 +25,7 @@ namespace kvferry::redis {
 
 class Router {
  public:
-  static constexpr std::size_t kNodesMax = 2048;
+  static constexpr std::size_t kStrangersMax = 16;  // nodes that only redirects have named
   static constexpr int kRedirectsMax = 16;
 
   Router(const Config& config, LogSink& log, Dispatcher& dispatcher);
@@ -36,8 +36,9 @@ class Router {
   void route(Work work);
   void redirected(Server& from, Work work, std::string_view answer, Nanos now);
 
-  // The topology as it is now. The first one opens the lobby.
-  void apply(const SlotMap& map, Nanos now);
+  // The topology as it is now. The first one opens the lobby. Fails with: kCapacity (more nodes
+  // than nodes_max; the earlier map stays).
+  Outcome apply(const SlotMap& map, Nanos now);
   // There is none: work in the lobby is refused once that is certain.
   void no_topology(const Error& error);
 
@@ -77,6 +78,7 @@ class Router {
   struct View {
     std::vector<Shard> shards;
     std::vector<std::uint16_t> slots;  // index into shards; empty: all slots are of shard 0
+    std::size_t named = 0;             // nodes that the map names
   };
   struct Parked {
     Nanos until;
@@ -91,7 +93,8 @@ class Router {
   void hand_over(Server& server, Work work);
   void settle_down(Server& server);
   void park(Work work, Nanos until);
-  std::shared_ptr<Server> node_at(const net::Endpoint& endpoint, NodeRole role);
+  // Null: there are too many. `stranger`: no map has named it.
+  std::shared_ptr<Server> node_at(const net::Endpoint& endpoint, NodeRole role, bool stranger);
   void move_slot(std::uint16_t slot, const std::shared_ptr<Server>& to);
   void keep_counters(Server& server);
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <set>
+#include <string>
 #include <utility>
 
 #include "redis/router.hpp"
@@ -18,14 +19,23 @@ std::string name_of(const net::Endpoint& endpoint, NodeRole role) {
 
 }  // namespace
 
-void Router::apply(const SlotMap& map, Nanos now) {
+Outcome Router::apply(const SlotMap& map, Nanos now) {
+  const bool reads_replicas = config_.read_from != ReadFrom::kPrimary;
+  std::size_t named = map.shards().size();
+  for (const redis::Shard& shard : map.shards()) {
+    if (reads_replicas) named += shard.replicas.size();
+  }
+  if (named > config_.nodes_max) {
+    return Error{Errc::kCapacity, "the cluster has " + std::to_string(named) +
+                                      " nodes, which is more than nodes_max"};
+  }
   auto next = std::make_shared<View>();
+  next->named = named;
   std::vector<std::shared_ptr<Server>> gone;
   std::set<const Server*> kept;
-  const bool reads_replicas = config_.read_from != ReadFrom::kPrimary;
   const auto keep = [&](const redis::Node& node, NodeRole role) {
-    auto server = node_at(node.endpoint, role);
-    if (server != nullptr && !node.zone.empty()) server->note_zone(node.zone);
+    auto server = node_at(node.endpoint, role, false);
+    if (!node.zone.empty()) server->note_zone(node.zone);
     kept.insert(server.get());
     return server;
   };
@@ -33,7 +43,7 @@ void Router::apply(const SlotMap& map, Nanos now) {
     Shard entry{.primary = keep(shard.primary, NodeRole::kPrimary), .replicas = {}};
     for (const redis::Node& replica : shard.replicas) {
       if (!reads_replicas) break;
-      if (auto server = keep(replica, NodeRole::kReplica)) entry.replicas.push_back(server);
+      entry.replicas.push_back(keep(replica, NodeRole::kReplica));
     }
     next->shards.push_back(std::move(entry));
   }
@@ -41,8 +51,7 @@ void Router::apply(const SlotMap& map, Nanos now) {
     next->slots.resize(kSlotCount);
     for (std::size_t slot = 0; slot < kSlotCount; ++slot) {
       const std::uint16_t shard = map.shard_of(slot);
-      const bool served = shard != SlotMap::kNoShard && next->shards[shard].primary != nullptr;
-      next->slots[slot] = served ? shard : SlotMap::kNoShard;
+      next->slots[slot] = shard;
     }
   }
   {
@@ -70,21 +79,26 @@ void Router::apply(const SlotMap& map, Nanos now) {
   }
   if (!lobby_.retired()) lobby_.retire();  // from now on there is somewhere to go
   dispatcher_.wake_workers();
+  return Done{};
 }
 
 void Router::no_topology(const Error& error) {
   if (view() == nullptr) lobby_.on_dial_failed(error);
 }
 
-// Null: there are too many.
-std::shared_ptr<Server> Router::node_at(const net::Endpoint& endpoint, NodeRole role) {
+std::shared_ptr<Server> Router::node_at(const net::Endpoint& endpoint, NodeRole role,
+                                        bool stranger) {
   const std::lock_guard lock(mutex_);
   const std::string name = name_of(endpoint, role);
   if (const auto found = nodes_.find(name); found != nodes_.end()) {
     found->second.absent_since = kNever;
     return found->second.server;
   }
-  if (nodes_.size() >= kNodesMax) return nullptr;
+  if (stranger) {
+    // A map's word is checked as a whole; a redirect's is not, and each costs sockets.
+    const std::size_t known = view_ == nullptr ? 0 : view_->named;
+    if (nodes_.size() >= known + kStrangersMax) return nullptr;
+  }
   auto server = std::make_shared<Server>(config_, endpoint, role, log_, dispatcher_);
   nodes_.emplace(name, Node{.ordinal = created_++, .server = server});
   ++generation_;

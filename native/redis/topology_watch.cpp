@@ -96,16 +96,17 @@ Nanos TopologyWatch::look() {
     }
   }
   auto map = source_->ask(known, troubled);
-  if (!map) {
-    if (map.error().code != Errc::kClosed && problem_ != map.error().context) {
-      problem_ = map.error().context;
+  const Outcome outcome = map ? router_.apply(*map, monotonic_ns()) : Outcome(map.error());
+  if (!outcome) {
+    const Error& error = outcome.error();
+    if (error.code != Errc::kClosed && problem_ != error.context) {
+      problem_ = error.context;
       log_.push(LogLevel::kWarning, "the topology is not known: " + problem_);
     }
-    router_.no_topology(map.error());
+    router_.no_topology(error);
     return soon();
   }
   problem_.clear();
-  router_.apply(*map, monotonic_ns());
   if (troubled) return soon();
   troubled_for_ = 0;
   const Nanos usual =
