@@ -57,9 +57,9 @@ def says_no_at_once(client: Any, keys: list[str]) -> None:
 # A shard is lost.
 
 
-@pytest.mark.parametrize("kind", NATIVE)
-def test_a_lost_shard_costs_its_own_keys(fresh_cluster: StartCluster, kind: str) -> None:
-    cluster = fresh_cluster(full_coverage=False)
+@pytest.mark.parametrize(("kind", "tls"), [*((kind, False) for kind in NATIVE), ("native", True)])
+def test_a_lost_shard_costs_its_own_keys(fresh_cluster: StartCluster, kind: str, tls: bool) -> None:
+    cluster = fresh_cluster("redis7" if tls else "valkey", full_coverage=False, tls=tls)
     with opened(kind, cluster) as client:
         assert store(client, SIZES).ok
         node = cluster.nodes[1]

@@ -210,9 +210,9 @@ def test_big_values_are_asked_for_elsewhere(movable: Cluster) -> None:
 # Under load.
 
 
-@pytest.mark.parametrize("kind", ["valkey", "redis7"])
-def test_slots_move_both_ways_under_load(fresh_cluster: StartCluster, kind: str) -> None:
-    cluster = fresh_cluster(kind)
+@pytest.mark.parametrize(("kind", "tls"), [("valkey", False), ("redis7", False), ("redis7", True)])
+def test_slots_move_both_ways_under_load(fresh_cluster: StartCluster, kind: str, tls: bool) -> None:
+    cluster = fresh_cluster(kind, tls=tls)
     first, second, third = cluster.nodes
     keys = [f"load-{index}" for index in range(90)]
     slots = slots_with(cluster, first, keys)
