@@ -33,6 +33,7 @@ _NAMES_OF_HOSTS = ("host", "tls_server_name")
 _WHOLE_RANGES = (
     ("port", 1, 65535),
     ("db", 0, 2**31 - 1),
+    ("nodes_max", 1, 2048),
     ("connections", 1, 1024),
     ("workers", 1, 256),
     ("window_bytes", 1, 2**40),

@@ -81,6 +81,8 @@ class ClientConfig:
         availability_zone: The zone of this host, as the servers name theirs.
         topology_refresh_s: How often the map of a cluster, or what Sentinels say, is asked for
             without a reason.
+        nodes_max: How many nodes a cluster or its redirects may make us connect to; a map with
+            more is refused. They may cost `nodes_max` x (`connections` + 1) descriptors.
         tls: Encrypt; ``rediss://`` in URLs.
         tls_ca_file: PEM file of the authorities that we trust; without it and
         tls_ca_dir: a directory of such (hashed as OpenSSL wants it), those of the system.
@@ -133,6 +135,7 @@ class ClientConfig:
     read_from: str = "primary"
     availability_zone: str | None = None
     topology_refresh_s: float = 60.0
+    nodes_max: int = 128
     tls: bool = False
     tls_ca_file: str | None = None
     tls_ca_dir: str | None = None

@@ -130,6 +130,8 @@ def test_deadline_grows_with_bytes() -> None:
         (CLUSTER | {"read_from": "anywhere"}, "use primary"),
         (CLUSTER | {"read_from": "az"}, "needs availability_zone"),
         ({"topology_refresh_s": 0}, "above 0"),
+        ({"nodes_max": 0}, "whole number from 1 to 2048"),
+        ({"nodes_max": 2049}, "whole number from 1 to 2048"),
         # Credentials, presence.
         ({"credentials": SECRET}, "a str"),
         ({"credentials": _provide, "password": SECRET}, "one or the other"),
