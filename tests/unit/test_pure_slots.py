@@ -83,6 +83,7 @@ def test_hosts_that_a_server_does_not_name(node: list[Any], address: tuple[str, 
         [[0, 1, b"h:7000"]],
         [[0, 1, [b"h", 1], []]],
         [[0, 1, [b"h", 1]]] * (SLOTS + 1),
+        [[0, SLOTS - 1, [b"h", 1]], [7, 7, [b"h", 2]]],
     ],
 )
 def test_nonsense_is_no_map(reply: Any) -> None:
@@ -105,7 +106,17 @@ def test_redirections(text: str, address: tuple[str, int] | None) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["MOVED", "MOVED 1", "MOVED 1 h", "ASK 1 h:", "ASK 1 h:0", "MOVED 1 h:²", "ASK 1 a/b:1"]
+    "text",
+    [
+        "MOVED",
+        "MOVED 1",
+        "MOVED 1 h",
+        "ASK 1 h:",
+        "ASK 1 h:0",
+        "MOVED 1 h:²",
+        "ASK 1 a/b:1",
+        "ASK 1 h:" + "1" * 5000,
+    ],
 )
 def test_malformed_redirections(text: str) -> None:
     with pytest.raises(ProtocolError):

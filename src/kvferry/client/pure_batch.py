@@ -40,6 +40,7 @@ _UNAVAILABLE = (
     "WRONGPASS",
 )
 _ELSEWHERE = ("MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN")
+_ELSEWHERE_CHARS_MAX = 512  # a word, a slot, a host name and a port take fewer
 _SURPRISE = "the server sent a reply of an unexpected type"
 
 
@@ -54,8 +55,9 @@ class Batch:
         direct: Whether values are received into the caller's memory.
         window_bytes: How much may be asked for ahead, in units of `cost`.
         end: Keys from this index on are not asked for any more.
-        elsewhere: In a cluster, what a node said instead of an answer, by index; these keys stay
-            without an outcome. Else None, and such a reply is an outcome.
+        elsewhere: In a cluster, what a node said instead of an answer, by index (as it came, but
+            for what is too long); these keys stay without an outcome. Else None, and such a reply
+            is an outcome.
     """
 
     direct = False
@@ -109,7 +111,7 @@ class Batch:
             self.on_reply(index, reply, connection, deadline)
             return
         if self.elsewhere is not None and reply.code in _ELSEWHERE:
-            self.elsewhere[index] = printable(reply.text)
+            self.elsewhere[index] = reply.text[:_ELSEWHERE_CHARS_MAX]
             return
         connection.worn_out |= reply.code in _RECONNECT
         away = reply.code in _UNAVAILABLE

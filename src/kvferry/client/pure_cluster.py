@@ -6,6 +6,9 @@ once; ASK is followed for that one request; TRYAGAIN waits a moment; CLUSTERDOWN
 key is sent elsewhere at most REDIRECTS_MAX times. A node that is away costs its own keys, unless
 the map names another by then. Reads go to primaries, whatever `read_from` says.
 
+What servers say costs a limited number of connections: a map with more than `nodes_max` primaries
+is refused, and of nodes that no map names redirects may name STRANGERS_MAX until the next map.
+
 Source: https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/
 """
 
@@ -29,6 +32,7 @@ __all__ = ["Cluster"]
 _log = logging.getLogger("kvferry.client.pure")
 
 REDIRECTS_MAX = 16
+STRANGERS_MAX = 16
 REFRESH_MIN_S = 0.25
 TRYAGAIN_WAIT_S = 0.02
 
@@ -76,12 +80,21 @@ class Cluster:
             self._nodes[address].closed = self.closed
         return self._nodes[address]
 
+    def meet(self, address: Address) -> bool:
+        """Make a node that a redirect names one of ours; False if there were too many of those."""
+        if address not in self._nodes:
+            known = {*(self._map.nodes if self._map else ()), *self._config.seeds}
+            if address not in known and len(self._nodes.keys() - known) >= STRANGERS_MAX:
+                return False
+        self.node(address)
+        return True
+
     def owner(self, slot: int) -> Address | None:
         """Who serves a slot, as far as is known."""
         return self._map.owners[slot] if self._map else None
 
     def moved(self, slot: int, address: Address | None) -> None:
-        """A node said that somebody else serves the slot."""
+        """A node said that somebody else serves the slot: one that we met, or None."""
         self._stale = True
         if self._map is not None and address is not None:
             self._map.owners[slot] = address
@@ -124,7 +137,7 @@ class Cluster:
                 if isinstance(reply, ErrorReply):
                     why = printable(reply.text)
                 elif (found := parse_slots(reply, address[0])).nodes:
-                    return found
+                    return self._limited(found)
             except Refused as error:
                 why = error
             except BaseException as error:
@@ -133,6 +146,16 @@ class Cluster:
                     raise
                 why = error
         raise Refused(f"no node of {self._config.address} tells its slots: {why}")
+
+    def _limited(self, found: SlotMap) -> SlotMap:
+        """The map, with as many replicas as leave us at `nodes_max` nodes."""
+        primaries = dict.fromkeys(owner for owner in found.owners if owner is not None)
+        if len(primaries) > self._config.nodes_max:
+            raise ProtocolError(
+                f"the cluster has {len(primaries)} nodes, which is more than nodes_max"
+            )
+        found.nodes = [*dict.fromkeys((*primaries, *found.nodes))][: self._config.nodes_max]
+        return found
 
     def _candidates(self) -> Iterator[Address]:
         """Whom to ask: those we are connected to, all that we know of, the seeds."""
@@ -207,7 +230,7 @@ class _Journey:
         self._redirects[index] += 1
         if code == "CLUSTERDOWN" or self._redirects[index] > REDIRECTS_MAX:
             self._cluster.doubt()
-            self._batch.settle(index, Status.UNAVAILABLE, error=text)
+            self._batch.settle(index, Status.UNAVAILABLE, error=printable(text))
         elif code == "TRYAGAIN":
             self._wait = True
         else:
@@ -216,6 +239,8 @@ class _Journey:
             except ProtocolError as error:
                 self._batch.settle(index, Status.SERVER_ERROR, error=str(error))
                 return
+            if target is not None and not self._cluster.meet(target):
+                target = None
             if code == "MOVED" or target is None:
                 self._cluster.moved(self._slots[index], target)
                 self._wait |= target is None

@@ -37,6 +37,8 @@ __all__ = ["Connection", "Disconnected", "TimedOut", "printable", "sentence"]
 # A header takes a small receive, so that little payload has to be copied behind it.
 HEADER_READ_BYTES = 4 << 10
 DRAIN_READ_BYTES = 256 << 10
+# Of an idle connection: more pushes than that come faster than they can be read.
+IDLE_READS_MAX = 64
 # Inside a large value the kernel wakes us once per this much, not once per segment: GETs of 4 to
 # 32 MiB over loopback took 0.65 of the time.
 WAKEUP_BYTES = 1 << 20
@@ -156,10 +158,12 @@ class Connection:
         if time.monotonic() >= self.good_until:
             return False
         try:
-            while self._parser.next() is NEED_MORE:
+            for _ in range(IDLE_READS_MAX):
+                if self._parser.next() is not NEED_MORE:
+                    break
                 data = self._receive_at_once()
                 if not data:
-                    return False
+                    break
                 self._parser.feed(data)
         except BlockingIOError:
             return self._parser.idle

@@ -9,8 +9,9 @@ came along, and `end_bulk` checks what follows.
     integer, big   int               double           float      boolean  bool
     error          ErrorReply        array, set, map  list       (a map as key, value, key, ...)
 
-Pushes and attributes are counted and dropped. Streamed types, lengths beyond the limits and
-anything malformed are a ProtocolError: such a connection can only be closed.
+Pushes and attributes are counted and dropped. Streamed types, replies beyond the limits and
+anything malformed are a ProtocolError: such a connection can only be closed. The limits are on a
+whole reply, counted as it arrives: what a server claims reserves nothing.
 
 Source: https://redis.io/docs/latest/develop/reference/protocol-spec/
 """
@@ -18,6 +19,7 @@ Source: https://redis.io/docs/latest/develop/reference/protocol-spec/
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Literal, TypeAlias
@@ -34,8 +36,9 @@ __all__ = [
 ]
 
 LINE_BYTES_MAX = 64 << 10
-BUFFERED_BULK_BYTES_MAX = 16 << 20
-ITEMS_MAX = 1 << 20
+# Of one reply with all that is in it; direct payload is the caller's. A map of all slots fits.
+REPLY_BYTES_MAX = 4 << 20
+REPLY_VALUES_MAX = 200_000
 DEPTH_MAX = 16
 
 _LENGTH_LINE_BYTES_MAX = 24  # sign, 19 digits and some leading zeros
@@ -84,11 +87,13 @@ class _Aggregate:
     """An array, set, map, push or attribute of which `missing` elements are still to come."""
 
     missing: int
-    dropped: bool  # a push or an attribute
+    dropped: bool  # a push or an attribute: no element of what it stands in
+    kept: bool  # neither that nor inside one
     items: list[Reply] = field(default_factory=list)
 
     def add(self, item: Reply) -> None:
-        self.items.append(item)
+        if self.kept:
+            self.items.append(item)
         self.missing -= 1
 
 
@@ -123,6 +128,8 @@ class ReplyParser:
         self._buffer = bytearray()
         self._at = 0  # consumed up to here
         self._open: list[_Aggregate] = []
+        self._values = 0  # of the reply that is being read
+        self._bytes = 0
 
     @property
     def idle(self) -> bool:
@@ -144,14 +151,20 @@ class ReplyParser:
                 consume the payload before `next` is called again.
         """
         while (item := self._element(direct and not self._open)) is not NEED_MORE:
+            self._values += 1
+            if self._values > REPLY_VALUES_MAX:
+                raise ProtocolError("a reply has too many values")
             if isinstance(item, _Aggregate):
                 self._open.append(item)
             elif not self._open:
+                self._end_reply()
                 return item
             else:
                 self._open[-1].add(item)
             while self._open and not self._open[-1].missing:
                 done = self._open.pop()
+                if not self._open:
+                    self._end_reply()
                 if done.dropped:
                     self.skipped += 1
                 elif not self._open:
@@ -177,6 +190,9 @@ class ReplyParser:
         self._at += 2
         return True
 
+    def _end_reply(self) -> None:
+        self._values = self._bytes = 0
+
     def _element(self, direct: bool) -> Reply | _Aggregate | NeedMore:
         if self._at == len(self._buffer):
             return NEED_MORE
@@ -193,7 +209,11 @@ class ReplyParser:
         if kind not in _LEAVES:
             raise ProtocolError(f"no reply begins with {bytes((kind,))!r}")
         line = self._line(LINE_BYTES_MAX)
-        return NEED_MORE if line is None else self._consume(line, _leaf(kind, line))
+        if line is None:
+            return NEED_MORE
+        self._allow(len(line))
+        self._bytes += len(line)
+        return self._consume(line, _leaf(kind, line))
 
     def _line(self, bytes_max: int) -> bytes | None:
         """What stands between the type byte and CRLF; consumes nothing."""
@@ -208,31 +228,39 @@ class ReplyParser:
             raise ProtocolError("a line holds a bare CR or LF")
         return line
 
+    def _allow(self, size: int) -> None:
+        if size > REPLY_BYTES_MAX - self._bytes:
+            raise ProtocolError("a reply has too much text")
+
     def _consume(self, line: bytes, reply: Reply) -> Reply:
         self._at += 1 + len(line) + 2
         return reply
 
     def _begin(self, kind: int, line: bytes) -> _Aggregate:
-        count = _length(line, ITEMS_MAX)
+        count = _length(line, REPLY_VALUES_MAX)
         if len(self._open) == DEPTH_MAX:
             raise ProtocolError(f"a reply is nested deeper than {DEPTH_MAX}")
         if kind == ord(">") and self._open:
             raise ProtocolError("a push inside another reply")
         self._consume(line, None)
-        return _Aggregate(count * 2 if kind in b"%|" else count, dropped=kind in b">|")
+        dropped = kind in b">|"
+        kept = not dropped and (not self._open or self._open[-1].kept)
+        return _Aggregate(count * 2 if kind in b"%|" else count, dropped, kept)
 
     def _bulk(self, kind: int, line: bytes, direct: bool) -> Reply | NeedMore:
         if direct and kind == ord("$"):
             return self._consume(line, BulkHead(_length(line, self._bulk_bytes_max)))
-        size = _length(line, BUFFERED_BULK_BYTES_MAX)
+        size = _length(line, REPLY_BYTES_MAX)
+        self._allow(size)
         start = self._at + 1 + len(line) + 2
         if len(self._buffer) < start + size + 2:
             return NEED_MORE
         payload = bytes(self._buffer[start : start + size])
+        self._bytes += size
         self._at = start + size
         self.end_bulk()
         if kind == ord("!"):
-            return ErrorReply(payload.decode(errors="backslashreplace"))
+            return ErrorReply(_text(payload))
         if kind == ord("="):  # e.g. b"txt:..."
             if payload[3:4] != b":":
                 raise ProtocolError("a verbatim string without its format")
@@ -247,6 +275,10 @@ def _length(line: bytes, most: int) -> int:
     if (length := int(line)) > most:
         raise ProtocolError(f"a length of {length} is beyond the limit of {most}")
     return length
+
+
+def _text(line: bytes) -> str:
+    return line.decode(errors="replace")  # one character for what is none: text cannot swell
 
 
 def _number(line: bytes, pattern: re.Pattern[bytes]) -> bytes:
@@ -266,9 +298,9 @@ def _boolean(line: bytes) -> bool:
     return line == b"t"
 
 
-_LEAVES = {
-    ord("+"): lambda line: line.decode(errors="backslashreplace"),
-    ord("-"): lambda line: ErrorReply(line.decode(errors="backslashreplace")),
+_LEAVES: dict[int, Callable[[bytes], Reply]] = {
+    ord("+"): _text,
+    ord("-"): lambda line: ErrorReply(_text(line)),
     ord(":"): lambda line: int(_number(line, _INTEGER)),
     ord("("): lambda line: int(_number(line, _BIG_NUMBER)),
     ord(","): lambda line: float(_number(line, _DOUBLE)),
@@ -278,5 +310,4 @@ _LEAVES = {
 
 
 def _leaf(kind: int, line: bytes) -> Reply:
-    reply: Reply = _LEAVES[kind](line)
-    return reply
+    return _LEAVES[kind](line)

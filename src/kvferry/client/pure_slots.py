@@ -47,6 +47,7 @@ def parse_slots(reply: Reply, asked: str) -> SlotMap:
     if not isinstance(reply, list) or len(reply) > SLOTS:
         raise ProtocolError("a map of slots is no list of at most all slots")
     found = SlotMap()
+    named = 0
     seen: dict[Address, None] = {}
     for entry in reply:
         match entry:
@@ -54,6 +55,9 @@ def parse_slots(reply: Reply, asked: str) -> SlotMap:
                 owner, *others = [_node(node, asked) for node in (primary, *replicas)]
             case _:
                 raise ProtocolError("a range of slots is malformed")
+        named += last + 1 - first
+        if named > SLOTS:  # nor may they cost time without end
+            raise ProtocolError("a map names slots twice")
         found.owners[first : last + 1] = [owner] * (last + 1 - first)
         seen.update((node, None) for node in (owner, *others) if node is not None)
     found.nodes = list(seen)
@@ -64,7 +68,7 @@ def parse_redirect(text: str, asked: str) -> Address | None:
     """Where to, of ``MOVED slot host:port`` or ``ASK ...``; None where the server does not know."""
     words = text.split(" ")
     host, _, port = words[2].rpartition(":") if len(words) == 3 else ("", "", "")
-    if not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
+    if not (port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 1 << 16):
         raise ProtocolError("a redirection is malformed")
     return None if host == "?" else (_checked(host or asked), int(port))
 
