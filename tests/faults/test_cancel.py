@@ -18,6 +18,7 @@ from support.stamps import KIB, MIB, check, fetch, poisoned, stamped, store, unt
 
 Connect = Callable[..., Any]
 Proxied = Callable[[TestServer], FaultProxy]
+Reach = Callable[[Any], dict[str, Any]]
 
 IDENTITY = b"12345678"
 SIZE = 2 * MIB
@@ -42,12 +43,13 @@ async def _bytes_move(proxy: FaultProxy, down: bool, count: int) -> None:
             await asyncio.sleep(0.001)
 
 
+@pytest.mark.ways("tcp", "tls", "unix")
 @pytest.mark.parametrize("framed", [False, True], ids=["raw", "framed"])
-def test_cancelled_reads_write_nothing_later(proxy: FaultProxy, framed: bool) -> None:
+def test_cancelled_reads_write_nothing_later(proxy: FaultProxy, reach: Reach, framed: bool) -> None:
     rng = random.Random(3)
 
     async def scenario() -> None:
-        async with AsyncRedisClient(proxy.host, proxy.port) as client:
+        async with AsyncRedisClient(**reach(proxy)) as client:
             space: Any = client.namespace("ns:", IDENTITY, SIZE) if framed else client
             values = [stamped(key, 1, SIZE) for key in KEYS]
             assert (await space.batch_set(KEYS, values)).ok
@@ -72,11 +74,11 @@ def test_cancelled_reads_write_nothing_later(proxy: FaultProxy, framed: bool) ->
     asyncio.run(scenario())
 
 
-def test_buffers_of_a_cancelled_read_serve_the_next_one(proxy: FaultProxy) -> None:
+def test_buffers_of_a_cancelled_read_serve_the_next_one(proxy: FaultProxy, reach: Reach) -> None:
     """The same memory, for other keys, at once: old replies must not land in it."""
 
     async def scenario() -> None:
-        async with AsyncRedisClient(proxy.host, proxy.port, connections=2) as client:
+        async with AsyncRedisClient(**reach(proxy), connections=2) as client:
             others = [f"other{index}" for index in range(8)]
             for keys in (KEYS, others):
                 values = [stamped(key, 1, SIZE) for key in keys]
@@ -100,12 +102,14 @@ def test_buffers_of_a_cancelled_read_serve_the_next_one(proxy: FaultProxy) -> No
 
 
 @pytest.mark.parametrize("framed", [False, True], ids=["raw", "framed"])
-def test_cancelled_writes_store_whole_values_or_none(proxy: FaultProxy, framed: bool) -> None:
+def test_cancelled_writes_store_whole_values_or_none(
+    proxy: FaultProxy, reach: Reach, framed: bool
+) -> None:
     """The source is rewritten as soon as the await has ended."""
     rng = random.Random(4)
 
     async def scenario() -> None:
-        async with AsyncRedisClient(proxy.host, proxy.port) as client:
+        async with AsyncRedisClient(**reach(proxy)) as client:
             space: Any = client.namespace("ns:", IDENTITY, SIZE) if framed else client
             for version in range(1, 13):
                 sources = [bytearray(stamped(key, version, SIZE)) for key in KEYS]
@@ -128,9 +132,10 @@ def test_cancelled_writes_store_whole_values_or_none(proxy: FaultProxy, framed: 
     asyncio.run(scenario())
 
 
-def test_cancelled_while_nothing_comes(proxy: FaultProxy) -> None:
+@pytest.mark.ways("tcp", "tls", "unix")
+def test_cancelled_while_nothing_comes(proxy: FaultProxy, reach: Reach) -> None:
     async def scenario() -> None:
-        async with AsyncRedisClient(proxy.host, proxy.port) as client:
+        async with AsyncRedisClient(**reach(proxy)) as client:
             await client.batch_set(["k"], [stamped("k", 1, SIZE)])
             for offset in (0, 5, 1000, SIZE - 1):
                 proxy.stall_after(offset)

@@ -17,12 +17,14 @@ from typing import Any
 import pytest
 
 from kvferry.client.batch import Status
+from kvferry.client.pure import PureRedisClient
 from support.proxy import FaultProxy
 from support.servers import TestServer
 from support.stamps import KIB, check, fetch, poisoned, stamped, store, until
 
 Connect = Callable[..., Any]
 Proxied = Callable[[TestServer], FaultProxy]
+Reach = Callable[[Any], dict[str, Any]]
 
 LIMITS = {"timeout_s": 1.0, "stall_timeout_s": 0.3, "connect_timeout_s": 0.3}
 LIMITS |= {"reconnect_min_s": 0.01, "reconnect_max_s": 0.1}
@@ -89,15 +91,22 @@ class History:
             self.failures.append(error)
 
     def break_things(self, proxy: FaultProxy, damaging: bool) -> None:
-        """Faults of the way; `damaging` ones too, which only a frame can tell."""
+        """Faults of the way; `damaging` ones too, which only a frame or TLS can tell."""
         rng = random.Random(self.seed)
-        kinds = ["cut", "cut_now", "stall", "slow", "delay", "hole", "refuse", "garbage", "deaf"]
-        kinds += ["flip", "flip", "drop", "duplicate"] * damaging
+        kinds = ["cut", "cut_now", "stall", "slow", "delay", "hole", "refuse", "deaf"]
+        if is_tls(proxy):  # nobody on the way knows what a reply is
+            kinds += ["flip", "flip"]
+        else:
+            kinds += ["garbage", *["flip", "flip", "drop", "duplicate"] * damaging]
         while time.monotonic() < self.stop_at:
             _inject(proxy, rng, rng.choice(kinds))
             time.sleep(rng.uniform(0.02, 0.25))
             proxy.heal()
             time.sleep(rng.uniform(0.02, 0.3))
+
+
+def is_tls(proxy: FaultProxy) -> bool:
+    return proxy.url.startswith("rediss:")
 
 
 def _inject(proxy: FaultProxy, rng: random.Random, kind: str) -> None:
@@ -180,20 +189,21 @@ def _native_runs(
     ]
 
 
+@pytest.mark.ways("tcp", "tls", "unix")
 def test_native(valkey: TestServer, proxied: Proxied, connect_native: Connect, seed: int) -> None:
     _run(_native_runs(valkey, proxied, connect_native, seed), seconds=3, threads=4)
 
 
-@pytest.mark.slow
+@pytest.mark.ways("tcp", soak=("tls", "unix"))
+@pytest.mark.soak
 def test_native_for_longer(
     redis7: TestServer, proxied: Proxied, connect_native: Connect, seed: int
 ) -> None:
     _run(_native_runs(redis7, proxied, connect_native, seed), seconds=20, threads=6)
 
 
-def test_pure(redis7: TestServer, proxied: Proxied, seed: int) -> None:
-    from kvferry.client.pure import PureRedisClient
-
+@pytest.mark.ways("tcp", soak=("tls", "unix"))
+def test_pure(redis7: TestServer, proxied: Proxied, reach: Reach, seed: int) -> None:
     proxy = proxied(redis7)
-    with PureRedisClient(proxy.host, proxy.port, **LIMITS) as client:
+    with PureRedisClient(**(reach(proxy) | LIMITS)) as client:
         _run([(History(seed, RAW_SIZES), client, proxy, False)], seconds=3, threads=2)

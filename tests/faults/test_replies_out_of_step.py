@@ -25,7 +25,9 @@ from support.servers import TestServer
 from support.stamps import KIB, MIB, WrongBytes, check, fetch, poisoned, store, until, within
 
 Connect = Callable[..., Any]
-Proxied = Callable[[TestServer], FaultProxy]
+Proxied = Callable[..., FaultProxy]
+
+pytestmark = pytest.mark.ways("tcp", soak=("tls", "unix"))
 
 QUICK = {"timeout_s": 1.0, "stall_timeout_s": 0.3, "connect_timeout_s": 0.5, "reconnect_max_s": 0.1}
 IDENTITY = b"12345678"
@@ -36,7 +38,7 @@ FAULTS = ["drop_reply", "duplicate_reply"]
 
 @pytest.fixture
 def proxy(valkey: TestServer, proxied: Proxied) -> FaultProxy:
-    return proxied(valkey)
+    return proxied(valkey, sees_replies=True)
 
 
 # The plain client.

@@ -119,6 +119,7 @@ def _quoting(command: Command) -> bytes:
     return f"-ERR unknown command '{name}', with args beginning with: {words}\r\n".encode()
 
 
+@pytest.mark.ways("tcp", soak=("tls",))
 @pytest.mark.parametrize("protocol", [2, 3])
 @pytest.mark.parametrize("username", [None, "alice"])
 def test_server_that_quotes_us(
@@ -184,6 +185,7 @@ def _loop_errors(heard: Heard) -> Iterator[Callable[..., None]]:
     yield lambda _loop, context: heard.texts.append(repr(context))
 
 
+@pytest.mark.ways("tcp")
 def test_asyncio(start: Start, heard: Heard) -> None:
     server = start("valkey", password="another")
 

@@ -165,6 +165,7 @@ def test_full_server_says_so(connect: Connect) -> None:
             assert "max number of clients" in str(client.batch_exists(["k"]).error)
 
 
+@pytest.mark.ways("tcp", soak=("tls", "unix"))
 @pytest.mark.parametrize("kind", KINDS)
 def test_few_client_slots_are_enough(start: Start, kind: str, connect: Connect) -> None:
     """A server with room for some of our connections serves us through those."""
@@ -179,6 +180,7 @@ def test_few_client_slots_are_enough(start: Start, kind: str, connect: Connect) 
 # Replies that are not what they should be.
 
 
+@pytest.mark.ways("tcp", "tls")
 @pytest.mark.parametrize(
     "handler",
     [
@@ -282,6 +284,7 @@ def test_error_text_is_made_fit_for_a_log(connect: Connect) -> None:
 # Words between the replies.
 
 
+@pytest.mark.ways("tcp", "tls")
 @pytest.mark.parametrize("size", [SIZE, MIB])
 def test_pushes_and_attributes_are_passed_over(connect: Connect, size: int) -> None:
     words = surrounded(MiniStore(), before=PUSH + ATTRIBUTE, after=PUSH * 2)
@@ -295,6 +298,7 @@ def test_pushes_and_attributes_are_passed_over(connect: Connect, size: int) -> N
             assert client.batch_exists([*sizes, "none"]).prefix_len == 8
 
 
+@pytest.mark.ways("tcp", soak=("tls",))
 def test_push_with_a_large_payload_touches_no_buffer(connect: Connect) -> None:
     """A push that carries another value of the very same length."""
     decoy = stamped("other", 9, SIZE)
@@ -306,6 +310,7 @@ def test_push_with_a_large_payload_touches_no_buffer(connect: Connect) -> None:
             assert fetch(client, {"k": SIZE}).result.ok
 
 
+@pytest.mark.ways("tcp", soak=("tls",))
 def test_attribute_with_a_large_payload_is_not_the_value(connect: Connect) -> None:
     decoy = stamped("other", 9, SIZE)
     attribute = b"|1\r\n+decoy\r\n" + bulk(decoy)
@@ -315,6 +320,7 @@ def test_attribute_with_a_large_payload_is_not_the_value(connect: Connect) -> No
             assert fetch(client, {"k": SIZE, "none": SIZE}).versions == {"k": 1}
 
 
+@pytest.mark.ways("tcp", "tls")
 def test_replies_in_the_smallest_pieces(connect: Connect) -> None:
     store_ = MiniStore({b"k": VALUE[:600]})
 
@@ -335,6 +341,7 @@ def test_replies_in_the_smallest_pieces(connect: Connect) -> None:
             assert client.get("none", target) is False
 
 
+@pytest.mark.ways("tcp", "tls")
 def test_unasked_reply_costs_the_connection(connect: Connect) -> None:
     once = answer(b":1\r\n:1\r\n", b"EXISTS", times=1)
     with ScriptedServer(once, MiniStore()) as server:
@@ -348,6 +355,7 @@ def test_unasked_reply_costs_the_connection(connect: Connect) -> None:
 # Old servers.
 
 
+@pytest.mark.ways("tcp", "tls")
 @pytest.mark.parametrize("handler", [resp2_only(), noproto()], ids=["no HELLO", "NOPROTO"])
 @pytest.mark.parametrize("password", [None, "p"])
 def test_server_that_speaks_only_resp2(
@@ -373,6 +381,7 @@ def test_server_that_never_answers_the_greeting(connect: Connect) -> None:
             assert client.batch_exists(["k"])[0] is Status.UNAVAILABLE
 
 
+@pytest.mark.ways("tcp", "tls")
 def test_server_that_sends_more_than_the_greeting(connect: Connect) -> None:
     """What follows the greeting unasked must not become the reply of the first command."""
     store_ = MiniStore({b"k": VALUE})

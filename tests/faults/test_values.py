@@ -24,6 +24,7 @@ KINDS = ["valkey", "redis7"]
 # What a key holds.
 
 
+@pytest.mark.ways("tcp", "tls", "unix", "cluster", "sentinel")
 def test_absent_key_is_a_miss_and_touches_nothing(server: TestServer, connect: Connect) -> None:
     client = connect(server)
     target = poisoned(64 * KIB)
@@ -39,6 +40,7 @@ def test_absent_key_is_a_miss_and_touches_nothing(server: TestServer, connect: C
     assert not any(read.result.sizes[1::2])
 
 
+@pytest.mark.ways("tcp", "tls", "unix", soak=("cluster", "sentinel"))
 @pytest.mark.parametrize("stored", [0, 1, 4095, 4097, 64 * KIB, MIB, 9 * MIB])
 def test_value_of_another_length_is_a_mismatch(
     server: TestServer, connect: Connect, stored: int
@@ -63,6 +65,7 @@ def test_value_of_another_length_is_a_mismatch(
         client.get("odd", poisoned(stored + 7))
 
 
+@pytest.mark.ways("tcp", "tls", "cluster", "sentinel", soak=("unix",))
 def test_wrong_type_is_a_status_of_its_key(server: TestServer, connect: Connect) -> None:
     client = connect(server)
     server.cli("RPUSH", "list", "item")
@@ -116,6 +119,7 @@ def _random_operations(client: Any, rng: random.Random, count: int) -> None:
             assert client.exists(key) is (key in model)
 
 
+@pytest.mark.ways("tcp", "tls", "cluster", "sentinel", soak=("unix",))
 def test_time_to_live_ends_a_value(server: TestServer, connect: Connect) -> None:
     client = connect(server)
     sizes = {"short": 64 * KIB, "long": 64 * KIB}
@@ -153,6 +157,7 @@ def test_forbidden_key_is_a_status_of_its_key(
     assert server.cli("EXISTS", "theirs") == 0
 
 
+@pytest.mark.ways("tcp", soak=("tls", "unix"))
 def test_databases_are_apart(server: TestServer, connect: Connect) -> None:
     first, second = connect(server, db=1), connect(server, db=2)
     assert store(first, {"k": MIB}, 1).ok
@@ -165,6 +170,7 @@ def test_databases_are_apart(server: TestServer, connect: Connect) -> None:
     assert server.cli("EXISTS", "k") == 0  # in database 0
 
 
+@pytest.mark.ways("tcp")
 def test_unix_socket(server: TestServer, connect: Connect) -> None:
     client = connect(unix_path=server.unix_path)
     sizes = {f"k{index}": 3 * MIB + index for index in range(6)}
@@ -174,6 +180,7 @@ def test_unix_socket(server: TestServer, connect: Connect) -> None:
     until(lambda: fetch(client, sizes).result.ok, 5)
 
 
+@pytest.mark.ways("tcp")
 def test_ipv6(server: TestServer, connect: Connect) -> None:
     try:
         socket.create_connection(("::1", server.port), 1).close()

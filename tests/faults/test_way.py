@@ -27,6 +27,7 @@ OFFSETS = [0, 1, 2, 7, 8, 9, 10, 11, 100, 4095, 4096, 4097, 65_535, 65_545, 65_5
 OFFSETS += [65_550, 65_556, 65_557, 65_558, 100_000, 131_071, 131_113, 131_114, 131_115, 200_000]
 
 
+@pytest.mark.ways("tcp", "tls", "unix")
 @pytest.mark.parametrize("ending", ["rst", "fin"])
 def test_cut_in_the_middle_of_a_value(
     server: TestServer, proxied: Proxied, connect: Connect, ending: Any
@@ -45,6 +46,7 @@ def test_cut_in_the_middle_of_a_value(
         assert read.result.ok, f"cut after {offset} bytes"
 
 
+@pytest.mark.ways("tcp", "tls", "unix")
 def test_every_connection_is_cut_again_and_again(
     valkey: TestServer, proxied: Proxied, connect: Connect
 ) -> None:
@@ -81,6 +83,7 @@ def test_cut_while_a_value_is_sent(server: TestServer, proxied: Proxied, connect
             assert status is not Status.OK or read.versions[key] == version
 
 
+@pytest.mark.ways("tcp", "tls", "unix")
 def test_stall_in_the_middle_of_a_value(
     server: TestServer, proxied: Proxied, connect: Connect
 ) -> None:
@@ -108,6 +111,7 @@ def test_stall_in_the_middle_of_a_value(
         assert all(target == b"\x3c" * MIB for target in targets)
 
 
+@pytest.mark.ways("tcp", "tls", "unix")
 def test_time_limit_ends_a_batch_that_is_sent(
     valkey: TestServer, proxied: Proxied, connect: Connect
 ) -> None:
@@ -129,6 +133,7 @@ def test_time_limit_ends_a_batch_that_is_sent(
     assert valkey.cli("EXISTS", "k1") == 0
 
 
+@pytest.mark.ways("tcp", soak=("tls", "unix"))
 def test_half_open_peer(valkey: TestServer, proxied: Proxied, connect: Connect) -> None:
     """Nothing comes through and nobody says so, in either direction."""
     proxy = proxied(valkey)
@@ -146,10 +151,11 @@ def test_half_open_peer(valkey: TestServer, proxied: Proxied, connect: Connect) 
         assert fetch(client, sizes).result.ok
 
 
+@pytest.mark.ways("tcp", soak=("unix",))
 def test_trickle(valkey: TestServer, proxied: Proxied, connect: Connect) -> None:
     """A byte now and then is progress, but the deadline holds."""
     proxy = proxied(valkey)
-    client = connect(proxy, **QUICK)
+    client = connect(proxy, **{**QUICK, "connect_timeout_s": 2.0})
     sizes = {"k": 64 * KIB, "tiny": 64}
     assert store(client, sizes).ok
     proxy.down.slice_bytes, proxy.down.slice_interval_s = 1, 0.002
@@ -161,6 +167,7 @@ def test_trickle(valkey: TestServer, proxied: Proxied, connect: Connect) -> None
     until(lambda: fetch(client, sizes).result.ok, 3)
 
 
+@pytest.mark.ways("tcp", "tls", soak=("unix",))
 def test_slow_link_that_moves_is_not_stalled(
     valkey: TestServer, proxied: Proxied, connect: Connect
 ) -> None:
@@ -175,6 +182,7 @@ def test_slow_link_that_moves_is_not_stalled(
     assert proxy.connections == connected, "a connection that moved was given up"
 
 
+@pytest.mark.ways("tcp", soak=("tls", "unix"))
 def test_deadline_grows_with_the_bytes(
     valkey: TestServer, proxied: Proxied, connect: Connect
 ) -> None:
@@ -269,6 +277,7 @@ class SlowReader:
                 time.sleep(len(data) / self._rate)
 
 
+@pytest.mark.ways("tcp", soak=("tls",))
 def test_slow_link_that_takes_a_value_is_not_stalled(connect: Connect) -> None:
     """Megabytes wait in the kernel after the last send; that they leave is progress."""
     size = 12 * MIB
@@ -280,6 +289,7 @@ def test_slow_link_that_takes_a_value_is_not_stalled(connect: Connect) -> None:
         assert stamped("k", 1, size) in server.received
 
 
+@pytest.mark.ways("tcp", "tls")
 @pytest.mark.parametrize(
     ("reply", "statuses"),
     [
@@ -303,6 +313,7 @@ def test_answer_before_the_value_was_sent(
         assert result[0] in statuses
 
 
+@pytest.mark.ways("tcp", "tls")
 def test_two_answers_to_one_set(connect_native: Connect) -> None:
     """The second one is not the answer of the SET whose payload has not been sent yet."""
     with SlowReader(b"+OK\r\n+OK\r\n", bytes_per_s=50e6) as server:
