@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import socket
+import time
 from typing import Any
 
 import pytest
@@ -43,25 +44,29 @@ def test_a_map_of_as_many_nodes_as_allowed_is_followed() -> None:
 
 
 def test_the_map_stays_when_the_next_one_is_too_large() -> None:
-    maps: list[bytes] = []
+    asked = 0
     server: ScriptedServer
 
     def growing(command: Command) -> Action | None:
+        nonlocal asked
         if command.name != b"CLUSTER":
             return None
-        owner = (0, SLOTS - 2, b"127.0.0.1", server.port)
-        more = [(SLOTS - 2 + index, 1, b"127.0.0.1", 1 + index) for index in range(2)]
-        maps.append(slots_reply([owner, *more] if maps else [owner]))
-        return maps[-1]
+        asked += 1
+        ports = [server.port] if asked == 1 else [1, 2, 3]
+        share = SLOTS // len(ports)
+        return slots_reply(
+            (index * share, share, b"127.0.0.1", port) for index, port in enumerate(ports)
+        )
 
     with (
         ScriptedServer(growing, MiniStore()) as server,
         client_of(server, nodes_max=2, topology_refresh_s=0.001) as client,
         within(10),
     ):
-        for _ in range(20):
-            client.set("k", b"v")
-        assert len(maps) > 1
+        for key in KEYS:
+            client.set(key, b"v")
+            time.sleep(0.002)
+        assert asked > 1
 
 
 @pytest.mark.parametrize("word", [b"MOVED", b"ASK"])
