@@ -1,5 +1,8 @@
-"""Fixtures for every test: tests/support/fixtures.py. (pyproject.toml puts tests/ on the path.)"""
+"""What every test has: the fixtures, and a search for secrets in what was said.
+
+pyproject.toml puts tests/ on the path.
+"""
 
 from __future__ import annotations
 
-pytest_plugins = ["support.fixtures"]
+pytest_plugins = ["support.fixtures", "support.overheard"]
