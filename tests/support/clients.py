@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import statistics
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 from kvferry import AsyncCacheNamespace, AsyncRedisClient, RedisClient
-from kvferry.client.batch import BatchResult
+from kvferry.client.batch import BatchResult, Status
 from kvferry.client.pure import PureRedisClient
 from support.servers import TestServer
 from support.stamps import until
@@ -92,3 +94,16 @@ def completions(client: Any, count: int, limit_s: float = 10.0) -> dict[int, Bat
 
     until(all_there, limit_s)
     return completed
+
+
+def no_takes_s(client: Any, keys: list[str], size_bytes: int = 1 << 20) -> float:
+    """How long a caller waits for UNAVAILABLE while the breaker is open: the median of many calls,
+    for the machine may be busy with other things."""
+    targets = [bytearray(size_bytes) for _ in keys]
+    taken_s = []
+    for _ in range(31):
+        started = time.perf_counter()
+        result = client.batch_get(keys, targets)
+        taken_s.append(time.perf_counter() - started)
+        assert result.count(Status.UNAVAILABLE) == len(keys), result.error
+    return statistics.median(taken_s)
