@@ -131,22 +131,27 @@ void Connection::greet(Nanos now) {
 void Connection::on_greeting(Nanos now) {
   std::array<std::byte, 4 * kKiB> bytes;
   const iovec piece{bytes.data(), bytes.size()};
-  const net::IoResult io = stream_->receive({&piece, 1});
-  if (io.state == net::IoState::kWouldBlock) return;
-  if (io.state != net::IoState::kOk) {
-    why_ = stream_->failure(io);
-    // With TLS 1.3 a server refuses our certificate only now.
-    return io.state == net::IoState::kRefused ? refused(now) : connect_next(now);
-  }
-  switch (handshake_->receive(std::span(bytes).first(io.bytes), outbox_)) {
-    case Handshake::State::kRunning:
-      return flush(now);
-    case Handshake::State::kReady:
-      return become_up(now);
-    case Handshake::State::kFailed: {
-      Error error = handshake_->error();
-      error.context = server_.endpoint().text() + ": " + error.context;
-      return dial_failed(std::move(error), now);
+  net::IoResult io{.bytes = bytes.size()};
+  // A stream that filled the buffer may hold more that no poller knows of.
+  while (state_ == State::kGreeting && io.bytes == bytes.size()) {
+    io = stream_->receive({&piece, 1});
+    if (io.state == net::IoState::kWouldBlock) return;
+    if (io.state != net::IoState::kOk) {
+      why_ = stream_->failure(io);
+      // With TLS 1.3 a server refuses our certificate only now.
+      return io.state == net::IoState::kRefused ? refused(now) : connect_next(now);
+    }
+    switch (handshake_->receive(std::span(bytes).first(io.bytes), outbox_)) {
+      case Handshake::State::kRunning:
+        flush(now);
+        break;
+      case Handshake::State::kReady:
+        return become_up(now);
+      case Handshake::State::kFailed: {
+        Error error = handshake_->error();
+        error.context = server_.endpoint().text() + ": " + error.context;
+        return dial_failed(std::move(error), now);
+      }
     }
   }
 }

@@ -151,7 +151,7 @@ Outcome Link::send(std::string_view encoded, Nanos deadline) {
 
 Result<std::optional<resp::Value>> Link::receive(Nanos deadline) {
   std::array<std::byte, 16 * kKiB> bytes;
-  for (;;) {
+  for (bool again = false;; again = true) {
     resp::Value value;
     switch (reader_.next(value)) {
       case resp::ValueReader::State::kValue:
@@ -161,10 +161,14 @@ Result<std::optional<resp::Value>> Link::receive(Nanos deadline) {
       case resp::ValueReader::State::kNeedMore:
         break;
     }
+    if (again) {
+      const Outcome timely = check(deadline);
+      if (!timely && timely.error().code == Errc::kTimeout) return std::optional<resp::Value>{};
+      if (!timely) return timely.error();
+    }
     const iovec piece{bytes.data(), bytes.size()};
     const net::IoResult io = stream_->receive({&piece, 1});
     if (io.state == net::IoState::kOk) {
-      if (const Outcome timely = check(deadline); !timely) return timely.error();
       reader_.feed(std::span(bytes).first(io.bytes));
     } else if (io.state == net::IoState::kWouldBlock) {
       const Outcome ready = wait(false, deadline);

@@ -174,6 +174,7 @@ Nanos Router::release_parked(Nanos now) {
 }
 
 void Router::sweep(Nanos now) {
+  release_parked(now);  // the control thread may be waiting for an answer
   lobby_.sweep(now);
   for (const Node& node : nodes()) node.server->sweep(now);
 }

@@ -56,7 +56,8 @@ class Router {
     return generation_.load(std::memory_order_acquire);
   }
 
-  // What waits everywhere: settles what expired or was cancelled; or all of it.
+  // What waits everywhere: settles what expired or was cancelled, and sends on what was parked long
+  // enough; or settles all of it.
   void sweep(Nanos now);
   void refuse_all(Status status, std::string_view why);
   void fail_for_good(std::string_view why);

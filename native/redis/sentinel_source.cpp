@@ -27,7 +27,7 @@ class SentinelSource final : public TopologySource {
   }
 
   Result<SlotMap> ask(const std::vector<net::Endpoint>&, bool troubled) override {
-    Error problem{Errc::kConnect, "no Sentinel answers"};
+    Error problem = problem_;
     std::int64_t epoch = -1;
     net::Endpoint master;
     Sentinel* witness = nullptr;
@@ -36,7 +36,7 @@ class SentinelSource final : public TopologySource {
       if (!sentinel.link && monotonic_ns() < sentinel.not_before) continue;
       auto word = ask_one(sentinel);
       if (!word) {
-        problem = {word.error().code, sentinel.endpoint.text() + ": " + word.error().context};
+        problem = problem_ = word.error();
         if (problem.code == Errc::kClosed) return problem;
         if (problem.code == Errc::kServer) continue;  // it is well and does not know the name
         sentinel.link.reset();
@@ -63,7 +63,7 @@ class SentinelSource final : public TopologySource {
   [[nodiscard]] std::vector<int> announcements() const override {
     std::vector<int> fds;
     for (const Sentinel& sentinel : sentinels_) {
-      if (sentinel.link) fds.push_back(sentinel.link->fd());
+      if (sentinel.link && sentinel.announces) fds.push_back(sentinel.link->fd());
     }
     return fds;
   }
@@ -72,6 +72,7 @@ class SentinelSource final : public TopologySource {
   struct Sentinel {
     net::Endpoint endpoint;
     std::unique_ptr<Link> link;
+    bool announces = false;
     Nanos not_before = 0;
   };
 
@@ -85,7 +86,12 @@ class SentinelSource final : public TopologySource {
 
   Result<resp::Value> call(Sentinel& sentinel, std::string_view what) {
     const std::array<std::string_view, 3> words{"SENTINEL", what, config_.sentinel_master};
-    return sentinel.link->call(words, monotonic_ns() + kLimit);
+    auto reply = sentinel.link->call(words, monotonic_ns() + kLimit);
+    if (reply) return reply;
+    const Error& error = reply.error();
+    const bool says_who = error.context.starts_with(sentinel.endpoint.text());
+    return Error{error.code,
+                 says_who ? error.context : sentinel.endpoint.text() + ": " + error.context};
   }
 
   // The epoch of its configuration, and the master.
@@ -95,7 +101,9 @@ class SentinelSource final : public TopologySource {
           Link::open(sentinel_context_, sentinel.endpoint, greeting_, monotonic_ns() + kLimit);
       if (!link) return link.error();
       sentinel.link = std::move(*link);
-      if (const Outcome heard = listen(*sentinel.link); !heard) return heard.error();
+      auto announces = listen(*sentinel.link);
+      if (!announces) return announces.error();
+      sentinel.announces = *announces;
     }
     const auto row = call(sentinel, "MASTER");
     if (!row) return row.error();
@@ -108,12 +116,27 @@ class SentinelSource final : public TopologySource {
     return std::pair(number.value_or(0), std::move(*endpoint));
   }
 
-  // Only with RESP3 may questions follow on the same connection.
-  static Outcome listen(Link& link) {
-    if (link.info().protocol < 3) return Done{};
-    static constexpr std::array<std::string_view, 3> kWords{"SUBSCRIBE", "+switch-master",
-                                                            "+promoted-slave"};
-    return link.send(encode_words(kWords), monotonic_ns() + kLimit);
+  // Whether it will announce failovers. Only with RESP3 may questions follow on one connection, and
+  // a user of ours may not be allowed to listen.
+  static Result<bool> listen(Link& link) {
+    if (link.info().protocol < 3) return false;
+    static constexpr std::array<std::string_view, 3> kListen{"SUBSCRIBE", "+switch-master",
+                                                             "+promoted-slave"};
+    static constexpr std::array<std::string_view, 1> kPing{"PING"};
+    const Nanos deadline = monotonic_ns() + kLimit;
+    if (const Outcome sent = link.send(encode_words(kListen) + encode_words(kPing), deadline);
+        !sent) {
+      return sent.error();
+    }
+    bool refused = false;
+    for (;;) {
+      const auto reply = link.receive(deadline);
+      if (!reply) return reply.error();
+      if (!*reply) return Error{Errc::kTimeout, link.endpoint().text() + ": no answer in time"};
+      if ((*reply)->is_push()) continue;
+      if (!(*reply)->is_error() || refused) return !refused;  // PING is answered
+      refused = true;
+    }
   }
 
   Outcome verify(const net::Endpoint& master) {
@@ -161,6 +184,7 @@ class SentinelSource final : public TopologySource {
   Greeting greeting_;
   std::vector<Sentinel> sentinels_;
   net::Endpoint master_;  // that was verified last
+  Error problem_{Errc::kConnect, "no Sentinel answers"};
 };
 
 }  // namespace

@@ -36,6 +36,7 @@ void TopologyWatch::stop() {
   stopping_.store(true, std::memory_order_release);
   wake_.signal();
   thread_.join();
+  source_.reset();  // and its connections
 }
 
 void TopologyWatch::run() noexcept {

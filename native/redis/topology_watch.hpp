@@ -38,7 +38,7 @@ class TopologyWatch {
   const Config& config_;
   Router& router_;
   LogSink& log_;
-  const std::unique_ptr<TopologySource> source_;
+  std::unique_ptr<TopologySource> source_;  // null once stopped
   const EventFd wake_;
   std::atomic<bool> suspected_{false};
   std::atomic<bool> stopping_{false};

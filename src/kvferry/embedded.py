@@ -22,7 +22,7 @@ import shutil
 import socket
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -171,7 +171,7 @@ class _Plan:
     io_threads: int
     unix: bool
     port: int | None
-    password: str | None
+    password: str | None = field(repr=False)
 
     def unix_path(self, directory: str) -> str | None:
         return f"{directory}/s.sock" if self.unix else None
