@@ -41,22 +41,14 @@ std::string PresenceFeed::next(Nanos now) {
         now);
     return out;
   }
-  if (!beating_ && now >= beat_at_) {
-    beating_ = true;
-    beat_at_ = now + kBeat;
-    if (clustered_) {
-      ask(out, Kind::kInfo, {"CLUSTER", "INFO"}, now);
-      ask(out, Kind::kNodes, {"CLUSTER", "NODES"}, now);
-    } else {
-      ask(out, Kind::kPing, {"PING"}, now);
-    }
-  }
   if (!scanning_ && now >= scan_at_ && state_.wants_snapshot(node_)) {
     state_.begin_snapshot(node_);
     scanning_ = true;
     scan_at_ = now + kSnapshotGap;
     cursor_.assign(1, '0');
+    beat(out, now);  // the node must still serve these slots
   }
+  if (beats_ == 0 && now >= beat_at_) beat(out, now);
   if (!cursor_.empty()) {
     ask(out, Kind::kScan, {"SCAN", cursor_, "MATCH", pattern_, "COUNT", kScanCount}, now);
     cursor_.clear();
@@ -67,10 +59,18 @@ std::string PresenceFeed::next(Nanos now) {
   return out;
 }
 
+void PresenceFeed::beat(std::string& out, Nanos now) {
+  ++beats_;
+  beat_at_ = now + kBeat;
+  if (!clustered_) return ask(out, Kind::kPing, {"PING"}, now);
+  ask(out, Kind::kInfo, {"CLUSTER", "INFO"}, now);
+  ask(out, Kind::kNodes, {"CLUSTER", "NODES"}, now);
+}
+
 Nanos PresenceFeed::wake_at() const {
   Nanos at = owed_.empty() ? kNever : owed_.front().since + silence_max_ + 1;
   if (!tracking_) return at;
-  if (!beating_) at = std::min(at, beat_at_);
+  if (beats_ == 0) at = std::min(at, beat_at_);
   if (!scanning_ && state_.wants_snapshot(node_)) at = std::min(at, scan_at_);
   return at;
 }
@@ -113,7 +113,7 @@ Outcome PresenceFeed::on_reply(Kind kind, const resp::Value& reply, Nanos now) {
       cluster_up_ = cluster_is_up(reply.text);
       return Done{};
     case Kind::kNodes: {
-      beating_ = false;
+      --beats_;
       const auto slots = parse_own_slots(reply.text);
       if (!slots) return slots.error();
       state_.serves(node_, cluster_up_ ? *slots : SlotSet{});
@@ -122,7 +122,7 @@ Outcome PresenceFeed::on_reply(Kind kind, const resp::Value& reply, Nanos now) {
     case Kind::kScan:
       return on_scan(reply, now);
     default:
-      beating_ = false;
+      --beats_;
       return Done{};
   }
 }
@@ -155,7 +155,7 @@ Outcome PresenceFeed::on_exists(const resp::Value& reply, Nanos now) {
                          reply.text.starts_with("TRYAGAIN");
   if (!clustered_ || !elsewhere) return Error{Errc::kServer, reply.text};
   state_.redirected(node_);
-  if (!beating_) beat_at_ = std::min(beat_at_, std::max(now, beat_at_ - kBeat + kBeatGap));
+  beat_at_ = std::min(beat_at_, std::max(now, beat_at_ - kBeat + kBeatGap));
   return Done{};
 }
 

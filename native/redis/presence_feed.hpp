@@ -4,7 +4,8 @@
 //
 // CLIENT TRACKING ON BCAST PREFIX comes first, so that nothing changes unseen; then SCAN takes the
 // snapshot. EXISTS asks about keys that changed. A beat, every second, tells how old the news may
-// be: PING, or in a cluster CLUSTER INFO and CLUSTER NODES, which say what the node serves.
+// be: PING, or in a cluster CLUSTER INFO and CLUSTER NODES, which say what the node serves. Every
+// snapshot begins with one: else a slot might have left, its keys announced, just before.
 //
 // Threads: the view's. Failure: an Error ends the connection; kServer is a refusal in the server's
 // words, which it would repeat.
@@ -52,6 +53,7 @@ class PresenceFeed {
   };
 
   void ask(std::string& out, Kind kind, std::initializer_list<std::string_view> words, Nanos now);
+  void beat(std::string& out, Nanos now);
   Outcome on_push(const resp::Value& push);
   Outcome on_reply(Kind kind, const resp::Value& reply, Nanos now);
   Outcome on_scan(const resp::Value& reply, Nanos now);
@@ -65,7 +67,7 @@ class PresenceFeed {
   std::deque<Owed> owed_;  // the replies to come, in order
   bool tracking_ = false;
   bool cluster_up_ = false;
-  bool beating_ = false;  // a beat is on its way
+  int beats_ = 0;  // on their way
   Nanos beat_at_ = 0;
   bool scanning_ = false;
   std::string cursor_ = {};  // to go on from; empty: SCAN is on its way

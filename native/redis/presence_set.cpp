@@ -68,7 +68,7 @@ bool PresenceSet::contains(std::uint64_t hash) const noexcept {
 }
 
 void PresenceSet::clear() noexcept {
-  segments_ = {};
+  segments_ = std::vector<Segment>();
   size_ = 0;
 }
 
