@@ -10,6 +10,7 @@ namespace kvferry::redis {
 namespace {
 
 constexpr Nanos kNextAddressAfter = 300 * kMilli;  // RFC 8305 names 250 ms
+constexpr int kGreetingTurns = 64;                 // of 4 KiB each
 
 }  // namespace
 
@@ -133,7 +134,11 @@ void Connection::on_greeting(Nanos now) {
   const iovec piece{bytes.data(), bytes.size()};
   net::IoResult io{.bytes = bytes.size()};
   // A stream that filled the buffer may hold more that no poller knows of.
-  while (state_ == State::kGreeting && io.bytes == bytes.size()) {
+  for (int turns = 0; state_ == State::kGreeting && io.bytes == bytes.size(); ++turns) {
+    if (turns == kGreetingTurns) {
+      return dial_failed(
+          {Errc::kProtocol, server_.endpoint().text() + ": the greeting is too long"}, now);
+    }
     io = stream_->receive({&piece, 1});
     if (io.state == net::IoState::kWouldBlock) return;
     if (io.state != net::IoState::kOk) {

@@ -120,11 +120,13 @@ void Worker::run() noexcept {
 
 void Worker::loop() {
   Nanos sweep_at = 0;
+  // Small commands wake the last worker alone.
+  const bool sweeps = index_ == 0 || index_ == shared_.config.workers;
   while (!stopping_.load(std::memory_order_acquire)) {
     Nanos now = monotonic_ns();
     Nanos next = kNever;
     for (auto& owned : connections_) next = std::min(next, owned.connection->tick(now));
-    if (index_ == 0 && shared_.router.waiting() > 0) {
+    if (sweeps && shared_.router.waiting() > 0) {
       if (now >= sweep_at) {
         shared_.router.sweep(now);
         sweep_at = add_time(now, kSweepInterval);

@@ -17,13 +17,19 @@ from typing import Self
 from kvferry.client.batch import BatchResult, only
 from kvferry.client.buffers import BufferLike, Key
 from kvferry.client.namespace import CacheNamespace
-from kvferry.client.native import PING_KEY, NativeClient, Verb, server_info
+from kvferry.client.native import (
+    PING_KEY,
+    NativeClient,
+    Verb,
+    refusal_is_answer,
+    server_info,
+)
 
 __all__ = ["RedisClient"]
 
 
 class RedisClient(NativeClient):
-    """A client of one Redis or Valkey server.
+    """A client of a Redis or Valkey server, a cluster, or what Sentinels watch.
 
     Args:
         host: Name or address; default: ``KVFERRY_RESP_HOST``, ``LMCACHE_RESP_HOST``, localhost.
@@ -79,7 +85,8 @@ class RedisClient(NativeClient):
     def ping(self) -> float:
         """The round-trip time of a small command, in seconds. Raises as `get`."""
         start = time.perf_counter()
-        self.exists(PING_KEY)
+        with refusal_is_answer():
+            self.exists(PING_KEY)
         return time.perf_counter() - start
 
     # --- Many keys: a status for each, no exceptions for what a server or network does ---
