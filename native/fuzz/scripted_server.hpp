@@ -36,12 +36,14 @@ class ScriptedServer {
    public:
     explicit Peer(UniqueFd fd) : fd_(std::move(fd)) {}
 
-    void send(std::string_view bytes) const {
+    // False: the client is gone.
+    bool send(std::string_view bytes) const {
       while (!bytes.empty()) {
         const ssize_t count = ::send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
-        if (count <= 0) return;
+        if (count <= 0) return false;
         bytes.remove_prefix(static_cast<std::size_t>(count));
       }
+      return true;
     }
     // Ends the connection in both directions; the next read of either side finds its end.
     void hang_up() const { ::shutdown(fd_.get(), SHUT_RDWR); }

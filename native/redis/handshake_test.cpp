@@ -210,5 +210,34 @@ TEST(Handshake, ExtrasAreSkipped) {
   }
 }
 
+TEST(Handshake, AReplicaOfAClusterIsAskedForReads) {
+  Config settings = config("pw");
+  settings.read_only = true;
+  const Talk ready = talk(settings, {kHello, "+OK\r\n"});
+  EXPECT_EQ(ready.state, Handshake::State::kReady);
+  EXPECT_EQ(ready.sent, (Words{"HELLO 3 AUTH default pw SETNAME kvferry", "READONLY"}));
+  settings.database = 2;
+  EXPECT_EQ(talk(settings, {kHello, "+OK\r\n", "+OK\r\n"}, 1).sent,
+            (Words{"HELLO 3 AUTH default pw SETNAME kvferry", "SELECT 2", "READONLY"}));
+  settings.protocol = 2;
+  settings.database = 0;
+  EXPECT_EQ(talk(settings, {"+OK\r\n", "+OK\r\n", "+OK\r\n"}).sent,
+            (Words{"AUTH pw", "CLIENT SETNAME kvferry", "READONLY"}));
+  const Talk refused =
+      talk(settings, {"+OK\r\n", "+OK\r\n", "-ERR This instance has cluster support disabled\r\n"});
+  EXPECT_EQ(refused.state, Handshake::State::kFailed) << "its reads would all be redirected";
+  EXPECT_EQ(refused.error.code, Errc::kServer);
+}
+
+TEST(Handshake, TheServerNamesItsRoleAndItsZone) {
+  const Talk told = talk(config(), {"%3\r\n$6\r\nserver\r\n$6\r\nvalkey\r\n$4\r\nrole\r\n"
+                                    "$7\r\nreplica\r\n$17\r\navailability_zone\r\n"
+                                    "$10\r\neu-west-1a\r\n"});
+  EXPECT_EQ(told.info.role, "replica");
+  EXPECT_EQ(told.info.zone, "eu-west-1a");
+  const Talk silent = talk(config("", 0, 2), {"+OK\r\n"});
+  EXPECT_EQ(silent.info.role + silent.info.zone, "");
+}
+
 }  // namespace
 }  // namespace kvferry::redis

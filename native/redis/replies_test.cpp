@@ -298,5 +298,55 @@ TEST(Replies, AbandonGivesBackInOrderAndStartsAfresh) {
   EXPECT_EQ(target.text(), "world");
 }
 
+// --- Clusters and credentials ---
+
+TEST(Replies, RedirectsAreForTheDispatcher) {
+  for (const char* text :
+       {"MOVED 3999 10.0.0.7:6381", "ASK 3999 10.0.0.7:6381", "TRYAGAIN later"}) {
+    const std::string line(text);
+    for (const std::size_t step : {std::size_t{1}, SIZE_MAX}) {
+      EXPECT_EQ(outcome(Verb::kSet, "-" + line + "\r\n", 5, step), "k=UNAVAILABLE(" + line + ")")
+          << "the driver settles it so, because here nobody sends it on";
+    }
+  }
+  const auto first = command(Verb::kTouch, "a");
+  const auto second = command(Verb::kTouch, "b");
+  ReplyDriver driver;
+  driver.expect(*first);
+  driver.expect(*second);
+  EXPECT_TRUE(driver.deliver("-MOVED 1 h:2\r\n:1\r\n")) << "the connection is well";
+  EXPECT_EQ(driver.trace(), "a=UNAVAILABLE(MOVED 1 h:2) b=OK");
+}
+
+TEST(Replies, ARedirectOfAReleasedCommandIsForNobody) {
+  const auto expired = command(Verb::kTouch, "a", {}, 100);
+  ReplyDriver driver;
+  driver.expect(*expired);
+  driver.replies().release(100);
+  EXPECT_TRUE(driver.deliver("-MOVED 1 h:2\r\n"));
+  EXPECT_EQ(driver.trace(), "a=TIMEOUT");
+  EXPECT_EQ(driver.replies().overdue(), 0u);
+}
+
+TEST(Replies, AnAskingThatIsRefusedHarmsNobody) {
+  const auto asked = command(Verb::kTouch, "a");
+  ReplyDriver driver;
+  driver.expect_ping();  // the slot of an ASKING
+  driver.expect(*asked);
+  EXPECT_TRUE(driver.deliver("-ERR unknown command 'ASKING'\r\n-MOVED 1 h:2\r\n"));
+  EXPECT_EQ(driver.trace(), "a=UNAVAILABLE(MOVED 1 h:2)");
+}
+
+TEST(Replies, NewCredentialsThatAreRefusedEndTheConnection) {
+  const auto waiting = command(Verb::kTouch, "a");
+  ReplyDriver driver;
+  driver.expect_ping();  // the slot of an AUTH
+  driver.expect(*waiting);
+  EXPECT_FALSE(driver.deliver("-WRONGPASS invalid username-password pair\r\n:1\r\n"));
+  EXPECT_EQ(driver.trace(), "") << "its commands go to another connection";
+  driver.abandon();
+  EXPECT_EQ(driver.trace(), "a=UNAVAILABLE(abandoned)");
+}
+
 }  // namespace
 }  // namespace kvferry::redis

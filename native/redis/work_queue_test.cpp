@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstddef>
 #include <memory>
 #include <string>
 #include <vector>
@@ -146,6 +147,36 @@ TEST(WorkQueue, KeepsABatchOnlyWhileCommandsOfItWait) {
   EXPECT_EQ(batch.use_count(), 2);
   (void)queue.pull(Lane::kRead, SIZE_MAX);
   EXPECT_EQ(batch.use_count(), 1);
+}
+
+TEST(WorkQueue, ATileIsSomeCommandsOfABatch) {
+  WorkQueue queue(5);
+  const auto batch = batch_of(Verb::kGet, {"a", "b", "c", "d"}, 0, 1000);
+  ASSERT_TRUE(queue.push(batch, {1, 3}));
+  EXPECT_EQ(queue.waiting(), 2u);
+  const auto whole = batch_of(Verb::kGet, {"e"});
+  ASSERT_TRUE(queue.push(whole));
+  EXPECT_EQ(pull_all(queue, Lane::kRead), "b d e");
+  ASSERT_TRUE(queue.push(batch, {0, 2, 3}));
+  EXPECT_FALSE(queue.push(batch, {0, 1, 2})) << "three more are too many";
+  EXPECT_EQ(keys_of({queue.pull(Lane::kRead, SIZE_MAX)}), "a");
+  EXPECT_EQ(keys_of(queue.remove(1000, false)), "c d") << "and not what other nodes have";
+  EXPECT_EQ(queue.waiting(), 0u);
+  EXPECT_FALSE(queue.has_work(Lane::kRead));
+}
+
+TEST(WorkQueue, ATileLeavesDeferredCommandsOut) {
+  auto batch = std::make_shared<Batch>(Batch::Options{.verb = Verb::kSet, .framed = true});
+  std::vector<std::byte> value(9 * kMiB);
+  batch->add("striped", value);
+  ASSERT_EQ(batch->commands().size(), batch->sendable() + 1);
+  WorkQueue queue(100);
+  std::vector<std::uint32_t> sendable;
+  for (std::uint32_t index = 0; index < batch->commands().size(); ++index) {
+    if (!batch->commands()[index].deferred) sendable.push_back(index);
+  }
+  ASSERT_TRUE(queue.push(batch, sendable));
+  EXPECT_EQ(pull_all(queue, Lane::kWrite), "striped#2 striped#1");
 }
 
 }  // namespace
