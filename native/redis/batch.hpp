@@ -23,7 +23,8 @@
 
 namespace kvferry::redis {
 
-enum class Verb : std::uint8_t { kGet, kSet, kExists, kTouch, kDelete };
+// kPing asks a server, not for a key: the key only says which node of a cluster.
+enum class Verb : std::uint8_t { kGet, kSet, kExists, kTouch, kDelete, kPing };
 
 // One command on the wire.
 struct Command {

@@ -196,7 +196,10 @@ void Connection::on_replies(Nanos now) {
     last_progress_ = now;
     probing_ = false;
     server_.stats().bytes_received.fetch_add(io.bytes, std::memory_order_relaxed);
-    if (!replies_.received(io.bytes)) return end(End::kBroken, replies_.reason(), now);
+    if (!replies_.received(io.bytes)) {
+      // What else was in flight does not pay for a choice of ours.
+      return end(replies_.declined() ? End::kWithdrawn : End::kBroken, replies_.reason(), now);
+    }
     if (answered_early_) return end(End::kBroken, "an answer came before its value was sent", now);
     if (replies_.wants_reconnect()) return end(End::kBroken, "the server asks to reconnect", now);
     if (io.bytes < planned) break;  // the socket is empty for now

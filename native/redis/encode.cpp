@@ -52,6 +52,8 @@ std::string_view word(Verb verb) noexcept {
       return "TOUCH";
     case Verb::kDelete:
       return "DEL";
+    case Verb::kPing:
+      break;
   }
   return "PING";
 }
@@ -66,7 +68,8 @@ void encode(Work work, Outbox& outbox) {
     return;
   }
   resp::Writer writer(outbox.text_space());
-  writer.command(2).bulk(word(verb)).bulk(work.batch->key(*work.command));
+  writer.command(verb == Verb::kPing ? 1 : 2).bulk(word(verb));
+  if (verb != Verb::kPing) writer.bulk(work.batch->key(*work.command));
   outbox.take_text(writer.written().size());
   work.command->sent_at = outbox.added_total();
 }

@@ -272,6 +272,10 @@ bool Replies::on_scalar(const resp::Token& token) {
       if (token.type != resp::Type::kInteger) return surprise();
       settle_front(token.integer > 0 ? Status::kOk : Status::kMiss);
       return true;
+    case Verb::kPing:
+      if (token.type != resp::Type::kSimple) return surprise();
+      settle_front(Status::kOk);
+      return true;
   }
   return surprise();
 }
@@ -301,6 +305,7 @@ bool Replies::surprise() {
 bool Replies::drain(std::uint64_t length) {
   if (length <= drain_bytes_max_) return true;
   settle_front(outcome_, why_);
+  declined_ = true;
   return poison("an unwanted value is larger than the drain limit");
 }
 
@@ -354,7 +359,7 @@ void Replies::reset() noexcept {
   released_.reset();
   scratch_begin_ = scratch_end_ = 0;
   landing_ = Landing::kDrain;
-  wants_reconnect_ = false;
+  wants_reconnect_ = declined_ = false;
 }
 
 }  // namespace kvferry::redis

@@ -64,6 +64,8 @@ class Replies {
   // The first `count` bytes of plan() were filled. False: the stream is poisoned, see reason().
   bool received(std::size_t count);
   [[nodiscard]] const std::string& reason() const noexcept { return reason_; }
+  // It was our choice: a value that nobody wants is too long to be read away.
+  [[nodiscard]] bool declined() const noexcept { return declined_; }
   // The server answered in a way that says: connect anew (READONLY, NOAUTH, ...).
   [[nodiscard]] bool wants_reconnect() const noexcept { return wants_reconnect_; }
 
@@ -146,6 +148,7 @@ class Replies {
   std::size_t planned_target_ = 0;
   std::string reason_;
   bool wants_reconnect_ = false;
+  bool declined_ = false;
 };
 
 }  // namespace kvferry::redis

@@ -129,12 +129,14 @@ class SentinelSource final : public TopologySource {
       return sent.error();
     }
     bool refused = false;
+    bool listening = false;
     for (;;) {
       const auto reply = link.receive(deadline);
       if (!reply) return reply.error();
       if (!*reply) return Error{Errc::kTimeout, link.endpoint().text() + ": no answer in time"};
+      listening = listening || (*reply)->is_push();
       if ((*reply)->is_push()) continue;
-      if (!(*reply)->is_error() || refused) return !refused;  // PING is answered
+      if (!(*reply)->is_error() || refused || listening) return !refused;  // PING is answered
       refused = true;
     }
   }

@@ -14,6 +14,7 @@ Lane lane_of(Verb verb) noexcept {
     case Verb::kExists:
     case Verb::kTouch:
     case Verb::kDelete:
+    case Verb::kPing:
       break;
   }
   return Lane::kSmall;

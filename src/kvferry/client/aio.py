@@ -18,14 +18,7 @@ from typing import Self
 from kvferry.client.batch import BatchResult, only
 from kvferry.client.buffers import BufferLike, Key
 from kvferry.client.namespace import AsyncCacheNamespace
-from kvferry.client.native import (
-    PING_KEY,
-    Frame,
-    NativeClient,
-    Verb,
-    refusal_is_answer,
-    server_info,
-)
+from kvferry.client.native import PING_KEY, Frame, NativeClient, Verb, server_info
 from kvferry.config import ClientConfig
 from kvferry.errors import ClosedError, UsageError
 
@@ -114,8 +107,7 @@ class AsyncRedisClient(NativeClient):
     async def ping(self) -> float:
         """See `RedisClient.ping`."""
         start = time.perf_counter()
-        with refusal_is_answer():
-            await self.exists(PING_KEY)
+        only(await self._await(Verb.PING, [PING_KEY], None))
         return time.perf_counter() - start
 
     async def server_info(self) -> dict[str, str]:

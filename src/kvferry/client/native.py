@@ -12,8 +12,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, Self
 
@@ -26,7 +25,7 @@ from kvferry.client.pure import PureRedisClient
 from kvferry.client.times import checked_timeout, ttl_ms
 from kvferry.config import CONNECTIONS_DEFAULT, WORKERS_DEFAULT, ClientConfig
 from kvferry.config_file import load_client_config
-from kvferry.errors import ClosedError, ServerError, UsageError
+from kvferry.errors import ClosedError, UsageError
 
 __all__ = ["Frame", "NativeClient", "Verb"]
 
@@ -48,6 +47,7 @@ class Verb(IntEnum):
     EXISTS = 2
     TOUCH = 3
     DELETE = 4
+    PING = 5  # of the node that has the key
 
 
 class Frame:
@@ -279,16 +279,6 @@ class NativeClient(Presence):
 
 def _result(statuses: bytes, sizes: bytes, elapsed_s: float, error: str | None) -> BatchResult:
     return BatchResult(statuses, memoryview(sizes).cast("Q"), elapsed_s, error)
-
-
-@contextmanager
-def refusal_is_answer() -> Iterator[None]:
-    """For a user that may not touch the key we ask for: the server has answered all the same."""
-    try:
-        yield
-    except ServerError as error:
-        if error.server_code != "NOPERM":
-            raise
 
 
 def server_info(config: ClientConfig) -> dict[str, str]:

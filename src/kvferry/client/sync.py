@@ -17,13 +17,7 @@ from typing import Self
 from kvferry.client.batch import BatchResult, only
 from kvferry.client.buffers import BufferLike, Key
 from kvferry.client.namespace import CacheNamespace
-from kvferry.client.native import (
-    PING_KEY,
-    NativeClient,
-    Verb,
-    refusal_is_answer,
-    server_info,
-)
+from kvferry.client.native import PING_KEY, NativeClient, Verb, server_info
 
 __all__ = ["RedisClient"]
 
@@ -85,8 +79,7 @@ class RedisClient(NativeClient):
     def ping(self) -> float:
         """The round-trip time of a small command, in seconds. Raises as `get`."""
         start = time.perf_counter()
-        with refusal_is_answer():
-            self.exists(PING_KEY)
+        only(self._run(Verb.PING, [PING_KEY], None))
         return time.perf_counter() - start
 
     # --- Many keys: a status for each, no exceptions for what a server or network does ---
