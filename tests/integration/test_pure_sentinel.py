@@ -13,10 +13,11 @@ from kvferry.client.batch import Status
 from kvferry.client.pure import PureRedisClient
 from support.pure import payload, within
 from support.scripted import Action, Command, Handler, MiniStore, ScriptedServer, answer
+from support.secrets import secret
 from support.sentinel import SentinelGroup, start_sentinels
 from support.servers import TestServer
 
-PASSWORDS: dict[str, Any] = {"password": "of the data", "sentinel_password": "of the sentinels"}
+PASSWORDS: dict[str, Any] = {"password": secret("data"), "sentinel_password": secret("sentinels")}
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from kvferry.client.batch import Status
 from support.clients import NATIVE, no_takes_s, opened
 from support.programs import run_program
 from support.proxy import FaultProxy
+from support.secrets import secret
 from support.sentinel import SentinelGroup, start_sentinels
 from support.servers import HOST, TestServer, address_of, free_port
 from support.stamps import KIB, MIB, fetch, store, until, within
@@ -23,7 +24,7 @@ from support.stamps import KIB, MIB, fetch, store, until, within
 StartSentinels = Callable[..., SentinelGroup]
 
 SIZES = {f"key-{index}": 100 + 37 * index for index in range(60)}
-PASSWORDS: dict[str, Any] = {"password": "of the data", "sentinel_password": "of the sentinels"}
+PASSWORDS: dict[str, Any] = {"password": secret("data"), "sentinel_password": secret("sentinels")}
 IDENTITY = bytes(range(16))
 
 

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from support.secrets import secret
+
 OPENSSL_TIMEOUT_S = 20.0
 LOCAL_HOSTS = ("localhost",)
 LOCAL_IPS = ("127.0.0.1", "::1")
@@ -131,7 +133,7 @@ class Certificates:
         self.not_yet = self.authority.issue("not_yet", *local, valid_days=(1.0, 2.0))
         self.other_host = self.authority.issue("other_host", ["other.test"])
         self.unknown = self.stranger.issue("unknown", *local)
-        self.locked = self.authority.issue("locked", *local, key_password="opens-the-key")
+        self.locked = self.authority.issue("locked", *local, key_password=secret("key"))
 
     @property
     def ca_file(self) -> str:

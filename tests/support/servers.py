@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import random
-import secrets
+import re
 import shutil
 import signal
 import socket
@@ -27,6 +27,7 @@ from kvferry._server_binary import ServerBinary, find_server
 from kvferry._supervised import SupervisedServer
 from support.proxy import FaultProxy
 from support.resp import ReplyError, encode, read_reply
+from support.secrets import register, secret
 from support.tls import ServerTls, has_tls
 
 HOST = "127.0.0.1"
@@ -34,7 +35,7 @@ SERVERS_SOURCE = "127.0.0.2"  # whence servers connect that are behind proxies, 
 READY_TIMEOUT_S = 10.0
 KINDS = ("valkey", "redis7")
 ADMIN = "support-admin"  # of our own, so that no test's ACL locks us out
-ADMIN_SECRET = secrets.token_hex(16)  # the same everywhere: servers of one test talk to each other
+ADMIN_SECRET = secret("admin")  # the same everywhere: servers of one test talk to each other
 
 
 def find_kind(kind: str, tls: bool = False) -> ServerBinary:
@@ -102,6 +103,8 @@ class TestServer:
         self._proxied = proxied
         self._primary = primary
         self._users = tuple(users)
+        for known in (password, *re.findall(r">(\S+)", " ".join(self._users))):
+            register(known)
         self._extra_args = extra_args
         self._home = tempfile.mkdtemp(prefix="kvferry-test-")  # for what outlives restart()
         self.unix_path = f"{self._home}/s.sock" if unix else None
