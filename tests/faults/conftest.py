@@ -149,7 +149,8 @@ def _reach(target: Any, way: str, stack: ExitStack) -> dict[str, Any]:
     if way == "tls":
         if isinstance(target, TestServer) and target.tls:
             return {"host": target.host, "port": target.tls_port, **target.tls.client_settings}
-        if isinstance(target, FaultProxy) and target.url.startswith("rediss"):
+        opaque = isinstance(target, FaultProxy) and target.url.startswith("rediss")
+        if opaque or getattr(target, "speaks_tls", False):
             return at | ServerTls().client_settings
         front = stack.enter_context(TlsFront(target.host, target.port))
         return {"host": front.host, "port": front.port, **front.settings}

@@ -188,6 +188,7 @@ def test_cancel_of_a_submitted_batch(proxy: FaultProxy, connect_native: Connect)
     assert client.stats()["batches_running"] == 0
 
 
+@pytest.mark.ways("tcp", soak=("tls", "unix"))
 @pytest.mark.parametrize("connections", [1, None])
 def test_others_do_not_pay_for_a_cancelled_batch(
     proxy: FaultProxy, connect_native: Connect, connections: int | None

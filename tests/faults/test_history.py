@@ -189,7 +189,7 @@ def _native_runs(
     ]
 
 
-@pytest.mark.ways("tcp", "tls", "unix")
+@pytest.mark.ways("tcp", "tls", soak=("unix",))
 def test_native(valkey: TestServer, proxied: Proxied, connect_native: Connect, seed: int) -> None:
     _run(_native_runs(valkey, proxied, connect_native, seed), seconds=3, threads=4)
 

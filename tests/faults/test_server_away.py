@@ -34,7 +34,7 @@ QUICK = {"timeout_s": 1.0, "stall_timeout_s": 0.3, "connect_timeout_s": 0.3, "re
 # It dies.
 
 
-@pytest.mark.ways("tcp", "tls", "unix")
+@pytest.mark.ways("tcp", "tls", soak=("unix",))
 @pytest.mark.parametrize("kind", KINDS)
 def test_killed_and_restarted_in_the_middle_of_a_batch(
     start: Start, proxied: Proxied, kind: str, connect: Connect

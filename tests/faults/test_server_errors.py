@@ -180,7 +180,7 @@ def test_few_client_slots_are_enough(start: Start, kind: str, connect: Connect) 
 # Replies that are not what they should be.
 
 
-@pytest.mark.ways("tcp", "tls")
+@pytest.mark.ways("tcp", soak=("tls",))
 @pytest.mark.parametrize(
     "handler",
     [

@@ -64,7 +64,7 @@ def test_rain_of_flipped_bits(proxy: FaultProxy, connect: Connect) -> None:
     assert store(client, SIZES).ok
     proxy.down.flips_per_byte = proxy.up.flips_per_byte = 1 / 2_000_000
     statuses: set[Status] = set()
-    ends = time.monotonic() + 2
+    ends = time.monotonic() + 1
     while time.monotonic() < ends:
         with within(3):
             statuses |= set(fetch(client, SIZES).result)
@@ -112,7 +112,7 @@ def test_end_between_two_records(
 # The handshake.
 
 
-@pytest.mark.parametrize("offset", [0, 3, 5, 100, 700, 1500])
+@pytest.mark.parametrize("offset", [0, 5, 100, 1500])
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_handshake_that_hangs_or_breaks(
     proxy: FaultProxy, connect: Connect, direction: Direction, offset: int
@@ -120,7 +120,7 @@ def test_handshake_that_hangs_or_breaks(
     """Wherever it stops, calls are bounded; the next handshake is as good as the first."""
     proxy.stall_after(offset, times=10_000, direction=direction)
     client = connect(proxy, **QUICK)
-    answers = AWAY if offset < 700 else AWAY | {Status.MISS}  # it may be over by then
+    answers = AWAY if offset < 500 else AWAY | {Status.MISS}  # it may be over by then
     with within(2):
         assert client.batch_get(["k0"], [poisoned(KIB)])[0] in answers
     proxy.heal()
@@ -148,7 +148,7 @@ def test_close_while_handshakes_hang(proxy: FaultProxy, connect_native: Connect)
 # How long it may take.
 
 
-@pytest.mark.ways("tcp", "tls", "unix")
+@pytest.mark.ways("tls", soak=("tcp", "unix"))
 @pytest.mark.parametrize("trouble", ["black_hole", "stall", "deaf", "half_open"])
 def test_every_batch_is_back_by_its_deadline(
     proxy: FaultProxy, connect: Connect, trouble: str
@@ -165,7 +165,7 @@ def test_every_batch_is_back_by_its_deadline(
         getattr(proxy, trouble)()
     late_s = []
     values = [bytes(size) for size in SIZES.values()]
-    for turn in range(12):
+    for turn in range(6):
         targets = [poisoned(size) for size in SIZES.values()]
         started = time.monotonic()
         if turn % 3 == 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import Any, Self
 import pytest
 
 from kvferry.client.batch import Status
+from support.certificates import certificates
 from support.proxy import FaultProxy
 from support.servers import TestServer
 from support.stamps import KIB, MIB, check, fetch, poisoned, stamped, store, until, within
@@ -167,7 +169,7 @@ def test_trickle(valkey: TestServer, proxied: Proxied, connect: Connect) -> None
     until(lambda: fetch(client, sizes).result.ok, 3)
 
 
-@pytest.mark.ways("tcp", "tls", soak=("unix",))
+@pytest.mark.ways("tcp", soak=("tls", "unix"))
 def test_slow_link_that_moves_is_not_stalled(
     valkey: TestServer, proxied: Proxied, connect: Connect
 ) -> None:
@@ -215,13 +217,22 @@ def test_large_value_over_a_long_way_with_the_default_limits(
 # A server that reads slowly, and may answer before it has read.
 
 
+def _tls_context() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates().server.cert_file, certificates().server.key_file)
+    return context
+
+
 class SlowReader:
     """Answers the first SET of each connection, early or when all of it is here.
 
     Its socket buffers little, and `received` holds all that it read.
     """
 
-    def __init__(self, reply: bytes, *, bytes_per_s: float, value_bytes: int | None = None) -> None:
+    def __init__(
+        self, reply: bytes, way: str, *, bytes_per_s: float, value_bytes: int | None = None
+    ) -> None:
+        self.speaks_tls = way == "tls"
         self.received = bytearray()
         self.begun = 0  # connections on which a SET arrived
         self._reply, self._rate, self._value_bytes = reply, bytes_per_s, value_bytes
@@ -254,7 +265,11 @@ class SlowReader:
             thread.start()
 
     def _serve(self, sock: socket.socket) -> None:
-        with sock, contextlib.suppress(OSError):
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            stack.enter_context(sock)
+            if self.speaks_tls:
+                sock.settimeout(5)
+                sock = stack.enter_context(_tls_context().wrap_socket(sock, True))
             sock.settimeout(0.1)
             count = 0
             while not self._closing.is_set():
@@ -278,10 +293,10 @@ class SlowReader:
 
 
 @pytest.mark.ways("tcp", soak=("tls",))
-def test_slow_link_that_takes_a_value_is_not_stalled(connect: Connect) -> None:
+def test_slow_link_that_takes_a_value_is_not_stalled(connect: Connect, way: str) -> None:
     """Megabytes wait in the kernel after the last send; that they leave is progress."""
     size = 12 * MIB
-    with SlowReader(b"+OK\r\n", bytes_per_s=5e6, value_bytes=size) as server:
+    with SlowReader(b"+OK\r\n", way, bytes_per_s=5e6, value_bytes=size) as server:
         client = connect(server, timeout_s=20, stall_timeout_s=0.5)
         with within(10):
             assert store(client, {"k": size}).ok  # 2.5 s
@@ -299,10 +314,10 @@ def test_slow_link_that_takes_a_value_is_not_stalled(connect: Connect) -> None:
     ids=["error", "ok"],
 )
 def test_answer_before_the_value_was_sent(
-    connect_native: Connect, reply: bytes, statuses: set[Status]
+    connect_native: Connect, way: str, reply: bytes, statuses: set[Status]
 ) -> None:
     """The batch is over, so the buffer is the caller's: not one byte more of it may be sent."""
-    with SlowReader(reply, bytes_per_s=20e6) as server:
+    with SlowReader(reply, way, bytes_per_s=20e6) as server:
         client = connect_native(server, connections=1, attempts_max=1)
         value = bytearray(b"\x11") * (16 * MIB)
         with within(3):
@@ -314,9 +329,9 @@ def test_answer_before_the_value_was_sent(
 
 
 @pytest.mark.ways("tcp", "tls")
-def test_two_answers_to_one_set(connect_native: Connect) -> None:
+def test_two_answers_to_one_set(connect_native: Connect, way: str) -> None:
     """The second one is not the answer of the SET whose payload has not been sent yet."""
-    with SlowReader(b"+OK\r\n+OK\r\n", bytes_per_s=50e6) as server:
+    with SlowReader(b"+OK\r\n+OK\r\n", way, bytes_per_s=50e6) as server:
         # One SET in flight: a busy machine looks far away, where several whole ones would be.
         client = connect_native(server, connections=1, attempts_max=1, window_bytes=1)
         values = [bytearray(b"\x11") * (2 * MIB) for _ in range(8)]
