@@ -13,6 +13,7 @@ import asyncio
 import importlib
 import queue
 import resource
+import ssl
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
@@ -28,13 +29,21 @@ __all__ = [
     "FerryClient",
     "InProcess",
     "NotInstalled",
+    "NotMeasured",
     "ThreadedClient",
     "load",
+    "open_redis_py",
     "redis_arguments",
 ]
 
 
-class NotInstalled(UsageError):
+class NotMeasured(UsageError):
+    """That client cannot be measured on that kind of server; the text says why."""
+
+    code = "not_measured"
+
+
+class NotInstalled(NotMeasured):
     """The client to be measured is not installed; the text says how to install it."""
 
     code = "not_installed"
@@ -203,7 +212,11 @@ def load(name: str, package: str) -> Any:
 
 
 def redis_arguments(config: ClientConfig) -> dict[str, Any]:
-    """The keywords of redis.Redis() for one connection."""
+    """The keywords of redis.Redis() for one connection to one server.
+
+    Raises:
+        NotMeasured: redis-py cannot be told all of it.
+    """
     where = {"unix_socket_path": config.unix_path} if config.unix_path else {}
     return {
         "host": config.host,
@@ -213,4 +226,34 @@ def redis_arguments(config: ClientConfig) -> dict[str, Any]:
         "password": config.password,
         "single_connection_client": True,
         **where,
+        **(_redis_tls(config) if config.tls else {}),
+    }
+
+
+def open_redis_py(config: ClientConfig) -> Any:
+    """A redis.Redis, or a redis.RedisCluster, which has a connection to each node."""
+    redis = load("redis", "redis")
+    arguments = redis_arguments(config)
+    if config.topology != "cluster":
+        return redis.Redis(**arguments)
+    for standalone in ("db", "single_connection_client"):
+        del arguments[standalone]
+    return redis.RedisCluster(**arguments)
+
+
+def _redis_tls(config: ClientConfig) -> dict[str, Any]:
+    if config.tls_server_name is not None:
+        raise NotMeasured("redis-py asks for the name of the host; drop tls_server_name")
+    return {
+        "ssl": True,
+        "ssl_ca_certs": config.tls_ca_file,
+        "ssl_ca_path": config.tls_ca_dir,
+        "ssl_certfile": config.tls_cert_file,
+        "ssl_keyfile": config.tls_key_file,
+        "ssl_password": config.tls_key_password,
+        "ssl_cert_reqs": "none" if config.tls_verify == "none" else "required",
+        "ssl_check_hostname": config.tls_verify == "full",
+        "ssl_min_version": getattr(
+            ssl.TLSVersion, f"TLSv{config.tls_min_version}".replace(".", "_")
+        ),
     }

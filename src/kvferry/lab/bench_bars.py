@@ -1,4 +1,4 @@
-"""The bars: what kvferry promises about speed, each measured by one call on one machine.
+"""The bars: what kvferry promises about speed and recovery, each measured on one machine.
 
 A bar is a name, a target and a measured value; it holds or falls short, and says which. Every
 group starts its own servers, and compares inside one run. With `quick` everything is tiny: that
@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from kvferry._server_binary import ServerBinary, find_server
 from kvferry.config import ClientConfig
 from kvferry.embedded import embedded_store
 from kvferry.errors import KVFerryError
@@ -62,18 +63,25 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """One measured promise. `value` is None when nothing could be measured: then it falls short."""
+    """One measured promise. `value` is None when nothing could be measured: then it falls short,
+    unless it was skipped because there is nothing here to measure it on."""
 
     name: str
     target: Target
     value: float | None
     detail: str = ""
     reason: str = ""  # why there is no value, or why it falls short where that is known
+    skipped: bool = False
 
     @property
     def holds(self) -> bool:
         """Whether it was measured and meets its target."""
         return self.value is not None and self.target.holds(self.value)
+
+    @property
+    def falls_short(self) -> bool:
+        """Whether it does not hold, and could have."""
+        return not (self.holds or self.skipped)
 
     def why(self) -> str:
         """For a bar that falls short: the reason, as far as it is known."""
@@ -122,10 +130,14 @@ class Lab:
         """Names of the servers that can be started here."""
         return ["Valkey 9", *(["Redis 7"] if shutil.which("redis-server") else [])]
 
+    def binary(self, name: str) -> ServerBinary:
+        """The program of such a server."""
+        return find_server(shutil.which("redis-server") if name == "Redis 7" else None)
+
     @contextmanager
     def server(self, name: str = "Valkey 9", needs_bytes: int = 0) -> Iterator[ClientConfig]:
         """A fresh server with room for so many bytes."""
-        binary = shutil.which("redis-server") if name == "Redis 7" else None
+        binary = self.binary(name).path
         room_mb = 256 + 3 * needs_bytes // _MIB
         with embedded_store(maxmemory_mb=room_mb, binary=binary) as store:
             yield ClientConfig.from_url(store.url)

@@ -17,7 +17,6 @@ from kvferry.config import ClientConfig
 from kvferry.errors import CorruptError, DeadlineExceeded
 from kvferry.lab.bench_adapters import load
 from kvferry.lab.bench_bars import Bar, Lab, Target
-from kvferry.lab.bench_clients import config_url
 from kvferry.lab.bench_data import Chunks
 from kvferry.lab.bench_programs import DelayProcess, FloorProcess
 from kvferry.lab.bench_server import ServerProbe, fill
@@ -38,7 +37,9 @@ def native_client(config: ClientConfig, connections: int | None = None) -> Any:
     """
     load("kvferry._native", "kvferry")
     sync = load("kvferry.client.sync", "kvferry")
-    return sync.RedisClient.from_url(config_url(config), connections=connections)
+    return sync.RedisClient.from_config(
+        replace(config, connections=connections or config.connections)
+    )
 
 
 def distant_exists(lab: Lab) -> Iterator[Bar]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kvferry.errors import UsageError
 from kvferry.lab import bench_report
 from kvferry.lab.bench_bars import Bar, Group, Lab
+from kvferry.lab.bench_bars_cluster import cluster_failover, cluster_shards
 from kvferry.lab.bench_bars_cost import memory_growth, python_cost
 from kvferry.lab.bench_bars_latency import distant_exists, distant_get, exists_beside_set
 from kvferry.lab.bench_bars_throughput import (
@@ -19,6 +20,8 @@ from kvferry.lab.bench_bars_throughput import (
     same_connections,
     small_chunks,
 )
+from kvferry.lab.bench_bars_tls import tls_values
+from kvferry.lab.bench_bars_trust import black_hole, recovery
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,6 +38,11 @@ GROUPS: tuple[Group, ...] = (
     python_cost,
     memory_growth,
     pure_client,
+    cluster_shards,
+    tls_values,
+    recovery,
+    black_hole,
+    cluster_failover,
 )
 
 say_header = bench_report.say_header
@@ -74,7 +82,10 @@ def say_table(console: Console, bars: Sequence[Bar], quick: bool) -> None:
     from rich.table import Table
 
     held = sum(bar.holds for bar in bars)
-    title = f"{held} of {len(bars)} bars hold"
+    skipped = sum(bar.skipped for bar in bars)
+    title = f"{held} of {len(bars) - skipped} bars hold"
+    if skipped:
+        title += f", {skipped} skipped"
     if quick:
         title = "quick run: the programs work; these are no figures"
     table = Table("bar", "target", "measured", "verdict", "reason", title=title)
@@ -100,6 +111,8 @@ def _value(bar: Bar) -> str:
 
 
 def _verdict(bar: Bar, quick: bool) -> str:
+    if bar.skipped:
+        return "skipped"
     if quick:
         return "failed" if bar.value is None else "runs"
     return "holds" if bar.holds else "falls short"

@@ -9,14 +9,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 
 from kvferry.config import ClientConfig
-from kvferry.lab.bench_adapters import BenchClient, NotInstalled
+from kvferry.lab.bench_adapters import BenchClient, NotMeasured
 from kvferry.lab.bench_bars import Bar, Lab, Target
 from kvferry.lab.bench_clients import config_url, open_client
 from kvferry.lab.bench_data import Chunks
 from kvferry.lab.bench_measure import Row, floors, measure
 from kvferry.lab.bench_server import ServerProbe
 
-__all__ = ["chosen_settings", "pure_client", "same_connections", "small_chunks"]
+__all__ = ["chosen_settings", "pure_client", "ratio", "same_connections", "small_chunks"]
 
 _OTHERS = ("redis-py", "redis-py-async", "glide", "lmcache", "memtier")
 _OF_FLOOR = Target(">=", 0.97, "x floor")
@@ -35,7 +35,7 @@ def same_connections(lab: Lab) -> Iterator[Bar]:
                 for op, rows in _rows(lab, config, probe, size_bytes, connections, _OTHERS):
                     name = f"{op.upper()} {lab.label(4)}, {connections} conn, {server}"
                     native, *others = rows
-                    yield _ratio(name, _OF_FLOOR, native)
+                    yield ratio(name, _OF_FLOOR, native)
                     yield _ahead(f"ahead: {name}", native, others)
                     yield _cpu(f"CPU: {name}", native)
 
@@ -47,7 +47,7 @@ def chosen_settings(lab: Lab) -> Iterator[Bar]:
         with lab.probed(server, 3 * lab.batch * size_bytes) as (config, probe):
             for op, rows in _rows(lab, config, probe, size_bytes, None, ()):
                 name = f"{op.upper()} {lab.label(4)}, default settings, {server}"
-                yield _ratio(name, _OF_FLOOR, rows[0])
+                yield ratio(name, _OF_FLOOR, rows[0])
 
 
 def small_chunks(lab: Lab) -> Iterator[Bar]:
@@ -58,7 +58,7 @@ def small_chunks(lab: Lab) -> Iterator[Bar]:
             with lab.probed(server, 3 * lab.batch * size_bytes) as (config, probe):
                 for op, rows in _rows(lab, config, probe, size_bytes, 4, ()):
                     name = f"{op.upper()} {lab.label(mib)}, 4 conn, {server}"
-                    yield _ratio(name, _SMALL, rows[0])
+                    yield ratio(name, _SMALL, rows[0])
 
 
 def pure_client(lab: Lab) -> Iterator[Bar]:
@@ -103,7 +103,7 @@ def _rows(
         for kind in others:
             try:
                 clients.append(_open(stack, kind, config, connections))
-            except NotInstalled:
+            except NotMeasured:
                 continue
         for op in ("set", "get"):
             with floors(config, op, size_bytes, lab.batch, counts) as found:
@@ -136,7 +136,8 @@ def _rate(row: Row) -> str:
     return f"{row.gbps:.2f} GB/s ({row.gbps_min:.2f} to {row.gbps_max:.2f})"
 
 
-def _ratio(name: str, target: Target, row: Row) -> Bar:
+def ratio(name: str, target: Target, row: Row) -> Bar:
+    """A row against its floor."""
     detail = _rate(row)
     if row.floor_gbps is not None:
         detail += f"; floor {row.floor_gbps:.2f} GB/s ({row.floor})"

@@ -3,71 +3,131 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from urllib.parse import quote
+from dataclasses import fields, replace
+from typing import Any
+from urllib.parse import quote, urlencode
 
+from kvferry._url import show_endpoint
 from kvferry.config import CONNECTIONS_DEFAULT, ClientConfig
+from kvferry.errors import UsageError
 from kvferry.lab.bench_adapters import (
     AsyncRedisPy,
     BenchClient,
     FerryClient,
+    NotMeasured,
     ThreadedClient,
     load,
+    open_redis_py,
     redis_arguments,
 )
 from kvferry.lab.bench_adapters_other import GlideClient, LMCacheClient, MemtierClient
+from kvferry.lab.bench_probe import server_of, shards_of
 
 __all__ = ["CLIENT_TYPES", "config_url", "open_client"]
+
+_IN_ADDRESS = (
+    *("host", "port", "unix_path", "nodes", "db", "username", "password", "credentials"),
+    *("tls", "topology", "sentinel_master"),
+)
 
 
 def open_client(kind: str, config: ClientConfig, connections: int | None = None) -> BenchClient:
     """Connect a client of a kind of CLIENT_TYPES.
 
     Args:
-        connections: Sockets to the server; None leaves the choice to the client.
+        connections: Sockets to each server; None leaves the choice to the client.
 
     Raises:
         NotInstalled: Its package or program is missing.
+        NotMeasured: It cannot be measured on such a server.
     """
     return CLIENT_TYPES[kind](config, connections)
 
 
 def config_url(config: ClientConfig) -> str:
-    """The URL of a server, with its credentials."""
+    """The URL that says the same, for another process; it holds the secrets.
+
+    Raises:
+        UsageError: A function provides the credentials, which no URL can hold.
+    """
+    if config.credentials is not None:
+        raise UsageError("credentials is a function; a URL needs user and password")
     user = quote(config.username or "", safe="")
     secret = f"{user}:{quote(config.password, safe='')}@" if config.password is not None else ""
+    given = {
+        field.name: getattr(config, field.name)
+        for field in fields(config)
+        if field.name not in _IN_ADDRESS and getattr(config, field.name) != field.default
+    }
     if config.unix_path is not None:
-        return f"unix://{secret}{quote(config.unix_path)}?db={config.db}"
-    host = f"[{config.host}]" if ":" in config.host else config.host
-    return f"redis://{secret}{host}:{config.port}/{config.db}"
+        given["db"] = config.db
+        return f"unix://{secret}{quote(config.unix_path)}?{_query(given)}"
+    scheme = "rediss" if config.tls else "redis"
+    if config.topology != "standalone":
+        scheme += f"+{config.topology}"
+    hosts = ",".join((show_endpoint(config.host, config.port), *config.nodes))
+    master = f"/{quote(config.sentinel_master, safe='')}" if config.sentinel_master else ""
+    url = f"{scheme}://{secret}{hosts}{master}/{config.db}"
+    return f"{url}?{_query(given)}" if given else url
+
+
+def _query(given: dict[str, Any]) -> str:
+    return urlencode({k: str(v).lower() if isinstance(v, bool) else v for k, v in given.items()})
 
 
 def _native(config: ClientConfig, connections: int | None) -> BenchClient:
     load("kvferry._native", "kvferry")
-    client = load("kvferry.client.sync", "kvferry").RedisClient.from_url(
-        config_url(config), connections=connections
+    each = connections or config.connections or CONNECTIONS_DEFAULT
+    client = load("kvferry.client.sync", "kvferry").RedisClient.from_config(
+        replace(config, connections=each)
     )
-    return FerryClient("native", client, connections or CONNECTIONS_DEFAULT)
+    return FerryClient("native", client, each * shards_of(config))
 
 
 def _pure(config: ClientConfig, connections: int | None) -> BenchClient:
-    client = load("kvferry.client.pure", "kvferry").PureRedisClient.from_url(config_url(config))
-    return FerryClient("pure", client, 1)  # it has one, whatever is asked for
+    client = load("kvferry.client.pure", "kvferry").PureRedisClient.from_config(config)
+    return FerryClient("pure", client, shards_of(config))  # one each, whatever is asked for
 
 
 def _redis_py(config: ClientConfig, connections: int | None) -> BenchClient:
-    redis = load("redis", "redis")
-    arguments = redis_arguments(config)
+    config = server_of(config)
+    redis_arguments(config)  # raises before a thread is started
     return ThreadedClient(
-        "redis-py", lambda: redis.Redis(**arguments), connections or CONNECTIONS_DEFAULT
+        "redis-py", lambda: open_redis_py(config), connections or CONNECTIONS_DEFAULT
     )
+
+
+def _redis_py_async(config: ClientConfig, connections: int | None) -> BenchClient:
+    config = _one_server("redis-py-async", config)
+    return AsyncRedisPy(config, connections or CONNECTIONS_DEFAULT)
+
+
+def _plain(
+    kind: str, connect: Callable[[ClientConfig, int], BenchClient]
+) -> Callable[[ClientConfig, int | None], BenchClient]:
+    """A client that is measured on one server, without TLS."""
+
+    def open_plain(config: ClientConfig, connections: int | None) -> BenchClient:
+        config = _one_server(kind, config)
+        if config.tls:
+            raise NotMeasured(f"{kind} is measured without TLS only")
+        return connect(config, connections or CONNECTIONS_DEFAULT)
+
+    return open_plain
+
+
+def _one_server(kind: str, config: ClientConfig) -> ClientConfig:
+    if config.topology == "cluster":
+        raise NotMeasured(f"{kind} is measured on one server only, not on a cluster")
+    return server_of(config)
 
 
 CLIENT_TYPES: dict[str, Callable[[ClientConfig, int | None], BenchClient]] = {
     "native": _native,
     "pure": _pure,
     "redis-py": _redis_py,
-    "redis-py-async": lambda config, n: AsyncRedisPy(config, n or CONNECTIONS_DEFAULT),
-    "glide": lambda config, n: GlideClient(config, n or CONNECTIONS_DEFAULT),
-    "lmcache": lambda config, n: LMCacheClient(config, n or CONNECTIONS_DEFAULT),
-    "memtier": lambda config, n: MemtierClient(config, n or CONNECTIONS_DEFAULT),
+    "redis-py-async": _redis_py_async,
+    "glide": _plain("glide", GlideClient),
+    "lmcache": _plain("lmcache", LMCacheClient),
+    "memtier": _plain("memtier", MemtierClient),
 }

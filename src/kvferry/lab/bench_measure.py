@@ -21,6 +21,7 @@ from kvferry.config import ClientConfig
 from kvferry.errors import CorruptError, KVFerryError
 from kvferry.lab.bench_adapters import BenchClient
 from kvferry.lab.bench_data import WARM_BYTES, Chunks
+from kvferry.lab.bench_probe import open_probe, server_of
 from kvferry.lab.bench_programs import FloorProcess
 from kvferry.lab.bench_server import ServerProbe
 
@@ -65,7 +66,8 @@ class Row:
 
 @dataclass
 class Floor:
-    """The floor with one number of connections, with and without MSG_WAITALL."""
+    """The floor with one number of connections, in its variants: with and without MSG_WAITALL, or
+    with TLS and with and without OpenSSL's read-ahead."""
 
     connections: int
     programs: list[FloorProcess]
@@ -75,7 +77,7 @@ class Floor:
     def round(self) -> None:
         """Run each variant once."""
         for program in self.programs:
-            variant = "waitall" if program.waitall else "plain"
+            variant = program.variant
             figures = program.round()
             self.gbps.setdefault(variant, []).append(figures["gbps"])
             self.cpu.setdefault(variant, []).append(figures["cpu_s_per_gb"])
@@ -95,9 +97,21 @@ class Floor:
 
 @contextmanager
 def floors(
-    config: ClientConfig, op: str, size_bytes: int, batch: int, connections: Sequence[int]
+    config: ClientConfig,
+    op: str,
+    size_bytes: int,
+    batch: int,
+    connections: Sequence[int],
+    *,
+    shared_prefix: str | None = None,
 ) -> Iterator[list[Floor]]:
-    """One Floor per number of connections, connected; their keys are removed at the end."""
+    """One Floor per number of connections, connected; their keys are removed at the end.
+
+    Args:
+        shared_prefix: Use keys that begin so and are the caller's; GET finds them there.
+    """
+    config = server_of(config)
+    options = [{"read_ahead": on} if config.tls else {"waitall": on} for on in (False, True)]
     with ExitStack() as stack:
         found = []
         keys: set[str] = set()
@@ -110,20 +124,22 @@ def floors(
                         size_bytes=size_bytes,
                         connections=count,
                         ops=batch,
-                        waitall=waitall,
                         rewarm=min(batch, -(-WARM_BYTES // size_bytes)),
-                        prefix="kvferry-floor:",
+                        prefix=shared_prefix or "kvferry-floor:",
+                        existing=shared_prefix is not None and op == "get",
+                        **option,
                     )
                 )
-                for waitall in (False, True)
+                for option in options
             ]
             keys.update(programs[0].keys)
             found.append(Floor(count, programs))
         try:
             yield found
         finally:
-            with ServerProbe(config) as probe:
-                probe.delete(sorted(keys))
+            if shared_prefix is None:
+                with open_probe(config) as probe:
+                    probe.delete(sorted(keys))
 
 
 def measure(

@@ -103,10 +103,12 @@ class FloorProcess(_Program):
     """kvferry-floor, connected and warm, which measures one round per call.
 
     Args:
-        config: The server; TCP or Unix socket.
-        op: "get" or "set". GET writes its keys first.
+        config: The server, TCP, TLS or Unix socket; or a cluster, all shards of which it uses.
+        op: "get" or "set". GET writes its keys first, unless they are `existing`.
+        connections: All together; a cluster has one at least for each shard.
         ops: Commands per round, each on its own key.
-        waitall: Receive with MSG_WAITALL.
+        waitall: Receive with MSG_WAITALL; without TLS.
+        read_ahead: OpenSSL's buffer for more than a record; with TLS.
         buffers: Distinct buffers; by default one per command, the footprint of a real client.
         rewarm: Commands before each round: a connection that idled begins anew with a small
             window, and its thread on any core.
@@ -121,13 +123,12 @@ class FloorProcess(_Program):
         connections: int,
         ops: int,
         waitall: bool = False,
+        read_ahead: bool = False,
+        existing: bool = False,
         buffers: int | None = None,
         rewarm: int = 0,
         prefix: str = "floor:",
     ) -> None:
-        where = ["--host", config.host, "--port", str(config.port)]
-        if config.unix_path is not None:
-            where = ["--unix", config.unix_path]
         numbers = {
             "--size-bytes": size_bytes,
             "--connections": connections,
@@ -135,16 +136,23 @@ class FloorProcess(_Program):
             "--buffers": buffers or ops,
             "--rewarm": rewarm,
         }
-        flags = ["--interactive", *(["--waitall"] if waitall else [])]
+        choices = {
+            "--interactive": True,
+            "--waitall": waitall,
+            "--tls-read-ahead": read_ahead,
+            "--existing": existing,
+            "--cluster": config.topology == "cluster",
+        }
+        flags = [flag for flag, chosen in choices.items() if chosen]
         secrets = {"RESP_PASSWORD": config.password, "RESP_USERNAME": config.username}
         super().__init__(
             "floor",
-            [*where, "--op", op, "--prefix", prefix, *flags]
+            [*_address(config), "--op", op, "--prefix", prefix, *flags]
             + [word for name, n in numbers.items() for word in (name, str(n))],
             {f"KVFERRY_{name}": secret for name, secret in secrets.items() if secret},
         )
         self.connections = connections
-        self.waitall = waitall
+        self.variant = "waitall" if waitall else "read ahead" if read_ahead else "plain"
         self.keys = [f"{prefix}{index:010d}" for index in range(ops)]
 
     def round(self) -> dict[str, Any]:
@@ -157,6 +165,25 @@ class FloorProcess(_Program):
             pass  # it has ended: _line() tells why
         row: dict[str, Any] = json.loads(self._line())
         return row
+
+
+def _address(config: ClientConfig) -> list[str]:
+    """The options that say where, and how with TLS."""
+    if config.unix_path is not None:
+        return ["--unix", config.unix_path]
+    words = ["--host", config.host, "--port", str(config.port)]
+    if not config.tls:
+        return words
+    if config.tls_key_password is not None:
+        raise ProgramError("kvferry-floor cannot open a key file that has a password")
+    suites = [name for name in (config.tls_ciphers or "").split(":") if name.startswith("TLS_")]
+    options = {
+        "--tls-ca": config.tls_ca_file,
+        "--tls-cert": config.tls_cert_file,
+        "--tls-key": config.tls_key_file,
+        "--tls-suites": ":".join(suites),
+    }
+    return [*words, "--tls", *(word for o, v in options.items() if v for word in (o, v))]
 
 
 class DelayProcess(_Program):

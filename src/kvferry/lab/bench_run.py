@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from kvferry.config import ClientConfig
-from kvferry.lab.bench_adapters import BenchClient, NotInstalled
+from kvferry.lab.bench_adapters import BenchClient, NotMeasured
 from kvferry.lab.bench_clients import open_client
 from kvferry.lab.bench_concurrent import measure_concurrent
 from kvferry.lab.bench_data import Chunks
 from kvferry.lab.bench_measure import Row, floors, measure
+from kvferry.lab.bench_probe import open_probe
 from kvferry.lab.bench_server import ServerProbe, fill
 
 __all__ = ["ClientBench"]
@@ -59,7 +60,7 @@ class ClientBench:
     def run(self, say: Callable[[str], None]) -> list[Row]:
         """Measure everything; `say` gets a word about what is being done."""
         rows: list[Row] = []
-        with ServerProbe(self.config) as probe:
+        with open_probe(self.config) as probe:
             server = probe.facts()["server"]
             for size_mib, count, connections in self._points():
                 say(f"{count} x {size_mib:g} MiB, {connections or 'default'} connections")
@@ -116,7 +117,7 @@ class ClientBench:
         for kind in self.kinds:
             try:
                 client = open_client(kind, self.config, connections)
-            except NotInstalled as error:
+            except NotMeasured as error:
                 if not self.compare:
                     raise
                 self.skipped[kind] = str(error)

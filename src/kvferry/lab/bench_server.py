@@ -7,8 +7,12 @@ the client that is being measured. Blocking; not thread-safe.
 from __future__ import annotations
 
 import socket
+import time
 from typing import Self
 
+from kvferry.client.pure_connection import Disconnected
+from kvferry.client.pure_resp import Reply
+from kvferry.client.pure_tls import client_context, shake_hands
 from kvferry.config import ClientConfig
 from kvferry.errors import ServerError, UnavailableError
 from kvferry.lab.bench_data import Chunks
@@ -18,21 +22,17 @@ __all__ = ["ServerProbe", "fill"]
 _TIMEOUT_S = 60.0
 _SETTINGS = ("io-threads", "maxmemory", "maxmemory-policy", "save")
 
-_Reply = bytes | int | list["_Reply"] | None
-
 
 class ServerProbe:
-    """One RESP2 connection; every command waits for its reply."""
+    """One RESP2 connection, with or without TLS; every command waits for its reply.
+
+    For more than one server see bench_probe.
+    """
 
     def __init__(self, config: ClientConfig) -> None:
         try:
-            if config.unix_path is not None:
-                self._socket = socket.socket(socket.AF_UNIX)
-                self._socket.settimeout(_TIMEOUT_S)
-                self._socket.connect(config.unix_path)
-            else:
-                self._socket = socket.create_connection((config.host, config.port), _TIMEOUT_S)
-        except OSError as error:
+            self._socket = _connect(config)
+        except (OSError, Disconnected) as error:
             raise UnavailableError(f"cannot connect to {config.address}: {error}") from error
         self._stream = self._socket.makefile("rb")
         if config.password is not None:
@@ -52,7 +52,7 @@ class ServerProbe:
         self._stream.close()
         self._socket.close()
 
-    def command(self, *words: str | bytes) -> _Reply:
+    def command(self, *words: str | bytes) -> Reply:
         """Send one command and return its reply; an error reply raises ServerError."""
         parts = [word.encode() if isinstance(word, str) else word for word in words]
         self._socket.sendall(
@@ -106,7 +106,7 @@ class ServerProbe:
         value = reply[1] if isinstance(reply, list) and len(reply) == 2 else b"unknown"
         return value.decode() if isinstance(value, bytes) else "unknown"
 
-    def _reply(self) -> _Reply:
+    def _reply(self) -> Reply:
         line = self._stream.readline()
         if not line.endswith(b"\r\n"):
             raise UnavailableError("the server closed the connection")
@@ -121,6 +121,21 @@ class ServerProbe:
         if kind == b"*":
             return [self._reply() for _ in range(int(rest))]
         return rest
+
+
+def _connect(config: ClientConfig) -> socket.socket:
+    if config.unix_path is not None:
+        link = socket.socket(socket.AF_UNIX)
+        link.settimeout(_TIMEOUT_S)
+        link.connect(config.unix_path)
+        return link
+    context = client_context(config) if config.tls else None
+    link = socket.create_connection((config.host, config.port), _TIMEOUT_S)
+    if context is not None:
+        name = config.tls_server_name or config.host
+        link = shake_hands(link, context, name, time.monotonic() + _TIMEOUT_S)
+        link.settimeout(_TIMEOUT_S)
+    return link
 
 
 def fill(chunks: Chunks, probe: ServerProbe) -> None:

@@ -15,7 +15,7 @@ import time
 
 from kvferry.client.pure import PureRedisClient
 from kvferry.config import ClientConfig
-from kvferry.lab.bench_adapters import load, redis_arguments
+from kvferry.lab.bench_adapters import open_redis_py
 
 __all__ = ["single_get_gbps"]
 
@@ -29,7 +29,7 @@ def single_get_gbps(kind: str, url: str, size_bytes: int, count: int) -> float:
     value, target = os.urandom(size_bytes), bytearray(size_bytes)
     pure = PureRedisClient.from_config(config)
     pure.set(_KEY, value)
-    peer = load("redis", "redis").Redis(**redis_arguments(config)) if kind == "redis-py" else None
+    peer = open_redis_py(config) if kind == "redis-py" else None
     times = []
     try:
         for _ in range(_WARM_UP + count):
