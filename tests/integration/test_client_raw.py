@@ -204,6 +204,8 @@ ONLY_NATIVE = {
     "event_fd",
     "from_file",
     "nodes",
+    "presence",
+    "presence_stats",
     "drain_completions",
     "cancel",
     "submit_batch_get",
