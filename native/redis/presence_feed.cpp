@@ -46,9 +46,9 @@ std::string PresenceFeed::next(Nanos now) {
     scanning_ = true;
     scan_at_ = now + kSnapshotGap;
     cursor_.assign(1, '0');
-    beat(out, now);  // the node must still serve these slots
   }
-  if (beats_ == 0 && now >= beat_at_) beat(out, now);
+  if (beats_ == 0 && now >= beat_at_) beat(out, Kind::kNodes, now);
+  if (std::exchange(scanned_, false)) beat(out, Kind::kLastNodes, now);
   if (!cursor_.empty()) {
     ask(out, Kind::kScan, {"SCAN", cursor_, "MATCH", pattern_, "COUNT", kScanCount}, now);
     cursor_.clear();
@@ -59,12 +59,12 @@ std::string PresenceFeed::next(Nanos now) {
   return out;
 }
 
-void PresenceFeed::beat(std::string& out, Nanos now) {
+void PresenceFeed::beat(std::string& out, Kind kind, Nanos now) {
   ++beats_;
   beat_at_ = now + kBeat;
   if (!clustered_) return ask(out, Kind::kPing, {"PING"}, now);
   ask(out, Kind::kInfo, {"CLUSTER", "INFO"}, now);
-  ask(out, Kind::kNodes, {"CLUSTER", "NODES"}, now);
+  ask(out, kind, {"CLUSTER", "NODES"}, now);
 }
 
 Nanos PresenceFeed::wake_at() const {
@@ -112,11 +112,13 @@ Outcome PresenceFeed::on_reply(Kind kind, const resp::Value& reply, Nanos now) {
     case Kind::kInfo:
       cluster_up_ = cluster_is_up(reply.text);
       return Done{};
-    case Kind::kNodes: {
+    case Kind::kNodes:
+    case Kind::kLastNodes: {
       --beats_;
       const auto slots = parse_own_slots(reply.text);
       if (!slots) return slots.error();
       state_.serves(node_, cluster_up_ ? *slots : SlotSet{});
+      if (kind == Kind::kLastNodes) end_snapshot();
       return Done{};
     }
     case Kind::kScan:
@@ -139,9 +141,17 @@ Outcome PresenceFeed::on_scan(const resp::Value& reply, Nanos now) {
     cursor_ = reply.items[0].text;
     return Done{};
   }
+  if (clustered_) {
+    scanned_ = true;
+  } else {
+    end_snapshot();
+  }
+  return Done{};
+}
+
+void PresenceFeed::end_snapshot() {
   state_.end_snapshot(node_);
   scanning_ = false;
-  return Done{};
 }
 
 Outcome PresenceFeed::on_exists(const resp::Value& reply, Nanos now) {

@@ -5,7 +5,7 @@
 // CLIENT TRACKING ON BCAST PREFIX comes first, so that nothing changes unseen; then SCAN takes the
 // snapshot. EXISTS asks about keys that changed. A beat, every second, tells how old the news may
 // be: PING, or in a cluster CLUSTER INFO and CLUSTER NODES, which say what the node serves. Every
-// snapshot begins with one: else a slot might have left, its keys announced, just before.
+// snapshot there ends with one, because SCAN says nothing of keys that are on their way elsewhere.
 //
 // Threads: the view's. Failure: an Error ends the connection; kServer is a refusal in the server's
 // words, which it would repeat.
@@ -46,14 +46,15 @@ class PresenceFeed {
   }
 
  private:
-  enum class Kind : std::uint8_t { kTracking, kPing, kInfo, kNodes, kScan, kExists };
+  enum class Kind : std::uint8_t { kTracking, kPing, kInfo, kNodes, kLastNodes, kScan, kExists };
   struct Owed {
     Kind kind;
     Nanos since;
   };
 
   void ask(std::string& out, Kind kind, std::initializer_list<std::string_view> words, Nanos now);
-  void beat(std::string& out, Nanos now);
+  void beat(std::string& out, Kind kind, Nanos now);
+  void end_snapshot();
   Outcome on_push(const resp::Value& push);
   Outcome on_reply(Kind kind, const resp::Value& reply, Nanos now);
   Outcome on_scan(const resp::Value& reply, Nanos now);
@@ -70,6 +71,7 @@ class PresenceFeed {
   int beats_ = 0;  // on their way
   Nanos beat_at_ = 0;
   bool scanning_ = false;
+  bool scanned_ = false;     // to its end; the node must still serve these slots
   std::string cursor_ = {};  // to go on from; empty: SCAN is on its way
   Nanos scan_at_ = 0;        // not before
 };

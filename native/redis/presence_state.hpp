@@ -77,10 +77,10 @@ class PresenceState {
 
   // Whether it serves slots that no snapshot covers.
   [[nodiscard]] bool wants_snapshot(NodeId node) const;
-  // Requires: announcements are on. SCAN is sent after this and, in a cluster, so is a question
-  // that leads to serves(). One at a time.
+  // Requires: announcements are on; SCAN is sent after this. One at a time.
   void begin_snapshot(NodeId node);
   void found(NodeId node, std::string_view key);
+  // Requires: in a cluster, serves() of what the node said after its last key was found.
   void end_snapshot(NodeId node);
 
   void changed(NodeId node, std::string_view key);
