@@ -1,7 +1,8 @@
 # kvferry: the verbs. `make` lists them; the first one on a fresh machine does all that it needs.
 #
-# Settings: FUZZ_SECONDS=60 for each fuzzer; SOAK_SECONDS=600 of chaos, and with STAGE= and SEED=
-# one certain run of it; WERROR=ON makes compiler warnings errors.
+# Settings: FUZZ_SECONDS=60 for each fuzzer; SIM_SECONDS=60 of new schedules, or SEED= of one;
+# SOAK_SECONDS=600 of chaos, and with STAGE= and SEED= one certain run of it; WERROR=ON makes
+# compiler warnings errors.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -11,6 +12,7 @@ BIN := .venv/bin
 JOBS := $(shell nproc)
 CXX_FILES = $(shell find native bindings -name '*.[ch]pp')
 FUZZ_SECONDS ?= 60
+SIM_SECONDS ?= 60
 SOAK_SECONDS ?= 600
 SOAK_THREADS ?= 8
 WERROR ?= OFF
@@ -21,7 +23,7 @@ PRESET = $(FIXED) $(BIN)/cmake --preset $(1) -DCMAKE_COMPILE_WARNING_AS_ERROR=$(
   $(FIXED) $(BIN)/ctest --preset $(1) --parallel $(JOBS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check native asan tsan fuzz soak bench docs format stub clean
+.PHONY: help setup demo test check native asan tsan fuzz sim soak bench docs format stub clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 10
@@ -56,6 +58,11 @@ tsan: setup  ## native tests under ThreadSanitizer
 
 fuzz: setup  ## each libFuzzer program for FUZZ_SECONDS (needs clang)
 	@tools/fuzz.sh $(FUZZ_SECONDS)
+
+sim: setup  ## schedules of client and servers on a clock of their own, for SIM_SECONDS
+	@$(BIN)/cmake --preset release --log-level=WARNING && \
+	  $(BIN)/cmake --build --preset release --target kvferry-sim && build/release/kvferry-sim \
+	  $(if $(SEED),--seed $(SEED),--seconds $(SIM_SECONDS) --from $(shell date +%s)000000)
 
 soak: setup  ## servers killed, ways cut, every answer checked, for SOAK_SECONDS
 	@PYTHONPATH=tests $(BIN)/python -X faulthandler -W error -m chaos --seconds $(SOAK_SECONDS) \

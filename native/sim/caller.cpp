@@ -34,11 +34,11 @@ bool Caller::step() {
   Random& random = context_.random;
   const Plan& plan = context_.plan;
   // Bursts, and pauses that let connections fall quiet.
-  submit_at_ = now + (random.one_in(2) ? 0
+  submit_at_ = now + (random.one_in(2)   ? 0
                       : random.one_in(8) ? random.between(0, 6000) * kMilli
                                          : random.between(0, 3000) * kMicro);
-  constexpr std::array kVerbs{Verb::kGet, Verb::kGet,    Verb::kGet,   Verb::kSet,
-                              Verb::kSet, Verb::kExists, Verb::kTouch, Verb::kDelete};
+  constexpr std::array kVerbs{Verb::kGet,    Verb::kGet,   Verb::kGet,    Verb::kSet, Verb::kSet,
+                              Verb::kExists, Verb::kTouch, Verb::kDelete, Verb::kPing};
   redis::Batch::Options options{.verb = kVerbs[random.below(kVerbs.size())]};
   options.framed = random.one_in(2);
   options.prefix = random.one_in(4);

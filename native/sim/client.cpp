@@ -11,10 +11,10 @@ namespace kvferry::sim {
 namespace {
 
 // As in redis/topology_watch.cpp.
-constexpr Nanos kGapMin = 50 * kMilli;
+constexpr Nanos kGapMin = 20 * kMilli;
 constexpr Nanos kTroubledMin = 100 * kMilli;
 constexpr Nanos kTroubledMax = 1 * kSecond;
-constexpr Nanos kSentinelPoll = 500 * kMilli;
+constexpr Nanos kSentinelPoll = 250 * kMilli;
 constexpr Nanos kAskMax = 300 * kMilli;  // of a node that does not answer
 
 }  // namespace
@@ -35,9 +35,8 @@ SimClient::SimClient(const StreamContext& context, Ledger& ledger, Cluster& clus
       .credentials = context_.plan.credentials ? &credentials_ : nullptr,
       .look_up =
           [this](SimWorker& worker, std::uint64_t token, std::uint64_t dial, std::uint16_t port) {
-            const Nanos delay = context_.random.one_in(64)
-                                    ? 3 * kSecond
-                                    : context_.random.between(0, 200) * kMicro;
+            const Nanos delay =
+                context_.random.one_in(64) ? 3 * kSecond : context_.random.between(0, 200) * kMicro;
             if (delay > kSecond) context_.journal.trouble("a name takes long");
             look_ups_.push_back({context_.journal.now() + delay, &worker, token, dial, port});
           },
@@ -116,7 +115,8 @@ void SimClient::wake_workers() {
 
 void SimClient::redirected(redis::Server& from, redis::Work work, std::string_view answer) {
   const Nanos now = context_.journal.now();
-  context_.journal.note("redirected", work.command->redirects);
+  context_.journal.note(answer.starts_with("TRYAGAIN") ? "told to try again" : "redirected",
+                        static_cast<std::int64_t>(work.batch->id), work.command->redirects);
   if (context_.plant == Plant::kStaleNode && answer.starts_with("MOVED")) {
     from.put_back(work);
     return wake_workers();
@@ -126,10 +126,7 @@ void SimClient::redirected(redis::Server& from, redis::Work work, std::string_vi
   if (context_.plant == Plant::kSettleTwice) from.settle(work, Status::kUnavailable, "planted");
 }
 
-void SimClient::suspect() {
-  if (std::exchange(suspected_, true)) return;
-  parked_at_ = std::min(parked_at_, context_.journal.now());
-}
+void SimClient::suspect() { signalled_ = true; }
 
 // --- The threads ---
 
@@ -157,15 +154,13 @@ Nanos SimClient::next() const noexcept {
   for (const LookUp& look_up : look_ups_) earliest = std::min(earliest, look_up.due);
   if (config_.topology == redis::Topology::kStandalone) return earliest;
   if (asking_) return std::min(earliest, answer_at_);
-  const Nanos look_at = suspected_ ? std::min(look_at_, looked_at_ + kGapMin) : look_at_;
-  return std::min({earliest, look_at, parked_at_});
+  return signalled_ ? 0 : std::min({earliest, look_at_, parked_at_});
 }
 
 bool SimClient::step_names() {
   const Nanos now = context_.journal.now();
-  const auto due = std::ranges::find_if(look_ups_, [&](const LookUp& each) {
-    return each.due <= now;
-  });
+  const auto due =
+      std::ranges::find_if(look_ups_, [&](const LookUp& each) { return each.due <= now; });
   if (due == look_ups_.end()) return false;
   const LookUp look_up = *due;
   look_ups_.erase(due);
@@ -205,11 +200,14 @@ bool SimClient::step_control() {
     parked_at_ = router_.release_parked(context_.journal.now());
     return true;
   }
+  const bool woken = std::exchange(signalled_, false);
+  suspected_ = suspected_ || woken;
   if (suspected_) look_at_ = std::min(look_at_, looked_at_ + kGapMin);
-  if (now < look_at_ && now < parked_at_) return false;
+  if (!woken && now < look_at_ && now < parked_at_) return false;
   if (now >= look_at_) {
     suspected_ = false;
     asking_ = true;
+    context_.journal.note("asks for a map");
     const bool slow = context_.journal.troubled() && context_.random.one_in(8);
     answer_at_ = now + (slow ? kAskMax : context_.random.between(0, 1000) * kMicro);
     return true;
@@ -230,16 +228,16 @@ void SimClient::look() {
   looked_at_ = now;
   troubled_for_ = std::clamp(2 * troubled_for_, kTroubledMin, kTroubledMax);
   look_at_ = now + troubled_for_;
-  if (!map || fails) {
-    context_.journal.note("no topology");
-    return router_.no_topology(map ? Error{Errc::kTimeout, "no answer"} : map.error());
-  }
-  context_.journal.note("map");
-  if (context_.plant != Plant::kStaleMap || router_.generation() == 0) router_.apply(*map, now);
+  Outcome outcome = map ? Outcome(Done{}) : Outcome(map.error());
+  if (fails) outcome = Error{Errc::kTimeout, "no answer"};
+  const bool stale = context_.plant == Plant::kStaleMap && router_.generation() > 0;
+  if (outcome && !stale) outcome = router_.apply(*map, now);
+  context_.journal.note(outcome ? "map" : "no map");
+  if (!outcome) return router_.no_topology(outcome.error());
   if (troubled) return;
   troubled_for_ = 0;
   look_at_ = now + (config_.topology == redis::Topology::kSentinel ? kSentinelPoll
-                                                                  : config_.topology_refresh);
+                                                                   : config_.topology_refresh);
 }
 
 // --- Checks and plants ---

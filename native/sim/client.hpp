@@ -75,6 +75,7 @@ class SimClient final : private redis::Dispatcher {
   bool closed_ = false;
 
   // The control thread.
+  bool signalled_ = false;  // its event fd
   bool suspected_ = false;
   bool asking_ = false;
   Nanos answer_at_ = 0;

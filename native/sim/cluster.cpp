@@ -191,7 +191,9 @@ bool Cluster::start_migration() {
   to_ = to;
   nodes_[static_cast<std::size_t>(from)]->migrating[region] = to;
   nodes_[static_cast<std::size_t>(to)]->importing[region] = from;
-  rests_until_ = context_.journal.now() + context_.random.between(0, 2) * kMilli;
+  // Some last longer than anybody may be sent to and fro.
+  const Nanos rest = context_.random.one_in(2) ? 5 * kSecond : 2 * kMilli;
+  rests_until_ = context_.journal.now() + context_.random.between(0, rest);
   context_.journal.note("migration", from, to);
   return true;
 }
@@ -200,9 +202,7 @@ bool Cluster::move_one_key() {
   const auto region = static_cast<std::size_t>(moving_);
   Node& from = *nodes_[static_cast<std::size_t>(from_)];
   Node& to = *nodes_[static_cast<std::size_t>(to_)];
-  // Most migrations are quick; some last longer than anybody may be sent to and fro.
-  const Nanos rest = context_.random.one_in(8) ? 3 * kSecond : 3 * kMilli;
-  rests_until_ = context_.journal.now() + context_.random.between(1, rest);
+  rests_until_ = context_.journal.now() + context_.random.between(1, 3 * kMilli);
   if (from.health != Node::Health::kUp || to.health != Node::Health::kUp) return true;
   for (std::size_t entry = 0; entry < kEntries; ++entry) {
     if (region_of(entry) != region || from.find(entry) == nullptr) continue;

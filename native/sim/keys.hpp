@@ -21,7 +21,7 @@ inline constexpr std::size_t kSlotsPerRegion = redis::kSlotCount / kRegions;
 inline constexpr bool is_framed(std::size_t key) noexcept { return key % 2 == 1; }
 
 inline std::string key_text(std::size_t key) {
-  return (is_framed(key) ? "f" : "r") + std::to_string(key);
+  return std::string(1, is_framed(key) ? 'f' : 'r').append(std::to_string(key));
 }
 
 // The entry that a server's argument names.
@@ -40,8 +40,7 @@ inline std::uint16_t slot_of(std::size_t entry) noexcept {
   static const auto slots = [] {
     std::array<std::uint16_t, kEntries> all{};
     for (std::size_t each = 0; each < kEntries; ++each) {
-      const std::string text = key_text(each / 2) + (each % 2 == 1 ? "#1" : "");
-      all[each] = redis::key_slot(text);
+      all[each] = redis::key_slot(key_text(each / 2).append(each % 2 == 1 ? "#1" : ""));
     }
     return all;
   }();

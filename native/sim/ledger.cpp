@@ -43,8 +43,8 @@ void Ledger::cancelled(Request& request) noexcept {
 }
 
 void Ledger::finished(redis::Batch& batch) {
-  const auto request = std::ranges::find(
-      requests_, &batch, [](const Request& each) { return each.batch.get(); });
+  const auto request =
+      std::ranges::find(requests_, &batch, [](const Request& each) { return each.batch.get(); });
   if (request == requests_.end()) return journal_.fail("a batch that nobody knows has finished");
   if (std::exchange(request->done, true)) return journal_.fail("a batch has finished twice");
   --open_;
@@ -73,7 +73,8 @@ void Ledger::check_command(const Request& request, redis::Command& command) {
                    false)) {
           fail(request, command, "OK, and no server stored those bytes");
         }
-      } else if (!claim(request, {options.verb, entry, Deed::kYes}, true, false)) {
+      } else if (!claim(request, {options.verb, entry, Deed::kYes}, true,
+                        options.verb == Verb::kPing)) {
         fail(request, command, "OK, and no server said so");
       }
       return;
@@ -84,8 +85,10 @@ void Ledger::check_command(const Request& request, redis::Command& command) {
       return;
     case Status::kSizeMismatch:
       if (command.found == command.size) fail(request, command, "a mismatch of equal sizes");
-      if (!reads || !claim(request, {options.verb, entry, Deed::kHit, 0, command.found}, true,
-                           false)) {
+      // What was damaged is not looked at when the length is wrong.
+      if (!reads ||
+          (!claim(request, {options.verb, entry, Deed::kHit, 0, command.found}, true, false) &&
+           !claim(request, {options.verb, entry, Deed::kDamaged, 0, command.found}, true, false))) {
         fail(request, command, "SIZE_MISMATCH, and no server had such a value");
       }
       return;
@@ -101,9 +104,7 @@ void Ledger::check_command(const Request& request, redis::Command& command) {
       }
       return;
     case Status::kUnavailable:
-      // Whoever stands behind a value that is too large to be drained has to try again with it.
-      if (!journal_.troubled() && !request.batch->error().ends_with("the drain limit") &&
-          !claim(request, {options.verb, entry, Deed::kBusy}, true, true)) {
+      if (!journal_.troubled() && !claim(request, {options.verb, entry, Deed::kBusy}, true, true)) {
         fail(request, command, "UNAVAILABLE in times of peace");
       }
       return;
@@ -194,8 +195,7 @@ void Ledger::check_end(std::uint64_t settled, bool all_counted) {
   if (!buffers_.intact()) journal_.fail("memory of a finished batch, or none's, was written to");
 }
 
-void Ledger::fail(const Request& request, const redis::Command& command,
-                  const std::string& rule) {
+void Ledger::fail(const Request& request, const redis::Command& command, const std::string& rule) {
   journal_.fail("batch " + std::to_string(request.batch->id) + ", verb " +
                 std::to_string(static_cast<int>(request.batch->options().verb)) + ", key " +
                 std::string(request.batch->key(command)) + ": " + rule + " (" +

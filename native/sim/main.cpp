@@ -46,10 +46,12 @@ int sweep(std::uint64_t from, std::uint64_t count, double seconds, kvferry::sim:
     ++done;
   }
   const double took = static_cast<double>(std::clock()) / CLOCKS_PER_SEC;
-  std::printf("%llu schedules from seed %llu, %llu commands, %llu steps in %.1f s of CPU: %.0f per second\n",
-              static_cast<unsigned long long>(done), static_cast<unsigned long long>(from),
-              static_cast<unsigned long long>(commands), static_cast<unsigned long long>(steps),
-              took, static_cast<double>(done) / took);
+  std::printf(
+      "%llu schedules from seed %llu, %llu commands, %llu steps in %.1f s of CPU: %.0f per "
+      "second\n",
+      static_cast<unsigned long long>(done), static_cast<unsigned long long>(from),
+      static_cast<unsigned long long>(commands), static_cast<unsigned long long>(steps), took,
+      static_cast<double>(done) / took);
   return status;
 }
 

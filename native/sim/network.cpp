@@ -14,8 +14,7 @@ namespace kvferry::sim {
 Network::Network(const StreamContext& context, std::function<Welcome(std::size_t)> welcome)
     : context_(context), welcome_(std::move(welcome)) {}
 
-Result<std::unique_ptr<net::Stream>> Network::open(const net::Address& address,
-                                                   std::string_view) {
+Result<std::unique_ptr<net::Stream>> Network::open(const net::Address& address, std::string_view) {
   const auto free = std::ranges::find_if(wires_, [](const auto& wire) { return !wire->in_use(); });
   const auto index = static_cast<std::size_t>(free - wires_.begin());
   if (free == wires_.end()) wires_.push_back(std::make_unique<Wire>());

@@ -34,9 +34,9 @@ class Network final : public net::Transport {
   Wire* pick_open() noexcept;
 
   // Trouble.
-  static void reset(Wire& wire) noexcept;          // at once; what travels is lost
+  static void reset(Wire& wire) noexcept;            // at once; what travels is lost
   static void close_from_node(Wire& wire) noexcept;  // what was sent still arrives
-  void cut_reply(Wire& wire) noexcept;             // in the middle of what travels, then reset
+  void cut_reply(Wire& wire) noexcept;               // in the middle of what travels, then reset
   void drop_node(std::size_t node, bool silently) noexcept;
   // Every wire moves again, but for those that are dead for good.
   void heal() noexcept;

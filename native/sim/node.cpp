@@ -109,7 +109,9 @@ void Node::answer(Wire& wire, const Words& words, std::size_t count) {
   if (!knows(wire.session)) return reply(wire, "-NOAUTH Authentication required.\r\n");
   if (word == "ASKING") wire.session.asking = true;
   if (word == "READONLY") wire.session.read_only = true;
-  reply(wire, word == "PING" ? "+PONG\r\n" : "+OK\r\n");
+  if (word != "PING") return reply(wire, "+OK\r\n");
+  context_.ledger.executed({Verb::kPing, 0, Deed::kYes});
+  reply(wire, "+PONG\r\n");
 }
 
 void Node::greet(Wire& wire, const Words& words, std::size_t count) {
@@ -135,9 +137,11 @@ void Node::busy(Wire& wire, Verb verb, std::size_t entry, Deed deed, std::string
 
 void Node::redirect(Wire& wire, const char* word, std::size_t entry, int to) {
   context_.journal.note(word, static_cast<std::int64_t>(entry), to);
-  const std::string host = context_.random.one_in(4) ? "" : kHost;
-  reply(wire, std::string("-") + word + " " + std::to_string(slot_of(entry)) + " " + host + ":" +
-                  std::to_string(kPortBase + to) + "\r\n");
+  std::string text = "-";
+  text.append(word).append(" ").append(std::to_string(slot_of(entry))).append(" ");
+  // An empty host means: the one that was asked.
+  if (!context_.random.one_in(4)) text += kHost;
+  reply(wire, text.append(":").append(std::to_string(kPortBase + to)).append("\r\n"));
 }
 
 bool Node::permits(Wire& wire, Verb verb, std::size_t entry, bool asking) {
@@ -206,6 +210,8 @@ void Node::execute(Wire& wire, Verb verb, const Words& words, std::size_t count)
     case Verb::kExists:
     case Verb::kTouch:
       return tell(find(*entry) != nullptr ? Deed::kYes : Deed::kNo);
+    case Verb::kPing:  // names no key; see answer()
+      return;
     case Verb::kDelete: {
       const bool had = find(*entry) != nullptr;
       table[*entry].present = false;
@@ -221,13 +227,9 @@ void Node::get(Wire& wire, std::size_t entry) {
     context_.ledger.executed({Verb::kGet, static_cast<std::uint8_t>(entry), Deed::kAbsent});
     return reply(wire, wire.session.resp3 ? "_\r\n" : "$-1\r\n");
   }
-  std::size_t shown = entry;
-  if (context_.plant == Plant::kForeignValue && context_.random.one_in(4)) {
-    for (std::size_t other = entry % 4; other < kEntries; other += 4) {
-      if (other != entry && table[other].present && table[other].size == found->size) shown = other;
-    }
-  }
-  const Entry& value = table[shown];
+  const bool foreign = context_.plant == Plant::kForeignValue && context_.random.one_in(4);
+  const std::size_t shown = foreign ? (entry + 4) % kEntries : entry;
+  const Entry& value = *found;
   const bool framed = is_framed(entry / 2);
   context_.ledger.executed({.verb = Verb::kGet,
                             .entry = static_cast<std::uint8_t>(entry),
@@ -235,7 +237,9 @@ void Node::get(Wire& wire, std::size_t entry) {
                             .version = found->version,
                             .size = found->size});
   const std::size_t header = framed ? codec::kFrameSizeBytes : 0;
-  scratch_ = "$" + std::to_string(header + value.size) + "\r\n";
+  scratch_.clear();
+  scratch_.push_back('$');
+  scratch_.append(std::to_string(header + value.size)).append("\r\n");
   const std::size_t begin = scratch_.size();
   if (framed) scratch_ += as_text(value.frame);
   scratch_.resize(begin + header + value.size);
@@ -273,8 +277,7 @@ void Node::set(std::size_t entry, const Words& words, std::size_t count) {
     const Stamp stamp = stamp_of(as_bytes(bytes));
     value.version = stamp.version;
     if (stamp.key != key || !carries(as_bytes(bytes), stamp, value.offset)) {
-      context_.journal.fail("a SET with bytes that its caller never had: " +
-                            std::string(words[1]));
+      context_.journal.fail("a SET with bytes that its caller never had: " + std::string(words[1]));
     }
   }
   if (count >= 5 && words[3] == "PX") {

@@ -51,10 +51,10 @@ class Node {
 
   Health health = Health::kUp;
   Nanos loading_until = 0;
-  Nanos full_until = 0;     // out of memory
-  Nanos undecided_until = 0;  // CLUSTERDOWN
-  Nanos frozen_until = 0;   // SIGSTOP
-  int primary = kNobody;    // of a replica
+  Nanos full_until = 0;                   // out of memory
+  Nanos undecided_until = 0;              // CLUSTERDOWN
+  Nanos frozen_until = 0;                 // SIGSTOP
+  int primary = kNobody;                  // of a replica
   std::array<int, kRegions> owner{};      // as this node believes
   std::array<int, kRegions> migrating{};  // to whom
   std::array<int, kRegions> importing{};  // from whom

@@ -9,10 +9,10 @@ namespace kvferry::sim {
 namespace {
 
 constexpr std::array<std::string_view, kPlantCount> kNames{
-    "none",          "swap-replies",   "drop-reply",    "foreign-value",
-    "lost-write",    "torn-write",     "settle-twice",  "forget-command",
-    "no-asking",     "stale-node",     "late-landing",  "late-sending",
-    "leak-stream",   "late-timer",     "forget-cancel", "stale-map"};
+    "none",        "swap-replies", "drop-reply",    "foreign-value",
+    "lost-write",  "torn-write",   "settle-twice",  "forget-command",
+    "no-asking",   "stale-node",   "late-landing",  "late-sending",
+    "leak-stream", "late-timer",   "forget-cancel", "stale-map"};
 
 }  // namespace
 
@@ -35,23 +35,24 @@ Plan draw_plan(Random& random) noexcept {
   plan.reads_replicas = cluster && plan.replicas && random.one_in(2);
   plan.connections = random.one_in(3) ? 2 : 1;
   plan.workers = random.one_in(4) ? 2 : 1;
-  plan.batches = 1 + random.below(5);
-  plan.items_max = 1 + random.below(6);
-  plan.pieces = static_cast<Pieces>(random.below(8) < 5 ? 0 : 1 + random.below(2));
+  plan.batches = 1 + random.below(random.one_in(8) ? 8 : 3);
+  plan.items_max = 1 + random.below(random.one_in(8) ? 12 : 3);
+  const std::uint64_t pieces = random.below(16);
+  plan.pieces = pieces < 10 ? Pieces::kWhole : pieces < 15 ? Pieces::kMixed : Pieces::kTiny;
   constexpr std::array<std::size_t, 4> kBytes{64, 256, 256, 2048};
   plan.value_bytes_max = plan.pieces == Pieces::kTiny ? 48 : kBytes[random.below(4)];
   if (plan.pieces != Pieces::kTiny && random.one_in(32)) plan.value_bytes_max = 80 * kKiB;
   constexpr std::array<std::size_t, 4> kWindows{0, 0, 1, 300};
   plan.window_bytes = kWindows[random.below(4)];
-  if (random.one_in(4)) plan.drain_bytes_max = 100;
+  if (random.one_in(8)) plan.drain_bytes_max = 100;
   plan.striped = random.one_in(2000) && !cluster && plan.pieces == Pieces::kWhole;
   plan.fine = random.one_in(2);
   plan.low_water = random.one_in(2);
   plan.credentials = random.one_in(8);
   plan.resp2 = random.one_in(4);
   plan.pushes = !plan.resp2 && random.one_in(4);
-  if (!random.one_in(3)) plan.troubles = 1 + random.below(4);
-  if (cluster && plan.primaries > 1 && !random.one_in(3)) plan.migrations = 1 + random.below(3);
+  if (random.one_in(2)) plan.troubles = 1 + random.below(4);
+  if (cluster && plan.primaries > 1 && !random.one_in(4)) plan.migrations = 1 + random.below(3);
   plan.short_deadlines = random.one_in(3);
   plan.cancels = random.one_in(2);
   plan.closes_early = random.one_in(6);

@@ -55,10 +55,10 @@ struct Plan {
   std::size_t drain_bytes_max = 1 << 20;
   bool striped = false;
   Pieces pieces = Pieces::kWhole;
-  bool fine = false;         // workers interleave inside of a round of their loops
-  bool low_water = false;    // receive low-water marks are honoured
-  bool credentials = false;  // a provider, whose tokens expire
-  bool resp2 = false;        // servers that do not know HELLO
+  bool fine = false;             // workers interleave inside of a round of their loops
+  bool low_water = false;        // receive low-water marks are honoured
+  bool credentials = false;      // a provider, whose tokens expire
+  bool resp2 = false;            // servers that do not know HELLO
   bool pushes = false;           // RESP3 pushes and attributes between replies
   std::size_t troubles = 0;      // of servers and network
   std::size_t migrations = 0;    // of slots

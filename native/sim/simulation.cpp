@@ -12,6 +12,7 @@ constexpr std::uint64_t kStepsMax = 400'000;
 // From the end of all trouble: a stall, a refusal by name, a dial, and the longest wait before it.
 constexpr Nanos kRecoveryMax = 15 * kSecond;
 constexpr Nanos kRetryAfter = 50 * kMilli;
+constexpr Nanos kQuiet = 10 * kMilli;  // until what travels has arrived
 
 class Simulation {
  public:
@@ -29,6 +30,8 @@ class Simulation {
         troubles_(stream_context_, cluster_, network_) {}
 
   Verdict run() {
+    // Whoever stands behind a value that is too large to be drained has to try again with it.
+    if (plan_.drain_bytes_max < plan_.value_bytes_max) journal_.trouble("little is drained");
     if (plan_.closes_early) {
       const Nanos close_at = journal_.now() + random_.between(0, 20'000) * kMicro;
       run_while([&] { return journal_.now() < close_at && !caller_.done(); }, close_at);
@@ -108,6 +111,9 @@ class Simulation {
       while (key < kKeys && region_of(2 * key) != region) key += 2;
       if (key < kKeys) keys.push_back(key);
     }
+    // Commands that were withdrawn after they were sent may still be done.
+    const Nanos quiet_at = journal_.now() + kQuiet;
+    run_while([&] { return journal_.now() < quiet_at; }, quiet_at);
     const Nanos give_up_at = journal_.now() + kRecoveryMax;
     while (!journal_.failed() && !round(keys, framed)) {
       if (journal_.now() > give_up_at) return journal_.fail("the client does not recover");

@@ -1,10 +1,10 @@
 #pragma once
 // Simulation: one schedule, from a seed to a verdict.
 //
-// One thread and a clock of its own. The scheduler lets callers, workers, the control thread, names,
-// network, servers and trouble take one step after another, in an order that the seed decides;
-// when nobody can move, the clock jumps to whatever is due next. First a storm, then everything
-// heals and the client must recover, or it is closed in the middle of the storm.
+// One thread and a clock of its own. The scheduler lets callers, workers, the control thread,
+// names, network, servers and trouble take one step after another, in an order that the seed
+// decides; when nobody can move, the clock jumps to whatever is due next. First a storm, then
+// everything heals and the client must recover, or it is closed in the middle of the storm.
 //
 // Failure: Verdict::fault says which rule was broken. The same seed and plant break it again.
 

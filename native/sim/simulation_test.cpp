@@ -36,8 +36,8 @@ TEST_P(Planted, IsFound) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Plants, Planted, testing::Range(1, static_cast<int>(kPlantCount)),
-                         [](const auto& info) {
-                           std::string text(name(static_cast<Plant>(info.param)));
+                         [](const auto& plant) {
+                           std::string text(name(static_cast<Plant>(plant.param)));
                            std::ranges::replace(text, '-', '_');
                            return text;
                          });

@@ -20,9 +20,8 @@ Nanos Troubles::next() const noexcept {
 
 bool Troubles::step() {
   const Nanos now = context_.journal.now();
-  const auto due = std::ranges::find_if(returns_, [&](const Return& each) {
-    return each.at <= now;
-  });
+  const auto due =
+      std::ranges::find_if(returns_, [&](const Return& each) { return each.at <= now; });
   if (due != returns_.end()) {
     const Return back = *due;
     returns_.erase(due);
@@ -80,8 +79,8 @@ void Troubles::break_node(std::uint64_t kind) {
   if (node == nullptr) return;
   Random& random = context_.random;
   const Nanos now = context_.journal.now();
-  const Nanos until =
-      now + (random.one_in(4) ? random.between(1, 4000) * kMilli : random.between(1, 5000) * kMicro);
+  const Nanos until = now + (random.one_in(4) ? random.between(1, 4000) * kMilli
+                                              : random.between(1, 5000) * kMicro);
   switch (kind) {
     case 5:
       context_.journal.trouble("stopped");

@@ -57,9 +57,25 @@ void SimStream::check_lent(std::span<const iovec> pieces, const char* what) noex
   }
 }
 
+void SimStream::plant_landing(std::span<const iovec> pieces) noexcept {
+  if (wire_.remembered.iov_len > 0) std::memset(wire_.remembered.iov_base, 0, 1);
+  wire_.remembered = {};
+  for (const iovec& piece : pieces) {
+    if (context_.buffers.owns(piece.iov_base)) wire_.remembered = piece;
+  }
+}
+
+void SimStream::plant_sending(std::span<const iovec> pieces) noexcept {
+  check_lent({&wire_.remembered, 1}, "a send from");
+  for (const iovec& piece : pieces) {
+    if (context_.buffers.owns(piece.iov_base)) wire_.remembered = piece;
+  }
+}
+
 net::IoResult SimStream::receive(std::span<const iovec> pieces) noexcept {
   using enum net::IoState;
   check_lent(pieces, "a receive into");
+  if (context_.plant == Plant::kLateLanding) plant_landing(pieces);
   const std::string_view here = wire_.down.here();
   if (here.empty()) {
     if (wire_.reset) return {kFailed, 0, ECONNRESET};
@@ -80,6 +96,7 @@ net::IoResult SimStream::receive(std::span<const iovec> pieces) noexcept {
 net::IoResult SimStream::send(std::span<const iovec> pieces) noexcept {
   using enum net::IoState;
   check_lent(pieces, "a send from");
+  if (context_.plant == Plant::kLateSending) plant_sending(pieces);
   if (wire_.reset) return {kFailed, 0, ECONNRESET};
   if (wire_.ended && context_.random.one_in(2)) return {kFailed, 0, EPIPE};
   std::size_t total = 0;

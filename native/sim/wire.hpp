@@ -83,6 +83,8 @@ struct Wire {
   bool wants_writable = false;
   std::size_t low_water = 1;
 
+  iovec remembered{};  // planted: memory of a batch that is used once more later
+
   [[nodiscard]] bool in_use() const noexcept { return client_holds || node_holds; }
   [[nodiscard]] bool frozen(Nanos now) const noexcept { return now < frozen_until; }
   [[nodiscard]] bool readable() const noexcept;
@@ -111,12 +113,12 @@ class SimStream final : public net::Stream {
   [[nodiscard]] bool awaits_readable() const noexcept override { return wire_.awaits_readable; }
   net::IoResult receive(std::span<const iovec> pieces) noexcept override;
   net::IoResult send(std::span<const iovec> pieces) noexcept override;
-  [[nodiscard]] std::size_t unsent_bytes() const noexcept override {
-    return wire_.up.travelling();
-  }
+  [[nodiscard]] std::size_t unsent_bytes() const noexcept override { return wire_.up.travelling(); }
   void set_receive_low_water(std::size_t bytes) noexcept override;
 
  private:
+  void plant_landing(std::span<const iovec> pieces) noexcept;
+  void plant_sending(std::span<const iovec> pieces) noexcept;
   void check_lent(std::span<const iovec> pieces, const char* what) noexcept;
 
   const StreamContext& context_;

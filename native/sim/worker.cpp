@@ -87,7 +87,8 @@ void SimWorker::run_phase() {
 }
 
 void SimWorker::end_of_ticks() {
-  if (index_ == 0 && shared_.router.waiting() > 0) {
+  const bool sweeps = index_ == 0 || index_ == shared_.config.workers;
+  if (sweeps && shared_.router.waiting() > 0) {
     if (now() >= sweep_at_) {
       shared_.router.sweep(now());
       sweep_at_ = now() + kSweepInterval;
@@ -150,10 +151,10 @@ void SimWorker::add_node(const redis::Router::Node& node) {
   servers_.push_back(node.server);
   const auto add = [&](redis::Connection::Role role, bool first) {
     const std::uint64_t token = ++tokens_;
-    connections_.push_back({token, node.server,
-                            std::make_unique<redis::Connection>(
-                                *node.server, environment_, token, role, first,
-                                shared_.context.random.next() % 1'000'000)});
+    connections_.push_back(
+        {token, node.server,
+         std::make_unique<redis::Connection>(*node.server, environment_, token, role, first,
+                                             shared_.context.random.next() % 1'000'000)});
   };
   if (index_ == shared_.config.workers) return add(redis::Connection::Role::kSmall, false);
   for (std::size_t data = 0; data < shared_.config.connections; ++data) {
