@@ -8,6 +8,7 @@ import re
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -19,7 +20,9 @@ from kvferry.lab.bench_bars_report import GROUPS
 from kvferry.lab.bench_clients import CLIENT_TYPES
 from kvferry.lab.bench_data import Value
 from kvferry.lab.bench_programs import ProgramError, find_program
+from support.cluster import Cluster
 from support.proxy import FaultProxy
+from support.sentinel import SentinelGroup
 from support.servers import TestServer
 
 FIELDS = [
@@ -88,6 +91,54 @@ def test_rows_have_every_field(
         )
     assert rows["get"]["verified_bytes"] == 3 * 6 << 18  # every byte of every round, warm-up too
     assert valkey.cli("DBSIZE") == 0, "nothing is left behind"
+
+
+@pytest.mark.usefixtures("_built")
+def test_rows_over_tls(
+    tls_server: TestServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tls_server.tls is not None
+    ca_file = tls_server.tls.client_settings["tls_ca_file"]
+    url = f"{tls_server.tls_url}?tls_ca_file={ca_file}&connections=2"
+    wire = int(tls_server.info("stats")["total_net_output_bytes"])
+    measured, rows = _compared(url, tmp_path)
+    assert {"pure", "redis-py", "redis-py-async"} <= measured
+    assert not measured & {"glide", "lmcache", "memtier"}, "they are measured without TLS only"
+    assert all(row["connections"] == 2 for row in rows if row["client"] == "native")
+    assert int(tls_server.info("stats")["total_net_output_bytes"]) - wire > 6 << 18
+    assert tls_server.cli("DBSIZE") == 0
+    assert main(["bench", "client", "--url", tls_server.tls_url, "--client-type", "pure"]) == 1
+    assert "certificate is refused" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("_built")
+def test_rows_over_a_cluster(cluster: Cluster, tmp_path: Path) -> None:
+    measured, rows = _compared(f"{cluster.url}?connections=2", tmp_path)
+    assert {"pure", "redis-py"} <= measured
+    assert "redis-py-async" not in measured
+    assert all(row["connections"] == 6 for row in rows if row["client"] == "native")
+    assert all(row["connections"] == 3 for row in rows if row["client"] == "pure")
+    assert rows[0]["run"]["server"]["shards"] == "3"
+    assert sum(node.cli("DBSIZE") for node in cluster.nodes) == 0
+
+
+def test_rows_behind_sentinels(sentinels: SentinelGroup, tmp_path: Path) -> None:
+    measured, _ = _compared(sentinels.url, tmp_path, "--no-floor")
+    assert {"pure", "redis-py", "redis-py-async"} <= measured
+    assert sentinels.master().cli("DBSIZE") == 0
+
+
+def _compared(url: str, tmp_path: Path, *options: str) -> tuple[set[str], list[dict[str, Any]]]:
+    """Every client that can be measured there, and their rows, all of which have figures."""
+    file = tmp_path / "rows.json"
+    arguments = ["--url", url, "--compare", "all", "--write", "--read", "--json", str(file)]
+    assert main(["bench", "client", *arguments, *options, *SMALL]) == 0
+    rows = json.loads(file.read_text())
+    assert all(row["gbps"] > 0 for row in rows)
+    assert all(row["verified_bytes"] == 3 * 6 << 18 for row in rows if row["op"] == "get")
+    if not options:
+        assert any(row["floor_ratio"] for row in rows)
+    return {row["client"] for row in rows}, rows
 
 
 @pytest.mark.parametrize("kind", ["redis-py", "pure", *(["native"] if NATIVE else [])])
@@ -206,8 +257,10 @@ def test_quick_bars_measure_every_group(tmp_path: Path, capsys: pytest.CaptureFi
     assert document["quick"] is True
     names = [bar["name"] for bar in document["bars"]]
     assert len(names) == len(set(names)) > 2 * len(GROUPS)
-    unmeasured = [bar for bar in document["bars"] if bar["value"] is None]
+    unmeasured = [bar for bar in document["bars"] if bar["value"] is None and not bar["skipped"]]
     assert unmeasured == []
+    for said in ("TLS: GET", "cluster: GET", "kill -9", "breaker open", "black hole", "failover"):
+        assert any(name.startswith(said) for name in names), said
     assert "these are no figures" in capsys.readouterr().out
 
 

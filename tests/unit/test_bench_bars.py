@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 
 import pytest
+from rich.console import Console
 
+from kvferry.client.batch import Status
 from kvferry.errors import UnavailableError, UsageError
-from kvferry.lab import bench_bars, bench_bars_report
+from kvferry.lab import bench_bars, bench_bars_report, bench_bars_tls, bench_bars_trust
 from kvferry.lab.bench_bars import Bar, Lab, Target, run_bars
+from kvferry.lab.bench_caller import Call
 
 AT_LEAST = Target(">=", 0.97, "x floor")
 AT_MOST = Target("<=", 3, "RTT")
@@ -23,6 +27,44 @@ def test_both_kinds_of_target() -> None:
 
 def test_what_was_not_measured_falls_short() -> None:
     assert not Bar(name="a", target=AT_MOST, value=None).holds
+
+
+def test_what_was_skipped_neither_holds_nor_falls_short() -> None:
+    skipped = Bar(name="a", target=AT_MOST, value=None, skipped=True, reason="no TLS here")
+    assert not skipped.holds
+    assert not skipped.falls_short
+    assert Bar(name="a", target=AT_MOST, value=None).falls_short
+    assert Bar(name="a", target=AT_MOST, value=4).falls_short
+    assert not Bar(name="a", target=AT_MOST, value=3).falls_short
+    shown = Console(record=True, width=200, file=io.StringIO())
+    bench_bars_report.say_bar(shown, skipped, quick=False)
+    held = Bar(name="b", target=AT_MOST, value=1.0)
+    bench_bars_report.say_table(shown, [skipped, held], quick=False)
+    said = shown.export_text()
+    assert "skipped     a: not measured (no TLS here)" in said
+    assert "1 of 1 bars hold, 1 skipped" in said
+
+
+def test_tls_is_skipped_with_a_reason_where_no_server_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bench_bars_tls, "has_tls", lambda path: False)
+    (bar,) = run_bars([bench_bars_tls.tls_values], Lab(quick=True))
+    assert bar.skipped
+    assert "install redis-server 7" in bar.why()
+
+
+def test_a_call_that_was_not_refused_at_once_leaves_no_figure() -> None:
+    def call(wall_s: float, status: Status) -> Call:
+        return Call("get", 0.0, wall_s, 1.0, True, range(2), bytes([status, status]))
+
+    refused = [call(0.001 * number, Status.UNAVAILABLE) for number in range(1, 101)]
+    bar = bench_bars_trust.refusals("Valkey 9", refused)
+    assert bar.value == pytest.approx(99)
+    assert not bar.holds
+    bar = bench_bars_trust.refusals("Valkey 9", [*refused, call(0.001, Status.TIMEOUT)])
+    assert bar.value is None
+    assert bar.why() == "1 of 101 calls had another outcome"
 
 
 def test_the_longest_known_reason_is_shown_for_a_shortfall_only(

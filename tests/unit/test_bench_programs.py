@@ -6,12 +6,15 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from kvferry.config import ClientConfig
 from kvferry.lab.bench_programs import DelayProcess, FloorProcess, ProgramError, find_program
 from kvferry.lab.bench_server import ServerProbe
+from support.cluster import Cluster
 from support.servers import TestServer
 
 SIZE_BYTES = 100_003
@@ -77,6 +80,47 @@ def test_floor_over_a_unix_socket_and_with_a_password(start: Callable[..., TestS
         pytest.raises(ProgramError, match="WRONGPASS"),
     ):
         floor.round()
+
+
+@pytest.mark.parametrize("op", ["get", "set"])
+def test_floor_over_tls(tls_server: TestServer, op: str) -> None:
+    assert tls_server.tls is not None
+    config = ClientConfig.from_url(tls_server.tls_url, **tls_server.tls.client_settings)
+    for read_ahead in (False, True):
+        with FloorProcess(
+            config, op=op, size_bytes=SIZE_BYTES, connections=2, ops=6, read_ahead=read_ahead
+        ) as floor:
+            row = floor.round()
+        assert row["bytes"] == 6 * SIZE_BYTES
+        assert row["tls"].startswith("TLSv1.3 ")
+        assert floor.variant == ("read ahead" if read_ahead else "plain")
+        assert {tls_server.cli("STRLEN", key) for key in floor.keys} == {SIZE_BYTES}
+    distrustful = replace(config, tls_ca_file=__file__)
+    with (
+        FloorProcess(distrustful, op=op, size_bytes=9, connections=1, ops=1) as floor,
+        pytest.raises(ProgramError, match="--tls-ca"),
+    ):
+        floor.round()
+
+
+def test_floor_over_a_cluster_reads_keys_that_are_there(cluster: Cluster) -> None:
+    config = ClientConfig.from_url(cluster.url)
+    options: dict[str, Any] = {
+        "size_bytes": SIZE_BYTES,
+        "connections": 3,
+        "ops": 12,
+        "prefix": "shared:",
+    }
+    with FloorProcess(config, op="set", **options) as floor:
+        assert floor.round()["shards"] == 3
+    value = b"other" * 20_000 + b"end"
+    for key in floor.keys:
+        node = cluster.node_of(key)
+        assert node.cli("STRLEN", key) == SIZE_BYTES
+        node.cli("SET", key, value)
+    with FloorProcess(config, op="get", existing=True, **options) as floor:
+        assert floor.round()["bytes"] == 12 * SIZE_BYTES
+    assert {cluster.node_of(key).cli("GET", key) for key in floor.keys} == {value}
 
 
 def test_floor_gives_no_figure_for_a_value_of_another_length(
