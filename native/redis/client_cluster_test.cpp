@@ -1,4 +1,4 @@
-// Client over a scripted cluster: maps that are behind, redirects, nodes that die, and its end.
+// Client over a scripted cluster: maps that are behind, redirects, nodes that die.
 // The slots of the keys: a 15495, b 3300, c 7365, d 11298; node 0 has those below 8192.
 #include <gtest/gtest.h>
 
@@ -10,13 +10,12 @@
 #include <thread>
 #include <vector>
 
+#include "fuzz/client_driver.hpp"
 #include "fuzz/scripted_cluster.hpp"
-#include "redis/client.hpp"
 
 namespace kvferry::redis {
 namespace {
 
-constexpr Nanos kPatience = 20 * kSecond;
 using Peer = ScriptedServer::Peer;
 using Words = ScriptedServer::Command;
 
@@ -32,47 +31,10 @@ Config config_for(std::uint16_t port) {
   return config;
 }
 
-std::unique_ptr<Client> open(const Config& config,
-                             std::shared_ptr<CredentialSource> credentials = nullptr) {
-  auto client = Client::open(config, net::plain_transport(), std::move(credentials));
+std::unique_ptr<Client> open(const Config& config) {
+  auto client = Client::open(config);
   EXPECT_TRUE(client);
   return std::move(*client);
-}
-
-std::shared_ptr<Batch> make_batch(Verb verb, const std::vector<std::string>& keys,
-                                  std::vector<std::string>* values = nullptr,
-                                  Nanos deadline = kNever) {
-  auto batch = std::make_shared<Batch>(Batch::Options{.verb = verb, .deadline = deadline});
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    batch->add(keys[i], values == nullptr ? MutableBytes{}
-                                          : std::as_writable_bytes(std::span((*values)[i])));
-  }
-  batch->quiet = true;
-  return batch;
-}
-
-// "OK MISS", or what went wrong with the batch as a whole.
-std::string run(Client& client, const std::shared_ptr<Batch>& batch) {
-  const auto id = client.submit(batch);
-  if (!id) return std::string(name(id.error().code));
-  if (!batch->wait(monotonic_ns() + kPatience)) return "never finished";
-  std::string text;
-  for (const Command& command : batch->commands()) {
-    text += (text.empty() ? "" : " ") + std::string(name(command.status));
-  }
-  return text;
-}
-
-// Runs such batches until one ends with `wanted`; the last outcome.
-std::string run_until(Client& client, Verb verb, const std::vector<std::string>& keys,
-                      const std::string& wanted) {
-  std::string outcome;
-  for (const Nanos until = monotonic_ns() + kPatience; monotonic_ns() < until;) {
-    outcome = run(client, make_batch(verb, keys));
-    if (outcome == wanted) break;
-    std::this_thread::yield();
-  }
-  return outcome;
 }
 
 TEST(ClientCluster, ABatchStreamsFromEveryNode) {
@@ -271,119 +233,6 @@ TEST(ClientCluster, AParkedCommandIsCancelledWhileALookHangs) {
             std::future_status::ready);
   client->cancel(*id);
   EXPECT_TRUE(batch->wait(monotonic_ns() + 500 * kMilli));
-}
-
-// --- The end ---
-
-// Closes a client whose batch waits somewhere: it must come back soon, and the batch CANCELLED.
-void expect_quick_end(Client& client, const std::shared_ptr<Batch>& waiting) {
-  const Nanos begin = monotonic_ns();
-  client.close();
-  EXPECT_LT(monotonic_ns() - begin, 5 * kSecond);
-  ASSERT_TRUE(waiting->finished());
-  for (const Command& command : waiting->commands()) {
-    EXPECT_EQ(command.status, Status::kCancelled) << waiting->error();
-  }
-  EXPECT_EQ(client.running(), 0u);
-}
-
-TEST(ClientClusterEnd, WhileNobodyAnswersTheFirstQuestion) {
-  for (const std::string deaf_to : {"HELLO", "CLUSTER"}) {
-    std::promise<void> asked;
-    std::atomic<bool> told{false};
-    ScriptedServer deaf([&](Peer&, const Words& command) {
-      if (command[0] != deaf_to) return false;
-      if (!told.exchange(true)) asked.set_value();
-      return true;
-    });
-    Config config = config_for(deaf.port());
-    config.connect_timeout = config.stall_timeout = kPatience;
-    const auto client = open(config);
-    const auto batch = make_batch(Verb::kGet, {"a", "b"});
-    ASSERT_TRUE(client->submit(batch));
-    ASSERT_EQ(asked.get_future().wait_for(std::chrono::seconds(10)), std::future_status::ready);
-    expect_quick_end(*client, batch);
-  }
-}
-
-TEST(ClientClusterEnd, WhileNamesAreLookedUp) {
-  for (int round = 0; round < 10; ++round) {
-    Config config = config_for(1);
-    config.endpoint.host = "localhost";
-    config.nodes.push_back({"a name with spaces", 1, {}});
-    const auto client = open(config);
-    const auto batch = make_batch(Verb::kGet, {"a"});
-    ASSERT_TRUE(client->submit(batch));
-    client->close();
-    EXPECT_TRUE(batch->finished());
-  }
-}
-
-TEST(ClientClusterEnd, WhileNobodyProvidesCredentials) {
-  ScriptedCluster cluster(2);
-  const auto source = std::make_shared<CredentialSource>();
-  Config config = config_for(cluster.port(0));
-  config.connect_timeout = kPatience;
-  const auto client = open(config, source);
-  const auto batch = make_batch(Verb::kGet, {"a", "b"});
-  ASSERT_TRUE(client->submit(batch));
-  ASSERT_TRUE(source->await_request(monotonic_ns() + kPatience));
-  expect_quick_end(*client, batch);
-  EXPECT_TRUE(source->closed());
-}
-
-TEST(ClientClusterEnd, WhileCommandsAreParkedOrInFlight) {
-  std::promise<void> reached;
-  std::atomic<int> seen{0};
-  ScriptedCluster cluster(2, [&](std::size_t node, Peer& peer, const Words& command) {
-    if (command[0] != "GET") return false;
-    if (seen.fetch_add(1) == 1) reached.set_value();
-    if (node == 0) peer.send("-TRYAGAIN later\r\n");
-    return true;
-  });
-  Config config = config_for(cluster.port(0));
-  config.stall_timeout = kPatience;
-  const auto client = open(config);
-  const auto batch = make_batch(Verb::kGet, {"a", "b"});
-  ASSERT_TRUE(client->submit(batch));
-  ASSERT_EQ(reached.get_future().wait_for(std::chrono::seconds(10)), std::future_status::ready);
-  expect_quick_end(*client, batch);
-}
-
-TEST(ClientClusterEnd, WhileManySubmitAndNodesComeAndGo) {
-  for (int round = 0; round < 5; ++round) {
-    ScriptedCluster cluster(2);
-    const auto client = open(config_for(cluster.port(0)));
-    std::vector<std::vector<std::shared_ptr<Batch>>> accepted(2);
-    std::vector<std::thread> threads;
-    std::atomic<int> submitted{0};
-    for (auto& mine : accepted) {
-      threads.emplace_back([&] {
-        for (auto batch = make_batch(Verb::kTouch, {"a", "b"}); client->submit(batch);
-             batch = make_batch(Verb::kTouch, {"a", "b"})) {
-          mine.push_back(batch);
-          submitted.fetch_add(1);
-          batch->wait(monotonic_ns() + 10 * kMilli);
-        }
-      });
-    }
-    for (const Nanos until = monotonic_ns() + kPatience;
-         submitted < 20 && monotonic_ns() < until;) {
-      std::this_thread::yield();
-    }
-    cluster.move_all(static_cast<std::size_t>(round % 2));
-    if (round % 2 == 0) cluster.stop(1);
-    for (const Nanos until = monotonic_ns() + kPatience;
-         submitted < 60 && monotonic_ns() < until;) {
-      std::this_thread::yield();
-    }
-    client->close();
-    for (std::thread& thread : threads) thread.join();
-    for (const auto& mine : accepted) {
-      for (const auto& batch : mine) ASSERT_TRUE(batch->finished());
-    }
-    EXPECT_EQ(client->running(), 0u);
-  }
 }
 
 }  // namespace

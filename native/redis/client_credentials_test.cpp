@@ -11,13 +11,12 @@
 #include <thread>
 #include <vector>
 
+#include "fuzz/client_driver.hpp"
 #include "fuzz/scripted_server.hpp"
-#include "redis/client.hpp"
 
 namespace kvferry::redis {
 namespace {
 
-constexpr Nanos kPatience = 20 * kSecond;
 using Peer = ScriptedServer::Peer;
 using Words = ScriptedServer::Command;
 
@@ -57,31 +56,6 @@ std::unique_ptr<Client> open(const Config& config, const Provider& provider) {
   auto client = Client::open(config, net::plain_transport(), provider.source);
   EXPECT_TRUE(client);
   return std::move(*client);
-}
-
-std::shared_ptr<Batch> make_batch(Verb verb, const std::vector<std::string>& keys,
-                                  std::vector<std::string>* values = nullptr) {
-  auto batch = std::make_shared<Batch>(Batch::Options{.verb = verb});
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    batch->add(keys[i], values == nullptr ? MutableBytes{}
-                                          : std::as_writable_bytes(std::span((*values)[i])));
-  }
-  batch->quiet = true;
-  return batch;
-}
-
-std::string outcome(Batch& batch) {
-  if (!batch.wait(monotonic_ns() + kPatience)) return "never finished";
-  std::string text;
-  for (const Command& command : batch.commands()) {
-    text += (text.empty() ? "" : " ") + std::string(name(command.status));
-  }
-  return text;
-}
-
-std::string run(Client& client, const std::shared_ptr<Batch>& batch) {
-  const auto id = client.submit(batch);
-  return id ? outcome(*batch) : std::string(name(id.error().code));
 }
 
 // What each connection said, in short: "HELLO me/one", "AUTH me/two", "GET".
@@ -228,12 +202,7 @@ TEST(ClientCredentials, AProviderThatFailsIsUnavailableAndComesBack) {
   EXPECT_NE(batch->error().find("LookupError"), std::string::npos) << batch->error();
   EXPECT_EQ(server.accepted(), 0) << "without credentials nothing is dialled";
   fails = false;
-  std::string status;
-  for (const Nanos until = monotonic_ns() + kPatience;
-       status != "MISS" && monotonic_ns() < until;) {
-    status = run(*client, make_batch(Verb::kGet, {"k"}));
-  }
-  EXPECT_EQ(status, "MISS");
+  EXPECT_EQ(run_until(*client, Verb::kGet, {"k"}, "MISS"), "MISS");
 }
 
 TEST(ClientCredentials, AProviderThatNeverAnswersIsGivenUp) {

@@ -355,6 +355,7 @@ TEST(Client, OneBufferMayBeWrittenUnderManyKeys) {
   Config config = config_for(server.port());
   config.connections = 1;
   config.window_bytes = 64 * kMiB;
+  config.stall_timeout = kPatience;
   const auto client = open(config);
   std::string value(15'000'000, 'v');
   auto batch = std::make_shared<Batch>(Batch::Options{.verb = Verb::kSet});
