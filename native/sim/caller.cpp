@@ -23,6 +23,7 @@ Nanos Caller::next() const noexcept {
 bool Caller::done() const noexcept { return batches_left_ == 0 && ledger_.open_count() == 0; }
 
 bool Caller::step() {
+  if (ledger_.open_count() == 0 && batches_left_ == 0) return false;
   const Nanos now = context_.journal.now();
   for (Request& request : ledger_.requests()) {
     if (request.done || request.cancel_at > now) continue;

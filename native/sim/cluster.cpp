@@ -63,6 +63,7 @@ Nanos Cluster::next() const noexcept {
 }
 
 bool Cluster::converse() {
+  if (nodes_.size() == 1) return false;
   bool spoke = false;
   for (const auto& node : nodes_) {
     if (node->is_replica() && replicate_one(*node)) {

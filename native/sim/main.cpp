@@ -67,6 +67,7 @@ int usage() {
 int main(int argc, char** argv) {
   // Giving memory back between schedules costs more than the schedules.
   ::mallopt(M_TRIM_THRESHOLD, 64 << 20);
+  ::mallopt(M_MMAP_THRESHOLD, 32 << 20);
   double seconds = 2;
   std::uint64_t count = UINT64_MAX;
   std::uint64_t from = 1;

@@ -28,7 +28,8 @@ Result<std::unique_ptr<net::Stream>> Network::open(const net::Address& address, 
   wire.state = Wire::State::kConnecting;
   wire.client_holds = true;
   if (nowhere) wire.frozen_until = kNever;
-  wire.room = context_.random.one_in(4) ? 1 + context_.random.below(64) : 128 * kKiB;
+  const std::size_t narrow = 1 + context_.random.below(64) + context_.plan.value_bytes_max / 16;
+  wire.room = context_.random.one_in(4) ? narrow : 128 * kKiB;
   if (context_.plan.pieces == Pieces::kWhole) wire.room = 16 * kMiB;
   if (context_.random.one_in(8)) wire.rounds = 1 + static_cast<int>(context_.random.below(3));
   context_.journal.note("open", static_cast<std::int64_t>(index),

@@ -45,7 +45,9 @@ Plan draw_plan(Random& random) noexcept {
   constexpr std::array<std::size_t, 4> kWindows{0, 0, 1, 300};
   plan.window_bytes = kWindows[random.below(4)];
   if (random.one_in(8)) plan.drain_bytes_max = 100;
-  plan.striped = random.one_in(2000) && !cluster && plan.pieces == Pieces::kWhole;
+  // Stripes begin above 4 MiB, and such a schedule takes as long as a hundred others.
+  plan.striped = random.one_in(4000) && !cluster && plan.pieces == Pieces::kWhole;
+  if (plan.striped) plan.items_max = std::min<std::size_t>(plan.items_max, 2);
   plan.fine = random.one_in(2);
   plan.low_water = random.one_in(2);
   plan.credentials = random.one_in(8);

@@ -9,6 +9,7 @@ namespace kvferry::sim {
 namespace {
 
 constexpr std::uint64_t kStepsMax = 400'000;
+constexpr std::uint64_t kStepsPerCheck = 16;
 // From the end of all trouble: a stall, a refusal by name, a dial, and the longest wait before it.
 constexpr Nanos kRecoveryMax = 15 * kSecond;
 constexpr Nanos kRetryAfter = 50 * kMilli;
@@ -60,7 +61,7 @@ class Simulation {
       } else if (!sleep(until)) {
         return journal_.fail("everybody waits and nothing is due");
       }
-      ledger_.check_time();
+      if (steps_ % kStepsPerCheck == 0) ledger_.check_time();
     }
   }
 
@@ -95,6 +96,7 @@ class Simulation {
     const Nanos next = std::min({caller_.next(), client_.next(), network_.next(), cluster_.next(),
                                  troubles_.next(), until});
     if (next == kNever) return false;
+    ledger_.check_time();
     if (next > journal_.now()) journal_.advance(next - journal_.now());
     return true;
   }
@@ -163,7 +165,7 @@ class Simulation {
 Verdict simulate(std::uint64_t seed, const Options& options) {
   thread_local Buffers buffers;  // as large as it ever was, because clearing memory takes time
   Random peek(seed);
-  buffers.clear(draw_plan(peek).striped ? 128 * kMiB : 4 * kMiB);
+  buffers.clear(draw_plan(peek).striped ? 64 * kMiB : 4 * kMiB);
   return Simulation(seed, options, buffers).run();
 }
 
