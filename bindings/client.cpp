@@ -121,10 +121,15 @@ class PyClient {
     auto lease = std::make_unique<Lease>(0);
     const auto batch =
         build(verb, keys, buffers, timeout_s, ttl_ms, prefix, identity, value_size_bytes, lease);
-    const std::lock_guard lock(mutex_);  // drain() must find the lease
-    const std::uint64_t id = value_or_raise(client_->submit(batch));
-    leases_.emplace(id, std::move(lease));
-    return id;
+    // An exception runs Python code, which must not happen under the lock: others may wait for it
+    // with the GIL.
+    Result<std::uint64_t> id = Error{Errc::kClosed, {}};
+    {
+      const std::lock_guard lock(mutex_);  // drain() must find the lease
+      id = client_->submit(batch);
+      if (id) leases_.emplace(*id, std::move(lease));
+    }
+    return value_or_raise(std::move(id));
   }
 
   nb::tuple run(int verb, nb::handle keys, nb::handle buffers, double timeout_s,

@@ -1,4 +1,5 @@
 #include "redis/presence_feed.hpp"
+#include "redis/server_error.hpp"
 
 #include <algorithm>
 #include <initializer_list>
@@ -98,7 +99,7 @@ Outcome PresenceFeed::on_push(const resp::Value& push) {
 
 Outcome PresenceFeed::on_reply(Kind kind, const resp::Value& reply, Nanos now) {
   if (kind == Kind::kExists) return on_exists(reply, now);
-  if (reply.is_error()) return Error{Errc::kServer, reply.text};
+  if (reply.is_error()) return Error{Errc::kServer, printable(reply.text)};
   switch (kind) {
     case Kind::kTracking: {
       if (reply.text != "OK") return bad("CLIENT TRACKING");
@@ -163,7 +164,7 @@ Outcome PresenceFeed::on_exists(const resp::Value& reply, Nanos now) {
   if (!reply.is_error()) return bad("EXISTS");
   const bool elsewhere = reply.text.starts_with("MOVED ") || reply.text.starts_with("ASK ") ||
                          reply.text.starts_with("TRYAGAIN");
-  if (!clustered_ || !elsewhere) return Error{Errc::kServer, reply.text};
+  if (!clustered_ || !elsewhere) return Error{Errc::kServer, printable(reply.text)};
   state_.redirected(node_);
   beat_at_ = std::min(beat_at_, std::max(now, beat_at_ - kBeat + kBeatGap));
   return Done{};
