@@ -1,14 +1,16 @@
 #include "redis/presence_feed.hpp"
-#include "redis/server_error.hpp"
 
 #include <algorithm>
 #include <initializer_list>
 #include <utility>
 
 #include "redis/link.hpp"
+#include "redis/server_error.hpp"
 
 namespace kvferry::redis {
 namespace {
+
+constexpr std::size_t kCursorBytesMax = 20;  // an unsigned 64-bit number
 
 constexpr std::string_view kScanCount = "1000";
 constexpr Nanos kBeatGap = 100 * kMilli;  // also after a redirect, which asks for one at once
@@ -132,7 +134,8 @@ Outcome PresenceFeed::on_reply(Kind kind, const resp::Value& reply, Nanos now) {
 
 Outcome PresenceFeed::on_scan(const resp::Value& reply, Nanos now) {
   if (!reply.is_list() || reply.items.size() != 2 || !reply.items[0].is_text() ||
-      reply.items[0].text.empty() || !reply.items[1].is_list()) {
+      reply.items[0].text.empty() || reply.items[0].text.size() > kCursorBytesMax ||
+      !reply.items[1].is_list()) {
     return bad("SCAN");
   }
   for (const resp::Value& key : reply.items[1].items) state_.found(node_, key.text);
