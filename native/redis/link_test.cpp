@@ -273,7 +273,9 @@ TEST(Link, ALookUpThatNeverReturnsIsLeftAtTheDeadlineOrWhenStopped) {
   EXPECT_NE(late.error().context.find("localhost"), std::string::npos);
   around.stop.signal();
   const Nanos begin = monotonic_ns();
-  EXPECT_FALSE(around.open(at(1, "localhost")));
+  const auto stopped = around.open(at(1, "localhost"));
+  ASSERT_FALSE(stopped);
+  EXPECT_EQ(stopped.error().code, Errc::kClosed) << stopped.error().context;
   EXPECT_LT(monotonic_ns() - begin, kPatience / 2);
   proceed.set_value();  // the answers come now, and nobody is there
   std::promise<void> after;
@@ -342,7 +344,9 @@ TEST(Link, CredentialsThatNobodyProvidesAreNotWaitedForLongerThanTheDeadline) {
   around.credentials->provide(Credentials{.username = "me", .password = "late"});
   around.stop.signal();
   const Nanos begin = monotonic_ns();
-  EXPECT_FALSE(around.open(at(server.port())));
+  const auto stopped = around.open(at(server.port()));
+  ASSERT_FALSE(stopped);
+  EXPECT_EQ(stopped.error().code, Errc::kClosed) << stopped.error().context;
   EXPECT_LT(monotonic_ns() - begin, kPatience / 2);
   EXPECT_EQ(server.accepted(), 0);
 }
