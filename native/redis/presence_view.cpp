@@ -3,6 +3,7 @@
 #include <poll.h>
 
 #include <algorithm>
+#include <array>
 #include <exception>
 #include <random>
 #include <utility>
@@ -25,9 +26,13 @@ PresenceState::Seed random_seed() {
   return {word(), word()};
 }
 
+// A server's no to what the view asks, as long as it has not only just begun or lost its friends.
 bool is_lasting(const Error& error) {
-  if (error.code != Errc::kServer) return false;
-  return error.context.starts_with("ERR ") || error.context.starts_with("NOPERM ");
+  constexpr std::array<std::string_view, 4> kPassing{"LOADING", "CLUSTERDOWN", "MASTERDOWN",
+                                                     "BUSY"};
+  return error.code == Errc::kServer && std::ranges::none_of(kPassing, [&](std::string_view word) {
+           return error.context.starts_with(word);
+         });
 }
 
 }  // namespace
@@ -141,8 +146,7 @@ void PresenceView::dial(Watched& node, Nanos now) {
   auto link = Link::open(links_, node.server->endpoint(), config_, now + limit);
   if (!link) return part(node, link.error());
   if ((*link)->info().protocol < 3) {
-    part(node, {Errc::kServer, "ERR it has no RESP3, which announcements need"});
-    return;
+    return part(node, {Errc::kServer, "it has no RESP3, which announcements need"}, kRefusedPause);
   }
   node.link = std::move(*link);
   node.opened_at = monotonic_ns();
@@ -158,7 +162,7 @@ void PresenceView::listen(Watched& node) {
     if (!value) return part(node, value.error());
     if (!*value) return;
     const Outcome taken = node.feed->receive(**value, monotonic_ns());
-    if (!taken) return part(node, taken.error());
+    if (!taken) return part(node, taken.error(), is_lasting(taken.error()) ? kRefusedPause : 0);
   }
   node.has_more = true;
 }
@@ -182,7 +186,7 @@ Nanos PresenceView::drive(Watched& node, Nanos now) {
   return node.feed->wake_at();
 }
 
-void PresenceView::part(Watched& node, const Error& why) {
+void PresenceView::part(Watched& node, const Error& why, Nanos pause_min) {
   const Nanos now = monotonic_ns();
   if (node.link != nullptr && now - node.opened_at > kSteady) {
     node.pause = 0;
@@ -192,11 +196,10 @@ void PresenceView::part(Watched& node, const Error& why) {
   node.feed.reset();
   node.has_more = false;
   state_.lost(node.id);
-  const bool is_lasting = redis::is_lasting(why);
-  node.dial_at = now + (is_lasting ? kRefusedPause : node.pause);
+  node.dial_at = now + std::max(node.pause, pause_min);
   if (why.code == Errc::kClosed || node.problem == why.context) return;
   node.problem = why.context;
-  log_.push(is_lasting ? LogLevel::kWarning : LogLevel::kInfo,
+  log_.push(pause_min > 0 ? LogLevel::kWarning : LogLevel::kInfo,
             "presence view: " + node.server->endpoint().text() + ": " + why.context);
 }
 

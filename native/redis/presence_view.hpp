@@ -71,7 +71,8 @@ class PresenceView {
   void listen(Watched& node);
   // Sends what is due; returns when to be called next.
   Nanos drive(Watched& node, Nanos now);
-  void part(Watched& node, const Error& why);
+  // Ends the connection; the next is dialled after its pause, or after `pause_min`.
+  void part(Watched& node, const Error& why, Nanos pause_min = 0);
 
   const Config& config_;
   Router& router_;

@@ -253,6 +253,14 @@ def test_a_user_that_may_not(start: Start, caplog: pytest.LogCaptureFixture) -> 
         assert "secret" not in lines[0].getMessage()
 
 
+def test_a_user_that_may_do_just_that(start: Start) -> None:
+    rights = "+get +set +del +exists +client|setname +client|tracking +scan +ping"
+    server = start("redis7", users=[f"user cache on >secret ~kv:* -@all {rights}"])
+    with watched(server, username="cache", password="secret") as client:
+        client.set("kv:a", b"x")
+        settle(client, {"kv:a": True, "kv:b": False})
+
+
 def test_prefixes_are_taken_literally(server: TestServer) -> None:
     prefix = "k*[v]?\\^-:"
     with watched(server, presence_prefix=prefix) as client:
