@@ -184,15 +184,15 @@ TEST(ClusterSource, AMalformedMapIsNotBelieved) {
 }
 
 TEST(ClusterSource, TheStopSignalEndsIt) {
-  Asking* asking = nullptr;
+  Asking stopped({1});  // before the servers, whose threads may still signal at its end
   ScriptedServer deaf([&](auto&, auto&) {
-    asking->stop.signal();
+    stopped.stop.signal();
     return true;
   });
   ScriptedServer never;
-  Asking stopped({deaf.port(), never.port()});
+  stopped.config.endpoint = at(deaf.port());
+  stopped.config.nodes = {at(never.port())};
   stopped.config.connect_timeout = 10 * kSecond;
-  asking = &stopped;
   EXPECT_TRUE(stopped.ask().starts_with("closed: ")) << "and nobody else is asked";
   EXPECT_EQ(never.accepted(), 0);
 }

@@ -83,14 +83,14 @@ TEST(RouterMap, WhatAConnectionGivesBackToARetiredNodeGoesElsewhere) {
   with(driver, kTwo);
   const auto batch = driver.submit(Verb::kGet, {"a"});
   ASSERT_EQ(driver.take(), "two:1=a");
-  Server& two = driver.holder("a");
+  const auto two = driver.node("two:1");  // as its connection holds it
   const Work in_flight = driver.work("a");
   with(driver, kOne, 0);
   with(driver, kOne, kLongAfter);
-  ASSERT_TRUE(two.retired());
-  two.put_back(in_flight);
+  ASSERT_TRUE(two->retired());
+  two->put_back(in_flight);
   EXPECT_EQ(driver.take(), "one:1=a");
-  two.settle(driver.work("a"), Status::kOk, {});
+  two->settle(driver.work("a"), Status::kOk, {});
   EXPECT_TRUE(batch->finished()) << "an answer that was on its way counts all the same";
 }
 

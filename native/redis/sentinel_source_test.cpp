@@ -363,14 +363,14 @@ TEST(SentinelSource, AnnouncementsMakeADescriptorReadable) {
 }
 
 TEST(SentinelSource, TheStopSignalEndsIt) {
-  Asking* asking = nullptr;
+  Asking stopped({1});  // before the servers, whose threads may still signal at its end
   ScriptedServer deaf([&](auto&, auto&) {
-    asking->stop.signal();
+    stopped.stop.signal();
     return true;
   });
   ScriptedSentinel never;
-  Asking stopped({deaf.port(), never.port()});
-  asking = &stopped;
+  stopped.config.endpoint.port = deaf.port();
+  stopped.config.nodes = {{"127.0.0.1", never.port(), {}}};
   EXPECT_TRUE(stopped.ask().starts_with("closed: "));
   EXPECT_EQ(never.accepted(), 0);
 }

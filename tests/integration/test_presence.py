@@ -23,9 +23,11 @@ from support.presence import (
     view_connections,
     watched,
 )
+from support.secrets import secret
 from support.servers import TestServer, wait_for
 
 Start = Callable[..., TestServer]
+PASSWORD = secret("presence")
 
 
 # What others do.
@@ -237,8 +239,8 @@ def test_too_many_keys_are_unknown(server: TestServer) -> None:
 
 
 def test_a_user_that_may_not(start: Start, caplog: pytest.LogCaptureFixture) -> None:
-    server = start("redis7", users=["user limited on >secret ~* &* +@all -client|tracking"])
-    settings: dict[str, Any] = {"username": "limited", "password": "secret"}
+    server = start("redis7", users=[f"user limited on >{PASSWORD} ~* &* +@all -client|tracking"])
+    settings: dict[str, Any] = {"username": "limited", "password": PASSWORD}
     with (
         caplog.at_level(logging.INFO, "kvferry.client"),
         RedisClient(server.host, server.port, presence_prefix=PREFIX, **settings) as client,
@@ -250,13 +252,13 @@ def test_a_user_that_may_not(start: Start, caplog: pytest.LogCaptureFixture) -> 
         lines = [record for record in caplog.records if "presence" in record.getMessage()]
         assert len(lines) == 1
         assert "NOPERM" in lines[0].getMessage()
-        assert "secret" not in lines[0].getMessage()
+        assert PASSWORD not in lines[0].getMessage()
 
 
 def test_a_user_that_may_do_just_that(start: Start) -> None:
     rights = "+get +set +del +exists +client|setname +client|tracking +scan +ping"
-    server = start("redis7", users=[f"user cache on >secret ~kv:* -@all {rights}"])
-    with watched(server, username="cache", password="secret") as client:
+    server = start("redis7", users=[f"user cache on >{PASSWORD} ~kv:* -@all {rights}"])
+    with watched(server, username="cache", password=PASSWORD) as client:
         client.set("kv:a", b"x")
         settle(client, {"kv:a": True, "kv:b": False})
 
