@@ -41,10 +41,10 @@ class Shards {
     channel->send_all("*2\r\n$7\r\nCLUSTER\r\n$5\r\nSLOTS\r\n");
     resp::ValueReader reader;
     resp::Value reply;
-    char bytes[4096];
     for (;;) {
-      const std::size_t count = channel->receive(bytes, sizeof bytes);
-      reader.feed(as_bytes(std::string_view(bytes, count)));
+      char byte;  // one at a time: with --waitall, more would be waited for
+      channel->receive(&byte, 1);
+      reader.feed(as_bytes(std::string_view(&byte, 1)));
       const auto state = reader.next(reply);
       if (state == resp::ValueReader::State::kValue) return reply;
       if (state == resp::ValueReader::State::kBad) die(std::string(reader.error()));

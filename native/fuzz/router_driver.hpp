@@ -63,6 +63,7 @@ class RouterDriver final : public Dispatcher {
   [[nodiscard]] LogSink& log() noexcept { return log_; }
   [[nodiscard]] const Config& config() const noexcept { return config_; }
   [[nodiscard]] int suspicions() const noexcept { return suspicions_.load(); }
+  [[nodiscard]] int wake_ups() const noexcept { return wake_ups_.load(); }
 
   // A new map.
   void apply(const std::vector<std::string>& lines, Nanos now = 0) {
@@ -137,7 +138,7 @@ class RouterDriver final : public Dispatcher {
 
   void finished(Batch& batch) override { batch.finish(); }
   void corrupt(Batch&, const Command&) override {}
-  void wake_workers() override {}
+  void wake_workers() override { wake_ups_.fetch_add(1); }
   void route(Work work) override { router_.route(work); }
   void redirected(Server& from, Work work, std::string_view answer) override {
     router_.redirected(from, work, answer, 0);
@@ -148,6 +149,7 @@ class RouterDriver final : public Dispatcher {
   const Config config_;
   LogSink log_;
   std::atomic<int> suspicions_{0};
+  std::atomic<int> wake_ups_{0};
   std::vector<std::shared_ptr<Batch>> running_;
   std::map<std::string, std::pair<std::shared_ptr<Server>, Work>> held_;
   Router router_;

@@ -50,7 +50,7 @@ Result<std::unique_ptr<Link>> Link::open(const LinkContext& context, const net::
     const auto promised = std::make_shared<Promised<Result<Credentials>>>();
     context.credentials->request([promised](const auto& given) { promised->set(given); });
     auto credentials = promised->wait(context.stop, deadline);
-    if (!credentials) return Error{Errc::kTimeout, "no credentials in time"};
+    if (!credentials) return link->late("no credentials in time", deadline);
     if (!*credentials) return credentials->error();
     greeting.username = (*credentials)->username;
     greeting.password = (*credentials)->password;
@@ -76,7 +76,7 @@ Result<std::vector<net::Address>> Link::look_up(Nanos deadline) {
   const auto promised = std::make_shared<Promised<Result<std::vector<net::Address>>>>();
   context_.resolver.request(endpoint_, [promised](auto found) { promised->set(std::move(found)); });
   auto addresses = promised->wait(context_.stop, deadline);
-  if (!addresses) return Error{Errc::kTimeout, endpoint_.text() + ": no address in time"};
+  if (!addresses) return late(endpoint_.text() + ": no address in time", deadline);
   return std::move(*addresses);
 }
 
@@ -201,6 +201,13 @@ Outcome Link::check(Nanos deadline) const {
   pollfd stopped{.fd = context_.stop.fd(), .events = POLLIN, .revents = 0};
   if (::poll(&stopped, 1, 0) > 0) return Error{Errc::kClosed, "the client is closing"};
   return Done{};
+}
+
+// Why a wait for another thread ended without its answer.
+Error Link::late(std::string what, Nanos deadline) const {
+  const Outcome timely = check(deadline);
+  if (!timely && timely.error().code == Errc::kClosed) return timely.error();
+  return Error{Errc::kTimeout, std::move(what)};
 }
 
 Outcome Link::wait(bool writable, Nanos deadline) {

@@ -61,6 +61,7 @@ class Link {
   // kTimeout at `deadline`, kClosed when stopped.
   Outcome wait(bool writable, Nanos deadline);
   [[nodiscard]] Outcome check(Nanos deadline) const;
+  [[nodiscard]] Error late(std::string what, Nanos deadline) const;
   [[nodiscard]] Error failed(const net::IoResult& io) const;
 
   const LinkContext context_;

@@ -151,7 +151,8 @@ void Router::park(Work work, Nanos until) {
     const std::lock_guard lock(mutex_);
     parked_.push_back({until, work});
   }
-  dispatcher_.suspect();  // its thread releases it
+  dispatcher_.suspect();       // its thread releases it
+  dispatcher_.wake_workers();  // as does the one that sweeps, should that thread be busy
 }
 
 Nanos Router::release_parked(Nanos now) {

@@ -71,7 +71,9 @@ TEST(RouterRedirect, TryAgainIsTriedLaterWhereTheMapSays) {
   RouterDriver driver;
   const auto batch = with(driver, kTwo).submit(Verb::kGet, {"a"});
   driver.take();
+  const int woken = driver.wake_ups();
   driver.redirect("a", "TRYAGAIN Multiple keys request during rehashing of slot", 1000);
+  EXPECT_GT(driver.wake_ups(), woken) << "the one that sweeps may be asleep";
   EXPECT_EQ(driver.take(), "");
   EXPECT_EQ(driver.router().waiting(), 1u) << "what is parked counts";
   const Nanos until = driver.router().release_parked(1000);
