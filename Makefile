@@ -68,6 +68,7 @@ soak: setup  ## servers killed, ways cut, every answer checked, for SOAK_SECONDS
 	@PYTHONPATH=tests $(BIN)/python -X faulthandler -W error -m chaos --seconds $(SOAK_SECONDS) \
 	  --threads $(SOAK_THREADS) $(if $(STAGE),--stage $(STAGE)) $(if $(SEED),--seed $(SEED)) \
 	  $(if $(PURE),--pure)
+	@$(if $(STAGE)$(SEED),,$(BIN)/pytest -m soak)
 
 bench: setup  ## the benchmark's bars; results in build/bench.json
 	@mkdir -p build && $(BIN)/kvferry bench bars --json build/bench.json

@@ -43,7 +43,7 @@ nb::tuple to_python(const Batch& batch) {
                 reinterpret_cast<std::uint64_t*>(PyBytes_AS_STRING(sizes.ptr())));
   const double elapsed_s = static_cast<double>(batch.elapsed()) / static_cast<double>(kSecond);
   nb::object error = nb::none();
-  if (!batch.error().empty()) error = nb::str(batch.error().data(), batch.error().size());
+  if (!batch.error().empty()) error = readable(batch.error());
   return nb::make_tuple(std::move(statuses), std::move(sizes), elapsed_s, std::move(error));
 }
 
@@ -179,7 +179,7 @@ class PyClient {
     nb::list lines;
     for (LogSink* log : {&client_->log(), tls_log_.get()}) {
       for (const LogLine& line : log->drain(dropped)) {
-        lines.append(nb::make_tuple(static_cast<int>(line.level), line.text));
+        lines.append(nb::make_tuple(static_cast<int>(line.level), readable(line.text)));
       }
     }
     return lines;
@@ -194,7 +194,7 @@ class PyClient {
 
   [[nodiscard]] int event_fd() const { return client_->event_fd(); }
   [[nodiscard]] bool available() const { return client_->router().available(); }
-  [[nodiscard]] std::string down_reason() const { return client_->router().down_reason(); }
+  [[nodiscard]] nb::object down_reason() const { return readable(client_->router().down_reason()); }
 
   nb::list presence(nb::handle keys) const { return presence_of(client_->presence(), keys); }
   nb::dict presence_stats() const { return presence_stats_of(client_->presence()); }
@@ -224,8 +224,8 @@ class PyClient {
     out["read_streams"] = read_streams;
     out["write_streams"] = write_streams;
     out["protocol"] = protocol;
-    out["server"] = server;
-    out["server_version"] = version;
+    out["server"] = readable(server);
+    out["server_version"] = readable(version);
     return out;
   }
 
@@ -238,13 +238,13 @@ class PyClient {
       totals.add(server.stats());
       totals.connections_up = server.connections_up();
       nb::dict row = totals.to_python();
-      row["address"] = server.endpoint().text();
+      row["address"] = readable(server.endpoint().text());
       row["role"] = server.role() == redis::NodeRole::kPrimary ? "primary" : "replica";
       row["available"] = server.available();
-      row["down_reason"] = server.available() ? std::string() : server.down_reason();
-      row["server"] = info.server;
-      row["server_version"] = info.version;
-      row["availability_zone"] = info.zone;
+      row["down_reason"] = readable(server.available() ? "" : server.down_reason());
+      row["server"] = readable(info.server);
+      row["server_version"] = readable(info.version);
+      row["availability_zone"] = readable(info.zone);
       out.append(std::move(row));
     }
     return out;
@@ -337,7 +337,7 @@ void bind_client(nb::module_& module) {
       .def("cancel", &PyClient::cancel, "batch_id"_a)
       .def("event_fd", &PyClient::event_fd)
       .def("available", &PyClient::available)
-      .def("down_reason", &PyClient::down_reason)
+      .def("down_reason", &PyClient::down_reason, nb::sig("def down_reason(self) -> str"))
       .def("stats", &PyClient::stats, nb::sig("def stats(self) -> dict[str, int | str]"))
       .def("nodes", &PyClient::nodes, nb::sig("def nodes(self) -> list[dict[str, typing.Any]]"))
       .def("presence", &PyClient::presence, "keys"_a,

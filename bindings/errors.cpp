@@ -41,9 +41,16 @@ const char* python_class(Errc code) noexcept {
 
 }  // namespace
 
+nb::object readable(std::string_view text) {
+  const auto size = static_cast<Py_ssize_t>(text.size());
+  nb::object decoded = nb::steal(PyUnicode_DecodeUTF8(text.data(), size, "backslashreplace"));
+  if (!decoded.is_valid()) throw nb::python_error();
+  return decoded;
+}
+
 void raise(const Error& error) {
   const nb::object kind = nb::module_::import_("kvferry.errors").attr(python_class(error.code));
-  PyErr_SetString(kind.ptr(), error.context.c_str());
+  PyErr_SetObject(kind.ptr(), readable(error.context).ptr());
   throw nb::python_error();
 }
 

@@ -1,9 +1,16 @@
 #pragma once
 // The one table from native errors to the exceptions of kvferry.errors.
 
+#include <nanobind/nanobind.h>
+
+#include <string_view>
+
 #include "base/result.hpp"
 
 namespace kvferry {
+
+// A text that others may have had a part in, as a str; what is not UTF-8 in it is escaped.
+nanobind::object readable(std::string_view text);
 
 // Raises the Python exception for `error`. Requires: the GIL.
 [[noreturn]] void raise(const Error& error);

@@ -2,7 +2,9 @@
 
 #include <condition_variable>
 #include <deque>
+#include <map>
 #include <mutex>
+#include <string>
 #include <utility>
 
 #include "base/thread.hpp"
@@ -10,35 +12,39 @@
 namespace kvferry::net {
 
 struct Resolver::State {
-  struct Request {
-    Endpoint endpoint;
-    Callback callback;
-  };
+  const LookUp look_up;
   std::mutex mutex;
   std::condition_variable wake;
-  std::deque<Request> requests;
-  bool running = false;
+  std::deque<Endpoint> order;                           // not begun
+  std::map<std::string, std::deque<Callback>> waiting;  // by endpoint, begun or not
+  std::size_t threads = 0;
+  std::size_t idle = 0;
   bool stopped = false;
-  std::mutex callback_mutex;  // held while a callback runs, so that the destructor can wait for it
+  std::mutex callback_mutex;  // held while callbacks run, so that the destructor can wait for them
 };
 
-Resolver::Resolver() : state_(std::make_shared<State>()) {}
+Resolver::Resolver(LookUp look_up) : state_(new State{.look_up = std::move(look_up)}) {}
 
 Resolver::~Resolver() {
   {
     const std::lock_guard lock(state_->mutex);
     state_->stopped = true;
-    state_->requests.clear();
   }
   state_->wake.notify_all();
   const std::lock_guard wait_for_callback(state_->callback_mutex);
+  const std::lock_guard lock(state_->mutex);
+  state_->waiting.clear();
 }
 
 void Resolver::request(const Endpoint& endpoint, Callback callback) {
   const std::lock_guard lock(state_->mutex);
-  state_->requests.push_back({endpoint, std::move(callback)});
-  if (!state_->running) {
-    state_->running = true;
+  auto& callbacks = state_->waiting[endpoint.text()];
+  callbacks.push_back(std::move(callback));
+  if (callbacks.size() > kWaitingMax) callbacks.pop_front();
+  if (callbacks.size() > 1) return;
+  state_->order.push_back(endpoint);
+  if (state_->idle < state_->order.size() && state_->threads < kThreads) {
+    ++state_->threads;
     Thread("kvferry-dns", [state = state_] { run(state); }).detach();
   }
   state_->wake.notify_one();
@@ -46,21 +52,31 @@ void Resolver::request(const Endpoint& endpoint, Callback callback) {
 
 void Resolver::run(const std::shared_ptr<State>& state) {
   for (;;) {
-    State::Request request;
+    Endpoint endpoint;
     {
       std::unique_lock lock(state->mutex);
-      state->wake.wait(lock, [&] { return state->stopped || !state->requests.empty(); });
+      ++state->idle;
+      state->wake.wait(lock, [&] { return state->stopped || !state->order.empty(); });
+      --state->idle;
       if (state->stopped) return;
-      request = std::move(state->requests.front());
-      state->requests.pop_front();
+      endpoint = std::move(state->order.front());
+      state->order.pop_front();
     }
-    auto addresses = resolve(request.endpoint);
+    const auto addresses = state->look_up(endpoint);
     const std::lock_guard running(state->callback_mutex);
+    std::deque<Callback> callbacks;
     {
       const std::lock_guard lock(state->mutex);
-      if (state->stopped) return;
+      if (state->stopped) return;  // `waiting` may be empty
+      callbacks = std::move(state->waiting.extract(endpoint.text()).mapped());
     }
-    request.callback(std::move(addresses));
+    for (const Callback& callback : callbacks) {
+      {
+        const std::lock_guard lock(state->mutex);
+        if (state->stopped) return;
+      }
+      callback(addresses);
+    }
   }
 }
 

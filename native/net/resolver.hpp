@@ -1,10 +1,14 @@
 #pragma once
-// Resolver: name look-ups on a thread of their own, because getaddrinfo() can block for minutes.
+// Resolver: name look-ups on threads of their own, because getaddrinfo() can block for minutes.
 //
-// Threads: request() from any thread; the callback runs on the resolver's thread.
+// One look-up answers all that ask for the same endpoint meanwhile, and names whose DNS server is
+// silent hold up a few others at most: there are kThreads.
+//
+// Threads: request() from any thread; callbacks run on the resolver's threads, one at a time.
 // Lifetime: the destructor returns at once, even while the system resolver blocks; a callback that
 // has not begun by then never runs, and one that runs is waited for.
 
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -16,19 +20,23 @@ namespace kvferry::net {
 class Resolver {
  public:
   using Callback = std::function<void(Result<std::vector<Address>>)>;
+  using LookUp = std::function<Result<std::vector<Address>>(const Endpoint&)>;
+  static constexpr std::size_t kThreads = 4;
+  static constexpr std::size_t kWaitingMax = 1024;  // for one endpoint
 
-  Resolver();
+  explicit Resolver(LookUp look_up = resolve);
   ~Resolver();
   Resolver(const Resolver&) = delete;
   Resolver& operator=(const Resolver&) = delete;
 
-  // Looks the endpoint up and calls back exactly once, unless this object is destroyed before.
+  // Looks the endpoint up and calls back exactly once, unless this object is destroyed before or
+  // kWaitingMax others ask for the same endpoint before it answers.
   void request(const Endpoint& endpoint, Callback callback);
 
  private:
   struct State;
   static void run(const std::shared_ptr<State>& state);
-  std::shared_ptr<State> state_;  // shared with the thread, which may outlive this object
+  std::shared_ptr<State> state_;  // shared with the threads, which may outlive this object
 };
 
 }  // namespace kvferry::net

@@ -66,6 +66,7 @@ bool TlsBio::read(std::byte* out, std::size_t size, std::size_t& count) noexcept
     ahead_begin_ += count;
     return true;
   }
+  if (idle_bytes_ > kIdleBytes) drained_ = true;
   if (drained_) return false;
   if (!ahead_) ahead_ = std::make_unique_for_overwrite<std::byte[]>(kAheadBytes);
   const std::array<iovec, 2> pieces{iovec{out, size}, iovec{ahead_.get(), kAheadBytes}};
@@ -77,6 +78,7 @@ bool TlsBio::read(std::byte* out, std::size_t size, std::size_t& count) noexcept
     receive_failure_ = io;
     return false;
   }
+  idle_bytes_ += io.bytes;
   count = std::min(size, io.bytes);
   ahead_begin_ = 0;
   ahead_end_ = io.bytes - count;

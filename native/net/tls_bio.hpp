@@ -10,6 +10,10 @@
 // of a stream that takes nothing any more (send_failure()), because a server that refuses us says
 // why and closes: what it said is still to be read.
 //
+// Inside one call OpenSSL goes on as long as it finds bytes that are not for us: requests to begin
+// anew, tickets, empty records. A peer that sends nothing else would keep it there; so after
+// kIdleBytes of them the stream counts as drained, and the caller can look at its clock.
+//
 // Threads: one. Lifetime: outlives the SSL that uses it; the stream outlives this.
 
 #include <openssl/types.h>
@@ -26,6 +30,7 @@ class TlsBio {
  public:
   static constexpr std::size_t kAheadBytes = 64 * kKiB;
   static constexpr std::size_t kGatherBytes = 64 * kKiB;
+  static constexpr std::size_t kIdleBytes = 256 * kKiB;
 
   explicit TlsBio(Stream& stream) noexcept : stream_(stream) {}
   TlsBio(const TlsBio&) = delete;
@@ -35,7 +40,12 @@ class TlsBio {
   [[nodiscard]] BIO* make_bio();
 
   // Before each series of reads: the stream may have bytes again.
-  void begin_reading() noexcept { drained_ = false; }
+  void begin_reading() noexcept {
+    drained_ = false;
+    begin_record();
+  }
+  // Before each call to OpenSSL of such a series.
+  void begin_record() noexcept { idle_bytes_ = 0; }
   // Sends what is gathered. False: the stream takes nothing any more.
   bool flush() noexcept;
   [[nodiscard]] std::size_t pending() const noexcept { return gathered_end_ - gathered_begin_; }
@@ -60,6 +70,7 @@ class TlsBio {
   std::size_t ahead_begin_ = 0;
   std::size_t ahead_end_ = 0;
   bool drained_ = false;
+  std::size_t idle_bytes_ = 0;  // received since begin_record()
   std::unique_ptr<std::byte[]> gathered_;
   std::size_t gathered_begin_ = 0;
   std::size_t gathered_end_ = 0;

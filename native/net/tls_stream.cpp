@@ -38,6 +38,7 @@ IoResult TlsStream::receive(std::span<const iovec> pieces) noexcept {
     std::size_t left = piece.iov_len;
     while (left > 0) {
       std::size_t count = 0;
+      bio_.begin_record();
       const int code = SSL_read_ex(ssl_.get(), at, left, &count);
       if (code != 1) {
         last = stopped(code);

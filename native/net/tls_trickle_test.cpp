@@ -5,6 +5,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "net/tls.hpp"
@@ -108,6 +109,48 @@ TEST(TlsFlood, APeerThatDemandsAnswersAndTakesNoneIsCutOff) {
   EXPECT_EQ(end.state, IoState::kFailed);
   EXPECT_GT(seen.size(), 1'000u);
   EXPECT_LT(seen.size(), 10'000u) << "an answer has 22 bytes, and there is room for 98 KiB";
+}
+
+// A peer that never runs out of requests to begin anew, faster than they can be read.
+class Endless final : public Stream {
+ public:
+  explicit Endless(std::unique_ptr<Stream> below) : below_(std::move(below)) {}
+
+  [[nodiscard]] int fd() const noexcept override { return below_->fd(); }
+  IoResult finish_connect() noexcept override { return {}; }
+  IoResult receive(std::span<const iovec> pieces) noexcept override {
+    constexpr std::string_view kHelloRequest("\x16\x03\x03\x00\x04\x00\x00\x00\x00", 9);
+    std::size_t total = 0;
+    for (const iovec& piece : pieces) {
+      auto* at = static_cast<char*>(piece.iov_base);
+      for (std::size_t i = 0; i < piece.iov_len; ++i) at[i] = kHelloRequest[sent_++ % 9];
+      total += piece.iov_len;
+    }
+    return {.bytes = total};
+  }
+  IoResult send(std::span<const iovec> pieces) noexcept override {
+    std::size_t total = 0;
+    for (const iovec& piece : pieces) total += piece.iov_len;
+    return {.bytes = total};
+  }
+  [[nodiscard]] std::size_t unsent_bytes() const noexcept override { return 0; }
+  void set_receive_low_water(std::size_t) noexcept override {}
+
+ private:
+  const std::unique_ptr<Stream> below_;
+  std::size_t sent_ = 0;
+};
+
+TEST(TlsFlood, APeerThatNeverAgreesDoesNotKeepTheCaller) {
+  const Certificates certificates;
+  const Peer peer(certificates.server, [](const Talk& talk) { talk.wait_for_end(); });
+  auto below = std::make_unique<Endless>(std::move(*open_stream(peer.address())));
+  const auto stream =
+      context_of(certificates.config())->open_over(std::move(below), "localhost", "x");
+  ASSERT_TRUE(stream);
+  for (int turn = 0; turn < 10; ++turn) {
+    ASSERT_EQ((*stream)->finish_connect().state, IoState::kWouldBlock) << "and it can give up";
+  }
 }
 
 }  // namespace

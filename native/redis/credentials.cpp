@@ -9,6 +9,7 @@ void CredentialSource::request(Callback callback) {
   const std::lock_guard lock(mutex_);
   if (closed_) return;
   waiting_.push_back(std::move(callback));
+  if (waiting_.size() > kWaitingMax) waiting_.pop_front();  // long given up
   asked_.notify_one();
 }
 

@@ -8,10 +8,10 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <mutex>
 #include <string>
-#include <vector>
 
 #include "base/clock.hpp"
 #include "base/result.hpp"
@@ -28,8 +28,10 @@ struct Credentials {
 class CredentialSource {
  public:
   using Callback = std::function<void(const Result<Credentials>&)>;
+  static constexpr std::size_t kWaitingMax = 4096;
 
-  // Asks for credentials; `callback` runs on the provider's thread, or never after close().
+  // Asks for credentials; `callback` runs on the provider's thread; never after close(), or when
+  // kWaitingMax others have asked since and nobody answered.
   void request(Callback callback);
 
   // Waits until somebody asks, `until` passes, or the source is closed. True: somebody waits.
@@ -50,7 +52,7 @@ class CredentialSource {
  private:
   mutable std::mutex mutex_;
   std::condition_variable asked_;
-  std::vector<Callback> waiting_;
+  std::deque<Callback> waiting_;
   Credentials current_;
   bool closed_ = false;
   std::atomic<std::uint64_t> version_{0};

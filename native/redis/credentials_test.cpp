@@ -39,6 +39,19 @@ TEST(CredentialSource, OneAnswerIsForEverybodyWhoWaits) {
   EXPECT_EQ(source.current().password, "two");
 }
 
+TEST(CredentialSource, AProviderThatHangsIsNotOwedMoreAndMoreAnswers) {
+  CredentialSource source;
+  Answers forgotten;
+  source.request(forgotten.callback());
+  Answers answers;
+  for (std::size_t i = 0; i < CredentialSource::kWaitingMax; ++i) {
+    source.request(answers.callback());
+  }
+  source.provide(Credentials{.username = "me", .password = "now"});
+  EXPECT_EQ(forgotten.texts.size(), 0u);
+  EXPECT_EQ(answers.texts.size(), CredentialSource::kWaitingMax);
+}
+
 TEST(CredentialSource, AnErrorReachesThoseWhoWaitAndNobodyElse) {
   CredentialSource source;
   source.provide(Credentials{"me", "one"});

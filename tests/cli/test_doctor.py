@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -152,12 +153,16 @@ def test_the_server_of_the_environment_or_a_file(
 
 @pytest.mark.parametrize("secret", ["right-password-7431", "wrong-password-7431"])
 def test_no_secret_is_printed(
-    start: Callable[..., TestServer], capfd: pytest.CaptureFixture[str], secret: str
+    start: Callable[..., TestServer],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    secret: str,
 ) -> None:
     server = start("valkey", password="right-password-7431")
     url = f"redis://:{secret}@127.0.0.1:{server.port}"
     for options in ([], ["--json", "--all"]):
-        code = main(["doctor", url, "--quick", *options])
+        monkeypatch.setattr(sys, "argv", ["kvferry", "doctor", url, "--quick", *options])
+        code = main()
         assert code == (1 if "right" in secret else 2)
         out, err = capfd.readouterr()
         assert "7431" not in out + err

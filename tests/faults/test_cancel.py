@@ -43,6 +43,18 @@ async def _bytes_move(proxy: FaultProxy, down: bool, count: int) -> None:
             await asyncio.sleep(0.001)
 
 
+async def _all_up(client: AsyncRedisClient, connections: int) -> None:
+    """Wait until no connection greets any more: a fault would strike that one."""
+
+    def up() -> int:
+        stats = client.stats()
+        return int(stats["connections_opened"]) - int(stats["connections_lost"])
+
+    async with asyncio.timeout(3):
+        while up() < connections + 1:  # and that of small commands
+            await asyncio.sleep(0.001)
+
+
 @pytest.mark.ways("tcp", "tls", "unix")
 @pytest.mark.parametrize("framed", [False, True], ids=["raw", "framed"])
 def test_cancelled_reads_write_nothing_later(proxy: FaultProxy, reach: Reach, framed: bool) -> None:
@@ -135,9 +147,10 @@ def test_cancelled_writes_store_whole_values_or_none(
 @pytest.mark.ways("tcp", "tls", "unix")
 def test_cancelled_while_nothing_comes(proxy: FaultProxy, reach: Reach) -> None:
     async def scenario() -> None:
-        async with AsyncRedisClient(**reach(proxy)) as client:
+        async with AsyncRedisClient(**reach(proxy), connections=2) as client:
             await client.batch_set(["k"], [stamped("k", 1, SIZE)])
             for offset in (0, 5, 1000, SIZE - 1):
+                await _all_up(client, 2)
                 proxy.stall_after(offset)
                 target = poisoned(SIZE)
                 task = asyncio.create_task(client.batch_get(["k"], [target]))

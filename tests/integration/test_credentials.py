@@ -47,7 +47,7 @@ class Provider:
             self.asking_max = max(self.asking_max, self.asking)
             self.threads.add(threading.current_thread().name)
         try:
-            if isinstance(self.answer, Exception):
+            if isinstance(self.answer, BaseException):
                 raise self.answer
             answer: Credentials = self.answer() if callable(self.answer) else self.answer
             return answer
@@ -230,6 +230,19 @@ def test_a_provider_that_raises(
         until(lambda: store(client, SIZES).ok, 5)
     assert "LookupError" in caplog.text
     assert "vault" not in caplog.text
+
+
+@pytest.mark.parametrize("kind", NATIVE)
+def test_a_provider_that_exits_is_asked_again(guarded: TestServer, kind: str) -> None:
+    provider = Provider(SystemExit("token-1"))
+    with opened(kind, guarded, credentials=provider, reconnect_max_s=0.2) as client:
+        with within(2):
+            result = client.batch_exists(["k"])
+        assert result[0] is Status.UNAVAILABLE
+        assert "SystemExit" in str(result.error)
+        assert "token-1" not in str(result.error)
+        provider.answer = Credentials("app", "token-1")
+        until(lambda: store(client, SIZES).ok, 5)
 
 
 @pytest.mark.parametrize(

@@ -77,9 +77,9 @@ def doctor(
     if shape is not None:
         engine.compute_s(shape)  # an unknown GPU is told before the work
     limits = None if no_bandwidth else Limits.quick() if quick else Limits()
-    plan = Visit(
-        config=load_client_config(file, url=url), limits=limits, model=shape, engine=engine
-    )
+    config = load_client_config(file, url=url)
+    del url  # it may carry a password, and error reporters show variables
+    plan = Visit(config=config, limits=limits, model=shape, engine=engine)
     try:
         with _progress() as progress:
             facts, findings = visit(plan, progress)

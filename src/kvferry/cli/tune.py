@@ -104,8 +104,10 @@ def tune(url: str | None, file: Path | None, dry_run: bool, as_json: bool, **opt
         raise click.UsageError(
             f"name the file to write with --config or {FILE_VARIABLE}, or add --dry-run"
         )
+    config = _server(url, file)
+    del url  # it may carry a password, and error reporters show variables
     run = Tune(
-        config=_server(url, file),
+        config=config,
         grid=_grid(options),
         size_bytes=options["mib"] * _MIB,
         **{name: options[name] for name in _PLAIN},

@@ -41,8 +41,12 @@ def _serve(source: _native.CredentialSource, provider: CredentialsProvider) -> N
             continue
         try:
             credentials = provided(provider)
-        except UnavailableError as error:
-            source.refuse(str(error))
+        except BaseException as error:  # not even a SystemExit may end this thread
+            source.refuse(
+                str(error)
+                if isinstance(error, UnavailableError)
+                else f"the function that provides credentials raised {type(error).__name__}"
+            )
             renew_at = None if renew_at is None else time.monotonic() + _RENEW_AGAIN_S
             continue
         source.provide(credentials.username or "", credentials.password)

@@ -17,6 +17,7 @@ import os
 import re
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Sequence
 
@@ -77,12 +78,20 @@ def shake_hands(
         TlsRefused: One side does not want the other.
         Disconnected, OSError: The connection failed.
     """
+    left_s = max(until - time.monotonic(), 0.001)
+    end: threading.Timer | None = None
     try:
         sock = context.wrap_socket(sock, server_hostname=name, do_handshake_on_connect=False)
-        sock.settimeout(max(until - time.monotonic(), 0.001))
+        # OpenSSL looks at no clock while a peer that does not want to finish goes on sending.
+        end = threading.Timer(left_s, _shut_down, (sock,))
+        end.daemon = True
+        end.start()
+        sock.settimeout(left_s)
         sock.do_handshake()
     except BaseException as error:
         sock.close()
+        if time.monotonic() >= until:
+            raise Disconnected("timed out during the TLS handshake") from error
         if isinstance(error, ssl.SSLEOFError):
             text = "the server closed the connection during the TLS handshake"
             raise Disconnected(text) from error
@@ -93,7 +102,16 @@ def shake_hands(
         if isinstance(error, ValueError):  # e.g. a name that begins with a dot
             raise TlsRefused(_NO_NAME) from error
         raise
+    finally:
+        if end is not None:
+            end.cancel()
     return sock
+
+
+def _shut_down(sock: socket.socket) -> None:
+    # Not the SSLSocket's own shutdown: it would turn to plain text under a thread that reads.
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 class TlsConnection(Connection):
@@ -102,9 +120,7 @@ class TlsConnection(Connection):
     _tuned = False
 
     def abort(self) -> None:
-        # Not the SSLSocket's own shutdown: it would turn to plain text under a thread that reads.
-        with contextlib.suppress(OSError):
-            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
+        _shut_down(self._sock)
 
     def _set_wait(self, wait_s: float) -> None:
         self._sock.settimeout(wait_s)
