@@ -13,7 +13,10 @@ Result<std::unique_ptr<Client>> Client::open(Config config,
   if (config.connections == 0 || config.workers == 0) {
     return Error{Errc::kInvalidArgument, "connections and workers must be at least 1"};
   }
-  config.workers = std::min(config.workers, config.connections);
+  // A cluster's nodes have connections of their own each, which all threads share.
+  if (config.topology != Topology::kCluster) {
+    config.workers = std::min(config.workers, config.connections);
+  }
   auto event = EventFd::open();
   auto stop = EventFd::open();
   auto wake = EventFd::open();
