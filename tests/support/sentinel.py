@@ -15,6 +15,7 @@ begins with the primary of that moment.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any, Self
 
 from support.proxy import FaultProxy
@@ -90,7 +91,7 @@ class SentinelGroup:
 
     def replicas(self) -> list[TestServer]:
         """All other servers that run."""
-        return [node for node in self.data if node.is_running() and node is not self.master()]
+        return self._others(self.master())
 
     # What happens to them.
 
@@ -112,15 +113,16 @@ class SentinelGroup:
     def wait_for_promotion(self, timeout_s: float = 30.0) -> TestServer:
         """Until all Sentinels name another than the old primary, and it agrees; that one."""
 
+        found: list[TestServer] = []
+
         def promoted() -> bool:
-            try:
-                new = self.master()
-            except LookupError:
-                return False
-            return new is not self.old_master and _role(new) == "master"
+            with suppress(LookupError):
+                found[:] = [self.master()]
+                return found[0] is not self.old_master and _role(found[0]) == "master"
+            return False
 
         wait_for("a new primary", promoted, timeout_s)
-        return self.master()
+        return found[0]
 
     def restart_old_master(self) -> TestServer:
         """At first it takes itself for the primary, with no keys."""
@@ -137,7 +139,7 @@ class SentinelGroup:
             master = self.master()
         except LookupError:
             return False
-        replicas = self.replicas()
+        replicas = self._others(master)
         return _role(master) == "master" and all(
             [_follows(node, master) for node in replicas]
             + [
@@ -164,6 +166,9 @@ class SentinelGroup:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+    def _others(self, master: TestServer) -> list[TestServer]:
+        return [node for node in self.data if node.is_running() and node is not master]
 
     def _sentinel(self) -> SentinelNode:
         return next(node for node in self.sentinels if node.is_running())

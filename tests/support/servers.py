@@ -255,6 +255,7 @@ class TestServer:
             "appendonly no",
             "io-threads 1",
             "repl-diskless-sync-delay 0",
+            "client-output-buffer-limit replica 0 0 0",  # however much is written, it keeps up
             "enable-debug-command local",
             f"user {ADMIN} on >{ADMIN_SECRET} ~* &* +@all",
             f"masteruser {ADMIN}",
