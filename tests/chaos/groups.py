@@ -51,8 +51,14 @@ def settled(whole: Callable[[], None], servers: Callable[[], Sequence[TestServer
     wait_for("replicas to be online", online)
 
 
-def patiently(act: Callable[[], Result], limit_s: float = 30.0) -> Result:
-    """Do it again while a replica that lags makes its primary say no; steps of a move may be."""
+def patiently(
+    act: Callable[[], Result], primaries: Callable[[], Sequence[TestServer]], limit_s: float = 30.0
+) -> Result:
+    """Do it again while a replica that lags makes its primary say no; steps of a move may be.
+
+    Threads that write without a rest can keep a replica behind for ever: its primary takes no
+    writes until it has caught up.
+    """
     end = time.monotonic() + limit_s
     while True:
         try:
@@ -60,7 +66,20 @@ def patiently(act: Callable[[], Result], limit_s: float = 30.0) -> Result:
         except ReplyError as error:
             if "NOREPLICAS" not in str(error) or time.monotonic() > end:
                 raise
-            time.sleep(0.1)
+            for primary in primaries():
+                _let_replicas_catch_up(primary)
+
+
+def _let_replicas_catch_up(primary: TestServer, limit_s: float = 5.0) -> None:
+    def behind() -> bool:
+        said = primary.info("replication")
+        return f"offset={said['master_repl_offset']}," not in said.get("slave0", "")
+
+    primary.cli("CLIENT", "PAUSE", int(limit_s * 1000), "WRITE")
+    end = time.monotonic() + limit_s
+    while behind() and time.monotonic() < end:
+        time.sleep(0.02)
+    primary.cli("CLIENT", "UNPAUSE")
 
 
 def _with_replica(
@@ -104,6 +123,11 @@ def cluster_troubles(cluster: Cluster, lanes: Sequence[Lane]) -> Troubles:
         settle()  # the blow before may still be felt
         return cluster.primary(a_shard(rng))
 
+    def calmly(act: Callable[[], Result]) -> Result:
+        return patiently(
+            act, lambda: [cluster.primary(index) for index in range(len(cluster.shards))]
+        )
+
     @contextmanager
     def lost(rng: random.Random) -> Iterator[None]:
         """A primary dies, and comes back when its replica has taken its place."""
@@ -140,14 +164,14 @@ def cluster_troubles(cluster: Cluster, lanes: Sequence[Lane]) -> Troubles:
             slot = cluster.slot(name)
             source, target = cluster.owner(slot), a_primary(rng)
             if source is not target and slot not in (move.slot for move in moves):
-                moves.append(patiently(partial(cluster.begin_migration, source, target, slot)))
+                moves.append(calmly(partial(cluster.begin_migration, source, target, slot)))
                 moves[-1].move_keys(rng.choice([0, 1, None]))
         try:
             yield
         finally:
             for move in moves:
                 move.move_keys()
-                patiently(move.finish)
+                calmly(move.finish)
 
     @contextmanager
     def abort(rng: random.Random) -> Iterator[None]:
@@ -159,12 +183,12 @@ def cluster_troubles(cluster: Cluster, lanes: Sequence[Lane]) -> Troubles:
             if source is target:
                 yield
                 return
-            move = patiently(lambda: cluster.begin_migration(source, target, slot))
+            move = calmly(lambda: cluster.begin_migration(source, target, slot))
             move.move_keys(rng.choice([0, 1, None]))
             try:
                 yield
             finally:
-                patiently(move.abort)
+                calmly(move.abort)
 
     own = (lost, failover, takeover, migrate, abort)
     return _with_replica(a_primary, lanes, settle) | {one.__name__: one for one in own}
