@@ -18,21 +18,10 @@ using Peer = ScriptedServer::Peer;
 using Words = ScriptedServer::Command;
 
 Config config_for(std::uint16_t port) {
-  Config config;
+  Config config = client_config(port);
   config.topology = Topology::kCluster;
-  config.endpoint = {"127.0.0.1", port, {}};
-  config.connections = 2;
   config.connect_timeout = config.stall_timeout = kPatience;
-  config.reconnect_min = 2 * kMilli;
-  config.reconnect_max = 20 * kMilli;
   return config;
-}
-
-std::unique_ptr<Client> open(const Config& config,
-                             std::shared_ptr<CredentialSource> credentials = nullptr) {
-  auto client = Client::open(config, net::plain_transport(), std::move(credentials));
-  EXPECT_TRUE(client);
-  return std::move(*client);
 }
 
 // Closes a client whose batch waits somewhere: it must come back soon, and the batch CANCELLED.

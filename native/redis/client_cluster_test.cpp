@@ -20,21 +20,10 @@ using Peer = ScriptedServer::Peer;
 using Words = ScriptedServer::Command;
 
 Config config_for(std::uint16_t port) {
-  Config config;
+  Config config = client_config(port);
   config.topology = Topology::kCluster;
-  config.endpoint = {"127.0.0.1", port, {}};
-  config.connections = 2;
-  config.connect_timeout = 500 * kMilli;
-  config.stall_timeout = 500 * kMilli;
-  config.reconnect_min = 2 * kMilli;
-  config.reconnect_max = 20 * kMilli;
+  config.connect_timeout = config.stall_timeout = 500 * kMilli;
   return config;
-}
-
-std::unique_ptr<Client> open(const Config& config) {
-  auto client = Client::open(config);
-  EXPECT_TRUE(client);
-  return std::move(*client);
 }
 
 TEST(ClientCluster, ABatchStreamsFromEveryNode) {

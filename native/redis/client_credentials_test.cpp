@@ -21,13 +21,9 @@ using Peer = ScriptedServer::Peer;
 using Words = ScriptedServer::Command;
 
 Config config_for(std::uint16_t port) {
-  Config config;
-  config.endpoint = {"127.0.0.1", port, {}};
+  Config config = client_config(port);
   config.connections = 1;
-  config.connect_timeout = kSecond;
-  config.stall_timeout = kSecond;
-  config.reconnect_min = 2 * kMilli;
-  config.reconnect_max = 20 * kMilli;
+  config.connect_timeout = config.stall_timeout = kSecond;
   return config;
 }
 
@@ -51,12 +47,6 @@ class Provider {
   const std::function<Result<Credentials>()> answer_;
   std::thread thread_;
 };
-
-std::unique_ptr<Client> open(const Config& config, const Provider& provider) {
-  auto client = Client::open(config, net::plain_transport(), provider.source);
-  EXPECT_TRUE(client);
-  return std::move(*client);
-}
 
 // What each connection said, in short: "HELLO me/one", "AUTH me/two", "GET".
 class Journal {
@@ -87,7 +77,7 @@ TEST(ClientCredentials, EveryConnectionAsksAndUsesWhatItIsGiven) {
     return false;
   });
   Provider provider([] { return Credentials{.username = "me", .password = "one"}; });
-  const auto client = open(config_for(server.port()), provider);
+  const auto client = open(config_for(server.port()), provider.source);
   std::vector<std::string> values{"v"};
   EXPECT_EQ(run(*client, make_batch(Verb::kSet, {"k"}, &values)), "OK");
   EXPECT_EQ(run(*client, make_batch(Verb::kTouch, {"k"})), "OK");
@@ -101,7 +91,7 @@ TEST(ClientCredentials, NewOnesReachConnectionsThatAreUpBeforeTheirNextCommand) 
     return false;
   });
   Provider provider([] { return Credentials{.username = "me", .password = "one"}; });
-  const auto client = open(config_for(server.port()), provider);
+  const auto client = open(config_for(server.port()), provider.source);
   std::vector<std::string> values{"v"};
   ASSERT_EQ(run(*client, make_batch(Verb::kSet, {"k"}, &values)), "OK");
   provider.source->provide(Credentials{.username = "me", .password = "two"});
@@ -135,7 +125,7 @@ TEST(ClientCredentials, AnAuthNeverComesBetweenTheHeadOfASetAndItsValue) {
   Config config = config_for(server.port());
   config.window_bytes = 1;  // one value at a time, with the head of the next sent early
   config.stall_timeout = kPatience;
-  const auto client = open(config, provider);
+  const auto client = open(config, provider.source);
   const std::vector<std::string> keys{"a", "b", "c", "d", "e", "f"};
   std::vector<std::string> written;
   for (char c = 'a'; c <= 'f'; ++c) written.emplace_back(300'000, c);
@@ -175,7 +165,7 @@ TEST(ClientCredentials, ARefusedRenewalMeansANewConnectionAndNewCredentials) {
     const std::lock_guard lock(mutex);
     return Credentials{.username = "me", .password = valid};
   });
-  const auto client = open(config_for(server.port()), provider);
+  const auto client = open(config_for(server.port()), provider.source);
   ASSERT_EQ(run(*client, make_batch(Verb::kGet, {"k"})), "MISS");
   provider.source->provide(Credentials{.username = "me", .password = "wrong"});
   // The connection ends at the refusal; its command goes to one that asked for credentials anew.
@@ -196,7 +186,7 @@ TEST(ClientCredentials, AProviderThatFailsIsUnavailableAndComesBack) {
     if (fails) return Error{Errc::kAuth, "the credentials provider raised LookupError"};
     return Credentials{.username = "me", .password = "pw"};
   });
-  const auto client = open(config_for(server.port()), provider);
+  const auto client = open(config_for(server.port()), provider.source);
   const auto batch = make_batch(Verb::kGet, {"k"});
   EXPECT_EQ(run(*client, batch), "UNAVAILABLE");
   EXPECT_NE(batch->error().find("LookupError"), std::string::npos) << batch->error();

@@ -11,59 +11,20 @@
 #include <thread>
 #include <vector>
 
+#include "fuzz/client_driver.hpp"
 #include "fuzz/scripted_server.hpp"
 
 namespace kvferry::redis {
 namespace {
 
-constexpr Nanos kPatience = 10 * kSecond;
-
 Config config_for(std::uint16_t port) {
-  Config config;
-  config.endpoint.host = "127.0.0.1";
-  config.endpoint.port = port;
-  config.connections = 2;
+  Config config = client_config(port);
   config.connect_timeout = 300 * kMilli;
   config.stall_timeout = 150 * kMilli;
-  config.reconnect_min = 2 * kMilli;
-  config.reconnect_max = 20 * kMilli;
   return config;
 }
 
-std::unique_ptr<Client> open(const Config& config) {
-  auto client = Client::open(config);
-  EXPECT_TRUE(client);
-  return std::move(*client);
-}
-
 Server& only_node(Client& client) { return *client.router().nodes().at(0).server; }
-
-std::shared_ptr<Batch> make_batch(Verb verb, const std::vector<std::string>& keys,
-                                  std::vector<std::string>* values = nullptr,
-                                  Nanos deadline = kNever) {
-  auto batch = std::make_shared<Batch>(Batch::Options{.verb = verb, .deadline = deadline});
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    batch->add(keys[i], values == nullptr ? MutableBytes{}
-                                          : std::as_writable_bytes(std::span((*values)[i])));
-  }
-  batch->quiet = true;
-  return batch;
-}
-
-// "OK MISS", or what went wrong with the batch as a whole.
-std::string run(Client& client, const std::shared_ptr<Batch>& batch) {
-  const auto id = client.submit(batch);
-  if (!id) return std::string(name(id.error().code));
-  if (!batch->wait(monotonic_ns() + kPatience)) return "never finished";
-  std::vector<std::uint8_t> statuses(batch->item_count());
-  std::vector<std::uint64_t> sizes(batch->item_count());
-  batch->results(statuses.data(), sizes.data());
-  std::string text;
-  for (const std::uint8_t status : statuses) {
-    text += (text.empty() ? "" : " ") + std::string(name(static_cast<Status>(status)));
-  }
-  return text;
-}
 
 std::string get(Client& client, const std::string& key, std::string& value) {
   std::vector<std::string> values{value};

@@ -10,13 +10,11 @@
 #include <thread>
 #include <vector>
 
+#include "fuzz/client_driver.hpp"
 #include "fuzz/scripted_server.hpp"
-#include "redis/client.hpp"
 
 namespace kvferry::redis {
 namespace {
-
-constexpr Nanos kPatience = 15 * kSecond;
 
 std::string bulk(const std::string& text) {
   return "$" + std::to_string(text.size()) + "\r\n" + text + "\r\n";
@@ -77,12 +75,6 @@ class TrackingServer {
   ScriptedServer server_;
 };
 
-std::unique_ptr<Client> open(const Config& config) {
-  auto client = Client::open(config);
-  EXPECT_TRUE(client);
-  return std::move(*client);
-}
-
 Presence look_up(const Client& client, std::string_view key) {
   Presence answer{};
   client.presence()->look_up({&key, 1}, {&answer, 1});
@@ -98,17 +90,12 @@ bool becomes(const Client& client, std::string_view key, Presence wanted) {
   return true;
 }
 
-Status run(Client& client, Verb verb, const std::string& key) {
-  std::string value = "x";
-  auto batch = std::make_shared<Batch>(Batch::Options{.verb = verb, .deadline = kNever});
-  batch->add(key, verb == Verb::kSet ? std::as_writable_bytes(std::span(value)) : MutableBytes{});
-  batch->quiet = true;
-  EXPECT_TRUE(client.submit(batch));
-  EXPECT_TRUE(batch->wait(monotonic_ns() + kPatience));
-  std::uint8_t status = 0;
-  std::uint64_t size = 0;
-  batch->results(&status, &size);
-  return static_cast<Status>(status);
+std::string run(Client& client, Verb verb, const std::string& key) {
+  std::vector<std::string> values{"x"};
+  const auto batch = make_batch(verb, {key}, verb == Verb::kSet ? &values : nullptr);
+  std::string outcome = run(client, batch);
+  EXPECT_TRUE(batch->finished());
+  return outcome;
 }
 
 TEST(PresenceView, ManyThreadsWriteAndAsk) {
@@ -120,7 +107,7 @@ TEST(PresenceView, ManyThreadsWriteAndAsk) {
     threads.emplace_back([&, thread] {
       for (int i = 0; i < 100; ++i) {
         const std::string key = "kv:" + std::to_string(thread) + "." + std::to_string(i % 7);
-        if (run(*client, Verb::kSet, key) == Status::kOk) {
+        if (run(*client, Verb::kSet, key) == "OK") {
           for (int n = 0; n < 20; ++n) EXPECT_NE(look_up(*client, key), Presence::kAbsent) << key;
         }
         if (i % 3 == 0) run(*client, Verb::kDelete, key);
@@ -129,8 +116,8 @@ TEST(PresenceView, ManyThreadsWriteAndAsk) {
     });
   }
   for (std::thread& thread : threads) thread.join();
-  EXPECT_EQ(run(*client, Verb::kSet, "kv:last"), Status::kOk);
-  EXPECT_EQ(run(*client, Verb::kDelete, "kv:0.1"), Status::kOk);
+  EXPECT_EQ(run(*client, Verb::kSet, "kv:last"), "OK");
+  EXPECT_EQ(run(*client, Verb::kDelete, "kv:0.1"), "OK");
   EXPECT_TRUE(becomes(*client, "kv:last", Presence::kProbable));
   EXPECT_TRUE(becomes(*client, "kv:0.1", Presence::kAbsent));
   EXPECT_TRUE(becomes(*client, "kv:none", Presence::kAbsent));
@@ -151,7 +138,7 @@ std::string complaint(TrackingServer& server) {
     }
     std::this_thread::yield();
   }
-  EXPECT_EQ(run(*client, Verb::kSet, "kv:a"), Status::kOk);
+  EXPECT_EQ(run(*client, Verb::kSet, "kv:a"), "OK");
   EXPECT_EQ(look_up(*client, "kv:a"), Presence::kUnknown);
   EXPECT_EQ(look_up(*client, "kv:b"), Presence::kUnknown);
   return text;

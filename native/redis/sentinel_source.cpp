@@ -130,15 +130,16 @@ class SentinelSource final : public TopologySource {
     }
     bool refused = false;
     bool listening = false;
-    for (;;) {
+    while (monotonic_ns() < deadline) {  // it may announce without end
       const auto reply = link.receive(deadline);
       if (!reply) return reply.error();
-      if (!*reply) return Error{Errc::kTimeout, link.endpoint().text() + ": no answer in time"};
+      if (!*reply) break;
       listening = listening || (*reply)->is_push();
       if ((*reply)->is_push()) continue;
       if (!(*reply)->is_error() || refused || listening) return !refused;  // PING is answered
       refused = true;
     }
+    return Error{Errc::kTimeout, link.endpoint().text() + ": no answer in time"};
   }
 
   Outcome verify(const net::Endpoint& master) {

@@ -362,6 +362,21 @@ TEST(SentinelSource, AnnouncementsMakeADescriptorReadable) {
   EXPECT_EQ(::poll(&entry, 1, 0), 0) << "what was announced has been read";
 }
 
+TEST(SentinelSource, OneThatAnnouncesWithoutEndIsLeft) {
+  const Nanos begin = monotonic_ns();
+  ScriptedServer loud([&](Peer& peer, const Words& command) {
+    if (command[0] != "SUBSCRIBE") return false;
+    std::string pushes;
+    for (int i = 0; i < 100; ++i) pushes += ">3\r\n" + bulk("message") + bulk("+x") + bulk("y");
+    while (peer.send(pushes) && monotonic_ns() < begin + 3 * kSecond) {
+    }
+    return true;
+  });
+  Asking asking({loud.port()});
+  EXPECT_TRUE(asking.ask().starts_with("timeout: "));
+  EXPECT_LT(monotonic_ns() - begin, 2 * kSecond);
+}
+
 TEST(SentinelSource, TheStopSignalEndsIt) {
   Asking stopped({1});  // before the servers, whose threads may still signal at its end
   ScriptedServer deaf([&](auto&, auto&) {

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
+import ssl
 import threading
 import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from kvferry import errors
 from kvferry.client.batch import Status
 from kvferry.client.pure import PureRedisClient
+from kvferry.client.pure_tls import shake_hands
 from support.certificates import Certificates
 from support.proxy import Direction, FaultProxy
 from support.pure import MIB, payload, within
@@ -307,3 +310,14 @@ def test_close_ends_a_batch_of_another_thread(start: Start) -> None:
         thread.join(5)
     assert results[0][0] is Status.CANCELLED
     server.resume()
+
+
+def test_an_interrupt_of_a_late_handshake_stays_one() -> None:
+    class Interrupted:
+        def wrap_socket(self, *_: object, **__: object) -> None:
+            raise KeyboardInterrupt
+
+    ours, theirs = socket.socketpair()
+    context = cast(ssl.SSLContext, Interrupted())
+    with ours, theirs, pytest.raises(KeyboardInterrupt):
+        shake_hands(ours, context, "localhost", time.monotonic() - 1)

@@ -90,15 +90,14 @@ def shake_hands(
         sock.do_handshake()
     except BaseException as error:
         sock.close()
-        if time.monotonic() >= until:
+        cut = isinstance(error, OSError) and time.monotonic() >= until
+        if isinstance(error, TimeoutError) or (cut and not _says_why(error)):
             raise Disconnected("timed out during the TLS handshake") from error
         if isinstance(error, ssl.SSLEOFError):
             text = "the server closed the connection during the TLS handshake"
             raise Disconnected(text) from error
         if isinstance(error, ssl.SSLError):
             raise TlsRefused(_failure(error)) from error
-        if isinstance(error, TimeoutError):
-            raise Disconnected("timed out during the TLS handshake") from error
         if isinstance(error, ValueError):  # e.g. a name that begins with a dot
             raise TlsRefused(_NO_NAME) from error
         raise
@@ -106,6 +105,10 @@ def shake_hands(
         if end is not None:
             end.cancel()
     return sock
+
+
+def _says_why(error: BaseException) -> bool:
+    return isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError)
 
 
 def _shut_down(sock: socket.socket) -> None:
