@@ -7,6 +7,8 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
+#include <array>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -71,6 +73,9 @@ struct Totals {
     connections_lost += stats.connections_lost;
     dials_failed += stats.dials_failed;
     values_corrupt += stats.values_corrupt;
+    for (std::size_t fault = 0; fault < refused.size(); ++fault) {
+      refused[fault] += stats.refused[fault];
+    }
   }
   [[nodiscard]] nb::dict to_python() const {
     nb::dict out;
@@ -83,6 +88,11 @@ struct Totals {
     out["connections_up"] = connections_up;
     out["dials_failed"] = dials_failed;
     out["values_corrupt"] = values_corrupt;
+    for (std::size_t fault = 1; fault < refused.size(); ++fault) {
+      std::string cause(name(static_cast<codec::FrameFault>(fault)));
+      std::ranges::replace(cause, ' ', '_');
+      out[("refused_" + cause).c_str()] = refused[fault];
+    }
     return out;
   }
 
@@ -94,6 +104,7 @@ struct Totals {
   std::uint64_t connections_lost = 0;
   std::uint64_t dials_failed = 0;
   std::uint64_t values_corrupt = 0;
+  std::array<std::uint64_t, codec::kFrameFaultsCount> refused{};
   int connections_up = 0;
 };
 

@@ -64,6 +64,7 @@ enum class FrameFault : std::uint8_t {
   kPayloadChecksum,  // the payload was damaged
   kGeneration,       // the stripes are of different writes
 };
+inline constexpr std::size_t kFrameFaultsCount = 13;
 
 // E.g. "header checksum"; "none" for kNone.
 [[nodiscard]] std::string_view name(FrameFault fault) noexcept;

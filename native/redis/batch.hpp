@@ -20,6 +20,7 @@
 #include "base/bytes.hpp"
 #include "base/clock.hpp"
 #include "base/errors.hpp"
+#include "codec/frame.hpp"
 
 namespace kvferry::redis {
 
@@ -44,6 +45,7 @@ struct Command {
   bool primary_only = false;   // a replica could not answer it
   bool deferred = false;       // SET of stripe 0: waits until every other stripe is stored
   bool stamped = false;        // framed SET: checksum and generation are set
+  codec::FrameFault fault = codec::FrameFault::kNone;  // framed GET: why it is not OK
   Status status = Status::kPending;
 };
 

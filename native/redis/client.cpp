@@ -5,6 +5,8 @@
 #include <system_error>
 #include <utility>
 
+#include "redis/server_error.hpp"
+
 namespace kvferry::redis {
 
 Result<std::unique_ptr<Client>> Client::open(Config config,
@@ -163,7 +165,10 @@ void Client::finished(Batch& batch) {
 }
 
 void Client::corrupt(Batch& batch, const Command& command) {
-  log_.push(LogLevel::kWarning, "a value was corrupt and is being deleted");
+  log_.push(LogLevel::kWarning, "the value of " + printable(batch.key(command)) +
+                                    " is not what was stored there (wrong " +
+                                    std::string(codec::name(command.fault)) +
+                                    "); it is a miss and is being deleted");
   auto removal =
       std::make_shared<Batch>(Batch::Options{.verb = Verb::kDelete, .deadline = deadline_for(0)});
   removal->reserve(1, command.key_length);

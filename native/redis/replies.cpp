@@ -183,6 +183,7 @@ bool Replies::on_bulk(std::uint64_t length) {
     if (length < codec::kFrameSizeBytes) {
       outcome_ = Status::kCorrupt;
       why_ = "a value without a frame";
+      work.command->fault = codec::FrameFault::kMagic;
       return true;
     }
     landing_ = Landing::kFrame;
@@ -227,6 +228,7 @@ bool Replies::on_frame_header() {
     landing_ = Landing::kTarget;
     return true;
   }
+  work.command->fault = fault;
   if (fault == codec::FrameFault::kKey || fault == codec::FrameFault::kStripe) {
     // A sound frame that answers another command: every reply behind it is out of step as well.
     settle_front(Status::kCorrupt, codec::name(fault));
@@ -244,7 +246,8 @@ bool Replies::on_payload_end() {
   if (work && landing_ == Landing::kTarget && work.batch->options().framed &&
       checksum_.digest() != frame_.payload_checksum) {
     outcome_ = Status::kCorrupt;
-    why_ = codec::name(codec::FrameFault::kPayloadChecksum);
+    work.command->fault = codec::FrameFault::kPayloadChecksum;
+    why_ = codec::name(work.command->fault);
   }
   settle_front(outcome_, why_);
   return true;

@@ -128,6 +128,9 @@ void Router::keep_counters(Server& server) {
   add(former_.connections_lost, stats.connections_lost);
   add(former_.dials_failed, stats.dials_failed);
   add(former_.values_corrupt, stats.values_corrupt);
+  for (std::size_t fault = 0; fault < stats.refused.size(); ++fault) {
+    add(former_.refused[fault], stats.refused[fault]);
+  }
 }
 
 }  // namespace kvferry::redis

@@ -23,6 +23,10 @@ void Server::settle(Work work, Status status, std::string_view why) {
     return dispatcher_.route(work);
   }
   stats_.commands_settled.fetch_add(1, std::memory_order_relaxed);
+  if (status == Status::kCorrupt || status == Status::kSizeMismatch) {
+    const auto fault = static_cast<std::size_t>(work.command->fault);
+    stats_.refused[fault].fetch_add(1, std::memory_order_relaxed);
+  }
   if (status == Status::kCorrupt) {
     stats_.values_corrupt.fetch_add(1, std::memory_order_relaxed);
     dispatcher_.corrupt(*work.batch, *work.command);

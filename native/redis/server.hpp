@@ -5,6 +5,7 @@
 // Failure: when the breaker opens, everything that waits settles as UNAVAILABLE at once; what a
 // replica cannot answer goes to its primary instead. After retire() all work goes elsewhere.
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <mutex>
@@ -31,6 +32,8 @@ struct Stats {
   std::atomic<std::uint64_t> connections_lost{0};
   std::atomic<std::uint64_t> dials_failed{0};
   std::atomic<std::uint64_t> values_corrupt{0};
+  // Values that were refused, by codec::FrameFault: kNone has those without a frame.
+  std::array<std::atomic<std::uint64_t>, codec::kFrameFaultsCount> refused{};
 };
 
 // A round trip that no server on this machine has.

@@ -274,6 +274,43 @@ def test_a_flipped_bit_is_corrupt_and_the_value_goes(
     assert targets[1] == payload(size_bytes, 1)
 
 
+@pytest.mark.parametrize(
+    ("cause", "damage"),
+    [
+        ("magic", lambda raw, other: b"another program's value, which has no frame" * 9),
+        ("version", lambda raw, other: raw[:4] + b"\x09" + raw[5:]),
+        ("header_checksum", lambda raw, other: raw[:9] + bytes([raw[9] ^ 4]) + raw[10:]),
+        ("shape", lambda raw, other: raw[:-1]),  # truncated
+        ("payload_checksum", lambda raw, other: raw[:-1] + bytes([raw[-1] ^ 1])),
+        ("key", lambda raw, other: other),
+    ],
+)
+def test_each_cause_of_a_refusal_is_counted_and_named(
+    valkey: TestServer,
+    caplog: pytest.LogCaptureFixture,
+    cause: str,
+    damage: Callable[[bytes, bytes], bytes],
+) -> None:
+    with opened("native", valkey) as client:
+        here = space(client, 100)
+        here.batch_set(["u", "v"], [payload(100), payload(100, 1)])
+        valkey.cli("SET", "kv:v", damage(valkey.cli("GET", "kv:v"), valkey.cli("GET", "kv:u")))
+        assert here.batch_get(["v"], [bytearray(100)])[0] is Status.CORRUPT
+        await_no_key(valkey, "kv:v")
+        refused = {k: n for k, n in client.stats().items() if k.startswith("refused_") and n}
+        assert refused == {f"refused_{cause}": 1}
+        here.batch_exists(["v"])  # what is logged comes with the next call
+        assert f"kv:v is not what was stored there (wrong {cause.replace('_', ' ')})" in caplog.text
+
+
+def test_a_value_of_another_identity_is_refused_by_name(valkey: TestServer) -> None:
+    with opened("native", valkey) as client:
+        space(client, 100).set("v", payload(100))
+        other = space(client, 100, OTHER_IDENTITY)
+        assert other.batch_get(["v"], [bytearray(100)])[0] is Status.CORRUPT
+        assert client.stats()["refused_identity"] == 1
+
+
 def test_every_byte_is_guarded(valkey: TestServer) -> None:
     with opened("native", valkey) as client:
         here, target = space(client, 100), bytearray(100)
