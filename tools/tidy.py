@@ -30,8 +30,8 @@ PY_LAYERS = (
     ("_native",),
     ("_*",),  # private modules of the package's top, for whoever is above
     ("credentials",),
-    ("errors", "config", "keys", "units", "logs", "metrics", "embedded"),
-    ("config_file",),
+    ("errors", "config", "keys", "kv_layout", "units", "logs", "metrics", "embedded"),
+    ("config_file", "identity"),
     ("pool", "client"),
     ("engine",),
     ("testing",),

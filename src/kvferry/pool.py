@@ -26,35 +26,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from kvferry import _native
+from kvferry._elements import ELEMENTS, element_name
 from kvferry.errors import ClosedError, UsageError
 
 if TYPE_CHECKING:
     import numpy as np
 
 __all__ = ["Page", "PagePool"]
-
-# What NumPy stores each element type as, and its size in bytes. Types that NumPy does not have are
-# bit patterns in unsigned integers: a cache moves them and never calculates with them.
-_ELEMENTS: dict[str, tuple[str, int]] = {
-    "bool": ("bool", 1),
-    "int8": ("int8", 1),
-    "uint8": ("uint8", 1),
-    "int16": ("int16", 2),
-    "uint16": ("uint16", 2),
-    "int32": ("int32", 4),
-    "uint32": ("uint32", 4),
-    "int64": ("int64", 8),
-    "uint64": ("uint64", 8),
-    "float16": ("float16", 2),
-    "float32": ("float32", 4),
-    "float64": ("float64", 8),
-    "bfloat16": ("uint16", 2),
-    "fp8": ("uint8", 1),
-    "fp8_e4m3": ("uint8", 1),
-    "fp8_e5m2": ("uint8", 1),
-    "float8_e4m3fn": ("uint8", 1),
-    "float8_e5m2": ("uint8", 1),
-}
 
 
 class _Layout(NamedTuple):
@@ -71,12 +49,8 @@ def _layout(shape: Sequence[int], dtype: object) -> _Layout:
         raise UsageError(f"shape must be a sequence of integers, got {shape!r}") from None
     if any(size < 1 for size in sizes):
         raise UsageError(f"every size of the shape must be at least 1, got {sizes}")
-    # A name, a NumPy dtype or scalar type, or a torch dtype ("torch.bfloat16").
-    text = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", str(dtype))
-    name = text.removeprefix("torch.")
-    if name not in _ELEMENTS:
-        raise UsageError(f"unknown dtype {text!r}; known: {', '.join(_ELEMENTS)}")
-    numpy_dtype, item_size_bytes = _ELEMENTS[name]
+    name = element_name(dtype)
+    numpy_dtype, item_size_bytes = ELEMENTS[name]
     return _Layout(sizes, name, numpy_dtype, math.prod(sizes) * item_size_bytes)
 
 
