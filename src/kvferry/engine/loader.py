@@ -1,0 +1,261 @@
+"""Loading a prefix from stores into memory: in parts, all at once, and no longer than it pays.
+
+A load is cut into parts of consecutive chunks. All of them are submitted at once, so the wire never
+idles between them; they arrive in order, so a load that is cut leaves a usable prefix. It is cut
+
+- when the budget of the request is used up: waiting longer could make it later than computing;
+- when the rest, at the speed seen so far, would take longer than computing it;
+- when the caller's deadline has come.
+
+A part that was cut ends soon, but not at once: a store may still be writing into its pages. They go
+back when it has ended, which `Leftovers` sees to, and nobody waits for that.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from kvferry.client.batch import BatchResult
+from kvferry.connectors.base import Ticket
+from kvferry.engine.cost import Budget
+from kvferry.engine.memory import Memory, Reserved
+from kvferry.engine.prompt import Prompt
+from kvferry.engine.tier import REASONS, Tier
+
+__all__ = ["Leftovers", "Load", "Loaded", "Wanted"]
+
+# A load has so many parts: enough that a cut wastes little, few enough to cost nothing.
+_PARTS = 16
+_PART_BYTES_MIN = 4 << 20
+# How often a running load is looked at.
+_LOOK_S = 0.005
+# What a store may take to let go of a part that was cut, before the part is left behind.
+_LET_GO_S = 0.02
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Chunks `start` to `end` (not included) are to come from a tier."""
+
+    tier: Tier
+    start: int
+    end: int
+
+
+@dataclass
+class Loaded:
+    """What became of a load.
+
+    Attributes:
+        end: The index behind the last chunk of the prefix that is in memory now.
+        reason: Why it is not all: "", "pool_full", "cut", "deadline", or a store's reason.
+        chunks: How many chunks each tier gave.
+        took_s: How long it took.
+        wanted: Whether there was anything to do here: chunks that others load are not.
+    """
+
+    end: int
+    reason: str = ""
+    chunks: dict[str, int] = field(default_factory=dict)
+    took_s: float = 0.0
+    wanted: int = 0
+
+
+@dataclass
+class _Part:
+    tier: Tier
+    end: int  # behind the last chunk of the prefix that is there when this part is
+    reserved: Reserved
+    ticket: Ticket
+
+    def reached(self, arrived: int) -> int:
+        """The index of the first chunk that is not there, with that many of the part's arrived."""
+        chunks = self.reserved.chunks
+        return chunks[arrived] if arrived < len(chunks) else self.end
+
+
+class Leftovers:
+    """Parts that were cut and have not ended: their pages wait for that. Swept now and then."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._lock = threading.Lock()
+        self._parts: list[tuple[Ticket, int]] = []
+
+    def add(self, ticket: Ticket, reservation: int) -> None:
+        """The pages of the reservation belong to the ticket until it ends."""
+        with self._lock:
+            self._parts.append((ticket, reservation))
+
+    def sweep(self, limit_s: float = 0.0) -> int:
+        """Free the pages of whatever has ended; wait `limit_s` at most. How many have not."""
+        until = time.monotonic() + limit_s
+        with self._lock:
+            parts, self._parts = self._parts, []
+        kept = []
+        for ticket, reservation in parts:
+            if ticket.wait(max(0.0, until - time.monotonic())) is not None:
+                self._memory.abort(reservation)
+            else:
+                kept.append((ticket, reservation))
+        with self._lock:
+            self._parts += kept
+            return len(self._parts)
+
+
+class Load:
+    """One load. `begin`, then `finish`, in one thread.
+
+    Args:
+        memory: Where to.
+        prompt: What.
+        budget: Until when.
+        leftovers: Takes what was cut.
+        arrived: Called with chunks and their pages when they have arrived, before anybody else sees
+            them: the pages are the caller's for that long.
+    """
+
+    def __init__(
+        self,
+        memory: Memory,
+        prompt: Prompt,
+        budget: Budget,
+        leftovers: Leftovers,
+        arrived: Callable[[Sequence[int], Sequence[int]], None] | None = None,
+    ) -> None:
+        self._memory = memory
+        self._prompt = prompt
+        self._budget = budget
+        self._leftovers = leftovers
+        self._arrived = arrived
+        self._parts: list[_Part] = []
+        self._began = time.monotonic()
+        self._done_chunks = 0
+        self._outcome = Loaded(0)
+
+    def begin(self, wanted: Sequence[Wanted]) -> int:
+        """Reserve pages and ask for everything; how many chunks are on their way because of it.
+
+        `wanted` is in the order of the prefix and has no gaps. Where there is no more room, it ends.
+        """
+        self._outcome.end = wanted[0].start if wanted else 0
+        total = sum(piece.end - piece.start for piece in wanted)
+        for piece in wanted:
+            step = max(-(-total // _PARTS), _PART_BYTES_MIN // piece.tier.chunk_bytes, 1)
+            for start in range(piece.start, piece.end, step):
+                if not self._ask(piece.tier, start, min(start + step, piece.end)):
+                    self._outcome.reason = "pool_full"
+                    return self._wanted()
+        return self._wanted()
+
+    def finish(self) -> Loaded:
+        """Wait while that pays."""
+        outcome, parts = self._outcome, self._parts
+        by_tier: dict[Tier, float] = {}
+        for index, part in enumerate(parts):
+            result = self._await(part)
+            if result is None:
+                self._cut(index)
+                break
+            by_tier[part.tier] = time.monotonic() - self._began
+            if not self._take(part, result):
+                self._cut(index + 1)
+                break
+        outcome.took_s = time.monotonic() - self._began
+        self._learn(by_tier)
+        return outcome
+
+    def _ask(self, tier: Tier, start: int, end: int) -> bool:
+        """Submit one part; False: there were not enough pages."""
+        prompt = self._prompt
+        reserved = self._memory.reserve(prompt.first(end), start)
+        if reserved.chunks:
+            if reserved.shed:
+                end = reserved.chunks[-1] + 1
+            names = prompt.keys(start, end)
+            ticket = tier.connector.submit_get(
+                [names[chunk - start] for chunk in reserved.chunks],
+                self._memory.views(reserved.handles),
+                prefix=True,
+                timeout_s=max(0.001, self._budget.deadline - time.monotonic()),
+            )
+            self._parts.append(_Part(tier, end, reserved, ticket))
+        return not reserved.shed
+
+    def _wanted(self) -> int:
+        return sum(len(part.reserved.chunks) for part in self._parts)
+
+    def _await(self, part: _Part) -> BatchResult | None:
+        """Wait for a part while that pays; None when it does not."""
+        size, goal = self._prompt.chunk_size, self._parts[-1].end
+        while True:
+            arrived = part.ticket.progress()
+            held = part.reached(arrived)
+            limit = self._budget.until(held * size)
+            now = time.monotonic()
+            result = part.ticket.wait(max(0.0, min(_LOOK_S, limit - now)))
+            if result is not None:
+                return result
+            now = time.monotonic()
+            if now >= limit:
+                self._outcome.reason = "deadline" if limit >= self._budget.deadline else "cut"
+                return None
+            done = self._done_chunks + arrived
+            if done and now - self._began > 4 * _LOOK_S:
+                remaining_s = (now - self._began) / done * (self._wanted() - done)
+                if not self._budget.worth_waiting(held * size, goal * size, remaining_s):
+                    self._outcome.reason = "cut"
+                    return None
+
+    def _take(self, part: _Part, result: BatchResult) -> bool:
+        """Put what has arrived into memory; False: the prefix ends within this part."""
+        chunks, handles = part.reserved.chunks, part.reserved.handles
+        count = result.prefix_len
+        if self._arrived is not None and count:
+            self._arrived(chunks[:count], handles[:count])
+        # What arrived behind a hole stays as well: it is right, and the hole may be filled.
+        ok = bytes(status == 0 for status in result.statuses)
+        self._memory.commit(part.reserved.id, ok)
+        self._done_chunks += count
+        name = part.tier.name
+        self._outcome.chunks[name] = self._outcome.chunks.get(name, 0) + count
+        self._outcome.end = part.reached(count)
+        if count == len(chunks):
+            return True
+        part.tier.refuse(self._prompt, chunks, result)
+        if not self._outcome.reason or self._outcome.reason == "pool_full":
+            self._outcome.reason = REASONS.get(result[count], "error")
+        return False
+
+    def _cut(self, index: int) -> None:
+        """Withdraw the parts from this one on; keep what has arrived of the first of them."""
+        for part in self._parts[index:]:
+            part.ticket.cancel()
+        until = time.monotonic() + _LET_GO_S
+        contiguous = True
+        for part in self._parts[index:]:
+            result = part.ticket.wait(max(0.0, until - time.monotonic()))
+            if result is None:
+                self._leftovers.add(part.ticket, part.reserved.id)
+                contiguous = False
+            elif contiguous and not self._prefix_ended(part):
+                contiguous = self._take(part, result)
+            else:
+                self._memory.abort(part.reserved.id)
+
+    def _prefix_ended(self, part: _Part) -> bool:
+        return self._outcome.end < part.reserved.chunks[0]
+
+    def _learn(self, by_tier: dict[Tier, float]) -> None:
+        """Tell each tier how fast it was, as far as it came."""
+        for part in self._parts:
+            by_tier.setdefault(part.tier, self._outcome.took_s)
+        for tier, took_s in by_tier.items():
+            count = self._outcome.chunks.get(tier.name, 0)
+            if count:
+                tier.learn(count * tier.chunk_bytes, took_s)
+            elif self._outcome.reason == "cut":  # not one chunk in all that time
+                tier.learn(tier.chunk_bytes, took_s)

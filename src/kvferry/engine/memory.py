@@ -1,0 +1,139 @@
+"""L1: the pages of this process and the index of what lies in them.
+
+A thin layer over the native cache: it owns the pool, makes pages buffers, and wakes those who wait
+for a chunk that somebody else is bringing. Nothing here waits without a limit.
+
+Threads: any.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kvferry import _native
+from kvferry.engine.prompt import Prompt
+from kvferry.errors import UsageError
+
+__all__ = ["Memory", "Reserved"]
+
+# A hold on pages that is not ended in this time belongs to somebody who forgot it.
+LEASE_S = 120.0
+# States of a chunk, by the byte of `states`; see ChunkCache.
+STATES = ("absent", "evicted", "writing", "ready", "leased", "pinned")
+
+
+class Reserved(NamedTuple):
+    """Pages for chunks that somebody is going to write.
+
+    Attributes:
+        id: For `Memory.commit`.
+        chunks: Indexes of the chunks, ascending.
+        handles: Their pages.
+        shed: How many further chunks got no page.
+    """
+
+    id: int
+    chunks: list[int]
+    handles: list[int]
+    shed: int
+
+
+class Memory:
+    """Pages of one length, and which chunk lies in which.
+
+    Args:
+        chunk_bytes: Length of a page.
+        size_bytes: Of all pages together; at least one is made.
+        policy: Name of the eviction policy.
+        hugetlb, prefault: See `kvferry.PagePool`.
+
+    Raises:
+        UsageError: The size or the policy cannot be.
+        MemoryError: The system refused the memory.
+    """
+
+    def __init__(
+        self, chunk_bytes: int, size_bytes: int, policy: str, *, hugetlb: bool, prefault: bool
+    ) -> None:
+        # As the pool rounds it: pages of 4 KiB and more begin on a page of the system.
+        unit = 4096 if chunk_bytes >= 4096 else 64
+        self.chunk_bytes = chunk_bytes
+        self.pages = size_bytes // (-(-chunk_bytes // unit) * unit)
+        if self.pages < 1:
+            raise UsageError(
+                f"{size_bytes / 1e9:g} GB of memory hold no chunk of {chunk_bytes} bytes; "
+                "raise max_local_cpu_size or lower chunk_size"
+            )
+        self._pool = _native.PagePool(chunk_bytes, self.pages, hugetlb=hugetlb, prefault=prefault)
+        self.cache = _native.ChunkCache(self.pages, policy, pool=self._pool)
+        self._changed = threading.Condition()
+
+    # --- Reading ---
+
+    def ready(self, prompt: Prompt) -> tuple[int, int]:
+        """How many leading chunks are here, and how many right behind them are on their way."""
+        return self.cache.lookup(prompt.hashes)
+
+    def acquire(self, hashes: bytes) -> tuple[int, list[int]]:
+        """Lease the leading chunks that are here: the lease, and their pages."""
+        return self.cache.acquire(hashes, LEASE_S)
+
+    def views(self, handles: Sequence[int]) -> list[_native.PageView]:
+        """Pages as buffers. The caller holds them: by a lease or a reservation."""
+        return [_native.PageView(self._pool, handle) for handle in handles]
+
+    def copy_out(self, handles: Sequence[int], buffers: Sequence[object], threads: int) -> None:
+        """Copy pages that the caller holds into buffers of their length."""
+        _native.copy_pages(self._pool, handles, buffers, False, threads)
+
+    # --- Writing ---
+
+    def reserve(self, hashes: bytes, first: int) -> Reserved:
+        """Make room for those of the chunks from `first` on that are neither here nor coming."""
+        return Reserved(*self.cache.reserve(hashes, first, LEASE_S))
+
+    def copy_in(self, handles: Sequence[int], buffers: Sequence[object], threads: int) -> None:
+        """Copy buffers of the length of a page into pages that the caller has reserved."""
+        _native.copy_pages(self._pool, handles, buffers, True, threads)
+
+    def commit(self, reservation: int, ok: bytes | None = None) -> int:
+        """The reserved pages are written, or those that `ok` names; how many chunks are here now."""
+        done = self.cache.commit(reservation, ok)
+        self._announce()
+        return done
+
+    def commit_held(self, reservation: int) -> tuple[int, int]:
+        """Like `commit`, and the chunks stay here until the lease that comes with it ends."""
+        done, lease = self.cache.commit_leased(reservation, LEASE_S)
+        self._announce()
+        return done, lease
+
+    def abort(self, reservation: int) -> None:
+        """The reserved pages will not be written."""
+        self.cache.abort(reservation)
+        self._announce()
+
+    # --- Waiting for others ---
+
+    def await_more(self, prompt: Prompt, ready: int, until: float) -> bool:
+        """Wait until more than `ready` leading chunks are here; False: they do not come, or late.
+
+        `until` is a moment of ``time.monotonic``.
+        """
+        with self._changed:
+            while True:
+                here, coming = self.ready(prompt)
+                if here > ready:
+                    return True
+                remaining_s = until - time.monotonic()
+                if not coming or remaining_s <= 0:
+                    return False
+                # A page whose writer died expires without an announcement.
+                self._changed.wait(min(remaining_s, 0.25))
+
+    def _announce(self) -> None:
+        with self._changed:
+            self._changed.notify_all()

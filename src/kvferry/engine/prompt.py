@@ -1,0 +1,123 @@
+"""A prompt as the cache knows it: one 16-byte hash for each full chunk of tokens.
+
+Tokens behind the last full chunk have no hash: they are always computed, which keeps all values of
+a store at one length. Engines that hash their blocks themselves hand over those hashes instead:
+
+    engine.retrieve(Hashes([block.hash for block in blocks]))
+
+A hash of theirs must chain over all tokens before it, and be the same in every process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from kvferry import _native
+from kvferry.errors import UsageError
+from kvferry.keys import DIGEST_BYTES
+
+__all__ = ["Hashes", "Prompt", "Tokens", "read_prompt"]
+
+
+class Hashes:
+    """Hashes that an engine made of its blocks, one for each chunk, in the order of the prompt.
+
+    Args:
+        hashes: Each at least 16 bytes; of longer ones the first 16 count.
+        tokens: How many tokens the prompt has; default: all of them lie in the chunks.
+
+    Raises:
+        UsageError: A hash is no bytes, or too short.
+    """
+
+    __slots__ = ("packed", "tokens")
+
+    def __init__(self, hashes: Iterable[bytes], tokens: int | None = None) -> None:
+        cut = []
+        for index, digest in enumerate(hashes):
+            if not isinstance(digest, bytes) or len(digest) < DIGEST_BYTES:
+                raise UsageError(
+                    f"hash {index} is no bytes object of at least {DIGEST_BYTES} bytes"
+                )
+            cut.append(digest[:DIGEST_BYTES])
+        self.packed = b"".join(cut)
+        self.tokens = tokens
+
+
+# Token ids, 0 to 2**32 - 1: a sequence of int, or a buffer of int32, uint32 or int64.
+Tokens: TypeAlias = Sequence[int] | Hashes
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """The full chunks of a prompt.
+
+    Attributes:
+        hashes: 16 bytes for each chunk, one after the other.
+        tokens: Tokens of the prompt, those behind the last full chunk included.
+        chunk_size: Tokens per chunk.
+    """
+
+    hashes: bytes
+    tokens: int
+    chunk_size: int
+
+    @property
+    def chunks(self) -> int:
+        """How many full chunks there are."""
+        return len(self.hashes) // DIGEST_BYTES
+
+    def first(self, chunks: int) -> bytes:
+        """The hashes of the first chunks."""
+        return self.hashes[: chunks * DIGEST_BYTES]
+
+    def part(self, start: int, end: int) -> bytes:
+        """The hashes of chunks `start` to `end`, that one not included."""
+        return self.hashes[start * DIGEST_BYTES : end * DIGEST_BYTES]
+
+    def digest(self, chunk: int) -> bytes:
+        """The hash of one chunk."""
+        return self.part(chunk, chunk + 1)
+
+    def keys(self, start: int, end: int) -> list[str]:
+        """The names of chunks in a store, without the prefix of their space."""
+        text, size = self.hashes.hex(), 2 * DIGEST_BYTES
+        return [text[i : i + size] for i in range(start * size, end * size, size)]
+
+
+def read_prompt(
+    tokens: Tokens, chunk_size: int, salt: bytes, limit_tokens: int | None = None
+) -> Prompt:
+    """Hash the tokens, or take the hashes that were given.
+
+    Args:
+        tokens: Of the whole prompt.
+        chunk_size: Tokens per chunk.
+        salt: Of the tenant; of hashes that were given, new ones are made with it.
+        limit_tokens: Chunks that end behind it are left out.
+
+    Raises:
+        UsageError: A token is out of range, or the limit is negative.
+    """
+    if isinstance(tokens, Hashes):
+        hashes, count = tokens.packed, tokens.tokens
+        chunks = len(hashes) // DIGEST_BYTES
+        if count is None:
+            count = chunks * chunk_size
+        if count < chunks * chunk_size:
+            raise UsageError(
+                f"{chunks} hashes of chunks of {chunk_size} tokens, but {count} tokens"
+            )
+        if salt:
+            parts = (hashes[i : i + DIGEST_BYTES] for i in range(0, len(hashes), DIGEST_BYTES))
+            hashes = b"".join(hashlib.sha256(salt + p).digest()[:DIGEST_BYTES] for p in parts)
+    else:
+        hashes, count = _native.hash_chunks(tokens, chunk_size, salt), len(tokens)
+    if limit_tokens is not None:
+        if limit_tokens < 0:
+            raise UsageError(f"limit_tokens must not be negative, got {limit_tokens}")
+        hashes = hashes[: limit_tokens // chunk_size * DIGEST_BYTES]
+    return Prompt(hashes, count, chunk_size)

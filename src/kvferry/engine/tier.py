@@ -1,0 +1,178 @@
+"""L2: one store behind the engine, with what was learnt about it.
+
+A tier answers two questions, both within a limit: how much of a prefix is there (`probe`), and how
+long would loading it take (`predict_s`). What it is asked, and how long that took, is its knowledge.
+
+Threads: any.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from kvferry.client.batch import BatchResult, Status
+from kvferry.connectors.base import Connector, Ticket
+from kvferry.engine.cost import LoadModel
+from kvferry.engine.prompt import Prompt
+
+__all__ = ["REASONS", "Probe", "Tier"]
+
+# Why a key is not to be had, by the status that says so.
+REASONS = {
+    Status.MISS: "evicted",
+    Status.SIZE_MISMATCH: "size",
+    Status.CORRUPT: "checksum",
+    Status.TIMEOUT: "deadline",
+    Status.UNAVAILABLE: "unavailable",
+    Status.SERVER_ERROR: "error",
+    Status.CANCELLED: "cancelled",
+}
+_REMEMBERED = 4096
+
+
+class Probe:
+    """What a tier said about a prefix.
+
+    Attributes:
+        end: The index of the first chunk that it does not have.
+        reason: Why it ends there: "" (it does not), "never_stored", "unavailable", "deadline"...
+        took_s: How long it took to say so.
+    """
+
+    __slots__ = ("end", "reason", "took_s")
+
+    def __init__(self, end: int, reason: str, took_s: float = 0.0) -> None:
+        self.end = end
+        self.reason = reason
+        self.took_s = took_s
+
+
+class Tier:
+    """A store and its history."""
+
+    def __init__(self, name: str, connector: Connector, chunk_bytes: int) -> None:
+        self.name = name
+        self.connector = connector
+        self.chunk_bytes = chunk_bytes
+        self._load = LoadModel()
+        self._lock = threading.Lock()
+        self._loading_bytes = 0
+        self._refused: OrderedDict[bytes, str] = OrderedDict()
+        self._late: list[tuple[Ticket, float]] = []
+
+    def probe(self, prompt: Prompt, start: int, until: float) -> Probe:
+        """Ask how much of the prefix from chunk `start` on is there.
+
+        What is there counts as used. `until` is a moment of ``time.monotonic``; a question that is
+        not answered by then is left, and what it took in the end is still learnt.
+        """
+        if not self.connector.available:
+            return Probe(start, "unavailable")
+        began = time.monotonic()
+        self._settle_late(began)
+        limit_s = until - began
+        if limit_s <= 0:
+            return Probe(start, "deadline")
+        keys = prompt.keys(start, prompt.chunks)
+        ticket = self.connector.submit_exists(keys, prefix=True, touch=True)
+        result = ticket.wait(limit_s)
+        took_s = time.monotonic() - began
+        if result is None:
+            with self._lock:
+                self._late.append((ticket, began))
+            return Probe(start, "deadline", took_s)
+        found = result.prefix_len
+        if found < len(result) and result[found] is not Status.MISS:
+            return Probe(start + found, REASONS.get(result[found], "error"), took_s)
+        self.learn(0, took_s)
+        reason = "never_stored" if start + found < prompt.chunks else ""
+        return Probe(start + found, reason, took_s)
+
+    def predict_s(self, chunks: int) -> float:
+        """Seconds to load that many chunks, beside what is being loaded already."""
+        with self._lock:
+            size_bytes, queued_bytes = chunks * self.chunk_bytes, self._loading_bytes
+            return self._load.predict_s(size_bytes, time.monotonic(), queued_bytes)
+
+    def question_s(self) -> float:
+        """Seconds that asking it takes."""
+        with self._lock:
+            return self._load.fixed_s(time.monotonic())
+
+    def learn(self, size_bytes: int, took_s: float) -> None:
+        """A load, or a question (0 bytes), took so long."""
+        with self._lock:
+            self._load.observe(size_bytes, took_s, time.monotonic())
+
+    @contextmanager
+    def loading(self, chunks: int) -> Iterator[None]:
+        """While these chunks are being loaded; others wait for them."""
+        size_bytes = chunks * self.chunk_bytes
+        with self._lock:
+            self._loading_bytes += size_bytes
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._loading_bytes -= size_bytes
+
+    def refuse(self, prompt: Prompt, chunks: Sequence[int], result: BatchResult) -> None:
+        """Remember which chunks were not what they should be, and see that they go.
+
+        Those that are corrupt are deleted by the connector; intact ones of another length are not.
+        """
+        wrong = []
+        for chunk, status in zip(chunks, result, strict=True):
+            if status in (Status.CORRUPT, Status.SIZE_MISMATCH):
+                with self._lock:
+                    self._refused[prompt.digest(chunk)] = REASONS[status]
+                    while len(self._refused) > _REMEMBERED:
+                        self._refused.popitem(last=False)
+                if status is Status.SIZE_MISMATCH:
+                    wrong += prompt.keys(chunk, chunk + 1)
+        if wrong:
+            self.connector.submit_delete(wrong)
+
+    def refusal(self, digest: bytes) -> str | None:
+        """Why the chunk with this hash was refused lately."""
+        with self._lock:
+            return self._refused.get(digest)
+
+    def stored_anew(self, digests: Sequence[bytes]) -> None:
+        """These chunks were written: what was wrong with them is history."""
+        with self._lock:
+            if self._refused:
+                for digest in digests:
+                    self._refused.pop(digest, None)
+
+    def figures(self) -> dict[str, float]:
+        """What is known of its speed."""
+        with self._lock:
+            now = time.monotonic()
+            return {
+                "fixed_s": self._load.fixed_s(now),
+                "bandwidth_bytes_s": self._load.bandwidth_bytes_s(now),
+                "samples": self._load.samples,
+                "loading_bytes": self._loading_bytes,
+            }
+
+    def _settle_late(self, now: float) -> None:
+        """Learn from questions that were left, now that they are answered or hopeless."""
+        with self._lock:
+            late, self._late = self._late, []
+        kept = []
+        for ticket, began in late:
+            result = ticket.wait(0)
+            if result is not None:
+                self.learn(0, result.elapsed_s)
+            elif now - began > 10:
+                ticket.cancel()
+                self.learn(0, now - began)
+            else:
+                kept.append((ticket, began))
+        with self._lock:
+            self._late += kept
