@@ -178,6 +178,15 @@ void bind_cache(nb::module_& m) {
            "How many chunks became ready; 0 when the reservation had expired. `ok` has one byte "
            "for each reserved chunk; 0 drops it.")
       .def(
+          "commit_leased",
+          [](const CacheOwner& self, std::uint64_t id, double ttl_s) {
+            const auto lease = self.cache->commit_leased(id, ttl_of(ttl_s));
+            return std::make_tuple(lease.pages.size(), lease.id);
+          },
+          "reservation_id"_a, "ttl_s"_a,
+          "Commit all of it and lease it: how many chunks, and the lease; (0, 0) when the "
+          "reservation had expired.")
+      .def(
           "abort", [](const CacheOwner& self, std::uint64_t id) { return self.cache->abort(id); },
           "reservation_id"_a, "Whether the reservation was in force until now.")
       .def(

@@ -153,6 +153,26 @@ Result<std::size_t> ChunkCache::commit(std::uint64_t reservation_id,
   return count;
 }
 
+ChunkCache::Lease ChunkCache::commit_leased(std::uint64_t reservation_id, Nanos ttl) {
+  const Lock lock(mutex_);
+  expire();
+  const Holder* found = holders_.find(reservation_id);
+  if (found == nullptr || found->kind != Holder::Kind::kReservation) return {};
+  const Holder writer = holders_.erase(reservation_id);
+  Holder reader(Holder::Kind::kLease, add_time(clock_(), ttl));
+  if (!writer.expired) {
+    index_->commit(writer.refs);
+    index_->hold(writer.refs, reader.refs);
+    lease_pages(reader);
+  }
+  let_go(writer);
+  if (reader.refs.empty()) return {};
+  Lease lease{0, reader.pages};
+  if (!pool_) lease.pages.assign(reader.refs.size(), 0);
+  lease.id = holders_.add(std::move(reader));
+  return lease;
+}
+
 bool ChunkCache::abort(std::uint64_t reservation_id) {
   const Lock lock(mutex_);
   expire();

@@ -76,6 +76,8 @@ class ChunkCache {
   // `ok` is empty or has one byte for each reserved chunk; 0 drops it.
   // Fails with: kInvalidArgument for another length; the reservation stays.
   Result<std::size_t> commit(std::uint64_t reservation_id, std::span<const std::uint8_t> ok);
+  // commit() of all of it, and a lease of what became ready, with the pages of the reservation.
+  Lease commit_leased(std::uint64_t reservation_id, Nanos ttl);
   bool abort(std::uint64_t reservation_id);
 
   bool extend(std::uint64_t id, Nanos ttl);

@@ -162,6 +162,17 @@ void Index::acquire(Hashes hashes, std::vector<ChunkRef>& refs) {
   }
 }
 
+void Index::hold(std::span<const ChunkRef> refs, std::vector<ChunkRef>& held) {
+  for (const ChunkRef ref : refs) {
+    if (!entries_.holds(ref)) continue;
+    Entry& entry = entries_[ref.slot];
+    if (entry.state != State::kReady || entry.leases == kHoldersMax) continue;
+    if (entry.leases++ == 0) ++stats_.leased;
+    refile(ref.slot);
+    held.push_back(ref);
+  }
+}
+
 void Index::release(std::span<const ChunkRef> refs) {
   for (const ChunkRef ref : refs) {
     if (!entries_.holds(ref)) continue;

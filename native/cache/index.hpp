@@ -78,6 +78,8 @@ class Index {
   // touch(), and none of the run can be evicted until release(). Appends to `refs`. The run ends
   // before a chunk that has kHoldersMax leases.
   void acquire(Hashes hashes, std::vector<ChunkRef>& refs);
+  // The same for these chunks, as far as they are there and ready. Appends to `held`.
+  void hold(std::span<const ChunkRef> refs, std::vector<ChunkRef>& held);
   void release(std::span<const ChunkRef> refs);
 
   // Makes room for the absent ones of hashes[first:], in order, until there is none; no chunk of

@@ -179,6 +179,11 @@ class ChunkCache:
         How many chunks became ready; 0 when the reservation had expired. `ok` has one byte for each reserved chunk; 0 drops it.
         """
 
+    def commit_leased(self, reservation_id: int, ttl_s: float) -> tuple[int, int]:
+        """
+        Commit all of it and lease it: how many chunks, and the lease; (0, 0) when the reservation had expired.
+        """
+
     def abort(self, reservation_id: int) -> bool:
         """Whether the reservation was in force until now."""
 

@@ -1,0 +1,212 @@
+"""Writing behind: chunks that are in memory go to a store when there is time, or not at all.
+
+One thread for each store takes chunks from a queue and writes them in batches, root first, so that
+what is there at any moment is a usable prefix. The chunks keep their pages until they are written;
+that is why the queue is bounded in bytes. What does not fit is dropped and counted: it stays in
+memory, and the engine is never kept waiting. What the store has already is not sent again.
+
+Threads: `offer`, `flush` and `close` from any; the rest is the writer's own.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvferry import _native
+from kvferry.client.batch import Status
+from kvferry.engine.capacity import Capacity
+from kvferry.engine.prompt import Prompt
+from kvferry.engine.tier import REASONS, Tier
+from kvferry.errors import KVFerryError
+
+__all__ = ["WriteJob", "Writer"]
+
+_log = logging.getLogger("kvferry.engine")
+
+# One batch: enough to fill the wire, little enough that capacity is asked for often.
+_BATCH_BYTES = 64 << 20
+# Chunks that are in memory and in no store, to be offered again when they are stored again.
+_MISSED_MAX = 100_000
+
+
+@dataclass(frozen=True)
+class WriteJob:
+    """Chunks of one prompt that are to be written.
+
+    Attributes:
+        prompt: What they belong to.
+        chunks: Their indexes, ascending.
+        pages: Their bytes.
+        release: To be called once, when the pages are no longer needed.
+    """
+
+    prompt: Prompt
+    chunks: list[int]
+    pages: list[_native.PageView]
+    release: Callable[[], object]
+
+
+class Writer:
+    """The queue of one store, and the thread that empties it.
+
+    Args:
+        tier: The store.
+        queue_bytes_max: Limit of what waits and is being written.
+        capacity: Keeps the store below its limit; None: it has none.
+        ttl_s: Time to live of what is written; None: the store's default.
+        report: Called with the number of chunks, seconds and a reason ("" for written chunks).
+    """
+
+    def __init__(
+        self,
+        tier: Tier,
+        queue_bytes_max: int,
+        capacity: Capacity | None,
+        ttl_s: float | None,
+        report: Callable[[int, float, str], None],
+    ) -> None:
+        self._tier = tier
+        self._bytes_max = queue_bytes_max
+        self._capacity = capacity
+        self._ttl_s = ttl_s
+        self._report = report
+        self._lock = threading.Lock()
+        self._wake = threading.Condition(self._lock)
+        self._idle = threading.Condition(self._lock)
+        self._jobs: deque[WriteJob] = deque()
+        self._bytes = 0  # in the queue and in the thread's hands
+        self._closing = False
+        self._missed: OrderedDict[bytes, None] = OrderedDict()
+        name = f"kvferry-write-{tier.name}"
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def queue_bytes(self) -> int:
+        """Bytes that wait or are being written."""
+        return self._bytes
+
+    @property
+    def queue_jobs(self) -> int:
+        """Requests that wait."""
+        return len(self._jobs)
+
+    def offer(self, job: WriteJob) -> bool:
+        """Queue a job; False: there is no room for it, and its pages stay the caller's."""
+        size = len(job.chunks) * self._tier.chunk_bytes
+        with self._lock:
+            if self._closing or self._bytes + size > self._bytes_max:
+                self._miss(job)
+                return False
+            self._bytes += size
+            self._jobs.append(job)
+            self._wake.notify()
+            return True
+
+    def missed(self, prompt: Prompt) -> list[int]:
+        """The chunks of a prompt that should have been written and were not."""
+        if not self._missed:
+            return []
+        with self._lock:
+            return [i for i in range(prompt.chunks) if prompt.digest(i) in self._missed]
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until everything that was offered is written or given up; False: it took longer."""
+        with self._lock:
+            return self._idle.wait_for(lambda: self._bytes == 0, timeout_s)
+
+    def close(self, timeout_s: float) -> bool:
+        """Write what waits, for `timeout_s` at most; drop the rest. Whether all was written."""
+        done = self.flush(timeout_s)
+        with self._lock:
+            self._closing = True
+            dropped = list(self._jobs)
+            self._jobs.clear()
+            self._wake.notify()
+        for job in dropped:
+            self._end(job, "closing")
+        self._thread.join(max(0.2, timeout_s))
+        return done and not dropped
+
+    # --- The thread ---
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                while not self._jobs:
+                    if self._closing:
+                        return
+                    self._wake.wait()
+                job = self._jobs.popleft()
+            try:
+                reason = self._write(job)
+            except KVFerryError as error:
+                reason = "error"
+                _log.warning("writing to %s failed: %s", self._tier.name, error)
+            except Exception:
+                reason = "error"
+                _log.exception("writing to %s failed", self._tier.name)
+            self._end(job, reason)
+
+    def _write(self, job: WriteJob) -> str:
+        """Write a job in batches; why it was not written to its end, or ""."""
+        step = max(1, _BATCH_BYTES // self._tier.chunk_bytes)
+        for start in range(0, len(job.chunks), step):
+            reason = self._write_batch(job, start, min(start + step, len(job.chunks)))
+            if reason:
+                self._report(len(job.chunks) - start, 0.0, reason)
+                return reason
+        return ""
+
+    def _write_batch(self, job: WriteJob, start: int, end: int) -> str:
+        tier, prompt = self._tier, job.prompt
+        if not tier.connector.available:
+            return "unavailable"
+        chunks = job.chunks[start:end]
+        keys = [prompt.keys(chunk, chunk + 1)[0] for chunk in chunks]
+        there = tier.connector.batch_exists(keys, touch=True)
+        absent = [i for i, status in enumerate(there) if status is Status.MISS]
+        if there.count(Status.OK) + len(absent) < len(keys):
+            return REASONS.get(next(s for s in there if s not in (Status.OK, Status.MISS)), "error")
+        if absent:
+            size_bytes = len(absent) * tier.chunk_bytes
+            if self._capacity is not None and not self._capacity.make_room(size_bytes):
+                return "store_full"
+            began = time.monotonic()
+            written = tier.connector.batch_set(
+                [keys[i] for i in absent], [job.pages[start + i] for i in absent], ttl_s=self._ttl_s
+            )
+            took_s = time.monotonic() - began
+            tier.stored_anew([prompt.digest(chunks[i]) for i in absent])
+            if not written.ok:
+                count = written.prefix_len
+                self._report(count, took_s, "")
+                _log.warning("%s did not take a chunk: %s", tier.name, written.error)
+                return REASONS.get(written[count], "error")
+            self._report(len(absent), took_s, "")
+        if self._capacity is not None:
+            self._capacity.stored(prompt.first(chunks[-1] + 1), chunks[0])
+        return ""
+
+    def _end(self, job: WriteJob, reason: str) -> None:
+        job.release()
+        with self._lock:
+            if reason:
+                self._miss(job)
+            elif self._missed:
+                for chunk in job.chunks:
+                    self._missed.pop(job.prompt.digest(chunk), None)
+            self._bytes -= len(job.chunks) * self._tier.chunk_bytes
+            if self._bytes == 0:
+                self._idle.notify_all()
+
+    def _miss(self, job: WriteJob) -> None:
+        for chunk in job.chunks:
+            self._missed[job.prompt.digest(chunk)] = None
+        while len(self._missed) > _MISSED_MAX:
+            self._missed.popitem(last=False)
