@@ -32,6 +32,7 @@ PY_LAYERS = (
     ("credentials",),
     ("errors", "config", "keys", "kv_layout", "units", "logs", "metrics", "embedded"),
     ("config_file", "identity"),
+    ("engine_config",),
     ("pool", "client"),
     ("engine",),
     ("testing",),

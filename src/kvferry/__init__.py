@@ -24,10 +24,15 @@ _HOME = {
     "CacheNamespace": "kvferry.client.namespace",
     "ClientConfig": "kvferry.config",
     "Credentials": "kvferry.credentials",
+    "EngineConfig": "kvferry.engine_config",
+    "EvictionConfig": "kvferry.engine_config",
+    "Identity": "kvferry.identity",
     "KVFerryError": "kvferry.errors",
+    "KVLayout": "kvferry.kv_layout",
     "PagePool": "kvferry.pool",
     "RedisClient": "kvferry.client.sync",
     "Status": "kvferry.client.batch",
+    "StoreConfig": "kvferry.engine_config",
     "embedded_store": "kvferry.embedded",
     "load_client_config": "kvferry.config_file",
 }
@@ -41,7 +46,10 @@ if TYPE_CHECKING:
     from kvferry.config_file import load_client_config
     from kvferry.credentials import Credentials
     from kvferry.embedded import embedded_store
+    from kvferry.engine_config import EngineConfig, EvictionConfig, StoreConfig
     from kvferry.errors import KVFerryError
+    from kvferry.identity import Identity
+    from kvferry.kv_layout import KVLayout
     from kvferry.pool import PagePool
 
 __all__ = [
@@ -51,10 +59,15 @@ __all__ = [
     "CacheNamespace",
     "ClientConfig",
     "Credentials",
+    "EngineConfig",
+    "EvictionConfig",
+    "Identity",
     "KVFerryError",
+    "KVLayout",
     "PagePool",
     "RedisClient",
     "Status",
+    "StoreConfig",
     "__version__",
     "embedded_store",
     "load_client_config",

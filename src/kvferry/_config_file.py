@@ -27,7 +27,14 @@ from typing import Any
 
 from kvferry.errors import ConfigError
 
-__all__ = ["FILE_VARIABLE", "find_config_file", "read_section", "write_sections"]
+__all__ = [
+    "FILE_VARIABLE",
+    "find_config_file",
+    "read_document",
+    "read_section",
+    "section_of",
+    "write_sections",
+]
 
 FILE_VARIABLE = "KVFERRY_CONFIG_FILE"
 _SIZE_BYTES_MAX = 1 << 20
@@ -49,7 +56,15 @@ def read_section(path: Path, section: str) -> dict[str, Any]:
     Raises:
         ConfigError: The file is missing, unreadable or no YAML, or the section is no mapping.
     """
-    document = _read(path)
+    return section_of(path, read_document(path), section)
+
+
+def section_of(path: Path, document: Mapping[str, Any], section: str) -> dict[str, Any]:
+    """One section of what `read_document` gave; a section that is not there is empty.
+
+    Raises:
+        ConfigError: It is no mapping, or there is one with nearly the same name.
+    """
     if section not in document:
         for other in difflib.get_close_matches(section, document, n=1, cutoff=_SIMILAR):
             raise ConfigError(f"{path} has no section {section!r} but {other!r}; rename it")
@@ -74,13 +89,18 @@ def write_sections(path: Path, sections: Mapping[str, Mapping[str, Any]]) -> Non
     import yaml  # not at the top: most programs never write a file
 
     path = Path(os.path.realpath(path))  # a link stays a link
-    document = _read(path) if path.exists() else {}
+    document = read_document(path) if path.exists() else {}
     document.update({name: dict(values) for name, values in sections.items()})
     text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100)
     _replace(path, text.encode())
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_document(path: Path) -> dict[str, Any]:
+    """All of the file.
+
+    Raises:
+        ConfigError: It is missing, unreadable or no YAML, or no mapping.
+    """
     try:
         with path.open("rb") as file:
             raw = file.read(_SIZE_BYTES_MAX + 1)

@@ -38,7 +38,14 @@ from kvferry._url import SECRETS, nearest, parse_url
 from kvferry.config import ENV_URL, ClientConfig, check_known, env_settings, query_kinds
 from kvferry.errors import ConfigError
 
-__all__ = ["load_client_config", "save_client_settings"]
+__all__ = [
+    "file_settings",
+    "limits_of",
+    "load_client_config",
+    "merged_settings",
+    "others_may_read",
+    "save_client_settings",
+]
 
 _log = logging.getLogger("kvferry.config_file")
 
@@ -73,18 +80,13 @@ def load_client_config(
     """
     environ = os.environ if environ is None else environ
     file = find_config_file(path, environ)
-    from_file = {} if file is None else _of_file(file, section)
+    from_file = {} if file is None else file_settings(file, read_section(file, section), section)
     explicit = {name: value for name, value in overrides.items() if value is not None}
-    if url is None:
-        from_env = env_settings(environ, explicit)
-        by_url = bool(environ.get(ENV_URL)) and not {"host", "unix_path"} & explicit.keys()
-    else:
+    if url is not None:
         explicit = {**_of_url(url), **explicit}
-        from_env = {} if _USER & explicit.keys() else _user_of(environ)
-        by_url = True
-    if by_url:
-        from_file = {name: from_file[name] for name in from_file if not _is_of_server(name)}
-    merged = _over(_over(from_file, from_env), explicit)
+    merged = merged_settings(from_file, environ, explicit, by_url=url is not None)
+    if any(name in SECRETS for name in from_file) and others_may_read(file):
+        _log.warning("%s holds a secret and others may open it; run chmod 600 on it", file)
     try:
         return _made(merged)
     except ConfigError as error:
@@ -92,6 +94,38 @@ def load_client_config(
             raise
         text = f"{error} (the settings of {file} took part)"
     raise ConfigError(text)
+
+
+def merged_settings(
+    from_file: Mapping[str, Any],
+    environ: Mapping[str, str],
+    explicit: Mapping[str, Any],
+    *,
+    by_url: bool,
+) -> dict[str, Any]:
+    """Fields of `ClientConfig` from three places, the last one first; see the head of this module.
+
+    Args:
+        from_file: The weakest.
+        explicit: The strongest.
+        by_url: `explicit` names a server as a URL does, so that nothing else is said of it.
+
+    Raises:
+        ConfigError: A variable of the environment is malformed.
+    """
+    if by_url:
+        from_env = {} if _USER & explicit.keys() else _user_of(environ)
+    else:
+        from_env = env_settings(environ, explicit)
+        by_url = bool(environ.get(ENV_URL)) and not {"host", "unix_path"} & explicit.keys()
+    if by_url:
+        from_file = limits_of(from_file)
+    return _over(_over(from_file, from_env), explicit)
+
+
+def limits_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the settings that make sense for any server: limits and sizes."""
+    return {name: settings[name] for name in settings if not _is_of_server(name)}
 
 
 def save_client_settings(
@@ -117,12 +151,18 @@ def save_client_settings(
     write_sections(file, {section: after, **(others or {})})
 
 
-def _of_file(file: Path, section: str) -> dict[str, Any]:
-    found = read_section(file, section)
-    settings = _settings_in(f"{file}: {section}", found)
-    if any(name in SECRETS for name in settings) and file.stat().st_mode & 0o077:
-        _log.warning("%s holds a secret and others may open it; run chmod 600 on it", file)
-    return settings
+def file_settings(file: Path, found: Mapping[str, Any], section: str) -> dict[str, Any]:
+    """What a section of a file gives, its URL taken apart; values are not checked yet.
+
+    Raises:
+        ConfigError: A name is unknown, or the URL malformed.
+    """
+    return _settings_in(f"{file}: {section}", found)
+
+
+def others_may_read(file: Path | None) -> bool:
+    """Whether a file is open to more than its owner; False where there is none."""
+    return file is not None and bool(file.stat().st_mode & 0o077)
 
 
 def _settings_in(where: str, found: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ __all__ = ["COMMANDS", "main"]
 # name -> (where it is, its line in --help): listing commands must not import them
 COMMANDS = {
     "bench": ("kvferry.cli.bench:bench", "Measure clients against a server, with verified bytes."),
+    "config": ("kvferry.cli.config:config", "Show or check the settings of an engine."),
     "demo": ("kvferry.cli.demo:demo", "Show KV surviving its process: same tokens, far sooner."),
     "doctor": ("kvferry.cli.doctor:doctor", "Say what holds a store back, and the line to fix it."),
     "tune": ("kvferry.cli.tune:tune", "Measure the best settings for a server and write them."),

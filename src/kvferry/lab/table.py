@@ -22,11 +22,11 @@ def facts(rows: Iterable[tuple[str, str]]) -> Table:
     return grid
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """A head, a line, and rows; the first column to the left, all others to the right."""
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: bool = True) -> Table:
+    """A head, a line, and rows; the first column to the left, and if `right` the others not."""
     result = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for index, column in enumerate(columns):
-        result.add_column(Text(column), justify="left" if index == 0 else "right")
+        result.add_column(Text(column), justify="right" if right and index else "left")
     for row in rows:
         result.add_row(*(Text(cell) for cell in row))
     return result

@@ -1,0 +1,175 @@
+"""`kvferry config`: the settings of an engine as they take effect, and all that is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, fields
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from kvferry.engine_config import Examined, StoreConfig
+
+__all__ = ["config"]
+
+_CODES = "Exit codes: 0 usable, 1 there are problems, 2 usage, or the file cannot be read."
+
+
+@click.group(
+    epilog="Example: kvferry config check kvferry.yaml && kvferry config show kvferry.yaml"
+)
+def config() -> None:
+    """Look at the settings of an engine: a YAML file, the environment, and what wins."""
+
+
+def _options(command: Callable[..., None]) -> Callable[..., None]:
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output."),
+        click.option("--section", default="engine", show_default=True, help="Where in FILE."),
+        click.argument("file", required=False),
+    ):
+        command = option(command)
+    return command
+
+
+@config.command(epilog=f"{_CODES}  Example: kvferry config show kvferry.yaml")
+@_options
+@click.pass_context
+def show(ctx: click.Context, file: str | None, section: str, as_json: bool) -> None:
+    """Print every setting with its value and where that comes from; secrets are masked.
+
+    FILE is that of KVFERRY_CONFIG_FILE or LMCACHE_CONFIG_FILE where none is named. The environment
+    takes part as it does for an engine.
+    """
+    found = _examined(file, section)
+    if as_json:
+        click.echo(json.dumps(_as_json(found), indent=1))
+    else:
+        _print(found)
+    _say_troubles(found)
+    ctx.exit(1 if found.problems else 0)
+
+
+@config.command(epilog=f"{_CODES}  Example: kvferry config check lmcache.yaml")
+@_options
+@click.pass_context
+def check(ctx: click.Context, file: str | None, section: str, as_json: bool) -> None:
+    """Find everything that is wrong with the settings, and what of them has no effect."""
+    found = _examined(file, section)
+    if as_json:
+        click.echo(json.dumps({name: _as_json(found)[name] for name in _VERDICT}, indent=1))
+    else:
+        for text in found.problems:
+            click.echo(f"problem: {text}")
+        for text in found.warnings:
+            click.echo(f"warning: {text}")
+        for text in found.notes:
+            click.echo(f"note: {text}")
+        count = len(found.problems)
+        where = found.file or "the environment"
+        click.echo(f"{where}: {count} problem{'' if count == 1 else 's'}")
+    ctx.exit(1 if found.problems else 0)
+
+
+_VERDICT = ("file", "problems", "warnings", "notes")
+
+
+def _examined(file: str | None, section: str) -> Examined:
+    """All findings; those that need a look into other files and sections too."""
+    from kvferry._config_file import read_section
+    from kvferry.config import ClientConfig
+    from kvferry.config_file import file_settings, merged_settings
+    from kvferry.engine_config import examine
+    from kvferry.engine_config.calibration import read_calibration
+    from kvferry.errors import ConfigError
+
+    found = examine(file, section=section)
+    calibration = found.values["prefill_calibration_file"][0]
+    try:
+        if calibration is not None:
+            read_calibration(calibration)
+    except ConfigError as error:
+        found.problems.append(str(error))
+    try:
+        if found.file is not None:
+            client = file_settings(found.file, read_section(found.file, "client"), "client")
+            ClientConfig(**merged_settings(client, os.environ, {}, by_url=False))
+    except ConfigError as error:
+        if str(error) not in found.problems:
+            found.problems.append(str(error))
+    return found
+
+
+def _as_json(found: Examined) -> dict[str, Any]:
+    return {
+        "file": None if found.file is None else str(found.file),
+        "settings": {
+            name: {"value": value, "source": source}
+            for name, (value, source) in found.values.items()
+        },
+        "stores": [{**_store(store), "source": source} for store, source in found.stores],
+        "problems": found.problems,
+        "warnings": found.warnings,
+        "notes": found.notes,
+    }
+
+
+def _store(store: StoreConfig) -> dict[str, Any]:
+    """Its settings that differ from the defaults, flat, without secrets."""
+    from kvferry.config import ClientConfig
+    from kvferry.engine_config import StoreConfig
+
+    shown: dict[str, Any] = {"name": store.name, "type": store.type, "address": store.address}
+    shown["max_capacity_gb"] = store.max_capacity_gb
+    if store.max_capacity_gb:
+        shown["eviction"] = asdict(store.eviction)
+    for item in fields(StoreConfig):
+        value = getattr(store, item.name)
+        if item.name == "params":
+            shown.update({"params": dict.fromkeys(value, "***")} if value else {})
+        elif item.name not in (*shown, "client", "eviction") and value != item.default:
+            shown[item.name] = value
+    for item in fields(ClientConfig) if store.client is not None else ():
+        value = getattr(store.client, item.name)
+        if value != item.default:
+            secret = "password" in item.name or item.name == "credentials"
+            shown[item.name] = "***" if secret else value
+    return shown
+
+
+def _print(found: Examined) -> None:
+    from kvferry.lab.table import console, table
+
+    out = console()
+    rows = [(name, _text(value), source) for name, (value, source) in found.values.items()]
+    for store, source in found.stores:
+        rows.append((f"store {store.name}", f"{store.type} at {store.address}", source))
+        flat = {name: value for name, value in _store(store).items() if name not in _HEAD}
+        rows += [(f"  {name}", _text(value), "") for name, value in flat.items()]
+    if not found.stores:
+        rows.append(("stores", "none", "default"))
+    out.print(table(("setting", "value", "source"), rows, right=False), soft_wrap=True)
+
+
+_HEAD = ("name", "type", "address")
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_text(one)}" for name, one in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(_text(one) for one in value)
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _say_troubles(found: Examined) -> None:
+    for kind, texts in (("problem", found.problems), ("warning", found.warnings)):
+        for text in texts:
+            click.echo(f"{kind}: {text}", err=True)

@@ -1,0 +1,209 @@
+"""All settings of an engine, as one frozen object that is checked when it is made."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
+
+from kvferry.engine_config.fields import GB, POLICIES, Choice, Field, Number, Switch, Text, Whole
+from kvferry.engine_config.stores import StoreConfig
+from kvferry.errors import ConfigError
+
+__all__ = ["FIELDS", "EngineConfig"]
+
+_log = logging.getLogger("kvferry.engine_config")
+
+_MIB = 1 << 20
+
+# Every setting but `stores`. Ranges are what cannot be meant, not what is wise.
+FIELDS: dict[str, Field] = {
+    "chunk_size": Whole(low=1, high=1 << 20, unit="tokens"),
+    "local_cpu": Switch(),
+    "max_local_cpu_size": Number(high=1 << 20, unit="GB"),
+    "eviction_policy": Choice(words=POLICIES),
+    "hugetlb": Switch(),
+    "prefault": Switch(),
+    "save_unfull_chunk": Switch(),
+    "remote_serde": Text(what="naive", needed=False),
+    "enable_async_loading": Switch(),
+    "retrieve_timeout_s": Number(high=86_400.0, unit="seconds"),
+    "lookup_timeout_s": Number(high=86_400.0, unit="seconds"),
+    "load_threads": Whole(low=1, high=256, unit="threads"),
+    "write_queue_bytes_max": Whole(low=0, high=1 << 50, unit="bytes"),
+    "recompute": Choice(words=("auto", "never")),
+    "prefill_a_s": Number(closed=True, unit="seconds", needed=False),
+    "prefill_c_s_per_token": Number(closed=True, unit="seconds", needed=False),
+    "prefill_d_s_per_token2": Number(closed=True, unit="seconds", needed=False),
+    "prefill_calibration_file": Text(what="the path of a file", needed=False),
+}
+_COEFFICIENTS = ("prefill_a_s", "prefill_c_s_per_token", "prefill_d_s_per_token2")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class EngineConfig:
+    """What an engine caches, where, and how long it may take.
+
+    Attributes:
+        chunk_size: Tokens of a chunk, the unit of caching.
+        local_cpu: Keep chunks in memory of this host (L1). Without, that memory is a way through.
+        max_local_cpu_size: Size of that memory in GB (2**30 bytes, as LMCache counts them).
+        eviction_policy: What leaves it first: "LRU", "LFU", "FIFO", "S3-FIFO", "ARC", "W-TinyLFU".
+        hugetlb: Take it from the system's huge pages, which must have been set aside.
+        prefault: Touch it at the start, so that no request pays for its first use.
+        save_unfull_chunk: False: what is behind the last full chunk is computed again.
+        remote_serde: "naive": bytes are stored as they are.
+        enable_async_loading: `retrieve` returns at once and the caller asks for the outcome.
+        retrieve_timeout_s: The longest that a retrieve may take; what has arrived by then counts.
+        lookup_timeout_s: The longest that a lookup may wait for stores.
+        load_threads: Threads that run loads.
+        write_queue_bytes_max: Bytes that may wait to be written to the stores; beyond it a chunk
+            is not stored, and counted.
+        recompute: "auto" loads what is predicted to be quicker than computing it; "never" loads
+            whatever is there.
+        prefill_a_s: Computing n tokens takes ``a + c n + d n**2`` seconds: the fixed part,
+        prefill_c_s_per_token: the part of each token, and
+        prefill_d_s_per_token2: that of each pair. None: learned while it runs.
+        prefill_calibration_file: A JSON file with these three: {"a_s": ..., "c_s_per_token": ...,
+            "d_s_per_token2": ...}. See `prefill`.
+        stores: Where chunks are beside L1 (L2), in the order in which they are asked.
+
+    Raises:
+        ConfigError: A setting cannot be, or contradicts another one.
+    """
+
+    chunk_size: int = 256
+    local_cpu: bool = True
+    max_local_cpu_size: float = 5.0
+    eviction_policy: str = "LRU"
+    hugetlb: bool = False
+    prefault: bool = True
+    save_unfull_chunk: bool = False
+    remote_serde: str | None = "naive"
+    enable_async_loading: bool = False
+    retrieve_timeout_s: float = 10.0
+    lookup_timeout_s: float = 3.0
+    load_threads: int = 4
+    write_queue_bytes_max: int = 1024 * _MIB
+    recompute: str = "auto"
+    prefill_a_s: float | None = None
+    prefill_c_s_per_token: float | None = None
+    prefill_d_s_per_token2: float | None = None
+    prefill_calibration_file: str | None = None
+    stores: tuple[StoreConfig, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, spec in FIELDS.items():
+            object.__setattr__(self, name, spec.check(name, getattr(self, name)))
+        for problem in contradictions({name: getattr(self, name) for name in FIELDS}):
+            raise ConfigError(problem)
+        object.__setattr__(self, "stores", named_stores(self.stores))
+
+    def __repr__(self) -> str:
+        shown = [
+            f"{item.name}={getattr(self, item.name)!r}"
+            for item in fields(self)
+            if getattr(self, item.name) != item.default
+        ]
+        return f"EngineConfig({', '.join(shown)})"
+
+    @property
+    def l1_bytes(self) -> int:
+        """`max_local_cpu_size` in bytes."""
+        return int(self.max_local_cpu_size * GB)
+
+    @property
+    def prefill(self) -> tuple[float, float, float] | None:
+        """The coefficients a, c and d of prefill, in seconds; None if they are to be learned.
+
+        Raises:
+            ConfigError: `prefill_calibration_file` is missing or malformed.
+        """
+        if self.prefill_calibration_file is not None:
+            from kvferry.engine_config.calibration import read_calibration
+
+            return read_calibration(self.prefill_calibration_file)
+        if self.prefill_c_s_per_token is None:
+            return None
+        return (
+            self.prefill_a_s or 0.0,
+            self.prefill_c_s_per_token,
+            self.prefill_d_s_per_token2 or 0.0,
+        )
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        section: str = "engine",
+        environ: Mapping[str, str] | None = None,
+        **overrides: Any,
+    ) -> Self:
+        """The settings of this call, of the environment and of a file; see the package.
+
+        Args:
+            path: The file; default: ``KVFERRY_CONFIG_FILE``, then ``LMCACHE_CONFIG_FILE``, or none.
+            section: Where in the file.
+            environ: Default: of this process.
+            **overrides: Settings, where not None. `remote_url` and the other names that LMCache
+                uses are understood here as well.
+
+        Raises:
+            ConfigError: The file is missing or malformed, or a setting is.
+        """
+        from kvferry.engine_config.sources import examine
+
+        found = examine(path, section=section, environ=environ, **overrides)
+        config = cls(**found.settings())
+        for text in found.warnings:
+            _log.warning("%s", text)
+        for text in found.notes:
+            _log.info("%s", text)
+        return config
+
+
+def contradictions(settings: Mapping[str, Any]) -> list[str]:
+    """What does not go together, or not with us, in a full set of checked settings."""
+    problems = []
+    if settings["save_unfull_chunk"]:
+        problems.append(
+            "save_unfull_chunk=True is not possible: values of one length need full chunks, and "
+            "the rest of a prompt is computed again; set it to false"
+        )
+    if settings["remote_serde"] not in (None, "naive"):
+        problems.append(
+            f"remote_serde={settings['remote_serde']!r} is not here: bytes are stored as they are; "
+            "use naive"
+        )
+    given = [name for name in _COEFFICIENTS if settings[name] is not None]
+    if given and settings["prefill_c_s_per_token"] is None:
+        problems.append(f"{given[0]} is set without prefill_c_s_per_token; set both")
+    if given and settings["prefill_calibration_file"] is not None:
+        problems.append(f"{given[0]} and prefill_calibration_file are the same; keep one")
+    return problems
+
+
+def named_stores(stores: Any) -> tuple[StoreConfig, ...]:
+    """The stores, each with a name of its own.
+
+    Raises:
+        ConfigError: One is no `StoreConfig`, or two have the same name.
+    """
+    if not isinstance(stores, tuple | list) or not all(isinstance(s, StoreConfig) for s in stores):
+        raise ConfigError("stores is no list of StoreConfig; make each with StoreConfig.of(...)")
+    taken = [store.name for store in stores if store.name]
+    for name in taken:
+        if taken.count(name) > 1 or name == "l1":
+            why = "the name of the pool" if name == "l1" else "the name of two stores"
+            raise ConfigError(f"name={name!r} is {why}; rename one")
+    named: list[StoreConfig] = []
+    for store in stores:
+        if not store.name:
+            free = (f"{store.type}{'' if n == 1 else f'-{n}'}" for n in range(1, len(stores) + 2))
+            store = replace(store, name=next(name for name in free if name not in taken))
+            taken.append(store.name)
+        named.append(store)
+    return tuple(named)

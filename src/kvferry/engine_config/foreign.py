@@ -1,0 +1,93 @@
+"""Settings that files and environments of LMCache have beside ours, and what becomes of them.
+
+Three kinds. A switch for something that is not here must be off. What belongs to such a switch is
+read and has no effect while it is off. What LMCache needs and kvferry does not is read and has no
+effect at all. Whoever brings a file along is told about each (`kvferry config check`).
+
+Source: https://docs.lmcache.ai/api_reference/configurations.html
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["ALIASES", "EXTRA", "FOREIGN", "refusal"]
+
+# Their name: ours, and what one of their units is in ours.
+ALIASES: dict[str, tuple[str, float | None]] = {
+    "cache_policy": ("eviction_policy", None),
+    "blocking_timeout_secs": ("retrieve_timeout_s", None),
+    "lookup_timeout_ms": ("lookup_timeout_s", 0.001),
+    "local_cpu_use_hugepages": ("hugetlb", None),
+    "l2_adapters": ("stores", None),
+}
+
+_PEER = "needs the peer part, which is not in this release"
+_OFF = "is not here"
+# Switches: on is refused, with this reason.
+_SWITCHES: dict[str, str] = {
+    "enable_p2p": _PEER,
+    "enable_controller": _PEER,
+    "enable_pd": "(disaggregated prefill) " + _OFF,
+    "enable_xpyd": "(disaggregated prefill) " + _OFF,
+    "enable_blending": "would reuse KV behind other text, which gives other answers; it " + _OFF,
+    "enable_hidden_state_cache": _OFF,
+    "gds_path": "(GPU direct storage) is not here; use local_disk",
+    "maru_path": "(CXL memory) " + _OFF,
+    "nixl_backends": "(NIXL) is not here; use a store of type file or redis",
+    "external_lookup_client": "is not here; a lookup asks the stores themselves",
+    "storage_plugins": "is not here; use a store of type plugin",
+    "external_backends": "is not here; use a store of type plugin",
+    "remote_storage_plugins": "is not here; use a store of type plugin",
+    "remote_config_url": "is not here; settings come from the file, the environment and the call",
+    "audit_actual_remote_url": _OFF,
+    "mp_host": "needs the multi-process server, which is not in this release",
+    "store_location": "is not here; every chunk goes to every store",
+    "retrieve_locations": "is not here; stores are asked in their order",
+}
+# Without effect: these belong to a switch above, or have no counterpart.
+_WITHOUT_EFFECT = (
+    *("p2p_host", "p2p_init_ports", "p2p_lookup_ports", "transfer_channel"),
+    *("lmcache_instance_id", "controller_url", "controller_pull_url", "controller_reply_url"),
+    *("lmcache_worker_port", "lmcache_worker_ports", "lmcache_worker_ids"),
+    *("lmcache_worker_heartbeat_delay_time", "lmcache_worker_heartbeat_time"),
+    *("pd_role", "pd_buffer_size", "pd_buffer_device", "pd_peer_host", "pd_peer_init_port"),
+    *("pd_peer_alloc_port", "pd_peer_query_port", "pd_proxy_host", "pd_proxy_port"),
+    *("pd_allocation_timeout_sec", "pd_shutdown_timeout_sec", "pd_condition_poll_interval_sec"),
+    *("pd_max_prefill_len", "pd_backend_mode", "pd_skip_proxy_notification", "pd_bidirectional"),
+    *("nixl_role", "nixl_peer_host", "nixl_peer_init_port", "nixl_peer_alloc_port"),
+    *("nixl_proxy_host", "nixl_proxy_port", "nixl_buffer_size", "nixl_buffer_device"),
+    *("blend_recompute_ratios", "blend_thresholds", "blend_check_layers", "blend_min_tokens"),
+    *("blend_special_str", "max_hidden_state_cpu_size", "hidden_state_layers"),
+    *("hidden_states_retrieve_mode", "gds_path_sharding", "gds_buffer_size", "use_gds"),
+    *("gds_backend", "cufile_buffer_size", "maru_pool_size", "mp_port", "app_id"),
+    *("reserve_local_cpu_size", "local_disk_path_sharding", "use_layerwise", "save_decode_cache"),
+    *("pre_caching_hash_algorithm", "py_enable_gc", "cost_aware_half_life_seconds"),
+    *("cost_aware_ewma_alpha", "numa_mode", "internal_api_server_enabled"),
+    *("internal_api_server_host", "internal_api_server_port_start"),
+    *("internal_api_server_include_index_list", "internal_api_server_socket_path_prefix"),
+    *("runtime_plugin_locations", "plugin_locations", "priority_limit", "min_retrieve_tokens"),
+    *("hit_miss_ratio", "lookup_server_worker_ids", "enable_scheduler_bypass_lookup"),
+    *("script_allowed_imports", "enable_lazy_memory_allocator", "lazy_memory_initial_ratio"),
+    *("lazy_memory_expand_trigger_ratio", "lazy_memory_step_ratio", "lazy_memory_safe_size"),
+    *("enable_chunk_statistics", "chunk_statistics_auto_start_statistics"),
+    *("chunk_statistics_auto_exit_timeout_hours", "chunk_statistics_strategy"),
+    *("chunk_statistics_auto_exit_target_unique_chunks", "enable_kv_events"),
+    *("use_gpu_connector_v3", "pin_timeout_sec", "pin_check_interval_sec", "error_handling"),
+)
+FOREIGN = (*_SWITCHES, *_WITHOUT_EFFECT)
+
+# Names in extra_config: the setting of the remote store that they are, or None without effect.
+EXTRA: dict[str, str | None] = {
+    "resp_num_threads": "connections",
+    "username": "username",
+    "password": "password",
+    "save_chunk_meta": None,
+    "use_exists_sync": None,
+}
+
+
+def refusal(name: str, value: Any) -> str | None:
+    """Why a foreign setting cannot be taken (the rest of "NAME ..."), or None: it has no effect."""
+    off = value in (None, False, "", [], {}) or str(value).lower() in ("false", "0", "no", "none")
+    return None if off or name not in _SWITCHES else _SWITCHES[name]
