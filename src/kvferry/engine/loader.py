@@ -9,6 +9,9 @@ idles between them; they arrive in order, so a load that is cut leaves a usable 
 
 A part that was cut ends soon, but not at once: a store may still be writing into its pages. They go
 back when it has ended, which `Leftovers` sees to, and nobody waits for that.
+
+Chunks for which there is no page can land in buffers of the caller (`direct`), where nobody else
+sees them. Then a cut has to wait until the store has let go of them: only for stores that do.
 """
 
 from __future__ import annotations
@@ -19,11 +22,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from kvferry.client.batch import BatchResult
-from kvferry.connectors.base import Ticket
+from kvferry.connectors.base import BufferLike, Ticket
 from kvferry.engine.cost import Budget
 from kvferry.engine.memory import Memory, Reserved
 from kvferry.engine.prompt import Prompt
 from kvferry.engine.tier import REASONS, Tier
+from kvferry.errors import DeadlineExceeded, KVFerryError
 
 __all__ = ["Leftovers", "Load", "Loaded", "Wanted"]
 
@@ -32,8 +36,10 @@ _PARTS = 16
 _PART_BYTES_MIN = 4 << 20
 # How often a running load is looked at.
 _LOOK_S = 0.005
-# What a store may take to let go of a part that was cut, before the part is left behind.
+# What a store may take to let go of a part that was cut, before the part is left behind...
 _LET_GO_S = 0.02
+# ... and before that is an error, where it holds buffers of the caller.
+_LET_GO_DIRECT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -54,21 +60,19 @@ class Loaded:
         reason: Why it is not all: "", "pool_full", "cut", "deadline", or a store's reason.
         chunks: How many chunks each tier gave.
         took_s: How long it took.
-        wanted: Whether there was anything to do here: chunks that others load are not.
     """
 
     end: int
     reason: str = ""
     chunks: dict[str, int] = field(default_factory=dict)
     took_s: float = 0.0
-    wanted: int = 0
 
 
 @dataclass
 class _Part:
     tier: Tier
     end: int  # behind the last chunk of the prefix that is there when this part is
-    reserved: Reserved
+    reserved: Reserved  # id 0: it lands in buffers of the caller
     ticket: Ticket
 
     def reached(self, arrived: int) -> int:
@@ -114,8 +118,9 @@ class Load:
         prompt: What.
         budget: Until when.
         leftovers: Takes what was cut.
-        arrived: Called with chunks and their pages when they have arrived, before anybody else sees
-            them: the pages are the caller's for that long.
+        arrived: Called with chunks and their pages (direct: no pages) when they have arrived and
+            before anybody else sees them: the pages are the caller's for that long.
+        direct: Buffers for all chunks of the prompt: land there, and not in memory.
     """
 
     def __init__(
@@ -125,12 +130,14 @@ class Load:
         budget: Budget,
         leftovers: Leftovers,
         arrived: Callable[[Sequence[int], Sequence[int]], None] | None = None,
+        direct: Sequence[BufferLike] | None = None,
     ) -> None:
         self._memory = memory
         self._prompt = prompt
         self._budget = budget
         self._leftovers = leftovers
         self._arrived = arrived
+        self._direct = direct
         self._parts: list[_Part] = []
         self._began = time.monotonic()
         self._done_chunks = 0
@@ -139,64 +146,78 @@ class Load:
     def begin(self, wanted: Sequence[Wanted]) -> int:
         """Reserve pages and ask for everything; how many chunks are on their way because of it.
 
-        `wanted` is in the order of the prefix and has no gaps. Where there is no more room, it ends.
+        `wanted` is in the order of the prefix, without gaps. Without more room it ends early.
         """
         self._outcome.end = wanted[0].start if wanted else 0
         total = sum(piece.end - piece.start for piece in wanted)
         for piece in wanted:
             step = max(-(-total // _PARTS), _PART_BYTES_MIN // piece.tier.chunk_bytes, 1)
             for start in range(piece.start, piece.end, step):
-                if not self._ask(piece.tier, start, min(start + step, piece.end)):
-                    self._outcome.reason = "pool_full"
-                    return self._wanted()
-        return self._wanted()
+                reason = self._ask(piece.tier, start, min(start + step, piece.end))
+                if reason:
+                    self._outcome.reason = reason
+                    return self.wanted
+        return self.wanted
+
+    @property
+    def wanted(self) -> int:
+        """How many chunks were asked for."""
+        return sum(len(part.reserved.chunks) for part in self._parts)
+
+    @property
+    def reason(self) -> str:
+        """Why less was asked for than was wanted: "", "pool_full", "error"."""
+        return self._outcome.reason
 
     def finish(self) -> Loaded:
         """Wait while that pays."""
-        outcome, parts = self._outcome, self._parts
-        by_tier: dict[Tier, float] = {}
-        for index, part in enumerate(parts):
+        took_s: dict[Tier, float] = {}
+        for index, part in enumerate(self._parts):
             result = self._await(part)
             if result is None:
                 self._cut(index)
                 break
-            by_tier[part.tier] = time.monotonic() - self._began
+            took_s[part.tier] = time.monotonic() - self._began
             if not self._take(part, result):
                 self._cut(index + 1)
                 break
-        outcome.took_s = time.monotonic() - self._began
-        self._learn(by_tier)
-        return outcome
+        self._outcome.took_s = time.monotonic() - self._began
+        self._learn(took_s)
+        return self._outcome
 
-    def _ask(self, tier: Tier, start: int, end: int) -> bool:
-        """Submit one part; False: there were not enough pages."""
-        prompt = self._prompt
-        reserved = self._memory.reserve(prompt.first(end), start)
+    def _ask(self, tier: Tier, start: int, end: int) -> str:
+        """Submit one part; why it is not all of it, or ""."""
+        if self._direct is None:
+            reserved = self._memory.reserve(self._prompt.first(end), start)
+            buffers: Sequence[BufferLike] = self._memory.views(reserved.handles)
+        else:
+            reserved = Reserved(0, list(range(start, end)), [], 0)
+            buffers = self._direct[start:end]
         if reserved.chunks:
             if reserved.shed:
                 end = reserved.chunks[-1] + 1
-            names = prompt.keys(start, end)
-            ticket = tier.connector.submit_get(
-                [names[chunk - start] for chunk in reserved.chunks],
-                self._memory.views(reserved.handles),
-                prefix=True,
-                timeout_s=max(0.001, self._budget.deadline - time.monotonic()),
-            )
+            names = self._prompt.keys(start, end)
+            try:
+                ticket = tier.connector.submit_get(
+                    [names[chunk - start] for chunk in reserved.chunks],
+                    buffers,
+                    prefix=True,
+                    timeout_s=max(0.001, self._budget.deadline - time.monotonic()),
+                )
+            except KVFerryError:  # it has too much to do, or was closed
+                self._memory.abort(reserved.id)
+                return "error"
             self._parts.append(_Part(tier, end, reserved, ticket))
-        return not reserved.shed
-
-    def _wanted(self) -> int:
-        return sum(len(part.reserved.chunks) for part in self._parts)
+        return "pool_full" if reserved.shed else ""
 
     def _await(self, part: _Part) -> BatchResult | None:
         """Wait for a part while that pays; None when it does not."""
         size, goal = self._prompt.chunk_size, self._parts[-1].end
         while True:
-            arrived = part.ticket.progress()
+            arrived = part.ticket.prefix_len
             held = part.reached(arrived)
             limit = self._budget.until(held * size)
-            now = time.monotonic()
-            result = part.ticket.wait(max(0.0, min(_LOOK_S, limit - now)))
+            result = part.ticket.wait(max(0.0, min(_LOOK_S, limit - time.monotonic())))
             if result is not None:
                 return result
             now = time.monotonic()
@@ -205,7 +226,7 @@ class Load:
                 return None
             done = self._done_chunks + arrived
             if done and now - self._began > 4 * _LOOK_S:
-                remaining_s = (now - self._began) / done * (self._wanted() - done)
+                remaining_s = (now - self._began) / done * (self.wanted - done)
                 if not self._budget.worth_waiting(held * size, goal * size, remaining_s):
                     self._outcome.reason = "cut"
                     return None
@@ -216,9 +237,10 @@ class Load:
         count = result.prefix_len
         if self._arrived is not None and count:
             self._arrived(chunks[:count], handles[:count])
-        # What arrived behind a hole stays as well: it is right, and the hole may be filled.
-        ok = bytes(status == 0 for status in result.statuses)
-        self._memory.commit(part.reserved.id, ok)
+        if part.reserved.id:
+            # What arrived behind a hole stays as well: it is right, and the hole may be filled.
+            ok = bytes(status == 0 for status in result.statuses)
+            self._memory.commit(part.reserved.id, ok)
         self._done_chunks += count
         name = part.tier.name
         self._outcome.chunks[name] = self._outcome.chunks.get(name, 0) + count
@@ -226,7 +248,7 @@ class Load:
         if count == len(chunks):
             return True
         part.tier.refuse(self._prompt, chunks, result)
-        if not self._outcome.reason or self._outcome.reason == "pool_full":
+        if self._outcome.reason not in ("cut", "deadline"):
             self._outcome.reason = REASONS.get(result[count], "error")
         return False
 
@@ -234,28 +256,29 @@ class Load:
         """Withdraw the parts from this one on; keep what has arrived of the first of them."""
         for part in self._parts[index:]:
             part.ticket.cancel()
-        until = time.monotonic() + _LET_GO_S
-        contiguous = True
+        until = time.monotonic() + (_LET_GO_S if self._direct is None else _LET_GO_DIRECT_S)
+        whole = self._outcome.reason in ("cut", "deadline")  # else there is a hole already
         for part in self._parts[index:]:
             result = part.ticket.wait(max(0.0, until - time.monotonic()))
             if result is None:
+                if self._direct is not None:
+                    raise DeadlineExceeded(
+                        f"{part.tier.name} holds on to buffers of a load that was withdrawn"
+                    )
                 self._leftovers.add(part.ticket, part.reserved.id)
-                contiguous = False
-            elif contiguous and not self._prefix_ended(part):
-                contiguous = self._take(part, result)
-            else:
+                whole = False
+            elif whole:
+                whole = self._take(part, result)
+            elif part.reserved.id:
                 self._memory.abort(part.reserved.id)
 
-    def _prefix_ended(self, part: _Part) -> bool:
-        return self._outcome.end < part.reserved.chunks[0]
-
-    def _learn(self, by_tier: dict[Tier, float]) -> None:
+    def _learn(self, took_s: dict[Tier, float]) -> None:
         """Tell each tier how fast it was, as far as it came."""
         for part in self._parts:
-            by_tier.setdefault(part.tier, self._outcome.took_s)
-        for tier, took_s in by_tier.items():
+            took_s.setdefault(part.tier, self._outcome.took_s)
+        for tier, seconds in took_s.items():
             count = self._outcome.chunks.get(tier.name, 0)
             if count:
-                tier.learn(count * tier.chunk_bytes, took_s)
+                tier.learn(count * tier.chunk_bytes, seconds)
             elif self._outcome.reason == "cut":  # not one chunk in all that time
-                tier.learn(tier.chunk_bytes, took_s)
+                tier.learn(tier.chunk_bytes, seconds)

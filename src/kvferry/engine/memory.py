@@ -100,7 +100,7 @@ class Memory:
         _native.copy_pages(self._pool, handles, buffers, True, threads)
 
     def commit(self, reservation: int, ok: bytes | None = None) -> int:
-        """The reserved pages are written, or those that `ok` names; how many chunks are here now."""
+        """The reserved pages are written, or those that `ok` names; how many became chunks."""
         done = self.cache.commit(reservation, ok)
         self._announce()
         return done

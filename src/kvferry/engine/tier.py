@@ -1,7 +1,7 @@
 """L2: one store behind the engine, with what was learnt about it.
 
 A tier answers two questions, both within a limit: how much of a prefix is there (`probe`), and how
-long would loading it take (`predict_s`). What it is asked, and how long that took, is its knowledge.
+long would loading it take (`predict_s`). What it was asked, and how long that took, it remembers.
 
 Threads: any.
 """
@@ -11,8 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from kvferry.client.batch import BatchResult, Status
 from kvferry.connectors.base import Connector, Ticket
@@ -52,12 +51,20 @@ class Probe:
 
 
 class Tier:
-    """A store and its history."""
+    """A store and its history.
 
-    def __init__(self, name: str, connector: Connector, chunk_bytes: int) -> None:
+    Attributes:
+        lets_go: A job that was cancelled ends soon, whatever the store does: so its buffers may be
+            the caller's own.
+    """
+
+    def __init__(
+        self, name: str, connector: Connector, chunk_bytes: int, *, lets_go: bool = False
+    ) -> None:
         self.name = name
         self.connector = connector
         self.chunk_bytes = chunk_bytes
+        self.lets_go = lets_go
         self._load = LoadModel()
         self._lock = threading.Lock()
         self._loading_bytes = 0
@@ -108,34 +115,24 @@ class Tier:
         with self._lock:
             self._load.observe(size_bytes, took_s, time.monotonic())
 
-    @contextmanager
-    def loading(self, chunks: int) -> Iterator[None]:
-        """While these chunks are being loaded; others wait for them."""
-        size_bytes = chunks * self.chunk_bytes
+    def begin_load(self, chunks: int) -> None:
+        """These chunks are being loaded; others wait for them. Ended by `end_load`."""
         with self._lock:
-            self._loading_bytes += size_bytes
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._loading_bytes -= size_bytes
+            self._loading_bytes += chunks * self.chunk_bytes
+
+    def end_load(self, chunks: int) -> None:
+        """See `begin_load`."""
+        with self._lock:
+            self._loading_bytes -= chunks * self.chunk_bytes
 
     def refuse(self, prompt: Prompt, chunks: Sequence[int], result: BatchResult) -> None:
-        """Remember which chunks were not what they should be, and see that they go.
-
-        Those that are corrupt are deleted by the connector; intact ones of another length are not.
-        """
-        wrong = []
-        for chunk, status in zip(chunks, result, strict=True):
-            if status in (Status.CORRUPT, Status.SIZE_MISMATCH):
-                with self._lock:
+        """Remember which chunks were not what they should be; the connector has deleted them."""
+        with self._lock:
+            for chunk, status in zip(chunks, result, strict=True):
+                if status in (Status.CORRUPT, Status.SIZE_MISMATCH):
                     self._refused[prompt.digest(chunk)] = REASONS[status]
-                    while len(self._refused) > _REMEMBERED:
-                        self._refused.popitem(last=False)
-                if status is Status.SIZE_MISMATCH:
-                    wrong += prompt.keys(chunk, chunk + 1)
-        if wrong:
-            self.connector.submit_delete(wrong)
+            while len(self._refused) > _REMEMBERED:
+                self._refused.popitem(last=False)
 
     def refusal(self, digest: bytes) -> str | None:
         """Why the chunk with this hash was refused lately."""

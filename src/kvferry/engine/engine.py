@@ -1,0 +1,365 @@
+"""The engine: memory, stores, and everything in between, behind one object.
+
+    identity = Identity(model="my-model", layout=KVLayout(layers=32, kv_heads=8, head_dim=128))
+    with kvferry.Engine(identity, remote_url="redis://cache-1") as engine:
+        engine.store(tokens, chunks)              # chunks: one buffer for each full chunk
+        with engine.retrieve(tokens) as hit:      # the longest prefix that pays
+            use(hit.tokens, hit.arrays)
+
+One engine holds the KV of one shard of one model, for one tenant (`salt`). Any number of threads
+may use it. What its calls promise:
+
+- Every call ends within a stated time; what has arrived by then is the answer, and a miss always is
+  one. No fault of a store is an exception.
+- Bytes are those that were stored under this identity for exactly this prefix, or there are none.
+- `store` returns when the caller's buffers may be reused. Stores get the chunks behind it; what
+  they cannot take in time is dropped and counted, and never keeps anybody waiting.
+- What was stored can be retrieved at once, whether stores have it yet or not.
+
+After a fork the child has to open an engine of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Self
+
+from kvferry._elements import ELEMENTS
+from kvferry.connectors.base import BufferLike, Connector
+from kvferry.engine.cost import PrefillModel
+from kvferry.engine.explain import Explanation, explain_prompt
+from kvferry.engine.memory import Memory
+from kvferry.engine.prompt import Prompt, Tokens, read_prompt
+from kvferry.engine.results import Lookup, Retrieved, Stored
+from kvferry.engine.retriever import Gathered, Retriever
+from kvferry.engine.store_tiers import StoreTier, open_tiers
+from kvferry.engine.writer import WriteJob
+from kvferry.engine_config import EngineConfig
+from kvferry.errors import ClosedError, ConfigError, UsageError
+from kvferry.identity import Identity
+from kvferry.metrics import EngineMetrics
+
+__all__ = ["Engine"]
+
+_FLUSH_S = 5.0
+
+
+class Engine:
+    """A tiered cache of the KV of one shard of one model.
+
+    Args:
+        identity: What the bytes are; its layout says how long and of what shape a chunk is.
+        config: The settings; default: `EngineConfig.load`, with the file and the environment.
+        salt: Separates tenants: with another salt, the same tokens are other chunks.
+        connectors: Stores that are open already, by name, behind those of `config`. They are closed
+            with the engine.
+        **settings: Single settings, which win over `config`, e.g. `remote_url`,
+            `max_local_cpu_size`.
+
+    Raises:
+        ConfigError: A setting cannot be.
+        MemoryError: The system refused the memory.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        config: EngineConfig | None = None,
+        *,
+        salt: bytes = b"",
+        connectors: dict[str, Connector] | None = None,
+        **settings: Any,
+    ) -> None:
+        self.identity = identity
+        self.layout = identity.layout
+        self.config = self._configured(config, settings)
+        self.metrics = EngineMetrics()
+        self._salt = salt
+        self._pid = os.getpid()
+        self._closed = False
+        chunk_bytes = self.layout.chunk_bytes
+        self.memory = Memory(
+            chunk_bytes,
+            self.config.l1_bytes,
+            self.config.eviction_policy,
+            hugetlb=self.config.hugetlb,
+            prefault=self.config.prefault,
+        )
+        known = self.config.prefill
+        self.prefill = PrefillModel() if known is None else PrefillModel(*known, fixed=True)
+        self._prefill_lock = threading.Lock()
+        self.tiers = open_tiers(self.config, identity, connectors or {}, self.metrics)
+        self._threads = self.config.load_threads
+        self._retriever = Retriever(
+            self.memory,
+            [tier.tier for tier in self.tiers],
+            self.prefill if self.config.recompute == "auto" else None,
+            self.config.lookup_timeout_s,
+            min(self._threads, os.cpu_count() or 1),
+        )
+        self._executor = ThreadPoolExecutor(self._threads, "kvferry-load")
+
+    def _configured(self, config: EngineConfig | None, settings: dict[str, Any]) -> EngineConfig:
+        size = self.layout.chunk_size
+        if config is None:
+            config = EngineConfig.load(**{"chunk_size": size, **settings})
+        elif settings:
+            raise UsageError("pass either config or single settings, not both")
+        if config.chunk_size not in (size, EngineConfig.chunk_size):
+            raise ConfigError(
+                f"chunk_size is {config.chunk_size} in the settings and {size} in the layout; "
+                "make them equal"
+            )
+        return config
+
+    # --- Asking ---
+
+    def lookup(self, tokens: Tokens, *, timeout_s: float | None = None) -> Lookup:
+        """How much of a prompt could be had now; what stores have counts as used.
+
+        With `enable_async_loading` it also begins to load what pays, so that the `retrieve` that
+        follows finds it in memory.
+
+        Args:
+            tokens: Of the prompt.
+            timeout_s: Limit for asking stores; default: `lookup_timeout_s`.
+        """
+        prompt = self._read(tokens)
+        found = self._look(prompt, timeout_s, touch=True)
+        if self.config.enable_async_loading and found.tokens > found.tiers["memory"]:
+            self._start(self._gather, prompt, time.monotonic() + self.config.retrieve_timeout_s)
+        return found
+
+    def contains(self, tokens: Tokens, *, timeout_s: float | None = None) -> int:
+        """How many tokens of the prefix some tier has. Changes nothing: nothing counts as used."""
+        return self._look(self._read(tokens), timeout_s, touch=False).tokens
+
+    def _look(self, prompt: Prompt, timeout_s: float | None, *, touch: bool) -> Lookup:
+        held, coming = self.memory.ready(prompt)
+        size, start = prompt.chunk_size, held
+        tiers = {"memory": held * size}
+        limit_s = self.config.lookup_timeout_s if timeout_s is None else timeout_s
+        until = time.monotonic() + limit_s
+        for tier in self.tiers:
+            end = tier.tier.probe(prompt, start, until, touch=touch).end
+            tiers[tier.tier.name] = (end - start) * size
+            start = end
+            if start == prompt.chunks:
+                break
+        return Lookup(tokens=start * size, tiers=tiers, arriving_tokens=coming * size)
+
+    def explain(self, tokens: Tokens, *, timeout_s: float = 5.0) -> Explanation:
+        """Where each chunk of a prompt is, or why it is not, and what would be done about it."""
+        return explain_prompt(self, self._read(tokens), timeout_s)
+
+    # --- Loading ---
+
+    def retrieve(
+        self,
+        tokens: Tokens,
+        into: Sequence[BufferLike] | None = None,
+        *,
+        limit_tokens: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Retrieved:
+        """Bring the prefix of a prompt, as much of it as pays.
+
+        Args:
+            tokens: Of the whole prompt, those behind the last full chunk too: what they cost to
+                compute enters the decision.
+            into: A writable buffer for each full chunk of the prompt (or of `limit_tokens`); those
+                behind the result are undefined. None: the result has pages to read from.
+            limit_tokens: Take no more than so many; e.g. all but the last one, for engines that
+                have to compute a token.
+            timeout_s: Limit of the call; default: `retrieve_timeout_s`.
+
+        Raises:
+            UsageError: `into` has too few buffers; nothing was loaded.
+            BadBufferError: A buffer is read-only or has another length.
+        """
+        prompt = self._read(tokens, limit_tokens)
+        return self._retrieve(prompt, into, self._deadline(timeout_s))
+
+    def begin_retrieve(
+        self,
+        tokens: Tokens,
+        into: Sequence[BufferLike] | None = None,
+        *,
+        limit_tokens: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Future[Retrieved]:
+        """`retrieve` in a thread of the engine. `into` is in use until the future is done."""
+        prompt = self._read(tokens, limit_tokens)
+        return self._start(self._retrieve, prompt, into, self._deadline(timeout_s))
+
+    async def aretrieve(
+        self,
+        tokens: Tokens,
+        into: Sequence[BufferLike] | None = None,
+        *,
+        limit_tokens: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Retrieved:
+        """`retrieve` for asyncio."""
+        future = self.begin_retrieve(tokens, into, limit_tokens=limit_tokens, timeout_s=timeout_s)
+        return await asyncio.wrap_future(future)
+
+    def prefetch(self, tokens: Tokens, *, timeout_s: float | None = None) -> Future[int]:
+        """Bring the prefix of a prompt into memory, in a thread; how many tokens are there then."""
+        prompt, deadline = self._read(tokens), self._deadline(timeout_s)
+
+        def run() -> int:
+            self._gather(prompt, deadline)
+            return self.memory.ready(prompt)[0] * prompt.chunk_size
+
+        return self._start(run)
+
+    def _retrieve(
+        self, prompt: Prompt, into: Sequence[BufferLike] | None, deadline: float
+    ) -> Retrieved:
+        if into is not None and len(into) < prompt.chunks:
+            raise UsageError(
+                f"into has {len(into)} buffers; the prompt has {prompt.chunks} full chunks"
+            )
+        gathered = self._gather(prompt, deadline, into)
+        lease, handles = self.memory.acquire(prompt.hashes)
+        chunks = len(handles)
+        release: Callable[[], bool] | None = self._releaser(prompt, lease, chunks)
+        if into is not None:
+            try:
+                chunks = self._copy(gathered, handles, into)
+            finally:
+                if release is not None:
+                    release()
+            release, handles = None, []
+        return self._result(prompt, gathered, chunks, handles, release)
+
+    def _copy(
+        self, gathered: Gathered, handles: Sequence[int], into: Sequence[BufferLike]
+    ) -> int:
+        """Copy what is in memory and not in the caller's buffers; how long the prefix there is."""
+        copied = gathered.copied
+        missing = [chunk for chunk in range(len(handles)) if not copied[chunk]]
+        if missing:
+            self.memory.copy_out(
+                [handles[chunk] for chunk in missing],
+                [into[chunk] for chunk in missing],
+                self._retriever.copy_threads,
+            )
+            for chunk in missing:
+                copied[chunk] = 1
+        end = copied.find(0)
+        return len(copied) if end < 0 else end
+
+    def _releaser(self, prompt: Prompt, lease: int, chunks: int) -> Callable[[], bool] | None:
+        if not lease:
+            return None
+        if self.config.local_cpu:
+            return lambda: self.memory.cache.release(lease)
+
+        def leave() -> bool:  # memory is a way through: nothing stays
+            valid = self.memory.cache.release(lease)
+            self.memory.cache.remove(prompt.first(chunks))
+            return valid
+
+        return leave
+
+    def _gather(
+        self, prompt: Prompt, deadline: float, into: Sequence[BufferLike] | None = None
+    ) -> Gathered:
+        gathered = self._retriever.gather(prompt, deadline, into)
+        for tier in self.tiers:
+            tier.note_used(prompt, gathered)
+        return gathered
+
+    def _result(
+        self,
+        prompt: Prompt,
+        gathered: Gathered,
+        chunks: int,
+        handles: Sequence[int],
+        release: Callable[[], bool] | None,
+    ) -> Retrieved:
+        size = prompt.chunk_size
+        tiers = {name: count * size for name, count in gathered.chunks.items()}
+        tiers = {"memory": chunks * size - min(chunks * size, sum(tiers.values())), **tiers}
+        reason = gathered.reason if chunks < prompt.chunks else ""
+        retrieved = Retrieved(
+            tokens=chunks * size,
+            tiers=tiers,
+            decision=gathered.plan.decision if gathered.plan else None,
+            reason=reason or ("evicted" if chunks < prompt.chunks else ""),
+            lookup_s=gathered.lookup_s,
+            load_s=gathered.load_s,
+            pages=self.memory.views(handles),
+            release=release,
+            shape=self.layout.chunk_shape,
+            dtype=ELEMENTS[self.layout.dtype][0],
+        )
+        return retrieved
+
+    # --- Storing ---
+
+    def store(
+        self, tokens: Tokens, chunks: Sequence[BufferLike], *, first_chunk: int = 0
+    ) -> Stored:
+        """Keep the KV of a prompt: in memory now, in the stores soon.
+
+        Args:
+            tokens: Of the whole prompt, from its beginning.
+            chunks: A buffer for each full chunk from `first_chunk` on, of the layout's length;
+                free to be reused when the call returns.
+            first_chunk: How many full chunks of the prefix are left out, e.g. because they came
+                from here.
+
+        Raises:
+            UsageError: The number of buffers is another one.
+            BadBufferError: A buffer is not contiguous, or has another length.
+        """
+        prompt = self._read(tokens)
+        wanted = max(0, prompt.chunks - first_chunk)
+        if len(chunks) != wanted:
+            raise UsageError(
+                f"{len(chunks)} buffers for {wanted} full chunks of {prompt.chunk_size} tokens"
+            )
+        reserved = self.memory.reserve(prompt.hashes, first_chunk)
+        if not reserved.chunks:
+            return self._stored(prompt, wanted, [], 0, reserved.shed)
+        try:
+            buffers = [chunks[chunk - first_chunk] for chunk in reserved.chunks]
+            self.memory.copy_in(reserved.handles, buffers, self._retriever.copy_threads)
+        except BaseException:
+            self.memory.abort(reserved.id)
+            raise
+        views = self.memory.views(reserved.handles)
+        done, lease = self.memory.commit_held(reserved.id)
+        if done < len(reserved.chunks):  # somebody cleared the cache, or this took minutes
+            self.memory.cache.release(lease)
+            return self._stored(prompt, wanted, [], 0, reserved.shed)
+        shared = _Shared(self._leaver(prompt, reserved.chunks, lease), len(self.tiers) + 1)
+        queued: dict[str, int] = {}
+        dropped: dict[str, int] = {}
+        for tier in self.tiers:
+            job = WriteJob(prompt, reserved.chunks, views, shared.release)
+            accepted = tier.writer.offer(job)
+            (queued if accepted else dropped)[tier.tier.name] = len(reserved.chunks)
+            if not accepted:
+                shared.release()
+        shared.release()
+        return self._stored(prompt, wanted, reserved.chunks, done, reserved.shed, queued, dropped)
+
+    def _leaver(self, prompt: Prompt, chunks: Sequence[int], lease: int) -> Callable[[], object]:
+        if self.config.local_cpu:
+            return lambda: self.memory.cache.release(lease)
+
+        def leave() -> None:
+            self.memory.cache.release(lease)
+            self.memory.cache.remove(b"".join(prompt.digest(chunk) for chunk in chunks))
+
+        return leave
