@@ -4,6 +4,7 @@
 
 namespace kvferry {
 void bind_client(nanobind::module_& module);
+void bind_connector(nanobind::module_& module);
 void bind_credentials(nanobind::module_& module);
 void bind_pool(nanobind::module_& module);
 }  // namespace kvferry
@@ -14,5 +15,6 @@ NB_MODULE(_native, module) {
   nanobind::set_leak_warnings(false);
   kvferry::bind_credentials(module);
   kvferry::bind_client(module);
+  kvferry::bind_connector(module);
   kvferry::bind_pool(module);
 }

@@ -33,6 +33,7 @@ PY_LAYERS = (
     ("errors", "config", "keys", "units", "logs", "metrics", "embedded"),
     ("config_file",),
     ("pool", "client"),
+    ("connectors",),
     ("engine",),
     ("testing",),
     ("server", "peer", "controller", "lab"),

@@ -137,7 +137,7 @@ class RouterDriver final : public Dispatcher {
   }
 
   void finished(Batch& batch) override { batch.finish(); }
-  void corrupt(Batch&, const Command&) override {}
+  void corrupt(Batch&, const Command&, std::string_view) override {}
   void wake_workers() override { wake_ups_.fetch_add(1); }
   void route(Work work) override { router_.route(work); }
   void redirected(Server& from, Work work, std::string_view answer) override {

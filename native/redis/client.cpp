@@ -158,12 +158,16 @@ void Client::finished(Batch& batch) {
     running_.erase(found);
   }
   if (presence_) presence_->wrote(batch);  // before anybody hears of it
+  const std::shared_ptr<BatchListener> listener = owner->listener;
   owner->finish();
+  if (listener) return listener->finished(owner);
   if (!owner->quiet) completions_.push(std::move(owner));
 }
 
-void Client::corrupt(Batch& batch, const Command& command) {
-  log_.push(LogLevel::kWarning, "a value was corrupt and is being deleted");
+void Client::corrupt(Batch& batch, const Command& command, std::string_view cause) {
+  log_.push(LogLevel::kWarning,
+            "a value was corrupt (" + std::string(cause) + ") and is being deleted");
+  if (batch.listener) batch.listener->corrupt(batch, command, cause);
   auto removal =
       std::make_shared<Batch>(Batch::Options{.verb = Verb::kDelete, .deadline = deadline_for(0)});
   removal->reserve(1, command.key_length);

@@ -78,7 +78,7 @@ class Client final : private Dispatcher {
   Outcome start();
 
   void finished(Batch& batch) override;
-  void corrupt(Batch& batch, const Command& command) override;
+  void corrupt(Batch& batch, const Command& command, std::string_view cause) override;
   void wake_workers() override;
   void route(Work work) override { router_.route(work); }
   void redirected(Server& from, Work work, std::string_view answer) override;

@@ -16,8 +16,8 @@ class Dispatcher {
  public:
   // The last command of a batch settled.
   virtual void finished(Batch& batch) = 0;
-  // A framed value cannot be trusted.
-  virtual void corrupt(Batch& batch, const Command& command) = 0;
+  // A framed value cannot be trusted; `cause` is the name of its fault.
+  virtual void corrupt(Batch& batch, const Command& command, std::string_view cause) = 0;
   virtual void wake_workers() = 0;
   // Sends a command to the node that it belongs to now, which may not be the one that had it.
   virtual void route(Work work) = 0;

@@ -25,7 +25,7 @@ void Server::settle(Work work, Status status, std::string_view why) {
   stats_.commands_settled.fetch_add(1, std::memory_order_relaxed);
   if (status == Status::kCorrupt) {
     stats_.values_corrupt.fetch_add(1, std::memory_order_relaxed);
-    dispatcher_.corrupt(*work.batch, *work.command);
+    dispatcher_.corrupt(*work.batch, *work.command, why);
   }
   Batch& batch = *work.batch;
   // A stripe of a SET keeps the batch alive, because stripe 0 waits for it; others may not.

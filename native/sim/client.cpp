@@ -98,7 +98,7 @@ void SimClient::finished(redis::Batch& batch) {
   ledger_.finished(batch);
 }
 
-void SimClient::corrupt(redis::Batch& batch, const redis::Command& command) {
+void SimClient::corrupt(redis::Batch& batch, const redis::Command& command, std::string_view) {
   if (closed_) return;
   auto removal = std::make_shared<redis::Batch>(redis::Batch::Options{
       .verb = redis::Verb::kDelete, .deadline = context_.journal.now() + config_.timeout});
