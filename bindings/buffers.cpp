@@ -20,11 +20,6 @@ nb::object python(const char* module, const char* name) {
   return nb::module_::import_(module).attr(name);
 }
 
-[[noreturn]] void raise_bad_buffer(const std::string& text) {
-  PyErr_SetString(python("kvferry.errors", "BadBufferError").ptr(), text.c_str());
-  throw nb::python_error();
-}
-
 // Contiguous memory without Python objects in it; exporters refuse what is not contiguous.
 bool get_buffer(PyObject* object, Py_buffer* view) noexcept {
   if (PyObject_GetBuffer(object, view, PyBUF_ND | PyBUF_FORMAT) != 0) {
@@ -37,6 +32,11 @@ bool get_buffer(PyObject* object, Py_buffer* view) noexcept {
 }
 
 }  // namespace
+
+void raise_bad_buffer(const std::string& text) {
+  PyErr_SetString(python("kvferry.errors", "BadBufferError").ptr(), text.c_str());
+  throw nb::python_error();
+}
 
 Lease::~Lease() {
   for (Py_buffer& view : views_) PyBuffer_Release(&view);

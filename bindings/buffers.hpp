@@ -9,6 +9,7 @@
 #include <Python.h>
 
 #include <cstddef>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -32,6 +33,8 @@ class Lease {
  private:
   std::vector<Py_buffer> views_;
 };
+
+[[noreturn]] void raise_bad_buffer(const std::string& text);
 
 // The bytes of a str or bytes key; valid as long as the object is.
 // Raises UsageError: another type, no UTF-8 form, empty, or above 512 bytes.

@@ -4,25 +4,21 @@
 // Lifetime: buffers of a submitted batch stay leased until it is drained. An object that was
 // forked away, or whose process exits with work in flight, never joins threads it does not have.
 
+#include "client.hpp"
+
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
 #include <array>
-#include <memory>
-#include <mutex>
 #include <optional>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
-#include "buffers.hpp"
 #include "config.hpp"
-#include "credentials.hpp"
 #include "errors.hpp"
 #include "gil.hpp"
 #include "presence.hpp"
-#include "redis/client.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -32,22 +28,6 @@ namespace {
 
 using redis::Batch;
 using redis::Verb;
-
-constexpr Nanos kSignalCheckInterval = 50 * kMilli;
-
-// One status byte per key, one u64 per key, seconds, and the first error text or None.
-nb::tuple to_python(const Batch& batch) {
-  const std::size_t count = batch.item_count();
-  nb::object statuses = nb::steal(PyBytes_FromStringAndSize(nullptr, Py_ssize_t(count)));
-  nb::object sizes = nb::steal(PyBytes_FromStringAndSize(nullptr, Py_ssize_t(count * 8)));
-  if (!statuses.is_valid() || !sizes.is_valid()) throw nb::python_error();
-  batch.results(reinterpret_cast<std::uint8_t*>(PyBytes_AS_STRING(statuses.ptr())),
-                reinterpret_cast<std::uint64_t*>(PyBytes_AS_STRING(sizes.ptr())));
-  const double elapsed_s = static_cast<double>(batch.elapsed()) / static_cast<double>(kSecond);
-  nb::object error = nb::none();
-  if (!batch.error().empty()) error = readable(batch.error());
-  return nb::make_tuple(std::move(statuses), std::move(sizes), elapsed_s, std::move(error));
-}
 
 std::shared_ptr<net::Transport> make_transport(const nb::dict& settings,
                                                const std::shared_ptr<LogSink>& log) {
@@ -108,220 +88,170 @@ struct Totals {
   int connections_up = 0;
 };
 
-class PyClient {
- public:
-  PyClient(const nb::dict& settings, const PyCredentials* credentials)
-      : client_(value_or_raise(
-            redis::Client::open(make_config(settings), make_transport(settings, tls_log_),
-                                credentials == nullptr ? nullptr : credentials->source()))) {}
-  PyClient(const PyClient&) = delete;
-  PyClient& operator=(const PyClient&) = delete;
-
-  ~PyClient() {
-    if (client_->forked()) {
-      // Its threads exist in the parent only: nothing here can be joined or trusted.
-      [[maybe_unused]] auto* leaked = client_.release();
-      return;
-    }
-    close();
-  }
-
-  std::uint64_t submit(int verb, nb::handle keys, nb::handle buffers, double timeout_s,
-                       std::int64_t ttl_ms, bool prefix, nb::handle identity,
-                       std::size_t value_size_bytes) {
-    auto lease = std::make_unique<Lease>(0);
-    const auto batch =
-        build(verb, keys, buffers, timeout_s, ttl_ms, prefix, identity, value_size_bytes, lease);
-    // An exception runs Python code, which must not happen under the lock: others may wait for it
-    // with the GIL.
-    Result<std::uint64_t> id = Error{Errc::kClosed, {}};
-    {
-      const std::lock_guard lock(mutex_);  // drain() must find the lease
-      id = client_->submit(batch);
-      if (id) leases_.emplace(*id, std::move(lease));
-    }
-    return value_or_raise(std::move(id));
-  }
-
-  nb::tuple run(int verb, nb::handle keys, nb::handle buffers, double timeout_s,
-                std::int64_t ttl_ms, bool prefix, nb::handle identity,
-                std::size_t value_size_bytes) {
-    std::unique_ptr<Lease> lease;
-    const auto batch =
-        build(verb, keys, buffers, timeout_s, ttl_ms, prefix, identity, value_size_bytes, lease);
-    if (exiting_elsewhere()) raise({Errc::kClosed, "the interpreter is ending"});
-    batch->quiet = true;
-    const std::uint64_t id = value_or_raise(client_->submit(batch));
-    bool interrupted = false;
-    for (;;) {
-      bool finished = false;
-      {
-        const GilRelease released;
-        finished = batch->wait(monotonic_ns() + kSignalCheckInterval);
-      }
-      if (finished) break;
-      if (!interrupted && PyErr_CheckSignals() != 0) {
-        interrupted = true;  // the buffers are ours until the batch has let go of them
-        client_->cancel(id);
-      }
-    }
-    if (interrupted) throw nb::python_error();
-    return to_python(*batch);
-  }
-
-  nb::list drain() {
-    nb::list completions;
-    for (const auto& batch : client_->drain()) {
-      {
-        std::unique_ptr<Lease> lease;
-        const std::lock_guard lock(mutex_);
-        if (const auto found = leases_.find(batch->id); found != leases_.end()) {
-          lease = std::move(found->second);
-          leases_.erase(found);
-        }
-      }
-      completions.append(nb::make_tuple(batch->id, to_python(*batch)));
-    }
-    return completions;
-  }
-
-  nb::list drain_log() {
-    std::uint64_t dropped = 0;
-    nb::list lines;
-    for (LogSink* log : {&client_->log(), tls_log_.get()}) {
-      for (const LogLine& line : log->drain(dropped)) {
-        lines.append(nb::make_tuple(static_cast<int>(line.level), readable(line.text)));
-      }
-    }
-    return lines;
-  }
-
-  void cancel(std::uint64_t id) { client_->cancel(id); }
-
-  void close() {
-    const GilRelease released;
-    client_->close();
-  }
-
-  [[nodiscard]] int event_fd() const { return client_->event_fd(); }
-  [[nodiscard]] bool available() const { return client_->router().available(); }
-  [[nodiscard]] nb::object down_reason() const { return readable(client_->router().down_reason()); }
-
-  nb::list presence(nb::handle keys) const { return presence_of(client_->presence(), keys); }
-  nb::dict presence_stats() const { return presence_stats_of(client_->presence()); }
-
-  nb::dict stats() {
-    Totals totals(client_->router().former());
-    std::string server;
-    std::string version;
-    int protocol = 0;
-    std::size_t read_streams = 0;
-    std::size_t write_streams = 0;
-    const auto nodes = client_->router().nodes();
-    for (const auto& node : nodes) {
-      redis::Server& each = *node.server;
-      totals.add(each.stats());
-      totals.connections_up += each.connections_up();
-      read_streams = std::max(read_streams, each.gate().limit(redis::Direction::kRead));
-      write_streams = std::max(write_streams, each.gate().limit(redis::Direction::kWrite));
-      const redis::ServerInfo info = each.info();
-      if (server.empty()) server = info.server;
-      if (version.empty()) version = info.version;
-      protocol = std::max(protocol, info.protocol);
-    }
-    nb::dict out = totals.to_python();
-    out["batches_running"] = client_->running();
-    out["nodes"] = nodes.size();
-    out["read_streams"] = read_streams;
-    out["write_streams"] = write_streams;
-    out["protocol"] = protocol;
-    out["server"] = readable(server);
-    out["server_version"] = readable(version);
-    return out;
-  }
-
-  nb::list nodes() {
-    nb::list out;
-    for (const auto& node : client_->router().nodes()) {
-      redis::Server& server = *node.server;
-      const redis::ServerInfo info = server.info();
-      Totals totals;
-      totals.add(server.stats());
-      totals.connections_up = server.connections_up();
-      nb::dict row = totals.to_python();
-      row["address"] = readable(server.endpoint().text());
-      row["role"] = server.role() == redis::NodeRole::kPrimary ? "primary" : "replica";
-      row["available"] = server.available();
-      row["down_reason"] = readable(server.available() ? "" : server.down_reason());
-      row["server"] = readable(info.server);
-      row["server_version"] = readable(info.version);
-      row["availability_zone"] = readable(info.zone);
-      out.append(std::move(row));
-    }
-    return out;
-  }
-
- private:
-  std::shared_ptr<Batch> build(int verb, nb::handle keys, nb::handle buffers, double timeout_s,
-                               std::int64_t ttl_ms, bool prefix, nb::handle identity,
-                               std::size_t value_size_bytes, std::unique_ptr<Lease>& lease) {
-    const nb::object key_items = nb::steal(PySequence_Fast(keys.ptr(), "keys is not a sequence"));
-    if (!key_items.is_valid()) throw nb::python_error();
-    const auto count = static_cast<std::size_t>(PySequence_Fast_GET_SIZE(key_items.ptr()));
-    if (count == 0) {
-      raise({Errc::kInvalidArgument, "the batch is empty; pass at least one key"});
-    }
-    Batch::Options options{.verb = static_cast<Verb>(verb), .ttl_ms = ttl_ms, .prefix = prefix};
-    if (!identity.is_none()) {
-      options.framed = true;
-      options.identity = nb::cast<std::uint64_t>(identity);
-    }
-    nb::object buffer_items;
-    lease = std::make_unique<Lease>(buffers.is_none() ? 0 : count);
-    if (!buffers.is_none()) {
-      buffer_items = nb::steal(PySequence_Fast(buffers.ptr(), "buffers is not a sequence"));
-      if (!buffer_items.is_valid()) throw nb::python_error();
-      const auto given = static_cast<std::size_t>(PySequence_Fast_GET_SIZE(buffer_items.ptr()));
-      if (given != count) {
-        raise({Errc::kInvalidArgument, std::to_string(count) + " keys but " +
-                                           std::to_string(given) +
-                                           " buffers; pass one buffer per key"});
-      }
-    }
-    const auto batch = std::make_shared<Batch>(options);
-    PyObject** key = PySequence_Fast_ITEMS(key_items.ptr());
-    batch->reserve(count, count * (key_bytes(key[0]).size() + 8));
-    for (std::size_t index = 0; index < count; ++index) {
-      MutableBytes memory(static_cast<std::byte*>(nullptr), value_size_bytes);
-      if (buffer_items.is_valid()) {
-        PyObject* buffer = PySequence_Fast_ITEMS(buffer_items.ptr())[index];
-        memory = lease->add(buffer, options.verb == Verb::kGet);
-        if (!options.framed && memory.size() > client_->config().value_bytes_max) {
-          raise({Errc::kInvalidArgument,
-                 "buffer " + std::to_string(index) + " is larger than value_size_bytes_max"});
-        }
-      }
-      batch->add(key_bytes(key[index]), memory);
-    }
-    if (options.verb == Verb::kGet) lease->check_disjoint();
-    batch->set_deadline(timeout_s < 0 ? client_->deadline_for(batch->payload_bytes())
-                                      : add_time(monotonic_ns(), from_seconds(timeout_s)));
-    return batch;
-  }
-
-  const std::shared_ptr<LogSink> tls_log_ = std::make_shared<LogSink>();
-  std::unique_ptr<redis::Client> client_;
-  std::mutex mutex_;  // guards leases_ where there is no GIL to do it
-  std::unordered_map<std::uint64_t, std::unique_ptr<Lease>> leases_;
-};
-
 }  // namespace
+
+PyClient::PyClient(const nb::dict& settings, const PyCredentials* credentials)
+    : client_(value_or_raise(
+          redis::Client::open(make_config(settings), make_transport(settings, tls_log_),
+                              credentials == nullptr ? nullptr : credentials->source()))) {}
+
+PyClient::~PyClient() {
+  if (client_->forked()) {
+    // Its threads exist in the parent only: nothing here can be joined or trusted.
+    [[maybe_unused]] auto* leaked = new std::shared_ptr<redis::Client>(std::move(client_));
+    return;
+  }
+  close();
+}
+
+std::uint64_t PyClient::submit(int verb, nb::handle keys, nb::handle buffers, double timeout_s,
+                               std::int64_t ttl_ms, bool prefix, nb::handle identity,
+                               std::size_t value_size_bytes) {
+  std::unique_ptr<Lease> lease;
+  const auto batch =
+      build(verb, keys, buffers, timeout_s, ttl_ms, prefix, identity, value_size_bytes, lease);
+  return value_or_raise(leases_.keep(std::move(lease), [&] { return client_->submit(batch); }));
+}
+
+nb::tuple PyClient::run(int verb, nb::handle keys, nb::handle buffers, double timeout_s,
+                        std::int64_t ttl_ms, bool prefix, nb::handle identity,
+                        std::size_t value_size_bytes) {
+  std::unique_ptr<Lease> lease;
+  const auto batch =
+      build(verb, keys, buffers, timeout_s, ttl_ms, prefix, identity, value_size_bytes, lease);
+  if (exiting_elsewhere()) raise({Errc::kClosed, "the interpreter is ending"});
+  batch->quiet = true;
+  const std::uint64_t id = value_or_raise(client_->submit(batch));
+  std::optional<nb::python_error> interrupt;
+  wait_for(*batch, kNever, [&] {
+    nb::python_error raised;  // takes it
+    if (!interrupt) interrupt.emplace(std::move(raised));
+    client_->cancel(id);  // the buffers are ours until the batch has let go of them
+    return true;
+  });
+  if (interrupt) throw std::move(*interrupt);
+  return outcome_of(*batch, batch->item_count());
+}
+
+nb::list PyClient::drain() {
+  nb::list completions;
+  for (const auto& batch : client_->drain()) {
+    leases_.take(batch->id).reset();
+    completions.append(nb::make_tuple(batch->id, outcome_of(*batch, batch->item_count())));
+  }
+  return completions;
+}
+
+nb::list PyClient::drain_log() {
+  std::uint64_t dropped = 0;
+  nb::list lines;
+  for (LogSink* log : {&client_->log(), tls_log_.get()}) {
+    for (const LogLine& line : log->drain(dropped)) {
+      lines.append(nb::make_tuple(static_cast<int>(line.level), readable(line.text)));
+    }
+  }
+  return lines;
+}
+
+void PyClient::close() {
+  const GilRelease released;
+  client_->close();
+}
+
+nb::object PyClient::down_reason() const { return readable(client_->router().down_reason()); }
+
+nb::list PyClient::presence(nb::handle keys) const {
+  return presence_of(client_->presence(), keys);
+}
+
+nb::dict PyClient::presence_stats() const { return presence_stats_of(client_->presence()); }
+
+nb::dict PyClient::stats() {
+  Totals totals(client_->router().former());
+  std::string server;
+  std::string version;
+  int protocol = 0;
+  std::size_t read_streams = 0;
+  std::size_t write_streams = 0;
+  const auto nodes = client_->router().nodes();
+  for (const auto& node : nodes) {
+    redis::Server& each = *node.server;
+    totals.add(each.stats());
+    totals.connections_up += each.connections_up();
+    read_streams = std::max(read_streams, each.gate().limit(redis::Direction::kRead));
+    write_streams = std::max(write_streams, each.gate().limit(redis::Direction::kWrite));
+    const redis::ServerInfo info = each.info();
+    if (server.empty()) server = info.server;
+    if (version.empty()) version = info.version;
+    protocol = std::max(protocol, info.protocol);
+  }
+  nb::dict out = totals.to_python();
+  out["batches_running"] = client_->running();
+  out["nodes"] = nodes.size();
+  out["read_streams"] = read_streams;
+  out["write_streams"] = write_streams;
+  out["protocol"] = protocol;
+  out["server"] = readable(server);
+  out["server_version"] = readable(version);
+  return out;
+}
+
+nb::list PyClient::nodes() {
+  nb::list out;
+  for (const auto& node : client_->router().nodes()) {
+    redis::Server& server = *node.server;
+    const redis::ServerInfo info = server.info();
+    Totals totals;
+    totals.add(server.stats());
+    totals.connections_up = server.connections_up();
+    nb::dict row = totals.to_python();
+    row["address"] = readable(server.endpoint().text());
+    row["role"] = server.role() == redis::NodeRole::kPrimary ? "primary" : "replica";
+    row["available"] = server.available();
+    row["down_reason"] = readable(server.available() ? "" : server.down_reason());
+    row["server"] = readable(info.server);
+    row["server_version"] = readable(info.version);
+    row["availability_zone"] = readable(info.zone);
+    out.append(std::move(row));
+  }
+  return out;
+}
+
+std::shared_ptr<Batch> PyClient::build(int verb, nb::handle keys, nb::handle buffers,
+                                       double timeout_s, std::int64_t ttl_ms, bool prefix,
+                                       nb::handle identity, std::size_t value_size_bytes,
+                                       std::unique_ptr<Lease>& lease) {
+  const BatchArguments arguments(keys, buffers);
+  const std::size_t count = arguments.size();
+  Batch::Options options{.verb = static_cast<Verb>(verb), .ttl_ms = ttl_ms, .prefix = prefix};
+  if (!identity.is_none()) {
+    options.framed = true;
+    options.identity = nb::cast<std::uint64_t>(identity);
+  }
+  lease = std::make_unique<Lease>(arguments.has_buffers() ? count : 0);
+  const auto batch = std::make_shared<Batch>(options);
+  batch->reserve(count, count * (arguments.key(0).size() + 8));
+  for (std::size_t index = 0; index < count; ++index) {
+    MutableBytes memory(static_cast<std::byte*>(nullptr), value_size_bytes);
+    if (arguments.has_buffers()) {
+      memory = arguments.buffer(index, *lease, options.verb == Verb::kGet);
+      if (!options.framed && memory.size() > client_->config().value_bytes_max) {
+        raise({Errc::kInvalidArgument,
+               "buffer " + std::to_string(index) + " is larger than value_size_bytes_max"});
+      }
+    }
+    batch->add(arguments.key(index), memory);
+  }
+  if (options.verb == Verb::kGet) lease->check_disjoint();
+  batch->set_deadline(timeout_s < 0 ? client_->deadline_for(batch->payload_bytes())
+                                    : add_time(monotonic_ns(), from_seconds(timeout_s)));
+  return batch;
+}
 
 // Types for the stub that nanobind cannot know.
 #define SUBMIT_ARGUMENTS                                                               \
   "(self, verb: int, keys: typing.Any, buffers: typing.Any | None, timeout_s: float, " \
   "ttl_ms: int, prefix: bool, identity: int | None, value_size_bytes: int) -> "
-#define OUTCOME "tuple[bytes, bytes, float, str | None]"
 
 void bind_client(nb::module_& module) {
   nb::class_<PyClient>(module, "Client",
@@ -340,9 +270,10 @@ void bind_client(nb::module_& module) {
            nb::sig("def submit" SUBMIT_ARGUMENTS "int"), "Returns the id at once; see drain().")
       .def("run", &PyClient::run, "verb"_a, "keys"_a, "buffers"_a.none(), "timeout_s"_a, "ttl_ms"_a,
            "prefix"_a, "identity"_a.none(), "value_size_bytes"_a,
-           nb::sig("def run" SUBMIT_ARGUMENTS OUTCOME),
+           nb::sig("def run" SUBMIT_ARGUMENTS KVFERRY_OUTCOME),
            "Waits without the GIL: statuses, sizes as u64, seconds, the first error.")
-      .def("drain", &PyClient::drain, nb::sig("def drain(self) -> list[tuple[int, " OUTCOME "]]"))
+      .def("drain", &PyClient::drain,
+           nb::sig("def drain(self) -> list[tuple[int, " KVFERRY_OUTCOME "]]"))
       .def("drain_log", &PyClient::drain_log,
            nb::sig("def drain_log(self) -> list[tuple[int, str]]"))
       .def("cancel", &PyClient::cancel, "batch_id"_a)

@@ -5,6 +5,7 @@
 namespace kvferry {
 void bind_cache(nanobind::module_& module);
 void bind_client(nanobind::module_& module);
+void bind_connector(nanobind::module_& module);
 void bind_credentials(nanobind::module_& module);
 void bind_pages(nanobind::module_& module);
 void bind_pool(nanobind::module_& module);
@@ -17,6 +18,7 @@ NB_MODULE(_native, module) {
   nanobind::set_leak_warnings(false);
   kvferry::bind_credentials(module);
   kvferry::bind_client(module);
+  kvferry::bind_connector(module);
   kvferry::bind_pool(module);
   kvferry::bind_tokens(module);
   kvferry::bind_pages(module);

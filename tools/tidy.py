@@ -34,6 +34,7 @@ PY_LAYERS = (
     ("config_file", "identity"),
     ("engine_config",),
     ("pool", "client"),
+    ("connectors",),
     ("engine",),
     ("testing",),
     ("server", "peer", "controller", "lab"),

@@ -62,7 +62,8 @@ Status Batch::withdrawn(const Command& command) const noexcept {
 }
 
 bool Batch::settle(Command& command, Status status, std::string_view why) {
-  command.status = status;
+  // Pairs with progress().
+  std::atomic_ref(command.status).store(status, std::memory_order_release);
   if (status != Status::kOk && options_.prefix) {
     std::uint32_t end = prefix_end_.load(std::memory_order_relaxed);
     while (command.item < end &&
@@ -86,6 +87,21 @@ Command* Batch::released_by(const Command& command, Status& status) noexcept {
     if (other.status != Status::kOk) status = other.status;
   }
   return &all.back();
+}
+
+std::size_t Batch::progress() const noexcept {
+  std::size_t count = 0;
+  for (const Item& item : items_) {
+    for (std::size_t index = item.first; index < item.first + item.stripes; ++index) {
+      // The object is not const; C++20 has no atomic_ref of what is.
+      const std::atomic_ref status(const_cast<Status&>(commands_[index].status));
+      if (status.load(std::memory_order_acquire) != Status::kOk) return count;
+    }
+    std::uint64_t size = 0;
+    if (combine(item, size) != Status::kOk) return count;
+    ++count;
+  }
+  return count;
 }
 
 void Batch::finish() {

@@ -11,6 +11,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <span>
 #include <string>
@@ -47,6 +48,19 @@ struct Command {
   bool stamped = false;        // framed SET: checksum and generation are set
   codec::FrameFault fault = codec::FrameFault::kNone;  // framed GET: why it is not OK
   Status status = Status::kPending;
+};
+
+class Batch;
+
+// Hears of what happens to a batch: in a thread of the client, which must not be kept. It may
+// submit other batches.
+class BatchListener {
+ public:
+  virtual ~BatchListener() = default;
+  // The framed value of `command` cannot be trusted, and is being deleted.
+  virtual void corrupt(const Batch& batch, const Command& command) = 0;
+  // The batch is finished; it is not announced on the event fd.
+  virtual void finished(const std::shared_ptr<Batch>& batch) = 0;
 };
 
 class Batch {
@@ -99,6 +113,9 @@ class Batch {
   // the command that may now go (or must fail, as `status` says), if this was the last.
   [[nodiscard]] Command* released_by(const Command& command, Status& status) noexcept;
 
+  // How many leading items are OK by now; their buffers are final.
+  [[nodiscard]] std::size_t progress() const noexcept;
+
   // Wakes wait(). Called once, by whoever got true from settle().
   void finish();
 
@@ -115,6 +132,8 @@ class Batch {
 
   std::uint64_t id = 0;  // set by the client at submission
   bool quiet = false;    // somebody waits for it: it is not announced on the event fd
+  // Instead of the event fd; shared with whoever submitted the batch. Null: there is none.
+  std::shared_ptr<BatchListener> listener;
 
  private:
   struct Item {

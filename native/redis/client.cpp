@@ -160,7 +160,9 @@ void Client::finished(Batch& batch) {
     running_.erase(found);
   }
   if (presence_) presence_->wrote(batch);  // before anybody hears of it
+  const std::shared_ptr<BatchListener> listener = owner->listener;
   owner->finish();
+  if (listener) return listener->finished(owner);
   if (!owner->quiet) completions_.push(std::move(owner));
 }
 
@@ -169,6 +171,7 @@ void Client::corrupt(Batch& batch, const Command& command) {
                                     " is not what was stored there (wrong " +
                                     std::string(codec::name(command.fault)) +
                                     "); it is a miss and is being deleted");
+  if (batch.listener) batch.listener->corrupt(batch, command);
   auto removal =
       std::make_shared<Batch>(Batch::Options{.verb = Verb::kDelete, .deadline = deadline_for(0)});
   removal->reserve(1, command.key_length);

@@ -16,7 +16,7 @@ class Dispatcher {
  public:
   // The last command of a batch settled.
   virtual void finished(Batch& batch) = 0;
-  // A framed value cannot be trusted.
+  // A framed value cannot be trusted: see the command's fault.
   virtual void corrupt(Batch& batch, const Command& command) = 0;
   virtual void wake_workers() = 0;
   // Sends a command to the node that it belongs to now, which may not be the one that had it.

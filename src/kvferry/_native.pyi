@@ -61,6 +61,47 @@ def begin_exit() -> None:
 def await_parked() -> None:
     """Waits until they do, a second at most."""
 
+class Connector:
+    """A store behind the cache. See kvferry.connectors."""
+
+    def submit(self, verb: int, keys: Any, buffers: Any | None, timeout_s: float, ttl_ms: int, prefix: bool, quiet: bool) -> int:
+        """Returns the id at once: for wait() if it is quiet, else for drain()."""
+
+    def wait(self, job_id: int, timeout_s: float) -> tuple[bytes, bytes, float, str | None] | None:
+        """
+        Waits without the GIL; None while the job still runs. A result is given once.
+        """
+
+    def discard(self, job_id: int) -> None: ...
+
+    def progress(self, job_id: int) -> int: ...
+
+    def drain(self) -> list[tuple[int, tuple[bytes, bytes, float, str | None]]]: ...
+
+    def drain_log(self) -> list[tuple[int, str]]: ...
+
+    def cancel(self, job_id: int) -> None: ...
+
+    def event_fd(self) -> int: ...
+
+    def available(self) -> bool: ...
+
+    def usage(self) -> tuple[int, int | None, int | None]:
+        """Bytes used, capacity in bytes, keys."""
+
+    def scan(self, cursor: int) -> tuple[list[tuple[bytes, float]], int]:
+        """Keys and ages in seconds, and where to go on; 0 = nowhere."""
+
+    def descriptions(self) -> list[tuple[bytes, str]]: ...
+
+    def stats(self) -> dict[str, int]: ...
+
+    def close(self) -> None: ...
+
+def open_memory_connector(prefix: bytes, identity: bytes, value_size_bytes: int, description: str, name: str, capacity_bytes: int, queued_keys_max: int) -> Connector: ...
+
+def open_redis_connector(client: Client, prefix: bytes, identity: bytes, value_size_bytes: int, description: str) -> Connector: ...
+
 class PagePool:
     """Equal pages cut from one mapping; see kvferry.pool."""
 

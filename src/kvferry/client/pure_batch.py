@@ -207,10 +207,10 @@ class CountBatch(Batch):
 
 
 class Call(Batch):
-    """One command without a key, whose reply is kept."""
+    """One command whose reply is kept; `key` says which node of a cluster it is for."""
 
-    def __init__(self, *args: bytes) -> None:
-        super().__init__([b""])
+    def __init__(self, *args: bytes, key: bytes = b"") -> None:
+        super().__init__([key])
         self.reply: Reply = None
         self._args = args
 

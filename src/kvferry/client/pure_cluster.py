@@ -93,6 +93,16 @@ class Cluster:
         """Who serves a slot, as far as is known."""
         return self._map.owners[slot] if self._map else None
 
+    def primaries(self, deadline: float) -> list[Address]:
+        """Everybody who serves slots, by a map that is not old.
+
+        Raises:
+            Refused, TimedOut: There is none, and none is to be had.
+        """
+        self.refresh_if_due(deadline)
+        owners = self._map.owners if self._map else []
+        return list(dict.fromkeys(address for address in owners if address is not None))
+
     def moved(self, slot: int, address: Address | None) -> None:
         """A node said that somebody else serves the slot: one that we met, or None."""
         self._stale = True

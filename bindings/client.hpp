@@ -1,0 +1,53 @@
+#pragma once
+// PyClient: the client as Python has it; others that need its connections take client().
+
+#include <nanobind/nanobind.h>
+
+#include <memory>
+
+#include "batches.hpp"
+#include "credentials.hpp"
+#include "redis/client.hpp"
+
+namespace kvferry {
+
+class PyClient {
+ public:
+  PyClient(const nanobind::dict& settings, const PyCredentials* credentials);
+  PyClient(const PyClient&) = delete;
+  PyClient& operator=(const PyClient&) = delete;
+  ~PyClient();
+
+  std::uint64_t submit(int verb, nanobind::handle keys, nanobind::handle buffers, double timeout_s,
+                       std::int64_t ttl_ms, bool prefix, nanobind::handle identity,
+                       std::size_t value_size_bytes);
+  nanobind::tuple run(int verb, nanobind::handle keys, nanobind::handle buffers, double timeout_s,
+                      std::int64_t ttl_ms, bool prefix, nanobind::handle identity,
+                      std::size_t value_size_bytes);
+  nanobind::list drain();
+  nanobind::list drain_log();
+  void cancel(std::uint64_t id) { client_->cancel(id); }
+  void close();
+
+  [[nodiscard]] int event_fd() const { return client_->event_fd(); }
+  [[nodiscard]] bool available() const { return client_->router().available(); }
+  [[nodiscard]] nanobind::object down_reason() const;
+  [[nodiscard]] nanobind::list presence(nanobind::handle keys) const;
+  [[nodiscard]] nanobind::dict presence_stats() const;
+  nanobind::dict stats();
+  nanobind::list nodes();
+
+  [[nodiscard]] const std::shared_ptr<redis::Client>& client() const noexcept { return client_; }
+
+ private:
+  std::shared_ptr<redis::Batch> build(int verb, nanobind::handle keys, nanobind::handle buffers,
+                                      double timeout_s, std::int64_t ttl_ms, bool prefix,
+                                      nanobind::handle identity, std::size_t value_size_bytes,
+                                      std::unique_ptr<Lease>& lease);
+
+  const std::shared_ptr<LogSink> tls_log_ = std::make_shared<LogSink>();
+  std::shared_ptr<redis::Client> client_;  // shared with the connectors that use it
+  LeaseBook leases_;
+};
+
+}  // namespace kvferry

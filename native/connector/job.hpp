@@ -1,0 +1,115 @@
+#pragma once
+// Job: one request of the caller for many keys of a store, and its outcome.
+//
+// A job owns its key bytes; payload memory belongs to the caller, who keeps it valid until the job
+// is finished: then no thread and no kernel call can touch it any more. Keys come as the caller
+// knows them; the store puts the prefix of its space before them.
+//
+// Threads: built by one thread, then worked on by those of a driver. Each key is settled exactly
+// once, by any thread; whoever settles the last one finishes the job. What settle() published is
+// seen by progress() (release/acquire on each status) and after finished().
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/bytes.hpp"
+#include "base/clock.hpp"
+#include "base/errors.hpp"
+
+namespace kvferry::connector {
+
+// The numbers cross into Python; those of redis::Verb are the same.
+enum class Verb : std::uint8_t { kGet = 0, kSet = 1, kExists = 2, kTouch = 3, kDelete = 4 };
+
+class Job {
+ public:
+  struct Options {
+    Verb verb = Verb::kGet;
+    Nanos deadline = kNever;
+    std::int64_t ttl_ms = 0;  // SET: 0 = no expiry
+    bool prefix = false;      // stop asking after the first key that is not OK
+  };
+
+  explicit Job(const Options& options) : options_(options) {}
+
+  // --- Building: before submission, one thread. ---
+  void reserve(std::size_t keys, std::size_t key_bytes);
+  // GET and SET name the buffer; the other verbs leave it empty.
+  void add(std::string_view key, MutableBytes buffer);
+  void set_deadline(Nanos deadline) noexcept { options_.deadline = deadline; }
+
+  // --- While it runs. ---
+  [[nodiscard]] const Options& options() const noexcept { return options_; }
+  [[nodiscard]] std::size_t size() const noexcept { return items_.size(); }
+  [[nodiscard]] std::string_view key(std::size_t index) const noexcept;
+  [[nodiscard]] MutableBytes buffer(std::size_t index) const noexcept {
+    return items_[index].buffer;
+  }
+  [[nodiscard]] std::size_t payload_bytes() const noexcept { return payload_bytes_; }
+
+  // Asks for an early end: keys that nobody has begun become CANCELLED.
+  void cancel() noexcept { cancelled_.store(true, std::memory_order_relaxed); }
+  [[nodiscard]] bool cancelled() const noexcept {
+    return cancelled_.load(std::memory_order_relaxed);
+  }
+  // Why a key need not be begun: the job was cancelled, its prefix ended before, or it is late.
+  // kPending: it is to be done.
+  [[nodiscard]] Status withdrawn(std::size_t index, Nanos now) const noexcept;
+
+  // The outcome of one key; `size` is the length of its value where that is known. The first `why`
+  // is kept. Returns true for the last key: then the caller must see that the job finishes.
+  [[nodiscard]] bool settle(std::size_t index, Status status, std::uint64_t size = 0,
+                            std::string_view why = {});
+
+  // How many leading keys are OK by now; their buffers are final.
+  [[nodiscard]] std::size_t progress() const noexcept;
+
+  // Wakes wait(). Called once, after the last settle().
+  void finish();
+
+  // --- Afterwards. ---
+  // Waits until finish() or the moment `until`; true when finished.
+  bool wait(Nanos until);
+  [[nodiscard]] bool finished() const noexcept { return finished_.load(std::memory_order_acquire); }
+  // The rest requires finished().
+  [[nodiscard]] Status status(std::size_t index) const noexcept { return items_[index].status; }
+  [[nodiscard]] std::uint64_t value_size(std::size_t index) const noexcept {
+    return items_[index].value_size;
+  }
+  void results(std::uint8_t* statuses, std::uint64_t* sizes) const noexcept;
+  [[nodiscard]] const std::string& error() const noexcept { return error_; }
+  [[nodiscard]] Nanos elapsed() const noexcept { return finished_at_ - submitted_at_; }
+
+  std::uint64_t id = 0;  // set by the connector at submission
+  bool quiet = false;    // somebody waits for it: it is not announced on the event fd
+
+ private:
+  struct Item {
+    MutableBytes buffer;
+    std::uint64_t value_size = 0;
+    std::uint32_t key_offset = 0;
+    std::uint16_t key_length = 0;
+    Status status = Status::kPending;  // written through atomic_ref while the job runs
+  };
+
+  Options options_;
+  std::string keys_;
+  std::vector<Item> items_;
+  std::size_t payload_bytes_ = 0;
+  std::atomic<std::size_t> unsettled_{0};
+  std::atomic<std::size_t> prefix_end_{SIZE_MAX};
+  std::atomic<bool> cancelled_{false};
+  std::atomic<bool> finished_{false};
+  std::mutex mutex_;  // guards error_ and the wait
+  std::condition_variable done_;
+  std::string error_;
+  Nanos submitted_at_ = monotonic_ns();
+  Nanos finished_at_ = 0;
+};
+
+}  // namespace kvferry::connector

@@ -1,0 +1,260 @@
+"""What a connector is: the interface that an engine sees of every store.
+
+All values of a connector have one length. It is opened with a `Space`: the prefix of its keys, the
+identity that its bytes must have, and that length. A value that was stored under another key or
+identity, that is damaged or of another length, is never given out: it is CORRUPT or SIZE_MISMATCH,
+counted by its cause, and deleted.
+
+Every operation comes in three forms: blocking (``batch_get``), with a ticket to wait on
+(``submit_get``), and raw (``submit_batch_get``: an id, then `event_fd` and `drain_completions`).
+What a store does wrong is a status of the key with a text in the result. Exceptions are for calls
+that cannot be right (`UsageError`), for a connector that is closed (`ClosedError`), for one that
+has too much to do already (`CapacityError`; nothing was begun), and see `DeadlineExceeded` below.
+
+Buffers belong to the store until the blocking call returns, until `Ticket.wait` has returned a
+result, or until `drain_completions` has returned the id; cancelled and late jobs included. No store
+may break that, however it hangs. So where a disk holds on to a buffer beyond the deadline,
+`Ticket.wait` goes on returning None in time, and a blocking call raises `DeadlineExceeded`: that is
+the one case in which its buffers are still in use, until the connector has let go of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, Self, TypeAlias, runtime_checkable
+
+from kvferry.client.batch import BatchResult
+from kvferry.client.buffers import BufferLike, Key, encode_key
+from kvferry.errors import UsageError
+from kvferry.keys import DIGEST_BYTES
+
+__all__ = ["BufferLike", "Connector", "Key", "ScanBatch", "Space", "Ticket", "Usage"]
+
+ScanBatch: TypeAlias = list[tuple[Key, float]]  # keys without the prefix, seconds since their use
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """What a connector is opened with.
+
+    Attributes:
+        prefix: Goes before every key, e.g. ``"kvf:<identity>:"``; may be empty.
+        identity: 16 bytes; see `kvferry.keys.identity_digest`.
+        value_size_bytes: Length of every value.
+        description: The identity in words (`kvferry.keys.describe_identity`). The store keeps it,
+            so that others can be told in what their identity differs.
+
+    Raises:
+        UsageError: A field cannot be right.
+    """
+
+    prefix: str
+    identity: bytes
+    value_size_bytes: int
+    description: str = ""
+
+    def __post_init__(self) -> None:
+        if self.prefix:
+            encode_key(self.prefix)
+        if not isinstance(self.identity, bytes) or len(self.identity) != DIGEST_BYTES:
+            raise UsageError(f"an identity has {DIGEST_BYTES} bytes; see kvferry.keys")
+        size = self.value_size_bytes
+        if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= 1 << 37:
+            raise UsageError(f"value_size_bytes={size!r} is no length from 1 to 128 GiB")
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a whole store holds, other spaces and other processes included.
+
+    Attributes:
+        used_bytes: As the store counts them.
+        capacity_bytes: What it may hold; None: nobody set a limit.
+        keys: How many values (of striped ones: stripes); None: not known.
+    """
+
+    used_bytes: int
+    capacity_bytes: int | None
+    keys: int | None
+
+
+class Ticket(Protocol):
+    """A job that was submitted. Dropping it cancels the job."""
+
+    def wait(self, timeout_s: float) -> BatchResult | None:
+        """The result, or None if the job still runs after `timeout_s` seconds."""
+
+    def cancel(self) -> None:
+        """Withdraw what has not begun. The job still ends, and `wait` says how."""
+
+    @property
+    def done(self) -> bool:
+        """Whether `wait` would return a result at once."""
+
+    @property
+    def prefix_len(self) -> int:
+        """How many leading keys are OK by now; their buffers are final."""
+
+
+@runtime_checkable
+class Connector(Protocol):
+    """A store. All methods may be called from any thread, `drain_completions` from one at a time.
+
+    `timeout_s` limits a job, in seconds; None: it grows with the bytes. With ``prefix=True``, keys
+    behind the first one that is not OK need not be asked for, and are CANCELLED then.
+    """
+
+    @property
+    def space(self) -> Space: ...
+
+    def batch_get(
+        self,
+        keys: Sequence[Key],
+        buffers: Sequence[BufferLike],
+        *,
+        prefix: bool = False,
+        timeout_s: float | None = None,
+    ) -> BatchResult:
+        """Read values, each into its buffer."""
+
+    def batch_set(
+        self,
+        keys: Sequence[Key],
+        buffers: Sequence[BufferLike],
+        *,
+        ttl_s: float | None = None,
+        timeout_s: float | None = None,
+    ) -> BatchResult:
+        """Store values; a store that is full answers SERVER_ERROR."""
+
+    def batch_exists(
+        self,
+        keys: Sequence[Key],
+        *,
+        prefix: bool = False,
+        touch: bool = False,
+        timeout_s: float | None = None,
+    ) -> BatchResult:
+        """Ask which keys are there (OK or MISS); `touch` makes them recently used."""
+
+    def batch_delete(self, keys: Sequence[Key], *, timeout_s: float | None = None) -> BatchResult:
+        """Delete keys: OK = was there, MISS = was not."""
+
+    def submit_get(
+        self,
+        keys: Sequence[Key],
+        buffers: Sequence[BufferLike],
+        *,
+        prefix: bool = False,
+        timeout_s: float | None = None,
+    ) -> Ticket:
+        """As `batch_get`, returning at once."""
+
+    def submit_set(
+        self,
+        keys: Sequence[Key],
+        buffers: Sequence[BufferLike],
+        *,
+        ttl_s: float | None = None,
+        timeout_s: float | None = None,
+    ) -> Ticket:
+        """As `batch_set`, returning at once."""
+
+    def submit_exists(
+        self,
+        keys: Sequence[Key],
+        *,
+        prefix: bool = False,
+        touch: bool = False,
+        timeout_s: float | None = None,
+    ) -> Ticket:
+        """As `batch_exists`, returning at once."""
+
+    def submit_delete(self, keys: Sequence[Key], *, timeout_s: float | None = None) -> Ticket:
+        """As `batch_delete`, returning at once."""
+
+    def submit_batch_get(
+        self,
+        keys: Sequence[Key],
+        buffers: Sequence[BufferLike],
+        *,
+        prefix: bool = False,
+        timeout_s: float | None = None,
+    ) -> int:
+        """As `batch_get`; returns an id at once, for `drain_completions`."""
+
+    def submit_batch_set(
+        self,
+        keys: Sequence[Key],
+        buffers: Sequence[BufferLike],
+        *,
+        ttl_s: float | None = None,
+        timeout_s: float | None = None,
+    ) -> int:
+        """As `batch_set`; returns an id at once."""
+
+    def submit_batch_exists(
+        self,
+        keys: Sequence[Key],
+        *,
+        prefix: bool = False,
+        touch: bool = False,
+        timeout_s: float | None = None,
+    ) -> int:
+        """As `batch_exists`; returns an id at once."""
+
+    def submit_batch_delete(self, keys: Sequence[Key], *, timeout_s: float | None = None) -> int:
+        """As `batch_delete`; returns an id at once."""
+
+    def event_fd(self) -> int:
+        """A descriptor that is readable while completions wait. It belongs to the connector."""
+
+    def drain_completions(self) -> list[tuple[int, BatchResult]]:
+        """Take every finished raw job, oldest first. Never blocks."""
+
+    def progress(self, job_id: int) -> int:
+        """How many leading keys of a raw job are OK by now; 0 when it was drained."""
+
+    def cancel(self, job_id: int) -> None:
+        """Withdraw a raw job. It still completes, soon."""
+
+    def usage(self, timeout_s: float = 1.0) -> Usage:
+        """What the store holds, as the store itself counts it.
+
+        Raises:
+            UnavailableError, DeadlineExceeded: It does not say.
+        """
+
+    def scan(self, limit: int = 1000) -> Iterator[ScanBatch]:
+        """What this space has in the store, in batches of at most `limit` keys.
+
+        Not a snapshot: what is stored or deleted meanwhile may be there or not.
+
+        Raises:
+            UnavailableError, DeadlineExceeded: The store does not say.
+        """
+
+    def descriptions(self) -> Mapping[bytes, str]:
+        """Identities that have used the store, and what they are in words.
+
+        Raises:
+            UnavailableError, DeadlineExceeded: The store does not say.
+        """
+
+    def describe(self) -> None:
+        """Keep the description of this space in the store. Best effort; done at opening as well."""
+
+    @property
+    def available(self) -> bool:
+        """False while the store is down: then every job is UNAVAILABLE at once."""
+
+    def stats(self) -> Mapping[str, int]:
+        """Counters since the connector was opened."""
+
+    def close(self) -> None:
+        """Cancel what is in flight and end all threads. May be called twice."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...

@@ -1,0 +1,136 @@
+"""Calls that a few threads make for whoever submitted them: what `BlockingConnector` stands on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+
+from kvferry.client.batch import BatchResult, Status
+from kvferry.errors import CapacityError, ClosedError
+
+__all__ = ["CallJob", "CallQueue"]
+
+
+class CallJob:
+    """A call that a thread will make; also its ticket."""
+
+    def __init__(self, call: Callable[[float], BatchResult], count: int, limit_s: float) -> None:
+        self.id = 0
+        self.announced = False
+        self._call = call
+        self._count = count
+        self._limit_s = limit_s
+        self._started = time.monotonic()
+        self._done = threading.Event()
+        self._result: BatchResult | None = None
+        self._cancelled = False
+
+    def run(self) -> None:
+        left_s = self._started + self._limit_s - time.monotonic()
+        if self._cancelled:
+            self.end(Status.CANCELLED)
+        elif left_s <= 0:
+            self.end(Status.TIMEOUT, f"it waited for a thread for {self._limit_s:g} s")
+        else:
+            try:
+                self._result = self._call(left_s)
+            except Exception as error:
+                self.end(Status.SERVER_ERROR, f"{type(error).__name__}: {error}")
+        self._done.set()
+
+    def end(self, status: Status, error: str | None = None) -> None:
+        elapsed_s = time.monotonic() - self._started
+        statuses = bytes([status]) * self._count
+        self._result = BatchResult(statuses, [0] * self._count, elapsed_s, error)
+        self._done.set()
+
+    def wait(self, timeout_s: float) -> BatchResult | None:
+        return self._result if self._done.wait(max(0.0, timeout_s)) else None
+
+    def cancel(self) -> None:
+        self._cancelled = True
+
+    @property
+    def done(self) -> bool:
+        return self._done.is_set()
+
+    @property
+    def prefix_len(self) -> int:
+        return self._result.prefix_len if self.done and self._result is not None else 0
+
+
+class CallQueue:
+    """Jobs on their way to the threads and back. All methods from any thread."""
+
+    def __init__(self, jobs_max: int) -> None:
+        self.event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._jobs_max = jobs_max
+        self._changed = threading.Condition()
+        self._waiting: deque[CallJob] = deque()
+        self._raw: dict[int, CallJob] = {}
+        self._finished: list[CallJob] = []
+        self._next_id = 1
+        self._closed = False
+        weakref.finalize(self, os.close, self.event_fd)
+
+    def put(self, job: CallJob, announced: bool) -> None:
+        with self._changed:
+            if self._closed:
+                raise ClosedError("the connector is closed")
+            if len(self._waiting) >= self._jobs_max:
+                raise CapacityError(f"{len(self._waiting)} jobs are waiting, the limit")
+            job.id, self._next_id = self._next_id, self._next_id + 1
+            job.announced = announced
+            if announced:
+                self._raw[job.id] = job
+            self._waiting.append(job)
+            self._changed.notify()
+
+    def work(self) -> None:
+        """The body of a thread."""
+        while True:
+            with self._changed:
+                while not self._waiting and not self._closed:
+                    self._changed.wait()
+                if self._closed:
+                    return
+                job = self._waiting.popleft()
+            job.run()
+            self._announce(job)
+            del job  # its buffers are not ours while we sleep
+
+    def get(self, job_id: int) -> CallJob | None:
+        with self._changed:
+            return self._raw.get(job_id)
+
+    def drain(self) -> list[tuple[int, BatchResult]]:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.event_fd)
+        with self._changed:
+            finished, self._finished = self._finished, []
+            for job in finished:
+                del self._raw[job.id]
+        return [(job.id, result) for job in finished if (result := job.wait(0)) is not None]
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            waiting, self._waiting = self._waiting, deque()
+            self._changed.notify_all()
+        for job in waiting:
+            job.end(Status.CANCELLED, "the connector was closed")
+            self._announce(job)
+
+    def _announce(self, job: CallJob) -> None:
+        if not job.announced:
+            return
+        with self._changed:
+            self._finished.append(job)
+            first = len(self._finished) == 1
+        if first:
+            os.eventfd_write(self.event_fd, 1)

@@ -1,0 +1,49 @@
+"""The memory driver: values in this process, shared by all connectors that name one store."""
+
+from __future__ import annotations
+
+from kvferry import _native
+from kvferry.connectors.base import Space
+from kvferry.connectors.native import QUEUED_KEYS_MAX, NativeConnector
+
+__all__ = ["MemoryConnector"]
+
+
+class MemoryConnector(NativeConnector):
+    """A store in memory; see `Connector`.
+
+    Args:
+        space: What it is opened with.
+        name: Connectors of this process with the same name share a store, which ends with the last
+            of them. Empty: a store of its own.
+        capacity_bytes: Payload and 64 bytes for each value; None: no limit.
+        queued_keys_max: Beyond it submissions raise CapacityError.
+
+    Raises:
+        UsageError: A store of that name is open with another capacity.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        *,
+        name: str = "",
+        capacity_bytes: int | None = None,
+        queued_keys_max: int = QUEUED_KEYS_MAX,
+    ) -> None:
+        self.name = name
+        self._options = (name, capacity_bytes or 0, queued_keys_max)
+        super().__init__(space)
+
+    def _where(self) -> str:
+        return f"memory {self.name!r}"
+
+    def _open(self) -> _native.Connector:
+        space = self.space
+        return _native.open_memory_connector(
+            space.prefix.encode(),
+            space.identity,
+            space.value_size_bytes,
+            space.description,
+            *self._options,
+        )

@@ -1,0 +1,164 @@
+"""The redis driver: framed values on a Redis or Valkey server, a cluster, a Sentinel's master.
+
+Stored as `CacheNamespace` stores them, so both see each other's values under one prefix. Values
+above 4 MiB lie in stripes under keys of their own. Who evicts is the server (``maxmemory``), or the
+engine by `scan` and `batch_delete`; usage is what the server says that all its data takes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+from collections.abc import Iterator, Mapping
+
+from kvferry import _native
+from kvferry.client.pure_resp import Reply
+from kvferry.client.sync import RedisClient
+from kvferry.config import ClientConfig
+from kvferry.connectors.base import ScanBatch, Space, Usage
+from kvferry.connectors.control import Control, ControlNode
+from kvferry.connectors.native import NativeConnector, as_key
+from kvferry.errors import KVFerryError, ServerError
+
+__all__ = ["DESCRIPTIONS_KEY", "RedisConnector"]
+
+_log = logging.getLogger("kvferry.connectors")
+
+# A hash of the identities (hex) and their descriptions.
+DESCRIPTIONS_KEY = b"kvf:identities"
+CONTROL_TIMEOUT_S = 1.0
+_STRIPE = re.compile(rb"#[1-9][0-9]*\Z")
+_GLOB = re.compile(rb"([*?\[\]\\^-])")
+
+
+class RedisConnector(NativeConnector):
+    """A store on a server; see `Connector`.
+
+    Args:
+        space: What it is opened with.
+        config: How the server is reached.
+        client: A client to share instead; the connector then leaves it open.
+    """
+
+    def __init__(
+        self, space: Space, config: ClientConfig, *, client: RedisClient | None = None
+    ) -> None:
+        self.config = config
+        self._owns_client = client is None
+        self._client = client or RedisClient.from_config(config)
+        self._control = Control(config)
+        super().__init__(space)
+
+    def _where(self) -> str:
+        return self.config.address
+
+    def _open(self) -> _native.Connector:
+        space = self.space
+        return _native.open_redis_connector(
+            self._client._handle(),
+            space.prefix.encode(),
+            space.identity,
+            space.value_size_bytes,
+            space.description,
+        )
+
+    def usage(self, timeout_s: float = CONTROL_TIMEOUT_S) -> Usage:
+        """Data and limit of all primaries together; see `Connector`."""
+        used = keys = capacity = 0
+        limited = True
+        for info, size in self._control.each(timeout_s, _ask_usage):
+            # The data set alone: overhead of the server does not shrink when values go.
+            used += info.get("used_memory_dataset", info.get("used_memory", 0))
+            capacity += info.get("maxmemory", 0)
+            limited &= info.get("maxmemory", 0) > 0
+            keys += size
+        return Usage(used, capacity if limited else None, keys)
+
+    def scan(self, limit: int = 1000) -> Iterator[ScanBatch]:
+        """SCAN of all primaries; ages are those of OBJECT IDLETIME. See `Connector`."""
+        pattern = _GLOB.sub(rb"\\\1", self.space.prefix.encode()) + b"*"
+        for node in self._control.nodes(CONTROL_TIMEOUT_S):
+            cursor = b"0"
+            while True:
+                page = node.ask(
+                    *(b"SCAN", cursor, b"MATCH", pattern, b"COUNT", b"1000"),
+                    timeout_s=CONTROL_TIMEOUT_S,
+                )
+                match page:
+                    case [bytes(cursor), list(keys)]:
+                        pass
+                    case _:
+                        raise ServerError("SCAN was answered with something else than keys")
+                batch = self._with_ages(node, keys)
+                for start in range(0, len(batch), limit):
+                    yield batch[start : start + limit]
+                if cursor == b"0":
+                    break
+
+    def _with_ages(self, node: ControlNode, keys: list[Reply]) -> ScanBatch:
+        whole = [key for key in keys if isinstance(key, bytes) and not _STRIPE.search(key)]
+        ages = node.ask_each(
+            [(b"OBJECT", b"IDLETIME", key) for key in whole], timeout_s=CONTROL_TIMEOUT_S
+        )
+        skipped = len(self.space.prefix.encode())
+        return [
+            (as_key(key[skipped:]), float(age) if isinstance(age, int) else 0.0)
+            for key, (told, age) in zip(whole, ages, strict=True)
+            if age is not None or not told  # gone; where frequency is kept instead, no age is told
+        ]
+
+    def descriptions(self) -> Mapping[bytes, str]:
+        """See `Connector`."""
+        reply = self._control.ask(
+            b"HGETALL", DESCRIPTIONS_KEY, key=DESCRIPTIONS_KEY, timeout_s=CONTROL_TIMEOUT_S
+        )
+        found: dict[bytes, str] = {}
+        fields = reply if isinstance(reply, list) else []
+        for name, text in zip(fields[::2], fields[1::2], strict=False):
+            if isinstance(name, bytes) and isinstance(text, bytes):
+                with contextlib.suppress(ValueError):  # not ours
+                    found[bytes.fromhex(name.decode())] = text.decode()
+        return found
+
+    def describe(self) -> None:
+        """See `Connector`."""
+        if not self.space.description:
+            return
+        name, text = self.space.identity.hex().encode(), self.space.description.encode()
+        command = (b"HSET", DESCRIPTIONS_KEY, name, text)
+        try:
+            self._control.ask(*command, key=DESCRIPTIONS_KEY, timeout_s=CONTROL_TIMEOUT_S)
+        except KVFerryError as error:
+            _log.info("%s: the identity is not described: %s", self.config.address, error)
+
+    def close(self) -> None:
+        """See `Connector`."""
+        super().close()
+        self._control.close()
+        if self._owns_client:
+            self._client.close()
+
+    def stats(self) -> Mapping[str, int]:
+        """Those of all drivers, and those of the client as ``client_<name>``."""
+        client = {f"client_{k}": v for k, v in self._client.stats().items() if isinstance(v, int)}
+        return {**super().stats(), **client}
+
+    def _deadline_s(self, size_bytes: int) -> float:
+        return self.config.deadline_s(size_bytes)
+
+    def _ttl_s(self) -> float | None:
+        return self.config.ttl_s
+
+    def _after_fork(self) -> None:
+        super()._after_fork()
+        self._control.after_fork()
+
+
+def _ask_usage(node: ControlNode, left_s: float) -> tuple[dict[str, int], int]:
+    text = node.ask(b"INFO", b"memory", timeout_s=left_s)
+    lines = text.decode(errors="replace").splitlines() if isinstance(text, bytes) else []
+    pairs = (line.partition(":") for line in lines)
+    info = {name: int(value) for name, _, value in pairs if value.isascii() and value.isdigit()}
+    size = node.ask(b"DBSIZE", timeout_s=left_s)
+    return info, size if isinstance(size, int) else 0
