@@ -24,8 +24,10 @@ _HOME = {
     "CacheNamespace": "kvferry.client.namespace",
     "ClientConfig": "kvferry.config",
     "Credentials": "kvferry.credentials",
+    "Engine": "kvferry.engine",
     "EngineConfig": "kvferry.engine_config",
     "EvictionConfig": "kvferry.engine_config",
+    "Hashes": "kvferry.engine",
     "Identity": "kvferry.identity",
     "KVFerryError": "kvferry.errors",
     "KVLayout": "kvferry.kv_layout",
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from kvferry.config_file import load_client_config
     from kvferry.credentials import Credentials
     from kvferry.embedded import embedded_store
+    from kvferry.engine import Engine, Hashes
     from kvferry.engine_config import EngineConfig, EvictionConfig, StoreConfig
     from kvferry.errors import KVFerryError
     from kvferry.identity import Identity
@@ -59,8 +62,10 @@ __all__ = [
     "CacheNamespace",
     "ClientConfig",
     "Credentials",
+    "Engine",
     "EngineConfig",
     "EvictionConfig",
+    "Hashes",
     "Identity",
     "KVFerryError",
     "KVLayout",

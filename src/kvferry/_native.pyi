@@ -242,7 +242,7 @@ class ChunkCache:
     def unpin(self, hashes: bytes) -> int:
         """How many of the leading ready run lost a pin."""
 
-    def states(self, hashes: bytes) -> object:
+    def states(self, hashes: bytes) -> bytes:
         """
         A byte for each chunk: 0 absent, 1 evicted, 2 writing, 3 ready, 4 leased, 5 pinned.
         """
@@ -260,7 +260,7 @@ class ChunkCache:
     def insert(self, hashes: bytes, first: int = 0) -> int:
         """Store the absent ones of hashes[first:]; how many got room."""
 
-    def evict(self, count: int) -> object:
+    def evict(self, count: int) -> bytes:
         """The hashes of up to `count` victims, which are gone."""
 
     def remove(self, hashes: bytes) -> int:

@@ -245,6 +245,21 @@ class Connector(Protocol):
     def describe(self) -> None:
         """Keep the description of this space in the store. Best effort; done at opening as well."""
 
+    def has_under(self, identity: bytes, key: Key) -> bool:
+        """Whether the store has this key under another identity of ours. Best effort, for people.
+
+        It must not keep anybody waiting: False when the store does not say within a second.
+        """
+
+    def lock_eviction(self, ttl_s: float) -> bool:
+        """Become the one process that evicts, for `ttl_s` seconds at most; False: another is.
+
+        A store that only one process uses, or that cannot tell them apart, says True.
+        """
+
+    def unlock_eviction(self) -> None:
+        """End `lock_eviction`."""
+
     @property
     def available(self) -> bool:
         """False while the store is down: then every job is UNAVAILABLE at once."""

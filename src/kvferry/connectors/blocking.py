@@ -98,6 +98,17 @@ class BlockingConnector(ABC):
 
     # --- What it may have ---
 
+    def has_under(self, identity: bytes, key: Key) -> bool:
+        """See `Connector`."""
+        return False
+
+    def lock_eviction(self, ttl_s: float) -> bool:
+        """See `Connector`."""
+        return True
+
+    def unlock_eviction(self) -> None:  # noqa: B027  (a driver with a lock has one)
+        """See `Connector`."""
+
     def scan(self, limit: int = 1000) -> Iterator[ScanBatch]:
         """Nothing, by default: the engine then forgets at a restart what the store holds."""
         return iter(())

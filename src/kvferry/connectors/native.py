@@ -254,6 +254,17 @@ class NativeConnector(ABC):
         """See `Connector`; the stores of these drivers keep it when they are opened."""
         self._handle()
 
+    def has_under(self, identity: bytes, key: Key) -> bool:
+        """See `Connector`."""
+        return False
+
+    def lock_eviction(self, ttl_s: float) -> bool:
+        """See `Connector`."""
+        return True
+
+    def unlock_eviction(self) -> None:  # noqa: B027  (a driver with a lock has one)
+        """See `Connector`."""
+
     @property
     def available(self) -> bool:
         """See `Connector`."""

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
 from collections.abc import Iterator, Mapping
 
 from kvferry import _native
+from kvferry.client.buffers import encode_key
 from kvferry.client.pure_resp import Reply
 from kvferry.client.sync import RedisClient
 from kvferry.config import ClientConfig
-from kvferry.connectors.base import ScanBatch, Space, Usage
+from kvferry.connectors.base import Key, ScanBatch, Space, Usage
 from kvferry.connectors.control import Control, ControlNode
 from kvferry.connectors.native import NativeConnector, as_key
 from kvferry.errors import KVFerryError, ServerError
@@ -27,6 +29,8 @@ _log = logging.getLogger("kvferry.connectors")
 
 # A hash of the identities (hex) and their descriptions.
 DESCRIPTIONS_KEY = b"kvf:identities"
+# Who has it evicts, for all processes and identities of the store.
+_LOCK_KEY = b"kvf:evicting"
 CONTROL_TIMEOUT_S = 1.0
 _STRIPE = re.compile(rb"#[1-9][0-9]*\Z")
 _GLOB = re.compile(rb"([*?\[\]\\^-])")
@@ -48,6 +52,7 @@ class RedisConnector(NativeConnector):
         self._owns_client = client is None
         self._client = client or RedisClient.from_config(config)
         self._control = Control(config)
+        self._lock_token: bytes | None = None
         super().__init__(space)
 
     def _where(self) -> str:
@@ -131,6 +136,35 @@ class RedisConnector(NativeConnector):
             self._control.ask(*command, key=DESCRIPTIONS_KEY, timeout_s=CONTROL_TIMEOUT_S)
         except KVFerryError as error:
             _log.info("%s: the identity is not described: %s", self.config.address, error)
+
+    def has_under(self, identity: bytes, key: Key) -> bool:
+        """See `Connector`; of a striped value its first stripe is asked for."""
+        name = f"kvf:{identity.hex()}:".encode() + encode_key(key)
+        try:
+            found = self._control.ask(b"EXISTS", name, key=name, timeout_s=CONTROL_TIMEOUT_S)
+        except KVFerryError:
+            return False
+        return found == 1
+
+    def lock_eviction(self, ttl_s: float) -> bool:
+        """See `Connector`; the lock is a key that expires."""
+        token = os.urandom(16)
+        command = (b"SET", _LOCK_KEY, token, b"NX", b"PX", b"%d" % max(1, int(ttl_s * 1e3)))
+        try:
+            taken = self._control.ask(*command, key=_LOCK_KEY, timeout_s=CONTROL_TIMEOUT_S)
+        except KVFerryError as error:
+            _log.info("%s: the lock of evictions cannot be had: %s", self.config.address, error)
+            return False
+        self._lock_token = token if taken is not None else None
+        return taken is not None
+
+    def unlock_eviction(self) -> None:
+        """See `Connector`."""
+        token, self._lock_token = self._lock_token, None
+        with contextlib.suppress(KVFerryError):  # then it expires
+            # A lock that expired meanwhile may be another's by now.
+            if self._control.ask(b"GET", _LOCK_KEY, key=_LOCK_KEY, timeout_s=1.0) == token:
+                self._control.ask(b"DEL", _LOCK_KEY, key=_LOCK_KEY, timeout_s=1.0)
 
     def close(self) -> None:
         """See `Connector`."""

@@ -2,8 +2,8 @@
 
 Several processes on one store stay under the limit together, and a restart forgets nothing, because
 nobody counts what he has written: before each batch the store is asked what it holds. Above the
-watermark, chunks go until it holds `eviction_ratio` of the limit less; a batch that would not fit
-even then is not written.
+watermark, chunks go until it holds `eviction_ratio` less; a batch that would not fit even then is
+not written.
 
 Which chunks go is for a policy over an index of what the store holds, the same as that of memory:
 leaf-first, so that a prefix is shortened and never beheaded. The index learns from what this
@@ -50,7 +50,7 @@ class Capacity:
         limit_bytes: What the whole store may hold, as it counts its bytes.
         policy: Name of the eviction policy.
         watermark: Share of the limit above which chunks are evicted.
-        ratio: Share of the limit that an eviction frees.
+        ratio: Share of what the store holds that an eviction frees.
         evicted: Called with the number of chunks that went.
     """
 
@@ -69,11 +69,12 @@ class Capacity:
         self._connector = connector
         self._chunk_bytes = chunk_bytes
         self._watermark_bytes = int(limit_bytes * watermark)
-        self._free_bytes = max(chunk_bytes, int(limit_bytes * ratio))
+        self._ratio = ratio
         self._index = _native.ChunkCache(limit_bytes // chunk_bytes + 1024, policy)
         self._evicted = evicted
         self._lock = threading.Lock()
         self._scanned_at: float | None = None
+        self.used_bytes = 0  # as the store said it last
 
     # --- What happens to the store ---
 
@@ -122,7 +123,8 @@ class Capacity:
 
     def _used_bytes(self) -> int | None:
         try:
-            return self._connector.usage(timeout_s=_ASK_S).used_bytes
+            self.used_bytes = self._connector.usage(timeout_s=_ASK_S).used_bytes
+            return self.used_bytes
         except KVFerryError as error:
             _log.warning("the store does not say what it holds: %s", error)
             return None
@@ -132,7 +134,7 @@ class Capacity:
         if not self._connector.lock_eviction(_ASK_S * _ROUNDS_MAX):
             return  # somebody else is at it
         try:
-            goal = min(self._watermark_bytes, needed_bytes - self._free_bytes)
+            goal = min(self._watermark_bytes, int(needed_bytes * (1 - self._ratio)))
             for _ in range(_ROUNDS_MAX):
                 excess = needed_bytes - goal
                 if excess <= 0:
@@ -177,7 +179,9 @@ class Capacity:
         since_s = float("inf") if self._scanned_at is None else began - self._scanned_at
         self._scanned_at = began
         found: list[tuple[float, bytes]] = []
-        for batch in self._connector.scan(2 * self._index.capacity):
+        for batch in self._connector.scan():
+            if len(found) > 2 * self._index.capacity:
+                break
             for key, age_s in batch:
                 try:
                     digest = bytes.fromhex(key if isinstance(key, str) else key.decode("ascii"))

@@ -27,25 +27,29 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from kvferry._elements import ELEMENTS
 from kvferry.connectors.base import BufferLike, Connector
 from kvferry.engine.cost import PrefillModel
 from kvferry.engine.explain import Explanation, explain_prompt
 from kvferry.engine.memory import Memory
+from kvferry.engine.meter import Meter
 from kvferry.engine.prompt import Prompt, Tokens, read_prompt
 from kvferry.engine.results import Lookup, Retrieved, Stored
 from kvferry.engine.retriever import Gathered, Retriever
-from kvferry.engine.store_tiers import StoreTier, open_tiers
-from kvferry.engine.writer import WriteJob
+from kvferry.engine.store_tiers import MEMORY, open_tiers
+from kvferry.engine.writer import Hold, WriteJob
 from kvferry.engine_config import EngineConfig
 from kvferry.errors import ClosedError, ConfigError, UsageError
 from kvferry.identity import Identity
 from kvferry.metrics import EngineMetrics
 
 __all__ = ["Engine"]
+
+T = TypeVar("T")
 
 _FLUSH_S = 5.0
 
@@ -79,7 +83,10 @@ class Engine:
         self.identity = identity
         self.layout = identity.layout
         self.config = self._configured(config, settings)
-        self.metrics = EngineMetrics()
+        self.metrics = EngineMetrics(
+            stores=[*(store.name for store in self.config.stores), *(connectors or ())]
+        )
+        self._meter = Meter(self)
         self._salt = salt
         self._pid = os.getpid()
         self._closed = False
@@ -96,10 +103,12 @@ class Engine:
         self._prefill_lock = threading.Lock()
         self.tiers = open_tiers(self.config, identity, connectors or {}, self.metrics)
         self._threads = self.config.load_threads
+        # Without a say for the cost model nothing is known of computing, and all is loaded.
+        self.cost_prefill = self.prefill if self.config.recompute == "auto" else PrefillModel()
         self._retriever = Retriever(
             self.memory,
             [tier.tier for tier in self.tiers],
-            self.prefill if self.config.recompute == "auto" else None,
+            self.cost_prefill,
             self.config.lookup_timeout_s,
             min(self._threads, os.cpu_count() or 1),
         )
@@ -111,7 +120,7 @@ class Engine:
             config = EngineConfig.load(**{"chunk_size": size, **settings})
         elif settings:
             raise UsageError("pass either config or single settings, not both")
-        if config.chunk_size not in (size, EngineConfig.chunk_size):
+        if config.chunk_size not in (size, EngineConfig().chunk_size):
             raise ConfigError(
                 f"chunk_size is {config.chunk_size} in the settings and {size} in the layout; "
                 "make them equal"
@@ -132,7 +141,7 @@ class Engine:
         """
         prompt = self._read(tokens)
         found = self._look(prompt, timeout_s, touch=True)
-        if self.config.enable_async_loading and found.tokens > found.tiers["memory"]:
+        if self.config.enable_async_loading and found.tokens > found.tiers[MEMORY]:
             self._start(self._gather, prompt, time.monotonic() + self.config.retrieve_timeout_s)
         return found
 
@@ -143,15 +152,18 @@ class Engine:
     def _look(self, prompt: Prompt, timeout_s: float | None, *, touch: bool) -> Lookup:
         held, coming = self.memory.ready(prompt)
         size, start = prompt.chunk_size, held
-        tiers = {"memory": held * size}
-        limit_s = self.config.lookup_timeout_s if timeout_s is None else timeout_s
-        until = time.monotonic() + limit_s
-        for tier in self.tiers:
-            end = tier.tier.probe(prompt, start, until, touch=touch).end
-            tiers[tier.tier.name] = (end - start) * size
+        tiers = {MEMORY: held * size}
+        began = time.monotonic()
+        until = began + (self.config.lookup_timeout_s if timeout_s is None else timeout_s)
+        for store in self.tiers:
+            end = start
+            if start < prompt.chunks:
+                end = store.tier.probe(prompt, start, until, touch=touch).end
+                if touch:
+                    store.used(prompt, end)
+            tiers[store.tier.name] = (end - start) * size
             start = end
-            if start == prompt.chunks:
-                break
+        self.metrics.looked_up(time.monotonic() - began)
         return Lookup(tokens=start * size, tiers=tiers, arriving_tokens=coming * size)
 
     def explain(self, tokens: Tokens, *, timeout_s: float = 5.0) -> Explanation:
@@ -240,9 +252,7 @@ class Engine:
             release, handles = None, []
         return self._result(prompt, gathered, chunks, handles, release)
 
-    def _copy(
-        self, gathered: Gathered, handles: Sequence[int], into: Sequence[BufferLike]
-    ) -> int:
+    def _copy(self, gathered: Gathered, handles: Sequence[int], into: Sequence[BufferLike]) -> int:
         """Copy what is in memory and not in the caller's buffers; how long the prefix there is."""
         copied = gathered.copied
         missing = [chunk for chunk in range(len(handles)) if not copied[chunk]]
@@ -273,9 +283,9 @@ class Engine:
     def _gather(
         self, prompt: Prompt, deadline: float, into: Sequence[BufferLike] | None = None
     ) -> Gathered:
+        began = time.monotonic()
         gathered = self._retriever.gather(prompt, deadline, into)
-        for tier in self.tiers:
-            tier.note_used(prompt, gathered)
+        self._meter.gathered(prompt, gathered, time.monotonic() - began)
         return gathered
 
     def _result(
@@ -287,14 +297,14 @@ class Engine:
         release: Callable[[], bool] | None,
     ) -> Retrieved:
         size = prompt.chunk_size
-        tiers = {name: count * size for name, count in gathered.chunks.items()}
-        tiers = {"memory": chunks * size - min(chunks * size, sum(tiers.values())), **tiers}
-        reason = gathered.reason if chunks < prompt.chunks else ""
-        retrieved = Retrieved(
+        loaded = {name: count * size for name, count in gathered.chunks.items()}
+        here = max(0, chunks * size - sum(loaded.values()))
+        reason = (gathered.reason or "evicted") if chunks < prompt.chunks else ""
+        return Retrieved(
             tokens=chunks * size,
-            tiers=tiers,
+            tiers={MEMORY: here, **loaded},
             decision=gathered.plan.decision if gathered.plan else None,
-            reason=reason or ("evicted" if chunks < prompt.chunks else ""),
+            reason=reason,
             lookup_s=gathered.lookup_s,
             load_s=gathered.load_s,
             pages=self.memory.views(handles),
@@ -302,7 +312,6 @@ class Engine:
             shape=self.layout.chunk_shape,
             dtype=ELEMENTS[self.layout.dtype][0],
         )
-        return retrieved
 
     # --- Storing ---
 
@@ -328,9 +337,13 @@ class Engine:
             raise UsageError(
                 f"{len(chunks)} buffers for {wanted} full chunks of {prompt.chunk_size} tokens"
             )
+        self._offer_again(prompt)
         reserved = self.memory.reserve(prompt.hashes, first_chunk)
+        if reserved.shed:
+            self.metrics.shed("pool_full", reserved.shed)
+        known, shed = wanted - len(reserved.chunks) - reserved.shed, reserved.shed
         if not reserved.chunks:
-            return self._stored(prompt, wanted, [], 0, reserved.shed)
+            return Stored(chunks=0, known=known, shed=shed)
         try:
             buffers = [chunks[chunk - first_chunk] for chunk in reserved.chunks]
             self.memory.copy_in(reserved.handles, buffers, self._retriever.copy_threads)
@@ -341,18 +354,29 @@ class Engine:
         done, lease = self.memory.commit_held(reserved.id)
         if done < len(reserved.chunks):  # somebody cleared the cache, or this took minutes
             self.memory.cache.release(lease)
-            return self._stored(prompt, wanted, [], 0, reserved.shed)
-        shared = _Shared(self._leaver(prompt, reserved.chunks, lease), len(self.tiers) + 1)
+            return Stored(chunks=done, known=known, shed=shed)
+        hold = Hold(self._leaver(prompt, reserved.chunks, lease))
         queued: dict[str, int] = {}
         dropped: dict[str, int] = {}
-        for tier in self.tiers:
-            job = WriteJob(prompt, reserved.chunks, views, shared.release)
-            accepted = tier.writer.offer(job)
-            (queued if accepted else dropped)[tier.tier.name] = len(reserved.chunks)
-            if not accepted:
-                shared.release()
-        shared.release()
-        return self._stored(prompt, wanted, reserved.chunks, done, reserved.shed, queued, dropped)
+        for store in self.tiers:
+            accepted = store.writer.offer(WriteJob(prompt, reserved.chunks, views, hold.share()))
+            (queued if accepted else dropped)[store.tier.name] = len(reserved.chunks)
+        hold.end()
+        return Stored(chunks=done, known=known, shed=shed, queued=queued, dropped=dropped)
+
+    def _offer_again(self, prompt: Prompt) -> None:
+        """What a store did not take the last time, and memory still has, may go there now."""
+        for store in self.tiers:
+            missed = store.writer.missed(prompt)
+            if not missed or not store.tier.connector.available:
+                continue
+            lease, handles = self.memory.acquire(prompt.hashes)
+            chunks = [chunk for chunk in missed if chunk < len(handles)]
+            hold = Hold(partial(self.memory.cache.release, lease))
+            if chunks:
+                views = self.memory.views([handles[chunk] for chunk in chunks])
+                store.writer.offer(WriteJob(prompt, chunks, views, hold.share()))
+            hold.end()
 
     def _leaver(self, prompt: Prompt, chunks: Sequence[int], lease: int) -> Callable[[], object]:
         if self.config.local_cpu:
@@ -363,3 +387,111 @@ class Engine:
             self.memory.cache.remove(b"".join(prompt.digest(chunk) for chunk in chunks))
 
         return leave
+
+    # --- Keeping ---
+
+    def pin(self, tokens: Tokens, *, timeout_s: float | None = None) -> int:
+        """Load the prefix of a prompt and keep it in memory until `unpin`; how many tokens are.
+
+        Pins are counted: what was pinned twice is kept until it was unpinned twice.
+        """
+        prompt = self._read(tokens)
+        self._gather(prompt, self._deadline(timeout_s))
+        return self.memory.cache.pin(prompt.hashes) * prompt.chunk_size
+
+    def unpin(self, tokens: Tokens) -> int:
+        """Undo a `pin`; how many tokens lost one."""
+        prompt = self._read(tokens)
+        return self.memory.cache.unpin(prompt.hashes) * prompt.chunk_size
+
+    def clear(self, *, stores: bool = True) -> int:
+        """Forget everything of this identity; how many chunks there were.
+
+        Args:
+            stores: In the stores too, whoever has put it there. Otherwise in memory alone.
+
+        Raises:
+            UnavailableError, DeadlineExceeded: A store cannot be cleared; memory is, and the stores
+                before it.
+        """
+        self._check_open()
+        count = self.memory.cache.clear()
+        if stores:
+            for store in self.tiers:
+                count += store.clear()
+        return count
+
+    def flush(self, timeout_s: float = _FLUSH_S) -> bool:
+        """Wait until the stores have what they will get; False: it takes longer."""
+        until = time.monotonic() + timeout_s
+        return all(store.writer.flush(max(0.0, until - time.monotonic())) for store in self.tiers)
+
+    # --- Knowing ---
+
+    def observe_prefill(self, tokens: int, cached_tokens: int, took_s: float) -> None:
+        """Tell what the engine took to compute a prompt behind `cached_tokens` of its tokens.
+
+        From a few of these the cost model knows when loading pays. It is not learnt when the
+        settings have the coefficients.
+        """
+        with self._prefill_lock:
+            predicted = self.prefill.predict_s(tokens, cached_tokens) if self.prefill.known else 0.0
+            self.prefill.observe(tokens, cached_tokens, took_s)
+        if predicted > 0:
+            self.metrics.predicted("prefill", predicted, took_s)
+
+    def stats(self) -> dict[str, Any]:
+        """Everything countable: the metrics, memory, and what is known of each store."""
+        return self._meter.stats()
+
+    def close(self, timeout_s: float = _FLUSH_S) -> bool:
+        """Write what waits for stores, for `timeout_s` at most, and end; whether all was written.
+
+        Pages of results that were not released stay valid.
+        """
+        if self._closed:
+            return True
+        self._closed = True
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        until = time.monotonic() + timeout_s
+        done = [store.close(max(0.0, until - time.monotonic())) for store in self.tiers]
+        self._retriever.leftovers.sweep(0.2)
+        return all(done)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        stores = "".join(f" + {store.tier.name}" for store in self.tiers)
+        state = " closed" if self._closed else ""
+        return f"<Engine {self.identity.model!r} {self.memory.pages} pages{stores}{state}>"
+
+    # --- Inside ---
+
+    def _read(self, tokens: Tokens, limit_tokens: int | None = None) -> Prompt:
+        self._check_open()
+        return read_prompt(tokens, self.layout.chunk_size, self._salt, limit_tokens)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the engine is closed")
+        if os.getpid() != self._pid:
+            raise ClosedError("the engine belongs to the process that forked; open another one")
+
+    def _deadline(self, timeout_s: float | None) -> float:
+        limit_s = self.config.retrieve_timeout_s if timeout_s is None else timeout_s
+        return time.monotonic() + max(0.0, limit_s)
+
+    def _start(self, call: Callable[..., T], *args: Any) -> Future[T]:
+        try:
+            return self._executor.submit(call, *args)
+        except RuntimeError:  # between our check and here
+            raise ClosedError("the engine is closed") from None

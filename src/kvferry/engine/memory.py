@@ -11,18 +11,28 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvferry import _native
 from kvferry.engine.prompt import Prompt
 from kvferry.errors import UsageError
 
-__all__ = ["Memory", "Reserved"]
+__all__ = ["STATES", "ChunkView", "Memory", "Reserved"]
 
 # A hold on pages that is not ended in this time belongs to somebody who forgot it.
 LEASE_S = 120.0
 # States of a chunk, by the byte of `states`; see ChunkCache.
 STATES = ("absent", "evicted", "writing", "ready", "leased", "pinned")
+
+
+class ChunkView(_native.PageView):
+    """The bytes of a chunk in memory, as a buffer. It does not own them: see who gave it."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:  # the extension has it as a C slot
+
+        def __buffer__(self, flags: int, /) -> memoryview: ...
 
 
 class Reserved(NamedTuple):
@@ -81,9 +91,9 @@ class Memory:
         """Lease the leading chunks that are here: the lease, and their pages."""
         return self.cache.acquire(hashes, LEASE_S)
 
-    def views(self, handles: Sequence[int]) -> list[_native.PageView]:
+    def views(self, handles: Sequence[int]) -> list[ChunkView]:
         """Pages as buffers. The caller holds them: by a lease or a reservation."""
-        return [_native.PageView(self._pool, handle) for handle in handles]
+        return [ChunkView(self._pool, handle) for handle in handles]
 
     def copy_out(self, handles: Sequence[int], buffers: Sequence[object], threads: int) -> None:
         """Copy pages that the caller holds into buffers of their length."""

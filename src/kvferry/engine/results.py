@@ -12,7 +12,7 @@ from kvferry.engine.cost import Decision
 if TYPE_CHECKING:
     import numpy as np
 
-    from kvferry import _native
+    from kvferry.engine.memory import ChunkView
 
 __all__ = ["Lookup", "Retrieved", "Stored"]
 
@@ -23,8 +23,8 @@ class Lookup:
 
     Attributes:
         tokens: Tokens of the prefix that some tier holds.
-        tiers: How many of them each tier would give, in the order in which they follow; "memory"
-            first, then stores by name.
+        tiers: How many of them each tier would give, in the order in which they follow: "l1", which
+            is memory, then stores by name.
         arriving_tokens: Tokens right behind those in memory that are being stored or loaded there
             at this moment: a `retrieve` waits for them.
     """
@@ -79,7 +79,7 @@ class Retrieved:
         reason: str,
         lookup_s: float,
         load_s: float,
-        pages: Sequence[_native.PageView] = (),
+        pages: Sequence[ChunkView] = (),
         release: Callable[[], bool] | None = None,
         shape: tuple[int, ...] = (),
         dtype: str = "",
@@ -96,7 +96,7 @@ class Retrieved:
         self._dtype = dtype
 
     @property
-    def pages(self) -> Sequence[_native.PageView]:
+    def pages(self) -> Sequence[ChunkView]:
         """The chunks, each a buffer of its bytes. They must not be written to."""
         return self._pages
 
@@ -110,7 +110,8 @@ class Retrieved:
 
         shown = []
         for page in self._pages:
-            array = np.frombuffer(memoryview(page).toreadonly(), self._dtype)
+            array = np.frombuffer(memoryview(page), self._dtype)
+            array.flags.writeable = False
             shown.append(array.reshape(self._shape))
         return shown
 

@@ -68,7 +68,7 @@ class Retriever:
 
     Args:
         memory, tiers: Where chunks may be, the stores in the order in which they are asked.
-        prefill: How fast the engine computes; None: everything that is there is loaded.
+        prefill: How fast the engine computes; if it knows nothing, whatever is there is loaded.
         lookup_timeout_s: Limit for asking stores.
         copy_threads: Threads that copy from memory into buffers.
     """
@@ -77,15 +77,15 @@ class Retriever:
         self,
         memory: Memory,
         tiers: Sequence[Tier],
-        prefill: PrefillModel | None,
+        prefill: PrefillModel,
         lookup_timeout_s: float,
         copy_threads: int,
     ) -> None:
         self._memory = memory
         self._tiers = tiers
-        self._prefill = prefill if prefill is not None else PrefillModel()
+        self._prefill = prefill
         self._lookup_timeout_s = lookup_timeout_s
-        self._copy_threads = copy_threads
+        self.copy_threads = copy_threads
         self.leftovers = Leftovers(memory)
 
     def gather(
@@ -170,7 +170,7 @@ class Retriever:
             assert into is not None
             if handles:  # else they are there already
                 buffers = [into[chunk] for chunk in chunks]
-                self._memory.copy_out(handles, buffers, self._copy_threads)
+                self._memory.copy_out(handles, buffers, self.copy_threads)
             for chunk in chunks:
                 gathered.copied[chunk] = 1
 

@@ -17,6 +17,7 @@ from kvferry.client.batch import BatchResult, Status
 from kvferry.connectors.base import Connector, Ticket
 from kvferry.engine.cost import LoadModel
 from kvferry.engine.prompt import Prompt
+from kvferry.errors import KVFerryError
 
 __all__ = ["REASONS", "Probe", "Tier"]
 
@@ -71,11 +72,11 @@ class Tier:
         self._refused: OrderedDict[bytes, str] = OrderedDict()
         self._late: list[tuple[Ticket, float]] = []
 
-    def probe(self, prompt: Prompt, start: int, until: float) -> Probe:
+    def probe(self, prompt: Prompt, start: int, until: float, *, touch: bool = True) -> Probe:
         """Ask how much of the prefix from chunk `start` on is there.
 
-        What is there counts as used. `until` is a moment of ``time.monotonic``; a question that is
-        not answered by then is left, and what it took in the end is still learnt.
+        With `touch`, what is there counts as used. `until` is a moment of ``time.monotonic``; a
+        question that is not answered by then is left, and what it took is learnt all the same.
         """
         if not self.connector.available:
             return Probe(start, "unavailable")
@@ -85,7 +86,10 @@ class Tier:
         if limit_s <= 0:
             return Probe(start, "deadline")
         keys = prompt.keys(start, prompt.chunks)
-        ticket = self.connector.submit_exists(keys, prefix=True, touch=True)
+        try:
+            ticket = self.connector.submit_exists(keys, prefix=True, touch=touch)
+        except KVFerryError:  # it has too much to do, or was closed
+            return Probe(start, "error")
         result = ticket.wait(limit_s)
         took_s = time.monotonic() - began
         if result is None:

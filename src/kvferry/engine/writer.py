@@ -17,14 +17,14 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvferry import _native
 from kvferry.client.batch import Status
 from kvferry.engine.capacity import Capacity
+from kvferry.engine.memory import ChunkView
 from kvferry.engine.prompt import Prompt
 from kvferry.engine.tier import REASONS, Tier
 from kvferry.errors import KVFerryError
 
-__all__ = ["WriteJob", "Writer"]
+__all__ = ["Hold", "WriteJob", "Writer"]
 
 _log = logging.getLogger("kvferry.engine")
 
@@ -47,8 +47,31 @@ class WriteJob:
 
     prompt: Prompt
     chunks: list[int]
-    pages: list[_native.PageView]
+    pages: list[ChunkView]
     release: Callable[[], object]
+
+
+class Hold:
+    """Pages that several writers share: given back when the last of them is done with them."""
+
+    def __init__(self, release: Callable[[], object]) -> None:
+        self._release = release
+        self._lock = threading.Lock()
+        self._shares = 1
+
+    def share(self) -> Callable[[], None]:
+        """Another share, to be ended once by what is returned."""
+        with self._lock:
+            self._shares += 1
+        return self.end
+
+    def end(self) -> None:
+        """End one share."""
+        with self._lock:
+            self._shares -= 1
+            last = self._shares == 0
+        if last:
+            self._release()
 
 
 class Writer:
@@ -92,21 +115,28 @@ class Writer:
         return self._bytes
 
     @property
-    def queue_jobs(self) -> int:
-        """Requests that wait."""
-        return len(self._jobs)
+    def queue_chunks(self) -> int:
+        """Chunks that wait or are being written."""
+        return self._bytes // self._tier.chunk_bytes
+
+    def has_missed(self, digest: bytes) -> bool:
+        """Whether this chunk should have been written and was not."""
+        return digest in self._missed
 
     def offer(self, job: WriteJob) -> bool:
-        """Queue a job; False: there is no room for it, and its pages stay the caller's."""
+        """Queue a job; False: there is no room for it, and it is over."""
         size = len(job.chunks) * self._tier.chunk_bytes
         with self._lock:
-            if self._closing or self._bytes + size > self._bytes_max:
-                self._miss(job)
-                return False
-            self._bytes += size
-            self._jobs.append(job)
-            self._wake.notify()
-            return True
+            reason = "cancelled" if self._closing else "queue_full"
+            if not self._closing and self._bytes + size <= self._bytes_max:
+                self._bytes += size
+                self._jobs.append(job)
+                self._wake.notify()
+                return True
+            self._miss(job)
+        self._report(len(job.chunks), 0.0, reason)
+        job.release()
+        return False
 
     def missed(self, prompt: Prompt) -> list[int]:
         """The chunks of a prompt that should have been written and were not."""
@@ -129,7 +159,8 @@ class Writer:
             self._jobs.clear()
             self._wake.notify()
         for job in dropped:
-            self._end(job, "closing")
+            self._report(len(job.chunks), 0.0, "cancelled")
+            self._end(job, "cancelled")
         self._thread.join(max(0.2, timeout_s))
         return done and not dropped
 
@@ -147,9 +178,11 @@ class Writer:
                 reason = self._write(job)
             except KVFerryError as error:
                 reason = "error"
+                self._report(len(job.chunks), 0.0, reason)
                 _log.warning("writing to %s failed: %s", self._tier.name, error)
             except Exception:
                 reason = "error"
+                self._report(len(job.chunks), 0.0, reason)
                 _log.exception("writing to %s failed", self._tier.name)
             self._end(job, reason)
 
