@@ -206,7 +206,16 @@ def test_the_callers_deadline_holds_in_any_case() -> None:
     assert Budget(10, 0, PrefillModel(), began=0.0, deadline=2.0).until(5) == 2.0
 
 
+def test_a_store_that_is_known_to_be_far_away_is_given_its_time() -> None:
+    budget = Budget(1_000, 0, prefill(0.0, 1e-3, 0.0), began=5.0, deadline=99.0)
+    assert budget.until(0) == pytest.approx(5.05)
+    assert budget.until(0, expected_s=0.1) == pytest.approx(5.15)
+    assert budget.until(0, expected_s=0.2) == pytest.approx(5.05)  # too much beside computing
+
+
 def test_waiting_is_worth_it_while_it_beats_computing() -> None:
     budget = Budget(1_000, 0, prefill(0.0, 1e-3, 0.0), began=0.0, deadline=9.0)
-    assert budget.worth_waiting(100, 1_000, remaining_s=0.89)
-    assert not budget.worth_waiting(100, 1_000, remaining_s=0.91)
+    assert budget.gain_s(0.0, 100, 1_000, remaining_s=0.8) == pytest.approx(0.1)
+    assert budget.gain_s(0.0, 100, 1_000, remaining_s=0.95) == pytest.approx(-0.05)
+    # Better than stopping now, and still later than a request without a cache.
+    assert budget.gain_s(0.9, 0, 1_000, remaining_s=0.9) < 0

@@ -35,8 +35,12 @@ _FIXED_S = 0.5e-3
 _BANDWIDTH_BYTES_S = 4e9
 # A store that is not used doubles its estimated bandwidth, and halves its fixed part, in this time.
 _RECOVERY_S = 30.0
-# How much of the time of computing everything a load may cost when it comes to nothing.
+# How much of the time of computing everything a load may cost when it comes to nothing...
 _REGRET = 0.05
+# ... and where a store is expected to need more than that: how much more than expected it may
+# take, and the most that this may be of the time of computing.
+_PATIENCE = 1.5
+_TRUST = 0.25
 
 
 class LoadModel:
@@ -254,6 +258,9 @@ class Budget:
     the rest. The budget holds that to the time of computing all that was not in memory, plus a
     small regret: so a load that stalls at once is left early, and one that stalls late has paid
     for its wait already.
+
+    A store far away cannot answer within that. If it has been there in time before, it is given
+    what it mostly takes and half as much again, as long as that is small beside computing.
     """
 
     total_tokens: int
@@ -261,20 +268,35 @@ class Budget:
     prefill: PrefillModel
     began: float
     deadline: float  # the caller's, absolute
-    regret: float = _REGRET
 
-    def until(self, tokens: int) -> float:
-        """The moment at which a request that holds `tokens` of its prefix must stop waiting."""
+    @property
+    def recompute_s(self) -> float:
+        """Time of computing all that was not in memory."""
+        return self.prefill.predict_s(self.total_tokens, self.memory_tokens)
+
+    def until(self, tokens: int, expected_s: float = 0.0) -> float:
+        """The moment at which a request that holds `tokens` of its prefix must stop waiting.
+
+        `expected_s` is when, counted from the beginning of the request, more should have come, by
+        what is known of the store.
+        """
         if not self.prefill.known:
             return self.deadline
-        all_s = self.prefill.predict_s(self.total_tokens, self.memory_tokens)
+        all_s = self.recompute_s
         rest_s = self.prefill.predict_s(self.total_tokens, tokens)
-        return min(self.deadline, self.began + (1 + self.regret) * all_s - rest_s)
+        strict_s = (1 + _REGRET) * all_s - rest_s
+        trusted_s = expected_s * _PATIENCE if expected_s * _PATIENCE <= _TRUST * all_s else 0.0
+        return min(self.deadline, self.began + max(strict_s, trusted_s))
 
-    def worth_waiting(self, tokens: int, goal: int, remaining_s: float) -> bool:
-        """Whether holding `goal` tokens in `remaining_s` beats computing behind `tokens` now."""
+    def gain_s(self, now: float, tokens: int, goal: int, remaining_s: float) -> float:
+        """What waiting for `goal` tokens, still `remaining_s`, saves.
+
+        Positive: against stopping now with `tokens`; and the request will not end later than
+        without a cache.
+        """
         if not self.prefill.known:
-            return True
-        now_s = self.prefill.predict_s(self.total_tokens, tokens)
-        then_s = self.prefill.predict_s(self.total_tokens, goal)
-        return remaining_s + then_s <= now_s
+            return float("inf")
+        then_s = remaining_s + self.prefill.predict_s(self.total_tokens, goal)
+        stop_s = self.prefill.predict_s(self.total_tokens, tokens)
+        late_s = (now - self.began) + then_s - (1 + _REGRET) * self.recompute_s
+        return min(stop_s - then_s, -late_s) if late_s > 0 else stop_s - then_s

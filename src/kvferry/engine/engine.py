@@ -32,6 +32,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from kvferry._elements import ELEMENTS
+from kvferry.client.buffers import writable
 from kvferry.connectors.base import BufferLike, Connector
 from kvferry.engine.cost import PrefillModel
 from kvferry.engine.explain import Explanation, explain_prompt
@@ -43,7 +44,7 @@ from kvferry.engine.retriever import Gathered, Retriever
 from kvferry.engine.store_tiers import MEMORY, open_tiers
 from kvferry.engine.writer import Hold, WriteJob
 from kvferry.engine_config import EngineConfig
-from kvferry.errors import ClosedError, ConfigError, UsageError
+from kvferry.errors import BadBufferError, ClosedError, ConfigError, UsageError
 from kvferry.identity import Identity
 from kvferry.metrics import EngineMetrics
 
@@ -159,8 +160,6 @@ class Engine:
             end = start
             if start < prompt.chunks:
                 end = store.tier.probe(prompt, start, until, touch=touch).end
-                if touch:
-                    store.used(prompt, end)
             tiers[store.tier.name] = (end - start) * size
             start = end
         self.metrics.looked_up(time.monotonic() - began)
@@ -235,10 +234,8 @@ class Engine:
     def _retrieve(
         self, prompt: Prompt, into: Sequence[BufferLike] | None, deadline: float
     ) -> Retrieved:
-        if into is not None and len(into) < prompt.chunks:
-            raise UsageError(
-                f"into has {len(into)} buffers; the prompt has {prompt.chunks} full chunks"
-            )
+        if into is not None:
+            into = self._targets(prompt, into)
         gathered = self._gather(prompt, deadline, into)
         lease, handles = self.memory.acquire(prompt.hashes)
         chunks = len(handles)
@@ -251,6 +248,20 @@ class Engine:
                     release()
             release, handles = None, []
         return self._result(prompt, gathered, chunks, handles, release)
+
+    def _targets(self, prompt: Prompt, into: Sequence[BufferLike]) -> list[memoryview]:
+        """The caller's buffers, all checked before anything is asked for."""
+        if len(into) < prompt.chunks:
+            raise UsageError(
+                f"into has {len(into)} buffers; the prompt has {prompt.chunks} full chunks"
+            )
+        views = [writable(buffer) for buffer in into[: prompt.chunks]]
+        for index, view in enumerate(views):
+            if view.nbytes != self.layout.chunk_bytes:
+                raise BadBufferError(
+                    f"buffer {index} has {view.nbytes} bytes; a chunk has {self.layout.chunk_bytes}"
+                )
+        return views
 
     def _copy(self, gathered: Gathered, handles: Sequence[int], into: Sequence[BufferLike]) -> int:
         """Copy what is in memory and not in the caller's buffers; how long the prefix there is."""

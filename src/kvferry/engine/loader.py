@@ -3,7 +3,8 @@
 A load is cut into parts of consecutive chunks. All of them are submitted at once, so the wire never
 idles between them; they arrive in order, so a load that is cut leaves a usable prefix. It is cut
 
-- when the budget of the request is used up: waiting longer could make it later than computing;
+- when nothing flows, and the budget of the request is used up: waiting longer would make it later
+  than computing;
 - when the rest, at the speed seen so far, would take longer than computing it;
 - when the caller's deadline has come.
 
@@ -36,6 +37,8 @@ _PARTS = 16
 _PART_BYTES_MIN = 4 << 20
 # How often a running load is looked at.
 _LOOK_S = 0.005
+# How wrong the speed seen so far may be, as a share of the time of computing.
+_DOUBT = 0.02
 # What a store may take to let go of a part that was cut, before the part is left behind...
 _LET_GO_S = 0.02
 # ... and before that is an error, where it holds buffers of the caller.
@@ -140,7 +143,8 @@ class Load:
         self._direct = direct
         self._parts: list[_Part] = []
         self._began = time.monotonic()
-        self._done_chunks = 0
+        self._first_s = 0.0  # since the beginning of the request: when something should come
+        self._flow = _Flow({}, 0.0)
         self._outcome = Loaded(0)
 
     def begin(self, wanted: Sequence[Wanted]) -> int:
@@ -149,6 +153,14 @@ class Load:
         `wanted` is in the order of the prefix, without gaps. Without more room it ends early.
         """
         self._outcome.end = wanted[0].start if wanted else 0
+        if wanted:
+            patience_s = max(6 * _LOOK_S, 0.05 * self._budget.recompute_s)
+            sizes = {
+                piece.tier: (piece.end - piece.start) * piece.tier.chunk_bytes for piece in wanted
+            }
+            self._flow = _Flow(sizes, patience_s)
+            first_s = wanted[0].tier.predict_s(1)
+            self._first_s = self._began - self._budget.began + first_s
         total = sum(piece.end - piece.start for piece in wanted)
         for piece in wanted:
             step = max(-(-total // _PARTS), _PART_BYTES_MIN // piece.tier.chunk_bytes, 1)
@@ -172,15 +184,18 @@ class Load:
     def finish(self) -> Loaded:
         """Wait while that pays."""
         took_s: dict[Tier, float] = {}
-        for index, part in enumerate(self._parts):
-            result = self._await(part)
-            if result is None:
-                self._cut(index)
-                break
-            took_s[part.tier] = time.monotonic() - self._began
-            if not self._take(part, result):
-                self._cut(index + 1)
-                break
+        done = 0
+        try:
+            for part in self._parts:
+                result = self._await(part)
+                if result is None:
+                    break
+                took_s[part.tier] = time.monotonic() - self._began
+                done += 1
+                if not self._take(part, result):
+                    break
+        finally:  # also when somebody presses Ctrl-C
+            self._cut(done)
         self._outcome.took_s = time.monotonic() - self._began
         self._learn(took_s)
         return self._outcome
@@ -212,24 +227,28 @@ class Load:
 
     def _await(self, part: _Part) -> BatchResult | None:
         """Wait for a part while that pays; None when it does not."""
-        size, goal = self._prompt.chunk_size, self._parts[-1].end
+        budget, size, goal = self._budget, self._prompt.chunk_size, self._parts[-1].end
         while True:
-            arrived = part.ticket.prefix_len
-            held = part.reached(arrived)
-            limit = self._budget.until(held * size)
-            result = part.ticket.wait(max(0.0, min(_LOOK_S, limit - time.monotonic())))
+            result = part.ticket.wait(_LOOK_S)
             if result is not None:
                 return result
             now = time.monotonic()
-            if now >= limit:
-                self._outcome.reason = "deadline" if limit >= self._budget.deadline else "cut"
+            held = part.reached(part.ticket.prefix_len) * size
+            if now >= budget.deadline:
+                self._outcome.reason = "deadline"
                 return None
-            done = self._done_chunks + arrived
-            if done and now - self._began > 4 * _LOOK_S:
-                remaining_s = (now - self._began) / done * (self.wanted - done)
-                if not self._budget.worth_waiting(held * size, goal * size, remaining_s):
-                    self._outcome.reason = "cut"
-                    return None
+            if not budget.prefill.known:
+                continue
+            left_s = self._flow.remaining_s(now)
+            if left_s is None:  # nothing flows: was it to be expected by now?
+                if now < budget.until(held, self._first_s):
+                    continue
+            else:
+                gain_s = budget.gain_s(now, held, goal * size, left_s)
+                if gain_s > -_DOUBT * budget.recompute_s:
+                    continue
+            self._outcome.reason = "cut"
+            return None
 
     def _take(self, part: _Part, result: BatchResult) -> bool:
         """Put what has arrived into memory; False: the prefix ends within this part."""
@@ -241,7 +260,6 @@ class Load:
             # What arrived behind a hole stays as well: it is right, and the hole may be filled.
             ok = bytes(status == 0 for status in result.statuses)
             self._memory.commit(part.reserved.id, ok)
-        self._done_chunks += count
         name = part.tier.name
         self._outcome.chunks[name] = self._outcome.chunks.get(name, 0) + count
         self._outcome.end = part.reached(count)
@@ -277,8 +295,36 @@ class Load:
         for part in self._parts:
             took_s.setdefault(part.tier, self._outcome.took_s)
         for tier, seconds in took_s.items():
-            count = self._outcome.chunks.get(tier.name, 0)
-            if count:
-                tier.learn(count * tier.chunk_bytes, seconds)
-            elif self._outcome.reason == "cut":  # not one chunk in all that time
-                tier.learn(tier.chunk_bytes, seconds)
+            size_bytes = self._outcome.chunks.get(tier.name, 0) * tier.chunk_bytes
+            if self._outcome.reason == "cut":  # pieces of chunks count, and so does nothing at all
+                size_bytes = max(size_bytes, self._flow.received(tier), tier.chunk_bytes)
+            if size_bytes:
+                tier.learn(size_bytes, seconds)
+
+
+class _Flow:
+    """How fast bytes are coming in, from all stores of a load together."""
+
+    def __init__(self, sizes: dict[Tier, int], patience_s: float) -> None:
+        self._wanted = sum(sizes.values())
+        self._patience_s = patience_s
+        self._start = {tier: tier.received_bytes() for tier in sizes}
+        # When bytes were seen first and last, and how many there were then.
+        self._first: tuple[float, int] | None = None
+        self._last: tuple[float, int] = (0.0, 0)
+
+    def received(self, tier: Tier) -> int:
+        """What came from a store since the load began, whoever asked for it."""
+        return tier.received_bytes() - self._start[tier]
+
+    def remaining_s(self, now: float) -> float | None:
+        """Seconds until the rest is here, at the speed since the first bytes; None: no flow."""
+        count = sum(self.received(tier) for tier in self._start)
+        if count > self._last[1]:
+            self._last = (now, count)
+            if self._first is None:
+                self._first = (now - _LOOK_S, 0)
+        if self._first is None or now - self._last[0] > self._patience_s:
+            return None
+        rate = count / (now - self._first[0])
+        return max(0.0, self._wanted - count) / rate

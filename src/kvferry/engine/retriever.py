@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from kvferry.connectors.base import BufferLike
@@ -23,6 +24,8 @@ __all__ = ["Gathered", "Plan", "Retriever"]
 
 # Each round either brings chunks or waits for somebody who does; more of them are not needed.
 _ROUNDS_MAX = 8
+# How long others may take to bring what they are bringing, as a share of the time of computing.
+_OTHERS = 0.15
 
 
 @dataclass
@@ -103,7 +106,7 @@ class Retriever:
                 break
             if coming:
                 gathered.waited = True
-                limit = budget.until(held * prompt.chunk_size)
+                limit = budget.until(held * prompt.chunk_size, _OTHERS * budget.recompute_s)
                 came = self._memory.await_more(prompt, held, limit)
                 # Those that do not come after all, we can perhaps have ourselves.
                 if not came and time.monotonic() >= limit:
@@ -124,9 +127,10 @@ class Retriever:
         while more and start < prompt.chunks:
             more = False  # a store that was asked may go on where another one ends
             for tier in self._tiers:
-                until = min(limit, budget.until(start * size))
                 now = time.monotonic()
-                if self._prefill.known and now + tier.question_s() > until:
+                expected_s = now - budget.began + tier.question_s()
+                until = min(limit, budget.until(start * size, expected_s))
+                if self._prefill.known and budget.began + expected_s > until:
                     reason = "not_worth_loading"
                     continue
                 probe = tier.probe(prompt, start, until)
@@ -181,7 +185,7 @@ class Retriever:
                 return self._direct(prompt, plan.wanted, budget, gathered, into, copy)
             gathered.reason = load.reason or gathered.reason
             return not load.reason  # others are loading all of it
-        loaded = self._finish(load, plan.wanted, gathered)
+        loaded = self._finish(prompt, load, plan.wanted, gathered)
         if loaded.reason == "pool_full" and into is not None:
             rest = [
                 Wanted(piece.tier, max(piece.start, loaded.end), piece.end)
@@ -191,14 +195,13 @@ class Retriever:
             return self._direct(prompt, rest, budget, gathered, into, copy)
         return not loaded.reason
 
-    def _finish(self, load: Load, wanted: Sequence[Wanted], gathered: Gathered) -> Loaded:
-        for piece in wanted:
-            piece.tier.begin_load(piece.end - piece.start)
-        try:
-            loaded = load.finish()
-        finally:
+    def _finish(
+        self, prompt: Prompt, load: Load, wanted: Sequence[Wanted], gathered: Gathered
+    ) -> Loaded:
+        with ExitStack() as stack:
             for piece in wanted:
-                piece.tier.end_load(piece.end - piece.start)
+                stack.enter_context(piece.tier.loading(prompt, piece.start, piece.end))
+            loaded = load.finish()
         gathered.load_s += loaded.took_s
         gathered.reason = loaded.reason or gathered.reason
         for tier, chunks in loaded.chunks.items():
@@ -223,7 +226,7 @@ class Retriever:
         if usable:
             load = Load(self._memory, prompt, budget, self.leftovers, arrived, direct=into)
             load.begin(usable)
-            loaded = self._finish(load, usable, gathered)
+            loaded = self._finish(prompt, load, usable, gathered)
             if not loaded.reason:
                 gathered.reason = gathered.plan.reason if gathered.plan else ""
         return False

@@ -8,7 +8,6 @@ from kvferry.client.batch import Status
 from kvferry.connectors.base import Connector, Space
 from kvferry.connectors.load import load_connector
 from kvferry.engine.capacity import Capacity
-from kvferry.engine.prompt import Prompt
 from kvferry.engine.tier import Tier
 from kvferry.engine.writer import Writer
 from kvferry.engine_config import EngineConfig, EvictionConfig, StoreConfig
@@ -44,7 +43,6 @@ class StoreTier:
         lets_go: bool = False,
     ) -> None:
         self.metrics = metrics
-        self.tier = Tier(name, connector, chunk_bytes, lets_go=lets_go)
         self.capacity: Capacity | None = None
         if limit_bytes is not None and eviction is not None and eviction.eviction_policy != "none":
             self.capacity = Capacity(
@@ -56,12 +54,8 @@ class StoreTier:
                 ratio=eviction.eviction_ratio,
                 evicted=lambda count: metrics.evicted(name, count),
             )
+        self.tier = Tier(name, connector, chunk_bytes, capacity=self.capacity, lets_go=lets_go)
         self.writer = Writer(self.tier, queue_bytes_max, self.capacity, ttl_s, self._wrote)
-
-    def used(self, prompt: Prompt, end: int) -> None:
-        """The first `end` chunks of a prompt were asked for, as far as this store has them."""
-        if self.capacity is not None:
-            self.capacity.used(prompt.first(end))
 
     def clear(self) -> int:
         """Delete all that the store has of this identity; how many chunks there were."""

@@ -11,10 +11,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from kvferry.client.batch import BatchResult, Status
 from kvferry.connectors.base import Connector, Ticket
+from kvferry.engine.capacity import Capacity
 from kvferry.engine.cost import LoadModel
 from kvferry.engine.prompt import Prompt
 from kvferry.errors import KVFerryError
@@ -55,16 +57,24 @@ class Tier:
     """A store and its history.
 
     Attributes:
+        capacity: Keeps it below its limit; None: it has none, or evicts by itself.
         lets_go: A job that was cancelled ends soon, whatever the store does: so its buffers may be
             the caller's own.
     """
 
     def __init__(
-        self, name: str, connector: Connector, chunk_bytes: int, *, lets_go: bool = False
+        self,
+        name: str,
+        connector: Connector,
+        chunk_bytes: int,
+        *,
+        capacity: Capacity | None = None,
+        lets_go: bool = False,
     ) -> None:
         self.name = name
         self.connector = connector
         self.chunk_bytes = chunk_bytes
+        self.capacity = capacity
         self.lets_go = lets_go
         self._load = LoadModel()
         self._lock = threading.Lock()
@@ -97,6 +107,8 @@ class Tier:
                 self._late.append((ticket, began))
             return Probe(start, "deadline", took_s)
         found = result.prefix_len
+        if touch and found and self.capacity is not None:
+            self.capacity.used(prompt.first(start + found))
         if found < len(result) and result[found] is not Status.MISS:
             return Probe(start + found, REASONS.get(result[found], "error"), took_s)
         self.learn(0, took_s)
@@ -119,15 +131,25 @@ class Tier:
         with self._lock:
             self._load.observe(size_bytes, took_s, time.monotonic())
 
-    def begin_load(self, chunks: int) -> None:
-        """These chunks are being loaded; others wait for them. Ended by `end_load`."""
+    @contextmanager
+    def loading(self, prompt: Prompt, start: int, end: int) -> Iterator[None]:
+        """While chunks are being loaded: others reckon with that, and they are not evicted here."""
+        size_bytes = (end - start) * self.chunk_bytes
+        lease = 0 if self.capacity is None else self.capacity.lease(prompt.first(end))
         with self._lock:
-            self._loading_bytes += chunks * self.chunk_bytes
+            self._loading_bytes += size_bytes
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._loading_bytes -= size_bytes
+            if self.capacity is not None:
+                self.capacity.release(lease)
 
-    def end_load(self, chunks: int) -> None:
-        """See `begin_load`."""
-        with self._lock:
-            self._loading_bytes -= chunks * self.chunk_bytes
+    def received_bytes(self) -> int:
+        """What has come from the store so far, for whomever; only differences mean something."""
+        stats = self.connector.stats()
+        return stats.get("client_bytes_received", stats.get("bytes_read", 0))
 
     def refuse(self, prompt: Prompt, chunks: Sequence[int], result: BatchResult) -> None:
         """Remember which chunks were not what they should be; the connector has deleted them."""
