@@ -3,9 +3,12 @@
 #include <nanobind/nanobind.h>
 
 namespace kvferry {
+void bind_cache(nanobind::module_& module);
 void bind_client(nanobind::module_& module);
 void bind_credentials(nanobind::module_& module);
+void bind_pages(nanobind::module_& module);
 void bind_pool(nanobind::module_& module);
+void bind_tokens(nanobind::module_& module);
 }  // namespace kvferry
 
 NB_MODULE(_native, module) {
@@ -15,4 +18,7 @@ NB_MODULE(_native, module) {
   kvferry::bind_credentials(module);
   kvferry::bind_client(module);
   kvferry::bind_pool(module);
+  kvferry::bind_tokens(module);
+  kvferry::bind_pages(module);
+  kvferry::bind_cache(module);
 }

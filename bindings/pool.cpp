@@ -15,6 +15,7 @@
 
 #include "gil.hpp"
 #include "mem/page_pool.hpp"
+#include "pool.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -36,11 +37,6 @@ T value_or_raise(Result<T> result) {
   if (!result) raise(result.error());
   return std::move(*result);
 }
-
-// Shared by the PagePool object and every Page of it; the last one unmaps.
-struct PoolOwner {
-  std::shared_ptr<mem::PagePool> pool;
-};
 
 class Page {
  public:

@@ -2,6 +2,7 @@
 The native core of kvferry. Use the classes of the kvferry package instead.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -120,3 +121,111 @@ class Page:
 
     @property
     def nbytes(self) -> int: ...
+
+def hash_chunks(tokens: object, chunk_size: int, salt: bytes = ..., parent: bytes | None = None) -> bytes:
+    """
+    16 bytes for each full chunk, as kvferry.keys computes them. `parent` continues a chain.
+    """
+
+class PageView:
+    """
+    A page as a writable buffer that somebody else owns. The page is leased in its pool while it is exported.
+    """
+
+    def __init__(self, pool: PagePool, handle: int) -> None: ...
+
+    @property
+    def handle(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+def copy_pages(pool: PagePool, handles: Sequence, buffers: Sequence, to_pages: bool, threads: int) -> None:
+    """
+    Between pages and buffers of their length, without the GIL, by up to `threads` threads.
+    """
+
+class ChunkCache:
+    """
+    The index of chunks: who is there, who may go. Hashes are bytes, 16 for each chunk, root first; counts are chunks.
+    """
+
+    def __init__(self, capacity: int, policy: str = 'LRU', *, leaf_first: bool = True, pool: PagePool | None = None) -> None:
+        """
+        UsageError: a capacity below 1 or above the pool's pages, or an unknown policy.
+        """
+
+    def lookup(self, hashes: bytes) -> tuple[int, int]:
+        """The leading ready run, and how many right behind it are being written."""
+
+    def touch(self, hashes: bytes) -> int:
+        """The leading ready run, which counts as used."""
+
+    def acquire(self, hashes: bytes, ttl_s: float) -> tuple[int, list[int]]:
+        """
+        Lease the leading ready run: the lease's id and the handles of the pages; (0, []) when there is none. It counts as used.
+        """
+
+    def release(self, lease_id: int) -> bool:
+        """Whether the lease was in force until now."""
+
+    def reserve(self, hashes: bytes, first: int, ttl_s: float) -> tuple[int, list[int], list[int], int]:
+        """
+        Make room for the absent ones of hashes[first:]: the reservation's id, the indices of those that got room, their pages, and how many got none.
+        """
+
+    def commit(self, reservation_id: int, ok: bytes | None = None) -> int:
+        """
+        How many chunks became ready; 0 when the reservation had expired. `ok` has one byte for each reserved chunk; 0 drops it.
+        """
+
+    def abort(self, reservation_id: int) -> bool:
+        """Whether the reservation was in force until now."""
+
+    def extend(self, id: int, ttl_s: float) -> bool:
+        """A new deadline, from now; False when it has passed already."""
+
+    def revoke(self, id: int) -> bool:
+        """
+        End a lease or reservation, in force or expired, of a holder that touches its memory no more. Whether it was known.
+        """
+
+    def pin(self, hashes: bytes) -> int:
+        """How many of the leading ready run are kept now. Pins are counted."""
+
+    def unpin(self, hashes: bytes) -> int:
+        """How many of the leading ready run lost a pin."""
+
+    def states(self, hashes: bytes) -> object:
+        """
+        A byte for each chunk: 0 absent, 1 evicted, 2 writing, 3 ready, 4 leased, 5 pinned.
+        """
+
+    def generations(self, hashes: bytes) -> list[int]:
+        """
+        For each chunk a number that changes when it left and was stored anew; 0: not ready.
+        """
+
+    def access(self, hashes: bytes) -> tuple[int, int]:
+        """
+        A whole request: what is there is used, the rest stored at once. The leading run of those that were there, and all of them.
+        """
+
+    def insert(self, hashes: bytes, first: int = 0) -> int:
+        """Store the absent ones of hashes[first:]; how many got room."""
+
+    def evict(self, count: int) -> object:
+        """The hashes of up to `count` victims, which are gone."""
+
+    def remove(self, hashes: bytes) -> int:
+        """
+        How many were there. Leased ones go too; their memory goes with the lease.
+        """
+
+    def clear(self) -> int:
+        """Remove everything; how many there were."""
+
+    def stats(self) -> dict: ...
+
+    @property
+    def capacity(self) -> int: ...

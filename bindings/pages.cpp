@@ -1,0 +1,131 @@
+// Pages of a pool that somebody else owns: as buffers, and copied in batches.
+
+#include <nanobind/nanobind.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "buffers.hpp"
+#include "errors.hpp"
+#include "gil.hpp"
+#include "mem/copy.hpp"
+#include "pool.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace kvferry {
+namespace {
+
+using mem::PageHandle;
+
+// A writable buffer over a page. It leases the page in the pool while it is exported and owns
+// nothing else: whoever allocated the page frees it.
+class PageView {
+ public:
+  PageView(const PoolOwner& owner, std::uint64_t handle)
+      : pool_(owner.pool), handle_(PageHandle::unpack(handle)) {
+    (void)value_or_raise(pool_->bytes(handle_));
+  }
+  PageView(const PageView&) = delete;
+  PageView& operator=(const PageView&) = delete;
+
+  [[nodiscard]] std::uint64_t handle() const { return handle_.packed(); }
+  [[nodiscard]] std::size_t size_bytes() const { return pool_->page_size_bytes(); }
+
+  static int get_buffer(PyObject* self, Py_buffer* view, int flags) noexcept {
+    view->obj = nullptr;
+    if (!nb::inst_ready(self)) {
+      PyErr_SetString(PyExc_BufferError, "the page was not initialised");
+      return -1;
+    }
+    const PageView& page = *nb::inst_ptr<PageView>(self);
+    const auto bytes = page.pool_->lease(page.handle_);
+    if (!bytes) {
+      PyErr_SetString(PyExc_BufferError, "the page was freed");
+      return -1;
+    }
+    const auto size = static_cast<Py_ssize_t>((*bytes).size());
+    if (PyBuffer_FillInfo(view, self, (*bytes).data(), size, /*readonly=*/0, flags) == 0) return 0;
+    [[maybe_unused]] const auto outcome = page.pool_->release(page.handle_);
+    return -1;
+  }
+  static void release_buffer(PyObject* self, Py_buffer*) noexcept {
+    const PageView& page = *nb::inst_ptr<PageView>(self);
+    [[maybe_unused]] const auto outcome = page.pool_->release(page.handle_);
+  }
+
+ private:
+  const std::shared_ptr<mem::PagePool> pool_;
+  const PageHandle handle_;
+};
+
+PyType_Slot page_view_slots[] = {
+    {Py_bf_getbuffer, reinterpret_cast<void*>(&PageView::get_buffer)},
+    {Py_bf_releasebuffer, reinterpret_cast<void*>(&PageView::release_buffer)},
+    {0, nullptr},
+};
+
+// Pages that stay what they are for the length of a call.
+class LeasedPages {
+ public:
+  LeasedPages(mem::PagePool& pool, std::size_t count) : pool_(pool) { handles_.reserve(count); }
+  ~LeasedPages() {
+    for (const PageHandle handle : handles_) {
+      [[maybe_unused]] const auto outcome = pool_.release(handle);
+    }
+  }
+  LeasedPages(const LeasedPages&) = delete;
+  LeasedPages& operator=(const LeasedPages&) = delete;
+
+  MutableBytes add(PageHandle handle) {
+    const MutableBytes bytes = value_or_raise(pool_.lease(handle));
+    handles_.push_back(handle);
+    return bytes;
+  }
+
+ private:
+  mem::PagePool& pool_;
+  std::vector<PageHandle> handles_;
+};
+
+void copy_pages(const PoolOwner& owner, const nb::sequence& handles, const nb::sequence& buffers,
+                bool to_pages, unsigned threads) {
+  const std::size_t count = nb::len(handles);
+  if (nb::len(buffers) != count) {
+    raise({Errc::kInvalidArgument,
+           std::to_string(count) + " pages and " + std::to_string(nb::len(buffers)) + " buffers"});
+  }
+  LeasedPages pages(*owner.pool, count);
+  Lease leases(count);
+  std::vector<mem::Copy> copies;
+  copies.reserve(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    const MutableBytes page = pages.add(PageHandle::unpack(nb::cast<std::uint64_t>(handles[i])));
+    const MutableBytes buffer = leases.add(nb::object(buffers[i]).ptr(), !to_pages);
+    if (buffer.size() != page.size()) {
+      raise({Errc::kInvalidArgument, "buffer " + std::to_string(i) + " has " +
+                                         std::to_string(buffer.size()) + " bytes, a page has " +
+                                         std::to_string(page.size())});
+    }
+    copies.push_back(to_pages ? mem::Copy{page, buffer} : mem::Copy{buffer, page});
+  }
+  const GilRelease unlocked;
+  mem::copy_many(copies, threads);
+}
+
+}  // namespace
+
+void bind_pages(nb::module_& m) {
+  nb::class_<PageView>(m, "PageView", nb::type_slots(page_view_slots),
+                       "A page as a writable buffer that somebody else owns. The page is leased "
+                       "in its pool while it is exported.")
+      .def(nb::init<const PoolOwner&, std::uint64_t>(), "pool"_a, "handle"_a)
+      .def_prop_ro("handle", &PageView::handle)
+      .def_prop_ro("nbytes", &PageView::size_bytes);
+  m.def("copy_pages", &copy_pages, "pool"_a, "handles"_a, "buffers"_a, "to_pages"_a, "threads"_a,
+        "Between pages and buffers of their length, without the GIL, by up to `threads` threads.");
+}
+
+}  // namespace kvferry

@@ -1,0 +1,126 @@
+#pragma once
+// ChunkCache: an Index with the pages of a pool, leases with deadlines, a lock and a clock.
+//
+// Who may touch a page, and until when:
+// - a page belongs to its entry; when the chunk leaves, it is free()d in the pool;
+// - reserve() and acquire() lease each page in the pool for their holder, so memory that somebody
+//   may still touch is never handed out again, whatever happened to the entry;
+// - commit(), abort(), release() and revoke() end that. Deadlines do not: they end the claim on the
+//   chunks (a leased one may be evicted, a reserved one leaves), because nobody knows whether the
+//   holder has stopped. An expired holder that will never come back, as its process died, is
+//   revoke()d by whoever knows that; until then its pages are lost to the pool. stats() counts
+//   expired holders that still have memory.
+//
+// Expiry is lazy: whatever call comes next settles what is due. An expired lease or reservation
+// answers false or 0, never an error. Ids are given once.
+// Threads: any. One mutex, for the length of a call; the pool's lock is taken inside it.
+// Fork: the child must not use a cache that the parent uses from other threads.
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "base/clock.hpp"
+#include "base/result.hpp"
+#include "cache/holders.hpp"
+#include "cache/index.hpp"
+#include "mem/page_pool.hpp"
+
+namespace kvferry::cache {
+
+struct CacheStats {
+  IndexStats index;
+  std::uint64_t leases = 0, reservations = 0, expired_held = 0;  // holders, now
+  std::uint64_t leases_expired = 0, reservations_expired = 0;    // since the start
+  std::uint64_t index_bytes = 0;
+};
+
+class ChunkCache {
+ public:
+  struct Lease {
+    std::uint64_t id = 0;  // 0: nothing was leased
+    std::vector<std::uint64_t> pages;
+  };
+  struct Reservation {
+    std::uint64_t id = 0;  // 0: nothing was reserved
+    std::vector<std::uint32_t> indices;
+    std::vector<std::uint64_t> pages;
+    std::size_t shed = 0;
+  };
+  struct Hits {
+    std::size_t prefix = 0, block = 0;
+  };
+  using Clock = Nanos (*)();
+
+  // Fails with: what Index::create fails with; kInvalidArgument for more capacity than pages.
+  static Result<std::unique_ptr<ChunkCache>> create(std::size_t capacity, std::string_view policy,
+                                                    bool leaf_first,
+                                                    std::shared_ptr<mem::PagePool> pool = nullptr,
+                                                    Clock clock = &monotonic_ns);
+  // Ends every claim on the pool. Requires: nobody touches pages of this cache any more.
+  ~ChunkCache();
+  ChunkCache(const ChunkCache&) = delete;
+  ChunkCache& operator=(const ChunkCache&) = delete;
+
+  Prefix lookup(Hashes hashes);
+  std::size_t touch(Hashes hashes);
+  Lease acquire(Hashes hashes, Nanos ttl);
+  // Whether it was in force until now.
+  bool release(std::uint64_t lease_id);
+
+  Reservation reserve(Hashes hashes, std::size_t first, Nanos ttl);
+  // `ok` is empty or has one byte for each reserved chunk; 0 drops it.
+  // Fails with: kInvalidArgument for another length; the reservation stays.
+  Result<std::size_t> commit(std::uint64_t reservation_id, std::span<const std::uint8_t> ok);
+  bool abort(std::uint64_t reservation_id);
+
+  bool extend(std::uint64_t id, Nanos ttl);
+  // Ends a lease or reservation for a holder that is gone and touches no memory any more, in force
+  // or expired. Whether it was known.
+  bool revoke(std::uint64_t id);
+
+  std::size_t pin(Hashes hashes);
+  std::size_t unpin(Hashes hashes);
+  std::vector<ChunkHash> evict(std::size_t count);
+  std::size_t remove(Hashes hashes);
+  std::size_t clear();
+
+  void states(Hashes hashes, std::span<std::uint8_t> states);
+  void generations(Hashes hashes, std::span<std::uint64_t> generations);
+
+  // Without pages: a whole request of a simulation. Chunks that are there are used, the others are
+  // stored at once. Requires: no pool.
+  Hits access(Hashes hashes);
+  // Without pages: stores the absent ones of hashes[first:]; how many got room. Requires: no pool.
+  std::size_t insert(Hashes hashes, std::size_t first);
+
+  [[nodiscard]] std::size_t capacity() const noexcept { return index_->capacity(); }
+  [[nodiscard]] bool has_pool() const noexcept { return pool_ != nullptr; }
+  [[nodiscard]] CacheStats stats();
+
+ private:
+  class PoolPages;
+
+  ChunkCache(std::shared_ptr<mem::PagePool> pool, Clock clock);
+
+  void expire();
+  void let_go(const Holder& holder);
+  void lease_pages(Holder& holder);
+
+  const std::shared_ptr<mem::PagePool> pool_;  // owners: this cache, Python's PagePool and views
+  const Clock clock_;
+  std::unique_ptr<PageSource> pages_;
+
+  std::mutex mutex_;  // guards what follows
+  std::unique_ptr<Index> index_;
+  Holders holders_;
+  std::uint64_t leases_expired_ = 0, reservations_expired_ = 0;
+  std::vector<ChunkRef> refs_;  // of simulations; kept for its memory
+  std::vector<std::uint32_t> indices_;
+};
+
+}  // namespace kvferry::cache

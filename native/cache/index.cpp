@@ -1,0 +1,432 @@
+#include "cache/index.hpp"
+
+#include <algorithm>
+#include <new>
+#include <string>
+
+namespace kvferry::cache {
+namespace {
+
+// Flags of an entry.
+constexpr std::uint8_t kHeld = 1;  // of the request at hand
+constexpr std::uint8_t kIdle = 2;  // in the list of those that may be evicted
+
+constexpr std::size_t kBlock = 64;  // hashes whose cache misses overlap
+// A commit walks up at most so many ancestors; what lies beyond is passed over when its turn comes.
+constexpr std::size_t kLiftedMax = std::size_t{1} << 16;
+// Pages that come back may still be read by somebody. A call gives up after so many of them.
+constexpr int kFruitlessMax = 8;
+
+}  // namespace
+
+Result<std::unique_ptr<Index>> Index::create(std::size_t capacity, std::string_view policy,
+                                             bool leaf_first, PageSource* pages) {
+  if (capacity < 1 || capacity > kCapacityMax) {
+    return Error{Errc::kInvalidArgument, "the capacity is 1 to " + std::to_string(kCapacityMax) +
+                                             " chunks, not " + std::to_string(capacity)};
+  }
+  try {
+    std::unique_ptr<Index> index(new Index(capacity, leaf_first, pages));
+    auto made = make_policy(policy, index->entries_);
+    if (!made) return made.error();
+    index->policy_ = std::move(*made);
+    return index;
+  } catch (const std::bad_alloc&) {
+    return Error{Errc::kSystem,
+                 "no memory for an index of " + std::to_string(capacity) + " chunks"};
+  }
+}
+
+Index::Index(std::size_t capacity, bool leaf_first, PageSource* pages)
+    : entries_(capacity),
+      table_(capacity),
+      evicted_(capacity),
+      idle_(entries_.all()),
+      pages_(pages),
+      leaf_first_(leaf_first) {}
+
+// --- Finding ------------------------------------------------------------------------------------
+
+std::uint32_t Index::find(const ChunkHash& hash) const {
+  return table_.find(hash.mixed(), [&](std::uint32_t slot) { return entries_[slot].hash == hash; });
+}
+
+// found_[begin:end], kNone for the absent. Cells and entries are asked for a block ahead.
+void Index::find_all(Hashes hashes, std::size_t begin, std::size_t end) {
+  std::uint64_t mixed[kBlock];
+  while (begin < end) {
+    const std::size_t count = std::min(kBlock, end - begin);
+    for (std::size_t i = 0; i < count; ++i) {
+      mixed[i] = hashes[begin + i].mixed();
+      table_.prefetch(mixed[i]);
+    }
+    for (std::size_t i = 0; i < count; ++i) {
+      const std::uint32_t candidate = table_.find(mixed[i], [](std::uint32_t) { return true; });
+      if (candidate != kNone) __builtin_prefetch(&entries_[candidate]);
+    }
+    for (std::size_t i = 0; i < count; ++i) {
+      const ChunkHash hash = hashes[begin + i];
+      found_[begin + i] =
+          table_.find(mixed[i], [&](std::uint32_t slot) { return entries_[slot].hash == hash; });
+    }
+    begin += count;
+  }
+}
+
+// Fills found_ at least up to the end of the run.
+std::size_t Index::ready_run(Hashes hashes) {
+  found_.resize(hashes.size());
+  for (std::size_t begin = 0; begin < hashes.size(); begin += kBlock) {
+    const std::size_t end = std::min(hashes.size(), begin + kBlock);
+    find_all(hashes, begin, end);
+    for (std::size_t i = begin; i < end; ++i) {
+      if (found_[i] == kNone || entries_[found_[i]].state != State::kReady) return i;
+    }
+  }
+  return hashes.size();
+}
+
+Known Index::known(const ChunkHash& hash) const {
+  const std::uint32_t slot = find(hash);
+  if (slot == kNone) return evicted_.remembers(hash) ? Known::kEvicted : Known::kAbsent;
+  const Entry& entry = entries_[slot];
+  if (entry.state == State::kWriting) return Known::kWriting;
+  if (entry.pins > 0) return Known::kPinned;
+  return entry.leases > 0 ? Known::kLeased : Known::kReady;
+}
+
+std::optional<ChunkRef> Index::ready(const ChunkHash& hash) const {
+  const std::uint32_t slot = find(hash);
+  if (slot == kNone || entries_[slot].state != State::kReady) return std::nullopt;
+  return entries_.ref(slot);
+}
+
+// --- Using --------------------------------------------------------------------------------------
+
+Prefix Index::lookup(Hashes hashes) {
+  Prefix prefix{ready_run(hashes), 0};
+  std::size_t at = prefix.ready;
+  std::uint32_t slot = kNone;
+  for (; at < hashes.size(); ++at) {
+    slot = find(hashes[at]);
+    if (slot == kNone || entries_[slot].state != State::kWriting) break;
+  }
+  prefix.writing = at - prefix.ready;
+  if (at < hashes.size() && slot == kNone && evicted_.remembers(hashes[at])) {
+    ++stats_.evicted_then_missed;
+  }
+  return prefix;
+}
+
+// Uses the ready ones of found_[:count], in the order of the mode.
+void Index::touch_found(std::size_t count) {
+  const auto use = [&](std::uint32_t slot) {
+    if (slot != kNone && entries_[slot].state == State::kReady) policy_->touch(slot);
+  };
+  if (leaf_first_) {
+    for (std::size_t i = count; i-- > 0;) use(found_[i]);
+  } else {
+    for (std::size_t i = 0; i < count; ++i) use(found_[i]);
+  }
+}
+
+std::size_t Index::touch(Hashes hashes) {
+  const std::size_t run = ready_run(hashes);
+  touch_found(run);
+  return run;
+}
+
+std::size_t Index::touch_any(Hashes hashes) {
+  found_.resize(hashes.size());
+  find_all(hashes, 0, hashes.size());
+  touch_found(hashes.size());
+  return static_cast<std::size_t>(std::ranges::count_if(found_, [&](std::uint32_t slot) {
+    return slot != kNone && entries_[slot].state == State::kReady;
+  }));
+}
+
+void Index::acquire(Hashes hashes, std::vector<ChunkRef>& refs) {
+  std::size_t run = ready_run(hashes);
+  for (std::size_t i = 0; i < run; ++i) {
+    if (entries_[found_[i]].leases == kHoldersMax) run = i;
+  }
+  touch_found(run);
+  refs.reserve(refs.size() + run);
+  for (std::size_t i = 0; i < run; ++i) {
+    Entry& entry = entries_[found_[i]];
+    // A request that names a chunk twice may reach the limit only now.
+    if (entry.leases == kHoldersMax) break;
+    if (entry.leases++ == 0) ++stats_.leased;
+    refile(found_[i]);
+    refs.push_back(entries_.ref(found_[i]));
+  }
+}
+
+void Index::release(std::span<const ChunkRef> refs) {
+  for (const ChunkRef ref : refs) {
+    if (!entries_.holds(ref)) continue;
+    if (--entries_[ref.slot].leases == 0) --stats_.leased;
+    refile(ref.slot);
+  }
+}
+
+std::size_t Index::pin(Hashes hashes) {
+  const std::size_t run = ready_run(hashes);
+  std::size_t count = 0;
+  for (; count < run; ++count) {
+    Entry& entry = entries_[found_[count]];
+    if (entry.pins == kHoldersMax) break;
+    if (entry.pins++ == 0) ++stats_.pinned;
+    refile(found_[count]);
+  }
+  return count;
+}
+
+std::size_t Index::unpin(Hashes hashes) {
+  const std::size_t run = ready_run(hashes);
+  std::size_t count = 0;
+  for (std::size_t i = 0; i < run; ++i) {
+    Entry& entry = entries_[found_[i]];
+    if (entry.pins == 0) continue;
+    if (--entry.pins == 0) --stats_.pinned;
+    refile(found_[i]);
+    ++count;
+  }
+  return count;
+}
+
+// --- Storing ------------------------------------------------------------------------------------
+
+std::size_t Index::reserve(Hashes hashes, std::size_t first, std::vector<ChunkRef>& refs,
+                           std::vector<std::uint32_t>& indices) {
+  found_.resize(hashes.size());
+  find_all(hashes, 0, hashes.size());
+  for (const std::uint32_t slot : found_) {
+    if (slot == kNone) continue;
+    entries_[slot].flags |= kHeld;
+    refile(slot);
+  }
+  // Chunks of this request that are in the way are passed over beyond the limit, once each.
+  std::size_t passed_max = hashes.size();
+  int fruitless = 0;
+  const auto make_room = [&](std::uint64_t& page) {
+    if (entries_.resident() == capacity() && !evict_one(passed_max)) return false;
+    if (pages_ == nullptr) return true;
+    for (;;) {
+      if (const auto taken = pages_->take()) {
+        page = *taken;
+        return true;
+      }
+      if (fruitless++ == kFruitlessMax || !evict_one(passed_max)) return false;
+    }
+  };
+  const std::size_t inserted_before = refs.size();
+  std::size_t shed = 0;
+  std::uint32_t parent = kNone;
+  for (std::size_t i = 0; i < hashes.size(); ++i) {
+    std::uint32_t slot = found_[i];
+    // A request that names a chunk twice has inserted it by now.
+    if (slot == kNone && refs.size() > inserted_before) slot = find(hashes[i]);
+    if (slot != kNone) {
+      if (leaf_first_ && parent != kNone && entries_.parent_of(slot) == kNone) {
+        adopt(slot, parent, i);
+      }
+    } else if (i >= first) {
+      const ChunkHash hash = hashes[i];
+      std::uint64_t page = 0;
+      std::uint8_t mark = 0;
+      if (shed == 0) mark = policy_->prepare(hash);
+      if (shed > 0 || !make_room(page)) {
+        ++shed;
+      } else {
+        slot = insert(hash, leaf_first_ ? parent : kNone);
+        entries_[slot].mark = mark;
+        entries_[slot].page = page;
+        refs.push_back(entries_.ref(slot));
+        indices.push_back(static_cast<std::uint32_t>(i));
+      }
+    }
+    parent = slot;
+  }
+  for (const std::uint32_t slot : found_) {
+    if (slot == kNone) continue;
+    entries_[slot].flags &= static_cast<std::uint8_t>(~kHeld);
+    refile(slot);
+  }
+  stats_.shed += shed;
+  return shed;
+}
+
+std::uint32_t Index::insert(const ChunkHash& hash, std::uint32_t parent) {
+  const std::uint32_t slot = entries_.take(hash);
+  table_.insert(hash.mixed(), slot);
+  ++stats_.writing;
+  if (parent != kNone) {
+    Entry& entry = entries_[slot];
+    entry.parent = parent;
+    entry.parent_use = entries_[parent].use;
+    ++entries_[parent].children;
+    refile(parent);
+  }
+  return slot;
+}
+
+// A root whose parent was stored after it gets that parent, unless that closes a circle: honest
+// hashes cannot, others may. `depth` is how many ancestors the parent can have at most.
+void Index::adopt(std::uint32_t slot, std::uint32_t parent, std::size_t depth) {
+  std::uint32_t above = parent;
+  for (std::size_t steps = 0; above != kNone; above = entries_.parent_of(above)) {
+    if (above == slot || steps++ > depth) return;
+  }
+  entries_[slot].parent = parent;
+  entries_[slot].parent_use = entries_[parent].use;
+  ++entries_[parent].children;
+  refile(parent);
+}
+
+std::size_t Index::commit(std::span<const ChunkRef> refs, std::span<const std::uint8_t> ok) {
+  std::size_t count = 0;
+  std::size_t lifts_max = kLiftedMax;
+  const auto settle = [&](std::size_t i) {
+    if (!entries_.holds(refs[i]) || entries_[refs[i].slot].state != State::kWriting) return;
+    const std::uint32_t slot = refs[i].slot;
+    if (!ok.empty() && ok[i] == 0) {
+      drop(slot);
+      return;
+    }
+    entries_[slot].state = State::kReady;
+    --stats_.writing;
+    ++stats_.ready;
+    ++stats_.insertions;
+    ++count;
+    evicted_.forget(entries_[slot].hash);
+    policy_->admit(slot);
+    refile(slot);
+    if (leaf_first_) lift_ancestors(slot, i > 0 ? refs[i - 1].slot : kNone, lifts_max);
+  };
+  if (leaf_first_) {
+    for (std::size_t i = refs.size(); i-- > 0;) settle(i);
+  } else {
+    for (std::size_t i = 0; i < refs.size(); ++i) settle(i);
+  }
+  return count;
+}
+
+// The chunks in front of `slot` become younger than it, up to the one at `until`.
+void Index::lift_ancestors(std::uint32_t slot, std::uint32_t until, std::size_t& budget) {
+  for (std::uint32_t above = entries_.parent_of(slot); above != kNone && above != until && budget;
+       above = entries_.parent_of(above), --budget) {
+    if (entries_[above].state == State::kReady) policy_->lift(above);
+  }
+}
+
+void Index::abort(std::span<const ChunkRef> refs) {
+  for (const ChunkRef ref : refs) {
+    if (entries_.holds(ref) && entries_[ref.slot].state == State::kWriting) drop(ref.slot);
+  }
+}
+
+// --- Leaving ------------------------------------------------------------------------------------
+
+bool Index::evictable(const Entry& entry) const noexcept {
+  return entry.state == State::kReady && entry.leases == 0 && entry.pins == 0 &&
+         entry.children == 0 && (entry.flags & kHeld) == 0;
+}
+
+// After any change of what evictable() asks.
+void Index::refile(std::uint32_t slot) {
+  Entry& entry = entries_[slot];
+  const bool listed = (entry.flags & kIdle) != 0;
+  if (evictable(entry) == listed) return;
+  entry.flags ^= kIdle;
+  if (listed) {
+    idle_.remove(slot);
+  } else {
+    idle_.push(slot);
+  }
+}
+
+std::uint32_t Index::choose(std::size_t& passed_max) {
+  int passed = 0;
+  while (idle_.size() > 0) {
+    const std::uint32_t slot = policy_->victim(stats_.writing);
+    if (slot == kNone) break;
+    if (evictable(entries_[slot])) return slot;
+    policy_->pass_over(slot);
+    if ((entries_[slot].flags & kHeld) != 0 && passed_max > 0) {
+      --passed_max;
+    } else if (++passed > kPassedMax) {
+      break;
+    }
+  }
+  return idle_.oldest();
+}
+
+bool Index::evict_one(std::size_t& passed_max) {
+  const std::uint32_t slot = choose(passed_max);
+  if (slot == kNone) return false;
+  evicted_.remember(entries_[slot].hash);
+  policy_->evicted(slot);
+  ++stats_.evictions;
+  drop(slot);
+  return true;
+}
+
+// Requires: the policy does not hold it any more.
+void Index::drop(std::uint32_t slot) {
+  Entry& entry = entries_[slot];
+  if (entry.flags & kIdle) idle_.remove(slot);
+  if (entry.leases > 0) --stats_.leased;
+  if (entry.pins > 0) --stats_.pinned;
+  --(entry.state == State::kReady ? stats_.ready : stats_.writing);
+  table_.erase(entry.hash.mixed(), slot);
+  const std::uint32_t parent = entries_.parent_of(slot);
+  if (pages_ != nullptr) pages_->give_back(entry.page);
+  entries_.give_back(slot);
+  if (parent != kNone) {
+    --entries_[parent].children;
+    refile(parent);
+  }
+}
+
+void Index::evict(std::size_t count, std::vector<ChunkHash>& hashes) {
+  std::size_t passed_max = 0;
+  for (; count > 0; --count) {
+    const std::uint32_t slot = choose(passed_max);
+    if (slot == kNone) return;
+    hashes.push_back(entries_[slot].hash);
+    evicted_.remember(entries_[slot].hash);
+    policy_->evicted(slot);
+    ++stats_.evictions;
+    drop(slot);
+  }
+}
+
+std::size_t Index::remove(Hashes hashes) {
+  std::size_t count = 0;
+  for (std::size_t i = 0; i < hashes.size(); ++i) {
+    const std::uint32_t slot = find(hashes[i]);
+    if (slot == kNone) continue;
+    if (entries_[slot].state == State::kReady) policy_->removed(slot);
+    drop(slot);
+    ++count;
+  }
+  return count;
+}
+
+std::size_t Index::clear() {
+  const std::size_t count = entries_.resident();
+  for (std::uint32_t slot = 0; slot < entries_.touched(); ++slot) {
+    if (entries_[slot].state == State::kFree) continue;
+    if (entries_[slot].state == State::kReady) policy_->removed(slot);
+    drop(slot);
+  }
+  return count;
+}
+
+std::size_t Index::size_bytes() const {
+  return entries_.size_bytes() + table_.size_bytes() + evicted_.size_bytes() +
+         policy_->size_bytes();
+}
+
+}  // namespace kvferry::cache
