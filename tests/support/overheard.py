@@ -84,7 +84,8 @@ class _Ears(logging.Handler):
         for frame in frames:
             code = frame.f_code
             file = Path(code.co_filename)
-            settling = file.name in SETTLING_FILES or code.co_name in SETTLING_NAMES
+            settling = file.name in SETTLING_FILES or file.parent.name == "engine_config"
+            settling |= code.co_name in SETTLING_NAMES
             if settling or not code.co_filename.startswith(PACKAGE):
                 continue
             for name, value in tuple(frame.f_locals.items()):

@@ -1,0 +1,230 @@
+"""Metrics of an engine: what is counted, from any thread, at what cost, and how it is read."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from kvferry.errors import UsageError
+from kvferry.metrics import DECISIONS, MISS_REASONS, SHED_REASONS, EngineMetrics
+from kvferry.metrics.exposition import exposition
+
+COST_LIMIT_S = 2e-6  # of a call, on a machine that does other things as well
+
+
+@pytest.fixture
+def metrics() -> EngineMetrics:
+    return EngineMetrics(stores=["redis", "file"])
+
+
+def use(metrics: EngineMetrics) -> None:
+    """Everything that can be counted, once."""
+    metrics.requested(1000)
+    metrics.hit("l1", 512, 2048)
+    metrics.hit("redis", 256, 1024)
+    for reason in MISS_REASONS:
+        metrics.missed(reason, 2)
+    for reason in SHED_REASONS:
+        metrics.shed(reason)
+    for decision in DECISIONS:
+        metrics.decided(decision)
+    metrics.corrupt("checksum")
+    metrics.looked_up(0.0002)
+    metrics.retrieved(0.2)
+    metrics.loaded("redis", 1 << 20, 0.02)
+    metrics.stored("file", 1 << 20, 0.03)
+    metrics.evicted("l1", 5)
+    metrics.evicted_then_missed("l1")
+    metrics.waited_for_flight(3)
+    metrics.predicted("load", 0.1, 0.12)
+    metrics.pool(3, 8)
+    metrics.write_queue(2, 4096)
+    metrics.store_state("redis", available=False, used_bytes=10, capacity_bytes=100)
+
+
+def test_a_snapshot_has_every_number(metrics: EngineMetrics) -> None:
+    use(metrics)
+    taken = metrics.snapshot()
+    assert taken["kvferry_tokens_requested_total"] == 1000
+    assert taken["kvferry_tokens_hit_total"] == {"l1": 512, "redis": 256, "file": 0}
+    assert taken["kvferry_bytes_hit_total"]["redis"] == 1024
+    assert taken["kvferry_missed_chunks_total"] == dict.fromkeys(MISS_REASONS, 2)
+    assert taken["kvferry_shed_chunks_total"] == dict.fromkeys(SHED_REASONS, 1)
+    assert taken["kvferry_decisions_total"] == dict.fromkeys(DECISIONS, 1)
+    assert taken["kvferry_corrupt_values_total"]["checksum"] == 1
+    assert taken["kvferry_lookup_seconds"] == {"count": 1, "sum": 0.0002}
+    assert taken["kvferry_load_seconds"]["redis"] == {"count": 1, "sum": 0.02}
+    assert taken["kvferry_load_seconds"]["file"]["count"] == 0
+    assert taken["kvferry_store_bytes_total"]["file"] == 1 << 20
+    assert taken["kvferry_evicted_chunks_total"]["l1"] == 5
+    assert taken["kvferry_evicted_then_missed_chunks_total"]["l1"] == 1
+    assert taken["kvferry_single_flight_waits_total"] == 3
+    assert taken["kvferry_predicted_seconds_total"] == {"load": 0.1, "prefill": 0}
+    assert taken["kvferry_actual_seconds_total"]["load"] == 0.12
+    assert taken["kvferry_prediction_ratio"]["load"]["count"] == 1
+    assert (taken["kvferry_pool_pages_used"], taken["kvferry_pool_pages"]) == (3, 8)
+    assert taken["kvferry_write_queue_bytes"] == 4096
+    assert taken["kvferry_store_available"]["redis"] == 0
+    assert taken["kvferry_store_used_bytes"]["redis"] == 10
+    untouched = EngineMetrics(stores=["redis", "file"]).snapshot()
+    same = [name for name in taken if taken[name] == untouched[name]]
+    assert same == []  # use() leaves nothing out
+
+
+def test_what_does_not_exist_is_a_bug(metrics: EngineMetrics) -> None:
+    calls: tuple[Callable[[str], None], ...] = (metrics.missed, metrics.shed, metrics.decided)
+    for call in calls:
+        with pytest.raises(UsageError, match="nonsense"):
+            call("nonsense")
+    with pytest.raises(UsageError, match="nonsense"):
+        metrics.predicted("nonsense", 1, 1)
+    with pytest.raises(UsageError, match="no name of a label"):
+        EngineMetrics({"a-b": "1"})
+
+
+def test_a_store_that_was_not_announced_counts_as_well(metrics: EngineMetrics) -> None:
+    metrics.loaded("late", 1, 0.1)
+    metrics.hit("late", 1, 1)
+    taken = metrics.snapshot()
+    assert taken["kvferry_load_bytes_total"]["late"] == 1
+    assert taken["kvferry_tokens_hit_total"]["late"] == 1
+
+
+def test_observations_that_are_no_numbers_spoil_no_sum(metrics: EngineMetrics) -> None:
+    metrics.predicted("load", 1e-300, 1e300)
+    metrics.predicted("load", 0.0, 1.0)
+    metrics.retrieved(float("nan"))
+    metrics.retrieved(float("inf"))
+    metrics.retrieved(1.0)
+    assert metrics.snapshot()["kvferry_retrieve_seconds"] == {"count": 3, "sum": 1.0}
+    assert metrics.snapshot()["kvferry_prediction_ratio"]["load"] == {"count": 1, "sum": 0.0}
+
+
+def test_no_count_is_lost_between_threads(metrics: EngineMetrics) -> None:
+    def work() -> None:
+        for _ in range(5000):
+            metrics.hit("l1", 1, 2)
+            metrics.missed("evicted")
+            metrics.loaded("redis", 3, 0.001)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    taken = metrics.snapshot()
+    assert taken["kvferry_tokens_hit_total"]["l1"] == 20_000
+    assert taken["kvferry_bytes_hit_total"]["l1"] == 40_000
+    assert taken["kvferry_missed_chunks_total"]["evicted"] == 20_000
+    assert taken["kvferry_load_seconds"]["redis"]["count"] == 20_000
+
+
+def test_counting_is_cheap(metrics: EngineMetrics) -> None:
+    calls: list[Callable[[], None]] = [
+        lambda: metrics.hit("l1", 256, 1 << 20),
+        lambda: metrics.missed("evicted"),
+        lambda: metrics.loaded("redis", 1 << 20, 0.01),
+        lambda: metrics.predicted("load", 0.1, 0.1),
+    ]
+    for call in calls:
+        best = float("inf")
+        for _ in range(5):
+            start = time.thread_time()
+            for _ in range(5000):
+                call()
+            best = min(best, (time.thread_time() - start) / 5000)
+        assert best < COST_LIMIT_S
+
+
+def test_gauges_may_be_read_when_they_are_asked_for(
+    metrics: EngineMetrics, caplog: pytest.LogCaptureFixture
+) -> None:
+    used = iter((1, 2, 3))
+    remove = metrics.on_collect(lambda m: m.pool(next(used), 8))
+    assert metrics.snapshot()["kvferry_pool_pages_used"] == 1
+    assert "kvferry_pool_pages_used 2" in metrics.text()
+    remove()
+    remove()
+    assert metrics.snapshot()["kvferry_pool_pages_used"] == 2
+
+    def broken(_: EngineMetrics) -> None:
+        raise RuntimeError("closed")
+
+    metrics.on_collect(broken)
+    assert metrics.snapshot()["kvferry_pool_pages_used"] == 2
+    assert "gauges could not be read" in caplog.text
+
+
+def test_the_child_of_a_fork_does_not_hang(metrics: EngineMetrics) -> None:
+    with metrics._shared.lock:  # another thread is counting while this one forks
+        child = os.fork()
+        if child == 0:
+            metrics.hit("l1", 1, 1)
+            os._exit(metrics.snapshot()["kvferry_tokens_hit_total"]["l1"])
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+
+
+def test_text_is_that_of_prometheus(metrics: EngineMetrics) -> None:
+    use(metrics)
+    lines = metrics.text().splitlines()
+    assert "# TYPE kvferry_tokens_hit_total counter" in lines
+    assert 'kvferry_tokens_hit_total{tier="l1"} 512' in lines
+    assert 'kvferry_load_seconds_bucket{store="redis",le="0.01"} 0' in lines
+    assert 'kvferry_load_seconds_bucket{store="redis",le="0.025"} 1' in lines
+    assert 'kvferry_load_seconds_bucket{store="redis",le="+Inf"} 1' in lines
+    assert 'kvferry_load_seconds_count{store="redis"} 1' in lines
+    assert 'kvferry_load_seconds_sum{store="redis"} 0.02' in lines
+    assert "kvferry_pool_pages 8" in lines
+
+
+def test_libraries_read_our_text(metrics: EngineMetrics) -> None:
+    pytest.importorskip("prometheus_client")
+    plain_parser = importlib.import_module("prometheus_client.parser")
+    strict_parser = importlib.import_module("prometheus_client.openmetrics.parser")
+    use(metrics)
+    plain = list(plain_parser.text_string_to_metric_families(metrics.text()))
+    text = metrics.text(openmetrics=True)
+    strict = list(strict_parser.text_string_to_metric_families(text))
+    assert [family.name for family in plain] == [family.name for family in strict]
+    samples = [{_identified(s) for f in read for s in f.samples} for read in (plain, strict)]
+    assert samples[0] == samples[1]
+    assert len(samples[0]) > 100
+
+
+def test_a_registry_of_prometheus_reads_the_same(metrics: EngineMetrics) -> None:
+    prometheus = pytest.importorskip("prometheus_client")
+    parser = importlib.import_module("prometheus_client.parser")
+    use(metrics)
+    registry = prometheus.CollectorRegistry()
+    registry.register(metrics.collector())
+    theirs = prometheus.generate_latest(registry).decode()
+    read = [
+        {_identified(s) for f in parser.text_string_to_metric_families(text) for s in f.samples}
+        for text in (theirs, metrics.text())
+    ]
+    assert read[0] == read[1]
+
+
+def test_several_engines_differ_in_their_labels() -> None:
+    prometheus = pytest.importorskip("prometheus_client")
+    from kvferry.metrics.collector import KVFerryCollector
+
+    ranks = [EngineMetrics({"rank": str(rank), "model": 'a"b\\\n'}) for rank in range(2)]
+    ranks[1].hit("l1", 7, 1)
+    text = exposition(ranks)
+    assert text.count("# TYPE kvferry_tokens_hit_total counter") == 1
+    assert 'kvferry_tokens_hit_total{tier="l1",rank="1",model="a\\"b\\\\\\n"} 7' in text
+    registry = prometheus.CollectorRegistry()
+    registry.register(KVFerryCollector(ranks))
+    labels = {"tier": "l1", "rank": "1", "model": 'a"b\\\n'}
+    assert registry.get_sample_value("kvferry_tokens_hit_total", labels) == 7
+
+
+def _identified(sample: object) -> tuple[object, ...]:
+    name, labels, value = sample[0], sample[1], sample[2]  # type: ignore[index]
+    return name, tuple(sorted(labels.items())), float(value)
