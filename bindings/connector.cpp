@@ -15,6 +15,7 @@
 
 #include "batches.hpp"
 #include "client.hpp"
+#include "connector/file.hpp"
 #include "connector/memory.hpp"
 #include "connector/redis.hpp"
 
@@ -170,6 +171,7 @@ class PyConnector {
 
   [[nodiscard]] int event_fd() const { return connector_->event_fd(); }
   [[nodiscard]] bool available() const { return connector_->available(); }
+  [[nodiscard]] std::string mode() const { return connector_->mode(); }
 
   [[nodiscard]] nb::tuple usage() const {
     const connector::Usage usage = value_or_raise(connector_->usage());
@@ -289,6 +291,7 @@ void bind_connector(nb::module_& module) {
       .def("cancel", &PyConnector::cancel, "job_id"_a)
       .def("event_fd", &PyConnector::event_fd)
       .def("available", &PyConnector::available)
+      .def("mode", &PyConnector::mode, "How the driver works here, e.g. 'direct, io_uring'.")
       .def("usage", &PyConnector::usage,
            nb::sig("def usage(self) -> tuple[int, int | None, int | None]"),
            "Bytes used, capacity in bytes, keys.")
@@ -312,6 +315,31 @@ void bind_connector(nb::module_& module) {
       "queued_keys_max"_a,
       nb::sig("def open_memory_connector(" SPACE_ARGUMENTS
               "name: str, capacity_bytes: int, queued_keys_max: int) -> Connector"));
+  module.def(
+      "open_file_connector",
+      [](const nb::bytes& prefix, const nb::bytes& identity, std::size_t value_size_bytes,
+         std::string description, std::string path, std::uint64_t capacity_bytes, int fsync,
+         int direct, bool ring, double rescan_after_s, std::size_t queued_keys_max) {
+        const connector::FileOptions options{.path = std::move(path),
+                                             .capacity_bytes = capacity_bytes,
+                                             .fsync = static_cast<connector::Fsync>(fsync),
+                                             .direct = static_cast<connector::Direct>(direct),
+                                             .ring = ring,
+                                             .rescan_after = from_seconds(rescan_after_s),
+                                             .queued_keys_max = queued_keys_max};
+        Space space = make_space(prefix, identity, value_size_bytes, std::move(description));
+        Result<std::shared_ptr<Connector>> opened = Error{Errc::kClosed, {}};
+        {
+          const GilRelease released;  // it looks at every file
+          opened = connector::FileConnector::open(std::move(space), options);
+        }
+        return new PyConnector(value_or_raise(std::move(opened)));
+      },
+      "prefix"_a, "identity"_a, "value_size_bytes"_a, "description"_a, "path"_a, "capacity_bytes"_a,
+      "fsync"_a, "direct"_a, "ring"_a, "rescan_after_s"_a, "queued_keys_max"_a,
+      nb::sig("def open_file_connector(" SPACE_ARGUMENTS
+              "path: str, capacity_bytes: int, fsync: int, direct: int, ring: bool, "
+              "rescan_after_s: float, queued_keys_max: int) -> Connector"));
   module.def(
       "open_redis_connector",
       [](const PyClient& client, const nb::bytes& prefix, const nb::bytes& identity,

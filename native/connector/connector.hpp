@@ -97,6 +97,8 @@ class Connector : public std::enable_shared_from_this<Connector> {
   // The deadline of a job of `payload_bytes` that is submitted now and names none.
   [[nodiscard]] virtual Nanos deadline_for(std::size_t payload_bytes) const noexcept;
 
+  // How the driver works here, for people.
+  [[nodiscard]] virtual std::string mode() const { return {}; }
   // Whether the store can be asked at all.
   [[nodiscard]] virtual bool available() const { return true; }
   // From memory, without I/O. Fails with: kInvalidArgument where only a server could tell.

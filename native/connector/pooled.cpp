@@ -24,8 +24,17 @@ Outcome PooledConnector::launch(const Threads& threads) {
   return Done{};
 }
 
-void PooledConnector::run(void (*body)(PooledConnector&, Lane), Lane lane,
-                          const std::string& name) {
+Outcome PooledConnector::launch_also(const std::string& name, Body body) {
+  try {
+    run(body, Lane::kSmall, name);
+  } catch (const std::system_error& problem) {
+    close();
+    return Error{Errc::kSystem, std::string("cannot start a thread: ") + problem.what()};
+  }
+  return Done{};
+}
+
+void PooledConnector::run(Body body, Lane lane, const std::string& name) {
   // Keeps the object while the thread lives, however long that is.
   auto self = std::static_pointer_cast<PooledConnector>(shared_from_this());
   {

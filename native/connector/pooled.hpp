@@ -40,6 +40,9 @@ class PooledConnector : public Connector {
 
   // Starts the threads. Requires: a shared_ptr owns this. Fails with: kSystem.
   Outcome launch(const Threads& threads);
+  // One thread more. It must end soon after stop() was called.
+  using Body = void (*)(PooledConnector&, Lane);
+  Outcome launch_also(const std::string& name, Body body);
 
   // Does one key. Any of the lane's threads; may block; an exception becomes kServerError.
   virtual Answer perform(Job& job, std::size_t index) = 0;
@@ -55,7 +58,7 @@ class PooledConnector : public Connector {
   void stop(Nanos until) override;
 
  private:
-  void run(void (*body)(PooledConnector&, Lane), Lane lane, const std::string& name);
+  void run(Body body, Lane lane, const std::string& name);
   void keep();
 
   JobQueue queue_;

@@ -86,6 +86,9 @@ class Connector:
 
     def available(self) -> bool: ...
 
+    def mode(self) -> str:
+        """How the driver works here, e.g. 'direct, io_uring'."""
+
     def usage(self) -> tuple[int, int | None, int | None]:
         """Bytes used, capacity in bytes, keys."""
 
@@ -99,6 +102,8 @@ class Connector:
     def close(self) -> None: ...
 
 def open_memory_connector(prefix: bytes, identity: bytes, value_size_bytes: int, description: str, name: str, capacity_bytes: int, queued_keys_max: int) -> Connector: ...
+
+def open_file_connector(prefix: bytes, identity: bytes, value_size_bytes: int, description: str, path: str, capacity_bytes: int, fsync: int, direct: int, ring: bool, rescan_after_s: float, queued_keys_max: int) -> Connector: ...
 
 def open_redis_connector(client: Client, prefix: bytes, identity: bytes, value_size_bytes: int, description: str) -> Connector: ...
 

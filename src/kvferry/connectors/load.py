@@ -66,7 +66,14 @@ def _server(settings: dict[str, Any], space: Space) -> Connector:
 
 
 def _file(settings: dict[str, Any], space: Space) -> Connector:
-    raise ConfigError("not yet")
+    from kvferry.connectors.file import FileConnector
+
+    known = ("path", "capacity_gb", "fsync", "direct", "io_uring", "rescan_s", "queued_keys_max")
+    _check_known("file", settings, known)
+    if not settings.get("path"):
+        raise ConfigError("a file connector needs a path: a directory of its own")
+    _rename_capacity(settings)
+    return FileConnector(space, settings.pop("path"), **settings)
 
 
 def _memory(settings: dict[str, Any], space: Space) -> Connector:

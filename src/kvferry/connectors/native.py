@@ -238,11 +238,13 @@ class NativeConnector(ABC):
 
     def scan(self, limit: int = 1000) -> Iterator[ScanBatch]:
         """See `Connector`."""
-        cursor = 0
+        cursor, batch = 0, []
         while True:
             entries, cursor = self._handle().scan(cursor)
-            for start in range(0, len(entries), limit):
-                yield [(as_key(key), age_s) for key, age_s in entries[start : start + limit]]
+            batch += [(as_key(key), age_s) for key, age_s in entries]
+            while len(batch) >= limit or (batch and not cursor):
+                yield batch[:limit]
+                del batch[:limit]
             if not cursor:
                 return
 

@@ -1,0 +1,254 @@
+#include "connector/file.hpp"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+
+#include "connector/file_slot.hpp"
+
+namespace kvferry::connector {
+namespace {
+
+constexpr std::size_t kDepth = 8;         // operations under way in a thread with io_uring
+constexpr int kFailuresUntilDown = 3;     // in a row
+constexpr Nanos kDownTime = 5 * kSecond;  // then it is tried again
+constexpr Nanos kCountShare = 20;         // a count may take 1/20 of the time
+
+constexpr std::array<std::size_t, kLanes> kRingThreads = {1, 2, 2};
+constexpr std::array<std::size_t, kLanes> kPlainThreads = {1, 4, 4};
+
+}  // namespace
+
+Result<std::shared_ptr<Connector>> FileConnector::open(Space space, const FileOptions& options) {
+  if (space.value_size_bytes == 0) {
+    return Error{Errc::kInvalidArgument, "values of no bytes cannot be stored"};
+  }
+  auto store = FileStore::open(options.path, options.capacity_bytes, options.steps);
+  if (!store) return store.error();
+  const std::size_t alignment = options.direct == Direct::kOff ? 0 : (*store)->direct_alignment();
+  if (alignment == 0 && options.direct == Direct::kOn) {
+    return Error{Errc::kInvalidArgument, options.path + " does not take O_DIRECT"};
+  }
+  auto event = EventFd::open();
+  if (!event) return event.error();
+  if (!space.description.empty()) {
+    std::string identity;
+    for (const std::byte byte : space.identity) {
+      static constexpr char kDigits[] = "0123456789abcdef";
+      identity += kDigits[std::to_integer<unsigned>(byte) >> 4];
+      identity += kDigits[std::to_integer<unsigned>(byte) & 15];
+    }
+    // Best effort: without it nobody is told what this identity is.
+    [[maybe_unused]] const int error = (*store)->describe(identity, space.description);
+  }
+  auto connector = std::make_shared<FileConnector>(std::move(space), std::move(*event), options,
+                                                   std::move(*store), alignment);
+  connector->count();
+  const Threads threads = connector->ring_ ? kRingThreads : kPlainThreads;
+  Outcome started = connector->launch(threads);
+  if (started) {
+    started = connector->launch_also("kvferry-scan", [](PooledConnector& self, Lane) {
+      static_cast<FileConnector&>(self).keep_count();
+    });
+  }
+  if (!started) return started.error();
+  return std::shared_ptr<Connector>(std::move(connector));
+}
+
+FileConnector::FileConnector(Space space, EventFd event, const FileOptions& options,
+                             std::shared_ptr<FileStore> store, std::size_t direct_alignment)
+    : PooledConnector(std::move(space), std::move(event), options.queued_keys_max),
+      options_(options),
+      store_(std::move(store)),
+      alignment_(direct_alignment),
+      file_bytes_(file_size(Connector::space().value_size_bytes, false)),
+      // Through the kernel's cache a ring gains nothing.
+      ring_(direct_alignment != 0 && options.ring && BlockIo::open_ring(1).has_value()) {}
+
+FileConnector::~FileConnector() = default;
+
+std::string FileConnector::mode() const {
+  return std::string(alignment_ != 0 ? "direct" : "buffered") +
+         (ring_ ? ", io_uring" : ", threads");
+}
+
+bool FileConnector::available() const {
+  return failures_.load(std::memory_order_relaxed) < kFailuresUntilDown ||
+         monotonic_ns() - failed_at_.load(std::memory_order_relaxed) > kDownTime;
+}
+
+Result<Usage> FileConnector::usage() const {
+  Usage usage{.used_bytes = static_cast<std::uint64_t>(store_->usage().bytes()),
+              .capacity_bytes = {},
+              .keys = static_cast<std::uint64_t>(store_->usage().keys())};
+  if (options_.capacity_bytes != 0) usage.capacity_bytes = options_.capacity_bytes;
+  return usage;
+}
+
+Result<ScanPage> FileConnector::scan(std::uint64_t cursor) {
+  ScanPage page;
+  const std::int64_t now_ms = wall_clock_ms();
+  for (const std::string& name : store_->list(static_cast<unsigned>(cursor))) {
+    FileHead head;
+    struct stat found{};
+    if (store_->facts(name, found) != 0 || !read_head(name, head) || expired(head)) continue;
+    if (head.identity != space().identity || !head.key.starts_with(space().prefix)) continue;
+    if (file_name(head.key) != name) continue;  // it was moved here
+    const std::int64_t used_ms =
+        static_cast<std::int64_t>(found.st_mtim.tv_sec) * 1000 + found.st_mtim.tv_nsec / 1'000'000;
+    page.entries.push_back({head.key.substr(space().prefix.size()),
+                            std::max<std::int64_t>(0, now_ms - used_ms) * kMilli});
+  }
+  page.next = cursor < 255 ? cursor + 1 : 0;
+  return page;
+}
+
+Result<std::vector<std::pair<Identity, std::string>>> FileConnector::descriptions() {
+  std::vector<std::pair<Identity, std::string>> found;
+  for (const auto& [name, text] : store_->descriptions()) {
+    Identity identity{};
+    if (name.size() != 2 * identity.size() ||
+        name.find_first_not_of("0123456789abcdef") != std::string::npos) {
+      continue;
+    }
+    for (std::size_t index = 0; index < identity.size(); ++index) {
+      identity[index] = static_cast<std::byte>(std::stoul(name.substr(2 * index, 2), nullptr, 16));
+    }
+    found.emplace_back(identity, text);
+  }
+  return found;
+}
+
+std::unique_ptr<BlockIo> FileConnector::make_io() {
+  if (ring_) {
+    if (auto io = BlockIo::open_ring(kDepth)) return std::move(*io);
+    log().push(LogLevel::kInfo, "no more io_uring; this thread reads and writes without it");
+  }
+  return BlockIo::open_plain();
+}
+
+void FileConnector::work(Lane lane) {
+  if (lane == Lane::kSmall) return PooledConnector::work(lane);
+  const std::unique_ptr<BlockIo> io = make_io();
+  std::vector<std::unique_ptr<Slot>> idle;
+  for (std::size_t index = 0; index < io->depth(); ++index) {
+    idle.push_back(std::make_unique<Slot>());
+  }
+  const std::size_t depth = idle.size();
+  // A slot that is settled is idle; else its operation goes on.
+  const auto proceed = [&](std::unique_ptr<Slot> slot, bool settled) {
+    if (settled) {
+      idle.push_back(std::move(slot));
+    } else {
+      io->start(*slot.release());  // wait() brings it back
+    }
+  };
+  for (;;) {
+    while (!idle.empty()) {
+      const bool nothing_else = idle.size() == depth;
+      Task task = next(lane, nothing_else);
+      if (!task) {
+        if (nothing_else) return;
+        break;
+      }
+      std::unique_ptr<Slot> slot = std::move(idle.back());
+      idle.pop_back();
+      const bool settled = begin(*slot, std::move(task));
+      proceed(std::move(slot), settled);
+    }
+    if (idle.size() == depth) continue;
+    std::unique_ptr<Slot> slot(static_cast<Slot*>(io->wait()));
+    const bool settled = advance(*slot);
+    proceed(std::move(slot), settled);
+  }
+}
+
+Answer FileConnector::perform(Job& job, std::size_t index) {
+  const std::string name = file_name(full_key(space(), job.key(index)));
+  const Verb verb = job.options().verb;
+  if (verb != Verb::kDelete) return present(name, verb == Verb::kTouch);
+  const int error = store_->remove(name);
+  if (error == ENOENT) return {.status = Status::kMiss, .size = 0, .why = {}};
+  return error == 0 ? Answer{} : failure("cannot delete a value", error);
+}
+
+Answer FileConnector::present(const std::string& name, bool touch) {
+  const Answer miss{.status = Status::kMiss, .size = 0, .why = {}};
+  struct stat found{};
+  if (const int error = store_->facts(name, found); error != 0) {
+    return error == ENOENT ? miss : failure("cannot look for a value", error);
+  }
+  const auto size = static_cast<std::size_t>(found.st_size);
+  if (size == file_bytes_ + kFileBlockBytes) {  // it expires
+    FileHead head;
+    if (!read_head(name, head) || expired(head)) return miss;
+  } else if (size != file_bytes_) {
+    return miss;  // whoever reads it finds out why
+  }
+  if (touch) store_->touch(name);
+  return {};
+}
+
+Answer FileConnector::failure(const char* action, int error) {
+  // A disk that is full is no disk that fails.
+  if (error != ENOSPC && error != EDQUOT) {
+    failures_.fetch_add(1, std::memory_order_relaxed);
+    failed_at_.store(monotonic_ns(), std::memory_order_relaxed);
+  }
+  return {.status = Status::kServerError, .size = 0, .why = system_error(action, error).context};
+}
+
+bool FileConnector::read_head(const std::string& name, FileHead& head) const {
+  UniqueFd fd;
+  if (store_->open_value(name, 0, fd) != 0) return false;
+  std::array<std::byte, kFileBlockBytes> block;
+  if (::pread(fd.get(), block.data(), block.size(), 0) != ssize_t{block.size()}) return false;
+  return decode_file_head(block, head) == codec::FrameFault::kNone;
+}
+
+bool FileConnector::expired(const FileHead& head) const noexcept {
+  return head.expires_at_ms != 0 && head.expires_at_ms <= wall_clock_ms();
+}
+
+void FileConnector::count() {
+  store_->scan(
+      [this](const std::string& name, const struct stat& found) {
+        FileHead head;
+        if (static_cast<std::size_t>(found.st_size) != file_bytes_ + kFileBlockBytes) return;
+        if (read_head(name, head) && expired(head)) store_->remove(name);
+      },
+      stopped_);
+}
+
+// The body of a thread: counts anew when values were stored and the last count, which may be
+// another process's, is old.
+void FileConnector::keep_count() {
+  Nanos pause = options_.rescan_after;
+  for (;;) {
+    {
+      std::unique_lock lock(count_mutex_);
+      const auto stopped = [this] { return stopped_.load(std::memory_order_relaxed); };
+      if (count_soon_.wait_for(lock, std::chrono::nanoseconds(pause), stopped)) return;
+      if (!std::exchange(stored_since_, false)) continue;
+    }
+    if ((wall_clock_ms() - store_->scanned_at_ms()) * kMilli < options_.rescan_after) continue;
+    const Nanos started = monotonic_ns();
+    count();
+    pause = std::max(options_.rescan_after, kCountShare * (monotonic_ns() - started));
+  }
+}
+
+void FileConnector::stop(Nanos until) {
+  {
+    const std::lock_guard lock(count_mutex_);
+    stopped_.store(true, std::memory_order_relaxed);
+  }
+  count_soon_.notify_all();
+  PooledConnector::stop(until);
+}
+
+}  // namespace kvferry::connector

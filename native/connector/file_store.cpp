@@ -1,0 +1,322 @@
+#include "connector/file_store.hpp"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <ctime>
+#include <filesystem>
+#include <memory>
+
+#include "connector/file_format.hpp"
+
+namespace kvferry::connector {
+namespace {
+
+constexpr std::string_view kFormat = "kvferry file store 1\n";
+constexpr std::size_t kTextBytesMax = 64 * kKiB;
+constexpr std::string_view kOwnerSuffix = ".owner";
+
+std::string hex(const std::byte* bytes, std::size_t count) {
+  static constexpr char kDigits[] = "0123456789abcdef";
+  std::string text;
+  for (std::size_t index = 0; index < count; ++index) {
+    const auto value = std::to_integer<unsigned>(bytes[index]);
+    text += kDigits[value >> 4];
+    text += kDigits[value & 15];
+  }
+  return text;
+}
+
+std::string directory_name(unsigned directory) {
+  const auto byte = static_cast<std::byte>(directory);
+  return hex(&byte, 1);
+}
+
+// The names in a directory, without dots; nothing where it cannot be read.
+std::vector<std::string> names_in(int parent, const char* path) {
+  std::vector<std::string> names;
+  const int fd = ::openat(parent, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return names;
+  const std::unique_ptr<DIR, int (*)(DIR*)> directory(::fdopendir(fd), ::closedir);
+  if (!directory) {
+    ::close(fd);
+    return names;
+  }
+  while (const dirent* entry = ::readdir(directory.get())) {
+    if (entry->d_name[0] != '.') names.emplace_back(entry->d_name);
+  }
+  return names;
+}
+
+bool is_value_name(std::string_view name) {
+  return name.size() == 16 && name.find_first_not_of("0123456789abcdef") == std::string_view::npos;
+}
+
+std::string read_text(int parent, const std::string& path) {
+  const UniqueFd fd(::openat(parent, path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd) return {};
+  std::string text(kTextBytesMax, '\0');
+  const ssize_t count = ::read(fd.get(), text.data(), text.size());
+  text.resize(count > 0 ? static_cast<std::size_t>(count) : 0);
+  return text;
+}
+
+bool write_all(int fd, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t count = ::write(fd, text.data(), text.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) return false;
+    text.remove_prefix(static_cast<std::size_t>(count));
+  }
+  return true;
+}
+
+int make_directory(int parent, const char* name) {
+  return ::mkdirat(parent, name, 0700) == 0 || errno == EEXIST ? 0 : errno;
+}
+
+}  // namespace
+
+std::int64_t wall_clock_ms() noexcept {
+  timespec now{};
+  ::clock_gettime(CLOCK_REALTIME, &now);
+  return static_cast<std::int64_t>(now.tv_sec) * 1000 + now.tv_nsec / 1'000'000;
+}
+
+Result<std::shared_ptr<FileStore>> FileStore::open(const std::string& path,
+                                                   std::uint64_t capacity_bytes, FileSteps* steps) {
+  std::error_code problem;
+  std::filesystem::create_directories(path, problem);
+  UniqueFd root(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!root) return system_error("cannot open the directory " + path, errno);
+  const std::string format = read_text(root.get(), "format");
+  if (format.empty()) {
+    for (const std::string& name : names_in(root.get(), ".")) {
+      // The first belongs to whoever makes the store at this moment, the second to a file system.
+      if (name == "format" || name == "lost+found") continue;
+      return Error{Errc::kInvalidArgument,
+                   path + " is not empty and no file store; name a directory of its own"};
+    }
+    const UniqueFd file(::openat(root.get(), "format", O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
+    if (!file || !write_all(file.get(), kFormat)) {
+      return system_error("cannot write to the directory " + path, errno);
+    }
+  } else if (format != kFormat) {
+    return Error{Errc::kInvalidArgument,
+                 path + " is a file store of a format that is unknown here"};
+  }
+  for (const char* name : {"tmp", "identities"}) {
+    if (const int error = make_directory(root.get(), name); error != 0) {
+      return system_error("cannot write to the directory " + path, error);
+    }
+  }
+  for (unsigned directory = 0; directory < 256; ++directory) {
+    if (const int error = make_directory(root.get(), directory_name(directory).c_str());
+        error != 0) {
+      return system_error("cannot write to the directory " + path, error);
+    }
+  }
+  UniqueFd tmp(::openat(root.get(), "tmp", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!tmp) return system_error("cannot open the directory " + path + "/tmp", errno);
+  std::shared_ptr<FileStore> store(
+      new FileStore(std::move(root), std::move(tmp), capacity_bytes, steps));
+  if (const int error = store->own(); error != 0) {
+    return system_error("cannot write to the directory " + path, error);
+  }
+  store->sweep();
+  return store;
+}
+
+FileStore::FileStore(UniqueFd root, UniqueFd tmp, std::uint64_t capacity_bytes, FileSteps* steps)
+    : root_(std::move(root)),
+      tmp_(std::move(tmp)),
+      capacity_bytes_(capacity_bytes),
+      steps_(steps),
+      usage_(std::make_unique<FileUsage>(root_.get(), "usage")) {}
+
+FileStore::~FileStore() {
+  // Only while it is still locked by us: its temporary files are gone.
+  if (lock_) ::unlinkat(tmp_.get(), (owner_ + std::string(kOwnerSuffix)).c_str(), 0);
+}
+
+// Makes an owner file and locks it, before anything is written under its name.
+int FileStore::own() {
+  for (int attempt = 0; attempt < 10; ++attempt) {
+    std::array<std::byte, 8> random{};
+    if (::getrandom(random.data(), random.size(), 0) != ssize_t{random.size()}) return errno;
+    owner_ = hex(random.data(), random.size());
+    const std::string name = owner_ + std::string(kOwnerSuffix);
+    UniqueFd lock(::openat(tmp_.get(), name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+    if (!lock) return errno;
+    struct stat facts{};
+    // Somebody's sweep may have come between the two and taken it for a dead one's.
+    if (::flock(lock.get(), LOCK_EX | LOCK_NB) == 0 && ::fstat(lock.get(), &facts) == 0 &&
+        facts.st_nlink > 0) {
+      lock_ = std::move(lock);
+      return 0;
+    }
+  }
+  return EAGAIN;
+}
+
+void FileStore::sweep() {
+  // Temporary files first: whose owner is missing afterwards has none, because an owner comes
+  // before its files.
+  const std::vector<std::string> names = names_in(root_.get(), "tmp");
+  bool alone = true;
+  for (const std::string& name : names) {
+    if (!name.ends_with(kOwnerSuffix) || name.starts_with(owner_)) continue;
+    const UniqueFd lock(::openat(tmp_.get(), name.c_str(), O_RDWR | O_CLOEXEC));
+    if (!lock) continue;
+    if (::flock(lock.get(), LOCK_EX | LOCK_NB) == 0) {
+      ::unlinkat(tmp_.get(), name.c_str(), 0);
+    } else {
+      alone = false;
+    }
+  }
+  for (const std::string& name : names) {
+    if (name.ends_with(kOwnerSuffix)) continue;
+    const std::string owner = name.substr(0, name.find('-')) + std::string(kOwnerSuffix);
+    if (::faccessat(tmp_.get(), owner.c_str(), F_OK, 0) != 0 && errno == ENOENT) {
+      ::unlinkat(tmp_.get(), name.c_str(), 0);
+    }
+  }
+  if (alone) usage_->forget_reservations();
+}
+
+std::size_t FileStore::direct_alignment() {
+  Temporary probe;
+  if (create(0, O_DIRECT, probe) != 0) return 0;
+  // Tried, because not every kernel and file system tells.
+  alignas(kFileBlockBytes) static const std::array<std::byte, 2 * kFileBlockBytes> zeros{};
+  std::size_t found = 0;
+  for (const std::size_t alignment : {std::size_t{512}, kFileBlockBytes}) {
+    const std::byte* const from = zeros.data() + alignment % kFileBlockBytes;
+    if (::pwrite(probe.fd.get(), from, kFileBlockBytes, 0) == ssize_t{kFileBlockBytes}) {
+      found = alignment;
+      break;
+    }
+  }
+  discard(probe);
+  return found;
+}
+
+int FileStore::open_value(const std::string& name, int flags, UniqueFd& fd) const {
+  fd = UniqueFd(::openat(root_.get(), name.c_str(), O_RDONLY | O_CLOEXEC | flags));
+  return fd ? 0 : errno;
+}
+
+int FileStore::create(std::int64_t size_bytes, int flags, Temporary& temporary) {
+  temporary.name = owner_ + "-" + std::to_string(created_.fetch_add(1, std::memory_order_relaxed));
+  temporary.size_bytes = size_bytes;
+  if (const int error = step(FileSteps::Step::kCreate, temporary.name); error != 0) return error;
+  temporary.fd = UniqueFd(::openat(tmp_.get(), temporary.name.c_str(),
+                                   O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | flags, 0600));
+  return temporary.fd ? 0 : errno;
+}
+
+int FileStore::publish(Temporary& temporary, const std::string& name, bool sync_directory) {
+  if (const int error = step(FileSteps::Step::kRename, temporary.name); error != 0) return error;
+  struct stat before{};
+  const std::int64_t replaced = facts(name, before) == 0 ? before.st_size : -1;
+  if (::renameat(tmp_.get(), temporary.name.c_str(), root_.get(), name.c_str()) != 0) {
+    // Somebody may have cleared the directory.
+    if (errno != ENOENT) return errno;
+    if (const int error = make_directory(root_.get(), name.substr(0, 2).c_str()); error != 0) {
+      return error;
+    }
+    if (::renameat(tmp_.get(), temporary.name.c_str(), root_.get(), name.c_str()) != 0) {
+      return errno;
+    }
+  }
+  usage_->stored(temporary.size_bytes, replaced);
+  temporary.name.clear();
+  temporary.fd.reset();
+  if (!sync_directory) return 0;
+  if (const int error = step(FileSteps::Step::kSyncDirectory, name); error != 0) return error;
+  const UniqueFd directory(
+      ::openat(root_.get(), name.substr(0, 2).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  return directory && ::fsync(directory.get()) == 0 ? 0 : errno;
+}
+
+void FileStore::discard(Temporary& temporary) {
+  if (temporary.name.empty()) return;
+  ::unlinkat(tmp_.get(), temporary.name.c_str(), 0);
+  temporary.fd.reset();
+  temporary.name.clear();
+  give_back(temporary.size_bytes);
+}
+
+int FileStore::remove(const std::string& name) {
+  struct stat before{};
+  if (const int error = facts(name, before); error != 0) return error;
+  if (const int error = step(FileSteps::Step::kRemove, name); error != 0) return error;
+  if (::unlinkat(root_.get(), name.c_str(), 0) != 0) return errno;
+  usage_->removed(before.st_size);
+  return 0;
+}
+
+int FileStore::facts(const std::string& name, struct stat& found) const {
+  return ::fstatat(root_.get(), name.c_str(), &found, 0) == 0 ? 0 : errno;
+}
+
+void FileStore::touch(const std::string& name) const {
+  const std::array<timespec, 2> times = {timespec{0, UTIME_OMIT}, timespec{0, UTIME_NOW}};
+  ::utimensat(root_.get(), name.c_str(), times.data(), 0);
+}
+
+void FileStore::scan(const Visit& visit, const std::atomic<bool>& stopped) {
+  const FileUsage::Counters before = usage_->note();
+  std::int64_t bytes = 0;
+  std::int64_t keys = 0;
+  for (unsigned directory = 0; directory < 256; ++directory) {
+    if (stopped.load(std::memory_order_relaxed)) return;
+    for (const std::string& name : list(directory)) {
+      struct stat found{};
+      if (facts(name, found) != 0) continue;
+      bytes += found.st_size;
+      ++keys;
+      if (visit) visit(name, found);
+    }
+  }
+  usage_->correct(before, bytes, keys, wall_clock_ms());
+}
+
+std::vector<std::string> FileStore::list(unsigned directory) const {
+  const std::string parent = directory_name(directory);
+  std::vector<std::string> names;
+  for (const std::string& name : names_in(root_.get(), parent.c_str())) {
+    if (is_value_name(name) && name.starts_with(parent)) names.push_back(parent + "/" + name);
+  }
+  return names;
+}
+
+int FileStore::describe(const std::string& identity_hex, const std::string& text) {
+  const std::string name = "identities/" + identity_hex;
+  if (read_text(root_.get(), name) == text) return 0;
+  Temporary temporary;
+  if (const int error = create(0, 0, temporary); error != 0) return error;
+  if (!write_all(temporary.fd.get(), text) ||
+      ::renameat(tmp_.get(), temporary.name.c_str(), root_.get(), name.c_str()) != 0) {
+    const int error = errno;
+    discard(temporary);
+    return error;
+  }
+  return 0;
+}
+
+std::vector<std::pair<std::string, std::string>> FileStore::descriptions() const {
+  std::vector<std::pair<std::string, std::string>> found;
+  for (const std::string& name : names_in(root_.get(), "identities")) {
+    found.emplace_back(name, read_text(root_.get(), "identities/" + name));
+  }
+  return found;
+}
+
+}  // namespace kvferry::connector

@@ -1,0 +1,92 @@
+"""The file driver: a value a file, in a directory that several processes may share.
+
+The format is in docs/formats/file.md; how it behaves when disks fill, hang or lose power, in
+native/connector/file.hpp and docs/guides/connectors.md.
+"""
+
+from __future__ import annotations
+
+import os
+
+from kvferry import _native
+from kvferry._url import nearest
+from kvferry.connectors.base import Space
+from kvferry.connectors.native import QUEUED_KEYS_MAX, NativeConnector
+from kvferry.errors import ConfigError
+
+__all__ = ["FileConnector"]
+
+# The numbers of native/connector/file_store.hpp and file.hpp.
+_FSYNC = {"never": 0, "data": 1, "full": 2}
+_DIRECT = {"auto": 0, "on": 1, "off": 2}
+
+
+class FileConnector(NativeConnector):
+    """A store on a disk; see `Connector`.
+
+    Args:
+        space: What it is opened with.
+        path: The directory, made if need be; nothing else may be in it.
+        capacity_bytes: What all spaces in the directory may take together; None: the whole disk.
+        fsync: "never": the kernel writes when it likes, and after a power cut checksums tell what
+            is torn. "data": before a value becomes visible. "full": its name too, before SET is OK.
+        direct: "auto": O_DIRECT where the file system takes it; "on": or not at all; "off".
+        io_uring: Use it where the kernel allows.
+        rescan_s: How old the count of what is there may be, in seconds, while values are stored.
+        queued_keys_max: Beyond it submissions raise CapacityError.
+
+    Raises:
+        ConfigError: A setting is none of these.
+        UsageError: The directory has something else in it, or does not take O_DIRECT.
+        SystemResourceError: It cannot be opened or written to.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        path: str | os.PathLike[str],
+        *,
+        capacity_bytes: int | None = None,
+        fsync: str = "never",
+        direct: str = "auto",
+        io_uring: bool = True,
+        rescan_s: float = 30.0,
+        queued_keys_max: int = QUEUED_KEYS_MAX,
+    ) -> None:
+        self.path = os.fspath(path)
+        self._options = (
+            capacity_bytes or 0,
+            _choice("fsync", fsync, _FSYNC),
+            _choice("direct", direct, _DIRECT),
+            io_uring,
+            rescan_s,
+            queued_keys_max,
+        )
+        super().__init__(space)
+
+    def _where(self) -> str:
+        return self.path
+
+    def _open(self) -> _native.Connector:
+        space = self.space
+        return _native.open_file_connector(
+            space.prefix.encode(),
+            space.identity,
+            space.value_size_bytes,
+            space.description,
+            self.path,
+            *self._options,
+        )
+
+    @property
+    def mode(self) -> str:
+        """How it works here: "direct" or "buffered", and "io_uring" or "threads"."""
+        return self._handle().mode()
+
+
+def _choice(name: str, value: object, known: dict[str, int]) -> int:
+    # YAML reads a bare on and off as truth values.
+    text = {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value
+    if not isinstance(text, str) or text not in known:
+        raise ConfigError(f"{name}={value!r} is unknown{nearest(str(value), known)}")
+    return known[text]
