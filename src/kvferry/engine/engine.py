@@ -27,24 +27,22 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from kvferry._elements import ELEMENTS
-from kvferry.client.buffers import writable
 from kvferry.connectors.base import BufferLike, Connector
 from kvferry.engine.cost import PrefillModel
 from kvferry.engine.explain import Explanation, explain_prompt
 from kvferry.engine.memory import Memory
 from kvferry.engine.meter import Meter
 from kvferry.engine.prompt import Prompt, Tokens, read_prompt
+from kvferry.engine.reader import Reader
 from kvferry.engine.results import Lookup, Retrieved, Stored
-from kvferry.engine.retriever import Gathered, Retriever
+from kvferry.engine.retriever import Retriever
 from kvferry.engine.store_tiers import MEMORY, open_tiers
-from kvferry.engine.writer import Hold, WriteJob
+from kvferry.engine.storer import Storer
 from kvferry.engine_config import EngineConfig
-from kvferry.errors import BadBufferError, ClosedError, ConfigError, UsageError
+from kvferry.errors import ClosedError, ConfigError, UsageError
 from kvferry.identity import Identity
 from kvferry.metrics import EngineMetrics
 
@@ -103,17 +101,23 @@ class Engine:
         self.prefill = PrefillModel() if known is None else PrefillModel(*known, fixed=True)
         self._prefill_lock = threading.Lock()
         self.tiers = open_tiers(self.config, identity, connectors or {}, self.metrics)
-        self._threads = self.config.load_threads
         # Without a say for the cost model nothing is known of computing, and all is loaded.
         self.cost_prefill = self.prefill if self.config.recompute == "auto" else PrefillModel()
+        copy_threads = min(self.config.load_threads, os.cpu_count() or 1)
         self._retriever = Retriever(
             self.memory,
-            [tier.tier for tier in self.tiers],
+            [store.tier for store in self.tiers],
             self.cost_prefill,
             self.config.lookup_timeout_s,
-            min(self._threads, os.cpu_count() or 1),
+            copy_threads,
         )
-        self._executor = ThreadPoolExecutor(self._threads, "kvferry-load")
+        self._reader = Reader(
+            self.memory, self._retriever, self._meter, self.layout, keep=self.config.local_cpu
+        )
+        self._storer = Storer(
+            self.memory, self.tiers, self.metrics, copy_threads, keep=self.config.local_cpu
+        )
+        self._executor = ThreadPoolExecutor(self.config.load_threads, "kvferry-load")
 
     def _configured(self, config: EngineConfig | None, settings: dict[str, Any]) -> EngineConfig:
         size = self.layout.chunk_size
@@ -143,7 +147,7 @@ class Engine:
         prompt = self._read(tokens)
         found = self._look(prompt, timeout_s, touch=True)
         if self.config.enable_async_loading and found.tokens > found.tiers[MEMORY]:
-            self._start(self._gather, prompt, time.monotonic() + self.config.retrieve_timeout_s)
+            self._start(self._reader.gather, prompt, self._deadline(None))
         return found
 
     def contains(self, tokens: Tokens, *, timeout_s: float | None = None) -> int:
@@ -195,7 +199,7 @@ class Engine:
             BadBufferError: A buffer is read-only or has another length.
         """
         prompt = self._read(tokens, limit_tokens)
-        return self._retrieve(prompt, into, self._deadline(timeout_s))
+        return self._reader.retrieve(prompt, self._deadline(timeout_s), into)
 
     def begin_retrieve(
         self,
@@ -207,7 +211,7 @@ class Engine:
     ) -> Future[Retrieved]:
         """`retrieve` in a thread of the engine. `into` is in use until the future is done."""
         prompt = self._read(tokens, limit_tokens)
-        return self._start(self._retrieve, prompt, into, self._deadline(timeout_s))
+        return self._start(self._reader.retrieve, prompt, self._deadline(timeout_s), into)
 
     async def aretrieve(
         self,
@@ -226,103 +230,10 @@ class Engine:
         prompt, deadline = self._read(tokens), self._deadline(timeout_s)
 
         def run() -> int:
-            self._gather(prompt, deadline)
+            self._reader.gather(prompt, deadline)
             return self.memory.ready(prompt)[0] * prompt.chunk_size
 
         return self._start(run)
-
-    def _retrieve(
-        self, prompt: Prompt, into: Sequence[BufferLike] | None, deadline: float
-    ) -> Retrieved:
-        if into is not None:
-            into = self._targets(prompt, into)
-        gathered = self._gather(prompt, deadline, into)
-        lease, handles = self.memory.acquire(prompt.hashes)
-        chunks = len(handles)
-        release: Callable[[], bool] | None = self._releaser(prompt, lease, chunks)
-        if into is not None:
-            try:
-                chunks = self._copy(gathered, handles, into)
-            finally:
-                if release is not None:
-                    release()
-            release, handles = None, []
-        return self._result(prompt, gathered, chunks, handles, release)
-
-    def _targets(self, prompt: Prompt, into: Sequence[BufferLike]) -> list[memoryview]:
-        """The caller's buffers, all checked before anything is asked for."""
-        if len(into) < prompt.chunks:
-            raise UsageError(
-                f"into has {len(into)} buffers; the prompt has {prompt.chunks} full chunks"
-            )
-        views = [writable(buffer) for buffer in into[: prompt.chunks]]
-        for index, view in enumerate(views):
-            if view.nbytes != self.layout.chunk_bytes:
-                raise BadBufferError(
-                    f"buffer {index} has {view.nbytes} bytes; a chunk has {self.layout.chunk_bytes}"
-                )
-        return views
-
-    def _copy(self, gathered: Gathered, handles: Sequence[int], into: Sequence[BufferLike]) -> int:
-        """Copy what is in memory and not in the caller's buffers; how long the prefix there is."""
-        copied = gathered.copied
-        missing = [chunk for chunk in range(len(handles)) if not copied[chunk]]
-        if missing:
-            self.memory.copy_out(
-                [handles[chunk] for chunk in missing],
-                [into[chunk] for chunk in missing],
-                self._retriever.copy_threads,
-            )
-            for chunk in missing:
-                copied[chunk] = 1
-        end = copied.find(0)
-        return len(copied) if end < 0 else end
-
-    def _releaser(self, prompt: Prompt, lease: int, chunks: int) -> Callable[[], bool] | None:
-        if not lease:
-            return None
-        if self.config.local_cpu:
-            return lambda: self.memory.cache.release(lease)
-
-        def leave() -> bool:  # memory is a way through: nothing stays
-            valid = self.memory.cache.release(lease)
-            self.memory.cache.remove(prompt.first(chunks))
-            return valid
-
-        return leave
-
-    def _gather(
-        self, prompt: Prompt, deadline: float, into: Sequence[BufferLike] | None = None
-    ) -> Gathered:
-        began = time.monotonic()
-        gathered = self._retriever.gather(prompt, deadline, into)
-        self._meter.gathered(prompt, gathered, time.monotonic() - began)
-        return gathered
-
-    def _result(
-        self,
-        prompt: Prompt,
-        gathered: Gathered,
-        chunks: int,
-        handles: Sequence[int],
-        release: Callable[[], bool] | None,
-    ) -> Retrieved:
-        size = prompt.chunk_size
-        loaded = {name: count * size for name, count in gathered.chunks.items()}
-        here = max(0, chunks * size - sum(loaded.values()))
-        reason = (gathered.reason or "evicted") if chunks < prompt.chunks else ""
-        return Retrieved(
-            tokens=chunks * size,
-            tiers={MEMORY: here, **loaded},
-            decision=gathered.plan.decision if gathered.plan else None,
-            reason=reason,
-            lookup_s=gathered.lookup_s,
-            load_s=gathered.load_s,
-            pages=self.memory.views(handles),
-            release=release,
-            shape=self.layout.chunk_shape,
-            dtype=ELEMENTS[self.layout.dtype][0],
-        )
 
     # --- Storing ---
 
@@ -342,62 +253,7 @@ class Engine:
             UsageError: The number of buffers is another one.
             BadBufferError: A buffer is not contiguous, or has another length.
         """
-        prompt = self._read(tokens)
-        wanted = max(0, prompt.chunks - first_chunk)
-        if len(chunks) != wanted:
-            raise UsageError(
-                f"{len(chunks)} buffers for {wanted} full chunks of {prompt.chunk_size} tokens"
-            )
-        self._offer_again(prompt)
-        reserved = self.memory.reserve(prompt.hashes, first_chunk)
-        if reserved.shed:
-            self.metrics.shed("pool_full", reserved.shed)
-        known, shed = wanted - len(reserved.chunks) - reserved.shed, reserved.shed
-        if not reserved.chunks:
-            return Stored(chunks=0, known=known, shed=shed)
-        try:
-            buffers = [chunks[chunk - first_chunk] for chunk in reserved.chunks]
-            self.memory.copy_in(reserved.handles, buffers, self._retriever.copy_threads)
-        except BaseException:
-            self.memory.abort(reserved.id)
-            raise
-        views = self.memory.views(reserved.handles)
-        done, lease = self.memory.commit_held(reserved.id)
-        if done < len(reserved.chunks):  # somebody cleared the cache, or this took minutes
-            self.memory.cache.release(lease)
-            return Stored(chunks=done, known=known, shed=shed)
-        hold = Hold(self._leaver(prompt, reserved.chunks, lease))
-        queued: dict[str, int] = {}
-        dropped: dict[str, int] = {}
-        for store in self.tiers:
-            accepted = store.writer.offer(WriteJob(prompt, reserved.chunks, views, hold.share()))
-            (queued if accepted else dropped)[store.tier.name] = len(reserved.chunks)
-        hold.end()
-        return Stored(chunks=done, known=known, shed=shed, queued=queued, dropped=dropped)
-
-    def _offer_again(self, prompt: Prompt) -> None:
-        """What a store did not take the last time, and memory still has, may go there now."""
-        for store in self.tiers:
-            missed = store.writer.missed(prompt)
-            if not missed or not store.tier.connector.available:
-                continue
-            lease, handles = self.memory.acquire(prompt.hashes)
-            chunks = [chunk for chunk in missed if chunk < len(handles)]
-            hold = Hold(partial(self.memory.cache.release, lease))
-            if chunks:
-                views = self.memory.views([handles[chunk] for chunk in chunks])
-                store.writer.offer(WriteJob(prompt, chunks, views, hold.share()))
-            hold.end()
-
-    def _leaver(self, prompt: Prompt, chunks: Sequence[int], lease: int) -> Callable[[], object]:
-        if self.config.local_cpu:
-            return lambda: self.memory.cache.release(lease)
-
-        def leave() -> None:
-            self.memory.cache.release(lease)
-            self.memory.cache.remove(b"".join(prompt.digest(chunk) for chunk in chunks))
-
-        return leave
+        return self._storer.store(self._read(tokens), chunks, first_chunk)
 
     # --- Keeping ---
 
@@ -407,7 +263,7 @@ class Engine:
         Pins are counted: what was pinned twice is kept until it was unpinned twice.
         """
         prompt = self._read(tokens)
-        self._gather(prompt, self._deadline(timeout_s))
+        self._reader.gather(prompt, self._deadline(timeout_s))
         return self.memory.cache.pin(prompt.hashes) * prompt.chunk_size
 
     def unpin(self, tokens: Tokens) -> int:

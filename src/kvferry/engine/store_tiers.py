@@ -144,11 +144,10 @@ def _connect(store: StoreConfig, space: Space) -> Connector:
 
         return FileConnector(
             space,
-            path=store.path,
+            path=store.path or "",
             capacity_bytes=store.capacity_bytes,
-            fsync=store.fsync,
-            direct=store.direct,
-            workers=store.num_workers,
+            fsync="never" if store.fsync == "none" else store.fsync,
+            direct="auto" if store.direct else "off",
         )
     return load_connector(
         {

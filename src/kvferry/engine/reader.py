@@ -1,0 +1,139 @@
+"""From what was gathered to what the caller gets: pages to read from, or his buffers filled."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from kvferry._elements import ELEMENTS
+from kvferry.client.buffers import writable
+from kvferry.connectors.base import BufferLike
+from kvferry.engine.memory import Memory
+from kvferry.engine.meter import Meter
+from kvferry.engine.prompt import Prompt
+from kvferry.engine.results import Retrieved
+from kvferry.engine.retriever import Gathered, Retriever
+from kvferry.engine.store_tiers import MEMORY
+from kvferry.errors import BadBufferError, UsageError
+from kvferry.kv_layout import KVLayout
+
+__all__ = ["Reader"]
+
+
+class Reader:
+    """The reading half of an engine.
+
+    Args:
+        memory, retriever, meter: Of the engine.
+        layout: Of its chunks.
+        keep: Whether what was read stays in memory; else it leaves with its last reader.
+    """
+
+    def __init__(
+        self,
+        memory: Memory,
+        retriever: Retriever,
+        meter: Meter,
+        layout: KVLayout,
+        *,
+        keep: bool,
+    ) -> None:
+        self._memory = memory
+        self._retriever = retriever
+        self._meter = meter
+        self._layout = layout
+        self._keep = keep
+
+    def gather(
+        self, prompt: Prompt, deadline: float, into: Sequence[BufferLike] | None = None
+    ) -> Gathered:
+        """See `Retriever.gather`; it is counted."""
+        began = time.monotonic()
+        gathered = self._retriever.gather(prompt, deadline, into)
+        self._meter.gathered(prompt, gathered, time.monotonic() - began)
+        return gathered
+
+    def retrieve(
+        self, prompt: Prompt, deadline: float, into: Sequence[BufferLike] | None
+    ) -> Retrieved:
+        """See `Engine.retrieve`."""
+        if into is not None:
+            into = self._targets(prompt, into)
+        gathered = self.gather(prompt, deadline, into)
+        lease, handles = self._memory.acquire(prompt.hashes)
+        chunks = len(handles)
+        release = self._releaser(prompt, lease, chunks)
+        if into is not None:
+            try:
+                chunks = self._copy(gathered, handles, into)
+            finally:
+                if release is not None:
+                    release()
+            release, handles = None, []
+        return self._result(prompt, gathered, chunks, handles, release)
+
+    def _targets(self, prompt: Prompt, into: Sequence[BufferLike]) -> list[memoryview]:
+        """The caller's buffers, all checked before anything is asked for."""
+        size = self._layout.chunk_bytes
+        if len(into) < prompt.chunks:
+            raise UsageError(
+                f"into has {len(into)} buffers; the prompt has {prompt.chunks} full chunks"
+            )
+        views = [writable(buffer) for buffer in into[: prompt.chunks]]
+        for index, view in enumerate(views):
+            if view.nbytes != size:
+                raise BadBufferError(f"buffer {index} has {view.nbytes} bytes; a chunk has {size}")
+        return views
+
+    def _copy(self, gathered: Gathered, handles: Sequence[int], into: Sequence[BufferLike]) -> int:
+        """Copy what is in memory and not in the caller's buffers; how long the prefix there is."""
+        copied = gathered.copied
+        missing = [chunk for chunk in range(len(handles)) if not copied[chunk]]
+        if missing:
+            self._memory.copy_out(
+                [handles[chunk] for chunk in missing],
+                [into[chunk] for chunk in missing],
+                self._retriever.copy_threads,
+            )
+            for chunk in missing:
+                copied[chunk] = 1
+        end = copied.find(0)
+        return len(copied) if end < 0 else end
+
+    def _releaser(self, prompt: Prompt, lease: int, chunks: int) -> Callable[[], bool] | None:
+        if not lease:
+            return None
+        if self._keep:
+            return lambda: self._memory.cache.release(lease)
+
+        def leave() -> bool:  # memory is a way through: nothing stays
+            valid = self._memory.cache.release(lease)
+            self._memory.cache.remove(prompt.first(chunks))
+            return valid
+
+        return leave
+
+    def _result(
+        self,
+        prompt: Prompt,
+        gathered: Gathered,
+        chunks: int,
+        handles: Sequence[int],
+        release: Callable[[], bool] | None,
+    ) -> Retrieved:
+        size = prompt.chunk_size
+        loaded = {name: count * size for name, count in gathered.chunks.items()}
+        here = max(0, chunks * size - sum(loaded.values()))
+        reason = (gathered.reason or "evicted") if chunks < prompt.chunks else ""
+        return Retrieved(
+            tokens=chunks * size,
+            tiers={MEMORY: here, **loaded},
+            decision=gathered.plan.decision if gathered.plan else None,
+            reason=reason,
+            lookup_s=gathered.lookup_s,
+            load_s=gathered.load_s,
+            pages=self._memory.views(handles),
+            release=release,
+            shape=self._layout.chunk_shape,
+            dtype=ELEMENTS[self._layout.dtype][0],
+        )

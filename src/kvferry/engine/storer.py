@@ -1,0 +1,102 @@
+"""The writing half of an engine: chunks into pages now, into stores behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from kvferry.connectors.base import BufferLike
+from kvferry.engine.memory import Memory
+from kvferry.engine.prompt import Prompt
+from kvferry.engine.results import Stored
+from kvferry.engine.store_tiers import StoreTier
+from kvferry.engine.writer import Hold, WriteJob
+from kvferry.errors import UsageError
+from kvferry.metrics import EngineMetrics
+
+__all__ = ["Storer"]
+
+
+class Storer:
+    """See `Engine.store`.
+
+    Args:
+        memory, stores, metrics: Of the engine.
+        copy_threads: Threads that copy from buffers into memory.
+        keep: Whether chunks stay in memory when the stores have them.
+    """
+
+    def __init__(
+        self,
+        memory: Memory,
+        stores: Sequence[StoreTier],
+        metrics: EngineMetrics,
+        copy_threads: int,
+        *,
+        keep: bool,
+    ) -> None:
+        self._memory = memory
+        self._stores = stores
+        self._metrics = metrics
+        self._copy_threads = copy_threads
+        self._keep = keep
+
+    def store(self, prompt: Prompt, chunks: Sequence[BufferLike], first_chunk: int) -> Stored:
+        """Keep the chunks from `first_chunk` on. Raises as `Engine.store`."""
+        if not first_chunk >= 0:
+            raise UsageError(f"first_chunk must not be negative, got {first_chunk}")
+        wanted = max(0, prompt.chunks - first_chunk)
+        if len(chunks) != wanted:
+            raise UsageError(
+                f"{len(chunks)} buffers for {wanted} full chunks of {prompt.chunk_size} tokens"
+            )
+        self._offer_again(prompt)
+        reserved = self._memory.reserve(prompt.hashes, first_chunk)
+        known, shed = wanted - len(reserved.chunks) - reserved.shed, reserved.shed
+        if shed:
+            self._metrics.shed("pool_full", shed)
+        if not reserved.chunks:
+            return Stored(chunks=0, known=known, shed=shed)
+        try:
+            buffers = [chunks[chunk - first_chunk] for chunk in reserved.chunks]
+            self._memory.copy_in(reserved.handles, buffers, self._copy_threads)
+        except BaseException:
+            self._memory.abort(reserved.id)
+            raise
+        views = self._memory.views(reserved.handles)
+        done, lease = self._memory.commit_held(reserved.id)
+        if done < len(reserved.chunks):  # somebody cleared the cache, or this took minutes
+            self._memory.cache.release(lease)
+            return Stored(chunks=done, known=known, shed=shed)
+        hold = Hold(self._leaver(prompt, reserved.chunks, lease))
+        queued: dict[str, int] = {}
+        dropped: dict[str, int] = {}
+        for store in self._stores:
+            accepted = store.writer.offer(WriteJob(prompt, reserved.chunks, views, hold.share()))
+            (queued if accepted else dropped)[store.tier.name] = len(reserved.chunks)
+        hold.end()
+        return Stored(chunks=done, known=known, shed=shed, queued=queued, dropped=dropped)
+
+    def _offer_again(self, prompt: Prompt) -> None:
+        """What a store did not take the last time, and memory still has, may go there now."""
+        for store in self._stores:
+            missed = store.writer.missed(prompt)
+            if not missed or not store.tier.connector.available:
+                continue
+            lease, handles = self._memory.acquire(prompt.hashes)
+            chunks = [chunk for chunk in missed if chunk < len(handles)]
+            hold = Hold(partial(self._memory.cache.release, lease))
+            if chunks:
+                views = self._memory.views([handles[chunk] for chunk in chunks])
+                store.writer.offer(WriteJob(prompt, chunks, views, hold.share()))
+            hold.end()
+
+    def _leaver(self, prompt: Prompt, chunks: Sequence[int], lease: int) -> Callable[[], object]:
+        if self._keep:
+            return partial(self._memory.cache.release, lease)
+
+        def leave() -> None:  # memory is a way through: nothing stays
+            self._memory.cache.release(lease)
+            self._memory.cache.remove(b"".join(prompt.digest(chunk) for chunk in chunks))
+
+        return leave
