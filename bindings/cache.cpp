@@ -244,7 +244,7 @@ void bind_cache(nb::module_& m) {
       .def(
           "clear", [](const CacheOwner& self) { return self.cache->clear(); },
           "Remove everything; how many there were.")
-      .def("stats", &stats)
+      .def("stats", &stats, nb::sig("def stats(self) -> dict[str, int]"))
       .def_prop_ro("capacity", [](const CacheOwner& self) { return self.cache->capacity(); });
 }
 

@@ -105,9 +105,8 @@ void copy_pages(const PoolOwner& owner, const nb::sequence& handles, const nb::s
     const MutableBytes page = pages.add(PageHandle::unpack(nb::cast<std::uint64_t>(handles[i])));
     const MutableBytes buffer = leases.add(nb::object(buffers[i]).ptr(), !to_pages);
     if (buffer.size() != page.size()) {
-      raise({Errc::kInvalidArgument, "buffer " + std::to_string(i) + " has " +
-                                         std::to_string(buffer.size()) + " bytes, a page has " +
-                                         std::to_string(page.size())});
+      raise_bad_buffer("buffer " + std::to_string(i) + " has " + std::to_string(buffer.size()) +
+                       " bytes, a page has " + std::to_string(page.size()));
     }
     copies.push_back(to_pages ? mem::Copy{page, buffer} : mem::Copy{buffer, page});
   }
@@ -125,6 +124,8 @@ void bind_pages(nb::module_& m) {
       .def_prop_ro("handle", &PageView::handle)
       .def_prop_ro("nbytes", &PageView::size_bytes);
   m.def("copy_pages", &copy_pages, "pool"_a, "handles"_a, "buffers"_a, "to_pages"_a, "threads"_a,
+        nb::sig("def copy_pages(pool: PagePool, handles: typing.Sequence[int], "
+                "buffers: typing.Sequence[typing.Any], to_pages: bool, threads: int) -> None"),
         "Between pages and buffers of their length, without the GIL, by up to `threads` threads.");
 }
 

@@ -186,7 +186,7 @@ class PageView:
     @property
     def nbytes(self) -> int: ...
 
-def copy_pages(pool: PagePool, handles: Sequence, buffers: Sequence, to_pages: bool, threads: int) -> None:
+def copy_pages(pool: PagePool, handles: Sequence[int], buffers: Sequence[Any], to_pages: bool, threads: int) -> None:
     """
     Between pages and buffers of their length, without the GIL, by up to `threads` threads.
     """
@@ -276,7 +276,7 @@ class ChunkCache:
     def clear(self) -> int:
         """Remove everything; how many there were."""
 
-    def stats(self) -> dict: ...
+    def stats(self) -> dict[str, int]: ...
 
     @property
     def capacity(self) -> int: ...

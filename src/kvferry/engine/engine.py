@@ -22,9 +22,11 @@ After a fork the child has to open an engine of its own.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
@@ -51,6 +53,7 @@ __all__ = ["Engine"]
 T = TypeVar("T")
 
 _FLUSH_S = 5.0
+_open: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 
 class Engine:
@@ -118,6 +121,7 @@ class Engine:
             self.memory, self.tiers, self.metrics, copy_threads, keep=self.config.local_cpu
         )
         self._executor = ThreadPoolExecutor(self.config.load_threads, "kvferry-load")
+        _open.add(self)
 
     def _configured(self, config: EngineConfig | None, settings: dict[str, Any]) -> EngineConfig:
         size = self.layout.chunk_size
@@ -362,3 +366,10 @@ class Engine:
             return self._executor.submit(call, *args)
         except RuntimeError:  # between our check and here
             raise ClosedError("the engine is closed") from None
+
+
+@atexit.register  # after those of the connectors, and therefore called before them
+def _close_all() -> None:
+    for engine in list(_open):
+        if engine._pid == os.getpid():
+            engine.close()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvferry import _native
@@ -21,6 +21,8 @@ __all__ = ["STATES", "ChunkView", "Memory", "Reserved"]
 
 # A hold on pages that is not ended in this time belongs to somebody who forgot it.
 LEASE_S = 120.0
+# How often somebody who waits looks for himself.
+_LOOK_S = 0.05
 # States of a chunk, by the byte of `states`; see ChunkCache.
 STATES = ("absent", "evicted", "writing", "ready", "leased", "pinned")
 
@@ -128,21 +130,24 @@ class Memory:
 
     # --- Waiting for others ---
 
-    def await_more(self, prompt: Prompt, ready: int, until: float) -> bool:
+    def await_more(
+        self, prompt: Prompt, ready: int, until: float, meanwhile: Callable[[], object]
+    ) -> bool:
         """Wait until more than `ready` leading chunks are here; False: they do not come, or late.
 
-        `until` is a moment of ``time.monotonic``.
+        `until` is a moment of ``time.monotonic``. `meanwhile` is called now and then: chunks may
+        be on their way that nobody brings any more.
         """
-        with self._changed:
-            while True:
+        while True:
+            meanwhile()
+            with self._changed:
                 here, coming = self.ready(prompt)
                 if here > ready:
                     return True
                 remaining_s = until - time.monotonic()
                 if not coming or remaining_s <= 0:
                     return False
-                # A page whose writer died expires without an announcement.
-                self._changed.wait(min(remaining_s, 0.25))
+                self._changed.wait(min(remaining_s, _LOOK_S))
 
     def _announce(self) -> None:
         with self._changed:

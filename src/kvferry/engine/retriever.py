@@ -107,7 +107,7 @@ class Retriever:
             if coming:
                 gathered.waited = True
                 limit = budget.until(held * prompt.chunk_size, _OTHERS * budget.recompute_s)
-                came = self._memory.await_more(prompt, held, limit)
+                came = self._memory.await_more(prompt, held, limit, self.leftovers.sweep)
                 # Those that do not come after all, we can perhaps have ourselves.
                 if not came and time.monotonic() >= limit:
                     gathered.reason = "deadline" if limit >= deadline else "cut"
