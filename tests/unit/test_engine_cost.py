@@ -197,7 +197,7 @@ def test_whoever_leaves_in_time_is_done_in_time(
     tokens = held + int((total - held) * gain)
     budget = Budget(total, held, model, began=100.0, deadline=1e9)
     done = budget.until(tokens) + model.predict_s(total, tokens)
-    assert done - 100.0 <= 1.05 * model.predict_s(total, held) + 1e-9
+    assert done - 100.0 <= 1.07 * model.predict_s(total, held) + 1e-9
 
 
 def test_the_callers_deadline_holds_in_any_case() -> None:
@@ -208,14 +208,13 @@ def test_the_callers_deadline_holds_in_any_case() -> None:
 
 def test_a_store_that_is_known_to_be_far_away_is_given_its_time() -> None:
     budget = Budget(1_000, 0, prefill(0.0, 1e-3, 0.0), began=5.0, deadline=99.0)
-    assert budget.until(0) == pytest.approx(5.05)
-    assert budget.until(0, expected_s=0.1) == pytest.approx(5.15)
-    assert budget.until(0, expected_s=0.2) == pytest.approx(5.05)  # too much beside computing
+    assert budget.until(0) == pytest.approx(5.07)
+    assert budget.until(0, expected_s=0.1) == pytest.approx(5.125)
+    assert budget.until(0, expected_s=0.2) == pytest.approx(5.07)  # too much beside computing
+    assert budget.until(0, expected_s=0.1, end_s=0.7) == pytest.approx(5.07)  # for too little
 
 
 def test_waiting_is_worth_it_while_it_beats_computing() -> None:
     budget = Budget(1_000, 0, prefill(0.0, 1e-3, 0.0), began=0.0, deadline=9.0)
-    assert budget.gain_s(0.0, 100, 1_000, remaining_s=0.8) == pytest.approx(0.1)
-    assert budget.gain_s(0.0, 100, 1_000, remaining_s=0.95) == pytest.approx(-0.05)
-    # Better than stopping now, and still later than a request without a cache.
-    assert budget.gain_s(0.9, 0, 1_000, remaining_s=0.9) < 0
+    assert budget.gain_s(100, 1_000, remaining_s=0.8) == pytest.approx(0.1)
+    assert budget.gain_s(100, 1_000, remaining_s=0.95) == pytest.approx(-0.05)

@@ -24,7 +24,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Budget", "Decision", "LoadModel", "Offer", "PrefillModel", "decide"]
+__all__ = ["IN_SIGHT", "Budget", "Decision", "LoadModel", "Offer", "PrefillModel", "decide"]
 
 # Of a sample of ordinary size. The larger the sample, the more it counts.
 _WEIGHT = 0.3
@@ -36,11 +36,13 @@ _BANDWIDTH_BYTES_S = 4e9
 # A store that is not used doubles its estimated bandwidth, and halves its fixed part, in this time.
 _RECOVERY_S = 30.0
 # How much of the time of computing everything a load may cost when it comes to nothing...
-_REGRET = 0.05
+_REGRET = 0.07
 # ... and where a store is expected to need more than that: how much more than expected it may
 # take, and the most that this may be of the time of computing.
-_PATIENCE = 1.5
-_TRUST = 0.25
+_PATIENCE = 1.25
+_TRUST = 0.15
+# What will be done in this share of the time of computing is surely worth it.
+IN_SIGHT = 0.6
 
 
 class LoadModel:
@@ -259,8 +261,8 @@ class Budget:
     small regret: so a load that stalls at once is left early, and one that stalls late has paid
     for its wait already.
 
-    A store far away cannot answer within that. If it has been there in time before, it is given
-    what it mostly takes and half as much again, as long as that is small beside computing.
+    A store far away cannot answer within that. If it was measured, it is given what it mostly takes
+    and a quarter more, as long as that is small beside computing.
     """
 
     total_tokens: int
@@ -274,29 +276,28 @@ class Budget:
         """Time of computing all that was not in memory."""
         return self.prefill.predict_s(self.total_tokens, self.memory_tokens)
 
-    def until(self, tokens: int, expected_s: float = 0.0) -> float:
+    def until(self, tokens: int, expected_s: float = 0.0, end_s: float = 0.0) -> float:
         """The moment at which a request that holds `tokens` of its prefix must stop waiting.
 
-        `expected_s` is when, counted from the beginning of the request, more should have come, by
-        what is known of the store.
+        `expected_s` and `end_s` are when, counted from the beginning of the request, something
+        should come, and when everything should be there, by what was measured of the store; 0: it
+        was not.
         """
         if not self.prefill.known:
             return self.deadline
         all_s = self.recompute_s
-        rest_s = self.prefill.predict_s(self.total_tokens, tokens)
-        strict_s = (1 + _REGRET) * all_s - rest_s
-        trusted_s = expected_s * _PATIENCE if expected_s * _PATIENCE <= _TRUST * all_s else 0.0
-        return min(self.deadline, self.began + max(strict_s, trusted_s))
+        allowed_s = (1 + _REGRET) * all_s - self.rest_s(tokens)
+        patient_s = expected_s * _PATIENCE
+        if patient_s <= _TRUST * all_s and end_s <= IN_SIGHT * all_s:
+            allowed_s = max(allowed_s, patient_s)
+        return min(self.deadline, self.began + allowed_s)
 
-    def gain_s(self, now: float, tokens: int, goal: int, remaining_s: float) -> float:
-        """What waiting for `goal` tokens, still `remaining_s`, saves.
+    def rest_s(self, tokens: int) -> float:
+        """Time of computing what is behind `tokens`."""
+        return self.prefill.predict_s(self.total_tokens, tokens)
 
-        Positive: against stopping now with `tokens`; and the request will not end later than
-        without a cache.
-        """
+    def gain_s(self, tokens: int, goal: int, remaining_s: float) -> float:
+        """What waiting for `goal` tokens, still `remaining_s`, saves against stopping now."""
         if not self.prefill.known:
             return float("inf")
-        then_s = remaining_s + self.prefill.predict_s(self.total_tokens, goal)
-        stop_s = self.prefill.predict_s(self.total_tokens, tokens)
-        late_s = (now - self.began) + then_s - (1 + _REGRET) * self.recompute_s
-        return min(stop_s - then_s, -late_s) if late_s > 0 else stop_s - then_s
+        return self.rest_s(tokens) - self.rest_s(goal) - remaining_s

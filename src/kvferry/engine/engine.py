@@ -104,6 +104,7 @@ class Engine:
         self.prefill = PrefillModel() if known is None else PrefillModel(*known, fixed=True)
         self._prefill_lock = threading.Lock()
         self.tiers = open_tiers(self.config, identity, connectors or {}, self.metrics)
+        self._executor = ThreadPoolExecutor(self.config.load_threads, "kvferry-load")
         # Without a say for the cost model nothing is known of computing, and all is loaded.
         self.cost_prefill = self.prefill if self.config.recompute == "auto" else PrefillModel()
         copy_threads = min(self.config.load_threads, os.cpu_count() or 1)
@@ -113,6 +114,7 @@ class Engine:
             self.cost_prefill,
             self.config.lookup_timeout_s,
             copy_threads,
+            self._start,
         )
         self._reader = Reader(
             self.memory, self._retriever, self._meter, self.layout, keep=self.config.local_cpu
@@ -120,7 +122,6 @@ class Engine:
         self._storer = Storer(
             self.memory, self.tiers, self.metrics, copy_threads, keep=self.config.local_cpu
         )
-        self._executor = ThreadPoolExecutor(self.config.load_threads, "kvferry-load")
         _open.add(self)
 
     def _configured(self, config: EngineConfig | None, settings: dict[str, Any]) -> EngineConfig:

@@ -1,7 +1,8 @@
 """Loading a prefix from stores into memory: in parts, all at once, and no longer than it pays.
 
-A load is cut into parts of consecutive chunks. All of them are submitted at once, so the wire never
-idles between them; they arrive in order, so a load that is cut leaves a usable prefix. It is cut
+A load consists of parts of consecutive chunks. So many of them are asked for at a time as flow in a
+tenth of a second, and two at least: the wire never idles, and chunks arrive nearly in order, so a
+load that is cut leaves a usable prefix. It is cut
 
 - when nothing flows, and the budget of the request is used up: waiting longer would make it later
   than computing;
@@ -17,28 +18,32 @@ sees them. Then a cut has to wait until the store has let go of them: only for s
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kvferry.client.batch import BatchResult
 from kvferry.connectors.base import BufferLike, Ticket
-from kvferry.engine.cost import Budget
+from kvferry.engine.cost import IN_SIGHT, Budget
+from kvferry.engine.flow import Flow
+from kvferry.engine.leftovers import Leftovers
 from kvferry.engine.memory import Memory, Reserved
 from kvferry.engine.prompt import Prompt
 from kvferry.engine.tier import REASONS, Tier
 from kvferry.errors import DeadlineExceeded, KVFerryError
 
-__all__ = ["Leftovers", "Load", "Loaded", "Wanted"]
+__all__ = ["Load", "Loaded", "Wanted"]
 
 # A load has so many parts: enough that a cut wastes little, few enough to cost nothing.
 _PARTS = 16
 _PART_BYTES_MIN = 4 << 20
+# How much is on its way at a time: what flows in so many seconds, and in a round trip or two.
+_WINDOW_S = 0.1
+_WINDOW_BYTES_MIN = 8 << 20
 # How often a running load is looked at.
 _LOOK_S = 0.005
 # How wrong the speed seen so far may be, as a share of the time of computing.
-_DOUBT = 0.02
+_DOUBT = 0.05
 # What a store may take to let go of a part that was cut, before the part is left behind...
 _LET_GO_S = 0.02
 # ... and before that is an error, where it holds buffers of the caller.
@@ -76,41 +81,12 @@ class _Part:
     tier: Tier
     end: int  # behind the last chunk of the prefix that is there when this part is
     reserved: Reserved  # id 0: it lands in buffers of the caller
-    ticket: Ticket
+    ticket: Ticket | None = None  # it was not asked for yet
 
     def reached(self, arrived: int) -> int:
         """The index of the first chunk that is not there, with that many of the part's arrived."""
         chunks = self.reserved.chunks
         return chunks[arrived] if arrived < len(chunks) else self.end
-
-
-class Leftovers:
-    """Parts that were cut and have not ended: their pages wait for that. Swept now and then."""
-
-    def __init__(self, memory: Memory) -> None:
-        self._memory = memory
-        self._lock = threading.Lock()
-        self._parts: list[tuple[Ticket, int]] = []
-
-    def add(self, ticket: Ticket, reservation: int) -> None:
-        """The pages of the reservation belong to the ticket until it ends."""
-        with self._lock:
-            self._parts.append((ticket, reservation))
-
-    def sweep(self, limit_s: float = 0.0) -> int:
-        """Free the pages of whatever has ended; wait `limit_s` at most. How many have not."""
-        until = time.monotonic() + limit_s
-        with self._lock:
-            parts, self._parts = self._parts, []
-        kept = []
-        for ticket, reservation in parts:
-            if ticket.wait(max(0.0, until - time.monotonic())) is not None:
-                self._memory.abort(reservation)
-            else:
-                kept.append((ticket, reservation))
-        with self._lock:
-            self._parts += kept
-            return len(self._parts)
 
 
 class Load:
@@ -143,42 +119,46 @@ class Load:
         self._direct = direct
         self._parts: list[_Part] = []
         self._began = time.monotonic()
-        self._first_s = 0.0  # since the beginning of the request: when something should come
-        self._flow = _Flow({}, 0.0)
+        self._asked = self._done = 0  # parts that were submitted, and that have ended
+        self._ahead_bytes = 0  # of parts in between
+        self._flow = Flow({})
+        # When the first chunk and when all should be here, if that is known; see Budget.until.
+        self._expected = (0.0, 0.0)
         self._outcome = Loaded(0)
 
     def begin(self, wanted: Sequence[Wanted]) -> int:
-        """Reserve pages and ask for everything; how many chunks are on their way because of it.
+        """Reserve pages and begin to ask; how many chunks are on their way because of it.
 
         `wanted` is in the order of the prefix, without gaps. Without more room it ends early.
         """
-        self._outcome.end = wanted[0].start if wanted else 0
-        if wanted:
-            patience_s = max(6 * _LOOK_S, 0.05 * self._budget.recompute_s)
-            sizes = {
-                piece.tier: (piece.end - piece.start) * piece.tier.chunk_bytes for piece in wanted
-            }
-            self._flow = _Flow(sizes, patience_s)
-            first_s = wanted[0].tier.predict_s(1)
-            self._first_s = self._began - self._budget.began + first_s
+        if not wanted:
+            return 0
+        self._outcome.end = self._start = wanted[0].start
+        self._tier = wanted[0].tier
         total = sum(piece.end - piece.start for piece in wanted)
-        for piece in wanted:
-            step = max(-(-total // _PARTS), _PART_BYTES_MIN // piece.tier.chunk_bytes, 1)
-            for start in range(piece.start, piece.end, step):
-                reason = self._ask(piece.tier, start, min(start + step, piece.end))
-                if reason:
-                    self._outcome.reason = reason
-                    return self.wanted
+        for tier, start, end in _cut_up(wanted, total):
+            if not self._reserve(tier, start, end):
+                break
+        sizes: dict[Tier, int] = {}
+        for part in self._parts:
+            size = len(part.reserved.chunks) * part.tier.chunk_bytes
+            sizes[part.tier] = sizes.get(part.tier, 0) + size
+        self._flow = Flow(sizes)
+        if self._tier.measured:
+            waited_s = self._began - self._budget.began
+            all_s = sum(tier.predict_s(n // tier.chunk_bytes) for tier, n in sizes.items())
+            self._expected = (waited_s + self._tier.predict_s(1), waited_s + all_s)
+        self._ask()
         return self.wanted
 
     @property
     def wanted(self) -> int:
-        """How many chunks were asked for."""
+        """How many chunks are to be loaded here."""
         return sum(len(part.reserved.chunks) for part in self._parts)
 
     @property
     def reason(self) -> str:
-        """Why less was asked for than was wanted: "", "pool_full", "error"."""
+        """Why that is less than was wanted: "", "pool_full", "error"."""
         return self._outcome.reason
 
     def finish(self) -> Loaded:
@@ -200,55 +180,87 @@ class Load:
         self._learn(took_s)
         return self._outcome
 
-    def _ask(self, tier: Tier, start: int, end: int) -> str:
-        """Submit one part; why it is not all of it, or ""."""
-        if self._direct is None:
-            reserved = self._memory.reserve(self._prompt.first(end), start)
-            buffers: Sequence[BufferLike] = self._memory.views(reserved.handles)
-        else:
+    def _reserve(self, tier: Tier, start: int, end: int) -> bool:
+        """Make one part; False: there is no room for the next one."""
+        if self._direct is not None:
             reserved = Reserved(0, list(range(start, end)), [], 0)
-            buffers = self._direct[start:end]
+        else:
+            reserved = self._memory.reserve(self._prompt.first(end), start)
+        if reserved.shed:
+            self._outcome.reason = "pool_full"
+            end = reserved.chunks[-1] + 1 if reserved.chunks else start
         if reserved.chunks:
-            if reserved.shed:
-                end = reserved.chunks[-1] + 1
-            names = self._prompt.keys(start, end)
+            self._parts.append(_Part(tier, end, reserved))
+        return not reserved.shed
+
+    def _ask(self) -> None:
+        """Submit parts, as many as should be on their way."""
+        rate = max(self._flow.rate(), self._tier.bandwidth_bytes_s if self._tier.measured else 0.0)
+        window = rate * (_WINDOW_S + 2 * self._tier.question_s())
+        window = max(_WINDOW_BYTES_MIN, window)
+        while self._asked < len(self._parts):
+            part = self._parts[self._asked]
+            size = len(part.reserved.chunks) * part.tier.chunk_bytes
+            ahead = self._asked - self._done
+            if ahead >= 2 and self._ahead_bytes + size > window:
+                return
+            chunks = part.reserved.chunks
+            names = self._prompt.keys(chunks[0], chunks[-1] + 1)
+            buffers: Sequence[BufferLike]
+            if self._direct is None:
+                buffers = self._memory.views(part.reserved.handles)
+            else:
+                buffers = self._direct[chunks[0] : chunks[-1] + 1]
             try:
-                ticket = tier.connector.submit_get(
-                    [names[chunk - start] for chunk in reserved.chunks],
+                part.ticket = part.tier.connector.submit_get(
+                    [names[chunk - chunks[0]] for chunk in chunks],
                     buffers,
                     prefix=True,
                     timeout_s=max(0.001, self._budget.deadline - time.monotonic()),
                 )
             except KVFerryError:  # it has too much to do, or was closed
-                self._memory.abort(reserved.id)
-                return "error"
-            self._parts.append(_Part(tier, end, reserved, ticket))
-        return "pool_full" if reserved.shed else ""
+                self._outcome.reason = "error"
+                return
+            self._asked += 1
+            self._ahead_bytes += size
 
     def _await(self, part: _Part) -> BatchResult | None:
         """Wait for a part while that pays; None when it does not."""
-        budget, size, goal = self._budget, self._prompt.chunk_size, self._parts[-1].end
-        while True:
+        self._ask()
+        while part.ticket is not None:
             result = part.ticket.wait(_LOOK_S)
-            if result is not None:
-                return result
             now = time.monotonic()
-            held = part.reached(part.ticket.prefix_len) * size
-            if now >= budget.deadline:
+            self._flow.look(now)
+            if result is not None:
+                self._done += 1
+                self._ahead_bytes -= len(part.reserved.chunks) * part.tier.chunk_bytes
+                return result
+            if now >= self._budget.deadline:
                 self._outcome.reason = "deadline"
                 return None
-            if not budget.prefill.known:
-                continue
-            left_s = self._flow.remaining_s(now)
-            if left_s is None:  # nothing flows: was it to be expected by now?
-                if now < budget.until(held, self._first_s):
-                    continue
-            else:
-                gain_s = budget.gain_s(now, held, goal * size, left_s)
-                if gain_s > -_DOUBT * budget.recompute_s:
-                    continue
-            self._outcome.reason = "cut"
-            return None
+            held = part.reached(part.ticket.prefix_len)
+            if self._budget.prefill.known and not self._pays(now, held):
+                self._outcome.reason = "cut"
+                return None
+        return None
+
+    def _pays(self, now: float, held: int) -> bool:
+        """Whether to wait on, with `held` chunks of the prefix here."""
+        budget, flow, size = self._budget, self._flow, self._prompt.chunk_size
+        goal, left_s = self._parts[-1].end, flow.remaining_s()
+        if now < budget.until(held * size, *self._expected):
+            if left_s is None:
+                return True
+            gain_s = budget.gain_s(held * size, goal * size, left_s)
+            return gain_s > -_DOUBT * budget.recompute_s
+        # Chunks come side by side, so what has come of them is not in `held` yet. It counts where
+        # the end is in sight: if it does not come, part of it is lost.
+        if left_s is None:
+            return False
+        end_s = now - budget.began + left_s + budget.rest_s(goal * size)
+        begun = self._start + (goal - self._start) * flow.share()
+        in_sight = end_s < IN_SIGHT * budget.recompute_s
+        return in_sight and now < budget.until(int(max(held, begun) * size))
 
     def _take(self, part: _Part, result: BatchResult) -> bool:
         """Put what has arrived into memory; False: the prefix ends within this part."""
@@ -256,10 +268,7 @@ class Load:
         count = result.prefix_len
         if self._arrived is not None and count:
             self._arrived(chunks[:count], handles[:count])
-        if part.reserved.id:
-            # What arrived behind a hole stays as well: it is right, and the hole may be filled.
-            ok = bytes(status == 0 for status in result.statuses)
-            self._memory.commit(part.reserved.id, ok)
+        self._keep(part, result)
         name = part.tier.name
         self._outcome.chunks[name] = self._outcome.chunks.get(name, 0) + count
         self._outcome.end = part.reached(count)
@@ -273,10 +282,14 @@ class Load:
     def _cut(self, index: int) -> None:
         """Withdraw the parts from this one on; keep what has arrived of the first of them."""
         for part in self._parts[index:]:
-            part.ticket.cancel()
+            if part.ticket is not None:
+                part.ticket.cancel()
         until = time.monotonic() + (_LET_GO_S if self._direct is None else _LET_GO_DIRECT_S)
         whole = self._outcome.reason in ("cut", "deadline")  # else there is a hole already
         for part in self._parts[index:]:
+            if part.ticket is None:
+                self._memory.abort(part.reserved.id)
+                continue
             result = part.ticket.wait(max(0.0, until - time.monotonic()))
             if result is None:
                 if self._direct is not None:
@@ -287,8 +300,17 @@ class Load:
                 whole = False
             elif whole:
                 whole = self._take(part, result)
-            elif part.reserved.id:
-                self._memory.abort(part.reserved.id)
+            else:
+                self._keep(part, result)
+
+    def _keep(self, part: _Part, result: BatchResult) -> None:
+        """Put what has arrived of a part into memory, also what lies behind a hole.
+
+        It is right, and the hole may be filled.
+        """
+        if part.reserved.id:
+            ok = bytes(status == 0 for status in result.statuses)
+            self._memory.commit(part.reserved.id, ok)
 
     def _learn(self, took_s: dict[Tier, float]) -> None:
         """Tell each tier how fast it was, as far as it came."""
@@ -299,32 +321,12 @@ class Load:
             if self._outcome.reason == "cut":  # pieces of chunks count, and so does nothing at all
                 size_bytes = max(size_bytes, self._flow.received(tier), tier.chunk_bytes)
             if size_bytes:
-                tier.learn(size_bytes, seconds)
+                tier.learn(size_bytes, seconds, whole=self._outcome.reason != "cut")
 
 
-class _Flow:
-    """How fast bytes are coming in, from all stores of a load together."""
-
-    def __init__(self, sizes: dict[Tier, int], patience_s: float) -> None:
-        self._wanted = sum(sizes.values())
-        self._patience_s = patience_s
-        self._start = {tier: tier.received_bytes() for tier in sizes}
-        # When bytes were seen first and last, and how many there were then.
-        self._first: tuple[float, int] | None = None
-        self._last: tuple[float, int] = (0.0, 0)
-
-    def received(self, tier: Tier) -> int:
-        """What came from a store since the load began, whoever asked for it."""
-        return tier.received_bytes() - self._start[tier]
-
-    def remaining_s(self, now: float) -> float | None:
-        """Seconds until the rest is here, at the speed since the first bytes; None: no flow."""
-        count = sum(self.received(tier) for tier in self._start)
-        if count > self._last[1]:
-            self._last = (now, count)
-            if self._first is None:
-                self._first = (now - _LOOK_S, 0)
-        if self._first is None or now - self._last[0] > self._patience_s:
-            return None
-        rate = count / (now - self._first[0])
-        return max(0.0, self._wanted - count) / rate
+def _cut_up(wanted: Sequence[Wanted], total: int) -> Iterator[tuple[Tier, int, int]]:
+    """The parts of a load of so many chunks."""
+    for piece in wanted:
+        step = max(-(-total // _PARTS), _PART_BYTES_MIN // piece.tier.chunk_bytes, 1)
+        for start in range(piece.start, piece.end, step):
+            yield piece.tier, start, min(start + step, piece.end)

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 
 from kvferry.connectors.base import BufferLike
 from kvferry.engine.cost import Budget, Decision, Offer, PrefillModel, decide
-from kvferry.engine.loader import Leftovers, Load, Loaded, Wanted
+from kvferry.engine.leftovers import Leftovers
+from kvferry.engine.loader import Load, Loaded, Wanted
 from kvferry.engine.memory import Memory
 from kvferry.engine.prompt import Prompt
 from kvferry.engine.tier import Tier
@@ -24,8 +25,9 @@ __all__ = ["Gathered", "Plan", "Retriever"]
 
 # Each round either brings chunks or waits for somebody who does; more of them are not needed.
 _ROUNDS_MAX = 8
-# How long others may take to bring what they are bringing, as a share of the time of computing.
-_OTHERS = 0.15
+# What a measurement in the background loads, and how long it may take.
+_MEASURE_BYTES = 8 << 20
+_MEASURE_S = 5.0
 
 
 @dataclass
@@ -74,6 +76,7 @@ class Retriever:
         prefill: How fast the engine computes; if it knows nothing, whatever is there is loaded.
         lookup_timeout_s: Limit for asking stores.
         copy_threads: Threads that copy from memory into buffers.
+        background: Runs a function in a thread, some time.
     """
 
     def __init__(
@@ -83,12 +86,14 @@ class Retriever:
         prefill: PrefillModel,
         lookup_timeout_s: float,
         copy_threads: int,
+        background: Callable[..., object],
     ) -> None:
         self._memory = memory
         self._tiers = tiers
         self._prefill = prefill
         self._lookup_timeout_s = lookup_timeout_s
         self.copy_threads = copy_threads
+        self._background = background
         self.leftovers = Leftovers(memory)
 
     def gather(
@@ -106,7 +111,7 @@ class Retriever:
                 break
             if coming:
                 gathered.waited = True
-                limit = budget.until(held * prompt.chunk_size, _OTHERS * budget.recompute_s)
+                limit = budget.until(held * prompt.chunk_size)
                 came = self._memory.await_more(prompt, held, limit, self.leftovers.sweep)
                 # Those that do not come after all, we can perhaps have ourselves.
                 if not came and time.monotonic() >= limit:
@@ -127,12 +132,17 @@ class Retriever:
         while more and start < prompt.chunks:
             more = False  # a store that was asked may go on where another one ends
             for tier in self._tiers:
-                now = time.monotonic()
-                expected_s = now - budget.began + tier.question_s()
-                until = min(limit, budget.until(start * size, expected_s))
-                if self._prefill.known and budget.began + expected_s > until:
+                waited_s = time.monotonic() - budget.began
+                expected_s = waited_s + 2 * tier.question_s()
+                until = budget.until(start * size)
+                if tier.measured:
+                    end_s = expected_s + tier.predict_s(prompt.chunks - start)
+                    until = budget.until(start * size, expected_s, end_s)
+                if budget.began + expected_s > until:  # an answer, and the first bytes
                     reason = "not_worth_loading"
+                    self._measure(tier, prompt, start)
                     continue
+                until = min(limit, until)
                 probe = tier.probe(prompt, start, until)
                 if probe.end > start:
                     load_s = tier.predict_s(probe.end - start)
@@ -140,6 +150,8 @@ class Retriever:
                     wanted.append(Wanted(tier, start, probe.end))
                     start, more = probe.end, len(self._tiers) > 1
                 reason = probe.reason
+                if reason == "deadline":
+                    self._measure(tier, prompt, start)
                 if start == prompt.chunks:
                     break
         decision = decide(prompt.tokens, held * size, offers, self._prefill)
@@ -202,6 +214,9 @@ class Retriever:
             for piece in wanted:
                 stack.enter_context(piece.tier.loading(prompt, piece.start, piece.end))
             loaded = load.finish()
+        if loaded.reason == "cut":
+            for piece in wanted:
+                self._measure(piece.tier, prompt, loaded.end)
         gathered.load_s += loaded.took_s
         gathered.reason = loaded.reason or gathered.reason
         for tier, chunks in loaded.chunks.items():
@@ -230,3 +245,20 @@ class Retriever:
             if not loaded.reason:
                 gathered.reason = gathered.plan.reason if gathered.plan else ""
         return False
+
+    def _measure(self, tier: Tier, prompt: Prompt, start: int) -> None:
+        """Have a little loaded in the background: a store that is not used teaches nothing."""
+        if tier.to_be_measured():
+            self._background(self._load_a_little, tier, prompt, start)
+
+    def _load_a_little(self, tier: Tier, prompt: Prompt, start: int) -> None:
+        now = time.monotonic()
+        patient = Budget(prompt.tokens, 0, PrefillModel(), now, now + _MEASURE_S)
+        end = min(
+            tier.probe(prompt, start, patient.deadline, touch=False).end,
+            start + max(1, _MEASURE_BYTES // tier.chunk_bytes),
+        )
+        if end > start:
+            load = Load(self._memory, prompt, patient, self.leftovers)
+            load.begin([Wanted(tier, start, end)])
+            load.finish()

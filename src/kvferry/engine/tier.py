@@ -34,6 +34,8 @@ REASONS = {
     Status.CANCELLED: "cancelled",
 }
 _REMEMBERED = 4096
+# A store that is not used is measured in the background, no more often than this.
+_MEASURE_EVERY_S = 5.0
 
 
 class Probe:
@@ -81,6 +83,8 @@ class Tier:
         self._loading_bytes = 0
         self._refused: OrderedDict[bytes, str] = OrderedDict()
         self._late: list[tuple[Ticket, float]] = []
+        self._measured = False
+        self._measure_at = 0.0
 
     def probe(self, prompt: Prompt, start: int, until: float, *, touch: bool = True) -> Probe:
         """Ask how much of the prefix from chunk `start` on is there.
@@ -121,15 +125,36 @@ class Tier:
             size_bytes, queued_bytes = chunks * self.chunk_bytes, self._loading_bytes
             return self._load.predict_s(size_bytes, time.monotonic(), queued_bytes)
 
+    @property
+    def bandwidth_bytes_s(self) -> float:
+        """Bytes per second that it is thought to deliver."""
+        with self._lock:
+            return self._load.bandwidth_bytes_s(time.monotonic())
+
     def question_s(self) -> float:
         """Seconds that asking it takes."""
         with self._lock:
             return self._load.fixed_s(time.monotonic())
 
-    def learn(self, size_bytes: int, took_s: float) -> None:
-        """A load, or a question (0 bytes), took so long."""
+    @property
+    def measured(self) -> bool:
+        """Whether a load has come to its end, so that what is known can be relied upon."""
+        return self._measured
+
+    def to_be_measured(self) -> bool:
+        """Whether somebody should load something that nobody waits for; says so now and then."""
+        now = time.monotonic()
+        with self._lock:
+            if now < self._measure_at:
+                return False
+            self._measure_at = now + _MEASURE_EVERY_S
+            return True
+
+    def learn(self, size_bytes: int, took_s: float, *, whole: bool = True) -> None:
+        """A load, or a question (0 bytes), took so long; `whole`: it came to its end."""
         with self._lock:
             self._load.observe(size_bytes, took_s, time.monotonic())
+            self._measured |= whole and size_bytes > 0
 
     @contextmanager
     def loading(self, prompt: Prompt, start: int, end: int) -> Iterator[None]:

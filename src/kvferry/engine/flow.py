@@ -1,0 +1,57 @@
+"""The speed of a running load, from the counters of the stores that it comes from."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from kvferry.engine.tier import Tier
+
+__all__ = ["Flow"]
+
+# How long a flow must have been seen to say anything.
+_MATURE_S = 0.05
+
+
+class Flow:
+    """How fast bytes are coming in, from all stores of a load together."""
+
+    def __init__(self, sizes: dict[Tier, int]) -> None:
+        self._wanted = sum(sizes.values())
+        self._start = {tier: tier.received_bytes() for tier in sizes}
+        self._seen: deque[tuple[float, int]] = deque()  # moments, and what had come by then
+
+    def received(self, tier: Tier) -> int:
+        """What came from a store since the load began, whoever asked for it."""
+        return tier.received_bytes() - self._start[tier]
+
+    def rate(self) -> float:
+        """Bytes per second, of late."""
+        if len(self._seen) < 2:
+            return 0.0
+        (then, before), (now, count) = self._seen[0], self._seen[-1]
+        return (count - before) / max(now - then, 1e-3)
+
+    def share(self) -> float:
+        """How much of what is wanted has come, as a part of 1."""
+        return min(1.0, self._seen[-1][1] / self._wanted) if self._seen else 0.0
+
+    def look(self, now: float) -> None:
+        """Note how much has come."""
+        count = sum(self.received(tier) for tier in self._start)
+        if count == 0:
+            return
+        self._seen.append((now, count))
+        # The older half of the flow says little about the rest: connections run dry one by one.
+        window_s = max(2 * _MATURE_S, (now - self._seen[0][0]) / 2)
+        while len(self._seen) > 2 and now - self._seen[1][0] >= window_s:
+            self._seen.popleft()
+
+    def remaining_s(self) -> float | None:
+        """Seconds until the rest is here, at the present speed; None: it is not known yet."""
+        if len(self._seen) < 2:
+            return None
+        (then, before), (now, count) = self._seen[0], self._seen[-1]
+        if now - then < _MATURE_S:
+            return None
+        rate = max(count - before, 1) / (now - then)
+        return max(0.0, self._wanted - count) / rate

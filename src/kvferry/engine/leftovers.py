@@ -1,0 +1,40 @@
+"""Parts of loads that were cut and have not ended yet: their pages wait for that."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from kvferry.connectors.base import Ticket
+from kvferry.engine.memory import Memory
+
+__all__ = ["Leftovers"]
+
+
+class Leftovers:
+    """What stores have not let go of. Swept by whoever uses the engine next. Threads: any."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._lock = threading.Lock()
+        self._parts: list[tuple[Ticket, int]] = []
+
+    def add(self, ticket: Ticket, reservation: int) -> None:
+        """The pages of the reservation belong to the ticket until it ends."""
+        with self._lock:
+            self._parts.append((ticket, reservation))
+
+    def sweep(self, limit_s: float = 0.0) -> int:
+        """Free the pages of whatever has ended; wait `limit_s` at most. How many have not."""
+        until = time.monotonic() + limit_s
+        with self._lock:
+            parts, self._parts = self._parts, []
+        kept = []
+        for ticket, reservation in parts:
+            if ticket.wait(max(0.0, until - time.monotonic())) is not None:
+                self._memory.abort(reservation)
+            else:
+                kept.append((ticket, reservation))
+        with self._lock:
+            self._parts += kept
+            return len(self._parts)
