@@ -150,4 +150,4 @@ def test_ctrl_c_ends_it_with_130() -> None:
     finally:
         process.kill()
     assert process.returncode == 130
-    assert (out, err) == ("", "kvferry: interrupted\n")
+    assert (out, err.strip()) == ("", "kvferry: interrupted")
