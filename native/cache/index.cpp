@@ -207,17 +207,17 @@ std::size_t Index::reserve(Hashes hashes, std::size_t first, std::vector<ChunkRe
     refile(slot);
   }
   // Chunks of this request that are in the way are passed over beyond the limit, once each.
-  std::size_t passed_max = hashes.size();
+  std::size_t held_max = hashes.size();
   int fruitless = 0;
   const auto make_room = [&](std::uint64_t& page) {
-    if (entries_.resident() == capacity() && !evict_one(passed_max)) return false;
+    if (entries_.resident() == capacity() && !evict_one(held_max)) return false;
     if (pages_ == nullptr) return true;
     for (;;) {
       if (const auto taken = pages_->take()) {
         page = *taken;
         return true;
       }
-      if (fruitless++ == kFruitlessMax || !evict_one(passed_max)) return false;
+      if (fruitless++ == kFruitlessMax || !evict_one(held_max)) return false;
     }
   };
   const std::size_t inserted_before = refs.size();
@@ -346,24 +346,27 @@ void Index::refile(std::uint32_t slot) {
   }
 }
 
-std::uint32_t Index::choose(std::size_t& passed_max) {
+std::uint32_t Index::choose(std::size_t& held_max) {
   int passed = 0;
-  while (idle_.size() > 0) {
-    const std::uint32_t slot = policy_->victim(stats_.writing);
+  while (idle_.size() > 0 && passed < kPassedMax) {
+    const std::uint32_t slot = policy_->victim(stats_.writing, passed);
     if (slot == kNone) break;
     if (evictable(entries_[slot])) return slot;
-    policy_->pass_over(slot);
-    if ((entries_[slot].flags & kHeld) != 0 && passed_max > 0) {
-      --passed_max;
-    } else if (++passed > kPassedMax) {
-      break;
+    policy_->lift(slot);
+    // Its parents cannot go either; left where they are, each would be the next to be passed over.
+    std::size_t lifts_max = kPassedMax;
+    lift_ancestors(slot, kNone, lifts_max);
+    if ((entries_[slot].flags & kHeld) != 0 && held_max > 0) {
+      --held_max;
+    } else {
+      ++passed;
     }
   }
   return idle_.oldest();
 }
 
-bool Index::evict_one(std::size_t& passed_max) {
-  const std::uint32_t slot = choose(passed_max);
+bool Index::evict_one(std::size_t& held_max) {
+  const std::uint32_t slot = choose(held_max);
   if (slot == kNone) return false;
   evicted_.remember(entries_[slot].hash);
   policy_->evicted(slot);
@@ -390,9 +393,9 @@ void Index::drop(std::uint32_t slot) {
 }
 
 void Index::evict(std::size_t count, std::vector<ChunkHash>& hashes) {
-  std::size_t passed_max = 0;
+  std::size_t held_max = 0;
   for (; count > 0; --count) {
-    const std::uint32_t slot = choose(passed_max);
+    const std::uint32_t slot = choose(held_max);
     if (slot == kNone) return;
     hashes.push_back(entries_[slot].hash);
     evicted_.remember(entries_[slot].hash);

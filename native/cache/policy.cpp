@@ -13,13 +13,13 @@ struct Named {
 };
 
 constexpr std::array kPolicies = {
-    Named{"lru", &make_lru},
-    Named{"fifo", &make_fifo},
+    Named{"lru", &make_lru},        Named{"lfu", &make_lfu}, Named{"fifo", &make_fifo},
+    Named{"s3fifo", &make_s3_fifo}, Named{"arc", &make_arc}, Named{"wtinylfu", &make_w_tiny_lfu},
 };
 
 }  // namespace
 
-std::string_view policy_names() noexcept { return "LRU, FIFO"; }
+std::string_view policy_names() noexcept { return "LRU, LFU, FIFO, S3-FIFO, ARC, W-TinyLFU"; }
 
 Result<std::unique_ptr<Policy>> make_policy(std::string_view name, Entries& entries) {
   std::string plain;

@@ -32,17 +32,24 @@ class Policy {
   // It becomes the youngest of its queue, without having been used.
   virtual void lift(std::uint32_t slot) = 0;
 
-  // Who should go, or kNone when nothing is ready. `arriving` chunks have room already and are not
-  // admitted yet. It stays in its queue until one of the three calls below.
-  virtual std::uint32_t victim(std::size_t arriving) = 0;
-  // The candidate cannot go: it moves out of the way, to the young end of its queue.
-  virtual void pass_over(std::uint32_t slot) { lift(slot); }
+  // Who should go, or kNone when nothing is ready; it stays in its queue until it is lifted, which
+  // says that it cannot go, or leaves. `arriving` chunks have room already and are not admitted
+  // yet. `passed` candidates for this room were lifted before: after some of one queue a policy
+  // with several tries another.
+  virtual std::uint32_t victim(std::size_t arriving, int passed) = 0;
   // It goes; the policy may remember its hash.
   virtual void evicted(std::uint32_t slot) = 0;
   // It was taken away; nothing is remembered.
   virtual void removed(std::uint32_t slot) = 0;
 
   [[nodiscard]] virtual std::size_t size_bytes() const { return 0; }
+
+ protected:
+  // Whether victim() should look into the other queue.
+  static bool is_other_queues_turn(int passed) { return passed / kTriesInARow % 2 != 0; }
+
+ private:
+  static constexpr int kTriesInARow = 16;
 };
 
 using OrderList = SlotList<Entry, &Entry::order>;
@@ -55,6 +62,10 @@ Result<std::unique_ptr<Policy>> make_policy(std::string_view name, Entries& entr
 [[nodiscard]] std::string_view policy_names() noexcept;
 
 std::unique_ptr<Policy> make_lru(Entries& entries);
+std::unique_ptr<Policy> make_lfu(Entries& entries);
 std::unique_ptr<Policy> make_fifo(Entries& entries);
+std::unique_ptr<Policy> make_s3_fifo(Entries& entries);
+std::unique_ptr<Policy> make_arc(Entries& entries);
+std::unique_ptr<Policy> make_w_tiny_lfu(Entries& entries);
 
 }  // namespace kvferry::cache

@@ -13,7 +13,7 @@ class Fifo final : public Policy {
   void admit(std::uint32_t slot) override { queue_.push(slot); }
   void touch(std::uint32_t) override {}
   void lift(std::uint32_t slot) override { queue_.renew(slot); }
-  std::uint32_t victim(std::size_t) override { return queue_.oldest(); }
+  std::uint32_t victim(std::size_t, int) override { return queue_.oldest(); }
   void evicted(std::uint32_t slot) override { queue_.remove(slot); }
   void removed(std::uint32_t slot) override { queue_.remove(slot); }
 

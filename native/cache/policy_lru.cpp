@@ -12,7 +12,7 @@ class Lru final : public Policy {
   void admit(std::uint32_t slot) override { queue_.push(slot); }
   void touch(std::uint32_t slot) override { queue_.renew(slot); }
   void lift(std::uint32_t slot) override { queue_.renew(slot); }
-  std::uint32_t victim(std::size_t) override { return queue_.oldest(); }
+  std::uint32_t victim(std::size_t, int) override { return queue_.oldest(); }
   void evicted(std::uint32_t slot) override { queue_.remove(slot); }
   void removed(std::uint32_t slot) override { queue_.remove(slot); }
 

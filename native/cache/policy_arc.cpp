@@ -1,0 +1,111 @@
+// ARC: one queue of chunks that were used once, one of those used again, and a border between them
+// that moves with every chunk that comes back too late.
+//
+// Source: Megiddo and Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache", FAST 2003; T1,
+// T2, B1, B2, c and p are its names. A ghost of B1 says that T1 was too small, one of B2 that T2
+// was.
+
+#include <algorithm>
+
+#include "cache/ghosts.hpp"
+#include "cache/policy.hpp"
+
+namespace kvferry::cache {
+namespace {
+
+constexpr std::uint8_t kOnce = 0;   // T1, and its ghosts B1
+constexpr std::uint8_t kAgain = 1;  // T2, and B2
+
+class Arc final : public Policy {
+ public:
+  explicit Arc(Entries& entries)
+      : entries_(entries),
+        capacity_(entries.capacity()),
+        t1_(entries.all()),
+        t2_(entries.all()),
+        ghosts_(entries.capacity() + 1) {}
+
+  std::uint8_t prepare(const ChunkHash& hash) override {
+    const auto b1 = static_cast<double>(ghosts_.size(kOnce));
+    const auto b2 = static_cast<double>(ghosts_.size(kAgain));
+    const int ghost = ghosts_.take(hash);
+    from_b2_ = ghost == kAgain;
+    if (ghost == kOnce) {
+      t1_wanted_ = std::min(static_cast<double>(capacity_), t1_wanted_ + std::max(1.0, b2 / b1));
+    } else if (ghost == kAgain) {
+      t1_wanted_ = std::max(0.0, t1_wanted_ - std::max(1.0, b1 / b2));
+    }
+    return ghost == Ghosts::kNowhere ? kOnce : kAgain;
+  }
+
+  void admit(std::uint32_t slot) override {
+    queue(slot).push(slot);
+    if (entries_[slot].mark == kAgain) {
+      raise_ancestors(slot);
+      return;
+    }
+    while (t1_.size() + ghosts_.size(kOnce) > capacity_ && ghosts_.size(kOnce) > 0) {
+      ghosts_.drop_oldest(kOnce);
+    }
+    while (t1_.size() + t2_.size() + ghosts_.size(kOnce) + ghosts_.size(kAgain) > 2 * capacity_ &&
+           ghosts_.size(kAgain) > 0) {
+      ghosts_.drop_oldest(kAgain);
+    }
+  }
+
+  void touch(std::uint32_t slot) override { raise(slot); }
+  void lift(std::uint32_t slot) override { queue(slot).renew(slot); }
+
+  std::uint32_t victim(std::size_t arriving, int passed) override {
+    // Those that arrive mostly go to T1.
+    const auto t1 = static_cast<double>(t1_.size() + arriving);
+    bool once = t1 > t1_wanted_ || (from_b2_ && t1 == t1_wanted_);
+    if (is_other_queues_turn(passed)) once = !once;
+    if ((once && t1_.size() > 0) || t2_.size() == 0) return t1_.oldest();
+    return t2_.oldest();
+  }
+
+  void evicted(std::uint32_t slot) override {
+    ghosts_.push(entries_[slot].mark, entries_[slot].hash);
+    from_b2_ = false;
+    removed(slot);
+  }
+  void removed(std::uint32_t slot) override { queue(slot).remove(slot); }
+  [[nodiscard]] std::size_t size_bytes() const override { return ghosts_.size_bytes(); }
+
+ private:
+  OrderList& queue(std::uint32_t slot) { return entries_[slot].mark == kAgain ? t2_ : t1_; }
+
+  void raise(std::uint32_t slot) {
+    queue(slot).remove(slot);
+    entries_[slot].mark = kAgain;
+    t2_.push(slot);
+  }
+
+  // A child in T2 keeps its parents, so T1 is no place for them.
+  void raise_ancestors(std::uint32_t slot) {
+    for (std::uint32_t above = entries_.parent_of(slot); above != kNone;
+         above = entries_.parent_of(above)) {
+      if (entries_[above].mark == kAgain) return;
+      if (entries_[above].state == State::kReady) {
+        raise(above);
+      } else {
+        entries_[above].mark = kAgain;  // where it goes when it is ready
+      }
+    }
+  }
+
+  Entries& entries_;
+  const std::size_t capacity_;
+  OrderList t1_;
+  OrderList t2_;
+  Ghosts ghosts_;
+  double t1_wanted_ = 0;  // p
+  bool from_b2_ = false;  // what prepare() found
+};
+
+}  // namespace
+
+std::unique_ptr<Policy> make_arc(Entries& entries) { return std::make_unique<Arc>(entries); }
+
+}  // namespace kvferry::cache
