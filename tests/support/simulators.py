@@ -47,15 +47,18 @@ def lfu(capacity: int) -> Access:
     """The least frequently used one goes, of those the least recently used one."""
     counts: dict[bytes, int] = {}
     by_count: dict[int, OrderedDict[bytes, None]] = {}
+    least = 1
 
     def access(key: bytes) -> bool:
+        nonlocal least
         hit = key in counts
         if hit:
             del by_count[counts[key]][key]
-        elif len(counts) >= capacity:
-            least = min(count for count, keys in by_count.items() if keys)
-            victim, _ = by_count[least].popitem(last=False)
-            del counts[victim]
+            least += least == counts[key] and not by_count[least]
+        else:
+            if len(counts) >= capacity:
+                del counts[by_count[least].popitem(last=False)[0]]
+            least = 1
         counts[key] = counts.get(key, 0) + 1
         by_count.setdefault(counts[key], OrderedDict())[key] = None
         return hit

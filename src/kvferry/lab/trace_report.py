@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["as_json", "say", "write_csv", "write_plot"]
 
-_COLUMNS = ("policy", "chunks", "GB", "usable %", "any block %", "of possible %", "evictions")
+_COLUMNS = ("policy", "order", "chunks", "GB", "usable %", "any %", "of possible", "evictions")
 
 
 def _run() -> dict[str, Any]:
@@ -52,14 +52,14 @@ def say(console: Console, traces: Sequence[Trace], points: Sequence[Point]) -> N
 
 
 def _cells(point: Point) -> list[str]:
-    plain = "" if point.order == "leaf-first" else f" ({point.order})"
     return [
-        point.policy + plain,
+        point.policy,
+        point.order,
         f"{point.capacity_chunks:,}",
         f"{point.capacity_gb:,.1f}",
         _percent(point.prefix_hits, point.chunks),
         _percent(point.block_hits, point.chunks),
-        _percent(point.prefix_hits, point.prefix_hits_max),
+        f"{_percent(point.prefix_hits, point.prefix_hits_max)} %",
         f"{point.evictions:,}",
     ]
 
