@@ -166,11 +166,43 @@ def test_names_of_adapters_of_others_are_understood() -> None:
     file = StoreConfig.of(
         type="fs", base_path="/kv", use_odirect=False, num_workers=2, max_capacity_gb=9
     )
-    assert (file.type, file.path, file.direct, file.num_workers) == ("file", "/kv", False, 2)
+    assert (file.type, file.path, file.direct) == ("file", "/kv", "off")
+    for given, direct in (({"use_odirect": True}, "auto"), ({"direct": True}, "on")):
+        assert StoreConfig.of(type="file", path="/kv", max_capacity_gb=1, **given).direct == direct
     plugin = StoreConfig.of(
         type="native_plugin", module_path="m", class_name="C", adapter_params={"a": 1}
     )
     assert (plugin.type, plugin.params) == ("plugin", {"a": 1})
+    short = StoreConfig.of(type="plugin", module_path="m:C", params={"a": 1})
+    assert short == plugin
+
+
+def test_a_store_says_how_its_connector_is_opened() -> None:
+    def spec(**settings: Any) -> dict[str, Any]:
+        return StoreConfig.of(**settings).connector_spec()
+
+    assert spec(type="redis", url=f"redis://:{SECRET}@h", nodes=[]) == {
+        "type": "redis",
+        "host": "h",
+        "password": SECRET,
+    }
+    assert spec(type="file", path="/kv", max_capacity_gb=2, fsync="data") == {
+        "type": "file",
+        "path": "/kv",
+        "capacity_gb": 2.0,
+        "fsync": "data",
+        "direct": "auto",
+        "io_uring": True,
+    }
+    memory = {"type": "memory", "capacity_gb": 1.0}
+    assert spec(type="memory", max_capacity_gb=1, name="fast") == memory
+    assert spec(type="memory", max_capacity_gb=1, shared_name="s") == {**memory, "name": "s"}
+    assert spec(type="plugin", module_path="m", class_name="C", params={"a": 1}) == {
+        "type": "plugin",
+        "module_path": "m",
+        "class_name": "C",
+        "params": {"a": 1},
+    }
 
 
 @pytest.mark.parametrize(
@@ -187,7 +219,7 @@ def test_names_of_adapters_of_others_are_understood() -> None:
         ({"type": "file", "max_capacity_gb": 1, "path": ""}, "the path of a directory"),
         (
             {"type": "file", "max_capacity_gb": 1, "path": "/x", "fsync": "sometimes"},
-            "none, data or full",
+            "never, data or full",
         ),
         ({"type": "plugin", "module_path": "m"}, "needs class_name"),
         ({"type": "plugin", "module_path": "m", "class_name": "C", "url": "redis://h"}, "url"),

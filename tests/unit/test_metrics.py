@@ -124,6 +124,39 @@ def test_no_count_is_lost_between_threads(metrics: EngineMetrics) -> None:
     assert taken["kvferry_load_seconds"]["redis"]["count"] == 20_000
 
 
+def test_what_a_thread_counted_outlives_it_and_its_memory_does_not(metrics: EngineMetrics) -> None:
+    for _ in range(50):
+        thread = threading.Thread(target=use, args=(metrics,))
+        thread.start()
+        thread.join()
+        taken = metrics.snapshot()
+        assert len(metrics._cells._live) <= 1
+    assert taken["kvferry_tokens_requested_total"] == 50_000
+    assert taken["kvferry_retrieve_seconds"]["count"] == 50
+    assert taken["kvferry_pool_pages"] == 8
+
+
+def test_reading_while_others_count_loses_nothing(metrics: EngineMetrics) -> None:
+    done = threading.Event()
+
+    def work() -> None:
+        for index in range(3000):
+            metrics.hit(f"tier-{index % 100}", 1, 1)
+            metrics.loaded(f"store-{index % 100}", 1, 0.1)
+        done.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    seen = [0]
+    while not done.is_set():
+        seen.append(sum(metrics.snapshot()["kvferry_tokens_hit_total"].values()))
+    thread.join()
+    assert seen == sorted(seen)
+    taken = metrics.snapshot()
+    assert sum(taken["kvferry_tokens_hit_total"].values()) == 3000
+    assert sum(value["count"] for value in taken["kvferry_load_seconds"].values()) == 3000
+
+
 def test_counting_is_cheap(metrics: EngineMetrics) -> None:
     calls: list[Callable[[], None]] = [
         lambda: metrics.hit("l1", 256, 1 << 20),
@@ -161,12 +194,13 @@ def test_gauges_may_be_read_when_they_are_asked_for(
 
 
 def test_the_child_of_a_fork_does_not_hang(metrics: EngineMetrics) -> None:
-    with metrics._shared.lock:  # another thread is counting while this one forks
+    metrics.hit("l1", 1, 1)
+    with metrics._cells._lock:  # another thread is reading while this one forks
         child = os.fork()
         if child == 0:
             metrics.hit("l1", 1, 1)
             os._exit(metrics.snapshot()["kvferry_tokens_hit_total"]["l1"])
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
 
 
 def test_text_is_that_of_prometheus(metrics: EngineMetrics) -> None:

@@ -38,10 +38,11 @@ _FIELDS: dict[str, Field] = {
     "type": Choice(words=TYPES),
     "name": Text(what="a short word"),
     "max_capacity_gb": Number(closed=True, unit="GB"),
-    "num_workers": Whole(low=1, high=256, unit="threads", needed=False),
     "path": Text(what="the path of a directory", needed=False),
-    "fsync": Choice(words=("none", "data", "full")),
-    "direct": Switch(),
+    "fsync": Choice(words=("never", "data", "full")),
+    "direct": Choice(words=("auto", "on", "off")),
+    "io_uring": Switch(),
+    "shared_name": Text(what="a short word", needed=False),
     "module_path": Text(what="the name of a module, e.g. my_package.store", needed=False),
     "class_name": Text(what="the name of a class", needed=False),
     "params": Json(kind=dict, what="a mapping of names to values"),
@@ -51,11 +52,14 @@ _OF_TYPE = {
     "path": "file",
     "fsync": "file",
     "direct": "file",
+    "io_uring": "file",
+    "shared_name": "memory",
     "module_path": "plugin",
     "class_name": "plugin",
     "params": "plugin",
     "client": "redis",
 }
+_RENAMED = ("client", "shared_name")  # in the specification of a connector
 # Names that L2 adapters of LMCache have for settings of ours; of one type, or of all ("").
 _ALIASES = {
     "base_path": ("file", "path"),
@@ -79,6 +83,7 @@ _FIXED: dict[str, tuple[tuple[Any, ...], str]] = {
     "read_ahead_size": ((None,), "files are read as a whole; leave it out"),
     "relative_tmp_dir": ((None,), "the directory of temporary files is fixed; leave it out"),
 }
+_NUM_WORKERS = Whole(low=1, high=1024, unit="threads")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,14 +137,14 @@ class StoreConfig:
             0: none. Files and memory need one.
         eviction: What leaves when it is nearly full.
         client: How to reach the server (redis).
-        num_workers: Threads (file, plugin); None: as the driver likes. For redis it is another
-            name of `connections`.
         path: Directory (file).
-        fsync: When a file is made durable before it is visible (file): "none" leaves it to the
-            system; "data" syncs the file, "full" its directory too. A power cut may lose chunks in
-            any case and never makes a wrong one.
-        direct: Go past the page cache where the file system allows it (file).
-        module_path: Where the class is (plugin).
+        fsync: When a file is made durable before it is visible (file): "never" leaves it to the
+            system; "data" syncs the file, "full" its name too. A power cut may lose chunks in any
+            case and never makes a wrong one.
+        direct: Past the page cache (file): "auto" where the file system allows it, "on", "off".
+        io_uring: Use it where the kernel allows (file).
+        shared_name: Stores of this process with the same one are one store (memory).
+        module_path: Where the class is (plugin); "module:Class" names both.
         class_name: Its name (plugin).
         params: Its keywords (plugin); shown nowhere.
     """
@@ -149,10 +154,11 @@ class StoreConfig:
     max_capacity_gb: float = 0.0
     eviction: EvictionConfig = field(default_factory=EvictionConfig)
     client: ClientConfig | None = None
-    num_workers: int | None = None
     path: str | None = None
-    fsync: str = "none"
-    direct: bool = True
+    fsync: str = "never"
+    direct: str = "auto"
+    io_uring: bool = True
+    shared_name: str | None = None
     module_path: str | None = None
     class_name: str | None = None
     params: Mapping[str, Any] = field(default_factory=dict, hash=False)
@@ -163,6 +169,10 @@ class StoreConfig:
             if name != "name" or self.name:
                 object.__setattr__(self, name, spec.check(name, getattr(self, name)))
         object.__setattr__(self, "params", dict(self.params))
+        if self.class_name is None and self.module_path and ":" in self.module_path:
+            module, _, name = self.module_path.partition(":")
+            object.__setattr__(self, "module_path", module)
+            object.__setattr__(self, "class_name", name)
         if self.name and not re.fullmatch(r"[A-Za-z0-9_.-]{1,40}", self.name):
             raise ConfigError(f"name={self.name!r} is no short word; use letters, digits and -_.")
         self._check_type()
@@ -171,12 +181,10 @@ class StoreConfig:
         for name, kind in _OF_TYPE.items():
             if self.type != kind and getattr(self, name) != _default(name):
                 raise ConfigError(f"{name} is for type={kind}, not for {self.type}; leave it out")
-        if self.type == "redis":
-            if self.num_workers is not None:
-                raise ConfigError("num_workers of a redis store is connections of its client")
-            if self.client is None:
-                object.__setattr__(self, "client", ClientConfig())
-        for name in {"file": ("path",), "plugin": ("module_path", "class_name")}.get(self.type, ()):
+        if self.type == "redis" and self.client is None:
+            object.__setattr__(self, "client", ClientConfig())
+        needed = {"file": ("path",), "plugin": ("module_path", "class_name")}.get(self.type, ())
+        for name in needed:
             if getattr(self, name) is None:
                 raise ConfigError(f"a store of type {self.type} needs {name}")
         if self.type in ("file", "memory") and not self.max_capacity_gb:
@@ -195,6 +203,21 @@ class StoreConfig:
         return {"file": self.path, "plugin": f"{self.module_path}.{self.class_name}"}.get(
             self.type
         ) or "this process"
+
+    def connector_spec(self) -> dict[str, Any]:
+        """What `kvferry.connectors.load_connector` opens; the secrets are in it."""
+        given: dict[str, Any] = {"type": self.type}
+        if self.client is not None:
+            for item in fields(self.client):
+                if (value := getattr(self.client, item.name)) != item.default:
+                    given[item.name] = value
+        if self.type in ("file", "memory"):
+            given["capacity_gb"] = self.max_capacity_gb
+        names = [name for name, kind in _OF_TYPE.items() if kind == self.type]
+        given |= {name: getattr(self, name) for name in names if name not in _RENAMED}
+        if self.shared_name is not None:
+            given["name"] = self.shared_name
+        return given
 
     def __repr__(self) -> str:
         shown = [f"type={self.type!r}"]
@@ -245,8 +268,13 @@ def store_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
         if given in _FIXED:
             _check_fixed(given, value)
             continue
+        if given == "num_workers" and kind != "redis":
+            _NUM_WORKERS.check(given, value)  # these drivers know best; it has no effect
+            continue
         of_type, name = _ALIASES.get(given, ("", given))
         name = name if of_type == kind else given
+        if name == "direct" and isinstance(value, bool):  # use_odirect; YAML's on and off
+            value = ("auto" if given == "use_odirect" else "on") if value else "off"
         if given == "cluster_mode" and kind == "redis":
             name, value = "topology", "cluster" if value else "standalone"
         target = client if kind == "redis" and name in _CLIENT else own

@@ -11,6 +11,7 @@ docs/guides/metrics.md has the list of the series; deploy/grafana/kvferry.json s
 
 from __future__ import annotations
 
-from kvferry.metrics.engine import DECISIONS, MISS_REASONS, SHED_REASONS, EngineMetrics
+from kvferry.metrics.engine import EngineMetrics
+from kvferry.metrics.families import DECISIONS, MISS_REASONS, SHED_REASONS
 
 __all__ = ["DECISIONS", "MISS_REASONS", "SHED_REASONS", "EngineMetrics"]

@@ -7,94 +7,29 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from kvferry.errors import UsageError
-from kvferry.metrics.series import RATIO_BOUNDS, SECONDS_BOUNDS, Family, HistogramValue, SharedLock
+from kvferry.metrics.cells import Cells
+from kvferry.metrics.families import (
+    DECISIONS,
+    MISS_REASONS,
+    PREDICTED,
+    SHED_REASONS,
+    engine_families,
+)
+from kvferry.metrics.series import Family, HistogramValue
 
 if TYPE_CHECKING:
     from kvferry.metrics.collector import KVFerryCollector
 
-__all__ = ["DECISIONS", "MISS_REASONS", "SHED_REASONS", "EngineMetrics"]
+__all__ = ["EngineMetrics"]
 
 _log = logging.getLogger("kvferry.metrics")
-
-MISS_REASONS = (
-    "never_stored",  # nobody has stored it, as far as the stores know
-    "evicted",  # it was there
-    "identity",  # the bytes of another model, layout or format
-    "checksum",  # damaged
-    "key",  # the value of another key
-    "size",  # of another length
-    "version",  # of a format that is not read
-    "deadline",  # it would have come too late
-    "unavailable",  # the store cannot be asked
-    "not_worth_loading",  # computing it is quicker
-    "cut",  # a running load became slower than computing
-    "pool_full",  # no page was free for it
-    "error",  # the store answered with an error
-    "cancelled",  # nobody wants it any more
-)
-SHED_REASONS = ("queue_full", "pool_full", "store_full", "unavailable", "error", "cancelled")
-DECISIONS = ("load", "load_part", "recompute", "cut")
-_CAUSES = ("checksum", "identity", "key", "size", "version", "header", "generation")
-_WHAT = ("load", "prefill")
-
-
-def _families() -> list[Family]:
-    def counter(name: str, text: str, label: str = "") -> Family:
-        return Family(f"kvferry_{name}", "counter", text, label)
-
-    def gauge(name: str, text: str, label: str = "") -> Family:
-        return Family(f"kvferry_{name}", "gauge", text, label)
-
-    def seconds(name: str, text: str, label: str = "") -> Family:
-        return Family(f"kvferry_{name}_seconds", "histogram", text, label, SECONDS_BOUNDS)
-
-    return [
-        counter("tokens_requested", "Tokens that a prefix was wanted for."),
-        counter("tokens_hit", "Tokens whose KV was used, by the tier it came from.", "tier"),
-        counter("bytes_hit", "Bytes of KV that were used, by the tier they came from.", "tier"),
-        counter("missed_chunks", "Chunks that were wanted and not used, by reason.", "reason"),
-        counter("corrupt_values", "Values of stores that were refused and deleted.", "cause"),
-        seconds("lookup", "Time that a lookup took."),
-        seconds("retrieve", "Time that a retrieve took, to its last byte."),
-        seconds("load", "Time of one load from a store.", "store"),
-        seconds("store", "Time of one write to a store.", "store"),
-        counter("load_bytes", "Bytes read from a store.", "store"),
-        counter("store_bytes", "Bytes written to a store.", "store"),
-        counter("evicted_chunks", "Chunks that made room for others.", "tier"),
-        counter(
-            "evicted_then_missed_chunks", "Chunks that were wanted after they had left.", "tier"
-        ),
-        counter("shed_chunks", "Chunks that were not written to a store, by reason.", "reason"),
-        counter(
-            "single_flight_waits", "Chunks that a request waited for while another loaded them."
-        ),
-        counter("decisions", "Retrieves by what was decided: load or compute.", "decision"),
-        counter("predicted_seconds", "Sum of predicted times.", "what"),
-        counter("actual_seconds", "Sum of the times that those took.", "what"),
-        Family(
-            "kvferry_prediction_ratio",
-            "histogram",
-            "Actual over predicted time.",
-            "what",
-            RATIO_BOUNDS,
-        ),
-        gauge("pool_pages", "Pages of the pool."),
-        gauge("pool_pages_used", "Pages of the pool that are in use."),
-        gauge("write_queue_chunks", "Chunks that wait to be written to stores."),
-        gauge("write_queue_bytes", "Bytes that wait to be written to stores."),
-        gauge(
-            "store_available", "1 while a store can be asked, 0 while its breaker is open.", "store"
-        ),
-        gauge("store_used_bytes", "Bytes that a store holds, others' included.", "store"),
-        gauge("store_capacity_bytes", "Limit of what it may hold; 0 without one.", "store"),
-    ]
 
 
 class EngineMetrics:
     """The counters of one engine.
 
-    Threads: any, at any time. A call takes one lock for a few instructions and never fails, except
-    for a reason that does not exist, which is a bug of the caller.
+    Threads: any, at any time; counting waits for nobody. A call fails only for a reason that does
+    not exist, which is a bug of the caller.
 
     Args:
         labels: Constant labels of all series, e.g. ``{"instance_rank": "0"}``, for processes with
@@ -107,50 +42,31 @@ class EngineMetrics:
         for name in self.labels:
             if not name.isidentifier() or name.startswith("__"):
                 raise UsageError(f"{name!r} is no name of a label")
-        self._shared = SharedLock()
-        self._families = {family.name.removeprefix("kvferry_"): family for family in _families()}
-        self._sources: list[Callable[[EngineMetrics], None]] = []
-        of = self._families
-        self._hit_tokens, self._hit_bytes = of["tokens_hit"].values, of["bytes_hit"].values
-        self._missed, self._requested = of["missed_chunks"].values, of["tokens_requested"].values
-        self._load_seconds, self._load_bytes = of["load_seconds"], of["load_bytes"].values
-        self._store_seconds, self._store_bytes = of["store_seconds"], of["store_bytes"].values
-        self._predicted, self._actual = of["predicted_seconds"].values, of["actual_seconds"].values
-        self._ratio = of["prediction_ratio"].histograms
         stores = tuple(stores)
-        declared = {
-            "tier": ("l1", *stores),
-            "store": stores,
-            "reason": (),
-            "cause": _CAUSES,
-            "decision": DECISIONS,
-            "what": _WHAT,
-            "": ("",),
-        }
-        for family in of.values():
-            if family.kind != "gauge" or not family.label:  # the state of stores must be told
-                family.declare(declared[family.label])
-        of["missed_chunks"].declare(MISS_REASONS)
-        of["shed_chunks"].declare(SHED_REASONS)
+        self._cells = Cells(lambda: engine_families(stores))
+        self._mine = self._cells.mine
+        self._gauges: dict[str, dict[str, float]] = {}
+        self._sources: list[Callable[[EngineMetrics], None]] = []
 
     def requested(self, tokens: int) -> None:
         """A request wants the KV of this many tokens."""
-        with self._shared.lock:
-            self._requested[""] += tokens
+        self._mine.cell.requested[""] += tokens
 
     def hit(self, tier: str, tokens: int, size_bytes: int) -> None:
         """KV of this many tokens was used, from "l1" or the store of this name."""
-        with self._shared.lock:
-            self._hit_tokens[tier] = self._hit_tokens.get(tier, 0) + tokens
-            self._hit_bytes[tier] = self._hit_bytes.get(tier, 0) + size_bytes
+        cell = self._mine.cell
+        try:
+            cell.hit_tokens[tier] += tokens
+            cell.hit_bytes[tier] += size_bytes
+        except KeyError:
+            cell.hit_tokens[tier], cell.hit_bytes[tier] = tokens, size_bytes
 
     def missed(self, reason: str, chunks: int = 1) -> None:
         """Chunks were wanted and not used; `reason` is one of `MISS_REASONS`."""
-        with self._shared.lock:
-            if reason in self._missed:
-                self._missed[reason] += chunks
-                return
-        raise UsageError(f"{reason!r} is no reason of a miss; known are: {', '.join(MISS_REASONS)}")
+        try:
+            self._mine.cell.missed[reason] += chunks
+        except KeyError:
+            raise _unknown(reason, "reason of a miss", MISS_REASONS) from None
 
     def corrupt(self, cause: str, values: int = 1) -> None:
         """Values of a store were refused; `cause` is what was wrong with them, in a word."""
@@ -166,15 +82,19 @@ class EngineMetrics:
 
     def loaded(self, store: str, size_bytes: int, seconds: float) -> None:
         """A load from a store brought so much in so long."""
-        with self._shared.lock:
-            self._load_seconds.of(store).observe(seconds)
-            self._load_bytes[store] = self._load_bytes.get(store, 0) + size_bytes
+        cell = self._mine.cell
+        if store not in cell.load_bytes:
+            self._declare("load", store)
+        cell.load_seconds[store].observe(seconds)
+        cell.load_bytes[store] += size_bytes
 
     def stored(self, store: str, size_bytes: int, seconds: float) -> None:
         """A write to a store took so much in so long."""
-        with self._shared.lock:
-            self._store_seconds.of(store).observe(seconds)
-            self._store_bytes[store] = self._store_bytes.get(store, 0) + size_bytes
+        cell = self._mine.cell
+        if store not in cell.store_bytes:
+            self._declare("store", store)
+        cell.store_seconds[store].observe(seconds)
+        cell.store_bytes[store] += size_bytes
 
     def evicted(self, tier: str, chunks: int) -> None:
         """Chunks left "l1" or a store to make room."""
@@ -187,7 +107,7 @@ class EngineMetrics:
     def shed(self, reason: str, chunks: int = 1) -> None:
         """Chunks were not written to a store; `reason` is one of `SHED_REASONS`."""
         if reason not in SHED_REASONS:
-            raise UsageError(f"{reason!r} is no reason to shed; known: {', '.join(SHED_REASONS)}")
+            raise _unknown(reason, "reason to shed", SHED_REASONS)
         self._add("shed_chunks", reason, chunks)
 
     def waited_for_flight(self, chunks: int = 1) -> None:
@@ -197,30 +117,29 @@ class EngineMetrics:
     def decided(self, decision: str) -> None:
         """A retrieve was decided; `decision` is one of `DECISIONS`."""
         if decision not in DECISIONS:
-            raise UsageError(f"{decision!r} is no decision; known are: {', '.join(DECISIONS)}")
+            raise _unknown(decision, "decision", DECISIONS)
         self._add("decisions", decision, 1)
 
     def predicted(self, what: str, predicted_s: float, actual_s: float) -> None:
         """A "load" or a "prefill" was predicted to take so long and took so long."""
-        if what not in _WHAT:
-            raise UsageError(f"{what!r} is not predicted; known are: {', '.join(_WHAT)}")
-        with self._shared.lock:
-            self._predicted[what] += predicted_s
-            self._actual[what] += actual_s
-            if predicted_s > 0:
-                self._ratio[what].observe(actual_s / predicted_s)
+        cell = self._mine.cell
+        try:
+            cell.predicted[what] += predicted_s
+        except KeyError:
+            raise _unknown(what, "prediction", PREDICTED) from None
+        cell.actual[what] += actual_s
+        if predicted_s > 0:
+            cell.ratio[what].observe(actual_s / predicted_s)
 
     def pool(self, used: int, total: int) -> None:
         """Pages of the pool as they are now."""
-        with self._shared.lock:
-            self._families["pool_pages_used"].values[""] = used
-            self._families["pool_pages"].values[""] = total
+        self._set("pool_pages_used", "", used)
+        self._set("pool_pages", "", total)
 
     def write_queue(self, chunks: int, size_bytes: int) -> None:
         """What waits to be written, as it is now."""
-        with self._shared.lock:
-            self._families["write_queue_chunks"].values[""] = chunks
-            self._families["write_queue_bytes"].values[""] = size_bytes
+        self._set("write_queue_chunks", "", chunks)
+        self._set("write_queue_bytes", "", size_bytes)
 
     def store_state(
         self,
@@ -231,23 +150,26 @@ class EngineMetrics:
         capacity_bytes: int | None = None,
     ) -> None:
         """A store as it is now; None leaves a number as it was."""
-        numbers = {
-            "store_available": available,
-            "store_used_bytes": used_bytes,
-            "store_capacity_bytes": capacity_bytes,
-        }
-        with self._shared.lock:
-            for name, number in numbers.items():
-                if number is not None:
-                    self._families[name].values[store] = int(number)
+        if available is not None:
+            self._set("store_available", store, int(available))
+        if used_bytes is not None:
+            self._set("store_used_bytes", store, used_bytes)
+        if capacity_bytes is not None:
+            self._set("store_capacity_bytes", store, capacity_bytes)
 
     def _add(self, name: str, label: str, amount: float) -> None:
-        with self._shared.lock:
-            self._families[name].add(label, amount)
+        self._mine.cell.families[name].add(label, amount)
 
     def _observe(self, name: str, label: str, value: float) -> None:
-        with self._shared.lock:
-            self._families[name].of(label).observe(value)
+        self._mine.cell.families[name].of(label).observe(value)
+
+    def _declare(self, verb: str, store: str) -> None:
+        """Series of a store that nobody announced."""
+        for name in (f"{verb}_seconds", f"{verb}_bytes"):
+            self._mine.cell.families[name].declare((store,))
+
+    def _set(self, name: str, label: str, value: float) -> None:
+        self._gauges.setdefault(name, {})[label] = value
 
     # --- Reading ---
 
@@ -265,25 +187,17 @@ class EngineMetrics:
         return remove
 
     def families(self) -> list[Family]:
-        """Copies of all families, as of one moment."""
+        """All families as they are now, as copies; in those that are counted meanwhile, one count
+        may be seen in one number and not yet in another."""
         for source in tuple(self._sources):
             try:
                 source(self)
             except Exception:
                 _log.exception("gauges could not be read")
-        with self._shared.lock:
-            return [
-                Family(
-                    family.name,
-                    family.kind,
-                    family.help,
-                    family.label,
-                    family.bounds,
-                    dict(family.values),
-                    {name: value.copy() for name, value in family.histograms.items()},
-                )
-                for family in self._families.values()
-            ]
+        total = self._cells.total()
+        for name, values in self._gauges.copy().items():
+            total[name].values.update(values)
+        return list(total.values())
 
     def snapshot(self) -> dict[str, Any]:
         """All numbers: by name, and below that by label where there is one.
@@ -316,6 +230,10 @@ class EngineMetrics:
         from kvferry.metrics.collector import KVFerryCollector
 
         return KVFerryCollector([self])
+
+
+def _unknown(word: str, what: str, known: Iterable[str]) -> UsageError:
+    return UsageError(f"{word!r} is no {what}; known are: {', '.join(known)}")
 
 
 def _summary(value: HistogramValue) -> dict[str, float]:

@@ -1,20 +1,16 @@
-"""Counters, gauges and histograms that cost well under a microsecond to move.
+"""Counters, gauges and histograms as plain numbers.
 
-They are plain numbers behind one lock, which is held for a few instructions. Nothing of them is
-formatted, and no library is asked, until somebody reads them.
+Nothing of them is formatted, and no library is asked, until somebody reads them.
 """
 
 from __future__ import annotations
 
 import math
-import os
-import threading
-import weakref
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-__all__ = ["RATIO_BOUNDS", "SECONDS_BOUNDS", "Family", "HistogramValue", "SharedLock"]
+__all__ = ["RATIO_BOUNDS", "SECONDS_BOUNDS", "Family", "HistogramValue"]
 
 # From what one chunk in this host's memory takes to a retrieve that ran into its limit.
 SECONDS_BOUNDS = (
@@ -24,26 +20,6 @@ SECONDS_BOUNDS = (
 RATIO_BOUNDS = (0.25, 0.5, 0.667, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
 
 _HUGE = 1e300
-
-_locks: weakref.WeakSet[SharedLock] = weakref.WeakSet()
-
-
-class SharedLock:
-    """A lock that is free in a child of fork(), whoever held it in the parent."""
-
-    __slots__ = ("__weakref__", "lock")
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        _locks.add(self)
-
-
-def _renew() -> None:
-    for shared in tuple(_locks):
-        shared.lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_renew)
 
 
 @dataclass(slots=True)
@@ -77,11 +53,10 @@ class HistogramValue:
             total += count
             yield ("+Inf" if math.isinf(bound) else repr(float(bound))), total
 
-    def copy(self) -> HistogramValue:
-        """As it is now."""
-        copied = HistogramValue(self.bounds)
-        copied.counts, copied.sum = list(self.counts), self.sum
-        return copied
+    def add(self, other: HistogramValue) -> None:
+        """Count all observations of another one with the same bounds."""
+        self.counts = [mine + its for mine, its in zip(self.counts, other.counts, strict=True)]
+        self.sum += other.sum
 
 
 @dataclass(slots=True)
@@ -112,9 +87,11 @@ class Family:
                 self.values.setdefault(name, 0)
 
     def add(self, name: str, amount: float) -> None:
-        """Move a counter. The caller holds the lock, here and below."""
-        values = self.values
-        values[name] = values.get(name, 0) + amount
+        """Move a counter."""
+        try:
+            self.values[name] += amount
+        except KeyError:
+            self.values[name] = amount
 
     def of(self, name: str) -> HistogramValue:
         """The histogram of a label, made if there is none."""
