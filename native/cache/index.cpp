@@ -376,14 +376,15 @@ std::uint32_t Index::choose(std::size_t& held_max) {
   return idle_.oldest();
 }
 
-bool Index::evict_one(std::size_t& held_max) {
+std::optional<ChunkHash> Index::evict_one(std::size_t& held_max) {
   const std::uint32_t slot = choose(held_max);
-  if (slot == kNone) return false;
-  evicted_.remember(entries_[slot].hash);
+  if (slot == kNone) return std::nullopt;
+  const ChunkHash hash = entries_[slot].hash;
+  evicted_.remember(hash);
   policy_->evicted(slot);
   ++stats_.evictions;
   drop(slot);
-  return true;
+  return hash;
 }
 
 // Requires: the policy does not hold it any more.
@@ -406,13 +407,9 @@ void Index::drop(std::uint32_t slot) {
 void Index::evict(std::size_t count, std::vector<ChunkHash>& hashes) {
   std::size_t held_max = 0;
   for (; count > 0; --count) {
-    const std::uint32_t slot = choose(held_max);
-    if (slot == kNone) return;
-    hashes.push_back(entries_[slot].hash);
-    evicted_.remember(entries_[slot].hash);
-    policy_->evicted(slot);
-    ++stats_.evictions;
-    drop(slot);
+    const auto hash = evict_one(held_max);
+    if (!hash) return;
+    hashes.push_back(*hash);
   }
 }
 

@@ -124,7 +124,7 @@ class Index {
   std::uint32_t insert(const ChunkHash& hash, std::uint32_t parent);
   void adopt(std::uint32_t slot, std::uint32_t parent, std::size_t depth);
   void lift_ancestors(std::uint32_t slot, std::uint32_t until, std::size_t& budget);
-  bool evict_one(std::size_t& held_max);
+  std::optional<ChunkHash> evict_one(std::size_t& held_max);
   std::uint32_t choose(std::size_t& held_max);
   void drop(std::uint32_t slot);
 
