@@ -349,6 +349,7 @@ void bind_connector(nb::module_& module) {
             client.client())));
       },
       "client"_a, "prefix"_a, "identity"_a, "value_size_bytes"_a, "description"_a,
+      nb::keep_alive<0, 1>(),
       nb::sig("def open_redis_connector(client: Client, prefix: bytes, identity: bytes, "
               "value_size_bytes: int, description: str) -> Connector"));
 }

@@ -28,7 +28,7 @@ namespace kvferry::connector {
 enum class Direct : std::uint8_t { kAuto, kOn, kOff };  // O_DIRECT where it works; always; never
 
 struct FileOptions {
-  std::string path;
+  std::string path{};
   std::uint64_t capacity_bytes = 0;  // 0: no limit but the disk
   Fsync fsync = Fsync::kNever;
   Direct direct = Direct::kAuto;

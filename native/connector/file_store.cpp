@@ -116,12 +116,6 @@ Result<std::shared_ptr<FileStore>> FileStore::open(const std::string& path,
       return system_error("cannot write to the directory " + path, error);
     }
   }
-  for (unsigned directory = 0; directory < 256; ++directory) {
-    if (const int error = make_directory(root.get(), directory_name(directory).c_str());
-        error != 0) {
-      return system_error("cannot write to the directory " + path, error);
-    }
-  }
   UniqueFd tmp(::openat(root.get(), "tmp", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!tmp) return system_error("cannot open the directory " + path + "/tmp", errno);
   std::shared_ptr<FileStore> store(
@@ -225,12 +219,14 @@ int FileStore::publish(Temporary& temporary, const std::string& name, bool sync_
   if (const int error = step(FileSteps::Step::kRename, temporary.name); error != 0) return error;
   struct stat before{};
   const std::int64_t replaced = facts(name, before) == 0 ? before.st_size : -1;
+  const std::string parent = name.substr(0, 2);
   if (::renameat(tmp_.get(), temporary.name.c_str(), root_.get(), name.c_str()) != 0) {
-    // Somebody may have cleared the directory.
     if (errno != ENOENT) return errno;
-    if (const int error = make_directory(root_.get(), name.substr(0, 2).c_str()); error != 0) {
+    // The first value of its directory.
+    if (const int error = make_directory(root_.get(), parent.c_str()); error != 0) {
       return error;
     }
+    if (sync_directory && ::fsync(root_.get()) != 0) return errno;
     if (::renameat(tmp_.get(), temporary.name.c_str(), root_.get(), name.c_str()) != 0) {
       return errno;
     }
@@ -241,7 +237,7 @@ int FileStore::publish(Temporary& temporary, const std::string& name, bool sync_
   if (!sync_directory) return 0;
   if (const int error = step(FileSteps::Step::kSyncDirectory, name); error != 0) return error;
   const UniqueFd directory(
-      ::openat(root_.get(), name.substr(0, 2).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+      ::openat(root_.get(), parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   return directory && ::fsync(directory.get()) == 0 ? 0 : errno;
 }
 

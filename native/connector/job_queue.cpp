@@ -22,6 +22,7 @@ Outcome JobQueue::push(const std::shared_ptr<Job>& job) {
     }
     waiting_ += job->size();
     lanes_[lane].push_back({job, 0});
+    looking_ = true;  // its deadline may be the earliest
   }
   if (job->size() == 1) {
     more_[lane].notify_one();
@@ -51,9 +52,7 @@ std::vector<Task> JobQueue::overdue() {
     if (closed_) return {};
     if (auto tasks = take_withdrawn(monotonic_ns()); !tasks.empty()) return tasks;
     looking_ = false;
-    const std::size_t known = waiting_;
-    // New work may have an earlier deadline.
-    const auto changed = [&] { return closed_ || looking_ || waiting_ > known; };
+    const auto changed = [this] { return closed_ || looking_; };
     const Nanos deadline = next_deadline();
     if (deadline == kNever) {
       due_.wait(lock, changed);

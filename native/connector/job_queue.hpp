@@ -68,7 +68,7 @@ class JobQueue {
   std::array<std::condition_variable, kLanes> more_;
   std::condition_variable due_;
   std::size_t waiting_ = 0;
-  bool looking_ = false;  // somebody asked overdue() to look
+  bool looking_ = false;  // overdue() should look again
   bool closed_ = false;
 };
 

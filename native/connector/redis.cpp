@@ -21,11 +21,10 @@ class RedisConnector::Exchange final : public redis::BatchListener {
     }
     owner_->refused(command.fault, job_->key(command.item));
   }
-  void finished(const std::shared_ptr<redis::Batch>& batch) override {
-    batch->listener = nullptr;  // this is the caller's copy's
-    owner_->ended(*this, *batch);
+  void finished(redis::Client& client, const std::shared_ptr<redis::Batch>& batch) override {
+    batch->listener = nullptr;  // the caller holds this
+    owner_->ended(client, *job_, *batch);
   }
-  [[nodiscard]] Job& job() noexcept { return *job_; }
 
  private:
   const std::shared_ptr<RedisConnector> owner_;
@@ -34,20 +33,32 @@ class RedisConnector::Exchange final : public redis::BatchListener {
   std::set<std::uint32_t> corrupt_;  // values that are counted already
 };
 
-Result<std::shared_ptr<Connector>> RedisConnector::open(Space space,
-                                                        std::shared_ptr<redis::Client> client) {
+Result<std::shared_ptr<Connector>> RedisConnector::open(
+    Space space, const std::shared_ptr<redis::Client>& client) {
   auto event = EventFd::open();
   if (!event) return event.error();
   return std::shared_ptr<Connector>(
-      std::make_shared<RedisConnector>(std::move(space), std::move(*event), std::move(client)));
+      std::make_shared<RedisConnector>(std::move(space), std::move(*event), client));
 }
 
-RedisConnector::RedisConnector(Space space, EventFd event, std::shared_ptr<redis::Client> client)
+RedisConnector::RedisConnector(Space space, EventFd event, std::weak_ptr<redis::Client> client)
     : Connector(std::move(space), std::move(event)),
       identity_(codec::load_le<std::uint64_t>(Connector::space().identity.data())),
       client_(std::move(client)) {}
 
+Nanos RedisConnector::deadline_for(std::size_t payload_bytes) const noexcept {
+  const auto client = client_.lock();
+  return client ? client->deadline_for(payload_bytes) : Connector::deadline_for(payload_bytes);
+}
+
+bool RedisConnector::available() const {
+  const auto client = client_.lock();
+  return client && client->router().available();
+}
+
 Outcome RedisConnector::start(const std::shared_ptr<Job>& job) {
+  const auto client = client_.lock();
+  if (!client) return Error{Errc::kClosed, "the client is closed"};
   const Job::Options& options = job->options();
   const auto batch = std::make_shared<redis::Batch>(
       redis::Batch::Options{.verb = static_cast<redis::Verb>(options.verb),
@@ -71,7 +82,7 @@ Outcome RedisConnector::start(const std::shared_ptr<Job>& job) {
     const std::lock_guard lock(mutex_);
     batches_.emplace(job->id, Running{batch, 0});
   }
-  const auto submitted = client_->submit(batch);
+  const auto submitted = client->submit(batch);
   {
     const std::lock_guard lock(mutex_);
     if (!submitted) {
@@ -86,7 +97,7 @@ Outcome RedisConnector::start(const std::shared_ptr<Job>& job) {
     return submitted.error();
   }
   // A cancel() that came before the batch had its number did not reach the client.
-  if (job->cancelled()) client_->cancel(*submitted);
+  if (job->cancelled()) client->cancel(*submitted);
   return Done{};
 }
 
@@ -97,7 +108,8 @@ void RedisConnector::withdraw(Job& job) {
     const auto found = batches_.find(job.id);
     if (found != batches_.end()) id = found->second.id;
   }
-  if (id != 0) client_->cancel(id);
+  const auto client = client_.lock();
+  if (id != 0 && client) client->cancel(id);
 }
 
 std::size_t RedisConnector::progress(const Job& job) const {
@@ -109,8 +121,7 @@ std::size_t RedisConnector::progress(const Job& job) const {
   return job.progress();
 }
 
-void RedisConnector::ended(Exchange& exchange, const redis::Batch& batch) {
-  Job& job = exchange.job();
+void RedisConnector::ended(redis::Client& client, Job& job, const redis::Batch& batch) {
   const std::size_t count = job.size();
   std::vector<std::uint8_t> statuses(count);
   std::vector<std::uint64_t> sizes(count);
@@ -123,7 +134,7 @@ void RedisConnector::ended(Exchange& exchange, const redis::Batch& batch) {
     if (status == Status::kSizeMismatch) refused(codec::FrameFault::kSize, job.key(index));
     last = job.settle(index, status, sizes[index], index == 0 ? batch.error() : "");
   }
-  if (misfits) delete_misfits(job);
+  if (misfits) delete_misfits(client, job);
   if (last) {
     const std::uint64_t id = job.id;
     finished(job);
@@ -133,9 +144,9 @@ void RedisConnector::ended(Exchange& exchange, const redis::Batch& batch) {
   none_left_.notify_all();
 }
 
-void RedisConnector::delete_misfits(const Job& job) {
+void RedisConnector::delete_misfits(redis::Client& client, const Job& job) {
   auto removal = std::make_shared<redis::Batch>(redis::Batch::Options{
-      .verb = redis::Verb::kDelete, .deadline = deadline_for(0), .framed = true});
+      .verb = redis::Verb::kDelete, .deadline = client.deadline_for(0), .framed = true});
   for (std::size_t index = 0; index < job.size(); ++index) {
     const Status status = job.status(index);
     if (status != Status::kSizeMismatch && status != Status::kCorrupt) continue;
@@ -148,7 +159,7 @@ void RedisConnector::delete_misfits(const Job& job) {
   }
   removal->quiet = true;
   // Best effort: without it the value stays and is found of no use again.
-  [[maybe_unused]] const auto submitted = client_->submit(removal);
+  [[maybe_unused]] const auto submitted = client.submit(removal);
 }
 
 void RedisConnector::stop(Nanos until) {

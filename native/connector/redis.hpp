@@ -6,8 +6,9 @@
 // one. Usage, scan and descriptions are for a control connection, not for this one.
 //
 // Threads: jobs finish in the client's threads.
-// Lifetime: the client is shared with its other users, who may close it: then jobs are CANCELLED
-// and submissions fail with kClosed.
+// Lifetime: the client belongs to others, who may close it: then jobs are CANCELLED, and from then
+// on submissions fail with kClosed. It is never owned here, because a thread of its own that
+// finishes a job would have to end it.
 
 #include <array>
 #include <condition_variable>
@@ -24,15 +25,13 @@ class RedisConnector final : public Connector {
  public:
   // Fails with: kSystem.
   static Result<std::shared_ptr<Connector>> open(Space space,
-                                                 std::shared_ptr<redis::Client> client);
+                                                 const std::shared_ptr<redis::Client>& client);
 
-  RedisConnector(Space space, EventFd event, std::shared_ptr<redis::Client> client);
+  RedisConnector(Space space, EventFd event, std::weak_ptr<redis::Client> client);
 
   [[nodiscard]] std::size_t progress(const Job& job) const override;
-  [[nodiscard]] Nanos deadline_for(std::size_t payload_bytes) const noexcept override {
-    return client_->deadline_for(payload_bytes);
-  }
-  [[nodiscard]] bool available() const override { return client_->router().available(); }
+  [[nodiscard]] Nanos deadline_for(std::size_t payload_bytes) const noexcept override;
+  [[nodiscard]] bool available() const override;
 
  private:
   class Exchange;
@@ -40,11 +39,11 @@ class RedisConnector final : public Connector {
   Outcome start(const std::shared_ptr<Job>& job) override;
   void withdraw(Job& job) override;
   void stop(Nanos until) override;
-  void ended(Exchange& exchange, const redis::Batch& batch);
-  void delete_misfits(const Job& job);
+  void ended(redis::Client& client, Job& job, const redis::Batch& batch);
+  void delete_misfits(redis::Client& client, const Job& job);
 
   const std::uint64_t identity_;
-  const std::shared_ptr<redis::Client> client_;  // shared with the RedisClient it belongs to
+  const std::weak_ptr<redis::Client> client_;
   mutable std::mutex mutex_;
   std::condition_variable none_left_;
   struct Running {

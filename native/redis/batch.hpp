@@ -51,16 +51,17 @@ struct Command {
 };
 
 class Batch;
+class Client;
 
-// Hears of what happens to a batch: in a thread of the client, which must not be kept. It may
-// submit other batches.
+// Hears of what happens to a batch: in a thread of the client, which must not be kept and cannot
+// end the client.
 class BatchListener {
  public:
   virtual ~BatchListener() = default;
   // The framed value of `command` cannot be trusted, and is being deleted.
   virtual void corrupt(const Batch& batch, const Command& command) = 0;
-  // The batch is finished; it is not announced on the event fd.
-  virtual void finished(const std::shared_ptr<Batch>& batch) = 0;
+  // The batch is finished; it is not announced on the event fd. Others may be submitted.
+  virtual void finished(Client& client, const std::shared_ptr<Batch>& batch) = 0;
 };
 
 class Batch {

@@ -162,7 +162,7 @@ void Client::finished(Batch& batch) {
   if (presence_) presence_->wrote(batch);  // before anybody hears of it
   const std::shared_ptr<BatchListener> listener = owner->listener;
   owner->finish();
-  if (listener) return listener->finished(owner);
+  if (listener) return listener->finished(*this, owner);
   if (!owner->quiet) completions_.push(std::move(owner));
 }
 

@@ -84,7 +84,7 @@ class StoreReplay:
                 block_hits += blocks
                 self._load(keys[:prefix])
                 self._store([key for key in keys if key not in self._stored])
-                states = bytes(cache.states(b"".join(self._stored)))  # type: ignore[call-overload]
+                states = bytes(cache.states(b"".join(self._stored)))
                 gone = [
                     key for key, state in zip(self._stored, states, strict=True) if state in _ABSENT
                 ]
