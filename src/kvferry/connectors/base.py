@@ -245,6 +245,9 @@ class Connector(Protocol):
     def describe(self) -> None:
         """Keep the description of this space in the store. Best effort; done at opening as well."""
 
+    def undescribe(self) -> None:
+        """Forget the description of this space, which has nothing there any more. Best effort."""
+
     def has_under(self, identity: bytes, key: Key) -> bool:
         """Whether the store has this key under another identity of ours. Best effort, for people.
 

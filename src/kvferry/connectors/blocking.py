@@ -98,6 +98,9 @@ class BlockingConnector(ABC):
 
     # --- What it may have ---
 
+    def undescribe(self) -> None:  # noqa: B027  (a driver that keeps them has one)
+        """See `Connector`."""
+
     def has_under(self, identity: bytes, key: Key) -> bool:
         """See `Connector`."""
         return False

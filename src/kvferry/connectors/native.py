@@ -256,6 +256,9 @@ class NativeConnector(ABC):
         """See `Connector`; the stores of these drivers keep it when they are opened."""
         self._handle()
 
+    def undescribe(self) -> None:  # noqa: B027  (a driver that keeps them has one)
+        """See `Connector`."""
+
     def has_under(self, identity: bytes, key: Key) -> bool:
         """See `Connector`."""
         return False

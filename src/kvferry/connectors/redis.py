@@ -137,6 +137,12 @@ class RedisConnector(NativeConnector):
         except KVFerryError as error:
             _log.info("%s: the identity is not described: %s", self.config.address, error)
 
+    def undescribe(self) -> None:
+        """See `Connector`."""
+        command = (b"HDEL", DESCRIPTIONS_KEY, self.space.identity.hex().encode())
+        with contextlib.suppress(KVFerryError):
+            self._control.ask(*command, key=DESCRIPTIONS_KEY, timeout_s=CONTROL_TIMEOUT_S)
+
     def has_under(self, identity: bytes, key: Key) -> bool:
         """See `Connector`; of a striped value its first stripe is asked for."""
         name = f"kvf:{identity.hex()}:".encode() + encode_key(key)

@@ -174,6 +174,14 @@ class Engine:
         self.metrics.looked_up(time.monotonic() - began)
         return Lookup(tokens=start * size, tiers=tiers, arriving_tokens=coming * size)
 
+    def keys(self, tokens: Tokens) -> list[str]:
+        """The names of a prompt's full chunks in every store, without what all of them begin with.
+
+        In a Redis or Valkey store that is ``kvf:<identity>:``.
+        """
+        prompt = self._read(tokens)
+        return prompt.keys(0, prompt.chunks)
+
     def explain(self, tokens: Tokens, *, timeout_s: float = 5.0) -> Explanation:
         """Where each chunk of a prompt is, or why it is not, and what would be done about it."""
         return explain_prompt(self, self._read(tokens), timeout_s)

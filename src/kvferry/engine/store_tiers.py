@@ -62,6 +62,8 @@ class StoreTier:
         count, connector = 0, self.tier.connector
         for batch in connector.scan():
             count += connector.batch_delete([key for key, _ in batch]).count(Status.OK)
+        connector.undescribe()
+        self.writer.described = False
         return count
 
     def close(self, timeout_s: float) -> bool:

@@ -105,6 +105,7 @@ class Writer:
         self._bytes = 0  # in the queue and in the thread's hands
         self._closing = False
         self._missed: OrderedDict[bytes, None] = OrderedDict()
+        self.described = True  # whether the store knows what our identity is in words
         name = f"kvferry-write-{tier.name}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -222,6 +223,9 @@ class Writer:
                 _log.warning("%s did not take a chunk: %s", tier.name, written.error)
                 return REASONS.get(written[count], "error")
             self._report(len(absent), took_s, "")
+            if not self.described:
+                tier.connector.describe()
+                self.described = True
         if self._capacity is not None:
             self._capacity.stored(prompt.first(chunks[-1] + 1), chunks[0])
         return ""

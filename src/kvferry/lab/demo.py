@@ -16,9 +16,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from kvferry.engine.store_tiers import space_of
 from kvferry.errors import KVFerryError, UsageError
 from kvferry.lab.demo_clients import ClientSpeed, compare_clients
-from kvferry.lab.demo_job import Job, chunk_buffers, open_client, warm_up
+from kvferry.lab.demo_job import Job, chunk_buffers, open_engine, warm_up
 from kvferry.lab.demo_prompt import Prompt, load_prompt
 from kvferry.lab.demo_reader import ReaderReport
 from kvferry.lab.demo_store import open_store
@@ -28,6 +29,7 @@ from kvferry.testing.transformer import Transformer, TransformerConfig
 __all__ = ["SMALL", "DemoResult", "DemoSettings", "run_demo"]
 
 _READER_TIMEOUT_S = 600.0
+_STORE_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +74,8 @@ class DemoResult:
     @property
     def load_gb_per_s(self) -> float:
         """Speed at which process 2 loaded the chunks it got."""
+        if not self.reader.loaded_chunks:
+            return 0.0
         return self.settings.model.page_bytes * self.reader.loaded_chunks / self.reader.load_s / 1e9
 
     @property
@@ -90,7 +94,8 @@ class DemoResult:
         """Why this run does not show what it should; empty if it does."""
         r, reasons = self.reader, []
         if r.loaded_chunks < self.chunks:
-            why = f" ({r.load_error})" if r.load_error else ""
+            causes = [f"wrong {cause}" for cause in r.refused] or [r.missing]
+            why = f" ({', '.join(causes)})"
             reasons.append(f"only {r.loaded_chunks} of {self.chunks} chunks came back{why}")
         if r.different_chunks:
             which = ", ".join(map(str, r.different_chunks[:8]))
@@ -145,7 +150,7 @@ def run_demo(
             seed=settings.seed,
             prompt=prompt.tokens,
             new_tokens=settings.new_tokens,
-            salt=os.urandom(16),
+            run=os.urandom(8).hex(),
         )
         return _run(settings, job, server, prompt, progress, between_processes)
 
@@ -165,21 +170,25 @@ def _run(
     start = time.perf_counter()
     first = model.prefill(job.prompt, kv)
     prefill_s = time.perf_counter() - start
-    keys, values = job.keys(), chunk_buffers(kv, job.chunks)
-    with open_client(job.url) as client:
-        client.batch_exists(keys[:1])  # connect
+    values = chunk_buffers(kv, job.chunks)
+    with open_engine(job) as engine:
+        engine.contains(job.chunk_tokens[: job.model.page_tokens])  # connect
         try:
-            progress(f"process 1: storing {len(keys)} chunks")
-            stored = client.batch_set(keys, values)
-            stored.raise_for_errors()
+            progress(f"process 1: storing {job.chunks} chunks")
+            start = time.perf_counter()
+            stored = engine.store(job.chunk_tokens, values)
+            if stored.chunks < job.chunks or not engine.flush(_STORE_TIMEOUT_S):
+                raise KVFerryError("process 1 could not store its chunks: the store is too slow")
+            store_s = time.perf_counter() - start
             tokens, _ = model.decode(first, kv, job.new_tokens)
-            between_processes(job.url, keys)
+            keys = [f"{space_of(job.identity()).prefix}{key}" for key in engine.keys(job.prompt)]
+            between_processes(job.url, keys[: job.chunks])
             progress("process 2: answering with and without the cache")
             reader = _read_in_another_process(job)
-            progress("comparing clients")
-            clients = list(compare_clients(job.url, keys, values))
         finally:
-            client.batch_delete(keys)
+            engine.clear()
+    progress("comparing clients")
+    clients = list(compare_clients(job.url, f"demo:{job.run}:", values))
     return DemoResult(
         settings=settings,
         parameters=model.parameters,
@@ -189,7 +198,7 @@ def _run(
         chunks=job.chunks,
         stored_bytes=sum(map(len, values)),
         prefill_s=prefill_s,
-        store_s=stored.elapsed_s,
+        store_s=store_s,
         tokens=tokens,
         reader=reader,
         clients=clients,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from kvferry.client.pure import PureRedisClient
 from kvferry.config import ClientConfig
 from kvferry.errors import CorruptError
 
@@ -74,10 +75,10 @@ class _RedisPy:
         self._client.close()
 
 
-def compare_clients(
-    url: str, keys: Sequence[str], values: Sequence[memoryview]
-) -> Iterator[ClientSpeed]:
+def compare_clients(url: str, prefix: str, values: Sequence[memoryview]) -> Iterator[ClientSpeed]:
     """Store and load all values with each client, check the bytes, and keep the best round.
+
+    Keys begin with `prefix`, and are deleted at the end.
 
     Raises:
         CorruptError: A client returned other bytes than were stored.
@@ -96,16 +97,21 @@ def compare_clients(
         ("redis-py", lambda: _RedisPy(url), "not installed: pip install redis"),
     ]
     targets = [memoryview(bytearray(len(value))) for value in values]
-    for name, connect, absent in contestants:
-        try:
-            contestant = connect()
-        except ImportError:
-            yield ClientSpeed(client=name, note=absent)
-            continue
-        try:
-            yield _measure(name, contestant, keys, values, targets)
-        finally:
-            contestant.close()
+    keys = [f"{prefix}{index}" for index in range(len(values))]
+    try:
+        for name, connect, absent in contestants:
+            try:
+                contestant = connect()
+            except ImportError:
+                yield ClientSpeed(client=name, note=absent)
+                continue
+            try:
+                yield _measure(name, contestant, keys, values, targets)
+            finally:
+                contestant.close()
+    finally:
+        with PureRedisClient.from_url(url) as client:
+            client.batch_delete(keys)
 
 
 def _measure(

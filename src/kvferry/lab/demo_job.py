@@ -1,31 +1,31 @@
-"""What both processes of the demo must agree on: the model, the prompt, the keys, the client."""
+"""What both processes of the demo must agree on: model, prompt, identity, engine."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
 
-from kvferry.keys import chunk_keys, describe_identity, identity_digest
+from kvferry.engine import Engine
+from kvferry.engine_config import EngineConfig
+from kvferry.identity import Identity
+from kvferry.kv_layout import KVLayout
 from kvferry.testing.transformer import KVCache, Transformer, TransformerConfig
 
-if TYPE_CHECKING:
-    from kvferry.client.pure import PureRedisClient
-    from kvferry.client.sync import RedisClient
+__all__ = ["Job", "chunk_buffers", "open_engine", "warm_up"]
 
-__all__ = ["Job", "chunk_buffers", "open_client", "warm_up"]
+_GIB = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One demo run, as process 1 hands it to process 2."""
+    """One demo run, as process 1 hands it to process 2. `run` is new in each."""
 
     url: str
     model: TransformerConfig
     seed: int
     prompt: list[int]
     new_tokens: int
-    salt: bytes
+    run: str
 
     @property
     def capacity_tokens(self) -> int:
@@ -37,26 +37,44 @@ class Job:
         """Full chunks of the prompt, less one if nothing would be left to compute."""
         return (len(self.prompt) - 1) // self.model.page_tokens
 
-    def keys(self) -> list[str]:
-        """One key per full chunk. The salt is new in each run, so no old data can help."""
-        description = describe_identity(
-            model=f"numpy-transformer seed {self.seed}",
-            layout="layer,kv,token,head,dim",
-            **asdict(self.model),
+    @property
+    def chunk_tokens(self) -> list[int]:
+        """The tokens of those chunks."""
+        return self.prompt[: self.chunks * self.model.page_tokens]
+
+    def identity(self) -> Identity:
+        """What the KV is. The run is part of it: no old data can help, and all goes at the end."""
+        model = self.model
+        layout = KVLayout(
+            layers=model.layers,
+            kv_heads=model.kv_heads,
+            head_dim=model.head_dim,
+            dtype=model.kv_dtype,
+            chunk_size=model.page_tokens,
         )
-        identity = identity_digest(description)
-        return chunk_keys(self.prompt, self.model.page_tokens, identity, self.salt)[: self.chunks]
+        return Identity(
+            model="numpy-transformer",
+            revision=f"seed {self.seed}",
+            layout=layout,
+            rope=f"theta={model.rope_base:g}",
+            extra={
+                "d_model": model.d_model,
+                "d_ff": model.d_ff,
+                "heads": model.heads,
+                "tied_head": str(model.tied_head),
+                "run": self.run,
+            },
+        )
 
     def to_json(self) -> str:
         """Write the job down for the other process."""
-        return json.dumps({**asdict(self), "salt": self.salt.hex()})
+        return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Job:
         """Read what `to_json` wrote."""
         fields = json.loads(text)
         fields["model"] = TransformerConfig(**fields["model"])
-        fields["salt"] = bytes.fromhex(fields["salt"])
         return cls(**fields)
 
 
@@ -71,12 +89,14 @@ def warm_up(model: Transformer, job: Job) -> None:
     model.generate(prompt, model.new_cache(len(prompt) + 2), 2)
 
 
-def open_client(url: str) -> RedisClient | PureRedisClient:
-    """The client of this package: native, or pure Python where the extension was not built."""
-    try:
-        from kvferry.client.sync import RedisClient
-    except ImportError:
-        from kvferry.client.pure import PureRedisClient
-
-        return PureRedisClient.from_url(url)
-    return RedisClient.from_url(url)
+def open_engine(job: Job) -> Engine:
+    """The cache of one process: memory for the chunks of this prompt, and the store."""
+    size_bytes = (job.chunks + 1) * (job.model.page_bytes + 4096)
+    config = EngineConfig.load(
+        environ={},
+        chunk_size=job.model.page_tokens,
+        max_local_cpu_size=size_bytes / _GIB,
+        write_queue_bytes_max=2 * size_bytes,
+        remote_url=job.url,
+    )
+    return Engine(job.identity(), config)

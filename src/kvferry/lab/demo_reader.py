@@ -13,9 +13,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 
-import numpy as np
-
-from kvferry.lab.demo_job import Job, chunk_buffers, open_client, warm_up
+from kvferry.lab.demo_job import Job, chunk_buffers, open_engine, warm_up
 from kvferry.testing.transformer import F32, KVCache, Transformer
 
 __all__ = ["ReaderReport", "read"]
@@ -25,10 +23,9 @@ __all__ = ["ReaderReport", "read"]
 class ReaderReport:
     """What process 2 found out."""
 
-    client: str
-    found_chunks: int
     loaded_chunks: int
-    load_error: str | None
+    missing: str  # why it is not all of them; "" if it is
+    refused: dict[str, int]  # values that were not what they should be, by cause
     lookup_s: float
     load_s: float
     ttft_with_cache_s: float
@@ -45,34 +42,33 @@ def read(job: Job) -> ReaderReport:
     warm_up(model, job)
     loaded, computed = (model.new_cache(job.capacity_tokens) for _ in range(2))
     buffers = chunk_buffers(loaded, job.chunks)
-    with open_client(job.url) as client:
-        client.batch_exists(job.keys()[:1])  # connect, as a serving process has long done
+    with open_engine(job) as engine:
+        engine.contains(job.chunk_tokens[: job.model.page_tokens])  # connect, as a server has
 
         begin = time.perf_counter()
-        keys = job.keys()
-        found = client.batch_exists(keys, prefix=True).prefix_len
-        looked_up = time.perf_counter()
-        result = client.batch_get(keys[:found], buffers[:found])
-        arrived = time.perf_counter()
-        chunks = result.prefix_len
-        loaded.length = chunks * job.model.page_tokens
-        with np.errstate(all="ignore"):  # chunks that somebody damaged may hold any float
-            first = model.prefill(job.prompt, loaded)
-            ttft_with_cache_s = time.perf_counter() - begin
-            with_cache = model.decode(first, loaded, job.new_tokens)
+        hit = engine.retrieve(job.prompt, buffers, limit_tokens=len(job.prompt) - 1)
+        loaded.length = hit.tokens
+        first = model.prefill(job.prompt, loaded)
+        ttft_with_cache_s = time.perf_counter() - begin
+        with_cache = model.decode(first, loaded, job.new_tokens)
+        refused = {
+            name.removeprefix("refused_").replace("_", " "): count
+            for name, count in engine.stats()["stores"]["redis"].items()
+            if name.startswith("refused_") and count
+        }
 
     start = time.perf_counter()
     first = model.prefill(job.prompt, computed)
     ttft_without_cache_s = time.perf_counter() - start
     without_cache = model.decode(first, computed, job.new_tokens)
 
+    chunks = hit.tokens // job.model.page_tokens
     return ReaderReport(
-        client=type(client).__name__,
-        found_chunks=found,
         loaded_chunks=chunks,
-        load_error=None if result.ok else result.error or result[chunks].name,
-        lookup_s=looked_up - begin,
-        load_s=arrived - looked_up,
+        missing=hit.reason,
+        refused=refused,
+        lookup_s=hit.lookup_s,
+        load_s=hit.load_s,
         ttft_with_cache_s=ttft_with_cache_s,
         ttft_without_cache_s=ttft_without_cache_s,
         tokens_with_cache=with_cache[0],
