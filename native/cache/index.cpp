@@ -151,7 +151,6 @@ void Index::acquire(Hashes hashes, std::vector<ChunkRef>& refs) {
     if (entries_[found_[i]].leases == kHoldersMax) run = i;
   }
   touch_found(run);
-  refs.reserve(refs.size() + run);
   for (std::size_t i = 0; i < run; ++i) {
     Entry& entry = entries_[found_[i]];
     // A request that names a chunk twice may reach the limit only now.
