@@ -54,14 +54,14 @@ std::size_t first_of(std::int64_t first) {
   return static_cast<std::size_t>(first);
 }
 
-nb::object new_bytes(std::size_t size) {
-  nb::object bytes = nb::steal(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(size)));
-  if (!bytes.is_valid()) throw nb::python_error();
-  return bytes;
+nb::bytes new_bytes(std::size_t size) {
+  PyObject* bytes = PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(size));
+  if (bytes == nullptr) throw nb::python_error();
+  return nb::steal<nb::bytes>(bytes);
 }
 
 template <typename Byte>
-Byte* data_of(nb::object& bytes) {
+Byte* data_of(nb::bytes& bytes) {
   return reinterpret_cast<Byte*>(PyBytes_AS_STRING(bytes.ptr()));
 }
 
@@ -92,18 +92,18 @@ void require_no_pool(const CacheOwner& self, const char* what) {
   }
 }
 
-nb::object evict(const CacheOwner& self, std::int64_t count) {
+nb::bytes evict(const CacheOwner& self, std::int64_t count) {
   const auto hashes = self.cache->evict(count < 0 ? 0 : static_cast<std::size_t>(count));
-  nb::object bytes = new_bytes(hashes.size() * kHashBytes);
+  nb::bytes bytes = new_bytes(hashes.size() * kHashBytes);
   for (std::size_t i = 0; i < hashes.size(); ++i) {
     hashes[i].store(data_of<std::byte>(bytes) + i * kHashBytes);
   }
   return bytes;
 }
 
-nb::object states(const CacheOwner& self, const nb::bytes& hashes) {
+nb::bytes states(const CacheOwner& self, const nb::bytes& hashes) {
   const Hashes all = hashes_of(hashes);
-  nb::object bytes = new_bytes(all.size());
+  nb::bytes bytes = new_bytes(all.size());
   self.cache->states(all, {data_of<std::uint8_t>(bytes), all.size()});
   return bytes;
 }
@@ -115,9 +115,9 @@ std::vector<std::uint64_t> generations(const CacheOwner& self, const nb::bytes& 
   return generations;
 }
 
-nb::dict stats(const CacheOwner& self) {
+nb::typed<nb::dict, nb::str, nb::int_> stats(const CacheOwner& self) {
   const cache::CacheStats stats = self.cache->stats();
-  nb::dict out;
+  nb::typed<nb::dict, nb::str, nb::int_> out;
   out["resident"] = stats.index.ready + stats.index.writing;
   out["ready"] = stats.index.ready;
   out["writing"] = stats.index.writing;

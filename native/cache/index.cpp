@@ -11,7 +11,8 @@ namespace {
 constexpr std::uint8_t kHeld = 1;  // of the request at hand
 constexpr std::uint8_t kIdle = 2;  // in the list of those that may be evicted
 
-constexpr std::size_t kBlock = 64;  // hashes whose cache misses overlap
+constexpr std::size_t kEvictedMin = 1024;  // remembered also by a small index
+constexpr std::size_t kBlock = 64;         // hashes whose cache misses overlap
 // A commit walks up at most so many ancestors; what lies beyond is passed over when its turn comes.
 constexpr std::size_t kLiftedMax = std::size_t{1} << 16;
 // Pages that come back may still be read by somebody. A call gives up after so many of them.
@@ -40,7 +41,7 @@ Result<std::unique_ptr<Index>> Index::create(std::size_t capacity, std::string_v
 Index::Index(std::size_t capacity, bool leaf_first, PageSource* pages)
     : entries_(capacity),
       table_(capacity),
-      evicted_(capacity),
+      evicted_(std::max(capacity, kEvictedMin)),
       idle_(entries_.all()),
       pages_(pages),
       leaf_first_(leaf_first) {}

@@ -5,6 +5,8 @@ The native core of kvferry. Use the classes of the kvferry package instead.
 from collections.abc import Sequence
 from typing import Any
 
+from typing_extensions import Buffer
+
 
 class CredentialSource:
     """Where connections ask for user and password. See kvferry.Credentials."""
@@ -122,12 +124,12 @@ class Page:
     @property
     def nbytes(self) -> int: ...
 
-def hash_chunks(tokens: object, chunk_size: int, salt: bytes = ..., parent: bytes | None = None) -> bytes:
+def hash_chunks(tokens: Any, chunk_size: int, salt: bytes = b'', parent: bytes | None = None) -> bytes:
     """
     16 bytes for each full chunk, as kvferry.keys computes them. `parent` continues a chain.
     """
 
-class PageView:
+class PageView(Buffer):
     """
     A page as a writable buffer that somebody else owns. The page is leased in its pool while it is exported.
     """
@@ -140,7 +142,7 @@ class PageView:
     @property
     def nbytes(self) -> int: ...
 
-def copy_pages(pool: PagePool, handles: Sequence, buffers: Sequence, to_pages: bool, threads: int) -> None:
+def copy_pages(pool: PagePool, handles: Sequence[int], buffers: Sequence[Any], to_pages: bool, threads: int) -> None:
     """
     Between pages and buffers of their length, without the GIL, by up to `threads` threads.
     """
@@ -196,7 +198,7 @@ class ChunkCache:
     def unpin(self, hashes: bytes) -> int:
         """How many of the leading ready run lost a pin."""
 
-    def states(self, hashes: bytes) -> object:
+    def states(self, hashes: bytes) -> bytes:
         """
         A byte for each chunk: 0 absent, 1 evicted, 2 writing, 3 ready, 4 leased, 5 pinned.
         """
@@ -214,7 +216,7 @@ class ChunkCache:
     def insert(self, hashes: bytes, first: int = 0) -> int:
         """Store the absent ones of hashes[first:]; how many got room."""
 
-    def evict(self, count: int) -> object:
+    def evict(self, count: int) -> bytes:
         """The hashes of up to `count` victims, which are gone."""
 
     def remove(self, hashes: bytes) -> int:
@@ -225,7 +227,7 @@ class ChunkCache:
     def clear(self) -> int:
         """Remove everything; how many there were."""
 
-    def stats(self) -> dict: ...
+    def stats(self) -> dict[str, int]: ...
 
     @property
     def capacity(self) -> int: ...
