@@ -55,14 +55,13 @@ std::size_t first_of(std::int64_t first) {
 }
 
 nb::bytes new_bytes(std::size_t size) {
-  auto bytes =
-      nb::steal<nb::bytes>(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(size)));
-  if (!bytes.is_valid()) throw nb::python_error();
-  return bytes;
+  PyObject* bytes = PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(size));
+  if (bytes == nullptr) throw nb::python_error();
+  return nb::steal<nb::bytes>(bytes);
 }
 
 template <typename Byte>
-Byte* data_of(const nb::bytes& bytes) {
+Byte* data_of(nb::bytes& bytes) {
   return reinterpret_cast<Byte*>(PyBytes_AS_STRING(bytes.ptr()));
 }
 
@@ -116,9 +115,9 @@ std::vector<std::uint64_t> generations(const CacheOwner& self, const nb::bytes& 
   return generations;
 }
 
-nb::dict stats(const CacheOwner& self) {
+nb::typed<nb::dict, nb::str, nb::int_> stats(const CacheOwner& self) {
   const cache::CacheStats stats = self.cache->stats();
-  nb::dict out;
+  nb::typed<nb::dict, nb::str, nb::int_> out;
   out["resident"] = stats.index.ready + stats.index.writing;
   out["ready"] = stats.index.ready;
   out["writing"] = stats.index.writing;

@@ -118,14 +118,16 @@ void copy_pages(const PoolOwner& owner, const nb::sequence& handles, const nb::s
 
 void bind_pages(nb::module_& m) {
   nb::class_<PageView>(m, "PageView", nb::type_slots(page_view_slots),
+                       nb::sig("class PageView(typing_extensions.Buffer)"),
                        "A page as a writable buffer that somebody else owns. The page is leased "
                        "in its pool while it is exported.")
       .def(nb::init<const PoolOwner&, std::uint64_t>(), "pool"_a, "handle"_a)
       .def_prop_ro("handle", &PageView::handle)
       .def_prop_ro("nbytes", &PageView::size_bytes);
   m.def("copy_pages", &copy_pages, "pool"_a, "handles"_a, "buffers"_a, "to_pages"_a, "threads"_a,
-        nb::sig("def copy_pages(pool: PagePool, handles: typing.Sequence[int], "
-                "buffers: typing.Sequence[typing.Any], to_pages: bool, threads: int) -> None"),
+        nb::sig("def copy_pages(pool: PagePool, handles: collections.abc.Sequence[int], "
+                "buffers: collections.abc.Sequence[typing.Any], to_pages: bool, threads: int) "
+                "-> None"),
         "Between pages and buffers of their length, without the GIL, by up to `threads` threads.");
 }
 

@@ -142,6 +142,8 @@ nb::bytes hash_chunks(nb::handle object, std::int64_t chunk_size, const nb::byte
 void bind_tokens(nb::module_& m) {
   m.def("hash_chunks", &hash_chunks, "tokens"_a, "chunk_size"_a, "salt"_a = nb::bytes(""),
         "parent"_a = nb::none(),
+        nb::sig("def hash_chunks(tokens: typing.Any, chunk_size: int, salt: bytes = b'', "
+                "parent: bytes | None = None) -> bytes"),
         "16 bytes for each full chunk, as kvferry.keys computes them. `parent` continues a chain.");
 }
 

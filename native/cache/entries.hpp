@@ -16,6 +16,10 @@ namespace kvferry::cache {
 
 enum class State : std::uint8_t { kFree, kWriting, kReady };
 
+// Flags of an entry.
+inline constexpr std::uint8_t kHeld = 1;  // named by the request at hand
+inline constexpr std::uint8_t kIdle = 2;  // in the index's list of those that may be evicted
+
 struct Entry {
   ChunkHash hash;
   std::uint64_t page;    // opaque; 0 without pages

@@ -1,6 +1,6 @@
 #pragma once
 // EvictedMemory: which chunks were evicted lately, by fingerprint, so that a miss can be told from
-// an eviction that came too early. One place for each chunk of capacity; newer ones overwrite.
+// an eviction that came too early. Each chunk has one place; newer ones overwrite.
 //
 // An answer may be wrong: once in 2^32 for a chunk that was never there, and a chunk is forgotten
 // when another one takes its place. It is for counting and explaining, never for finding.
@@ -15,7 +15,7 @@ namespace kvferry::cache {
 
 class EvictedMemory {
  public:
-  explicit EvictedMemory(std::size_t capacity) : places_(capacity) {}
+  explicit EvictedMemory(std::size_t places) : places_(places) {}
 
   void remember(const ChunkHash& hash) noexcept {
     const std::uint64_t mixed = hash.mixed();

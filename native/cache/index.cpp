@@ -7,15 +7,8 @@
 namespace kvferry::cache {
 namespace {
 
-// Flags of an entry.
-constexpr std::uint8_t kHeld = 1;  // of the request at hand
-constexpr std::uint8_t kIdle = 2;  // in the list of those that may be evicted
-
-constexpr std::size_t kBlock = 64;  // hashes whose cache misses overlap
-// A commit walks up at most so many ancestors; what lies beyond is passed over when its turn comes.
-constexpr std::size_t kLiftedMax = std::size_t{1} << 16;
-// Pages that come back may still be read by somebody. A call gives up after so many of them.
-constexpr int kFruitlessMax = 8;
+constexpr std::size_t kEvictedMin = 1024;  // remembered also by a small index
+constexpr std::size_t kBlock = 64;         // hashes whose cache misses overlap
 
 }  // namespace
 
@@ -40,7 +33,7 @@ Result<std::unique_ptr<Index>> Index::create(std::size_t capacity, std::string_v
 Index::Index(std::size_t capacity, bool leaf_first, PageSource* pages)
     : entries_(capacity),
       table_(capacity),
-      evicted_(capacity),
+      evicted_(std::max(capacity, kEvictedMin)),
       idle_(entries_.all()),
       pages_(pages),
       leaf_first_(leaf_first) {}
@@ -151,7 +144,6 @@ void Index::acquire(Hashes hashes, std::vector<ChunkRef>& refs) {
     if (entries_[found_[i]].leases == kHoldersMax) run = i;
   }
   touch_found(run);
-  refs.reserve(refs.size() + run);
   for (std::size_t i = 0; i < run; ++i) {
     Entry& entry = entries_[found_[i]];
     // A request that names a chunk twice may reach the limit only now.
@@ -202,235 +194,6 @@ std::size_t Index::unpin(Hashes hashes) {
     if (--entry.pins == 0) --stats_.pinned;
     refile(found_[i]);
     ++count;
-  }
-  return count;
-}
-
-// --- Storing ------------------------------------------------------------------------------------
-
-std::size_t Index::reserve(Hashes hashes, std::size_t first, std::vector<ChunkRef>& refs,
-                           std::vector<std::uint32_t>& indices) {
-  found_.resize(hashes.size());
-  find_all(hashes, 0, hashes.size());
-  for (const std::uint32_t slot : found_) {
-    if (slot == kNone) continue;
-    entries_[slot].flags |= kHeld;
-    refile(slot);
-  }
-  // Chunks of this request that are in the way are passed over beyond the limit, once each.
-  std::size_t held_max = hashes.size();
-  int fruitless = 0;
-  const auto make_room = [&](std::uint64_t& page) {
-    if (entries_.resident() == capacity() && !evict_one(held_max)) return false;
-    if (pages_ == nullptr) return true;
-    for (;;) {
-      if (const auto taken = pages_->take()) {
-        page = *taken;
-        return true;
-      }
-      if (fruitless++ == kFruitlessMax || !evict_one(held_max)) return false;
-    }
-  };
-  const std::size_t inserted_before = refs.size();
-  std::size_t shed = 0;
-  std::uint32_t parent = kNone;
-  for (std::size_t i = 0; i < hashes.size(); ++i) {
-    std::uint32_t slot = found_[i];
-    // A request that names a chunk twice has inserted it by now.
-    if (slot == kNone && refs.size() > inserted_before) slot = find(hashes[i]);
-    if (slot != kNone) {
-      if (leaf_first_ && parent != kNone && entries_.parent_of(slot) == kNone) {
-        adopt(slot, parent, i);
-      }
-    } else if (i >= first) {
-      const ChunkHash hash = hashes[i];
-      std::uint64_t page = 0;
-      std::uint8_t mark = 0;
-      if (shed == 0) mark = policy_->prepare(hash);
-      if (shed > 0 || !make_room(page)) {
-        ++shed;
-      } else {
-        slot = insert(hash, leaf_first_ ? parent : kNone);
-        entries_[slot].mark = mark;
-        entries_[slot].page = page;
-        refs.push_back(entries_.ref(slot));
-        indices.push_back(static_cast<std::uint32_t>(i));
-      }
-    }
-    parent = slot;
-  }
-  for (const std::uint32_t slot : found_) {
-    if (slot == kNone) continue;
-    entries_[slot].flags &= static_cast<std::uint8_t>(~kHeld);
-    refile(slot);
-  }
-  stats_.shed += shed;
-  return shed;
-}
-
-std::uint32_t Index::insert(const ChunkHash& hash, std::uint32_t parent) {
-  const std::uint32_t slot = entries_.take(hash);
-  table_.insert(hash.mixed(), slot);
-  ++stats_.writing;
-  if (parent != kNone) {
-    Entry& entry = entries_[slot];
-    entry.parent = parent;
-    entry.parent_use = entries_[parent].use;
-    ++entries_[parent].children;
-    refile(parent);
-  }
-  return slot;
-}
-
-// A root whose parent was stored after it gets that parent, unless that closes a circle: honest
-// hashes cannot, others may. `depth` is how many ancestors the parent can have at most.
-void Index::adopt(std::uint32_t slot, std::uint32_t parent, std::size_t depth) {
-  std::uint32_t above = parent;
-  for (std::size_t steps = 0; above != kNone; above = entries_.parent_of(above)) {
-    if (above == slot || steps++ > depth) return;
-  }
-  entries_[slot].parent = parent;
-  entries_[slot].parent_use = entries_[parent].use;
-  ++entries_[parent].children;
-  refile(parent);
-}
-
-std::size_t Index::commit(std::span<const ChunkRef> refs, std::span<const std::uint8_t> ok) {
-  std::size_t count = 0;
-  std::size_t lifts_max = kLiftedMax;
-  const auto settle = [&](std::size_t i) {
-    if (!entries_.holds(refs[i]) || entries_[refs[i].slot].state != State::kWriting) return;
-    const std::uint32_t slot = refs[i].slot;
-    if (!ok.empty() && ok[i] == 0) {
-      drop(slot);
-      return;
-    }
-    entries_[slot].state = State::kReady;
-    --stats_.writing;
-    ++stats_.ready;
-    ++stats_.insertions;
-    ++count;
-    evicted_.forget(entries_[slot].hash);
-    policy_->admit(slot);
-    refile(slot);
-    if (leaf_first_) lift_ancestors(slot, i > 0 ? refs[i - 1].slot : kNone, lifts_max);
-  };
-  if (leaf_first_) {
-    for (std::size_t i = refs.size(); i-- > 0;) settle(i);
-  } else {
-    for (std::size_t i = 0; i < refs.size(); ++i) settle(i);
-  }
-  return count;
-}
-
-// The chunks in front of `slot` become younger than it, up to the one at `until`.
-void Index::lift_ancestors(std::uint32_t slot, std::uint32_t until, std::size_t& budget) {
-  for (std::uint32_t above = entries_.parent_of(slot); above != kNone && above != until && budget;
-       above = entries_.parent_of(above), --budget) {
-    if (entries_[above].state == State::kReady) policy_->lift(above);
-  }
-}
-
-void Index::abort(std::span<const ChunkRef> refs) {
-  for (const ChunkRef ref : refs) {
-    if (entries_.holds(ref) && entries_[ref.slot].state == State::kWriting) drop(ref.slot);
-  }
-}
-
-// --- Leaving ------------------------------------------------------------------------------------
-
-bool Index::evictable(const Entry& entry) const noexcept {
-  return entry.state == State::kReady && entry.leases == 0 && entry.pins == 0 &&
-         entry.children == 0 && (entry.flags & kHeld) == 0;
-}
-
-// After any change of what evictable() asks.
-void Index::refile(std::uint32_t slot) {
-  Entry& entry = entries_[slot];
-  const bool listed = (entry.flags & kIdle) != 0;
-  if (evictable(entry) == listed) return;
-  entry.flags ^= kIdle;
-  if (listed) {
-    idle_.remove(slot);
-  } else {
-    idle_.push(slot);
-  }
-}
-
-std::uint32_t Index::choose(std::size_t& held_max) {
-  int passed = 0;
-  while (idle_.size() > 0 && passed < kPassedMax) {
-    const std::uint32_t slot = policy_->victim(stats_.writing, passed);
-    if (slot == kNone) break;
-    if (evictable(entries_[slot])) return slot;
-    policy_->lift(slot);
-    // Its parents cannot go either; left where they are, each would be the next to be passed over.
-    std::size_t lifts_max = kPassedMax;
-    lift_ancestors(slot, kNone, lifts_max);
-    if ((entries_[slot].flags & kHeld) != 0 && held_max > 0) {
-      --held_max;
-    } else {
-      ++passed;
-    }
-  }
-  return idle_.oldest();
-}
-
-std::optional<ChunkHash> Index::evict_one(std::size_t& held_max) {
-  const std::uint32_t slot = choose(held_max);
-  if (slot == kNone) return std::nullopt;
-  const ChunkHash hash = entries_[slot].hash;
-  evicted_.remember(hash);
-  policy_->evicted(slot);
-  ++stats_.evictions;
-  drop(slot);
-  return hash;
-}
-
-// Requires: the policy does not hold it any more.
-void Index::drop(std::uint32_t slot) {
-  Entry& entry = entries_[slot];
-  if (entry.flags & kIdle) idle_.remove(slot);
-  if (entry.leases > 0) --stats_.leased;
-  if (entry.pins > 0) --stats_.pinned;
-  --(entry.state == State::kReady ? stats_.ready : stats_.writing);
-  table_.erase(entry.hash.mixed(), slot);
-  const std::uint32_t parent = entries_.parent_of(slot);
-  if (pages_ != nullptr) pages_->give_back(entry.page);
-  entries_.give_back(slot);
-  if (parent != kNone) {
-    --entries_[parent].children;
-    refile(parent);
-  }
-}
-
-void Index::evict(std::size_t count, std::vector<ChunkHash>& hashes) {
-  std::size_t held_max = 0;
-  for (; count > 0; --count) {
-    const auto hash = evict_one(held_max);
-    if (!hash) return;
-    hashes.push_back(*hash);
-  }
-}
-
-std::size_t Index::remove(Hashes hashes) {
-  std::size_t count = 0;
-  for (std::size_t i = 0; i < hashes.size(); ++i) {
-    const std::uint32_t slot = find(hashes[i]);
-    if (slot == kNone) continue;
-    if (entries_[slot].state == State::kReady) policy_->removed(slot);
-    drop(slot);
-    ++count;
-  }
-  return count;
-}
-
-std::size_t Index::clear() {
-  const std::size_t count = entries_.resident();
-  for (std::uint32_t slot = 0; slot < entries_.touched(); ++slot) {
-    if (entries_[slot].state == State::kFree) continue;
-    if (entries_[slot].state == State::kReady) policy_->removed(slot);
-    drop(slot);
   }
   return count;
 }

@@ -26,6 +26,7 @@ class Arc final : public Policy {
         ghosts_(entries.capacity() + 1) {}
 
   std::uint8_t prepare(const ChunkHash& hash) override {
+    arriving_once_ += prepared_once_;
     const auto b1 = static_cast<double>(ghosts_.size(kOnce));
     const auto b2 = static_cast<double>(ghosts_.size(kAgain));
     const int ghost = ghosts_.take(hash);
@@ -35,11 +36,14 @@ class Arc final : public Policy {
     } else if (ghost == kAgain) {
       t1_wanted_ = std::max(0.0, t1_wanted_ - std::max(1.0, b1 / b2));
     }
-    return ghost == Ghosts::kNowhere ? kOnce : kAgain;
+    prepared_once_ = ghost == Ghosts::kNowhere;
+    return prepared_once_ ? kOnce : kAgain;
   }
 
   void admit(std::uint32_t slot) override {
     queue(slot).push(slot);
+    prepared_once_ = false;
+    if (arriving_once_ > 0 && entries_[slot].mark == kOnce) --arriving_once_;
     if (entries_[slot].mark == kAgain) {
       raise_ancestors(slot);
       return;
@@ -57,8 +61,9 @@ class Arc final : public Policy {
   void lift(std::uint32_t slot) override { queue(slot).renew(slot); }
 
   std::uint32_t victim(std::size_t arriving, int passed) override {
-    // Those that arrive mostly go to T1.
-    const auto t1 = static_cast<double>(t1_.size() + arriving);
+    // Some that were prepared may never have arrived.
+    arriving_once_ = std::min(arriving_once_, arriving);
+    const auto t1 = static_cast<double>(t1_.size() + arriving_once_);
     bool once = t1 > t1_wanted_ || (from_b2_ && t1 == t1_wanted_);
     if (is_other_queues_turn(passed)) once = !once;
     if ((once && t1_.size() > 0) || t2_.size() == 0) return t1_.oldest();
@@ -100,8 +105,10 @@ class Arc final : public Policy {
   OrderList t1_;
   OrderList t2_;
   Ghosts ghosts_;
-  double t1_wanted_ = 0;  // p
-  bool from_b2_ = false;  // what prepare() found
+  double t1_wanted_ = 0;           // p
+  std::size_t arriving_once_ = 0;  // prepared for T1, not admitted yet
+  bool prepared_once_ = false;     // and the one prepared last
+  bool from_b2_ = false;           // what prepare() found
 };
 
 }  // namespace

@@ -5,6 +5,8 @@ The native core of kvferry. Use the classes of the kvferry package instead.
 from collections.abc import Sequence
 from typing import Any
 
+from typing_extensions import Buffer
+
 
 class CredentialSource:
     """Where connections ask for user and password. See kvferry.Credentials."""
@@ -168,12 +170,12 @@ class Page:
     @property
     def nbytes(self) -> int: ...
 
-def hash_chunks(tokens: object, chunk_size: int, salt: bytes = ..., parent: bytes | None = None) -> bytes:
+def hash_chunks(tokens: Any, chunk_size: int, salt: bytes = b'', parent: bytes | None = None) -> bytes:
     """
     16 bytes for each full chunk, as kvferry.keys computes them. `parent` continues a chain.
     """
 
-class PageView:
+class PageView(Buffer):
     """
     A page as a writable buffer that somebody else owns. The page is leased in its pool while it is exported.
     """
