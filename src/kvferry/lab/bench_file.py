@@ -1,15 +1,16 @@
 """How fast the file connector is, against what the disk does for anybody.
 
-    python -m kvferry.lab.bench_file DIRECTORY [--size-mib 4] [--count 256] [--rounds 3]
+    python -m kvferry.lab.bench_file DIRECTORY [--size-mib 4] [--count 256] [--rounds 5]
 
 Prints GB/s of write and read, in one run and one directory, of
 
     dd      one block at a time into one file, with direct I/O, where dd is installed
-    raw     the same blocks with direct I/O by as many threads as the connector has operations
-            under way, into one file that exists already: what fio measures
+    raw     the same blocks with direct I/O by eight threads, which is what the connector
+            has under way of 4 MiB, into one file that exists already: what fio measures
     store   the connector: a file a value, with headers, checksums and renames
 
-and the ratio of store to the best of the other two. Every value that is read is compared with what
+in the median of the rounds, and the ratio of store to the better of the other two, which is taken
+round by round, because disks change their minds. Every value that is read is compared with what
 was written, outside of the times.
 """
 
@@ -25,7 +26,9 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from operator import truediv
 from pathlib import Path
+from statistics import median
 
 from kvferry.client.batch import BatchResult
 from kvferry.connectors import Space
@@ -33,7 +36,7 @@ from kvferry.connectors.file import FileConnector
 
 __all__ = ["main"]
 
-_THREADS = 16
+_THREADS = 8
 _MIB = 1 << 20
 
 
@@ -43,27 +46,30 @@ def main() -> None:
     parser.add_argument("directory", type=Path, help="on the disk that is meant")
     parser.add_argument("--size-mib", type=int, default=4, help="of a block or value")
     parser.add_argument("--count", type=int, default=256, help="blocks in each round")
-    parser.add_argument("--rounds", type=int, default=3, help="the best of them counts")
+    parser.add_argument("--rounds", type=int, default=5, help="each way once, in turn")
     chosen = parser.parse_args()
     size, count = chosen.size_mib * _MIB, chosen.count
-    best: dict[str, list[float]] = {}
+    found: dict[str, list[list[float]]] = {"dd": [], "raw": [], "store": []}
     with tempfile.TemporaryDirectory(dir=chosen.directory) as name:
         for _ in range(chosen.rounds):  # in turn, so that all see the same disk
             for way, measure in (("dd", _dd), ("raw", _raw), ("store", _store)):
-                for index, seconds in enumerate(measure(Path(name), size, count)):
-                    rates = best.setdefault(way, [0.0, 0.0])
-                    rates[index] = max(rates[index], size * count / seconds / 1e9)
-    print(f"{count} x {chosen.size_mib} MiB, best of {chosen.rounds}   write    read   GB/s")
-    for way, (write, read) in best.items():
-        print(f"{way:24}{write:12.2f}{read:8.2f}")
-    floor = [max(best[way][i] for way in best if way != "store") for i in range(2)]
-    ratios = [best["store"][i] / floor[i] for i in range(2)]
-    print(f"{'store / best other':24}{ratios[0]:12.2f}{ratios[1]:8.2f}")
+                seconds = measure(Path(name), size, count)
+                found[way].append([size * count / each / 1e9 for each in seconds])
+    print(f"{f'{count} x {chosen.size_mib} MiB, GB/s':26}   write    read")
+    for way, rounds in found.items():
+        print(f"{way:26}{_medians(rounds)}")
+    floors = [list(map(max, *others)) for others in zip(found["dd"], found["raw"], strict=True)]
+    pairs = zip(found["store"], floors, strict=True)
+    print(f"{'store / better of them':26}{_medians([list(map(truediv, *p)) for p in pairs])}")
+
+
+def _medians(rounds: list[list[float]]) -> str:
+    return "".join(f"{median(column):8.2f}" for column in zip(*rounds, strict=True))
 
 
 def _dd(directory: Path, size: int, count: int) -> list[float]:
     if shutil.which("dd") is None:
-        return []
+        return [float("inf")] * 2  # a rate of nothing
     path, times = directory / "dd", []
     for source, target, flag in (("/dev/zero", path, "oflag"), (path, "/dev/null", "iflag")):
         blocks = (f"bs={size}", f"count={count}", f"{flag}=direct")
