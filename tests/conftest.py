@@ -5,4 +5,4 @@ pyproject.toml puts tests/ on the path.
 
 from __future__ import annotations
 
-pytest_plugins = ["support.fixtures", "support.overheard"]
+pytest_plugins = ["support.fixtures", "support.connectors", "support.overheard"]

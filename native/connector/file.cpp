@@ -13,7 +13,11 @@
 namespace kvferry::connector {
 namespace {
 
-constexpr std::size_t kDepth = 8;         // operations under way in a thread with io_uring
+// Under way in a thread with io_uring: enough bytes for any disk, and few enough that a value may be
+// in the cache of the processor still when its checksum is taken.
+constexpr std::size_t kBytesUnderWay = 16 * kMiB;
+constexpr std::size_t kDepthMin = 2;
+constexpr std::size_t kDepthMax = 32;
 constexpr int kFailuresUntilDown = 3;     // in a row
 constexpr Nanos kDownTime = 5 * kSecond;  // then it is tried again
 constexpr Nanos kCountShare = 20;         // a count may take 1/20 of the time
@@ -125,7 +129,8 @@ Result<std::vector<std::pair<Identity, std::string>>> FileConnector::description
 
 std::unique_ptr<BlockIo> FileConnector::make_io() {
   if (ring_) {
-    if (auto io = BlockIo::open_ring(kDepth)) return std::move(*io);
+    const std::size_t depth = std::clamp(kBytesUnderWay / file_bytes_, kDepthMin, kDepthMax);
+    if (auto io = BlockIo::open_ring(depth)) return std::move(*io);
     log().push(LogLevel::kInfo, "no more io_uring; this thread reads and writes without it");
   }
   return BlockIo::open_plain();

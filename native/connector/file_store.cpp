@@ -153,6 +153,7 @@ int FileStore::own() {
     if (::flock(lock.get(), LOCK_EX | LOCK_NB) == 0 && ::fstat(lock.get(), &facts) == 0 &&
         facts.st_nlink > 0) {
       lock_ = std::move(lock);
+      own_ = std::make_unique<FileUsage>(tmp_.get(), name.c_str());
       return 0;
     }
   }
@@ -168,7 +169,12 @@ void FileStore::sweep() {
     if (!name.ends_with(kOwnerSuffix) || name.starts_with(owner_)) continue;
     const UniqueFd lock(::openat(tmp_.get(), name.c_str(), O_RDWR | O_CLOEXEC));
     if (!lock) continue;
+    struct stat facts{};
     if (::flock(lock.get(), LOCK_EX | LOCK_NB) == 0) {
+      // Not a second time, if somebody else has swept it just now.
+      if (::fstat(lock.get(), &facts) == 0 && facts.st_nlink > 0 && facts.st_size > 0) {
+        usage_->give_back(FileUsage(tmp_.get(), name.c_str()).bytes());
+      }
       ::unlinkat(tmp_.get(), name.c_str(), 0);
     } else {
       alone = false;
@@ -199,6 +205,16 @@ std::size_t FileStore::direct_alignment() {
   }
   discard(probe);
   return found;
+}
+
+bool FileStore::reserve(std::int64_t bytes) {
+  if (!usage_->reserve(bytes, capacity_bytes_)) return false;
+  return own_->reserve(bytes, 0);
+}
+
+void FileStore::give_back(std::int64_t bytes) {
+  usage_->give_back(bytes);
+  own_->give_back(bytes);
 }
 
 int FileStore::open_value(const std::string& name, int flags, UniqueFd& fd) const {
@@ -232,6 +248,7 @@ int FileStore::publish(Temporary& temporary, const std::string& name, bool sync_
     }
   }
   usage_->stored(temporary.size_bytes, replaced);
+  own_->give_back(temporary.size_bytes);
   temporary.name.clear();
   temporary.fd.reset();
   if (!sync_directory) return 0;

@@ -5,7 +5,8 @@
 //   <root>/usage             counters, see file_usage.hpp
 //   <root>/ab/<16 hex>       a value, see file_format.hpp; 256 directories
 //   <root>/tmp/<owner>-<n>   a value that is being written
-//   <root>/tmp/<owner>.owner locked while that owner lives: what the dead left is swept at open()
+//   <root>/tmp/<owner>.owner what an owner has reserved; locked while it lives, and what the dead
+//                            left is swept at open()
 //   <root>/identities/<hex>  descriptions
 //
 // A value appears by rename, so that a reader sees all of it or none; after a power cut its blocks
@@ -79,8 +80,8 @@ class FileStore {
   }
 
   // Whether there is room for so many bytes; then it is taken, until publish() or discard().
-  [[nodiscard]] bool reserve(std::int64_t bytes) { return usage_->reserve(bytes, capacity_bytes_); }
-  void give_back(std::int64_t bytes) { usage_->give_back(bytes); }
+  [[nodiscard]] bool reserve(std::int64_t bytes);
+  void give_back(std::int64_t bytes);
   [[nodiscard]] const FileUsage& usage() const noexcept { return *usage_; }
   [[nodiscard]] std::uint64_t capacity_bytes() const noexcept { return capacity_bytes_; }
 
@@ -104,8 +105,9 @@ class FileStore {
   const std::uint64_t capacity_bytes_;
   FileSteps* const steps_;
   std::unique_ptr<FileUsage> usage_;
-  UniqueFd lock_;      // of the owner file
-  std::string owner_;  // 16 hex digits
+  std::unique_ptr<FileUsage> own_;  // what of it we have reserved
+  UniqueFd lock_;                   // of the owner file
+  std::string owner_;               // 16 hex digits
   std::atomic<std::uint64_t> created_{0};
 };
 

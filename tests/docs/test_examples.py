@@ -14,6 +14,12 @@ SAYS = {
         "usable: 12 of 16 - then: MISS",
         "equal: True - loop ran meanwhile: True",
     ],
+    "custom_connector.py": [
+        "stored: True",
+        "found: ['OK', 'MISS'] - equal: True",
+        "damaged: CORRUPT",
+        "afterwards: MISS",
+    ],
     "numpy_pool.py": [
         "loaded: 3 of 3 chunks of 1048576 bytes",
         "equal: True",

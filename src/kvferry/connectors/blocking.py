@@ -23,11 +23,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 from kvferry.client.batch import BatchResult
-from kvferry.client.buffers import check_batch, encode_keys
+from kvferry.client.buffers import check_batch, check_targets, encode_keys, readable, writable
 from kvferry.client.times import checked_timeout
 from kvferry.connectors.base import BufferLike, Key, ScanBatch, Space, Usage
 from kvferry.connectors.calls import CallJob, CallQueue
-from kvferry.errors import ClosedError
+from kvferry.errors import BadBufferError, ClosedError
 
 __all__ = ["BlockingConnector"]
 
@@ -132,7 +132,42 @@ class BlockingConnector(ABC):
         """None, by default."""
         return {}
 
-    # --- What it gets ---
+    # --- What it gets: checks of arguments ---
+
+    def names(self, keys: Sequence[Key]) -> list[bytes]:
+        """The keys as they are in the store, with the prefix.
+
+        Raises:
+            UsageError: There is none, or one of them cannot be a key.
+        """
+        prefix = self.space.prefix.encode()
+        return encode_keys([prefix + key for key in encode_keys(keys)])
+
+    def targets(self, keys: Sequence[Key], buffers: Sequence[BufferLike]) -> list[memoryview]:
+        """The memory of a get, one for each key.
+
+        Raises:
+            UsageError: There is not one buffer for each key.
+            BadBufferError: One is read-only, no plain memory, not as long as the values, or shares
+                memory with another.
+        """
+        views = self._views(keys, buffers, writable)
+        check_targets(views)
+        return views
+
+    def values(self, keys: Sequence[Key], buffers: Sequence[BufferLike]) -> list[memoryview]:
+        """The memory of a set; see `targets`."""
+        return self._views(keys, buffers, readable)
+
+    def deadline(self, size_bytes: int, timeout_s: float | None) -> float:
+        """When a call of so many bytes should end, on the clock of time.monotonic().
+
+        Raises:
+            UsageError: `timeout_s` leaves no time.
+        """
+        return time.monotonic() + self._limit_s(size_bytes, timeout_s)
+
+    # --- What it gets: the other ways to call ---
 
     def submit_get(
         self,
@@ -253,20 +288,40 @@ class BlockingConnector(ABC):
         announced: bool = False,
         **options: Any,
     ) -> CallJob:
-        own = list(keys) if not isinstance(keys, str | bytes) else keys
-        views = None if buffers is None else list(buffers)
         # Refused here, not in a thread where nobody would see it.
-        encode_keys(own) if views is None else check_batch(own, views)
-        limit_s = checked_timeout(timeout_s)
-        if limit_s is None:
-            size_bytes = len(own) * self.space.value_size_bytes if views else 0
-            limit_s = _TIMEOUT_S + size_bytes / _FLOOR_RATE_BYTES_S
+        self.names(keys)
+        own = list(keys)
+        views: list[memoryview] | None = None
+        if buffers is not None:
+            views = (self.targets if call == self.batch_get else self.values)(keys, buffers)
+        limit_s = self._limit_s(sum(map(len, views or ())), timeout_s)
         arguments = (own,) if views is None else (own, views)
         job = CallJob(
             lambda left_s: call(*arguments, timeout_s=left_s, **options), len(own), limit_s
         )
         self._started().put(job, announced)
         return job
+
+    def _views(
+        self,
+        keys: Sequence[Key],
+        buffers: Sequence[BufferLike],
+        view: Callable[[BufferLike], memoryview],
+    ) -> list[memoryview]:
+        buffers = list(buffers)
+        check_batch(keys, buffers)
+        views = [view(buffer) for buffer in buffers]
+        for index, memory in enumerate(views):
+            if len(memory) != self.space.value_size_bytes:
+                raise BadBufferError(
+                    f"buffer {index} has {len(memory)} bytes; "
+                    f"every value here has {self.space.value_size_bytes}"
+                )
+        return views
+
+    def _limit_s(self, size_bytes: int, timeout_s: float | None) -> float:
+        limit_s = checked_timeout(timeout_s)
+        return _TIMEOUT_S + size_bytes / _FLOOR_RATE_BYTES_S if limit_s is None else limit_s
 
     def _started(self) -> CallQueue:
         """The queue; at first use, and in a forked child, with its threads."""

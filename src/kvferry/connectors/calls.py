@@ -39,6 +39,8 @@ class CallJob:
         else:
             try:
                 self._result = self._call(left_s)
+            except ClosedError as error:
+                self.end(Status.CANCELLED, str(error))
             except Exception as error:
                 self.end(Status.SERVER_ERROR, f"{type(error).__name__}: {error}")
         self._done.set()
