@@ -51,6 +51,7 @@ class _Ticket:
             outcome = self._native.wait(self._id, max(0.0, timeout_s))
             if outcome is not None:
                 self._result = _result(*outcome)
+                _emit_log(self._native)
         return self._result
 
     def cancel(self) -> None:
@@ -219,7 +220,7 @@ class NativeConnector(ABC):
         """See `Connector`."""
         native = self._handle()
         completions = [(job_id, _result(*outcome)) for job_id, outcome in native.drain()]
-        self._emit_log(native)
+        _emit_log(native)
         return completions
 
     def progress(self, job_id: int) -> int:
@@ -284,7 +285,7 @@ class NativeConnector(ABC):
         self._closed = True
         if self._native is not None:
             self._native.close()
-            self._emit_log(self._native)
+            _emit_log(self._native)
 
     def __enter__(self) -> Self:
         return self
@@ -335,7 +336,6 @@ class NativeConnector(ABC):
             ticket.cancel()  # the buffers are ours until the job has let go of them
             ticket.wait(limit_s + HANG_GRACE_S)
             raise
-        self._emit_log(native)
         if result is None:
             raise DeadlineExceeded(
                 f"{self!r} hangs: {HANG_GRACE_S:g} s after the deadline it still uses the buffers"
@@ -359,10 +359,6 @@ class NativeConnector(ABC):
             _parents.append(self._native)
             self._native = None
 
-    def _emit_log(self, native: _native.Connector) -> None:
-        for level, text in native.drain_log():
-            _log.log(level, "%s", text)
-
 
 def as_key(key: bytes) -> Key:
     """A key as callers mostly have them: text, where it is that."""
@@ -370,6 +366,11 @@ def as_key(key: bytes) -> Key:
         return key.decode()
     except UnicodeDecodeError:
         return key
+
+
+def _emit_log(native: _native.Connector) -> None:
+    for level, text in native.drain_log():
+        _log.log(level, "%s", text)
 
 
 def _result(statuses: bytes, sizes: bytes, elapsed_s: float, error: str | None) -> BatchResult:

@@ -29,7 +29,7 @@ from kvferry.engine.flow import Flow
 from kvferry.engine.leftovers import Leftovers
 from kvferry.engine.memory import Memory, Reserved
 from kvferry.engine.prompt import Prompt
-from kvferry.engine.tier import REASONS, Tier
+from kvferry.engine.tier import Tier, reason_of
 from kvferry.errors import DeadlineExceeded, KVFerryError
 
 __all__ = ["Load", "Loaded", "Wanted"]
@@ -276,7 +276,7 @@ class Load:
             return True
         part.tier.refuse(self._prompt, chunks, result)
         if self._outcome.reason not in ("cut", "deadline"):
-            self._outcome.reason = REASONS.get(result[count], "error")
+            self._outcome.reason = reason_of(result, count)
         return False
 
     def _cut(self, index: int) -> None:

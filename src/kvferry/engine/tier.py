@@ -12,7 +12,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from kvferry.client.batch import BatchResult, Status
 from kvferry.connectors.base import Connector, Ticket
@@ -21,7 +21,7 @@ from kvferry.engine.cost import LoadModel
 from kvferry.engine.prompt import Prompt
 from kvferry.errors import KVFerryError
 
-__all__ = ["REASONS", "Probe", "Tier"]
+__all__ = ["REASONS", "Probe", "Tier", "reason_of"]
 
 # Why a key is not to be had, by the status that says so.
 REASONS = {
@@ -33,9 +33,28 @@ REASONS = {
     Status.SERVER_ERROR: "error",
     Status.CANCELLED: "cancelled",
 }
+# The same of a corrupt value, by the cause that the driver names; any other is "checksum".
+_CAUSES = {
+    "identity": "identity",
+    "key": "key",
+    "stripe": "key",
+    "size": "size",
+    "shape": "size",
+    "version": "version",
+    "codec": "version",
+    "flags": "version",
+}
 _REMEMBERED = 4096
 # A store that is not used is measured in the background, no more often than this.
 _MEASURE_EVERY_S = 5.0
+
+
+def reason_of(result: BatchResult, index: int) -> str:
+    """Why this key of a result is not to be had."""
+    status = result[index]
+    if status is Status.CORRUPT and result.error is not None:
+        return _CAUSES.get(result.error, "checksum")
+    return REASONS.get(status, "error")
 
 
 class Probe:
@@ -83,6 +102,7 @@ class Tier:
         self._loading_bytes = 0
         self._refused: OrderedDict[bytes, str] = OrderedDict()
         self._late: list[tuple[Ticket, float]] = []
+        self._deleting: list[Ticket] = []
         self._measured = False
         self._measure_at = 0.0
 
@@ -177,13 +197,33 @@ class Tier:
         return stats.get("client_bytes_received", stats.get("bytes_read", 0))
 
     def refuse(self, prompt: Prompt, chunks: Sequence[int], result: BatchResult) -> None:
-        """Remember which chunks were not what they should be; the connector has deleted them."""
+        """Chunks that should be there were not, or were something else.
+
+        What was something else the connector has deleted, and it is remembered. What is a miss
+        after all may be half there: stripes of two writes, or some of one. Nobody would write it
+        again as long as it looks present, so it is deleted.
+        """
+        missing = []
+        for index, chunk in enumerate(chunks):
+            status, digest = result[index], prompt.digest(chunk)
+            if status not in (Status.MISS, Status.CORRUPT, Status.SIZE_MISMATCH):
+                continue
+            if self.capacity is not None:
+                self.capacity.gone(digest)
+            if status is Status.MISS:
+                missing.append(digest.hex())
+            else:
+                with self._lock:
+                    self._refused[digest] = reason_of(result, index)
         with self._lock:
-            for chunk, status in zip(chunks, result, strict=True):
-                if status in (Status.CORRUPT, Status.SIZE_MISMATCH):
-                    self._refused[prompt.digest(chunk)] = REASONS[status]
             while len(self._refused) > _REMEMBERED:
                 self._refused.popitem(last=False)
+            self._deleting = [ticket for ticket in self._deleting if not ticket.done]
+        if missing:
+            with suppress(KVFerryError):  # best effort
+                ticket = self.connector.submit_delete(missing)
+                with self._lock:
+                    self._deleting.append(ticket)  # it would be withdrawn with its ticket
 
     def refusal(self, digest: bytes) -> str | None:
         """Why the chunk with this hash was refused lately."""
