@@ -83,7 +83,7 @@ def test_small_for_people_on_a_named_store_leaves_nothing_behind(
         (3, lambda value: bytes(byte ^ 0x40 for byte in value), "wrong magic"),
         (0, lambda value: value[:-1] + bytes([value[-1] ^ 1]), "wrong payload checksum"),
         (5, lambda value: value[:-1], "wrong shape"),
-        (5, lambda value: None, "evicted"),
+        (5, lambda value: None, "never_stored"),
     ],
 )
 def test_a_damaged_chunk_ends_the_prefix_and_changes_no_token(

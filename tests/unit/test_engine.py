@@ -64,7 +64,7 @@ class Slow(BlockingConnector):
 
     def __init__(self) -> None:
         super().__init__(space(), threads=8)
-        self.values: dict[str, bytes] = {}
+        self.held: dict[str, bytes] = {}
         self.gets = 0
         self.gate = threading.Event()
         self.gate.set()
@@ -81,29 +81,29 @@ class Slow(BlockingConnector):
         self.gets += len(keys)
         statuses = bytearray(len(keys))
         for index, (key, buffer) in enumerate(zip(keys, buffers, strict=True)):
-            value = self.values.get(str(key))
+            value = self.held.get(str(key))
             if value is None:
                 statuses[index] = 1
             else:
                 memoryview(buffer).cast("B")[:] = value  # type: ignore[arg-type]
-        return BatchResult(bytes(statuses), [len(b) for b in self.values.values()], 0.0)
+        return BatchResult(bytes(statuses), [len(b) for b in self.held.values()], 0.0)
 
     def batch_set(self, keys: Any, buffers: Any, **_: Any) -> BatchResult:
         self.gate.wait(5)
         for key, buffer in zip(keys, buffers, strict=True):
-            self.values[str(key)] = bytes(buffer)
+            self.held[str(key)] = bytes(buffer)
         return BatchResult(bytes(len(keys)), [0] * len(keys), 0.0)
 
     def batch_exists(self, keys: Any, **_: Any) -> BatchResult:
-        found = bytes(str(key) not in self.values for key in keys)
+        found = bytes(str(key) not in self.held for key in keys)
         return BatchResult(found, [0] * len(keys), 0.0)
 
     def batch_delete(self, keys: Any, **_: Any) -> BatchResult:
-        gone = bytes(self.values.pop(str(key), None) is None for key in keys)
+        gone = bytes(self.held.pop(str(key), None) is None for key in keys)
         return BatchResult(gone, [0] * len(keys), 0.0)
 
     def usage(self, timeout_s: float = 1.0) -> Usage:
-        return Usage(sum(map(len, self.values.values())), None, len(self.values))
+        return Usage(sum(map(len, self.held.values())), None, len(self.held))
 
 
 # What goes in comes out.
@@ -458,7 +458,7 @@ def test_a_full_queue_drops_and_counts_and_never_waits() -> None:
         # Stored again, what was dropped is offered again.
         assert engine.store(b, expected(b)).known == 6
         assert engine.flush()
-        assert len(store.values) == 12
+        assert len(store.held) == 12
 
 
 def test_chunks_that_wait_to_be_written_are_not_evicted() -> None:
@@ -473,7 +473,7 @@ def test_chunks_that_wait_to_be_written_are_not_evicted() -> None:
         check(engine, first, want=320)
         store.gate.set()
         assert engine.flush()
-    assert set(store.values.values()) >= {c.tobytes() for c in expected(first)}
+    assert set(store.held.values()) >= {c.tobytes() for c in expected(first)}
 
 
 def test_clear_forgets_everything_of_this_identity_only(shared: str) -> None:

@@ -10,7 +10,7 @@ from kvferry.connectors.load import load_connector
 from kvferry.engine.capacity import Capacity
 from kvferry.engine.tier import Tier
 from kvferry.engine.writer import Writer
-from kvferry.engine_config import EngineConfig, EvictionConfig, StoreConfig
+from kvferry.engine_config import EngineConfig, EvictionConfig
 from kvferry.errors import ConfigError
 from kvferry.identity import Identity
 from kvferry.metrics import SHED_REASONS, EngineMetrics
@@ -111,7 +111,7 @@ def open_tiers(
             tiers.append(
                 StoreTier(
                     store.name,
-                    _connect(store, space),
+                    load_connector(store.connector_spec(), space),
                     size,
                     queue,
                     metrics,
@@ -130,33 +130,3 @@ def open_tiers(
             tier.close(0.0)
         raise
     return tiers
-
-
-def _connect(store: StoreConfig, space: Space) -> Connector:
-    if store.client is not None:
-        from kvferry.connectors.redis import RedisConnector
-
-        return RedisConnector(space, store.client)
-    if store.type == "memory":
-        from kvferry.connectors.memory import MemoryConnector
-
-        return MemoryConnector(space, capacity_bytes=store.capacity_bytes)
-    if store.type == "file":
-        from kvferry.connectors.file import FileConnector
-
-        return FileConnector(
-            space,
-            path=store.path or "",
-            capacity_bytes=store.capacity_bytes,
-            fsync="never" if store.fsync == "none" else store.fsync,
-            direct="auto" if store.direct else "off",
-        )
-    return load_connector(
-        {
-            "type": "plugin",
-            "module_path": store.module_path,
-            "class_name": store.class_name,
-            "params": store.params,
-        },
-        space,
-    )

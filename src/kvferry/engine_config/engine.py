@@ -55,7 +55,7 @@ class EngineConfig:
         prefault: Touch it at the start, so that no request pays for its first use.
         save_unfull_chunk: False: what is behind the last full chunk is computed again.
         remote_serde: "naive": bytes are stored as they are.
-        enable_async_loading: `retrieve` returns at once and the caller asks for the outcome.
+        enable_async_loading: `lookup` begins to load, so that `retrieve` finds it in memory.
         retrieve_timeout_s: The longest that a retrieve may take; what has arrived by then counts.
         lookup_timeout_s: The longest that a lookup may wait for stores.
         load_threads: Threads that run loads.
