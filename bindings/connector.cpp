@@ -103,18 +103,15 @@ class PyConnector {
       const std::lock_guard lock(mutex_);
       if (const auto found = quiet_.find(id); found != quiet_.end()) job = found->second;
     }
-    if (!job) raise({Errc::kInvalidArgument, "no such quiet job, or it was waited for already"});
+    if (!job) raise({Errc::kInvalidArgument, "no such quiet job, or it was discarded"});
     const Nanos until = add_time(monotonic_ns(), from_seconds(timeout_s));
     if (!job->finished() && !wait_for(*job, until, [] { return false; })) return nb::none();
     leases_.take(id).reset();
-    {
-      const std::lock_guard lock(mutex_);
-      quiet_.erase(id);
-    }
     return outcome_of(*job, job->size());
   }
 
-  // Nobody will wait: withdraws the job, and ends its lease when that is possible.
+  // Nobody will wait any more: forgets the job. If it runs, withdraws it, and ends its lease when
+  // that is possible.
   void discard(std::uint64_t id) {
     connector_->cancel(id);
     {
@@ -281,7 +278,7 @@ void bind_connector(nb::module_& module) {
            "Returns the id at once: for wait() if it is quiet, else for drain().")
       .def("wait", &PyConnector::wait, "job_id"_a, "timeout_s"_a,
            nb::sig("def wait(self, job_id: int, timeout_s: float) -> " KVFERRY_OUTCOME " | None"),
-           "Waits without the GIL; None while the job still runs. A result is given once.")
+           "Waits without the GIL; None while the job still runs. To be discarded in the end.")
       .def("discard", &PyConnector::discard, "job_id"_a)
       .def("progress", &PyConnector::progress, "job_id"_a)
       .def("drain", &PyConnector::drain,

@@ -14,7 +14,7 @@ namespace kvferry::connector {
 namespace {
 
 // Under way in a thread with io_uring: enough bytes for any disk, and few enough that a value may
-// be in the cache of the processor still when its checksum is taken.
+// still be in the cache of the processor when its checksum is taken.
 constexpr std::size_t kBytesUnderWay = 16 * kMiB;
 constexpr std::size_t kDepthMin = 2;
 constexpr std::size_t kDepthMax = 32;

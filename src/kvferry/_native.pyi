@@ -71,7 +71,7 @@ class Connector:
 
     def wait(self, job_id: int, timeout_s: float) -> tuple[bytes, bytes, float, str | None] | None:
         """
-        Waits without the GIL; None while the job still runs. A result is given once.
+        Waits without the GIL; None while the job still runs. To be discarded in the end.
         """
 
     def discard(self, job_id: int) -> None: ...

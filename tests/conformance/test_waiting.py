@@ -67,6 +67,22 @@ def test_completions_come_through_one_descriptor(driver: Driver) -> None:
         assert targets[0] == value_of(1000)
 
 
+def test_threads_may_wait_for_one_ticket(driver: Driver) -> None:
+    size = 1 << 20
+    with driver.open(space_of(size)) as store:
+        ticket = store.submit_set([f"k{i}" for i in range(16)], [value_of(size)] * 16)
+        results: list[object] = []
+        threads = [
+            threading.Thread(target=lambda: results.append(ticket.wait(20))) for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert len(results) == 4
+        assert None not in results
+
+
 def test_cancelled_jobs_end_soon(driver: Driver) -> None:
     size, count = 1 << 20, 24
     with driver.open(space_of(size)) as store:

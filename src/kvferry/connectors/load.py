@@ -114,6 +114,9 @@ def _imported(module_name: str, class_name: str) -> Callable[..., object]:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise ConfigError(f"plugin {module_name} cannot be imported: {error}") from error
+    except Exception as error:
+        why = f"{type(error).__name__} while it was imported"
+        raise ConfigError(f"plugin {module_name} cannot be used: {why}") from error
     factory = getattr(module, class_name, None)
     if not callable(factory):
         known = [name for name, value in vars(module).items() if isinstance(value, type)]

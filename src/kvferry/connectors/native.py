@@ -67,8 +67,7 @@ class _Ticket:
         return self._native.progress(self._id) if result is None else result.prefix_len
 
     def __del__(self) -> None:
-        if self._result is None:
-            self._native.discard(self._id)
+        self._native.discard(self._id)
 
 
 class NativeConnector(ABC):

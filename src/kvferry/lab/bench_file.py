@@ -116,14 +116,15 @@ def _store(directory: Path, size: int, count: int) -> list[float]:
         for index, move in enumerate(moves):
             for start in range(0, count, at_a_time):
                 batch = keys[start : start + at_a_time]
-                for page, content in zip(pages, written, strict=True):
+                used = list(zip(pages, written, strict=True))[: len(batch)]
+                for page, content in used:
                     page[:] = content if index == 0 else bytes(size)
                 begun = time.perf_counter()
                 result = move(batch, pages[: len(batch)])
                 seconds[index] += time.perf_counter() - begun
                 if not result.ok:
                     raise OSError(f"{result}: {result.error}")
-                if any(page[:] != content for page, content in zip(pages, written, strict=True)):
+                if any(page[:] != content for page, content in used):
                     raise OSError("bytes that were not stored")
         store.batch_delete(keys)
     return seconds

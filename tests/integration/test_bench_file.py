@@ -1,0 +1,27 @@
+"""The benchmark of the file connector runs, small."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def test_it_measures_all_ways(tmp_path: Path) -> None:
+    small = ["--size-mib", "1", "--count", "8", "--rounds", "1"]
+    done = subprocess.run(
+        [sys.executable, "-m", "kvferry.lab.bench_file", str(tmp_path), *small],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    if "Invalid argument" in done.stderr:
+        pytest.skip("this file system takes no O_DIRECT")
+    assert done.returncode == 0, done.stderr
+    ways = re.findall(r"^(dd|raw|store|store / better of them) +(\S+) +(\S+)$", done.stdout, re.M)
+    assert [way for way, *_ in ways] == ["dd", "raw", "store", "store / better of them"]
+    assert all(float(rate) > 0 for _, *rates in ways[1:] for rate in rates)
+    assert list(tmp_path.iterdir()) == []
