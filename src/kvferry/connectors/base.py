@@ -263,6 +263,15 @@ class Connector(Protocol):
     def unlock_eviction(self) -> None:
         """End `lock_eviction`."""
 
+    def evict_others(self, size_bytes: int, timeout_s: float) -> int:
+        """Delete what other spaces of ours have not used for longest, until so much is free.
+
+        Best effort: 0 where a store does not know other spaces. For whoever holds `lock_eviction`.
+
+        Returns:
+            How many values went.
+        """
+
     @property
     def available(self) -> bool:
         """False while the store is down: then every job is UNAVAILABLE at once."""

@@ -112,6 +112,10 @@ class BlockingConnector(ABC):
     def unlock_eviction(self) -> None:  # noqa: B027  (a driver with a lock has one)
         """See `Connector`."""
 
+    def evict_others(self, size_bytes: int, timeout_s: float) -> int:
+        """Nothing, by default: spaces share the store by accident."""
+        return 0
+
     def scan(self, limit: int = 1000) -> Iterator[ScanBatch]:
         """Nothing, by default: the engine then forgets at a restart what the store holds."""
         return iter(())

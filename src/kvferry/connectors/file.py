@@ -6,6 +6,7 @@ native/connector/file.hpp and docs/guides/connectors.md.
 
 from __future__ import annotations
 
+import fcntl
 import os
 
 from kvferry import _native
@@ -62,13 +63,13 @@ class FileConnector(NativeConnector):
             rescan_s,
             queued_keys_max,
         )
+        self._lock_fd: int | None = None
         super().__init__(space)
 
     def _where(self) -> str:
         return self.path
 
-    def _open(self) -> _native.Connector:
-        space = self.space
+    def _open(self, space: Space) -> _native.Connector:
         return _native.open_file_connector(
             space.prefix.encode(),
             space.identity,
@@ -77,6 +78,26 @@ class FileConnector(NativeConnector):
             self.path,
             *self._options,
         )
+
+    def lock_eviction(self, ttl_s: float) -> bool:
+        """See `Connector`; the lock is the kernel's, of a file that the store has anyway."""
+        try:
+            lock = os.open(os.path.join(self.path, "format"), os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(lock)
+            return False
+        self._lock_fd = lock
+        return True
+
+    def unlock_eviction(self) -> None:
+        """See `Connector`."""
+        lock, self._lock_fd = self._lock_fd, None
+        if lock is not None:
+            os.close(lock)
 
     @property
     def mode(self) -> str:

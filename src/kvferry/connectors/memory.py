@@ -38,8 +38,7 @@ class MemoryConnector(NativeConnector):
     def _where(self) -> str:
         return f"memory {self.name!r}"
 
-    def _open(self) -> _native.Connector:
-        space = self.space
+    def _open(self, space: Space) -> _native.Connector:
         return _native.open_memory_connector(
             space.prefix.encode(),
             space.identity,

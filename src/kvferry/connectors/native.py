@@ -22,6 +22,7 @@ from kvferry.client.buffers import encode_keys
 from kvferry.client.native import Verb  # first of all: its clients are closed after us
 from kvferry.client.times import checked_timeout, ttl_ms
 from kvferry.connectors.base import BufferLike, Key, ScanBatch, Space, Usage
+from kvferry.connectors.others import evict_others
 from kvferry.errors import ClosedError, DeadlineExceeded
 
 __all__ = ["NativeConnector"]
@@ -77,12 +78,12 @@ class NativeConnector(ABC):
         self.space = space
         self._closed = False
         self._lock = threading.Lock()  # held while a forked child opens its own
-        self._native: _native.Connector | None = self._open()
+        self._native: _native.Connector | None = self._open(space)
         _open.add(self)
         self.describe()
 
     @abstractmethod
-    def _open(self) -> _native.Connector: ...
+    def _open(self, space: Space) -> _native.Connector: ...
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "open"
@@ -270,6 +271,10 @@ class NativeConnector(ABC):
     def unlock_eviction(self) -> None:  # noqa: B027  (a driver with a lock has one)
         """See `Connector`."""
 
+    def evict_others(self, size_bytes: int, timeout_s: float) -> int:
+        """See `Connector`."""
+        return evict_others(self, self._open, size_bytes, timeout_s)
+
     @property
     def available(self) -> bool:
         """See `Connector`."""
@@ -349,7 +354,7 @@ class NativeConnector(ABC):
             if self._closed:
                 raise ClosedError("the connector is closed")
             if self._native is None:
-                self._native = self._open()
+                self._native = self._open(self.space)
             return self._native
 
     def _after_fork(self) -> None:

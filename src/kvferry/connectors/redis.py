@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import re
+import time
 from collections.abc import Iterator, Mapping
 
 from kvferry import _native
 from kvferry.client.buffers import encode_key
-from kvferry.client.pure_resp import Reply
 from kvferry.client.sync import RedisClient
 from kvferry.config import ClientConfig
 from kvferry.connectors.base import Key, ScanBatch, Space, Usage
@@ -33,6 +34,10 @@ DESCRIPTIONS_KEY = b"kvf:identities"
 _LOCK_KEY = b"kvf:evicting"
 CONTROL_TIMEOUT_S = 1.0
 _STRIPE = re.compile(rb"#[1-9][0-9]*\Z")
+# Chunks of any identity of ours, their stripes too.
+_CHUNK_GLOB = b"kvf:" + b"[0-9a-f]" * 32 + b":*"
+_CHUNK = re.compile(rb"kvf:[0-9a-f]{32}:[0-9a-f]{32}(#[1-9][0-9]*)?\Z")
+_AGE_AND_SIZE = ((b"OBJECT", b"IDLETIME"), (b"STRLEN",))
 _GLOB = re.compile(rb"([*?\[\]\\^-])")
 
 
@@ -58,8 +63,7 @@ class RedisConnector(NativeConnector):
     def _where(self) -> str:
         return self.config.address
 
-    def _open(self) -> _native.Connector:
-        space = self.space
+    def _open(self, space: Space) -> _native.Connector:
         return _native.open_redis_connector(
             self._client._handle(),
             space.prefix.encode(),
@@ -84,25 +88,29 @@ class RedisConnector(NativeConnector):
         """SCAN of all primaries; ages are those of OBJECT IDLETIME. See `Connector`."""
         pattern = _GLOB.sub(rb"\\\1", self.space.prefix.encode()) + b"*"
         for node in self._control.nodes(CONTROL_TIMEOUT_S):
-            cursor = b"0"
-            while True:
-                page = node.ask(
-                    *(b"SCAN", cursor, b"MATCH", pattern, b"COUNT", b"1000"),
-                    timeout_s=CONTROL_TIMEOUT_S,
-                )
-                match page:
-                    case [bytes(cursor), list(keys)]:
-                        pass
-                    case _:
-                        raise ServerError("SCAN was answered with something else than keys")
+            for keys in self._pages(node, pattern):
                 batch = self._with_ages(node, keys)
                 for start in range(0, len(batch), limit):
                     yield batch[start : start + limit]
-                if cursor == b"0":
-                    break
 
-    def _with_ages(self, node: ControlNode, keys: list[Reply]) -> ScanBatch:
-        whole = [key for key in keys if isinstance(key, bytes) and not _STRIPE.search(key)]
+    def _pages(
+        self, node: ControlNode, pattern: bytes, until: float = math.inf
+    ) -> Iterator[list[bytes]]:
+        """The keys of a node, a SCAN at a time, until that moment at most."""
+        cursor = b""
+        while cursor != b"0" and time.monotonic() < until:
+            page = node.ask(
+                *(b"SCAN", cursor or b"0", b"MATCH", pattern, b"COUNT", b"1000"),
+                timeout_s=CONTROL_TIMEOUT_S,
+            )
+            match page:
+                case [bytes(cursor), list(keys)]:
+                    yield [key for key in keys if isinstance(key, bytes)]
+                case _:
+                    raise ServerError("SCAN was answered with something else than keys")
+
+    def _with_ages(self, node: ControlNode, keys: list[bytes]) -> ScanBatch:
+        whole = [key for key in keys if not _STRIPE.search(key)]
         ages = node.ask_each(
             [(b"OBJECT", b"IDLETIME", key) for key in whole], timeout_s=CONTROL_TIMEOUT_S
         )
@@ -171,6 +179,34 @@ class RedisConnector(NativeConnector):
             # A lock that expired meanwhile may be another's by now.
             if self._control.ask(b"GET", _LOCK_KEY, key=_LOCK_KEY, timeout_s=1.0) == token:
                 self._control.ask(b"DEL", _LOCK_KEY, key=_LOCK_KEY, timeout_s=1.0)
+
+    def evict_others(self, size_bytes: int, timeout_s: float) -> int:
+        """See `Connector`. Stripes go one by one, and all of a value are of one age."""
+        until, own = time.monotonic() + timeout_s, self.space.prefix.encode()
+        found: list[tuple[int, int, int, bytes]] = []
+        nodes = self._control.nodes(CONTROL_TIMEOUT_S)
+        for which, node in enumerate(nodes):
+            for keys in self._pages(node, _CHUNK_GLOB, until):
+                others = [key for key in keys if _CHUNK.match(key) and not key.startswith(own)]
+                asked = [(verb, key) for key in others for verb in _AGE_AND_SIZE]
+                told = node.ask_each([(*v, k) for v, k in asked], timeout_s=CONTROL_TIMEOUT_S)
+                numbers = [reply if isinstance(reply, int) else 0 for _, reply in told]
+                pairs = zip(numbers[::2], numbers[1::2], others, strict=True)
+                found += [(age, which, size, key) for age, size, key in pairs]
+        found.sort(key=lambda entry: entry[0])
+        going: dict[int, list[tuple[bytes, ...]]] = {}
+        while found and size_bytes > 0:
+            _, which, size, key = found.pop()
+            going.setdefault(which, []).append((b"DEL", key))
+            size_bytes -= size
+        went = 0
+        for which, commands in going.items():
+            for start in range(0, len(commands), 1000):
+                told = nodes[which].ask_each(
+                    commands[start : start + 1000], timeout_s=CONTROL_TIMEOUT_S
+                )
+                went += sum(reply == 1 for _, reply in told)
+        return went
 
     def close(self) -> None:
         """See `Connector`."""
