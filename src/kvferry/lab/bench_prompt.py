@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from kvferry.connectors.base import BufferLike
+from kvferry.engine.memory import ChunkView
 from kvferry.errors import CorruptError
 from kvferry.identity import Identity
 from kvferry.keys import chunk_hashes
@@ -82,7 +82,7 @@ class PromptKV:
         """Overwrite the targets, so that nothing read before can pass for a new read."""
         self._target.fill(_POISON)
 
-    def verify(self, chunks: Sequence[BufferLike]) -> None:
+    def verify(self, chunks: Sequence[memoryview | ChunkView]) -> None:
         """Compare every byte.
 
         Raises:
