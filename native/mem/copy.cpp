@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/thread.hpp"
+#include "mem/stream.hpp"
 
 namespace kvferry::mem {
 namespace {
@@ -14,6 +15,8 @@ namespace {
 constexpr std::size_t kPieceBytes = kMiB;
 // Starting a thread takes about as long as copying this much.
 constexpr std::size_t kThreadBytesMin = 2 * kMiB;
+// What is smaller may be read out of a cache soon.
+constexpr std::size_t kStreamBytesMin = 8 * kMiB;
 
 }  // namespace
 
@@ -28,12 +31,17 @@ void copy_many(std::span<const Copy> copies, unsigned threads_max) {
     total_bytes += copy.to.size();
   }
   std::atomic<std::size_t> next{0};
-  const auto work = [&pieces, &next] {
+  const bool streams = total_bytes >= kStreamBytesMin;
+  const auto work = [&pieces, &next, streams] {
     for (;;) {
       // Each piece is somebody's once; joining the threads publishes what they wrote.
       const std::size_t at = next.fetch_add(1, std::memory_order_relaxed);
       if (at >= pieces.size()) return;
-      std::memcpy(pieces[at].to.data(), pieces[at].from.data(), pieces[at].to.size());
+      if (streams) {
+        copy_past_caches(pieces[at].to, pieces[at].from);
+      } else {
+        std::memcpy(pieces[at].to.data(), pieces[at].from.data(), pieces[at].to.size());
+      }
     }
   };
   const std::size_t wanted = std::min<std::size_t>(threads_max, total_bytes / kThreadBytesMin);

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -137,10 +138,21 @@ def _store(store: str | None, config: ClientConfig, bytes_max: int) -> Iterator[
 @click.option("--json", "json_file", help="Write the bars to this file; - is stdout.")
 @click.option("--quick", is_flag=True, help="Tiny sizes: shows that it works, claims nothing.")
 @click.option("--strict", is_flag=True, help="Exit with 1 when a bar falls short.")
+@click.option(
+    "--trace",
+    type=click.Path(path_type=Path),
+    help="Hit rates of this trace (see `kvferry trace replay`).  [default: a made one]",
+)
 @click.option("--only", multiple=True, help="Groups whose name contains this; may be repeated.")
 @click.pass_context
 def bars(
-    ctx: click.Context, /, json_file: str | None, quick: bool, strict: bool, only: tuple[str, ...]
+    ctx: click.Context,
+    /,
+    json_file: str | None,
+    quick: bool,
+    strict: bool,
+    trace: Path | None,
+    only: tuple[str, ...],
 ) -> None:
     """Measure every promise about speed and recovery, on servers of its own, and say which hold."""
     from kvferry.lab import bench_bars_report as report
@@ -148,7 +160,7 @@ def bars(
 
     groups = report.select(only)
     console = _console(to_stderr=json_file == "-")
-    lab = Lab(quick)
+    lab = Lab(quick, trace)
     facts = report.header(lab)
     report.say_header(console, facts)
     measured = run_bars(groups, lab, lambda bar: report.say_bar(console, bar, quick))

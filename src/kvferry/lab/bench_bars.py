@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from kvferry._server_binary import ServerBinary, find_server
@@ -98,9 +99,15 @@ class Bar:
 
 @dataclass(frozen=True)
 class Lab:
-    """How much to do, and the servers to do it on."""
+    """How much to do, and the servers to do it on.
+
+    Attributes:
+        quick: Everything tiny.
+        trace: Of hit rates; None: a made one.
+    """
 
     quick: bool = False
+    trace: Path | None = None
 
     @property
     def rounds(self) -> int:

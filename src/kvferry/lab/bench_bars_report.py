@@ -11,8 +11,13 @@ from typing import TYPE_CHECKING, Any
 from kvferry.errors import UsageError
 from kvferry.lab import bench_report
 from kvferry.lab.bench_bars import Bar, Group, Lab
+from kvferry.lab.bench_bars_cache import hash_cost, index_cost
 from kvferry.lab.bench_bars_cluster import cluster_failover, cluster_shards
 from kvferry.lab.bench_bars_cost import memory_growth, python_cost
+from kvferry.lab.bench_bars_engine import engine_loads, engine_memory
+from kvferry.lab.bench_bars_files import file_rates
+from kvferry.lab.bench_bars_frame import checksum_cost
+from kvferry.lab.bench_bars_hits import hit_rates
 from kvferry.lab.bench_bars_latency import distant_exists, distant_get, exists_beside_set
 from kvferry.lab.bench_bars_throughput import (
     chosen_settings,
@@ -43,6 +48,13 @@ GROUPS: tuple[Group, ...] = (
     recovery,
     black_hole,
     cluster_failover,
+    hit_rates,
+    index_cost,
+    hash_cost,
+    checksum_cost,
+    engine_loads,
+    engine_memory,
+    file_rates,
 )
 
 say_header = bench_report.say_header

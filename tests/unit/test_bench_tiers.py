@@ -1,0 +1,72 @@
+"""What the bars of the cache and the engine stand on: a made trace, plain files, checked bytes."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+import pytest
+
+from kvferry.errors import CorruptError
+from kvferry.lab.bench_bars import Lab
+from kvferry.lab.bench_bars_hits import hit_rates
+from kvferry.lab.bench_disk import SequentialFile
+from kvferry.lab.bench_prompt import FRAME_BYTES, PromptKV
+from kvferry.lab.trace_made import made_trace
+from kvferry.lab.trace_replay import replay
+
+EXTRACT = Path(__file__).parents[1] / "data" / "traces" / "mooncake_conversation.jsonl.gz"
+
+
+def test_a_made_trace_is_the_same_everywhere_and_tells_capacities_and_orders_apart() -> None:
+    trace = made_trace(1000)
+    assert trace.requests == made_trace(1000).requests != made_trace(1000, seed=21).requests
+    assert len(trace.requests) == 1000
+    assert trace.distinct + trace.block_hits_max == trace.chunks
+    few, many = (replay(trace, "LRU", trace.distinct // part).prefix_hit_rate for part in (64, 4))
+    assert 0 < few < many - 0.05
+    plain = replay(trace, "LRU", trace.distinct // 64, leaf_first=False)
+    assert plain.prefix_hit_rate < few
+
+
+def test_hit_rates_are_those_of_the_trace_that_is_given() -> None:
+    bars = list(hit_rates(Lab(quick=True, trace=EXTRACT)))
+    assert all(EXTRACT.name in bar.name for bar in bars)
+    assert [bar.name for bar in bars if bar.falls_short] == []
+    assert any(bar.name.startswith("leaf-first against plain") and bar.holds for bar in bars)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_sequential_file_gives_back_what_was_written(tmp_path: Path, threads: int) -> None:
+    size = 8192
+    memory = [mmap.mmap(-1, 7 * size) for _ in range(2)]
+    source, target = (
+        [memoryview(one)[at : at + size] for at in range(0, len(one), size)] for one in memory
+    )
+    for index, block in enumerate(source):
+        block[:] = bytes([index + 1]) * size
+    with SequentialFile(tmp_path / "file", direct=False, threads=threads) as disk:
+        assert disk.write(source) > 0
+        assert (tmp_path / "file").read_bytes() == b"".join(source)
+        assert disk.read(target) > 0
+        assert target == source
+        (tmp_path / "file").write_bytes(b"short")
+        with pytest.raises(CorruptError):
+            disk.read(target)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_byte_of_a_prompt_is_compared() -> None:
+    kv = PromptKV(Lab(quick=True))
+    assert len(kv.keys) == len(kv.sources) == len(kv.targets) == kv.chunks
+    with pytest.raises(CorruptError, match="chunk 0 is wrong"):
+        kv.verify(kv.targets)
+    for source, target in zip(kv.sources, kv.targets, strict=True):
+        target[:] = source
+    kv.verify(kv.targets)
+    assert kv.frames[3][FRAME_BYTES:] == kv.sources[3]
+    kv.targets[3][-1] ^= 1
+    with pytest.raises(CorruptError, match="chunk 3 is wrong"):
+        kv.verify(kv.targets)
+    with pytest.raises(CorruptError, match="7 of 8"):
+        kv.verify(kv.targets[1:])
