@@ -3,13 +3,17 @@
 Several processes on one store stay under the limit together, and a restart forgets nothing, because
 nobody counts what he has written: before each batch the store is asked what it holds. Above the
 watermark, chunks go until it holds `eviction_ratio` less; a batch that would not fit even then is
-not written.
+not written. Batches are so small that several processes, which ask and write at the same moment,
+end below the limit all the same; while another process evicts, this one waits for it.
 
 Which chunks go is for a policy over an index of what the store holds, the same as that of memory:
 leaf-first, so that a prefix is shortened and never beheaded. The index learns from what this
 process stores and uses, and from scans: of keys that others have written, of uses that others made
 (as the store tells their age), and of keys that are gone. Chunks that are being read here are
 leased, and stay. Of several processes one at a time evicts, where the store can tell them apart.
+
+Identities that share a store lose chunks in proportion to what they hold, each its oldest: so none
+is starved by another that was there first.
 
 Threads: any; one at a time makes room.
 """
@@ -37,6 +41,15 @@ _DELETE_KEYS = 512  # at a time
 _ROUNDS_MAX = 8
 # Others may have written since the last scan; a scan reads all keys, so it is not made often.
 _SCAN_EVERY_S = 5.0
+# A value takes more than its bytes: names, and what the server's allocator rounds up.
+_OVERHEAD = 1.3
+# Where nothing is evicted: the server's own tables grow in leaps.
+_FULL = 0.99
+# How many processes may write at the same moment.
+_WRITERS = 8
+# How long to wait for another process that evicts, and how often to look.
+_WAIT_S = 2.0
+_LOOK_S = 0.05
 # Of the store's keys: beyond it, what the index does not know matters.
 _UNKNOWN_SHARE = 0.1
 
@@ -48,7 +61,7 @@ class Capacity:
         connector: The store.
         chunk_bytes: Length of a chunk.
         limit_bytes: What the whole store may hold, as it counts its bytes.
-        policy: Name of the eviction policy.
+        policy: Name of the eviction policy; "none": nothing is evicted.
         watermark: Share of the limit above which chunks are evicted.
         ratio: Share of what the store holds that an eviction frees.
         evicted: Called with the number of chunks that went.
@@ -70,8 +83,12 @@ class Capacity:
         self._chunk_bytes = chunk_bytes
         self._watermark_bytes = int(limit_bytes * watermark)
         self._ratio = ratio
-        self._index = _native.ChunkCache(limit_bytes // chunk_bytes + 1024, policy)
+        self._evicts = policy != "none"
+        self._index = _native.ChunkCache(
+            limit_bytes // chunk_bytes + 1024, policy if self._evicts else "LRU"
+        )
         self._evicted = evicted
+        self._stopped = threading.Event()
         self._lock = threading.Lock()
         self._scanned_at: float | None = None
         self.used_bytes = 0  # as the store said it last
@@ -104,22 +121,49 @@ class Capacity:
         """What the index knows of each chunk; see ``ChunkCache.states``."""
         return self._index.states(hashes)
 
+    def forget(self) -> None:
+        """Nothing of this identity is there any more."""
+        self._index.clear()
+
+    def stop(self) -> None:
+        """Nobody waits for room any more."""
+        self._stopped.set()
+
     # --- Making room ---
+
+    @property
+    def step_bytes(self) -> int:
+        """How much may be written between two questions for room."""
+        held = max(self._watermark_bytes, self.used_bytes)
+        return int(max(0, self.limit_bytes - held) / (_WRITERS * _OVERHEAD))
 
     def make_room(self, size_bytes: int) -> bool:
         """Whether `size_bytes` may be written now; evicts above the watermark.
 
         False when the store cannot say what it holds, too: then nobody knows.
         """
+        size_bytes = int(size_bytes * _OVERHEAD)
+        size_bytes = int(size_bytes * _OVERHEAD)
         with self._lock:
             used = self._used_bytes()
-            if used is None:
-                return False
-            if used + size_bytes <= self._watermark_bytes:
-                return True
-            self._evict(used + size_bytes)
-            used = self._used_bytes()
-            return used is not None and used + size_bytes <= self.limit_bytes
+            if used is None or not self._evicts:
+                return used is not None and used + size_bytes <= _FULL * self.limit_bytes
+            until = time.monotonic() + _WAIT_S
+            while used + size_bytes > self._watermark_bytes:
+                if self._connector.lock_eviction(_ASK_S * _ROUNDS_MAX):
+                    try:
+                        used = self._evict(used + size_bytes) - size_bytes
+                    finally:
+                        self._connector.unlock_eviction()
+                    return used + size_bytes <= self._watermark_bytes
+                # Somebody else is at it. Whoever wrote meanwhile might write beyond the limit.
+                if time.monotonic() > until or self._stopped.wait(_LOOK_S):
+                    return False
+                asked = self._used_bytes()
+                if asked is None:
+                    return False
+                used = asked
+            return True
 
     def _used_bytes(self) -> int | None:
         try:
@@ -129,25 +173,42 @@ class Capacity:
             _log.warning("the store does not say what it holds: %s", error)
             return None
 
-    def _evict(self, needed_bytes: int) -> None:
-        """Delete victims until the store holds enough less, or no victim is left."""
-        if not self._connector.lock_eviction(_ASK_S * _ROUNDS_MAX):
-            return  # somebody else is at it
+    def _evict(self, needed_bytes: int) -> int:
+        """Delete victims until so many bytes fit; how many bytes are needed then."""
+        goal = min(self._watermark_bytes, int(needed_bytes * (1 - self._ratio)))
+        size_bytes = needed_bytes - self.used_bytes
+        for _ in range(_ROUNDS_MAX):
+            excess = needed_bytes - goal
+            if excess <= 0 or self._stopped.is_set():
+                break
+            self._learn(self.used_bytes)
+            others_share = self._others_share()
+            went = self._delete_others(int(excess * others_share)) if others_share else 0
+            wanted = -(-int(excess * (1 - others_share)) // self._chunk_bytes)
+            deleted = self._delete(wanted)
+            if deleted < wanted:  # nothing of ours is left that could go
+                went += self._delete_others((wanted - deleted) * self._chunk_bytes)
+            went += deleted
+            used = self._used_bytes()
+            if used is None or not went:
+                break
+            needed_bytes = used + size_bytes
+        return needed_bytes
+
+    def _others_share(self) -> float:
+        """How much of what the store holds is not this identity's; 0: little, or none."""
+        own_bytes = self._index.stats()["resident"] * self._chunk_bytes * _OVERHEAD
+        share = 1 - own_bytes / max(1, self.used_bytes)
+        return share if share > _UNKNOWN_SHARE else 0.0
+
+    def _delete_others(self, size_bytes: int) -> int:
         try:
-            goal = min(self._watermark_bytes, int(needed_bytes * (1 - self._ratio)))
-            for _ in range(_ROUNDS_MAX):
-                excess = needed_bytes - goal
-                if excess <= 0:
-                    return
-                self._learn(needed_bytes)
-                if not self._delete(-(-excess // self._chunk_bytes)):
-                    return
-                used = self._used_bytes()
-                if used is None:
-                    return
-                needed_bytes = used
-        finally:
-            self._connector.unlock_eviction()
+            went = self._connector.evict_others(size_bytes, _ASK_S * _ROUNDS_MAX / 2)
+        except KVFerryError as error:
+            _log.warning("the store does not say what others have in it: %s", error)
+            return 0
+        self._evicted(went)
+        return went
 
     def _delete(self, count: int) -> int:
         """Delete `count` chunks that are there, if there are so many victims; how many went."""

@@ -35,7 +35,6 @@ __all__ = ["ChunkPlace", "Explanation", "explain_prompt"]
 # How many other identities of a store are asked about.
 _IDENTITIES_MAX = 32
 _HERE = ("ready", "leased", "pinned")
-_SHED = "was not written to it in time"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +172,7 @@ def _why(engine: Engine, prompt: Prompt, chunk: int, state: str, told: dict[str,
         elif refusal := store.tier.refusal(digest):
             reasons.append(f"{name} had something else there (wrong {refusal}), which was deleted")
         elif store.writer.has_missed(digest):
-            reasons.append(f"it {_SHED.replace('it', name)}")
+            reasons.append(f"it was not written to {name} in time")
         elif store.capacity is not None and store.capacity.known(digest) == b"\x01":
             reasons.append(f"evicted from {name} to make room")
     if state == "evicted":

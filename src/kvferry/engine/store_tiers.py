@@ -25,7 +25,7 @@ class StoreTier:
 
     Attributes:
         tier: What it is asked.
-        capacity: Keeps it below its limit; None: it has none, or evicts by itself.
+        capacity: Keeps it below its limit; None: it has none.
         writer: Writes to it.
     """
 
@@ -44,7 +44,7 @@ class StoreTier:
     ) -> None:
         self.metrics = metrics
         self.capacity: Capacity | None = None
-        if limit_bytes is not None and eviction is not None and eviction.eviction_policy != "none":
+        if limit_bytes is not None and eviction is not None:
             self.capacity = Capacity(
                 connector,
                 chunk_bytes,
@@ -64,6 +64,8 @@ class StoreTier:
             count += connector.batch_delete([key for key, _ in batch]).count(Status.OK)
         connector.undescribe()
         self.writer.described = False
+        if self.capacity is not None:
+            self.capacity.forget()
         return count
 
     def close(self, timeout_s: float) -> bool:

@@ -159,6 +159,8 @@ class Writer:
             dropped = list(self._jobs)
             self._jobs.clear()
             self._wake.notify()
+        if self._capacity is not None:
+            self._capacity.stop()
         for job in dropped:
             self._report(len(job.chunks), 0.0, "cancelled")
             self._end(job, "cancelled")
@@ -189,7 +191,10 @@ class Writer:
 
     def _write(self, job: WriteJob) -> str:
         """Write a job in batches; why it was not written to its end, or ""."""
-        step = max(1, _BATCH_BYTES // self._tier.chunk_bytes)
+        size = _BATCH_BYTES
+        if self._capacity is not None:
+            size = min(size, self._capacity.step_bytes)
+        step = max(1, size // self._tier.chunk_bytes)
         for start in range(0, len(job.chunks), step):
             reason = self._write_batch(job, start, min(start + step, len(job.chunks)))
             if reason:
