@@ -143,7 +143,6 @@ class Capacity:
         False when the store cannot say what it holds, too: then nobody knows.
         """
         size_bytes = int(size_bytes * _OVERHEAD)
-        size_bytes = int(size_bytes * _OVERHEAD)
         with self._lock:
             used = self._used_bytes()
             if used is None or not self._evicts:
