@@ -31,6 +31,12 @@ Ending = Literal["fin", "rst"]
 Mark = Literal["eof", "stall", "fin", "rst"]  # eof: the source's own end; the others are faults
 
 
+class _Clock:
+    """When the connections of a shape that share a bandwidth may send again."""
+
+    next_send_at = 0.0
+
+
 @dataclass
 class Shape:
     """How one direction flows. All fields may change at any time."""
@@ -38,11 +44,13 @@ class Shape:
     delay_s: float = 0.0  # every byte arrives this much later; bytes in flight overlap
     jitter_s: float = 0.0  # and up to so much more, at random; order is kept
     bandwidth_bytes_per_s: float | None = None
+    shared: bool = False  # the bandwidth is that of all connections together
     slice_bytes: int | None = None  # at most so many per send
     slice_interval_s: float = 0.0  # and so long between sends
     slice_random: bool = False  # 1 to slice_bytes, at random
     flips_per_byte: float = 0.0  # how often a bit is turned over, at random
     reading: bool = True  # False: the sender's window fills up, and nothing arrives
+    clock: _Clock = field(default_factory=_Clock, repr=False)
 
 
 @dataclass
@@ -230,7 +238,9 @@ class Pipe:
         if not sent:
             return
         if rate := self.shape.bandwidth_bytes_per_s:
-            self.next_send_at = max(self.next_send_at, now - SLACK_S) + sent / rate
+            clock = self.shape.clock if self.shape.shared else self
+            clock.next_send_at = max(clock.next_send_at, now - SLACK_S) + sent / rate
+            self.next_send_at = max(self.next_send_at, clock.next_send_at)
         if self.shape.slice_bytes and self.shape.slice_interval_s:
             self.next_send_at = max(self.next_send_at, now + self.shape.slice_interval_s)
 

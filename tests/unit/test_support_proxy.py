@@ -97,6 +97,19 @@ def test_bandwidth_is_what_was_set(proxy: FaultProxy) -> None:
         assert 0.15 <= time.monotonic() - start < 0.6  # 0.205 s of bytes
 
 
+def test_a_shared_bandwidth_is_that_of_all_connections(proxy: FaultProxy) -> None:
+    with talk(proxy) as one, talk(proxy) as two:
+        proxy.down.shared, proxy.down.bandwidth_bytes_per_s = True, 500_000
+        start = time.monotonic()
+        for ask in (one, two):
+            ask.send("GET", "key")
+        for ask in (one, two):
+            assert ask.sock.recv(1)
+            while ask.sock.recv(1 << 16)[-2:] != b"\r\n":
+                pass
+        assert 0.3 <= time.monotonic() - start < 1.2  # twice 0.205 s of bytes
+
+
 def test_trickle_cuts_the_stream_into_slices(proxy: FaultProxy) -> None:
     with talk(proxy) as ask:
         proxy.down.slice_bytes, proxy.down.slice_interval_s = 2, 0.005

@@ -322,6 +322,7 @@ class Engine:
 
     def stats(self) -> dict[str, Any]:
         """Everything countable: the metrics, memory, and what is known of each store."""
+        self._retriever.leftovers.sweep()
         return self._meter.stats()
 
     def close(self, timeout_s: float = _FLUSH_S) -> bool:

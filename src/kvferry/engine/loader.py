@@ -27,7 +27,7 @@ from kvferry.connectors.base import BufferLike, Ticket
 from kvferry.engine.cost import IN_SIGHT, Budget
 from kvferry.engine.flow import Flow
 from kvferry.engine.leftovers import Leftovers
-from kvferry.engine.memory import Memory, Reserved
+from kvferry.engine.memory import Memory, PagesGone, Reserved
 from kvferry.engine.prompt import Prompt
 from kvferry.engine.tier import Tier, reason_of
 from kvferry.errors import DeadlineExceeded, KVFerryError
@@ -208,7 +208,11 @@ class Load:
             names = self._prompt.keys(chunks[0], chunks[-1] + 1)
             buffers: Sequence[BufferLike]
             if self._direct is None:
-                buffers = self._memory.views(part.reserved.handles)
+                try:
+                    buffers = self._memory.views(part.reserved.handles)
+                except PagesGone:
+                    self._outcome.reason = "cancelled"
+                    return
             else:
                 buffers = self._direct[chunks[0] : chunks[-1] + 1]
             try:

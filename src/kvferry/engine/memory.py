@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kvferry import _native
 from kvferry.engine.prompt import Prompt
-from kvferry.errors import UsageError
+from kvferry.errors import BadBufferError, UsageError
 
-__all__ = ["STATES", "ChunkView", "Memory", "Reserved"]
+__all__ = ["STATES", "ChunkView", "Memory", "PagesGone", "Reserved"]
 
 # A hold on pages that is not ended in this time belongs to somebody who forgot it.
 LEASE_S = 120.0
@@ -25,6 +25,10 @@ LEASE_S = 120.0
 _LOOK_S = 0.05
 # States of a chunk, by the byte of `states`; see ChunkCache.
 STATES = ("absent", "evicted", "writing", "ready", "leased", "pinned")
+
+
+class PagesGone(Exception):
+    """Somebody cleared the cache, and the chunks of these pages with it. A miss, for the caller."""
 
 
 class ChunkView(_native.PageView):
@@ -93,13 +97,25 @@ class Memory:
         """Lease the leading chunks that are here: the lease, and their pages."""
         return self.cache.acquire(hashes, LEASE_S)
 
-    def views(self, handles: Sequence[int]) -> list[ChunkView]:
-        """Pages as buffers. The caller holds them: by a lease or a reservation."""
-        return [ChunkView(self._pool, handle) for handle in handles]
+    def views(self, handles: Sequence[int]) -> list[memoryview]:
+        """Pages as buffers. The caller holds them, by a lease or a reservation, and from now on by
+        these views: whoever clears the cache does not change what they show.
+
+        Raises:
+            PagesGone: The chunks were removed before.
+        """
+        try:
+            return [memoryview(ChunkView(self._pool, handle)) for handle in handles]
+        except (UsageError, BufferError):
+            raise PagesGone from None
 
     def copy_out(self, handles: Sequence[int], buffers: Sequence[object], threads: int) -> None:
-        """Copy pages that the caller holds into buffers of their length."""
-        _native.copy_pages(self._pool, handles, buffers, False, threads)
+        """Copy pages that the caller holds into buffers of their length.
+
+        Raises:
+            PagesGone: The chunks were removed meanwhile; what the buffers hold is not known.
+        """
+        self._copy(handles, buffers, False, threads)
 
     # --- Writing ---
 
@@ -108,8 +124,22 @@ class Memory:
         return Reserved(*self.cache.reserve(hashes, first, LEASE_S))
 
     def copy_in(self, handles: Sequence[int], buffers: Sequence[object], threads: int) -> None:
-        """Copy buffers of the length of a page into pages that the caller has reserved."""
-        _native.copy_pages(self._pool, handles, buffers, True, threads)
+        """Copy buffers of the length of a page into pages that the caller has reserved.
+
+        Raises:
+            PagesGone: The reservation was cleared meanwhile.
+        """
+        self._copy(handles, buffers, True, threads)
+
+    def _copy(
+        self, handles: Sequence[int], buffers: Sequence[object], into_pages: bool, threads: int
+    ) -> None:
+        try:
+            _native.copy_pages(self._pool, handles, buffers, into_pages, threads)
+        except BadBufferError:
+            raise
+        except UsageError:
+            raise PagesGone from None
 
     def commit(self, reservation: int, ok: bytes | None = None) -> int:
         """The reserved pages are written, or those that `ok` names; how many became chunks."""

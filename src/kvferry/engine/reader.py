@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from kvferry._elements import ELEMENTS
 from kvferry.client.buffers import writable
 from kvferry.connectors.base import BufferLike
-from kvferry.engine.memory import Memory
+from kvferry.engine.memory import Memory, PagesGone
 from kvferry.engine.meter import Meter
 from kvferry.engine.prompt import Prompt
 from kvferry.engine.results import Retrieved
@@ -61,16 +61,20 @@ class Reader:
             into = self._targets(prompt, into)
         gathered = self.gather(prompt, deadline, into)
         lease, handles = self._memory.acquire(prompt.hashes)
-        chunks = len(handles)
+        chunks, pages = len(handles), []
         release = self._releaser(prompt, lease, chunks)
-        if into is not None:
-            try:
+        try:
+            if into is None:
+                pages = [view.toreadonly() for view in self._memory.views(handles)]
+            else:
                 chunks = self._copy(gathered, handles, into)
-            finally:
-                if release is not None:
-                    release()
-            release, handles = None, []
-        return self._result(prompt, gathered, chunks, handles, release)
+        except PagesGone:  # somebody clears the cache at this moment
+            chunks = 0
+        finally:
+            if release is not None and not pages:
+                release()
+                release = None
+        return self._result(prompt, gathered, chunks, pages, release)
 
     def _targets(self, prompt: Prompt, into: Sequence[BufferLike]) -> list[memoryview]:
         """The caller's buffers, all checked before anything is asked for."""
@@ -118,7 +122,7 @@ class Reader:
         prompt: Prompt,
         gathered: Gathered,
         chunks: int,
-        handles: Sequence[int],
+        pages: Sequence[memoryview],
         release: Callable[[], bool] | None,
     ) -> Retrieved:
         size = prompt.chunk_size
@@ -132,7 +136,7 @@ class Reader:
             reason=reason,
             lookup_s=gathered.lookup_s,
             load_s=gathered.load_s,
-            pages=self._memory.views(handles),
+            pages=pages,
             release=release,
             shape=self._layout.chunk_shape,
             dtype=ELEMENTS[self._layout.dtype][0],

@@ -12,8 +12,6 @@ from kvferry.engine.cost import Decision
 if TYPE_CHECKING:
     import numpy as np
 
-    from kvferry.engine.memory import ChunkView
-
 __all__ = ["Lookup", "Retrieved", "Stored"]
 
 
@@ -79,7 +77,7 @@ class Retrieved:
         reason: str,
         lookup_s: float,
         load_s: float,
-        pages: Sequence[ChunkView] = (),
+        pages: Sequence[memoryview] = (),
         release: Callable[[], bool] | None = None,
         shape: tuple[int, ...] = (),
         dtype: str = "",
@@ -96,8 +94,8 @@ class Retrieved:
         self._dtype = dtype
 
     @property
-    def pages(self) -> Sequence[ChunkView]:
-        """The chunks, each a buffer of its bytes. They must not be written to."""
+    def pages(self) -> Sequence[memoryview]:
+        """The chunks, each a read-only buffer of its bytes; it keeps its page as long as it is."""
         return self._pages
 
     @property

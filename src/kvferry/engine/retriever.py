@@ -17,7 +17,7 @@ from kvferry.connectors.base import BufferLike
 from kvferry.engine.cost import Budget, Decision, Offer, PrefillModel, decide
 from kvferry.engine.leftovers import Leftovers
 from kvferry.engine.loader import Load, Loaded, Wanted
-from kvferry.engine.memory import Memory
+from kvferry.engine.memory import Memory, PagesGone
 from kvferry.engine.prompt import Prompt
 from kvferry.engine.tier import Tier
 
@@ -186,7 +186,10 @@ class Retriever:
             assert into is not None
             if handles:  # else they are there already
                 buffers = [into[chunk] for chunk in chunks]
-                self._memory.copy_out(handles, buffers, self.copy_threads)
+                try:
+                    self._memory.copy_out(handles, buffers, self.copy_threads)
+                except PagesGone:
+                    return
             for chunk in chunks:
                 gathered.copied[chunk] = 1
 

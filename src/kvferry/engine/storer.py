@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 
 from kvferry.connectors.base import BufferLike
-from kvferry.engine.memory import Memory
+from kvferry.engine.memory import Memory, PagesGone
 from kvferry.engine.prompt import Prompt
 from kvferry.engine.results import Stored
 from kvferry.engine.store_tiers import StoreTier
@@ -59,11 +60,14 @@ class Storer:
             return Stored(chunks=0, known=known, shed=shed)
         try:
             buffers = [chunks[chunk - first_chunk] for chunk in reserved.chunks]
+            views = self._memory.views(reserved.handles)
             self._memory.copy_in(reserved.handles, buffers, self._copy_threads)
+        except PagesGone:  # somebody clears the cache at this moment
+            self._memory.abort(reserved.id)
+            return Stored(chunks=0, known=known, shed=shed)
         except BaseException:
             self._memory.abort(reserved.id)
             raise
-        views = self._memory.views(reserved.handles)
         done, lease = self._memory.commit_held(reserved.id)
         if done < len(reserved.chunks):  # somebody cleared the cache, or this took minutes
             self._memory.cache.release(lease)
@@ -86,9 +90,10 @@ class Storer:
             lease, handles = self._memory.acquire(prompt.hashes)
             chunks = [chunk for chunk in missed if chunk < len(handles)]
             hold = Hold(partial(self._memory.cache.release, lease))
-            if chunks:
+            with suppress(PagesGone):
                 views = self._memory.views([handles[chunk] for chunk in chunks])
-                store.writer.offer(WriteJob(prompt, chunks, views, hold.share()))
+                if chunks:
+                    store.writer.offer(WriteJob(prompt, chunks, views, hold.share()))
             hold.end()
 
     def _leaver(self, prompt: Prompt, chunks: Sequence[int], lease: int) -> Callable[[], object]:

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 
 from kvferry.client.batch import Status
 from kvferry.engine.capacity import Capacity
-from kvferry.engine.memory import ChunkView
 from kvferry.engine.prompt import Prompt
 from kvferry.engine.tier import REASONS, Tier
 from kvferry.errors import KVFerryError
@@ -47,7 +46,7 @@ class WriteJob:
 
     prompt: Prompt
     chunks: list[int]
-    pages: list[ChunkView]
+    pages: list[memoryview]
     release: Callable[[], object]
 
 
@@ -188,6 +187,7 @@ class Writer:
                 self._report(len(job.chunks), 0.0, reason)
                 _log.exception("writing to %s failed", self._tier.name)
             self._end(job, reason)
+            del job  # its pages with it
 
     def _write(self, job: WriteJob) -> str:
         """Write a job in batches; why it was not written to its end, or ""."""
