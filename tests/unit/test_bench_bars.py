@@ -97,6 +97,7 @@ def test_groups_are_chosen_by_name() -> None:
         "distant_exists",
         "distant_get",
         "memory_growth",
+        "engine_memory",
     ]
     assert bench_bars_report.select([]) == list(bench_bars_report.GROUPS)
     with pytest.raises(UsageError, match="same_connections"):
