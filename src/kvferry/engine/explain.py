@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from kvferry.client.batch import Status
 from kvferry.engine.cost import Decision, Offer, decide
-from kvferry.engine.memory import STATES
+from kvferry.engine.memory import HERE, STATES
 from kvferry.engine.prompt import Prompt
 from kvferry.engine.store_tiers import MEMORY, StoreTier
 from kvferry.errors import KVFerryError
@@ -34,7 +34,6 @@ __all__ = ["ChunkPlace", "Explanation", "explain_prompt"]
 
 # How many other identities of a store are asked about.
 _IDENTITIES_MAX = 32
-_HERE = ("ready", "leased", "pinned")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +123,7 @@ def explain_prompt(engine: Engine, prompt: Prompt, timeout_s: float) -> Explanat
         having[store.tier.name], told[store.tier.name] = _ask(store, prompt, until)
     places = []
     for chunk, state in enumerate(memory):
-        where = [MEMORY] if state in _HERE else []
+        where = [MEMORY] if state in HERE else []
         where += [name for name, has in having.items() if has[chunk]]
         why = "" if where else _why(engine, prompt, chunk, state, told)
         places.append(ChunkPlace(chunk=chunk, where=tuple(where), memory=state, why=why))
@@ -185,7 +184,7 @@ def _decision(
 ) -> Decision:
     """What a retrieve would choose, from what was found."""
     size = prompt.chunk_size
-    start = held = next((i for i, s in enumerate(memory) if s not in _HERE), len(memory))
+    start = held = next((i for i, s in enumerate(memory) if s not in HERE), len(memory))
     offers: list[Offer] = []
     while start < prompt.chunks:
         for store in engine.tiers:

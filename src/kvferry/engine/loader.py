@@ -27,7 +27,7 @@ from kvferry.connectors.base import BufferLike, Ticket
 from kvferry.engine.cost import IN_SIGHT, Budget
 from kvferry.engine.flow import Flow
 from kvferry.engine.leftovers import Leftovers
-from kvferry.engine.memory import Memory, PagesGone, Reserved
+from kvferry.engine.memory import HERE, STATES, Memory, PagesGone, Reserved
 from kvferry.engine.prompt import Prompt
 from kvferry.engine.tier import Tier, reason_of
 from kvferry.errors import DeadlineExceeded, KVFerryError
@@ -121,6 +121,7 @@ class Load:
         self._began = time.monotonic()
         self._asked = self._done = 0  # parts that were submitted, and that have ended
         self._ahead_bytes = 0  # of parts in between
+        self._others: list[int] = []  # chunks in between that are here, or that others bring
         self._flow = Flow({})
         # When the first chunk and when all should be here, if that is known; see Budget.until.
         self._expected = (0.0, 0.0)
@@ -191,6 +192,8 @@ class Load:
             end = reserved.chunks[-1] + 1 if reserved.chunks else start
         if reserved.chunks:
             self._parts.append(_Part(tier, end, reserved))
+        if len(reserved.chunks) < end - start:
+            self._others += sorted(set(range(start, end)) - set(reserved.chunks))
         return not reserved.shed
 
     def _ask(self) -> None:
@@ -251,6 +254,7 @@ class Load:
     def _pays(self, now: float, held: int) -> bool:
         """Whether to wait on, with `held` chunks of the prefix here."""
         budget, flow, size = self._budget, self._flow, self._prompt.chunk_size
+        held = self._unbroken(held)
         goal, left_s = self._parts[-1].end, flow.remaining_s()
         if now < budget.until(held * size, *self._expected):
             if left_s is None:
@@ -265,6 +269,15 @@ class Load:
         begun = self._start + (goal - self._start) * flow.share()
         in_sight = end_s < IN_SIGHT * budget.recompute_s
         return in_sight and now < budget.until(int(max(held, begun) * size))
+
+    def _unbroken(self, held: int) -> int:
+        """How many of the first `held` chunks are here, with those that others bring."""
+        while self._others and self._others[0] < held:
+            state = self._memory.cache.states(self._prompt.digest(self._others[0]))
+            if STATES[state[0]] not in HERE:
+                return self._others[0]
+            self._others.pop(0)
+        return held
 
     def _take(self, part: _Part, result: BatchResult) -> bool:
         """Put what has arrived into memory; False: the prefix ends within this part."""

@@ -17,7 +17,7 @@ from kvferry import _native
 from kvferry.engine.prompt import Prompt
 from kvferry.errors import BadBufferError, UsageError
 
-__all__ = ["STATES", "ChunkView", "Memory", "PagesGone", "Reserved"]
+__all__ = ["HERE", "STATES", "ChunkView", "Memory", "PagesGone", "Reserved"]
 
 # A hold on pages that is not ended in this time belongs to somebody who forgot it.
 LEASE_S = 120.0
@@ -25,6 +25,7 @@ LEASE_S = 120.0
 _LOOK_S = 0.05
 # States of a chunk, by the byte of `states`; see ChunkCache.
 STATES = ("absent", "evicted", "writing", "ready", "leased", "pinned")
+HERE = ("ready", "leased", "pinned")
 
 
 class PagesGone(Exception):

@@ -158,6 +158,9 @@ class Retriever:
         goal = decision.tokens // size
         if goal < start:
             reason = "not_worth_loading"
+            for piece in wanted:
+                if piece.end > goal:
+                    self._measure(piece.tier, prompt, max(piece.start, goal))
             wanted = [
                 Wanted(piece.tier, piece.start, min(piece.end, goal))
                 for piece in wanted
