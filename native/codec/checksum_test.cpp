@@ -62,5 +62,26 @@ TEST(Xxh3, AlignmentOfTheInputDoesNotMatter) {
   EXPECT_EQ(xxh3_64(window), xxh3_64(moved));
 }
 
+// Short pieces are not worth the call of a kernel, so in one value both work on the same state.
+TEST(Xxh3, KernelsAgreeAndTakeTurns) {
+  const auto bytes = counting_bytes(100'003);
+  for (const std::size_t size : {1023u, 1024u, 1025u, 2048u, 65'536u, 100'003u}) {
+    const ByteView value = ByteView(bytes).first(size);
+    Xxh3 short_pieces;  // never a kernel
+    Xxh3 mixed;
+    for (std::size_t at = 0; at < size; at += 1000) {
+      short_pieces.update(value.subspan(at, std::min<std::size_t>(1000, size - at)));
+    }
+    std::size_t at = 0;
+    for (const std::size_t piece : {5u, 1024u, 100u, 9000u, 1023u, 100'003u}) {
+      const std::size_t step = std::min(piece, size - at);
+      mixed.update(value.subspan(at, step));
+      at += step;
+    }
+    EXPECT_EQ(xxh3_64(value), short_pieces.digest()) << size;
+    EXPECT_EQ(mixed.digest(), short_pieces.digest()) << size;
+  }
+}
+
 }  // namespace
 }  // namespace kvferry::codec

@@ -40,8 +40,10 @@ _PART_BYTES_MIN = 4 << 20
 # How much is on its way at a time: what flows in so many seconds, and in a round trip or two.
 _WINDOW_S = 0.1
 _WINDOW_BYTES_MIN = 8 << 20
-# How often a running load is looked at.
+# How often a running load is looked at, and where nobody knows what computing would take. A look
+# costs half a millisecond of a core that the bytes need too.
 _LOOK_S = 0.005
+_IDLE_LOOK_S = 0.05
 # How wrong the speed seen so far may be, as a share of the time of computing.
 _DOUBT = 0.05
 # What a store may take to let go of a part that was cut, before the part is left behind...
@@ -234,8 +236,10 @@ class Load:
     def _await(self, part: _Part) -> BatchResult | None:
         """Wait for a part while that pays; None when it does not."""
         self._ask()
+        look_s = _LOOK_S if self._budget.prefill.known else _IDLE_LOOK_S
+        now = time.monotonic()
         while part.ticket is not None:
-            result = part.ticket.wait(_LOOK_S)
+            result = part.ticket.wait(min(look_s, max(0.0, self._budget.deadline - now)))
             now = time.monotonic()
             self._flow.look(now)
             if result is not None:
