@@ -47,8 +47,7 @@ class SimClient final : private redis::Dispatcher {
   };
 
   void finished(redis::Batch& batch) override;
-  void corrupt(redis::Batch& batch, const redis::Command& command,
-               std::string_view cause) override;
+  void corrupt(redis::Batch& batch, const redis::Command& command, std::string_view cause) override;
   void wake_workers() override;
   void route(redis::Work work) override { router_.route(work); }
   void redirected(redis::Server& from, redis::Work work, std::string_view answer) override;
