@@ -15,7 +15,7 @@ namespace {
 
 // Under way in a thread with io_uring: enough bytes for any disk, and few enough that a value may
 // still be in the cache of the processor when its checksum is taken.
-constexpr std::size_t kBytesUnderWay = 16 * kMiB;
+constexpr std::size_t kBytesUnderWay = 32 * kMiB;
 constexpr std::size_t kDepthMin = 2;
 constexpr std::size_t kDepthMax = 32;
 constexpr int kFailuresUntilDown = 3;     // in a row
