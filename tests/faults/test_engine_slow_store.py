@@ -25,6 +25,7 @@ from support.servers import TestServer, start_server
 TESTS = Path(__file__).parents[1]
 BAR = 1.10
 ALLOWED_S = 0.04
+ATTEMPTS = 3  # at the bar, for the machine may be busy with other things
 USED = 0.7  # of computing, at most, where the store is fast
 LAYOUT = KVLayout(layers=8, kv_heads=4, head_dim=64, dtype="float32", chunk_size=128)  # 2 MiB
 IDENTITY = Identity(model="slow", layout=LAYOUT)
@@ -119,15 +120,18 @@ def ratios(engine: Engine, requests: int, recompute_s: float) -> list[float]:
 
 
 def judge(way: Way, gb_per_s: float | None, rtt_s: float, recompute_s: float, **how: int) -> None:
+    """In one of `ATTEMPTS`, each with an engine that knows nothing yet, the bar is kept."""
     way.shape(gb_per_s, rtt_s)
-    connections = how.get("connections", 4)
-    with engine_before(way, recompute_s, connections) as engine:
-        seen = ratios(engine, how.get("requests", 6), recompute_s)
-        told = [round(ratio, 2) for ratio in seen]
-        assert max(seen) <= BAR + ALLOWED_S / recompute_s, told
-        load_s = 4 * rtt_s + (SIZE_BYTES / (gb_per_s * 1e9) if gb_per_s else 0.0)
-        if load_s < 0.3 * recompute_s:
-            assert min(seen[3:]) < USED, f"the cache is not used: {told}"
+    load_s = 4 * rtt_s + (SIZE_BYTES / (gb_per_s * 1e9) if gb_per_s else 0.0)
+    told = []
+    for _ in range(ATTEMPTS):
+        with engine_before(way, recompute_s, how.get("connections", 4)) as engine:
+            seen = ratios(engine, how.get("requests", 6), recompute_s)
+        told.append([round(ratio, 2) for ratio in seen])
+        used = load_s >= 0.3 * recompute_s or min(seen[3:]) < USED
+        if used and max(seen) <= BAR + ALLOWED_S / recompute_s:
+            return
+    raise AssertionError(f"too late, or a fast store that is not used: {told}")
 
 
 @pytest.mark.parametrize(

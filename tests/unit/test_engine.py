@@ -391,6 +391,18 @@ def test_what_stores_have_not_is_named(shared: str) -> None:
         assert missed["never_stored"] == 10
 
 
+def test_loads_are_counted(shared: str) -> None:
+    tokens = prompt(320)
+    with open_engine(memory_store(shared)) as engine:
+        put(engine, tokens)
+        assert engine.flush()
+        engine.clear(stores=False)
+        check(engine, tokens, want=320)
+        metrics = engine.stats()["metrics"]
+        assert metrics["kvferry_load_bytes_total"]["store0"] == 20 * LAYOUT.chunk_bytes
+        assert metrics["kvferry_load_seconds"]["store0"]["count"] == 1
+
+
 def test_ten_requests_for_one_prefix_load_it_once() -> None:
     tokens, store = prompt(320), Slow()
     with open_engine(store) as engine:

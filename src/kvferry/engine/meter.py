@@ -52,6 +52,9 @@ class Meter:
         for tier, chunks in counts.items():
             if chunks:
                 metrics.hit(tier, chunks * size, chunks * chunk_bytes)
+        for loaded in gathered.loads:
+            for store, chunks in loaded.chunks.items():
+                metrics.loaded(store, chunks * chunk_bytes, loaded.took_s)
         if gathered.waited:
             metrics.waited_for_flight()
         missed = prompt.chunks - sum(counts.values())

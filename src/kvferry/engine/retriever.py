@@ -56,6 +56,7 @@ class Gathered:
         waited: Whether it waited for somebody else's chunks.
         chunks: How many chunks each tier gave.
         copied: A flag for each chunk: it lies in the caller's buffer.
+        loads: What came of each load.
     """
 
     memory_chunks: int
@@ -66,6 +67,7 @@ class Gathered:
     reason: str = ""
     lookup_s: float = 0.0
     load_s: float = 0.0
+    loads: list[Loaded] = field(default_factory=list)
 
 
 class Retriever:
@@ -224,6 +226,7 @@ class Retriever:
             for piece in wanted:
                 self._measure(piece.tier, prompt, loaded.end)
         gathered.load_s += loaded.took_s
+        gathered.loads.append(loaded)
         gathered.reason = loaded.reason or gathered.reason
         for tier, chunks in loaded.chunks.items():
             gathered.chunks[tier] = gathered.chunks.get(tier, 0) + chunks
