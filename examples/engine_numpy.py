@@ -9,10 +9,13 @@ identity = Identity(model="example", layout=layout)
 tokens = list(range(100))  # six full chunks; the last four tokens are computed again
 chunks = [np.full(layout.chunk_shape, index, np.float16) for index in range(6)]
 
+settings = {"max_local_cpu_size": 0.1}  # GB of memory
+
 with embedded_store() as store:
-    with Engine(identity, remote_url=store.url, max_local_cpu_size=0.1) as engine:
+    with Engine(identity, remote_url=store.url, **settings) as engine:
         print("stored:", engine.store(tokens, chunks).chunks, "chunks")  # in memory; the store soon
-    with Engine(identity, remote_url=store.url, max_local_cpu_size=0.1) as engine:
-        with engine.retrieve(tokens + [7, 8, 9]) as hit:  # the same beginning
-            print(hit)
-            print("equal:", all((a == b).all() for a, b in zip(hit.arrays, chunks, strict=True)))
+    with Engine(identity, remote_url=store.url, **settings) as engine:
+        hit = engine.retrieve([*tokens, 7, 8, 9])  # the same beginning
+        print(hit)
+        print("equal:", all((a == b).all() for a, b in zip(hit.arrays, chunks, strict=True)))
+        hit.release()
