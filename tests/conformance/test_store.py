@@ -32,7 +32,10 @@ def test_usage_grows_and_shrinks(driver: Driver) -> None:
         assert full.keys is not None
         assert full.keys >= 16
         assert store.batch_set(keys, [value_of(size, 1)] * 16).ok
-        assert abs(peer.usage().used_bytes - full.used_bytes) < 2 * size
+        deadline = time.monotonic() + 10  # a server frees what was overwritten when it has time
+        while abs(peer.usage().used_bytes - full.used_bytes) >= 2 * size:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
         assert store.batch_delete(keys).ok
         deadline = time.monotonic() + 10
         while peer.usage().used_bytes > before.used_bytes + size:

@@ -115,13 +115,13 @@ def test_time_to_live_holds_for_every_stripe(client: Any, valkey: TestServer) ->
 def test_touch_refreshes_every_stripe(client: Any, valkey: TestServer) -> None:
     here = space(client, 9 * MIB)
     here.set("v", payload(9 * MIB))
-    time.sleep(1.1)
+    time.sleep(2.1)
     assert here.batch_exists(["v"]).ok
     idle_s = [valkey.cli("OBJECT", "IDLETIME", name) for name in names("kv:v", 9 * MIB)]
-    assert min(idle_s) >= 1
+    assert min(idle_s) >= 2
     assert here.batch_exists(["v"], touch=True).ok
     idle_s = [valkey.cli("OBJECT", "IDLETIME", name) for name in names("kv:v", 9 * MIB)]
-    assert max(idle_s) == 0
+    assert max(idle_s) <= 1  # a second may have ended meanwhile
 
 
 @pytest.mark.parametrize("key", ["text", "Grüße", b"\0\r\n\xff", "k" * 400])
