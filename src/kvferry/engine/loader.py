@@ -207,7 +207,9 @@ class Load:
             part = self._parts[self._asked]
             size = len(part.reserved.chunks) * part.tier.chunk_bytes
             ahead = self._asked - self._done
-            if ahead >= 2 and self._ahead_bytes + size > window:
+            # Where nothing can be cut, everything is asked for at once.
+            full = self._budget.prefill.known and self._ahead_bytes + size > window
+            if ahead >= 2 and full:
                 return
             chunks = part.reserved.chunks
             names = self._prompt.keys(chunks[0], chunks[-1] + 1)
