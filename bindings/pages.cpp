@@ -34,27 +34,8 @@ class PageView {
   [[nodiscard]] std::uint64_t handle() const { return handle_.packed(); }
   [[nodiscard]] std::size_t size_bytes() const { return pool_->page_size_bytes(); }
 
-  static int get_buffer(PyObject* self, Py_buffer* view, int flags) noexcept {
-    view->obj = nullptr;
-    if (!nb::inst_ready(self)) {
-      PyErr_SetString(PyExc_BufferError, "the page was not initialised");
-      return -1;
-    }
-    const PageView& page = *nb::inst_ptr<PageView>(self);
-    const auto bytes = page.pool_->lease(page.handle_);
-    if (!bytes) {
-      PyErr_SetString(PyExc_BufferError, "the page was freed");
-      return -1;
-    }
-    const auto size = static_cast<Py_ssize_t>((*bytes).size());
-    if (PyBuffer_FillInfo(view, self, (*bytes).data(), size, /*readonly=*/0, flags) == 0) return 0;
-    [[maybe_unused]] const auto outcome = page.pool_->release(page.handle_);
-    return -1;
-  }
-  static void release_buffer(PyObject* self, Py_buffer*) noexcept {
-    const PageView& page = *nb::inst_ptr<PageView>(self);
-    [[maybe_unused]] const auto outcome = page.pool_->release(page.handle_);
-  }
+  [[nodiscard]] mem::PagePool& pool() const { return *pool_; }
+  [[nodiscard]] PageHandle page() const { return handle_; }
 
  private:
   const std::shared_ptr<mem::PagePool> pool_;
@@ -62,8 +43,8 @@ class PageView {
 };
 
 PyType_Slot page_view_slots[] = {
-    {Py_bf_getbuffer, reinterpret_cast<void*>(&PageView::get_buffer)},
-    {Py_bf_releasebuffer, reinterpret_cast<void*>(&PageView::release_buffer)},
+    {Py_bf_getbuffer, reinterpret_cast<void*>(&PageBuffer<PageView>::get)},
+    {Py_bf_releasebuffer, reinterpret_cast<void*>(&PageBuffer<PageView>::release)},
     {0, nullptr},
 };
 

@@ -59,28 +59,8 @@ class Page {
     return reinterpret_cast<std::uintptr_t>(value_or_raise(pool_->bytes(handle_)).data());
   }
 
-  // The slots of the buffer protocol.
-  static int get_buffer(PyObject* self, Py_buffer* view, int flags) noexcept {
-    view->obj = nullptr;
-    if (!nb::inst_ready(self)) {
-      PyErr_SetString(PyExc_BufferError, "the page was not initialised");
-      return -1;
-    }
-    const Page& page = *nb::inst_ptr<Page>(self);
-    const auto bytes = page.pool_->lease(page.handle_);
-    if (!bytes) {
-      PyErr_SetString(PyExc_BufferError, "the page was freed");
-      return -1;
-    }
-    const auto size = static_cast<Py_ssize_t>((*bytes).size());
-    if (PyBuffer_FillInfo(view, self, (*bytes).data(), size, /*readonly=*/0, flags) == 0) return 0;
-    [[maybe_unused]] const auto outcome = page.pool_->release(page.handle_);
-    return -1;
-  }
-  static void release_buffer(PyObject* self, Py_buffer*) noexcept {
-    const Page& page = *nb::inst_ptr<Page>(self);
-    [[maybe_unused]] const auto outcome = page.pool_->release(page.handle_);
-  }
+  [[nodiscard]] mem::PagePool& pool() const { return *pool_; }
+  [[nodiscard]] PageHandle page() const { return handle_; }
 
  private:
   const std::shared_ptr<mem::PagePool> pool_;
@@ -88,8 +68,8 @@ class Page {
 };
 
 PyType_Slot page_slots[] = {
-    {Py_bf_getbuffer, reinterpret_cast<void*>(&Page::get_buffer)},
-    {Py_bf_releasebuffer, reinterpret_cast<void*>(&Page::release_buffer)},
+    {Py_bf_getbuffer, reinterpret_cast<void*>(&PageBuffer<Page>::get)},
+    {Py_bf_releasebuffer, reinterpret_cast<void*>(&PageBuffer<Page>::release)},
     {0, nullptr},
 };
 

@@ -84,8 +84,8 @@ class Prompt:
 
     def keys(self, start: int, end: int) -> list[str]:
         """The names of chunks in a store, without the prefix of their space."""
-        text, size = self.hashes.hex(), 2 * DIGEST_BYTES
-        return [text[i : i + size] for i in range(start * size, end * size, size)]
+        text, size = self.part(start, end).hex(), 2 * DIGEST_BYTES
+        return [text[i : i + size] for i in range(0, len(text), size)]
 
 
 def read_prompt(

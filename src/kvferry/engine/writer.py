@@ -207,7 +207,8 @@ class Writer:
         if not tier.connector.available:
             return "unavailable"
         chunks = job.chunks[start:end]
-        keys = [prompt.keys(chunk, chunk + 1)[0] for chunk in chunks]
+        names = prompt.keys(chunks[0], chunks[-1] + 1)
+        keys = [names[chunk - chunks[0]] for chunk in chunks]
         there = tier.connector.batch_exists(keys, touch=True)
         absent = [i for i, status in enumerate(there) if status is Status.MISS]
         if there.count(Status.OK) + len(absent) < len(keys):
