@@ -56,6 +56,20 @@ TEST(ChunkCache, AnAbortedReservationGivesItsPagesBack) {
   EXPECT_EQ(f.cache->stats().index.writing, 0u);
 }
 
+TEST(ChunkCache, WhatIsCommittedWithALeaseStaysUntilThatEnds) {
+  Fixture f(3, 3);
+  f.store(run(1, 1));
+  const auto reserved = f.cache->reserve(run(1, 3), 1, 10);
+  const auto lease = f.cache->commit_leased(reserved.id, 10);
+  EXPECT_EQ(lease.pages, reserved.pages);
+  EXPECT_EQ(f.cache->lookup(run(1, 3)).ready, 3u);
+  EXPECT_TRUE(f.cache->evict(9).empty()) << "children are leased, their parent has children";
+  EXPECT_TRUE(f.cache->release(lease.id));
+  EXPECT_EQ(f.cache->evict(9).size(), 3u);
+  EXPECT_EQ(f.free_pages(), 3u);
+  EXPECT_EQ(f.cache->commit_leased(reserved.id, 10).id, 0u) << "it is over";
+}
+
 TEST(ChunkCache, AnExpiredReservationLeavesButItsMemoryStaysTheHolders) {
   Fixture f(2, 2);
   const auto late = f.cache->reserve(run(1, 2), 0, 10);
