@@ -111,7 +111,8 @@ def test_redirects_to_ever_new_nodes_are_bounded() -> None:
     def inventive(command: Command) -> Action | None:
         if command.name != b"EXISTS":
             return None
-        return b"-MOVED 1 127.0.0.1:%d\r\n" % next(ports)
+        # An address of its own: on 127.0.0.1, a server of another test may have the port.
+        return b"-MOVED 1 127.77.0.1:%d\r\n" % next(ports)
 
     with lying(inventive) as server, client_of(server, connections=1) as client, within(60):
         result = client.batch_exists([f"k{index}" for index in range(300)], timeout_s=10)

@@ -9,15 +9,19 @@ from pathlib import Path
 import pytest
 
 PROGRAM = """
-import sys, threading
+import threading
+from kvferry.errors import ClosedError
 from kvferry.connectors import Space, load_connector
 spec = {{"type": {kind!r}, **{settings!r}}}
 store = load_connector(spec, Space("p:", bytes(16), 1 << 20))
 keys = [f"k{{n}}" for n in range(64)]
 pages = [bytearray(1 << 20) for _ in keys]
 def work():
-    while True:
-        store.batch_set(keys, pages)
+    try:
+        while True:
+            store.batch_set(keys, pages)
+    except ClosedError:  # the exit closes what is open, before daemon threads end
+        pass
 for _ in range(2):
     threading.Thread(target=work, daemon=True).start()
 tickets = [store.submit_set(keys, pages) for _ in range(4)]
