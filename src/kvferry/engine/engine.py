@@ -151,16 +151,17 @@ class Engine:
             timeout_s: Limit for asking stores; default: `lookup_timeout_s`.
         """
         prompt = self._read(tokens)
-        found = self._look(prompt, timeout_s, touch=True)
+        found = self.look(prompt, timeout_s, touch=True)
         if self.config.enable_async_loading and found.tokens > found.tiers[MEMORY]:
             self._start(self.reader.gather, prompt, self._deadline(None))
         return found
 
     def contains(self, tokens: Tokens, *, timeout_s: float | None = None) -> int:
         """How many tokens of the prefix some tier has. Changes nothing: nothing counts as used."""
-        return self._look(self._read(tokens), timeout_s, touch=False).tokens
+        return self.look(self._read(tokens), timeout_s, touch=False).tokens
 
-    def _look(self, prompt: Prompt, timeout_s: float | None, *, touch: bool) -> Lookup:
+    def look(self, prompt: Prompt, timeout_s: float | None = None, *, touch: bool) -> Lookup:
+        """What `lookup` and `contains` answer; `touch`: what is found in stores counts as used."""
         held, coming = self.memory.ready(prompt)
         size, start = prompt.chunk_size, held
         tiers = {MEMORY: held * size}
