@@ -28,12 +28,17 @@ from kvferry.server.segments import create_segment
 if TYPE_CHECKING:
     from kvferry.server.config import ServerConfig
 
-__all__ = ["Pool", "Pools", "SharedMemory"]
+__all__ = ["Pool", "Pools", "SharedMemory", "page_index"]
 
 _log = logging.getLogger("kvferry.server")
 
 # How much is backed at a time, so that those who wait for some of it get theirs soon.
 _STEP_BYTES = 64 << 20
+
+
+def page_index(handle: int) -> int:
+    """Which page a handle is of: what clients are told. Behind it is a generation."""
+    return handle & 0xFFFF_FFFF
 
 
 class Pool:

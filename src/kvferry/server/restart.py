@@ -46,7 +46,11 @@ def begin(
             _log.warning("an identity of the server before is lost: %s", error)
             continue
         shards[record.digest] = shard
-        here, gone = state.adopt(shard, record)
+        try:
+            here, gone = state.adopt(shard, record)
+        except KVFerryError as error:
+            _log.warning("the chunks of %s are lost: %s", shard.identity.model, error)
+            here, gone = 0, len(record.pages)
         taken, lost = taken + here, lost + gone
     for pool in pools.pools.values():
         pool.pages.trim()

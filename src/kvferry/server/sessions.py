@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from kvferry.engine.memory import Reserved
 from kvferry.engine.prompt import Prompt
 from kvferry.keys import DIGEST_BYTES
-from kvferry.server.pools import Pool
+from kvferry.server.pools import Pool, page_index
 from kvferry.server.shard import Shard
 
 __all__ = ["Session", "Sessions", "Writing"]
@@ -203,21 +203,12 @@ class Sessions:
 
     def fences(self, pool: Pool) -> list[tuple[int, list[int]]]:
         """Locks, and the pages that their holders may still write to."""
-        found = [
-            (
-                session.lock,
-                [
-                    page & 0xFFFF_FFFF
-                    for id in ids
-                    for page in session.writings[id].reserved.handles
-                ],
-            )
-            for session, ids in self.fenced
-            if session.shard.memory.pool is pool
-        ]
-        return found + [
-            (lock, [h & 0xFFFF_FFFF for h in hs]) for p, lock, hs in self._old if p is pool
-        ]
+        found = [(lock, handles) for its, lock, handles in self._old if its is pool]
+        for session, ids in self.fenced:
+            if session.shard.memory.pool is pool:
+                writings = [session.writings[id].reserved for id in ids]
+                found.append((session.lock, [h for writing in writings for h in writing.handles]))
+        return [(lock, [page_index(handle) for handle in handles]) for lock, handles in found]
 
     def fence(self, pool: Pool, lock: int, pages: list[int]) -> None:
         """Keep pages out of use for as long as somebody holds a lock: of an earlier server."""

@@ -11,7 +11,6 @@ also in the next server.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import stat
@@ -23,12 +22,11 @@ from typing import Any, TypeAlias
 import msgspec
 
 from kvferry import _native
-from kvferry.errors import ConfigError, KVFerryError
-from kvferry.identity import Identity
-from kvferry.server.pools import Pool
+from kvferry.errors import ConfigError, KVFerryError, UsageError
+from kvferry.server.pools import Pool, page_index
 from kvferry.server.shard import Shard
 
-__all__ = ["ChunkRecord", "State", "adopt", "read", "write"]
+__all__ = ["SegmentRecord", "ShardRecord", "State", "adopt", "read", "write"]
 
 # For a pool: locks, and the pages that their holders may write to.
 Fences: TypeAlias = Callable[[Pool], list[tuple[int, list[int]]]]
@@ -53,22 +51,22 @@ class SegmentRecord(msgspec.Struct, array_like=True, frozen=True):
     fences: list[tuple[int, list[int]]]
 
 
-class ChunkRecord(msgspec.Struct, array_like=True, frozen=True):
-    """A chunk: its hash, the index of the one before it in the list or -1, its page, and XXH3-64
-    of that."""
-
-    hash: bytes
-    parent: int
-    page: int
-    checksum: int
-
-
 class ShardRecord(msgspec.Struct, array_like=True, frozen=True):
-    """An identity, and its chunks, parents before children, the longest unused first."""
+    """An identity and its chunks, parents before children, else who would be evicted first.
+
+    Attributes:
+        hashes: 16 bytes for each chunk.
+        parents: For each the index of the one before it in its prompt, or -1.
+        pages: For each its page.
+        checksums: For each XXH3-64 of that.
+    """
 
     identity: dict[str, Any]
     digest: bytes
-    chunks: list[ChunkRecord]
+    hashes: bytes
+    parents: list[int]
+    pages: list[int]
+    checksums: list[int]
 
 
 class State(msgspec.Struct, array_like=True, frozen=True):
@@ -77,11 +75,6 @@ class State(msgspec.Struct, array_like=True, frozen=True):
     format: int
     segments: list[SegmentRecord]
     shards: list[ShardRecord]
-
-
-def fields_of(identity: Identity) -> dict[str, Any]:
-    """An identity as messages and files have it."""
-    return asdict(identity)
 
 
 def write(path: Path, pools: Sequence[Pool], shards: Sequence[Shard], fences: Fences) -> int:
@@ -105,10 +98,7 @@ def write(path: Path, pools: Sequence[Pool], shards: Sequence[Shard], fences: Fe
             )
             for pool in pools
         ],
-        [
-            ShardRecord(fields_of(shard.identity), shard.identity.digest, _chunks(shard))
-            for shard in shards
-        ],
+        [_record(shard) for shard in shards],
     )
     beside = path.with_name(f".{path.name}.new")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -118,17 +108,20 @@ def write(path: Path, pools: Sequence[Pool], shards: Sequence[Shard], fences: Fe
         file.flush()
         os.fsync(descriptor)
     beside.replace(path)
-    return sum(len(shard.chunks) for shard in state.shards)
+    return sum(len(shard.pages) for shard in state.shards)
 
 
-def _chunks(shard: Shard) -> list[ChunkRecord]:
-    entries = shard.memory.cache.entries()
-    handles = [handle for _, _, handle in entries]
+def _record(shard: Shard) -> ShardRecord:
+    hashes, parents, handles = shard.memory.cache.entries()
     checksums = _native.page_checksums(shard.memory.pool.pages, handles)
-    return [
-        ChunkRecord(digest, parent, handle & 0xFFFF_FFFF, checksum)
-        for (digest, parent, handle), checksum in zip(entries, checksums, strict=True)
-    ]
+    return ShardRecord(
+        asdict(shard.identity),
+        shard.identity.digest,
+        hashes,
+        parents,
+        [page_index(handle) for handle in handles],
+        checksums,
+    )
 
 
 def read(path: Path) -> State | None:
@@ -163,28 +156,27 @@ def read(path: Path) -> State | None:
 def adopt(shard: Shard, record: ShardRecord) -> tuple[int, int]:
     """Take the chunks of a record whose pages hold what they held; how many, and how many not.
 
-    A chunk whose parent is not taken is not taken either: nobody could reach it.
+    Raises:
+        KVFerryError: The record cannot be; nothing was taken.
     """
-    pool = shard.memory.pool.pages
-    handles: list[int] = []
-    for chunk in record.chunks:
-        with contextlib.suppress(KVFerryError):
-            handles.append(pool.claim(chunk.page))
-            continue
-        handles.append(0)
+    pool, count = shard.memory.pool.pages, len(record.pages)
+    if not len(record.checksums) == len(record.parents) == len(record.hashes) // 16 == count:
+        raise UsageError("a record of the state file has lists of different lengths")
+    handles = []
+    for page in record.pages:
+        try:
+            handles.append(pool.claim(page))
+        except KVFerryError:
+            handles.append(0)
     sums = iter(_native.page_checksums(pool, [handle for handle in handles if handle]))
-    right = [
-        bool(handle) and next(sums) == chunk.checksum
-        for handle, chunk in zip(handles, record.chunks, strict=True)
-    ]
-    for index, chunk in enumerate(record.chunks):
-        if chunk.parent >= index or (chunk.parent >= 0 and not right[chunk.parent]):
-            right[index] = False
-    kept = [index for index, good in enumerate(right) if good]
-    taken = shard.memory.cache.adopt(
-        [(record.chunks[index].hash, record.chunks[index].parent, handles[index]) for index in kept]
-    )
-    for index, good in enumerate(right):
-        if handles[index] and not good:
-            pool.free(handles[index])
-    return taken, len(record.chunks) - taken
+    for index, handle in enumerate(handles):
+        if handle and next(sums) != record.checksums[index]:
+            pool.free(handle)
+            handles[index] = 0
+    try:
+        taken = shard.memory.cache.adopt(record.hashes, record.parents, handles)
+    except KVFerryError:
+        for handle in filter(None, handles):
+            pool.free(handle)
+        raise
+    return taken, count - taken
