@@ -86,9 +86,7 @@ _listening = _group(
     click.option("--port", type=int, metavar="PORT", help="0: any free one.  [default: 5555]"),
     click.option("--ipc", metavar="PATH", help="Listen at this Unix socket too."),
     click.option("--no-tcp", is_flag=True, help="Listen at the socket of --ipc only."),
-    click.option(
-        "--curve-key-file", type=_FILE, metavar="FILE", help="Keys of CURVE, mode 0600."
-    ),
+    click.option("--curve-key-file", type=_FILE, metavar="FILE", help="Keys of CURVE, mode 0600."),
     click.option(
         "--new-curve-keys",
         type=click.Path(file_okay=False, path_type=Path),

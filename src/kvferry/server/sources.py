@@ -255,4 +255,3 @@ def _read_token(file: Path) -> str:
     if others_may_read(file):
         _log.warning("%s holds a secret and others may open it; run chmod 600 on it", file)
     return token
-
