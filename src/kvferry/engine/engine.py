@@ -65,6 +65,7 @@ class Engine:
         salt: Separates tenants: with another salt, the same tokens are other chunks.
         connectors: Stores that are open already, by name, behind those of `config`. They are closed
             with the engine.
+        memory: Where chunks lie, if it is not the engine's own; see `kvferry.engine.memory`.
         **settings: Single settings, which win over `config`, e.g. `remote_url`,
             `max_local_cpu_size`.
 
@@ -80,6 +81,7 @@ class Engine:
         *,
         salt: bytes = b"",
         connectors: dict[str, Connector] | None = None,
+        memory: Memory | None = None,
         **settings: Any,
     ) -> None:
         self.identity = identity
@@ -92,9 +94,8 @@ class Engine:
         self._salt = salt
         self._pid = os.getpid()
         self._closed = False
-        chunk_bytes = self.layout.chunk_bytes
-        self.memory = Memory(
-            chunk_bytes,
+        self.memory = memory or Memory.private(
+            self.layout.chunk_bytes,
             self.config.l1_bytes,
             self.config.eviction_policy,
             hugetlb=self.config.hugetlb,
@@ -116,10 +117,10 @@ class Engine:
             copy_threads,
             self._start,
         )
-        self._reader = Reader(
+        self.reader = Reader(
             self.memory, self._retriever, self._meter, self.layout, keep=self.config.local_cpu
         )
-        self._storer = Storer(
+        self.storer = Storer(
             self.memory, self.tiers, self.metrics, copy_threads, keep=self.config.local_cpu
         )
         _open.add(self)
@@ -150,16 +151,17 @@ class Engine:
             timeout_s: Limit for asking stores; default: `lookup_timeout_s`.
         """
         prompt = self._read(tokens)
-        found = self._look(prompt, timeout_s, touch=True)
+        found = self.look(prompt, timeout_s, touch=True)
         if self.config.enable_async_loading and found.tokens > found.tiers[MEMORY]:
-            self._start(self._reader.gather, prompt, self._deadline(None))
+            self._start(self.reader.gather, prompt, self._deadline(None))
         return found
 
     def contains(self, tokens: Tokens, *, timeout_s: float | None = None) -> int:
         """How many tokens of the prefix some tier has. Changes nothing: nothing counts as used."""
-        return self._look(self._read(tokens), timeout_s, touch=False).tokens
+        return self.look(self._read(tokens), timeout_s, touch=False).tokens
 
-    def _look(self, prompt: Prompt, timeout_s: float | None, *, touch: bool) -> Lookup:
+    def look(self, prompt: Prompt, timeout_s: float | None = None, *, touch: bool) -> Lookup:
+        """What `lookup` and `contains` answer; `touch`: what is found in stores counts as used."""
         held, coming = self.memory.ready(prompt)
         size, start = prompt.chunk_size, held
         tiers = {MEMORY: held * size}
@@ -212,7 +214,7 @@ class Engine:
             BadBufferError: A buffer is read-only or has another length.
         """
         prompt = self._read(tokens, limit_tokens)
-        return self._reader.retrieve(prompt, self._deadline(timeout_s), into)
+        return self.reader.retrieve(prompt, self._deadline(timeout_s), into)
 
     def begin_retrieve(
         self,
@@ -224,7 +226,7 @@ class Engine:
     ) -> Future[Retrieved]:
         """`retrieve` in a thread of the engine. `into` is in use until the future is done."""
         prompt = self._read(tokens, limit_tokens)
-        return self._start(self._reader.retrieve, prompt, self._deadline(timeout_s), into)
+        return self._start(self.reader.retrieve, prompt, self._deadline(timeout_s), into)
 
     async def aretrieve(
         self,
@@ -243,7 +245,7 @@ class Engine:
         prompt, deadline = self._read(tokens), self._deadline(timeout_s)
 
         def run() -> int:
-            self._reader.gather(prompt, deadline)
+            self.reader.gather(prompt, deadline)
             return self.memory.ready(prompt)[0] * prompt.chunk_size
 
         return self._start(run)
@@ -266,7 +268,7 @@ class Engine:
             UsageError: The number of buffers is another one.
             BadBufferError: A buffer is not contiguous, or has another length.
         """
-        return self._storer.store(self._read(tokens), chunks, first_chunk)
+        return self.storer.store(self._read(tokens), chunks, first_chunk)
 
     # --- Keeping ---
 
@@ -276,7 +278,7 @@ class Engine:
         Pins are counted: what was pinned twice is kept until it was unpinned twice.
         """
         prompt = self._read(tokens)
-        self._reader.gather(prompt, self._deadline(timeout_s))
+        self.reader.gather(prompt, self._deadline(timeout_s))
         return self.memory.cache.pin(prompt.hashes) * prompt.chunk_size
 
     def unpin(self, tokens: Tokens) -> int:

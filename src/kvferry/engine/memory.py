@@ -1,4 +1,4 @@
-"""L1: the pages of this process and the index of what lies in them.
+"""L1: pages of memory and the index of what lies in them.
 
 A thin layer over the native cache: it owns the pool, makes pages buffers, and wakes those who wait
 for a chunk that somebody else is bringing. Nothing here waits without a limit.
@@ -11,13 +11,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from kvferry import _native
 from kvferry.engine.prompt import Prompt
 from kvferry.errors import BadBufferError, UsageError
 
-__all__ = ["HERE", "STATES", "ChunkView", "Memory", "PagesGone", "Reserved"]
+__all__ = ["HERE", "STATES", "ChunkView", "Memory", "PagesGone", "Reserved", "page_stride"]
 
 # A hold on pages that is not ended in this time belongs to somebody who forgot it.
 LEASE_S = 120.0
@@ -58,35 +58,52 @@ class Reserved(NamedTuple):
     shed: int
 
 
+def page_stride(chunk_bytes: int) -> int:
+    """From page to page, in bytes: the pool rounds up to 4096, small ones to 64."""
+    unit = 4096 if chunk_bytes >= 4096 else 64
+    return -(-chunk_bytes // unit) * unit
+
+
 class Memory:
     """Pages of one length, and which chunk lies in which.
 
     Args:
+        pool: The pages; others may have chunks in it too.
+        cache: The index of those that are ours.
         chunk_bytes: Length of a page.
-        size_bytes: Of all pages together; at least one is made.
-        policy: Name of the eviction policy.
-        hugetlb, prefault: See `kvferry.PagePool`.
-
-    Raises:
-        UsageError: The size or the policy cannot be.
-        MemoryError: The system refused the memory.
     """
 
-    def __init__(
-        self, chunk_bytes: int, size_bytes: int, policy: str, *, hugetlb: bool, prefault: bool
-    ) -> None:
-        # As the pool rounds it: pages of 4 KiB and more begin on a page of the system.
-        unit = 4096 if chunk_bytes >= 4096 else 64
+    def __init__(self, pool: _native.PagePool, cache: _native.ChunkCache, chunk_bytes: int) -> None:
+        self._pool = pool
+        self.cache = cache
         self.chunk_bytes = chunk_bytes
-        self.pages = size_bytes // (-(-chunk_bytes // unit) * unit)
-        if self.pages < 1:
+        self.pages = cache.capacity
+        self._changed = threading.Condition()
+
+    @classmethod
+    def private(
+        cls, chunk_bytes: int, size_bytes: int, policy: str, *, hugetlb: bool, prefault: bool
+    ) -> Self:
+        """Memory of this process alone.
+
+        Args:
+            chunk_bytes: Length of a page.
+            size_bytes: Of all pages together; at least one is made.
+            policy: Name of the eviction policy.
+            hugetlb, prefault: See `kvferry.PagePool`.
+
+        Raises:
+            UsageError: The size or the policy cannot be.
+            MemoryError: The system refused the memory.
+        """
+        pages = size_bytes // page_stride(chunk_bytes)
+        if pages < 1:
             raise UsageError(
                 f"{size_bytes / 1e9:g} GB of memory hold no chunk of {chunk_bytes} bytes; "
                 "raise max_local_cpu_size or lower chunk_size"
             )
-        self._pool = _native.PagePool(chunk_bytes, self.pages, hugetlb=hugetlb, prefault=prefault)
-        self.cache = _native.ChunkCache(self.pages, policy, pool=self._pool)
-        self._changed = threading.Condition()
+        pool = _native.PagePool(chunk_bytes, pages, hugetlb=hugetlb, prefault=prefault)
+        return cls(pool, _native.ChunkCache(pages, policy, pool=pool), chunk_bytes)
 
     # --- Reading ---
 
@@ -145,19 +162,19 @@ class Memory:
     def commit(self, reservation: int, ok: bytes | None = None) -> int:
         """The reserved pages are written, or those that `ok` names; how many became chunks."""
         done = self.cache.commit(reservation, ok)
-        self._announce()
+        self.announce()
         return done
 
     def commit_held(self, reservation: int) -> tuple[int, int]:
         """Like `commit`, and the chunks stay here until the lease that comes with it ends."""
         done, lease = self.cache.commit_leased(reservation, LEASE_S)
-        self._announce()
+        self.announce()
         return done, lease
 
     def abort(self, reservation: int) -> None:
         """The reserved pages will not be written."""
         self.cache.abort(reservation)
-        self._announce()
+        self.announce()
 
     # --- Waiting for others ---
 
@@ -180,6 +197,7 @@ class Memory:
                     return False
                 self._changed.wait(min(remaining_s, _LOOK_S))
 
-    def _announce(self) -> None:
+    def announce(self) -> None:
+        """Chunks came, or will not come: those who wait look again."""
         with self._changed:
             self._changed.notify_all()

@@ -47,10 +47,6 @@ class Hashes:
         self.tokens = tokens
 
 
-# Token ids, 0 to 2**32 - 1: a sequence of int, or a buffer of int32, uint32 or int64.
-Tokens: TypeAlias = Sequence[int] | Hashes
-
-
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """The full chunks of a prompt.
@@ -88,6 +84,11 @@ class Prompt:
         return [text[i : i + size] for i in range(0, len(text), size)]
 
 
+# Token ids, 0 to 2**32 - 1: a sequence of int, or a buffer of int32, uint32 or int64. Hashes of an
+# engine. Or a prompt that was read already, with the salt of its tenant.
+Tokens: TypeAlias = Sequence[int] | Hashes | Prompt
+
+
 def read_prompt(
     tokens: Tokens, chunk_size: int, salt: bytes, limit_tokens: int | None = None
 ) -> Prompt:
@@ -102,7 +103,10 @@ def read_prompt(
     Raises:
         UsageError: A token is out of range, or the limit is negative.
     """
-    if isinstance(tokens, Hashes):
+    count: int | None
+    if isinstance(tokens, Prompt):
+        hashes, count = tokens.hashes, tokens.tokens
+    elif isinstance(tokens, Hashes):
         hashes, count = tokens.packed, tokens.tokens
         chunks = len(hashes) // DIGEST_BYTES
         if count is None:

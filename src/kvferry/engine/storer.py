@@ -7,7 +7,7 @@ from contextlib import suppress
 from functools import partial
 
 from kvferry.connectors.base import BufferLike
-from kvferry.engine.memory import Memory, PagesGone
+from kvferry.engine.memory import Memory, PagesGone, Reserved
 from kvferry.engine.prompt import Prompt
 from kvferry.engine.results import Stored
 from kvferry.engine.store_tiers import StoreTier
@@ -51,7 +51,7 @@ class Storer:
             raise UsageError(
                 f"{len(chunks)} buffers for {wanted} full chunks of {prompt.chunk_size} tokens"
             )
-        self._offer_again(prompt)
+        self.offer_again(prompt)
         reserved = self._memory.reserve(prompt.hashes, first_chunk)
         known, shed = wanted - len(reserved.chunks) - reserved.shed, reserved.shed
         if shed:
@@ -60,7 +60,6 @@ class Storer:
             return Stored(chunks=0, known=known, shed=shed)
         try:
             buffers = [chunks[chunk - first_chunk] for chunk in reserved.chunks]
-            views = self._memory.views(reserved.handles)
             self._memory.copy_in(reserved.handles, buffers, self._copy_threads)
         except PagesGone:  # somebody clears the cache at this moment
             self._memory.abort(reserved.id)
@@ -68,20 +67,38 @@ class Storer:
         except BaseException:
             self._memory.abort(reserved.id)
             raise
+        done, queued, dropped = self.written(prompt, reserved)
+        return Stored(chunks=done, known=known, shed=shed, queued=queued, dropped=dropped)
+
+    def written(
+        self, prompt: Prompt, reserved: Reserved
+    ) -> tuple[int, dict[str, int], dict[str, int]]:
+        """All reserved pages hold their chunks now: commit them, and offer them to the stores.
+
+        Returns how many became chunks, and for each store how many it will get, and will not.
+        """
+        if not self._stores and self._keep:
+            return self._memory.commit(reserved.id), {}, {}
+        count = len(reserved.chunks)
+        try:
+            views = self._memory.views(reserved.handles)
+        except PagesGone:
+            self._memory.abort(reserved.id)
+            return 0, {}, {}
         done, lease = self._memory.commit_held(reserved.id)
-        if done < len(reserved.chunks):  # somebody cleared the cache, or this took minutes
+        if done < count:  # somebody cleared the cache, or this took minutes
             self._memory.cache.release(lease)
-            return Stored(chunks=done, known=known, shed=shed)
+            return done, {}, {}
         hold = Hold(self._leaver(prompt, reserved.chunks, lease))
         queued: dict[str, int] = {}
         dropped: dict[str, int] = {}
         for store in self._stores:
             accepted = store.writer.offer(WriteJob(prompt, reserved.chunks, views, hold.share()))
-            (queued if accepted else dropped)[store.tier.name] = len(reserved.chunks)
+            (queued if accepted else dropped)[store.tier.name] = count
         hold.end()
-        return Stored(chunks=done, known=known, shed=shed, queued=queued, dropped=dropped)
+        return done, queued, dropped
 
-    def _offer_again(self, prompt: Prompt) -> None:
+    def offer_again(self, prompt: Prompt) -> None:
         """What a store did not take the last time, and memory still has, may go there now."""
         for store in self._stores:
             missed = store.writer.missed(prompt)

@@ -167,7 +167,10 @@ class Prefetch(_Request, tag=9):
 
 
 class Pin(_Request, tag=10):
-    """Load the prefix of a prompt and keep it until `Unpin`. Reply: `Count`, of chunks."""
+    """Load the prefix of a prompt and keep it until `Unpin` or the session's end.
+
+    Reply: `Count`, of chunks.
+    """
 
     hashes: bytes
     tokens: int

@@ -1,0 +1,381 @@
+"""What each request does: sessions, shards, and the index in between.
+
+Handlers run in the loop, one at a time, and return within microseconds. Whatever may wait is in
+functions that `Later` runs in threads; these touch the session only under its guard, and give back
+what they leased when it has ended meanwhile.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from kvferry.engine.memory import Reserved as Pages
+from kvferry.engine.prompt import Prompt
+from kvferry.errors import KVFerryError
+from kvferry.server import protocol as p
+from kvferry.server.config import ServerConfig
+from kvferry.server.dispatch import Later, Refused
+from kvferry.server.pools import Pools
+from kvferry.server.sessions import SESSIONS_MAX, Session, Sessions, Writing
+from kvferry.server.shard import Shard, identity_of
+
+__all__ = ["Handlers"]
+
+# Requests of one session that threads may be working on.
+_RUNNING_MAX = 64
+_INDEX_MASK = 0xFFFF_FFFF  # a page's handle is its index, and behind it a generation
+_TIMEOUT_MS_MAX = 3_600_000
+_VERSIONS = (p.VERSION,)
+
+
+class Handlers:
+    """From requests to replies.
+
+    Args:
+        config: Of the server; read at each use, it may be replaced.
+        incarnation: Of the server.
+        pools, sessions: Of the server.
+
+    Attributes:
+        shards: By the digest of their identity.
+        draining: No new sessions or reservations: the server ends.
+    """
+
+    def __init__(
+        self, config: ServerConfig, incarnation: str, pools: Pools, sessions: Sessions
+    ) -> None:
+        self.config = config
+        self.shards: dict[bytes, Shard] = {}
+        self.draining = False
+        self._incarnation = incarnation
+        self._pools = pools
+        self._sessions = sessions
+        self._opening = threading.Lock()
+        self._began = time.monotonic()
+        self._of: dict[type, Callable[..., p.Reply | Later]] = {
+            p.Attached: self._attached,
+            p.Lookup: self._lookup,
+            p.Reserve: self._reserve,
+            p.Commit: self._commit,
+            p.Abort: self._abort,
+            p.Retrieve: self._retrieve,
+            p.Release: self._release,
+            p.Prefetch: self._prefetch,
+            p.Pin: self._pin,
+            p.Unpin: self._unpin,
+            p.Stats: self._stats,
+            p.Ping: self._ping,
+            p.Observe: self._observe,
+            p.Clear: self._clear,
+            p.Unregister: self._unregister,
+            p.Explain: self._explain,
+        }
+
+    def handle(self, request: p.Request) -> p.Reply | Later:
+        """The reply, or the work that makes it.
+
+        Raises:
+            Refused, UsageError: It is refused.
+        """
+        if type(request) is p.Register:
+            return self._register(request)
+        session = self._sessions.by_token.get(request.session)
+        if session is None:
+            raise Refused("session", "the session is unknown or has ended; register anew")
+        session.seen = time.monotonic()
+        session.requests += 1
+        return self._of[type(request)](session, request)
+
+    # --- Beginning and ending ---
+
+    def _register(self, request: p.Register) -> Later:
+        if request.version not in _VERSIONS:
+            raise Refused(
+                "version",
+                f"version {request.version} of the protocol is not spoken here; this server "
+                f"({p.VERSION}) and its engines need the same release of kvferry",
+            )
+        if self.draining:
+            raise Refused("draining", "the server is shutting down")
+        if len(self._sessions.by_token) >= SESSIONS_MAX:
+            raise Refused("busy", f"there are {SESSIONS_MAX} sessions already")
+        return Later(lambda: self._begin(request), _nothing)
+
+    def _begin(self, request: p.Register) -> p.Reply:
+        try:
+            shard = self.shard(request)
+        except (KVFerryError, OSError, MemoryError) as error:
+            raise Refused("identity", str(error)) from error
+        session = self._sessions.begin(shard, request.software, request.pid)
+        pool, config = shard.memory.pool, self.config
+        return p.Registered(
+            request.id,
+            version=p.VERSION,
+            session=session.token,
+            incarnation=self._incarnation,
+            path=pool.segment.path,
+            segment_bytes=pool.segment.size_bytes,
+            page_stride=pool.stride,
+            page_bytes=pool.chunk_bytes,
+            pages=pool.pages.pages_count,
+            lock=session.lock,
+            heartbeat_s=config.heartbeat_s,
+            lease_s=config.lease_s,
+            prefault=pool.pages.granted_count == pool.pages.pages_count,
+        )
+
+    def shard(self, request: p.Register) -> Shard:
+        """The shard of an identity; opened when it is the first of its kind.
+
+        Raises:
+            UsageError: The identity cannot be served.
+        """
+        found = self.shards.get(request.digest)
+        if found is not None and len(request.digest) == 16:
+            identity_of(request.identity, request.digest)
+            return found
+        identity = identity_of(request.identity, request.digest)
+        size = self.config.chunk_size
+        if size is not None and identity.layout.chunk_size != size:
+            raise Refused(
+                "identity",
+                f"chunks of {identity.layout.chunk_size} tokens, but this server was started with "
+                f"--chunk-size {size}; make them equal",
+            )
+        with self._opening:
+            found = self.shards.get(request.digest)
+            if found is None:
+                found = self.shards[request.digest] = Shard(identity, self.config, self._pools)
+            return found
+
+    def _attached(self, session: Session, request: p.Attached) -> p.Reply:
+        if not self._sessions.attach(session):
+            raise Refused("attach", "the lock of the session is not held on its segment")
+        return p.Done(request.id)
+
+    def _ping(self, session: Session, request: p.Ping) -> p.Reply:
+        return p.Pong(request.id, self._incarnation, time.monotonic() - self._began)
+
+    def _unregister(self, session: Session, request: p.Unregister) -> p.Reply:
+        self._sessions.end(session, "left")
+        return p.Done(request.id)
+
+    # --- Asking ---
+
+    def _lookup(self, session: Session, request: p.Lookup) -> p.Reply | Later:
+        shard = session.shard
+        prompt = shard.prompt(request.hashes)
+        ready, coming = shard.memory.cache.lookup(request.hashes)
+        if ready == prompt.chunks or not request.stores or not shard.engine.tiers:
+            return p.Found(request.id, {"l1": ready}, coming)
+
+        def look() -> p.Reply:
+            limit_s = _seconds(request)
+            if request.touch:
+                found = shard.engine.lookup(prompt, timeout_s=limit_s)
+            else:
+                found = shard.engine.look(prompt, limit_s, touch=False)
+            size = prompt.chunk_size
+            tiers = {name: tokens // size for name, tokens in found.tiers.items()}
+            return p.Found(request.id, tiers, found.arriving_tokens // size)
+
+        return self._later(session, look)
+
+    def _stats(self, session: Session, request: p.Stats) -> Later:
+        return self._later(session, lambda: p.Report(request.id, session.shard.status()))
+
+    def _explain(self, session: Session, request: p.Explain) -> Later:
+        prompt = session.shard.prompt(request.hashes, request.tokens)
+
+        def explain() -> p.Reply:
+            found = session.shard.engine.explain(prompt, timeout_s=_seconds(request))
+            return p.Report(request.id, {"text": str(found), **msgspec.to_builtins(found)})
+
+        return self._later(session, explain)
+
+    def _observe(self, session: Session, request: p.Observe) -> p.Reply:
+        if not (0 <= request.cached_tokens <= request.tokens and 0 <= request.took_s < 86_400):
+            raise Refused("usage", "cached_tokens, tokens and took_s do not go together")
+        session.shard.engine.observe_prefill(request.tokens, request.cached_tokens, request.took_s)
+        return p.Done(request.id)
+
+    # --- Writing ---
+
+    def _reserve(self, session: Session, request: p.Reserve) -> p.Reply | Later:
+        self._need_attached(session)
+        prompt = session.shard.prompt(request.hashes)
+        first = min(max(0, request.first), prompt.chunks)
+        if self.draining:
+            return p.Reserved(request.id, 0, [], [], prompt.chunks - first)
+        if session.shard.memory.waits_for_room(prompt.chunks - first):
+            return self._later(session, lambda: self._reserved(session, request, prompt, first))
+        return self._reserved(session, request, prompt, first)
+
+    def _reserved(
+        self, session: Session, request: p.Reserve, prompt: Prompt, first: int
+    ) -> p.Reply:
+        shard = session.shard
+        shard.engine.storer.offer_again(prompt)
+        room = self._sessions.room(session, writing=True)
+        # What is there already needs no page, so what is asked for may be less.
+        end = min(prompt.chunks, max(shard.memory.cache.lookup(request.hashes)[0], first) + room)
+        lease_s = self.config.lease_s
+        shard.memory.room_for(end - first)
+        id, chunks, handles, shed = shard.memory.cache.reserve(prompt.first(end), first, lease_s)
+        if shed or end < prompt.chunks:
+            shed += prompt.chunks - end
+            shard.engine.metrics.shed("pool_full", shed)
+        if not id:
+            return p.Reserved(request.id, 0, [], [], shed)
+        writing = Writing(prompt, Pages(id, chunks, handles, 0), time.monotonic() + lease_s)
+        with session.guard:
+            if not session.ended:
+                session.writings[id] = writing
+        if session.ended:
+            shard.memory.abort(id)
+            raise Refused("session", "the session has ended")
+        return p.Reserved(request.id, id, chunks, _indexes(handles), shed)
+
+    def _commit(self, session: Session, request: p.Commit) -> p.Reply:
+        writing = session.writings.get(request.reservation)
+        if writing is None:
+            return p.Committed(request.id, 0)
+        reserved, shard = writing.reserved, session.shard
+        if request.ok and len(request.ok) != len(reserved.handles):
+            raise Refused(
+                "usage", f"ok has {len(request.ok)} bytes for {len(reserved.handles)} pages"
+            )
+        del session.writings[request.reservation]
+        if request.ok and 0 in request.ok:
+            done = shard.memory.commit(reserved.id, request.ok)
+            return p.Committed(request.id, done)
+        done, queued, dropped = shard.engine.storer.written(writing.prompt, reserved)
+        return p.Committed(request.id, done, queued, dropped)
+
+    def _abort(self, session: Session, request: p.Abort) -> p.Reply:
+        if session.writings.pop(request.reservation, None) is not None:
+            session.shard.memory.abort(request.reservation)
+        return p.Done(request.id)
+
+    # --- Reading ---
+
+    def _retrieve(self, session: Session, request: p.Retrieve) -> p.Reply | Later:
+        self._need_attached(session)
+        prompt = session.shard.prompt(request.hashes, request.tokens)
+        engine = session.shard.engine
+        ready, coming = session.shard.memory.cache.lookup(request.hashes)
+        if ready == prompt.chunks or not (coming or engine.tiers):
+            return self._leased(session, request, prompt)
+        return self._later(session, lambda: self._leased(session, request, prompt))
+
+    def _leased(self, session: Session, request: p.Retrieve, prompt: Prompt) -> p.Reply:
+        shard = session.shard
+        gathered = shard.engine.reader.gather(prompt, time.monotonic() + _seconds(request))
+        room = self._sessions.room(session, writing=False)
+        lease_s = self.config.lease_s
+        lease, handles = shard.memory.cache.acquire(prompt.first(room), lease_s)
+        reason = (gathered.reason or "evicted") if len(handles) < prompt.chunks else ""
+        if room < prompt.chunks and len(handles) == room:
+            reason = "pool_full"
+        if lease:
+            with session.guard:
+                if not session.ended:
+                    session.leases[lease] = (len(handles), time.monotonic() + lease_s)
+            if session.ended:
+                shard.memory.cache.revoke(lease)
+                raise Refused("session", "the session has ended")
+        here = max(0, len(handles) - sum(gathered.chunks.values()))
+        return p.Leased(
+            request.id,
+            lease,
+            _indexes(handles),
+            {"l1": here, **gathered.chunks},
+            reason,
+            gathered.lookup_s,
+            gathered.load_s,
+        )
+
+    def _release(self, session: Session, request: p.Release) -> p.Reply:
+        cache, count = session.shard.memory.cache, 0
+        for lease in request.leases:
+            if session.leases.pop(lease, None) is not None:
+                count += cache.release(lease)
+        return p.Count(request.id, count)
+
+    def _prefetch(self, session: Session, request: p.Prefetch) -> p.Reply | Later:
+        shard = session.shard
+        prompt = shard.prompt(request.hashes, request.tokens)
+        if not request.wait:
+            shard.engine.prefetch(prompt, timeout_s=_seconds(request))
+            return p.Count(request.id, shard.memory.cache.lookup(request.hashes)[0])
+
+        def fetch() -> p.Reply:
+            shard.engine.reader.gather(prompt, time.monotonic() + _seconds(request))
+            return p.Count(request.id, shard.memory.cache.lookup(request.hashes)[0])
+
+        return self._later(session, fetch)
+
+    # --- Keeping ---
+
+    def _pin(self, session: Session, request: p.Pin) -> Later:
+        prompt = session.shard.prompt(request.hashes, request.tokens)
+
+        def pin() -> p.Reply:
+            # Like leases, pins count as held, and end with the session.
+            some = prompt.first(self._sessions.room(session, writing=False))
+            wanted = session.shard.prompt(some, request.tokens)
+            tokens = session.shard.engine.pin(wanted, timeout_s=_seconds(request))
+            pinned = wanted.first(tokens // prompt.chunk_size)
+            with session.guard:
+                if not session.ended:
+                    session.pins.append((request.hashes, pinned))
+            if session.ended:
+                session.shard.memory.cache.unpin(pinned)
+                raise Refused("session", "the session has ended")
+            return p.Count(request.id, tokens // prompt.chunk_size)
+
+        return self._later(session, pin)
+
+    def _unpin(self, session: Session, request: p.Unpin) -> p.Reply:
+        for index, (hashes, pinned) in enumerate(session.pins):
+            if hashes == request.hashes:
+                del session.pins[index]
+                return p.Count(request.id, session.shard.memory.cache.unpin(pinned))
+        return p.Count(request.id, 0)
+
+    def _clear(self, session: Session, request: p.Clear) -> Later:
+        def clear() -> p.Reply:
+            return p.Count(request.id, session.shard.engine.clear(stores=request.stores))
+
+        return self._later(session, clear)
+
+    # --- Inside ---
+
+    def _need_attached(self, session: Session) -> None:
+        if not session.attached:
+            raise Refused("attach", "map the segment, lock its byte, and say so first")
+
+    def _later(self, session: Session, work: Callable[[], p.Reply]) -> Later:
+        if session.running >= _RUNNING_MAX:
+            raise Refused("busy", f"{_RUNNING_MAX} requests of this session are under way already")
+        session.running += 1
+
+        def over() -> None:
+            session.running -= 1
+
+        return Later(work, over)
+
+
+def _indexes(handles: list[int]) -> list[int]:
+    return [handle & _INDEX_MASK for handle in handles]
+
+
+def _seconds(request: p.Request) -> float:
+    return min(max(0, request.timeout_ms), _TIMEOUT_MS_MAX) / 1000
+
+
+def _nothing() -> None: ...

@@ -1,0 +1,255 @@
+"""Pages for all identities, within one budget of bytes.
+
+Identities whose chunks have the same length share a pool, which is one segment; each has an index
+of its own over it. A segment is as long as the budget, but only the pages that its pool was granted
+are backed by memory, and all grants together stay within the budget.
+
+Who needs room gets it from what nobody has, then from free pages of other pools, then from the
+identity that has most: one without engines before those with some. So under pressure all get equal
+shares in bytes, and while there is room any of them may have everything. Within an identity, its
+eviction policy chooses.
+
+Threads: any. One lock, held while the kernel backs a step's pages.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from kvferry import _native
+from kvferry.engine.memory import Memory, Reserved, page_stride
+from kvferry.errors import KVFerryError, UsageError
+from kvferry.keys import DIGEST_BYTES
+from kvferry.server.segments import create_segment
+
+if TYPE_CHECKING:
+    from kvferry.server.config import ServerConfig
+
+__all__ = ["Pool", "Pools", "SharedMemory"]
+
+_log = logging.getLogger("kvferry.server")
+
+# How much is backed at a time, so that those who wait for some of it get theirs soon.
+_STEP_BYTES = 64 << 20
+
+
+class Pool:
+    """The pages of one length, in one segment."""
+
+    def __init__(self, segment: _native.SharedSegment, chunk_bytes: int, pages: int) -> None:
+        self.segment = segment
+        self.chunk_bytes = chunk_bytes
+        self.stride = page_stride(chunk_bytes)
+        self.pages = _native.PagePool.over(segment, chunk_bytes, pages)
+        self.members: list[SharedMemory] = []
+
+    @property
+    def granted_bytes(self) -> int:
+        """Bytes of its pages that are backed."""
+        return self.pages.granted_count * self.stride
+
+
+class SharedMemory(Memory):
+    """The memory of one identity: its index over the pool of its chunks' length.
+
+    Attributes:
+        engines: Sessions of this identity now.
+    """
+
+    def __init__(self, pools: Pools, pool: Pool, policy: str) -> None:
+        cache = _native.ChunkCache(pool.pages.pages_count, policy, pool=pool.pages)
+        super().__init__(pool.pages, cache, pool.chunk_bytes)
+        self.pool = pool
+        self.engines = 0
+        self._pools = pools
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of its chunks."""
+        return self.cache.stats()["resident"] * self.pool.stride
+
+    def reserve(self, hashes: bytes, first: int) -> Reserved:
+        """See `Memory.reserve`; others may have to give up chunks."""
+        self.room_for(len(hashes) // DIGEST_BYTES - first)
+        return super().reserve(hashes, first)
+
+    def room_for(self, wanted: int) -> None:
+        """Have so many pages free, as far as others can and must give them."""
+        if self.pool.pages.free_count < wanted:
+            self._pools.make_room(self, wanted)
+
+    def waits_for_room(self, wanted: int) -> bool:
+        """Whether so many pages take the kernel's time: milliseconds, and not microseconds."""
+        return self.pool.pages.free_count < wanted and not self._pools.settled
+
+
+class Pools:
+    """All pools of a server.
+
+    Args:
+        config: Size, policy, and where segments are made.
+    """
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._config = config
+        self.budget_bytes = config.engine.l1_bytes
+        self.pools: dict[int, Pool] = {}
+        self._lock = threading.RLock()
+        self._closing = False
+
+    def memory(self, chunk_bytes: int) -> SharedMemory:
+        """Memory for one more identity.
+
+        Raises:
+            UsageError: The budget holds no such chunk.
+            OSError: The system refused the segment.
+        """
+        with self._lock:
+            pool = self.pools.get(chunk_bytes) or self._create(chunk_bytes)
+            memory = SharedMemory(self, pool, self._config.engine.eviction_policy)
+            pool.members.append(memory)
+        return memory
+
+    def _create(self, chunk_bytes: int) -> Pool:
+        pages = self.budget_bytes // page_stride(chunk_bytes)
+        if pages < 1:
+            raise UsageError(
+                f"{self.budget_bytes / 1e9:g} GB of memory hold no chunk of {chunk_bytes} bytes; "
+                "raise --l1-size-gb or lower the chunk size"
+            )
+        segment = create_segment(
+            self._config.shm_name,
+            pages * page_stride(chunk_bytes),
+            hugepages=self._config.hugepages,
+            numa=self._config.numa,
+        )
+        return self.add(segment, chunk_bytes, pages)
+
+    def add(self, segment: _native.SharedSegment, chunk_bytes: int, pages: int) -> Pool:
+        """A pool over a segment that is there already."""
+        pool = Pool(segment, chunk_bytes, pages)
+        self.pools[chunk_bytes] = pool
+        if self._config.engine.prefault:
+            self._start(self._back_all, pool)
+        return pool
+
+    def _start(self, call: Callable[..., None], *args: object) -> None:
+        threading.Thread(target=call, args=args, name="kvferry-pages", daemon=True).start()
+
+    def _back_all(self, pool: Pool) -> None:
+        """Take whatever nobody has, step by step."""
+        while not self._closing and self._grow(pool, max(1, _STEP_BYTES // pool.stride)):
+            pass
+
+    # --- Room ---
+
+    @property
+    def granted_bytes(self) -> int:
+        """Bytes that are backed, of all pools."""
+        return sum(pool.granted_bytes for pool in self.pools.values())
+
+    @property
+    def members(self) -> Iterable[SharedMemory]:
+        """The memories of all identities."""
+        return [member for pool in list(self.pools.values()) for member in pool.members]
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is left to be backed, and no other pool could give any."""
+        pools = list(self.pools.values())
+        return len(pools) == 1 and self.budget_bytes - self.granted_bytes < pools[0].stride
+
+    def make_room(self, memory: SharedMemory, wanted: int) -> None:
+        """Have `wanted` pages free for it, as far as others can and must give them."""
+        pool = memory.pool
+        self._grow(pool, wanted - pool.pages.free_count)
+        for other in list(self.pools.values()):
+            if other is not pool and (short := wanted - pool.pages.free_count) > 0:
+                self._move(other, pool, short)
+        tried: set[int] = set()
+        while (short := wanted - pool.pages.free_count) > 0:
+            giver = self._giver(memory, tried)
+            if giver is None:
+                return  # it evicts its own, or sheds
+            tried.add(id(giver))
+            own = memory.used_bytes if giver.engines else 0
+            most = max(1, (giver.used_bytes - own) // (2 if giver.engines else 1))
+            pages = -(-min(short * pool.stride, most) // giver.pool.stride)
+            gone = len(giver.cache.evict(pages)) // DIGEST_BYTES
+            if giver.pool is not pool and gone:
+                self._move(giver.pool, pool, short)
+
+    def _giver(self, memory: SharedMemory, tried: set[int]) -> SharedMemory | None:
+        """Who gives next: one without engines, else who has most, if that is more than ours."""
+        own = memory.used_bytes
+        able = [
+            (not other.engines, other.used_bytes, index, other)
+            for index, other in enumerate(self.members)
+            if other is not memory
+            and id(other) not in tried
+            and other.used_bytes >= other.pool.stride
+            and (not other.engines or other.used_bytes > own + other.pool.stride)
+        ]
+        return max(able)[-1] if able else None
+
+    def _grow(self, pool: Pool, pages: int) -> int:
+        """Back up to so many more pages, within the budget; how many it became."""
+        with self._lock:
+            left = (self.budget_bytes - self.granted_bytes) // pool.stride
+            pages = min(pages, left, pool.pages.pages_count - pool.pages.granted_count)
+            if pages <= 0:
+                return 0
+            try:
+                return pool.pages.grow(pages)
+            except (KVFerryError, OSError, MemoryError) as error:
+                _log.error("shared memory ended before the pool was full: %s", error)
+                self.budget_bytes = self.granted_bytes
+                return 0
+
+    def _move(self, source: Pool, target: Pool, wanted: int) -> None:
+        """Free pages of one pool become pages of another."""
+        needed = wanted * target.stride - max(0, self.budget_bytes - self.granted_bytes)
+        source.pages.shrink(max(0, -(-needed // source.stride)))
+        self._grow(target, wanted)
+
+    def resize(self, budget_bytes: int) -> None:
+        """Another budget, while it runs: chunks leave if it is smaller. It cannot outgrow the
+        segments that are there."""
+        self.budget_bytes = budget_bytes
+        for pool in list(self.pools.values()):
+            over = -(-(self.granted_bytes - budget_bytes) // pool.stride)
+            if over > 0:
+                short = over - pool.pages.free_count
+                for member in pool.members:
+                    if short > 0:
+                        short -= len(member.cache.evict(short)) // DIGEST_BYTES
+                pool.pages.shrink(over)
+            elif self._config.engine.prefault:
+                self._start(self._back_all, pool)
+
+    def status(self) -> dict[str, Any]:
+        """For people and programs."""
+        return {
+            "bytes": self.budget_bytes,
+            "granted_bytes": self.granted_bytes,
+            "segments": [
+                {
+                    "path": pool.segment.path,
+                    "chunk_bytes": pool.chunk_bytes,
+                    "pages": pool.pages.granted_count,
+                    "free": pool.pages.free_count,
+                    "identities": len(pool.members),
+                }
+                for pool in list(self.pools.values())
+            ],
+        }
+
+    def close(self, *, unlink: bool) -> None:
+        """No more pages; remove the segments, or leave them to the next server."""
+        self._closing = True
+        if unlink:
+            for pool in self.pools.values():
+                pool.segment.unlink()
