@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import asdict
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Self, TypeVar
 
 import zmq
 
@@ -59,7 +59,7 @@ class Peer:
         """Like `say`; it has to be a reply of this kind."""
         found = self.say(kind, *fields, **named)
         assert type(found) is reply, found
-        return cast(T, found)
+        return found
 
     # --- A session ---
 
