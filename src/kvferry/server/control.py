@@ -14,13 +14,12 @@ import time
 from contextlib import suppress
 from typing import TypeVar
 
-import msgspec
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from kvferry.server.counters import Counters
-from kvferry.server.link import CurveKeys, open_socket, poll_ms
-from kvferry.server.protocol import Failure, Reply, Request, decode_reply, encode
+from kvferry.server.link import CurveKeys, open_socket, poll_ms, read_reply
+from kvferry.server.protocol import Failure, Reply, Request, encode
 
 __all__ = ["Control", "Gone", "Refused", "Silent", "Stopped", "Wake"]
 
@@ -195,11 +194,9 @@ class Control:
                 frame = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 break
-            self._counters.exchanged(0, len(frame))
-            try:
-                replies.append(decode_reply(frame))
-            except msgspec.MsgspecError:
-                self._counters.add("nonsense")
+            reply = read_reply(frame, self._counters)
+            if reply is not None:
+                replies.append(reply)
         return replies
 
     def _watch(self) -> None:

@@ -25,7 +25,7 @@ import zmq
 from kvferry.server.counters import Counters
 from kvferry.server.protocol import MESSAGE_BYTES_MAX, Reply, Request, decode_reply, encode
 
-__all__ = ["Away", "CurveKeys", "Link", "TimedOut", "new_id", "open_socket", "poll_ms"]
+__all__ = ["Away", "CurveKeys", "Link", "TimedOut", "new_id", "open_socket", "poll_ms", "read_reply"]
 
 # Calls under way at once; more of them wait for one of these to end.
 _SOCKETS_MAX = 64
@@ -92,6 +92,17 @@ def open_socket(
     except BaseException:
         socket.close(linger=0)
         raise
+
+
+def read_reply(frame: bytes, counters: Counters) -> Reply | None:
+    """A reply as it came, counted; None: it is none."""
+    counters.exchanged(0, len(frame))
+    try:
+        reply: Reply = decode_reply(frame)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        counters.add("nonsense")
+        return None
+    return reply
 
 
 class _Channel(NamedTuple):
@@ -196,12 +207,8 @@ class Link:
                 frame = channel.socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 continue
-            self._counters.exchanged(0, len(frame))
-            try:
-                reply: Reply = decode_reply(frame)
-            except msgspec.MsgspecError:
-                self._counters.add("nonsense")
-            else:
+            reply = read_reply(frame, self._counters)
+            if reply is not None:
                 if reply.id == request_id:
                     return reply
                 self._late(reply)
