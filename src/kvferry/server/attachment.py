@@ -1,8 +1,8 @@
 """A session with a server, and the segment that comes with it: how they begin and end.
 
 What a server says about its segment is checked before any byte of it is touched: a server that is
-wrong, or lies, costs the cache and nothing else. `SharedPages` itself opens nothing but a regular
-file of our own user with mode 0600 and the stated length.
+wrong, or lies, costs the cache and nothing else. `SharedPages` opens nothing but a regular file of
+our own user with mode 0600 and the stated length, and a server must hold its lock on it.
 
 A segment stays mapped until nobody uses it: copies under way, and views that were handed out, keep
 it. With it stays the lock that tells the server so, which gives the pages to nobody else meanwhile.
@@ -10,7 +10,9 @@ it. With it stays the lock that tells the server so, which gives the pages to no
 
 from __future__ import annotations
 
+import fcntl
 import os
+import struct
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -18,7 +20,7 @@ from dataclasses import asdict, dataclass
 
 import kvferry
 from kvferry import _native
-from kvferry.errors import KVFerryError
+from kvferry.errors import KVFerryError, UsageError
 from kvferry.identity import Identity
 from kvferry.kv_layout import KVLayout
 from kvferry.server.control import Control, Gone, Refused, Silent
@@ -35,6 +37,9 @@ _UNREGISTER_S = 0.2
 # Beyond these a file offset does not go, and a heartbeat makes no sense.
 _OFFSET_MAX = 1 << 62
 _HEARTBEAT_S = (0.01, 60.0)
+# The byte of its segments that a server has locked while it lives; behind the end of every file.
+SERVER_LOCK = 1 << 60
+_FLOCK = struct.Struct("hhqqi4x")  # type, whence, start, length, pid
 
 
 class Attachment:
@@ -176,6 +181,7 @@ def _attach(told: Registered, layout: KVLayout) -> Attachment:
     if not possible:
         raise Refused("what the server says about its segment cannot be; nothing was mapped")
     try:
+        _need_owner(told.path)
         pages = _native.SharedPages(
             told.path, told.segment_bytes, told.page_stride, told.page_bytes, told.pages, told.lock
         )
@@ -185,3 +191,19 @@ def _attach(told: Registered, layout: KVLayout) -> Attachment:
             "user and see one /dev/shm"
         ) from error
     return Attachment(pages, told.pages)
+
+
+def _need_owner(path: str) -> None:
+    """Refuse a file that no cache server has: it would be written to.
+
+    Whoever listens at the address may name any file, and somebody else may listen there while our
+    server is away. A server locks a byte of its segments, which takes the right to open them.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, SERVER_LOCK, 1, 0)
+        kind = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, asked))[0]
+    finally:
+        os.close(descriptor)
+    if kind == fcntl.F_UNLCK:
+        raise UsageError("no cache server owns it")

@@ -25,7 +25,16 @@ import zmq
 from kvferry.server.counters import Counters
 from kvferry.server.protocol import MESSAGE_BYTES_MAX, Reply, Request, decode_reply, encode
 
-__all__ = ["Away", "CurveKeys", "Link", "TimedOut", "new_id", "open_socket", "poll_ms", "read_reply"]
+__all__ = [
+    "Away",
+    "CurveKeys",
+    "Link",
+    "TimedOut",
+    "new_id",
+    "open_socket",
+    "poll_ms",
+    "read_reply",
+]
 
 # Calls under way at once; more of them wait for one of these to end.
 _SOCKETS_MAX = 64
