@@ -1,0 +1,209 @@
+"""A session with a server, and the segment that comes with it: how they begin and end.
+
+What a server says about its segment is checked before any byte of it is touched: a server that is
+wrong, or lies, costs the cache and nothing else. `SharedPages` opens nothing but a regular file of
+our own user with mode 0600 and the stated length, and a server must hold its lock on it.
+
+A segment stays mapped until nobody uses it: copies under way, and views that were handed out, keep
+it. With it stays the lock that tells the server so, which gives the pages to nobody else meanwhile.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+
+import kvferry
+from kvferry import _native
+from kvferry.errors import KVFerryError, UsageError
+from kvferry.identity import Identity
+from kvferry.kv_layout import KVLayout
+from kvferry.server.control import Control, Gone, Refused, Silent
+from kvferry.server.link import Away, Link, new_id
+from kvferry.server.protocol import VERSION, Attached, Done, Register, Registered, Unregister
+
+__all__ = ["Attachment", "Session", "begin", "unregister"]
+
+# Making room for pages may take a server a while; everything else does not.
+_REGISTER_S = 10.0
+_ATTACHED_S = 5.0
+_UNREGISTER_S = 0.2
+
+# Beyond these a file offset does not go, and a heartbeat makes no sense.
+_OFFSET_MAX = 1 << 62
+_HEARTBEAT_S = (0.01, 60.0)
+# The byte of its segments that a server has locked while it lives; behind the end of every file.
+SERVER_LOCK = 1 << 60
+_FLOCK = struct.Struct("hhqqi4x")  # type, whence, start, length, pid
+
+
+class Attachment:
+    """A mapped segment. Threads: any."""
+
+    def __init__(self, pages: _native.SharedPages, count: int) -> None:
+        self.count = count
+        self._pages = pages
+        self._lock = threading.Lock()
+        self._uses = 0
+        self._closed = False
+
+    @contextmanager
+    def used(self) -> Iterator[_native.SharedPages]:
+        """The pages, for one call that touches them: they stay mapped until it is over.
+
+        Raises:
+            Away: The session has ended.
+        """
+        with self._lock:
+            if self._closed:
+                raise Away
+            self._uses += 1
+        try:
+            yield self._pages
+        finally:
+            with self._lock:
+                self._uses -= 1
+                last = self._closed and not self._uses
+            if last:
+                self._pages.close()
+
+    @property
+    def busy(self) -> bool:
+        """Whether somebody copies at this moment."""
+        return self._uses > 0
+
+    def names(self, pages: Sequence[int]) -> bool:
+        """Whether these can be pages: they exist, and each is named once."""
+        return all(0 <= page < self.count for page in pages) and len({*pages}) == len(pages)
+
+    def fill(self) -> None:
+        """Fill the page tables, in a thread; the segment is in use meanwhile."""
+
+        def run() -> None:
+            with suppress(Away, KVFerryError, OSError, MemoryError), self.used() as pages:
+                pages.populate()
+
+        threading.Thread(target=run, name="kvferry-fill", daemon=True).start()
+
+    def close(self) -> None:
+        """Let go of it, when the last use is over."""
+        with self._lock:
+            first, self._closed = not self._closed, True
+            now = first and not self._uses
+        if now:
+            self._pages.close()
+
+
+@dataclass(eq=False, slots=True)
+class Session:
+    """A session that the server has confirmed.
+
+    Attributes:
+        number: Its secret number.
+        incarnation: Of the server.
+        attachment: Its segment.
+        link: The way to the server.
+        heartbeat_s: How often to say that we live.
+        doubted: A call got no answer in time: nobody is asked until the server shows that it lives.
+    """
+
+    number: int
+    incarnation: str
+    attachment: Attachment
+    link: Link
+    heartbeat_s: float
+    doubted: bool = False
+
+    def __repr__(self) -> str:
+        return f"<Session with {self.incarnation}>"
+
+
+def begin(control: Control, identity: Identity) -> tuple[Registered, Attachment]:
+    """Register, map the segment, and have that confirmed.
+
+    Raises:
+        Gone, Stopped, Silent: As `Control.ask`.
+        Refused: One of both does not accept the other.
+    """
+    request = Register(
+        new_id(),
+        0,
+        int(_REGISTER_S * 1000),
+        VERSION,
+        asdict(identity),
+        identity.digest,
+        f"kvferry {kvferry.__version__}",
+        os.getpid(),
+    )
+    told = control.ask(request, Registered, _REGISTER_S)
+    attachment = _attach(told, identity.layout)
+    try:
+        done = Attached(new_id(), told.session, int(_ATTACHED_S * 1000))
+        control.ask(done, Done, _ATTACHED_S)
+    except BaseException:
+        attachment.close()
+        raise
+    return told, attachment
+
+
+def unregister(control: Control, session: Session) -> None:
+    """Say goodbye; but not while somebody copies: then the lock of the segment says it, in time."""
+    session.link.close(_UNREGISTER_S)
+    if not session.attachment.busy:
+        request = Unregister(new_id(), session.number, int(_UNREGISTER_S * 1000))
+        with suppress(Gone, Refused, Silent):
+            control.ask(request, Done, _UNREGISTER_S, last=True)
+
+
+def _attach(told: Registered, layout: KVLayout) -> Attachment:
+    if told.version != VERSION:
+        raise Refused(f"the server speaks version {told.version} of the protocol, we {VERSION}")
+    if told.page_bytes != layout.chunk_bytes:
+        raise Refused(
+            f"the server's pages have {told.page_bytes} bytes, our chunks {layout.chunk_bytes}"
+        )
+    low_s, high_s = _HEARTBEAT_S
+    possible = (
+        0 < told.session < 1 << 63
+        and told.path.startswith("/")
+        and "\0" not in told.path
+        and told.page_bytes <= told.page_stride
+        and told.pages > 0
+        and told.pages * told.page_stride <= told.segment_bytes <= told.lock < _OFFSET_MAX
+        and low_s <= told.heartbeat_s <= high_s  # no NaN passes
+        and told.lease_s > 0
+    )
+    if not possible:
+        raise Refused("what the server says about its segment cannot be; nothing was mapped")
+    try:
+        _need_owner(told.path)
+        pages = _native.SharedPages(
+            told.path, told.segment_bytes, told.page_stride, told.page_bytes, told.pages, told.lock
+        )
+    except (KVFerryError, OSError, MemoryError, ValueError, OverflowError) as error:
+        raise Refused(
+            f"the server's segment cannot be used: {error}; server and engines must run as one "
+            "user and see one /dev/shm"
+        ) from error
+    return Attachment(pages, told.pages)
+
+
+def _need_owner(path: str) -> None:
+    """Refuse a file that no cache server has: it would be written to.
+
+    Whoever listens at the address may name any file, and somebody else may listen there while our
+    server is away. A server locks a byte of its segments, which takes the right to open them.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, SERVER_LOCK, 1, 0)
+        kind = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, asked))[0]
+    finally:
+        os.close(descriptor)
+    if kind == fcntl.F_UNLCK:
+        raise UsageError("no cache server owns it")

@@ -1,0 +1,128 @@
+"""One request and its answer, or none: whatever is wrong with the server ends here.
+
+Threads: any.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any, TypeVar
+
+from kvferry.server.attachment import Session
+from kvferry.server.counters import Counters
+from kvferry.server.keeper import Keeper
+from kvferry.server.link import Away, TimedOut, new_id
+from kvferry.server.protocol import Abort, Count, Failure, Release, Reply, Request
+
+__all__ = ["Caller"]
+
+T = TypeVar("T", bound=Reply)
+
+_log = logging.getLogger("kvferry.server.client")
+
+# The server may answer at the very end of the time that it was given.
+_GRACE_S = 0.25
+# Failures that are no surprise: the server ends, or has a lot to do.
+_EXPECTED = ("session", "attach", "draining", "busy")
+
+
+class Caller:
+    """Asks for a client.
+
+    Args:
+        keeper: Has the session.
+        counters: Of the client.
+        timeout_s: Limit for what the server does without waiting for anybody.
+    """
+
+    def __init__(self, keeper: Keeper, counters: Counters, timeout_s: float) -> None:
+        self.keeper = keeper
+        self.counters = counters
+        self.timeout_s = timeout_s
+        self._warned: set[str] = set()
+
+    def session(self) -> Session | None:
+        """What there is to ask; None, and counted, if the server is away."""
+        session = self.keeper.session
+        if session is None or session.doubted:
+            self.counters.add("unavailable")
+            return None
+        return session
+
+    def ask(
+        self,
+        session: Session,
+        answer: type[T],
+        kind: type[Request],
+        *fields: Any,
+        waits_s: float | None = None,
+        limit_s: float | None = None,
+    ) -> T | None:
+        """Send a request and wait for its answer.
+
+        Args:
+            session: Whose link is used; it may have ended.
+            answer: What the reply must be.
+            kind, fields: The request, without what each of them begins with.
+            waits_s: How long the server may wait for stores, if it does.
+            limit_s: Of the exchange; default: a little more than that, else that of the client.
+
+        Returns:
+            The answer; None if there is none, which is counted.
+        """
+        if limit_s is None:
+            limit_s = self.timeout_s if waits_s is None else max(0.0, waits_s) + _GRACE_S
+        until = time.monotonic() + limit_s
+        told_s = limit_s if waits_s is None else max(0.0, waits_s)
+        self.counters.add("requests")
+        try:
+            request = kind(new_id(), session.number, int(told_s * 1000), *fields)
+            reply = session.link.ask(request, until)
+        except Away:
+            self.counters.add("unavailable")
+        except TimedOut:
+            self.counters.add("timeouts")
+            self.keeper.doubt(session)
+        else:
+            if isinstance(reply, answer):
+                return reply
+            if isinstance(reply, Failure):
+                self._failed(session, reply)
+            else:
+                self.nonsense()
+        return None
+
+    def nonsense(self) -> None:
+        """The server said what cannot be."""
+        self.counters.add("nonsense")
+        self._warn("nonsense", "the cache server said what cannot be; it was ignored")
+
+    def release(self, session: Session, lease: int) -> bool:
+        """End a lease; whether it was in force all the time."""
+        if self.keeper.session is session:
+            if session.doubted:  # nobody waits for it now
+                self.keeper.forget(session.number, Release, lease)
+            else:
+                reply = self.ask(session, Count, Release, [lease])
+                if reply is not None and reply.count == 1:
+                    return True
+        self.counters.add("lost_leases")
+        return False
+
+    def abort(self, session: Session, reservation: int) -> None:
+        """End a reservation; nobody waits for it."""
+        if reservation:
+            self.keeper.forget(session.number, Abort, reservation)
+
+    def _failed(self, session: Session, failure: Failure) -> None:
+        self.counters.add("failures")
+        if failure.code in ("session", "attach"):
+            self.keeper.lose(session)
+        elif failure.code not in _EXPECTED:
+            self._warn(failure.code, "the cache server refused a request: %s", failure.text)
+
+    def _warn(self, what: str, text: str, *values: str) -> None:
+        if what not in self._warned:  # once each
+            self._warned.add(what)
+            _log.warning(text, *values)

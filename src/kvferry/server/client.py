@@ -1,0 +1,291 @@
+"""The engine's side of the cache server: the same calls as `kvferry.Engine`, for a pool of others.
+
+    client = Client(identity, "ipc:///run/kvferry.sock")
+    client.store(tokens, chunks)
+    with client.retrieve(tokens) as hit:      # pages of the server, in place
+        use(hit.tokens, hit.arrays)
+
+Every engine process of a host has a client, and all of them share what any of them stores. Chunks
+are copied straight into the server's shared memory, and out of it: over the socket go hashes and
+page numbers only, which `stats` counts.
+
+- No call raises because of the server's state, and none waits longer than stated. Without a server
+  there is no cache: nothing is found, nothing is stored, and it costs next to nothing to ask.
+- The log says once that it is away. When it is back, or another one is, all goes on by itself.
+- What `retrieve` brings was there all the time; a lease that ended too soon makes it a miss.
+
+Any number of threads may use a client. After a fork the child has to open one of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from kvferry.client.buffers import BufferLike
+from kvferry.engine import Lookup, Retrieved, Stored
+from kvferry.engine.explain import Explanation
+from kvferry.engine.prompt import Prompt, Tokens, read_prompt
+from kvferry.errors import ClosedError
+from kvferry.identity import Identity
+from kvferry.server.address import curve_keys, read_url
+from kvferry.server.caller import Caller
+from kvferry.server.counters import Counters
+from kvferry.server.keeper import Keeper
+from kvferry.server.questions import Questions
+from kvferry.server.transfer import Transfer
+
+__all__ = ["Client"]
+
+T = TypeVar("T")
+
+_FIRST_WAIT_S = 0.5
+_COPY_THREADS = 4
+_BACKGROUND_THREADS = 8
+
+
+class Client:
+    """A cache in the memory of a server on this host.
+
+    Args:
+        identity: What the bytes are; its layout says how long and of what shape a chunk is.
+        url: Of the server: "tcp://localhost:6555" or "ipc:///run/kvferry.sock". Default:
+            ``KVFERRY_SERVER_URL``, else "tcp://localhost:5555".
+        salt: Separates tenants: with another salt, the same tokens are other chunks. The server is
+            not told.
+        timeout_s: Limit of each question that the server answers from memory.
+        retrieve_timeout_s: Limit for calls that may load from stores.
+        copy_threads: Threads that copy; default: the processors of this machine, 4 at most.
+        curve_key_file: Keys for a server that asks for them.
+        prefault: Fill the page tables at the beginning, where that takes no memory of the server.
+
+    It waits for the server for half a second, so that short programs find it, and never longer.
+
+    Raises:
+        ConfigError: The URL or the file of keys cannot be.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        url: str | None = None,
+        *,
+        salt: bytes = b"",
+        timeout_s: float = 0.5,
+        retrieve_timeout_s: float = 10.0,
+        copy_threads: int | None = None,
+        curve_key_file: str | os.PathLike[str] | None = None,
+        prefault: bool = True,
+    ) -> None:
+        self.identity = identity
+        self.layout = identity.layout
+        self.url = read_url(url)
+        self._salt = salt
+        self._retrieve_timeout_s = retrieve_timeout_s
+        self._pid = os.getpid()
+        self._closed = False
+        keys = curve_keys(Path(curve_key_file)) if curve_key_file is not None else None
+        self._counters = Counters()
+        self._executor = ThreadPoolExecutor(_BACKGROUND_THREADS, "kvferry-client")
+        self._keeper = Keeper(self.url, identity, keys, self._counters, prefault=prefault)
+        # At the latest at the end of the program.
+        self._finalizer = weakref.finalize(self, self._keeper.close)
+        self._caller = Caller(self._keeper, self._counters, timeout_s)
+        threads = copy_threads or min(_COPY_THREADS, os.cpu_count() or 1)
+        self._questions = Questions(self._caller)
+        self._transfer = Transfer(self._caller, self.layout, threads)
+        self._keeper.wait(_FIRST_WAIT_S)
+
+    @property
+    def available(self) -> bool:
+        """Whether there is a server that answers."""
+        session = self._keeper.session
+        return session is not None and not session.doubted and not self._closed
+
+    @property
+    def refused(self) -> str:
+        """Why the server does not work with us, for people; "" if it does, or is away."""
+        return self._keeper.refused
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until there is a server, or one that refuses us; whether there is one to use."""
+        self._check_open()
+        return self._keeper.wait(timeout_s)
+
+    # --- Asking ---
+
+    def lookup(self, tokens: Tokens, *, timeout_s: float | None = None) -> Lookup:
+        """How much of a prompt could be had now; what is found counts as used.
+
+        Args:
+            tokens: Of the prompt.
+            timeout_s: How long the server may ask its stores; default: that of the client.
+        """
+        return self._questions.look(self._read(tokens), timeout_s, touch=True)
+
+    def contains(self, tokens: Tokens, *, timeout_s: float | None = None) -> int:
+        """How many tokens of the prefix some tier has. Changes nothing: nothing counts as used."""
+        return self._questions.look(self._read(tokens), timeout_s, touch=False).tokens
+
+    def explain(self, tokens: Tokens, *, timeout_s: float = 5.0) -> Explanation:
+        """Where each chunk of a prompt is, or why it is not, and what would be done about it."""
+        return self._questions.explain(self._read(tokens), timeout_s)
+
+    # --- Loading ---
+
+    def retrieve(
+        self,
+        tokens: Tokens,
+        into: Sequence[BufferLike] | None = None,
+        *,
+        limit_tokens: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Retrieved:
+        """Bring the prefix of a prompt, as much of it as pays.
+
+        Args:
+            tokens: Of the whole prompt, those behind the last full chunk too: what they cost to
+                compute enters the decision.
+            into: A writable buffer for each full chunk of the prompt (or of `limit_tokens`); those
+                behind the result are undefined. None: the result has pages to read from, of the
+                server; its `release` tells whether they were ours until then.
+            limit_tokens: Take no more than so many.
+            timeout_s: How long the server may load; default: `retrieve_timeout_s`.
+
+        Raises:
+            UsageError: `into` has too few buffers; nothing was loaded.
+            BadBufferError: A buffer is read-only or has another length.
+        """
+        prompt = self._read(tokens, limit_tokens)
+        return self._transfer.retrieve(prompt, into, self._limit(timeout_s))
+
+    def begin_retrieve(
+        self,
+        tokens: Tokens,
+        into: Sequence[BufferLike] | None = None,
+        *,
+        limit_tokens: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Future[Retrieved]:
+        """`retrieve` in a thread of the client. `into` is in use until the future is done."""
+        prompt = self._read(tokens, limit_tokens)
+        return self._start(self._transfer.retrieve, prompt, into, self._limit(timeout_s))
+
+    def prefetch(self, tokens: Tokens, *, timeout_s: float | None = None) -> Future[int]:
+        """Bring the prefix of a prompt into memory, in a thread; how many tokens are there then."""
+        prompt, limit_s = self._read(tokens), self._limit(timeout_s)
+        return self._start(self._questions.prefetch, prompt, limit_s)
+
+    # --- Storing ---
+
+    def store(
+        self, tokens: Tokens, chunks: Sequence[BufferLike], *, first_chunk: int = 0
+    ) -> Stored:
+        """Keep the KV of a prompt: in the server's memory now, in its stores soon.
+
+        Args:
+            tokens: Of the whole prompt, from its beginning.
+            chunks: A buffer for each full chunk from `first_chunk` on, of the layout's length;
+                free to be reused when the call returns.
+            first_chunk: How many full chunks of the prefix are left out.
+
+        Raises:
+            UsageError: The number of buffers is another one.
+            BadBufferError: A buffer is not contiguous, or has another length.
+        """
+        return self._transfer.store(self._read(tokens), chunks, first_chunk)
+
+    # --- Keeping ---
+
+    def pin(self, tokens: Tokens, *, timeout_s: float | None = None) -> int:
+        """Load the prefix of a prompt and keep it in memory until `unpin`; how many tokens are."""
+        return self._questions.pin(self._read(tokens), self._limit(timeout_s))
+
+    def unpin(self, tokens: Tokens) -> int:
+        """Undo a `pin`; how many tokens lost one."""
+        return self._questions.unpin(self._read(tokens))
+
+    def clear(self, *, stores: bool = True) -> int:
+        """Forget everything of this identity, whoever stored it; how many chunks there were.
+
+        Args:
+            stores: In the server's stores too. Otherwise in memory alone.
+        """
+        self._check_open()
+        return self._questions.clear(self._retrieve_timeout_s, stores=stores)
+
+    # --- Knowing ---
+
+    def observe_prefill(self, tokens: int, cached_tokens: int, took_s: float) -> None:
+        """Tell what the engine took to compute a prompt behind `cached_tokens` of its tokens."""
+        self._check_open()
+        self._questions.observe(tokens, cached_tokens, took_s)
+
+    def stats(self) -> dict[str, Any]:
+        """What this client counted, and under "server" what its server did; {} without one.
+
+        The bytes of sockets are those of all messages: chunks are in none.
+        """
+        self._check_open()
+        session = self._keeper.session
+        return {
+            **self._counters.read(),
+            "url": self.url,
+            "available": self.available,
+            "refused": self.refused,
+            "incarnation": session.incarnation if session is not None else "",
+            "server": self._questions.stats(),
+        }
+
+    def close(self) -> None:
+        """End the session: what it holds is released, what it stored stays.
+
+        Calls under way end at once, with a miss. Pages of results that were not released stay valid
+        memory; what lies in them is no longer known, and their `release` says so.
+        """
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "available" if self.available else "away"
+        return f"<Client {self.identity.model!r} {self.url} {state}>"
+
+    # --- Inside ---
+
+    def _read(self, tokens: Tokens, limit_tokens: int | None = None) -> Prompt:
+        self._check_open()
+        return read_prompt(tokens, self.layout.chunk_size, self._salt, limit_tokens)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the client is closed")
+        if os.getpid() != self._pid:
+            raise ClosedError("the client belongs to the process that forked; open another one")
+
+    def _limit(self, timeout_s: float | None) -> float:
+        return self._retrieve_timeout_s if timeout_s is None else timeout_s
+
+    def _start(self, call: Callable[..., T], *args: Any) -> Future[T]:
+        try:
+            return self._executor.submit(call, *args)
+        except RuntimeError:  # between our check and here
+            raise ClosedError("the client is closed") from None

@@ -1,0 +1,46 @@
+"""What a client counts. Threads: any."""
+
+from __future__ import annotations
+
+import threading
+from typing import Final
+
+__all__ = ["Counters"]
+
+_NAMES: Final = (
+    "requests",  # sent to the server
+    "unavailable",  # calls that were answered without it, because it is away
+    "timeouts",  # requests without an answer in time
+    "failures",  # requests that the server refused
+    "nonsense",  # replies that cannot be right; what they say was not done
+    "reconnects",  # sessions after the first one
+    "lost_leases",  # leases and reservations that had ended before their use did
+    "bytes_stored",  # copied into shared pages, and committed
+    "bytes_retrieved",  # copied out of shared pages, or shown in them
+    "socket_bytes_sent",  # of all messages
+    "socket_bytes_received",
+)
+
+
+class Counters:
+    """Numbers that only grow."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._values = dict.fromkeys(_NAMES, 0)
+
+    def add(self, name: str, count: int = 1) -> None:
+        """Add to one of them."""
+        with self._lock:
+            self._values[name] += count
+
+    def exchanged(self, sent: int, received: int) -> None:
+        """Bytes went over a socket."""
+        with self._lock:
+            self._values["socket_bytes_sent"] += sent
+            self._values["socket_bytes_received"] += received
+
+    def read(self) -> dict[str, int]:
+        """All of them, at one moment."""
+        with self._lock:
+            return dict(self._values)

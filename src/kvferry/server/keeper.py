@@ -1,0 +1,270 @@
+"""The thread that keeps a client's session: it finds the server, registers, pings, and notices.
+
+A life of a connection goes: connect, `Register`, map the segment, `Attached`; from then on there is
+a session, which all calls use. It ends when the connection does, when a ping is not answered, when
+the server does not know us any more; then another life follows. A server that comes back is another
+one for us even if it is the same: nothing of the old session is taken over.
+
+A call that got no answer in time makes the session doubted: nobody else asks until the server has
+answered a ping. So a server that hangs costs one time limit and not one for each request.
+
+Threads: `Keeper.session` is read by any. `forget` may be used from destructors.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from functools import partial
+
+import zmq
+
+from kvferry.identity import Identity
+from kvferry.server.attachment import Session, begin, unregister
+from kvferry.server.control import Control, Gone, Refused, Silent, Stopped, Wake
+from kvferry.server.counters import Counters
+from kvferry.server.link import CurveKeys, Link, new_id
+from kvferry.server.notices import Notices
+from kvferry.server.protocol import (
+    Abort,
+    Failure,
+    Leased,
+    Ping,
+    Pong,
+    Release,
+    Reply,
+    Request,
+    Reserved,
+)
+
+__all__ = ["Keeper"]
+
+_log = logging.getLogger("kvferry.server.client")
+
+# Until the next attempt: of those that may help at once, that need time, that need somebody.
+_SOON_S = 0.05
+_LATER_S = 1.0
+_REFUSED_S = 10.0
+_LOOK_S = 1.0
+# A ping may take so many heartbeats.
+_PATIENCE = 2.0
+_FORGOTTEN_MAX = 10_000
+_FORGET_MS = 1000
+
+
+class _Ended(Exception):
+    """The server has ended the session, and may begin another one."""
+
+
+class Keeper:
+    """See above; the thread runs from the beginning, until `close`.
+
+    Args:
+        url: Of the server.
+        identity: To register with.
+        keys: For CURVE; None: none.
+        counters: Of the client.
+        prefault: Fill the page tables at once where the server says that it costs no memory.
+
+    Attributes:
+        session: That calls use; None: there is no server.
+        refused: Why the server does not work with us; "" if it does, or is away.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        identity: Identity,
+        keys: CurveKeys | None,
+        counters: Counters,
+        *,
+        prefault: bool,
+    ) -> None:
+        self.session: Session | None = None
+        self.refused = ""
+        self._url = url
+        self._identity = identity
+        self._keys = keys
+        self._counters = counters
+        self._prefault = prefault
+        self._notices = Notices(url)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        self._wake = Wake()
+        self._lost: Session | None = None
+        self._forgotten: deque[Request] = deque(maxlen=_FORGOTTEN_MAX)
+        self._known = threading.Condition()
+        self._sessions = 0
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._run, name="kvferry-keeper", daemon=True)
+        self._thread.start()
+
+    # --- For all threads ---
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for a session, or until the server refuses one; whether there is one."""
+        with self._known:
+            self._known.wait_for(lambda: self.session or self.refused, timeout_s)
+        return self.session is not None
+
+    def doubt(self, session: Session) -> None:
+        """A call of this session got no answer in time."""
+        session.doubted = True
+        self._wake()
+
+    def lose(self, session: Session) -> None:
+        """The server does not know this session any more."""
+        self._lost = session
+        self._wake()
+
+    def forget(self, session: int, what: type[Abort] | type[Release], number: int) -> None:
+        """End a reservation or a lease of a session some time soon; nobody waits for it."""
+        if os.getpid() != self._pid:
+            return
+        if what is Abort:
+            self._forgotten.append(Abort(new_id(), session, _FORGET_MS, number))
+        else:
+            self._forgotten.append(Release(new_id(), session, _FORGET_MS, [number]))
+        self._wake()
+
+    def close(self, timeout_s: float = 1.0) -> None:
+        """End the session and the thread. Calls under way end at once."""
+        if os.getpid() != self._pid:
+            return  # they are of the process that forked
+        self._wake.stop()
+        with self._known:
+            self._known.notify_all()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout_s)
+
+    # --- The thread ---
+
+    def _run(self) -> None:
+        try:
+            while not self._wake.stopped:
+                try:
+                    self._wake.sleep(self._live())
+                except Stopped:
+                    break
+                except Exception:  # a mistake of ours must not cost more than the cache
+                    _log.exception("the keeper of the session with %s failed", self._url)
+                    self._wake.sleep(_LATER_S)
+        finally:
+            self._context.term()
+
+    def _live(self) -> float:
+        """One life of a connection; how long to wait for the next."""
+        try:
+            control = Control(self._context, self._url, self._keys, self._counters, self._wake)
+        except zmq.ZMQError as error:  # no descriptors left
+            self._notices.missed(str(error))
+            return _LATER_S
+        try:
+            self._connect(control)
+            self._hold(control)
+        except _Ended as error:
+            self._notices.missed(str(error))
+        except Gone:
+            self._notices.missed("the connection ended", at_once=True)
+        except Silent as error:
+            self._notices.missed(str(error), at_once=True)
+            return _LATER_S
+        except Refused as error:
+            self._refuse(str(error))
+            return self._wait_refused(control)
+        finally:
+            control.close()
+        return _SOON_S
+
+    def _connect(self, control: Control) -> None:
+        while not control.connected:
+            self._notices.missed("nobody answers")
+            control.poll(time.monotonic() + _LOOK_S)
+
+    def _hold(self, control: Control) -> None:
+        """A session from its beginning to its end."""
+        told, attachment = begin(control, self._identity)
+        late = partial(self._late, told.session)
+        try:
+            link = Link(self._context, self._url, self._keys, self._counters, late)
+        except OSError as error:  # no descriptors left
+            attachment.close()
+            raise Silent(str(error)) from None
+        session = Session(told.session, told.incarnation, attachment, link, told.heartbeat_s)
+        if self._prefault and told.prefault:
+            attachment.fill()
+        try:
+            self._publish(session)
+            self._serve(control, session)
+        finally:
+            self.session = self._lost = None
+            session.link.end()
+            self._notices.gone()
+            if self._wake.stopped:
+                unregister(control, session)
+            session.attachment.close()
+
+    def _serve(self, control: Control, session: Session) -> None:
+        """Ping until something ends the session."""
+        next_ping = time.monotonic() + session.heartbeat_s
+        answer_until: float | None = None
+        while True:
+            for reply in control.poll(next_ping if answer_until is None else answer_until):
+                if isinstance(reply, Pong):
+                    if reply.incarnation != session.incarnation:
+                        raise _Ended("another server answers")
+                    session.doubted, answer_until = False, None
+                elif isinstance(reply, Failure) and reply.code in ("session", "attach"):
+                    raise _Ended(f"the session ended: {reply.text}")
+            if self._lost is session:
+                raise _Ended("the session ended")
+            while self._forgotten:
+                request = self._forgotten.popleft()
+                if request.session == session.number:
+                    control.send(request)
+            now = time.monotonic()
+            if answer_until is not None:
+                if now > answer_until:
+                    raise Silent("it does not answer")
+            elif now >= next_ping or session.doubted:
+                control.send(Ping(new_id(), session.number, int(session.heartbeat_s * 1000)))
+                answer_until = now + _PATIENCE * session.heartbeat_s
+                next_ping = now + session.heartbeat_s
+
+    # --- Pieces ---
+
+    def _publish(self, session: Session) -> None:
+        self._sessions += 1
+        if self._sessions > 1:
+            self._counters.add("reconnects")
+        self._notices.there()
+        with self._known:
+            self.session, self.refused = session, ""
+            self._known.notify_all()
+
+    def _refuse(self, text: str) -> None:
+        self._notices.refused(text)
+        with self._known:
+            self.refused = text
+            self._known.notify_all()
+
+    def _wait_refused(self, control: Control) -> float:
+        """A server that refuses us is not asked again soon, unless it goes; the rest to wait."""
+        until = time.monotonic() + _REFUSED_S
+        try:
+            while control.connected and time.monotonic() < until:
+                control.poll(until)
+        except Gone:
+            return _SOON_S
+        except Refused:
+            pass
+        return until - time.monotonic()
+
+    def _late(self, session: int, reply: Reply) -> None:
+        """Nobody waits for this reply any more; what it gave goes back."""
+        if isinstance(reply, Leased) and reply.lease:
+            self.forget(session, Release, reply.lease)
+        elif isinstance(reply, Reserved) and reply.reservation:
+            self.forget(session, Abort, reply.reservation)

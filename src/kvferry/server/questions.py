@@ -1,0 +1,119 @@
+"""What a client asks its server that moves no chunk.
+
+Without a server the answers are: nothing is there, and nothing was done.
+
+Threads: any.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+
+from kvferry.engine import Lookup
+from kvferry.engine.cost import PrefillModel, decide
+from kvferry.engine.explain import ChunkPlace, Explanation
+from kvferry.engine.prompt import Prompt
+from kvferry.engine.store_tiers import MEMORY
+from kvferry.server import protocol
+from kvferry.server.caller import Caller
+from kvferry.server.protocol import HASHES_MAX, Count, Done, Found, Reply, Report, Request
+from kvferry.server.transfer import in_tokens
+
+__all__ = ["Questions"]
+
+T = TypeVar("T", bound=Reply)
+
+# Of the time for a lookup, what the server may spend on asking stores.
+_STORES_SHARE = 0.8
+
+
+class Questions:
+    """See the calls of `Client`."""
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+
+    def look(self, prompt: Prompt, timeout_s: float | None, *, touch: bool) -> Lookup:
+        """How much of a prompt is there."""
+        nothing = Lookup(tokens=0, tiers={MEMORY: 0})
+        limit_s = self._caller.timeout_s if timeout_s is None else max(0.0, timeout_s)
+        if not prompt.chunks:
+            return nothing
+        found = self._ask(
+            Found,
+            protocol.Lookup,
+            prompt.first(HASHES_MAX),
+            True,
+            touch,
+            waits_s=limit_s * _STORES_SHARE,
+            limit_s=limit_s,
+        )
+        if found is None:
+            return nothing
+        size = prompt.chunk_size
+        tiers = in_tokens(found.tiers, size)
+        if sum(tiers.values()) + found.coming * size > prompt.chunks * size or found.coming < 0:
+            self._caller.nonsense()
+            return nothing
+        return Lookup(tokens=sum(tiers.values()), tiers=tiers, arriving_tokens=found.coming * size)
+
+    def prefetch(self, prompt: Prompt, timeout_s: float) -> int:
+        """Bring a prompt into memory; how many tokens are there then."""
+        return self._count(prompt, protocol.Prefetch, prompt.tokens, True, waits_s=timeout_s)
+
+    def pin(self, prompt: Prompt, timeout_s: float) -> int:
+        """Bring a prompt into memory to stay; how many tokens do."""
+        return self._count(prompt, protocol.Pin, prompt.tokens, waits_s=timeout_s)
+
+    def unpin(self, prompt: Prompt) -> int:
+        """Undo that; of how many tokens."""
+        return self._count(prompt, protocol.Unpin)
+
+    def clear(self, timeout_s: float, *, stores: bool) -> int:
+        """Forget everything; how many chunks."""
+        count = self._ask(Count, protocol.Clear, stores, waits_s=timeout_s)
+        return max(0, count.count) if count is not None else 0
+
+    def observe(self, tokens: int, cached_tokens: int, took_s: float) -> None:
+        """How long computing took."""
+        self._ask(Done, protocol.Observe, tokens, cached_tokens, took_s)
+
+    def stats(self) -> dict[str, Any]:
+        """What the server counts."""
+        report = self._ask(Report, protocol.Stats)
+        return report.report if report is not None else {}
+
+    def explain(self, prompt: Prompt, timeout_s: float) -> Explanation:
+        """Where each chunk is, or why it is not."""
+        hashes = prompt.first(HASHES_MAX)
+        report = self._ask(Report, protocol.Explain, hashes, prompt.tokens, waits_s=timeout_s)
+        if report is not None:
+            try:
+                return msgspec.convert(report.report, Explanation)
+            except msgspec.ValidationError:
+                self._caller.nonsense()
+        why = "no cache server answers"
+        return Explanation(
+            tokens=prompt.tokens,
+            chunk_size=prompt.chunk_size,
+            places=tuple(
+                ChunkPlace(chunk=chunk, where=(), memory="absent", why=why)
+                for chunk in range(prompt.chunks)
+            ),
+            decision=decide(prompt.tokens, 0, [], PrefillModel()),
+            stores={},
+            identities=(),
+        )
+
+    def _count(self, prompt: Prompt, kind: type[Request], *fields: Any, **limits: float) -> int:
+        """A request about a prompt that is answered with a number of chunks; in tokens."""
+        if not prompt.chunks:
+            return 0
+        told = self._ask(Count, kind, prompt.first(HASHES_MAX), *fields, **limits)
+        return min(max(0, told.count), prompt.chunks) * prompt.chunk_size if told else 0
+
+    def _ask(self, answer: type[T], kind: type[Request], *fields: Any, **limits: float) -> T | None:
+        session = self._caller.session()
+        return self._caller.ask(session, answer, kind, *fields, **limits) if session else None

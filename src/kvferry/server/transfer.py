@@ -1,0 +1,246 @@
+"""Chunks into shared pages, and out of them: three steps, of which only two are messages.
+
+    store       Reserve    copy into the pages      Commit
+    retrieve    Retrieve   copy out, or show them   Release
+
+The last step tells whether the pages were ours all the time. If not, or if nobody answers, nothing
+was stored, or nothing was retrieved: what lies in the caller's buffers is not known then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from kvferry._elements import ELEMENTS
+from kvferry.client.buffers import BufferLike, readable, writable
+from kvferry.engine import Retrieved, Stored
+from kvferry.engine.prompt import Prompt
+from kvferry.engine.store_tiers import MEMORY
+from kvferry.errors import BadBufferError, SystemResourceError, UsageError
+from kvferry.kv_layout import KVLayout
+from kvferry.server.attachment import Session
+from kvferry.server.caller import Caller
+from kvferry.server.link import Away
+from kvferry.server.protocol import (
+    HASHES_MAX,
+    Commit,
+    Committed,
+    Leased,
+    Release,
+    Reserve,
+    Reserved,
+    Retrieve,
+)
+
+__all__ = ["Transfer", "in_tokens"]
+
+
+class Held(Retrieved):
+    """Pages of the server. Who drops it without `release` has them released some time soon."""
+
+    def __init__(self, forget: Callable[[], object], **fields: Any) -> None:
+        self._forget = forget
+        super().__init__(**fields)
+
+    def __del__(self) -> None:  # anywhere, at any moment: it must not wait
+        release, self._release = self._release, None
+        if release is not None:
+            self._forget()
+
+
+class Transfer:
+    """See `Client.store` and `Client.retrieve`. Threads: any.
+
+    Args:
+        caller: Of the client.
+        layout: Of the chunks.
+        copy_threads: Threads that copy.
+    """
+
+    def __init__(self, caller: Caller, layout: KVLayout, copy_threads: int) -> None:
+        self._caller = caller
+        self._layout = layout
+        self._copy_threads = copy_threads
+
+    # --- Writing ---
+
+    def store(self, prompt: Prompt, chunks: Sequence[BufferLike], first_chunk: int) -> Stored:
+        """Keep the chunks from `first_chunk` on."""
+        if not first_chunk >= 0:
+            raise UsageError(f"first_chunk must not be negative, got {first_chunk}")
+        wanted = max(0, prompt.chunks - first_chunk)
+        if len(chunks) != wanted:
+            raise UsageError(
+                f"{len(chunks)} buffers for {wanted} full chunks of {prompt.chunk_size} tokens"
+            )
+        views = self._checked([readable(buffer) for buffer in chunks])
+        end = min(prompt.chunks, HASHES_MAX)
+        session = self._caller.session() if first_chunk < end else None
+        if session is None:
+            return Stored(chunks=0, known=0, shed=wanted)
+        hashes = prompt.first(end)
+        told = self._caller.ask(session, Reserved, Reserve, hashes, first_chunk)
+        if told is None:
+            return Stored(chunks=0, known=0, shed=wanted)
+        if not _possible(told, session, first_chunk, end):
+            self._caller.nonsense()
+            self._caller.abort(session, told.reservation)
+            return Stored(chunks=0, known=0, shed=wanted)
+        beyond = prompt.chunks - end
+        known = wanted - beyond - len(told.chunks) - told.shed
+        shed = told.shed + beyond
+        if not told.chunks:
+            return Stored(chunks=0, known=known, shed=shed)
+        done = self._write(session, told, [views[c - first_chunk] for c in told.chunks])
+        if done is None or done.chunks < len(told.chunks):
+            self._caller.counters.add("lost_leases")
+        if done is None:
+            return Stored(chunks=0, known=known, shed=shed + len(told.chunks))
+        stored = min(done.chunks, len(told.chunks))
+        self._caller.counters.add("bytes_stored", stored * self._layout.chunk_bytes)
+        return Stored(
+            chunks=stored,
+            known=known,
+            shed=shed + len(told.chunks) - stored,
+            queued=done.queued,
+            dropped=done.dropped,
+        )
+
+    def _write(
+        self, session: Session, told: Reserved, views: Sequence[memoryview]
+    ) -> Committed | None:
+        try:
+            with session.attachment.used() as pages:
+                pages.copy(told.pages, views, True, self._copy_threads)
+        except (Away, SystemResourceError):  # the session has ended; or there is no memory behind
+            self._caller.abort(session, told.reservation)
+            return None
+        except BaseException:
+            self._caller.abort(session, told.reservation)
+            raise
+        done = self._caller.ask(session, Committed, Commit, told.reservation)
+        if done is not None and done.chunks < 0:
+            self._caller.nonsense()
+            return None
+        return done
+
+    # --- Reading ---
+
+    def retrieve(
+        self, prompt: Prompt, into: Sequence[BufferLike] | None, timeout_s: float
+    ) -> Retrieved:
+        """Bring the prefix of a prompt, as much of it as pays."""
+        targets = None if into is None else self._targets(prompt, into)
+        if not prompt.chunks:
+            return self._nothing("")
+        session = self._caller.session()
+        if session is None:
+            return self._nothing("unavailable")
+        hashes = prompt.first(HASHES_MAX)
+        told = self._caller.ask(session, Leased, Retrieve, hashes, prompt.tokens, waits_s=timeout_s)
+        if told is None:
+            return self._nothing("unavailable")
+        if not told.lease or not told.pages:
+            if told.lease:
+                self._caller.keeper.forget(session.number, Release, told.lease)
+            return self._nothing(told.reason or "never_stored", told)
+        if len(told.pages) > prompt.chunks or not session.attachment.names(told.pages):
+            self._caller.nonsense()
+            self._caller.keeper.forget(session.number, Release, told.lease)
+            return self._nothing("unavailable")
+        if targets is None:
+            return self._show(prompt, session, told)
+        return self._read(prompt, session, told, targets)
+
+    def _read(
+        self, prompt: Prompt, session: Session, told: Leased, targets: Sequence[memoryview]
+    ) -> Retrieved:
+        count = len(told.pages)
+        try:
+            with session.attachment.used() as pages:
+                pages.copy(told.pages, targets[:count], False, self._copy_threads)
+        except (Away, SystemResourceError):
+            self._caller.release(session, told.lease)
+            return self._nothing("lease_lost", told)
+        except BaseException:
+            self._caller.keeper.forget(session.number, Release, told.lease)
+            raise
+        if not self._caller.release(session, told.lease):
+            return self._nothing("lease_lost", told)
+        self._caller.counters.add("bytes_retrieved", count * self._layout.chunk_bytes)
+        return Retrieved(**self._fields(prompt, told))
+
+    def _show(self, prompt: Prompt, session: Session, told: Leased) -> Retrieved:
+        try:
+            with session.attachment.used() as pages:
+                views = [memoryview(pages.view(page)).toreadonly() for page in told.pages]
+        except Away:
+            self._caller.counters.add("lost_leases")
+            return self._nothing("lease_lost", told)
+        self._caller.counters.add("bytes_retrieved", len(views) * self._layout.chunk_bytes)
+        return Held(
+            partial(self._caller.keeper.forget, session.number, Release, told.lease),
+            pages=views,
+            release=partial(self._caller.release, session, told.lease),
+            shape=self._layout.chunk_shape,
+            dtype=ELEMENTS[self._layout.dtype][0],
+            **self._fields(prompt, told),
+        )
+
+    # --- Pieces ---
+
+    def _targets(self, prompt: Prompt, into: Sequence[BufferLike]) -> list[memoryview]:
+        """The caller's buffers, all checked before anything is asked for."""
+        if len(into) < prompt.chunks:
+            raise UsageError(
+                f"into has {len(into)} buffers; the prompt has {prompt.chunks} full chunks"
+            )
+        return self._checked([writable(buffer) for buffer in into[: prompt.chunks]])
+
+    def _checked(self, views: list[memoryview]) -> list[memoryview]:
+        size = self._layout.chunk_bytes
+        for index, view in enumerate(views):
+            if view.nbytes != size:
+                raise BadBufferError(f"buffer {index} has {view.nbytes} bytes; a chunk has {size}")
+        return views
+
+    def _fields(self, prompt: Prompt, told: Leased) -> dict[str, Any]:
+        all_of_it = len(told.pages) == prompt.chunks
+        return {
+            "tokens": len(told.pages) * prompt.chunk_size,
+            "tiers": in_tokens(told.tiers, prompt.chunk_size),
+            "decision": None,
+            "reason": "" if all_of_it else told.reason or "never_stored",
+            "lookup_s": told.lookup_s,
+            "load_s": told.load_s,
+        }
+
+    def _nothing(self, reason: str, told: Leased | None = None) -> Retrieved:
+        return Retrieved(
+            tokens=0,
+            tiers={MEMORY: 0},
+            decision=None,
+            reason=reason,
+            lookup_s=told.lookup_s if told else 0.0,
+            load_s=told.load_s if told else 0.0,
+        )
+
+
+def in_tokens(chunks: Mapping[str, int], chunk_size: int) -> dict[str, int]:
+    """Chunks by tier as tokens by tier; memory is always there."""
+    return {MEMORY: 0, **{name: max(0, n) * chunk_size for name, n in chunks.items()}}
+
+
+def _possible(told: Reserved, session: Session, first: int, end: int) -> bool:
+    """Whether these can be pages for chunks of the prompt."""
+    ascending = all(a < b for a, b in zip(told.chunks, told.chunks[1:], strict=False))
+    return (
+        len(told.chunks) == len(told.pages)
+        and ascending
+        and session.attachment.names(told.pages)
+        and (not told.chunks or (told.reservation > 0 and first <= told.chunks[0]))
+        and (not told.chunks or told.chunks[-1] < end)
+        and 0 <= told.shed <= end - first - len(told.chunks)
+    )
