@@ -23,7 +23,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -58,7 +58,6 @@ class ServerConfig:
         dead_after_s: Silence after which a client loses its leases.
         client_share: Part of the pool that one client may hold at once, by leases and reservations.
         drain_s: How long a shutdown waits for stores.
-        again: Reads the same settings anew, for a reload; None: they came from the program alone.
 
     Raises:
         ConfigError: A setting cannot be, or contradicts another one.
@@ -79,7 +78,6 @@ class ServerConfig:
     dead_after_s: float = 5.0
     client_share: float = 0.5
     drain_s: float = 10.0
-    again: Callable[[], ServerConfig] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.engine, EngineConfig):
@@ -169,7 +167,4 @@ class ServerConfig:
         """
         from kvferry.server.sources import gathered
 
-        def again() -> ServerConfig:
-            return cls.load(path, environ=environ, **overrides)
-
-        return cls(**gathered(path, environ, overrides), again=again)
+        return cls(**gathered(path, environ, overrides))
