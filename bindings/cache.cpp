@@ -115,6 +115,42 @@ std::vector<std::uint64_t> generations(const CacheOwner& self, const nb::bytes& 
   return generations;
 }
 
+// --- Over a restart
+// -------------------------------------------------------------------------------
+
+auto residents(const CacheOwner& self) {
+  const auto all = self.cache->residents();
+  nb::bytes hashes = new_bytes(all.size() * kHashBytes);
+  std::vector<std::int64_t> parents(all.size());
+  std::vector<std::uint64_t> pages(all.size());
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    all[i].hash.store(data_of<std::byte>(hashes) + i * kHashBytes);
+    parents[i] = all[i].parent == cache::kNone ? -1 : std::int64_t{all[i].parent};
+    pages[i] = all[i].page;
+  }
+  return std::make_tuple(std::move(hashes), std::move(parents), std::move(pages));
+}
+
+std::size_t adopt(const CacheOwner& self, const nb::bytes& hashes,
+                  const std::vector<std::int64_t>& parents,
+                  const std::vector<std::uint64_t>& pages) {
+  const Hashes all = hashes_of(hashes);
+  if (parents.size() != all.size() || pages.size() != all.size()) {
+    raise({Errc::kInvalidArgument,
+           "adopt: a parent and a page for each of the " + std::to_string(all.size()) + " chunks"});
+  }
+  std::vector<cache::Resident> chunks(all.size());
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (parents[i] >= static_cast<std::int64_t>(i) || parents[i] < -1) {
+      raise({Errc::kInvalidArgument,
+             "adopt: the parent of chunk " + std::to_string(i) + " is not in front of it"});
+    }
+    const auto parent = parents[i] < 0 ? cache::kNone : static_cast<std::uint32_t>(parents[i]);
+    chunks[i] = {all[i], parent, pages[i]};
+  }
+  return value_or_raise(self.cache->adopt(chunks));
+}
+
 nb::typed<nb::dict, nb::str, nb::int_> stats(const CacheOwner& self) {
   const cache::CacheStats stats = self.cache->stats();
   nb::typed<nb::dict, nb::str, nb::int_> out;
@@ -243,6 +279,15 @@ void bind_cache(nb::module_& m) {
       .def(
           "clear", [](const CacheOwner& self) { return self.cache->clear(); },
           "Remove everything; how many there were.")
+      .def("entries", &residents,
+           "Every ready chunk, for adopt() after a restart: hashes, for each the index of its "
+           "parent in the list or -1, and its page. Parents come before their children; else who "
+           "would be evicted first is in front.")
+      .def("adopt", &adopt, "hashes"_a, "parents"_a, "pages"_a,
+           "Take over what entries() gave as ready chunks, with pages of PagePool.claim(); page 0 "
+           "leaves a chunk out. How many came in: nobody is evicted for them. The pages are the "
+           "cache's from here on. UsageError, and nothing done: a parent behind its child, a page "
+           "twice or not in use.")
       .def("stats", &stats, nb::sig("def stats(self) -> dict[str, int]"))
       .def_prop_ro("capacity", [](const CacheOwner& self) { return self.cache->capacity(); });
 }

@@ -9,6 +9,7 @@ void bind_connector(nanobind::module_& module);
 void bind_credentials(nanobind::module_& module);
 void bind_pages(nanobind::module_& module);
 void bind_pool(nanobind::module_& module);
+void bind_shared(nanobind::module_& module);
 void bind_tokens(nanobind::module_& module);
 }  // namespace kvferry
 
@@ -19,6 +20,7 @@ NB_MODULE(_native, module) {
   kvferry::bind_credentials(module);
   kvferry::bind_client(module);
   kvferry::bind_connector(module);
+  kvferry::bind_shared(module);
   kvferry::bind_pool(module);
   kvferry::bind_tokens(module);
   kvferry::bind_pages(module);

@@ -1,12 +1,14 @@
 // Pages of a pool that somebody else owns: as buffers, and copied in batches.
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/vector.h>
 
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "buffers.hpp"
+#include "codec/checksum.hpp"
 #include "errors.hpp"
 #include "gil.hpp"
 #include "mem/copy.hpp"
@@ -95,6 +97,21 @@ void copy_pages(const PoolOwner& owner, const nb::sequence& handles, const nb::s
   mem::copy_many(copies, threads);
 }
 
+std::vector<std::uint64_t> page_checksums(const PoolOwner& owner,
+                                          const std::vector<std::uint64_t>& handles) {
+  LeasedPages pages(*owner.pool, handles.size());
+  std::vector<MutableBytes> bytes;
+  bytes.reserve(handles.size());
+  for (const std::uint64_t handle : handles) {
+    bytes.push_back(pages.add(PageHandle::unpack(handle)));
+  }
+  std::vector<std::uint64_t> checksums;
+  checksums.reserve(bytes.size());
+  const GilRelease unlocked;
+  for (const MutableBytes page : bytes) checksums.push_back(codec::xxh3_64(page));
+  return checksums;
+}
+
 }  // namespace
 
 void bind_pages(nb::module_& m) {
@@ -110,6 +127,8 @@ void bind_pages(nb::module_& m) {
                 "buffers: collections.abc.Sequence[typing.Any], to_pages: bool, threads: int) "
                 "-> None"),
         "Between pages and buffers of their length, without the GIL, by up to `threads` threads.");
+  m.def("page_checksums", &page_checksums, "pool"_a, "handles"_a,
+        "XXH3-64 of each page, without the GIL.");
 }
 
 }  // namespace kvferry

@@ -7,15 +7,23 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <memory>
 #include <new>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "gil.hpp"
 #include "mem/page_pool.hpp"
 #include "pool.hpp"
+#include "shared.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -26,15 +34,15 @@ namespace {
 using mem::PageHandle;
 
 // A pool that cannot get its memory is out of memory; everything else is the caller's mistake.
-[[noreturn]] void raise(const Error& error) {
+[[noreturn]] void raise_plain(const Error& error) {
   if (error.code == Errc::kInvalidArgument) throw nb::value_error(error.context.c_str());
   PyErr_SetString(PyExc_MemoryError, error.context.c_str());
   throw nb::python_error();
 }
 
 template <typename T>
-T value_or_raise(Result<T> result) {
-  if (!result) raise(result.error());
+T plain(Result<T> result) {
+  if (!result) raise_plain(result.error());
   return std::move(*result);
 }
 
@@ -51,12 +59,12 @@ class Page {
     [[maybe_unused]] const auto outcome = pool_->free(handle_);
   }
 
-  void free() { value_or_raise(pool_->free(handle_)); }
+  void free() { plain(pool_->free(handle_)); }
   [[nodiscard]] bool freed() const { return !pool_->bytes(handle_); }
   [[nodiscard]] std::uint64_t handle() const { return handle_.packed(); }
   [[nodiscard]] std::size_t size_bytes() const { return pool_->page_size_bytes(); }
   [[nodiscard]] std::uintptr_t address() const {
-    return reinterpret_cast<std::uintptr_t>(value_or_raise(pool_->bytes(handle_)).data());
+    return reinterpret_cast<std::uintptr_t>(plain(pool_->bytes(handle_)).data());
   }
 
   [[nodiscard]] mem::PagePool& pool() const { return *pool_; }
@@ -80,7 +88,7 @@ void create_pool(PoolOwner* self, std::size_t page_size_bytes, std::size_t pages
     return mem::PagePool::create(page_size_bytes, pages_count,
                                  {.hugetlb = hugetlb, .prefault = prefault});
   }();
-  new (self) PoolOwner{value_or_raise(std::move(pool))};
+  new (self) PoolOwner{plain(std::move(pool))};
 }
 
 std::optional<std::uint64_t> allocate(const PoolOwner& owner) {
@@ -99,24 +107,85 @@ std::optional<std::vector<std::uint64_t>> allocate_many(const PoolOwner& owner, 
   return packed;
 }
 
+// --- Over a shared segment
+// ------------------------------------------------------------------------
+
+std::unique_ptr<PoolOwner> pool_over(const SegmentOwner& segment, std::size_t page_size_bytes,
+                                     std::size_t pages_count) {
+  (void)segment.get();
+  return std::make_unique<PoolOwner>(PoolOwner{
+      value_or_raise(mem::PagePool::over(segment.segment, page_size_bytes, pages_count))});
+}
+
+std::tuple<std::size_t, std::optional<std::string>> resize(
+    const PoolOwner& owner, mem::Resized (mem::PagePool::*change)(std::size_t), std::size_t count) {
+  auto done = [&] {
+    const GilRelease unlocked;
+    return (*owner.pool.*change)(count);
+  }();
+  if (!done.error) return {done.count, std::nullopt};
+  if (done.error->code == Errc::kInvalidArgument) raise(*done.error);
+  return {done.count, std::move(done.error->context)};
+}
+
+std::uint64_t claim(const PoolOwner& owner, std::uint32_t index) {
+  auto handle = [&] {
+    const GilRelease unlocked;
+    return owner.pool->claim(index);
+  }();
+  return value_or_raise(std::move(handle)).packed();
+}
+
+void trim(const PoolOwner& owner) {
+  auto done = [&] {
+    const GilRelease unlocked;
+    return owner.pool->trim();
+  }();
+  value_or_raise(std::move(done));
+}
+
 }  // namespace
 
 void bind_pool(nb::module_& m) {
   nb::class_<PoolOwner>(m, "PagePool", "Equal pages cut from one mapping; see kvferry.pool.")
       .def("__init__", &create_pool, "page_size_bytes"_a, "pages_count"_a, nb::kw_only(),
            "hugetlb"_a = false, "prefault"_a = true)
+      .def_static("over", &pool_over, "segment"_a, "page_size_bytes"_a, "pages_count"_a,
+                  "Pages of a shared segment, all of them held back. UsageError: the segment is "
+                  "too short.")
+      .def_static("stride_bytes", &mem::PagePool::stride_of, "page_size_bytes"_a,
+                  "From one page to the next: what a pool needs for each page.")
+      .def(
+          "grow",
+          [](const PoolOwner& self, std::size_t count) {
+            return resize(self, &mem::PagePool::grow, count);
+          },
+          "count"_a,
+          "Back up to `count` held-back pages with memory, for use: how many, and why not more "
+          "where the system refused.")
+      .def(
+          "shrink",
+          [](const PoolOwner& self, std::size_t count) {
+            return resize(self, &mem::PagePool::shrink, count);
+          },
+          "count"_a,
+          "Hold up to `count` free pages back and return their memory: how many, and what failed.")
+      .def("claim", &claim, "index"_a,
+           "The handle of this very page, granted and allocated, its content kept. UsageError: in "
+           "use, or not there. SystemResourceError: the system has none.")
+      .def("trim", &trim, "Return the memory that held-back pages still have from a former owner.")
       .def("allocate", &allocate, "The handle of a page, or None when the pool is exhausted.")
       .def("allocate_many", &allocate_many, "count"_a, "All the handles, or None and no page.")
       .def(
           "free",
           [](const PoolOwner& self, std::uint64_t handle) {
-            value_or_raise(self.pool->free(PageHandle::unpack(handle)));
+            plain(self.pool->free(PageHandle::unpack(handle)));
           },
           "handle"_a, "End the use of a page. ValueError for a handle that is not in use.")
       .def(
           "address",
           [](const PoolOwner& self, std::uint64_t handle) {
-            const auto bytes = value_or_raise(self.pool->bytes(PageHandle::unpack(handle)));
+            const auto bytes = plain(self.pool->bytes(PageHandle::unpack(handle)));
             return reinterpret_cast<std::uintptr_t>(bytes.data());
           },
           "handle"_a, "Where the page starts in memory. ValueError as free().")
@@ -135,6 +204,8 @@ void bind_pool(nb::module_& m) {
                    [](const PoolOwner& self) { return self.pool->stats().pages_count; })
       .def_prop_ro("free_count",
                    [](const PoolOwner& self) { return self.pool->stats().free_count; })
+      .def_prop_ro("granted_count",
+                   [](const PoolOwner& self) { return self.pool->stats().granted_count; })
       .def_prop_ro("used_count_max",
                    [](const PoolOwner& self) { return self.pool->stats().used_count_max; });
 

@@ -1,5 +1,6 @@
 #include "cache/chunk_cache.hpp"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -236,6 +237,35 @@ std::size_t ChunkCache::clear() {
   const Lock lock(mutex_);
   expire();
   return index_->clear();
+}
+
+std::vector<Resident> ChunkCache::residents() {
+  const Lock lock(mutex_);
+  expire();
+  return index_->residents();
+}
+
+Result<std::size_t> ChunkCache::adopt(std::span<const Resident> residents) {
+  std::vector<std::uint64_t> pages;
+  for (std::size_t i = 0; i < residents.size(); ++i) {
+    if (residents[i].parent != kNone && residents[i].parent >= i) {
+      return Error{Errc::kInvalidArgument,
+                   "adopt: chunk " + std::to_string(i) + " comes before its parent"};
+    }
+    if (!pool_ || residents[i].page == 0) continue;
+    if (!pool_->bytes(PageHandle::unpack(residents[i].page))) {
+      return Error{Errc::kInvalidArgument,
+                   "adopt: the page of chunk " + std::to_string(i) + " is not in use"};
+    }
+    pages.push_back(residents[i].page);
+  }
+  std::ranges::sort(pages);
+  if (std::ranges::adjacent_find(pages) != pages.end()) {
+    return Error{Errc::kInvalidArgument, "adopt: two chunks name the same page"};
+  }
+  const Lock lock(mutex_);
+  expire();
+  return index_->restore(residents);
 }
 
 void ChunkCache::states(Hashes hashes, std::span<std::uint8_t> states) {

@@ -13,6 +13,12 @@
 //
 // Expiry is lazy: whatever call comes next settles what is due. An expired lease or reservation
 // answers false or 0, never an error. Ids are given once.
+// A cache outlives its process when the pages do (see SharedSegment): residents() writes down what
+// is there, and adopt() takes it over after PagePool::claim() of the pages. Whoever restores
+// verifies the bytes; nothing here looks at them.
+// Several caches may share a pool. Each evicts only its own chunks for a page, and sheds when that
+// brings none: the memory of the others is theirs.
+//
 // Threads: any. One mutex, for the length of a call; the pool's lock is taken inside it.
 // Fork: the child must not use a cache that the parent uses from other threads.
 
@@ -90,6 +96,14 @@ class ChunkCache {
   std::vector<ChunkHash> evict(std::size_t count);
   std::size_t remove(Hashes hashes);
   std::size_t clear();
+
+  // See Index; costs about as long as a lookup of each chunk.
+  std::vector<Resident> residents();
+  // See Index::restore(); how many came in. Each page is used in the pool, and is the cache's from
+  // here on: those of chunks that are left out are freed.
+  // Fails with: kInvalidArgument for a parent behind its child, a page twice, or one that is not in
+  // use in the pool; then nothing was done, and the pages are still the caller's.
+  Result<std::size_t> adopt(std::span<const Resident> residents);
 
   void states(Hashes hashes, std::span<std::uint8_t> states);
   void generations(Hashes hashes, std::span<std::uint64_t> generations);

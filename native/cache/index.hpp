@@ -57,6 +57,13 @@ struct Prefix {
   std::size_t writing = 0;  // those right behind them that are being written
 };
 
+// A ready chunk as it is written down for another process.
+struct Resident {
+  ChunkHash hash;
+  std::uint32_t parent = kNone;  // which one of the same list, or kNone
+  std::uint64_t page = 0;
+};
+
 class Index {
  public:
   static constexpr std::size_t kCapacityMax = std::size_t{1} << 31;
@@ -101,6 +108,15 @@ class Index {
   std::size_t remove(Hashes hashes);
   std::size_t clear();
 
+  // Every ready chunk: parents in front of their children, and besides that in the order of the
+  // policy, who would go first in front. Leases and pins are not written down.
+  [[nodiscard]] std::vector<Resident> residents() const;
+  // Takes over what residents() gave, as ready chunks, into free room; how many. Nobody is evicted:
+  // where there is no room, or the chunk is there already, its page is given back. One with page 0
+  // is left out when there are pages; its children become roots.
+  // Requires: parents in front of their children.
+  std::size_t restore(std::span<const Resident> residents);
+
   [[nodiscard]] Known known(const ChunkHash& hash) const;
   // The stay of a ready chunk.
   [[nodiscard]] std::optional<ChunkRef> ready(const ChunkHash& hash) const;
@@ -119,6 +135,7 @@ class Index {
   [[nodiscard]] std::uint32_t find(const ChunkHash& hash) const;
   void find_all(Hashes hashes, std::size_t begin, std::size_t end);
   std::size_t ready_run(Hashes hashes);
+  [[nodiscard]] std::vector<std::uint32_t> by_age() const;
   void touch_found(std::size_t count);
 
   std::uint32_t insert(const ChunkHash& hash, std::uint32_t parent);

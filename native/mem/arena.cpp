@@ -105,6 +105,15 @@ Result<Arena> Arena::map(std::size_t size_bytes, ArenaOptions options) {
   return arena;
 }
 
+Result<Arena> Arena::share(int file, std::size_t size_bytes, HugePages huge_pages) {
+  void* base = ::mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  if (base == MAP_FAILED) return system_error("cannot map the shared segment", errno);
+  ::madvise(base, size_bytes, MADV_DONTDUMP);
+  // File systems that are mounted with huge=advise wait for this; for others it means nothing.
+  if (huge_pages != HugePages::kHugetlb) ::madvise(base, size_bytes, MADV_HUGEPAGE);
+  return Arena({static_cast<std::byte*>(base), size_bytes}, huge_pages);
+}
+
 Arena::~Arena() {
   if (!bytes_.empty()) ::munmap(bytes_.data(), bytes_.size());
 }

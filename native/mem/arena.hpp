@@ -1,12 +1,13 @@
 #pragma once
-// Arena: one anonymous, private, writable mapping; the memory that a page pool is cut from.
+// Arena: one writable mapping, the memory that a page pool is cut from: anonymous and private, or
+// of a file that several processes share (see SharedSegment).
 //
 // Lifetime: move-only; the destructor unmaps, and every view of bytes() ends with it.
 // Threads: map() and the destructor belong to one thread; the bytes are plain memory.
-// Fork: the mapping is copy on write. The child sees the content of the moment of the fork; what
-//   either side writes later the other never sees, and each write after it costs one page copy.
+// Fork: a private mapping is copy on write. The child sees the content of the moment of the fork;
+//   what either side writes later the other never sees, and each write after it costs one page
+//   copy. Of a shared mapping both see what either writes.
 // Core dumps leave the mapping out: it is large, and it holds what users said.
-// A mapping that several processes share is another factory beside map(); the rest stays as it is.
 
 #include <cstddef>
 #include <cstdint>
@@ -44,6 +45,12 @@ class Arena {
   // Fails with: kInvalidArgument for 0 bytes or more than half of the address space; kSystem when
   // the operating system refuses the memory.
   static Result<Arena> map(std::size_t size_bytes, ArenaOptions options = {});
+
+  // Maps the first `size_bytes` of an open file, shared, nothing of it supplied. `huge_pages` is
+  // what the file system gives. Memory that the file lacks when it is touched is a SIGBUS.
+  // Requires: a file at least that long. Fails with: kSystem. The descriptor stays the caller's;
+  // the mapping keeps the file, and the locks of its open file description, by itself.
+  static Result<Arena> share(int file, std::size_t size_bytes, HugePages huge_pages);
 
   Arena(Arena&& other) noexcept
       : bytes_(std::exchange(other.bytes_, {})), huge_pages_(other.huge_pages_) {}

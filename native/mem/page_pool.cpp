@@ -8,46 +8,73 @@ namespace {
 
 constexpr std::size_t kPagesCountMax = UINT32_MAX;
 
-std::size_t stride_of(std::size_t page_size_bytes) {
-  const std::size_t unit = page_size_bytes >= 4 * kKiB ? 4 * kKiB : 64;
-  return (page_size_bytes + unit - 1) / unit * unit;
-}
-
 Error not_in_use(const char* what) {
   return Error{Errc::kInvalidArgument,
                std::string(what) + ": the page was freed before, or is not of this pool"};
 }
 
-}  // namespace
-
-Result<std::unique_ptr<PagePool>> PagePool::create(std::size_t page_size_bytes,
-                                                   std::size_t pages_count, ArenaOptions options) {
+// The bytes of all pages.
+Result<std::size_t> size_of(std::size_t page_size_bytes, std::size_t pages_count) {
   if (page_size_bytes == 0 || pages_count == 0) {
     return Error{Errc::kInvalidArgument, "a pool needs at least one page of at least one byte"};
   }
   if (pages_count > kPagesCountMax || page_size_bytes > SIZE_MAX / 2 / pages_count) {
     return Error{Errc::kInvalidArgument, "the pool has too many pages, or too large ones"};
   }
-  const std::size_t stride_bytes = stride_of(page_size_bytes);
+  const std::size_t stride_bytes = PagePool::stride_of(page_size_bytes);
   if (stride_bytes > SIZE_MAX / 2 / pages_count) {
     return Error{Errc::kInvalidArgument, "the pool is larger than the address space"};
   }
-  auto arena = Arena::map(stride_bytes * pages_count, options);
-  if (!arena) return arena.error();
-  return std::unique_ptr<PagePool>(
-      new PagePool(std::move(*arena), page_size_bytes, stride_bytes, pages_count));
+  return stride_bytes * pages_count;
 }
 
-PagePool::PagePool(Arena arena, std::size_t page_size_bytes, std::size_t page_stride_bytes,
-                   std::size_t pages_count)
+}  // namespace
+
+std::size_t PagePool::stride_of(std::size_t page_size_bytes) noexcept {
+  const std::size_t unit = page_size_bytes >= 4 * kKiB ? 4 * kKiB : 64;
+  return (page_size_bytes + unit - 1) / unit * unit;
+}
+
+Result<std::unique_ptr<PagePool>> PagePool::create(std::size_t page_size_bytes,
+                                                   std::size_t pages_count, ArenaOptions options) {
+  const auto size_bytes = size_of(page_size_bytes, pages_count);
+  if (!size_bytes) return size_bytes.error();
+  auto arena = Arena::map(*size_bytes, options);
+  if (!arena) return arena.error();
+  return std::unique_ptr<PagePool>(
+      new PagePool(std::move(*arena), nullptr, page_size_bytes, pages_count));
+}
+
+Result<std::unique_ptr<PagePool>> PagePool::over(std::shared_ptr<SharedSegment> segment,
+                                                 std::size_t page_size_bytes,
+                                                 std::size_t pages_count) {
+  const auto size_bytes = size_of(page_size_bytes, pages_count);
+  if (!size_bytes) return size_bytes.error();
+  if (!segment || segment->size_bytes() < *size_bytes) {
+    return Error{Errc::kInvalidArgument, "the shared segment is shorter than the pool's " +
+                                             std::to_string(*size_bytes) + " bytes"};
+  }
+  return std::unique_ptr<PagePool>(
+      new PagePool(std::nullopt, std::move(segment), page_size_bytes, pages_count));
+}
+
+PagePool::PagePool(std::optional<Arena> arena, std::shared_ptr<SharedSegment> segment,
+                   std::size_t page_size_bytes, std::size_t pages_count)
     : arena_(std::move(arena)),
+      segment_(std::move(segment)),
       page_size_bytes_(page_size_bytes),
-      page_stride_bytes_(page_stride_bytes),
-      pages_(pages_count),
-      free_(pages_count) {
+      page_stride_bytes_(stride_of(page_size_bytes)),
+      pages_(pages_count) {
+  free_.reserve(pages_count);
+  if (segment_) {
+    for (Page& page : pages_) page.state = Page::State::kHeld;
+    return;
+  }
+  granted_count_ = held_from_ = pages_count;
   // Low addresses go out first.
-  auto index = static_cast<std::uint32_t>(pages_count);
-  std::generate(free_.begin(), free_.end(), [&index] { return --index; });
+  for (std::size_t index = pages_count; index-- > 0;) {
+    free_.push_back(static_cast<std::uint32_t>(index));
+  }
 }
 
 std::optional<PageHandle> PagePool::allocate() {
@@ -102,7 +129,7 @@ Result<MutableBytes> PagePool::bytes(PageHandle handle) const {
 
 PoolStats PagePool::stats() const {
   const std::lock_guard lock(mutex_);
-  return {pages_.size(), free_.size(), used_count_max_};
+  return {pages_.size(), free_.size(), used_count_max_, granted_count_};
 }
 
 bool PagePool::is_used(PageHandle handle) const {
@@ -114,19 +141,24 @@ bool PagePool::is_used(PageHandle handle) const {
 PageHandle PagePool::take() {
   const std::uint32_t index = free_.back();
   free_.pop_back();
-  used_count_max_ = std::max(used_count_max_, pages_.size() - free_.size());
+  return use(index);
+}
+
+// Requires: it is granted, not in use, and not in free_.
+PageHandle PagePool::use(std::uint32_t index) {
+  used_count_max_ = std::max(used_count_max_, granted_count_ - free_.size());
   pages_[index].state = Page::State::kUsed;
   return {index, pages_[index].generation};
 }
 
 MutableBytes PagePool::memory(std::uint32_t index) const {
-  return arena_.bytes().subspan(index * page_stride_bytes_, page_size_bytes_);
+  return arena().bytes().subspan(index * page_stride_bytes_, page_size_bytes_);
 }
 
 void PagePool::recycle(std::uint32_t index) {
   pages_[index].state = Page::State::kFree;
   ++pages_[index].generation;
-  free_.push_back(index);  // within the capacity that the constructor reserved
+  free_.push_back(index);  // never allocates: there is room for every page
 }
 
 }  // namespace kvferry::mem

@@ -105,7 +105,7 @@ class Dispatcher:
                     self._tick()
                     next_tick = now + TICK_S
                 if not self._turn():
-                    events = dict(poller.poll((next_tick - time.monotonic()) * 1000 + 1))
+                    events = dict(poller.poll(int((next_tick - time.monotonic()) * 1000) + 1))
                     if self._wake in events:
                         os.eventfd_read(self._wake)
         finally:

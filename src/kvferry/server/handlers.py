@@ -19,7 +19,7 @@ from kvferry.errors import KVFerryError
 from kvferry.server import protocol as p
 from kvferry.server.config import ServerConfig
 from kvferry.server.dispatch import Later, Refused
-from kvferry.server.pools import Pools
+from kvferry.server.pools import Pools, page_index
 from kvferry.server.sessions import SESSIONS_MAX, Session, Sessions, Writing
 from kvferry.server.shard import Shard, identity_of
 
@@ -27,7 +27,6 @@ __all__ = ["Handlers"]
 
 # Requests of one session that threads may be working on.
 _RUNNING_MAX = 64
-_INDEX_MASK = 0xFFFF_FFFF  # a page's handle is its index, and behind it a generation
 _TIMEOUT_MS_MAX = 3_600_000
 _VERSIONS = (p.VERSION,)
 
@@ -341,8 +340,9 @@ class Handlers:
         return self._later(session, pin)
 
     def _unpin(self, session: Session, request: p.Unpin) -> p.Reply:
+        prompt = session.shard.prompt(request.hashes)
         for index, (hashes, pinned) in enumerate(session.pins):
-            if hashes == request.hashes:
+            if hashes == prompt.hashes:
                 del session.pins[index]
                 return p.Count(request.id, session.shard.memory.cache.unpin(pinned))
         return p.Count(request.id, 0)
@@ -371,7 +371,7 @@ class Handlers:
 
 
 def _indexes(handles: list[int]) -> list[int]:
-    return [handle & _INDEX_MASK for handle in handles]
+    return [page_index(handle) for handle in handles]
 
 
 def _seconds(request: p.Request) -> float:

@@ -21,19 +21,24 @@ from typing import TYPE_CHECKING, Any
 
 from kvferry import _native
 from kvferry.engine.memory import Memory, Reserved, page_stride
-from kvferry.errors import KVFerryError, UsageError
+from kvferry.errors import UsageError
 from kvferry.keys import DIGEST_BYTES
 from kvferry.server.segments import create_segment
 
 if TYPE_CHECKING:
     from kvferry.server.config import ServerConfig
 
-__all__ = ["Pool", "Pools", "SharedMemory"]
+__all__ = ["Pool", "Pools", "SharedMemory", "page_index"]
 
 _log = logging.getLogger("kvferry.server")
 
 # How much is backed at a time, so that those who wait for some of it get theirs soon.
 _STEP_BYTES = 64 << 20
+
+
+def page_index(handle: int) -> int:
+    """Which page a handle is of: what clients are told. Behind it is a generation."""
+    return handle & 0xFFFF_FFFF
 
 
 class Pool:
@@ -70,6 +75,11 @@ class SharedMemory(Memory):
     def used_bytes(self) -> int:
         """Bytes of its chunks."""
         return self.cache.stats()["resident"] * self.pool.stride
+
+    @property
+    def pages_max(self) -> int:
+        """How many pages the whole budget would be."""
+        return self._pools.budget_bytes // self.pool.stride
 
     def reserve(self, hashes: bytes, first: int) -> Reserved:
         """See `Memory.reserve`; others may have to give up chunks."""
@@ -126,15 +136,19 @@ class Pools:
             hugepages=self._config.hugepages,
             numa=self._config.numa,
         )
-        return self.add(segment, chunk_bytes, pages)
+        pool = self.add(segment, chunk_bytes, pages)
+        self.back(pool)
+        return pool
 
     def add(self, segment: _native.SharedSegment, chunk_bytes: int, pages: int) -> Pool:
-        """A pool over a segment that is there already."""
-        pool = Pool(segment, chunk_bytes, pages)
-        self.pools[chunk_bytes] = pool
+        """A pool over a segment; `back` has to follow."""
+        pool = self.pools[chunk_bytes] = Pool(segment, chunk_bytes, pages)
+        return pool
+
+    def back(self, pool: Pool) -> None:
+        """Begin to have its pages backed by memory, if that is to be done ahead."""
         if self._config.engine.prefault:
             self._start(self._back_all, pool)
-        return pool
 
     def _start(self, call: Callable[..., None], *args: object) -> None:
         threading.Thread(target=call, args=args, name="kvferry-pages", daemon=True).start()
@@ -202,12 +216,11 @@ class Pools:
             pages = min(pages, left, pool.pages.pages_count - pool.pages.granted_count)
             if pages <= 0:
                 return 0
-            try:
-                return pool.pages.grow(pages)
-            except (KVFerryError, OSError, MemoryError) as error:
-                _log.error("shared memory ended before the pool was full: %s", error)
+            grown, problem = pool.pages.grow(pages)
+            if problem is not None:
+                _log.error("the pool ends at %.2f GB: %s", self.granted_bytes / 1e9, problem)
                 self.budget_bytes = self.granted_bytes
-                return 0
+            return grown
 
     def _move(self, source: Pool, target: Pool, wanted: int) -> None:
         """Free pages of one pool become pages of another."""
@@ -227,8 +240,8 @@ class Pools:
                     if short > 0:
                         short -= len(member.cache.evict(short)) // DIGEST_BYTES
                 pool.pages.shrink(over)
-            elif self._config.engine.prefault:
-                self._start(self._back_all, pool)
+            else:
+                self.back(pool)
 
     def status(self) -> dict[str, Any]:
         """For people and programs."""
@@ -247,9 +260,10 @@ class Pools:
             ],
         }
 
-    def close(self, *, unlink: bool) -> None:
+    def close(self, *, keep: bool) -> None:
         """No more pages; remove the segments, or leave them to the next server."""
         self._closing = True
-        if unlink:
-            for pool in self.pools.values():
+        for pool in self.pools.values():
+            pool.segment.keep = keep
+            if not keep:
                 pool.segment.unlink()

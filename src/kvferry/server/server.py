@@ -15,8 +15,6 @@ import secrets
 import stat
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +23,14 @@ import zmq
 from kvferry import __version__
 from kvferry.engine import Engine
 from kvferry.errors import ConfigError, StoreError, UsageError
+from kvferry.server import restart
 from kvferry.server.config import ServerConfig
 from kvferry.server.dispatch import Dispatcher
 from kvferry.server.handlers import Handlers
 from kvferry.server.metrics import metrics_text
 from kvferry.server.pools import Pools
 from kvferry.server.protocol import MESSAGE_BYTES_MAX
-from kvferry.server.segments import sweep
+from kvferry.server.reload import merged
 from kvferry.server.sessions import Session, Sessions
 from kvferry.server.shard import Shard
 
@@ -39,9 +38,6 @@ __all__ = ["Server"]
 
 _log = logging.getLogger("kvferry.server")
 
-# What can change while the server runs; the rest needs a restart.
-LIVE = ("lease_s", "heartbeat_s", "dead_after_s", "client_share", "drain_s", "http_token")
-LIVE_ENGINE = ("lookup_timeout_s", "retrieve_timeout_s", "max_local_cpu_size")
 # Messages that a client does not take; then further ones are dropped.
 _QUEUE_MESSAGES = 1000
 _BEAT_S = 2.0
@@ -52,25 +48,24 @@ class Server:
 
     Args:
         config: The settings.
-        reread: Reads the settings anew, for `reload`; None: there is nothing to read.
 
     Attributes:
         config: The settings in force.
+        endpoints: Where it listens, with the ports that it got.
     """
 
-    def __init__(
-        self, config: ServerConfig, reread: Callable[[], ServerConfig] | None = None
-    ) -> None:
+    def __init__(self, config: ServerConfig) -> None:
         self.config = config
+        self.endpoints: list[str] = []
         self.incarnation = secrets.token_hex(8)
         self.state = "starting"
-        self._reread = reread
         self._began = time.monotonic()
         self._pools = Pools(config)
         self._sessions = Sessions(config.client_share, config.dead_after_s, self._session_ended)
         self._handlers = Handlers(config, self.incarnation, self._pools, self._sessions)
         self._dispatcher: Dispatcher | None = None
         self._stop = threading.Event()
+        self._kept = False  # the segments, for the next server
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
 
     # --- Life ---
@@ -83,9 +78,8 @@ class Server:
             ConfigError: A setting does not go with this host.
         """
         try:
-            swept = sweep(self.config.shm_name)
-            _log.debug("swept %d segments", swept)
             socket = self._bind()
+            restart.begin(self.config, self._pools, self._sessions, self._handlers.shards)
             self._dispatcher = Dispatcher(socket, self._handlers.handle, self._sessions.tick)
             self.state = "ready"
             if not self._stop.is_set():
@@ -94,7 +88,7 @@ class Server:
         finally:
             self.state = "ended"
             self._context.destroy(linger=0)
-            self._pools.close(unlink=True)
+            self._pools.close(keep=self._kept)
 
     def _bind(self) -> zmq.Socket[bytes]:
         socket = self._context.socket(zmq.ROUTER)
@@ -123,6 +117,7 @@ class Server:
                 ) from None
             finally:
                 os.umask(old)
+            self.endpoints.append(socket.getsockopt_string(zmq.LAST_ENDPOINT))
         return socket
 
     def stop(self) -> None:
@@ -150,37 +145,21 @@ class Server:
                 "%d chunks were not written to their stores within %g s", lost, self.config.drain_s
             )
 
+        if self.config.state_file is not None:
+            path, pools = self.config.state_file, self._pools
+            self._kept = restart.keep(path, pools, self._sessions, self.shards)
+
     def reload(self) -> list[str]:
         """Read the settings anew and take over what can change; the changes in words."""
-        if self._reread is None:
-            return ["nothing was read: there is no file"]
+        if self.config.again is None:
+            return ["nothing was read: the settings came from a program"]
         try:
-            wanted = self._reread()
+            wanted = self.config.again()
         except (ConfigError, OSError) as error:
             _log.error("settings were not reloaded: %s", error)
             return [f"nothing was changed: {error}"]
-        done, config = [], self.config
-        for field in fields(ServerConfig):
-            old, new = getattr(config, field.name), getattr(wanted, field.name)
-            if field.name == "engine" or old == new:
-                continue
-            if field.name in LIVE:
-                config = replace(config, **{field.name: new})
-                shown = "" if field.name == "http_token" else f" is {new} now, was {old}"
-                done.append(f"{field.name}{shown or ' has changed'}")
-            else:
-                done.append(f"{field.name} has changed and needs a restart")
-        engine = config.engine
-        for field in fields(type(engine)):
-            old, new = getattr(engine, field.name), getattr(wanted.engine, field.name)
-            if old == new:
-                continue
-            if field.name in LIVE_ENGINE:
-                engine = replace(engine, **{field.name: new})
-                done.append(f"{field.name} is {new} now, was {old}")
-            else:
-                done.append(f"{field.name} has changed and needs a restart")
-        self._take_over(replace(config, engine=engine))
+        config, done = merged(self.config, wanted)
+        self._take_over(config)
         for text in done:
             _log.info("reload: %s", text)
         return done
@@ -254,7 +233,7 @@ class Server:
             "pid": os.getpid(),
             "uptime_s": round(time.monotonic() - self._began, 3),
             "state": self.state,
-            "endpoints": list(self.config.endpoints),
+            "endpoints": list(self.endpoints),
             "identities": [shard.status() for shard in self.shards],
             **self.summary(),
         }

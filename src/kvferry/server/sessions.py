@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from kvferry.engine.memory import Reserved
 from kvferry.engine.prompt import Prompt
 from kvferry.keys import DIGEST_BYTES
-from kvferry.server.pools import Pool
+from kvferry.server.pools import Pool, page_index
 from kvferry.server.shard import Shard
 
 __all__ = ["Session", "Sessions", "Writing"]
@@ -116,7 +116,9 @@ class Sessions:
         self.fenced: list[tuple[Session, list[int]]] = []
         self.ended: dict[str, int] = {}
         self._changed = changed
-        self._last_lock = FIRST_LOCK
+        self._old: list[tuple[Pool, int, list[int]]] = []
+        # A client of an earlier server may hold a lock on the same segment still.
+        self._last_lock = FIRST_LOCK + (secrets.randbits(40) << 16)
         self._lock = threading.Lock()
 
     def begin(self, shard: Shard, software: str, pid: int) -> Session:
@@ -138,13 +140,11 @@ class Sessions:
 
     def room(self, session: Session, *, writing: bool) -> int:
         """How many more pages the session may hold."""
-        pool = session.shard.memory.pool
-        pages = pool.pages.granted_count or pool.pages.pages_count
+        pages = session.shard.memory.pages_max
         room = int(pages * self.share) - session.pages
         if writing:
-            # The smallest pool still takes one prompt's chunk.
-            room = min(room, max(1, int(pages * _WRITTEN_SHARE)) - self._written(session))
-        return max(room, 1 if not session.pages else 0)
+            room = min(room, int(pages * _WRITTEN_SHARE) - self._written(session))
+        return max(room, 0 if session.pages else 1)  # the smallest pool still takes a chunk
 
     def _written(self, session: Session) -> int:
         pool = session.shard.memory.pool
@@ -160,7 +160,8 @@ class Sessions:
         return self._fenced_in(None)
 
     def _fenced_in(self, pool: Pool | None) -> int:
-        return sum(
+        old = sum(len(pages) for its, _, pages in list(self._old) if pool in (None, its))
+        return old + sum(
             len(session.writings[id].reserved.handles)
             for session, ids in list(self.fenced)
             for id in ids
@@ -190,6 +191,26 @@ class Sessions:
             if not self._locked(session):
                 self._free(session, ids)
                 self.fenced.remove((session, ids))
+
+        for old in list(self._old):
+            pool, lock, handles = old
+            if not pool.segment.lock_is_held(lock):
+                for handle in handles:
+                    pool.pages.free(handle)
+                self._old.remove(old)
+
+    def fences(self, pool: Pool) -> list[tuple[int, list[int]]]:
+        """Locks, and the pages that their holders may still write to."""
+        found = [(lock, handles) for its, lock, handles in self._old if its is pool]
+        for session, ids in self.fenced:
+            if session.shard.memory.pool is pool:
+                writings = [session.writings[id].reserved for id in ids]
+                found.append((session.lock, [h for writing in writings for h in writing.handles]))
+        return [(lock, [page_index(handle) for handle in handles]) for lock, handles in found]
+
+    def fence(self, pool: Pool, lock: int, pages: list[int]) -> None:
+        """Keep pages out of use for as long as somebody holds a lock: of an earlier server."""
+        self._old.append((pool, lock, [pool.pages.claim(page) for page in pages]))
 
     def _locked(self, session: Session) -> bool:
         return session.shard.memory.pool.segment.lock_is_held(session.lock)

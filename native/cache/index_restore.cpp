@@ -1,0 +1,75 @@
+// How the chunks of an index are written down, and taken over by the index of another process.
+
+#include <algorithm>
+
+#include "cache/index.hpp"
+
+namespace kvferry::cache {
+
+// Each ready chunk is in one queue of the policy, and all queues use the same links: so the oldest
+// of each queue has nobody older, whatever the policy.
+std::vector<std::uint32_t> Index::by_age() const {
+  std::vector<std::uint32_t> oldest;
+  for (std::uint32_t slot = 0; slot < entries_.touched(); ++slot) {
+    const Entry& entry = entries_[slot];
+    if (entry.state == State::kReady && entry.order.older == kNone) oldest.push_back(slot);
+  }
+  // Queues of chunks on trial have the lower marks.
+  std::ranges::stable_sort(oldest, {}, [this](std::uint32_t slot) { return entries_[slot].mark; });
+  std::vector<std::uint32_t> slots;
+  slots.reserve(stats_.ready);
+  for (std::uint32_t slot : oldest) {
+    for (; slot != kNone; slot = entries_[slot].order.younger) slots.push_back(slot);
+  }
+  return slots;
+}
+
+std::vector<Resident> Index::residents() const {
+  std::vector<Resident> out;
+  out.reserve(stats_.ready);
+  std::vector<std::uint32_t> places(entries_.touched(), kNone);  // in `out`, by slot
+  std::vector<std::uint32_t> branch;
+  for (const std::uint32_t leaf : by_age()) {
+    branch.clear();
+    std::uint32_t slot = leaf;
+    while (slot != kNone && places[slot] == kNone && entries_[slot].state == State::kReady) {
+      branch.push_back(slot);
+      slot = entries_.parent_of(slot);
+    }
+    std::uint32_t parent = slot == kNone ? kNone : places[slot];
+    for (std::size_t i = branch.size(); i-- > 0;) {
+      const Entry& entry = entries_[branch[i]];
+      out.push_back({entry.hash, parent, entry.page});
+      parent = places[branch[i]] = static_cast<std::uint32_t>(out.size() - 1);
+    }
+  }
+  return out;
+}
+
+std::size_t Index::restore(std::span<const Resident> residents) {
+  std::vector<std::uint32_t> slots(residents.size(), kNone);
+  std::vector<ChunkRef> branch;  // each the parent of the next
+  std::size_t count = 0;
+  for (std::size_t i = 0; i < residents.size(); ++i) {
+    const auto& [hash, parent, page] = residents[i];
+    if (page == 0 && pages_ != nullptr) continue;
+    slots[i] = find(hash);
+    if (slots[i] != kNone || entries_.resident() == capacity()) {
+      if (pages_ != nullptr) pages_->give_back(page);
+      continue;
+    }
+    const std::uint32_t above = leaf_first_ && parent < i ? slots[parent] : kNone;
+    if (branch.empty() || branch.back().slot != above) {
+      count += commit(branch);
+      branch.clear();
+    }
+    const std::uint8_t mark = policy_->prepare(hash);
+    slots[i] = insert(hash, above);
+    entries_[slots[i]].mark = mark;
+    entries_[slots[i]].page = page;
+    branch.push_back(entries_.ref(slots[i]));
+  }
+  return count + commit(branch);
+}
+
+}  // namespace kvferry::cache

@@ -1,0 +1,176 @@
+"""Engines that die by SIGKILL, at every step of the protocol, and what the server has after it.
+
+Committed chunks stay, half-written ones are gone, and every page is free or holds a chunk.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from kvferry.server.server import Server
+from support.cache_server import running
+from support.engines import CHUNK, prompt
+from support.raw_peer import Peer
+from support.stamps import until
+
+TESTS = Path(__file__).parents[1]
+
+PROGRAM = """
+import sys, time
+from kvferry.server import protocol as p
+from support.engines import CHUNK, prompt
+from support.raw_peer import Peer, hashes_of
+
+endpoint, step, seed = sys.argv[1], sys.argv[2], int(sys.argv[3])
+tokens, other = prompt(8 * CHUNK, seed), prompt(8 * CHUNK, seed + 1)
+peer = Peer(endpoint)
+
+def reserve():
+    global reserved
+    reserved = peer.want(p.Reserved, p.Reserve, hashes_of(tokens))
+
+def half():
+    peer.pages.copy(reserved.pages[:4], [bytes(peer.registered.page_bytes)] * 4, True, 1)
+
+def whole():
+    peer.write(reserved, tokens)
+
+def commit():
+    assert peer.want(p.Committed, p.Commit, reserved.reservation).chunks == 8
+
+def lease():
+    global leased
+    leased = peer.want(p.Leased, p.Retrieve, hashes_of(tokens), len(tokens))
+    assert len(leased.pages) == 8
+
+def pin():
+    assert peer.want(p.Count, p.Pin, hashes_of(tokens), len(tokens)).count == 8
+
+def release():
+    assert peer.want(p.Count, p.Release, [leased.lease]).count == 1
+
+def again():
+    global reserved
+    reserved = peer.want(p.Reserved, p.Reserve, hashes_of(other))
+
+steps = {
+    "connect": lambda: None,
+    "register": peer.register,
+    "map": peer.map,
+    "attach": lambda: peer.want(p.Done, p.Attached),
+    "reserve": reserve,
+    "half": half,
+    "whole": whole,
+    "commit": commit,
+    "lease": lease,
+    "pin": pin,
+    "again": again,
+    "release": release,
+}
+for name, do in steps.items():
+    do()
+    if name == step:
+        break
+print("there", flush=True)
+time.sleep(60)
+"""
+STEPS = (
+    *("connect", "register", "map", "attach", "reserve", "half", "whole"),
+    *("commit", "lease", "pin", "again", "release"),
+)
+COMMITTED = STEPS[STEPS.index("commit") :]
+
+
+@contextmanager
+def engine_at(step: str, server: Server, seed: int = 0) -> Iterator[subprocess.Popen[str]]:
+    """A process that has come as far as `step`, and waits."""
+    arguments = [sys.executable, "-c", PROGRAM, server.config.endpoints[0], step, str(seed)]
+    environ = {**os.environ, "PYTHONPATH": str(TESTS)}
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=environ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "there\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def pages_held(server: Server) -> int:
+    """Pages that are neither free nor a chunk that could leave."""
+    segments = server.status()["pool"]["segments"]
+    memory = server.engine().memory.cache.stats()
+    assert (memory["leased"], memory["pinned"], memory["writing"]) == (0, 0, 0)
+    return sum(s["pages"] - s["free"] for s in segments) - int(memory["ready"])
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_an_engine_is_killed(step: str, tmp_path: Path) -> None:
+    with running(tmp_path, mib=1) as server, Peer(server.config.endpoints[0]) as peer:
+        peer.attach()
+        with engine_at(step, server) as process:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            until(lambda: len(server.status()["sessions"]) == 1, 5)
+        assert server.status()["fenced_pages"] == 0
+        assert pages_held(server) == 0
+        tokens = prompt(8 * CHUNK)
+        kept = 8 if step in COMMITTED else 0
+        assert peer.read(tokens)[0] == kept
+        assert peer.store(tokens) == 8 - kept
+        assert peer.read(tokens)[0] == 8
+
+
+def test_an_engine_is_stopped_while_it_writes(tmp_path: Path) -> None:
+    """Its chunks are dropped; its pages wait until it is really gone."""
+    with (
+        running(tmp_path, mib=1, dead_after_s=1.0) as server,
+        Peer(server.config.endpoints[0]) as peer,
+    ):
+        peer.attach()
+        with engine_at("half", server) as process:
+            process.send_signal(signal.SIGSTOP)
+            until(lambda: server.status()["fenced_pages"] == 8, 10)
+            peer.session = 0
+            peer.attach()
+            assert peer.store(prompt(8 * CHUNK)) == 8
+            assert server.status()["fenced_pages"] == 8
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            until(lambda: server.status()["fenced_pages"] == 0, 5)
+        assert peer.read(prompt(8 * CHUNK))[0] == 8
+        assert pages_held(server) == 0
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def deaths(server: Server, count: int) -> None:
+    """So many engines die, a few at a time, at all steps in turn."""
+    for start in range(0, count, 4):
+        for number in range(start, min(start + 4, count)):
+            with engine_at(STEPS[number % len(STEPS)], server, seed=number) as process:
+                process.send_signal(signal.SIGKILL)
+    until(lambda: not server.status()["sessions"], 10)
+
+
+@pytest.mark.parametrize(
+    "count", [24, pytest.param(1000, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])]
+)
+def test_nothing_is_left_of_dead_engines(count: int, tmp_path: Path) -> None:
+    with running(tmp_path, mib=1) as server:
+        deaths(server, 4)
+        before = descriptors(), sorted(os.listdir("/dev/shm"))
+        deaths(server, count)
+        until(lambda: descriptors() <= before[0], 5)
+        assert sorted(os.listdir("/dev/shm")) == before[1]
+        assert server.status()["fenced_pages"] == 0
+        assert pages_held(server) == 0

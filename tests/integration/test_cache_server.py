@@ -1,0 +1,329 @@
+"""The cache server, asked by hand: what each message does, and what is refused."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from kvferry.server import protocol as p
+from kvferry.server.server import Server
+from support.cache_server import running
+from support.engines import CHUNK, IDENTITY, LAYOUT, prompt
+from support.raw_peer import Peer, hashes_of
+from support.stamps import until
+
+Connect = Callable[..., Peer]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    with running(tmp_path, mib=1, dead_after_s=2.0) as server:
+        yield server
+
+
+@pytest.fixture
+def connect(server: Server) -> Iterator[Connect]:
+    peers: list[Peer] = []
+
+    def make(**settings: object) -> Peer:
+        peers.append(Peer(server.config.endpoints[0], **settings))  # type: ignore[arg-type]
+        return peers[-1]
+
+    yield make
+    for peer in peers:
+        peer.close()
+
+
+def pages_free(server: Server) -> int:
+    return sum(segment["free"] for segment in server.status()["pool"]["segments"])
+
+
+def test_what_one_stores_another_one_reads(connect: Connect) -> None:
+    one, other = connect().attach(), connect().attach()
+    tokens = prompt(10 * CHUNK + 3)
+    assert one.store(tokens) == 10
+    count, leased = other.read(tokens)
+    assert (count, leased.tiers, leased.reason) == (10, {"l1": 10}, "")
+    assert one.store(tokens) == 0  # nothing is copied twice
+
+
+def test_a_longer_prompt_reserves_what_is_new(connect: Connect) -> None:
+    peer = connect().attach()
+    short = prompt(4 * CHUNK, seed=1)
+    long = short + prompt(3 * CHUNK, seed=2)
+    peer.store(short)
+    reserved = peer.want(p.Reserved, p.Reserve, hashes_of(long))
+    assert reserved.chunks == [4, 5, 6]
+    found = peer.want(p.Found, p.Lookup, hashes_of(long))
+    assert (found.tiers, found.coming) == ({"l1": 4}, 3)
+    peer.write(reserved, long)
+    assert peer.want(p.Committed, p.Commit, reserved.reservation).chunks == 3
+    assert peer.read(long)[0] == 7
+
+
+def test_pages_that_were_not_written_are_no_chunks(connect: Connect) -> None:
+    peer = connect().attach()
+    tokens = prompt(4 * CHUNK)
+    reserved = peer.want(p.Reserved, p.Reserve, hashes_of(tokens))
+    peer.write(reserved, tokens)
+    done = peer.want(p.Committed, p.Commit, reserved.reservation, b"\x01\x01\x00\x01")
+    assert done.chunks == 3
+    assert peer.read(tokens)[0] == 2
+    reserved = peer.want(p.Reserved, p.Reserve, hashes_of(tokens))
+    assert reserved.chunks == [2]
+    assert type(peer.say(p.Commit, reserved.reservation, b"\x01\x01")) is p.Failure
+    peer.want(p.Done, p.Abort, reserved.reservation)
+    assert peer.want(p.Committed, p.Commit, reserved.reservation).chunks == 0
+    assert peer.read(tokens)[0] == 2
+
+
+def test_nobody_ends_what_another_one_holds(connect: Connect) -> None:
+    one, other = connect().attach(), connect().attach()
+    tokens = prompt(2 * CHUNK)
+    reserved = one.want(p.Reserved, p.Reserve, hashes_of(tokens))
+    assert other.want(p.Committed, p.Commit, reserved.reservation).chunks == 0
+    other.want(p.Done, p.Abort, reserved.reservation)
+    one.write(reserved, tokens)
+    assert one.want(p.Committed, p.Commit, reserved.reservation).chunks == 2
+    leased = one.want(p.Leased, p.Retrieve, hashes_of(tokens), len(tokens))
+    assert other.want(p.Count, p.Release, [leased.lease]).count == 0
+    assert one.want(p.Count, p.Release, [leased.lease]).count == 1
+
+
+def test_pages_come_after_the_lock(server: Server, connect: Connect) -> None:
+    peer = connect()
+    peer.register()
+    for kind, fields in ((p.Reserve, ()), (p.Retrieve, (16,))):
+        failure = peer.say(kind, hashes_of(prompt(CHUNK)), *fields)
+        assert (type(failure), failure.code) == (p.Failure, "attach")
+    assert peer.say(p.Attached).code == "attach"
+    peer.map()
+    peer.want(p.Done, p.Attached)
+    peer.store(prompt(CHUNK))
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "words"),
+    [
+        ({"version": 0}, "version", "same release"),
+        ({"version": 2}, "version", "same release"),
+        ({"digest": bytes(16)}, "identity", "same version"),
+        ({"digest": b""}, "identity", "same version"),
+        ({"identity": {}}, "identity", "layout"),
+        ({"identity": {"model": "m", "layout": {"layers": -1}}}, "identity", "layers"),
+        ({"identity": {"model": "m", "layout": {"stripes": 1}}}, "identity", "stripes"),
+        ({"identity": {"model": 5, "layout": {}}}, "identity", "layers"),
+    ],
+)
+def test_who_cannot_register(
+    connect: Connect, changes: dict[str, object], code: str, words: str
+) -> None:
+    failure = connect().register(**changes)
+    assert (type(failure), failure.code) == (p.Failure, code)
+    assert words in failure.text
+
+
+def test_a_chunk_larger_than_the_pool(connect: Connect) -> None:
+    huge = replace(IDENTITY, layout=replace(LAYOUT, layers=4096))
+    failure = connect(identity=huge).register()
+    assert (failure.code, "--l1-size-gb" in failure.text) == ("identity", True)
+
+
+def test_a_server_for_one_chunk_size(tmp_path: Path) -> None:
+    with running(tmp_path, mib=1, chunk_size=256) as server, Peer(server.config.endpoints[0]) as it:
+        failure = it.register()
+    assert failure.code == "identity"
+    assert "--chunk-size 256" in failure.text
+
+
+GARBAGE = [
+    b"",
+    b"\x00",
+    b"\xc1" * 100,
+    b"hello",
+    b"\x93\x03\x01\x02",
+    msgspec.msgpack.encode([99, 1, 2, 3]),
+    msgspec.msgpack.encode(["3", 1, 0, 0, b""]),
+    msgspec.msgpack.encode([3, 1, 0, 0, "text"]),
+    msgspec.msgpack.encode({"op": "lookup"}),
+    b"\xdd\xff\xff\xff\xff" + b"\x91" * 1000,
+    b"\x91" * 100_000,
+]
+
+
+@pytest.mark.parametrize("body", GARBAGE, ids=range(len(GARBAGE)))
+def test_garbage_is_answered_and_hurts_nobody(
+    server: Server, connect: Connect, body: bytes
+) -> None:
+    peer, bad = connect().attach(), connect()
+    reply = bad.raw(body)
+    assert (type(reply), reply.code) == (p.Failure, "message")
+    assert bad.raw(body, body).code == "message"
+    assert peer.store(prompt(CHUNK)) == 1
+    assert server.alive
+
+
+def test_hashes_that_are_cut(connect: Connect) -> None:
+    peer = connect().attach()
+    for kind, fields in ((p.Lookup, ()), (p.Reserve, ()), (p.Retrieve, (16,)), (p.Unpin, ())):
+        assert peer.say(kind, b"short", *fields).code == "usage", kind
+    assert peer.say(p.Lookup, bytes(16 * (p.HASHES_MAX + 1))).code == "usage"
+
+
+def test_an_unknown_session(connect: Connect) -> None:
+    peer = connect()
+    for session in (0, 1, -1, 1 << 62):
+        peer.session = session
+        assert peer.say(p.Ping).code == "session"
+
+
+def test_an_engine_that_leaves_takes_its_holds_along(server: Server, connect: Connect) -> None:
+    peer = connect().attach()
+    tokens = prompt(4 * CHUNK)
+    peer.store(tokens)
+    peer.want(p.Leased, p.Retrieve, hashes_of(tokens), len(tokens))
+    peer.want(p.Reserved, p.Reserve, hashes_of(prompt(4 * CHUNK, seed=9)))
+    peer.want(p.Count, p.Pin, hashes_of(tokens), len(tokens))
+    peer.want(p.Done, p.Unregister)
+    assert peer.say(p.Ping).code == "session"
+    assert server.status()["fenced_pages"] == 4  # it could still write to them
+    peer.close()
+    until(lambda: server.status()["fenced_pages"] == 0, 5)
+    memory = server.engine().memory.cache.stats()
+    assert (memory["leased"], memory["writing"], memory["pinned"]) == (0, 0, 0)
+    assert memory["ready"] == 4
+    with Peer(server.config.endpoints[0]) as other:
+        assert other.attach().read(tokens)[0] == 4
+
+
+def test_a_silent_engine_loses_its_holds_and_not_the_memory(
+    server: Server, connect: Connect
+) -> None:
+    """One that was stopped could wake in the middle of a copy: its pages stay out of use."""
+    peer = connect().attach()
+    tokens = prompt(4 * CHUNK)
+    reserved = peer.want(p.Reserved, p.Reserve, hashes_of(tokens))
+    until(lambda: not server.status()["sessions"], 5)
+    other = connect().attach()
+    others = other.want(p.Reserved, p.Reserve, hashes_of(tokens))
+    assert others.chunks == [0, 1, 2, 3]
+    assert not set(others.pages) & set(reserved.pages)
+    other.write(others, tokens)
+    peer.write(reserved, prompt(4 * CHUNK, seed=5))  # it wakes, and writes
+    assert peer.say(p.Commit, reserved.reservation).code == "session"
+    assert other.want(p.Committed, p.Commit, others.reservation).chunks == 4
+    assert other.read(tokens)[0] == 4
+    free = pages_free(server)
+    assert peer.pages is not None
+    peer.pages.close()
+    until(lambda: pages_free(server) == free + 4, 5)
+
+
+def test_leases_end_at_their_deadline(tmp_path: Path) -> None:
+    with (
+        running(tmp_path, mib=1, lease_s=0.3) as server,
+        Peer(server.config.endpoints[0]) as peer,
+    ):
+        peer.attach()
+        tokens = prompt(2 * CHUNK)
+        peer.store(tokens)
+        leased = peer.want(p.Leased, p.Retrieve, hashes_of(tokens), len(tokens))
+        until(lambda: not server.status()["sessions"][0]["leases"], 5)
+        assert peer.want(p.Count, p.Release, [leased.lease]).count == 0
+        reserved = peer.want(p.Reserved, p.Reserve, hashes_of(prompt(CHUNK, seed=3)))
+        assert reserved.chunks == [0]
+        until(lambda: not server.status()["sessions"], 5)  # who is late may be anything
+        assert server.status()["sessions_ended"] == {"late": 1}
+
+
+def test_one_engine_cannot_have_all_pages(server: Server, connect: Connect) -> None:
+    greedy, modest = connect().attach(), connect().attach()
+    pages = server.status()["pool"]["segments"][0]["pages"]
+    asked = prompt(2 * pages * CHUNK)
+    reserved = greedy.want(p.Reserved, p.Reserve, hashes_of(asked))
+    assert 0 < len(reserved.pages) <= pages // 2
+    assert reserved.shed == 2 * pages - len(reserved.pages)
+    again = greedy.want(p.Reserved, p.Reserve, hashes_of(prompt(8 * CHUNK, seed=4)))
+    assert (again.pages, again.shed) == ([], 8)
+    assert modest.store(prompt(4 * CHUNK, seed=5)) == 4
+    # Nor by reading, nor by pinning.
+    greedy.want(p.Done, p.Abort, reserved.reservation)
+    half = prompt((pages // 2) * CHUNK, seed=6)
+    greedy.store(half)
+    while greedy.want(p.Leased, p.Retrieve, hashes_of(half), len(half)).pages:
+        assert server.status()["sessions"][0]["pages"] <= pages // 2
+    assert greedy.want(p.Count, p.Pin, hashes_of(half), len(half)).count == 0
+    assert modest.store(prompt(4 * CHUNK, seed=7)) == 4
+
+
+def test_what_is_full_evicts_the_oldest(server: Server, connect: Connect) -> None:
+    peer = connect().attach()
+    pages = server.status()["pool"]["segments"][0]["pages"]
+    prompts = [prompt(8 * CHUNK, seed=seed) for seed in range(pages // 8 + 4)]
+    for tokens in prompts:
+        assert peer.store(tokens) == 8
+    assert peer.read(prompts[-1])[0] == 8
+    assert peer.read(prompts[0])[0] == 0
+    assert pages_free(server) >= 0
+
+
+def test_two_models_and_two_tenants(server: Server, connect: Connect) -> None:
+    wide = replace(IDENTITY, model="wide", layout=replace(LAYOUT, layers=4))
+    narrow, broad = connect().attach(), connect(identity=wide).attach()
+    tokens = prompt(4 * CHUNK)
+    assert narrow.store(tokens) == 4
+    assert narrow.store(tokens, b"tenant") == 4
+    assert broad.read(tokens)[0] == 0
+    assert broad.store(tokens) == 4
+    assert narrow.read(tokens)[0] == broad.read(tokens)[0] == 4
+    assert narrow.read(tokens, b"tenant")[0] == 4
+    assert narrow.read(tokens, b"other")[0] == 0
+    pool = server.status()["pool"]
+    assert pool["granted_bytes"] <= pool["bytes"]
+    assert len(pool["segments"]) == 2
+
+
+def test_models_share_the_pool_by_bytes(server: Server, connect: Connect) -> None:
+    """A model that comes later gets its share of a pool that is full."""
+    wide = replace(IDENTITY, model="wide", layout=replace(LAYOUT, layers=4))
+    narrow = connect().attach()
+    budget = server.status()["pool"]["bytes"]
+    for seed in range(2 * budget // LAYOUT.chunk_bytes // 8):
+        narrow.store(prompt(8 * CHUNK, seed=seed))
+    broad = connect(identity=wide).attach()
+    for seed in range(2 * budget // wide.layout.chunk_bytes // 4):
+        assert broad.store(prompt(4 * CHUNK, seed=seed)) == 4
+    used = {one["model"]: one["used_bytes"] for one in server.status()["identities"]}
+    assert used["wide"] > 0.4 * budget
+    assert used["test"] > 0.4 * budget
+    pool = server.status()["pool"]
+    assert pool["granted_bytes"] <= pool["bytes"]
+
+
+def test_segments_are_private_and_leave_with_the_server(tmp_path: Path) -> None:
+    with running(tmp_path, mib=1) as server, Peer(server.config.endpoints[0]) as peer:
+        peer.attach()
+        assert peer.registered is not None
+        path = peer.registered.path
+        found = os.stat(path)
+        assert (found.st_mode & 0o777, found.st_uid) == (0o600, os.geteuid())
+        assert len(Path(path).name) >= len("kvferry-") + 32
+    assert not Path(path).exists()
+
+
+def test_clear_and_stats_and_explain(connect: Connect) -> None:
+    peer = connect().attach()
+    tokens = prompt(4 * CHUNK + 1)
+    peer.store(tokens)
+    report = peer.want(p.Report, p.Explain, hashes_of(tokens), len(tokens)).report
+    assert "4 in l1" in report["text"]
+    assert peer.want(p.Report, p.Stats).report["memory"]["ready"] == 4
+    peer.want(p.Done, p.Observe, 100, 0, 0.5)
+    assert peer.say(p.Observe, 1, 2, 0.5).code == "usage"
+    assert peer.want(p.Count, p.Clear).count == 4
+    assert peer.read(tokens)[0] == 0
