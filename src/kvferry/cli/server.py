@@ -177,7 +177,7 @@ def server(**options: Any) -> None:
         return
     from kvferry.server.run import run_server
 
-    run_server(config, reread=lambda: _config(options), log_level=options["log_level"])
+    run_server(config, log_level=options["log_level"])
 
 
 def _config(options: dict[str, Any]) -> ServerConfig:

@@ -40,9 +40,7 @@ _TOKEN = "KVFERRY_SERVER_HTTP_TOKEN"
     help="Holds the token of the server.",
 )
 @click.pass_context
-def top(
-    ctx: click.Context, url: str, once: bool, interval: float, token_file: Path | None
-) -> None:
+def top(ctx: click.Context, url: str, once: bool, interval: float, token_file: Path | None) -> None:
     """Watch a cache server: pool, hit rates, tokens and bytes a second, engines, stores.
 
     URL is its HTTP side, http://127.0.0.1:8080 by default. Rates are those since the look before;

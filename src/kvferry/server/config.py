@@ -23,7 +23,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -58,6 +58,7 @@ class ServerConfig:
         dead_after_s: Silence after which a client loses its leases.
         client_share: Part of the pool that one client may hold at once, by leases and reservations.
         drain_s: How long a shutdown waits for stores.
+        again: Reads the same settings anew, for a reload; None: they came from the program alone.
 
     Raises:
         ConfigError: A setting cannot be, or contradicts another one.
@@ -78,6 +79,7 @@ class ServerConfig:
     dead_after_s: float = 5.0
     client_share: float = 0.5
     drain_s: float = 10.0
+    again: Callable[[], ServerConfig] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.engine, EngineConfig):
@@ -167,4 +169,17 @@ class ServerConfig:
         """
         from kvferry.server.sources import gathered
 
-        return cls(**gathered(path, environ, overrides))
+        again = _Sources(path, environ, overrides)
+        return cls(**gathered(path, environ, overrides), again=again)
+
+
+@dataclass(frozen=True, repr=False)
+class _Sources:
+    """Where settings were read; called, it reads them again. Equal are those of the same places."""
+
+    path: str | os.PathLike[str] | None
+    environ: Mapping[str, str] | None
+    overrides: Mapping[str, Any]
+
+    def __call__(self) -> ServerConfig:
+        return ServerConfig.load(self.path, environ=self.environ, **self.overrides)

@@ -45,16 +45,14 @@ class Runnable(ServerView, Protocol):
 def run_server(
     config: ServerConfig,
     *,
-    reread: Callable[[], ServerConfig] | None = None,
-    make: Callable[..., Runnable] | None = None,
+    make: Callable[[ServerConfig], Runnable] | None = None,
     log_level: str = "info",
 ) -> None:
     """Serve until a signal says otherwise; in the main thread.
 
     Args:
         config: The settings.
-        reread: Reads the settings anew, for a reload.
-        make: Makes the server from both; default: `Server`.
+        make: Makes the server; default: `Server`.
         log_level: Of what goes to stderr.
 
     Raises:
@@ -68,7 +66,7 @@ def run_server(
 
         make = Server
     with _blocked(_SIGNALS):
-        server = _listening(config, lambda: make(config, reread))
+        server = _listening(config, lambda: make(config))
         side = None
         if config.http is not None:
             from kvferry.server.http import HttpSide

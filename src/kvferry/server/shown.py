@@ -12,7 +12,7 @@ from kvferry.server.config import ServerConfig
 
 __all__ = ["shown", "summary"]
 
-_NOT_SHOWN = ("engine", "http", "http_token")
+_NOT_SHOWN = ("engine", "again", "http", "http_token")
 
 
 def shown(config: ServerConfig) -> dict[str, Any]:
