@@ -18,6 +18,13 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 _NOT_SETTINGS = ("config", "l2_adapter", "new_curve_keys", "log_level", "check")
 
 
+def _hidden(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> list[Any]:
+    """JSON with secrets in it, so that no report of an error shows it."""
+    from kvferry.server.settings import AdapterText
+
+    return [AdapterText(f"--l2-adapter {n}", text) for n, text in enumerate(texts, 1)]
+
+
 def _group(*options: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         for option in reversed(options):
@@ -49,6 +56,7 @@ _pool = _group(
     click.option(
         "--l2-adapter",
         multiple=True,
+        callback=_hidden,
         metavar="JSON",
         help="A store behind the pool, as a JSON object with a type: resp (redis, valkey), file, "
         "memory or plugin. Repeatable; stores are asked in this order.",
@@ -175,16 +183,11 @@ def server(**options: Any) -> None:
 def _config(options: dict[str, Any]) -> ServerConfig:
     """The settings of the command line over those of the environment and the file."""
     from kvferry.server.config import ServerConfig
-    from kvferry.server.settings import ADAPTERS
 
     given = {name: value for name, value in options.items() if name not in _NOT_SETTINGS}
+    given["l2_adapters"] = list(options["l2_adapter"]) or None
     given["tcp"] = False if given.pop("no_tcp") else None
     given["http"] = False if given.pop("no_http") else None
-    adapters: list[dict[str, Any]] = []
-    for number, text in enumerate(options["l2_adapter"], 1):
-        adapters += ADAPTERS.parse(f"--l2-adapter {number}", text)
-    if adapters:
-        given["l2_adapters"] = adapters
     return ServerConfig.load(options["config"], **given)
 
 

@@ -169,7 +169,17 @@ class ServerConfig:
         """
         from kvferry.server.sources import gathered
 
-        def again() -> ServerConfig:
-            return cls.load(path, environ=environ, **overrides)
-
+        again = _Sources(path, environ, overrides)
         return cls(**gathered(path, environ, overrides), again=again)
+
+
+@dataclass(frozen=True, repr=False)
+class _Sources:
+    """Where settings were read; called, it reads them again. Equal are those of the same places."""
+
+    path: str | os.PathLike[str] | None
+    environ: Mapping[str, str] | None
+    overrides: Mapping[str, Any]
+
+    def __call__(self) -> ServerConfig:
+        return ServerConfig.load(self.path, environ=self.environ, **self.overrides)

@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -167,7 +168,7 @@ def _key(file: Path, found: Mapping[str, Any], name: str) -> bytes:
         raise ConfigError(f"key file {file}: {name} is no key of 40 characters (Z85)")
     try:
         decode(key)
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, struct.error):
         pass
     else:
         return key.encode()

@@ -17,7 +17,7 @@ from kvferry.engine_config.fields import (
 )
 from kvferry.errors import ConfigError
 
-__all__ = ["ADAPTERS", "ALIASES", "PLAIN", "PREFIX", "SETTINGS"]
+__all__ = ["ADAPTERS", "ALIASES", "PLAIN", "PREFIX", "SETTINGS", "AdapterText"]
 
 PREFIX = "KVFERRY_SERVER_"
 
@@ -41,8 +41,31 @@ class Secret(Text):
         raise ConfigError(f"{name} is not valid; use {self.wanted}")
 
 
+class AdapterText:
+    """An adapter as JSON from a command line, which nothing shows.
+
+    Args:
+        name: What errors call it.
+        text: The JSON.
+    """
+
+    def __init__(self, name: str, text: str) -> None:
+        self.name = name
+        self.text = text
+
+    def __repr__(self) -> str:
+        return f"<AdapterText {self.name}>"
+
+
 class Adapters(Json):
     """A list of mappings; as JSON also a single one. There are secrets in it: none is quoted."""
+
+    def check(self, name: str, value: Any) -> Any:
+        """As `Json.check`; an `AdapterText` in the list is parsed."""
+        found: list[Any] = []
+        for one in super().check(name, value) or ():
+            found += self.parse(one.name, one.text) if isinstance(one, AdapterText) else [one]
+        return found
 
     def parse(self, variable: str, text: str) -> Any:
         """Every adapter of the text.

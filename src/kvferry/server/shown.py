@@ -10,7 +10,7 @@ from kvferry.engine_config import EngineConfig
 from kvferry.engine_config.shown import shown_store
 from kvferry.server.config import ServerConfig
 
-__all__ = ["differences", "shown", "summary"]
+__all__ = ["shown", "summary"]
 
 _NOT_SHOWN = ("engine", "again", "http", "http_token")
 
@@ -32,25 +32,6 @@ def shown(config: ServerConfig) -> dict[str, Any]:
     }
     found["stores"] = [shown_store(store) for store in config.engine.stores]
     return found
-
-
-def differences(before: ServerConfig, after: ServerConfig) -> dict[str, tuple[Any, Any]]:
-    """What differs between two configurations: its name, and both values as `shown` has them.
-
-    A secret that changed is asterisks in both.
-    """
-    old, new = _flat(shown(before)), _flat(shown(after))
-    found = {name: (old[name], new[name]) for name in old if old[name] != new[name]}
-    if before.http_token != after.http_token:
-        found["http_token"] = (old["http_token"], new["http_token"])
-    if before.engine.stores != after.engine.stores:
-        found["stores"] = (old["stores"], new["stores"])
-    return found
-
-
-def _flat(found: dict[str, Any]) -> dict[str, Any]:
-    engine = {f"engine.{name}": value for name, value in found["engine"].items()}
-    return {**{name: value for name, value in found.items() if name != "engine"}, **engine}
 
 
 def summary(config: ServerConfig, http_url: str | None) -> str:

@@ -19,7 +19,7 @@ from kvferry.errors import ConfigError
 from kvferry.server.endpoints import address_of, endpoints_of
 from kvferry.server.settings import ALIASES, PLAIN, PREFIX, SETTINGS
 
-__all__ = ["SECTION", "gathered"]
+__all__ = ["SECTION", "gathered", "read_token"]
 
 _log = logging.getLogger("kvferry.server")
 
@@ -237,13 +237,18 @@ def _token(layers: list[_Layer]) -> str | None:
         if token is not None and file is not None:
             raise ConfigError(f"{layer.where}http_token and http_token_file are the same; keep one")
         if file is not None:
-            return _read_token(Path(file))
+            return read_token(Path(file))
         if token is not None:
             return str(token)
     return None
 
 
-def _read_token(file: Path) -> str:
+def read_token(file: Path) -> str:
+    """The word that a file holds.
+
+    Raises:
+        ConfigError: It is missing, or holds something else.
+    """
     try:
         with file.open("rb") as stream:
             raw = stream.read(_TOKEN_BYTES_MAX + 1)
