@@ -47,4 +47,5 @@ def curve_keys(path: Path) -> CurveKeys:
     """
     from kvferry.server.curve import client_keys
 
-    return CurveKeys(*client_keys(path))
+    public, secret, server = client_keys(path)
+    return CurveKeys(server, public, secret)

@@ -135,7 +135,8 @@ def _reload(server: Runnable) -> None:
     except Exception:
         _log.exception("the settings were not read again")
         return
-    _log.info("settings read again: %s", "; ".join(changes) or "nothing changed")
+    if not changes:  # else the server has said which
+        _log.info("settings read again: nothing changed")
 
 
 def _tell_systemd(text: str) -> None:

@@ -25,6 +25,7 @@ from kvferry.engine import Engine
 from kvferry.errors import ConfigError, StoreError, UsageError
 from kvferry.server import restart
 from kvferry.server.config import ServerConfig
+from kvferry.server.curve import CurveGuard, apply_server, server_keys
 from kvferry.server.dispatch import Dispatcher
 from kvferry.server.handlers import Handlers
 from kvferry.server.metrics import metrics_text
@@ -67,6 +68,7 @@ class Server:
         self._stop = threading.Event()
         self._kept = False  # the segments, for the next server
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._guard: CurveGuard | None = None
 
     # --- Life ---
 
@@ -87,6 +89,8 @@ class Server:
             self._drain()
         finally:
             self.state = "ended"
+            if self._guard is not None:
+                self._guard.stop()
             self._context.destroy(linger=0)
             self._pools.close(keep=self._kept)
 
@@ -101,9 +105,9 @@ class Server:
         socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
         socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 30)
         if self.config.curve_key_file is not None:
-            from kvferry.server.curve import apply_server
-
-            apply_server(socket, self._context, self.config.curve_key_file)
+            self._guard = apply_server(socket, self._context, self.config.curve_key_file)
+        if any("[" in endpoint for endpoint in self.config.endpoints):
+            socket.setsockopt(zmq.IPV6, 1)
         for endpoint in self.config.endpoints:
             if endpoint.startswith("ipc://"):
                 _remove_stale(Path(endpoint.removeprefix("ipc://")))
@@ -155,6 +159,8 @@ class Server:
             return ["nothing was read: the settings came from a program"]
         try:
             wanted = self.config.again()
+            if self._guard is not None and self.config.curve_key_file is not None:
+                self._guard.allow(server_keys(self.config.curve_key_file)[2])
         except (ConfigError, OSError) as error:
             _log.error("settings were not reloaded: %s", error)
             return [f"nothing was changed: {error}"]
