@@ -121,6 +121,7 @@ class CacheServerProcess:
         """SIGTERM; its exit code."""
         assert self.process is not None
         if self.process.poll() is None:
+            self.signal(signal.SIGCONT)
             self.signal(signal.SIGTERM)
         return self.process.wait(limit_s)
 
