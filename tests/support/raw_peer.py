@@ -43,7 +43,7 @@ class Peer:
 
     def answer(self, timeout_s: float = 10.0) -> Any:
         """The next reply, or None."""
-        if not self.socket.poll(timeout_s * 1000):
+        if not self.socket.poll(int(timeout_s * 1000)):
             return None
         return p.decode_reply(self.socket.recv())
 

@@ -112,7 +112,8 @@ def _listen(server: Runnable, ended: threading.Event) -> None:
             _log.info("ready")
             _tell_systemd("READY=1")
         came = signal.sigtimedwait(_SIGNALS, _LOOK_S)
-        if came is None:
+        # CPython returns garbage when a stop and SIGCONT use up the time that was left.
+        if came is None or came.si_signo not in _SIGNALS:
             continue
         if came.si_signo == signal.SIGHUP:
             _reload(server)
