@@ -52,14 +52,14 @@ class LiveView(FakeView):
                 }
                 for engine, count in zip(self.engines, pages, strict=True)
             ],
-            **self.state,
+            **self.told,
         }
 
 
 @contextmanager
 def served(engine: Engine, token: str | None = None, port: int = 0) -> Iterator[HttpSide]:
     view = LiveView(ServerConfig(http=("127.0.0.1", port), http_token=token), engine)
-    view.state = {}
+    view.told = {}
     side = HttpSide(view)
     side.start()
     try:

@@ -70,13 +70,16 @@ def test_health_says_what_the_server_says(engine: Engine) -> None:
     with served(view) as url:
         assert ask(f"{url}/healthz") == (200, {"alive": True})
         assert ask(f"{url}/readyz") == (200, {"ready": True})
-        view.ready = False
-        status, body = ask(f"{url}/readyz")
-        assert (status, body["ready"]) == (503, False)
-        assert body["reason"]
-        assert ask(f"{url}/healthz")[0] == 200
         view.alive = False
         assert ask(f"{url}/healthz") == (503, {"alive": False})
+        assert ask(f"{url}/readyz")[0] == 503
+        for state in ("starting", "draining"):  # without a loop, and all is well
+            view.state = state
+            assert ask(f"{url}/healthz") == (200, {"alive": True})
+            answer = ask(f"{url}/readyz")
+            assert answer == (503, {"ready": False, "reason": f"it is {state}"})
+        view.state = "ended"
+        assert ask(f"{url}/healthz")[0] == 503
 
 
 def test_calls_that_hang_do_not_keep_health_waiting(
@@ -358,7 +361,7 @@ def test_identities_that_are_not_there(engine: Engine) -> None:
 
 def test_a_server_that_is_not_ready_says_so(engine: Engine) -> None:
     view = FakeView(config(), engine)
-    view.ready = False
+    view.state = "draining"
     with served(view) as url:
         for path in ("lookup", "explain", "pins"):
             refused = ask(f"{url}/v1/{path}", "POST", {"tokens": TOKENS})
