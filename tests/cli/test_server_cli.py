@@ -60,10 +60,9 @@ class Process:
 
     def started(self) -> tuple[str, str]:
         """Wait until it is ready; where engines and where HTTP connect."""
-        self.says("ready\n")
+        endpoint = self.says(r"ready, engines at ([^,\s]+)")[1]
         http = re.search(r"HTTP at (\S+);", self.said)
-        assert http is not None
-        return ask(f"{http[1]}/v1/status")[1]["endpoints"][0], http[1]
+        return endpoint, http[1] if http else ""
 
     def send(self, signum: int) -> None:
         """A signal."""
@@ -269,7 +268,7 @@ def test_hangup_reads_the_settings_again(tmp_path: Path, name: str) -> None:
     token.chmod(0o600)
     options = small(name, "--config", file, "--http-token-file", token, "--http-port", free_port())
     with Process(*options) as process:
-        process.says("ready\n")
+        process.says("ready, ")
         url = process.says(r"HTTP at (\S+);")[1]
         assert ask(f"{url}/v1/config", Authorization="Bearer first-token")[1]["lease_s"] == 10
         file.write_text("server: {lease_s: 20}")
@@ -354,7 +353,7 @@ from kvferry.server.config import ServerConfig
 from kvferry.server.run import run_server
 
 class Hanging:
-    config, alive, ready = None, True, True
+    config, alive, ready, endpoints = None, True, True, []
     def run(self):
         while True:
             time.sleep(0.05)

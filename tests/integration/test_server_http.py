@@ -388,6 +388,23 @@ def test_bodies_have_a_limit(url: str) -> None:
     assert ask(f"{url}/healthz")[0] == 200
 
 
+def test_who_sends_no_request_is_sent_away(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvferry.server.http.HEAD_S", 0.3)
+    with served(FakeView(config(), engine)) as url:
+        where = ("127.0.0.1", int(url.rsplit(":", 1)[1]))
+        silent, slow, quick = (socket.create_connection(where, 20) for _ in range(3))
+        slow.sendall(b"GET /healthz HTTP/1.1\r\nhost:")
+        quick.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert to_its_end(quick).endswith(b'{"alive":true}')
+        for one in (silent, slow):
+            assert to_its_end(one) == b""
+
+
+def to_its_end(one: socket.socket) -> bytes:
+    with one:
+        return b"".join(iter(lambda: one.recv(4096), b""))
+
+
 def test_a_bug_is_told_without_its_text(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     view = FakeView(config(), engine)
 
