@@ -46,6 +46,7 @@ class LiveView(FakeView):
                     "identity": engine.identity.digest.hex(),
                     "model": engine.identity.model,
                     "chunk_size": CHUNK,
+                    "chunk_bytes": engine.memory.chunk_bytes,
                     "used_bytes": count * engine.memory.chunk_bytes,
                     "engines": 1,
                     **engine.stats(),
@@ -120,6 +121,8 @@ def test_rates_are_those_since_the_look_before(engine: Engine) -> None:
         assert rate is not None
         assert rate > 0
         assert watch.rate("requested") == pytest.approx(rate)
+        assert watch.total("came_bytes") == 4 * engine.memory.chunk_bytes
+        assert watch.rate("came_bytes") == 0
         assert "100.0%" in frame(watch)
         watch.look()
         assert watch.rate("hit", "l1") == 0
