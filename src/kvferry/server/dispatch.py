@@ -4,16 +4,11 @@ What memory knows is answered at once: it takes microseconds. What may wait, for
 kernel, goes to threads, and the reply comes back through a queue. So no client waits for another
 one's stores, and a client that has too much under way is told so.
 
-A reply that its client does not take is dropped, as ZeroMQ does it: nobody slow holds up the loop.
-
-The loop waits in `recv` and nowhere else, which costs half of what polling does. Threads wake it by
-a message of their own.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable
@@ -21,11 +16,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
-import zmq
-import zmq.backend
 
 from kvferry.errors import KVFerryError, UsageError
 from kvferry.server import protocol
+from kvferry.server.listener import Listener, Route
 from kvferry.server.protocol import MESSAGE_BYTES_MAX, Failure, Reply, Request
 
 __all__ = ["Dispatcher", "Later", "Refused"]
@@ -33,10 +27,6 @@ __all__ = ["Dispatcher", "Later", "Refused"]
 _log = logging.getLogger("kvferry.server")
 
 TICK_S = 0.25
-_WAKE_ENDPOINT = "inproc://wake"
-_WAKE_ROUTE = b"wake"
-_MORE = int(zmq.RCVMORE)
-_FIRST, _LAST = int(zmq.SNDMORE | zmq.NOBLOCK), int(zmq.NOBLOCK)
 _THREADS = 32
 # Requests that may wait for a thread; beyond it all are told that the server is busy.
 _WAITING_MAX = 4096
@@ -69,7 +59,7 @@ class Dispatcher:
     """The loop.
 
     Args:
-        socket: A ROUTER that is bound; the loop owns it.
+        listener: Where messages come from; the loop owns it.
         handle: From a request to its reply, or to `Later`; raises `Refused` or `UsageError`.
         tick: Called several times a second.
 
@@ -80,28 +70,17 @@ class Dispatcher:
 
     def __init__(
         self,
-        socket: zmq.Socket[bytes],
+        listener: Listener,
         handle: Callable[[Request], Reply | Later],
         tick: Callable[[], None],
     ) -> None:
-        self._socket = socket
+        self._listener = listener
         self._handle = handle
         self._tick = tick
         self._threads = ThreadPoolExecutor(_THREADS, "kvferry-serve")
         self._waiting = 0
-        self._done: deque[tuple[bytes, Reply, Callable[[], None]]] = deque()
-        socket.bind(_WAKE_ENDPOINT)
-        self._wake = socket.context.socket(zmq.DEALER)
-        self._wake.setsockopt(zmq.LINGER, 0)
-        self._wake.setsockopt(zmq.ROUTING_ID, _WAKE_ROUTE)
-        self._wake.connect(_WAKE_ENDPOINT)
-        self._wake_lock = threading.Lock()
+        self._done: deque[tuple[Route, Reply, Callable[[], None]]] = deque()
         self._stopping = False
-        # The methods of the binding itself: those of zmq.Socket around them cost 10 us a request.
-        base = zmq.backend.Socket
-        self._recv: Callable[[], bytes] = base.recv.__get__(socket)
-        self._get: Callable[[int], int] = base.get.__get__(socket)
-        self._send_frame: Callable[[bytes, int], None] = base.send.__get__(socket)
         self._requests: defaultdict[type, int] = defaultdict(int)
         self.failures: dict[str, int] = {}
         self.received_bytes = self.sent_bytes = 0
@@ -109,50 +88,39 @@ class Dispatcher:
 
     def run(self) -> None:
         """Serve until `stop`."""
-        self._socket.setsockopt(zmq.RCVTIMEO, int(TICK_S * 1000))
-        next_tick = 0.0
+        listener, next_tick = self._listener, 0.0
         try:
             while not self._stopping:
                 now = self.beat = time.monotonic()
                 if now >= next_tick:
                     self._tick()
                     next_tick = now + TICK_S
-                try:
-                    route = self._recv()
-                except zmq.Again:
-                    continue
-                body = self._recv()
-                more = self._get(_MORE)
-                while self._get(_MORE):
-                    self._recv()
-                if route != _WAKE_ROUTE:
-                    self._serve(route, body, more)
+                for route, body in listener.wait(max(0.0, next_tick - now)):
+                    self._serve(route, body)
                 while self._done:
                     self._finish(*self._done.popleft())
         finally:
             self._threads.shutdown(wait=False, cancel_futures=True)
-            with self._wake_lock:
-                self._wake.close()
 
     def stop(self) -> None:
         """End the loop soon. Threads: any; also a signal handler."""
         self._stopping = True
+        self._listener.wake()
 
-    def _finish(self, route: bytes, reply: Reply, over: Callable[[], None]) -> None:
+    def _finish(self, route: Route, reply: Reply, over: Callable[[], None]) -> None:
         self._waiting -= 1
         over()
         self._send(route, reply)
 
     # --- One request ---
 
-    def _serve(self, route: bytes, body: bytes, more: int) -> None:
+    def _serve(self, route: Route, body: bytes) -> None:
         self.received_bytes += len(body)
         try:
-            if more:
-                raise Refused("message", "a message has one frame")
             request = protocol.decode_request(body)
-        except (msgspec.MsgspecError, UnicodeDecodeError, Refused) as error:
-            self._send(route, Failure(_id_of(body), "message", f"cannot be read: {error}"))
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            text = f"cannot be read as one frame of a message: {error}"
+            self._send(route, Failure(_id_of(body), "message", text))
             return
         kind = type(request)
         self._requests[kind] += 1
@@ -165,12 +133,12 @@ class Dispatcher:
         except Exception as error:
             _log.exception("a %s request failed", kind.__name__)
             reply = Failure(request.id, "internal", type(error).__name__)
-        if type(reply) is Later:
+        if isinstance(reply, Later):
             self._put_off(route, request, reply)
         else:
             self._send(route, reply)
 
-    def _put_off(self, route: bytes, request: Request, later: Later) -> None:
+    def _put_off(self, route: Route, request: Request, later: Later) -> None:
         if self._waiting >= _WAITING_MAX:
             later.over()
             self._send(route, Failure(request.id, "busy", "too many requests are waiting"))
@@ -178,7 +146,7 @@ class Dispatcher:
         self._waiting += 1
         self._threads.submit(self._work, route, request, later)
 
-    def _work(self, route: bytes, request: Request, later: Later) -> None:
+    def _work(self, route: Route, request: Request, later: Later) -> None:
         try:
             reply = later.work()
         except Refused as error:
@@ -189,11 +157,9 @@ class Dispatcher:
             _log.exception("a %s request failed", type(request).__name__)
             reply = Failure(request.id, "internal", type(error).__name__)
         self._done.append((route, reply, later.over))
-        with self._wake_lock:
-            if not self._wake.closed:
-                self._wake.send(b"", zmq.NOBLOCK)
+        self._listener.wake()
 
-    def _send(self, route: bytes, reply: Reply) -> None:
+    def _send(self, route: Route, reply: Reply) -> None:
         if type(reply) is Failure:
             self.failures[reply.code] = self.failures.get(reply.code, 0) + 1
         body = protocol.encode(reply)
@@ -201,12 +167,8 @@ class Dispatcher:
             body = protocol.encode(
                 Failure(reply.id, "usage", "the answer is too long; ask for less")
             )
-        try:
-            self._send_frame(route, _FIRST)
-            self._send_frame(body, _LAST)
-        except zmq.ZMQError:  # it went, or does not read
-            return
-        self.sent_bytes += len(body)
+        if self._listener.send(route, body):
+            self.sent_bytes += len(body)
 
     def status(self) -> dict[str, Any]:
         """For people and programs."""
@@ -214,6 +176,8 @@ class Dispatcher:
             "requests": {kind.__name__: n for kind, n in list(self._requests.items())},
             "failures": dict(self.failures),
             "waiting": self._waiting,
+            "connections": self._listener.connections,
+            "refused_connections": self._listener.refused,
             "received_bytes": self.received_bytes,
             "sent_bytes": self.sent_bytes,
         }
@@ -221,7 +185,9 @@ class Dispatcher:
     @staticmethod
     def nothing() -> dict[str, Any]:
         """The `status` of one that has not begun."""
-        counters = dict.fromkeys(("waiting", "received_bytes", "sent_bytes"), 0)
+        counters = dict.fromkeys(
+            ("waiting", "connections", "refused_connections", "received_bytes", "sent_bytes"), 0
+        )
         return {"requests": {}, "failures": {}, **counters}
 
 
