@@ -92,9 +92,9 @@ def small(name: str, *more: object) -> list[object]:
 
 @pytest.fixture
 def name(tmp_path: Path) -> Iterator[str]:
-    name = f"kvferry-cli-{os.getpid()}-{tmp_path.name}"[:64]
+    name = f"kvferry-cli-{os.getpid()}-{tmp_path.name}"[:60]
     yield name
-    for left in Path("/dev/shm").glob(f"{name}-*"):
+    for left in Path("/dev/shm").glob(f"{name}*"):
         left.unlink()
 
 
@@ -344,6 +344,18 @@ def test_systemd_is_told(tmp_path: Path, name: str) -> None:
             assert systemd.recv(100) == b"READY=1"
             process.send(signal.SIGTERM)
             assert systemd.recv(100) == b"STOPPING=1"
+            assert process.ends() == 0
+
+
+def test_the_usual_port_of_http_may_be_taken(name: str) -> None:
+    with Process(*small(f"{name}-1")) as one, Process(*small(f"{name}-2")) as other:
+        for process in (one, other):
+            process.says("ready, ")
+        assert "going on without HTTP: HTTP cannot listen at 127.0.0.1 port 8080" in (
+            one.said + other.said
+        )
+        for process in (one, other):
+            process.send(signal.SIGTERM)
             assert process.ends() == 0
 
 

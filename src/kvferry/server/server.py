@@ -12,35 +12,32 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import stat
 import threading
 import time
-from pathlib import Path
-from typing import Any
-
-import zmq
+from typing import TYPE_CHECKING, Any
 
 from kvferry import __version__
 from kvferry.engine import Engine
-from kvferry.errors import ConfigError, StoreError, UsageError
+from kvferry.errors import ConfigError, UsageError
 from kvferry.server import restart
 from kvferry.server.config import ServerConfig
 from kvferry.server.curve import CurveGuard, apply_server, server_keys
 from kvferry.server.dispatch import Dispatcher
 from kvferry.server.handlers import Handlers
+from kvferry.server.listener import Listener
 from kvferry.server.metrics import metrics_text
 from kvferry.server.pools import Pools
-from kvferry.server.protocol import MESSAGE_BYTES_MAX
 from kvferry.server.reload import merged
 from kvferry.server.sessions import Session, Sessions
 from kvferry.server.shard import Shard
+
+if TYPE_CHECKING:
+    from kvferry.server.gate import Gate
 
 __all__ = ["Server"]
 
 _log = logging.getLogger("kvferry.server")
 
-# Messages that a client does not take; then further ones are dropped.
-_QUEUE_MESSAGES = 1000
 _BEAT_S = 2.0
 
 
@@ -67,8 +64,13 @@ class Server:
         self._dispatcher: Dispatcher | None = None
         self._stop = threading.Event()
         self._kept = False  # the segments, for the next server
+<<<<<<< HEAD
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._guard: CurveGuard | None = None
+=======
+        self._listener = Listener()
+        self._gate: Gate | None = None
+>>>>>>> main
 
     # --- Life ---
 
@@ -80,15 +82,20 @@ class Server:
             ConfigError: A setting does not go with this host.
         """
         try:
-            socket = self._bind()
+            self._listen()
             restart.begin(self.config, self._pools, self._sessions, self._handlers.shards)
-            self._dispatcher = Dispatcher(socket, self._handlers.handle, self._sessions.tick)
+            self._dispatcher = Dispatcher(
+                self._listener, self._handlers.handle, self._sessions.tick
+            )
+            if self._gate is not None:
+                self._gate.start()
             self.state = "ready"
             if not self._stop.is_set():
                 self._dispatcher.run()
             self._drain()
         finally:
             self.state = "ended"
+<<<<<<< HEAD
             if self._guard is not None:
                 self._guard.stop()
             self._context.destroy(linger=0)
@@ -123,6 +130,23 @@ class Server:
                 os.umask(old)
             self.endpoints.append(socket.getsockopt_string(zmq.LAST_ENDPOINT))
         return socket
+=======
+            if self._gate is not None:
+                self._gate.stop()
+            self._listener.close()
+            self._pools.close(keep=self._kept)
+
+    def _listen(self) -> None:
+        config = self.config
+        if config.curve_key_file is None:
+            self.endpoints = [self._listener.listen(endpoint) for endpoint in config.endpoints]
+            return
+        from kvferry.server.gate import Gate
+
+        self._gate = Gate(config.endpoints, config.curve_key_file)
+        self.endpoints = self._gate.endpoints
+        self._listener.listen(self._gate.endpoint, relays=True)
+>>>>>>> main
 
     def stop(self) -> None:
         """Begin to drain. Threads: any; also a signal handler."""
@@ -258,24 +282,3 @@ class Server:
     def metrics_text(self) -> str:
         """All metrics in Prometheus' text format."""
         return metrics_text(self)
-
-
-def _remove_stale(path: Path) -> None:
-    """The socket file of a server that died; one of a living server is an error."""
-    try:
-        if not stat.S_ISSOCK(path.stat().st_mode):
-            raise StoreError(f"{path} is there and is no socket; choose another path")
-    except FileNotFoundError:
-        return
-    import socket
-
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1.0)
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            path.unlink(missing_ok=True)
-        except OSError as error:
-            raise StoreError(f"cannot look at {path}: {error.strerror}") from None
-        else:
-            raise StoreError(f"a server listens on {path} already; end it or choose another path")
