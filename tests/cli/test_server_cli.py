@@ -17,6 +17,7 @@ from typing import Any, Self
 
 import click
 import pytest
+import zmq
 
 from kvferry.cli.main import main
 from kvferry.cli.server import server as command
@@ -306,15 +307,29 @@ def test_ports_that_are_taken(name: str) -> None:
 
 def test_with_keys_only_who_has_one_is_served(tmp_path: Path, name: str) -> None:
     assert main(["server", "--new-curve-keys", str(tmp_path)]) == 0
-    keys = ("--curve-key-file", tmp_path / "server.key")
-    with Process(*small(name, *keys, "--http-port", free_port())) as process:
+    keys, where = ("--curve-key-file", tmp_path / "server.key"), tmp_path / "socket"
+    with Process(*small(name, *keys, "--host", "::1", "--ipc", where, "--no-http")) as process:
         endpoint, _ = process.started()
+        assert endpoint.startswith("tcp://[::1]:")
+        assert where.stat().st_mode & 0o777 == 0o600
         with Client(IDENTITY, endpoint, curve_key_file=tmp_path / "client.key") as client:
             until(lambda: client.available, 10)
             assert client.store(TOKENS, expected(TOKENS)).chunks == 4
         with Client(IDENTITY, endpoint) as stranger:
             assert not stranger.available
             assert stranger.lookup(TOKENS).tokens == 0
+        public, private = (key.decode() for key in zmq.curve_keypair())
+        server_file = json.loads((tmp_path / "server.key").read_text())
+        late = {"public": public, "secret": private, "server": server_file["public"]}
+        (tmp_path / "late.key").write_text(json.dumps(late))
+        (tmp_path / "late.key").chmod(0o600)
+        server_file["clients"].append(public)
+        (tmp_path / "server.key").write_text(json.dumps(server_file))
+        process.send(signal.SIGHUP)
+        for url in (endpoint, f"ipc://{where}"):
+            with Client(IDENTITY, url, curve_key_file=tmp_path / "late.key") as client:
+                until(lambda client=client: client.available, 20)
+                assert client.lookup(TOKENS).tokens == 4 * CHUNK
         process.send(signal.SIGTERM)
         assert process.ends() == 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import threading
 from collections.abc import Sequence
@@ -10,7 +11,8 @@ from pathlib import Path
 import zmq
 
 from kvferry.errors import StoreError
-from kvferry.server.curve import apply_server
+from kvferry.server.curve import apply_server, server_keys
+from kvferry.server.listener import remove_stale
 from kvferry.server.protocol import MESSAGE_BYTES_MAX
 
 __all__ = ["Gate"]
@@ -45,12 +47,14 @@ class Gate:
         front.setsockopt(zmq.LINGER, 0)
         front.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
         front.setsockopt(zmq.HANDSHAKE_IVL, 5000)
+        front.setsockopt(zmq.IPV6, any("[" in endpoint for endpoint in endpoints))
         for endpoint in endpoints:
             try:
-                front.bind(endpoint)
-            except zmq.ZMQError as error:
+                _bind(front, endpoint)
+            except (zmq.ZMQError, OSError) as error:
                 self._guard.stop()
                 self._context.destroy(linger=0)
+                self._directory.cleanup()
                 raise StoreError(
                     f"cannot listen at {endpoint}: {error.strerror}; choose another --port or "
                     "--ipc, or end the server that has it"
@@ -68,6 +72,14 @@ class Gate:
         """Pass messages on from now on."""
         self._thread.start()
 
+    def read_keys(self, key_file: Path) -> None:
+        """From now on the clients of this file may connect; those that are here stay.
+
+        Raises:
+            ConfigError: It cannot be read; the clients are those of before.
+        """
+        self._guard.allow(server_keys(key_file)[2])
+
     def _run(self, front: zmq.Socket[bytes], back: zmq.Socket[bytes]) -> None:
         with self._context.socket(zmq.PAIR) as control:
             control.connect("inproc://end")
@@ -84,3 +96,14 @@ class Gate:
         self._guard.stop()
         self._context.destroy(linger=0)
         self._directory.cleanup()
+
+
+def _bind(socket: zmq.Socket[bytes], endpoint: str) -> None:
+    """Listen; a Unix socket is for its user alone, and not taken from a living server."""
+    if endpoint.startswith("ipc://"):
+        remove_stale(Path(endpoint.removeprefix("ipc://")))
+    mask = os.umask(0o177)
+    try:
+        socket.bind(endpoint)
+    finally:
+        os.umask(mask)

@@ -24,7 +24,7 @@ from kvferry.server.endpoints import ipc_path
 from kvferry.server.protocol import MESSAGE_BYTES_MAX
 from kvferry.server.zmtp import GREETING, READY, Wire, WireError, framed
 
-__all__ = ["Connection", "Listener", "Route"]
+__all__ = ["Connection", "Listener", "Route", "remove_stale"]
 
 _log = logging.getLogger("kvferry.server")
 
@@ -277,7 +277,7 @@ def _tcp(endpoint: str) -> socket.socket:
 
 
 def _unix(path: Path) -> socket.socket:
-    _remove_stale(path)
+    remove_stale(path)
     server = socket.socket(socket.AF_UNIX)
     mask = os.umask(0o177)
     try:
@@ -291,7 +291,7 @@ def _unix(path: Path) -> socket.socket:
     return server
 
 
-def _remove_stale(path: Path) -> None:
+def remove_stale(path: Path) -> None:
     """Remove the socket of a server that died; that of a living one is an error."""
     try:
         if not stat.S_ISSOCK(path.lstat().st_mode):

@@ -21,7 +21,6 @@ from kvferry.engine import Engine
 from kvferry.errors import ConfigError, UsageError
 from kvferry.server import restart
 from kvferry.server.config import ServerConfig
-from kvferry.server.curve import CurveGuard, apply_server, server_keys
 from kvferry.server.dispatch import Dispatcher
 from kvferry.server.handlers import Handlers
 from kvferry.server.listener import Listener
@@ -64,13 +63,8 @@ class Server:
         self._dispatcher: Dispatcher | None = None
         self._stop = threading.Event()
         self._kept = False  # the segments, for the next server
-<<<<<<< HEAD
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._guard: CurveGuard | None = None
-=======
         self._listener = Listener()
         self._gate: Gate | None = None
->>>>>>> main
 
     # --- Life ---
 
@@ -95,42 +89,6 @@ class Server:
             self._drain()
         finally:
             self.state = "ended"
-<<<<<<< HEAD
-            if self._guard is not None:
-                self._guard.stop()
-            self._context.destroy(linger=0)
-            self._pools.close(keep=self._kept)
-
-    def _bind(self) -> zmq.Socket[bytes]:
-        socket = self._context.socket(zmq.ROUTER)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
-        socket.setsockopt(zmq.SNDHWM, _QUEUE_MESSAGES)
-        socket.setsockopt(zmq.RCVHWM, _QUEUE_MESSAGES)
-        # Half-open connections of hosts that vanished, and what never says hello.
-        socket.setsockopt(zmq.HANDSHAKE_IVL, 5000)
-        socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
-        socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 30)
-        if self.config.curve_key_file is not None:
-            self._guard = apply_server(socket, self._context, self.config.curve_key_file)
-        if any("[" in endpoint for endpoint in self.config.endpoints):
-            socket.setsockopt(zmq.IPV6, 1)
-        for endpoint in self.config.endpoints:
-            if endpoint.startswith("ipc://"):
-                _remove_stale(Path(endpoint.removeprefix("ipc://")))
-            old = os.umask(0o177)  # an ipc socket is for its user alone
-            try:
-                socket.bind(endpoint)
-            except zmq.ZMQError as error:
-                raise StoreError(
-                    f"cannot listen on {endpoint}: {error.strerror}; "
-                    "choose another port, or end the server that has it"
-                ) from None
-            finally:
-                os.umask(old)
-            self.endpoints.append(socket.getsockopt_string(zmq.LAST_ENDPOINT))
-        return socket
-=======
             if self._gate is not None:
                 self._gate.stop()
             self._listener.close()
@@ -146,7 +104,6 @@ class Server:
         self._gate = Gate(config.endpoints, config.curve_key_file)
         self.endpoints = self._gate.endpoints
         self._listener.listen(self._gate.endpoint, relays=True)
->>>>>>> main
 
     def stop(self) -> None:
         """Begin to drain. Threads: any; also a signal handler."""
@@ -183,8 +140,8 @@ class Server:
             return ["nothing was read: the settings came from a program"]
         try:
             wanted = self.config.again()
-            if self._guard is not None and self.config.curve_key_file is not None:
-                self._guard.allow(server_keys(self.config.curve_key_file)[2])
+            if self._gate is not None and self.config.curve_key_file is not None:
+                self._gate.read_keys(self.config.curve_key_file)
         except (ConfigError, OSError) as error:
             _log.error("settings were not reloaded: %s", error)
             return [f"nothing was changed: {error}"]
