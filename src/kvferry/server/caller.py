@@ -100,7 +100,7 @@ class Caller:
 
     def release(self, session: Session, lease: int) -> bool:
         """End a lease; whether it was in force all the time."""
-        if self.keeper.session is session:
+        if self.keeper.session is session and self.keeper.ours:
             if session.doubted:  # nobody waits for it now
                 self.keeper.forget(session.number, Release, lease)
             else:

@@ -103,6 +103,11 @@ class Keeper:
 
     # --- For all threads ---
 
+    @property
+    def ours(self) -> bool:
+        """Whether this is the process that has the thread and the sockets, and no child of it."""
+        return os.getpid() == self._pid
+
     def wait(self, timeout_s: float) -> bool:
         """Wait for a session, or until the server refuses one; whether there is one."""
         with self._known:
@@ -121,7 +126,7 @@ class Keeper:
 
     def forget(self, session: int, what: type[Abort] | type[Release], number: int) -> None:
         """End a reservation or a lease of a session some time soon; nobody waits for it."""
-        if os.getpid() != self._pid:
+        if not self.ours:
             return
         if what is Abort:
             self._forgotten.append(Abort(new_id(), session, _FORGET_MS, number))
@@ -131,8 +136,8 @@ class Keeper:
 
     def close(self, timeout_s: float = 1.0) -> None:
         """End the session and the thread. Calls under way end at once."""
-        if os.getpid() != self._pid:
-            return  # they are of the process that forked
+        if not self.ours:
+            return
         self._wake.stop()
         with self._known:
             self._known.notify_all()

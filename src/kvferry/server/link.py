@@ -212,15 +212,12 @@ class Link:
                 raise Away
             if not ready:
                 raise TimedOut
-            try:
-                frame = channel.socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                continue
-            reply = read_reply(frame, self._counters)
-            if reply is not None:
-                if reply.id == request_id:
-                    return reply
-                self._late(reply)
+            with suppress(zmq.Again):
+                reply = read_reply(channel.socket.recv(zmq.NOBLOCK), self._counters)
+                if reply is not None:
+                    if reply.id == request_id:
+                        return reply
+                    self._late(reply)
             if time.monotonic() >= until:  # a server that talks without end
                 raise TimedOut
 
