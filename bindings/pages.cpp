@@ -1,6 +1,7 @@
 // Pages of a pool that somebody else owns: as buffers, and copied in batches.
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/vector.h>
 
 #include <memory>
 #include <string>

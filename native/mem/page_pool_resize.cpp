@@ -108,8 +108,12 @@ bool PagePool::all_held(std::size_t begin, std::size_t end) const {
   return true;
 }
 
+// Requires: the page is held back.
 Outcome PagePool::supply(std::uint32_t index) {
-  return segment_->commit(index * page_stride_bytes_, page_size_bytes_);
+  auto done = segment_->commit(index * page_stride_bytes_, page_size_bytes_);
+  if (!done) [[maybe_unused]]
+    const auto stripped = strip(index);  // of what it got before the memory ran out
+  return done;
 }
 
 // Takes the memory of the blocks that the page is in, less those with a page that is granted.

@@ -203,6 +203,12 @@ Outcome SharedSegment::commit(std::size_t offset, std::size_t size_bytes) {
   if (!contains(offset, size_bytes)) {
     return Error{Errc::kInvalidArgument, "commit: the range is outside of the shared segment"};
   }
+  const bool hugetlb = arena_.huge_pages() == HugePages::kHugetlb;
+  struct statfs system{};  // without a limit it has 0 blocks
+  if (::fstatfs(file_.get(), &system) == 0 && system.f_blocks > 0 &&
+      size_bytes / static_cast<std::size_t>(system.f_bsize) > system.f_blocks) {
+    return no_memory(path_, size_bytes, hugetlb, ENOSPC);
+  }
   const std::size_t end = round_up(offset + size_bytes, block_size_bytes_);
   for (std::size_t at = round_down(offset, block_size_bytes_); at < end;) {
     const std::size_t piece = std::min(kCommitPieceBytes, end - at);
@@ -210,7 +216,7 @@ Outcome SharedSegment::commit(std::size_t offset, std::size_t size_bytes) {
     while (::fallocate(file_.get(), FALLOC_FL_KEEP_SIZE, static_cast<off_t>(at),
                        static_cast<off_t>(piece)) != 0) {
       if (errno == EINTR && interrupted++ < kInterruptedMax) continue;
-      return no_memory(path_, size_bytes, arena_.huge_pages() == HugePages::kHugetlb, errno);
+      return no_memory(path_, size_bytes, hugetlb, errno);
     }
     at += piece;
   }

@@ -109,10 +109,138 @@ def open_file_connector(prefix: bytes, identity: bytes, value_size_bytes: int, d
 
 def open_redis_connector(client: Client, prefix: bytes, identity: bytes, value_size_bytes: int, description: str) -> Connector: ...
 
+class SharedSegment:
+    """
+    A file in memory that this process owns and clients map; see PagePool.over(). The owner lock is held until the object and every pool over it are gone; the file goes with close() unless it is kept.
+    """
+
+    @staticmethod
+    def create(path: str, size_bytes: int, *, numa: int = -1, keep: bool = False) -> SharedSegment:
+        """
+        A new file of mode 0600, rounded up to whole blocks, without memory. UsageError: a size or a NUMA node that cannot be. SystemResourceError: the file exists, or the system refuses.
+        """
+
+    @staticmethod
+    def open(path: str, size_bytes: int, *, numa: int = -1, keep: bool = False) -> SharedSegment:
+        """
+        What a former owner left. UsageError: a file that is not ours, not private, or of another length. CapacityError: it has an owner. SystemResourceError: no such file.
+        """
+
+    def lock_is_held(self, lock: int) -> bool:
+        """
+        Whether anybody else holds the lock on this byte: until its descriptors and mappings are gone.
+        """
+
+    def locks_held(self, locks: Sequence[int]) -> list[bool]:
+        """lock_is_held() of each."""
+
+    def unlink(self) -> bool:
+        """
+        Remove the file now, if it is still this one; mappings live on. Whether it did.
+        """
+
+    def close(self) -> None:
+        """
+        Remove the file unless it is kept, and give up this object's part in the mapping. Again is fine.
+        """
+
+    @property
+    def keep(self) -> bool:
+        """Whether the file stays when this process is done with it."""
+
+    @keep.setter
+    def keep(self, arg: bool, /) -> None: ...
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def size_bytes(self) -> int: ...
+
+    @property
+    def block_size_bytes(self) -> int: ...
+
+    @property
+    def huge_pages(self) -> str: ...
+
+class SharedPageView(Buffer):
+    """A page of a segment as a writable buffer; it keeps the mapping."""
+
+    @property
+    def index(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+class SharedPages:
+    """
+    The pages of another process's segment, mapped, with the lock of byte `lock` until the last view is gone. Only pages that the owner granted may be touched.
+    """
+
+    def __init__(self, path: str, segment_bytes: int, page_stride: int, page_bytes: int, pages: int, lock: int) -> None:
+        """
+        UsageError: a file that is not ours, not private, or of another length; pages that do not fit. CapacityError: somebody has that lock. SystemResourceError: no such file.
+        """
+
+    def view(self, index: int) -> SharedPageView:
+        """A page as a buffer. UsageError: there is no such page."""
+
+    def copy(self, indexes: Sequence[int], buffers: Sequence[Any], to_pages: bool, threads: int) -> None:
+        """
+        Between pages and buffers of their length, without the GIL, by up to `threads` threads. UsageError: no such page. BadBufferError: another length, or read-only. SystemResourceError: no memory behind a page.
+        """
+
+    def populate(self) -> None:
+        """
+        Map everything now, without the GIL, so that no first use pays for it. Only where the owner has granted every page: others take memory.
+        """
+
+    def close(self) -> None:
+        """
+        Give up this object's part; the mapping and the lock end with the last view. Again is fine.
+        """
+
+    @property
+    def closed(self) -> bool: ...
+
+    @property
+    def page_bytes(self) -> int: ...
+
+    @property
+    def pages_count(self) -> int: ...
+
 class PagePool:
     """Equal pages cut from one mapping; see kvferry.pool."""
 
     def __init__(self, page_size_bytes: int, pages_count: int, *, hugetlb: bool = False, prefault: bool = True) -> None: ...
+
+    @staticmethod
+    def over(segment: SharedSegment, page_size_bytes: int, pages_count: int) -> PagePool:
+        """
+        Pages of a shared segment, all of them held back. UsageError: the segment is too short.
+        """
+
+    @staticmethod
+    def stride_bytes(page_size_bytes: int) -> int:
+        """From one page to the next: what a pool needs for each page."""
+
+    def grow(self, count: int) -> tuple[int, str | None]:
+        """
+        Back up to `count` held-back pages with memory, for use: how many, and why not more where the system refused.
+        """
+
+    def shrink(self, count: int) -> tuple[int, str | None]:
+        """
+        Hold up to `count` free pages back and return their memory: how many, and what failed.
+        """
+
+    def claim(self, index: int) -> int:
+        """
+        The handle of this very page, granted and allocated, its content kept. UsageError: in use, or not there. SystemResourceError: the system has none.
+        """
+
+    def trim(self) -> None:
+        """Return the memory that held-back pages still have from a former owner."""
 
     def allocate(self) -> int | None:
         """The handle of a page, or None when the pool is exhausted."""
@@ -143,6 +271,9 @@ class PagePool:
 
     @property
     def free_count(self) -> int: ...
+
+    @property
+    def granted_count(self) -> int: ...
 
     @property
     def used_count_max(self) -> int: ...
@@ -192,6 +323,9 @@ def copy_pages(pool: PagePool, handles: Sequence[int], buffers: Sequence[Any], t
     """
     Between pages and buffers of their length, without the GIL, by up to `threads` threads.
     """
+
+def page_checksums(pool: PagePool, handles: Sequence[int]) -> list[int]:
+    """XXH3-64 of each page, without the GIL."""
 
 class ChunkCache:
     """
@@ -277,6 +411,16 @@ class ChunkCache:
 
     def clear(self) -> int:
         """Remove everything; how many there were."""
+
+    def entries(self) -> tuple[bytes, list[int], list[int]]:
+        """
+        Every ready chunk, for adopt() after a restart: hashes, for each the index of its parent in the list or -1, and its page. Parents come before their children; else who would be evicted first is in front.
+        """
+
+    def adopt(self, hashes: bytes, parents: Sequence[int], pages: Sequence[int]) -> int:
+        """
+        Take over what entries() gave as ready chunks, with pages of PagePool.claim(); page 0 leaves a chunk out. How many came in: nobody is evicted for them. The pages are the cache's from here on. UsageError, and nothing done: a parent behind its child, a page twice or not in use.
+        """
 
     def stats(self) -> dict[str, int]: ...
 

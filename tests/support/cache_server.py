@@ -1,16 +1,23 @@
-"""A cache server for tests: in a thread, or in a process of its own that can be killed."""
+"""A cache server for tests: in a thread, or as a process that can be killed."""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import signal
+import subprocess
+import sys
 import threading
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from kvferry.engine_config import EngineConfig
 from kvferry.server.config import ServerConfig
+from kvferry.server.segments import SHARED_MEMORY
 from kvferry.server.server import Server
+from support.servers import free_port
 from support.stamps import until
 
 
@@ -33,3 +40,98 @@ def running(tmp_path: Path, *, mib: float = 16, **settings: Any) -> Iterator[Ser
         server.stop()
         thread.join(20)
         assert not thread.is_alive()
+
+
+class CacheServerProcess:
+    """`kvferry server` as a user runs it, on an ipc socket.
+
+    Args:
+        directory: For its socket and its log; its segments are named after it.
+        *arguments: Further ones of the command line.
+        mib: Size of the pool.
+    """
+
+    def __init__(self, directory: Path, *arguments: str, mib: float = 16) -> None:
+        self.endpoint = f"ipc://{directory}/server"
+        self.shm_name = f"kvferry-test-{directory.name}"
+        self.log_file = directory / "server.log"
+        self._http = free_port()
+        self._command = [
+            *(sys.executable, "-m", "kvferry.cli.main", "server", "--l1-size-gb", f"{mib / 1024}"),
+            *("--no-tcp", "--ipc", f"{directory}/server", "--http-port", str(self._http)),
+            *("--shm-name", self.shm_name, *arguments),
+        ]
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, limit_s: float = 30) -> Self:
+        """Start it, and wait until it is ready."""
+        with self.log_file.open("ab") as log:
+            self.process = subprocess.Popen(self._command, stdout=log, stderr=log)
+        until(lambda: self.ready or self.process.poll() is not None, limit_s)
+        assert self.ready, self.log
+        return self
+
+    @property
+    def log(self) -> str:
+        """What it has said."""
+        return self.log_file.read_text()
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        assert self.process is not None
+        return self.process.pid
+
+    @property
+    def ready(self) -> bool:
+        """Whether it says that it serves."""
+        try:
+            return self.http("/readyz") is not None
+        except OSError:
+            return False
+
+    def http(self, path: str, body: object = None) -> Any:
+        """Ask its HTTP side; JSON where it is some, else text."""
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"http://127.0.0.1:{self._http}{path}", data)
+        with urllib.request.urlopen(request, timeout=10) as reply:
+            text = reply.read().decode()
+        return json.loads(text) if text.startswith(("{", "[")) else text
+
+    def status(self) -> Any:
+        """See `Server.status`."""
+        return self.http("/v1/status")
+
+    def segments(self) -> list[Path]:
+        """Its shared segments."""
+        return sorted(SHARED_MEMORY.glob(f"{self.shm_name}-*"))
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """SIGKILL; returns when it is gone."""
+        self.signal(signal.SIGKILL)
+        assert self.process is not None
+        self.process.wait(10)
+
+    def stop(self, limit_s: float = 30) -> int:
+        """SIGTERM; its exit code."""
+        assert self.process is not None
+        if self.process.poll() is None:
+            self.signal(signal.SIGCONT)
+            self.signal(signal.SIGTERM)
+        return self.process.wait(limit_s)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *exc_info: object) -> None:
+        try:
+            self.stop()
+        finally:
+            assert self.process is not None
+            self.process.kill()
+            self.process.wait()

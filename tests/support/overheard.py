@@ -43,6 +43,8 @@ SETTLING_FILES = (
     "config.py",
     "config_file.py",
     "credentials.py",
+    "settings.py",
+    "sources.py",
 )
 SETTLING_NAMES = ("__init__", "from_url", "from_env", "from_file", "load_client_config")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import asdict
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Self, TypeVar
 
 import zmq
 
@@ -43,7 +43,7 @@ class Peer:
 
     def answer(self, timeout_s: float = 10.0) -> Any:
         """The next reply, or None."""
-        if not self.socket.poll(timeout_s * 1000):
+        if not self.socket.poll(int(timeout_s * 1000)):
             return None
         return p.decode_reply(self.socket.recv())
 
@@ -59,7 +59,7 @@ class Peer:
         """Like `say`; it has to be a reply of this kind."""
         found = self.say(kind, *fields, **named)
         assert type(found) is reply, found
-        return cast(T, found)
+        return found
 
     # --- A session ---
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
-    from kvferry.engine_config import Examined, StoreConfig
+    from kvferry.engine_config import Examined
 
 __all__ = ["config"]
 
@@ -104,50 +103,30 @@ def _examined(file: str | None, section: str) -> Examined:
 
 
 def _as_json(found: Examined) -> dict[str, Any]:
+    from kvferry.engine_config.shown import shown_store
+
     return {
         "file": None if found.file is None else str(found.file),
         "settings": {
             name: {"value": value, "source": source}
             for name, (value, source) in found.values.items()
         },
-        "stores": [{**_store(store), "source": source} for store, source in found.stores],
+        "stores": [{**shown_store(store), "source": source} for store, source in found.stores],
         "problems": found.problems,
         "warnings": found.warnings,
         "notes": found.notes,
     }
 
 
-def _store(store: StoreConfig) -> dict[str, Any]:
-    """Its settings that differ from the defaults, flat, without secrets."""
-    from kvferry.config import ClientConfig
-    from kvferry.engine_config import StoreConfig
-
-    shown: dict[str, Any] = {"name": store.name, "type": store.type, "address": store.address}
-    shown["max_capacity_gb"] = store.max_capacity_gb
-    if store.max_capacity_gb:
-        shown["eviction"] = asdict(store.eviction)
-    for item in fields(StoreConfig):
-        value = getattr(store, item.name)
-        if item.name == "params":
-            shown.update({"params": dict.fromkeys(value, "***")} if value else {})
-        elif item.name not in (*shown, "client", "eviction") and value != item.default:
-            shown[item.name] = value
-    for item in fields(ClientConfig) if store.client is not None else ():
-        value = getattr(store.client, item.name)
-        if value != item.default:
-            secret = "password" in item.name or item.name == "credentials"
-            shown[item.name] = "***" if secret else value
-    return shown
-
-
 def _print(found: Examined) -> None:
+    from kvferry.engine_config.shown import shown_store
     from kvferry.lab.table import console, table
 
     out = console()
     rows = [(name, _text(value), source) for name, (value, source) in found.values.items()]
     for store, source in found.stores:
         rows.append((f"store {store.name}", f"{store.type} at {store.address}", source))
-        flat = {name: value for name, value in _store(store).items() if name not in _HEAD}
+        flat = {name: value for name, value in shown_store(store).items() if name not in _HEAD}
         rows += [(f"  {name}", _text(value), "") for name, value in flat.items()]
     if not found.stores:
         rows.append(("stores", "none", "default"))

@@ -29,6 +29,8 @@ COMMANDS = {
     "config": ("kvferry.cli.config:config", "Show or check the settings of an engine."),
     "demo": ("kvferry.cli.demo:demo", "Show KV surviving its process: same tokens, far sooner."),
     "doctor": ("kvferry.cli.doctor:doctor", "Say what holds a store back, and the line to fix it."),
+    "server": ("kvferry.cli.server:server", "Own one pool for every engine process of this host."),
+    "top": ("kvferry.cli.top:top", "Watch a running server."),
     "trace": ("kvferry.cli.trace:trace", "Replay recorded requests: hit rates by policy and size."),
     "tune": ("kvferry.cli.tune:tune", "Measure the best settings for a server and write them."),
 }

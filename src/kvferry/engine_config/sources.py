@@ -25,6 +25,10 @@ FILE_VARIABLES = (FILE_VARIABLE, "LMCACHE_CONFIG_FILE")
 PREFIXES = ("KVFERRY_", "LMCACHE_")
 _SIMILAR = 0.85  # of a variable's name: beyond it a typing error is likelier than a stranger
 
+# Variables that others read.
+_OTHERS = ("KVFERRY_RESP_", "KVFERRY_SERVER_")
+# Sections of others, also in a file whose other settings have none.
+_SECTIONS = ("client", "server")
 # Settings that become stores.
 SPECIAL: dict[str, Field] = {
     "stores": Json(kind=list, what="a list of mappings, each with a type"),
@@ -84,9 +88,15 @@ def examine(
     *,
     section: str = "engine",
     environ: Mapping[str, str] | None = None,
+    over_file: Mapping[str, Mapping[str, Any]] | None = None,
     **overrides: Any,
 ) -> Examined:
     """Read all sources and find all problems; the arguments are those of `EngineConfig.load`.
+
+    Args:
+        path, section, environ, **overrides: See there.
+        over_file: Settings that other sections of the same file have, by section; they win over
+            `section` and over nothing else.
 
     Raises:
         ConfigError: The file is missing, unreadable or no YAML.
@@ -98,6 +108,7 @@ def examine(
     layers = [_of_call(overrides, found), _of_environ(environ, found)]
     if path is not None:
         found.file = Path(path)
+        layers += _of_sections(found.file, over_file or {}, found)
         layers.append(_of_file(found.file, section, found))
     for item in fields(EngineConfig):
         if item.name in FIELDS:
@@ -142,7 +153,7 @@ def _of_file(file: Path, section: str, found: Examined) -> Layer:
     try:
         client = section_of(file, document, "client")
         if flat:
-            settings = {name: value for name, value in document.items() if name != "client"}
+            settings = {name: value for name, value in document.items() if name not in _SECTIONS}
         else:
             settings = section_of(file, document, section)
     except ConfigError as error:
@@ -154,6 +165,15 @@ def _of_file(file: Path, section: str, found: Examined) -> Layer:
         found.problems.append(str(error))
     _take(layer, settings, found)
     return layer
+
+
+def _of_sections(
+    file: Path, sections: Mapping[str, Mapping[str, Any]], found: Examined
+) -> Iterator[Layer]:
+    for section, settings in sections.items():
+        layer = Layer(Origin("file", f"{file}: {section}: ", file))
+        _take(layer, settings, found)
+        yield layer
 
 
 def _take(layer: Layer, settings: Mapping[str, Any], found: Examined) -> None:
@@ -209,7 +229,7 @@ def _of_environ(environ: Mapping[str, str], found: Examined) -> Layer:
                 continue
             _put(layer, name, variable, value, variable, found)
     for variable in environ:
-        ours = variable.startswith(PREFIXES[0]) and not variable.startswith("KVFERRY_RESP_")
+        ours = variable.startswith(PREFIXES[0]) and not variable.startswith(_OTHERS)
         if ours and variable not in (*known, *FILE_VARIABLES):
             for close in difflib.get_close_matches(variable, known, n=1, cutoff=_SIMILAR):
                 found.warnings.append(f"{variable} is not read; did you mean {close}?")

@@ -38,7 +38,7 @@ class EngineMetrics:
     """
 
     def __init__(self, labels: Mapping[str, str] | None = None, stores: Iterable[str] = ()) -> None:
-        self.labels = dict(labels or {})
+        self.labels: Mapping[str, str] = dict(labels or {})
         for name in self.labels:
             if not name.isidentifier() or name.startswith("__"):
                 raise UsageError(f"{name!r} is no name of a label")

@@ -6,26 +6,34 @@ Neither needs a library, so an engine can be scraped by whatever serves HTTP alr
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from kvferry.metrics.series import Family
 
-if TYPE_CHECKING:
-    from kvferry.metrics.engine import EngineMetrics
-
-__all__ = ["exposition", "merged"]
+__all__ = ["Source", "exposition", "merged"]
 
 Labels = Mapping[str, str]
 
 
-def merged(metrics: Iterable[EngineMetrics]) -> Iterator[list[tuple[Labels, Family]]]:
+class Source(Protocol):
+    """What has series: an `EngineMetrics`, and whoever is like it."""
+
+    @property
+    def labels(self) -> Labels:
+        """Constant labels of all of them."""
+
+    def families(self) -> list[Family]:
+        """All of them as they are now; of the same names in the same order for all sources."""
+
+
+def merged(metrics: Iterable[Source]) -> Iterator[list[tuple[Labels, Family]]]:
     """The families of several engines by name, each with the constant labels of its engine."""
     rows = [[(one.labels, family) for family in one.families()] for one in metrics]
     for group in zip(*rows, strict=True):
         yield list(group)
 
 
-def exposition(metrics: Iterable[EngineMetrics], *, openmetrics: bool = False) -> str:
+def exposition(metrics: Iterable[Source], *, openmetrics: bool = False) -> str:
     """All series of some engines, which differ in their constant labels."""
     lines: list[str] = []
     for group in merged(metrics):

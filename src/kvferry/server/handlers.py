@@ -340,8 +340,9 @@ class Handlers:
         return self._later(session, pin)
 
     def _unpin(self, session: Session, request: p.Unpin) -> p.Reply:
+        prompt = session.shard.prompt(request.hashes)
         for index, (hashes, pinned) in enumerate(session.pins):
-            if hashes == request.hashes:
+            if hashes == prompt.hashes:
                 del session.pins[index]
                 return p.Count(request.id, session.shard.memory.cache.unpin(pinned))
         return p.Count(request.id, 0)

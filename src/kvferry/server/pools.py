@@ -76,6 +76,11 @@ class SharedMemory(Memory):
         """Bytes of its chunks."""
         return self.cache.stats()["resident"] * self.pool.stride
 
+    @property
+    def pages_max(self) -> int:
+        """How many pages the whole budget would be."""
+        return self._pools.budget_bytes // self.pool.stride
+
     def reserve(self, hashes: bytes, first: int) -> Reserved:
         """See `Memory.reserve`; others may have to give up chunks."""
         self.room_for(len(hashes) // DIGEST_BYTES - first)

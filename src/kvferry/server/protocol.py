@@ -61,7 +61,7 @@ HASHES_MAX = 65_536
 MESSAGE_BYTES_MAX = 4 << 20
 
 
-class _Request(msgspec.Struct, array_like=True, frozen=True, kw_only=False):
+class _Request(msgspec.Struct, array_like=True):
     """What every request begins with, behind its kind.
 
     Attributes:
@@ -236,7 +236,7 @@ Request: TypeAlias = (
 )
 
 
-class _Reply(msgspec.Struct, array_like=True, frozen=True):
+class _Reply(msgspec.Struct, array_like=True):
     """What every reply begins with: the id of the request."""
 
     id: int

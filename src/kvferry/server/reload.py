@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from typing import Any
 
 from kvferry.server.config import ServerConfig
 
@@ -32,7 +33,7 @@ def merged(config: ServerConfig, wanted: ServerConfig) -> tuple[ServerConfig, li
     return config, texts
 
 
-def _differences(one: object, other: object) -> list[tuple[str, object, object]]:
+def _differences(one: object, other: object) -> list[tuple[str, Any, Any]]:
     pairs = [(f.name, getattr(one, f.name), getattr(other, f.name)) for f in fields(one)]  # type: ignore[arg-type]
     return [(name, old, new) for name, old, new in pairs if old != new]
 

@@ -15,7 +15,6 @@ import secrets
 import stat
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,19 +48,17 @@ class Server:
 
     Args:
         config: The settings.
-        reread: Reads the settings anew, for `reload`; None: there is nothing to read.
 
     Attributes:
         config: The settings in force.
+        endpoints: Where it listens, with the ports that it got.
     """
 
-    def __init__(
-        self, config: ServerConfig, reread: Callable[[], ServerConfig] | None = None
-    ) -> None:
+    def __init__(self, config: ServerConfig) -> None:
         self.config = config
+        self.endpoints: list[str] = []
         self.incarnation = secrets.token_hex(8)
         self.state = "starting"
-        self._reread = reread
         self._began = time.monotonic()
         self._pools = Pools(config)
         self._sessions = Sessions(config.client_share, config.dead_after_s, self._session_ended)
@@ -120,6 +117,7 @@ class Server:
                 ) from None
             finally:
                 os.umask(old)
+            self.endpoints.append(socket.getsockopt_string(zmq.LAST_ENDPOINT))
         return socket
 
     def stop(self) -> None:
@@ -153,10 +151,10 @@ class Server:
 
     def reload(self) -> list[str]:
         """Read the settings anew and take over what can change; the changes in words."""
-        if self._reread is None:
-            return ["nothing was read: there is no file"]
+        if self.config.again is None:
+            return ["nothing was read: the settings came from a program"]
         try:
-            wanted = self._reread()
+            wanted = self.config.again()
         except (ConfigError, OSError) as error:
             _log.error("settings were not reloaded: %s", error)
             return [f"nothing was changed: {error}"]
@@ -235,7 +233,7 @@ class Server:
             "pid": os.getpid(),
             "uptime_s": round(time.monotonic() - self._began, 3),
             "state": self.state,
-            "endpoints": list(self.config.endpoints),
+            "endpoints": list(self.endpoints),
             "identities": [shard.status() for shard in self.shards],
             **self.summary(),
         }

@@ -140,13 +140,11 @@ class Sessions:
 
     def room(self, session: Session, *, writing: bool) -> int:
         """How many more pages the session may hold."""
-        pool = session.shard.memory.pool
-        pages = pool.pages.granted_count or pool.pages.pages_count
+        pages = session.shard.memory.pages_max
         room = int(pages * self.share) - session.pages
         if writing:
-            # The smallest pool still takes one prompt's chunk.
-            room = min(room, max(1, int(pages * _WRITTEN_SHARE)) - self._written(session))
-        return max(room, 1 if not session.pages else 0)
+            room = min(room, int(pages * _WRITTEN_SHARE) - self._written(session))
+        return max(room, 0 if session.pages else 1)  # the smallest pool still takes a chunk
 
     def _written(self, session: Session) -> int:
         pool = session.shard.memory.pool

@@ -1,0 +1,244 @@
+"""What the HTTP side does for its callers: one function for each, without any HTTP in it.
+
+A call gets the server's view and a parsed body, may wait within the limits of the engine, and
+returns what JSON is made of. Bodies name prompts by their tokens; the hashes that the cache knows
+are made here, with the tenant's salt where there is one.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from kvferry._url import nearest
+from kvferry.engine import Engine, Hashes
+from kvferry.engine.prompt import read_prompt
+from kvferry.errors import UsageError
+from kvferry.keys import DIGEST_BYTES
+from kvferry.server.view import ServerView
+
+__all__ = [
+    "CallError",
+    "Pins",
+    "check_names",
+    "engine_of",
+    "explain",
+    "field",
+    "hashes_of",
+    "lookup",
+]
+
+_PINS_MAX = 10_000
+_SALT_BYTES_MAX = 1024
+_PROMPT = ("tokens", "identity", "salt")
+_KINDS: dict[type, str] = {str: "a text", bool: "true or false", list: "a list", float: "a number"}
+
+
+class CallError(Exception):
+    """What a caller is told instead of a result.
+
+    Attributes:
+        status: Of HTTP.
+        code: For programs, a word.
+        text: For people.
+    """
+
+    def __init__(self, status: int, code: str, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+        self.code = code
+        self.text = text
+
+
+def field(body: Mapping[str, Any], name: str, kind: type, default: Any = None) -> Any:
+    """A value of a body, or the default where it is not there or null.
+
+    Raises:
+        UsageError: It is of another kind.
+    """
+    value = body.get(name)
+    if value is None:
+        return default
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, kind):
+        raise UsageError(f"{name!r} is no {_KINDS[kind].split(' ', 1)[-1]}; use {_KINDS[kind]}")
+    return value
+
+
+def check_names(body: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Whether a body has these names only.
+
+    Raises:
+        UsageError: There is another one.
+    """
+    for name in body:
+        if name not in known:
+            raise UsageError(f"unknown name {name!r} in the body{nearest(name, known)}")
+
+
+def engine_of(view: ServerView, body: Mapping[str, Any]) -> Engine:
+    """The engine of the identity that a body names.
+
+    Raises:
+        CallError: There is none, or the server is not ready for it.
+    """
+    if not view.ready:
+        raise CallError(503, "not_ready", "the server starts, or ends; ask again later")
+    identity = field(body, "identity", str)
+    try:
+        return view.engine(identity)
+    except UsageError as error:
+        text = str(error)
+    raise CallError(400 if identity is None else 404, "identity", text)
+
+
+def hashes_of(engine: Engine, tokens: Any, salt_hex: str | None) -> Hashes:
+    """The hashes of a prompt's full chunks, as engines make them.
+
+    Raises:
+        UsageError: These are no tokens, or no salt.
+    """
+    if isinstance(tokens, list) and not all(type(token) is int for token in tokens):
+        raise UsageError("'tokens' is no list of whole numbers")
+    try:
+        salt = bytes.fromhex(salt_hex or "")
+    except ValueError:
+        raise UsageError("'salt' is no hexadecimal text") from None
+    if len(salt) > _SALT_BYTES_MAX:
+        raise UsageError(f"'salt' is longer than {_SALT_BYTES_MAX} bytes")
+    prompt = read_prompt(tokens, engine.layout.chunk_size, salt)
+    return Hashes([prompt.digest(chunk) for chunk in range(prompt.chunks)], prompt.tokens)
+
+
+def _prompt(view: ServerView, body: Mapping[str, Any]) -> tuple[Engine, Hashes]:
+    check_names(body, _PROMPT)
+    tokens = field(body, "tokens", list)
+    if tokens is None:
+        raise UsageError("the body has no 'tokens'; write the tokens of the prompt as a list")
+    salt = field(body, "salt", str)
+    engine = engine_of(view, body)
+    return engine, hashes_of(engine, tokens, salt)
+
+
+def _whose(engine: Engine) -> dict[str, str]:
+    return {"identity": engine.identity.digest.hex(), "model": engine.identity.model}
+
+
+def lookup(view: ServerView, body: Mapping[str, Any]) -> dict[str, Any]:
+    """How much of a prompt each tier has."""
+    engine, hashes = _prompt(view, body)
+    found = engine.lookup(hashes)
+    return {
+        **_whose(engine),
+        "prompt_tokens": hashes.tokens,
+        "tokens": found.tokens,
+        "tiers": dict(found.tiers),
+        "arriving_tokens": found.arriving_tokens,
+    }
+
+
+def explain(view: ServerView, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Where each chunk of a prompt is, or why it is not."""
+    engine, hashes = _prompt(view, body)
+    found = engine.explain(hashes)
+    return {
+        **_whose(engine),
+        **asdict(found),
+        "usable_tokens": found.usable_tokens,
+        "text": str(found),
+    }
+
+
+@dataclass(frozen=True)
+class _Pin:
+    id: str
+    engine: Engine
+    hashes: Hashes  # those that were pinned
+    prompt: bytes  # the hashes of all that was asked for
+    shown: dict[str, Any]
+
+
+class Pins:
+    """The pins that were set over HTTP; others have set more, and undo those themselves.
+
+    Threads: any. A pin ends with `remove`, or with the server.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pins: dict[str, _Pin] = {}
+        self._coming = 0
+
+    def list(self, view: ServerView, body: Mapping[str, Any]) -> dict[str, Any]:
+        """All of them, the oldest first."""
+        with self._lock:
+            return {"pins": [pin.shown for pin in self._pins.values()]}
+
+    def add(self, view: ServerView, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Load the prefix of a prompt and keep it in memory."""
+        engine, hashes = _prompt(view, body)
+        with self._lock:
+            if len(self._pins) + self._coming >= _PINS_MAX:
+                raise CallError(503, "busy", f"there are {_PINS_MAX} pins; remove some first")
+            self._coming += 1
+        try:
+            tokens = engine.pin(hashes)
+        finally:
+            with self._lock:
+                self._coming -= 1
+        shown: dict[str, Any] = {
+            "id": None,
+            **_whose(engine),
+            "prompt_tokens": hashes.tokens,
+            "tokens": tokens,
+        }
+        if tokens:
+            chunks = tokens // engine.layout.chunk_size
+            held = Hashes(_split(hashes.packed)[:chunks])
+            shown |= {"id": secrets.token_hex(8), "since": round(time.time(), 3)}
+            pin = _Pin(shown["id"], engine, held, hashes.packed, shown)
+            with self._lock:
+                self._pins[pin.id] = pin
+        return shown
+
+    def remove(self, view: ServerView, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Undo one, by its id or its tokens; how many tokens lost a pin."""
+        check_names(body, ("id", *_PROMPT))
+        wanted = field(body, "id", str)
+        if wanted is not None and len(body) > 1:
+            raise UsageError("the body has an 'id' and more; the id alone says which pin it is")
+        if wanted is None:
+            engine, hashes = _prompt(view, body)
+            pin = self._taken(lambda pin: pin.engine is engine and pin.prompt == hashes.packed)
+            if pin is None:  # set by others
+                return {"tokens": engine.unpin(hashes), **_whose(engine)}
+        else:
+            pin = self._taken(lambda pin: pin.id == wanted)
+            if pin is None:
+                raise CallError(404, "pin", "there is no pin with this id")
+        return {"tokens": pin.engine.unpin(pin.hashes), **_whose(pin.engine)}
+
+    def clear(self, view: ServerView, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Forget everything of an identity, pins too, and in the stores if that is said."""
+        check_names(body, ("identity", "stores"))
+        stores = field(body, "stores", bool, False)
+        engine = engine_of(view, body)
+        with self._lock:
+            gone = [pin.id for pin in self._pins.values() if pin.engine is engine]
+            for id in gone:
+                del self._pins[id]
+        return {**_whose(engine), "chunks": engine.clear(stores=stores), "stores": stores}
+
+    def _taken(self, fits: Any) -> _Pin | None:
+        with self._lock:
+            pin = next((pin for pin in self._pins.values() if fits(pin)), None)
+            return None if pin is None else self._pins.pop(pin.id)
+
+
+def _split(packed: bytes) -> list[bytes]:
+    return [packed[i : i + DIGEST_BYTES] for i in range(0, len(packed), DIGEST_BYTES)]

@@ -1,0 +1,158 @@
+"""A server as a process: signals, HTTP beside it, and what its log says first.
+
+SIGTERM and SIGINT begin to drain; a second one ends the process at once. SIGHUP reads the settings
+again. A thread waits for them, so that none interrupts the loop, and one gets through even if the
+loop hangs.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Protocol, TypeVar
+
+from kvferry import __version__
+from kvferry.errors import KVFerryError, UnavailableError
+from kvferry.server.config import ServerConfig
+from kvferry.server.room import check_shared_memory
+from kvferry.server.shown import summary
+from kvferry.server.view import ServerView
+
+__all__ = ["Runnable", "run_server"]
+
+T = TypeVar("T")
+
+_log = logging.getLogger("kvferry.server")
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_LOOK_S = 0.2
+_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class Runnable(ServerView, Protocol):
+    """A server that can be run."""
+
+    def run(self) -> None:
+        """Serve until `stop` has drained it."""
+
+
+def run_server(
+    config: ServerConfig,
+    *,
+    make: Callable[[ServerConfig], Runnable] | None = None,
+    log_level: str = "info",
+) -> None:
+    """Serve until a signal says otherwise; in the main thread.
+
+    Args:
+        config: The settings.
+        make: Makes the server; default: `Server`.
+        log_level: Of what goes to stderr.
+
+    Raises:
+        ConfigError: The host cannot give what the settings promise.
+        UnavailableError: A port or path is taken.
+    """
+    logging.basicConfig(level=log_level.upper(), format=_FORMAT, stream=sys.stderr)
+    check_shared_memory(config)
+    if make is None:
+        from kvferry.server.server import Server
+
+        make = Server
+    with _blocked(_SIGNALS):
+        server = _listening(config, lambda: make(config))
+        side = None
+        if config.http is not None:
+            from kvferry.server.http import HttpSide
+
+            side = HttpSide(server)
+            side.start()
+        _log.info("kvferry %s: %s", __version__, summary(config, side.url if side else None))
+        ended = threading.Event()
+        listener = threading.Thread(
+            target=_listen, args=(server, ended), name="kvferry-signals", daemon=True
+        )
+        listener.start()
+        try:
+            _listening(config, server.run)
+        finally:
+            ended.set()
+            if side is not None:
+                side.stop()
+            listener.join(2 * _LOOK_S)
+            while signal.sigtimedwait(_SIGNALS, 0) is not None:
+                pass  # one that came at the very end
+        _log.info("ended")
+
+
+def _listening(config: ServerConfig, call: Callable[[], T]) -> T:
+    """A call that may find a port taken, with a sentence about that."""
+    import zmq
+
+    try:
+        return call()
+    except zmq.ZMQError as error:
+        reason = error.strerror
+    where = ", ".join(config.endpoints)
+    raise UnavailableError(f"cannot listen at {where}: {reason}; choose another --port or --ipc")
+
+
+def _listen(server: Runnable, ended: threading.Event) -> None:
+    """Wait for signals until the end, and tell whoever started us when the server is ready."""
+    stopping, told = False, False
+    while not ended.is_set():
+        if not told and server.ready:
+            told = True
+            _log.info("ready")
+            _tell_systemd("READY=1")
+        came = signal.sigtimedwait(_SIGNALS, _LOOK_S)
+        # CPython returns garbage when a stop and SIGCONT use up the time that was left.
+        if came is None or came.si_signo not in _SIGNALS:
+            continue
+        if came.si_signo == signal.SIGHUP:
+            _reload(server)
+        elif stopping:
+            _log.warning("a second signal: ended at once")
+            os._exit(128 + came.si_signo)
+        else:
+            stopping = True
+            _log.info("%s: draining", signal.Signals(came.si_signo).name)
+            _tell_systemd("STOPPING=1")
+            server.stop()
+
+
+def _reload(server: Runnable) -> None:
+    try:
+        changes = server.reload()
+    except (KVFerryError, OSError) as error:
+        _log.error("the settings were not read again: %s", error)
+        return
+    except Exception:
+        _log.exception("the settings were not read again")
+        return
+    _log.info("settings read again: %s", "; ".join(changes) or "nothing changed")
+
+
+def _tell_systemd(text: str) -> None:
+    """A line for systemd, where it started us with Type=notify; see sd_notify(3)."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if address.startswith(("/", "@")):
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as to:
+            to.setblocking(False)
+            to.sendto(text.encode(), "\0" + address[1:] if address[0] == "@" else address)
+
+
+@contextmanager
+def _blocked(signals: tuple[signal.Signals, ...]) -> Iterator[None]:
+    """No thread that starts meanwhile is interrupted by these signals."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

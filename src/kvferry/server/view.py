@@ -1,0 +1,60 @@
+"""What HTTP and the command line see of a running server, and all that they may do to it."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from kvferry.engine import Engine
+from kvferry.server.config import ServerConfig
+
+__all__ = ["ServerView"]
+
+
+class ServerView(Protocol):
+    """A server as seen from another thread than its loop; every member may be used by any thread.
+
+    No member waits for the loop: what they say was true a moment ago.
+    """
+
+    @property
+    def config(self) -> ServerConfig:
+        """What it runs with, after the last reload."""
+
+    @property
+    def ready(self) -> bool:
+        """It may be asked for chunks; False while it starts and while it drains."""
+
+    @property
+    def alive(self) -> bool:
+        """Its loop turns: the last heartbeat of it is younger than 2 s."""
+
+    def status(self) -> dict[str, Any]:
+        """What it is doing, as JSON knows it.
+
+        version, incarnation, uptime_s, state ("starting", "ready" or "draining"), pool (bytes,
+        granted, free, pages ...), identities [...], sessions [...], requests (counters), stores.
+        """
+
+    def engine(self, identity: str | None) -> Engine:
+        """The engine of one identity.
+
+        Args:
+            identity: Its digest in hex, a beginning of that which no other one has, or the name of
+                its model. None: the only one.
+
+        Raises:
+            UsageError: There is none, or more than one; the text names the known ones.
+        """
+
+    def metrics_text(self) -> str:
+        """Its metrics in the text format of Prometheus."""
+
+    def reload(self) -> list[str]:
+        """Read again what can change while it runs; return what changed, in words.
+
+        Raises:
+            ConfigError: The settings are malformed; nothing changed.
+        """
+
+    def stop(self) -> None:
+        """Begin to drain; returns at once."""

@@ -1,0 +1,82 @@
+"""A server as its HTTP side sees it, with real engines and without sockets or segments."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from typing import Any
+
+from kvferry import Engine
+from kvferry.errors import UsageError
+from kvferry.metrics.exposition import exposition
+from kvferry.server.config import ServerConfig
+
+
+class FakeView:
+    """A `ServerView` over engines that a test made; `stopped` and `reloads` count what was asked.
+
+    It implements what the protocol promises of `engine`: a digest, its beginning, or a model.
+    """
+
+    def __init__(self, config: ServerConfig, *engines: Engine) -> None:
+        self.config = config
+        self.engines = list(engines)
+        self.ready = self.alive = True
+        self.stopped = self.reloads = 0
+        self.state: dict[str, Any] = {"state": "ready", "pool": {"bytes": 1}}
+
+    def status(self) -> dict[str, Any]:
+        """See `ServerView`."""
+        return {**self.state, "odd": float("inf")}
+
+    def engine(self, identity: str | None) -> Engine:
+        """See `ServerView`."""
+        found = [
+            engine
+            for engine in self.engines
+            if identity is None
+            or engine.identity.model == identity
+            or (identity and engine.identity.digest.hex().startswith(identity))
+        ]
+        if len(found) == 1:
+            return found[0]
+        known = ", ".join(engine.identity.model for engine in self.engines)
+        raise UsageError(f"{len(found)} identities; there are: {known}")
+
+    def metrics_text(self) -> str:
+        """See `ServerView`."""
+        return exposition([engine.metrics for engine in self.engines])
+
+    def reload(self) -> list[str]:
+        """See `ServerView`."""
+        self.reloads += 1
+        return ["lease_s is 5 now"]
+
+    def stop(self) -> None:
+        """See `ServerView`."""
+        self.stopped += 1
+
+
+def ask(
+    url: str,
+    method: str = "GET",
+    body: object = None,
+    *,
+    raw: bytes | None = None,
+    limit_s: float = 20,
+    **headers: str,
+) -> tuple[int, Any]:
+    """Status and body of an answer, parsed where it is JSON."""
+    data = raw if raw is not None else None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, method=method)
+    for name, value in headers.items():
+        request.add_header(name.replace("_", "-"), value)
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=limit_s) as answer:
+            status, text, kind = answer.status, answer.read(), answer.headers.get_content_type()
+    except urllib.error.HTTPError as error:
+        with error:
+            status, text, kind = error.code, error.read(), error.headers.get_content_type()
+    return status, json.loads(text) if kind == "application/json" else text.decode()

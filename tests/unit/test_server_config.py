@@ -1,0 +1,491 @@
+"""Settings of a server: where they come from, which wins, what is said of impossible ones."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvferry.engine_config import EngineConfig, examine
+from kvferry.errors import ConfigError
+from kvferry.server.config import ServerConfig
+from kvferry.server.endpoints import is_loopback
+from kvferry.server.room import check_shared_memory
+from kvferry.server.settings import ADAPTERS, ALIASES, PREFIX, SETTINGS
+from kvferry.server.shown import shown, summary
+from support.config import SECRET, message
+
+GIB = 1 << 30
+
+
+def load(
+    path: Path | None = None, environ: dict[str, str] | None = None, **call: Any
+) -> ServerConfig:
+    return ServerConfig.load(path, environ=environ or {}, **call)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Callable[[str], Path]:
+    def write(text: str, mode: int = 0o600) -> Path:
+        path = tmp_path / "kvferry.yaml"
+        path.write_text(text)
+        path.chmod(mode)
+        return path
+
+    return write
+
+
+# --- Which wins ---
+
+
+def test_without_anything_there_are_defaults() -> None:
+    assert load() == ServerConfig()
+    assert load().endpoints == ("tcp://127.0.0.1:5555",)
+    assert load().http == ("127.0.0.1", 8080)
+
+
+SOURCES: list[tuple[str, Any, Any, Any, Callable[[ServerConfig], Any]]] = [
+    ("l1_size_gb", 1, 2, 3, lambda c: c.engine.max_local_cpu_size),
+    ("eviction_policy", "FIFO", "ARC", "LFU", lambda c: c.engine.eviction_policy),
+    ("chunk_size", 16, 32, 64, lambda c: c.chunk_size),
+    ("port", 1001, 1002, 1003, lambda c: int(c.endpoints[0].rsplit(":", 1)[1])),
+    ("http_port", 1001, 1002, 1003, lambda c: c.http and c.http[1]),
+    ("http_token", "one", "two", "three", lambda c: c.http_token),
+    ("shm_name", "one", "two", "three", lambda c: c.shm_name),
+    ("hugepages", True, False, True, lambda c: c.hugepages),
+    ("numa", 1, 2, 3, lambda c: c.numa),
+    ("state_file", "/a", "/b", "/c", lambda c: str(c.state_file)),
+    ("curve_key_file", "/a", "/b", "/c", lambda c: str(c.curve_key_file)),
+    ("lease_s", 1.5, 2.5, 3.5, lambda c: c.lease_s),
+    ("heartbeat_s", 1.5, 2.5, 3.5, lambda c: c.heartbeat_s),
+    ("dead_after_s", 11, 12, 13, lambda c: c.dead_after_s),
+    ("client_share", 0.1, 0.2, 0.3, lambda c: c.client_share),
+    ("drain_s", 0, 2, 3, lambda c: c.drain_s),
+]
+
+
+@pytest.mark.parametrize(("name", "low", "mid", "top", "seen"), SOURCES, ids=lambda v: str(v)[:14])
+def test_the_call_wins_over_the_environment_and_that_over_the_file(
+    file: Callable[[str], Path],
+    name: str,
+    low: Any,
+    mid: Any,
+    top: Any,
+    seen: Callable[[ServerConfig], Any],
+) -> None:
+    path = file(f"server: {{{name}: {json.dumps(low)}}}")
+    environ = {PREFIX + name.upper(): str(mid).lower() if isinstance(mid, bool) else str(mid)}
+    assert seen(load(path)) == low
+    assert seen(load(path, environ)) == mid
+    assert seen(load(path, environ, **{name: top})) == top
+    assert seen(load(path, environ, **{name: None})) == mid
+
+
+def test_a_file_may_be_named_by_the_environment(file: Callable[[str], Path]) -> None:
+    path = file("server: {port: 1234}\nengine: {eviction_policy: arc}")
+    for variable in ("KVFERRY_CONFIG_FILE", "LMCACHE_CONFIG_FILE"):
+        config = load(None, {variable: str(path)})
+        assert config.endpoints == ("tcp://127.0.0.1:1234",)
+        assert config.engine.eviction_policy == "ARC"
+
+
+def test_the_engine_s_settings_hold_where_the_server_says_nothing(
+    file: Callable[[str], Path],
+) -> None:
+    path = file("engine: {max_local_cpu_size: 2, retrieve_timeout_s: 3}")
+    config = load(path, {"LMCACHE_CACHE_POLICY": "LFU", "LMCACHE_CHUNK_SIZE": "64"})
+    assert config.engine.max_local_cpu_size == 2
+    assert config.engine.retrieve_timeout_s == 3
+    assert config.engine.eviction_policy == "LFU"
+    assert config.chunk_size == 64
+    assert load(path).chunk_size is None
+
+
+def test_a_server_s_own_setting_wins_over_the_engine_s_in_the_same_place(
+    file: Callable[[str], Path],
+) -> None:
+    path = file("server: {l1_size_gb: 7}\nengine: {max_local_cpu_size: 2}")
+    assert load(path).engine.max_local_cpu_size == 7
+    # But a file never wins over the environment.
+    assert load(path, {"KVFERRY_MAX_LOCAL_CPU_SIZE": "3"}).engine.max_local_cpu_size == 3
+    both = {"KVFERRY_MAX_LOCAL_CPU_SIZE": "3", "KVFERRY_SERVER_L1_SIZE_GB": "4"}
+    assert load(path, both).engine.max_local_cpu_size == 4
+
+
+def test_an_old_file_without_sections_is_understood(file: Callable[[str], Path]) -> None:
+    path = file("chunk_size: 128\nmax_local_cpu_size: 3\nserver: {port: 99}")
+    config = load(path)
+    assert (config.chunk_size, config.engine.max_local_cpu_size) == (128, 3)
+    assert config.endpoints == ("tcp://127.0.0.1:99",)
+
+
+def test_the_call_may_have_settings_of_engines() -> None:
+    config = load(engine={"retrieve_timeout_s": 4, "max_local_cpu_size": 1})
+    assert (config.engine.retrieve_timeout_s, config.engine.max_local_cpu_size) == (4, 1)
+    engine = EngineConfig(retrieve_timeout_s=5)
+    assert load(engine=engine, l1_size_gb=3).engine == EngineConfig(
+        retrieve_timeout_s=5, max_local_cpu_size=3
+    )
+
+
+# --- Stores ---
+
+REDIS = {"type": "resp", "host": "cache-1", "port": 6380, "num_workers": 8, "max_capacity_gb": 10}
+
+
+def test_adapters_come_as_json_from_the_environment() -> None:
+    for text in (json.dumps(REDIS), json.dumps([REDIS])):
+        for variable in ("KVFERRY_SERVER_L2_ADAPTER", "KVFERRY_SERVER_L2_ADAPTERS"):
+            (store,) = load(None, {variable: text}).engine.stores
+            assert store.client is not None
+            assert (store.type, store.client.address) == ("redis", "cache-1:6380")
+            assert store.client.connections == 8
+
+
+def test_credentials_come_from_the_environment(file: Callable[[str], Path]) -> None:
+    ours = {"KVFERRY_RESP_USERNAME": "writer", "KVFERRY_RESP_PASSWORD": SECRET}
+    theirs = {"LMCACHE_RESP_USERNAME": "writer", "LMCACHE_RESP_PASSWORD": SECRET}
+    path = file(f"server: {{l2_adapters: [{json.dumps(REDIS)}]}}")
+    for environ in (ours, theirs):
+        for config in (load(None, environ, l2_adapters=[REDIS]), load(path, environ)):
+            client = config.engine.stores[0].client
+            assert client is not None
+            assert (client.username, client.password) == ("writer", SECRET)
+            assert client.address == "cache-1:6380"
+            assert SECRET not in repr(config) + json.dumps(shown(config)) + summary(config, None)
+
+
+def test_what_the_adapter_says_of_its_user_wins() -> None:
+    adapter = {**REDIS, "username": "me", "password": "mine"}
+    environ = {"KVFERRY_RESP_USERNAME": "you", "KVFERRY_RESP_PASSWORD": SECRET}
+    client = load(None, environ, l2_adapters=[adapter]).engine.stores[0].client
+    assert client is not None
+    assert (client.username, client.password) == ("me", "mine")
+
+
+ADAPTER_FORMS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({**REDIS, "type": "redis"}, {"type": "redis"}),
+    ({**REDIS, "type": "valkey"}, {"type": "redis"}),
+    ({**REDIS, "type": "RESP"}, {"type": "redis"}),
+    ({"type": "resp", "url": "rediss://h:1/3"}, {"type": "redis"}),
+    ({**REDIS, "tls_enable": True, "tls_ca_file": "/ca"}, {"type": "redis"}),
+    ({**REDIS, "cluster_mode": True, "nodes": ["b:1", "c:2"]}, {"type": "redis"}),
+    ({"type": "file", "path": "/kv", "max_capacity_gb": 5}, {"type": "file", "path": "/kv"}),
+    ({"type": "fs", "base_path": "/kv", "max_capacity_gb": 5}, {"type": "file", "path": "/kv"}),
+    (
+        {"type": "fs_native", "base_path": "/kv", "max_capacity_gb": 5, "use_odirect": False},
+        {"type": "file", "direct": "off"},
+    ),
+    ({"type": "file", "path": "/kv", "max_capacity_gb": 5, "num_workers": 4}, {"type": "file"}),
+    ({"type": "memory", "max_capacity_gb": 1}, {"type": "memory"}),
+    (
+        {"type": "plugin", "module_path": "m", "class_name": "C", "params": {"a": 1}},
+        {"module_path": "m", "class_name": "C", "params": {"a": 1}},
+    ),
+    (
+        {"type": "native_plugin", "module_path": "m:C", "adapter_params": {"a": 1}},
+        {"type": "plugin", "class_name": "C", "params": {"a": 1}},
+    ),
+]
+
+
+@pytest.mark.parametrize(("adapter", "wanted"), ADAPTER_FORMS)
+def test_each_kind_of_adapter(adapter: dict[str, Any], wanted: dict[str, Any]) -> None:
+    (store,) = load(None, {}, l2_adapters=[adapter]).engine.stores
+    for name, value in wanted.items():
+        assert getattr(store, name) == value
+    # The same through the environment and as the only one.
+    (again,) = load(None, {"KVFERRY_SERVER_L2_ADAPTER": json.dumps(adapter)}).engine.stores
+    assert again == store
+
+
+def test_what_an_adapter_evicts() -> None:
+    eviction = {"eviction_policy": "LRU", "trigger_watermark": 0.7, "eviction_ratio": 0.1}
+    (store,) = load(l2_adapters=[{**REDIS, "eviction": eviction}]).engine.stores
+    assert (store.eviction.trigger_watermark, store.eviction.eviction_ratio) == (0.7, 0.1)
+
+
+BAD_ADAPTERS: list[tuple[dict[str, Any], str]] = [
+    ({"host": "h"}, "needs a type"),
+    ({"type": "s3"}, "type='s3'"),
+    ({"type": "nixl_store"}, "nixl_store"),
+    ({**REDIS, "hosst": "h"}, "unknown setting 'hosst'; did you mean 'host'"),
+    ({"type": "file", "path": "/kv"}, "needs max_capacity_gb"),
+    ({"type": "file", "path": "/kv", "url": "redis://h", "max_capacity_gb": 1}, "url is for"),
+    ({**REDIS, "eviction": {"trigger": 1}}, "eviction: unknown setting 'trigger'"),
+    ({**REDIS, "eviction": {"eviction_policy": "IsolatedLRU"}}, "IsolatedLRU"),
+    ({**REDIS, "num_workers": 0}, "connections=0"),
+    ({**REDIS, "password": 5}, "password"),
+    ({**REDIS, "password": SECRET, "username": 7}, "username"),
+    ({**REDIS, "password": SECRET, "db": -1}, "db=-1"),
+]
+
+
+@pytest.mark.parametrize(("adapter", "said"), BAD_ADAPTERS)
+def test_adapters_that_cannot_be(adapter: dict[str, Any], said: str) -> None:
+    text = message(load, None, {"KVFERRY_RESP_PASSWORD": SECRET}, l2_adapters=[REDIS, adapter])
+    assert said in text
+    assert "l2_adapters[1]" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"password": "' + SECRET + '",}', "line 1, column"),
+        ('{"password":\n "' + SECRET, "line 2, column"),
+        (SECRET, "line 1, column 1"),
+        (f'"{SECRET}"', "no object"),
+        (f'["{SECRET}"]', "no object"),
+        ('{"password": "' + SECRET + '", "password": "x"}', "'password' twice"),
+        ("[" * 100_000, "no JSON"),
+    ],
+)
+def test_adapters_that_are_no_json_are_never_quoted(text: str, said: str) -> None:
+    found = message(ADAPTERS.parse, "--l2-adapter 2", text)
+    assert found.startswith("--l2-adapter 2 ")
+    assert said in found
+    assert said in message(load, None, {"KVFERRY_SERVER_L2_ADAPTER": text})
+
+
+# --- Where it listens ---
+
+LISTENING: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+    ({"host": "localhost", "port": 6555}, ("tcp://127.0.0.1:6555",)),
+    ({"host": "::1"}, ("tcp://[::1]:5555",)),
+    ({"host": "[::1]", "port": 0}, ("tcp://[::1]:0",)),
+    ({"ipc": "/run/k.sock"}, ("tcp://127.0.0.1:5555", "ipc:///run/k.sock")),
+    ({"ipc": "/run/k.sock", "tcp": False}, ("ipc:///run/k.sock",)),
+    ({"endpoints": ["ipc:///a", "tcp://127.0.0.2:1"]}, ("ipc:///a", "tcp://127.0.0.2:1")),
+]
+
+
+@pytest.mark.parametrize(("given", "endpoints"), LISTENING)
+def test_where_engines_connect(given: dict[str, Any], endpoints: tuple[str, ...]) -> None:
+    assert load(**given).endpoints == endpoints
+
+
+def test_the_strongest_that_speaks_of_listening_wins(file: Callable[[str], Path]) -> None:
+    path = file("server: {endpoints: ['tcp://127.0.0.1:1', 'ipc:///a']}")
+    assert load(path).endpoints == ("tcp://127.0.0.1:1", "ipc:///a")
+    assert load(path, {"KVFERRY_SERVER_PORT": "7"}).endpoints == ("tcp://127.0.0.1:7",)
+    path = file("server: {port: 7}")
+    assert load(path, endpoints=["ipc:///b"]).endpoints == ("ipc:///b",)
+
+
+def test_beyond_this_host_it_takes_keys() -> None:
+    for host in ("0.0.0.0", "*", "192.0.2.7", "::", "2001:db8::1"):
+        assert "curve_key_file" in message(load, host=host)
+        assert load(host=host, curve_key_file="/k").curve_key_file == Path("/k")
+        assert "http_token" in message(load, http_host=host)
+        assert load(http_host=host, http_token="t").http is not None
+    for host in ("localhost", "127.0.0.1", "127.8.8.8", "::1"):
+        assert load(host=host, http_host=host).curve_key_file is None
+    assert is_loopback("::ffff:192.0.2.1") is False
+
+
+def test_http_can_be_off() -> None:
+    assert load(http_port=0).http is None
+    assert load(http=False).http is None
+    assert load(http=("127.0.0.1", 0)).http == ("127.0.0.1", 0)  # any free port
+    assert load(None, {"KVFERRY_SERVER_HTTP": "off", "KVFERRY_SERVER_HTTP_PORT": "99"}).http is None
+
+
+def test_a_token_from_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "token"
+    path.write_text(f"{SECRET}\n")
+    path.chmod(0o600)
+    assert load(http_token_file=path).http_token == SECRET
+    assert not caplog.records
+    path.chmod(0o644)
+    assert load(None, {"KVFERRY_SERVER_HTTP_TOKEN_FILE": str(path)}).http_token == SECRET
+    assert "chmod 600" in caplog.text
+    for content in ("", "two words", "\x07", "x" * 5000):
+        path.write_text(content)
+        assert "http_token_file" in message(load, http_token_file=path)
+    assert "No such file" in message(load, http_token_file=tmp_path / "none")
+    assert "keep one" in message(load, http_token_file=path, http_token=SECRET)
+
+
+def test_a_token_in_a_file_that_others_may_open(
+    file: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    load(file(f"server: {{http_token: {SECRET}}}", 0o644))
+    assert "chmod 600" in caplog.text
+    assert SECRET not in caplog.text
+
+
+# --- What cannot be ---
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"l1_size_bg": 3}, "unknown setting 'l1_size_bg'; did you mean 'l1_size_gb'"),
+    ({"l1_size_gb": 0}, "l1_size_gb=0"),
+    ({"l1_size_gb": "10"}, "l1_size_gb='10'"),
+    ({"eviction_policy": "MRU"}, "eviction_policy='MRU' is not valid; use LRU"),
+    ({"chunk_size": 0}, "chunk_size=0"),
+    ({"chunk_size": True}, "chunk_size=True"),
+    ({"port": 65536}, "port=65536"),
+    ({"host": ""}, "host=''"),
+    ({"ipc": "/" + "x" * 107}, "longer than 107 bytes"),
+    ({"tcp": False}, "nobody could connect"),
+    ({"endpoints": []}, "at least one"),
+    ({"endpoints": ["udp://127.0.0.1:1"]}, "is no endpoint"),
+    ({"endpoints": ["tcp://127.0.0.1:66666"]}, "is no endpoint"),
+    ({"endpoints": ["tcp://cache-1:1"]}, "an address is needed"),
+    ({"endpoints": ["ipc://@abstract"]}, "absolute path"),
+    ({"endpoints": ["ipc:///a", "ipc:///a"]}, "twice"),
+    ({"endpoints": ["ipc:///a"], "port": 3}, "the same; keep one"),
+    ({"http_port": -1}, "http_port=-1"),
+    ({"http_token": f"{SECRET} "}, "http_token is not valid"),
+    ({"http_token": ["x", SECRET]}, "http_token is not valid"),
+    ({"shm_name": "a/b"}, "shm_name='a/b'"),
+    ({"shm_name": "../b"}, "shm_name='../b'"),
+    ({"shm_name": "x" * 65}, "shm_name="),
+    ({"numa": -1}, "numa=-1"),
+    ({"lease_s": 0}, "lease_s=0"),
+    ({"lease_s": float("nan")}, "lease_s=nan"),
+    ({"heartbeat_s": 6}, "dead_after_s=5 is not above heartbeat_s=6"),
+    ({"client_share": 1.1}, "client_share=1.1"),
+    ({"drain_s": -1}, "drain_s=-1"),
+    ({"retrieve_timeout_s": 3}, "retrieve_timeout_s is a setting of engines"),
+    ({"engine": 5}, "engine is no EngineConfig"),
+    ({"engine": {"chunk_sizes": 5}}, "unknown setting 'chunk_sizes'"),
+]
+
+
+@pytest.mark.parametrize(("given", "said"), WRONG, ids=lambda v: str(v)[:40])
+def test_what_cannot_be_is_named(given: dict[str, Any], said: str) -> None:
+    assert said in message(load, None, {}, **given)
+
+
+def test_a_file_s_errors_name_it(file: Callable[[str], Path]) -> None:
+    path = file("server: {portt: 5}")
+    assert message(load, path) == f"{path}: server: unknown setting 'portt'; did you mean 'port'?"
+    path = file("server: {port: five}")
+    assert message(load, path).startswith(f"{path}: server: port='five'")
+    path = file("servers: {port: 5}")
+    assert "rename it" in message(load, path)
+    path = file(f"server: {{l2_adapters: [{{type: resp, passwort: {SECRET}}}]}}")
+    assert f"{path}: server: l2_adapters[0]: unknown setting 'passwort'" in message(load, path)
+    assert "no configuration file" in message(load, path.with_name("none"))
+
+
+def test_the_same_thing_twice_in_one_place(file: Callable[[str], Path]) -> None:
+    path = file("server: {l1_size_gb: 1, l1_size: 2}")
+    assert "second time" in message(load, path)
+    twice = {"KVFERRY_SERVER_L1_SIZE_GB": "1", "KVFERRY_SERVER_L1_SIZE": "2"}
+    assert "second time" in message(load, None, twice)
+
+
+def test_made_directly_it_is_checked_too() -> None:
+    assert "engine" in message(ServerConfig, engine="x")
+    assert "lease_s" in message(ServerConfig, lease_s=-1)
+    assert "http" in message(ServerConfig, http="127.0.0.1:80")
+    assert "http" in message(ServerConfig, http=("127.0.0.1", "80"))
+    assert "no address" in message(ServerConfig, http=("cache-1", 80))
+    assert "endpoints" in message(ServerConfig, endpoints="tcp://127.0.0.1:1")
+    assert ServerConfig(state_file="/a").state_file == Path("/a")  # type: ignore[arg-type]
+
+
+# --- The environment ---
+
+
+def test_every_setting_has_its_variable() -> None:
+    for name in SETTINGS:
+        variable = PREFIX + name.upper()
+        with pytest.raises(ConfigError, match=rf"{variable}|{name}"):
+            load(None, {variable: "\0"})
+    assert all(name in SETTINGS for name in ALIASES.values())
+
+
+def test_what_a_cluster_tells_its_pods_is_no_setting(caplog: pytest.LogCaptureFixture) -> None:
+    environ = {
+        "KVFERRY_SERVER_PORT": "tcp://10.0.0.7:6555",
+        "KVFERRY_SERVER_SERVICE_HOST": "10.0.0.7",
+        "KVFERRY_SERVER_SERVICE_PORT": "6555",
+        "KVFERRY_SERVER_PORT_6555_TCP": "tcp://10.0.0.7:6555",
+        "KVFERRY_SERVER_PORT_6555_TCP_ADDR": "10.0.0.7",
+    }
+    assert load(None, environ) == ServerConfig()
+    assert "KVFERRY_SERVER_PORT" in caplog.text
+
+
+def test_a_variable_that_was_mistyped(caplog: pytest.LogCaptureFixture) -> None:
+    load(None, {"KVFERRY_SERVER_L1_SIZ_GB": "3", "KVFERRY_SERVER_URL": "x"})
+    assert "KVFERRY_SERVER_L1_SIZ_GB is not read; did you mean KVFERRY_SERVER_L1_SIZE_GB?" in (
+        caplog.text
+    )
+    assert "_URL" not in caplog.text
+    # The engine's own search for such mistakes leaves variables of servers alone.
+    assert not examine(None, environ={"KVFERRY_SERVER_EVICTION_POLICY": "LRU"}).warnings
+
+
+# --- Memory ---
+
+
+def test_a_pool_that_does_not_fit(tmp_path: Path) -> None:
+    size = os.statvfs(tmp_path)
+    free_gb = size.f_bavail * size.f_frsize / GIB
+    too_much = ServerConfig(engine=EngineConfig(max_local_cpu_size=free_gb * 2 + 1))
+    text = message(check_shared_memory, too_much, shm=tmp_path)
+    assert f"{free_gb * 2 + 1:.2f} GB" in text
+    assert "--shm-size=" in text
+    assert "Kubernetes" in text
+    check_shared_memory(ServerConfig(engine=EngineConfig(max_local_cpu_size=0.001)), shm=tmp_path)
+    assert "mount" in message(check_shared_memory, too_much, shm=tmp_path / "none")
+
+
+def test_huge_pages_that_were_not_set_aside(tmp_path: Path) -> None:
+    mounts, meminfo = tmp_path / "mounts", tmp_path / "meminfo"
+    mounts.write_text("tmpfs /dev/shm tmpfs rw 0 0\n")
+    meminfo.write_text("HugePages_Free:      512\nHugepagesize:       2048 kB\n")
+    files = {"mounts": mounts, "meminfo": meminfo}
+    one, two = (
+        ServerConfig(hugepages=True, engine=EngineConfig(max_local_cpu_size=gb)) for gb in (1, 2)
+    )
+    assert "mount -t hugetlbfs" in message(check_shared_memory, one, **files)
+    mounts.write_text(f"none {tmp_path} hugetlbfs rw 0 0\n")
+    check_shared_memory(one, **files)
+    assert "vm.nr_hugepages=1024" in message(check_shared_memory, two, **files)
+
+
+def test_a_node_that_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "node0").mkdir()
+    engine = EngineConfig(max_local_cpu_size=0.001)
+    check_shared_memory(ServerConfig(numa=0, engine=engine), nodes=tmp_path)
+    assert "numa=1" in message(
+        check_shared_memory, ServerConfig(numa=1, engine=engine), nodes=tmp_path
+    )
+
+
+# --- Shown ---
+
+
+def test_the_line_of_the_log() -> None:
+    config = load(l2_adapters=[{**REDIS, "password": SECRET}], l1_size_gb=10, ipc="/run/k.sock")
+    assert summary(config, "http://127.0.0.1:8080") == (
+        "engines at tcp://127.0.0.1:5555, ipc:///run/k.sock; HTTP at http://127.0.0.1:8080; "
+        "pool of 10 GB, LRU; stores: redis (redis at cache-1:6380, 10 GB)"
+    )
+    assert summary(load(http=False), None).endswith("no HTTP; pool of 5 GB, LRU; stores: none")
+
+
+def test_shown_settings_are_json_without_secrets(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    config = load(
+        l2_adapters=[
+            {**REDIS, "password": SECRET},
+            {"type": "plugin", "module_path": "m", "class_name": "C", "params": {"k": SECRET}},
+        ],
+        http_token=SECRET,
+        state_file="/s",
+    )
+    text = json.dumps(shown(config))
+    assert SECRET not in text + repr(config) + caplog.text
+    found = json.loads(text)
+    assert (found["state_file"], found["http_port"], found["http_token"]) == ("/s", 8080, "***")
+    assert found["stores"][0]["connections"] == 8
