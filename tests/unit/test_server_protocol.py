@@ -89,8 +89,8 @@ def test_reply_bytes(name: str) -> None:
 
 
 def test_the_tables_are_complete() -> None:
-    assert {*REQUESTS} == {kind.__name__ for kind in p.Request.__args__}  # type: ignore[attr-defined]
-    assert {*REPLIES} == {kind.__name__ for kind in p.Reply.__args__}  # type: ignore[attr-defined]
+    assert {*REQUESTS} == {kind.__name__ for kind in p.Request.__args__}
+    assert {*REPLIES} == {kind.__name__ for kind in p.Reply.__args__}
 
 
 def test_fields_of_a_later_version_are_skipped() -> None:
@@ -112,7 +112,7 @@ def test_fields_that_are_missing_at_the_end_take_their_defaults() -> None:
     assert (register.software, register.pid) == ("", 0)
     assert p.decode_reply(cut(REPLIES["Leased"][0], 3)) == p.Leased(7, 5, [8, 9], {"l1": 2})
     assert p.decode_reply(cut(REPLIES["Committed"][0], 2)) == p.Committed(7, 2)
-    assert p.decode_reply(cut(REPLIES["Registered"][0], 1)).prefault is False  # type: ignore[union-attr]
+    assert p.decode_reply(cut(REPLIES["Registered"][0], 1)).prefault is False
     for message in (REQUESTS["Reserve"][0], REPLIES["Reserved"][0]):
         with pytest.raises(msgspec.ValidationError):  # what has no default must be there
             (p.decode_request if message is REQUESTS["Reserve"][0] else p.decode_reply)(

@@ -75,7 +75,6 @@ class Caller:
             limit_s = self.timeout_s if waits_s is None else max(0.0, waits_s) + _GRACE_S
         until = time.monotonic() + limit_s
         told_s = limit_s if waits_s is None else max(0.0, waits_s)
-        self.counters.add("requests")
         try:
             request = kind(new_id(), session.number, int(told_s * 1000), *fields)
             reply = session.link.ask(request, until)

@@ -163,7 +163,7 @@ class Link:
         channel = self._take(until)
         try:
             self._send(channel, frame, until)
-            self._counters.exchanged(len(frame), 0)
+            self._counters.asked(len(frame))
             return self._receive(channel, request.id, until)
         finally:
             self._give(channel)

@@ -98,12 +98,11 @@ class Transfer:
             self._caller.counters.add("lost_leases")
         if done is None:
             return Stored(chunks=0, known=known, shed=shed + len(told.chunks))
-        stored = min(done.chunks, len(told.chunks))
-        self._caller.counters.add("bytes_stored", stored * self._layout.chunk_bytes)
+        self._caller.counters.add("bytes_stored", done.chunks * self._layout.chunk_bytes)
         return Stored(
-            chunks=stored,
+            chunks=done.chunks,
             known=known,
-            shed=shed + len(told.chunks) - stored,
+            shed=shed + len(told.chunks) - done.chunks,
             queued=done.queued,
             dropped=done.dropped,
         )
@@ -121,7 +120,7 @@ class Transfer:
             self._caller.abort(session, told.reservation)
             raise
         done = self._caller.ask(session, Committed, Commit, told.reservation)
-        if done is not None and done.chunks < 0:
+        if done is not None and not 0 <= done.chunks <= len(told.pages):
             self._caller.nonsense()
             return None
         return done
