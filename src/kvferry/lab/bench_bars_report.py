@@ -19,6 +19,7 @@ from kvferry.lab.bench_bars_files import file_rates
 from kvferry.lab.bench_bars_frame import checksum_cost
 from kvferry.lab.bench_bars_hits import hit_rates
 from kvferry.lab.bench_bars_latency import distant_exists, distant_get, exists_beside_set
+from kvferry.lab.bench_bars_server import server_control, server_copies, server_end
 from kvferry.lab.bench_bars_throughput import (
     chosen_settings,
     pure_client,
@@ -55,6 +56,9 @@ GROUPS: tuple[Group, ...] = (
     engine_loads,
     engine_memory,
     file_rates,
+    server_control,
+    server_copies,
+    server_end,
 )
 
 say_header = bench_report.say_header
