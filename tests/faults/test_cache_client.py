@@ -435,3 +435,27 @@ def test_what_listens_is_no_cache_server(tmp_path: Path) -> None:
             thread.join(LIMIT_S)
             nothing_works(client)
         assert said
+
+
+def test_nothing_is_left(url: str) -> None:
+    """Descriptors, threads and mappings, after many sessions and many servers."""
+
+    def left() -> tuple[int, int, int]:
+        maps = Path("/proc/self/maps").read_text().count("kvferry-test-")
+        return len(list(Path("/proc/self/fd").iterdir())), threading.active_count(), maps
+
+    def go() -> None:
+        with ScriptedServer(url, LAYOUT), Client(IDENTITY, url) as client:
+            assert client.wait(LIMIT_S)
+            assert works(client)
+
+    go()
+    before = left()
+    for _ in range(10):
+        go()
+    with Client(IDENTITY, url) as client:
+        for _ in range(10):
+            with ScriptedServer(url, LAYOUT):
+                until(lambda: works(client), LIMIT_S)
+            until(lambda: not client.available, LIMIT_S)
+    until(lambda: left() == before, LIMIT_S)

@@ -204,6 +204,14 @@ def test_pages_that_nobody_released_are(client: Client, server: ScriptedServer) 
     until(lambda: not server.leases, LIMIT_S)
 
 
+def test_a_limit_of_nothing_is_what_memory_has(client: Client) -> None:
+    tokens = prompt(2 * CHUNK)
+    client.store(tokens, expected(tokens))
+    assert client.lookup(tokens, timeout_s=0).tokens == 2 * CHUNK
+    assert client.retrieve(tokens, blanks(2), timeout_s=0).tokens == 2 * CHUNK
+    assert client.stats()["timeouts"] == 0
+
+
 def test_many_threads(client: Client, server: ScriptedServer) -> None:
     failures: list[str] = []
 
@@ -287,6 +295,35 @@ def test_a_forked_child_is_told_to_open_its_own(client: Client, server: Scripted
     assert client.contains(tokens) == CHUNK
     assert hit.release() is True
     assert not server.of(p.Unregister)
+
+
+def test_a_forked_child_may_end_as_it_likes(server: ScriptedServer, url: str) -> None:
+    code = (
+        "import gc, os, sys\n"
+        "from support.engines import CHUNK, IDENTITY, expected, prompt\n"
+        "from kvferry.server import Client\n"
+        f"client = Client(IDENTITY, {url!r})\n"
+        "assert client.wait(20)\n"
+        "tokens = prompt(CHUNK)\n"
+        "client.store(tokens, expected(tokens))\n"
+        "hit = client.retrieve(tokens)\n"
+        "if not os.fork():\n"
+        "    del hit, client\n"
+        "    gc.collect()\n"
+        "    sys.exit(0)\n"
+        "assert os.wait()[1] == 0\n"
+        "assert hit.release()\n"
+        "assert client.contains(tokens) == CHUNK\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=Path(__file__).parents[1],
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(server.of(p.Unregister)) == 1
 
 
 @pytest.mark.parametrize(

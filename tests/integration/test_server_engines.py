@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvferry.errors import ConfigError
 from kvferry.server import Client
+from kvferry.server.curve import new_keys
 from kvferry.server.server import Server
 from support.cache_server import CacheServerProcess, running
 from support.engines import CHUNK, IDENTITY, LAYOUT, blanks, expected, prompt
@@ -179,3 +181,30 @@ def test_an_engine_that_was_stopped_registers_anew(server: Server) -> None:
         tell(engine)
         assert hear(engine) == [False, 1]
         assert engine.wait(LIMIT_S) == 0
+
+
+def test_keys(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """CURVE: who has the right key is served, everybody else is told that he is not."""
+    server_file, client_file = new_keys(tmp_path / "keys")
+    _, other_file = new_keys(tmp_path / "others")
+    stranger = json.loads(other_file.read_text())
+    stranger["server"] = json.loads(client_file.read_text())["server"]
+    stranger_file = tmp_path / "stranger.key"
+    stranger_file.write_text(json.dumps(stranger))
+    stranger_file.chmod(0o600)
+    tokens = prompt(2 * CHUNK)
+    with running(tmp_path, mib=1, curve_key_file=server_file) as server:
+        url = server.config.endpoints[0]
+        with Client(IDENTITY, url, curve_key_file=client_file) as client:
+            assert client.wait(LIMIT_S), client.refused
+            assert client.store(tokens, expected(tokens)).chunks == 2
+            assert client.retrieve(tokens, blanks(2)).tokens == 2 * CHUNK
+        for keys in (None, stranger_file, other_file):
+            with Client(IDENTITY, url, curve_key_file=keys) as client:
+                assert client.lookup(tokens).tokens == 0
+                if keys is not other_file:  # a server with other keys does not even say no
+                    until(lambda client=client: client.refused, LIMIT_S)
+    secrets = [json.loads(file.read_text())["secret"] for file in (client_file, stranger_file)]
+    assert not any(secret in caplog.text for secret in secrets)
+    with pytest.raises(ConfigError, match="nowhere"):
+        Client(IDENTITY, url, curve_key_file=tmp_path / "nowhere")

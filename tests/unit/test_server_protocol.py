@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -147,3 +149,16 @@ def test_a_message_of_the_most_hashes_fits() -> None:
     assert len(p.encode(p.Retrieve(*HEAD, hashes, 1 << 20))) < p.MESSAGE_BYTES_MAX
     assert len(p.encode(p.Leased(7, 1, pages, {"l1": len(pages)}))) < p.MESSAGE_BYTES_MAX
     assert len(p.encode(p.Reserved(7, 1, pages, pages))) < p.MESSAGE_BYTES_MAX
+
+
+def test_the_page_names_every_message_and_its_fields() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "formats" / "server.md").read_text()
+    rows = re.findall(r"^\| (\d+) \| `(\w+)` \| ([^|]*)\|", page, re.MULTILINE)
+    told = {name: (int(kind), re.findall(r"`(\w+)`", fields)) for kind, name, fields in rows}
+    for table, common in ((REQUESTS, 3), (REPLIES, 1)):
+        for name, (message, golden) in table.items():
+            kind = msgspec.msgpack.decode(bytes.fromhex(golden))[0]
+            assert told.pop(name) == (kind, list(message.__struct_fields__[common:]))
+    assert not told
+    for golden in ("940d0709ccfa", REPLIES["Pong"][1].replace(" ", "")):
+        assert golden in page.replace(" ", "")

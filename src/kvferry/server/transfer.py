@@ -28,7 +28,6 @@ from kvferry.server.protocol import (
     Commit,
     Committed,
     Leased,
-    Release,
     Reserve,
     Reserved,
     Retrieve,
@@ -142,12 +141,11 @@ class Transfer:
         if told is None:
             return self._nothing("unavailable")
         if not told.lease or not told.pages:
-            if told.lease:
-                self._caller.keeper.forget(session.number, Release, told.lease)
+            self._caller.forget(session, told.lease)
             return self._nothing(told.reason or "never_stored", told)
         if len(told.pages) > prompt.chunks or not session.attachment.names(told.pages):
             self._caller.nonsense()
-            self._caller.keeper.forget(session.number, Release, told.lease)
+            self._caller.forget(session, told.lease)
             return self._nothing("unavailable")
         if targets is None:
             return self._show(prompt, session, told)
@@ -164,7 +162,7 @@ class Transfer:
             self._caller.release(session, told.lease)
             return self._nothing("lease_lost", told)
         except BaseException:
-            self._caller.keeper.forget(session.number, Release, told.lease)
+            self._caller.forget(session, told.lease)
             raise
         if not self._caller.release(session, told.lease):
             return self._nothing("lease_lost", told)
@@ -180,7 +178,7 @@ class Transfer:
             return self._nothing("lease_lost", told)
         self._caller.counters.add("bytes_retrieved", len(views) * self._layout.chunk_bytes)
         return Held(
-            partial(self._caller.keeper.forget, session.number, Release, told.lease),
+            partial(self._caller.forget, session, told.lease),
             pages=views,
             release=partial(self._caller.release, session, told.lease),
             shape=self._layout.chunk_shape,
