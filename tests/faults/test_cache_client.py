@@ -449,13 +449,16 @@ def test_nothing_is_left(url: str) -> None:
             assert client.wait(LIMIT_S)
             assert works(client)
 
+    def go_on() -> None:
+        with Client(IDENTITY, url) as client:
+            for _ in range(10):
+                with ScriptedServer(url, LAYOUT):
+                    until(lambda: works(client), LIMIT_S)
+                until(lambda: not client.available, LIMIT_S)
+
     go()
     before = left()
     for _ in range(10):
         go()
-    with Client(IDENTITY, url) as client:
-        for _ in range(10):
-            with ScriptedServer(url, LAYOUT):
-                until(lambda: works(client), LIMIT_S)
-            until(lambda: not client.available, LIMIT_S)
+    go_on()
     until(lambda: left() == before, LIMIT_S)
