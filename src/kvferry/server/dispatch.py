@@ -4,27 +4,22 @@ What memory knows is answered at once: it takes microseconds. What may wait, for
 kernel, goes to threads, and the reply comes back through a queue. So no client waits for another
 one's stores, and a client that has too much under way is told so.
 
-A reply that its client does not take is dropped, as ZeroMQ does it: nobody slow holds up the loop.
-
-The loop waits in `recv` and nowhere else, which costs half of what polling does. Threads wake it by
-a message of their own.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
-import zmq
 
 from kvferry.errors import KVFerryError, UsageError
 from kvferry.server import protocol
+from kvferry.server.listener import Listener, Route
 from kvferry.server.protocol import MESSAGE_BYTES_MAX, Failure, Reply, Request
 
 __all__ = ["Dispatcher", "Later", "Refused"]
@@ -32,8 +27,6 @@ __all__ = ["Dispatcher", "Later", "Refused"]
 _log = logging.getLogger("kvferry.server")
 
 TICK_S = 0.25
-_WAKE_ENDPOINT = "inproc://wake"
-_WAKE_ROUTE = b"wake"
 _THREADS = 32
 # Requests that may wait for a thread; beyond it all are told that the server is busy.
 _WAITING_MAX = 4096
@@ -66,86 +59,71 @@ class Dispatcher:
     """The loop.
 
     Args:
-        socket: A ROUTER that is bound; the loop owns it.
+        listener: Where messages come from; the loop owns it.
         handle: From a request to its reply, or to `Later`; raises `Refused` or `UsageError`.
         tick: Called several times a second.
 
     Attributes:
-        requests: How many came, by the name of their kind.
         failures: How many were refused, by code.
         beat: When the loop last turned, by ``time.monotonic``.
     """
 
     def __init__(
         self,
-        socket: zmq.Socket[bytes],
+        listener: Listener,
         handle: Callable[[Request], Reply | Later],
         tick: Callable[[], None],
     ) -> None:
-        self._socket = socket
+        self._listener = listener
         self._handle = handle
         self._tick = tick
         self._threads = ThreadPoolExecutor(_THREADS, "kvferry-serve")
         self._waiting = 0
-        self._done: deque[tuple[bytes, Reply, Callable[[], None]]] = deque()
-        socket.bind(_WAKE_ENDPOINT)
-        self._wake = socket.context.socket(zmq.DEALER)
-        self._wake.setsockopt(zmq.LINGER, 0)
-        self._wake.setsockopt(zmq.ROUTING_ID, _WAKE_ROUTE)
-        self._wake.connect(_WAKE_ENDPOINT)
-        self._wake_lock = threading.Lock()
+        self._done: deque[tuple[Route, Reply, Callable[[], None]]] = deque()
         self._stopping = False
-        self.requests: dict[str, int] = {}
+        self._requests: defaultdict[type, int] = defaultdict(int)
         self.failures: dict[str, int] = {}
         self.received_bytes = self.sent_bytes = 0
         self.beat = time.monotonic()
 
     def run(self) -> None:
         """Serve until `stop`."""
-        self._socket.setsockopt(zmq.RCVTIMEO, int(TICK_S * 1000))
-        next_tick = 0.0
+        listener, next_tick = self._listener, 0.0
         try:
             while not self._stopping:
                 now = self.beat = time.monotonic()
                 if now >= next_tick:
                     self._tick()
                     next_tick = now + TICK_S
-                try:
-                    frames = self._socket.recv_multipart()
-                except zmq.Again:
-                    continue
-                if frames[0] != _WAKE_ROUTE:
-                    self._serve(frames)
+                for route, body in listener.wait(max(0.0, next_tick - now)):
+                    self._serve(route, body)
                 while self._done:
                     self._finish(*self._done.popleft())
         finally:
             self._threads.shutdown(wait=False, cancel_futures=True)
-            with self._wake_lock:
-                self._wake.close()
 
     def stop(self) -> None:
         """End the loop soon. Threads: any; also a signal handler."""
         self._stopping = True
+        self._listener.wake()
 
-    def _finish(self, route: bytes, reply: Reply, over: Callable[[], None]) -> None:
+    def _finish(self, route: Route, reply: Reply, over: Callable[[], None]) -> None:
         self._waiting -= 1
         over()
         self._send(route, reply)
 
     # --- One request ---
 
-    def _serve(self, frames: list[bytes]) -> None:
-        route, body = frames[0], frames[-1]
+    def _serve(self, route: Route, body: bytes) -> None:
         self.received_bytes += len(body)
         try:
-            if len(frames) != 2:
-                raise Refused("message", "a message has one frame")
             request = protocol.decode_request(body)
-        except (msgspec.MsgspecError, UnicodeDecodeError, Refused) as error:
-            self._send(route, Failure(_id_of(body), "message", f"cannot be read: {error}"))
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            text = f"cannot be read as one frame of a message: {error}"
+            self._send(route, Failure(_id_of(body), "message", text))
             return
-        kind = type(request).__name__
-        self.requests[kind] = self.requests.get(kind, 0) + 1
+        kind = type(request)
+        self._requests[kind] += 1
         try:
             reply = self._handle(request)
         except Refused as error:
@@ -153,14 +131,14 @@ class Dispatcher:
         except UsageError as error:
             reply = Failure(request.id, "usage", str(error))
         except Exception as error:
-            _log.exception("a %s request failed", kind)
+            _log.exception("a %s request failed", kind.__name__)
             reply = Failure(request.id, "internal", type(error).__name__)
         if isinstance(reply, Later):
             self._put_off(route, request, reply)
         else:
             self._send(route, reply)
 
-    def _put_off(self, route: bytes, request: Request, later: Later) -> None:
+    def _put_off(self, route: Route, request: Request, later: Later) -> None:
         if self._waiting >= _WAITING_MAX:
             later.over()
             self._send(route, Failure(request.id, "busy", "too many requests are waiting"))
@@ -168,7 +146,7 @@ class Dispatcher:
         self._waiting += 1
         self._threads.submit(self._work, route, request, later)
 
-    def _work(self, route: bytes, request: Request, later: Later) -> None:
+    def _work(self, route: Route, request: Request, later: Later) -> None:
         try:
             reply = later.work()
         except Refused as error:
@@ -179,11 +157,9 @@ class Dispatcher:
             _log.exception("a %s request failed", type(request).__name__)
             reply = Failure(request.id, "internal", type(error).__name__)
         self._done.append((route, reply, later.over))
-        with self._wake_lock:
-            if not self._wake.closed:
-                self._wake.send(b"", zmq.NOBLOCK)
+        self._listener.wake()
 
-    def _send(self, route: bytes, reply: Reply) -> None:
+    def _send(self, route: Route, reply: Reply) -> None:
         if type(reply) is Failure:
             self.failures[reply.code] = self.failures.get(reply.code, 0) + 1
         body = protocol.encode(reply)
@@ -191,18 +167,17 @@ class Dispatcher:
             body = protocol.encode(
                 Failure(reply.id, "usage", "the answer is too long; ask for less")
             )
-        try:
-            self._socket.send_multipart((route, body), zmq.NOBLOCK)
-        except zmq.ZMQError:  # it went, or does not read
-            return
-        self.sent_bytes += len(body)
+        if self._listener.send(route, body):
+            self.sent_bytes += len(body)
 
     def status(self) -> dict[str, Any]:
         """For people and programs."""
         return {
-            "requests": dict(self.requests),
+            "requests": {kind.__name__: n for kind, n in list(self._requests.items())},
             "failures": dict(self.failures),
             "waiting": self._waiting,
+            "connections": self._listener.connections,
+            "refused_connections": self._listener.refused,
             "received_bytes": self.received_bytes,
             "sent_bytes": self.sent_bytes,
         }
@@ -210,7 +185,9 @@ class Dispatcher:
     @staticmethod
     def nothing() -> dict[str, Any]:
         """The `status` of one that has not begun."""
-        counters = dict.fromkeys(("waiting", "received_bytes", "sent_bytes"), 0)
+        counters = dict.fromkeys(
+            ("waiting", "connections", "refused_connections", "received_bytes", "sent_bytes"), 0
+        )
         return {"requests": {}, "failures": {}, **counters}
 
 

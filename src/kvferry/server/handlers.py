@@ -16,6 +16,7 @@ import msgspec
 from kvferry.engine.memory import Reserved as Pages
 from kvferry.engine.prompt import Prompt
 from kvferry.errors import KVFerryError
+from kvferry.keys import DIGEST_BYTES
 from kvferry.server import protocol as p
 from kvferry.server.config import ServerConfig
 from kvferry.server.dispatch import Later, Refused
@@ -28,6 +29,7 @@ __all__ = ["Handlers"]
 # Requests of one session that threads may be working on.
 _RUNNING_MAX = 64
 _TIMEOUT_MS_MAX = 3_600_000
+_HASHES_BYTES_MAX = p.HASHES_MAX * DIGEST_BYTES
 _VERSIONS = (p.VERSION,)
 
 
@@ -166,11 +168,12 @@ class Handlers:
     # --- Asking ---
 
     def _lookup(self, session: Session, request: p.Lookup) -> p.Reply | Later:
-        shard = session.shard
-        prompt = shard.prompt(request.hashes)
-        ready, coming = shard.memory.cache.lookup(request.hashes)
-        if ready == prompt.chunks or not request.stores or not shard.engine.tiers:
-            return p.Found(request.id, {"l1": ready}, coming)
+        shard, hashes = session.shard, request.hashes
+        if len(hashes) <= _HASHES_BYTES_MAX:  # what is most often asked, as quickly as can be
+            ready, coming = shard.memory.cache.lookup(hashes)
+            if ready * DIGEST_BYTES == len(hashes) or not request.stores or not shard.engine.tiers:
+                return p.Found(request.id, {"l1": ready}, coming)
+        prompt = shard.prompt(hashes)
 
         def look() -> p.Reply:
             limit_s = _seconds(request)

@@ -12,34 +12,31 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import stat
 import threading
 import time
-from pathlib import Path
-from typing import Any
-
-import zmq
+from typing import TYPE_CHECKING, Any
 
 from kvferry import __version__
 from kvferry.engine import Engine
-from kvferry.errors import ConfigError, StoreError, UsageError
+from kvferry.errors import ConfigError, UsageError
 from kvferry.server import restart
 from kvferry.server.config import ServerConfig
 from kvferry.server.dispatch import Dispatcher
 from kvferry.server.handlers import Handlers
+from kvferry.server.listener import Listener
 from kvferry.server.metrics import metrics_text
 from kvferry.server.pools import Pools
-from kvferry.server.protocol import MESSAGE_BYTES_MAX
 from kvferry.server.reload import merged
 from kvferry.server.sessions import Session, Sessions
 from kvferry.server.shard import Shard
+
+if TYPE_CHECKING:
+    from kvferry.server.gate import Gate
 
 __all__ = ["Server"]
 
 _log = logging.getLogger("kvferry.server")
 
-# Messages that a client does not take; then further ones are dropped.
-_QUEUE_MESSAGES = 1000
 _BEAT_S = 2.0
 
 
@@ -66,7 +63,8 @@ class Server:
         self._dispatcher: Dispatcher | None = None
         self._stop = threading.Event()
         self._kept = False  # the segments, for the next server
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._listener = Listener()
+        self._gate: Gate | None = None
 
     # --- Life ---
 
@@ -78,47 +76,34 @@ class Server:
             ConfigError: A setting does not go with this host.
         """
         try:
-            socket = self._bind()
+            self._listen()
             restart.begin(self.config, self._pools, self._sessions, self._handlers.shards)
-            self._dispatcher = Dispatcher(socket, self._handlers.handle, self._sessions.tick)
+            self._dispatcher = Dispatcher(
+                self._listener, self._handlers.handle, self._sessions.tick
+            )
+            if self._gate is not None:
+                self._gate.start()
             self.state = "ready"
             if not self._stop.is_set():
                 self._dispatcher.run()
             self._drain()
         finally:
             self.state = "ended"
-            self._context.destroy(linger=0)
+            if self._gate is not None:
+                self._gate.stop()
+            self._listener.close()
             self._pools.close(keep=self._kept)
 
-    def _bind(self) -> zmq.Socket[bytes]:
-        socket = self._context.socket(zmq.ROUTER)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
-        socket.setsockopt(zmq.SNDHWM, _QUEUE_MESSAGES)
-        socket.setsockopt(zmq.RCVHWM, _QUEUE_MESSAGES)
-        # Half-open connections of hosts that vanished, and what never says hello.
-        socket.setsockopt(zmq.HANDSHAKE_IVL, 5000)
-        socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
-        socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 30)
-        if self.config.curve_key_file is not None:
-            from kvferry.server.curve import apply_server
+    def _listen(self) -> None:
+        config = self.config
+        if config.curve_key_file is None:
+            self.endpoints = [self._listener.listen(endpoint) for endpoint in config.endpoints]
+            return
+        from kvferry.server.gate import Gate
 
-            apply_server(socket, self._context, self.config.curve_key_file)
-        for endpoint in self.config.endpoints:
-            if endpoint.startswith("ipc://"):
-                _remove_stale(Path(endpoint.removeprefix("ipc://")))
-            old = os.umask(0o177)  # an ipc socket is for its user alone
-            try:
-                socket.bind(endpoint)
-            except zmq.ZMQError as error:
-                raise StoreError(
-                    f"cannot listen on {endpoint}: {error.strerror}; "
-                    "choose another port, or end the server that has it"
-                ) from None
-            finally:
-                os.umask(old)
-            self.endpoints.append(socket.getsockopt_string(zmq.LAST_ENDPOINT))
-        return socket
+        self._gate = Gate(config.endpoints, config.curve_key_file)
+        self.endpoints = self._gate.endpoints
+        self._listener.listen(self._gate.endpoint, relays=True)
 
     def stop(self) -> None:
         """Begin to drain. Threads: any; also a signal handler."""
@@ -252,24 +237,3 @@ class Server:
     def metrics_text(self) -> str:
         """All metrics in Prometheus' text format."""
         return metrics_text(self)
-
-
-def _remove_stale(path: Path) -> None:
-    """The socket file of a server that died; one of a living server is an error."""
-    try:
-        if not stat.S_ISSOCK(path.stat().st_mode):
-            raise StoreError(f"{path} is there and is no socket; choose another path")
-    except FileNotFoundError:
-        return
-    import socket
-
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1.0)
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            path.unlink(missing_ok=True)
-        except OSError as error:
-            raise StoreError(f"cannot look at {path}: {error.strerror}") from None
-        else:
-            raise StoreError(f"a server listens on {path} already; end it or choose another path")

@@ -1,0 +1,317 @@
+"""The sockets of the server: connections come and go, messages come in, replies go out.
+
+Everything is done by the thread that calls `wait`; others may call `wake`. A peer that does not
+speak the protocol, says nothing at first, or does not take its replies, is cut off; nobody waits
+for it. A process of another user is cut off at a Unix socket, whatever the mode of its file.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import select
+import socket
+import stat
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from kvferry.errors import StoreError
+from kvferry.server.endpoints import ipc_path
+from kvferry.server.protocol import MESSAGE_BYTES_MAX
+from kvferry.server.zmtp import GREETING, READY, Wire, WireError, framed
+
+__all__ = ["Connection", "Listener", "Route"]
+
+_log = logging.getLogger("kvferry.server")
+
+CONNECTIONS_MAX = 8192
+_BACKLOG = 1024
+_READ_BYTES = 1 << 18
+# Replies that a peer does not read.
+_UNREAD_BYTES_MAX = 4 * MESSAGE_BYTES_MAX
+# How long a peer may take for its handshake, and how often that is looked at.
+_HANDSHAKE_S = 5.0
+_LOOK_S = 1.0
+_IN, _OUT, _BROKEN = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP | select.EPOLLERR
+
+
+class Connection:
+    """One peer.
+
+    Attributes:
+        relays: It passes on messages of others: each has an envelope, which its reply gets back.
+    """
+
+    __slots__ = ("began", "out", "relays", "socket", "wire")
+
+    def __init__(self, peer: socket.socket, relays: bool) -> None:
+        self.socket = peer
+        self.relays = relays
+        self.wire = Wire(MESSAGE_BYTES_MAX)
+        self.out = bytearray()
+        self.began = time.monotonic()
+
+
+# Where a reply goes: a connection, and the envelope of the request.
+Route = tuple[Connection, list[bytes]]
+
+
+class Listener:
+    """All endpoints and all connections of a server."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll.register(self._wake, _IN)
+        self._endpoints: dict[int, tuple[socket.socket, bool]] = {}
+        self._paths: list[tuple[Path, int]] = []
+        self._connections: dict[int, Connection] = {}
+        self._next_look = 0.0
+        self._deaf = False  # there were no descriptors: nobody is accepted for a moment
+        self.refused = 0
+
+    def listen(self, endpoint: str, *, relays: bool = False) -> str:
+        """Listen; the endpoint as it is, with the port that it got.
+
+        Raises:
+            StoreError: Somebody else has it, or the system refuses.
+        """
+        path = ipc_path(endpoint)
+        try:
+            server = _tcp(endpoint) if path is None else _unix(Path(path))
+        except OSError as error:
+            raise StoreError(
+                f"cannot listen at {endpoint}: {error.strerror or error}; choose another --port or "
+                "--ipc, or end the server that has it"
+            ) from None
+        server.setblocking(False)
+        if path is not None:
+            self._paths.append((Path(path), os.stat(path).st_ino))
+        self._endpoints[server.fileno()] = (server, relays)
+        self._epoll.register(server.fileno(), _IN)
+        if path is not None:
+            return endpoint
+        host, port = server.getsockname()[:2]
+        return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+    @property
+    def connections(self) -> int:
+        """How many peers there are."""
+        return len(self._connections)
+
+    def wake(self) -> None:
+        """Have `wait` return soon. Threads: any; also a signal handler."""
+        with suppress(OSError):  # closed meanwhile, or rung very often
+            os.eventfd_write(self._wake, 1)
+
+    def wait(self, timeout_s: float) -> Iterator[tuple[Route, bytes]]:
+        """Messages that came, each with where its reply goes; none: it was woken, or nobody spoke.
+
+        Whoever has a message may `send` at once.
+        """
+        for descriptor, event in self._epoll.poll(timeout_s):
+            connection = self._connections.get(descriptor)
+            if connection is not None:
+                if event & _OUT:
+                    self._flush(connection)
+                if event & (_IN | _BROKEN):
+                    yield from self._read(connection)
+            elif descriptor == self._wake:
+                with suppress(BlockingIOError):
+                    os.eventfd_read(self._wake)
+            elif descriptor in self._endpoints:
+                self._accept(*self._endpoints[descriptor])
+        now = time.monotonic()
+        if now >= self._next_look:
+            self._next_look = now + _LOOK_S
+            self._look(now)
+
+    def send(self, route: Route, body: bytes) -> bool:
+        """Send a reply, now or when the peer takes it; False: it is gone."""
+        connection, envelope = route
+        if connection.socket.fileno() < 0:
+            return False
+        data = framed(body)
+        if envelope:
+            data = b"".join([*(framed(frame, more=True) for frame in envelope), data])
+        if connection.out:
+            if len(connection.out) + len(data) > _UNREAD_BYTES_MAX:
+                self._drop(connection, "it does not read its replies")
+                return False
+            connection.out += data
+            return True
+        try:
+            sent = connection.socket.send(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self._drop(connection)
+            return False
+        if sent < len(data):
+            connection.out += data[sent:]
+            self._epoll.modify(connection.socket.fileno(), _IN | _OUT)
+        return True
+
+    def close(self) -> None:
+        """Drop everybody, and remove the files of Unix sockets that are still ours."""
+        for connection in list(self._connections.values()):
+            self._drop(connection)
+        for server, _ in self._endpoints.values():
+            server.close()
+        for path, inode in self._paths:
+            with suppress(OSError):
+                if path.stat().st_ino == inode:
+                    path.unlink()
+        self._epoll.close()
+        os.close(self._wake)
+
+    # --- One connection ---
+
+    def _accept(self, server: socket.socket, relays: bool) -> None:
+        for _ in range(64):
+            try:
+                peer, _ = server.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
+                    self._hear(False)
+                return
+            if len(self._connections) >= CONNECTIONS_MAX or not _is_ours(peer):
+                self.refused += 1
+                peer.close()
+                continue
+            peer.setblocking(False)
+            if peer.family != socket.AF_UNIX:
+                peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30)
+            connection = Connection(peer, relays)
+            self._connections[peer.fileno()] = connection
+            self._epoll.register(peer.fileno(), _IN)
+            self._raw(connection, GREETING)
+
+    def _hear(self, whether: bool) -> None:
+        """Stop to accept when there are no descriptors, and begin again."""
+        self._deaf = not whether
+        for descriptor in self._endpoints:
+            self._epoll.modify(descriptor, _IN if whether else 0)
+
+    def _read(self, connection: Connection) -> Iterator[tuple[Route, bytes]]:
+        try:
+            data = connection.socket.recv(_READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._drop(connection)
+            return
+        was_ready = connection.wire.ready
+        try:
+            messages = connection.wire.feed(data)
+        except WireError as error:
+            self.refused += 1
+            self._drop(connection, str(error))
+            return
+        if connection.wire.ready and not was_ready:
+            self._raw(connection, READY)
+        for frames in messages:
+            if connection.relays:
+                yield (connection, frames[:-1]), frames[-1]
+            elif len(frames) == 1:
+                yield (connection, []), frames[0]
+            else:
+                yield (connection, []), b""  # which is no message
+
+    def _raw(self, connection: Connection, data: bytes) -> None:
+        """Send a part of the handshake, which fits into any socket's buffer."""
+        try:
+            connection.socket.send(data)
+        except OSError:
+            self._drop(connection)
+
+    def _flush(self, connection: Connection) -> None:
+        try:
+            sent = connection.socket.send(connection.out)
+        except BlockingIOError:
+            return
+        except OSError:
+            self._drop(connection)
+            return
+        del connection.out[:sent]
+        if not connection.out:
+            self._epoll.modify(connection.socket.fileno(), _IN)
+
+    def _look(self, now: float) -> None:
+        if self._deaf:
+            self._hear(True)
+        for connection in list(self._connections.values()):
+            if not connection.wire.ready and now - connection.began > _HANDSHAKE_S:
+                self.refused += 1
+                self._drop(connection, "no handshake")
+
+    def _drop(self, connection: Connection, why: str = "") -> None:
+        if why:
+            _log.info("a connection was ended: %s", why)
+        if self._connections.pop(connection.socket.fileno(), None) is not None:
+            connection.socket.close()
+
+
+def _tcp(endpoint: str) -> socket.socket:
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    host = host.strip("[]")
+    server = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind((host, 0 if port == "*" else int(port)))
+        server.listen(_BACKLOG)
+    except BaseException:
+        server.close()
+        raise
+    return server
+
+
+def _unix(path: Path) -> socket.socket:
+    _remove_stale(path)
+    server = socket.socket(socket.AF_UNIX)
+    mask = os.umask(0o177)
+    try:
+        server.bind(str(path))
+        server.listen(_BACKLOG)
+    except BaseException:
+        server.close()
+        raise
+    finally:
+        os.umask(mask)
+    return server
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove the socket of a server that died; that of a living one is an error."""
+    try:
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise OSError(errno.EEXIST, "there is a file that is no socket")
+    except FileNotFoundError:
+        return
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+        else:
+            raise OSError(errno.EADDRINUSE, "a server listens there already")
+
+
+def _is_ours(peer: socket.socket) -> bool:
+    """Whether a local peer is of our user, or root."""
+    if peer.family != socket.AF_UNIX:
+        return True
+    size = struct.calcsize("3i")
+    _, uid, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    return uid in (0, os.geteuid())

@@ -1,0 +1,143 @@
+"""ZeroMQ's wire protocol, ZMTP 3, as far as a ROUTER without encryption needs it.
+
+A machine without a socket: `feed` takes what came and returns whole messages; what is to be sent is
+bytes too. So one thread can serve every connection, which takes a third of the time that handing
+each message to an I/O thread and back takes; see docs/decisions/0015-the-servers-socket.md.
+
+Peers are DEALER sockets of libzmq, and whatever speaks like one. Whoever does not is cut off.
+
+Source: https://rfc.zeromq.org/spec/23/ (ZMTP 3.0).
+"""
+
+from __future__ import annotations
+
+import struct
+
+__all__ = ["GREETING", "READY", "Wire", "WireError", "framed"]
+
+_MORE, _LONG, _COMMAND = 1, 2, 4
+_U64 = struct.Struct(">Q")
+_U32 = struct.Struct(">I")
+
+# Signature, version 3.0, the mechanism NULL, and that of it we are not the server.
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+_SOCKET_TYPE = b"\x0bSocket-Type"
+_COMMAND_READY = b"\x05READY"
+_BODY = _COMMAND_READY + _SOCKET_TYPE + _U32.pack(6) + b"ROUTER"
+READY = bytes([_COMMAND, len(_BODY)]) + _BODY
+_PEERS = (b"DEALER", b"ROUTER")
+# A greeting, and metadata of the peer's socket.
+_HANDSHAKE_BYTES_MAX = 64 + 9 + 4096
+_FRAMES_MAX = 8
+
+
+class WireError(Exception):
+    """The peer does not speak the protocol, or says too much; the connection is of no use."""
+
+
+def framed(body: bytes, more: bool = False) -> bytes:
+    """A frame of a message."""
+    flags = _MORE if more else 0
+    if len(body) < 256:
+        return bytes((flags, len(body))) + body
+    return bytes((flags | _LONG,)) + _U64.pack(len(body)) + body
+
+
+class Wire:
+    """What came from one peer.
+
+    Args:
+        size_bytes_max: Of a frame; one that is longer is an error.
+
+    Attributes:
+        ready: The handshake is over: messages may be sent.
+    """
+
+    __slots__ = ("_buffer", "_frames", "_greeted", "_size_bytes_max", "ready")
+
+    def __init__(self, size_bytes_max: int) -> None:
+        self.ready = False
+        self._greeted = False
+        self._size_bytes_max = size_bytes_max
+        self._buffer = b""
+        self._frames: list[bytes] = []
+
+    def feed(self, data: bytes) -> list[list[bytes]]:
+        """Take what came; the messages that are complete now, each its frames.
+
+        Raises:
+            WireError: The connection has to end.
+        """
+        if self._buffer:
+            data = self._buffer + data
+        at, messages = 0, []
+        if not self._greeted:
+            at = self._greet(data)
+        size = len(data)
+        while self._greeted and size - at >= 2:
+            flags = data[at]
+            if flags & ~7:
+                raise WireError("reserved flags of a frame are set")
+            if flags & _LONG:
+                if size - at < 9:
+                    break
+                length, begin = _U64.unpack_from(data, at + 1)[0], at + 9
+            else:
+                length, begin = data[at + 1], at + 2
+            if length > (self._size_bytes_max if self.ready else _HANDSHAKE_BYTES_MAX):
+                raise WireError(f"a frame of {length} bytes")
+            if size - begin < length:
+                break
+            at = begin + length
+            body = data[begin:at]
+            if flags & _COMMAND:
+                self._command(body)
+            elif not self.ready:
+                raise WireError("a message before the handshake")
+            else:
+                self._frames.append(body)
+                if not flags & _MORE:
+                    messages.append(self._frames)
+                    self._frames = []
+                elif len(self._frames) > _FRAMES_MAX:
+                    raise WireError("a message of too many frames")
+        self._buffer = data[at:]
+        return messages
+
+    def _greet(self, data: bytes) -> int:
+        """How many bytes of a whole greeting; a wrong one is seen as soon as it is."""
+        if data[:1] not in (b"", b"\xff") or (len(data) > 9 and data[9] != 0x7F):
+            raise WireError("no ZeroMQ")
+        if len(data) > 10 and data[10] < 3:
+            raise WireError(f"version {data[10]} of ZMTP; it has to be 3")
+        if len(data) < 64:
+            return 0
+        mechanism = data[12:32].rstrip(b"\0")
+        if mechanism != b"NULL":
+            raise WireError(f"the mechanism {mechanism!r}; this endpoint has no keys")
+        self._greeted = True
+        return 64
+
+    def _command(self, body: bytes) -> None:
+        if self.ready:
+            return  # heartbeats of ZMTP 3.1, which nobody may send us, and what comes later
+        if not body.startswith(_COMMAND_READY):
+            raise WireError("the handshake has no READY")
+        found = _metadata(body[len(_COMMAND_READY) :])
+        if found.get(b"socket-type") not in _PEERS:
+            raise WireError("the peer is no DEALER")
+        self.ready = True
+
+
+def _metadata(data: bytes) -> dict[bytes, bytes]:
+    found, at = {}, 0
+    while at < len(data):
+        name_end = at + 1 + data[at]
+        if name_end + 4 > len(data):
+            raise WireError("metadata that is cut")
+        end = name_end + 4 + _U32.unpack_from(data, name_end)[0]
+        if end > len(data):
+            raise WireError("metadata that is cut")
+        found[data[at + 1 : name_end].lower()] = data[name_end + 4 : end]
+        at = end
+    return found
