@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from kvferry.errors import ConfigError
-from kvferry.server.link import CurveKeys
+from kvferry.server.sockets import CurveKeys
 
 __all__ = ["DEFAULT_URL", "curve_keys", "read_url"]
 
@@ -47,4 +47,5 @@ def curve_keys(path: Path) -> CurveKeys:
     """
     from kvferry.server.curve import client_keys
 
-    return CurveKeys(*client_keys(path))
+    public, secret, server = client_keys(path)
+    return CurveKeys(client_public=public, client_secret=secret, server_public=server)
