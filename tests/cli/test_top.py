@@ -46,20 +46,21 @@ class LiveView(FakeView):
                     "identity": engine.identity.digest.hex(),
                     "model": engine.identity.model,
                     "chunk_size": CHUNK,
+                    "chunk_bytes": engine.memory.chunk_bytes,
                     "used_bytes": count * engine.memory.chunk_bytes,
                     "engines": 1,
                     **engine.stats(),
                 }
                 for engine, count in zip(self.engines, pages, strict=True)
             ],
-            **self.state,
+            **self.told,
         }
 
 
 @contextmanager
 def served(engine: Engine, token: str | None = None, port: int = 0) -> Iterator[HttpSide]:
     view = LiveView(ServerConfig(http=("127.0.0.1", port), http_token=token), engine)
-    view.state = {}
+    view.told = {}
     side = HttpSide(view)
     side.start()
     try:
@@ -120,6 +121,8 @@ def test_rates_are_those_since_the_look_before(engine: Engine) -> None:
         assert rate is not None
         assert rate > 0
         assert watch.rate("requested") == pytest.approx(rate)
+        assert watch.total("came_bytes") == 4 * engine.memory.chunk_bytes
+        assert watch.rate("came_bytes") == 0
         assert "100.0%" in frame(watch)
         watch.look()
         assert watch.rate("hit", "l1") == 0

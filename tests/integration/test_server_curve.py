@@ -45,6 +45,7 @@ class Echo:
         """Whether a question of such a client arrives, and the answer comes back."""
         dealer = self.context.socket(zmq.DEALER)
         dealer.linger = 0
+        dealer.sndtimeo = wait_ms  # who was refused already has nobody to send to
         try:
             if client is not None:
                 apply_client(dealer, client)
@@ -54,6 +55,8 @@ class Echo:
                 return False
             self.socket.send_multipart(self.socket.recv_multipart())
             return bool(dealer.poll(wait_ms)) and dealer.recv() == b"question"
+        except zmq.Again:
+            return False
         finally:
             dealer.close()
 

@@ -70,13 +70,16 @@ def test_health_says_what_the_server_says(engine: Engine) -> None:
     with served(view) as url:
         assert ask(f"{url}/healthz") == (200, {"alive": True})
         assert ask(f"{url}/readyz") == (200, {"ready": True})
-        view.ready = False
-        status, body = ask(f"{url}/readyz")
-        assert (status, body["ready"]) == (503, False)
-        assert body["reason"]
-        assert ask(f"{url}/healthz")[0] == 200
         view.alive = False
         assert ask(f"{url}/healthz") == (503, {"alive": False})
+        assert ask(f"{url}/readyz")[0] == 503
+        for state in ("starting", "draining"):  # without a loop, and all is well
+            view.state = state
+            assert ask(f"{url}/healthz") == (200, {"alive": True})
+            answer = ask(f"{url}/readyz")
+            assert answer == (503, {"ready": False, "reason": f"it is {state}"})
+        view.state = "ended"
+        assert ask(f"{url}/healthz")[0] == 503
 
 
 def test_calls_that_hang_do_not_keep_health_waiting(
@@ -358,7 +361,7 @@ def test_identities_that_are_not_there(engine: Engine) -> None:
 
 def test_a_server_that_is_not_ready_says_so(engine: Engine) -> None:
     view = FakeView(config(), engine)
-    view.ready = False
+    view.state = "draining"
     with served(view) as url:
         for path in ("lookup", "explain", "pins"):
             refused = ask(f"{url}/v1/{path}", "POST", {"tokens": TOKENS})
@@ -383,6 +386,23 @@ def test_bodies_have_a_limit(url: str) -> None:
         else:
             assert b" 413 " in raw.recv(4096).split(b"\r\n", 1)[0]
     assert ask(f"{url}/healthz")[0] == 200
+
+
+def test_who_sends_no_request_is_sent_away(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvferry.server.http.HEAD_S", 0.3)
+    with served(FakeView(config(), engine)) as url:
+        where = ("127.0.0.1", int(url.rsplit(":", 1)[1]))
+        silent, slow, quick = (socket.create_connection(where, 20) for _ in range(3))
+        slow.sendall(b"GET /healthz HTTP/1.1\r\nhost:")
+        quick.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert to_its_end(quick).endswith(b'{"alive":true}')
+        for one in (silent, slow):
+            assert to_its_end(one) == b""
+
+
+def to_its_end(one: socket.socket) -> bytes:
+    with one:
+        return b"".join(iter(lambda: one.recv(4096), b""))
 
 
 def test_a_bug_is_told_without_its_text(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,13 +22,20 @@ class FakeView:
     def __init__(self, config: ServerConfig, *engines: Engine) -> None:
         self.config = config
         self.engines = list(engines)
-        self.ready = self.alive = True
+        self.alive = True
+        self.endpoints: list[str] = []
+        self.state = "ready"
         self.stopped = self.reloads = 0
-        self.state: dict[str, Any] = {"state": "ready", "pool": {"bytes": 1}}
+        self.told: dict[str, Any] = {"pool": {"bytes": 1}}
+
+    @property
+    def ready(self) -> bool:
+        """See `ServerView`."""
+        return self.state == "ready"
 
     def status(self) -> dict[str, Any]:
         """See `ServerView`."""
-        return {**self.state, "odd": float("inf")}
+        return {"state": self.state, **self.told, "odd": float("inf")}
 
     def engine(self, identity: str | None) -> Engine:
         """See `ServerView`."""

@@ -260,6 +260,7 @@ LISTENING: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"host": "[::1]", "port": 0}, ("tcp://[::1]:0",)),
     ({"ipc": "/run/k.sock"}, ("tcp://127.0.0.1:5555", "ipc:///run/k.sock")),
     ({"ipc": "/run/k.sock", "tcp": False}, ("ipc:///run/k.sock",)),
+    ({"endpoints": ["tcp://localhost:5"]}, ("tcp://127.0.0.1:5",)),
     ({"endpoints": ["ipc:///a", "tcp://127.0.0.2:1"]}, ("ipc:///a", "tcp://127.0.0.2:1")),
 ]
 
@@ -278,6 +279,7 @@ def test_the_strongest_that_speaks_of_listening_wins(file: Callable[[str], Path]
 
 
 def test_beyond_this_host_it_takes_keys() -> None:
+    assert "curve_key_file" in message(load, endpoints=["tcp://*:5555"])
     for host in ("0.0.0.0", "*", "192.0.2.7", "::", "2001:db8::1"):
         assert "curve_key_file" in message(load, host=host)
         assert load(host=host, curve_key_file="/k").curve_key_file == Path("/k")

@@ -169,15 +169,27 @@ def server(**options: Any) -> None:
     names and page numbers only. It outlives them, so a restarted engine finds its chunks.
     """
     if options["new_curve_keys"] is not None:
+        _check_installed()
         _new_curve_keys(options["new_curve_keys"])
         return
     config = _config(options)
     if options["check"]:
         _show(config)
         return
+    _check_installed()
     from kvferry.server.run import run_server
 
     run_server(config, log_level=options["log_level"])
+
+
+def _check_installed() -> None:
+    import importlib.util
+
+    from kvferry.errors import ConfigError
+
+    for name in ("zmq", "msgspec", "starlette", "uvicorn"):
+        if importlib.util.find_spec(name) is None:
+            raise ConfigError(f"a server needs {name}; run pip install 'kvferry[server]'")
 
 
 def _config(options: dict[str, Any]) -> ServerConfig:

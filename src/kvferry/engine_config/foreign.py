@@ -41,7 +41,7 @@ _SWITCHES: dict[str, str] = {
     "remote_storage_plugins": "is not here; use a store of type plugin",
     "remote_config_url": "is not here; settings come from the file, the environment and the call",
     "audit_actual_remote_url": _OFF,
-    "mp_host": "needs the multi-process server, which is not in this release",
+    "mp_host": "is no setting of an engine here; use kvferry.server.Client and `kvferry server`",
     "store_location": "is not here; every chunk goes to every store",
     "retrieve_locations": "is not here; stores are asked in their order",
 }

@@ -140,6 +140,12 @@ def counters(status: Mapping[str, Any]) -> Counters:
             values = metrics.get(f"kvferry_{theirs}_total")
             for label, value in (values if isinstance(values, Mapping) else {"": values}).items():
                 add(ours, label, value)
+    for identity in _identities(status):
+        memory = identity.get("memory")
+        came = memory.get("insertions") if isinstance(memory, Mapping) else None
+        size = identity.get("chunk_bytes")
+        if isinstance(came, int) and isinstance(size, int):
+            add("came_bytes", "", came * size)
     protocol = status.get("protocol")
     if isinstance(protocol, Mapping):
         requests = protocol.get("requests")
@@ -149,9 +155,15 @@ def counters(status: Mapping[str, Any]) -> Counters:
 
 
 def _metrics(status: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    for identity in status.get("identities", ()):
-        if isinstance(identity, Mapping) and isinstance(identity.get("metrics"), Mapping):
+    for identity in _identities(status):
+        if isinstance(identity.get("metrics"), Mapping):
             yield identity["metrics"]
+
+
+def _identities(status: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    for identity in status.get("identities", ()):
+        if isinstance(identity, Mapping):
+            yield identity
 
 
 # Our name: that of the metric.

@@ -55,12 +55,11 @@ def _facts(watch: Watch) -> Iterator[tuple[str, str]]:
     )
     wanted, hit = _rate(watch, "requested"), _rate(watch, "hit")
     yield "tokens", f"{_each(wanted)} wanted, {_each(hit)} from the cache"
-    out = _rate(watch, "hit_bytes")
+    came, out = _rate(watch, "came_bytes"), _rate(watch, "hit_bytes")
     loaded, written = _rate(watch, "load_bytes"), _rate(watch, "store_bytes")
-    yield (
-        "GB/s",
-        f"{_gbs(out)} to engines, {_gbs(loaded)} from stores, {_gbs(written)} to stores",
-    )
+    stored = None if came is None else max(0.0, came - (loaded or 0.0))
+    yield "GB/s", f"engines: {_gbs(stored)} in, {_gbs(out)} out"
+    yield "", f"stores: {_gbs(loaded)} in, {_gbs(written)} out"
     evicted, shed = _total(watch, "evicted"), _total(watch, "shed")
     yield (
         "chunks",

@@ -30,7 +30,7 @@ from typing import Any, Self
 
 from kvferry.engine_config import EngineConfig
 from kvferry.errors import ConfigError
-from kvferry.server.endpoints import check_endpoint, is_loopback, tcp_host
+from kvferry.server.endpoints import check_endpoint, is_loopback, plain_endpoint, tcp_host
 from kvferry.server.settings import PLAIN
 
 __all__ = ["ServerConfig"]
@@ -106,7 +106,7 @@ class ServerConfig:
         given = self.endpoints
         if isinstance(given, str) or not isinstance(given, tuple | list) or not given:
             raise ConfigError("endpoints is no list with at least one endpoint, e.g. tcp://...")
-        endpoints = tuple(given)
+        endpoints = tuple(map(plain_endpoint, given))
         object.__setattr__(self, "endpoints", endpoints)
         for endpoint in endpoints:
             check_endpoint(endpoint)

@@ -9,9 +9,18 @@ import socket
 
 from kvferry.errors import ConfigError
 
-__all__ = ["address_of", "check_endpoint", "endpoints_of", "ipc_path", "is_loopback", "tcp_host"]
+__all__ = [
+    "address_of",
+    "check_endpoint",
+    "endpoints_of",
+    "ipc_path",
+    "is_loopback",
+    "plain_endpoint",
+    "tcp_host",
+]
 
 _SOCKET_PATH_BYTES_MAX = 107  # of sockaddr_un, without the zero at its end
+_KNOWN = {"localhost": "127.0.0.1", "*": "0.0.0.0"}
 _TCP = re.compile(r"tcp://(\[[0-9A-Fa-f:.]+\]|[^:\[\]/]+):(\d{1,5}|\*)")
 
 
@@ -39,7 +48,7 @@ def address_of(name: str, host: str) -> str:
         ConfigError: The name is unknown; the text says which setting that is.
     """
     host = host.removeprefix("[").removesuffix("]")
-    host = {"localhost": "127.0.0.1", "*": "0.0.0.0"}.get(host, host)
+    host = _KNOWN.get(host, host)
     try:
         return str(ipaddress.ip_address(host))
     except ValueError:
@@ -53,14 +62,26 @@ def address_of(name: str, host: str) -> str:
     return str(found[0][4][0])
 
 
-def check_endpoint(endpoint: object) -> None:
+def plain_endpoint(endpoint: str) -> str:
+    """The endpoint with an address where it has one of the names that everybody knows.
+
+    Raises:
+        ConfigError: It is no text.
+    """
+    if not isinstance(endpoint, str):
+        raise ConfigError("an endpoint is no text; write e.g. tcp://127.0.0.1:5555")
+    for name, address in _KNOWN.items():
+        if endpoint.startswith(f"tcp://{name}:"):
+            return endpoint.replace(name, address, 1)
+    return endpoint
+
+
+def check_endpoint(endpoint: str) -> None:
     """Whether a server can listen there in principle.
 
     Raises:
         ConfigError: It is of another kind, or malformed.
     """
-    if not isinstance(endpoint, str):
-        raise ConfigError("an endpoint is no text; write e.g. tcp://127.0.0.1:5555")
     path = ipc_path(endpoint)
     if path is not None:
         if not path.startswith("/") or path.endswith("/") or "\0" in path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import threading
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 import zmq
 
 from kvferry.errors import StoreError
-from kvferry.server.curve import apply_server
+from kvferry.server.curve import apply_server, server_keys
 from kvferry.server.protocol import MESSAGE_BYTES_MAX
 
 __all__ = ["Gate"]
@@ -37,6 +38,7 @@ class Gate:
 
     def __init__(self, endpoints: Sequence[str], key_file: Path) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._key_file = key_file
         self._directory = tempfile.TemporaryDirectory(prefix="kvferry-gate-")  # of mode 0700
         self.endpoint = f"ipc://{self._directory.name}/in"
         self.endpoints: list[str] = []
@@ -45,7 +47,9 @@ class Gate:
         front.setsockopt(zmq.LINGER, 0)
         front.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
         front.setsockopt(zmq.HANDSHAKE_IVL, 5000)
+        front.setsockopt(zmq.IPV6, any("[" in endpoint for endpoint in endpoints))
         for endpoint in endpoints:
+            mask = os.umask(0o177)  # a Unix socket is for its user alone
             try:
                 front.bind(endpoint)
             except zmq.ZMQError as error:
@@ -55,6 +59,8 @@ class Gate:
                     f"cannot listen at {endpoint}: {error.strerror}; choose another --port or "
                     "--ipc, or end the server that has it"
                 ) from None
+            finally:
+                os.umask(mask)
             self.endpoints.append(front.getsockopt_string(zmq.LAST_ENDPOINT))
         back = self._context.socket(zmq.DEALER)
         back.setsockopt(zmq.LINGER, 0)
@@ -67,6 +73,14 @@ class Gate:
     def start(self) -> None:
         """Pass messages on from now on."""
         self._thread.start()
+
+    def reload(self) -> None:
+        """Read again which clients may connect.
+
+        Raises:
+            ConfigError: The file of keys cannot be.
+        """
+        self._guard.allow(server_keys(self._key_file)[2])
 
     def _run(self, front: zmq.Socket[bytes], back: zmq.Socket[bytes]) -> None:
         with self._context.socket(zmq.PAIR) as control:

@@ -15,8 +15,10 @@ import logging
 import os
 import socket
 import threading
+from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from kvferry.errors import UnavailableError, UsageError
 from kvferry.server.http_app import make_app
@@ -31,6 +33,8 @@ _log = logging.getLogger("kvferry.server.http")
 _CONNECTIONS_MAX = 256
 _IDLE_S = 5
 _GRACE_S = 2
+# For the head of a request; then the connection ends, at the latest after twice this time.
+HEAD_S = 15.0
 
 
 class HttpSide:
@@ -83,7 +87,7 @@ class HttpSide:
         config = uvicorn.Config(
             self._app,
             loop="asyncio",
-            http="h11",
+            http=_Protocol,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -119,3 +123,25 @@ class HttpSide:
             self._server.force_exit = True
             self._thread.join(1.0)
         self._socket.close()
+
+
+class _Protocol(H11Protocol):
+    """A connection, which ends if it sends no whole head of a request in time.
+
+    Else somebody who sends nothing could hold all the connections that there may be.
+    """
+
+    def connection_made(self, transport: Any) -> None:
+        """See `asyncio.Protocol`."""
+        super().connection_made(transport)
+        self.loop.call_later(HEAD_S, self._look, None)
+
+    def _look(self, before: object) -> None:
+        """`before` is what the connection was about at the last look."""
+        now = self.cycle
+        if self.transport.is_closing():
+            return
+        if now is before and (now is None or now.response_complete):
+            self.transport.close()
+        else:
+            self.loop.call_later(HEAD_S, self._look, now)

@@ -51,6 +51,7 @@ _log = logging.getLogger("kvferry.server.http")
 BODY_BYTES_MAX = 16 << 20
 _BODY_S = 30.0
 _OPEN = ("/healthz", "/readyz")
+_BUSY = ("starting", "draining")
 _CODES = {404: "not_found", 405: "method"}
 
 Call = Callable[[ServerView, Mapping[str, Any]], Any]
@@ -67,14 +68,14 @@ def make_app(view: ServerView, pins: Pins, prefetches: Prefetches) -> ASGIApp:
     """The application; `prefetches` are closed by whoever made them."""
 
     async def healthz(request: Request) -> Response:
-        alive = view.alive
+        # Whoever takes over the chunks of the server before has no loop yet, and no fault.
+        alive = view.alive or view.state in _BUSY
         return JSONResponse({"alive": alive}, 200 if alive else 503)
 
     async def readyz(request: Request) -> Response:
-        if view.ready:
+        if view.ready and view.alive:
             return JSONResponse({"ready": True})
-        reason = "its loop does not turn" if not view.alive else "it starts, or ends"
-        return JSONResponse({"ready": False, "reason": reason}, 503)
+        return JSONResponse({"ready": False, "reason": f"it is {view.state}"}, 503)
 
     def metrics(request: Request) -> Response:
         return PlainTextResponse(

@@ -109,7 +109,7 @@ def _listen(server: Runnable, ended: threading.Event) -> None:
     while not ended.is_set():
         if not told and server.ready:
             told = True
-            _log.info("ready")
+            _log.info("ready, engines at %s", ", ".join(server.endpoints))
             _tell_systemd("READY=1")
         came = signal.sigtimedwait(_SIGNALS, _LOOK_S)
         # CPython returns garbage when a stop and SIGCONT use up the time that was left.
@@ -136,7 +136,8 @@ def _reload(server: Runnable) -> None:
     except Exception:
         _log.exception("the settings were not read again")
         return
-    _log.info("settings read again: %s", "; ".join(changes) or "nothing changed")
+    if not changes:  # else the server has said which
+        _log.info("settings read again: nothing changed")
 
 
 def _tell_systemd(text: str) -> None:

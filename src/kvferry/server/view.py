@@ -21,6 +21,14 @@ class ServerView(Protocol):
         """What it runs with, after the last reload."""
 
     @property
+    def endpoints(self) -> list[str]:
+        """Where it listens, with the ports that it got."""
+
+    @property
+    def state(self) -> str:
+        """What it does: "starting", "ready", "draining" or "ended"."""
+
+    @property
     def ready(self) -> bool:
         """It may be asked for chunks; False while it starts and while it drains."""
 

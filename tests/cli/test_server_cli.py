@@ -1,0 +1,395 @@
+"""`kvferry server`: the command line, start, reload and end of real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import click
+import pytest
+
+from kvferry.cli.main import main
+from kvferry.cli.server import server as command
+from kvferry.server.client import Client
+from kvferry.server.settings import SETTINGS
+from support.engines import CHUNK, IDENTITY, expected, prompt
+from support.secrets import secret
+from support.servers import TestServer
+from support.stamps import until
+from support.views import ask
+
+LIMIT_S = 30.0
+TOKENS = prompt(4 * CHUNK, seed=1)
+
+
+class Process:
+    """A `kvferry server` that was started; killed at the end of a ``with`` block."""
+
+    def __init__(self, *words: object, **environ: str) -> None:
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("KVFERRY_", "LMCACHE_"))}
+        self.process = subprocess.Popen(
+            [sys.executable, "-W", "error", "-m", "kvferry.cli.main", "server", *map(str, words)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**kept, **environ},
+        )
+        self.said = ""
+
+    def says(self, pattern: str) -> re.Match[str]:
+        """Read its log until a line has the pattern."""
+        assert self.process.stderr is not None
+        end = time.monotonic() + LIMIT_S
+        while not (found := re.search(pattern, self.said)):
+            left = end - time.monotonic()
+            assert left > 0, f"no {pattern!r} in:\n{self.said}"
+            if select.select([self.process.stderr], [], [], left)[0]:
+                piece = os.read(self.process.stderr.fileno(), 65536)
+                assert piece, f"it ended without {pattern!r}:\n{self.said}"
+                self.said += piece.decode()
+        return found
+
+    def started(self) -> tuple[str, str]:
+        """Wait until it is ready; where engines and where HTTP connect."""
+        endpoint = self.says(r"ready, engines at ([^,\s]+)")[1]
+        http = re.search(r"HTTP at (\S+);", self.said)
+        return endpoint, http[1] if http else ""
+
+    def send(self, signum: int) -> None:
+        """A signal."""
+        self.process.send_signal(signum)
+
+    def ends(self) -> int:
+        """Wait for its end; the exit code."""
+        out, err = self.process.communicate(timeout=LIMIT_S)
+        self.said += err.decode()
+        assert not out
+        return self.process.returncode
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate()
+
+
+def small(name: str, *more: object) -> list[object]:
+    """Options of a server that tests can have many of."""
+    words: list[object] = ["--l1-size-gb", "0.02", "--port", "0", "--shm-name", name]
+    return [*words, *more]
+
+
+@pytest.fixture
+def name(tmp_path: Path) -> Iterator[str]:
+    name = f"kvferry-cli-{os.getpid()}-{tmp_path.name}"[:64]
+    yield name
+    for left in Path("/dev/shm").glob(f"{name}-*"):
+        left.unlink()
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+# --- The command line ---
+
+
+def test_help_names_units_defaults_and_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["server", "--help"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    for text in ("2^30 bytes", "[default: LRU]", "KVFERRY_RESP_PASSWORD", "SIGHUP", "Exit codes"):
+        assert text in out
+    names = {option.name for option in command.params}
+    others = {"endpoints", "l2_adapters", "tcp", "http", "http_token"}  # by other options, or none
+    assert set(SETTINGS) - others <= names
+
+
+def test_every_option_is_in_the_guide() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "server.md").read_text()
+    for option in command.params:
+        assert isinstance(option, click.Option)
+        assert f"`{option.opts[0]}" in guide, option.opts[0]
+
+
+def shown(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert main(["server", "--check", *words]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+LMCACHE_COMMAND = (
+    *("--l1-size-gb", "10", "--eviction-policy", "LRU", "--chunk-size", "16", "--l2-adapter"),
+    '{"type":"resp","host":"localhost","port":6379,"num_workers":8,"max_capacity_gb":10,'
+    '"eviction":{"eviction_policy":"LRU","trigger_watermark":0.8,"eviction_ratio":0.2}}',
+    *("--port", "6555"),
+)
+
+
+def test_the_command_of_the_resp_guide_is_understood(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LMCACHE_RESP_USERNAME", "writer")
+    monkeypatch.setenv("LMCACHE_RESP_PASSWORD", secret("resp"))
+    found = shown(capsys, *LMCACHE_COMMAND)
+    assert found["endpoints"] == ["tcp://127.0.0.1:6555"]
+    assert (found["chunk_size"], found["engine"]["max_local_cpu_size"]) == (16, 10)
+    (store,) = found["stores"]
+    assert store == {
+        "name": "redis",
+        "type": "redis",
+        "address": "localhost:6379",
+        "max_capacity_gb": 10,
+        "eviction": {"eviction_policy": "LRU", "trigger_watermark": 0.8, "eviction_ratio": 0.2},
+        "username": "writer",
+        "password": "***",
+        "connections": 8,
+    }
+
+
+def test_options_win_over_the_environment_and_that_over_the_file(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "kvferry.yaml"
+    file.write_text("server: {lease_s: 1.5, drain_s: 1, client_share: 0.1}")
+    monkeypatch.setenv("KVFERRY_SERVER_DRAIN_S", "2")
+    monkeypatch.setenv("KVFERRY_SERVER_CLIENT_SHARE", "0.2")
+    found = shown(capsys, "--config", str(file), "--client-share", "0.3", "--no-http")
+    assert (found["lease_s"], found["drain_s"], found["client_share"]) == (1.5, 2, 0.3)
+    assert found["http_port"] == 0
+    found = shown(capsys, "--ipc", "/run/k.sock", "--no-tcp", "--l1-use-hugepages")
+    assert (found["endpoints"], found["hugepages"]) == (["ipc:///run/k.sock"], True)
+
+
+def test_several_adapters_keep_their_order(capsys: pytest.CaptureFixture[str]) -> None:
+    adapters = ({"type": "memory", "max_capacity_gb": 1}, {"type": "valkey", "host": "a"})
+    words = [word for one in adapters for word in ("--l2-adapter", json.dumps(one))]
+    assert [store["name"] for store in shown(capsys, *words)["stores"]] == ["memory", "redis"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--host", "0.0.0.0"], "curve_key_file"),
+        (["--http-host", "0.0.0.0"], "http_token"),
+        (["--l1-size-gb", "0"], "l1_size_gb=0"),
+        (["--l1-size-gb", "ten"], "'ten' is not a valid float"),
+        (["--eviction-policy", "MRU"], "eviction_policy='MRU'"),
+        (["--no-tcp"], "nobody could connect"),
+        (["--config", "/none.yaml"], "no configuration file"),
+        (["--l2-adaptor", "{}"], "No such option"),
+    ],
+)
+def test_what_cannot_be_is_exit_code_2(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["server", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text", ['{"type": "resp", "password": "%s"', '{"type": "resp", "passwort": "%s"}', "%s"]
+)
+def test_an_adapter_s_secret_is_never_said(text: str) -> None:
+    good = '{"type": "memory", "max_capacity_gb": 1}'
+    with Process("--l2-adapter", good, "--l2-adapter", text % secret("adapter")) as process:
+        assert process.ends() == 2
+    assert "--l2-adapter 2 " in process.said or "l2_adapters[1]" in process.said
+    assert secret("adapter") not in process.said
+
+
+def test_a_pool_that_does_not_fit_is_refused_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["server", "--l1-size-gb", "1000000"]) == 2
+    said = capsys.readouterr().err
+    assert "1000000.00 GB" in said
+    assert "--shm-size" in said
+
+
+def test_new_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["server", "--new-curve-keys", str(tmp_path / "keys")]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        str(tmp_path / "keys" / "server.key"),
+        str(tmp_path / "keys" / "client.key"),
+    ]
+    assert main(["server", "--new-curve-keys", str(tmp_path / "keys")]) == 2
+    assert "there already" in capsys.readouterr().err
+
+
+# --- Processes ---
+
+
+def test_the_command_of_the_resp_guide_serves(
+    valkey: TestServer, name: str, port: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    adapter = LMCACHE_COMMAND[7].replace("6379", str(valkey.port)).replace("localhost", "127.0.0.1")
+    words = [*LMCACHE_COMMAND[1:7], adapter, "--port", str(port), "--http-port", "0"]
+    http = socket.create_server(("127.0.0.1", 0))
+    http_port = http.getsockname()[1]
+    http.close()
+    words[-1] = str(http_port)
+    with Process("--l1-size-gb", "0.05", *words[1:], "--shm-name", name) as process:
+        endpoint, url = process.started()
+        assert endpoint == f"tcp://127.0.0.1:{port}"
+        assert re.search(
+            r"pool of 0.05 GB, LRU; stores: redis \(redis at .*, 10 GB\)", process.said
+        )
+        with Client(IDENTITY, endpoint, timeout_s=5) as client:
+            assert client.store(TOKENS, expected(TOKENS)).chunks == 4
+            status, found = ask(f"{url}/v1/lookup", "POST", {"tokens": TOKENS})
+            assert (status, found["tiers"]["l1"]) == (200, 4 * CHUNK)
+            assert main(["top", url, "--once"]) == 0
+            out = capsys.readouterr().out
+            assert "redis" in out
+            assert str(os.getpid()) in out
+            assert list(Path("/dev/shm").glob(f"{name}-*"))
+        process.send(signal.SIGTERM)
+        assert process.ends() == 0
+    assert not list(Path("/dev/shm").glob(f"{name}-*"))
+    assert "Traceback" not in process.said
+
+
+def test_hangup_reads_the_settings_again(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "kvferry.yaml"
+    file.write_text("server: {lease_s: 10, http_port: 1}")
+    token = tmp_path / "token"
+    token.write_text("first-token")
+    token.chmod(0o600)
+    options = small(name, "--config", file, "--http-token-file", token, "--http-port", free_port())
+    with Process(*options) as process:
+        process.says("ready, ")
+        url = process.says(r"HTTP at (\S+);")[1]
+        assert ask(f"{url}/v1/config", Authorization="Bearer first-token")[1]["lease_s"] == 10
+        file.write_text("server: {lease_s: 20}")
+        token.write_text("second-token")
+        process.send(signal.SIGHUP)
+        process.says("lease_s is 20")
+        assert ask(f"{url}/v1/config", Authorization="Bearer second-token")[1]["lease_s"] == 20
+        assert ask(f"{url}/v1/config", Authorization="Bearer first-token")[0] == 401
+        file.write_text("server: {lease_s: never}")
+        process.send(signal.SIGHUP)
+        process.says("lease_s='never'")
+        assert ask(f"{url}/readyz")[0] == 200
+        process.send(signal.SIGINT)
+        assert process.ends() == 0
+        assert "SIGINT: draining" in process.said
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+def test_ports_that_are_taken(name: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with Process(*small(name), "--port", port, "--no-http") as process:
+            assert process.ends() == 1
+            assert f"127.0.0.1:{port}" in process.said
+        with Process(*small(name), "--http-port", port) as process:
+            assert process.ends() == 1
+            assert f"port {port}" in process.said
+    assert "Traceback" not in process.said
+    assert not list(Path("/dev/shm").glob(f"{name}-*"))
+
+
+def test_with_keys_only_who_has_one_is_served(tmp_path: Path, name: str) -> None:
+    assert main(["server", "--new-curve-keys", str(tmp_path)]) == 0
+    keys = ("--curve-key-file", tmp_path / "server.key")
+    with Process(*small(name, *keys, "--http-port", free_port())) as process:
+        endpoint, _ = process.started()
+        with Client(IDENTITY, endpoint, curve_key_file=tmp_path / "client.key") as client:
+            until(lambda: client.available, 10)
+            assert client.store(TOKENS, expected(TOKENS)).chunks == 4
+        with Client(IDENTITY, endpoint) as stranger:
+            assert not stranger.available
+            assert stranger.lookup(TOKENS).tokens == 0
+        process.send(signal.SIGTERM)
+        assert process.ends() == 0
+
+
+def test_ipv6_and_a_unix_socket(tmp_path: Path, name: str) -> None:
+    where = tmp_path / "socket"
+    options = small(name, "--host", "::1", "--ipc", where, "--http-port", free_port())
+    with Process(*options) as process:
+        endpoint, _ = process.started()
+        assert endpoint.startswith("tcp://[::1]:")
+        assert where.stat().st_mode & 0o777 == 0o600
+        with Client(IDENTITY, f"ipc://{where}") as client:
+            until(lambda: client.available, 10)
+            client.store(TOKENS, expected(TOKENS))
+        with Client(IDENTITY, endpoint) as client:
+            until(lambda: client.available, 10)
+            assert client.lookup(TOKENS).tokens == 4 * CHUNK
+        process.send(signal.SIGTERM)
+        assert process.ends() == 0
+
+
+def test_systemd_is_told(tmp_path: Path, name: str) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(LIMIT_S)
+        with Process(*small(name, "--no-http"), NOTIFY_SOCKET=str(tmp_path / "notify")) as process:
+            assert systemd.recv(100) == b"READY=1"
+            process.send(signal.SIGTERM)
+            assert systemd.recv(100) == b"STOPPING=1"
+            assert process.ends() == 0
+
+
+HANGING = """
+import sys, threading, time
+from kvferry.server.config import ServerConfig
+from kvferry.server.run import run_server
+
+class Hanging:
+    config, alive, ready, endpoints = None, True, True, []
+    def run(self):
+        while True:
+            time.sleep(0.05)
+    def stop(self):
+        print("stopping", flush=True)
+    def reload(self):
+        raise RuntimeError("a bug")
+
+def make(config):
+    Hanging.config = config
+    return Hanging()
+
+print("begins", flush=True)
+run_server(ServerConfig.load(environ={}, l1_size_gb=0.001, http=False), make=make)
+"""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_a_drain_that_hangs(signum: int) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", HANGING], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    try:
+        assert process.stdout.readline() == b"begins\n"
+        while b"ready" not in (line := process.stderr.readline()):
+            assert line
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(signum)
+        assert process.stdout.readline() == b"stopping\n"
+        process.send_signal(signum)
+        _, err = process.communicate(timeout=LIMIT_S)
+        assert process.returncode == 128 + signum
+        assert b"settings were not read again" in err
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
