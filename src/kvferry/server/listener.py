@@ -160,7 +160,7 @@ class Listener:
         return True
 
     def close(self) -> None:
-        """Drop everybody, and remove the files of Unix sockets that are still ours. Again is fine."""
+        """Drop everybody; remove the files of Unix sockets that are still ours. Again is fine."""
         if self._wake < 0:
             return
         for connection in list(self._connections.values()):
