@@ -282,7 +282,7 @@ void bind_cache(nb::module_& m) {
       .def("entries", &residents,
            "Every ready chunk, for adopt() after a restart: hashes, for each the index of its "
            "parent in the list or -1, and its page. Parents come before their children; else who "
-           "would be evicted first is in front.")
+           "would be evicted last is in front.")
       .def("adopt", &adopt, "hashes"_a, "parents"_a, "pages"_a,
            "Take over what entries() gave as ready chunks, with pages of PagePool.claim(); page 0 "
            "leaves a chunk out. How many came in: nobody is evicted for them. The pages are the "

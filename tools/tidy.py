@@ -37,7 +37,8 @@ PY_LAYERS = (
     ("connectors",),
     ("engine",),
     ("testing",),
-    ("server", "peer", "controller", "lab"),
+    ("server", "peer", "controller"),
+    ("lab",),
     ("cli", "integrations"),
 )
 PY_SHARED = ("errors", "units")  # seen by all

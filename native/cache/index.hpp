@@ -109,9 +109,9 @@ class Index {
   std::size_t clear();
 
   // Every ready chunk: parents in front of their children, and besides that in the order of the
-  // policy, who would go first in front. Leases and pins are not written down.
+  // policy, who would go last in front. Leases and pins are not written down.
   [[nodiscard]] std::vector<Resident> residents() const;
-  // Takes over what residents() gave, as ready chunks, into free room; how many. Nobody is evicted:
+  // Takes over what residents() gave, in that order, as ready chunks; how many. Nobody is evicted:
   // where there is no room, or the chunk is there already, its page is given back. One with page 0
   // is left out when there are pages; its children become roots.
   // Requires: parents in front of their children.
@@ -139,6 +139,7 @@ class Index {
   void touch_found(std::size_t count);
 
   std::uint32_t insert(const ChunkHash& hash, std::uint32_t parent);
+  void make_ready(std::uint32_t slot);
   void adopt(std::uint32_t slot, std::uint32_t parent, std::size_t depth);
   void lift_ancestors(std::uint32_t slot, std::uint32_t until, std::size_t& budget);
   std::optional<ChunkHash> evict_one(std::size_t& held_max);

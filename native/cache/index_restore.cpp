@@ -1,25 +1,28 @@
 // How the chunks of an index are written down, and taken over by the index of another process.
 
 #include <algorithm>
+#include <functional>
 
 #include "cache/index.hpp"
 
 namespace kvferry::cache {
 
-// Each ready chunk is in one queue of the policy, and all queues use the same links: so the oldest
-// of each queue has nobody older, whatever the policy.
+// The ready chunks, the one that would go last in front. Each is in one queue of the policy, and
+// all queues use the same links: so the youngest of each queue has nobody younger, whatever the
+// policy.
 std::vector<std::uint32_t> Index::by_age() const {
-  std::vector<std::uint32_t> oldest;
+  std::vector<std::uint32_t> youngest;
   for (std::uint32_t slot = 0; slot < entries_.touched(); ++slot) {
     const Entry& entry = entries_[slot];
-    if (entry.state == State::kReady && entry.order.older == kNone) oldest.push_back(slot);
+    if (entry.state == State::kReady && entry.order.younger == kNone) youngest.push_back(slot);
   }
   // Queues of chunks on trial have the lower marks.
-  std::ranges::stable_sort(oldest, {}, [this](std::uint32_t slot) { return entries_[slot].mark; });
+  std::ranges::stable_sort(youngest, std::greater{},
+                           [this](std::uint32_t slot) { return entries_[slot].mark; });
   std::vector<std::uint32_t> slots;
   slots.reserve(stats_.ready);
-  for (std::uint32_t slot : oldest) {
-    for (; slot != kNone; slot = entries_[slot].order.younger) slots.push_back(slot);
+  for (std::uint32_t slot : youngest) {
+    for (; slot != kNone; slot = entries_[slot].order.older) slots.push_back(slot);
   }
   return slots;
 }
@@ -29,9 +32,8 @@ std::vector<Resident> Index::residents() const {
   out.reserve(stats_.ready);
   std::vector<std::uint32_t> places(entries_.touched(), kNone);  // in `out`, by slot
   std::vector<std::uint32_t> branch;
-  for (const std::uint32_t leaf : by_age()) {
+  for (std::uint32_t slot : by_age()) {
     branch.clear();
-    std::uint32_t slot = leaf;
     while (slot != kNone && places[slot] == kNone && entries_[slot].state == State::kReady) {
       branch.push_back(slot);
       slot = entries_.parent_of(slot);
@@ -48,8 +50,7 @@ std::vector<Resident> Index::residents() const {
 
 std::size_t Index::restore(std::span<const Resident> residents) {
   std::vector<std::uint32_t> slots(residents.size(), kNone);
-  std::vector<ChunkRef> branch;  // each the parent of the next
-  std::size_t count = 0;
+  std::vector<std::uint32_t> inserted;
   for (std::size_t i = 0; i < residents.size(); ++i) {
     const auto& [hash, parent, page] = residents[i];
     if (page == 0 && pages_ != nullptr) continue;
@@ -58,18 +59,14 @@ std::size_t Index::restore(std::span<const Resident> residents) {
       if (pages_ != nullptr) pages_->give_back(page);
       continue;
     }
-    const std::uint32_t above = leaf_first_ && parent < i ? slots[parent] : kNone;
-    if (branch.empty() || branch.back().slot != above) {
-      count += commit(branch);
-      branch.clear();
-    }
     const std::uint8_t mark = policy_->prepare(hash);
-    slots[i] = insert(hash, above);
+    slots[i] = insert(hash, leaf_first_ && parent < i ? slots[parent] : kNone);
     entries_[slots[i]].mark = mark;
     entries_[slots[i]].page = page;
-    branch.push_back(entries_.ref(slots[i]));
+    inserted.push_back(slots[i]);
   }
-  return count + commit(branch);
+  for (std::size_t i = inserted.size(); i-- > 0;) make_ready(inserted[i]);
+  return inserted.size();
 }
 
 }  // namespace kvferry::cache

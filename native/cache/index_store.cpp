@@ -109,14 +109,8 @@ std::size_t Index::commit(std::span<const ChunkRef> refs, std::span<const std::u
       drop(slot);
       return;
     }
-    entries_[slot].state = State::kReady;
-    --stats_.writing;
-    ++stats_.ready;
-    ++stats_.insertions;
+    make_ready(slot);
     ++count;
-    evicted_.forget(entries_[slot].hash);
-    policy_->admit(slot);
-    refile(slot);
     if (leaf_first_) lift_ancestors(slot, i > 0 ? refs[i - 1].slot : kNone, lifts_max);
   };
   if (leaf_first_) {
@@ -125,6 +119,17 @@ std::size_t Index::commit(std::span<const ChunkRef> refs, std::span<const std::u
     for (std::size_t i = 0; i < refs.size(); ++i) settle(i);
   }
   return count;
+}
+
+// Requires: it is being written.
+void Index::make_ready(std::uint32_t slot) {
+  entries_[slot].state = State::kReady;
+  --stats_.writing;
+  ++stats_.ready;
+  ++stats_.insertions;
+  evicted_.forget(entries_[slot].hash);
+  policy_->admit(slot);
+  refile(slot);
 }
 
 // The chunks in front of `slot` become younger than it, up to the one at `until`.

@@ -414,7 +414,7 @@ class ChunkCache:
 
     def entries(self) -> tuple[bytes, list[int], list[int]]:
         """
-        Every ready chunk, for adopt() after a restart: hashes, for each the index of its parent in the list or -1, and its page. Parents come before their children; else who would be evicted first is in front.
+        Every ready chunk, for adopt() after a restart: hashes, for each the index of its parent in the list or -1, and its page. Parents come before their children; else who would be evicted last is in front.
         """
 
     def adopt(self, hashes: bytes, parents: Sequence[int], pages: Sequence[int]) -> int:

@@ -38,7 +38,6 @@ class ScriptedServer:
     """See above. `seen` has every request; what is read there is `kind` after `kind`."""
 
     def __init__(self, url: str, layout: KVLayout, pages: int = 64) -> None:
-        self.url = url
         self.incarnation = secrets.token_hex(4)
         self.seen: list[p.Request] = []
         self.scripts: dict[type, Script] = {}
@@ -62,6 +61,7 @@ class ScriptedServer:
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.linger = 0
         self._socket.bind(url)
+        self.url = self._socket.get_string(zmq.LAST_ENDPOINT)
         self._thread = threading.Thread(target=self._run, name="scripted-cache-server")
         self._thread.start()
 

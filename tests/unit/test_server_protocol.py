@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -89,8 +91,8 @@ def test_reply_bytes(name: str) -> None:
 
 
 def test_the_tables_are_complete() -> None:
-    assert {*REQUESTS} == {kind.__name__ for kind in p.Request.__args__}  # type: ignore[attr-defined]
-    assert {*REPLIES} == {kind.__name__ for kind in p.Reply.__args__}  # type: ignore[attr-defined]
+    assert {*REQUESTS} == {kind.__name__ for kind in p.Request.__args__}
+    assert {*REPLIES} == {kind.__name__ for kind in p.Reply.__args__}
 
 
 def test_fields_of_a_later_version_are_skipped() -> None:
@@ -112,7 +114,7 @@ def test_fields_that_are_missing_at_the_end_take_their_defaults() -> None:
     assert (register.software, register.pid) == ("", 0)
     assert p.decode_reply(cut(REPLIES["Leased"][0], 3)) == p.Leased(7, 5, [8, 9], {"l1": 2})
     assert p.decode_reply(cut(REPLIES["Committed"][0], 2)) == p.Committed(7, 2)
-    assert p.decode_reply(cut(REPLIES["Registered"][0], 1)).prefault is False  # type: ignore[union-attr]
+    assert p.decode_reply(cut(REPLIES["Registered"][0], 1)).prefault is False
     for message in (REQUESTS["Reserve"][0], REPLIES["Reserved"][0]):
         with pytest.raises(msgspec.ValidationError):  # what has no default must be there
             (p.decode_request if message is REQUESTS["Reserve"][0] else p.decode_reply)(
@@ -147,3 +149,16 @@ def test_a_message_of_the_most_hashes_fits() -> None:
     assert len(p.encode(p.Retrieve(*HEAD, hashes, 1 << 20))) < p.MESSAGE_BYTES_MAX
     assert len(p.encode(p.Leased(7, 1, pages, {"l1": len(pages)}))) < p.MESSAGE_BYTES_MAX
     assert len(p.encode(p.Reserved(7, 1, pages, pages))) < p.MESSAGE_BYTES_MAX
+
+
+def test_the_page_names_every_message_and_its_fields() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "formats" / "server.md").read_text()
+    rows = re.findall(r"^\| (\d+) \| `(\w+)` \| ([^|]*)\|", page, re.MULTILINE)
+    told = {name: (int(kind), re.findall(r"`(\w+)`", fields)) for kind, name, fields in rows}
+    for table, common in ((REQUESTS, 3), (REPLIES, 1)):
+        for name, (message, golden) in table.items():
+            kind = msgspec.msgpack.decode(bytes.fromhex(golden))[0]
+            assert told.pop(name) == (kind, list(message.__struct_fields__[common:]))
+    assert not told
+    for golden in ("940d0709ccfa", REPLIES["Pong"][1].replace(" ", "")):
+        assert golden in page.replace(" ", "")

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from kvferry.errors import ConfigError
-from kvferry.server.link import CurveKeys
+from kvferry.server.sockets import CurveKeys
 
 __all__ = ["DEFAULT_URL", "curve_keys", "read_url"]
 
@@ -48,4 +48,4 @@ def curve_keys(path: Path) -> CurveKeys:
     from kvferry.server.curve import client_keys
 
     public, secret, server = client_keys(path)
-    return CurveKeys(server, public, secret)
+    return CurveKeys(client_public=public, client_secret=secret, server_public=server)

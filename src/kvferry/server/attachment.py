@@ -18,14 +18,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 
-import kvferry
-from kvferry import _native
+from kvferry import __version__, _native
 from kvferry.errors import KVFerryError, UsageError
 from kvferry.identity import Identity
 from kvferry.kv_layout import KVLayout
 from kvferry.server.control import Control, Gone, Refused, Silent
-from kvferry.server.link import Away, Link, new_id
+from kvferry.server.link import Away, Link
 from kvferry.server.protocol import VERSION, Attached, Done, Register, Registered, Unregister
+from kvferry.server.sockets import new_id
 
 __all__ = ["Attachment", "Session", "begin", "unregister"]
 
@@ -137,7 +137,7 @@ def begin(control: Control, identity: Identity) -> tuple[Registered, Attachment]
         VERSION,
         asdict(identity),
         identity.digest,
-        f"kvferry {kvferry.__version__}",
+        f"kvferry {__version__}",
         os.getpid(),
     )
     told = control.ask(request, Registered, _REGISTER_S)

@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 from kvferry.server.attachment import Session
 from kvferry.server.counters import Counters
 from kvferry.server.keeper import Keeper
-from kvferry.server.link import Away, TimedOut, new_id
-from kvferry.server.protocol import Abort, Count, Failure, Release, Reply, Request
+from kvferry.server.link import Away, TimedOut
+from kvferry.server.protocol import Count, Failure, Release, Reply, Request
+from kvferry.server.sockets import new_id
 
 __all__ = ["Caller"]
 
@@ -75,7 +76,6 @@ class Caller:
             limit_s = self.timeout_s if waits_s is None else max(0.0, waits_s) + _GRACE_S
         until = time.monotonic() + limit_s
         told_s = limit_s if waits_s is None else max(0.0, waits_s)
-        self.counters.add("requests")
         try:
             request = kind(new_id(), session.number, int(told_s * 1000), *fields)
             reply = session.link.ask(request, until)
@@ -100,9 +100,9 @@ class Caller:
 
     def release(self, session: Session, lease: int) -> bool:
         """End a lease; whether it was in force all the time."""
-        if self.keeper.session is session:
+        if self.keeper.session is session and self.keeper.ours:
             if session.doubted:  # nobody waits for it now
-                self.keeper.forget(session.number, Release, lease)
+                self.forget(session, lease)
             else:
                 reply = self.ask(session, Count, Release, [lease])
                 if reply is not None and reply.count == 1:
@@ -110,10 +110,13 @@ class Caller:
         self.counters.add("lost_leases")
         return False
 
+    def forget(self, session: Session, lease: int) -> None:
+        """End a lease, if there is one; nobody waits for it."""
+        self.keeper.forgotten.lease(session.number, lease)
+
     def abort(self, session: Session, reservation: int) -> None:
-        """End a reservation; nobody waits for it."""
-        if reservation:
-            self.keeper.forget(session.number, Abort, reservation)
+        """End a reservation, if there is one; nobody waits for it."""
+        self.keeper.forgotten.reservation(session.number, reservation)
 
     def _failed(self, session: Session, failure: Failure) -> None:
         self.counters.add("failures")

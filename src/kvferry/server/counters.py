@@ -34,6 +34,12 @@ class Counters:
         with self._lock:
             self._values[name] += count
 
+    def asked(self, sent: int) -> None:
+        """A request of so many bytes was sent."""
+        with self._lock:
+            self._values["requests"] += 1
+            self._values["socket_bytes_sent"] += sent
+
     def exchanged(self, sent: int, received: int) -> None:
         """Bytes went over a socket."""
         with self._lock:

@@ -103,7 +103,7 @@ class Dispatcher:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
     def stop(self) -> None:
-        """End the loop soon. Threads: any; also a signal handler."""
+        """End the loop soon. Threads: any, but no signal handler."""
         self._stopping = True
         self._listener.wake()
 

@@ -39,6 +39,7 @@ class Gate:
 
     def __init__(self, endpoints: Sequence[str], key_file: Path) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._key_file = key_file
         self._directory = tempfile.TemporaryDirectory(prefix="kvferry-gate-")  # of mode 0700
         self.endpoint = f"ipc://{self._directory.name}/in"
         self.endpoints: list[str] = []
@@ -49,8 +50,11 @@ class Gate:
         front.setsockopt(zmq.HANDSHAKE_IVL, 5000)
         front.setsockopt(zmq.IPV6, any("[" in endpoint for endpoint in endpoints))
         for endpoint in endpoints:
+            mask = os.umask(0o177)  # a Unix socket is for its user alone
             try:
-                _bind(front, endpoint)
+                if endpoint.startswith("ipc://"):  # ZeroMQ would take it from a living server
+                    remove_stale(Path(endpoint.removeprefix("ipc://")))
+                front.bind(endpoint)
             except (zmq.ZMQError, OSError) as error:
                 self._guard.stop()
                 self._context.destroy(linger=0)
@@ -59,6 +63,8 @@ class Gate:
                     f"cannot listen at {endpoint}: {error.strerror}; choose another --port or "
                     "--ipc, or end the server that has it"
                 ) from None
+            finally:
+                os.umask(mask)
             self.endpoints.append(front.getsockopt_string(zmq.LAST_ENDPOINT))
         back = self._context.socket(zmq.DEALER)
         back.setsockopt(zmq.LINGER, 0)
@@ -72,13 +78,13 @@ class Gate:
         """Pass messages on from now on."""
         self._thread.start()
 
-    def read_keys(self, key_file: Path) -> None:
-        """From now on the clients of this file may connect; those that are here stay.
+    def reload(self) -> None:
+        """Read again which clients may connect.
 
         Raises:
-            ConfigError: It cannot be read; the clients are those of before.
+            ConfigError: The file of keys cannot be.
         """
-        self._guard.allow(server_keys(key_file)[2])
+        self._guard.allow(server_keys(self._key_file)[2])
 
     def _run(self, front: zmq.Socket[bytes], back: zmq.Socket[bytes]) -> None:
         with self._context.socket(zmq.PAIR) as control:
@@ -96,14 +102,3 @@ class Gate:
         self._guard.stop()
         self._context.destroy(linger=0)
         self._directory.cleanup()
-
-
-def _bind(socket: zmq.Socket[bytes], endpoint: str) -> None:
-    """Listen; a Unix socket is for its user alone, and not taken from a living server."""
-    if endpoint.startswith("ipc://"):
-        remove_stale(Path(endpoint.removeprefix("ipc://")))
-    mask = os.umask(0o177)
-    try:
-        socket.bind(endpoint)
-    finally:
-        os.umask(mask)

@@ -8,7 +8,7 @@ one for us even if it is the same: nothing of the old session is taken over.
 A call that got no answer in time makes the session doubted: nobody else asks until the server has
 answered a ping. So a server that hangs costs one time limit and not one for each request.
 
-Threads: `Keeper.session` is read by any. `forget` may be used from destructors.
+Threads: `Keeper.session` is read by any.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import logging
 import os
 import threading
 import time
-from collections import deque
 from functools import partial
 
 import zmq
@@ -26,19 +25,11 @@ from kvferry.identity import Identity
 from kvferry.server.attachment import Session, begin, unregister
 from kvferry.server.control import Control, Gone, Refused, Silent, Stopped, Wake
 from kvferry.server.counters import Counters
-from kvferry.server.link import CurveKeys, Link, new_id
+from kvferry.server.forgotten import Forgotten
+from kvferry.server.link import Link
 from kvferry.server.notices import Notices
-from kvferry.server.protocol import (
-    Abort,
-    Failure,
-    Leased,
-    Ping,
-    Pong,
-    Release,
-    Reply,
-    Request,
-    Reserved,
-)
+from kvferry.server.protocol import Failure, Ping, Pong
+from kvferry.server.sockets import CurveKeys, new_id
 
 __all__ = ["Keeper"]
 
@@ -51,8 +42,6 @@ _REFUSED_S = 10.0
 _LOOK_S = 1.0
 # A ping may take so many heartbeats.
 _PATIENCE = 2.0
-_FORGOTTEN_MAX = 10_000
-_FORGET_MS = 1000
 
 
 class _Ended(Exception):
@@ -72,6 +61,7 @@ class Keeper:
     Attributes:
         session: That calls use; None: there is no server.
         refused: Why the server does not work with us; "" if it does, or is away.
+        forgotten: What is to be ended without anybody waiting for it.
     """
 
     def __init__(
@@ -94,7 +84,7 @@ class Keeper:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._wake = Wake()
         self._lost: Session | None = None
-        self._forgotten: deque[Request] = deque(maxlen=_FORGOTTEN_MAX)
+        self.forgotten = Forgotten(self._wake)
         self._known = threading.Condition()
         self._sessions = 0
         self._pid = os.getpid()
@@ -102,6 +92,11 @@ class Keeper:
         self._thread.start()
 
     # --- For all threads ---
+
+    @property
+    def ours(self) -> bool:
+        """Whether this is the process that has the thread and the sockets, and no child of it."""
+        return os.getpid() == self._pid
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for a session, or until the server refuses one; whether there is one."""
@@ -119,20 +114,10 @@ class Keeper:
         self._lost = session
         self._wake()
 
-    def forget(self, session: int, what: type[Abort] | type[Release], number: int) -> None:
-        """End a reservation or a lease of a session some time soon; nobody waits for it."""
-        if os.getpid() != self._pid:
-            return
-        if what is Abort:
-            self._forgotten.append(Abort(new_id(), session, _FORGET_MS, number))
-        else:
-            self._forgotten.append(Release(new_id(), session, _FORGET_MS, [number]))
-        self._wake()
-
     def close(self, timeout_s: float = 1.0) -> None:
         """End the session and the thread. Calls under way end at once."""
-        if os.getpid() != self._pid:
-            return  # they are of the process that forked
+        if not self.ours:
+            return
         self._wake.stop()
         with self._known:
             self._known.notify_all()
@@ -186,7 +171,7 @@ class Keeper:
     def _hold(self, control: Control) -> None:
         """A session from its beginning to its end."""
         told, attachment = begin(control, self._identity)
-        late = partial(self._late, told.session)
+        late = partial(self.forgotten.late, told.session)
         try:
             link = Link(self._context, self._url, self._keys, self._counters, late)
         except OSError as error:  # no descriptors left
@@ -220,10 +205,8 @@ class Keeper:
                     raise _Ended(f"the session ended: {reply.text}")
             if self._lost is session:
                 raise _Ended("the session ended")
-            while self._forgotten:
-                request = self._forgotten.popleft()
-                if request.session == session.number:
-                    control.send(request)
+            for request in self.forgotten.take(session.number):
+                control.send(request)
             now = time.monotonic()
             if answer_until is not None:
                 if now > answer_until:
@@ -261,10 +244,3 @@ class Keeper:
         except Refused:
             pass
         return until - time.monotonic()
-
-    def _late(self, session: int, reply: Reply) -> None:
-        """Nobody waits for this reply any more; what it gave goes back."""
-        if isinstance(reply, Leased) and reply.lease:
-            self.forget(session, Release, reply.lease)
-        elif isinstance(reply, Reserved) and reply.reservation:
-            self.forget(session, Abort, reply.reservation)

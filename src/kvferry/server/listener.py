@@ -14,6 +14,7 @@ import select
 import socket
 import stat
 import struct
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -66,6 +67,7 @@ class Listener:
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wake_lock = threading.Lock()
         self._epoll.register(self._wake, _IN)
         self._endpoints: dict[int, tuple[socket.socket, bool]] = {}
         self._paths: list[tuple[Path, int]] = []
@@ -104,9 +106,10 @@ class Listener:
         return len(self._connections)
 
     def wake(self) -> None:
-        """Have `wait` return soon. Threads: any; also a signal handler."""
-        with suppress(OSError):  # closed meanwhile, or rung very often
-            os.eventfd_write(self._wake, 1)
+        """Have `wait` return soon. Threads: any, but no signal handler."""
+        with self._wake_lock, suppress(BlockingIOError):
+            if self._wake >= 0:
+                os.eventfd_write(self._wake, 1)
 
     def wait(self, timeout_s: float) -> Iterator[tuple[Route, bytes]]:
         """Messages that came, each with where its reply goes; none: it was woken, or nobody spoke.
@@ -157,7 +160,9 @@ class Listener:
         return True
 
     def close(self) -> None:
-        """Drop everybody, and remove the files of Unix sockets that are still ours."""
+        """Drop everybody; remove the files of Unix sockets that are still ours. Again is fine."""
+        if self._wake < 0:
+            return
         for connection in list(self._connections.values()):
             self._drop(connection)
         for server, _ in self._endpoints.values():
@@ -166,8 +171,11 @@ class Listener:
             with suppress(OSError):
                 if path.stat().st_ino == inode:
                     path.unlink()
+        self._endpoints.clear()
         self._epoll.close()
-        os.close(self._wake)
+        with self._wake_lock:
+            os.close(self._wake)
+            self._wake = -1
 
     # --- One connection ---
 

@@ -38,17 +38,19 @@ class Questions:
     def look(self, prompt: Prompt, timeout_s: float | None, *, touch: bool) -> Lookup:
         """How much of a prompt is there."""
         nothing = Lookup(tokens=0, tiers={MEMORY: 0})
-        limit_s = self._caller.timeout_s if timeout_s is None else max(0.0, timeout_s)
         if not prompt.chunks:
             return nothing
+        limit_s = self._caller.timeout_s
+        limits = {"waits_s": limit_s * _STORES_SHARE, "limit_s": limit_s}
+        if timeout_s is not None:
+            limits = {"waits_s": timeout_s}
         found = self._ask(
             Found,
             protocol.Lookup,
             prompt.first(HASHES_MAX),
             True,
             touch,
-            waits_s=limit_s * _STORES_SHARE,
-            limit_s=limit_s,
+            **limits,
         )
         if found is None:
             return nothing

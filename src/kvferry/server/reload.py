@@ -34,7 +34,8 @@ def merged(config: ServerConfig, wanted: ServerConfig) -> tuple[ServerConfig, li
 
 
 def _differences(one: object, other: object) -> list[tuple[str, Any, Any]]:
-    pairs = [(f.name, getattr(one, f.name), getattr(other, f.name)) for f in fields(one)]  # type: ignore[arg-type]
+    names = [field.name for field in fields(one)]  # type: ignore[arg-type]
+    pairs = [(name, getattr(one, name), getattr(other, name)) for name in names]
     return [(name, old, new) for name, old, new in pairs if old != new]
 
 

@@ -89,10 +89,14 @@ class Server:
             self._drain()
         finally:
             self.state = "ended"
-            if self._gate is not None:
-                self._gate.stop()
-            self._listener.close()
+            self._close_sockets()
             self._pools.close(keep=self._kept)
+
+    def _close_sockets(self) -> None:
+        if self._gate is not None:
+            self._gate.stop()
+            self._gate = None
+        self._listener.close()
 
     def _listen(self) -> None:
         config = self.config
@@ -106,7 +110,7 @@ class Server:
         self._listener.listen(self._gate.endpoint, relays=True)
 
     def stop(self) -> None:
-        """Begin to drain. Threads: any; also a signal handler."""
+        """Begin to drain. Threads: any, but no signal handler."""
         self._handlers.draining = True
         if self.state == "ready":
             self.state = "draining"
@@ -115,9 +119,11 @@ class Server:
             self._dispatcher.stop()
 
     def _drain(self) -> None:
+        """Let go of the engines, and have the stores get what they were promised."""
         until = time.monotonic() + self.config.drain_s
         for session in list(self._sessions.by_token.values()):
             self._sessions.end(session, "shutdown")
+        self._close_sockets()  # engines see at once that they are on their own
         lost = 0
         for shard in self.shards:
             queued = sum(store.writer.queue_chunks for store in shard.engine.tiers)
@@ -140,8 +146,8 @@ class Server:
             return ["nothing was read: the settings came from a program"]
         try:
             wanted = self.config.again()
-            if self._gate is not None and self.config.curve_key_file is not None:
-                self._gate.read_keys(self.config.curve_key_file)
+            if self._gate is not None:
+                self._gate.reload()
         except (ConfigError, OSError) as error:
             _log.error("settings were not reloaded: %s", error)
             return [f"nothing was changed: {error}"]

@@ -28,7 +28,6 @@ from kvferry.server.protocol import (
     Commit,
     Committed,
     Leased,
-    Release,
     Reserve,
     Reserved,
     Retrieve,
@@ -98,12 +97,11 @@ class Transfer:
             self._caller.counters.add("lost_leases")
         if done is None:
             return Stored(chunks=0, known=known, shed=shed + len(told.chunks))
-        stored = min(done.chunks, len(told.chunks))
-        self._caller.counters.add("bytes_stored", stored * self._layout.chunk_bytes)
+        self._caller.counters.add("bytes_stored", done.chunks * self._layout.chunk_bytes)
         return Stored(
-            chunks=stored,
+            chunks=done.chunks,
             known=known,
-            shed=shed + len(told.chunks) - stored,
+            shed=shed + len(told.chunks) - done.chunks,
             queued=done.queued,
             dropped=done.dropped,
         )
@@ -121,7 +119,7 @@ class Transfer:
             self._caller.abort(session, told.reservation)
             raise
         done = self._caller.ask(session, Committed, Commit, told.reservation)
-        if done is not None and done.chunks < 0:
+        if done is not None and not 0 <= done.chunks <= len(told.pages):
             self._caller.nonsense()
             return None
         return done
@@ -143,12 +141,11 @@ class Transfer:
         if told is None:
             return self._nothing("unavailable")
         if not told.lease or not told.pages:
-            if told.lease:
-                self._caller.keeper.forget(session.number, Release, told.lease)
+            self._caller.forget(session, told.lease)
             return self._nothing(told.reason or "never_stored", told)
         if len(told.pages) > prompt.chunks or not session.attachment.names(told.pages):
             self._caller.nonsense()
-            self._caller.keeper.forget(session.number, Release, told.lease)
+            self._caller.forget(session, told.lease)
             return self._nothing("unavailable")
         if targets is None:
             return self._show(prompt, session, told)
@@ -165,7 +162,7 @@ class Transfer:
             self._caller.release(session, told.lease)
             return self._nothing("lease_lost", told)
         except BaseException:
-            self._caller.keeper.forget(session.number, Release, told.lease)
+            self._caller.forget(session, told.lease)
             raise
         if not self._caller.release(session, told.lease):
             return self._nothing("lease_lost", told)
@@ -181,7 +178,7 @@ class Transfer:
             return self._nothing("lease_lost", told)
         self._caller.counters.add("bytes_retrieved", len(views) * self._layout.chunk_bytes)
         return Held(
-            partial(self._caller.keeper.forget, session.number, Release, told.lease),
+            partial(self._caller.forget, session, told.lease),
             pages=views,
             release=partial(self._caller.release, session, told.lease),
             shape=self._layout.chunk_shape,
