@@ -21,7 +21,7 @@ import zmq
 
 from kvferry.cli.main import main
 from kvferry.cli.server import server as command
-from kvferry.server.client import Client
+from kvferry.server import Client
 from kvferry.server.settings import SETTINGS
 from support.engines import CHUNK, IDENTITY, expected, prompt
 from support.secrets import secret

@@ -25,7 +25,7 @@ from kvferry.server.shown import summary
 from kvferry.server.view import ServerView
 
 if TYPE_CHECKING:
-    from kvferry.server.http import HttpSide
+    from kvferry.server.http.side import HttpSide
 
 __all__ = ["Runnable", "run_server"]
 
@@ -93,7 +93,7 @@ def _http(config: ServerConfig, server: Runnable) -> HttpSide | None:
     """HTTP, if it is wanted; at the port that nobody has named it may be left out."""
     if config.http is None:
         return None
-    from kvferry.server.http import HttpSide
+    from kvferry.server.http.side import HttpSide
 
     side = HttpSide(server)
     try:

@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 import zmq
 
-from kvferry.server.counters import Counters
+from kvferry.server.client.counters import Counters
+from kvferry.server.client.sockets import CurveKeys, open_socket, poll_ms, read_reply
 from kvferry.server.protocol import Reply, Request, encode
-from kvferry.server.sockets import CurveKeys, open_socket, poll_ms, read_reply
 
 __all__ = ["Away", "Link", "TimedOut"]
 
