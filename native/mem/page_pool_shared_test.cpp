@@ -192,6 +192,43 @@ TEST(SharedPool, StopsWhereTheSystemHasNoMemory) {
   EXPECT_EQ(status, 0);
 }
 
+// On huge pages, where the host has reserved some: four pages share one.
+int grow_on_huge_pages() {
+  if (::unshare(CLONE_NEWNS) != 0) return 77;
+  if (::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0) return 77;
+  if (::mount("none", "/dev/shm", "hugetlbfs", 0, "pagesize=2M,size=4M") != 0) return 77;
+  const TestPath path;
+  auto made = SharedSegment::create(path.text, 8 * kMiB);
+  if (!made) return 1;
+  std::shared_ptr<SharedSegment> segment = std::move(*made);
+  if (segment->block_size_bytes() != 2 * kMiB) return 2;
+  if (segment->arena().huge_pages() != HugePages::kHugetlb) return 3;
+  if (!segment->commit(2 * kMiB, 1)) return 77;  // none are free
+  if (!segment->discard(0, 8 * kMiB)) return 4;
+  const auto pool = std::move(*PagePool::over(segment, 512 * kKiB, 16));
+  const auto grown = pool->grow(16);
+  if (grown.count != 8 || !grown.error) return 5;
+  if (grown.error->context.find("nr_hugepages") == std::string::npos) return 6;
+  std::array<PageHandle, 8> pages{};
+  if (!pool->allocate_many(pages)) return 7;
+  for (const PageHandle page : pages) {
+    std::ranges::fill(*pool->bytes(page), std::byte{1});
+    if (page.index != 5 && !pool->free(page)) return 8;
+  }
+  if (pool->shrink(16).count != 7 || path.backed_bytes() != 2 * kMiB) return 9;
+  return pool->grow(16).count == 7 ? 0 : 10;
+}
+
+TEST(SharedPool, HugePagesGoWithTheLastPageInThem) {
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) ::_exit(grow_on_huge_pages());
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 77) GTEST_SKIP() << "no huge pages, or no mount";
+  EXPECT_EQ(status, 0);
+}
+
 // Pages are written while others come and go; nobody ever finds somebody else's bytes, or zeros.
 TEST(SharedPool, GrowsAndShrinksUnderTheHandsOfThreads) {
   Fixture f(4096, 16);

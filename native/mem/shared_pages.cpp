@@ -9,7 +9,6 @@
 namespace kvferry::mem {
 namespace {
 
-constexpr std::size_t kUnitBytes = 4 * kKiB;
 // The kernel keeps other threads from mapping and unmapping meanwhile.
 constexpr std::size_t kPieceBytes = 16 * kMiB;
 constexpr int kAgainMax = 1000;
@@ -47,9 +46,9 @@ Result<std::shared_ptr<SharedPages>> SharedPages::attach(std::string path,
 Outcome SharedPages::prepare(std::size_t index) {
   if (used_[index].load(std::memory_order_relaxed)) return Done{};
   const std::size_t offset = index * geometry_.stride_bytes;
-  const std::size_t begin = offset / kUnitBytes * kUnitBytes;
-  const std::size_t end =
-      (offset + geometry_.size_bytes + kUnitBytes - 1) / kUnitBytes * kUnitBytes;
+  const std::size_t block = segment_->block_size_bytes();
+  const std::size_t begin = offset / block * block;
+  const std::size_t end = (offset + geometry_.size_bytes + block - 1) / block * block;
   auto done = populate(segment_->bytes().subspan(begin, end - begin));
   if (done) used_[index].store(true, std::memory_order_relaxed);
   return done;

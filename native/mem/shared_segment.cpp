@@ -14,7 +14,6 @@
 namespace kvferry::mem {
 namespace {
 
-constexpr std::size_t kSmallBlockBytes = 4 * kKiB;
 // A signal undoes what one fallocate() has done so far, so it is asked for pieces.
 constexpr std::size_t kCommitPieceBytes = 32 * kMiB;
 constexpr int kInterruptedMax = 1000;  // signals for one piece; more are a failure
@@ -92,7 +91,8 @@ Result<Kind> kind_of(int file, const std::string& path) {
   }
   // A tmpfs that uses huge pages says so by the size that it likes best.
   const bool huge = is.st_blksize >= static_cast<blksize_t>(Arena::kHugePageSizeBytes);
-  return Kind{kSmallBlockBytes, huge ? HugePages::kTransparent : HugePages::kNone};
+  return Kind{static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)),
+              huge ? HugePages::kTransparent : HugePages::kNone};
 }
 
 // The policy stays with the file, for whoever touches it first.

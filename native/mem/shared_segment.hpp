@@ -58,7 +58,7 @@ class SharedSegment {
   [[nodiscard]] MutableBytes bytes() const noexcept { return arena_.bytes(); }
   [[nodiscard]] const Arena& arena() const noexcept { return arena_; }
   [[nodiscard]] std::size_t size_bytes() const noexcept { return arena_.size_bytes(); }
-  // What commit() and discard() deal in: 4096, or 2 MiB on hugetlbfs.
+  // What commit() and discard() deal in: 4096 mostly, on hugetlbfs its huge pages.
   [[nodiscard]] std::size_t block_size_bytes() const noexcept { return block_size_bytes_; }
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
 
