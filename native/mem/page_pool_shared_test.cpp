@@ -1,5 +1,6 @@
 // PagePool over a shared segment: pages come into use and leave it, and their memory with them.
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/mount.h>
@@ -12,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/unique_fd.hpp"
 #include "mem/page_pool.hpp"
 #include "mem/test_segment.hpp"
 
@@ -39,6 +41,16 @@ struct Fixture {
   std::shared_ptr<SharedSegment> segment;
   std::unique_ptr<PagePool> pool;
 };
+
+// Whether this process has a page table entry for it.
+bool is_mapped(const std::byte* address) {
+  const UniqueFd pagemap(::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));
+  const auto page = reinterpret_cast<std::uintptr_t>(address) / 4096;
+  std::uint64_t entry = 0;
+  EXPECT_EQ(::pread(pagemap.get(), &entry, sizeof entry, static_cast<off_t>(page * sizeof entry)),
+            static_cast<ssize_t>(sizeof entry));
+  return entry >> 63 != 0;
+}
 
 TEST(SharedPool, HandsOutOnlyWhatWasGrantedAndThatHasMemory) {
   Fixture f(8192, 4);
@@ -143,6 +155,16 @@ TEST(SharedPool, ClaimsCertainPagesWithTheirContent) {
   EXPECT_EQ(pool->stats().granted_count, 4u);
   EXPECT_TRUE(pool->free(*page).has_value() && pool->free(*other).has_value());
   EXPECT_EQ(pool->stats().free_count, 4u);
+}
+
+TEST(SharedPool, APrefaultedPageIsMappedWhenItIsGranted) {
+  for (const bool prefault : {true, false}) {
+    const TestPath path;
+    std::shared_ptr<SharedSegment> segment = std::move(*SharedSegment::create(path.text, 65536));
+    const auto pool = std::move(*PagePool::over(segment, 65536, 1, prefault));
+    ASSERT_EQ(pool->grow(1).count, 1u);
+    EXPECT_EQ(is_mapped((*pool->bytes(*pool->allocate())).data()), prefault);
+  }
 }
 
 TEST(SharedPool, RefusesSegmentsThatAreTooShort) {

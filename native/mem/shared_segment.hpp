@@ -69,6 +69,11 @@ class SharedSegment {
   // Fails with: kInvalidArgument for a range outside; kSystem.
   Outcome discard(std::size_t offset, std::size_t size_bytes);
 
+  // Maps the blocks that the range touches at once: else the first use of each costs a page fault,
+  // and the very first one clears it. Does nothing on kernels before 5.14.
+  // Fails with: kInvalidArgument for a range outside; kSystem where a touch would be a SIGBUS.
+  Outcome populate(std::size_t offset, std::size_t size_bytes) const;
+
   // Whether anybody else holds the lock on a byte; held[i] becomes 0 or 1.
   // Fails with: kInvalidArgument for a byte of 2^63 - 1 or more; kClosed after close_descriptor();
   // kSystem. Take a failure for "held".
