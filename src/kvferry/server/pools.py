@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from kvferry import _native
+from kvferry import _exit, _native  # noqa: F401
 from kvferry.engine.memory import Memory, Reserved, page_stride
 from kvferry.errors import UsageError
 from kvferry.keys import DIGEST_BYTES

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 
-from kvferry import __version__, _native
+from kvferry import __version__, _exit, _native  # noqa: F401
 from kvferry.errors import KVFerryError, UsageError
 from kvferry.identity import Identity
 from kvferry.kv_layout import KVLayout
