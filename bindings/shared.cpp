@@ -190,6 +190,15 @@ void bind_shared(nb::module_& m) {
           "lock"_a,
           "Whether anybody else holds the lock on this byte: until its descriptors and mappings "
           "are gone.")
+      .def(
+          "forget",
+          [](const SegmentOwner& self) {
+            const std::shared_ptr<SharedSegment> segment = self.segment;
+            if (!segment) return;
+            const GilRelease unlocked;
+            segment->forget();
+          },
+          "Drop the page tables of this process, without the GIL; content and memory stay.")
       .def("locks_held", &locks_held, "locks"_a, "lock_is_held() of each.")
       .def(
           "unlink", [](const SegmentOwner& self) { return self.get().unlink(); },

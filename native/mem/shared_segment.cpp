@@ -242,6 +242,10 @@ Outcome SharedSegment::discard(std::size_t offset, std::size_t size_bytes) {
   return Done{};
 }
 
+void SharedSegment::forget() const noexcept {
+  ::madvise(arena_.bytes().data(), arena_.size_bytes(), MADV_DONTNEED);
+}
+
 Outcome SharedSegment::populate(std::size_t offset, std::size_t size_bytes) const {
   if (!contains(offset, size_bytes)) {
     return Error{Errc::kInvalidArgument, "populate: the range is outside of the shared segment"};

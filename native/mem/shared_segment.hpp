@@ -74,6 +74,11 @@ class SharedSegment {
   // Fails with: kInvalidArgument for a range outside; kSystem where a touch would be a SIGBUS.
   Outcome populate(std::size_t offset, std::size_t size_bytes) const;
 
+  // Drops the page tables of this process; content and memory stay, and the next touch of a page
+  // maps it again. For whoever may be killed: the kernel takes down what is mapped, 80 ms for each
+  // GB of small pages, before it closes the sockets by which others see that we are gone.
+  void forget() const noexcept;
+
   // Whether anybody else holds the lock on a byte; held[i] becomes 0 or 1.
   // Fails with: kInvalidArgument for a byte of 2^63 - 1 or more; kClosed after close_descriptor();
   // kSystem. Take a failure for "held".

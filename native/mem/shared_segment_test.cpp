@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <fstream>
 #include <string>
 
 #include "mem/test_segment.hpp"
@@ -47,6 +48,31 @@ TEST(SharedSegment, BacksWhatIsCommittedAndTakesBackWhatIsDiscarded) {
   EXPECT_EQ(path.backed_bytes(), 60 * kKiB);
   EXPECT_EQ((*segment)->bytes()[5000], std::byte{0});
   EXPECT_EQ(path.stat().st_size, 65536);
+}
+
+std::size_t mapped_shared_bytes() {
+  std::ifstream file("/proc/self/statm");
+  std::size_t size = 0;
+  std::size_t resident = 0;
+  std::size_t shared = 0;
+  file >> size >> resident >> shared;
+  return shared * 4096;
+}
+
+TEST(SharedSegment, WhatIsForgottenIsMappedAgainWithItsContent) {
+  const TestPath path;
+  constexpr std::size_t kSize = 16 * kMiB;
+  auto segment = SharedSegment::create(path.text, kSize);
+  ASSERT_TRUE(segment.has_value());
+  ASSERT_TRUE((*segment)->commit(0, kSize).has_value());
+  for (std::size_t at = 0; at < kSize; at += 4096) (*segment)->bytes()[at] = std::byte{7};
+  const std::size_t before = mapped_shared_bytes();
+  (*segment)->forget();
+  EXPECT_LE(mapped_shared_bytes() + kSize / 2, before);
+  EXPECT_EQ(path.backed_bytes(), kSize);
+  for (std::size_t at = 0; at < kSize; at += 4096) {
+    ASSERT_EQ((*segment)->bytes()[at], std::byte{7});
+  }
 }
 
 TEST(SharedSegment, RefusesRangesOutside) {

@@ -131,6 +131,11 @@ class SharedSegment:
         Whether anybody else holds the lock on this byte: until its descriptors and mappings are gone.
         """
 
+    def forget(self) -> None:
+        """
+        Drop the page tables of this process, without the GIL; content and memory stay.
+        """
+
     def locks_held(self, locks: Sequence[int]) -> list[bool]:
         """lock_is_held() of each."""
 

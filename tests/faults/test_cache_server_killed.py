@@ -6,6 +6,7 @@ from __future__ import annotations
 import signal
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from kvferry.server import Client
 from support.cache_server import CacheServerProcess
 from support.cache_worker import CacheWorker
-from support.engines import CHUNK, IDENTITY, blanks, expected, prompt
+from support.engines import CHUNK, IDENTITY, LAYOUT, blanks, expected, prompt
 from support.stamps import until
 
 
@@ -67,6 +68,25 @@ def test_a_call_ends_with_its_server(number: signal.Signals, tmp_path: Path) -> 
             server.signal(signal.SIGCONT)
             until(lambda: client.available, 5)
             assert client.retrieve(tokens, blanks(4)).tokens == 4 * CHUNK
+
+
+def test_a_large_pool_does_not_delay_the_news_of_its_end(tmp_path: Path) -> None:
+    """The kernel takes down what a process has mapped before it closes its sockets."""
+    large = replace(IDENTITY, layout=replace(LAYOUT, layers=1024))
+    server = CacheServerProcess(tmp_path, mib=2048)
+    with server, Client(large, server.endpoint, prefault=False) as client:
+        assert client.wait(10)
+
+        def backed() -> bool:
+            pool = server.status()["pool"]
+            return bool(pool["granted_bytes"] > 0.99 * pool["bytes"])
+
+        until(backed, 60)
+        time.sleep(0.6)  # the pool is tended that often
+        server.signal(signal.SIGKILL)
+        began = time.monotonic()
+        assert client.lookup(prompt(4 * CHUNK)).tokens == 0
+        assert time.monotonic() - began < 0.1
 
 
 def test_a_killed_server_leaves_nothing_to_the_next_one(tmp_path: Path) -> None:

@@ -243,7 +243,7 @@ def test_leases_end_at_their_deadline(tmp_path: Path) -> None:
 
 def test_one_engine_cannot_have_all_pages(server: Server, connect: Connect) -> None:
     greedy, modest = connect().attach(), connect().attach()
-    pages = server.status()["pool"]["segments"][0]["pages"]
+    pages = server.status()["pool"]["bytes"] // LAYOUT.chunk_bytes
     asked = prompt(2 * pages * CHUNK)
     reserved = greedy.want(p.Reserved, p.Reserve, hashes_of(asked))
     assert 0 < len(reserved.pages) <= pages // 2
@@ -263,7 +263,7 @@ def test_one_engine_cannot_have_all_pages(server: Server, connect: Connect) -> N
 
 def test_what_is_full_evicts_the_oldest(server: Server, connect: Connect) -> None:
     peer = connect().attach()
-    pages = server.status()["pool"]["segments"][0]["pages"]
+    pages = server.status()["pool"]["bytes"] // LAYOUT.chunk_bytes
     prompts = [prompt(8 * CHUNK, seed=seed) for seed in range(pages // 8 + 4)]
     for tokens in prompts:
         assert peer.store(tokens) == 8

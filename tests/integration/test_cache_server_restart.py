@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import secrets
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,12 @@ from support.cache_server import CacheServerProcess
 from support.engines import CHUNK, IDENTITY, LAYOUT, prompt
 from support.raw_peer import Peer, hashes_of
 from support.stamps import until
+
+
+@pytest.fixture(autouse=True)
+def clean_up(tmp_path: Path) -> Iterator[None]:
+    yield
+    CacheServerProcess(tmp_path).remove_segments()
 
 
 def keeping(tmp_path: Path, *, mib: float = 1) -> CacheServerProcess:
@@ -59,7 +66,7 @@ def test_the_next_server_has_the_chunks(tmp_path: Path) -> None:
 def test_the_order_of_eviction_goes_on(tmp_path: Path) -> None:
     with keeping(tmp_path) as server, connect(server) as peer:
         peer.attach()
-        pages = server.status()["pool"]["segments"][0]["pages"]
+        pages = server.status()["pool"]["bytes"] // LAYOUT.chunk_bytes
         prompts = [prompt(8 * CHUNK, seed) for seed in range(pages // 8)]
         for tokens in prompts:
             peer.store(tokens)

@@ -106,6 +106,11 @@ class CacheServerProcess:
         """Its shared segments."""
         return sorted(SHARED_MEMORY.glob(f"{self.shm_name}-*"))
 
+    def remove_segments(self) -> None:
+        """Remove what it left."""
+        for segment in self.segments():
+            segment.unlink(missing_ok=True)
+
     def signal(self, number: signal.Signals) -> None:
         """Send a signal."""
         assert self.process is not None
@@ -135,5 +140,5 @@ class CacheServerProcess:
             assert self.process is not None
             self.process.kill()
             self.process.wait()
-            for segment in self.segments():  # of servers that were killed
-                segment.unlink(missing_ok=True)
+            if self.process.returncode:  # killed: nobody else would remove them
+                self.remove_segments()

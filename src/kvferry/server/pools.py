@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from kvferry import _exit, _native  # noqa: F401
@@ -34,6 +34,8 @@ _log = logging.getLogger("kvferry.server")
 
 # How much is backed at a time, so that those who wait for some of it get theirs soon.
 _STEP_BYTES = 64 << 20
+# How often a pool is tended when it is as large as it can be.
+_TEND_S = 0.5
 
 
 def page_index(handle: int) -> int:
@@ -110,7 +112,7 @@ class Pools:
         self.budget_bytes = config.engine.l1_bytes
         self.pools: dict[int, Pool] = {}
         self._lock = threading.RLock()
-        self._closing = False
+        self._closing = threading.Event()
 
     def memory(self, chunk_bytes: int) -> SharedMemory:
         """Memory for one more identity.
@@ -139,27 +141,27 @@ class Pools:
             numa=self._config.numa,
         )
         pool = self.add(segment, chunk_bytes, pages)
-        self.back(pool)
+        self.tend(pool)
         return pool
 
     def add(self, segment: _native.SharedSegment, chunk_bytes: int, pages: int) -> Pool:
-        """A pool over a segment; `back` has to follow."""
+        """A pool over a segment; `tend` has to follow."""
         prefault = self._config.engine.prefault
         pool = self.pools[chunk_bytes] = Pool(segment, chunk_bytes, pages, prefault=prefault)
         return pool
 
-    def back(self, pool: Pool) -> None:
-        """Begin to have its pages backed by memory, if that is to be done ahead."""
-        if self._config.engine.prefault:
-            self._start(self._back_all, pool)
+    def tend(self, pool: Pool) -> None:
+        """Begin to have its pages backed by memory, if that is to be done ahead, and to forget
+        what of them is mapped here: it would delay the moment when clients see us gone."""
+        threading.Thread(target=self._tend, args=(pool,), name="kvferry-pages", daemon=True).start()
 
-    def _start(self, call: Callable[..., None], *args: object) -> None:
-        threading.Thread(target=call, args=args, name="kvferry-pages", daemon=True).start()
-
-    def _back_all(self, pool: Pool) -> None:
-        """Take whatever nobody has, step by step."""
-        while not self._closing and self._grow(pool, max(1, _STEP_BYTES // pool.stride)):
-            pass
+    def _tend(self, pool: Pool) -> None:
+        while not self._closing.is_set():
+            step = max(1, _STEP_BYTES // pool.stride)
+            grown = self._grow(pool, step) if self._config.engine.prefault else 0
+            pool.segment.forget()
+            if not grown:
+                self._closing.wait(_TEND_S)
 
     # --- Room ---
 
@@ -243,8 +245,6 @@ class Pools:
                     if short > 0:
                         short -= len(member.cache.evict(short)) // DIGEST_BYTES
                 pool.pages.shrink(over)
-            else:
-                self.back(pool)
 
     def status(self) -> dict[str, Any]:
         """For people and programs."""
@@ -265,7 +265,7 @@ class Pools:
 
     def close(self, *, keep: bool) -> None:
         """No more pages; remove the segments, or leave them to the next server."""
-        self._closing = True
+        self._closing.set()
         for pool in self.pools.values():
             pool.segment.keep = keep
             if not keep:

@@ -54,6 +54,7 @@ def begin(
         taken, lost = taken + here, lost + gone
     for pool in pools.pools.values():
         pool.pages.trim()
+        pools.tend(pool)
     pools.resize(pools.budget_bytes)
     _log.info("%d chunks of the server before are here again, %d are lost", taken, lost)
 
