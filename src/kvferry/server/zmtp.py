@@ -29,7 +29,7 @@ _PEERS = (b"DEALER", b"ROUTER")
 # A greeting, and metadata of the peer's socket.
 _HANDSHAKE_BYTES_MAX = 64 + 9 + 4096
 _FRAMES_MAX = 8
-# Frames before the last one: the envelope that a relay puts around a message.
+# What a relay may put before a message.
 _ENVELOPE_BYTES_MAX = 4096
 
 
@@ -58,7 +58,7 @@ class Wire:
         ready: The handshake is over: messages may be sent.
     """
 
-    __slots__ = ("_buffer", "_frames", "_greeted", "_need", "_size_bytes_max", "ready")
+    __slots__ = ("_buffer", "_frames", "_greeted", "_held", "_need", "_size_bytes_max", "ready")
 
     def __init__(self, size_bytes_max: int) -> None:
         self.ready = False
@@ -67,6 +67,7 @@ class Wire:
         self._buffer = bytearray()
         self._need = 0  # how many bytes the buffer has to have before there is anything to do
         self._frames: list[bytes] = []
+        self._held = 0  # bytes of those frames
 
     @property
     def half(self) -> bool:
@@ -102,8 +103,8 @@ class Wire:
                 length, begin = data[at + 1], at + 2
             if length > (self._size_bytes_max if self.ready else _HANDSHAKE_BYTES_MAX):
                 raise WireError(f"a frame of {length} bytes")
-            if flags & _MORE and length > _ENVELOPE_BYTES_MAX:
-                raise WireError(f"{length} bytes that are no message's end")
+            if self._frames and self._held + length > self._size_bytes_max + _ENVELOPE_BYTES_MAX:
+                raise WireError(f"a message of more than {self._size_bytes_max} bytes")
             if size - begin < length:
                 need = begin + length - at
                 break
@@ -117,8 +118,10 @@ class Wire:
                 self._frames.append(body)
                 if not flags & _MORE:
                     messages.append(self._frames)
-                    self._frames = []
-                elif len(self._frames) > _FRAMES_MAX:
+                    self._frames, self._held = [], 0
+                    continue
+                self._held += length
+                if len(self._frames) > _FRAMES_MAX:
                     raise WireError("a message of too many frames")
         if at < size:
             self._buffer += data[at:]
