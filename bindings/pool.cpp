@@ -111,10 +111,10 @@ std::optional<std::vector<std::uint64_t>> allocate_many(const PoolOwner& owner, 
 // ------------------------------------------------------------------------
 
 std::unique_ptr<PoolOwner> pool_over(const SegmentOwner& segment, std::size_t page_size_bytes,
-                                     std::size_t pages_count) {
+                                     std::size_t pages_count, bool prefault) {
   (void)segment.get();
-  return std::make_unique<PoolOwner>(PoolOwner{
-      value_or_raise(mem::PagePool::over(segment.segment, page_size_bytes, pages_count))});
+  return std::make_unique<PoolOwner>(PoolOwner{value_or_raise(
+      mem::PagePool::over(segment.segment, page_size_bytes, pages_count, prefault))});
 }
 
 std::tuple<std::size_t, std::optional<std::string>> resize(
@@ -150,9 +150,12 @@ void bind_pool(nb::module_& m) {
   nb::class_<PoolOwner>(m, "PagePool", "Equal pages cut from one mapping; see kvferry.pool.")
       .def("__init__", &create_pool, "page_size_bytes"_a, "pages_count"_a, nb::kw_only(),
            "hugetlb"_a = false, "prefault"_a = true)
-      .def_static("over", &pool_over, "segment"_a, "page_size_bytes"_a, "pages_count"_a,
-                  "Pages of a shared segment, all of them held back. UsageError: the segment is "
-                  "too short.")
+      .def_static(
+          "over", &pool_over, "segment"_a, "page_size_bytes"_a, "pages_count"_a, nb::kw_only(),
+          "prefault"_a = false,
+          "Pages of a shared segment, all of them held back. With `prefault`, granting one "
+          "clears and maps it, so that its first users need not wait. UsageError: the segment is "
+          "too short.")
       .def_static("stride_bytes", &mem::PagePool::stride_of, "page_size_bytes"_a,
                   "From one page to the next: what a pool needs for each page.")
       .def(

@@ -145,9 +145,13 @@ stage_python() {
 
 stage_native() {
   local stamp=$venv/.kvferry-native key
-  key=$(find pyproject.toml CMakeLists.txt native bindings -type f \
+  # The editable install knows each Python module by its path, so moved ones need a new one.
+  key=$({
+    find pyproject.toml CMakeLists.txt native bindings -type f \
       ! -name '*_test.cpp' ! -path 'native/fuzz/*' -print0 |
-    sort --zero-terminated | xargs --null sha256sum | sha256sum)
+      sort --zero-terminated | xargs --null sha256sum
+    find src -name '*.py' | sort
+  } | sha256sum)
   if [ "$(cat "$stamp" 2>/dev/null)" = "$key" ]; then return; fi
   say "native extension (Release)"
   "$venv/bin/python" -m pip install --quiet --no-build-isolation --no-deps --editable . >&2

@@ -106,7 +106,9 @@ Result<Arena> Arena::map(std::size_t size_bytes, ArenaOptions options) {
 }
 
 Result<Arena> Arena::share(int file, std::size_t size_bytes, HugePages huge_pages) {
-  void* base = ::mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  // Without MAP_NORESERVE, huge pages would be set aside for all of it at once.
+  void* base =
+      ::mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, 0);
   if (base == MAP_FAILED) return system_error("cannot map the shared segment", errno);
   ::madvise(base, size_bytes, MADV_DONTDUMP);
   // File systems that are mounted with huge=advise wait for this; for others it means nothing.

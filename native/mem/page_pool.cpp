@@ -42,12 +42,12 @@ Result<std::unique_ptr<PagePool>> PagePool::create(std::size_t page_size_bytes,
   auto arena = Arena::map(*size_bytes, options);
   if (!arena) return arena.error();
   return std::unique_ptr<PagePool>(
-      new PagePool(std::move(*arena), nullptr, page_size_bytes, pages_count));
+      new PagePool(std::move(*arena), nullptr, page_size_bytes, pages_count, false));
 }
 
 Result<std::unique_ptr<PagePool>> PagePool::over(std::shared_ptr<SharedSegment> segment,
                                                  std::size_t page_size_bytes,
-                                                 std::size_t pages_count) {
+                                                 std::size_t pages_count, bool prefault) {
   const auto size_bytes = size_of(page_size_bytes, pages_count);
   if (!size_bytes) return size_bytes.error();
   if (!segment || segment->size_bytes() < *size_bytes) {
@@ -55,15 +55,16 @@ Result<std::unique_ptr<PagePool>> PagePool::over(std::shared_ptr<SharedSegment> 
                                              std::to_string(*size_bytes) + " bytes"};
   }
   return std::unique_ptr<PagePool>(
-      new PagePool(std::nullopt, std::move(segment), page_size_bytes, pages_count));
+      new PagePool(std::nullopt, std::move(segment), page_size_bytes, pages_count, prefault));
 }
 
 PagePool::PagePool(std::optional<Arena> arena, std::shared_ptr<SharedSegment> segment,
-                   std::size_t page_size_bytes, std::size_t pages_count)
+                   std::size_t page_size_bytes, std::size_t pages_count, bool prefault)
     : arena_(std::move(arena)),
       segment_(std::move(segment)),
       page_size_bytes_(page_size_bytes),
       page_stride_bytes_(stride_of(page_size_bytes)),
+      prefault_(prefault),
       pages_(pages_count) {
   free_.reserve(pages_count);
   if (segment_) {

@@ -68,12 +68,13 @@ class PagePool {
   static Result<std::unique_ptr<PagePool>> create(std::size_t page_size_bytes,
                                                   std::size_t pages_count,
                                                   ArenaOptions options = {});
-  // Pages of a segment, all held back, whatever memory it has (see trim()).
+  // Pages of a segment, all held back, whatever memory it has (see trim()). With `prefault` a page
+  // that is granted is cleared and mapped here by then, so that its first users need not wait.
   // Fails with: kInvalidArgument for no segment, a size or count of 0 or beyond the limits, or a
   // segment shorter than pages_count strides.
   static Result<std::unique_ptr<PagePool>> over(std::shared_ptr<SharedSegment> segment,
                                                 std::size_t page_size_bytes,
-                                                std::size_t pages_count);
+                                                std::size_t pages_count, bool prefault = false);
   // What page_stride_bytes() will be.
   [[nodiscard]] static std::size_t stride_of(std::size_t page_size_bytes) noexcept;
   PagePool(const PagePool&) = delete;
@@ -128,7 +129,7 @@ class PagePool {
   };
 
   PagePool(std::optional<Arena> arena, std::shared_ptr<SharedSegment> segment,
-           std::size_t page_size_bytes, std::size_t pages_count);
+           std::size_t page_size_bytes, std::size_t pages_count, bool prefault);
 
   [[nodiscard]] bool is_used(PageHandle handle) const;
   [[nodiscard]] PageHandle take();
@@ -144,6 +145,7 @@ class PagePool {
   const std::shared_ptr<SharedSegment> segment_;  // owners: this, Python's SharedSegment
   const std::size_t page_size_bytes_;
   const std::size_t page_stride_bytes_;
+  const bool prefault_;  // of a segment
 
   std::mutex resize_mutex_;   // for who grants or holds back; taken before the other
   mutable std::mutex mutex_;  // guards what follows

@@ -111,8 +111,10 @@ bool PagePool::all_held(std::size_t begin, std::size_t end) const {
 // Requires: the page is held back.
 Outcome PagePool::supply(std::uint32_t index) {
   auto done = segment_->commit(index * page_stride_bytes_, page_size_bytes_);
-  if (!done) [[maybe_unused]]
-    const auto stripped = strip(index);  // of what it got before the memory ran out
+  if (done && prefault_) done = segment_->populate(index * page_stride_bytes_, page_size_bytes_);
+  if (!done) {  // it may have got a part before the memory ran out
+    [[maybe_unused]] const auto stripped = strip(index);
+  }
   return done;
 }
 

@@ -1,5 +1,6 @@
 // PagePool over a shared segment: pages come into use and leave it, and their memory with them.
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/mount.h>
@@ -12,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/unique_fd.hpp"
 #include "mem/page_pool.hpp"
 #include "mem/test_segment.hpp"
 
@@ -39,6 +41,16 @@ struct Fixture {
   std::shared_ptr<SharedSegment> segment;
   std::unique_ptr<PagePool> pool;
 };
+
+// Whether this process has a page table entry for it.
+bool is_mapped(const std::byte* address) {
+  const UniqueFd pagemap(::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));
+  const auto page = reinterpret_cast<std::uintptr_t>(address) / 4096;
+  std::uint64_t entry = 0;
+  EXPECT_EQ(::pread(pagemap.get(), &entry, sizeof entry, static_cast<off_t>(page * sizeof entry)),
+            static_cast<ssize_t>(sizeof entry));
+  return entry >> 63 != 0;
+}
 
 TEST(SharedPool, HandsOutOnlyWhatWasGrantedAndThatHasMemory) {
   Fixture f(8192, 4);
@@ -145,6 +157,16 @@ TEST(SharedPool, ClaimsCertainPagesWithTheirContent) {
   EXPECT_EQ(pool->stats().free_count, 4u);
 }
 
+TEST(SharedPool, APrefaultedPageIsMappedWhenItIsGranted) {
+  for (const bool prefault : {true, false}) {
+    const TestPath path;
+    std::shared_ptr<SharedSegment> segment = std::move(*SharedSegment::create(path.text, 65536));
+    const auto pool = std::move(*PagePool::over(segment, 65536, 1, prefault));
+    ASSERT_EQ(pool->grow(1).count, 1u);
+    EXPECT_EQ(is_mapped((*pool->bytes(*pool->allocate())).data()), prefault);
+  }
+}
+
 TEST(SharedPool, RefusesSegmentsThatAreTooShort) {
   const TestPath path;
   std::shared_ptr<SharedSegment> segment = std::move(*SharedSegment::create(path.text, 8192));
@@ -189,6 +211,43 @@ TEST(SharedPool, StopsWhereTheSystemHasNoMemory) {
   int status = -1;
   ASSERT_EQ(::waitpid(child, &status, 0), child);
   if (WIFEXITED(status) && WEXITSTATUS(status) == 77) GTEST_SKIP() << "not allowed to mount";
+  EXPECT_EQ(status, 0);
+}
+
+// On huge pages, where the host has reserved some: four pages share one.
+int grow_on_huge_pages() {
+  if (::unshare(CLONE_NEWNS) != 0) return 77;
+  if (::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0) return 77;
+  if (::mount("none", "/dev/shm", "hugetlbfs", 0, "pagesize=2M,size=4M") != 0) return 77;
+  const TestPath path;
+  auto made = SharedSegment::create(path.text, 8 * kMiB);
+  if (!made) return 1;
+  std::shared_ptr<SharedSegment> segment = std::move(*made);
+  if (segment->block_size_bytes() != 2 * kMiB) return 2;
+  if (segment->arena().huge_pages() != HugePages::kHugetlb) return 3;
+  if (!segment->commit(2 * kMiB, 1)) return 77;  // none are free
+  if (!segment->discard(0, 8 * kMiB)) return 4;
+  const auto pool = std::move(*PagePool::over(segment, 512 * kKiB, 16));
+  const auto grown = pool->grow(16);
+  if (grown.count != 8 || !grown.error) return 5;
+  if (grown.error->context.find("nr_hugepages") == std::string::npos) return 6;
+  std::array<PageHandle, 8> pages{};
+  if (!pool->allocate_many(pages)) return 7;
+  for (const PageHandle page : pages) {
+    std::ranges::fill(*pool->bytes(page), std::byte{1});
+    if (page.index != 5 && !pool->free(page)) return 8;
+  }
+  if (pool->shrink(16).count != 7 || path.backed_bytes() != 2 * kMiB) return 9;
+  return pool->grow(16).count == 7 ? 0 : 10;
+}
+
+TEST(SharedPool, HugePagesGoWithTheLastPageInThem) {
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) ::_exit(grow_on_huge_pages());
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 77) GTEST_SKIP() << "no huge pages, or no mount";
   EXPECT_EQ(status, 0);
 }
 

@@ -1,34 +1,8 @@
 #include "mem/shared_pages.hpp"
 
-#include <sys/mman.h>
-
-#include <algorithm>
-#include <cerrno>
 #include <utility>
 
 namespace kvferry::mem {
-namespace {
-
-constexpr std::size_t kUnitBytes = 4 * kKiB;
-// The kernel keeps other threads from mapping and unmapping meanwhile.
-constexpr std::size_t kPieceBytes = 16 * kMiB;
-constexpr int kAgainMax = 1000;
-
-// Kernels before 5.14 cannot, and then every first use pays for itself.
-Outcome populate(MutableBytes bytes) {
-  for (std::size_t at = 0; at < bytes.size(); at += kPieceBytes) {
-    const std::size_t size = std::min(kPieceBytes, bytes.size() - at);
-    int again = 0;
-    while (::madvise(bytes.data() + at, size, MADV_POPULATE_WRITE) != 0) {
-      if (errno == EINVAL) return Done{};
-      if ((errno == EINTR || errno == EAGAIN) && again++ < kAgainMax) continue;
-      return system_error("there is no memory behind a page of the shared segment", errno);
-    }
-  }
-  return Done{};
-}
-
-}  // namespace
 
 Result<std::shared_ptr<SharedPages>> SharedPages::attach(std::string path,
                                                          std::size_t segment_bytes,
@@ -46,17 +20,13 @@ Result<std::shared_ptr<SharedPages>> SharedPages::attach(std::string path,
 
 Outcome SharedPages::prepare(std::size_t index) {
   if (used_[index].load(std::memory_order_relaxed)) return Done{};
-  const std::size_t offset = index * geometry_.stride_bytes;
-  const std::size_t begin = offset / kUnitBytes * kUnitBytes;
-  const std::size_t end =
-      (offset + geometry_.size_bytes + kUnitBytes - 1) / kUnitBytes * kUnitBytes;
-  auto done = populate(segment_->bytes().subspan(begin, end - begin));
+  auto done = segment_->populate(index * geometry_.stride_bytes, geometry_.size_bytes);
   if (done) used_[index].store(true, std::memory_order_relaxed);
   return done;
 }
 
 Outcome SharedPages::prepare_all() {
-  auto done = populate(segment_->bytes().first(geometry_.stride_bytes * geometry_.count));
+  auto done = segment_->populate(0, geometry_.stride_bytes * geometry_.count);
   if (!done) return done;
   for (auto& used : used_) used.store(true, std::memory_order_relaxed);
   return done;

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <linux/magic.h>
 #include <linux/mempolicy.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/vfs.h>
@@ -14,10 +15,11 @@
 namespace kvferry::mem {
 namespace {
 
-constexpr std::size_t kSmallBlockBytes = 4 * kKiB;
 // A signal undoes what one fallocate() has done so far, so it is asked for pieces.
 constexpr std::size_t kCommitPieceBytes = 32 * kMiB;
-constexpr int kInterruptedMax = 1000;  // signals for one piece; more are a failure
+// The kernel keeps other threads from mapping and unmapping meanwhile.
+constexpr std::size_t kPopulatePieceBytes = 16 * kMiB;
+constexpr int kInterruptedMax = 1000;  // signals during one piece; more are a failure
 constexpr int kNodesMax = 1024;
 constexpr std::uint64_t kLockMax = INT64_MAX - 1;
 constexpr const char* kLockTooLarge = "a lock's number is below 2^63 - 1";
@@ -92,7 +94,8 @@ Result<Kind> kind_of(int file, const std::string& path) {
   }
   // A tmpfs that uses huge pages says so by the size that it likes best.
   const bool huge = is.st_blksize >= static_cast<blksize_t>(Arena::kHugePageSizeBytes);
-  return Kind{kSmallBlockBytes, huge ? HugePages::kTransparent : HugePages::kNone};
+  return Kind{static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)),
+              huge ? HugePages::kTransparent : HugePages::kNone};
 }
 
 // The policy stays with the file, for whoever touches it first.
@@ -235,6 +238,26 @@ Outcome SharedSegment::discard(std::size_t offset, std::size_t size_bytes) {
                      static_cast<off_t>(begin), static_cast<off_t>(end - begin)) != 0) {
     if (errno == EINTR && interrupted++ < kInterruptedMax) continue;
     return failed("give back memory of", path_, errno);
+  }
+  return Done{};
+}
+
+Outcome SharedSegment::populate(std::size_t offset, std::size_t size_bytes) const {
+  if (!contains(offset, size_bytes)) {
+    return Error{Errc::kInvalidArgument, "populate: the range is outside of the shared segment"};
+  }
+  const std::size_t end = round_up(offset + size_bytes, block_size_bytes_);
+  std::size_t piece = 0;
+  for (std::size_t at = round_down(offset, block_size_bytes_); at < end; at += piece) {
+    piece = std::min(std::max(kPopulatePieceBytes, block_size_bytes_), end - at);
+    int interrupted = 0;
+    // For reading is for writing too where files need no writing back, and three times as fast:
+    // the kernel maps what is around a page with it.
+    while (::madvise(bytes().data() + at, piece, MADV_POPULATE_READ) != 0) {
+      if (errno == EINVAL) return Done{};
+      if ((errno == EINTR || errno == EAGAIN) && interrupted++ < kInterruptedMax) continue;
+      return system_error("there is no memory behind a part of " + path_, errno);
+    }
   }
   return Done{};
 }

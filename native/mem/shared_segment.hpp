@@ -58,7 +58,7 @@ class SharedSegment {
   [[nodiscard]] MutableBytes bytes() const noexcept { return arena_.bytes(); }
   [[nodiscard]] const Arena& arena() const noexcept { return arena_; }
   [[nodiscard]] std::size_t size_bytes() const noexcept { return arena_.size_bytes(); }
-  // What commit() and discard() deal in: 4096, or 2 MiB on hugetlbfs.
+  // What commit() and discard() deal in: 4096 mostly, on hugetlbfs its huge pages.
   [[nodiscard]] std::size_t block_size_bytes() const noexcept { return block_size_bytes_; }
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
 
@@ -68,6 +68,11 @@ class SharedSegment {
   // Takes the memory of the blocks that lie wholly in the range.
   // Fails with: kInvalidArgument for a range outside; kSystem.
   Outcome discard(std::size_t offset, std::size_t size_bytes);
+
+  // Maps the blocks that the range touches at once: else the first use of each costs a page fault,
+  // and the very first one clears it. Does nothing on kernels before 5.14.
+  // Fails with: kInvalidArgument for a range outside; kSystem where a touch would be a SIGBUS.
+  Outcome populate(std::size_t offset, std::size_t size_bytes) const;
 
   // Whether anybody else holds the lock on a byte; held[i] becomes 0 or 1.
   // Fails with: kInvalidArgument for a byte of 2^63 - 1 or more; kClosed after close_descriptor();

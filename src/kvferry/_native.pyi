@@ -215,9 +215,9 @@ class PagePool:
     def __init__(self, page_size_bytes: int, pages_count: int, *, hugetlb: bool = False, prefault: bool = True) -> None: ...
 
     @staticmethod
-    def over(segment: SharedSegment, page_size_bytes: int, pages_count: int) -> PagePool:
+    def over(segment: SharedSegment, page_size_bytes: int, pages_count: int, *, prefault: bool = False) -> PagePool:
         """
-        Pages of a shared segment, all of them held back. UsageError: the segment is too short.
+        Pages of a shared segment, all of them held back. With `prefault`, granting one clears and maps it, so that its first users need not wait. UsageError: the segment is too short.
         """
 
     @staticmethod

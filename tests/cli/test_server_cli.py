@@ -17,10 +17,11 @@ from typing import Any, Self
 
 import click
 import pytest
+import zmq
 
 from kvferry.cli.main import main
 from kvferry.cli.server import server as command
-from kvferry.server.client import Client
+from kvferry.server import Client
 from kvferry.server.settings import SETTINGS
 from support.engines import CHUNK, IDENTITY, expected, prompt
 from support.secrets import secret
@@ -92,9 +93,9 @@ def small(name: str, *more: object) -> list[object]:
 
 @pytest.fixture
 def name(tmp_path: Path) -> Iterator[str]:
-    name = f"kvferry-cli-{os.getpid()}-{tmp_path.name}"[:64]
+    name = f"kvferry-cli-{os.getpid()}-{tmp_path.name}"[:60]
     yield name
-    for left in Path("/dev/shm").glob(f"{name}-*"):
+    for left in Path("/dev/shm").glob(f"{name}*"):
         left.unlink()
 
 
@@ -306,15 +307,29 @@ def test_ports_that_are_taken(name: str) -> None:
 
 def test_with_keys_only_who_has_one_is_served(tmp_path: Path, name: str) -> None:
     assert main(["server", "--new-curve-keys", str(tmp_path)]) == 0
-    keys = ("--curve-key-file", tmp_path / "server.key")
-    with Process(*small(name, *keys, "--http-port", free_port())) as process:
+    keys, where = ("--curve-key-file", tmp_path / "server.key"), tmp_path / "socket"
+    with Process(*small(name, *keys, "--host", "::1", "--ipc", where, "--no-http")) as process:
         endpoint, _ = process.started()
+        assert endpoint.startswith("tcp://[::1]:")
+        assert where.stat().st_mode & 0o777 == 0o600
         with Client(IDENTITY, endpoint, curve_key_file=tmp_path / "client.key") as client:
             until(lambda: client.available, 10)
             assert client.store(TOKENS, expected(TOKENS)).chunks == 4
         with Client(IDENTITY, endpoint) as stranger:
             assert not stranger.available
             assert stranger.lookup(TOKENS).tokens == 0
+        public, private = (key.decode() for key in zmq.curve_keypair())
+        server_file = json.loads((tmp_path / "server.key").read_text())
+        late = {"public": public, "secret": private, "server": server_file["public"]}
+        (tmp_path / "late.key").write_text(json.dumps(late))
+        (tmp_path / "late.key").chmod(0o600)
+        server_file["clients"].append(public)
+        (tmp_path / "server.key").write_text(json.dumps(server_file))
+        process.send(signal.SIGHUP)
+        for url in (endpoint, f"ipc://{where}"):
+            with Client(IDENTITY, url, curve_key_file=tmp_path / "late.key") as client:
+                until(lambda client=client: client.available, 20)
+                assert client.lookup(TOKENS).tokens == 4 * CHUNK
         process.send(signal.SIGTERM)
         assert process.ends() == 0
 
@@ -344,6 +359,18 @@ def test_systemd_is_told(tmp_path: Path, name: str) -> None:
             assert systemd.recv(100) == b"READY=1"
             process.send(signal.SIGTERM)
             assert systemd.recv(100) == b"STOPPING=1"
+            assert process.ends() == 0
+
+
+def test_the_usual_port_of_http_may_be_taken(name: str) -> None:
+    with Process(*small(f"{name}-1")) as one, Process(*small(f"{name}-2")) as other:
+        for process in (one, other):
+            process.says("ready, ")
+        assert "going on without HTTP: HTTP cannot listen at 127.0.0.1 port 8080" in (
+            one.said + other.said
+        )
+        for process in (one, other):
+            process.send(signal.SIGTERM)
             assert process.ends() == 0
 
 

@@ -19,7 +19,7 @@ from kvferry.errors import UsageError
 from kvferry.lab.watch import Watch, counters
 from kvferry.lab.watch_page import page
 from kvferry.server.config import ServerConfig
-from kvferry.server.http import HttpSide
+from kvferry.server.http.side import HttpSide
 from support.engines import CHUNK, check, expected, memory_store, open_engine, prompt
 from support.views import FakeView
 

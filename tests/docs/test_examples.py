@@ -27,6 +27,12 @@ SAYS = {
         "equal: True",
         "free pages: 6",
     ],
+    "shared_cache.py": [
+        "stored: 6 chunks",
+        "<Retrieved 96 tokens (96 from l1)>",
+        "equal: True",
+        "through the socket: names only",
+    ],
     "quickstart.py": ["found: True - equal: True", "another key: False"],
 }
 

@@ -18,8 +18,8 @@ import pytest
 from kvferry import Engine, Identity
 from kvferry.errors import UnavailableError
 from kvferry.server.config import ServerConfig
-from kvferry.server.http import HttpSide
-from kvferry.server.http_app import BODY_BYTES_MAX
+from kvferry.server.http.app import BODY_BYTES_MAX
+from kvferry.server.http.side import HttpSide
 from support.engines import CHUNK, IDENTITY, LAYOUT, expected, memory_store, open_engine, prompt
 from support.views import FakeView, ask
 
@@ -389,7 +389,7 @@ def test_bodies_have_a_limit(url: str) -> None:
 
 
 def test_who_sends_no_request_is_sent_away(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvferry.server.http.HEAD_S", 0.3)
+    monkeypatch.setattr("kvferry.server.http.side.HEAD_S", 0.3)
     with served(FakeView(config(), engine)) as url:
         where = ("127.0.0.1", int(url.rsplit(":", 1)[1]))
         silent, slow, quick = (socket.create_connection(where, 20) for _ in range(3))

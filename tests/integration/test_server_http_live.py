@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from kvferry import Identity, StoreConfig
-from kvferry.server.client import Client
-from kvferry.server.http import HttpSide
+from kvferry.server import Client
+from kvferry.server.http.side import HttpSide
 from kvferry.server.server import Server
 from support.cache_server import running
 from support.engines import CHUNK, IDENTITY, LAYOUT, expected, prompt

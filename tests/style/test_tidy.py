@@ -52,7 +52,7 @@ VIOLATIONS = {
     "bare header": ("native/net/a.hpp", "#pragma once\n\n#include <span>", 1, "no opening comment"),
     "upward import": ("src/kvferry/client/a.py", "import kvferry.engine", 1, "is above it"),
     "sibling import": (
-        "src/kvferry/lab/a.py",
+        "src/kvferry/peer/a.py",
         "from kvferry.server import a, b",
         1,
         "is beside it",

@@ -135,3 +135,5 @@ class CacheServerProcess:
             assert self.process is not None
             self.process.kill()
             self.process.wait()
+            for segment in self.segments():  # of servers that were killed
+                segment.unlink(missing_ok=True)

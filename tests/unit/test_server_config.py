@@ -417,11 +417,12 @@ def test_what_a_cluster_tells_its_pods_is_no_setting(caplog: pytest.LogCaptureFi
 
 
 def test_a_variable_that_was_mistyped(caplog: pytest.LogCaptureFixture) -> None:
-    load(None, {"KVFERRY_SERVER_L1_SIZ_GB": "3", "KVFERRY_SERVER_URL": "x"})
+    others = {"KVFERRY_SERVER_URL": "tcp://a:1", "KVFERRY_SERVER_BINARY": "valkey-server"}
+    load(None, {"KVFERRY_SERVER_L1_SIZ_GB": "3", **others})
     assert "KVFERRY_SERVER_L1_SIZ_GB is not read; did you mean KVFERRY_SERVER_L1_SIZE_GB?" in (
         caplog.text
     )
-    assert "_URL" not in caplog.text
+    assert len(caplog.records) == 1
     # The engine's own search for such mistakes leaves variables of servers alone.
     assert not examine(None, environ={"KVFERRY_SERVER_EVICTION_POLICY": "LRU"}).warnings
 

@@ -226,6 +226,7 @@ def test_a_pool_grows_and_shrinks_with_its_memory(path: str) -> None:
         PagePool(64, 2).grow(1)
     with pytest.raises(UsageError):
         PagePool.over(segment, PAGE, COUNT + 1)
+    assert PagePool.over(segment, PAGE, COUNT, prefault=True).grow(2) == (2, None)
 
 
 def test_the_file_goes_with_its_owner_unless_it_is_kept(path: str) -> None:

@@ -1,8 +1,16 @@
 """The cache server: one pool in shared memory for every engine process of a host.
 
-    protocol    what is said                               protocol.py
-    Client      the engine's side                          client.py
-    Server      the other one                              server.py
+    Client          the engine's side                          client/
+    protocol        what is said                               protocol.py
+    Listener        sockets: bytes to messages                 listener.py, zmtp.py, gate.py
+    Dispatcher      the loop: messages to replies              dispatch.py
+    Handlers        what each message does                     handlers.py
+    Sessions        who holds what, and until when             sessions.py
+    Shard           one identity: an engine, its memory        shard.py
+    Pools           pages within one budget                    pools.py, segments.py
+    Server          all of it, from start to end               server.py, state.py, restart.py
+    HttpSide        health, metrics, control                   http/
+    run_server      signals and settings                       run.py, config.py
 
 Engines register, are told of a shared segment, map it, and copy their chunks straight in and out.
 The socket carries hashes and page numbers only.
@@ -18,14 +26,14 @@ from typing import TYPE_CHECKING, Any
 from kvferry.errors import ConfigError
 
 _HOME = {
-    "AsyncClient": "kvferry.server.async_client",
-    "Client": "kvferry.server.client",
+    "AsyncClient": "kvferry.server.client.aio",
+    "Client": "kvferry.server.client.sync",
     "ServerConfig": "kvferry.server.config",
 }
 
 if TYPE_CHECKING:
-    from kvferry.server.async_client import AsyncClient
-    from kvferry.server.client import Client
+    from kvferry.server.client.aio import AsyncClient
+    from kvferry.server.client.sync import Client
     from kvferry.server.config import ServerConfig
 
 __all__ = ["AsyncClient", "Client", "ServerConfig"]

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from kvferry import _native
+from kvferry import _exit, _native  # noqa: F401
 from kvferry.engine.memory import Memory, Reserved, page_stride
 from kvferry.errors import UsageError
 from kvferry.keys import DIGEST_BYTES
@@ -44,11 +44,13 @@ def page_index(handle: int) -> int:
 class Pool:
     """The pages of one length, in one segment."""
 
-    def __init__(self, segment: _native.SharedSegment, chunk_bytes: int, pages: int) -> None:
+    def __init__(
+        self, segment: _native.SharedSegment, chunk_bytes: int, pages: int, *, prefault: bool
+    ) -> None:
         self.segment = segment
         self.chunk_bytes = chunk_bytes
         self.stride = page_stride(chunk_bytes)
-        self.pages = _native.PagePool.over(segment, chunk_bytes, pages)
+        self.pages = _native.PagePool.over(segment, chunk_bytes, pages, prefault=prefault)
         self.members: list[SharedMemory] = []
 
     @property
@@ -142,7 +144,8 @@ class Pools:
 
     def add(self, segment: _native.SharedSegment, chunk_bytes: int, pages: int) -> Pool:
         """A pool over a segment; `back` has to follow."""
-        pool = self.pools[chunk_bytes] = Pool(segment, chunk_bytes, pages)
+        prefault = self._config.engine.prefault
+        pool = self.pools[chunk_bytes] = Pool(segment, chunk_bytes, pages, prefault=prefault)
         return pool
 
     def back(self, pool: Pool) -> None:

@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from kvferry import __version__
 from kvferry.errors import KVFerryError, UnavailableError
@@ -23,6 +23,9 @@ from kvferry.server.config import ServerConfig
 from kvferry.server.room import check_shared_memory
 from kvferry.server.shown import summary
 from kvferry.server.view import ServerView
+
+if TYPE_CHECKING:
+    from kvferry.server.http.side import HttpSide
 
 __all__ = ["Runnable", "run_server"]
 
@@ -67,12 +70,7 @@ def run_server(
         make = Server
     with _blocked(_SIGNALS):
         server = _listening(config, lambda: make(config))
-        side = None
-        if config.http is not None:
-            from kvferry.server.http import HttpSide
-
-            side = HttpSide(server)
-            side.start()
+        side = _http(config, server)
         _log.info("kvferry %s: %s", __version__, summary(config, side.url if side else None))
         ended = threading.Event()
         listener = threading.Thread(
@@ -89,6 +87,23 @@ def run_server(
             while signal.sigtimedwait(_SIGNALS, 0) is not None:
                 pass  # one that came at the very end
         _log.info("ended")
+
+
+def _http(config: ServerConfig, server: Runnable) -> HttpSide | None:
+    """HTTP, if it is wanted; at the port that nobody has named it may be left out."""
+    if config.http is None:
+        return None
+    from kvferry.server.http.side import HttpSide
+
+    side = HttpSide(server)
+    try:
+        side.start()
+    except UnavailableError as error:
+        if config.http != ServerConfig().http:
+            raise
+        _log.warning("going on without HTTP: %s", error)
+        return None
+    return side
 
 
 def _listening(config: ServerConfig, call: Callable[[], T]) -> T:

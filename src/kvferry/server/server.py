@@ -168,11 +168,12 @@ class Server:
         for shard in self.shards:
             shard.engine.config = config.engine
 
-    def _session_ended(self, session: Session, why: str) -> None:
-        if why in ("left", "shutdown"):
-            _log.info("%s (pid %d) %s", session.software, session.pid, why)
+    def _session_ended(self, session: Session, why: str, held: int) -> None:
+        who = f"{session.software} (pid {session.pid})"
+        if why in ("left", "shutdown") or (why == "gone" and not held):
+            _log.info("%s: its session ended: %s", who, why)
         else:
-            _log.warning("%s (pid %d) lost its session: %s", session.software, session.pid, why)
+            _log.warning("%s lost its session: %s; it held %d pages", who, why, held)
 
     # --- What others see ---
 

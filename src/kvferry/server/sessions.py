@@ -104,11 +104,11 @@ class Sessions:
     Args:
         share: The part of a pool that one session may hold.
         dead_after_s: Silence after which a session ends.
-        changed: Called with a session that ended, and why, in a word.
+        changed: Called with a session that ended, why, in a word, and how many pages it held.
     """
 
     def __init__(
-        self, share: float, dead_after_s: float, changed: Callable[[Session, str], None]
+        self, share: float, dead_after_s: float, changed: Callable[[Session, str, int], None]
     ) -> None:
         self.share = share
         self.dead_after_s = dead_after_s
@@ -221,6 +221,7 @@ class Sessions:
             return
         with session.guard:
             session.ended = True
+        held = session.pages
         session.shard.memory.engines -= 1
         self.ended[why] = self.ended.get(why, 0) + 1
         cache = session.shard.memory.cache
@@ -238,7 +239,7 @@ class Sessions:
         else:
             self._free(session, ids)
         session.shard.memory.announce()
-        self._changed(session, why)
+        self._changed(session, why, held)
 
     def _free(self, session: Session, ids: list[int]) -> None:
         for id in ids:

@@ -52,7 +52,7 @@ class SegmentRecord(msgspec.Struct, array_like=True, frozen=True):
 
 
 class ShardRecord(msgspec.Struct, array_like=True, frozen=True):
-    """An identity and its chunks, parents before children, else who would be evicted first.
+    """An identity and its chunks, parents before children, else who would be evicted last.
 
     Attributes:
         hashes: 16 bytes for each chunk.

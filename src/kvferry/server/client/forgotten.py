@@ -12,8 +12,8 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator
 
+from kvferry.server.client.sockets import new_id
 from kvferry.server.protocol import Abort, Leased, Release, Reply, Request, Reserved
-from kvferry.server.sockets import new_id
 
 __all__ = ["Forgotten"]
 

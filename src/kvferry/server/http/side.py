@@ -21,9 +21,9 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from kvferry.errors import UnavailableError, UsageError
-from kvferry.server.http_app import make_app
-from kvferry.server.http_calls import Pins
-from kvferry.server.http_prefetch import Prefetches
+from kvferry.server.http.app import make_app
+from kvferry.server.http.calls import Pins
+from kvferry.server.http.prefetch import Prefetches
 from kvferry.server.view import ServerView
 
 __all__ = ["HttpSide"]

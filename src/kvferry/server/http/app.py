@@ -37,10 +37,10 @@ from kvferry.errors import (
     UnavailableError,
     UsageError,
 )
-from kvferry.server import http_calls, openapi
 from kvferry.server.endpoints import is_loopback
-from kvferry.server.http_calls import CallError, Pins
-from kvferry.server.http_prefetch import Prefetches
+from kvferry.server.http import calls, openapi
+from kvferry.server.http.calls import CallError, Pins
+from kvferry.server.http.prefetch import Prefetches
 from kvferry.server.shown import shown
 from kvferry.server.view import ServerView
 
@@ -94,18 +94,18 @@ def make_app(view: ServerView, pins: Pins, prefetches: Prefetches) -> ASGIApp:
     def config(view: ServerView, body: Mapping[str, Any]) -> Any:
         return shown(view.config)
 
-    def route(path: str, **calls: Call) -> Route:
-        """A path whose methods are calls that get a body of JSON."""
+    def route(path: str, **answers: Call) -> Route:
+        """A path whose methods are answers that get a body of JSON."""
 
         async def run(request: Request) -> Response:
             method = "GET" if request.method == "HEAD" else request.method
             with_body = method in ("POST", "DELETE") and not request.path_params
             raw = await _body(request) if with_body else b""
             parts = dict(request.path_params)
-            found = await run_in_threadpool(_called, calls[method], view, raw, parts)
+            found = await run_in_threadpool(_called, answers[method], view, raw, parts)
             return Response(found, media_type="application/json")
 
-        return Route(path, run, methods=list(calls))
+        return Route(path, run, methods=list(answers))
 
     app = Starlette(
         routes=[
@@ -116,8 +116,8 @@ def make_app(view: ServerView, pins: Pins, prefetches: Prefetches) -> ASGIApp:
             Route("/docs", docs),
             route("/v1/status", GET=status),
             route("/v1/config", GET=config),
-            route("/v1/lookup", POST=http_calls.lookup),
-            route("/v1/explain", POST=http_calls.explain),
+            route("/v1/lookup", POST=calls.lookup),
+            route("/v1/explain", POST=calls.explain),
             route("/v1/pins", GET=pins.list, POST=pins.add, DELETE=pins.remove),
             route("/v1/pins/{id}", DELETE=pins.remove),
             route("/v1/clear", POST=pins.clear),

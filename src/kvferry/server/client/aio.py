@@ -22,7 +22,7 @@ from kvferry.engine.explain import Explanation
 from kvferry.engine.prompt import Tokens
 from kvferry.errors import ClosedError
 from kvferry.identity import Identity
-from kvferry.server.client import Client
+from kvferry.server.client.sync import Client
 
 __all__ = ["AsyncClient"]
 

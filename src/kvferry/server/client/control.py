@@ -17,9 +17,9 @@ from typing import TypeVar
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from kvferry.server.counters import Counters
+from kvferry.server.client.counters import Counters
+from kvferry.server.client.sockets import CurveKeys, open_socket, poll_ms, read_reply
 from kvferry.server.protocol import Failure, Reply, Request, encode
-from kvferry.server.sockets import CurveKeys, open_socket, poll_ms, read_reply
 
 __all__ = ["Control", "Gone", "Refused", "Silent", "Stopped", "Wake"]
 

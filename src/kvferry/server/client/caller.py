@@ -9,12 +9,12 @@ import logging
 import time
 from typing import Any, TypeVar
 
-from kvferry.server.attachment import Session
-from kvferry.server.counters import Counters
-from kvferry.server.keeper import Keeper
-from kvferry.server.link import Away, TimedOut
+from kvferry.server.client.attachment import Session
+from kvferry.server.client.counters import Counters
+from kvferry.server.client.keeper import Keeper
+from kvferry.server.client.link import Away, TimedOut
+from kvferry.server.client.sockets import new_id
 from kvferry.server.protocol import Count, Failure, Release, Reply, Request
-from kvferry.server.sockets import new_id
 
 __all__ = ["Caller"]
 

@@ -22,14 +22,14 @@ from functools import partial
 import zmq
 
 from kvferry.identity import Identity
-from kvferry.server.attachment import Session, begin, unregister
-from kvferry.server.control import Control, Gone, Refused, Silent, Stopped, Wake
-from kvferry.server.counters import Counters
-from kvferry.server.forgotten import Forgotten
-from kvferry.server.link import Link
-from kvferry.server.notices import Notices
+from kvferry.server.client.attachment import Session, begin, unregister
+from kvferry.server.client.control import Control, Gone, Refused, Silent, Stopped, Wake
+from kvferry.server.client.counters import Counters
+from kvferry.server.client.forgotten import Forgotten
+from kvferry.server.client.link import Link
+from kvferry.server.client.notices import Notices
+from kvferry.server.client.sockets import CurveKeys, new_id
 from kvferry.server.protocol import Failure, Ping, Pong
-from kvferry.server.sockets import CurveKeys, new_id
 
 __all__ = ["Keeper"]
 

@@ -33,12 +33,12 @@ from kvferry.engine.explain import Explanation
 from kvferry.engine.prompt import Prompt, Tokens, read_prompt
 from kvferry.errors import ClosedError
 from kvferry.identity import Identity
-from kvferry.server.address import curve_keys, read_url
-from kvferry.server.caller import Caller
-from kvferry.server.counters import Counters
-from kvferry.server.keeper import Keeper
-from kvferry.server.questions import Questions
-from kvferry.server.transfer import Transfer
+from kvferry.server.client.address import curve_keys, read_url
+from kvferry.server.client.caller import Caller
+from kvferry.server.client.counters import Counters
+from kvferry.server.client.keeper import Keeper
+from kvferry.server.client.questions import Questions
+from kvferry.server.client.transfer import Transfer
 
 __all__ = ["Client"]
 

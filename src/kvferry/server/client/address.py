@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from kvferry.errors import ConfigError
-from kvferry.server.sockets import CurveKeys
+from kvferry.server.client.sockets import CurveKeys
 
 __all__ = ["DEFAULT_URL", "curve_keys", "read_url"]
 

@@ -16,20 +16,18 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NamedTuple
 
 import zmq
 
-from kvferry.server.counters import Counters
+from kvferry.server.client.channel import Broken, Channel, open_channel
+from kvferry.server.client.counters import Counters
+from kvferry.server.client.sockets import CurveKeys, read_reply
 from kvferry.server.protocol import Reply, Request, encode
-from kvferry.server.sockets import CurveKeys, open_socket, poll_ms, read_reply
 
 __all__ = ["Away", "Link", "TimedOut"]
 
 # Calls under way at once; more of them wait for one of these to end.
 _SOCKETS_MAX = 64
-# An answer from memory takes no longer, if all is well.
-_SOON_MS = 2
 
 
 class Away(Exception):
@@ -38,13 +36,6 @@ class Away(Exception):
 
 class TimedOut(Exception):
     """No answer in time: whether the request was done is not known."""
-
-
-class _Channel(NamedTuple):
-    """A socket with what waits for it."""
-
-    socket: zmq.Socket[bytes]
-    poller: zmq.Poller
 
 
 class Link:
@@ -72,7 +63,7 @@ class Link:
         self._counters = counters
         self._late = late
         self._ended_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._free: deque[_Channel] = deque()  # the last one first: its server still knows it
+        self._free: deque[Channel] = deque()  # the last one first: its server still knows it
         self._changed = threading.Condition()
         self._open = 0
         self._waiting = 0
@@ -86,11 +77,23 @@ class Link:
             TimedOut: There is no reply yet.
         """
         frame = encode(request)
-        channel = self._take(until)
+        channel: Channel | None = self._take(until)
         try:
-            self._send(channel, frame, until)
+            if self.ended:
+                raise Away
+            assert channel is not None
+            channel.send(frame, until)
             self._counters.asked(len(frame))
             return self._receive(channel, request.id, until)
+        except (Away, TimedOut):
+            raise
+        except BaseException as error:  # also an interrupt: half a message may be on its way
+            if channel is not None:
+                channel.close()
+                channel = None
+            if isinstance(error, Broken):
+                raise Away from None
+            raise
         finally:
             self._give(channel)
 
@@ -112,51 +115,22 @@ class Link:
 
     # --- One exchange ---
 
-    def _send(self, channel: _Channel, frame: bytes, until: float) -> None:
-        if self.ended:
-            raise Away
-        try:
-            channel.socket.send(frame, zmq.NOBLOCK)
-            return
-        except zmq.Again:  # a new socket that is still connecting
-            channel.poller.modify(channel.socket, zmq.POLLOUT)
-        try:
-            channel.poller.poll(poll_ms(until))
-        finally:
-            channel.poller.modify(channel.socket, zmq.POLLIN)
-        if self.ended:
-            raise Away
-        try:
-            channel.socket.send(frame, zmq.NOBLOCK)
-        except zmq.Again:
-            raise Away from None
-
-    def _receive(self, channel: _Channel, request_id: int, until: float) -> Reply:
-        # Most answers come soon: waiting for nothing else is cheaper.
-        frame = self._read(channel, 0)
+    def _receive(self, channel: Channel, request_id: int, until: float) -> Reply:
         while True:
+            frame = channel.receive(until)
+            if self.ended:
+                raise Away
             reply = read_reply(frame, self._counters) if frame is not None else None
             if reply is not None:
                 if reply.id == request_id:
                     return reply
                 self._late(reply)
-            ready = channel.poller.poll(poll_ms(until))
-            if self.ended:
-                raise Away
-            if not ready or time.monotonic() >= until:  # also: a server that talks without end
+            if frame is None or time.monotonic() >= until:  # or a server that talks without end
                 raise TimedOut
-            frame = self._read(channel, zmq.NOBLOCK)
-
-    @staticmethod
-    def _read(channel: _Channel, flags: int) -> bytes | None:
-        try:
-            return channel.socket.recv(flags)
-        except zmq.Again:
-            return None
 
     # --- Sockets ---
 
-    def _take(self, until: float) -> _Channel:
+    def _take(self, until: float) -> Channel:
         with suppress(IndexError):
             return self._free.pop()
         with self._changed:
@@ -168,42 +142,44 @@ class Link:
                     with suppress(IndexError):
                         return self._free.pop()
                     if self._open < _SOCKETS_MAX:
-                        return self._connect()
+                        self._open += 1
+                        break
                     if not self._changed.wait(max(0.0, until - time.monotonic())):
                         raise Away
             finally:
                 self._waiting -= 1
+        return self._connect(until)
 
-    def _connect(self) -> _Channel:
+    def _connect(self, until: float) -> Channel:
         try:
-            socket = open_socket(self._context, self._url, self._keys)
-            socket.setsockopt(zmq.RCVTIMEO, _SOON_MS)
-            socket.connect(self._url)  # it fails for no address that the client accepted
-        except zmq.ZMQError:  # no descriptors left
-            raise Away from None
-        poller = zmq.Poller()
-        poller.register(socket, zmq.POLLIN)
-        poller.register(self._ended_fd, zmq.POLLIN)
-        self._open += 1
-        return _Channel(socket, poller)
+            return open_channel(self._context, self._url, self._keys, self._ended_fd, until)
+        except BaseException as error:
+            self._give(None)
+            if isinstance(error, Broken):
+                raise Away from None
+            raise
 
-    def _give(self, channel: _Channel) -> None:
-        self._free.append(channel)
+    def _give(self, channel: Channel | None) -> None:
+        """Put a channel back; None: one that is open no more."""
+        if channel is not None:
+            self._free.append(channel)
         if self.ended:
-            self._drain()
-        elif self._waiting:
+            self._drain(closed=channel is None)
+        elif channel is None or self._waiting:
             with self._changed:
+                self._open -= channel is None
                 self._changed.notify()
 
-    def _drain(self) -> None:
+    def _drain(self, closed: bool = False) -> None:
         """Close what nobody uses; the last one closes the descriptor."""
         with self._changed:
+            self._open -= closed
             while True:
                 try:
                     channel = self._free.pop()
                 except IndexError:
                     break
-                channel.socket.close(linger=0)
+                channel.close()
                 self._open -= 1
             if self._open == 0 and self._ended_fd >= 0:
                 os.close(self._ended_fd)

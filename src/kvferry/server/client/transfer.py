@@ -20,9 +20,9 @@ from kvferry.engine.prompt import Prompt
 from kvferry.engine.store_tiers import MEMORY
 from kvferry.errors import BadBufferError, SystemResourceError, UsageError
 from kvferry.kv_layout import KVLayout
-from kvferry.server.attachment import Session
-from kvferry.server.caller import Caller
-from kvferry.server.link import Away
+from kvferry.server.client.attachment import Session
+from kvferry.server.client.caller import Caller
+from kvferry.server.client.link import Away
 from kvferry.server.protocol import (
     HASHES_MAX,
     Commit,

@@ -17,9 +17,9 @@ from kvferry.engine.explain import ChunkPlace, Explanation
 from kvferry.engine.prompt import Prompt
 from kvferry.engine.store_tiers import MEMORY
 from kvferry.server import protocol
-from kvferry.server.caller import Caller
+from kvferry.server.client.caller import Caller
+from kvferry.server.client.transfer import in_tokens
 from kvferry.server.protocol import HASHES_MAX, Count, Done, Found, Reply, Report, Request
-from kvferry.server.transfer import in_tokens
 
 __all__ = ["Questions"]
 

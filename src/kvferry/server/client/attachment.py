@@ -18,14 +18,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 
-from kvferry import __version__, _native
+from kvferry import __version__, _exit, _native  # noqa: F401
 from kvferry.errors import KVFerryError, UsageError
 from kvferry.identity import Identity
 from kvferry.kv_layout import KVLayout
-from kvferry.server.control import Control, Gone, Refused, Silent
-from kvferry.server.link import Away, Link
+from kvferry.server.client.control import Control, Gone, Refused, Silent
+from kvferry.server.client.link import Away, Link
+from kvferry.server.client.sockets import new_id
 from kvferry.server.protocol import VERSION, Attached, Done, Register, Registered, Unregister
-from kvferry.server.sockets import new_id
 
 __all__ = ["Attachment", "Session", "begin", "unregister"]
 

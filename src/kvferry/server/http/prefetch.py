@@ -14,9 +14,9 @@ from typing import Any
 
 from kvferry.engine import Engine
 from kvferry.errors import KVFerryError, UsageError
-from kvferry.server import http_calls
-from kvferry.server.http_calls import CallError
-from kvferry.server.token_files import read_tokens
+from kvferry.server.http import calls
+from kvferry.server.http.calls import CallError
+from kvferry.server.http.token_files import read_tokens
 from kvferry.server.view import ServerView
 
 __all__ = ["Prefetches"]
@@ -71,19 +71,19 @@ class Prefetches:
 
     def add(self, view: ServerView, body: Mapping[str, Any]) -> dict[str, Any]:
         """Begin a job, and wait for it if that is wanted; at most `timeout_s`."""
-        http_calls.check_names(body, ("files", "identity", "salt", "wait", "timeout_s"))
-        files = http_calls.field(body, "files", list)
+        calls.check_names(body, ("files", "identity", "salt", "wait", "timeout_s"))
+        files = calls.field(body, "files", list)
         if not files or not all(isinstance(name, str) for name in files):
             raise UsageError("'files' is no list of paths; name at least one token file")
         if len(files) > _FILES_MAX:
             raise UsageError(f"'files' has more than {_FILES_MAX} paths; send several requests")
-        wait = http_calls.field(body, "wait", bool, False)
-        timeout_s = http_calls.field(body, "timeout_s", float, _WAIT_S)
+        wait = calls.field(body, "wait", bool, False)
+        timeout_s = calls.field(body, "timeout_s", float, _WAIT_S)
         if not 0 < timeout_s <= _WAIT_MAX_S:
             raise UsageError(f"'timeout_s' is not above 0 to {_WAIT_MAX_S:g}")
-        salt = http_calls.field(body, "salt", str)
-        engine = http_calls.engine_of(view, body)
-        http_calls.hashes_of(engine, [], salt)  # says now what is wrong with the salt
+        salt = calls.field(body, "salt", str)
+        engine = calls.engine_of(view, body)
+        calls.hashes_of(engine, [], salt)  # says now what is wrong with the salt
         job = _Job(secrets.token_hex(8), engine, list(files), salt)
         self._begin(job)
         if wait:
@@ -145,7 +145,7 @@ class Prefetches:
         began = time.monotonic()
         result: dict[str, Any] = {"file": file, "prompt_tokens": 0, "tokens": 0, "error": None}
         try:
-            hashes = http_calls.hashes_of(job.engine, read_tokens(file), job.salt)
+            hashes = calls.hashes_of(job.engine, read_tokens(file), job.salt)
             result["prompt_tokens"] = hashes.tokens
             limit_s = job.engine.config.retrieve_timeout_s + _GRACE_S
             result["tokens"] = job.engine.prefetch(hashes).result(limit_s)

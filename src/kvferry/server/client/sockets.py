@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 import zmq
 
-from kvferry.server.counters import Counters
+from kvferry.server.client.counters import Counters
 from kvferry.server.protocol import MESSAGE_BYTES_MAX, Reply, decode_reply
 
 __all__ = ["CurveKeys", "new_id", "open_socket", "poll_ms", "read_reply"]
