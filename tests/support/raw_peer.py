@@ -34,6 +34,7 @@ class Peer:
         self._context = zmq.Context[zmq.Socket[bytes]]()
         self.socket = self._context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.setsockopt(zmq.IPV6, "[" in endpoint)
         self.socket.connect(endpoint)
 
     def raw(self, *frames: bytes, timeout_s: float = 10.0) -> Any:

@@ -11,8 +11,9 @@ from pathlib import Path
 import zmq
 
 from kvferry.errors import StoreError
-from kvferry.server.curve import apply_server, server_keys
-from kvferry.server.listener import remove_stale
+from kvferry.server.curve import CurveGuard, apply_server, server_keys
+from kvferry.server.endpoints import ipc_path
+from kvferry.server.listener import HANDSHAKE_S, remove_own, remove_stale
 from kvferry.server.protocol import MESSAGE_BYTES_MAX
 
 __all__ = ["Gate"]
@@ -43,29 +44,23 @@ class Gate:
         self._directory = tempfile.TemporaryDirectory(prefix="kvferry-gate-")  # of mode 0700
         self.endpoint = f"ipc://{self._directory.name}/in"
         self.endpoints: list[str] = []
+        self._paths: list[tuple[Path, int]] = []
+        self._guard: CurveGuard | None = None
+        try:
+            self._open(endpoints)
+        except BaseException:
+            self._close()
+            raise
+
+    def _open(self, endpoints: Sequence[str]) -> None:
         front = self._context.socket(zmq.ROUTER)
-        self._guard = apply_server(front, self._context, key_file)
+        self._guard = apply_server(front, self._context, self._key_file)
         front.setsockopt(zmq.LINGER, 0)
         front.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
-        front.setsockopt(zmq.HANDSHAKE_IVL, 5000)
+        front.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_S * 1000))
         front.setsockopt(zmq.IPV6, any("[" in endpoint for endpoint in endpoints))
         for endpoint in endpoints:
-            mask = os.umask(0o177)  # a Unix socket is for its user alone
-            try:
-                if endpoint.startswith("ipc://"):  # ZeroMQ would take it from a living server
-                    remove_stale(Path(endpoint.removeprefix("ipc://")))
-                front.bind(endpoint)
-            except (zmq.ZMQError, OSError) as error:
-                self._guard.stop()
-                self._context.destroy(linger=0)
-                self._directory.cleanup()
-                raise StoreError(
-                    f"cannot listen at {endpoint}: {error.strerror}; choose another --port or "
-                    "--ipc, or end the server that has it"
-                ) from None
-            finally:
-                os.umask(mask)
-            self.endpoints.append(front.getsockopt_string(zmq.LAST_ENDPOINT))
+            self._bind(front, endpoint)
         back = self._context.socket(zmq.DEALER)
         back.setsockopt(zmq.LINGER, 0)
         self._control = self._context.socket(zmq.PAIR)
@@ -73,6 +68,24 @@ class Gate:
         self._thread = threading.Thread(
             target=self._run, args=(front, back), name="kvferry-gate", daemon=True
         )
+
+    def _bind(self, front: zmq.Socket[bytes], endpoint: str) -> None:
+        path = ipc_path(endpoint)
+        mask = os.umask(0o177)  # a Unix socket is for its user alone
+        try:
+            if path is not None:
+                remove_stale(Path(path))  # libzmq would remove whatever is there
+            front.bind(endpoint)
+            if path is not None:
+                self._paths.append((Path(path), os.stat(path).st_ino))
+        except (OSError, zmq.ZMQError) as error:
+            raise StoreError(
+                f"cannot listen at {endpoint}: {error.strerror or error}; choose another --port or "
+                "--ipc, or end the server that has it"
+            ) from None
+        finally:
+            os.umask(mask)
+        self.endpoints.append(front.getsockopt_string(zmq.LAST_ENDPOINT))
 
     def start(self) -> None:
         """Pass messages on from now on."""
@@ -84,6 +97,7 @@ class Gate:
         Raises:
             ConfigError: The file of keys cannot be.
         """
+        assert self._guard is not None
         self._guard.allow(server_keys(self._key_file)[2])
 
     def _run(self, front: zmq.Socket[bytes], back: zmq.Socket[bytes]) -> None:
@@ -99,6 +113,12 @@ class Gate:
         if self._thread.ident is not None:
             self._control.send(_END)
             self._thread.join(_JOIN_S)
-        self._guard.stop()
+        self._close()
+
+    def _close(self) -> None:
+        if self._guard is not None:
+            self._guard.stop()
         self._context.destroy(linger=0)
+        for path, inode in self._paths:
+            remove_own(path, inode)
         self._directory.cleanup()

@@ -25,18 +25,19 @@ from kvferry.server.endpoints import ipc_path
 from kvferry.server.protocol import MESSAGE_BYTES_MAX
 from kvferry.server.zmtp import GREETING, READY, Wire, WireError, framed
 
-__all__ = ["Connection", "Listener", "Route", "remove_stale"]
+__all__ = ["Connection", "Listener", "Route", "remove_own", "remove_stale"]
 
 _log = logging.getLogger("kvferry.server")
 
 CONNECTIONS_MAX = 8192
 _BACKLOG = 1024
-_READ_BYTES = 1 << 18
+# At once from one peer, so that it cannot keep the others waiting: 2,000 of the smallest requests.
+_READ_BYTES = 1 << 15
 # Replies that a peer does not read.
 _UNREAD_BYTES_MAX = 4 * MESSAGE_BYTES_MAX
-# How long a peer may take for its handshake, and how often that is looked at.
-_HANDSHAKE_S = 5.0
-_LOOK_S = 1.0
+# How long a peer may take for its handshake, and for the rest of a message.
+HANDSHAKE_S = 5.0
+MESSAGE_S = 30.0
 _IN, _OUT, _BROKEN = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP | select.EPOLLERR
 
 
@@ -47,7 +48,7 @@ class Connection:
         relays: It passes on messages of others: each has an envelope, which its reply gets back.
     """
 
-    __slots__ = ("began", "out", "relays", "socket", "wire")
+    __slots__ = ("began", "out", "relays", "socket", "waits_since", "wire")
 
     def __init__(self, peer: socket.socket, relays: bool) -> None:
         self.socket = peer
@@ -55,6 +56,7 @@ class Connection:
         self.wire = Wire(MESSAGE_BYTES_MAX)
         self.out = bytearray()
         self.began = time.monotonic()
+        self.waits_since = 0.0  # when we first saw a message half, and none was whole since
 
 
 # Where a reply goes: a connection, and the envelope of the request.
@@ -62,9 +64,16 @@ Route = tuple[Connection, list[bytes]]
 
 
 class Listener:
-    """All endpoints and all connections of a server."""
+    """All endpoints and all connections of a server.
 
-    def __init__(self) -> None:
+    Args:
+        handshake_s: How long a peer may take for its handshake.
+        message_s: How long a peer may take for a message that it has begun.
+    """
+
+    def __init__(self, handshake_s: float = HANDSHAKE_S, message_s: float = MESSAGE_S) -> None:
+        self._limits_s = handshake_s, message_s
+        self._look_s = min(1.0, handshake_s / 4, message_s / 4)
         self._epoll = select.epoll()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._wake_lock = threading.Lock()
@@ -74,6 +83,7 @@ class Listener:
         self._connections: dict[int, Connection] = {}
         self._next_look = 0.0
         self._deaf = False  # there were no descriptors: nobody is accepted for a moment
+        self._told = False  # that there were none, since the last one was accepted
         self.refused = 0
 
     def listen(self, endpoint: str, *, relays: bool = False) -> str:
@@ -130,7 +140,7 @@ class Listener:
                 self._accept(*self._endpoints[descriptor])
         now = time.monotonic()
         if now >= self._next_look:
-            self._next_look = now + _LOOK_S
+            self._next_look = now + self._look_s
             self._look(now)
 
     def send(self, route: Route, body: bytes) -> bool:
@@ -168,9 +178,7 @@ class Listener:
         for server, _ in self._endpoints.values():
             server.close()
         for path, inode in self._paths:
-            with suppress(OSError):
-                if path.stat().st_ino == inode:
-                    path.unlink()
+            remove_own(path, inode)
         self._endpoints.clear()
         self._epoll.close()
         with self._wake_lock:
@@ -189,23 +197,32 @@ class Listener:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
                     self._hear(False)
                 return
-            if len(self._connections) >= CONNECTIONS_MAX or not _is_ours(peer):
-                self.refused += 1
+            try:
+                self._begin(peer, relays)
+            except OSError:  # it has gone already, or the system has no room for it
                 peer.close()
-                continue
-            peer.setblocking(False)
-            if peer.family != socket.AF_UNIX:
-                peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-                peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30)
-            connection = Connection(peer, relays)
-            self._connections[peer.fileno()] = connection
-            self._epoll.register(peer.fileno(), _IN)
-            self._raw(connection, GREETING)
+
+    def _begin(self, peer: socket.socket, relays: bool) -> None:
+        if len(self._connections) >= CONNECTIONS_MAX or not _is_ours(peer):
+            self.refused += 1
+            peer.close()
+            return
+        peer.setblocking(False)
+        if peer.family != socket.AF_UNIX:
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30)
+        self._epoll.register(peer.fileno(), _IN)
+        connection = self._connections[peer.fileno()] = Connection(peer, relays)
+        self._told = False
+        self._raw(connection, GREETING)
 
     def _hear(self, whether: bool) -> None:
         """Stop to accept when there are no descriptors, and begin again."""
         self._deaf = not whether
+        if self._deaf and not self._told:
+            self._told = True
+            _log.warning("there are no descriptors left (ulimit -n): nobody new is let in for now")
         for descriptor in self._endpoints:
             self._epoll.modify(descriptor, _IN if whether else 0)
 
@@ -228,13 +245,12 @@ class Listener:
             return
         if connection.wire.ready and not was_ready:
             self._raw(connection, READY)
+        if messages:
+            connection.waits_since = 0.0
         for frames in messages:
-            if connection.relays:
-                yield (connection, frames[:-1]), frames[-1]
-            elif len(frames) == 1:
-                yield (connection, []), frames[0]
-            else:
-                yield (connection, []), b""  # which is no message
+            envelope = frames[:1] if connection.relays else []
+            whole = len(frames) == len(envelope) + 1
+            yield (connection, envelope), frames[-1] if whole else b""  # which is no message
 
     def _raw(self, connection: Connection, data: bytes) -> None:
         """Send a part of the handshake, which fits into any socket's buffer."""
@@ -258,10 +274,18 @@ class Listener:
     def _look(self, now: float) -> None:
         if self._deaf:
             self._hear(True)
+        handshake_s, message_s = self._limits_s
         for connection in list(self._connections.values()):
-            if not connection.wire.ready and now - connection.began > _HANDSHAKE_S:
-                self.refused += 1
-                self._drop(connection, "no handshake")
+            if not connection.wire.ready:
+                if now - connection.began > handshake_s:
+                    self.refused += 1
+                    self._drop(connection, "no handshake")
+            elif not connection.wire.half:
+                connection.waits_since = 0.0
+            elif not connection.waits_since:
+                connection.waits_since = now
+            elif now - connection.waits_since > message_s:
+                self._drop(connection, "half a message")
 
     def _drop(self, connection: Connection, why: str = "") -> None:
         if why:
@@ -300,7 +324,11 @@ def _unix(path: Path) -> socket.socket:
 
 
 def remove_stale(path: Path) -> None:
-    """Remove the socket of a server that died; that of a living one is an error."""
+    """Remove the socket of a server that died; that of a living one is an error.
+
+    Raises:
+        OSError: There is a server, or something that is none of ours.
+    """
     try:
         if not stat.S_ISSOCK(path.lstat().st_mode):
             raise OSError(errno.EEXIST, "there is a file that is no socket")
@@ -314,6 +342,13 @@ def remove_stale(path: Path) -> None:
             path.unlink(missing_ok=True)
         else:
             raise OSError(errno.EADDRINUSE, "a server listens there already")
+
+
+def remove_own(path: Path, inode: int) -> None:
+    """Remove the file of our socket, unless somebody else has put another one there."""
+    with suppress(OSError):
+        if path.stat().st_ino == inode:
+            path.unlink()
 
 
 def _is_ours(peer: socket.socket) -> bool:

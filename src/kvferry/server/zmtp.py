@@ -29,6 +29,8 @@ _PEERS = (b"DEALER", b"ROUTER")
 # A greeting, and metadata of the peer's socket.
 _HANDSHAKE_BYTES_MAX = 64 + 9 + 4096
 _FRAMES_MAX = 8
+# What a relay may put before a message.
+_ENVELOPE_BYTES_MAX = 4096
 
 
 class WireError(Exception):
@@ -46,21 +48,31 @@ def framed(body: bytes, more: bool = False) -> bytes:
 class Wire:
     """What came from one peer.
 
+    It holds no more than one message that is not complete yet, and what came with its end. However
+    small the pieces are in which a message comes, each byte is moved a few times only.
+
     Args:
-        size_bytes_max: Of a frame; one that is longer is an error.
+        size_bytes_max: Of a message; one that is longer is an error.
 
     Attributes:
         ready: The handshake is over: messages may be sent.
     """
 
-    __slots__ = ("_buffer", "_frames", "_greeted", "_size_bytes_max", "ready")
+    __slots__ = ("_buffer", "_frames", "_greeted", "_held", "_need", "_size_bytes_max", "ready")
 
     def __init__(self, size_bytes_max: int) -> None:
         self.ready = False
         self._greeted = False
         self._size_bytes_max = size_bytes_max
-        self._buffer = b""
+        self._buffer = bytearray()
+        self._need = 0  # how many bytes the buffer has to have before there is anything to do
         self._frames: list[bytes] = []
+        self._held = 0  # bytes of those frames
+
+    @property
+    def half(self) -> bool:
+        """Whether the peer has begun something that it has still to finish."""
+        return bool(self._buffer or self._frames)
 
     def feed(self, data: bytes) -> list[list[bytes]]:
         """Take what came; the messages that are complete now, each its frames.
@@ -69,24 +81,32 @@ class Wire:
             WireError: The connection has to end.
         """
         if self._buffer:
-            data = self._buffer + data
-        at, messages = 0, []
+            self._buffer += data
+            if len(self._buffer) < self._need:
+                return []
+            data = bytes(self._buffer)
+            self._buffer.clear()
+        at, need, messages = 0, 2, []
         if not self._greeted:
             at = self._greet(data)
         size = len(data)
         while self._greeted and size - at >= 2:
             flags = data[at]
-            if flags & ~7:
+            if flags > 6 or flags == _COMMAND | _MORE:
                 raise WireError("reserved flags of a frame are set")
             if flags & _LONG:
                 if size - at < 9:
+                    need = 9
                     break
                 length, begin = _U64.unpack_from(data, at + 1)[0], at + 9
             else:
                 length, begin = data[at + 1], at + 2
             if length > (self._size_bytes_max if self.ready else _HANDSHAKE_BYTES_MAX):
                 raise WireError(f"a frame of {length} bytes")
+            if self._frames and self._held + length > self._size_bytes_max + _ENVELOPE_BYTES_MAX:
+                raise WireError(f"a message of more than {self._size_bytes_max} bytes")
             if size - begin < length:
+                need = begin + length - at
                 break
             at = begin + length
             body = data[begin:at]
@@ -98,10 +118,14 @@ class Wire:
                 self._frames.append(body)
                 if not flags & _MORE:
                     messages.append(self._frames)
-                    self._frames = []
-                elif len(self._frames) > _FRAMES_MAX:
+                    self._frames, self._held = [], 0
+                    continue
+                self._held += length
+                if len(self._frames) > _FRAMES_MAX:
                     raise WireError("a message of too many frames")
-        self._buffer = data[at:]
+        if at < size:
+            self._buffer += data[at:]
+            self._need = need
         return messages
 
     def _greet(self, data: bytes) -> int:

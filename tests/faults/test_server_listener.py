@@ -1,0 +1,564 @@
+"""The server's sockets, and peers that do not do what clients do: nobody else notices them."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+import zmq
+
+from kvferry.engine_config import EngineConfig
+from kvferry.errors import StoreError
+from kvferry.server import Client, listener
+from kvferry.server import protocol as p
+from kvferry.server.config import ServerConfig
+from kvferry.server.curve import apply_client, new_keys
+from kvferry.server.listener import Listener
+from kvferry.server.server import Server
+from kvferry.server.zmtp import GREETING, framed
+from support.cache_server import CacheServerProcess, running
+from support.engines import CHUNK, IDENTITY, blanks, expected, prompt
+from support.raw_peer import Peer, hashes_of
+from support.stamps import until, within
+from support.wire_peer import DEALER, WirePeer
+
+PING = p.encode(p.Ping(1, 0, 0))
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    with running(tmp_path, mib=1) as server:
+        yield server
+
+
+@pytest.fixture
+def endpoint(server: Server) -> str:
+    return server.endpoints[0]
+
+
+def status(server: Server, name: str) -> int:
+    return int(server.status()["protocol"][name])
+
+
+def answers(endpoint: str) -> None:
+    """A client that comes now is served, and soon."""
+    with within(3), WirePeer(endpoint) as peer:
+        assert p.decode_reply(peer.hello().ask(PING)).id == 1
+
+
+@contextmanager
+def echo(tmp_path: Path, **limits: float) -> Iterator[tuple[Listener, str]]:
+    """A listener by itself, whose thread sends each message back."""
+    sockets = Listener(**limits)
+    endpoint = sockets.listen(f"ipc://{tmp_path}/echo")
+    ended = threading.Event()
+
+    def run() -> None:
+        while not ended.is_set():
+            for route, body in sockets.wait(0.05):
+                sockets.send(route, body)
+        sockets.close()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield sockets, endpoint
+    finally:
+        ended.set()
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+# --- Who does not speak the protocol ---
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"*2\r\n$5\r\nHELLO\r\n$1\r\n3\r\n",
+        b"\x16\x03\x01\x00\xf8\x01\x00\x00\xf4\x03\x03",
+        bytes(range(256)) * 300,
+        b"\xff" * 64,
+        GREETING + framed(b"hello"),
+        GREETING + DEALER + b"\xff" * 100,
+    ],
+    ids=("http", "redis", "tls", "noise", "ones", "no handshake", "no frame"),
+)
+def test_who_speaks_something_else_is_cut_off(server: Server, endpoint: str, said: bytes) -> None:
+    with Peer(endpoint) as other, WirePeer(endpoint) as peer:
+        other.attach()
+        with suppress(ConnectionError):  # it may end while we speak
+            peer.send(said)
+        assert peer.end_s() < 1
+        until(lambda: status(server, "refused_connections") == 1, 2)
+        assert other.store(prompt(2 * CHUNK)) == 2
+    answers(endpoint)
+
+
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 65])
+def test_who_says_nothing_more_is_cut_off(tmp_path: Path, size: int) -> None:
+    assert listener.HANDSHAKE_S == 5.0
+    with echo(tmp_path, handshake_s=0.3) as (sockets, endpoint), ExitStack() as stack:
+        friend = stack.enter_context(WirePeer(endpoint)).hello()
+        silent = stack.enter_context(WirePeer(endpoint))
+        silent.send((GREETING + DEALER)[:size])
+        assert 0.2 < silent.end_s() < 2
+        assert sockets.connections == 1
+        assert friend.ask(b"still here") == b"still here"
+
+
+def test_a_handshake_byte_by_byte_is_no_reason_to_wait_longer(tmp_path: Path) -> None:
+    with echo(tmp_path, handshake_s=0.4) as (_, endpoint), WirePeer(endpoint) as slow:
+        began = time.monotonic()
+        with suppress(ConnectionError):
+            for byte in GREETING + DEALER:
+                slow.send(bytes([byte]))
+                time.sleep(0.02)  # two seconds for all of it
+        slow.end_s()
+        assert time.monotonic() - began < 1.5
+
+
+# --- Who says only a half ---
+
+
+def test_half_a_message_holds_nobody_up(server: Server, endpoint: str) -> None:
+    message = framed(PING)
+    with WirePeer(endpoint) as half, Peer(endpoint) as other:
+        half.hello().send(message[:-1])
+        other.attach()
+        with within(5):
+            for seed in range(20):
+                assert other.store(prompt(2 * CHUNK, seed)) == 2
+        half.send(message[-1:])
+        assert p.decode_reply(half.reply()).id == 1
+
+
+def test_half_a_message_is_not_kept_for_ever(tmp_path: Path) -> None:
+    """Neither is one that goes on by a byte now and then; one that takes its time is."""
+    with echo(tmp_path, message_s=0.6) as (sockets, endpoint), ExitStack() as stack:
+        quiet, dripping, slow = (stack.enter_context(WirePeer(endpoint)).hello() for _ in range(3))
+        message = framed(bytes(1000))
+        quiet.send(message[:500])
+        ended = False
+        for byte in message[:100]:  # five seconds
+            try:
+                dripping.send(bytes([byte]))
+            except ConnectionError:
+                ended = True
+                break
+            slow.send(message[:500])
+            time.sleep(0.05)
+            slow.send(message[500:])
+            assert slow.reply() == bytes(1000)
+        assert ended
+        quiet.end_s(2)
+        assert sockets.connections == 1
+
+
+# --- Who does not listen ---
+
+
+def test_who_does_not_read_its_replies(
+    monkeypatch: pytest.MonkeyPatch, server: Server, endpoint: str
+) -> None:
+    """What waits for it is bounded, and the others are served meanwhile."""
+    assert listener._UNREAD_BYTES_MAX == 16 << 20
+    monkeypatch.setattr(listener, "_UNREAD_BYTES_MAX", 2 << 20)
+    longest = 0
+    question = p.encode(p.Register(1, 0, 1000, 1, {"x": "y" * 200}, b"d" * 16))
+
+    def look() -> None:
+        nonlocal longest
+        for one in list(server._listener._connections.values()):
+            longest = max(longest, len(one.out))
+
+    with WirePeer(endpoint) as deaf, Peer(endpoint) as other:
+        other.attach()
+        deaf.hello()
+        deaf.socket.settimeout(2.0)
+        data, took_s, seed = framed(question) * 200, [], 0
+        began = time.monotonic()
+        with suppress(OSError):
+            while time.monotonic() - began < 30:
+                deaf.send(data)
+                look()
+                seed += 1
+                if seed % 20 == 0:
+                    asked = time.monotonic()
+                    other.say(p.Ping)
+                    took_s.append(time.monotonic() - asked)
+        # It is cut off, sooner or later; before that it is not held up, and neither is anybody.
+        until(lambda: status(server, "connections") == 1, 5)
+        assert took_s
+        assert max(took_s) < 1
+        assert 0 < longest <= listener._UNREAD_BYTES_MAX
+        assert other.store(prompt(2 * CHUNK)) == 2
+
+
+def test_replies_that_wait_come_in_order_and_whole(tmp_path: Path) -> None:
+    """The peer reads only after much has piled up for it."""
+    bodies = [bytes([number]) * (number * 5000) for number in range(100)]
+    with echo(tmp_path) as (sockets, endpoint), WirePeer(endpoint) as peer:
+        peer.hello()
+
+        def send() -> None:
+            for body in bodies:
+                peer.send(framed(body))
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        until(lambda: any(len(c.out) > 1 << 20 for c in list(sockets._connections.values())), 10)
+        assert [peer.reply() for _ in bodies] == bodies
+        sender.join(10)
+        until(lambda: not any(c.out for c in list(sockets._connections.values())), 2)
+
+
+# --- Many of them ---
+
+
+def test_300_connections_at_once(server: Server, endpoint: str) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with ExitStack() as stack:
+        peers = [stack.enter_context(WirePeer(endpoint)) for _ in range(300)]
+        for peer in peers:
+            peer.hello()
+        assert status(server, "connections") == 300
+        for peer in peers:
+            peer.send(framed(PING))
+        for peer in peers:
+            assert p.decode_reply(peer.reply()).id == 1
+        for peer in peers[::2]:
+            peer.close()
+        until(lambda: status(server, "connections") == 150, 5)
+        for peer in peers[1::2]:
+            peer.ask(PING)
+    until(lambda: status(server, "connections") == 0, 5)
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert status(server, "refused_connections") == 0
+
+
+def test_no_more_than_so_many(
+    monkeypatch: pytest.MonkeyPatch, server: Server, endpoint: str
+) -> None:
+    monkeypatch.setattr(listener, "CONNECTIONS_MAX", 10)
+    with ExitStack() as stack:
+        peers = [stack.enter_context(WirePeer(endpoint)).hello() for _ in range(10)]
+        with WirePeer(endpoint) as refused:
+            assert refused.end_s() < 1
+        assert status(server, "refused_connections") == 1
+        for peer in peers:
+            peer.ask(PING)
+        peers[0].close()
+        until(lambda: status(server, "connections") == 9, 5)
+        answers(endpoint)
+
+
+def test_peers_that_come_and_go_in_a_loop(server: Server, endpoint: str) -> None:
+    with Peer(endpoint) as first:
+        first.attach()
+    until(lambda: status(server, "connections") == 0, 5)
+    before = len(os.listdir("/proc/self/fd"))
+    beginnings = (b"", GREETING[:10], GREETING + DEALER, GREETING + DEALER + framed(PING) * 3)
+
+    def come_and_go(count: int) -> None:
+        for number in range(count):
+            # The queue of those who wait may be full: that is another error.
+            with suppress(ConnectionError, BlockingIOError), WirePeer(endpoint) as peer:
+                peer.send(beginnings[number % len(beginnings)])
+
+    with ThreadPoolExecutor(2) as pool, Peer(endpoint) as other:
+        loops = [pool.submit(come_and_go, 1000) for _ in range(2)]
+        other.attach()
+        asked = 0
+        while not all(loop.done() for loop in loops):
+            with within(1):
+                other.say(p.Ping)
+            asked += 1
+        assert asked
+        for loop in loops:
+            loop.result()
+    until(lambda: len(os.listdir("/proc/self/fd")) <= before, 5)
+    assert status(server, "connections") == 0
+    answers(endpoint)
+
+
+def test_without_descriptors_nobody_new_comes_in_and_later_they_do(tmp_path: Path) -> None:
+    with CacheServerProcess(tmp_path, mib=1) as process, ExitStack() as stack:
+        old = stack.enter_context(Peer(process.endpoint)).attach()
+        pid = process.pid
+        limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        here = len(os.listdir(f"/proc/{pid}/fd"))
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (here + 4, limits[1]))
+        crowd = [stack.enter_context(WirePeer(process.endpoint)) for _ in range(30)]
+        served = [peer.hello() for peer in crowd[:3]]
+        for peer in served:
+            assert p.decode_reply(peer.ask(PING)).id == 1
+        crowd[-1].socket.settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            crowd[-1].hello()
+        for _ in range(50):
+            old.want(p.Failure, p.Reserve, b"odd")  # it works, only for those it knows
+        used = cpu_s(pid)
+        time.sleep(1)
+        assert cpu_s(pid) - used < 0.3  # the listening socket does not wake it in a loop
+        assert process.log.count("no descriptors left") == 1
+        for peer in crowd:
+            peer.close()
+        answers_in_s = until(lambda: served_by(process.endpoint), 5)
+        assert answers_in_s < 3
+        assert old.store(prompt(2 * CHUNK)) == 2
+
+
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def served_by(endpoint: str) -> bool:
+    try:
+        with WirePeer(endpoint) as peer:
+            peer.socket.settimeout(1)
+            return bool(p.decode_reply(peer.hello().ask(PING)).id == 1)
+    except OSError:
+        return False
+
+
+# --- libzmq at the other end ---
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+def test_libzmq_over_tcp(tmp_path: Path, host: str) -> None:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        if host == "[::1]":
+            pytest.skip("this host has no ::1")
+    with running(tmp_path, mib=1, endpoints=(f"tcp://{host}:*",)) as server:
+        [endpoint] = server.endpoints
+        assert endpoint.startswith(f"tcp://{host}:")
+        assert not endpoint.endswith((":0", "*"))
+        with Peer(endpoint) as one, Peer(endpoint) as other:
+            one.attach()
+            other.attach()
+            tokens = prompt(8 * CHUNK)
+            assert one.store(tokens) == 8
+            assert other.read(tokens)[0] == 8
+            for size in (0, 1, 254, 255, 256, 257, 70_000, p.MESSAGE_BYTES_MAX):
+                assert one.raw(b"\xc1" * size).code == "message"
+            assert one.raw(PING, PING).code == "message"
+            assert one.raw(PING, b"").code == "message"
+            one.socket.send(bytes(p.MESSAGE_BYTES_MAX + 1))
+            until(lambda: status(server, "refused_connections") == 1, 5)
+            assert other.read(tokens)[0] == 8
+            until(lambda: isinstance(one.raw(PING, timeout_s=0.2), p.Failure), 5)  # it came back
+
+
+def test_a_stream_of_requests_is_answered_in_order(endpoint: str) -> None:
+    with Peer(endpoint) as peer:
+        for number in range(2000):
+            peer.socket.send(p.encode(p.Ping(number, 0, 0)))
+        assert [peer.answer().id for _ in range(2000)] == list(range(2000))
+
+
+# --- Files of Unix sockets; with keys, libzmq makes them ---
+
+
+@pytest.fixture(params=["plain", "curve"])
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Path], Server]:
+    keys = new_keys(tmp_path / "keys")[0] if request.param == "curve" else None
+
+    def server_at(path: Path) -> Server:
+        config = ServerConfig(
+            engine=EngineConfig(max_local_cpu_size=1 / 1024),
+            endpoints=(f"ipc://{path}",),
+            http=None,
+            curve_key_file=keys,
+        )
+        return Server(config)
+
+    return server_at
+
+
+@contextmanager
+def served(server: Server) -> Iterator[None]:
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        until(lambda: server.state != "starting", 10)
+        assert server.ready
+        yield
+    finally:
+        server.stop()
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def test_the_file_of_a_socket_is_for_its_user_alone(
+    make: Callable[[Path], Server], tmp_path: Path
+) -> None:
+    path, mask = tmp_path / "s", os.umask(0)
+    try:
+        with served(make(path)):
+            assert stat.S_ISSOCK(path.stat().st_mode)
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+            assert os.umask(0) == 0
+        assert not path.exists()
+    finally:
+        os.umask(mask)
+
+
+def test_the_socket_of_a_living_server_is_left_alone(
+    make: Callable[[Path], Server], tmp_path: Path
+) -> None:
+    path = tmp_path / "s"
+    with served(make(path)):
+        inode = path.stat().st_ino
+        for _ in range(2):
+            with pytest.raises(StoreError, match="listens there already"):
+                make(path).run()
+        assert path.stat().st_ino == inode
+        with socket.socket(socket.AF_UNIX) as peer:
+            peer.connect(str(path))
+
+
+def test_the_socket_of_a_dead_server_is_replaced(
+    make: Callable[[Path], Server], tmp_path: Path
+) -> None:
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+        dead.listen()
+    with served(make(path)), socket.socket(socket.AF_UNIX) as peer:
+        peer.connect(str(path))
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("kind", ["file", "directory", "link", "datagrams"])
+def test_what_is_no_socket_of_ours_is_left_alone(
+    make: Callable[[Path], Server], tmp_path: Path, kind: str
+) -> None:
+    path, target = tmp_path / "s", tmp_path / "target"
+    target.write_text("precious")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagrams:
+        if kind == "file":
+            path.write_text("precious")
+        elif kind == "directory":
+            path.mkdir()
+        elif kind == "link":
+            path.symlink_to(target)
+        else:
+            datagrams.bind(str(path))
+        before = path.lstat()
+        with pytest.raises(StoreError, match="cannot listen at"):
+            make(path).run()
+        assert (path.lstat().st_ino, path.lstat().st_size) == (before.st_ino, before.st_size)
+    assert target.read_text() == "precious"
+
+
+def test_a_server_does_not_remove_the_socket_of_its_successor(tmp_path: Path) -> None:
+    path = tmp_path / "server"
+    with running(tmp_path, mib=1), socket.socket(socket.AF_UNIX) as successor:
+        path.unlink()
+        successor.bind(str(path))
+    assert path.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+def test_another_user_is_cut_off_whatever_the_mode_of_the_file(tmp_path: Path) -> None:
+    program = (
+        "import os, socket, sys; there = os.open(sys.argv[1], os.O_PATH); os.setuid(65534);"
+        "peer = socket.socket(socket.AF_UNIX); peer.settimeout(5);"
+        "peer.connect(f'/proc/self/fd/{there}'); print(peer.recv(64))"
+    )
+    with running(tmp_path, mib=1) as server:
+        path = tmp_path / "server"
+        path.chmod(0o666)
+        command = [sys.executable, "-c", program, str(path)]
+        told = subprocess.run(command, capture_output=True, text=True, timeout=20)
+        assert told.stdout == "b''\n", told.stderr
+        assert status(server, "refused_connections") == 1
+        answers(server.endpoints[0])
+
+
+# --- Keys ---
+
+
+def test_clients_with_keys_and_without(tmp_path: Path) -> None:
+    """Through libzmq; several at once, and nobody gets another one's replies."""
+    server_file, client_file = new_keys(tmp_path / "keys")
+    _, wrong = new_keys(tmp_path / "wrong")
+    endpoints = ("tcp://127.0.0.1:*", f"ipc://{tmp_path}/server")
+    with running(tmp_path, mib=4, endpoints=endpoints, curve_key_file=server_file) as server:
+
+        def work(seed: int) -> None:
+            with Client(IDENTITY, server.endpoints[seed % 2], curve_key_file=client_file) as client:
+                for step in range(10):
+                    tokens = prompt((seed + 1) * CHUNK, seed * 100 + step)
+                    assert client.store(tokens, expected(tokens)).chunks == seed + 1
+                    buffers = blanks(seed + 1)
+                    assert client.retrieve(tokens, buffers).tokens == (seed + 1) * CHUNK
+                    for buffer, chunk in zip(buffers, expected(tokens), strict=True):
+                        assert bytes(buffer) == chunk.tobytes()
+
+        for keys in (None, wrong):
+            with Client(IDENTITY, server.endpoints[0], curve_key_file=keys) as stranger:
+                assert stranger.lookup(prompt(CHUNK)).tokens == 0
+                assert not stranger.available
+        assert status(server, "received_bytes") == 0
+        with ThreadPoolExecutor(6) as pool:
+            for done in [pool.submit(work, seed) for seed in range(6)]:
+                done.result()
+        assert status(server, "connections") == 1  # that of the gate
+        assert status(server, "refused_connections") == 0
+        assert not server.status()["protocol"]["failures"]
+
+
+def test_a_message_of_many_frames_through_the_gate(tmp_path: Path) -> None:
+    """It is refused as without keys, and its sender gets one frame back."""
+    server_file, client_file = new_keys(tmp_path / "keys")
+    with running(tmp_path, mib=1, curve_key_file=server_file) as server:
+        context = zmq.Context[zmq.Socket[bytes]]()
+        with context.socket(zmq.DEALER) as dealer:
+            dealer.linger = 0
+            apply_client(dealer, client_file)
+            dealer.connect(server.endpoints[0])
+            for frames in ([PING], [PING, PING], [b"", PING], [b""], [bytes(4000)] * 5):
+                dealer.send_multipart(frames)
+                assert dealer.poll(5000)
+                [reply] = dealer.recv_multipart()
+                code = "session" if frames == [PING] else "message"
+                assert p.decode_reply(reply).code == code
+            for size in (p.MESSAGE_BYTES_MAX, 5000):
+                dealer.send_multipart([bytes(size), bytes(size)])  # the gate comes back after that
+            until(lambda: answer(dealer) == "session", 10)
+        context.term()
+        assert server.ready
+
+
+def answer(dealer: zmq.Socket[bytes]) -> str:
+    dealer.send(PING)
+    if not dealer.poll(300):
+        return ""
+    reply = p.decode_reply(dealer.recv_multipart()[-1])
+    return reply.code if isinstance(reply, p.Failure) else ""
+
+
+def test_hashes_of_the_longest_prompt_pass(endpoint: str) -> None:
+    with Peer(endpoint) as peer:
+        peer.attach()
+        found = peer.want(p.Found, p.Lookup, bytes(16 * p.HASHES_MAX))
+        assert found.tiers == {"l1": 0}
+        assert hashes_of(prompt(CHUNK))
