@@ -16,7 +16,6 @@ import stat
 import struct
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -121,18 +120,16 @@ class Listener:
             if self._wake >= 0:
                 os.eventfd_write(self._wake, 1)
 
-    def wait(self, timeout_s: float) -> Iterator[tuple[Route, bytes]]:
-        """Messages that came, each with where its reply goes; none: it was woken, or nobody spoke.
-
-        Whoever has a message may `send` at once.
-        """
+    def wait(self, timeout_s: float) -> list[tuple[Route, bytes]]:
+        """Messages that came, each with where its reply goes; it may be woken and have none."""
+        came: list[tuple[Route, bytes]] = []
         for descriptor, event in self._epoll.poll(timeout_s):
             connection = self._connections.get(descriptor)
             if connection is not None:
                 if event & _OUT:
                     self._flush(connection)
                 if event & (_IN | _BROKEN):
-                    yield from self._read(connection)
+                    self._read(connection, came)
             elif descriptor == self._wake:
                 with suppress(BlockingIOError):
                     os.eventfd_read(self._wake)
@@ -142,6 +139,7 @@ class Listener:
         if now >= self._next_look:
             self._next_look = now + self._look_s
             self._look(now)
+        return came
 
     def send(self, route: Route, body: bytes) -> bool:
         """Send a reply, now or when the peer takes it; False: it is gone."""
@@ -226,7 +224,7 @@ class Listener:
         for descriptor in self._endpoints:
             self._epoll.modify(descriptor, _IN if whether else 0)
 
-    def _read(self, connection: Connection) -> Iterator[tuple[Route, bytes]]:
+    def _read(self, connection: Connection, came: list[tuple[Route, bytes]]) -> None:
         try:
             data = connection.socket.recv(_READ_BYTES)
         except BlockingIOError:
@@ -250,7 +248,7 @@ class Listener:
         for frames in messages:
             envelope = frames[:1] if connection.relays else []
             whole = len(frames) == len(envelope) + 1
-            yield (connection, envelope), frames[-1] if whole else b""  # which is no message
+            came.append(((connection, envelope), frames[-1] if whole else b""))  # "": no message
 
     def _raw(self, connection: Connection, data: bytes) -> None:
         """Send a part of the handshake, which fits into any socket's buffer."""

@@ -27,7 +27,7 @@ __all__ = ["Broken", "Channel", "open_channel"]
 
 # An answer from memory takes no longer, if all is well; until then nothing else is waited for.
 _SOON_MS = 2
-_READ_BYTES = 1 << 16
+_READ_BYTES = 1 << 15
 _TYPE = b"\x05READY\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER"
 _HELLO = GREETING + bytes((4, len(_TYPE))) + _TYPE
 
