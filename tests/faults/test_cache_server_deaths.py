@@ -24,14 +24,12 @@ from support.stamps import until
 TESTS = Path(__file__).parents[1]
 
 PROGRAM = """
-import sys, time
+import os, signal, sys, time
 from kvferry.server import protocol as p
 from support.engines import CHUNK, prompt
 from support.raw_peer import Peer, hashes_of
 
 endpoint, step, seed = sys.argv[1], sys.argv[2], int(sys.argv[3])
-tokens, other = prompt(8 * CHUNK, seed), prompt(8 * CHUNK, seed + 1)
-peer = Peer(endpoint)
 
 def reserve():
     global reserved
@@ -63,8 +61,8 @@ def again():
 
 steps = {
     "connect": lambda: None,
-    "register": peer.register,
-    "map": peer.map,
+    "register": lambda: peer.register(),
+    "map": lambda: peer.map(),
     "attach": lambda: peer.want(p.Done, p.Attached),
     "reserve": reserve,
     "half": half,
@@ -75,12 +73,27 @@ steps = {
     "again": again,
     "release": release,
 }
-for name, do in steps.items():
-    do()
-    if name == step:
-        break
-print("there", flush=True)
-time.sleep(60)
+def go(step, seed):
+    global peer, tokens, other
+    tokens, other = prompt(8 * CHUNK, seed), prompt(8 * CHUNK, seed + 1)
+    peer = Peer(endpoint)
+    for name, do in steps.items():
+        do()
+        if name == step:
+            break
+
+if len(sys.argv) > 4:  # so many engines, a process each, that die at all steps in turn
+    for number in range(int(sys.argv[4])):
+        child = os.fork()
+        if not child:
+            go(list(steps)[number % len(steps)], seed + 2 * number)
+            os.kill(os.getpid(), signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        assert os.WTERMSIG(status) == signal.SIGKILL, status
+else:
+    go(step, seed)
+    print("there", flush=True)
+    time.sleep(60)
 """
 STEPS = (
     *("connect", "register", "map", "attach", "reserve", "half", "whole"),
@@ -159,23 +172,22 @@ def ours() -> list[str]:
     return sorted(name for name in os.listdir("/dev/shm") if name.startswith("kvferry-"))
 
 
-def deaths(server: Server, count: int) -> None:
-    """So many engines die, a few at a time, at all steps in turn."""
-    for start in range(0, count, 4):
-        for number in range(start, min(start + 4, count)):
-            with engine_at(STEPS[number % len(STEPS)], server, seed=number) as process:
-                process.send_signal(signal.SIGKILL)
-    until(lambda: not server.status()["sessions"], 10)
+def deaths(server: Server, count: int, seed: int) -> None:
+    """So many engines die, at all steps in turn."""
+    arguments = [sys.executable, "-c", PROGRAM, server.endpoints[0], "", str(seed), str(count)]
+    environ = {**os.environ, "PYTHONPATH": str(TESTS)}
+    subprocess.run(arguments, check=True, timeout=900, env=environ)
+    until(lambda: not server.status()["sessions"], 20)
 
 
 @pytest.mark.parametrize(
-    "count", [12, pytest.param(1000, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])]
+    "count", [100, pytest.param(1000, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])]
 )
 def test_nothing_is_left_of_dead_engines(count: int, tmp_path: Path) -> None:
     with running(tmp_path, mib=1) as server:
-        deaths(server, 4)
+        deaths(server, 12, 0)
         before = descriptors(), ours()
-        deaths(server, count)
+        deaths(server, count, 1000)
         until(lambda: descriptors() <= before[0], 5)
         assert ours() == before[1]
         assert server.status()["fenced_pages"] == 0
