@@ -327,3 +327,20 @@ def test_clear_and_stats_and_explain(connect: Connect) -> None:
     assert peer.say(p.Observe, 1, 2, 0.5).code == "usage"
     assert peer.want(p.Count, p.Clear).count == 4
     assert peer.read(tokens)[0] == 0
+
+
+def test_tiny_chunks_do_not_make_the_books_larger_than_the_pool(tmp_path: Path) -> None:
+    tiny = replace(
+        IDENTITY, layout=replace(LAYOUT, layers=1, kv_heads=1, head_dim=2, dtype="float16")
+    )
+    assert tiny.layout.chunk_bytes <= 128
+    with (
+        running(tmp_path, mib=1024, engine={"prefault": False}) as server,
+        Peer(server.config.endpoints[0], tiny) as peer,
+    ):
+        peer.attach()
+        assert peer.registered is not None
+        assert peer.registered.pages <= 1 << 22
+        tokens = prompt(32 * CHUNK)
+        assert peer.store(tokens) == 32
+        assert peer.read(tokens)[0] == 32

@@ -53,6 +53,11 @@ class Reader:
         self._meter.gathered(prompt, gathered, time.monotonic() - began)
         return gathered
 
+    def from_memory(self, prompt: Prompt, chunks: int, took_s: float) -> None:
+        """Count a retrieve that memory alone has answered, with so many leading chunks."""
+        gathered = Gathered(chunks, bytearray(), reason="never_stored")
+        self._meter.gathered(prompt, gathered, took_s)
+
     def retrieve(
         self, prompt: Prompt, deadline: float, into: Sequence[BufferLike] | None
     ) -> Retrieved:

@@ -5,6 +5,7 @@
     Listener        sockets: bytes to messages                 listener.py, zmtp.py, gate.py
     Dispatcher      the loop: messages to replies              dispatch.py
     Handlers        what each message does                     handlers.py
+    Registry        who may register                           registry.py
     Sessions        who holds what, and until when             sessions.py
     Shard           one identity: an engine, its memory        shard.py
     Pools           pages within one budget                    pools.py, segments.py

@@ -7,7 +7,6 @@ what they leased when it has ended meanwhile.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 
@@ -15,14 +14,14 @@ import msgspec
 
 from kvferry.engine.memory import Reserved as Pages
 from kvferry.engine.prompt import Prompt
-from kvferry.errors import KVFerryError
+from kvferry.engine.retriever import Gathered
 from kvferry.keys import DIGEST_BYTES
 from kvferry.server import protocol as p
 from kvferry.server.config import ServerConfig
 from kvferry.server.dispatch import Later, Refused
-from kvferry.server.pools import Pools, page_index
-from kvferry.server.sessions import SESSIONS_MAX, Session, Sessions, Writing
-from kvferry.server.shard import Shard, identity_of
+from kvferry.server.pools import page_index
+from kvferry.server.registry import Registry
+from kvferry.server.sessions import Session, Sessions, Writing
 
 __all__ = ["Handlers"]
 
@@ -30,7 +29,6 @@ __all__ = ["Handlers"]
 _RUNNING_MAX = 64
 _TIMEOUT_MS_MAX = 3_600_000
 _HASHES_BYTES_MAX = p.HASHES_MAX * DIGEST_BYTES
-_VERSIONS = (p.VERSION,)
 
 
 class Handlers:
@@ -39,23 +37,20 @@ class Handlers:
     Args:
         config: Of the server; read at each use, it may be replaced.
         incarnation: Of the server.
-        pools, sessions: Of the server.
+        registry, sessions: Of the server.
 
     Attributes:
-        shards: By the digest of their identity.
         draining: No new sessions or reservations: the server ends.
     """
 
     def __init__(
-        self, config: ServerConfig, incarnation: str, pools: Pools, sessions: Sessions
+        self, config: ServerConfig, incarnation: str, registry: Registry, sessions: Sessions
     ) -> None:
         self.config = config
-        self.shards: dict[bytes, Shard] = {}
         self.draining = False
         self._incarnation = incarnation
-        self._pools = pools
+        self._registry = registry
         self._sessions = sessions
-        self._opening = threading.Lock()
         self._began = time.monotonic()
         self._of: dict[type, Callable[..., p.Reply | Later]] = {
             p.Attached: self._attached,
@@ -94,64 +89,10 @@ class Handlers:
     # --- Beginning and ending ---
 
     def _register(self, request: p.Register) -> Later:
-        if request.version not in _VERSIONS:
-            raise Refused(
-                "version",
-                f"version {request.version} of the protocol is not spoken here; this server "
-                f"({p.VERSION}) and its engines need the same release of kvferry",
-            )
+        self._registry.check(request)
         if self.draining:
             raise Refused("draining", "the server is shutting down")
-        if len(self._sessions.by_token) >= SESSIONS_MAX:
-            raise Refused("busy", f"there are {SESSIONS_MAX} sessions already")
-        return Later(lambda: self._begin(request), _nothing)
-
-    def _begin(self, request: p.Register) -> p.Reply:
-        try:
-            shard = self.shard(request)
-        except (KVFerryError, OSError, MemoryError) as error:
-            raise Refused("identity", str(error)) from error
-        session = self._sessions.begin(shard, request.software, request.pid)
-        pool, config = shard.memory.pool, self.config
-        return p.Registered(
-            request.id,
-            version=p.VERSION,
-            session=session.token,
-            incarnation=self._incarnation,
-            path=pool.segment.path,
-            segment_bytes=pool.segment.size_bytes,
-            page_stride=pool.stride,
-            page_bytes=pool.chunk_bytes,
-            pages=pool.pages.pages_count,
-            lock=session.lock,
-            heartbeat_s=config.heartbeat_s,
-            lease_s=config.lease_s,
-            prefault=pool.pages.granted_count == pool.pages.pages_count,
-        )
-
-    def shard(self, request: p.Register) -> Shard:
-        """The shard of an identity; opened when it is the first of its kind.
-
-        Raises:
-            UsageError: The identity cannot be served.
-        """
-        found = self.shards.get(request.digest)
-        if found is not None and len(request.digest) == 16:
-            identity_of(request.identity, request.digest)
-            return found
-        identity = identity_of(request.identity, request.digest)
-        size = self.config.chunk_size
-        if size is not None and identity.layout.chunk_size != size:
-            raise Refused(
-                "identity",
-                f"chunks of {identity.layout.chunk_size} tokens, but this server was started with "
-                f"--chunk-size {size}; make them equal",
-            )
-        with self._opening:
-            found = self.shards.get(request.digest)
-            if found is None:
-                found = self.shards[request.digest] = Shard(identity, self.config, self._pools)
-            return found
+        return Later(lambda: self._registry.begin(request), _nothing)
 
     def _attached(self, session: Session, request: p.Attached) -> p.Reply:
         if not self._sessions.attach(session):
@@ -268,38 +209,54 @@ class Handlers:
     def _retrieve(self, session: Session, request: p.Retrieve) -> p.Reply | Later:
         self._need_attached(session)
         prompt = session.shard.prompt(request.hashes, request.tokens)
-        engine = session.shard.engine
-        ready, coming = session.shard.memory.cache.lookup(request.hashes)
-        if ready == prompt.chunks or not (coming or engine.tiers):
-            return self._leased(session, request, prompt)
-        return self._later(session, lambda: self._leased(session, request, prompt))
-
-    def _leased(self, session: Session, request: p.Retrieve, prompt: Prompt) -> p.Reply:
         shard = session.shard
-        gathered = shard.engine.reader.gather(prompt, time.monotonic() + _seconds(request))
+        began = time.monotonic()
         room = self._sessions.room(session, writing=False)
-        lease_s = self.config.lease_s
-        lease, handles = shard.memory.cache.acquire(prompt.first(room), lease_s)
-        reason = (gathered.reason or "evicted") if len(handles) < prompt.chunks else ""
-        if room < prompt.chunks and len(handles) == room:
-            reason = "pool_full"
+        wanted = prompt.first(room)
+        ready, coming = shard.memory.cache.lookup(request.hashes)
+        if ready == prompt.chunks or not (coming or shard.engine.tiers):
+            lease, handles = shard.memory.cache.acquire(wanted, self.config.lease_s)
+            if len(handles) * DIGEST_BYTES == len(wanted) or not shard.engine.tiers:
+                shard.engine.reader.from_memory(prompt, len(handles), time.monotonic() - began)
+                return self._leased(session, request, prompt, lease, handles, room)
+            shard.memory.cache.release(lease)  # somebody evicted between these two lines
+        return self._later(session, lambda: self._gathered(session, request, prompt))
+
+    def _gathered(self, session: Session, request: p.Retrieve, prompt: Prompt) -> p.Reply:
+        shard = session.shard
+        found = shard.engine.reader.gather(prompt, time.monotonic() + _seconds(request))
+        room = self._sessions.room(session, writing=False)
+        lease, handles = shard.memory.cache.acquire(prompt.first(room), self.config.lease_s)
+        return self._leased(session, request, prompt, lease, handles, room, found)
+
+    def _leased(
+        self,
+        session: Session,
+        request: p.Retrieve,
+        prompt: Prompt,
+        lease: int,
+        handles: list[int],
+        room: int,
+        found: Gathered | None = None,
+    ) -> p.Reply:
         if lease:
+            until = time.monotonic() + self.config.lease_s
             with session.guard:
                 if not session.ended:
-                    session.leases[lease] = (len(handles), time.monotonic() + lease_s)
+                    session.leases[lease] = (len(handles), until)
             if session.ended:
-                shard.memory.cache.revoke(lease)
+                session.shard.memory.cache.revoke(lease)
                 raise Refused("session", "the session has ended")
-        here = max(0, len(handles) - sum(gathered.chunks.values()))
-        return p.Leased(
-            request.id,
-            lease,
-            _indexes(handles),
-            {"l1": here, **gathered.chunks},
-            reason,
-            gathered.lookup_s,
-            gathered.load_s,
-        )
+        reason = ""
+        if len(handles) < prompt.chunks:
+            reason = "pool_full" if len(handles) == room else "never_stored"
+            if found is not None and reason != "pool_full":
+                reason = found.reason or "evicted"
+        loaded = found.chunks if found is not None else {}
+        here = max(0, len(handles) - sum(loaded.values()))
+        tiers = {"l1": here, **loaded}
+        lookup_s, load_s = (found.lookup_s, found.load_s) if found is not None else (0.0, 0.0)
+        return p.Leased(request.id, lease, _indexes(handles), tiers, reason, lookup_s, load_s)
 
     def _release(self, session: Session, request: p.Release) -> p.Reply:
         cache, count = session.shard.memory.cache, 0

@@ -32,6 +32,8 @@ __all__ = ["Pool", "Pools", "SharedMemory", "page_index"]
 
 _log = logging.getLogger("kvferry.server")
 
+# Of one pool: the books of each take memory, and tiny chunks must not make them larger than it.
+_PAGES_MAX = 1 << 22
 # How much is backed at a time, so that those who wait for some of it get theirs soon.
 _STEP_BYTES = 64 << 20
 # How often a pool is tended when it is as large as it can be.
@@ -82,8 +84,8 @@ class SharedMemory(Memory):
 
     @property
     def pages_max(self) -> int:
-        """How many pages the whole budget would be."""
-        return self._pools.budget_bytes // self.pool.stride
+        """How many pages it could have if nobody else had any."""
+        return min(self._pools.budget_bytes // self.pool.stride, self.pages)
 
     def reserve(self, hashes: bytes, first: int) -> Reserved:
         """See `Memory.reserve`; others may have to give up chunks."""
@@ -128,7 +130,7 @@ class Pools:
         return memory
 
     def _create(self, chunk_bytes: int) -> Pool:
-        pages = self.budget_bytes // page_stride(chunk_bytes)
+        pages = min(self.budget_bytes // page_stride(chunk_bytes), _PAGES_MAX)
         if pages < 1:
             raise UsageError(
                 f"{self.budget_bytes / 1e9:g} GB of memory hold no chunk of {chunk_bytes} bytes; "
@@ -179,7 +181,13 @@ class Pools:
     def settled(self) -> bool:
         """Whether nothing is left to be backed, and no other pool could give any."""
         pools = list(self.pools.values())
-        return len(pools) == 1 and self.budget_bytes - self.granted_bytes < pools[0].stride
+        if len(pools) != 1:
+            return False
+        pages = pools[0].pages
+        return (
+            self.budget_bytes - self.granted_bytes < pools[0].stride
+            or pages.granted_count == pages.pages_count
+        )
 
     def make_room(self, memory: SharedMemory, wanted: int) -> None:
         """Have `wanted` pages free for it, as far as others can and must give them."""

@@ -26,6 +26,7 @@ from kvferry.server.handlers import Handlers
 from kvferry.server.listener import Listener
 from kvferry.server.metrics import metrics_text
 from kvferry.server.pools import Pools
+from kvferry.server.registry import Registry
 from kvferry.server.reload import merged
 from kvferry.server.sessions import Session, Sessions
 from kvferry.server.shard import Shard
@@ -59,7 +60,8 @@ class Server:
         self._began = time.monotonic()
         self._pools = Pools(config)
         self._sessions = Sessions(config.client_share, config.dead_after_s, self._session_ended)
-        self._handlers = Handlers(config, self.incarnation, self._pools, self._sessions)
+        self._registry = Registry(config, self.incarnation, self._pools, self._sessions)
+        self._handlers = Handlers(config, self.incarnation, self._registry, self._sessions)
         self._dispatcher: Dispatcher | None = None
         self._stop = threading.Event()
         self._kept = False  # the segments, for the next server
@@ -77,7 +79,7 @@ class Server:
         """
         try:
             self._listen()
-            restart.begin(self.config, self._pools, self._sessions, self._handlers.shards)
+            restart.begin(self.config, self._pools, self._sessions, self._registry.shards)
             self._dispatcher = Dispatcher(
                 self._listener, self._handlers.handle, self._sessions.tick
             )
@@ -160,7 +162,7 @@ class Server:
     def _take_over(self, config: ServerConfig) -> None:
         if config.engine.l1_bytes != self.config.engine.l1_bytes:
             self._pools.resize(config.engine.l1_bytes)
-        self.config = self._handlers.config = config
+        self.config = self._handlers.config = self._registry.config = config
         self._sessions.share, self._sessions.dead_after_s = (
             config.client_share,
             config.dead_after_s,
@@ -180,7 +182,7 @@ class Server:
     @property
     def shards(self) -> list[Shard]:
         """All identities."""
-        return list(self._handlers.shards.values())
+        return list(self._registry.shards.values())
 
     @property
     def ready(self) -> bool:

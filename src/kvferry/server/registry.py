@@ -1,0 +1,105 @@
+"""Who may register, and the shards that are there because somebody did."""
+
+from __future__ import annotations
+
+import threading
+
+from kvferry.errors import KVFerryError
+from kvferry.server import protocol as p
+from kvferry.server.config import ServerConfig
+from kvferry.server.dispatch import Refused
+from kvferry.server.pools import Pools
+from kvferry.server.sessions import SESSIONS_MAX, Sessions
+from kvferry.server.shard import Shard, identity_of
+
+__all__ = ["Registry"]
+
+_VERSIONS = (p.VERSION,)
+# Identities: each has threads, and connections to every store.
+_SHARDS_MAX = 256
+
+
+class Registry:
+    """From `Register` to `Registered`.
+
+    Args:
+        config: Of the server; read at each use, it may be replaced.
+        incarnation: Of the server.
+        pools, sessions: Of the server.
+
+    Attributes:
+        shards: By the digest of their identity.
+
+    Threads: any for `begin`, which may open stores; the loop's for `check`.
+    """
+
+    def __init__(
+        self, config: ServerConfig, incarnation: str, pools: Pools, sessions: Sessions
+    ) -> None:
+        self.config = config
+        self.shards: dict[bytes, Shard] = {}
+        self._incarnation = incarnation
+        self._pools = pools
+        self._sessions = sessions
+        self._opening = threading.Lock()
+
+    def check(self, request: p.Register) -> None:
+        """Whether there is any sense in opening a session.
+
+        Raises:
+            Refused: There is not.
+        """
+        if request.version not in _VERSIONS:
+            raise Refused(
+                "version",
+                f"version {request.version} of the protocol is not spoken here; this server "
+                f"({p.VERSION}) and its engines need the same release of kvferry",
+            )
+        if len(self._sessions.by_token) >= SESSIONS_MAX:
+            raise Refused("busy", f"there are {SESSIONS_MAX} sessions already")
+
+    def begin(self, request: p.Register) -> p.Reply:
+        """A session, and where its memory is.
+
+        Raises:
+            Refused: Such an identity is not served.
+        """
+        try:
+            shard = self._shard(request)
+        except (KVFerryError, OSError, MemoryError) as error:
+            raise Refused("identity", str(error)) from error
+        session = self._sessions.begin(shard, request.software, request.pid)
+        pool, config = shard.memory.pool, self.config
+        return p.Registered(
+            request.id,
+            version=p.VERSION,
+            session=session.token,
+            incarnation=self._incarnation,
+            path=pool.segment.path,
+            segment_bytes=pool.segment.size_bytes,
+            page_stride=pool.stride,
+            page_bytes=pool.chunk_bytes,
+            pages=pool.pages.pages_count,
+            lock=session.lock,
+            heartbeat_s=config.heartbeat_s,
+            lease_s=config.lease_s,
+            prefault=pool.pages.granted_count == pool.pages.pages_count,
+        )
+
+    def _shard(self, request: p.Register) -> Shard:
+        """The shard of an identity; opened when it is the first of its kind."""
+        identity = identity_of(request.identity, request.digest)
+        size = self.config.chunk_size
+        if size is not None and identity.layout.chunk_size != size:
+            raise Refused(
+                "identity",
+                f"chunks of {identity.layout.chunk_size} tokens, but this server was started with "
+                f"--chunk-size {size}; make them equal",
+            )
+        with self._opening:
+            found = self.shards.get(request.digest)
+            if found is None:
+                if len(self.shards) >= _SHARDS_MAX:
+                    raise Refused("busy", f"there are {_SHARDS_MAX} identities already; restart it")
+                found = self.shards[request.digest] = Shard(identity, self.config, self._pools)
+            return found
