@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from kvferry.server import Client
+from kvferry.server import protocol as p
 from support.cache_server import CacheServerProcess
 from support.cache_worker import CacheWorker
 from support.engines import CHUNK, IDENTITY, LAYOUT, blanks, expected, prompt
+from support.raw_peer import Peer, hashes_of
 from support.stamps import until
 
 
@@ -68,6 +70,19 @@ def test_a_call_ends_with_its_server(number: signal.Signals, tmp_path: Path) -> 
             server.signal(signal.SIGCONT)
             until(lambda: client.available, 5)
             assert client.retrieve(tokens, blanks(4)).tokens == 4 * CHUNK
+
+
+def test_a_server_that_was_stopped_does_not_take_its_engines_for_dead(tmp_path: Path) -> None:
+    tokens = prompt(4 * CHUNK)
+    times = ("--heartbeat-s", "0.5", "--dead-after-s", "2")
+    with CacheServerProcess(tmp_path, *times, mib=1) as server, Peer(server.endpoint) as peer:
+        assert peer.attach().store(tokens) == 4
+        leased = peer.want(p.Leased, p.Retrieve, hashes_of(tokens), len(tokens))
+        server.signal(signal.SIGSTOP)
+        time.sleep(2.5)
+        server.signal(signal.SIGCONT)
+        peer.want(p.Pong, p.Ping)
+        assert peer.want(p.Count, p.Release, [leased.lease]).count == 1
 
 
 def test_a_large_pool_does_not_delay_the_news_of_its_end(tmp_path: Path) -> None:

@@ -93,8 +93,11 @@ class Dispatcher:
             while not self._stopping:
                 now = self.beat = time.monotonic()
                 if now >= next_tick:
-                    self._tick()
                     next_tick = now + TICK_S
+                    try:
+                        self._tick()
+                    except Exception:
+                        _log.exception("looking after sessions failed; it is tried again")
                 for route, body in listener.wait(max(0.0, next_tick - now)):
                     self._serve(route, body)
                 while self._done:

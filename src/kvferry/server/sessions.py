@@ -116,6 +116,7 @@ class Sessions:
         self.fenced: list[tuple[Session, list[int]]] = []
         self.ended: dict[str, int] = {}
         self._changed = changed
+        self._ticked = time.monotonic()
         self._old: list[tuple[Pool, int, list[int]]] = []
         # A client of an earlier server may hold a lock on the same segment still.
         self._last_lock = FIRST_LOCK + (secrets.randbits(40) << 16)
@@ -173,6 +174,10 @@ class Sessions:
     def tick(self) -> None:
         """Look who is gone. To be called several times a second."""
         now = time.monotonic()
+        if now - self._ticked > self.dead_after_s / 2:  # it was us who did not listen
+            for session in list(self.by_token.values()):
+                session.seen = now
+        self._ticked = now
         for session in list(self.by_token.values()):
             if session.attached and not self._locked(session):
                 self.end(session, "gone")
@@ -180,7 +185,7 @@ class Sessions:
                 self.end(session, "silent")
             elif not session.attached and now - session.began > ATTACH_S:
                 self.end(session, "not attached")
-            elif any(writing.deadline < now for writing in session.writings.values()):
+            elif any(writing.deadline < now for writing in list(session.writings.values())):
                 self.end(session, "late")
             else:
                 for lease, (_, deadline) in list(session.leases.items()):
@@ -191,7 +196,6 @@ class Sessions:
             if not self._locked(session):
                 self._free(session, ids)
                 self.fenced.remove((session, ids))
-
         for old in list(self._old):
             pool, lock, handles = old
             if not pool.segment.lock_is_held(lock):
