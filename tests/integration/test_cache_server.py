@@ -98,8 +98,13 @@ def test_nobody_ends_what_another_one_holds(connect: Connect) -> None:
 def test_pages_come_after_the_lock(server: Server, connect: Connect) -> None:
     peer = connect()
     peer.register()
-    for kind, fields in ((p.Reserve, ()), (p.Retrieve, (16,))):
-        failure = peer.say(kind, hashes_of(prompt(CHUNK)), *fields)
+    some = hashes_of(prompt(CHUNK))
+    for kind, fields in (
+        *((kind, (some,)) for kind in (p.Lookup, p.Reserve, p.Unpin)),
+        *((kind, (some, 16)) for kind in (p.Retrieve, p.Prefetch, p.Pin, p.Explain)),
+        *((kind, ()) for kind in (p.Stats, p.Clear)),
+    ):
+        failure = peer.say(kind, *fields)
         assert (type(failure), failure.code) == (p.Failure, "attach")
     assert peer.say(p.Attached).code == "attach"
     peer.map()

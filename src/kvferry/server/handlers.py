@@ -28,6 +28,7 @@ __all__ = ["Handlers"]
 # Requests of one session that threads may be working on.
 _RUNNING_MAX = 64
 _TIMEOUT_MS_MAX = 3_600_000
+_BEFORE = (p.Attached, p.Ping, p.Unregister)  # what a session may say before it is attached
 _HASHES_BYTES_MAX = p.HASHES_MAX * DIGEST_BYTES
 
 
@@ -84,6 +85,9 @@ class Handlers:
             raise Refused("session", "the session is unknown or has ended; register anew")
         session.seen = time.monotonic()
         session.requests += 1
+        # Who cannot map the memory is somebody else's process, and is told nothing.
+        if not session.attached and type(request) not in _BEFORE:
+            raise Refused("attach", "map the segment, lock its byte, and say so first")
         return self._of[type(request)](session, request)
 
     # --- Beginning and ending ---
@@ -149,7 +153,6 @@ class Handlers:
     # --- Writing ---
 
     def _reserve(self, session: Session, request: p.Reserve) -> p.Reply | Later:
-        self._need_attached(session)
         prompt = session.shard.prompt(request.hashes)
         first = min(max(0, request.first), prompt.chunks)
         if self.draining:
@@ -207,7 +210,6 @@ class Handlers:
     # --- Reading ---
 
     def _retrieve(self, session: Session, request: p.Retrieve) -> p.Reply | Later:
-        self._need_attached(session)
         prompt = session.shard.prompt(request.hashes, request.tokens)
         shard = session.shard
         began = time.monotonic()
@@ -314,10 +316,6 @@ class Handlers:
         return self._later(session, clear)
 
     # --- Inside ---
-
-    def _need_attached(self, session: Session) -> None:
-        if not session.attached:
-            raise Refused("attach", "map the segment, lock its byte, and say so first")
 
     def _later(self, session: Session, work: Callable[[], p.Reply]) -> Later:
         if session.running >= _RUNNING_MAX:
