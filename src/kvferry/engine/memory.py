@@ -17,7 +17,7 @@ from kvferry import _native
 from kvferry.engine.prompt import Prompt
 from kvferry.errors import BadBufferError, UsageError
 
-__all__ = ["HERE", "STATES", "ChunkView", "Memory", "PagesGone", "Reserved", "page_stride"]
+__all__ = ["HERE", "STATES", "ChunkView", "Memory", "PagesGone", "Reserved"]
 
 # A hold on pages that is not ended in this time belongs to somebody who forgot it.
 LEASE_S = 120.0
@@ -58,12 +58,6 @@ class Reserved(NamedTuple):
     shed: int
 
 
-def page_stride(chunk_bytes: int) -> int:
-    """From page to page, in bytes: the pool rounds up to 4096, small ones to 64."""
-    unit = 4096 if chunk_bytes >= 4096 else 64
-    return -(-chunk_bytes // unit) * unit
-
-
 class Memory:
     """Pages of one length, and which chunk lies in which.
 
@@ -96,7 +90,7 @@ class Memory:
             UsageError: The size or the policy cannot be.
             MemoryError: The system refused the memory.
         """
-        pages = size_bytes // page_stride(chunk_bytes)
+        pages = size_bytes // _native.PagePool.stride_bytes(chunk_bytes)
         if pages < 1:
             raise UsageError(
                 f"{size_bytes / 1e9:g} GB of memory hold no chunk of {chunk_bytes} bytes; "

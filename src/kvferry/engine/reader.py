@@ -6,15 +6,14 @@ import time
 from collections.abc import Callable, Sequence
 
 from kvferry._elements import ELEMENTS
-from kvferry.client.buffers import writable
 from kvferry.connectors.base import BufferLike
+from kvferry.engine.buffers import targets
 from kvferry.engine.memory import Memory, PagesGone
 from kvferry.engine.meter import Meter
 from kvferry.engine.prompt import Prompt
 from kvferry.engine.results import Retrieved
 from kvferry.engine.retriever import Gathered, Retriever
 from kvferry.engine.store_tiers import MEMORY
-from kvferry.errors import BadBufferError, UsageError
 from kvferry.kv_layout import KVLayout
 
 __all__ = ["Reader"]
@@ -63,7 +62,7 @@ class Reader:
     ) -> Retrieved:
         """See `Engine.retrieve`."""
         if into is not None:
-            into = self._targets(prompt, into)
+            into = targets(prompt, into, self._layout.chunk_bytes)
         gathered = self.gather(prompt, deadline, into)
         lease, handles = self._memory.acquire(prompt.hashes)
         chunks, pages = len(handles), []
@@ -80,19 +79,6 @@ class Reader:
                 release()
                 release = None
         return self._result(prompt, gathered, chunks, pages, release)
-
-    def _targets(self, prompt: Prompt, into: Sequence[BufferLike]) -> list[memoryview]:
-        """The caller's buffers, all checked before anything is asked for."""
-        size = self._layout.chunk_bytes
-        if len(into) < prompt.chunks:
-            raise UsageError(
-                f"into has {len(into)} buffers; the prompt has {prompt.chunks} full chunks"
-            )
-        views = [writable(buffer) for buffer in into[: prompt.chunks]]
-        for index, view in enumerate(views):
-            if view.nbytes != size:
-                raise BadBufferError(f"buffer {index} has {view.nbytes} bytes; a chunk has {size}")
-        return views
 
     def _copy(self, gathered: Gathered, handles: Sequence[int], into: Sequence[BufferLike]) -> int:
         """Copy what is in memory and not in the caller's buffers; how long the prefix there is."""

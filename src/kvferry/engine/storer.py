@@ -7,12 +7,12 @@ from contextlib import suppress
 from functools import partial
 
 from kvferry.connectors.base import BufferLike
+from kvferry.engine.buffers import wanted_chunks
 from kvferry.engine.memory import Memory, PagesGone, Reserved
 from kvferry.engine.prompt import Prompt
 from kvferry.engine.results import Stored
 from kvferry.engine.store_tiers import StoreTier
 from kvferry.engine.writer import Hold, WriteJob
-from kvferry.errors import UsageError
 from kvferry.metrics import EngineMetrics
 
 __all__ = ["Storer"]
@@ -44,13 +44,7 @@ class Storer:
 
     def store(self, prompt: Prompt, chunks: Sequence[BufferLike], first_chunk: int) -> Stored:
         """Keep the chunks from `first_chunk` on. Raises as `Engine.store`."""
-        if not first_chunk >= 0:
-            raise UsageError(f"first_chunk must not be negative, got {first_chunk}")
-        wanted = max(0, prompt.chunks - first_chunk)
-        if len(chunks) != wanted:
-            raise UsageError(
-                f"{len(chunks)} buffers for {wanted} full chunks of {prompt.chunk_size} tokens"
-            )
+        wanted = wanted_chunks(prompt, chunks, first_chunk)
         self.offer_again(prompt)
         reserved = self._memory.reserve(prompt.hashes, first_chunk)
         known, shed = wanted - len(reserved.chunks) - reserved.shed, reserved.shed

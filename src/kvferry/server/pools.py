@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from kvferry import _exit, _native  # noqa: F401
-from kvferry.engine.memory import Memory, Reserved, page_stride
+from kvferry.engine.memory import Memory, Reserved
 from kvferry.errors import UsageError
 from kvferry.keys import DIGEST_BYTES
 from kvferry.server.segments import create_segment
@@ -53,8 +53,8 @@ class Pool:
     ) -> None:
         self.segment = segment
         self.chunk_bytes = chunk_bytes
-        self.stride = page_stride(chunk_bytes)
         self.pages = _native.PagePool.over(segment, chunk_bytes, pages, prefault=prefault)
+        self.stride = self.pages.page_stride_bytes
         self.members: list[SharedMemory] = []
 
     @property
@@ -130,7 +130,8 @@ class Pools:
         return memory
 
     def _create(self, chunk_bytes: int) -> Pool:
-        pages = min(self.budget_bytes // page_stride(chunk_bytes), _PAGES_MAX)
+        stride = _native.PagePool.stride_bytes(chunk_bytes)
+        pages = min(self.budget_bytes // stride, _PAGES_MAX)
         if pages < 1:
             raise UsageError(
                 f"{self.budget_bytes / 1e9:g} GB of memory hold no chunk of {chunk_bytes} bytes; "
@@ -138,7 +139,7 @@ class Pools:
             )
         segment = create_segment(
             self._config.shm_name,
-            pages * page_stride(chunk_bytes),
+            pages * stride,
             hugepages=self._config.hugepages,
             numa=self._config.numa,
         )

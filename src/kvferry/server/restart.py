@@ -62,9 +62,13 @@ def begin(
 def _take_segment(record: state.SegmentRecord, pools: Pools, sessions: Sessions) -> None:
     segment = _native.SharedSegment.open(record.path, record.size_bytes)
     pool = pools.add(segment, record.chunk_bytes, record.pages)
-    for lock, pages in record.fences:
-        if segment.lock_is_held(lock):
-            sessions.fence(pool, lock, pages)
+    try:
+        for lock, pages in record.fences:
+            if segment.lock_is_held(lock):
+                sessions.fence(pool, lock, pages)
+    except BaseException:  # somebody may still write to pages that we could not keep aside
+        del pools.pools[record.chunk_bytes]
+        raise
 
 
 def keep(path: Path, pools: Pools, sessions: Sessions, shards: Sequence[Shard]) -> bool:

@@ -126,18 +126,13 @@ class Server:
         for session in list(self._sessions.by_token.values()):
             self._sessions.end(session, "shutdown")
         self._close_sockets()  # engines see at once that they are on their own
-        lost = 0
         for shard in self.shards:
-            queued = sum(store.writer.queue_chunks for store in shard.engine.tiers)
             if not shard.engine.close(max(0.0, until - time.monotonic())):
-                lost += min(
-                    queued, sum(store.writer.queue_chunks for store in shard.engine.tiers) or queued
+                _log.warning(
+                    "%s: not all chunks were written to its stores within %g s",
+                    shard.identity.model,
+                    self.config.drain_s,
                 )
-        if lost:
-            _log.warning(
-                "%d chunks were not written to their stores within %g s", lost, self.config.drain_s
-            )
-
         if self.config.state_file is not None:
             path, pools = self.config.state_file, self._pools
             self._kept = restart.keep(path, pools, self._sessions, self.shards)

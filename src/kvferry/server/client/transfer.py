@@ -14,11 +14,12 @@ from functools import partial
 from typing import Any
 
 from kvferry._elements import ELEMENTS
-from kvferry.client.buffers import BufferLike, readable, writable
+from kvferry.client.buffers import BufferLike, readable
 from kvferry.engine import Retrieved, Stored
+from kvferry.engine.buffers import check_lengths, targets, wanted_chunks
 from kvferry.engine.prompt import Prompt
 from kvferry.engine.store_tiers import MEMORY
-from kvferry.errors import BadBufferError, SystemResourceError, UsageError
+from kvferry.errors import SystemResourceError
 from kvferry.kv_layout import KVLayout
 from kvferry.server.client.attachment import Session
 from kvferry.server.client.caller import Caller
@@ -67,14 +68,9 @@ class Transfer:
 
     def store(self, prompt: Prompt, chunks: Sequence[BufferLike], first_chunk: int) -> Stored:
         """Keep the chunks from `first_chunk` on."""
-        if not first_chunk >= 0:
-            raise UsageError(f"first_chunk must not be negative, got {first_chunk}")
-        wanted = max(0, prompt.chunks - first_chunk)
-        if len(chunks) != wanted:
-            raise UsageError(
-                f"{len(chunks)} buffers for {wanted} full chunks of {prompt.chunk_size} tokens"
-            )
-        views = self._checked([readable(buffer) for buffer in chunks])
+        wanted = wanted_chunks(prompt, chunks, first_chunk)
+        size = self._layout.chunk_bytes
+        views = check_lengths([readable(buffer) for buffer in chunks], size)
         end = min(prompt.chunks, HASHES_MAX)
         session = self._caller.session() if first_chunk < end else None
         if session is None:
@@ -130,7 +126,8 @@ class Transfer:
         self, prompt: Prompt, into: Sequence[BufferLike] | None, timeout_s: float
     ) -> Retrieved:
         """Bring the prefix of a prompt, as much of it as pays."""
-        targets = None if into is None else self._targets(prompt, into)
+        size = self._layout.chunk_bytes
+        given = None if into is None else targets(prompt, into, size)
         if not prompt.chunks:
             return self._nothing("")
         session = self._caller.session()
@@ -147,17 +144,17 @@ class Transfer:
             self._caller.nonsense()
             self._caller.forget(session, told.lease)
             return self._nothing("unavailable")
-        if targets is None:
+        if given is None:
             return self._show(prompt, session, told)
-        return self._read(prompt, session, told, targets)
+        return self._read(prompt, session, told, given)
 
     def _read(
-        self, prompt: Prompt, session: Session, told: Leased, targets: Sequence[memoryview]
+        self, prompt: Prompt, session: Session, told: Leased, into: Sequence[memoryview]
     ) -> Retrieved:
         count = len(told.pages)
         try:
             with session.attachment.used() as pages:
-                pages.copy(told.pages, targets[:count], False, self._copy_threads)
+                pages.copy(told.pages, into[:count], False, self._copy_threads)
         except (Away, SystemResourceError):
             self._caller.release(session, told.lease)
             return self._nothing("lease_lost", told)
@@ -187,21 +184,6 @@ class Transfer:
         )
 
     # --- Pieces ---
-
-    def _targets(self, prompt: Prompt, into: Sequence[BufferLike]) -> list[memoryview]:
-        """The caller's buffers, all checked before anything is asked for."""
-        if len(into) < prompt.chunks:
-            raise UsageError(
-                f"into has {len(into)} buffers; the prompt has {prompt.chunks} full chunks"
-            )
-        return self._checked([writable(buffer) for buffer in into[: prompt.chunks]])
-
-    def _checked(self, views: list[memoryview]) -> list[memoryview]:
-        size = self._layout.chunk_bytes
-        for index, view in enumerate(views):
-            if view.nbytes != size:
-                raise BadBufferError(f"buffer {index} has {view.nbytes} bytes; a chunk has {size}")
-        return views
 
     def _fields(self, prompt: Prompt, told: Leased) -> dict[str, Any]:
         all_of_it = len(told.pages) == prompt.chunks
