@@ -125,10 +125,7 @@ def test_an_honest_server_is_not_blamed() -> None:
     ],
 )
 def test_a_lie_is_found(lie: str, kinds: set[str]) -> None:
-    for _ in range(3):  # a machine that stalls for seconds leaves a run nothing to prove
-        report = a_run(Liar(lie))
-        if report.journal.faults:
-            break
+    report = a_run(Liar(lie))
     assert report.journal.faults
     assert report.journal.kinds() <= kinds, report.journal.faults
 
