@@ -23,6 +23,8 @@ Troubles = Mapping[str, Trouble]
 
 NAME_PREFIX = "chaos"  # of the clients' names, so that they can be told from the tests' own
 
+PAUSE_MS = 3000  # longer than a blow is held; ALL holds up UNPAUSE as well, so it ends by itself
+
 
 @contextmanager
 def forgetting(lanes: Sequence[Lane]) -> Iterator[None]:
@@ -76,7 +78,7 @@ def server_troubles(
     @contextmanager
     def client_pause(rng: random.Random) -> Iterator[None]:
         server = choose(rng)
-        server.cli("CLIENT", "PAUSE", 10_000, rng.choice(["ALL", "WRITE"]))
+        server.cli("CLIENT", "PAUSE", PAUSE_MS, rng.choice(["ALL", "WRITE"]))
         try:
             yield
         finally:
