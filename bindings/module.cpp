@@ -3,6 +3,7 @@
 #include <nanobind/nanobind.h>
 
 namespace kvferry {
+void bind_blocks(nanobind::module_& module);
 void bind_cache(nanobind::module_& module);
 void bind_client(nanobind::module_& module);
 void bind_connector(nanobind::module_& module);
@@ -24,5 +25,6 @@ NB_MODULE(_native, module) {
   kvferry::bind_pool(module);
   kvferry::bind_tokens(module);
   kvferry::bind_pages(module);
+  kvferry::bind_blocks(module);
   kvferry::bind_cache(module);
 }

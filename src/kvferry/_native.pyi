@@ -332,6 +332,26 @@ def copy_pages(pool: PagePool, handles: Sequence[int], buffers: Sequence[Any], t
 def page_checksums(pool: PagePool, handles: Sequence[int]) -> list[int]:
     """XXH3-64 of each page, without the GIL."""
 
+class BlockMap:
+    """
+    Where the blocks of a paged cache lie: regions (memory, offset, block stride, rows, row stride, row bytes), lengths in bytes. A buffer of some blocks is [region][block][row].
+    """
+
+    def __init__(self, memory: Sequence[Any], regions: Sequence[tuple[int, int, int, int, int, int]], blocks: int) -> None:
+        """UsageError: a region leaves its memory."""
+
+    def copy(self, blocks: Sequence[int], buffers: Sequence[Any], to_buffers: bool, threads: int, first: int, count: int) -> None:
+        """
+        Between blocks, as many for each buffer, and buffers: `count` regions from `first` on. Without the GIL, by up to `threads` threads. From buffers, a number below 0 stands for a block that is not wanted. UsageError: no such block. BadBufferError: a buffer of another length.
+        """
+
+    @property
+    def blocks(self) -> int: ...
+
+    @property
+    def block_bytes(self) -> int:
+        """Of one block, in all regions."""
+
 class ChunkCache:
     """
     The index of chunks: who is there, who may go. Hashes are bytes, 16 for each chunk, root first; counts are chunks.
