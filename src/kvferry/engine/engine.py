@@ -138,6 +138,16 @@ class Engine:
             )
         return config
 
+    @property
+    def available(self) -> bool:
+        """Whether it is open: there is always memory."""
+        return not self._closed
+
+    @property
+    def asks_stores(self) -> bool:
+        """Whether a lookup has a store to ask that is there, and so may take its time."""
+        return any(store.tier.connector.available for store in self.tiers)
+
     # --- Asking ---
 
     def lookup(self, tokens: Tokens, *, timeout_s: float | None = None) -> Lookup:

@@ -35,15 +35,25 @@ class Questions:
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
 
-    def look(self, prompt: Prompt, timeout_s: float | None, *, touch: bool) -> Lookup:
+    def look(
+        self,
+        prompt: Prompt,
+        timeout_s: float | None,
+        limit_s: float | None = None,
+        *,
+        touch: bool,
+    ) -> Lookup:
         """How much of a prompt is there."""
         nothing = Lookup(tokens=0, tiers={MEMORY: 0})
         if not prompt.chunks:
             return nothing
-        limit_s = self._caller.timeout_s
-        limits = {"waits_s": limit_s * _STORES_SHARE, "limit_s": limit_s}
-        if timeout_s is not None:
+        if timeout_s is not None and limit_s is None:
             limits = {"waits_s": timeout_s}
+        else:
+            limit_s = self._caller.timeout_s if limit_s is None else limit_s
+            waits_s = limit_s * _STORES_SHARE
+            waits_s = waits_s if timeout_s is None else min(waits_s, timeout_s)
+            limits = {"waits_s": waits_s, "limit_s": limit_s}
         found = self._ask(
             Found,
             protocol.Lookup,

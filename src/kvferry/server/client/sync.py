@@ -119,14 +119,17 @@ class Client:
 
     # --- Asking ---
 
-    def lookup(self, tokens: Tokens, *, timeout_s: float | None = None) -> Lookup:
+    def lookup(
+        self, tokens: Tokens, *, timeout_s: float | None = None, limit_s: float | None = None
+    ) -> Lookup:
         """How much of a prompt could be had now; what is found counts as used.
 
         Args:
             tokens: Of the prompt.
-            timeout_s: How long the server may ask its stores; default: that of the client.
+            timeout_s: How long the server may ask its stores; default: most of `limit_s`.
+            limit_s: Of the call; default: that of the client, or a little more than `timeout_s`.
         """
-        return self._questions.look(self._read(tokens), timeout_s, touch=True)
+        return self._questions.look(self._read(tokens), timeout_s, limit_s, touch=True)
 
     def contains(self, tokens: Tokens, *, timeout_s: float | None = None) -> int:
         """How many tokens of the prefix some tier has. Changes nothing: nothing counts as used."""
