@@ -1,8 +1,8 @@
 # kvferry: the verbs. `make` lists them; the first one on a fresh machine does all that it needs.
 #
 # Settings: FUZZ_SECONDS=60 for each fuzzer; SIM_SECONDS=60 of new schedules, or SEED= of one;
-# SOAK_SECONDS=600 of chaos, and with STAGE= and SEED= one certain run of it; WERROR=ON makes
-# compiler warnings errors.
+# SOAK_SECONDS=600 of chaos, and with STAGE= and SEED= one certain run of it; BENCH= more options of
+# bench-engines, say --serve-bench; WERROR=ON makes compiler warnings errors.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -16,6 +16,7 @@ SIM_SECONDS ?= 60
 SOAK_SECONDS ?= 600
 SOAK_THREADS ?= 8
 WERROR ?= OFF
+LANE = PYTHONPATH=tools $(BIN)/python -m engine_lane
 # Older ThreadSanitizer runtimes need the kernel's address randomization off.
 FIXED := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 PRESET = $(FIXED) $(BIN)/cmake --preset $(1) -DCMAKE_COMPILE_WARNING_AS_ERROR=$(WERROR) \
@@ -23,10 +24,11 @@ PRESET = $(FIXED) $(BIN)/cmake --preset $(1) -DCMAKE_COMPILE_WARNING_AS_ERROR=$(
   $(FIXED) $(BIN)/ctest --preset $(1) --parallel $(JOBS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check native asan tsan fuzz sim soak bench docs format stub clean
+.PHONY: help setup demo test check native asan tsan fuzz sim soak bench docs format stub clean engine \
+  test-engines bench-engines
 
 help:  ## this list
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 10
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 10
 
 setup:  ## system packages (as root), .venv, the native extension; quick when nothing changed
 	@tools/setup.sh
@@ -63,6 +65,19 @@ sim: setup  ## schedules of client and servers on a clock of their own, for SIM_
 	@$(BIN)/cmake --preset release --log-level=WARNING && \
 	  $(BIN)/cmake --build --preset release --target kvferry-sim && build/release/kvferry-sim \
 	  $(if $(SEED),--seed $(SEED),--seconds $(SIM_SECONDS) --from $(shell date +%s)000000)
+
+engine: setup  ## vLLM for CPUs with kvferry, and a small model, in build/engines
+	@$(LANE) vllm-0.32.0 --models tiny
+
+test-engines: setup  ## all tests on real engines, which are installed into build/engines
+	@$(BIN)/pytest -m "engines or not engines" tests/engines
+
+bench-engines: setup  ## what a cache is worth to vLLM; build/bench-engines.{json,png}
+	@mkdir -p build && $(BIN)/kvferry bench engines --python "$$($(LANE) vllm-0.32.0)" \
+	  --model "$$($(LANE) --models small)" --one-process --tier-spec cpu_tiering:CpuTieringSpec \
+	  --module-path tests/engines/plugins \
+	  $$(rival=$$($(LANE) vllm-lmcache) && echo "--rival-python $$rival") \
+	  --json build/bench-engines.json --plot build/bench-engines.png $(BENCH)
 
 soak: setup  ## servers killed, ways cut, every answer checked, for SOAK_SECONDS
 	@PYTHONPATH=tests $(BIN)/python -X faulthandler -W error -m chaos --seconds $(SOAK_SECONDS) \

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvferry.cli.bench_engines import engines
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -22,6 +24,9 @@ _KINDS = ("native", "pure", "redis-py", "redis-py-async", "memtier", "glide", "l
 @click.group(epilog="Example: kvferry bench client --store embedded --compare all")
 def bench() -> None:
     """Measure clients against a server, with verified bytes."""
+
+
+bench.add_command(engines)
 
 
 @bench.command(

@@ -1,0 +1,107 @@
+"""`kvferry bench engines`: what a cache is worth to a real vLLM."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+_PATH = click.Path(exists=True, path_type=Path)
+_DOORS = "none,tier,connector,mp"
+
+
+@click.command(
+    epilog="Exit codes: 0 all measured, 1 a door has no figures or wrong answers, 2 usage.  "
+    "Example: kvferry bench engines --python venv/bin/python --model MODEL --json engines.json"
+)
+@click.option("--python", type=_PATH, required=True, help="Interpreter of vLLM's environment.")
+@click.option("--model", type=_PATH, required=True, help="Folder of the model.")
+@click.option("--doors", default=_DOORS, show_default=True, help="In this order, by commas.")
+@click.option("--rival-python", type=_PATH, help="Of vLLM's with LMCache: adds the door lmcache.")
+@click.option("--store", type=_PATH, help="Server program.  [default: the wheel's Valkey]")
+@click.option("--prompt-tokens", type=int, default=4096, show_default=True)
+@click.option("--prompts", type=int, default=2, show_default=True, help="Of a round.")
+@click.option("--answer-tokens", type=int, default=16, show_default=True)
+@click.option("--rounds", type=int, default=2, show_default=True)
+@click.option("--chunk-tokens", type=int, default=256, show_default=True)
+@click.option("--block-size", type=int, default=128, show_default=True, help="Of vLLM.")
+@click.option("--dtype", default="bfloat16", show_default=True)
+@click.option("--threads", type=int, help="Of the engine.  [default: all cores]")
+@click.option("--one-process", is_flag=True, help="Engine core in vLLM's process: starts sooner.")
+@click.option("--tier-spec", default="TieringOffloadingSpec", help="NAME or MODULE:NAME.")
+@click.option("--module-path", "paths", multiple=True, type=_PATH, help="For that module.")
+@click.option("--serve-bench", is_flag=True, help="Also `vllm bench serve`, prefix_repetition.")
+@click.option("--broken-store", is_flag=True, help="Also what a dead or silent store costs.")
+@click.option("--json", "json_file", help="Write the figures to this file; - is stdout.")
+@click.option("--plot", "plot_file", help="Draw times to the first token into this file.")
+@click.pass_context
+def engines(ctx: click.Context, /, json_file: str | None, plot_file: str | None, **o: Any) -> None:
+    """Start vLLM again and again, without a cache and with each of our doors, and compare.
+
+    kvferry has to be installed in vLLM's environment. The store is started for the run.
+    """
+    from rich.console import Console
+
+    from kvferry._host import usable_cores
+    from kvferry._server_binary import find_server
+    from kvferry.lab import bench_engines_report as report
+    from kvferry.lab.bench_engines import EnginePlan, run
+    from kvferry.lab.bench_engines_broken import run_broken, say_broken_rows
+    from kvferry.lab.bench_engines_serve import run_serve_bench, say_serve_rows
+    from kvferry.lab.bench_report import check_plot
+    from kvferry.lab.engine_process import versions_of
+
+    if plot_file:
+        check_plot()
+    doors = o["doors"].split(",")
+    if o["rival_python"] and "lmcache" not in doors:
+        doors.append("lmcache")
+    module, _, spec = o["tier_spec"].rpartition(":")
+    python = o["python"].absolute()
+    plan = EnginePlan(
+        python=python,
+        model=o["model"].absolute(),
+        environment=_environment(python, o["paths"]),
+        store=find_server(o["store"]),
+        doors=doors,
+        rival_python=o["rival_python"] and o["rival_python"].absolute(),
+        rival_environment=_environment(o["rival_python"] or python, o["paths"]),
+        **{name: o[name] for name in ("prompt_tokens", "prompts", "answer_tokens", "rounds")},
+        **{name: o[name] for name in ("chunk_tokens", "block_size", "dtype", "one_process")},
+        threads=o["threads"] or usable_cores(),
+        tier_spec=(spec, module or None),
+    )
+    unknown = set(doors) - {"none", "tier", "connector", "mp", "lmcache"}
+    if unknown or ("lmcache" in doors and not plan.rival_python):
+        raise click.UsageError(f"no such door, or no --rival-python for it: {sorted(unknown)}")
+    to_stderr = json_file == "-"
+    wide = None if os.isatty(2 if to_stderr else 1) else 120  # a pipe has no width of its own
+    console = Console(stderr=to_stderr, width=wide)
+    facts = report.header(plan, versions_of(plan.python, plan.rival_python))
+    report.say_header(console, facts)
+    rows = run(plan, lambda text: console.print(text, highlight=False, markup=False))
+    report.say_rows(console, rows)
+    if o["serve_bench"]:
+        served = run_serve_bench(plan, lambda text: console.print(text, highlight=False))
+        say_serve_rows(console, served)
+        facts["serve_bench"] = served
+    if o["broken_store"]:
+        broken = run_broken(plan, lambda text: console.print(text, highlight=False))
+        say_broken_rows(console, broken)
+        facts["broken_store"] = broken
+    if json_file:
+        report.write_json(json_file, facts, rows)
+    if plot_file:
+        report.write_plot(plot_file, rows)
+    ctx.exit(1 if any(row.error or row.wrong_answers for row in rows) else 0)
+
+
+def _environment(python: Path, paths: tuple[Path, ...]) -> dict[str, str]:
+    """Ours, plus where modules of the command line are."""
+    known = [str(path.absolute()) for path in paths] + [os.environ.get("PYTHONPATH", "")]
+    environment = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, known))
+    environment["PATH"] = f"{python.parent}{os.pathsep}{environment.get('PATH', os.defpath)}"
+    return environment
