@@ -1,0 +1,1 @@
+"""Adapters for vLLM. Importing this package imports neither vLLM nor torch."""

@@ -1,0 +1,300 @@
+"""A cache server as an engine's worker uses it: what was promised is held until it is loaded.
+
+The scheduler asks how much of a prompt can be loaded, and may wait before it does anything about
+the answer: for blocks, or for its turn. Meanwhile another engine may fill the server's memory, and
+what lay in a store takes its time to come. So here the answer is made true before it is given:
+chunks are brought into the server's memory and leased (`find`), and the load that follows reads
+those pages (`retrieve`). Between the two nobody can evict them.
+
+What is held and not loaded is let go after `hold_s`: the request was aborted, or asks again.
+
+- A server that is away is not asked: that costs nothing. One that does not answer in time costs
+  `lookup_timeout_s`, once, until it shows that it lives.
+- Only what stores have is waited for longer, up to `load_timeout_s`.
+- An engine may hold half of the server's memory, or what `--client-share` says. What lies there
+  beyond that is promised too, unheld: should it go, its blocks are reported, and computed.
+
+Threads: any.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from kvferry.client.buffers import BufferLike
+from kvferry.engine import Lookup, Retrieved, Stored
+from kvferry.engine.prompt import Prompt, Tokens
+from kvferry.engine.store_tiers import MEMORY
+from kvferry.errors import KVFerryError
+from kvferry.integrations.vllm.backend import Backend
+from kvferry.keys import DIGEST_BYTES
+
+__all__ = ["HeldCache", "HeldFinder"]
+
+HOLD_S = 10.0
+# For pages that are in memory already: the time of one message, and not of stores.
+_HERE_S = 0.25
+
+
+class _Server(Backend, Protocol):
+    """A cache whose look-ups have a limit of their own: `kvferry.server.Client`."""
+
+    def lookup(
+        self, tokens: Tokens, *, timeout_s: float | None = None, limit_s: float | None = None
+    ) -> Lookup: ...
+
+
+class _Hold:
+    """Leased pages of the leading chunks of a prompt."""
+
+    __slots__ = ("hashes", "hit", "until")
+
+    def __init__(self, hashes: bytes, hit: Retrieved, until: float) -> None:
+        self.hashes = hashes  # of those that are there
+        self.hit = hit
+        self.until = until
+
+
+class HeldCache:
+    """A `Backend` and a `Finder` over one client of a cache server.
+
+    Args:
+        client: Closed with this.
+        lookup_timeout_s: What a look-up may take, all in all.
+        load_timeout_s: What bringing chunks out of stores may take.
+        hold_s: How long they are held.
+        clock: For tests; as ``time.monotonic``.
+    """
+
+    def __init__(
+        self,
+        client: _Server,
+        *,
+        lookup_timeout_s: float,
+        load_timeout_s: float,
+        hold_s: float = HOLD_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client = client
+        self._lookup_timeout_s = lookup_timeout_s
+        self._load_timeout_s = load_timeout_s
+        self._hold_s = hold_s
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._holds: dict[bytes, _Hold] = {}  # by the hashes that were asked for
+        self._finding = 0
+        self._closed = False
+        self._sweeper: threading.Thread | None = None
+
+    @property
+    def available(self) -> bool:
+        """Whether there is a server that answers."""
+        return not self._closed and self._client.available
+
+    # --- As a finder ---
+
+    def find(self, prompt: Prompt) -> int:
+        """How many leading chunks are in the server's memory now, and stay there to be loaded."""
+        if not self.available:
+            return 0
+        held = self._renewed(prompt.hashes)
+        if held is not None:
+            return held
+        with self._changed:
+            self._finding += 1
+        try:
+            return self._bring(prompt)
+        except KVFerryError:  # it is being closed
+            return 0
+        finally:
+            with self._changed:
+                self._finding -= 1
+                self._changed.notify_all()
+
+    def _bring(self, prompt: Prompt) -> int:
+        size = prompt.chunk_size
+        found = self._client.lookup(prompt, limit_s=self._lookup_timeout_s)
+        chunks = found.tokens // size
+        if not chunks:
+            return 0
+        here = found.tiers.get(MEMORY, 0) // size
+        wanted = (
+            prompt if found.arriving_tokens else Prompt(prompt.first(chunks), prompt.tokens, size)
+        )
+        limit_s = self._load_timeout_s if chunks > here else _HERE_S
+        hit = self._client.retrieve(wanted, timeout_s=limit_s)
+        count = len(hit.pages)
+        # An engine may not hold all of the pool, and many requests may wait. What is in memory
+        # without being held is still likely to be there in a moment.
+        promised = max(count, here) if hit.reason == "pool_full" else count
+        if not count:
+            return promised
+        hold = _Hold(prompt.first(count), hit, self._clock() + self._hold_s)
+        with self._changed:
+            old = self._holds.pop(prompt.hashes, None)
+            kept = not self._closed
+            if kept:
+                self._holds[prompt.hashes] = hold
+                self._start_sweeper()
+        for gone in (old, None if kept else hold):
+            if gone is not None:
+                gone.hit.release()
+        return promised if kept else 0
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until a `find` that is under way has ended, for so long at most."""
+        with self._changed:
+            if self._finding:
+                self._changed.wait(timeout_s)
+
+    # --- As a backend ---
+
+    def lookup(self, tokens: Tokens, *, timeout_s: float | None = None) -> Lookup:
+        """See `kvferry.server.Client.lookup`."""
+        return self._client.lookup(tokens, timeout_s=timeout_s)
+
+    def retrieve(
+        self,
+        tokens: Tokens,
+        into: Sequence[BufferLike] | None = None,
+        *,
+        limit_tokens: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Retrieved:
+        """What is held of these chunks, else as `kvferry.server.Client.retrieve`.
+
+        A hold is used once: it ends with the result's `release`, which says whether it was in force
+        until then.
+        """
+        if isinstance(tokens, Prompt) and into is None and limit_tokens is None:
+            taken = self._take(tokens.hashes)
+            if taken is not None:
+                hold, first = taken
+                chunks = tokens.chunks
+                return Retrieved(
+                    tokens=chunks * tokens.chunk_size,
+                    tiers={MEMORY: chunks * tokens.chunk_size},
+                    decision=None,
+                    reason="",
+                    lookup_s=hold.hit.lookup_s,
+                    load_s=hold.hit.load_s,
+                    pages=hold.hit.pages[first : first + chunks],
+                    release=hold.hit.release,
+                )
+        return self._client.retrieve(tokens, into, limit_tokens=limit_tokens, timeout_s=timeout_s)
+
+    def store(
+        self, tokens: Tokens, chunks: Sequence[BufferLike], *, first_chunk: int = 0
+    ) -> Stored:
+        """See `kvferry.server.Client.store`."""
+        return self._client.store(tokens, chunks, first_chunk=first_chunk)
+
+    def clear(self, *, stores: bool = True) -> int:
+        """Forget everything of this model, whoever stored it; how many chunks there were."""
+        self._drop(lambda hold: True)
+        return self._client.clear(stores=stores)
+
+    def stats(self) -> dict[str, Any]:
+        """Those of the client, and how many prompts are held."""
+        with self._changed:
+            holds = len(self._holds)
+        return {**self._client.stats(), "holds": holds}
+
+    def close(self) -> object:
+        """Let everything go, and end the session."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._drop(lambda hold: True)
+        return self._client.close()
+
+    # --- Holds ---
+
+    def _renewed(self, hashes: bytes) -> int | None:
+        """How many chunks of a prompt are held, for another while; None: it is not held."""
+        with self._changed:
+            hold = self._holds.get(hashes)
+            now = self._clock()
+            if hold is None or hold.until <= now:
+                return None
+            hold.until = now + self._hold_s
+            return len(hold.hashes) // DIGEST_BYTES
+
+    def _take(self, hashes: bytes) -> tuple[_Hold, int] | None:
+        """A hold that has all of these chunks, one after the other, and where they begin."""
+        with self._changed:
+            now = self._clock()
+            for key, hold in self._holds.items():
+                first = _place(hashes, hold.hashes)
+                if first is not None and hold.until > now:
+                    del self._holds[key]
+                    return hold, first
+        return None
+
+    def _drop(self, which: Callable[[_Hold], bool]) -> None:
+        with self._changed:
+            gone = [key for key, hold in self._holds.items() if which(hold)]
+            holds = [self._holds.pop(key) for key in gone]
+        for hold in holds:
+            hold.hit.release()
+
+    def _start_sweeper(self) -> None:
+        """With the lock."""
+        if self._sweeper is None:
+            self._sweeper = threading.Thread(target=self._sweep, name="kvferry-holds", daemon=True)
+            self._sweeper.start()
+
+    def _sweep(self) -> None:
+        """Let go what nobody has loaded. The thread ends when nothing is held."""
+        while True:
+            with self._changed:
+                if not self._holds or self._closed:
+                    self._sweeper = None
+                    return
+                left_s = min(hold.until for hold in self._holds.values()) - self._clock()
+                if left_s > 0:
+                    self._changed.wait(left_s)
+                    continue
+            now = self._clock()
+            self._drop(lambda hold, now=now: hold.until <= now)  # type: ignore[misc]
+
+
+def _place(some: bytes, hashes: bytes) -> int | None:
+    """The chunk of `hashes` from which on it has `some`."""
+    at = hashes.find(some)
+    while at > 0 and at % DIGEST_BYTES:  # across two hashes
+        at = hashes.find(some, at + 1)
+    return at // DIGEST_BYTES if at >= 0 else None
+
+
+class HeldFinder:
+    """A `Finder` for one rank: what it finds is held.
+
+    Args:
+        cache: Closed by its owner.
+    """
+
+    def __init__(self, cache: HeldCache) -> None:
+        self._cache = cache
+
+    def find(self, prompt: Prompt) -> int:
+        """See `HeldCache.find`."""
+        return self._cache.find(prompt)
+
+    def now(self, prompt: Prompt) -> int | None:
+        """Nothing, while there is no server."""
+        return None if self._cache.available else 0
+
+    def clear(self) -> bool:
+        """Forget everything of this model, whoever stored it; whether that was done."""
+        try:
+            self._cache.clear()
+        except KVFerryError:
+            return False
+        return self._cache.available
+
+    def close(self) -> None:
+        """The cache is closed by its owner."""

@@ -1,0 +1,130 @@
+"""The settings of the server connector: where the cache server is, and what the engine decides.
+
+    "kv_connector_extra_config": {"kvferry.mp.host": "tcp://localhost", "kvferry.mp.port": 6555}
+
+    kvferry.mp.host             "tcp://HOST", "HOST" or "ipc:///PATH"
+    kvferry.mp.port             of the server, with TCP; default: 5555
+    kvferry.mp.curve_key_file   keys, for a server that asks for them
+
+``lmcache.mp.host`` and ``lmcache.mp.port`` are read where those are missing. Without any of them
+``KVFERRY_SERVER_URL`` says where the server is, and else it is at tcp://localhost:5555. Of the
+settings of the in-process connector (`settings`) there are `ENGINE`; memory and stores are those of
+the server, and are refused here, where nobody would read them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvferry.errors import ConfigError
+from kvferry.integrations.vllm.settings import PREFIX, ConnectorSettings, read_settings
+from kvferry.server.client.address import DEFAULT_URL, read_url
+
+__all__ = ["ENGINE", "MpSettings", "read_mp_settings"]
+
+_MP = f"{PREFIX}mp."
+_NAMES = ("host", "port", "curve_key_file")
+_FOREIGN = {"lmcache.mp.host": "host", "lmcache.mp.port": "port"}
+_HAS_PORT = re.compile(r"(?:tcp://)?(?:\[[^]]*\]|[^:/]+):[0-9]+", re.ASCII)
+# Of the in-process connector, those that say what the engine does.
+ENGINE = (
+    "chunk_size",
+    "layerwise",
+    "load_threads",
+    "lookup_timeout_s",
+    "retrieve_timeout_s",
+    "save_buffer_gb",
+    "save_generated",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MpSettings:
+    """Where the server is, and what the connector does.
+
+    Attributes:
+        url: Of the server.
+        curve_key_file: See `kvferry.server.Client`.
+        connector: Of it, `connector.engine` counts what `ENGINE` names.
+    """
+
+    url: str
+    curve_key_file: Path | None
+    connector: ConnectorSettings
+
+
+def read_mp_settings(
+    extra_config: Mapping[str, Any],
+    block_size: int,
+    *,
+    environ: Mapping[str, str] | None = None,
+    quiet: bool = False,
+) -> MpSettings:
+    """The settings from all places.
+
+    Args:
+        extra_config: ``kv_connector_extra_config``.
+        block_size: Tokens of a block of vLLM.
+        environ: Default: of this process.
+        quiet: Say nothing in the log; another half of the connector has done so.
+
+    Raises:
+        ConfigError: A setting is unknown or cannot be; the text names it.
+    """
+    environ = os.environ if environ is None else environ
+    ours = {
+        name.removeprefix(_MP): (name, value)
+        for name, value in extra_config.items()
+        if name.startswith(_MP)
+    }
+    for name, (full, _) in ours.items():
+        if name not in _NAMES:
+            raise ConfigError(
+                f"kv_connector_extra_config: unknown setting {full!r}; "
+                f"there are {', '.join(_MP + known for known in _NAMES)}"
+            )
+    for full, name in _FOREIGN.items():
+        if full in extra_config and name not in ours:
+            ours[name] = (full, extra_config[full])
+    rest = {name: value for name, value in extra_config.items() if not name.startswith(_MP)}
+    for name in rest:
+        if name.startswith(PREFIX) and name.removeprefix(PREFIX) not in ENGINE:
+            raise ConfigError(
+                f"kv_connector_extra_config: {name!r} is a setting of the cache server, which has "
+                "the memory and the stores; give it to kvferry server"
+            )
+    keys = ours.get("curve_key_file", ("", None))[1]
+    return MpSettings(
+        url=_url(ours, environ),
+        curve_key_file=None if keys is None else Path(str(keys)),
+        connector=read_settings(rest, block_size, environ=environ, quiet=quiet),
+    )
+
+
+def _url(ours: Mapping[str, tuple[str, Any]], environ: Mapping[str, str]) -> str:
+    if "host" not in ours and "port" not in ours:
+        return read_url(environ.get("KVFERRY_SERVER_URL") or DEFAULT_URL)
+    host_name, host = ours.get("host", (f"{_MP}host", "tcp://localhost"))
+    port_name, port = ours.get("port", (f"{_MP}port", None))
+    if not isinstance(host, str) or not host:
+        raise ConfigError(f"{host_name}={host!r} is no address; use tcp://HOST or ipc:///PATH")
+    url = host
+    if not host.startswith("ipc://"):
+        number = str(5555 if port is None else port)
+        if isinstance(port, bool) or not re.fullmatch("[0-9]{1,5}", number, re.ASCII):
+            raise ConfigError(f"{port_name}={port!r} is no port; use a number from 1 to 65535")
+        if "://" not in host:
+            url = f"tcp://{host}"
+        if not _HAS_PORT.fullmatch(url):
+            url = f"{url}:{number}"
+        elif port is not None and not url.endswith(f":{port}"):
+            raise ConfigError(f"{host_name}={host!r} has another port than {port_name}={port!r}")
+    try:
+        return read_url(url)
+    except ConfigError as error:
+        raise ConfigError(f"{host_name}, {port_name}: {error}") from None

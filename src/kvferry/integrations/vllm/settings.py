@@ -1,0 +1,120 @@
+"""The settings of a vLLM connector: from its command line, the environment and a file.
+
+    --kv-transfer-config '{"kv_connector": "KvferryConnector", ...,
+                           "kv_connector_extra_config": {"kvferry.remote_url": "redis://cache-1"}}'
+
+A key ``kvferry.NAME`` is a setting of `kvferry.EngineConfig`, or one of these, which only the
+connector has:
+
+    save_generated   save chunks with generated tokens too, when they are full; default: true
+    save_buffer_gb   memory for what was taken out of the engine and is not saved yet, in GB;
+                     default: what two steps of the engine compute
+    layerwise        "auto": each layer is taken out when it is computed, where the engine runs it
+                     from Python, and else at the end of the step. "always": have it run so, without
+                     full CUDA graphs
+
+They win over the environment and the file (``KVFERRY_CONFIG_FILE``, ``LMCACHE_CONFIG_FILE``), see
+`kvferry.engine_config`. Some settings are another thing here than in an engine of one's own:
+
+- `chunk_size` is a multiple of the block size of vLLM; others are rounded up, which is logged.
+- `lookup_timeout_s` is 0.04, because a request waits for it before anything is computed.
+- `prefault` is false: vLLM's start does not wait until all memory is there.
+- `enable_async_loading` begins to load while a request still waits for its turn.
+
+Keys that do not begin with ``kvferry.`` are somebody else's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kvferry.engine_config import EngineConfig, examine
+from kvferry.engine_config.fields import GB, Choice, Field, Number, Switch
+from kvferry.errors import ConfigError
+
+__all__ = ["PREFIX", "ConnectorSettings", "read_settings", "rounded_chunk_size"]
+
+_log = logging.getLogger("kvferry.integrations.vllm")
+
+PREFIX = "kvferry."
+_DEFAULTS: dict[str, Any] = {"lookup_timeout_s": 0.04, "prefault": False}
+_OWN: dict[str, Field] = {
+    "save_generated": Switch(),
+    "save_buffer_gb": Number(high=1 << 20, unit="GB"),
+    "layerwise": Choice(words=("auto", "always")),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConnectorSettings:
+    """What a connector does.
+
+    Attributes:
+        engine: The settings of the cache; its chunk size is a multiple of the engine's block size.
+        save_generated, layerwise: See the module.
+        save_bytes_max: `save_buffer_gb` in bytes; None: two steps of the engine.
+    """
+
+    engine: EngineConfig
+    save_generated: bool = True
+    save_bytes_max: int | None = None
+    layerwise: str = "auto"
+
+
+def read_settings(
+    extra_config: Mapping[str, Any],
+    block_size: int,
+    *,
+    environ: Mapping[str, str] | None = None,
+    quiet: bool = False,
+) -> ConnectorSettings:
+    """The settings from all places.
+
+    Args:
+        extra_config: ``kv_connector_extra_config``.
+        block_size: Tokens of a block of vLLM.
+        environ: Default: of this process.
+        quiet: Say nothing in the log; another half of the connector has done so.
+
+    Raises:
+        ConfigError: A setting is unknown or cannot be; the text names it.
+    """
+    ours = {
+        name.removeprefix(PREFIX): value
+        for name, value in extra_config.items()
+        if name.startswith(PREFIX)
+    }
+    try:
+        own = {name: _OWN[name].check(name, ours.pop(name)) for name in _OWN if name in ours}
+        found = examine(environ=environ, **ours)
+        settings = found.settings()
+    except ConfigError as error:
+        raise ConfigError(f"kv_connector_extra_config: {error}") from None
+    for name, value in _DEFAULTS.items():
+        if found.values[name][1] == "default":
+            settings[name] = value
+    asked = settings["chunk_size"]
+    settings["chunk_size"] = rounded_chunk_size(asked, block_size)
+    if not quiet:
+        for text in found.warnings:
+            _log.warning("%s", text)
+        for text in found.notes:
+            _log.info("%s", text)
+        if settings["chunk_size"] != asked:
+            _log.warning(
+                "kvferry: chunk_size %d is no multiple of vLLM's block (%d tokens); chunks have %d",
+                asked,
+                block_size,
+                settings["chunk_size"],
+            )
+    buffer_gb = own.pop("save_buffer_gb", None)
+    made = ConnectorSettings(engine=EngineConfig(**settings), **own)
+    return made if buffer_gb is None else replace(made, save_bytes_max=int(buffer_gb * GB))
+
+
+def rounded_chunk_size(chunk_size: int, block_size: int) -> int:
+    """The next multiple of the block size."""
+    return -(-chunk_size // block_size) * block_size

@@ -1,0 +1,248 @@
+"""`KvferryTier`: a secondary tier of vLLM's ``OffloadingConnector`` in a store.
+
+    --kv-transfer-config '{"kv_connector": "OffloadingConnector", "kv_role": "kv_both",
+      "kv_connector_extra_config": {"spec_name": "TieringOffloadingSpec",
+        "cpu_bytes_to_use": 10737418240, "secondary_tiers": [{"type": "KvferryTier",
+          "module_path": "kvferry.integrations.vllm.tier", "url": "redis://cache-1:6379"}]}}'
+
+vLLM copies KV between the GPU and pinned memory, and decides what goes where. This tier moves
+chunks between that memory and the store. It runs in vLLM's scheduler, so it never waits: questions
+and transfers are native batches that threads without the GIL carry out, and their ends are looked
+for once a step. What vLLM's key does not say (model, weights, layout, workers) is in the identity,
+which is in every key and frame. See docs/guides/vllm-tier.md; options: `offload.options`.
+
+A store that is away, slow, full or wrong is a miss or a store less, never an error. vLLM 0.22.1 has
+no way to name this module; `kvferry.integrations.vllm.spec` brings it there.
+
+Ownership: vLLM's rows belong to the store until `get_finished_jobs` has returned their job. The
+memory is released by `shutdown`; if that raises, something still uses it and vLLM must keep it.
+Threads: the scheduler's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import time
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from kvferry.connectors.base import Space
+from kvferry.errors import UsageError
+from kvferry.integrations.vllm.offload.core import TierCore, TierLimits
+from kvferry.integrations.vllm.offload.options import read_options
+from kvferry.integrations.vllm.offload.series import AVAILABLE, SERIES, Observed
+from kvferry.integrations.vllm.offload.threads import in_the_background
+from kvferry.integrations.vllm.offload.transfers import Finished
+from kvferry.integrations.vllm.tier_identity import describe_rows, warn_of_random_seed
+from kvferry.integrations.vllm.versions import need
+from kvferry.keys import identity_digest
+
+need("tier")
+
+from vllm.logger import init_logger  # noqa: E402  (after `need`, which says it better)
+from vllm.v1.kv_offload import base as offload  # noqa: E402
+from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager  # noqa: E402
+
+__all__ = ["KvferryTier"]
+
+_log = init_logger("vllm.kvferry.tier")  # below vLLM's own, which is the one that is shown
+
+_STATS_EVERY_S = 0.1
+
+# Since 0.23 lookups answer with an enumeration, before that with True, False and None.
+_LookupResult: Any = getattr(offload, "LookupResult", None)
+_MISS: Any = _LookupResult.MISS if _LookupResult else False
+_HIT: Any = _LookupResult.HIT if _LookupResult else True
+_RETRY: Any = _LookupResult.RETRY if _LookupResult else None
+_Medium: Any = getattr(offload, "Medium", None)
+_RESULT_FIELDS = {field.name for field in dataclasses.fields(JobResult)}
+_BASE_OPTIONS = inspect.signature(SecondaryTierManager.__init__).parameters
+
+
+class KvferryTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not there for mypy
+    """See the head of this module.
+
+    Args:
+        offloading_spec: vLLM's.
+        primary_kv_view: vLLM's pinned memory: rows of one chunk each.
+        tier_type: The name that vLLM's metrics have for this tier.
+        backpressure_detector: vLLM's; it decides what is not even offered to us.
+        **options: See `kvferry.integrations.vllm.offload.options`.
+
+    Raises:
+        ConfigError: An option is unknown or cannot be.
+        KVFerryError: The store cannot be opened. (One that is away can: it may come.)
+    """
+
+    if _Medium is not None:
+        medium = _Medium.STORAGE
+
+    def __init__(
+        self,
+        offloading_spec: Any,
+        primary_kv_view: memoryview,
+        tier_type: str,
+        backpressure_detector: Any = None,
+        **options: Any,
+    ) -> None:
+        given = {"backpressure_detector": backpressure_detector}
+        super().__init__(
+            offloading_spec,
+            primary_kv_view,
+            tier_type,
+            **{name: value for name, value in given.items() if name in _BASE_OPTIONS},
+        )
+        if not primary_kv_view.strides or not primary_kv_view.c_contiguous:
+            raise UsageError("the memory of the primary tier is not contiguous, so no row is")
+        options.pop("module_path", None)  # 0.22.1 leaves it to us
+        row_bytes = primary_kv_view.strides[0]
+        settings = read_options(options, primary_kv_view.nbytes)
+        description = describe_rows(offloading_spec, row_bytes, settings.identity)
+        identity = identity_digest(description)
+        warn_of_random_seed(offloading_spec)
+        space = Space(f"kvf:{identity.hex()}:", identity, row_bytes, description)
+        self.address = settings.address
+        self.identity = identity
+        with in_the_background():
+            connector = settings.open(space)
+        self.core = TierCore(connector, primary_kv_view, TierLimits(**settings.limits))
+        self._observed = Observed()
+        self._stats_at = 0.0
+        self._events: list[Any] | None = _events(offloading_spec) if settings.kv_events else None
+        if settings.locality and hasattr(offload, "Locality"):
+            self.locality = offload.Locality(settings.locality)
+        _log.info(
+            "KvferryTier at %s: %d bytes a chunk, identity %s, %s",
+            *(self.address, row_bytes, identity.hex()),
+            "connected" if self.core.available else "not connected yet",
+        )
+
+    # --- What a step asks ---
+
+    def lookup(self, key: bytes, req_context: Any) -> Any:
+        """Whether the store has a chunk; the first time "ask again", while the store is asked."""
+        found = self.core.lookup(req_context.req_id, key)
+        return _RETRY if found is None else _HIT if found else _MISS
+
+    def submit_store(self, job_metadata: Any) -> None:
+        """Begin to store chunks; what the store has is skipped."""
+        self.core.store(job_metadata.job_id, list(job_metadata.keys), _rows(job_metadata))
+
+    def submit_load(self, job_metadata: Any) -> None:
+        """Begin to load chunks."""
+        self.core.load(job_metadata.job_id, list(job_metadata.keys), _rows(job_metadata))
+
+    def get_finished_jobs(self) -> Iterable[Any]:
+        """The jobs that are over; of a load that failed in part, the keys that came."""
+        return [self._result(job) for job in self.core.finished()]
+
+    get_finished = get_finished_jobs  # its name until 0.22
+
+    def has_pending_work(self) -> bool:
+        """Whether the next step has something to see here."""
+        return self.core.busy
+
+    def touch(self, keys: Collection[bytes], req_context: Any) -> None:
+        """Tell the store, sooner or later, that chunks are in use."""
+        self.core.touch(keys)
+
+    def on_new_request(self, req_context: Any) -> Any:
+        """No wishes: every chunk is offered when it is new."""
+        return offload.RequestOffloadingContext()
+
+    def on_request_finished(self, req_context: Any) -> None:
+        """Forget what was asked for it."""
+        self.core.forget(req_context.req_id)
+
+    def on_schedule_end(self, context: Any = None) -> None:
+        """The questions of this step go out: one batch for each request."""
+        self.core.end_step()
+
+    # --- Life ---
+
+    def drain_jobs(self) -> None:
+        """Wait until no transfer touches vLLM's memory; bounded, see `TierCore.drain`."""
+        self.core.drain()
+
+    def shutdown(self) -> None:
+        """Finish stores, for a bounded time, and let go of vLLM's memory."""
+        self.core.close()
+        self._primary_kv_view = memoryview(b"")  # the base class keeps one too
+        _log.info("KvferryTier at %s: %s", self.address, dict(self.core.counts))
+
+    # --- What it tells ---
+
+    def stats(self) -> dict[str, int]:
+        """Counters since the beginning; see `TierCore`."""
+        return dict(self.core.counts)
+
+    def take_events(self) -> Iterable[Any]:
+        """What the store has acknowledged since the last call."""
+        if self._events:
+            events, self._events = self._events, []
+            return events
+        return ()
+
+    @classmethod
+    def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, Any]:
+        """The series of `get_stats`."""
+        return {name: _definition(series) for name, series in SERIES.items()}
+
+    def get_stats(self) -> Any:
+        """What is new since the last call, as vLLM collects it; None if that was just now."""
+        now = time.monotonic()
+        if now - self._stats_at < _STATS_EVERY_S:
+            return None
+        self._stats_at = now
+        from vllm.distributed.kv_transfer.kv_connector.v1.offloading import metrics
+
+        stats = metrics.OffloadingConnectorStats()
+        for name, outcome, value in self._observed.news(self.core.counts):
+            labels = (self.address, outcome) if outcome else (self.address,)
+            if SERIES[name].kind == "histogram":
+                stats.observe_histogram(name, value, labels)
+            else:
+                stats.increase_counter(name, value, labels)
+        stats.set_gauge(AVAILABLE, int(self.core.available), (self.address,))
+        return stats
+
+    # --- Inside ---
+
+    def _result(self, job: Finished) -> Any:
+        if job.took_s:
+            self._observed.seconds["load" if job.is_load else "store"].append(job.took_s)
+        if self._events is not None and not job.is_load and job.done:
+            self._events.append(self._stored(job.done))
+        told: dict[str, Any] = {
+            "transfer_time": job.took_s,
+            "transfer_bytes": job.size_bytes,
+            "successful_keys": tuple(job.done) if job.is_load and not job.success else None,
+        }
+        known = {name: value for name, value in told.items() if name in _RESULT_FIELDS}
+        return JobResult(job_id=job.job, success=job.success, **known)
+
+    def _stored(self, keys: Iterable[bytes]) -> Any:
+        return offload.OffloadingEvent(
+            keys=list(keys), medium=_Medium.STORAGE, removed=False, locality=self.locality
+        )
+
+
+def _rows(job: Any) -> list[int]:
+    rows = getattr(job, "chunk_ids", None)  # block_ids until 0.22
+    return [int(row) for row in (job.block_ids if rows is None else rows)]
+
+
+def _events(spec: Any) -> list[Any] | None:
+    """A place for events, if this vLLM takes events from tiers and was told to publish them."""
+    if getattr(getattr(spec, "kv_events_config", None), "enable_kv_cache_events", False):
+        return []
+    _log.warning("enable_kv_events: this vLLM publishes no KV events of tiers, so none are made")
+    return None
+
+
+def _definition(series: Any) -> Any:
+    kinds = {"counter": "Counter", "gauge": "Gauge", "histogram": "Histogram"}
+    kind = getattr(offload, f"Offloading{kinds[series.kind]}Metadata")
+    more = {"buckets": series.buckets} if series.buckets else {}
+    return kind(documentation=series.text, labelnames=series.labels, **more)

