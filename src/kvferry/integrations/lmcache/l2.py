@@ -1,0 +1,282 @@
+"""The full L2 adapter for LMCache's MP server (``"type": "plugin"``), over our client.
+
+Against LMCache's own bridge for native clients, which `KvferryClient` is made for, it adds:
+
+- Each key's fate in a store: what landed is counted although another key of the task did not.
+- A lookup refreshes what it finds (TOUCH), so that a server with ``allkeys-lru`` does not evict it
+  before it is loaded. `delete` leaves alone what is locked between lookup and load.
+- What a lookup or delete finds gone is taken out of the accounts.
+- Health is the server's, not that of a thread. With ``server_usage`` so is the usage: what all who
+  share the server hold, and its ``maxmemory`` where ``max_capacity_gb`` is not given.
+- `close` completes what is in flight, as failed, and may be called twice.
+
+Threads: LMCache calls from several; one thread of ours routes completions. Submits never block.
+`delete` waits for its answer, within the limit of a question, and `get_usage` within a second.
+Lifetime: objects are LMCache's, which has to leave them alone until their task is complete.
+Failure: an unreachable server makes stores fail and everything else a miss, within the deadline.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from lmcache.lmcache_native import Bitmap
+from lmcache.v1.distributed.internal_api import L2StoreResult
+from lmcache.v1.distributed.l2_adapters.base import AdapterUsage, L2AdapterInterface
+from lmcache.v1.platform import create_event_notifier
+
+from kvferry.client.batch import Status
+from kvferry.client.native import Verb
+from kvferry.errors import ConfigError, KVFerryError
+from kvferry.integrations.lmcache.batches import BatchClosedError, Batches, Finished
+from kvferry.integrations.lmcache.settings import read_settings
+from kvferry.integrations.lmcache.usage import ServerUsage
+
+__all__ = ["KvferryL2Adapter", "key_text"]
+
+_log = logging.getLogger("kvferry.integrations.lmcache")
+
+SIZES_MAX = 4_000_000  # keys in the accounts
+_GIB = 1 << 30
+_GRACE_S = 1.0  # how much later than its limit a delete looks for its end
+
+
+def key_text(key: Any) -> str:
+    """An ``ObjectKey`` as LMCache's MP server writes it: model, rank, group, hash, and salt."""
+    group = getattr(key, "object_group_id", 0)
+    text = f"{key.model_name}@{key.kv_rank:08x}@{group:x}@{key.chunk_hash.hex()}"
+    return f"{text}@{key.cache_salt}" if getattr(key, "cache_salt", "") else text
+
+
+class KvferryL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache is not there for mypy
+    """See the head of this module.
+
+    Args:
+        params: ``adapter_params``: the keys of `settings`, and ``max_capacity_gb`` (default 0: no
+            eviction by LMCache) and ``server_usage`` (default false).
+        **_: What else LMCache hands over.
+
+    Raises:
+        ConfigError: A key is unknown or its value cannot be right.
+    """
+
+    def __init__(self, params: Mapping[str, Any], **_: Any) -> None:
+        own = dict(params)
+        capacity_bytes = _capacity_bytes(own.pop("max_capacity_gb", 0))
+        server_usage = own.pop("server_usage", False)
+        if not isinstance(server_usage, bool):
+            raise ConfigError(f"adapter_params: server_usage={server_usage!r} is no true or false")
+        self._batches = Batches(read_settings(own))
+        config = self._batches.settings.config
+        self._server = ServerUsage(config) if server_usage else None
+        if self._server and not capacity_bytes:
+            capacity_bytes = self._server.capacity_bytes()
+        super().__init__(max_capacity_bytes=capacity_bytes)
+        self._lock = threading.Lock()  # also held while a task is handed over
+        self._tasks: dict[int, tuple[list[Any], list[int]]] = {}  # by batch: keys, sizes
+        self._stored: dict[int, Any] = {}
+        self._found: dict[int, Any] = {}
+        self._loaded: dict[int, Any] = {}
+        self._deleted: dict[int, threading.Event] = {}
+        self._locks: dict[Any, int] = {}
+        self._sizes: dict[Any, int] = {}
+        self._events = {verb: create_event_notifier() for verb in (Verb.SET, Verb.TOUCH, Verb.GET)}
+        self._ended = False
+        self._stop = create_event_notifier()
+        self._router = threading.Thread(target=self._route, name="kvferry-l2", daemon=True)
+        self._router.start()
+        _log.info("LMCache's objects go to %s", config.address)
+
+    def get_store_event_fd(self) -> int:
+        """Readable when a store is complete."""
+        return int(self._events[Verb.SET].fileno())
+
+    def get_lookup_and_lock_event_fd(self) -> int:
+        """Readable when a lookup is complete."""
+        return int(self._events[Verb.TOUCH].fileno())
+
+    def get_load_event_fd(self) -> int:
+        """Readable when a load is complete."""
+        return int(self._events[Verb.GET].fileno())
+
+    # --- Tasks ---
+
+    def submit_store_task(self, keys: Sequence[Any], objects: Sequence[Any]) -> int:
+        """Start to store the objects."""
+        return self._submit(Verb.SET, keys, [each.byte_array for each in objects])
+
+    def pop_completed_store_tasks(self) -> dict[int, Any]:
+        """An ``L2StoreResult`` for each store that is complete; a success if all keys landed."""
+        with self._lock:
+            done, self._stored = self._stored, {}
+            return done
+
+    def submit_lookup_and_lock_task(
+        self, keys: Sequence[Any], group_layout_descs: Any = None
+    ) -> int:
+        """Start to ask which keys are there, and to lock those that are."""
+        return self._submit(Verb.TOUCH, keys)
+
+    def query_lookup_and_lock_result(self, task_id: int) -> Any:
+        """A ``Bitmap`` once, then and before None."""
+        with self._lock:
+            return self._found.pop(task_id, None)
+
+    def submit_unlock(self, keys: Sequence[Any]) -> None:
+        """Take back one lock of each key."""
+        with self._lock:
+            for key in keys:
+                left = self._locks.pop(key, 0) - 1
+                if left > 0:
+                    self._locks[key] = left
+
+    def submit_load_task(self, keys: Sequence[Any], objects: Sequence[Any]) -> int:
+        """Start to read into the objects."""
+        return self._submit(Verb.GET, keys, [each.byte_array for each in objects])
+
+    def query_load_result(self, task_id: int) -> Any:
+        """A ``Bitmap`` once, then and before None."""
+        with self._lock:
+            return self._loaded.pop(task_id, None)
+
+    def _submit(self, verb: Verb, keys: Sequence[Any], buffers: Any = None) -> int:
+        sizes = [memoryview(each).nbytes for each in buffers or ()]
+        names = [key_text(key) for key in keys]
+        with self._lock:
+            task_id = self._batches.submit(verb, names, buffers)
+            self._tasks[task_id] = list(keys), sizes
+            return task_id
+
+    # --- Eviction ---
+
+    def delete(self, keys: Sequence[Any]) -> None:
+        """Delete what is not locked; returns when that is done, or was not answered in time."""
+        with self._lock:
+            keys = [key for key in keys if key not in self._locks]
+        if not keys:
+            return
+        done = threading.Event()
+        with self._lock:
+            try:
+                task_id = self._batches.submit(Verb.DELETE, [key_text(key) for key in keys])
+            except BatchClosedError:
+                return
+            self._tasks[task_id] = list(keys), []
+            self._deleted[task_id] = done
+        if not done.wait(self._batches.settings.lookup_s + _GRACE_S):
+            _log.warning("%d keys were not deleted in time", len(keys))
+
+    def get_usage(self) -> Any:
+        """What is held, by our own accounts or by the server's; see the head of this module."""
+        usage = super().get_usage()
+        used = self._server.used_bytes() if self._server else None
+        if used is None:
+            return usage
+        return AdapterUsage(used, usage.total_capacity_bytes, usage.bytes_by_cache_salt)
+
+    def report_status(self) -> dict[str, Any]:
+        """Whether the server can be reached, and the client's counters."""
+        status: dict[str, Any] = {"type": "kvferry", "is_healthy": False}
+        if not self._ended:
+            client = self._batches.client
+            status.update(client.stats(), address=client.config.address)
+            status["is_healthy"] = client.available and self._router.is_alive()
+        return status
+
+    # --- Completions ---
+
+    def _route(self) -> None:
+        poller = select.poll()
+        poller.register(self._batches.event_fd(), select.POLLIN)
+        poller.register(self._stop.fileno(), select.POLLIN)
+        while not self._ended:
+            poller.poll()
+            try:
+                self._complete(self._batches.drain())
+            except KVFerryError as error:  # the process was forked
+                _log.debug("completions cannot be had: %s", error)
+                return
+
+    def _complete(self, finished: Sequence[Finished]) -> None:
+        """LMCache's listeners are told without our lock, and those who wait after them."""
+        told: list[Callable[[], None]] = []
+        afterwards: list[Callable[[], None]] = []
+        with self._lock:
+            for each in finished:
+                keys, sizes = self._tasks.pop(each.batch_id)
+                told += self._settle(each, keys, sizes)
+                if each.verb in self._events:
+                    afterwards.append(self._events[each.verb].notify)
+                else:
+                    afterwards.append(self._deleted.pop(each.batch_id).set)
+                if each.reason and each.verb in (Verb.SET, Verb.GET):
+                    _log.debug("%s: %s", each.verb.name, each.reason)
+        for call in (*told, *afterwards):
+            call()
+
+    def _settle(self, each: Finished, keys: list[Any], sizes: list[int]) -> list[Any]:
+        ok = [key for key, status in zip(keys, each.statuses, strict=True) if status == Status.OK]
+        if each.verb is Verb.SET:
+            return self._settle_store(each, keys, sizes)
+        if each.verb is Verb.GET:
+            self._loaded[each.batch_id] = _bitmap(each.statuses)
+            return [lambda: self._notify_keys_accessed(ok)] if ok else []
+        gone = [key for key, s in zip(keys, each.statuses, strict=True) if s == Status.MISS]
+        if each.verb is Verb.DELETE:
+            gone += ok
+        else:
+            self._found[each.batch_id] = _bitmap(each.statuses)
+            for key in ok:
+                self._locks[key] = self._locks.get(key, 0) + 1
+        counted = [key for key in dict.fromkeys(gone) if key in self._sizes]
+        freed = [self._sizes.pop(key) for key in counted]
+        return [lambda: self._notify_keys_deleted(counted, freed)] if counted else []
+
+    def _settle_store(self, each: Finished, keys: list[Any], sizes: list[int]) -> list[Any]:
+        landed: list[Any] = []
+        added: list[int] = []
+        for key, size, status in zip(keys, sizes, each.statuses, strict=True):
+            if status == Status.OK:
+                landed.append(key)
+                added.append(0 if key in self._sizes else size)
+                if len(self._sizes) >= SIZES_MAX and key not in self._sizes:
+                    self._sizes.pop(next(iter(self._sizes)))
+                self._sizes[key] = size
+        self._stored[each.batch_id] = L2StoreResult(len(landed) == len(keys), sum(added))
+        return [lambda: self._notify_keys_stored(landed, added)] if landed else []
+
+    # --- Life ---
+
+    def close(self) -> None:
+        """Withdraw what is in flight, complete it, and end all threads."""
+        with self._lock:
+            if self._ended:
+                return
+            self._ended = True
+        self._batches.close()
+        self._stop.notify()
+        self._router.join()
+        self._complete(self._batches.drain())
+        if self._server:
+            self._server.close()
+        for event in (*self._events.values(), self._stop):
+            event.close()
+
+
+def _bitmap(statuses: bytes) -> Any:
+    bitmap = Bitmap(len(statuses))
+    for index, status in enumerate(statuses):
+        if status == Status.OK:
+            bitmap.set(index)
+    return bitmap
+
+
+def _capacity_bytes(capacity_gb: object) -> int:
+    number = isinstance(capacity_gb, int | float) and not isinstance(capacity_gb, bool)
+    if not number or not 0 <= float(capacity_gb) < 1e12:  # type: ignore[arg-type]
+        raise ConfigError(f"adapter_params: max_capacity_gb={capacity_gb!r} is no number of GiB")
+    return int(float(capacity_gb) * _GIB)  # type: ignore[arg-type]
