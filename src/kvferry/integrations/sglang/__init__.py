@@ -1,0 +1,28 @@
+"""SGLang: a storage backend for HiCache, `KvferryHiCache`, that SGLang loads by name.
+
+    --enable-hierarchical-cache --hicache-storage-backend dynamic
+    --hicache-storage-backend-extra-config '{"backend_name": "kvferry", "interface_v1": 1,
+        "module_path": "kvferry.integrations.sglang", "class_name": "KvferryHiCache",
+        "url": "redis://localhost:6379"}'
+
+`backend.py` is what SGLang sees, `places.py` where the pages of a host pool lie, `identity.py` what
+their bytes mean, `pages.py` how they go to the server and back, `hits.py` what a prefix needs of
+several pools, `settings.py` the keys of the extra config. Only `backend.py` imports SGLang.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvferry.integrations.sglang.backend import KvferryHiCache
+
+__all__ = ["KvferryHiCache"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "KvferryHiCache":
+        from kvferry.integrations.sglang.backend import KvferryHiCache
+
+        return KvferryHiCache
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
