@@ -1,0 +1,375 @@
+"""The half of a connector in a worker: bytes go where they should, or are reported missing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from kvferry import Engine, Identity, KVLayout
+from kvferry.engine.prompt import Prompt
+from kvferry.integrations.vllm.backend import LoadJob, SaveJob, Work
+from kvferry.integrations.vllm.worker import WorkerHalf
+from kvferry.keys import chunk_hashes
+from support.vllm_shapes import PlainCopier, SlowDevice
+
+LAYERS, BLOCK, CHUNK = 2, 4, 8
+LAYOUT = KVLayout(layers=LAYERS, kv_heads=1, head_dim=8, dtype="uint8", chunk_size=CHUNK)
+LAYER_BYTES = LAYOUT.chunk_bytes // 2 // LAYERS  # of a block
+BLOCKS = 64
+TOKENS = list(range(100, 148))
+HASHES = b"".join(chunk_hashes(TOKENS, CHUNK))
+
+
+class Cache:
+    """An engine, and what a test wants to go wrong with it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.go = threading.Event()
+        self.go.set()
+        self.lose_lease = False
+        self.breaks: Exception | None = None
+        self.only = 1000  # chunks at most
+        self.available = True
+        self.limits: list[float | None] = []
+
+    def lookup(self, tokens: Any, *, timeout_s: float | None = None) -> Any:
+        return self.engine.lookup(tokens, timeout_s=timeout_s)
+
+    def retrieve(
+        self, tokens: Any, into: Any = None, *, limit_tokens: Any = None, timeout_s: Any = None
+    ) -> Any:
+        self.limits.append(timeout_s)
+        assert self.go.wait(10)
+        if self.breaks is not None:
+            raise self.breaks
+        hit = self.engine.retrieve(tokens, limit_tokens=self.only * CHUNK, timeout_s=timeout_s)
+        if self.lose_lease:
+            release = hit._release  # the pages are read, and were somebody else's meanwhile
+            hit._release = lambda: release is None or (release() and False)
+        return hit
+
+    def store(self, tokens: Any, chunks: Sequence[Any], *, first_chunk: int = 0) -> Any:
+        assert self.go.wait(10)
+        if self.breaks is not None:
+            raise self.breaks
+        return self.engine.store(tokens, chunks, first_chunk=first_chunk)
+
+    def clear(self, *, stores: bool = True) -> int:
+        return self.engine.clear(stores=stores)
+
+    def stats(self) -> dict[str, Any]:
+        return self.engine.stats()
+
+    def close(self) -> object:
+        self.go.set()
+        return self.engine.close()
+
+
+@pytest.fixture
+def cache() -> Iterator[Cache]:
+    identity = Identity(model="worker-half", layout=LAYOUT)
+    with Engine(identity, max_local_cpu_size=0.001, prefault=False) as engine:
+        made = Cache(engine)
+        yield made
+        made.go.set()
+
+
+def half_of(cache: Cache, copier: Any, **settings: Any) -> WorkerHalf:
+    settings = {"load_timeout_s": 5.0, "chunk_size": CHUNK, "chunk_blocks": 2, **settings}
+    return WorkerHalf(cache, copier, **settings)
+
+
+def plain() -> PlainCopier:
+    copier = PlainCopier(BLOCKS, LAYERS, LAYER_BYTES)
+    for block in range(BLOCKS):
+        copier.fill(block, block)
+    return copier
+
+
+def save(first: int, blocks: list[int], request_id: str = "s") -> SaveJob:
+    end = first + len(blocks) // 2
+    return SaveJob(request_id, HASHES[: end * 16], first, blocks)
+
+
+def load(first: int, blocks: list[int], request_id: str = "l") -> LoadJob:
+    return LoadJob(request_id, HASHES[first * 16 : (first + len(blocks) // 2) * 16], blocks)
+
+
+def step(half: WorkerHalf, work: Work, layers: Sequence[str] = ()) -> None:
+    half.begin_step(work)
+    half.start_loads(work)
+    for name in layers:
+        half.save_layer(name)
+    half.end_step()
+
+
+def wait_for(what: Any) -> None:
+    until = time.monotonic() + 10
+    while not what():
+        assert time.monotonic() < until
+        threading.Event().wait(0.002)
+
+
+def stored(cache: Cache, chunks: int) -> None:
+    prompt = Prompt(HASHES[: chunks * 16], chunks * CHUNK, CHUNK)
+    wait_for(lambda: cache.engine.contains(prompt) == chunks * CHUNK)
+
+
+def reported(half: WorkerHalf, count: int = 1) -> tuple[set[str], set[int]]:
+    """What loads ended, and the blocks that they did not fill."""
+    names: set[str] = set()
+    failed: set[int] = set()
+
+    def all_there() -> bool:
+        names.update(half.finished(computing=False))
+        failed.update(half.failed_blocks())
+        return len(names) >= count
+
+    wait_for(all_there)
+    return names, failed
+
+
+def test_while_nothing_is_taken_nothing_is_copied(cache: Cache) -> None:
+    copier = plain()
+    half = half_of(cache, copier)
+    cache.available = False
+    gathered: list[Any] = []
+    copier.gather = copier.gather_layer = lambda *call, **_: gathered.append(call)  # type: ignore
+    step(half, Work(saves=[save(0, [1, 2, 3, 4])]), copier.layer_names)
+    assert gathered == []
+    assert half.counts.read()["shed_chunks"] == 2
+    half.close()
+
+
+@pytest.mark.parametrize("which", ["end", "layers", "some layers"])
+def test_what_is_saved_comes_back_into_other_blocks(cache: Cache, which: str) -> None:
+    copier = plain()
+    half = half_of(cache, copier)
+    names = {"end": (), "layers": copier.layer_names, "some layers": copier.layer_names[1:]}
+    step(half, Work(saves=[save(0, [3, 9, 4, 1, 7, 7])]), names[which])
+    for block in (3, 9, 4, 1, 7):  # they are somebody else's now
+        copier.fill(block, 200)
+    stored(cache, 3)
+    step(half, Work(loads=[load(0, [20, 21, 22, 23, 24, 25])]))
+    assert reported(half) == ({"l"}, set())
+    for block, source in zip(range(20, 26), (3, 9, 4, 1, 7, 7), strict=True):
+        expected = b"".join(bytes([(source + i) % 256]) * LAYER_BYTES for i in range(LAYERS))
+        assert copier.content(block) == expected
+    half.close()
+    assert copier.closed
+
+
+def test_blocks_that_are_not_wanted_are_not_touched(cache: Cache) -> None:
+    copier = plain()
+    half = half_of(cache, copier)
+    step(half, Work(saves=[save(0, [0, 1, 2, 3, 4, 5])]))
+    stored(cache, 3)
+    before = [copier.content(block) for block in range(BLOCKS)]
+    step(half, Work(loads=[load(1, [-1, 41, 42, -1])]))
+    assert reported(half) == ({"l"}, set())
+    after = [copier.content(block) for block in range(BLOCKS)]
+    assert after[41:43] == before[3:5]
+    assert after[:41] + after[43:] == before[:41] + before[43:]
+
+
+def test_later_chunks_are_saved_behind_their_prefix(cache: Cache) -> None:
+    copier = plain()
+    half = half_of(cache, copier)
+    step(half, Work(saves=[save(0, [0, 1])]))
+    step(half, Work(saves=[save(1, [2, 3, 4, 5])]))
+    stored(cache, 3)
+    step(half, Work(loads=[load(0, [50, 51, 52, 53, 54, 55])]))
+    assert reported(half) == ({"l"}, set())
+    assert [copier.content(50 + i) for i in range(6)] == [copier.content(i) for i in range(6)]
+
+
+@pytest.mark.parametrize("there", [0, 1, 2])
+def test_blocks_of_chunks_that_did_not_come_are_reported_with_the_load(
+    cache: Cache, there: int
+) -> None:
+    copier = plain()
+    half = half_of(cache, copier)
+    if there:
+        step(half, Work(saves=[save(0, list(range(2 * there)))]))
+        stored(cache, there)
+    step(half, Work(loads=[load(0, [20, 21, 22, 23, 24, 25])]))
+    names: set[str] = set()
+    failed: set[int] = set()
+
+    def ended() -> bool:
+        names.update(half.finished())
+        failed.update(half.failed_blocks())
+        assert bool(names) or not failed  # never before the load is reported
+        return bool(names)
+
+    wait_for(ended)
+    assert failed == set(range(20 + 2 * there, 26))
+    assert half.finished() == set()
+    assert half.failed_blocks() == set()
+
+
+@pytest.mark.parametrize("trouble", ["lease", "error", "bug"])
+def test_whatever_goes_wrong_the_load_ends_and_all_its_blocks_are_bad(
+    cache: Cache, trouble: str
+) -> None:
+    from kvferry.errors import ClosedError
+
+    copier = plain()
+    half = half_of(cache, copier)
+    step(half, Work(saves=[save(0, [0, 1, 2, 3])]))
+    stored(cache, 2)
+    cache.lose_lease = trouble == "lease"
+    cache.breaks = {"error": ClosedError("x"), "bug": RuntimeError("x")}.get(trouble)
+    step(half, Work(loads=[load(0, [20, 21, -1, 23])]))
+    assert reported(half) == ({"l"}, {20, 21, 23})
+
+
+def test_a_load_has_what_is_left_of_its_limit_and_ends_without_it(cache: Cache) -> None:
+    copier = plain()
+    half = half_of(cache, copier, load_timeout_s=0.0)
+    step(half, Work(loads=[load(0, [20, 21])]))
+    assert reported(half) == ({"l"}, {20, 21})
+    assert cache.limits == []  # the cache was not even asked
+    patient = half_of(cache, copier, load_timeout_s=3.0)
+    step(patient, Work(loads=[load(0, [20, 21])]))
+    reported(patient)
+    assert 0 < (cache.limits[0] or 0) <= 3.0
+
+
+def test_loads_run_side_by_side_and_each_is_reported_once(cache: Cache) -> None:
+    copier = plain()
+    half = half_of(cache, copier)
+    step(half, Work(saves=[save(0, [0, 1])]))
+    stored(cache, 1)
+    jobs = [load(0, [10 + 2 * i, 11 + 2 * i], f"r{i}") for i in range(12)]
+    step(half, Work(loads=jobs))
+    seen: list[str] = []
+
+    def all_seen() -> bool:
+        seen.extend(half.finished())
+        return len(seen) >= 12
+
+    wait_for(all_seen)
+    assert sorted(seen) == sorted(job.request_id for job in jobs)
+    assert half.failed_blocks() == set()
+
+
+def test_a_slow_cache_delays_no_step_and_what_has_no_room_is_shed(cache: Cache) -> None:
+    copier = plain()
+    half = half_of(cache, copier, save_bytes_max=3 * LAYOUT.chunk_bytes)
+    cache.go.clear()
+    began = time.monotonic()
+    step(half, Work(saves=[save(0, [0, 1, 2, 3])]))
+    step(half, Work(saves=[save(2, [4, 5, 6, 7])]))
+    step(half, Work(saves=[save(4, [8, 9])]))
+    assert time.monotonic() - began < 5
+    assert half.counts.read()["shed_chunks"] == 2
+    cache.go.set()
+    stored(cache, 3)
+    step(half, Work(saves=[save(3, [6, 7])]))  # there is room again
+    stored(cache, 4)
+
+
+def test_a_save_that_breaks_is_counted_and_its_room_comes_back(cache: Cache) -> None:
+    copier = plain()
+    half = half_of(cache, copier, save_bytes_max=LAYOUT.chunk_bytes)
+    cache.breaks = RuntimeError("x")
+    step(half, Work(saves=[save(0, [0, 1])]))
+    wait_for(lambda: half.counts.read().get("save_s"))
+    assert half.counts.read()["shed_chunks"] == 1
+    cache.breaks = None
+    step(half, Work(saves=[save(0, [0, 1])]))
+    stored(cache, 1)
+
+
+def test_the_same_step_is_begun_once(cache: Cache) -> None:
+    copier = plain()
+    half = half_of(cache, copier)
+    work = Work(saves=[save(0, [0, 1])])
+    half.begin_step(work)
+    half.begin_step(work)
+    half.save_layer("model.layers.0.attn")
+    half.begin_step(work)
+    half.save_layer("model.layers.1.attn")
+    half.save_layer("a layer that nobody knows")
+    half.end_step()
+    half.end_step()
+    stored(cache, 1)
+    assert half.counts.read()["saved_chunks"] == 1
+
+
+def test_on_a_device_a_step_does_not_wait_but_who_gets_the_blocks_does(cache: Cache) -> None:
+    device = SlowDevice(BLOCKS, LAYERS, LAYER_BYTES)
+    for block in range(BLOCKS):
+        device.fill(block, block)
+    half = half_of(cache, device)
+    step(half, Work(saves=[save(0, [0, 1])]), device.layer_names[:1])
+    assert device.begun.wait(10)
+    half.begin_step(Work(given=[5, 6, -1]))  # nobody gets what is still read
+    later = threading.Thread(target=half.begin_step, args=(Work(given=[1]),))
+    later.start()
+    later.join(0.05)
+    assert later.is_alive()
+    device.go.set()
+    later.join(10)
+    assert not later.is_alive()
+    device.fill(0, 99)
+    device.fill(1, 99)
+    stored(cache, 1)
+    prompt = Prompt(HASHES[:16], CHUNK, CHUNK)
+    with cache.engine.retrieve(prompt) as hit:
+        data = bytes(hit.pages[0])
+    assert data == b"".join(
+        bytes([block + layer]) * LAYER_BYTES for layer in range(LAYERS) for block in (0, 1)
+    )
+
+
+def test_blocks_that_cannot_be_gathered_are_not_saved(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copier = plain()
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("x")
+
+    monkeypatch.setattr(copier, "gather_layer", broken)
+    half = half_of(cache, copier)
+    step(half, Work(saves=[save(0, [0, 1])]), copier.layer_names)
+    wait_for(lambda: half.counts.read().get("save_s"))
+    assert half.counts.read()["shed_chunks"] == 1
+    assert cache.engine.contains(Prompt(HASHES[:16], CHUNK, CHUNK)) == 0
+
+
+def test_what_was_gathered_is_saved_at_the_end(cache: Cache) -> None:
+    copier = plain()
+    half = half_of(cache, copier)
+    for chunk in range(4):
+        step(half, Work(saves=[save(chunk, [2 * chunk, 2 * chunk + 1])]))
+    half.close()
+    half.close()
+    assert half.counts.read()["saved_chunks"] == 4
+    step(half, Work(saves=[save(4, [8, 9])], loads=[load(0, [20, 21])]))  # too late, no harm
+    assert reported(half) == ({"l"}, {20, 21})
+
+
+def test_counts_are_taken_in_parts_that_add_up(cache: Cache) -> None:
+    copier = plain()
+    half = half_of(cache, copier)
+    step(half, Work(saves=[save(0, [0, 1])]))
+    stored(cache, 1)
+    wait_for(lambda: half.counts.read().get("save_s"))
+    first = half.counts.take()
+    assert (first["saved_chunks"], first["saved_bytes"]) == (1, LAYOUT.chunk_bytes)
+    assert half.counts.take() == {}
+    step(half, Work(loads=[load(0, [20, 21])]))
+    reported(half)
+    wait_for(lambda: "load_s" in half.counts.read())
+    second = half.counts.take()
+    assert (second["loads"], second["loaded_chunks"]) == (1, 1)
+    assert "saved_chunks" not in second
+    assert half.stats()["saved_chunks"] == 1
