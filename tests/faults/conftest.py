@@ -40,15 +40,6 @@ KIND_OF = {"tls": "redis7", "unix": "valkey", "cluster": "valkey", "sentinel": "
 MANY_WAYS = {"server", "valkey", "redis7", "start", "proxied"}
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    for line in (
-        "slow: takes more than 15 s; a short version runs beside it",
-        "soak: of the full matrix of faults and ways; left out without -m soak",
-        "ways(*names, soak=()): on which ways to a server a fault is tried",
-    ):
-        config.addinivalue_line("markers", line)
-
-
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "way" not in metafunc.fixturenames:
         return

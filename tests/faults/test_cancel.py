@@ -151,7 +151,7 @@ def test_cancelled_while_nothing_comes(proxy: FaultProxy, reach: Reach) -> None:
             await client.batch_set(["k"], [stamped("k", 1, SIZE)])
             for offset in (0, 5, 1000, SIZE - 1):
                 await _all_up(client, 2)
-                proxy.stall_after(offset)
+                proxy.stall_after(offset, times=2)  # whichever of the two it takes
                 target = poisoned(SIZE)
                 task = asyncio.create_task(client.batch_get(["k"], [target]))
                 await asyncio.sleep(0.05)

@@ -1,0 +1,111 @@
+"""The ways by which a vLLM gets its KV from us, for scenarios that are written once for all.
+
+    door = DOORS["connector"]
+    with door.behind(store_url, folder, vllm.version) as transfer:   # kv_transfer_config
+
+none        no cache: what all others are compared with
+tier        a secondary tier under vLLM's own OffloadingConnector
+connector   KvferryConnector, in the engine's process
+mp          KvferryMPConnector, over a `kvferry server` of its own, which ends with the ``with``
+
+Chunks are of 32 tokens, one block of these engines. Each door's own memory is 64 MiB and new, so a
+first load comes from the store. `behind(..., **settings)` adds settings of kvferry.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from support.cache_server import CacheServerProcess
+
+CHUNK = 32  # tokens
+MIB = 1 << 20
+PATIENCE_S = 5  # a lookup may take so long: other tests may be at work on the same cores
+Transfer = dict[str, Any] | None
+Behind = Callable[..., AbstractContextManager[Transfer]]
+
+
+@dataclass(frozen=True)
+class Door:
+    """One way.
+
+    Attributes:
+        behind: ``behind(url, folder, version, **settings)``: a context with its kv_transfer_config.
+    """
+
+    name: str
+    behind: Behind
+
+
+def connector(name: str, module: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A kv_transfer_config as users write it."""
+    return {
+        "kv_connector": name,
+        "kv_connector_module_path": module,
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": dict(settings),
+    }
+
+
+@contextmanager
+def _none(url: str, folder: Path, version: str, **settings: Any) -> Iterator[Transfer]:
+    yield None
+
+
+@contextmanager
+def _tier(url: str, folder: Path, version: str, **settings: Any) -> Iterator[Transfer]:
+    limits = {"lookup_timeout_ms": 1000 * PATIENCE_S, "load_stall_ms": 1000 * PATIENCE_S}
+    tier = {"type": "KvferryTier", "url": url, **limits, **settings}
+    if version != "0.22.1":  # which cannot name a module: our spec knows the tier
+        tier["module_path"] = "kvferry.integrations.vllm.tier"
+    yield {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {
+            "spec_name": "CpuTieringSpec",  # vLLM's own wants a GPU
+            "spec_module_path": "cpu_tiering",
+            "cpu_bytes_to_use": 64 * MIB,
+            "secondary_tiers": [tier],
+        },
+    }
+
+
+@contextmanager
+def _connector(url: str, folder: Path, version: str, **settings: Any) -> Iterator[Transfer]:
+    chosen = {
+        "remote_url": url,
+        "chunk_size": CHUNK,
+        "max_local_cpu_size": 0.0625,
+        "lookup_timeout_s": PATIENCE_S,
+        "recompute": "never",
+        **settings,
+    }
+    extra = {f"kvferry.{name}": value for name, value in chosen.items()}
+    yield connector("KvferryConnector", "kvferry.integrations.vllm.connector", extra)
+
+
+@contextmanager
+def _mp(url: str, folder: Path, version: str, **settings: Any) -> Iterator[Transfer]:
+    store = json.dumps({"type": "resp", "url": url})
+    with CacheServerProcess(folder, "--l2-adapter", store, mib=64) as server:
+        chosen = {"mp.host": server.endpoint, "chunk_size": CHUNK, "lookup_timeout_s": PATIENCE_S}
+        extra = {f"kvferry.{name}": value for name, value in (chosen | settings).items()}
+        yield connector("KvferryMPConnector", "kvferry.integrations.vllm.mp", extra)
+
+
+DOORS = {
+    door.name: door
+    for door in (
+        Door("none", _none),
+        Door("tier", _tier),
+        Door("connector", _connector),
+        Door("mp", _mp),
+    )
+}

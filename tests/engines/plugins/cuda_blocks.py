@@ -1,0 +1,176 @@
+"""Blocks of a GPU into pages and back, compared with the same on a CPU. A script for one GPU.
+
+PYTHON cuda_blocks.py             prints "ok", or "skip: why" where there is no GPU; fails otherwise
+PYTHON cuda_blocks.py pretend     on a CPU that plays the device: the same code, in one order
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Any
+from unittest.mock import MagicMock
+
+import torch
+
+from kvferry.errors import BadBufferError, UsageError
+from kvferry.integrations.vllm.blocks import BlockCopier
+from kvferry.integrations.vllm.layouts import read_layout
+from kvferry.integrations.vllm.staging import CudaBlocks
+
+LAYERS, BLOCKS, HEADS, TOKENS, DIM = 3, 64, 4, 16, 64
+IDS = [7, 2, 9, 4, 0, 63]
+DEVICE = "cpu" if sys.argv[1:] == ["pretend"] else "cuda"
+
+
+def caches(order: str, device: str, *, zero: bool = False, dtype: Any = torch.bfloat16) -> Any:
+    """Tensors by layer: logically [B, H, N, C], in memory in the order that is named."""
+    sizes = {"L": LAYERS, "B": BLOCKS, "H": HEADS, "N": TOKENS, "C": 2 * DIM}
+    shape = [sizes[axis] for axis in order]
+    count = LAYERS * BLOCKS * HEADS * TOKENS * 2 * DIM
+    values = torch.zeros(count) if zero else torch.arange(count, dtype=torch.float64) * 0.618 % 251
+    whole = values.to(dtype).reshape(shape).to(device)
+    layers = whole.unbind(order.index("L"))
+    rest = order.replace("L", "")
+    return {
+        f"model.layers.{index}.self_attn.attn": layer.permute([rest.index(axis) for axis in "BHNC"])
+        for index, layer in enumerate(layers)
+    }
+
+
+def opened(tensors: Any) -> BlockCopier:
+    """A copier with staging, on a GPU or on what plays one."""
+    copier = BlockCopier(tensors, TOKENS)
+    if copier.device == "cpu":
+        layouts = [
+            read_layout(t.shape, t.stride(), t.element_size(), TOKENS) for t in tensors.values()
+        ]
+        copier._device = CudaBlocks(list(tensors.values()), layouts)
+    return copier
+
+
+def pretend() -> None:
+    """Have a CPU play the device: streams and events are there and mean nothing."""
+    made = torch.empty
+    torch.empty = lambda *size, pin_memory=False, **more: made(*size, **more)
+    torch.Tensor.pin_memory = lambda tensor: tensor
+    torch.Tensor.is_pinned = lambda tensor: False
+    for name in ("Event", "Stream", "stream", "device", "current_stream"):
+        setattr(torch.cuda, name, MagicMock())
+
+
+def pages(copier: BlockCopier, count: int, blocks: int) -> list[bytearray]:
+    """Buffers for chunks of so many blocks."""
+    return [bytearray(b"\xee" * blocks * copier.block_bytes) for _ in range(count)]
+
+
+def check_order(order: str, dtype: Any) -> None:
+    """There and back, whole and by layer, equals what a CPU does."""
+    host = BlockCopier(caches(order, "cpu", dtype=dtype), TOKENS)
+    device = opened(caches(order, DEVICE, dtype=dtype))
+    assert device.device == DEVICE
+    assert (device.name, device.block_bytes) == (host.name, host.block_bytes)
+    expected, found = pages(host, 3, 2), pages(device, 3, 2)
+    host.gather(IDS, expected)
+    device.gather(IDS, found)
+    assert found == expected, order
+    by_layer = pages(device, 3, 2)
+    for layer in reversed(range(LAYERS)):
+        device.gather_layer(layer, IDS, by_layer)
+    assert by_layer == expected, order
+
+    into = opened(caches(order, DEVICE, zero=True, dtype=dtype))
+    into.scatter([bytes(page) for page in expected], [1, -1, 3, 5, -1, 62])
+    back = pages(into, 1, 6)
+    into.gather([1, 0, 3, 5, 63, 62], back)
+    one_by_one = pages(host, 1, 6)
+    host.gather([7, 2, 9, 4, 0, 63], one_by_one)
+    size = host.layer_bytes if "H" not in host.name[: host.name.index("B")] else None
+    if size is not None:  # [layer][block]: what was not wanted is still zero
+        for layer in range(LAYERS):
+            for place in range(6):
+                at = (layer * 6 + place) * size
+                wanted = bytes(size) if place in (1, 4) else one_by_one[0][at : at + size]
+                assert back[0][at : at + size] == wanted, (order, layer, place)
+    for copier in (device, into):
+        copier.close()
+
+
+def check_order_of_work() -> None:
+    """A gather takes what the forward pass had written up to the fence; nobody else waits."""
+    tensors = caches("LBHNC", "cuda", zero=True)
+    copier = BlockCopier(tensors, TOKENS)
+    busy = torch.zeros(4096, 4096, device="cuda")
+    for _ in range(50):  # what the forward pass has to do before
+        busy = busy @ busy
+    for tensor in tensors.values():
+        tensor.fill_(1.0)
+    fence = copier.fence()
+    found = pages(copier, 1, 2)
+    thread = threading.Thread(target=copier.gather, args=([5, 6], found), kwargs={"after": fence})
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+    values = torch.frombuffer(found[0], dtype=torch.bfloat16)
+    assert bool((values == 1).all()), "a gather did not wait for its fence"
+    copier.close()
+
+
+def check_pinned() -> None:
+    """Pages that are pinned are read and written by the device itself."""
+    copier = BlockCopier(caches("LBHNC", "cuda"), TOKENS)
+    host = BlockCopier(caches("LBHNC", "cpu"), TOKENS)
+    expected = pages(host, 1, 2)
+    host.gather([3, 4], expected)
+    page = torch.zeros(2 * copier.block_bytes, dtype=torch.uint8)
+    assert copier.pin(page.numpy())
+    assert page.is_pinned()
+    copier.gather([3, 4], [page.numpy()])
+    assert bytes(page.numpy()) == bytes(expected[0])
+    copier.scatter([page.numpy()], [8, 9])
+    again = pages(copier, 1, 2)
+    copier.gather([8, 9], again)
+    assert again == expected
+    copier.close()
+    assert not page.is_pinned()
+
+
+def check_refusals() -> None:
+    """What is no block, or no page, is refused before anything is copied."""
+    copier = opened(caches("LBHNC", DEVICE))
+    good = bytearray(copier.block_bytes)
+    for ids, buffers, error in (
+        ([BLOCKS], [good], UsageError),
+        ([-1], [good], UsageError),
+        ([1, 2, 3], [good, good], UsageError),
+        ([1], [bytearray(3)], BadBufferError),
+        ([1], [bytes(copier.block_bytes)], BadBufferError),
+    ):
+        try:
+            copier.gather(ids, buffers)
+        except error:
+            continue
+        raise AssertionError(f"{ids} was not refused")
+    assert not any(good)
+    copier.close()
+
+
+def main() -> None:
+    """All of it."""
+    if DEVICE == "cpu":
+        pretend()
+    elif not torch.cuda.is_available():
+        print("skip: there is no GPU")
+        return
+    for order in ("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BHLNC"):
+        for dtype in (torch.bfloat16, torch.uint8, torch.float32):
+            check_order(order, dtype)
+    check_refusals()
+    if DEVICE == "cuda":
+        check_order_of_work()
+        check_pinned()
+    print("ok")
+
+
+if __name__ == "__main__":
+    main()
