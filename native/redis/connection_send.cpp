@@ -64,7 +64,12 @@ void Connection::pump_data(Nanos now) {
     if (stream_bytes_ - replies_.landed() >= limit && stream_bytes_ > 0) break;
     if (!take(lane, SIZE_MAX, now)) break;
   }
-  if (direction_ == Direction::kWrite && !yields) take_head_early(now);
+  if (direction_ == Direction::kWrite && !yields) {
+    // The server has something to do while the next value is read for its checksum.
+    if (!outbox_.empty() && !watching_writable_) flush(now);
+    if (state_ != State::kUp) return;
+    take_head_early(now);
+  }
   if (replies_.in_flight() == 0 && outbox_.empty()) leave_stream(now);
 }
 
