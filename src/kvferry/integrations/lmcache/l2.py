@@ -21,6 +21,7 @@ from __future__ import annotations
 import logging
 import select
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -83,7 +84,7 @@ class KvferryL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache is 
         self._loaded: dict[int, Any] = {}
         self._deleted: dict[int, threading.Event] = {}
         self._locks: dict[Any, int] = {}
-        self._sizes: dict[Any, int] = {}
+        self._sizes: OrderedDict[Any, int] = OrderedDict()  # whose oldest is found at once
         self._events = {verb: create_event_notifier() for verb in (Verb.SET, Verb.TOUCH, Verb.GET)}
         self._ended = False
         self._stop = create_event_notifier()
@@ -244,7 +245,7 @@ class KvferryL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache is 
                 landed.append(key)
                 added.append(0 if key in self._sizes else size)
                 if len(self._sizes) >= SIZES_MAX and key not in self._sizes:
-                    self._sizes.pop(next(iter(self._sizes)))
+                    self._sizes.popitem(last=False)
                 self._sizes[key] = size
         self._stored[each.batch_id] = L2StoreResult(len(landed) == len(keys), sum(added))
         return [lambda: self._notify_keys_stored(landed, added)] if landed else []

@@ -60,7 +60,8 @@ class Known:
     """Chunks that the store has, as far as was heard; the oldest are forgotten first."""
 
     def __init__(self, keys_max: int = KNOWN_MAX) -> None:
-        self._keys: dict[bytes, None] = {}
+        # Unlike of a dict, its oldest entry is found at once however many went before.
+        self._keys: OrderedDict[bytes, None] = OrderedDict()
         self._keys_max = keys_max
 
     def __contains__(self, key: bytes) -> bool:
@@ -68,9 +69,11 @@ class Known:
 
     def add(self, keys: Iterable[bytes]) -> None:
         """The store has these."""
-        self._keys.update(dict.fromkeys(keys))
-        while len(self._keys) > self._keys_max:
-            del self._keys[next(iter(self._keys))]
+        known = self._keys
+        for key in keys:
+            known[key] = None
+        for _ in range(len(known) - self._keys_max):
+            known.popitem(last=False)
 
     def discard(self, keys: Iterable[bytes]) -> None:
         """The store has these not."""
