@@ -119,7 +119,7 @@ def test_a_new_process_finds_what_another_stored(
     warm = first.generate([prompts[0]], TOKENS)
     assert (warm.cached, warm.tokens) == ([whole(200)], expected[:1])
     first.close()
-    assert len(store_keys(store)) >= 5 * whole(200) // BLOCK
+    assert len(store_keys(store)) >= 5 * whole(200) // BLOCK, first.log[-4000:]
 
     second = engines.cached(proxy.url)
     warm = second.generate([prompts[0]], TOKENS)

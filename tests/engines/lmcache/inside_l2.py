@@ -11,6 +11,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from lmcache.v1.memory_management import MemoryFormat, MemoryObjMetadata, Tensor
 from lmcache.v1.platform import consume_fd
 
 from kvferry.errors import ConfigError
-from kvferry.integrations.lmcache import KvferryL2Adapter
+from kvferry.integrations.lmcache import KvferryL2Adapter, l2
 from kvferry.integrations.lmcache.l2 import key_text
 
 HOST, _, PORT = os.environ["KVFERRY_TEST_SERVER"].partition(":")
@@ -169,6 +170,23 @@ def test_what_the_server_evicted_leaves_the_accounts(rig: Rig) -> None:
     assert rig.lookup([key(1), key(2)]) == [False, True]
     assert rig.listener.deleted == [key(1)]
     assert rig.adapter.get_usage().total_bytes_used == 40
+
+
+def test_full_accounts_are_as_quick_as_empty_ones(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To find the oldest of them took milliseconds once many had gone before it."""
+    monkeypatch.setattr(l2, "SIZES_MAX", 1 << 17)
+    took = []
+    for first in range(0, 2 << 17, 64):
+        keys = [(first + index).to_bytes(32, "little") for index in range(64)]
+        each = SimpleNamespace(statuses=bytes(64), batch_id=0)
+        began = time.thread_time()
+        rig.adapter._settle_store(each, keys, [40] * 64)
+        took.append(time.thread_time() - began)
+    half = len(took) // 2
+    assert sum(took[half:]) < 10 * sum(took[:half])
+    assert len(rig.adapter._sizes) == 1 << 17
 
 
 def test_a_lookup_refreshes(rig: Rig) -> None:
