@@ -461,4 +461,5 @@ def test_nothing_is_left(url: str) -> None:
     for _ in range(10):
         go()
     go_on()
-    until(lambda: left() == before, LIMIT_S)
+    # What an earlier test had not quite put away may go meanwhile; ours would be ten of each.
+    until(lambda: all(now <= was for now, was in zip(left(), before, strict=True)), LIMIT_S)

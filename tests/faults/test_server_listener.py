@@ -504,7 +504,9 @@ def test_clients_with_keys_and_without(tmp_path: Path) -> None:
     with running(tmp_path, mib=4, endpoints=endpoints, curve_key_file=server_file) as server:
 
         def work(seed: int) -> None:
-            with Client(IDENTITY, server.endpoints[seed % 2], curve_key_file=client_file) as client:
+            endpoint = server.endpoints[seed % 2]
+            with Client(IDENTITY, endpoint, curve_key_file=client_file, timeout_s=10) as client:
+                assert client.wait(10)
                 for step in range(10):
                     tokens = prompt((seed + 1) * CHUNK, seed * 100 + step)
                     assert client.store(tokens, expected(tokens)).chunks == seed + 1

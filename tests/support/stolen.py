@@ -1,0 +1,74 @@
+"""A pytest plugin: a test that failed while the host had our processors is run again.
+
+The host of a shared machine gives its processors to others now and then, for up to seconds. Linux
+counts that as steal (proc_stat(5)). Our bounds are for a machine that runs: what failed while more
+than STOLEN_S, or STOLEN_SHARE of a processor, was taken away has no verdict yet. It is run again,
+at most RERUNS times and each time later, because such spells take a while; the summary names it and
+what it said. What failed on processors that were ours is never run again.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Generator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+STAT = Path("/proc/stat")
+RERUNS = 3
+DELAY_S, DELAY_FACTOR = 5.0, 3.0
+STOLEN_S = 0.1  # of all processors together
+STOLEN_SHARE = 0.1  # of one processor, over the whole test
+SAID_MAX = 200
+_AT = 8  # in the line of all processors: cpu user nice system idle iowait irq softirq steal
+_SECONDS = 1 / os.sysconf("SC_CLK_TCK")
+_BEGAN = pytest.StashKey[tuple[float, float]]()
+_TOLD = pytest.StashKey[list[str]]()
+
+
+def stolen_s() -> float:
+    """Processor seconds that others have had of ours since boot; 0 where that is not counted."""
+    words = STAT.read_text().partition("\n")[0].split()
+    return int(words[_AT]) * _SECONDS if len(words) > _AT else 0.0
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_TOLD] = []
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    delays = {"reruns_delay": DELAY_S, "reruns_delay_backoff_factor": DELAY_FACTOR}
+    for item in items:
+        condition = partial(_was_robbed, item)
+        item.add_marker(pytest.mark.flaky(reruns=RERUNS, condition=condition, **delays))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
+    item.stash[_BEGAN] = stolen_s(), time.monotonic()
+    return (yield)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if told := terminalreporter.config.stash[_TOLD]:
+        terminalreporter.section("failed without its processors")
+        for line in told:
+            terminalreporter.line(line)
+
+
+def _was_robbed(item: pytest.Item, error: BaseException | None) -> bool:
+    """Whether the failure that is just over says nothing; asked without one, too."""
+    if error is None:
+        return False
+    stolen_before, began = item.stash[_BEGAN]
+    stolen, took_s = stolen_s() - stolen_before, time.monotonic() - began
+    robbed = stolen > min(STOLEN_S, STOLEN_SHARE * took_s)
+    if robbed:
+        said = " ".join(f"{type(error).__name__}: {error}".split())[:SAID_MAX]
+        told = f"{item.nodeid}: {stolen:.2f} s stolen in {took_s:.2f} s; {said}"
+        item.config.stash[_TOLD].append(told)
+    return robbed
