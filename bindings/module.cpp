@@ -8,6 +8,7 @@ void bind_cache(nanobind::module_& module);
 void bind_client(nanobind::module_& module);
 void bind_connector(nanobind::module_& module);
 void bind_credentials(nanobind::module_& module);
+void bind_lookups(nanobind::module_& module);
 void bind_pages(nanobind::module_& module);
 void bind_pool(nanobind::module_& module);
 void bind_shared(nanobind::module_& module);
@@ -26,5 +27,6 @@ NB_MODULE(_native, module) {
   kvferry::bind_tokens(module);
   kvferry::bind_pages(module);
   kvferry::bind_blocks(module);
+  kvferry::bind_lookups(module);
   kvferry::bind_cache(module);
 }

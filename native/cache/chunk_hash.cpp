@@ -55,15 +55,19 @@ class Sha256 {
   std::unique_ptr<EVP_MD, Free> algorithm_;
 };
 
-}  // namespace
-
-Result<ChunkHash> root_hash(ByteView salt) {
+Result<ChunkHash> cut_of(ByteView first, ByteView second) {
   auto sha = Sha256::open();
   if (!sha) return sha.error();
-  ChunkHash root;
-  if (!(*sha).cut(as_bytes(kRoot), salt, root)) return failure();
-  return root;
+  ChunkHash hash;
+  if (!(*sha).cut(first, second, hash)) return failure();
+  return hash;
 }
+
+}  // namespace
+
+Result<ChunkHash> root_hash(ByteView salt) { return cut_of(as_bytes(kRoot), salt); }
+
+Result<ChunkHash> hash_of(ByteView bytes) { return cut_of(bytes, {}); }
 
 Outcome hash_chunks(std::span<const std::uint32_t> tokens, std::size_t chunk_size,
                     const ChunkHash& parent, MutableBytes hashes) {

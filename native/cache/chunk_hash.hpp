@@ -19,6 +19,9 @@ namespace kvferry::cache {
 // The parent of the first chunk of every prompt. Fails with: kSystem when OpenSSL does.
 Result<ChunkHash> root_hash(ByteView salt);
 
+// The SHA-256 of the bytes, cut to 128 bits. Fails with: kSystem when OpenSSL does.
+Result<ChunkHash> hash_of(ByteView bytes);
+
 // Writes the hash of every full chunk behind `parent`; tokens behind the last one have none.
 // Requires: chunk_size >= 1; `hashes` has 16 bytes for each of tokens.size() / chunk_size chunks.
 // Fails with: kSystem when OpenSSL does.

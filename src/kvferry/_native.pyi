@@ -2,7 +2,7 @@
 The native core of kvferry. Use the classes of the kvferry package instead.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from typing_extensions import Buffer
@@ -351,6 +351,57 @@ class BlockMap:
     @property
     def block_bytes(self) -> int:
         """Of one block, in all regions."""
+
+def chunk_names(keys: Iterable[bytes]) -> list[str]:
+    """The names of chunks in the store: 128 bits of each key, in hex."""
+
+class Answers:
+    """What a store says of the chunks that one request asks for."""
+
+    def __init__(self) -> None: ...
+
+    def ask(self, key: bytes) -> int:
+        """
+        0: not there. 1: there. 2: not answered yet. 3: new, and part of the next question.
+        """
+
+    def take_back(self) -> None:
+        """Undoes the last ask(), which was new, when nothing was called since."""
+
+    def take(self) -> tuple[bytes, list[str]]:
+        """What is new since the last call: a question, and its names."""
+
+    def settle(self, question: bytes, statuses: bytes) -> None:
+        """The answer to a question: whether each status is OK."""
+
+    def deny(self, question: bytes) -> None:
+        """Nothing of a question is there."""
+
+    def miss(self, keys: Iterable[bytes]) -> None:
+        """These are not there, if they were asked for."""
+
+class KnownChunks:
+    """Chunks that a store was heard to have; the oldest are forgotten first."""
+
+    def __init__(self, keys_max: int) -> None: ...
+
+    def __len__(self) -> int: ...
+
+    def __contains__(self, key: bytes) -> bool: ...
+
+    def add(self, keys: Iterable[bytes]) -> None:
+        """The store has these."""
+
+    def discard(self, keys: Iterable[bytes]) -> None:
+        """The store has these not."""
+
+    def unknown(self, keys: Iterable[bytes]) -> list[int]:
+        """The indices of those that it was not heard to have."""
+
+    def hear(self, question: bytes, statuses: bytes) -> tuple[int, int]:
+        """
+        What the statuses of a question say: how many are there, how many are not.
+        """
 
 class ChunkCache:
     """

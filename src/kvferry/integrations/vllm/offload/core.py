@@ -23,10 +23,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from kvferry._native import KnownChunks
 from kvferry.client.batch import BatchResult
 from kvferry.connectors.base import Connector
 from kvferry.errors import DeadlineExceeded
-from kvferry.integrations.vllm.offload.lookups import Known, Lookups, chunk_names
+from kvferry.integrations.vllm.offload.lookups import KNOWN_MAX, Lookups, chunk_names
 from kvferry.integrations.vllm.offload.transfers import Finished, TransferLimits, Transfers
 from kvferry.integrations.vllm.offload.wire import Wire
 
@@ -82,7 +83,7 @@ class TierCore:
         self.limits = limits
         self.counts: Counter[str] = Counter()
         self._clock = clock
-        self._known = Known()
+        self._known = KnownChunks(KNOWN_MAX)
         self._wire = Wire(connector, self.counts, clock)
         self._lookups = Lookups(self._wire, self._known, self.counts, limits.lookup_timeout_s)
         self._transfers = Transfers(
@@ -90,7 +91,7 @@ class TierCore:
             view,
             connector.space.value_size_bytes,
             chunk_names,
-            self._known.__contains__,
+            self._known.unknown,
             limits,
             self.counts,
         )

@@ -8,33 +8,30 @@ deadline is not there.
 Answers live until the request is forgotten, for `AGE_S` seconds at most: what the store has may
 change. A chunk that could not be loaded is marked as missing, so that nobody tries it again.
 
-`Known` remembers which chunks the store was heard to have, so that they are not stored once more.
+`KnownChunks` remembers which ones the store was heard to have, so that they are not stored again.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import compress
 
+from kvferry import _native
+from kvferry._native import KnownChunks, chunk_names
 from kvferry.client.batch import BatchResult
 from kvferry.integrations.vllm.offload.wire import Wire
 
-__all__ = ["Known", "Lookups", "chunk_name", "chunk_names"]
+__all__ = ["KNOWN_MAX", "Lookups", "chunk_name", "chunk_names"]
 
 AGE_S = 10.0
 REQUESTS_MAX = 4096
 KNOWN_MAX = 1 << 17
 # How often answers are looked for by who asks for a key again within a step.
 _LOOK_S = 200e-6
-_FIRST_GROUP = bytes(4)
 _HASH_BYTES = 16
-_LENGTH_MIN = _HASH_BYTES + len(_FIRST_GROUP)
-# Statuses as flags, for `bytes.translate`.
-_IS_OK = bytes([1, *bytes(255)])
-_IS_MISS = bytes([0, 1, *bytes(254)])
+# What `_native.Answers.ask` says besides no (0) and yes (1).
+_PENDING, _NEW = 2, 3
 
 
 def chunk_name(key: bytes) -> str:
@@ -46,49 +43,12 @@ def chunk_name(key: bytes) -> str:
     return chunk_names((key,))[0]
 
 
-def chunk_names(keys: Iterable[bytes]) -> list[str]:
-    """`chunk_name` of each."""
-    return [
-        key[:_HASH_BYTES].hex()
-        if key.endswith(_FIRST_GROUP) and len(key) >= _LENGTH_MIN
-        else hashlib.sha256(key).digest()[:_HASH_BYTES].hex()
-        for key in keys
-    ]
-
-
-class Known:
-    """Chunks that the store has, as far as was heard; the oldest are forgotten first."""
-
-    def __init__(self, keys_max: int = KNOWN_MAX) -> None:
-        # Unlike of a dict, its oldest entry is found at once however many went before.
-        self._keys: OrderedDict[bytes, None] = OrderedDict()
-        self._keys_max = keys_max
-
-    def __contains__(self, key: bytes) -> bool:
-        return key in self._keys
-
-    def add(self, keys: Iterable[bytes]) -> None:
-        """The store has these."""
-        known = self._keys
-        for key in keys:
-            known[key] = None
-        for _ in range(len(known) - self._keys_max):
-            known.popitem(last=False)
-
-    def discard(self, keys: Iterable[bytes]) -> None:
-        """The store has these not."""
-        known = self._keys
-        if known:
-            for key in keys:
-                known.pop(key, None)
-
-
 @dataclass(slots=True)
 class _Request:
     born: float
-    answers: dict[bytes, bool | None] = field(default_factory=dict)
-    fresh: list[bytes] = field(default_factory=list)  # not asked for yet
-    asked: list[tuple[float, Sequence[bytes]]] = field(default_factory=list)  # until when, what
+    answers: _native.Answers = field(default_factory=_native.Answers)
+    is_fresh: bool = False  # has keys that were not sent yet
+    asked: list[tuple[float, bytes]] = field(default_factory=list)  # until when, which question
 
 
 class Lookups:
@@ -101,7 +61,9 @@ class Lookups:
         timeout_s: The deadline.
     """
 
-    def __init__(self, wire: Wire, known: Known, counts: Counter[str], timeout_s: float) -> None:
+    def __init__(
+        self, wire: Wire, known: KnownChunks, counts: Counter[str], timeout_s: float
+    ) -> None:
         self._wire = wire
         self._known = known
         self._counts = counts
@@ -121,19 +83,25 @@ class Lookups:
         request = self._requests.get(request_id)
         if request is None:
             request = self._begin(request_id)
-        answers = request.answers
-        if key in answers:
-            if answers[key] is None:
-                self._look(request_id, request)
-            return answers.get(key, False)
-        if not request.fresh:  # one look at the gate is enough for all of a step
+        found = request.answers.ask(key)
+        if found < _PENDING:
+            return found == 1
+        if found == _NEW:
+            if request.is_fresh:  # one look at the gate is enough for all of a step
+                return None
             if self._wire.shut:
+                request.answers.take_back()
                 self._counts["lookup_down"] += 1
                 return False
+            request.is_fresh = True
             self._fresh.add(request_id)
-        answers[key] = None
-        request.fresh.append(key)
-        return None
+            return None
+        now = self._wire.clock()
+        if now - self._looked < _LOOK_S:
+            return None
+        self._look(request_id, request, now)
+        found = request.answers.ask(key)
+        return found == 1 if found < _PENDING else None
 
     def flush(self) -> None:
         """Ask for what is fresh: one batch for each request. At the end of a step."""
@@ -149,7 +117,7 @@ class Lookups:
             self._give_up(request, now)
         while self._requests:
             oldest = next(iter(self._requests.values()))
-            if oldest.asked or oldest.fresh or now - oldest.born < AGE_S:
+            if oldest.asked or oldest.is_fresh or now - oldest.born < AGE_S:
                 break
             self._requests.popitem(last=False)
 
@@ -162,11 +130,10 @@ class Lookups:
 
     def mark_missing(self, keys: Iterable[bytes]) -> None:
         """These could not be loaded."""
-        gone = set(keys)
+        gone = list(keys)
         self._known.discard(gone)
         for request in self._requests.values():
-            for key in gone & request.answers.keys():
-                request.answers[key] = False
+            request.answers.miss(gone)
 
     def _begin(self, request_id: str) -> _Request:
         if len(self._requests) >= REQUESTS_MAX:
@@ -174,54 +141,47 @@ class Lookups:
         request = self._requests[request_id] = _Request(self._wire.clock())
         return request
 
-    def _look(self, request_id: str, request: _Request) -> None:
+    def _look(self, request_id: str, request: _Request, now: float) -> None:
         """A key is asked for again: see what has come, and ask if nobody did."""
-        now = self._wire.clock()
-        if now - self._looked < _LOOK_S:
-            return
         self._looked = now
-        if request.fresh:  # a new step began, and nobody said that the last one ended
+        if request.is_fresh:  # a new step began, and nobody said that the last one ended
             self._fresh.discard(request_id)
             self._send(request)
         self._wire.poll()
         self._give_up(request, now)
 
     def _send(self, request: _Request) -> None:
-        keys, request.fresh = request.fresh, []
-        names = chunk_names(keys)
+        question, names = request.answers.take()
+        request.is_fresh = False
 
         def answered(result: BatchResult) -> None:
-            self._answered(request, keys, result)
+            self._answered(request, question, result)
 
         if self._wire.shut or self._wire.touch(names, self._timeout_s, answered) is None:
-            request.answers.update(dict.fromkeys(keys, False))
-            self._counts["lookup_down"] += len(keys)
+            request.answers.deny(question)
+            self._counts["lookup_down"] += len(names)
             return
-        request.asked.append((self._wire.clock() + self._timeout_s, keys))
+        request.asked.append((self._wire.clock() + self._timeout_s, question))
         self._asked[id(request)] = request
 
-    def _answered(self, request: _Request, keys: Sequence[bytes], result: BatchResult) -> None:
-        asked = [entry for entry in request.asked if entry[1] is not keys]
+    def _answered(self, request: _Request, question: bytes, result: BatchResult) -> None:
+        asked = [entry for entry in request.asked if entry[1] is not question]
         late = len(asked) == len(request.asked)
         request.asked = asked
         self._settle(request)
-        flags = result.statuses.translate(_IS_OK)
-        there = list(compress(keys, flags))
-        missing = list(compress(keys, result.statuses.translate(_IS_MISS)))
-        self._known.discard(missing)
-        self._known.add(there)
+        there, missing = self._known.hear(question, result.statuses)
         if not late:
-            request.answers.update(zip(keys, map(bool, flags), strict=True))
-            self._counts["lookup_hit"] += len(there)
-            self._counts["lookup_miss"] += len(missing)
-            self._counts["lookup_timeout"] += len(keys) - len(there) - len(missing)
+            request.answers.settle(question, result.statuses)
+            self._counts["lookup_hit"] += there
+            self._counts["lookup_miss"] += missing
+            self._counts["lookup_timeout"] += len(result.statuses) - there - missing
 
     def _give_up(self, request: _Request, now: float) -> None:
         late = [entry for entry in request.asked if entry[0] <= now]
         request.asked = [entry for entry in request.asked if entry[0] > now]
-        for _, keys in late:
-            request.answers.update(dict.fromkeys(keys, False))
-            self._counts["lookup_timeout"] += len(keys)
+        for _, question in late:
+            request.answers.deny(question)
+            self._counts["lookup_timeout"] += len(question) // _HASH_BYTES
         if late:
             self._settle(request)
             self._wire.shut_gate()

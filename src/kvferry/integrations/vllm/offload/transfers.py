@@ -91,7 +91,7 @@ class Transfers:
         view: The memory that rows lie in: contiguous, writable.
         row_bytes: Length of a row, and of every value.
         names_of: The names of chunks in the store.
-        skip: Whether the store has a chunk already.
+        missing: The indices of those chunks that the store has not, as far as is known.
         limits: See there.
         counts: Counts chunks as ``load_ok``, ``load_<status>``, ``store_ok``, ``store_<status>``,
             ``store_skipped``, ``store_shed``; and ``load_bytes``, ``store_bytes``.
@@ -103,7 +103,7 @@ class Transfers:
         view: memoryview,
         row_bytes: int,
         names_of: Callable[[Sequence[bytes]], list[str]],
-        skip: Callable[[bytes], bool],
+        missing: Callable[[Sequence[bytes]], list[int]],
         limits: TransferLimits,
         counts: Counter[str],
     ) -> None:
@@ -111,7 +111,7 @@ class Transfers:
         self._view: memoryview | None = view.cast("B") if view.ndim != 1 else view
         self._row_bytes = row_bytes
         self._names_of = names_of
-        self._skip = skip
+        self._missing = missing
         self._limits = limits
         self._counts = counts
         self._running: dict[int, _Job] = {}  # by batch
@@ -141,7 +141,7 @@ class Transfers:
 
     def store(self, job: int, keys: Sequence[bytes], rows: Sequence[int]) -> None:
         """Begin to store chunks from rows."""
-        wanted = [index for index, key in enumerate(keys) if not self._skip(key)]
+        wanted = self._missing(keys)
         moved = [keys[index] for index in wanted]
         self._counts["store_skipped"] += len(keys) - len(moved)
         entry = _Job(job, False, keys, moved)
