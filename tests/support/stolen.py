@@ -14,6 +14,7 @@ import time
 from collections.abc import Generator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,8 @@ _AT = 8  # in the line of all processors: cpu user nice system idle iowait irq s
 _SECONDS = 1 / os.sysconf("SC_CLK_TCK")
 _BEGAN = pytest.StashKey[tuple[float, float]]()
 _TOLD = pytest.StashKey[list[str]]()
+_TIMER = pytest.StashKey[Any]()  # what pytest-timeout has set for a test
+_STOPPED = pytest.StashKey[bool]()
 
 
 def stolen_s() -> float:
@@ -50,7 +53,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
     item.stash[_BEGAN] = stolen_s(), time.monotonic()
+    if item.stash.get(_STOPPED, False):  # every attempt has a limit, and all of it
+        item.stash[_STOPPED] = False
+        item.config.hook.pytest_timeout_set_timer(item=item, settings=item.stash[_TIMER])
     return (yield)
+
+
+@pytest.hookimpl(tryfirst=True, optionalhook=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> None:
+    item.stash[_TIMER] = settings
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -71,4 +82,5 @@ def _was_robbed(item: pytest.Item, error: BaseException | None) -> bool:
         said = " ".join(f"{type(error).__name__}: {error}".split())[:SAID_MAX]
         told = f"{item.nodeid}: {stolen:.2f} s stolen in {took_s:.2f} s; {said}"
         item.config.stash[_TOLD].append(told)
+        item.stash[_STOPPED] = _TIMER in item.stash  # pytest-timeout stops it at a failure
     return robbed

@@ -16,7 +16,7 @@ from pathlib import Path
 pytest_plugins = ["support.stolen"]
 def pytest_configure():
     from support import stolen
-    stolen.STAT, stolen.DELAY_S = Path("stat"), 0.01
+    stolen.STAT, stolen.DELAY_S = Path("stat"), {delay_s}
 """
 # Each attempt takes a quarter of a second; then its line of /proc/stat is what the test says.
 CASE = """
@@ -27,13 +27,18 @@ def test_case():
     tries.write_text(tries.read_text() + "x")
     time.sleep(0.25)
     Path("stat").write_text("cpu 1 2 3 4 5 6 7 %d 0 0")
+    if Path("wait").exists() and tries.read_text() == "xx":
+        Path("stat").write_text("cpu 1 2 3 4 5 6 7 50 0 0")
+        time.sleep(30)
     assert len(tries.read_text()) >= {passes_at}
 """
 
 
-def run(directory: Path, *, jiffies: str, passes_at: int) -> tuple[int, str, int]:
+def run(
+    directory: Path, *options: str, jiffies: str, passes_at: int, delay_s: float = 0.01
+) -> tuple[int, str, int]:
     """Exit status, output, and how often it was tried."""
-    (directory / "conftest.py").write_text(CONFTEST)
+    (directory / "conftest.py").write_text(CONFTEST.format(delay_s=delay_s))
     case = CASE.format(passes_at=passes_at).replace('%d 0 0"', f'%d 0 0" % ({jiffies})')
     (directory / "test_case.py").write_text(case)
     (directory / "stat").write_text("cpu 1 2 3 4 5 6 7 0 0 0\ncpu0 1 2 3 4 5 6 7 0 0 0\n")
@@ -48,6 +53,7 @@ def run(directory: Path, *, jiffies: str, passes_at: int) -> tuple[int, str, int
             "no:cacheprovider",
             "--rootdir=.",
             "-c/dev/null",
+            *options,
         ],
         cwd=directory,
         env={"PYTHONPATH": str(TESTS), "PATH": ""},
@@ -63,6 +69,22 @@ def test_what_failed_without_its_processors_is_run_again(tmp_path: Path) -> None
     assert (status, tries) == (0, 2), output
     assert "test_case: 0.50 s stolen in 0." in output
     assert "AssertionError: assert 1 >= 2" in output
+
+
+def test_the_time_between_two_attempts_is_nobodys(tmp_path: Path) -> None:
+    """The limit of a test does not run while the next attempt is waited for."""
+    jiffies = "50 * len(tries.read_text())"
+    status, output, tries = run(tmp_path, "--timeout=2", jiffies=jiffies, passes_at=2, delay_s=2.0)
+    assert (status, tries) == (0, 2), output
+
+
+def test_each_attempt_has_the_limit_of_a_test(tmp_path: Path) -> None:
+    """The second one had none."""
+    (tmp_path / "wait").touch()
+    jiffies = "50 * len(tries.read_text())"
+    status, output, tries = run(tmp_path, "--timeout=1", jiffies=jiffies, passes_at=9)
+    assert (status, tries) == (1, 2), output
+    assert "Timeout" in output
 
 
 def test_what_passes_is_not_mentioned(tmp_path: Path) -> None:
