@@ -19,6 +19,7 @@ from support.connectors import space_of
 from support.corrupt import ServerBytes
 from support.proxy import FaultProxy
 from support.servers import TestServer
+from support.stamps import within
 
 ROW = 64 << 10
 ROWS = 64
@@ -389,3 +390,40 @@ def test_answers_grow_old(store: TestServer, open_tier: Open) -> None:
     tier.core._wire.clock = lambda: now + 11.0
     tier.core.finished()
     assert tier.look(KEYS[:1]) == [True]
+
+
+def test_what_was_refused_while_the_gate_was_shut_is_asked_when_it_is_open(
+    store: TestServer, open_tier: Open
+) -> None:
+    """Else the request waits for an answer to a question that nobody has sent."""
+    tier = open_tier(store.url)
+    tier.fill(1)
+    tier.store(KEYS[:1])
+    tier.core._wire.shut_gate()
+    assert [tier.core.lookup("r", name) for name in KEYS] == [False] * 16
+    tier.core._wire._open_gate()
+    with within(5):
+        assert tier.look(KEYS) == [True] + [False] * 15
+
+
+def test_a_gate_that_shuts_before_the_end_of_the_step_answers_what_was_open(
+    store: TestServer, open_tier: Open
+) -> None:
+    tier = open_tier(store.url)
+    assert [tier.core.lookup("r", name) for name in KEYS] == [None] * 16
+    tier.core._wire.shut_gate()
+    tier.core.end_step()
+    assert [tier.core.lookup("r", name) for name in KEYS] == [False] * 16
+    assert tier.core.counts["lookup_down"] == 16
+    assert not tier.core.busy
+
+
+def test_what_could_not_be_loaded_is_stored_again(store: TestServer, open_tier: Open) -> None:
+    tier = open_tier(store.url)
+    tier.fill(2)
+    tier.store(KEYS[:2])
+    tier.core._wire.connector.batch_delete([chunk_name(KEYS[0])])
+    assert not tier.load(KEYS[:2]).success
+    tier.fill(2)
+    assert tier.store(KEYS[:2]).done == KEYS[:1]
+    assert tier.load(KEYS[:2]).success
