@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/errors.hpp"
 #include "cache/answers.hpp"
 #include "cache/chunk_hash.hpp"
 #include "cache/known_chunks.hpp"
@@ -31,8 +32,6 @@ using cache::kHashBytes;
 using cache::KnownChunks;
 
 constexpr std::array<std::byte, 4> kFirstGroup{};
-constexpr std::uint8_t kOk = 0;  // of kvferry.client.batch.Status
-constexpr std::uint8_t kMiss = 1;
 
 ByteView view_of(const nb::bytes& bytes) {
   return {static_cast<const std::byte*>(bytes.data()), bytes.size()};
@@ -86,8 +85,8 @@ Hashes hashes_of(const nb::bytes& question, std::size_t statuses) {
   return hashes;
 }
 
-std::uint8_t status_at(const nb::bytes& statuses, std::size_t index) {
-  return static_cast<const std::uint8_t*>(statuses.data())[index];
+Status status_at(const nb::bytes& statuses, std::size_t index) {
+  return static_cast<Status>(static_cast<const std::uint8_t*>(statuses.data())[index]);
 }
 
 nb::tuple take(Answers& answers) {
@@ -100,7 +99,7 @@ nb::tuple take(Answers& answers) {
 void settle(Answers& answers, const nb::bytes& question, const nb::bytes& statuses) {
   const Hashes hashes = hashes_of(question, statuses.size());
   for (std::size_t i = 0; i < hashes.size(); ++i) {
-    answers.answer(hashes[i], status_at(statuses, i) == kOk);
+    answers.answer(hashes[i], status_at(statuses, i) == Status::kOk);
   }
 }
 
@@ -114,11 +113,11 @@ nb::tuple hear(KnownChunks& known, const nb::bytes& question, const nb::bytes& s
   std::size_t there = 0;
   std::size_t missing = 0;
   for (std::size_t i = 0; i < hashes.size(); ++i) {
-    const std::uint8_t status = status_at(statuses, i);
-    if (status == kOk) known.add(hashes[i]);
-    if (status == kMiss) known.discard(hashes[i]);
-    there += status == kOk;
-    missing += status == kMiss;
+    const Status status = status_at(statuses, i);
+    if (status == Status::kOk) known.add(hashes[i]);
+    if (status == Status::kMiss) known.discard(hashes[i]);
+    there += status == Status::kOk;
+    missing += status == Status::kMiss;
   }
   return nb::make_tuple(there, missing);
 }

@@ -505,7 +505,7 @@ def test_clients_with_keys_and_without(tmp_path: Path) -> None:
 
         def work(seed: int) -> None:
             endpoint = server.endpoints[seed % 2]
-            with Client(IDENTITY, endpoint, curve_key_file=client_file, timeout_s=10) as client:
+            with Client(IDENTITY, endpoint, curve_key_file=client_file) as client:
                 assert client.wait(10)
                 for step in range(10):
                     tokens = prompt((seed + 1) * CHUNK, seed * 100 + step)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,12 @@ from support import stolen
 TESTS = Path(__file__).parents[1]
 CONFTEST = """
 from pathlib import Path
+import pytest
 pytest_plugins = ["support.stolen"]
+@pytest.fixture
+def leaking():
+    yield
+    assert False, "a leak"
 def pytest_configure():
     from support import stolen
     stolen.STAT, stolen.DELAY_S = Path("stat"), {delay_s}
@@ -22,7 +28,8 @@ def pytest_configure():
 CASE = """
 import time
 from pathlib import Path
-def test_case():
+from support.stamps import WrongBytes
+def test_case({fixtures}):
     tries = Path("tries")
     tries.write_text(tries.read_text() + "x")
     time.sleep(0.25)
@@ -30,17 +37,27 @@ def test_case():
     if Path("wait").exists() and tries.read_text() == "xx":
         Path("stat").write_text("cpu 1 2 3 4 5 6 7 50 0 0")
         time.sleep(30)
-    assert len(tries.read_text()) >= {passes_at}
+    {check}
 """
+PASSES_AT = "assert len(tries.read_text()) >= {}"
 
 
 def run(
-    directory: Path, *options: str, jiffies: str, passes_at: int, delay_s: float = 0.01
+    directory: Path,
+    *options: str,
+    jiffies: str,
+    passes_at: int = 9,
+    delay_s: float = 0.01,
+    folder: str = "faults",
+    check: str = PASSES_AT,
+    fixtures: str = "",
 ) -> tuple[int, str, int]:
     """Exit status, output, and how often it was tried."""
     (directory / "conftest.py").write_text(CONFTEST.format(delay_s=delay_s))
-    case = CASE.format(passes_at=passes_at).replace('%d 0 0"', f'%d 0 0" % ({jiffies})')
-    (directory / "test_case.py").write_text(case)
+    case = CASE.format(check=check.format(passes_at), fixtures=fixtures)
+    case = case.replace('%d 0 0"', f'%d 0 0" % ({jiffies})')
+    (directory / folder).mkdir()
+    (directory / folder / "test_case.py").write_text(case)
     (directory / "stat").write_text("cpu 1 2 3 4 5 6 7 0 0 0\ncpu0 1 2 3 4 5 6 7 0 0 0\n")
     (directory / "tries").write_text("")
     done = subprocess.run(
@@ -85,6 +102,22 @@ def test_each_attempt_has_the_limit_of_a_test(tmp_path: Path) -> None:
     status, output, tries = run(tmp_path, "--timeout=1", jiffies=jiffies, passes_at=9)
     assert (status, tries) == (1, 2), output
     assert "Timeout" in output
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"check": 'raise WrongBytes("k: another key")'},
+        {"fixtures": "leaking", "passes_at": 1},
+        {"fixtures": "leaking"},
+        {"folder": "unit"},
+        {"folder": "chaos"},
+    ],
+    ids=["wrong bytes", "a leak", "a leak beside a failure", "unit", "chaos"],
+)
+def test_what_no_time_explains_is_not(tmp_path: Path, case: dict[str, Any]) -> None:
+    status, output, tries = run(tmp_path, jiffies="50 * len(tries.read_text())", **case)
+    assert (status, tries) == (1, 1), output
 
 
 def test_what_passes_is_not_mentioned(tmp_path: Path) -> None:
