@@ -106,10 +106,17 @@ class Cluster:
                 return node
         raise LookupError(f"shard {shard} has no running primary")
 
+    def replicas_of(self, shard: int) -> list[ClusterNode]:
+        """Its running nodes that follow another, by their own word."""
+        return [
+            node
+            for node in self.shards[shard]
+            if node.is_running() and "slave" in node.view()[node.node_id]["flags"]
+        ]
+
     def replica_of(self, shard: int) -> ClusterNode:
-        for node in self.shards[shard]:
-            if node.is_running() and "slave" in node.view()[node.node_id]["flags"]:
-                return node
+        for node in self.replicas_of(shard):
+            return node
         raise LookupError(f"shard {shard} has no running replica")
 
     def running(self) -> list[ClusterNode]:
@@ -122,7 +129,11 @@ class Cluster:
     # What happens to it.
 
     def failover(self, shard: int, mode: FailoverMode = "", timeout_s: float = 20.0) -> ClusterNode:
-        """Promote a replica; returns when it leads: the new primary."""
+        """Promote a replica; returns when it leads: the new primary.
+
+        The old primary may follow a little later, so that a shard may be without a replica when
+        this is called again: it is waited for."""
+        wait_for(f"a replica of shard {shard}", lambda: self.replicas_of(shard), timeout_s)
         chosen = self.replica_of(shard)
         chosen.cli("CLUSTER", "FAILOVER", *([mode] if mode else []))
         wait_for(f"{chosen!r} to lead", chosen.leads, timeout_s)

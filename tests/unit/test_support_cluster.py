@@ -13,6 +13,7 @@ from support.servers import address_of
 
 Start = Callable[..., Cluster]
 UNKNOWN = "unknown-endpoint"
+PONG = 1  # the type of that message on the cluster's bus
 
 
 @pytest.mark.parametrize("key", [b"", b"key", b"{tag}x", b"{}x", b"a{b}c{d}", b"{{x}}", b"\0\xff"])
@@ -47,6 +48,16 @@ def test_each_kind_of_failover_promotes_the_replica(fresh_cluster: Start) -> Non
         cluster.wait_until_whole()
         assert cluster.primary(0) is replica
         assert cluster.replica_of(0) is old
+
+
+def test_a_failover_may_follow_another_at_once(fresh_cluster: Start) -> None:
+    """The old primary hears of its loss later than the new one leads: here it misses the news, and
+    takes itself for a primary until somebody else tells it."""
+    cluster = fresh_cluster("valkey", replicas=1)
+    old, replica = cluster.primary(0), cluster.replica_of(0)
+    old.cli("DEBUG", "DROP-CLUSTER-PACKET-FILTER", PONG)
+    assert cluster.failover(0, "TAKEOVER") is replica
+    assert cluster.failover(0, "TAKEOVER") is old
 
 
 def test_a_lost_primary_is_replaced_and_returns_as_a_replica(fresh_cluster: Start) -> None:
