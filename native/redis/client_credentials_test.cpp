@@ -179,6 +179,32 @@ TEST(ClientCredentials, ARefusedRenewalMeansANewConnectionAndNewCredentials) {
   EXPECT_GT(client->router().nodes()[0].server->stats().connections_lost.load(), 0u);
 }
 
+TEST(ClientCredentials, WhileARenewalIsRefusedEveryAnswerSaysSo) {
+  ScriptedServer server([](Peer& peer, const Words& command) {
+    const bool wrong = (command[0] == "AUTH" && command.at(2) != "one") ||
+                       (command[0] == "HELLO" && command.at(4) != "one");
+    return wrong && peer.send("-WRONGPASS invalid username-password pair\r\n");
+  });
+  std::atomic<bool> renewed{false};
+  Provider provider([&]() -> Result<Credentials> {
+    return Credentials{.username = "me", .password = renewed ? "wrong" : "one"};
+  });
+  Config config = config_for(server.port());
+  config.connections = 8;  // some are refused when they dial, others while they are up
+  const auto client = open(config, provider.source);
+  ASSERT_EQ(run(*client, make_batch(Verb::kGet, {"k"})), "MISS");
+  renewed = true;
+  provider.source->provide(Credentials{.username = "me", .password = "wrong"});
+  int refused = 0;
+  for (const Nanos until = monotonic_ns() + kPatience; refused < 100 && monotonic_ns() < until;) {
+    const auto batch = make_batch(Verb::kGet, {"k"});
+    if (run(*client, batch) == "MISS") continue;
+    ++refused;
+    EXPECT_NE(batch->error().find("WRONGPASS"), std::string::npos) << batch->error();
+  }
+  EXPECT_EQ(refused, 100);
+}
+
 TEST(ClientCredentials, AProviderThatFailsIsUnavailableAndComesBack) {
   ScriptedServer server;
   std::atomic<bool> fails{true};

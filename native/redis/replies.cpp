@@ -288,7 +288,8 @@ bool Replies::on_server_error(std::string_view text) {
   wants_reconnect_ = wants_reconnect_ || kind == ServerErrorKind::kReconnect;
   const bool released = released_.test(head_ % kInFlightMax);
   if (!slot(head_) && !released && text.starts_with("WRONGPASS")) {
-    return poison("the server refuses the new credentials");
+    // Its word, by which callers tell the kind of error; its text may repeat secrets.
+    return poison("the server refuses the new credentials: WRONGPASS");
   }
   if (kind == ServerErrorKind::kRedirect) {
     if (const Work work = take_front()) sink_.redirected(work, text);

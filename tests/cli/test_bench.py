@@ -15,7 +15,9 @@ import redis
 
 from kvferry.cli.main import main
 from kvferry.config import ClientConfig
+from kvferry.lab import bench_bars_trust
 from kvferry.lab.bench_adapters import ThreadedClient, redis_arguments
+from kvferry.lab.bench_bars import Lab
 from kvferry.lab.bench_bars_report import GROUPS
 from kvferry.lab.bench_clients import CLIENT_TYPES
 from kvferry.lab.bench_data import Value
@@ -246,6 +248,17 @@ def test_a_password_is_not_repeated(
     said = capsys.readouterr()
     assert "redis://***@127.0.0.1" in said.out
     assert "very-secret" not in said.out + said.err
+
+
+@pytest.mark.skipif(not NATIVE, reason="the bars are the native client's, which is not built")
+def test_a_silence_that_begins_late_is_met_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where batches are tiny and the machine is busy, all calls were over before it began."""
+    monkeypatch.setattr(bench_bars_trust, "_INTO_TRANSFER_S", 0.3)
+    for bar in bench_bars_trust.black_hole(Lab(quick=True)):
+        assert bar.value is not None, bar
+        waited = re.search(r"(\d+) waited", bar.detail)
+        assert waited is not None, bar
+        assert int(waited[1]) >= 6, bar  # of nine calls behind the first ones
 
 
 @pytest.mark.usefixtures("_built")

@@ -279,8 +279,8 @@ def test_peers_that_come_and_go_in_a_loop(server: Server, endpoint: str) -> None
                 peer.send(beginnings[number % len(beginnings)])
 
     with ThreadPoolExecutor(2) as pool, Peer(endpoint) as other:
-        loops = [pool.submit(come_and_go, 1000) for _ in range(2)]
         other.attach()
+        loops = [pool.submit(come_and_go, 1000) for _ in range(2)]
         asked = 0
         while not all(loop.done() for loop in loops):
             with within(1):

@@ -69,12 +69,16 @@ def calls(nodes: Sequence[ClusterNode], command: str) -> list[int]:
     return [int(one.split("calls=")[1].split(",")[0]) for one in said]
 
 
-def settled(client: Any) -> None:
-    """Until it has connections to all six."""
+def settled(client: Any, cluster: Cluster) -> None:
+    """Until it has connections to all six, and will hear of all six from whomever it asks."""
+
+    def names_all(node: ClusterNode) -> bool:
+        return sum(len(shard) - 2 for shard in node.cli("CLUSTER", "SLOTS")) == 6
 
     def is_so() -> bool:
         nodes = client.nodes()
-        return len(nodes) == 6 and all(node["connections_up"] == 8 for node in nodes)
+        connected = len(nodes) == 6 and all(node["connections_up"] == 8 for node in nodes)
+        return connected and all(names_all(node) for node in cluster.nodes)
 
     until(is_so, 15)
 
@@ -97,7 +101,7 @@ def until_read(client: Any, node: ClusterNode, version: int = 1) -> None:
 def test_reads_go_to_replicas_and_writes_do_not(replicated: Cluster, kind: str) -> None:
     primaries, replicas = replicated.nodes[:3], replicated.nodes[3:]
     with opened(kind, replicated, **FROM_REPLICAS) as client:
-        settled(client)
+        settled(client, replicated)
         assert store(client, SIZES).ok
         replicate(replicated)
         assert fetch(client, SIZES).result.ok
@@ -128,7 +132,7 @@ def test_the_default_is_to_read_from_primaries(replicated: Cluster) -> None:
 
 def test_big_values_and_stripes(replicated: Cluster) -> None:
     with opened("native", replicated, **FROM_REPLICAS) as client:
-        settled(client)
+        settled(client, replicated)
         sizes = {f"big-{index}": 3 * MIB for index in range(6)}
         assert store(client, sizes).ok
         here = client.namespace("kv:", identity=IDENTITY, value_size_bytes=9 * MIB)
@@ -166,7 +170,7 @@ def test_a_replica_that_lags_has_not_the_last_word(replicated: Cluster, kind: st
     """What it has not heard of is asked of its primary: no false miss."""
     primaries, replicas = replicated.nodes[:3], replicated.nodes[3:]
     with opened(kind, replicated, **FROM_REPLICAS) as client, cut_off(replicated):
-        settled(client)
+        settled(client, replicated)
         assert store(client, SIZES).ok
         assert fetch(client, SIZES).result.ok
         assert sum(calls(replicas, "get")) == sum(calls(primaries, "get")) == len(SIZES)
@@ -184,7 +188,7 @@ def test_a_replica_that_lags_has_not_the_last_word(replicated: Cluster, kind: st
 def test_a_replica_that_may_not_answer(replicated: Cluster) -> None:
     """MASTERDOWN: it has no link, and is told not to serve what may be old."""
     with opened("native", replicated, **FROM_REPLICAS) as client, cut_off(replicated):
-        settled(client)
+        settled(client, replicated)
         for replica in replicated.nodes[3:]:
             replica.cli("CONFIG", "SET", "replica-serve-stale-data", "no")
         assert store(client, SIZES).ok
@@ -199,7 +203,7 @@ def test_a_replica_that_may_not_answer(replicated: Cluster) -> None:
 def test_a_replica_that_dies(fresh_cluster: StartCluster) -> None:
     cluster = fresh_cluster(replicas=1)
     with opened("native", cluster, **FROM_REPLICAS, reconnect_max_s=0.3) as client:
-        settled(client)
+        settled(client, cluster)
         assert store(client, SIZES).ok
         replicate(cluster)
         lost = cluster.nodes[3]
@@ -219,7 +223,7 @@ def test_a_replica_that_hangs(fresh_cluster: StartCluster) -> None:
     cluster = fresh_cluster(replicas=1, node_timeout_ms=30_000)
     hurried = {**FROM_REPLICAS, "stall_timeout_s": 0.3, "connect_timeout_s": 0.3}
     with opened("native", cluster, **hurried) as client:
-        settled(client)
+        settled(client, cluster)
         assert store(client, SIZES).ok
         replicate(cluster)
         cluster.nodes[3].pause()
@@ -236,7 +240,7 @@ def test_a_primary_that_dies_leaves_its_readers(fresh_cluster: StartCluster) -> 
     """Before any replica is promoted: what it had can still be read, and nothing can be written."""
     cluster = fresh_cluster(replicas=1, node_timeout_ms=30_000, full_coverage=False)
     with opened("native", cluster, **FROM_REPLICAS, reconnect_max_s=0.3) as client:
-        settled(client)
+        settled(client, cluster)
         assert store(client, SIZES).ok
         replicate(cluster)
         lost = cluster.primary(0)
@@ -254,7 +258,7 @@ def test_a_primary_that_dies_leaves_its_readers(fresh_cluster: StartCluster) -> 
 def test_a_promoted_replica_changes_its_role(fresh_cluster: StartCluster) -> None:
     cluster = fresh_cluster(replicas=1)
     with opened("native", cluster, **FROM_REPLICAS) as client:
-        settled(client)
+        settled(client, cluster)
         assert store(client, SIZES).ok
         replicate(cluster)
         old, new = cluster.primary(0), cluster.failover(0)
@@ -277,7 +281,7 @@ def test_a_promoted_replica_changes_its_role(fresh_cluster: StartCluster) -> Non
 def test_reads_stay_in_the_zone(replicated: Cluster, zone: str, readers: int) -> None:
     settings = {"read_from": "az", "availability_zone": zone} | OFTEN
     with opened("native", replicated, **settings) as client:
-        settled(client)
+        settled(client, replicated)
         assert store(client, SIZES).ok
         replicate(replicated)
         assert fetch(client, SIZES).result.ok
@@ -294,7 +298,7 @@ def test_the_zones_only_replica_is_lost(fresh_cluster: StartCluster) -> None:
     in_zones(cluster)
     settings = {"read_from": "az", "availability_zone": "b", "reconnect_max_s": 0.3} | OFTEN
     with opened("native", cluster, **settings) as client:
-        settled(client)
+        settled(client, cluster)
         assert store(client, SIZES).ok
         replicate(cluster)
         cluster.nodes[4].kill()

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 from kvferry.client.batch import BatchResult, Status
 from kvferry.errors import CorruptError
@@ -94,10 +94,11 @@ def black_hole(lab: Lab) -> Iterator[Bar]:
                 for _ in range(1 if lab.quick else 3):
                     for limit_s in _LIMITS_S:
                         _refill(client, chunks)
-                        with _Suspended(server, after_s=_INTO_TRANSFER_S):
+                        with _Suspended(server, after_s=_INTO_TRANSFER_S) as silence:
                             for verb in ("get", "set", "exists", "get"):
                                 late_s = _silent_call(client, chunks, verb, limit_s)
                                 late_ms.append(late_s * 1e3)
+                                silence.wait()  # the first may have been over before it began
         waited = sum(late > -_NEAR_MS for late in late_ms)
         yield Bar(
             name=f"black hole: the latest of all batches, {name}",
@@ -115,11 +116,16 @@ class _Suspended:
         self._server = server
         self._timer = threading.Timer(after_s, server.suspend)
 
-    def __enter__(self) -> None:
+    def wait(self) -> None:
+        """Until it has stopped."""
+        self._timer.join()
+
+    def __enter__(self) -> Self:
         self._timer.start()
+        return self
 
     def __exit__(self, *_: object) -> None:
-        self._timer.join()
+        self.wait()
         self._server.resume()
 
 
