@@ -4,10 +4,16 @@
     rows = run(plan, say=print)
 
 For each round and each door in turn: an empty store, a new engine, the prompts of this round one
-after the other ("cold"), then its end, and another new engine with the same prompts ("warm"). What
-the second one does not compute came out of the store. All doors get the same prompts, each round
-others, and the order of the doors turns by one with each round. An answer that is not that of the
-engine without cache is counted, and makes a row worthless.
+after the other ("cold"), all of them again ("again": from the engine's own cache), then its end,
+and another new engine with the same prompts ("warm"). What the last one does not compute came out
+of the store. All doors get the same prompts, each round others, and the order of the doors turns by
+one with each round.
+
+A wrong answer is counted, and makes a row worthless. Right is what an engine says that computes as
+much: arithmetic of 16 bits rounds a token that is computed alone unlike one that is computed with
+others, and where two answers are nearly as likely that decides. So an answer with as many tokens
+from a cache as "again" had from the engine's own is compared with that, any other with the cold
+one. Prompts are one token longer than was asked for: whole blocks are what every cache can hold.
 
 The engines are real and so are the waits: a round takes minutes. Threads: the caller's.
 """
@@ -26,7 +32,7 @@ from typing import Any
 from kvferry._server_binary import ServerBinary
 from kvferry.lab.bench_engines_doors import DoorSetting, OpenDoor, open_door
 from kvferry.lab.bench_server import ServerProbe
-from kvferry.lab.engine_process import EngineProcess
+from kvferry.lab.engine_process import EngineProcess, Generated
 from kvferry.lab.servers import LabServer
 
 __all__ = ["WORDS", "EnginePlan", "EngineRow", "Pass", "open_engine", "run"]
@@ -48,7 +54,7 @@ class EnginePlan:
         store: The server program.
         doors: Of `bench_engines_doors.DOORS`.
         rival_python: The interpreter for the door "lmcache".
-        prompt_tokens, prompts, answer_tokens, rounds: Sizes.
+        prompt_tokens, prompts, answer_tokens, rounds: Sizes; a prompt has one token more.
         one_process: The engine core in the engine's process, which starts sooner.
         threads: Of the engine; all cores that are free.
         dtype, block_size, chunk_tokens: Of the engine and its chunks.
@@ -76,7 +82,7 @@ class EnginePlan:
     def asked(self, turn: int) -> list[list[int]]:
         """The prompts of a round."""
         draw = Random(f"kvferry {turn}")
-        return [draw.choices(WORDS, k=self.prompt_tokens) for _ in range(self.prompts)]
+        return [draw.choices(WORDS, k=self.prompt_tokens + 1) for _ in range(self.prompts)]
 
 
 @dataclass(frozen=True)
@@ -96,12 +102,13 @@ class EngineRow:
 
     door: str
     cold: list[Pass] = field(default_factory=list)
+    again: list[Pass] = field(default_factory=list)
     warm: list[Pass] = field(default_factory=list)
     wrong_answers: int = 0
     error: str = ""
 
     def ttft_s(self, which: str) -> float | None:
-        """Median of "cold" or "warm"."""
+        """Median of "cold", "again" or "warm"."""
         return _median(value for one in getattr(self, which) for value in one.ttft_s)
 
     def e2e_s(self, which: str) -> float | None:
@@ -125,6 +132,7 @@ class EngineRow:
         return {
             "door": self.door,
             "ttft_cold_s": self.ttft_s("cold"),
+            "ttft_again_s": self.ttft_s("again"),
             "ttft_warm_s": self.ttft_s("warm"),
             "e2e_cold_s": self.e2e_s("cold"),
             "e2e_warm_s": self.e2e_s("warm"),
@@ -138,9 +146,16 @@ class EngineRow:
                     {name: value for name, value in asdict(one).items() if name != "tokens"}
                     for one in getattr(self, which)
                 ]
-                for which in ("cold", "warm")
+                for which in ("cold", "again", "warm")
             },
         }
+
+    def count_wrong_answers(self, turn: int, cold: Pass, again: Pass) -> None:
+        """Of the latest round, beside what an engine said in it; see the head of this module."""
+        for one in (*self.cold[turn:], *self.again[turn:], *self.warm[turn:]):
+            for index, tokens in enumerate(one.tokens):
+                alike = one.cached[index] == again.cached[index]
+                self.wrong_answers += tokens != (again if alike else cold).tokens[index]
 
 
 def run(plan: EnginePlan, say: Callable[[str], None]) -> list[EngineRow]:
@@ -148,7 +163,6 @@ def run(plan: EnginePlan, say: Callable[[str], None]) -> list[EngineRow]:
     rows = {door: EngineRow(door) for door in plan.doors}
     with LabServer(plan.store, ["maxmemory 8gb"]) as server:
         for turn in range(plan.rounds):
-            right: list[list[int]] | None = None
             order = [*plan.doors[turn % len(plan.doors) :], *plan.doors[: turn % len(plan.doors)]]
             for door in order:
                 row = rows[door]
@@ -160,42 +174,45 @@ def run(plan: EnginePlan, say: Callable[[str], None]) -> list[EngineRow]:
                 except Exception as error:
                     row.error = f"{type(error).__name__}: {error}"
                     say(f"{door}: {row.error}")
-            for row in rows.values():  # a cold answer was computed, whatever its door
-                passes = [*row.cold[turn : turn + 1], *row.warm[turn : turn + 1]]
-                right = right or (passes[0].tokens if passes else None)
-                for one in passes:
-                    row.wrong_answers += sum(
-                        a != b for a, b in zip(one.tokens, right or [], strict=True)
-                    )
+            told = [row for row in rows.values() if len(row.again) > turn]
+            for row in told:  # a cold answer was computed, whatever its door
+                row.count_wrong_answers(turn, told[0].cold[turn], told[0].again[turn])
     return list(rows.values())
 
 
 def _measure(plan: EnginePlan, door: str, turn: int, server: LabServer, row: EngineRow) -> None:
     with ServerProbe(server.config) as probe:
         probe.command("FLUSHALL")
-        for passes, counter in (
-            (row.cold, "total_net_input_bytes"),
-            (row.warm, "total_net_output_bytes"),
+        for which, counter in (
+            ("cold", "total_net_input_bytes"),
+            ("warm", "total_net_output_bytes"),
         ):
             with open_engine(plan, door, server.port) as (engine, _):
                 engine.generate([Random(turn).choices(WORDS, k=plan.block_size - 1)], 4)
                 before = _count(probe, counter)
-                said = []
-                for prompt in plan.asked(turn):
-                    said.append(engine.generate([prompt], plan.answer_tokens))
+                asked = plan.asked(turn)
+                said = _ask(engine, asked, plan.answer_tokens)
                 if door != "none":
                     _settle(engine, probe)
-                moved = _count(probe, counter) - before
-            outputs = [one.outputs[0] for one in said]
-            passes.append(
-                Pass(
-                    [one.outputs[0].ttft_s or one.seconds for one in said],
-                    [one.seconds for one in said],
-                    [output.cached for output in outputs],
-                    moved if door != "none" else 0,
-                    [output.tokens for output in outputs],
-                )
-            )
+                moved = _count(probe, counter) - before if door != "none" else 0
+                getattr(row, which).append(_pass(said, moved))
+                if which == "cold":
+                    row.again.append(_pass(_ask(engine, asked, plan.answer_tokens), 0))
+
+
+def _ask(engine: EngineProcess, prompts: list[list[int]], tokens: int) -> list[Generated]:
+    return [engine.generate([prompt], tokens) for prompt in prompts]
+
+
+def _pass(said: list[Generated], moved: int) -> Pass:
+    outputs = [one.outputs[0] for one in said]
+    return Pass(
+        [one.outputs[0].ttft_s or one.seconds for one in said],
+        [one.seconds for one in said],
+        [output.cached for output in outputs],
+        moved,
+        [output.tokens for output in outputs],
+    )
 
 
 @contextmanager

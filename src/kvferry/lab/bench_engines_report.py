@@ -22,13 +22,13 @@ __all__ = ["header", "say_header", "say_rows", "write_json", "write_plot"]
 
 _COLUMNS = (
     "door",
-    "TTFT cold s",
-    "TTFT warm s",
-    "warm/cold",
+    "cold s",
+    "again s",
+    "warm s",
+    "ratio",
     "E2E cold s",
     "E2E warm s",
     "hit tokens",
-    "stored MB",
     "loaded MB",
     "wrong",
 )
@@ -68,8 +68,10 @@ def say_rows(console: Console, rows: Sequence[EngineRow]) -> None:
             text = f"{row.door}: {row.error.splitlines()[0]}"
             console.print(text, highlight=False, markup=False)
     console.print(
-        "medians over all prompts and rounds; warm: another process, the KV from the store; "
-        "MB = 10^6 bytes of one pass on the wire; wrong: answers that differ from the first cold",
+        "medians over all prompts and rounds; cold, again, warm: to the first token, computed, "
+        "from the engine's own cache, and in another process with the KV from the store; ratio: "
+        "warm/cold; MB = 10^6 bytes of one pass on the wire; wrong: answers unlike those of an "
+        "engine that computed as many tokens",
         highlight=False,
     )
 
@@ -107,17 +109,16 @@ def write_plot(file: str, rows: Sequence[EngineRow]) -> None:
 
 def _cells(row: EngineRow) -> list[str]:
     cold, warm = row.ttft_s("cold"), row.ttft_s("warm")
-    megabytes = [
-        None if value is None else value / 1e6 for value in (row.stored_bytes(), row.loaded_bytes())
-    ]
+    loaded = row.loaded_bytes()
     return [
         row.door,
         number(cold),
+        number(row.ttft_s("again"), 3),
         number(warm, 3),
         number(warm / cold if cold and warm else None, 3),
         number(row.e2e_s("cold")),
         number(row.e2e_s("warm"), 3),
         number(row.hit_tokens(), 0),
-        *(number(value, 1) for value in megabytes),
+        number(None if loaded is None else loaded / 1e6, 1),
         str(row.wrong_answers),
     ]
