@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import subprocess
 import time
@@ -271,7 +272,8 @@ def test_a_new_authority_without_a_restart_of_the_client(
         assert client.batch_exists(["k"])[0] is Status.UNAVAILABLE
 
         # A file of no use changes nothing, and is told once.
-        trusted.write_text("no certificate")
+        (tmp_path / "useless.pem").write_text("no certificate")
+        os.replace(tmp_path / "useless.pem", trusted)  # at once: a file half written is another one
         until(lambda: not client.batch_exists(["k"]).ok and str(trusted) in caplog.text, 5)
         for _ in range(10):
             time.sleep(0.03)
