@@ -118,7 +118,7 @@ def test_stall_in_the_middle_of_a_value(
         with within(1.5):
             until(lambda: fetch(client, sizes).result.ok, 1.2)
         assert all(target == b"\x3c" * MIB for target in targets)
-        until(lambda: is_quiet(proxy), 3)  # else the next stall may meet what is owed, and no answer
+        until(lambda: is_quiet(proxy), 3)  # or the next stall meets what is owed, and no answer
 
 
 @pytest.mark.ways("tcp", "tls", "unix")
