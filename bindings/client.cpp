@@ -66,6 +66,7 @@ struct Totals {
     out["connections_opened"] = connections_opened;
     out["connections_lost"] = connections_lost;
     out["connections_up"] = connections_up;
+    out["connections_unix"] = connections_unix;
     out["dials_failed"] = dials_failed;
     out["values_corrupt"] = values_corrupt;
     for (std::size_t fault = 1; fault < refused.size(); ++fault) {
@@ -86,6 +87,7 @@ struct Totals {
   std::uint64_t values_corrupt = 0;
   std::array<std::uint64_t, codec::kFrameFaultsCount> refused{};
   int connections_up = 0;
+  int connections_unix = 0;
 };
 
 }  // namespace
@@ -158,6 +160,15 @@ void PyClient::close() {
   client_->close();
 }
 
+void PyClient::watch(const std::string& prefix, const std::string& seat, std::size_t keys_max,
+                     std::uint64_t load_max, bool optional) {
+  client_->watch({.prefix = prefix,
+                  .keys_max = keys_max,
+                  .seat = seat,
+                  .load_max = load_max,
+                  .optional = optional});
+}
+
 nb::object PyClient::down_reason() const { return readable(client_->router().down_reason()); }
 
 nb::list PyClient::presence(nb::handle keys) const {
@@ -178,6 +189,7 @@ nb::dict PyClient::stats() {
     redis::Server& each = *node.server;
     totals.add(each.stats());
     totals.connections_up += each.connections_up();
+    totals.connections_unix += each.unix_up();
     read_streams = std::max(read_streams, each.gate().limit(redis::Direction::kRead));
     write_streams = std::max(write_streams, each.gate().limit(redis::Direction::kWrite));
     const redis::ServerInfo info = each.info();
@@ -193,6 +205,7 @@ nb::dict PyClient::stats() {
   out["protocol"] = protocol;
   out["server"] = readable(server);
   out["server_version"] = readable(version);
+  out["same_host"] = readable(client_->same_host() ? client_->same_host()->text() : "");
   return out;
 }
 
@@ -204,6 +217,7 @@ nb::list PyClient::nodes() {
     Totals totals;
     totals.add(server.stats());
     totals.connections_up = server.connections_up();
+    totals.connections_unix = server.unix_up();
     nb::dict row = totals.to_python();
     row["address"] = readable(server.endpoint().text());
     row["role"] = server.role() == redis::NodeRole::kPrimary ? "primary" : "replica";
@@ -282,6 +296,10 @@ void bind_client(nb::module_& module) {
       .def("down_reason", &PyClient::down_reason, nb::sig("def down_reason(self) -> str"))
       .def("stats", &PyClient::stats, nb::sig("def stats(self) -> dict[str, int | str]"))
       .def("nodes", &PyClient::nodes, nb::sig("def nodes(self) -> list[dict[str, typing.Any]]"))
+      .def("watch", &PyClient::watch, "prefix"_a, "seat"_a, "keys_max"_a, "load_max"_a,
+           "optional"_a,
+           "Keeps a presence view from now on; of all with one `seat` on a host one does.")
+      .def("forked_away", &PyClient::forked_away, "To be called in a forked child.")
       .def("presence", &PyClient::presence, "keys"_a,
            nb::sig("def presence(self, keys: typing.Any) -> list[bool | None]"))
       .def("presence_stats", &PyClient::presence_stats,

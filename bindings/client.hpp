@@ -28,6 +28,10 @@ class PyClient {
   nanobind::list drain_log();
   void cancel(std::uint64_t id) { client_->cancel(id); }
   void close();
+  // Keeps a view from now on; see redis::PresenceOptions.
+  void watch(const std::string& prefix, const std::string& seat, std::size_t keys_max,
+             std::uint64_t load_max, bool optional);
+  void forked_away() noexcept { client_->forked_away(); }
 
   [[nodiscard]] int event_fd() const { return client_->event_fd(); }
   [[nodiscard]] bool available() const { return client_->router().available(); }

@@ -27,6 +27,9 @@ class Reader {
     return has(name) ? nb::cast<std::string>(settings_[name]) : std::string();
   }
 
+  [[nodiscard]] bool is_on(const char* name) const {
+    return has(name) && nb::cast<bool>(settings_[name]);
+  }
   [[nodiscard]] bool has(const char* name) const {
     return settings_.contains(name) && !settings_[name].is_none();
   }
@@ -61,6 +64,9 @@ redis::Config make_config(const nb::dict& settings) {
   reader.get("value_size_bytes_max", config.value_bytes_max);
   reader.get("drain_bytes_max", config.drain_bytes_max);
 
+  const std::string same_host = reader.word("same_host");
+  if (same_host == "tcp" || reader.is_on("tls")) config.same_host = redis::SameHostWay::kTcp;
+  if (same_host == "unix") config.same_host = redis::SameHostWay::kUnix;
   const std::string topology = reader.word("topology");
   if (topology == "cluster") config.topology = redis::Topology::kCluster;
   if (topology == "sentinel") config.topology = redis::Topology::kSentinel;

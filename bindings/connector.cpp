@@ -18,6 +18,7 @@
 #include "connector/file.hpp"
 #include "connector/memory.hpp"
 #include "connector/redis.hpp"
+#include "presence.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -169,6 +170,26 @@ class PyConnector {
   [[nodiscard]] int event_fd() const { return connector_->event_fd(); }
   [[nodiscard]] bool available() const { return connector_->available(); }
   [[nodiscard]] std::string mode() const { return connector_->mode(); }
+  [[nodiscard]] bool absent(nb::handle key) const {
+    return connector_->absent(key_bytes(key.ptr()));
+  }
+
+  [[nodiscard]] nb::object leading(const nb::tuple& keys) const {
+    std::vector<std::string_view> names;
+    names.reserve(keys.size());
+    for (const nb::handle key : keys) names.push_back(key_bytes(key.ptr()));
+    const auto count = connector_->leading(names);
+    return count ? nb::cast(*count) : nb::none();
+  }
+
+  // Counters of the presence view, and what is in its way; None: there is no view.
+  [[nodiscard]] nb::object presence() const {
+    const auto* store = dynamic_cast<const connector::RedisConnector*>(connector_.get());
+    if (store == nullptr) return nb::none();
+    const auto view = store->view();
+    if (!view) return nb::none();
+    return nb::make_tuple(presence_stats(view->stats), readable(view->why));
+  }
 
   [[nodiscard]] nb::tuple usage() const {
     const connector::Usage usage = value_or_raise(connector_->usage());
@@ -216,6 +237,7 @@ class PyConnector {
     out["jobs_running"] = connector_->running();
     out["bytes_read"] = stats.bytes_read.load(std::memory_order_relaxed);
     out["bytes_written"] = stats.bytes_written.load(std::memory_order_relaxed);
+    out["keys_unasked"] = stats.keys_unasked.load(std::memory_order_relaxed);
     for (std::size_t index = 0; index < connector::Stats::kStatuses; ++index) {
       out[kKeys[index]] = stats.keys[index].load(std::memory_order_relaxed);
     }
@@ -288,6 +310,15 @@ void bind_connector(nb::module_& module) {
       .def("cancel", &PyConnector::cancel, "job_id"_a)
       .def("event_fd", &PyConnector::event_fd)
       .def("available", &PyConnector::available)
+      .def("absent", &PyConnector::absent, "key"_a,
+           nb::sig("def absent(self, key: str | bytes) -> bool"),
+           "Whether a key is certainly absent, as far as that is known without asking.")
+      .def("leading", &PyConnector::leading, "keys"_a,
+           nb::sig("def leading(self, keys: tuple[str | bytes, ...]) -> int | None"),
+           "How many leading keys are there in all likelihood, where that is known without asking.")
+      .def("presence", &PyConnector::presence,
+           nb::sig("def presence(self) -> tuple[dict[str, int], str] | None"),
+           "Counters of the presence view and what is in its way, if there is one.")
       .def("mode", &PyConnector::mode, "How the driver works here, e.g. 'direct, io_uring'.")
       .def("usage", &PyConnector::usage,
            nb::sig("def usage(self) -> tuple[int, int | None, int | None]"),
@@ -340,15 +371,26 @@ void bind_connector(nb::module_& module) {
   module.def(
       "open_redis_connector",
       [](const PyClient& client, const nb::bytes& prefix, const nb::bytes& identity,
-         std::size_t value_size_bytes, std::string description) {
+         std::size_t value_size_bytes, std::string description, const nb::object& seat,
+         std::size_t keys_max, std::uint64_t load_max, bool optional) {
+        std::optional<redis::PresenceOptions> presence;
+        if (!seat.is_none()) {
+          presence = {.prefix = {},
+                      .keys_max = keys_max,
+                      .seat = nb::cast<std::string>(seat),
+                      .load_max = load_max,
+                      .optional = optional};
+        }
         return new PyConnector(value_or_raise(connector::RedisConnector::open(
-            make_space(prefix, identity, value_size_bytes, std::move(description)),
-            client.client())));
+            make_space(prefix, identity, value_size_bytes, std::move(description)), client.client(),
+            std::move(presence))));
       },
-      "client"_a, "prefix"_a, "identity"_a, "value_size_bytes"_a, "description"_a,
-      nb::keep_alive<0, 1>(),
+      "client"_a, "prefix"_a, "identity"_a, "value_size_bytes"_a, "description"_a, "seat"_a.none(),
+      "keys_max"_a, "load_max"_a, "optional"_a, nb::keep_alive<0, 1>(),
       nb::sig("def open_redis_connector(client: Client, prefix: bytes, identity: bytes, "
-              "value_size_bytes: int, description: str) -> Connector"));
+              "value_size_bytes: int, description: str, seat: str | None, keys_max: int, "
+              "load_max: int, optional: bool) -> Connector"),
+      "With a `seat` (see redis::PresenceSeat) it keeps a presence view.");
 }
 
 }  // namespace kvferry

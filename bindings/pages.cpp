@@ -3,6 +3,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
@@ -112,6 +113,22 @@ std::vector<std::uint64_t> page_checksums(const PoolOwner& owner,
   return checksums;
 }
 
+// Both buffers are held for the call, and the payload is read and written without the GIL.
+std::uint64_t checksum(const nb::object& source, const nb::object& target) {
+  const bool copied = !target.is_none();
+  Lease leases(2);
+  const MutableBytes from = leases.add(source.ptr(), false);
+  const MutableBytes to = copied ? leases.add(target.ptr(), true) : MutableBytes{};
+  if (copied && to.size() != from.size()) {
+    raise_bad_buffer("the target has " + std::to_string(to.size()) + " bytes, the source " +
+                     std::to_string(from.size()));
+  }
+  leases.check_disjoint();
+  const GilRelease unlocked;
+  if (copied) std::ranges::copy(from, to.begin());
+  return codec::xxh3_64(copied ? to : from);
+}
+
 }  // namespace
 
 void bind_pages(nb::module_& m) {
@@ -129,6 +146,10 @@ void bind_pages(nb::module_& m) {
         "Between pages and buffers of their length, without the GIL, by up to `threads` threads.");
   m.def("page_checksums", &page_checksums, "pool"_a, "handles"_a,
         "XXH3-64 of each page, without the GIL.");
+  m.def("checksum", &checksum, "source"_a, "target"_a = nb::none(),
+        nb::sig("def checksum(source: typing.Any, target: typing.Any | None = None) -> int"),
+        "XXH3-64 of a buffer, without the GIL. With a target of its length it is copied there "
+        "first, and what was copied is what is summed.");
 }
 
 }  // namespace kvferry

@@ -203,6 +203,10 @@ void bind_pool(nb::module_& m) {
                      const auto text = name(self.pool->arena().huge_pages());
                      return nb::str(text.data(), text.size());
                    })
+      .def_prop_ro("start_address",
+                   [](const PoolOwner& self) {
+                     return reinterpret_cast<std::uintptr_t>(self.pool->arena().bytes().data());
+                   })
       .def_prop_ro("pages_count",
                    [](const PoolOwner& self) { return self.pool->stats().pages_count; })
       .def_prop_ro("free_count",

@@ -29,8 +29,10 @@ nb::list presence_of(const redis::PresenceView* view, nb::handle keys) {
 }
 
 nb::dict presence_stats_of(const redis::PresenceView* view) {
-  redis::PresenceStats stats;
-  if (view != nullptr) stats = view->stats();
+  return presence_stats(view == nullptr ? redis::PresenceStats{} : view->stats());
+}
+
+nb::dict presence_stats(const redis::PresenceStats& stats) {
   nb::dict out;
   out["nodes"] = stats.nodes;
   out["nodes_synced"] = stats.nodes_synced;

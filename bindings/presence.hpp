@@ -11,7 +11,8 @@ namespace kvferry {
 // Raises UsageError: see key_bytes().
 nanobind::list presence_of(const redis::PresenceView* view, nanobind::handle keys);
 
-// The counters of redis::PresenceStats; zeros without a view.
+// The counters of redis::PresenceStats; of a view, zeros without one.
+nanobind::dict presence_stats(const redis::PresenceStats& stats);
 nanobind::dict presence_stats_of(const redis::PresenceView* view);
 
 }  // namespace kvferry

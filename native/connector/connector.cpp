@@ -24,11 +24,12 @@ Result<std::uint64_t> Connector::submit(const std::shared_ptr<Job>& job) {
   if (forked()) return Error{Errc::kForked, "this connector belongs to the process that forked"};
   const Verb verb = job->options().verb;
   for (std::size_t index = 0; index < job->size(); ++index) {
-    if (space_.prefix.size() + job->key(index).size() > kKeySizeBytesMax) {
-      return Error{Errc::kInvalidArgument, "key " + std::to_string(index) +
-                                               " has, with the prefix, "
-                                               "more than " +
-                                               std::to_string(kKeySizeBytesMax) + " bytes"};
+    const std::size_t key_size = job->key(index).size();
+    if (key_size == 0 || space_.prefix.size() + key_size > kKeySizeBytesMax) {
+      return Error{Errc::kInvalidArgument,
+                   "key " + std::to_string(index) + " has " + std::to_string(key_size) +
+                       " bytes; use 1 to " + std::to_string(kKeySizeBytesMax) +
+                       " with the prefix, which has " + std::to_string(space_.prefix.size())};
     }
     if (verb != Verb::kGet && verb != Verb::kSet) continue;
     const std::size_t size = job->buffer(index).size();

@@ -19,7 +19,9 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -70,6 +72,7 @@ struct Stats {
   Counter bytes_written{0};
   std::array<Counter, kStatuses> keys{};  // by status
   std::array<Counter, kFaults> faults{};  // values that were not taken, by cause
+  Counter keys_unasked{0};                // answered without asking the store
 };
 
 class Connector : public std::enable_shared_from_this<Connector> {
@@ -97,6 +100,14 @@ class Connector : public std::enable_shared_from_this<Connector> {
   // The deadline of a job of `payload_bytes` that is submitted now and names none.
   [[nodiscard]] virtual Nanos deadline_for(std::size_t payload_bytes) const noexcept;
 
+  // Whether a key is certainly absent, as far as that is known without asking.
+  [[nodiscard]] virtual bool absent(std::string_view /*key*/) const { return false; }
+  // How many leading keys are there in all likelihood, where all is known without asking: a key
+  // behind them is certainly absent, or there is none. Nothing: somebody has to be asked.
+  [[nodiscard]] virtual std::optional<std::size_t> leading(
+      std::span<const std::string_view> /*keys*/) const {
+    return std::nullopt;
+  }
   // How the driver works here, for people.
   [[nodiscard]] virtual std::string mode() const { return {}; }
   // Whether the store can be asked at all.
@@ -134,6 +145,9 @@ class Connector : public std::enable_shared_from_this<Connector> {
   void finished(Job& job);
   // A value was not taken: counts the cause and logs it. The driver deletes the value.
   void refused(codec::FrameFault fault, std::string_view key);
+  void count_unasked(std::size_t keys) noexcept {
+    stats_.keys_unasked.fetch_add(keys, std::memory_order_relaxed);
+  }
 
  private:
   const Space space_;

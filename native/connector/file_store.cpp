@@ -153,7 +153,7 @@ int FileStore::own() {
     if (::flock(lock.get(), LOCK_EX | LOCK_NB) == 0 && ::fstat(lock.get(), &facts) == 0 &&
         facts.st_nlink > 0) {
       lock_ = std::move(lock);
-      own_ = std::make_unique<FileUsage>(tmp_.get(), name.c_str());
+      own_ = std::make_unique<FileUsage>(tmp_.get(), name.c_str(), FileUsage::Writers::kOne);
       return 0;
     }
   }
@@ -173,7 +173,7 @@ void FileStore::sweep() {
     if (::flock(lock.get(), LOCK_EX | LOCK_NB) == 0) {
       // Not a second time, if somebody else has swept it just now.
       if (::fstat(lock.get(), &facts) == 0 && facts.st_nlink > 0 && facts.st_size > 0) {
-        usage_->give_back(FileUsage(tmp_.get(), name.c_str()).bytes());
+        usage_->give_back(FileUsage(tmp_.get(), name.c_str(), FileUsage::Writers::kOne).bytes());
       }
       ::unlinkat(tmp_.get(), name.c_str(), 0);
     } else {

@@ -232,6 +232,19 @@ TEST(FileConnector, TheCountIsPutRightWhenTheDirectoryWasChangedByOthers) {
   }
 }
 
+TEST(FileConnector, CountersThatAreTruncatedInUseEndNobodyAndAreWrittenAnew) {
+  const TestDirectory directory;
+  const Open store = open(directory);
+  const Open peer = open(directory);
+  ASSERT_EQ(set(*store, "a", 1), "OK");
+  fs::resize_file(directory.file("usage"), 0);
+  EXPECT_EQ(store->usage()->used_bytes, file_size(kSize, false)) << "as far as it knows";
+  ASSERT_EQ(set(*store, "b", 1), "OK");
+  EXPECT_EQ(store->usage()->used_bytes, 2 * file_size(kSize, false));
+  EXPECT_EQ(peer->usage()->used_bytes, 2 * file_size(kSize, false)) << "they count together again";
+  EXPECT_EQ(peer->usage()->keys, 2u);
+}
+
 TEST(FileConnector, ValuesExpireAndNobodyIsToldOfThem) {
   const TestDirectory directory;
   const Open store = open(directory);
@@ -305,9 +318,10 @@ class Trouble final : public FileSteps {
  public:
   int before(Step step, const std::string&) override {
     std::unique_lock lock(mutex_);
-    ++met_;
+    ++holding_;
     changed_.notify_all();
     changed_.wait(lock, [&] { return step != held_; });
+    --holding_;
     return step == failing_ ? error_ : 0;
   }
   void fail(Step step, int error) {
@@ -320,10 +334,14 @@ class Trouble final : public FileSteps {
     held_ = step;
     changed_.notify_all();
   }
-  void await_step() {
+  // How many steps are held up; waits until one is, if nobody comes soon.
+  [[nodiscard]] int holding() {
+    const std::lock_guard lock(mutex_);
+    return holding_;
+  }
+  void await_held() {
     std::unique_lock lock(mutex_);
-    const int known = met_;
-    changed_.wait_for(lock, std::chrono::seconds(30), [&] { return met_ != known; });
+    changed_.wait_for(lock, std::chrono::seconds(30), [&] { return holding_ > 0; });
   }
 
  private:
@@ -332,7 +350,7 @@ class Trouble final : public FileSteps {
   std::optional<Step> failing_;
   std::optional<Step> held_;
   int error_ = 0;
-  int met_ = 0;
+  int holding_ = 0;
 };
 
 TEST(FileConnector, WhatTheDiskRefusesIsAStatusWithItsWords) {
@@ -374,18 +392,30 @@ TEST(FileConnector, ADiskThatHangsHoldsUpNobodyWhoDoesNotNeedIt) {
   for (int key = 0; key < 40; ++key) buffers.emplace_back(kSize);
   std::vector<std::string> keys;
   for (int key = 0; key < 40; ++key) keys.push_back(std::to_string(key));
-  const Nanos deadline = monotonic_ns() + 20 * kMilli;
-  const auto job = make_job({.verb = Verb::kSet, .deadline = deadline}, keys, &buffers);
-  ASSERT_TRUE(store->submit(job));
-  EXPECT_FALSE(job->wait(deadline + 20 * kMilli)) << "the disk has some of the buffers";
+  std::shared_ptr<Job> job;
+  for (Nanos limit = 20 * kMilli;; limit *= 4) {  // a busy machine may begin with none in time
+    ASSERT_LT(limit, kPatience) << "nobody begins to write";
+    const Nanos deadline = monotonic_ns() + limit;
+    job = make_job({.verb = Verb::kSet, .deadline = deadline}, keys, &buffers);
+    ASSERT_TRUE(store->submit(job));
+    if (!job->wait(deadline + 20 * kMilli)) break;
+    ASSERT_EQ(trouble.holding(), 0) << "the disk has some of the buffers";
+  }
+  trouble.await_held();
   expect_value(*store, "old", 1);
   EXPECT_EQ(run(*store, make_job({.verb = Verb::kExists}, {"old"})), "OK");
-  const auto later =
-      make_job({.verb = Verb::kSet, .deadline = monotonic_ns() + 20 * kMilli}, {"late"}, &buffers);
-  EXPECT_EQ(run(*store, later), "TIMEOUT") << "it was never begun, so it ends in time";
+  std::vector<std::shared_ptr<Job>> later;
+  do {  // a thread that was late for the others may begin with one, and hangs from then on
+    ASSERT_LT(later.size(), 5u) << "there are four that write";
+    const Nanos deadline = monotonic_ns() + 20 * kMilli;
+    later.push_back(make_job({.verb = Verb::kSet, .deadline = deadline}, {"late"}, &buffers));
+    ASSERT_TRUE(store->submit(later.back()));
+  } while (!later.back()->wait(monotonic_ns() + 2 * kSecond));
+  EXPECT_EQ(later.back()->status(0), Status::kTimeout) << "it was never begun: it ends in time";
   trouble.hold({});
   ASSERT_TRUE(job->wait(monotonic_ns() + kPatience));
   EXPECT_EQ(job->status(39), Status::kTimeout);
+  for (const auto& begun : later) EXPECT_TRUE(begun->wait(monotonic_ns() + kPatience));
 }
 
 TEST(FileConnector, ClosingDoesNotWaitForADiskThatHangs) {
@@ -399,7 +429,7 @@ TEST(FileConnector, ClosingDoesNotWaitForADiskThatHangs) {
     trouble.hold(FileSteps::Step::kWrite);
     job = make_job({.verb = Verb::kSet}, {"a"}, &buffers);
     ASSERT_TRUE(store->submit(job));
-    trouble.await_step();
+    trouble.await_held();
     const Nanos before = monotonic_ns();
     store->close();
     EXPECT_LT(monotonic_ns() - before, Connector::kCloseWait + 5 * kSecond);

@@ -1,98 +1,132 @@
 #include "connector/file_usage.hpp"
 
 #include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
-
-#include "base/unique_fd.hpp"
+#include <cerrno>
+#include <chrono>
+#include <thread>
 
 namespace kvferry::connector {
 namespace {
 
 constexpr std::uint64_t kMagic = 0x3153554546565646;  // "FVVFEUS1": another layout gets another
-constexpr std::size_t kMappedBytes = 4096;
+// A change takes microseconds. Who holds the lock for longer was stopped, and we go on without it.
+constexpr int kLockTries = 50;
+constexpr std::chrono::microseconds kLockPause{200};
+
+bool set_lock(int fd, short type) noexcept {
+  struct flock lock{};
+  lock.l_type = type;
+  lock.l_whence = SEEK_SET;
+  return ::fcntl(fd, F_OFD_SETLK, &lock) == 0;
+}
 
 }  // namespace
 
-FileUsage::FileUsage(int directory, const char* name) {
-  const UniqueFd fd(::openat(directory, name, O_RDWR | O_CREAT | O_CLOEXEC, 0600));
-  struct stat facts{};
-  if (!fd || ::fstat(fd.get(), &facts) != 0) return;
-  // Written, not extended: a mapping without blocks behind it would end us on a disk that is full.
-  static constexpr std::array<std::byte, kMappedBytes> kZeros{};
-  if (facts.st_size < off_t{kMappedBytes} &&
-      ::pwrite(fd.get(), kZeros.data(), kZeros.size(), 0) != ssize_t{kMappedBytes}) {
-    return;
+// The counters, from their file and, if they were changed, back into it.
+class FileUsage::Locked {
+ public:
+  explicit Locked(const FileUsage& usage) : usage_(usage), guard_(usage.mutex_) {
+    if (!usage_.fd_) return;
+    const int tries_max = usage_.writers_ == Writers::kMany ? kLockTries : 0;
+    for (int tries = 0; tries < tries_max; ++tries) {
+      locked_ = set_lock(usage_.fd_.get(), F_WRLCK);
+      if (locked_ || (errno != EAGAIN && errno != EACCES)) break;  // no locks on this file system
+      std::this_thread::sleep_for(kLockPause);
+    }
+    Counters found;
+    if (::pread(usage_.fd_.get(), &found, sizeof found, 0) == ssize_t{sizeof found} &&
+        found.magic == kMagic) {
+      usage_.known_ = found;
+    }
   }
-  void* const memory =
-      ::mmap(nullptr, kMappedBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
-  if (memory == MAP_FAILED) return;
-  counters_ = static_cast<Counters*>(memory);
-  const std::atomic_ref magic(counters_->magic);
-  if (magic.load(std::memory_order_acquire) == kMagic) return;
-  // New, or damaged: the scan that follows counts anew.
-  for (std::int64_t* counter : {&counters_->stored_bytes, &counters_->stored_keys,
-                                &counters_->reserved_bytes, &counters_->scanned_at_ms}) {
-    std::atomic_ref(*counter).store(0, std::memory_order_relaxed);
+  ~Locked() {
+    if (locked_) set_lock(usage_.fd_.get(), F_UNLCK);
   }
-  magic.store(kMagic, std::memory_order_release);
-}
+  Locked(const Locked&) = delete;
+  Locked& operator=(const Locked&) = delete;
 
-FileUsage::~FileUsage() {
-  if (counters_ != &own_) ::munmap(counters_, kMappedBytes);
+  [[nodiscard]] Counters& counters() noexcept { return usage_.known_; }
+  void write() noexcept {
+    if (!usage_.fd_) return;
+    usage_.known_.magic = kMagic;
+    // On a disk that is full each process counts for itself.
+    [[maybe_unused]] const ssize_t written =
+        ::pwrite(usage_.fd_.get(), &usage_.known_, sizeof usage_.known_, 0);
+  }
+
+ private:
+  const FileUsage& usage_;
+  const std::lock_guard<std::mutex> guard_;
+  bool locked_ = false;
+};
+
+FileUsage::FileUsage(int directory, const char* name, Writers writers)
+    : fd_(::openat(directory, name, O_RDWR | O_CREAT | O_CLOEXEC, 0600)), writers_(writers) {
+  Locked now(*this);
+  if (now.counters().magic != kMagic) now.write();  // new, or damaged: a scan counts anew
 }
 
 bool FileUsage::reserve(std::int64_t bytes, std::uint64_t capacity) noexcept {
-  const std::int64_t reserved =
-      bytes +
-      std::atomic_ref(counters_->reserved_bytes).fetch_add(bytes, std::memory_order_relaxed);
-  const std::int64_t wanted = reserved + load(counters_->stored_bytes);
-  if (capacity == 0 || wanted <= static_cast<std::int64_t>(capacity)) return true;
-  give_back(bytes);
-  return false;
+  Locked now(*this);
+  Counters& counters = now.counters();
+  const std::int64_t wanted = bytes + counters.reserved_bytes + counters.stored_bytes;
+  if (capacity != 0 && wanted > static_cast<std::int64_t>(capacity)) return false;
+  counters.reserved_bytes += bytes;
+  now.write();
+  return true;
+}
+
+void FileUsage::give_back(std::int64_t bytes) noexcept {
+  Locked now(*this);
+  now.counters().reserved_bytes -= bytes;
+  now.write();
 }
 
 void FileUsage::stored(std::int64_t bytes, std::int64_t replaced) noexcept {
-  add(counters_->stored_bytes, bytes - std::max<std::int64_t>(replaced, 0));
-  if (replaced < 0) add(counters_->stored_keys, 1);
-  give_back(bytes);
+  Locked now(*this);
+  Counters& counters = now.counters();
+  counters.stored_bytes += bytes - std::max<std::int64_t>(replaced, 0);
+  if (replaced < 0) ++counters.stored_keys;
+  counters.reserved_bytes -= bytes;
+  now.write();
 }
 
 void FileUsage::removed(std::int64_t bytes) noexcept {
-  add(counters_->stored_bytes, -bytes);
-  add(counters_->stored_keys, -1);
+  Locked now(*this);
+  now.counters().stored_bytes -= bytes;
+  --now.counters().stored_keys;
+  now.write();
 }
 
 std::int64_t FileUsage::bytes() const noexcept {
-  return std::max<std::int64_t>(0, load(counters_->stored_bytes) + load(counters_->reserved_bytes));
+  const Counters now = note();
+  return std::max<std::int64_t>(0, now.stored_bytes + now.reserved_bytes);
 }
 
 std::int64_t FileUsage::keys() const noexcept {
-  return std::max<std::int64_t>(0, load(counters_->stored_keys));
+  return std::max<std::int64_t>(0, note().stored_keys);
 }
 
 void FileUsage::forget_reservations() noexcept {
-  std::atomic_ref(counters_->reserved_bytes).store(0, std::memory_order_relaxed);
+  Locked now(*this);
+  now.counters().reserved_bytes = 0;
+  now.write();
 }
 
-FileUsage::Counters FileUsage::note() const noexcept {
-  return {.magic = kMagic,
-          .stored_bytes = load(counters_->stored_bytes),
-          .stored_keys = load(counters_->stored_keys),
-          .reserved_bytes = load(counters_->reserved_bytes),
-          .scanned_at_ms = load(counters_->scanned_at_ms)};
-}
+FileUsage::Counters FileUsage::note() const noexcept { return Locked(*this).counters(); }
 
 void FileUsage::correct(const Counters& before, std::int64_t bytes, std::int64_t keys,
                         std::int64_t now_ms) noexcept {
+  Locked now(*this);
+  Counters& counters = now.counters();
   // By the difference: what others counted meanwhile stays counted.
-  add(counters_->stored_bytes, bytes - before.stored_bytes);
-  add(counters_->stored_keys, keys - before.stored_keys);
-  std::atomic_ref(counters_->scanned_at_ms).store(now_ms, std::memory_order_relaxed);
+  counters.stored_bytes += bytes - before.stored_bytes;
+  counters.stored_keys += keys - before.stored_keys;
+  counters.scanned_at_ms = now_ms;
+  now.write();
 }
 
 }  // namespace kvferry::connector

@@ -83,10 +83,13 @@ class Job {
   }
   void results(std::uint8_t* statuses, std::uint64_t* sizes) const noexcept;
   [[nodiscard]] const std::string& error() const noexcept { return error_; }
-  [[nodiscard]] Nanos elapsed() const noexcept { return finished_at_ - submitted_at_; }
+  [[nodiscard]] Nanos elapsed() const noexcept {
+    return unasked ? 0 : finished_at_ - submitted_at_;
+  }
 
   std::uint64_t id = 0;  // set by the connector at submission
   bool quiet = false;    // somebody waits for it: it is not announced on the event fd
+  bool unasked = false;  // set by the driver: it was answered without asking the store
 
  private:
   struct Item {

@@ -97,6 +97,63 @@ TEST(RedisConnector, ManyJobsWithCancelsAndAnEnd) {
   EXPECT_EQ(store->running(), 0u);
 }
 
+// Answers what a view asks; nothing changes but what we write ourselves.
+bool answer_view(const redis::ScriptedServer::Peer& peer,
+                 const redis::ScriptedServer::Command& words) {
+  if (words[0] == "HELLO") return peer.send("%1\r\n$5\r\nproto\r\n:3\r\n");
+  if (words[0] == "CLIENT" && words[1] == "TRACKING") return peer.send("+OK\r\n");
+  if (words[0] == "SCAN") return peer.send("*2\r\n$1\r\n0\r\n*0\r\n");
+  return false;
+}
+
+TEST(RedisConnector, WhatAViewKnowsToBeAbsentIsNotAskedFor) {
+  std::atomic<int> asked{0};
+  redis::ScriptedServer server([&](auto& peer, const auto& words) {
+    const bool reads = words[0] == "GET" || words[0] == "TOUCH";
+    if (reads && words[1].starts_with("p:no")) ++asked;
+    return answer_view(peer, words);
+  });
+  const auto client = client_of(server);
+  const Open store(RedisConnector::open(test_space(1000), client, redis::PresenceOptions{}));
+  const auto await_absent = [&](const std::string& key, bool wanted) {
+    const Nanos until = monotonic_ns() + kPatience;
+    while (store->absent(key) != wanted && monotonic_ns() < until) std::this_thread::yield();
+    EXPECT_EQ(store->absent(key), wanted) << key;
+  };
+  await_absent("a", true);
+  for (const std::string key : {"a", "b"}) EXPECT_EQ(set(*store, key, 1), "OK");
+  await_absent("a", false);
+  await_absent("no1", true);
+  const std::string_view prefix[] = {"a", "b", "no1", "c"};
+  const Nanos until = monotonic_ns() + kPatience;  // what was written is unknown for a moment
+  while (store->leading(prefix) != 2U && monotonic_ns() < until) std::this_thread::yield();
+  EXPECT_EQ(store->leading(prefix), 2U);
+  EXPECT_EQ(store->leading(std::span(prefix).first(2)), 2U);
+  const std::vector<std::string> keys{"a", "no1", "b", "no2"};
+  std::vector<std::thread> threads;
+  for (int thread = 0; thread < 3; ++thread) {
+    threads.emplace_back([&] {
+      for (int round = 0; round < 100; ++round) {
+        std::vector<Buffer> buffers;
+        for (std::size_t key = 0; key < keys.size(); ++key) buffers.emplace_back(1000);
+        const auto read = make_job({.verb = Verb::kGet}, keys, &buffers);
+        EXPECT_EQ(run(*store, read), "OK MISS OK MISS");
+        EXPECT_EQ(buffers[2].text(), value_of(1000, 1));
+        EXPECT_EQ(read->progress(), 1u);
+        EXPECT_EQ(run(*store, make_job({.verb = Verb::kTouch, .prefix = true}, keys)),
+                  "OK MISS CANCELLED CANCELLED");
+        const auto none = make_job({.verb = Verb::kTouch}, {"no1", "no2"});
+        EXPECT_EQ(run(*store, none), "MISS MISS");
+        EXPECT_EQ(none->elapsed(), 0);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(asked.load(), 0);
+  EXPECT_EQ(store->stats().keys_unasked.load(), 3u * 100 * (2 + 3 + 2));
+  EXPECT_EQ(store->running(), 0u);
+}
+
 TEST(RedisConnector, AClientThatWasClosedEndsItsJobs) {
   redis::ScriptedServer server;
   const auto client = client_of(server);

@@ -1,8 +1,9 @@
 #pragma once
 // ScriptedServer: a small server in this process, whose every answer a test may replace.
 //
-// It listens on a free port of 127.0.0.1, keeps values in a map and speaks enough RESP for the
-// client. A script sees each command first: what it does not answer, the map answers.
+// It listens on a free port of 127.0.0.1, or on a Unix socket, keeps values in a map and speaks
+// enough RESP for the client. A script sees each command first: what it does not answer, the map
+// answers.
 // Threads: one that accepts and one for each connection, all joined by the destructor; the script
 // runs on any of them. Limits: nothing is waited for longer than kPatience.
 
@@ -10,8 +11,11 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <cstring>
 #include <functional>
 #include <list>
@@ -47,11 +51,21 @@ class ScriptedServer {
     }
     // Ends the connection in both directions; the next read of either side finds its end.
     void hang_up() const { ::shutdown(fd_.get(), SHUT_RDWR); }
-    // Waits until the client ends the connection.
-    void wait_for_end() {
+    // "127.0.0.1:40000": where the client is. Requires: TCP.
+    [[nodiscard]] std::string address() const {
+      sockaddr_in name{};
+      socklen_t length = sizeof name;
+      ::getpeername(fd_.get(), reinterpret_cast<sockaddr*>(&name), &length);
+      return "127.0.0.1:" + std::to_string(ntohs(name.sin_port));
+    }
+    // Waits until there is something to read.
+    bool await_bytes() const { return readable(); }
+    // Waits until the client ends the connection. True: by a reset.
+    bool wait_for_end() const {
       char bytes[4096];
-      while (readable() && ::recv(fd_.get(), bytes, sizeof bytes, 0) > 0) {
-      }
+      ssize_t count = 1;
+      while (count > 0 && readable()) count = ::recv(fd_.get(), bytes, sizeof bytes, 0);
+      return count < 0 && errno == ECONNRESET;
     }
 
    private:
@@ -113,7 +127,20 @@ class ScriptedServer {
     port_ = ntohs(name.sin_port);
     acceptor_ = std::thread([this] { accept_all(); });
   }
+  ScriptedServer(Script script, std::string unix_path)
+      : script_(std::move(script)), unix_path_(std::move(unix_path)) {
+    listener_ = UniqueFd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_un name{};
+    name.sun_family = AF_UNIX;
+    unix_path_.copy(name.sun_path, sizeof name.sun_path - 1);
+    if (::bind(listener_.get(), reinterpret_cast<sockaddr*>(&name), sizeof name) != 0 ||
+        ::listen(listener_.get(), 64) != 0) {
+      throw std::runtime_error(std::string("cannot listen: ") + std::strerror(errno));
+    }
+    acceptor_ = std::thread([this] { accept_all(); });
+  }
   ~ScriptedServer() {
+    if (!unix_path_.empty()) ::unlink(unix_path_.c_str());
     ::shutdown(listener_.get(), SHUT_RDWR);
     acceptor_.join();
     for (Peer& peer : peers_) peer.hang_up();
@@ -179,6 +206,7 @@ class ScriptedServer {
   }
 
   const Script script_;
+  const std::string unix_path_{};
   UniqueFd listener_;
   std::uint16_t port_ = 0;
   std::atomic<int> accepted_{0};

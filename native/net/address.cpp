@@ -2,6 +2,8 @@
 
 #include <arpa/inet.h>
 #include <netdb.h>
+#include <netinet/in.h>
+#include <strings.h>
 #include <sys/un.h>
 
 #include <cerrno>
@@ -11,7 +13,8 @@
 namespace kvferry::net {
 namespace {
 
-Result<std::vector<Address>> unix_address(const std::string& path) {
+Result<std::vector<Address>> unix_address(const Endpoint& endpoint) {
+  const std::string& path = endpoint.unix_path;
   Address address;
   sockaddr_un name{};
   name.sun_family = AF_UNIX;
@@ -21,6 +24,7 @@ Result<std::vector<Address>> unix_address(const std::string& path) {
   std::memcpy(name.sun_path, path.data(), path.size());
   std::memcpy(&address.storage, &name, sizeof name);
   address.length = sizeof name;
+  address.listener = endpoint.listener;
   return std::vector<Address>{address};
 }
 
@@ -30,6 +34,11 @@ std::string Endpoint::text() const {
   if (is_unix()) return "unix:" + unix_path;
   const bool v6 = host.find(':') != std::string::npos;
   return (v6 ? "[" + host + "]" : host) + ":" + std::to_string(port);
+}
+
+bool Address::operator==(const Address& other) const noexcept {
+  return length == other.length && listener == other.listener &&
+         std::memcmp(&storage, &other.storage, length) == 0;
 }
 
 std::string Address::text() const {
@@ -51,8 +60,27 @@ bool resolves_without_lookup(const Endpoint& endpoint) {
          ::inet_pton(AF_INET6, endpoint.host.c_str(), &scratch) == 1;
 }
 
+bool is_loopback(const Endpoint& endpoint) {
+  if (endpoint.is_unix()) return false;
+  in_addr v4;
+  if (::inet_pton(AF_INET, endpoint.host.c_str(), &v4) == 1) {
+    return ntohl(v4.s_addr) >> 24 == IN_LOOPBACKNET;
+  }
+  in6_addr v6;
+  if (::inet_pton(AF_INET6, endpoint.host.c_str(), &v6) == 1) return IN6_IS_ADDR_LOOPBACK(&v6) != 0;
+  return ::strcasecmp(endpoint.host.c_str(), "localhost") == 0;
+}
+
+std::optional<Address> local_address(int fd) noexcept {
+  Address address;
+  address.length = sizeof address.storage;
+  auto* name = reinterpret_cast<sockaddr*>(&address.storage);
+  if (::getsockname(fd, name, &address.length) != 0) return std::nullopt;
+  return address;
+}
+
 Result<std::vector<Address>> resolve(const Endpoint& endpoint) {
-  if (endpoint.is_unix()) return unix_address(endpoint.unix_path);
+  if (endpoint.is_unix()) return unix_address(endpoint);
   addrinfo hints{};
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;

@@ -5,6 +5,7 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <system_error>
 #include <utility>
 
 #include "base/thread.hpp"
@@ -37,16 +38,26 @@ Resolver::~Resolver() {
 }
 
 void Resolver::request(const Endpoint& endpoint, Callback callback) {
-  const std::lock_guard lock(state_->mutex);
+  std::unique_lock lock(state_->mutex);
+  const bool asked = state_->waiting.contains(endpoint.text());
+  const std::size_t unbegun = state_->order.size() + (asked ? 0 : 1);
+  if (state_->idle < unbegun && state_->threads < kThreads) {
+    try {
+      Thread("kvferry-dns", [state = state_] { run(state); }).detach();
+      ++state_->threads;
+    } catch (const std::system_error& problem) {
+      if (state_->threads == 0) {
+        lock.unlock();
+        return callback(Error{Errc::kSystem, "cannot look up " + endpoint.host +
+                                                 ": no thread can be started: " + problem.what()});
+      }
+    }
+  }
   auto& callbacks = state_->waiting[endpoint.text()];
   callbacks.push_back(std::move(callback));
   if (callbacks.size() > kWaitingMax) callbacks.pop_front();
-  if (callbacks.size() > 1) return;
+  if (asked) return;
   state_->order.push_back(endpoint);
-  if (state_->idle < state_->order.size() && state_->threads < kThreads) {
-    ++state_->threads;
-    Thread("kvferry-dns", [state = state_] { run(state); }).detach();
-  }
   state_->wake.notify_one();
 }
 

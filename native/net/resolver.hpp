@@ -4,7 +4,9 @@
 // One look-up answers all that ask for the same endpoint meanwhile, and names whose DNS server is
 // silent hold up a few others at most: there are kThreads.
 //
-// Threads: request() from any thread; callbacks run on the resolver's threads, one at a time.
+// Threads: request() from any thread; callbacks run on the resolver's threads, one at a time, or in
+// request() itself: with kSystem, where there is no thread and none can be started now. The next
+// request() tries that again.
 // Lifetime: the destructor returns at once, even while the system resolver blocks; a callback that
 // has not begun by then never runs, and one that runs is waited for.
 

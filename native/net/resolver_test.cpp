@@ -12,6 +12,8 @@
 #include <thread>
 #include <vector>
 
+#include "base/test_no_threads.hpp"
+
 namespace kvferry::net {
 namespace {
 
@@ -100,6 +102,47 @@ TEST(Resolver, WhoWaitsForASilentNameIsForgottenInTheEnd) {
   names.speak.set_value();
   last.get_future().wait();
   EXPECT_EQ(answers, Resolver::kWaitingMax);
+}
+
+TEST(Resolver, AThreadThatCannotStartNowIsTriedAgain) {
+  Resolver resolver;
+  {
+    const NoThreads none;
+    for (int turn = 0; turn < 3; ++turn) {
+      int called = 0;
+      resolver.request(tcp("127.0.0.1", 1), [&](auto found) {
+        ++called;
+        ASSERT_FALSE(found);
+        EXPECT_EQ(found.error().code, Errc::kSystem);
+        EXPECT_NE(found.error().context.find("127.0.0.1"), std::string::npos);
+      });
+      EXPECT_EQ(called, 1) << "it must not be waited for";
+    }
+  }
+  std::promise<bool> found;
+  resolver.request(tcp("127.0.0.1", 1), [&](auto addresses) { found.set_value(bool(addresses)); });
+  auto answer = found.get_future();
+  ASSERT_EQ(answer.wait_for(std::chrono::seconds(10)), std::future_status::ready);
+  EXPECT_TRUE(answer.get());
+}
+
+TEST(Resolver, WithoutMoreThreadsTheOneThatThereIsAnswersAll) {
+  SilentNames names;
+  Resolver resolver(names.look_up());
+  std::promise<void> silent;
+  resolver.request(tcp("silent", 1), [&](auto) { silent.set_value(); });
+  std::promise<void> other;
+  {
+    const NoThreads none;
+    resolver.request(tcp("other", 1), [&](auto found) {
+      EXPECT_EQ(found.error().code, Errc::kConnect);
+      other.set_value();
+    });
+  }
+  names.speak.set_value();
+  for (std::promise<void>* answer : {&silent, &other}) {
+    EXPECT_EQ(answer->get_future().wait_for(std::chrono::seconds(10)), std::future_status::ready);
+  }
 }
 
 TEST(Resolver, ACallbackMayAskAgain) {

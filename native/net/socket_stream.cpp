@@ -3,6 +3,7 @@
 #include <netinet/tcp.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -45,7 +46,10 @@ class SocketStream final : public Stream {
   IoResult finish_connect() noexcept override {
     // Asking again is how a connection reports its state: EISCONN, EALREADY, or why it failed.
     const auto* name = reinterpret_cast<const sockaddr*>(&address_.storage);
-    if (::connect(fd(), name, address_.length) == 0 || errno == EISCONN) return {};
+    if (::connect(fd(), name, address_.length) == 0 || errno == EISCONN) {
+      if (is_expected()) return {};
+      return {.state = IoState::kFailed, .sys_errno = EPERM};
+    }
     if (errno == EALREADY || errno == EINPROGRESS || errno == EINTR) {
       return {.state = IoState::kWouldBlock};
     }
@@ -76,6 +80,22 @@ class SocketStream final : public Stream {
     return ::ioctl(fd(), SIOCOUTQ, &bytes) == 0 ? static_cast<std::size_t>(bytes) : 0;
   }
 
+  void reset() noexcept override {
+    if (address_.family() == AF_UNIX) return;
+    constexpr linger kAtOnce{.l_onoff = 1, .l_linger = 0};
+    ::setsockopt(fd(), SOL_SOCKET, SO_LINGER, &kAtOnce, sizeof kAtOnce);
+    // close() would do, but not while a forked child has the descriptor too. Where this is refused
+    // (TLS in the kernel), close() it is.
+    sockaddr nowhere{};
+    nowhere.sa_family = AF_UNSPEC;
+    ::connect(fd(), &nowhere, sizeof nowhere);
+  }
+
+  [[nodiscard]] std::string failure(const IoResult& result) const override {
+    const bool other = address_.listener != 0 && result.sys_errno == EPERM;
+    return other ? "another process or another user's listens there" : reason(result);
+  }
+
   void set_receive_low_water(std::size_t bytes) noexcept override {
     const auto value = static_cast<int>(std::min<std::size_t>(bytes, 1u << 30));
     if (address_.family() == AF_UNIX || value == low_water_) return;
@@ -84,6 +104,15 @@ class SocketStream final : public Stream {
   }
 
  private:
+  // The kernel noted who listened when we connected; in a PID namespace other than ours it is 0.
+  [[nodiscard]] bool is_expected() const noexcept {
+    if (address_.listener == 0) return true;
+    ucred peer{};
+    socklen_t length = sizeof peer;
+    return ::getsockopt(fd(), SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 &&
+           peer.pid == address_.listener && peer.uid == ::geteuid();
+  }
+
   UniqueFd fd_;
   Address address_;
   int low_water_ = 1;

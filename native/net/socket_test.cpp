@@ -191,6 +191,37 @@ TEST_P(StreamOver, AFullPeerBlocksAndAClosedOneEnds) {
   EXPECT_EQ(stream.send({&out, 1}).state, IoState::kFailed) << "and no signal ends the process";
 }
 
+TEST_P(StreamOver, AResetTakesBackWhatTheKernelStillHolds) {
+  const Listener listener(GetParam());
+  for (const bool forked : {false, true}) {
+    Poller poller = make_poller();
+    auto opened = open_stream(listener.address());
+    ASSERT_TRUE(opened);
+    ASSERT_EQ(connected(poller, **opened).state, IoState::kOk);
+    const UniqueFd peer = listener.accept();
+    // A child has it too: the last close() is then not ours.
+    const UniqueFd copy(forked ? ::dup((*opened)->fd()) : -1);
+    std::string large(1 << 20, 'x');
+    const iovec out = piece(large);
+    std::size_t sent = 0;
+    for (IoResult io; (io = (*opened)->send({&out, 1})).state == IoState::kOk;) sent += io.bytes;
+    (*opened)->reset();
+    opened->reset();
+
+    const timeval limit{.tv_sec = kPatience / kSecond, .tv_usec = 0};
+    ::setsockopt(peer.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    if (GetParam() == AF_UNIX) continue;  // all that was sent is there
+    std::size_t seen = 0;
+    ssize_t count = 0;
+    while ((count = ::recv(peer.get(), large.data(), large.size(), 0)) > 0) {
+      seen += static_cast<std::size_t>(count);
+    }
+    EXPECT_EQ(count, -1) << "a proper end";
+    EXPECT_EQ(errno, ECONNRESET);
+    EXPECT_LT(seen, sent);
+  }
+}
+
 TEST_P(StreamOver, ARefusalIsKnownAtOnceOrWhenConnecting) {
   Listener listener(GetParam());
   const Address address = listener.address();

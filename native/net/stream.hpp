@@ -56,12 +56,18 @@ class Stream {
   // Scatter and gather; the memory is only touched during the call. A receive() that moves fewer
   // bytes than asked for has emptied the stream: fd() becomes readable when there is more. After
   // one that filled all pieces call it again: the next bytes may have left the socket already.
+  // What was given to send() leaves in calls of send() alone: an answer to it is never received
+  // before the send() that reports its last byte.
   virtual IoResult receive(std::span<const iovec> pieces) noexcept = 0;
   virtual IoResult send(std::span<const iovec> pieces) noexcept = 0;
   // Bytes that were sent and that the peer has not taken yet; 0 where nobody can tell.
   [[nodiscard]] virtual std::size_t unsent_bytes() const noexcept = 0;
   // Asks not to be called readable before `bytes` are there (a hint that saves wake-ups; 1: off).
   virtual void set_receive_low_water(std::size_t bytes) noexcept = 0;
+  // Ends the stream so that what was sent and has not arrived never does, as far as that can be:
+  // TCP resets the connection, and drops what the kernel still holds for the peer. Over a Unix
+  // socket all that was sent has arrived. Only the destructor may follow.
+  virtual void reset() noexcept = 0;
   // Why this stream ended with `result`; knows more than reason().
   [[nodiscard]] virtual std::string failure(const IoResult& result) const { return reason(result); }
   // Requires: finish_connect() said kOk. Nothing on a stream without TLS.

@@ -31,7 +31,7 @@ struct TlsBioMethod {
   static long control(BIO* bio, int command, long, void*) {
     switch (command) {
       case BIO_CTRL_FLUSH:  // what the stream does not take now waits for the next flush()
-        self(bio).flush();
+        if (!self(bio).held_) self(bio).flush();
         return 1;
       case BIO_CTRL_EOF:
         return self(bio).receive_failure().state == IoState::kClosed ? 1 : 0;
@@ -87,7 +87,7 @@ bool TlsBio::read(std::byte* out, std::size_t size, std::size_t& count) noexcept
 
 bool TlsBio::write(const std::byte* data, std::size_t size) noexcept {
   if (!gathered_) gathered_ = std::make_unique_for_overwrite<std::byte[]>(kOutBytes);
-  if (!blocked_ && pending() + size > kGatherBytes) {
+  if (!blocked_ && !held_ && pending() + size > kGatherBytes) {
     const std::array<iovec, 2> pieces{iovec{gathered_.get() + gathered_begin_, pending()},
                                       iovec{const_cast<std::byte*>(data), size}};
     const IoResult io = stream_.send(pieces);

@@ -48,6 +48,8 @@ class TlsBio {
   void begin_record() noexcept { idle_bytes_ = 0; }
   // Sends what is gathered. False: the stream takes nothing any more.
   bool flush() noexcept;
+  // While held, nothing leaves but by flush(): not when OpenSSL answers the peer by itself.
+  void hold(bool held) noexcept { held_ = held; }
   [[nodiscard]] std::size_t pending() const noexcept { return gathered_end_ - gathered_begin_; }
   // Nothing more should be written for now.
   [[nodiscard]] bool blocked() const noexcept { return blocked_; }
@@ -75,6 +77,7 @@ class TlsBio {
   std::size_t gathered_begin_ = 0;
   std::size_t gathered_end_ = 0;
   bool blocked_ = false;
+  bool held_ = false;
   IoResult receive_failure_;
   IoResult send_failure_;
 };

@@ -50,8 +50,9 @@ IoResult TlsStream::receive(std::span<const iovec> pieces) noexcept {
     }
     if (left > 0) break;
   }
-  // An answer of the protocol, such as new keys. What does not go out now does with the next call.
-  if (!ended_) bio_.flush();
+  // An answer of the protocol, such as new keys. What does not go out now does with the next call;
+  // behind a byte that send() has not reported, with the next send().
+  if (!ended_ && !held_back_) bio_.flush();
   if (total == 0) return last;
   heard_ = true;
   // The end was read together with these bytes, so the socket would stay silent about it.
@@ -65,6 +66,7 @@ IoResult TlsStream::send(std::span<const iovec> pieces) noexcept {
   ERR_clear_error();
   if (!bio_.flush()) return unable_to_send();
   if (bio_.pending() > 0) return {.state = IoState::kWouldBlock};
+  bio_.hold(false);
   std::size_t skip = std::exchange(held_back_, false) ? 1 : 0;
   std::size_t taken = 0;
   for (const iovec& piece : pieces) {
@@ -89,6 +91,7 @@ IoResult TlsStream::send(std::span<const iovec> pieces) noexcept {
   }
   if (!bio_.flush()) return unable_to_send();
   held_back_ = bio_.pending() > 0 && taken > 0;
+  bio_.hold(held_back_);
   if (held_back_) --taken;
   if (taken == 0) return {.state = IoState::kWouldBlock};
   return {.bytes = taken};
@@ -100,6 +103,11 @@ std::size_t TlsStream::unsent_bytes() const noexcept {
 
 void TlsStream::set_receive_low_water(std::size_t bytes) noexcept {
   below_->set_receive_low_water(bytes > kRecordBytesMax ? bytes - kRecordBytesMax : 1);
+}
+
+void TlsStream::reset() noexcept {
+  ended_ = IoResult{.state = IoState::kFailed, .sys_errno = ECONNRESET};  // without a goodbye
+  below_->reset();
 }
 
 std::string TlsStream::failure(const IoResult& result) const {

@@ -4,7 +4,8 @@
 // Sending: OpenSSL takes a record at a time and TlsBio gathers them, so bytes may be encrypted and
 // not yet sent when send() returns. The caller must then come again, so the last byte is not
 // reported until everything is out. That byte is never read twice: the memory of what is reported,
-// and of that byte, is no longer needed.
+// and of that byte, is no longer needed. Until it is reported, receive() sends nothing either: else
+// the answer could be there before the bytes count as sent.
 //
 // Receiving: straight into the caller's memory, until that is full or the stream below is empty.
 // Bytes that stay behind are less than a record, or the caller asked for less than there was.
@@ -47,6 +48,7 @@ class TlsStream final : public Stream {
   IoResult send(std::span<const iovec> pieces) noexcept override;
   [[nodiscard]] std::size_t unsent_bytes() const noexcept override;
   void set_receive_low_water(std::size_t bytes) noexcept override;
+  void reset() noexcept override;
   [[nodiscard]] std::string failure(const IoResult& result) const override;
   [[nodiscard]] std::optional<TlsFacts> tls_facts() const override;
 

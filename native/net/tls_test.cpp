@@ -197,6 +197,36 @@ TEST(Tls, NewKeysAreAnsweredWithoutTheCallersHelp) {
   }
 }
 
+TEST(Tls, AResetSaysNoGoodbyeAndLeavesNothingOnItsWay) {
+  const Certificates certificates;
+  for (const bool ktls : {false, true}) {
+    std::promise<void> full;
+    int end = 0;
+    {
+      const Peer peer(certificates.server, [&](const Talk& talk) {
+        full.get_future().wait();
+        std::string memory(1 << 16, '\0');
+        for (ssize_t got = 1; got > 0;) {  // below TLS, which would hide how it ends
+          got = ::recv(SSL_get_fd(talk.ssl()), memory.data(), memory.size(), 0);
+          end = got < 0 ? errno : 0;
+        }
+      });
+      TlsConfig config = certificates.config();
+      config.ktls = ktls;
+      Client client(context_of(config)->open_stream(peer.address(), "localhost"));
+      ASSERT_EQ(client.connect().state, IoState::kOk);
+      std::string memory = noise(32 << 20, 9);
+      const iovec piece{memory.data(), memory.size()};
+      while (client.stream().send({&piece, 1}).state == IoState::kOk) {
+      }
+      client.stream().reset();
+      client.close();
+      full.set_value();
+    }
+    EXPECT_EQ(end, ECONNRESET);
+  }
+}
+
 TEST(Tls, AFlippedBitEndsTheStream) {
   const Certificates certificates;
   const Peer peer(certificates.server, [&](const Talk& talk) {

@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
+#include <future>
 #include <memory>
 #include <random>
 #include <string>
@@ -51,6 +53,7 @@ class Trickle final : public Stream {
     return below_->unsent_bytes();
   }
   void set_receive_low_water(std::size_t) noexcept override {}
+  void reset() noexcept override { below_->reset(); }
 
  private:
   iovec cut(std::span<const iovec> pieces) {
@@ -64,6 +67,80 @@ class Trickle final : public Stream {
   bool full_ = false;
   std::mt19937 random_{7};
 };
+
+// A stream that takes all it is given, or so many bytes and then nothing.
+class Gate final : public Stream {
+ public:
+  explicit Gate(std::unique_ptr<Stream> below) : below_(std::move(below)) {}
+
+  void allow(std::size_t bytes) { room_ = bytes; }
+  [[nodiscard]] std::size_t passed() const { return passed_; }
+
+  [[nodiscard]] int fd() const noexcept override { return below_->fd(); }
+  IoResult finish_connect() noexcept override { return below_->finish_connect(); }
+  IoResult receive(std::span<const iovec> pieces) noexcept override {
+    return below_->receive(pieces);
+  }
+  IoResult send(std::span<const iovec> pieces) noexcept override {
+    if (room_ == 0) return {.state = IoState::kWouldBlock};
+    const iovec some{pieces[0].iov_base, std::min(pieces[0].iov_len, room_)};
+    const IoResult io = below_->send({&some, 1});
+    room_ -= io.bytes;
+    passed_ += io.bytes;
+    return io;
+  }
+  [[nodiscard]] std::size_t unsent_bytes() const noexcept override { return 0; }
+  void set_receive_low_water(std::size_t) noexcept override {}
+  void reset() noexcept override { below_->reset(); }
+
+ private:
+  const std::unique_ptr<Stream> below_;
+  std::size_t room_ = SIZE_MAX;
+  std::size_t passed_ = 0;
+};
+
+// A SET that left while its reply was awaited looked as if it had been answered before it was sent.
+TEST(TlsGate, NoAnswerIsReceivedBeforeTheSendThatReportsTheLastByte) {
+  const Certificates certificates;
+  for (const bool new_keys : {false, true}) {  // which OpenSSL answers without being asked
+    std::promise<void> stuck;
+    constexpr std::size_t kSize = 40'000;
+    const Peer peer(certificates.server, [&](const Talk& talk) {
+      EXPECT_EQ(talk.read(5), "first");
+      stuck.get_future().wait();
+      for (int turn = 0; turn < 3; ++turn) {  // what a turn asks for is answered in the next
+        if (new_keys) EXPECT_EQ(SSL_key_update(talk.ssl(), SSL_KEY_UPDATE_REQUESTED), 1);
+        EXPECT_TRUE(talk.write("+OK"));
+      }
+      EXPECT_EQ(talk.read(kSize).size(), kSize);
+      EXPECT_TRUE(talk.write("+OK"));
+      talk.wait_for_end();
+    });
+    auto below = std::make_unique<Gate>(std::move(*open_stream(peer.address())));
+    Gate& gate = *below;
+    Client client(context_of(certificates.config())->open_over(std::move(below), "localhost", "x"));
+    ASSERT_EQ(client.connect().state, IoState::kOk);
+    ASSERT_EQ(client.send("first").state, IoState::kOk);
+
+    std::string second = noise(kSize, 3);
+    gate.allow(1'000);
+    const iovec all{second.data(), second.size()};
+    std::size_t reported = client.stream().send({&all, 1}).bytes;
+    EXPECT_LT(reported, kSize);
+    stuck.set_value();
+    gate.allow(SIZE_MAX);  // the peer has taken what stood before it
+    const std::size_t passed = gate.passed();
+    EXPECT_EQ(client.receive(9), "+OK+OK+OK") << "of the first";
+    EXPECT_EQ(gate.passed(), passed) << "a receive() has sent what no send() has reported";
+
+    for (IoResult io; reported < kSize; reported += io.bytes) {
+      const iovec rest{second.data() + reported, kSize - reported};
+      io = client.stream().send({&rest, 1});
+      ASSERT_EQ(io.state, IoState::kOk);
+    }
+    EXPECT_EQ(client.receive(3), "+OK") << "of the second";
+  }
+}
 
 class TlsTrickle : public testing::TestWithParam<std::size_t> {};
 
@@ -135,6 +212,7 @@ class Endless final : public Stream {
   }
   [[nodiscard]] std::size_t unsent_bytes() const noexcept override { return 0; }
   void set_receive_low_water(std::size_t) noexcept override {}
+  void reset() noexcept override { below_->reset(); }
 
  private:
   const std::unique_ptr<Stream> below_;

@@ -19,7 +19,17 @@ void Batch::add(std::string_view key, MutableBytes buffer) {
   codec::StripePlan plan;
   if (options_.framed) {
     plan = codec::stripe_plan(buffer.size());
-    stripes = plan.count;
+    stripes = std::max<std::uint32_t>(plan.count, 1);
+    if (plan.count == 0 && refusal_.empty()) {
+      refusal_ = "a value has " + std::to_string(buffer.size()) + " bytes; store at most " +
+                 std::to_string(codec::kValueSizeBytesMax) + " under one key";
+    }
+  }
+  if (options_.verb != Verb::kPing && (key.empty() || key.size() > kKeyBytesMax)) {
+    if (refusal_.empty()) {
+      refusal_ = "a key has 1 to 512 bytes, this one " + std::to_string(key.size());
+    }
+    key = key.substr(0, kKeyBytesMax);
   }
   items_.push_back({.first = static_cast<std::uint32_t>(commands_.size()),
                     .stripes = static_cast<std::uint16_t>(stripes),
@@ -48,6 +58,10 @@ void Batch::add(std::string_view key, MutableBytes buffer) {
     commands_.push_back(command);
   }
   unsettled_.store(commands_.size(), std::memory_order_relaxed);
+}
+
+std::string Batch::refusal() const {
+  return items_.empty() ? "the batch is empty; ask for at least one key" : refusal_;
 }
 
 std::span<Command> Batch::stripes(const Command& command) noexcept {

@@ -1,6 +1,8 @@
 #pragma once
 // Batch: one request of the caller for many keys, and its outcome.
 //
+// What can never be sent (a key of no or too many bytes, a value of too many stripes, nothing at
+// all) is noted when it is added, and the client refuses the batch.
 // A batch owns its key bytes; payload memory belongs to the caller, who keeps it valid until the
 // batch is finished (finished = no thread and no kernel call can still touch it).
 // Each key is one item. An item is one command on the wire, or several when its value is striped.
@@ -75,6 +77,9 @@ class Batch {
     std::uint64_t identity = 0;  // framed: what the bytes must be comparable with
   };
 
+  // 512 of the caller, and the number of a stripe.
+  static constexpr std::size_t kKeyBytesMax = 512 + 6;
+
   explicit Batch(const Options& options) : options_(options) {}
 
   // --- Building: before submission, one thread. ---
@@ -82,6 +87,8 @@ class Batch {
   // Plain GET/SET name the buffer; the other verbs leave it empty.
   void add(std::string_view key, MutableBytes buffer);
   void set_deadline(Nanos deadline) noexcept { options_.deadline = deadline; }
+  // Why it cannot be sent; empty: it can.
+  [[nodiscard]] std::string refusal() const;
 
   // --- While it runs. ---
   [[nodiscard]] const Options& options() const noexcept { return options_; }
@@ -146,6 +153,7 @@ class Batch {
   [[nodiscard]] Status combine(const Item& item, std::uint64_t& size) const noexcept;
 
   Options options_;
+  std::string refusal_;
   std::string keys_;
   std::vector<Command> commands_;
   std::vector<Item> items_;

@@ -15,6 +15,15 @@ Result<std::unique_ptr<Client>> Client::open(Config config,
   if (config.connections == 0 || config.workers == 0) {
     return Error{Errc::kInvalidArgument, "connections and workers must be at least 1"};
   }
+  for (const auto& [name, word] : {std::pair{"username", &config.username},
+                                   {"password", &config.password},
+                                   {"client_name", &config.client_name},
+                                   {"sentinel_username", &config.sentinel_username},
+                                   {"sentinel_password", &config.sentinel_password}}) {
+    if (const Outcome fits = check_credential(name, *word); !fits) {
+      return Error{Errc::kInvalidArgument, fits.error().context};
+    }
+  }
   // A cluster's nodes have connections of their own each, which all threads share.
   if (config.topology != Topology::kCluster) {
     config.workers = std::min(config.workers, config.connections);
@@ -54,27 +63,61 @@ Client::Client(Config config, std::shared_ptr<net::Transport> transport,
 }
 
 Outcome Client::start() {
-  const Worker::Surroundings shared{config_, router_, *resolver_, *transport_, credentials_.get(),
+  if (asks_for_socket(config_)) {
+    const LinkContext links{*transport_, *resolver_, credentials_.get(), stop_};
+    auto same_host = SameHost::open(config_, router_.nodes().front().server, links, log_);
+    if (!same_host) return same_host.error();
+    same_host_ = std::move(*same_host);
+  }
+  const bool insists = config_.same_host == SameHostWay::kUnix;
+  const Worker::Surroundings shared{config_,     router_,
+                                    *resolver_,  insists ? same_host_.get() : nullptr,
+                                    *transport_, credentials_.get(),
                                     log_};
   for (std::size_t index = 0; index <= config_.workers; ++index) {
     auto worker = Worker::open(shared, index);
     if (!worker) return worker.error();
     workers_.push_back(std::move(*worker));
   }
-  if (config_.presence_prefix) {
-    const LinkContext links{*transport_, *resolver_, credentials_.get(), stop_};
-    auto presence = PresenceView::open(config_, router_, links, log_);
-    if (!presence) return presence.error();
-    presence_ = std::move(*presence);
-  }
   try {
     for (auto& worker : workers_) worker->start();
     if (watch_) watch_->start();
-    if (presence_) presence_->start();
+    if (same_host_) same_host_->start();
   } catch (const std::system_error& problem) {
     return Error{Errc::kSystem, std::string("cannot start an I/O thread: ") + problem.what()};
   }
+  if (config_.presence_prefix &&
+      !watch({.prefix = *config_.presence_prefix, .keys_max = config_.presence_keys_max})) {
+    return Error{Errc::kSystem, "cannot start the thread of the presence view"};
+  }
   return Done{};
+}
+
+const PresenceView* Client::watch(PresenceOptions options) {
+  if (forked()) return nullptr;
+  const std::lock_guard lock(mutex_);
+  const std::size_t count = views_count_.load(std::memory_order_relaxed);
+  for (std::size_t index = 0; index < count; ++index) {
+    if (views_[index]->prefix() == options.prefix) return views_[index].get();
+  }
+  if (closed_ || count == kViewsMax) return nullptr;
+  const LinkContext links{*transport_, *resolver_, credentials_.get(), stop_};
+  auto view = PresenceView::open(std::move(options), config_, router_, links, log_);
+  if (!view) return nullptr;
+  try {
+    (*view)->start();
+  } catch (const std::system_error&) {
+    return nullptr;
+  }
+  views_[count] = std::move(*view);
+  views_count_.store(count + 1, std::memory_order_release);
+  return views_[count].get();
+}
+
+void Client::forked_away() noexcept {
+  for (const auto& view : views_) {
+    if (view) view->forked();
+  }
 }
 
 Client::~Client() { close(); }
@@ -82,6 +125,9 @@ Client::~Client() { close(); }
 Result<std::uint64_t> Client::submit(const std::shared_ptr<Batch>& batch) {
   if (forked()) {
     return Error{Errc::kForked, "this client belongs to the process that forked"};
+  }
+  if (std::string refusal = batch->refusal(); !refusal.empty()) {
+    return Error{Errc::kInvalidArgument, std::move(refusal)};
   }
   std::uint64_t id = 0;
   {
@@ -136,7 +182,10 @@ void Client::close() {
   }
   stop_.signal();
   if (watch_) watch_->stop();
-  if (presence_) presence_->stop();
+  if (same_host_) same_host_->stop();
+  for (const auto& view : views_) {
+    if (view) view->stop();  // nobody watches any more
+  }
   for (auto& worker : workers_) worker->stop();
   // Workers and links ask these until they have stopped.
   resolver_.reset();
@@ -159,7 +208,10 @@ void Client::finished(Batch& batch) {
     owner = std::move(found->second);
     running_.erase(found);
   }
-  if (presence_) presence_->wrote(batch);  // before anybody hears of it
+  const std::size_t views = views_count_.load(std::memory_order_acquire);
+  for (std::size_t index = 0; index < views; ++index) {
+    views_[index]->wrote(batch);  // before anybody hears of it
+  }
   const std::shared_ptr<BatchListener> listener = owner->listener;
   owner->finish();
   if (listener) return listener->finished(*this, owner);
@@ -191,6 +243,7 @@ void Client::redirected(Server& from, Work work, std::string_view answer) {
 
 void Client::suspect() {
   if (watch_) watch_->suspect();
+  if (same_host_) same_host_->suspect();
 }
 
 }  // namespace kvferry::redis

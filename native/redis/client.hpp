@@ -9,6 +9,8 @@
 
 #include <sys/types.h>
 
+#include <array>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -24,6 +26,7 @@
 #include "redis/credentials.hpp"
 #include "redis/presence_view.hpp"
 #include "redis/router.hpp"
+#include "redis/same_host.hpp"
 #include "redis/topology_watch.hpp"
 #include "redis/worker.hpp"
 
@@ -43,7 +46,7 @@ class Client final : private Dispatcher {
 
   // Hands a batch over and names it. With `batch->quiet` the caller wait()s for it; otherwise it
   // comes back through drain(). While the server is down it finishes at once.
-  // Fails with: kClosed, kForked, kCapacity.
+  // Fails with: kClosed, kForked, kCapacity, kInvalidArgument (see Batch::refusal()).
   Result<std::uint64_t> submit(const std::shared_ptr<Batch>& batch);
 
   // Withdraws a batch; it still finishes, soon: when no buffer of it can be touched any more.
@@ -68,11 +71,22 @@ class Client final : private Dispatcher {
   [[nodiscard]] net::Transport& transport() noexcept { return *transport_; }
   [[nodiscard]] net::Resolver& resolver() noexcept { return *resolver_; }
   [[nodiscard]] LogSink& log() noexcept { return log_; }
-  // Null: the configuration asks for none.
-  [[nodiscard]] const PresenceView* presence() const noexcept { return presence_.get(); }
+  // Null: the configuration, or the server's address, leaves nothing to look for.
+  [[nodiscard]] const SameHost* same_host() const noexcept { return same_host_.get(); }
+  // Keeps a view from now on, or goes on with the one of that prefix; as long as the client lives.
+  // Null: there are too many, or the client is closed.
+  const PresenceView* watch(PresenceOptions options);
+  // The first; null: there is none.
+  [[nodiscard]] const PresenceView* presence() const noexcept {
+    return views_count_.load(std::memory_order_acquire) > 0 ? views_[0].get() : nullptr;
+  }
+  // To be called in a forked child.
+  void forked_away() noexcept;
   [[nodiscard]] std::size_t running() const;
 
  private:
+  static constexpr std::size_t kViewsMax = 16;
+
   Client(Config config, std::shared_ptr<net::Transport> transport,
          std::shared_ptr<CredentialSource> credentials, EventFd event, EventFd stop, EventFd wake);
   Outcome start();
@@ -98,7 +112,9 @@ class Client final : private Dispatcher {
   Router router_;
   std::unique_ptr<net::Resolver> resolver_;
   std::unique_ptr<TopologyWatch> watch_;  // null: the topology does not change
-  std::unique_ptr<PresenceView> presence_;
+  std::unique_ptr<SameHost> same_host_;   // null: nobody looks for a Unix socket
+  std::array<std::unique_ptr<PresenceView>, kViewsMax> views_;
+  std::atomic<std::size_t> views_count_{0};  // of views_; pairs with those who look at them
   std::vector<std::unique_ptr<Worker>> workers_;
 };
 

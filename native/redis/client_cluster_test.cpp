@@ -22,7 +22,7 @@ using Words = ScriptedServer::Command;
 Config config_for(std::uint16_t port) {
   Config config = client_config(port);
   config.topology = Topology::kCluster;
-  config.connect_timeout = config.stall_timeout = 500 * kMilli;
+  config.connect_timeout = config.stall_timeout = 2 * kSecond;  // a busy machine is no stall
   return config;
 }
 
@@ -196,32 +196,51 @@ struct HungLook {
                           }};
 };
 
-TEST(ClientCluster, AParkedCommandKeepsItsDeadlineWhileALookHangs) {
+// A look that hangs takes a second: what waits for it is never quicker than this, and what does not
+// is quicker in one of a few rounds, also on a busy machine.
+constexpr Nanos kWithoutTheLook = 500 * kMilli;
+constexpr int kRounds = 5;
+
+Nanos parked_until_its_deadline() {
   HungLook hung;
   const auto client = open(config_for(hung.cluster.port(0)));
-  ASSERT_EQ(run(*client, make_batch(Verb::kTouch, {"a"})), "MISS");
+  EXPECT_EQ(run(*client, make_batch(Verb::kTouch, {"a"})), "MISS");
   hung.hangs = true;
   const auto first = make_batch(Verb::kGet, {"a"}, nullptr, monotonic_ns() + kPatience);
-  ASSERT_TRUE(client->submit(first));
-  ASSERT_EQ(hung.looking.get_future().wait_for(std::chrono::seconds(10)),
+  EXPECT_TRUE(client->submit(first));
+  EXPECT_EQ(hung.looking.get_future().wait_for(std::chrono::seconds(10)),
             std::future_status::ready);
   const Nanos begin = monotonic_ns();
   EXPECT_EQ(run(*client, make_batch(Verb::kGet, {"a"}, nullptr, begin + 50 * kMilli)), "TIMEOUT");
-  EXPECT_LT(monotonic_ns() - begin, 500 * kMilli) << "a look that hangs takes a second";
+  return monotonic_ns() - begin;
 }
 
-TEST(ClientCluster, AParkedCommandIsCancelledWhileALookHangs) {
+Nanos parked_until_cancelled() {
   HungLook hung;
   const auto client = open(config_for(hung.cluster.port(0)));
-  ASSERT_EQ(run(*client, make_batch(Verb::kTouch, {"a"})), "MISS");
+  EXPECT_EQ(run(*client, make_batch(Verb::kTouch, {"a"})), "MISS");
   hung.hangs = true;
   const auto batch = make_batch(Verb::kGet, {"a"});
   const auto id = client->submit(batch);
-  ASSERT_TRUE(id);
-  ASSERT_EQ(hung.looking.get_future().wait_for(std::chrono::seconds(10)),
+  EXPECT_TRUE(id);
+  EXPECT_EQ(hung.looking.get_future().wait_for(std::chrono::seconds(10)),
             std::future_status::ready);
+  const Nanos begin = monotonic_ns();
   client->cancel(*id);
-  EXPECT_TRUE(batch->wait(monotonic_ns() + 500 * kMilli));
+  EXPECT_TRUE(batch->wait(begin + kPatience));
+  return monotonic_ns() - begin;
+}
+
+TEST(ClientCluster, AParkedCommandKeepsItsDeadlineWhileALookHangs) {
+  Nanos took = kNever;
+  for (int i = 0; i < kRounds && took >= kWithoutTheLook; ++i) took = parked_until_its_deadline();
+  EXPECT_LT(took, kWithoutTheLook);
+}
+
+TEST(ClientCluster, AParkedCommandIsCancelledWhileALookHangs) {
+  Nanos took = kNever;
+  for (int i = 0; i < kRounds && took >= kWithoutTheLook; ++i) took = parked_until_cancelled();
+  EXPECT_LT(took, kWithoutTheLook);
 }
 
 }  // namespace

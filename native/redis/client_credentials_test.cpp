@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/test_no_threads.hpp"
 #include "fuzz/client_driver.hpp"
 #include "fuzz/scripted_server.hpp"
 
@@ -82,6 +83,52 @@ TEST(ClientCredentials, EveryConnectionAsksAndUsesWhatItIsGiven) {
   EXPECT_EQ(run(*client, make_batch(Verb::kSet, {"k"}, &values)), "OK");
   EXPECT_EQ(run(*client, make_batch(Verb::kTouch, {"k"})), "OK");
   for (const auto& lines : journal.connections()) EXPECT_EQ(lines.at(0), "HELLO me/one");
+}
+
+// Once credentials are there, a name is looked up: by a thread that could not be started then.
+TEST(ClientCredentials, AHostThatWasOutOfThreadsForAWhileCostsTheDialsOfThatWhileOnly) {
+  ScriptedServer server;  // on 127.0.0.1 only
+  std::promise<void> go;
+  const auto proceed = go.get_future().share();
+  Provider provider([&] {
+    proceed.wait_for(std::chrono::seconds(10));
+    return Credentials{.username = "me", .password = "one"};
+  });
+  Config config = config_for(server.port());
+  config.endpoint.host = "localhost";
+  config.connect_timeout = kPatience;
+  const auto client = open(config, provider.source);
+  Server& node = *client->router().nodes()[0].server;
+  {
+    const NoThreads none;
+    go.set_value();
+    EXPECT_EQ(run_until(*client, Verb::kTouch, {"k"}, "UNAVAILABLE"), "UNAVAILABLE");
+    EXPECT_NE(node.down_reason().find("no thread"), std::string::npos) << node.down_reason();
+    EXPECT_GE(node.stats().dials_failed.load(), 3u);
+  }
+  EXPECT_EQ(run_until(*client, Verb::kTouch, {"k"}, "MISS"), "MISS");
+}
+
+TEST(ClientCredentials, ThoseThatAreTooLongAreRefusedWithAReason) {
+  ScriptedServer server;
+  std::atomic<bool> long_user{true};
+  Provider provider([&] {
+    const std::string word(100'000, 'w');
+    return long_user ? Credentials{.username = word, .password = "one"}
+                     : Credentials{.username = "me", .password = word};
+  });
+  const auto client = open(config_for(server.port()), provider.source);
+  Server& node = *client->router().nodes()[0].server;
+  for (const char* what : {"user name", "password"}) {
+    EXPECT_EQ(run_until(*client, Verb::kTouch, {"k"}, "UNAVAILABLE"), "UNAVAILABLE");
+    const Nanos until = monotonic_ns() + kPatience;
+    while (node.down_reason().find(what) == std::string::npos && monotonic_ns() < until) {
+    }
+    EXPECT_EQ(node.down_reason(), std::string("the ") + what +
+                                      " that was provided has 100000 bytes; "
+                                      "servers take at most 16384");
+    long_user = false;
+  }
 }
 
 TEST(ClientCredentials, NewOnesReachConnectionsThatAreUpBeforeTheirNextCommand) {

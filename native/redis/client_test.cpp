@@ -19,8 +19,7 @@ namespace {
 
 Config config_for(std::uint16_t port) {
   Config config = client_config(port);
-  config.connect_timeout = 300 * kMilli;
-  config.stall_timeout = 150 * kMilli;
+  config.connect_timeout = config.stall_timeout = 2 * kSecond;  // a busy machine is no stall
   return config;
 }
 
@@ -144,14 +143,16 @@ TEST(Client, ADeafServerIsUnavailableSoonAndThenAtOnce) {
   ScriptedServer server(
       [&](ScriptedServer::Peer&, const ScriptedServer::Command&) { return deaf.load(); });
   server.put("k", "hello");
-  const auto client = open(config_for(server.port()));
+  Config config = config_for(server.port());
+  config.connect_timeout = config.stall_timeout = 500 * kMilli;
+  const auto client = open(config);
   std::string value(5, '.');
   ASSERT_EQ(get(*client, "k", value), "OK");
   deaf = true;
   value = ".....";
   const Nanos asked = monotonic_ns();
   EXPECT_EQ(get(*client, "k", value), "UNAVAILABLE");
-  EXPECT_LT(monotonic_ns() - asked, 3 * kSecond);
+  EXPECT_LT(monotonic_ns() - asked, kPatience);
   EXPECT_EQ(value, ".....");
   for (Nanos until = monotonic_ns() + kPatience;
        only_node(*client).available() && monotonic_ns() < until;) {
@@ -159,7 +160,7 @@ TEST(Client, ADeafServerIsUnavailableSoonAndThenAtOnce) {
   }
   const Nanos again = monotonic_ns();
   for (int i = 0; i < 20; ++i) EXPECT_EQ(get(*client, "k", value), "UNAVAILABLE");
-  EXPECT_LT(monotonic_ns() - again, kSecond) << "20 times less than one stall";
+  EXPECT_LT(monotonic_ns() - again, 5 * kSecond) << "20 times less than half a stall";
   deaf = false;
   std::string status;
   for (Nanos until = monotonic_ns() + kPatience; status != "OK" && monotonic_ns() < until;) {
@@ -167,6 +168,64 @@ TEST(Client, ADeafServerIsUnavailableSoonAndThenAtOnce) {
   }
   EXPECT_EQ(status, "OK") << "it comes back by itself";
   EXPECT_EQ(value, "hello");
+}
+
+// What a half-dead way still holds of the first try would else arrive behind a newer value.
+TEST(Client, AConnectionWhoseSetIsRepeatedIsReset) {
+  std::promise<bool> first_ends;
+  std::atomic<bool> first{true};
+  ScriptedServer server([&](ScriptedServer::Peer& peer, const ScriptedServer::Command& command) {
+    if (command[0] != "SET" || !first.exchange(false)) return false;
+    first_ends.set_value(peer.wait_for_end());
+    return true;
+  });
+  Config config = config_for(server.port());
+  config.stall_timeout = 200 * kMilli;
+  const auto client = open(config);
+  std::vector<std::string> values{std::string(100'000, 'v')};
+  EXPECT_EQ(run(*client, make_batch(Verb::kSet, {"k"}, &values)), "OK") << "on another one";
+  EXPECT_TRUE(first_ends.get_future().get()) << "it was closed as if all were well";
+  EXPECT_EQ(only_node(*client).stats().commands_retried.load(), 1u);
+}
+
+TEST(Client, AConnectionWhoseSetIsGivenUpIsReset) {
+  for (const bool closed : {false, true}) {
+    std::promise<void> asked;
+    std::promise<bool> ends;
+    std::atomic<bool> first{true};
+    ScriptedServer server([&](ScriptedServer::Peer& peer, const ScriptedServer::Command& command) {
+      if (command[0] != "SET" || !first.exchange(false)) return false;
+      asked.set_value();
+      ends.set_value(peer.wait_for_end());
+      return true;
+    });
+    Config config = config_for(server.port());
+    if (!closed) config.stall_timeout = 200 * kMilli;
+    const auto client = open(config);
+    std::vector<std::string> values{std::string(100'000, 'v')};
+    const Nanos limit = closed ? kNever : monotonic_ns() + 100 * kMilli;
+    const auto batch = make_batch(Verb::kSet, {"k"}, &values, limit);
+    ASSERT_TRUE(client->submit(batch));
+    asked.get_future().wait();
+    if (closed) client->close();
+    EXPECT_EQ(outcome(*batch), closed ? "CANCELLED" : "TIMEOUT");
+    EXPECT_TRUE(ends.get_future().get());
+  }
+}
+
+TEST(Client, AConnectionThatOwesNothingIsClosedProperly) {
+  std::promise<bool> ends;
+  ScriptedServer server([&](ScriptedServer::Peer& peer, const ScriptedServer::Command& command) {
+    if (command[0] != "SET") return false;
+    peer.send("+OK\r\n");
+    ends.set_value(peer.wait_for_end());
+    return true;
+  });
+  const auto client = open(config_for(server.port()));
+  std::vector<std::string> values{"v"};
+  EXPECT_EQ(run(*client, make_batch(Verb::kSet, {"k"}, &values)), "OK");
+  client->close();
+  EXPECT_FALSE(ends.get_future().get());
 }
 
 TEST(Client, ARefusingPortIsUnavailable) {
@@ -336,7 +395,7 @@ TEST(Client, ADeadlineIsKept) {
   EXPECT_EQ(run(*client, make_batch(Verb::kGet, {"slow"}, &values, begin + 80 * kMilli)),
             "TIMEOUT");
   EXPECT_GE(monotonic_ns() - begin, 80 * kMilli);
-  EXPECT_LT(monotonic_ns() - begin, 3 * kSecond);
+  EXPECT_LT(monotonic_ns() - begin, kPatience / 2);
   EXPECT_EQ(run(*client, make_batch(Verb::kTouch, {"k"}, nullptr, 1)), "TIMEOUT");
 }
 
@@ -406,6 +465,68 @@ TEST(Client, ClosesWhileConnectionsLookTheirServerUp) {
     EXPECT_EQ(run(*client, make_batch(Verb::kTouch, {"k"})), "UNAVAILABLE");
     client->close();
   }
+}
+
+// What could not be sent whole would be waited for.
+TEST(Client, WhatCanNeverBeSentIsRefusedAtTheCall) {
+  ScriptedServer server;
+  const auto client = open(config_for(server.port()));
+  const auto refused = [&](const std::string& key, std::size_t size, bool framed) {
+    auto batch = std::make_shared<Batch>(Batch::Options{.verb = Verb::kExists, .framed = framed});
+    batch->quiet = true;
+    if (!key.empty() || size > 0) batch->add(key, {static_cast<std::byte*>(nullptr), size});
+    const auto id = client->submit(batch);
+    if (id) return outcome(*batch);
+    EXPECT_EQ(id.error().code, Errc::kInvalidArgument);
+    return id.error().context;
+  };
+  EXPECT_EQ(refused("", 0, false), "the batch is empty; ask for at least one key");
+  EXPECT_EQ(refused("", 1, false), "a key has 1 to 512 bytes, this one 0");
+  EXPECT_EQ(refused(std::string(100'000, 'k'), 1, false),
+            "a key has 1 to 512 bytes, this one 100000");
+  EXPECT_EQ(refused(std::string(512, 'k'), 5 * kMiB, true), "MISS");
+  EXPECT_EQ(refused("k", std::size_t{257} << 30, true),
+            "a value has 275951648768 bytes; store at most 274873712640 under one key");
+  EXPECT_EQ(client->running(), 0u);
+}
+
+TEST(Client, WordsThatNoGreetingCanHoldAreRefusedWhenItIsOpened) {
+  const std::string word(100'000, 'w');
+  for (std::string Config::* field : {&Config::sentinel_username, &Config::sentinel_password}) {
+    Config config = config_for(1);
+    config.*field = word;
+    EXPECT_EQ(Client::open(config).error().code, Errc::kInvalidArgument);
+  }
+  for (std::string Greeting::* field :
+       {&Greeting::username, &Greeting::password, &Greeting::client_name}) {
+    ScriptedServer server;
+    Config config = config_for(server.port());
+    config.*field = word;
+    const auto refused = Client::open(config);
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code, Errc::kInvalidArgument);
+    EXPECT_NE(refused.error().context.find("has 100000 bytes; servers take at most 16384"),
+              std::string::npos)
+        << refused.error().context;
+    config.*field = word.substr(0, kCredentialBytesMax);
+    if (field == &Greeting::username) config.password = config.client_name = config.username;
+    EXPECT_EQ(run(*open(config), make_batch(Verb::kTouch, {"k"})), "MISS") << "all of it is sent";
+  }
+}
+
+TEST(Client, AValueThatTheServerDoesNotTakeIsRefusedInItsWords) {
+  ScriptedServer server([](ScriptedServer::Peer& peer, const ScriptedServer::Command& command) {
+    if (command[0] != "HELLO") return false;
+    peer.send("%0\r\n");
+    peer.await_bytes();  // the head of the SET, and a part of its value
+    peer.send("-ERR Protocol error: invalid bulk length\r\n");
+    return peer.wait_for_end() || true;
+  });
+  const auto client = open(config_for(server.port()));
+  std::vector<std::string> values{std::string(64 << 20, 'v')};
+  const auto batch = make_batch(Verb::kSet, {"k"}, &values);
+  EXPECT_EQ(run(*client, batch), "SERVER_ERROR");
+  EXPECT_NE(batch->error().find("invalid bulk length"), std::string::npos) << batch->error();
 }
 
 TEST(Client, TooMuchWorkIsRefusedWhole) {

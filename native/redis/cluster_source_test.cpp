@@ -22,7 +22,7 @@ net::Endpoint at(std::uint16_t port) { return {"127.0.0.1", port, {}}; }
 struct Asking {
   explicit Asking(const std::vector<std::uint16_t>& seeds) {
     config.topology = Topology::kCluster;
-    config.connect_timeout = 200 * kMilli;
+    config.connect_timeout = kSecond;
     config.endpoint = at(seeds.at(0));
     for (std::size_t i = 1; i < seeds.size(); ++i) config.nodes.push_back(at(seeds[i]));
     source = cluster_source(config, {*transport, resolver, nullptr, stop});

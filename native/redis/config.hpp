@@ -26,9 +26,12 @@ struct Greeting {
 
 enum class Topology : std::uint8_t { kStandalone, kCluster, kSentinel };
 enum class ReadFrom : std::uint8_t { kPrimary, kReplica, kZone };
+// Of a standalone server that was named by a loopback address: see SameHost. kUnix insists.
+enum class SameHostWay : std::uint8_t { kAuto, kTcp, kUnix };
 
 struct Config : Greeting {
   net::Endpoint endpoint;
+  SameHostWay same_host = SameHostWay::kAuto;  // TLS: kTcp
   Topology topology = Topology::kStandalone;
   std::vector<net::Endpoint> nodes;  // more seeds of the cluster, or more Sentinels
   std::string sentinel_master;       // the name that Sentinels know the master by

@@ -32,6 +32,8 @@ Connection::Connection(Server& server, const Environment& environment, std::uint
 void Connection::end(End how, std::string_view why, Nanos now) {
   now_ = now;
   const std::string reason = server_.endpoint().text() + ": " + std::string(why);
+  leave_unix();
+  stay();
   drop_stream();
   state_ = State::kWaiting;
   dial_at_ = add_time(now, backoff_.next());
@@ -51,12 +53,18 @@ void Connection::end(End how, std::string_view why, Nanos now) {
   stream_bytes_ = 0;
   leave_stream(now);
   server_.log(LogLevel::kInfo, "connection lost: " + reason);
+  if (how != End::kWithdrawn) {
+    server_.stats().connections_broken.fetch_add(1, std::memory_order_relaxed);
+  }
   server_.on_lost(role_ == Role::kData, how == End::kSilent, reason, now);
   server_.wake_workers();  // others may take what was given back
 }
 
 void Connection::drop_stream() {
   if (stream_) environment_.watcher.forget(stream_->fd());
+  // What was sent and not answered is about to be repeated elsewhere, or given up. A proper end
+  // would still deliver it, perhaps behind a newer value of the same key.
+  if (state_ == State::kUp && (busy() || answered_early_)) stream_->reset();
   stream_.reset();
   outbox_.clear();
   held_ = {};
@@ -69,6 +77,8 @@ void Connection::drop_stream() {
 void Connection::shut_down(Nanos now) {
   now_ = now;
   const bool was_up = state_ == State::kUp;
+  leave_unix();
+  stay();
   drop_stream();
   state_ = State::kShut;
   const bool elsewhere = server_.retired();
@@ -224,13 +234,16 @@ bool Connection::let_go(Work work) {
 void Connection::settled(Work work, Status status, std::string_view why) {
   const Verb verb = work.batch->options().verb;
   const bool withdrawn = status == Status::kCancelled || status == Status::kTimeout;
+  std::string early;
   if (!let_go(work) && (verb == Verb::kSet || !withdrawn)) {
     // No reply can be its reply. The buffer of a SET goes back to the caller now, so nothing may
     // be sent from it any more.
     stop_sending();
     if (!withdrawn) {
       status = Status::kServerError;
-      why = "the server answered before the command was sent";
+      early = "the server answered before the command was sent";
+      if (!why.empty()) early.append(": ").append(why);  // e.g. that no value may be so long
+      why = early;
     }
   }
   if (streaming_ && status == Status::kOk && (verb == Verb::kGet || verb == Verb::kSet) &&

@@ -4,7 +4,8 @@
 //
 // States: waiting -> authorizing -> resolving -> connecting -> greeting -> up -> waiting ...
 // A connection that ends gives its commands back to the queue, which sends them on another one
-// (every verb is idempotent); after attempts_max tries they settle as UNAVAILABLE.
+// (every verb is idempotent); after attempts_max tries they settle as UNAVAILABLE. With commands in
+// flight it is reset, not closed: what is still on its way must not arrive behind newer values.
 // What the server redirects goes back as well, to the node that the server names.
 //
 // Threads: owned by one worker; only the worker's thread calls it.
@@ -79,6 +80,12 @@ class Connection final : private ReplySink {
   void stop_sending();
 
   void dial(Nanos now);
+  void begin_dial(Nanos now);
+  // Goes to the server's Unix socket, if there is one and it is not there: takes no new work, and
+  // dials when it has none left.
+  void move_over(Nanos now);
+  void stay();
+  void leave_unix() noexcept;
   void look_up(Nanos now);
   void connect_next(Nanos now);
   void dial_failed(Error error, Nanos now);
@@ -126,6 +133,10 @@ class Connection final : private ReplySink {
   std::uint64_t dial_ = 0;      // numbers the attempts, so that late look-ups are ignored
   std::vector<net::Address> addresses_;
   std::size_t address_index_ = 0;  // of the next address to try
+  std::uint64_t shortcut_ = 0;     // the version of the server's, if addresses_ begins with it
+  std::uint64_t way_ = 0;          // the same, if that is what stream_ is connected to
+  bool moving_ = false;            // it is its turn to move
+  bool on_unix_ = false;           // up over a Unix socket, and counted so
   std::string why_;                // why the last address failed
   std::unique_ptr<net::Stream> stream_;
   bool watching_writable_ = false;

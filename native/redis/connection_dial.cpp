@@ -15,13 +15,40 @@ constexpr int kGreetingTurns = 64;                 // of 4 KiB each
 }  // namespace
 
 void Connection::dial(Nanos now) {
+  begin_dial(now);
+  if (environment_.credentials == nullptr) return look_up(now);
+  state_ = State::kAuthorizing;
+  environment_.ask_credentials(token_, dial_);
+}
+
+void Connection::begin_dial(Nanos now) {
   ++dial_;
   dial_deadline_ = address_deadline_ = add_time(now, config_.connect_timeout);
   addresses_.clear();
   address_index_ = 0;
-  if (environment_.credentials == nullptr) return look_up(now);
-  state_ = State::kAuthorizing;
-  environment_.ask_credentials(token_, dial_);
+  shortcut_ = way_ = 0;
+}
+
+void Connection::move_over(Nanos now) {
+  const std::uint64_t version = server_.shortcut_version();
+  if (version == 0 || version == way_) return stay();
+  moving_ = moving_ || server_.begin_move();
+  if (!moving_ || busy() || streaming_ || held_) return;
+  leave_unix();
+  drop_stream();
+  server_.on_left(role_ == Role::kData);
+  begin_dial(now);
+  // Nobody need be asked: what the others authenticated with last is good here, too.
+  if (environment_.credentials != nullptr) credentials_ = environment_.credentials->current();
+  look_up(now);
+}
+
+void Connection::stay() {
+  if (std::exchange(moving_, false)) server_.end_move();
+}
+
+void Connection::leave_unix() noexcept {
+  if (std::exchange(on_unix_, false)) server_.note_unix(-1);
 }
 
 void Connection::on_credentials(std::uint64_t dial, const Result<Credentials>& credentials,
@@ -34,7 +61,8 @@ void Connection::on_credentials(std::uint64_t dial, const Result<Credentials>& c
 
 void Connection::look_up(Nanos now) {
   state_ = State::kResolving;
-  if (net::resolves_without_lookup(server_.endpoint())) {
+  const bool insists = config_.same_host == SameHostWay::kUnix && !server_.endpoint().is_unix();
+  if (!insists && net::resolves_without_lookup(server_.endpoint())) {
     on_resolved(dial_, net::resolve(server_.endpoint()), now);
   } else {
     environment_.resolve(server_.endpoint(), token_, dial_);
@@ -47,6 +75,9 @@ void Connection::on_resolved(std::uint64_t dial, Result<std::vector<net::Address
   if (!addresses) return dial_failed(addresses.error(), now);
   addresses_ = std::move(*addresses);
   address_index_ = 0;
+  const Shortcut shortcut = server_.shortcut();
+  shortcut_ = shortcut.version;
+  if (shortcut_ != 0) addresses_.insert(addresses_.begin(), shortcut.address);
   why_ = "no address accepted the connection";
   connect_next(now);
 }
@@ -55,6 +86,8 @@ void Connection::connect_next(Nanos now) {
   state_ = State::kConnecting;
   while (address_index_ < addresses_.size()) {
     drop_stream();
+    if (std::exchange(way_, 0) != 0) server_.lose_shortcut();  // it did not let us in
+    if (address_index_ == 0) way_ = shortcut_;
     auto stream =
         environment_.transport.open(addresses_[address_index_++], server_.endpoint().host);
     if (!stream) {
@@ -79,11 +112,17 @@ Nanos Connection::share_of_time(Nanos now) const noexcept {
 }
 
 void Connection::dial_failed(Error error, Nanos now) {
+  if (way_ != 0 && now < dial_deadline_) {  // whatever it is, the usual way is still there
+    why_ = std::move(error.context);
+    return connect_next(now);
+  }
+  if (std::exchange(way_, 0) != 0) server_.lose_shortcut();
   drop_stream();
   state_ = State::kWaiting;
   dial_at_ = add_time(now, backoff_.next());
   server_.log(LogLevel::kDebug, "cannot connect: " + error.context);
   server_.on_dial_failed(error);
+  stay();
 }
 
 const char* Connection::awaited() const noexcept {
@@ -175,8 +214,11 @@ void Connection::become_up(Nanos now) {
   server_.note_round_trip(now - greeted_at_);
   if (server_.round_trip() >= kFarAway) server_.gate().allow_far(config_.connections);
   backoff_.reset();
+  on_unix_ = role_ == Role::kData && addresses_[address_index_ - 1].family() == AF_UNIX;
+  if (on_unix_) server_.note_unix(1);
   server_.on_up(role_ == Role::kData, info);
   handshake_.reset();
+  stay();
 }
 
 }  // namespace kvferry::redis

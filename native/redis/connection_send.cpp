@@ -26,6 +26,7 @@ void Connection::pump(Nanos now) {
   if (role_ == Role::kSmall || !server_.small_lane_up()) pump_small(now);
   if (role_ == Role::kData) pump_data(now);
   if (!outbox_.empty() && !watching_writable_) flush(now);
+  if (state_ == State::kUp) move_over(now);
 }
 
 void Connection::pump_small(Nanos now) {
@@ -76,7 +77,7 @@ void Connection::pump_data(Nanos now) {
 // A server that has read the head of a large SET before its payload arrives receives the payload
 // where it will stay, instead of moving what came along with the head (docs/decisions/0002).
 void Connection::take_head_early(Nanos now) {
-  if (held_ || replies_.in_flight() != 1 || !outbox_.room_for_command()) return;
+  if (moving_ || held_ || replies_.in_flight() != 1 || !outbox_.room_for_command()) return;
   // Near the end of the work another connection may be free sooner.
   if (server_.queue().waiting() <= config_.connections) return;
   const Work work = server_.queue().pull(Lane::kWrite, SIZE_MAX);
@@ -89,7 +90,7 @@ void Connection::take_head_early(Nanos now) {
 }
 
 bool Connection::take(Lane lane, std::size_t bytes_max, Nanos now) {
-  if (replies_.room() < 2 || !outbox_.room_for_command()) return false;
+  if (moving_ || replies_.room() < 2 || !outbox_.room_for_command()) return false;
   const Work work = server_.queue().pull(lane, bytes_max);
   if (!work) return false;
   if (!accept(work, now)) return true;

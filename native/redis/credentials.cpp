@@ -5,6 +5,13 @@
 
 namespace kvferry::redis {
 
+Outcome check_credential(std::string_view name, std::string_view word) {
+  if (word.size() <= kCredentialBytesMax) return Done{};
+  return Error{Errc::kAuth, std::string(name) + " has " + std::to_string(word.size()) +
+                                " bytes; servers take at most " +
+                                std::to_string(kCredentialBytesMax)};
+}
+
 void CredentialSource::request(Callback callback) {
   const std::lock_guard lock(mutex_);
   if (closed_) return;
@@ -26,6 +33,18 @@ void CredentialSource::provide(const Result<Credentials>& credentials) {
   const std::lock_guard lock(mutex_);
   if (closed_) return;
   Result<Credentials> answer = credentials;
+  if (answer) {
+    if (const Outcome fits = check_credential("the user name that was provided", answer->username);
+        !fits) {
+      answer = fits.error();
+    }
+  }
+  if (answer) {
+    if (const Outcome fits = check_credential("the password that was provided", answer->password);
+        !fits) {
+      answer = fits.error();
+    }
+  }
   if (answer) {
     answer->version = version_.load(std::memory_order_relaxed) + 1;
     current_ = *answer;

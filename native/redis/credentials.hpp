@@ -4,6 +4,7 @@
 //
 // Threads: request() and the getters from any; await_request() and provide() from the provider's.
 // Failure: an Error that is provided reaches every attempt that waits; live connections go on.
+// Credentials that are too long to be sent become such an Error.
 
 #include <atomic>
 #include <condition_variable>
@@ -12,11 +13,18 @@
 #include <functional>
 #include <mutex>
 #include <string>
+#include <string_view>
 
+#include "base/bytes.hpp"
 #include "base/clock.hpp"
 #include "base/result.hpp"
 
 namespace kvferry::redis {
+
+// What servers take of each word before they know the client; all of them fit into one greeting.
+inline constexpr std::size_t kCredentialBytesMax = 16 * kKiB;
+// Fails with: kAuth, which says how long `word` is, and what `name` may have.
+Outcome check_credential(std::string_view name, std::string_view word);
 
 // Secrets: never in a message.
 struct Credentials {

@@ -1,6 +1,7 @@
 #include "redis/presence_feed.hpp"
 
 #include <algorithm>
+#include <charconv>
 #include <initializer_list>
 #include <utility>
 
@@ -19,15 +20,27 @@ Error bad(std::string_view command) {
   return {Errc::kProtocol, std::string(command) + ": an answer that makes no sense"};
 }
 
+// From INFO: how many connections get announcements; 0: it does not say.
+std::uint64_t tracking_clients(std::string_view info) {
+  constexpr std::string_view kName = "tracking_clients:";
+  const std::size_t at = info.find(kName);
+  std::uint64_t count = 0;
+  if (at == std::string_view::npos) return count;
+  const std::string_view number = info.substr(at + kName.size(), 9);
+  std::from_chars(number.data(), number.data() + number.size(), count);
+  return count;
+}
+
 }  // namespace
 
 PresenceFeed::PresenceFeed(PresenceState& state, PresenceState::NodeId node, bool clustered,
-                           Nanos silence_max, Nanos now)
+                           Nanos silence_max, Nanos now, std::uint64_t load_max)
     : state_(state),
       node_(node),
       clustered_(clustered),
       silence_max_(silence_max),
       pattern_(escape_glob(state.prefix()) + "*"),
+      load_(load_max, now),
       scan_at_(state.overflowed(node) ? now + kOverflowPause : now) {}
 
 void PresenceFeed::ask(std::string& out, Kind kind, std::initializer_list<std::string_view> words,
@@ -44,13 +57,18 @@ std::string PresenceFeed::next(Nanos now) {
         now);
     return out;
   }
-  if (!scanning_ && now >= scan_at_ && state_.wants_snapshot(node_)) {
+  weigh(now);
+  if (!scanning_ && !load_.too_much() && now >= scan_at_ && state_.wants_snapshot(node_)) {
     state_.begin_snapshot(node_);
     scanning_ = true;
     scan_at_ = now + kSnapshotGap;
     cursor_.assign(1, '0');
   }
   if (beats_ == 0 && now >= beat_at_) beat(out, Kind::kNodes, now);
+  if (load_.limited() && now >= count_at_) {
+    count_at_ = now + kCountEvery;
+    ask(out, Kind::kClients, {"INFO", "clients"}, now);
+  }
   if (std::exchange(scanned_, false)) beat(out, Kind::kLastNodes, now);
   if (!cursor_.empty()) {
     ask(out, Kind::kScan, {"SCAN", cursor_, "MATCH", pattern_, "COUNT", kScanCount}, now);
@@ -74,8 +92,15 @@ Nanos PresenceFeed::wake_at() const {
   Nanos at = owed_.empty() ? kNever : owed_.front().since + silence_max_ + 1;
   if (!tracking_) return at;
   if (beats_ == 0) at = std::min(at, beat_at_);
-  if (!scanning_ && state_.wants_snapshot(node_)) at = std::min(at, scan_at_);
+  if (!scanning_ && !load_.too_much() && state_.wants_snapshot(node_)) at = std::min(at, scan_at_);
   return at;
+}
+
+void PresenceFeed::weigh(Nanos now) {
+  const bool before = load_.too_much();
+  if (load_.update(now) == before || before) return;
+  // Nothing is known from here on, so nothing is asked. A SCAN that runs comes to its end.
+  state_.flushed(node_);
 }
 
 Outcome PresenceFeed::receive(const resp::Value& value, Nanos now) {
@@ -95,12 +120,18 @@ Outcome PresenceFeed::on_push(const resp::Value& push) {
     return Done{};
   }
   if (!keys.is_list()) return bad("invalidate");
+  load_.announced(keys.items.size());
   for (const resp::Value& key : keys.items) state_.changed(node_, key.text);
   return Done{};
 }
 
 Outcome PresenceFeed::on_reply(Kind kind, const resp::Value& reply, Nanos now) {
   if (kind == Kind::kExists) return on_exists(reply, now);
+  if (kind == Kind::kClients) {
+    load_.views(tracking_clients(reply.text));
+    if (reply.is_error()) count_at_ = kNever;  // a user who may not ask: ours alone
+    return Done{};
+  }
   if (reply.is_error()) return Error{Errc::kServer, printable(reply.text)};
   switch (kind) {
     case Kind::kTracking: {

@@ -6,6 +6,8 @@
 // snapshot. EXISTS asks about keys that changed. A beat, every second, tells how old the news may
 // be: PING, or in a cluster CLUSTER INFO and CLUSTER NODES, which say what the node serves. Every
 // snapshot there ends with one, because SCAN says nothing of keys that are on their way elsewhere.
+// Where changes are limited it also asks INFO for the number of views, and knows and asks nothing
+// while there is too much.
 //
 // Threads: the view's. Failure: an Error ends the connection; kServer is a refusal in the server's
 // words, which it would repeat.
@@ -18,6 +20,7 @@
 
 #include "base/clock.hpp"
 #include "base/result.hpp"
+#include "redis/presence_load.hpp"
 #include "redis/presence_state.hpp"
 #include "resp/value.hpp"
 
@@ -28,10 +31,12 @@ class PresenceFeed {
   static constexpr Nanos kBeat = 1 * kSecond;
   static constexpr Nanos kSnapshotGap = 200 * kMilli;    // between the begins of two
   static constexpr Nanos kOverflowPause = 60 * kSecond;  // after one that found too many keys
+  static constexpr Nanos kCountEvery = 5 * kSecond;      // the views of the server
 
-  // A fresh RESP3 connection. `silence_max`: how long an answer may take.
+  // A fresh RESP3 connection. `silence_max`: how long an answer may take. `load_max`: see
+  // PresenceLoad.
   PresenceFeed(PresenceState& state, PresenceState::NodeId node, bool clustered, Nanos silence_max,
-               Nanos now);
+               Nanos now, std::uint64_t load_max = 0);
 
   // What to send now; empty: nothing.
   std::string next(Nanos now);
@@ -44,9 +49,19 @@ class PresenceFeed {
   [[nodiscard]] bool silent(Nanos now) const noexcept {
     return !owed_.empty() && now - owed_.front().since > silence_max_;
   }
+  [[nodiscard]] const PresenceLoad& load() const noexcept { return load_; }
 
  private:
-  enum class Kind : std::uint8_t { kTracking, kPing, kInfo, kNodes, kLastNodes, kScan, kExists };
+  enum class Kind : std::uint8_t {
+    kTracking,
+    kPing,
+    kInfo,
+    kNodes,
+    kLastNodes,
+    kScan,
+    kExists,
+    kClients,
+  };
   struct Owed {
     Kind kind;
     Nanos since;
@@ -55,6 +70,7 @@ class PresenceFeed {
   void ask(std::string& out, Kind kind, std::initializer_list<std::string_view> words, Nanos now);
   void beat(std::string& out, Kind kind, Nanos now);
   void end_snapshot();
+  void weigh(Nanos now);
   Outcome on_push(const resp::Value& push);
   Outcome on_reply(Kind kind, const resp::Value& reply, Nanos now);
   Outcome on_scan(const resp::Value& reply, Nanos now);
@@ -66,6 +82,8 @@ class PresenceFeed {
   const Nanos silence_max_;
   const std::string pattern_;
   std::deque<Owed> owed_;  // the replies to come, in order
+  PresenceLoad load_;
+  Nanos count_at_ = 0;  // when the views are to be counted
   bool tracking_ = false;
   bool cluster_up_ = false;
   int beats_ = 0;  // on their way

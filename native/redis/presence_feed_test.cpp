@@ -26,11 +26,11 @@ std::string show(std::string_view bytes) {
 
 class PresenceFeedTest : public testing::Test {
  protected:
-  void open(bool clustered) {
+  void open(bool clustered, std::uint64_t load_max = 0) {
     state_ =
         std::make_unique<PresenceState>("k*:", clustered, PresenceLimits{}, PresenceState::Seed{});
     node_ = state_->join();
-    feed_ = std::make_unique<PresenceFeed>(*state_, node_, clustered, kSilence, now_);
+    feed_ = std::make_unique<PresenceFeed>(*state_, node_, clustered, kSilence, now_, load_max);
   }
   std::string next() { return show(feed_->next(now_)); }
   // "", or what is wrong.
@@ -54,6 +54,46 @@ class PresenceFeedTest : public testing::Test {
   std::unique_ptr<PresenceState> state_;
   std::unique_ptr<PresenceFeed> feed_;
 };
+
+TEST_F(PresenceFeedTest, WhereChangesTimesViewsAreTooManyItKnowsAndAsksNothing) {
+  open(false, 10);
+  const std::string one = ">2\r\n$10\r\ninvalidate\r\n*1\r\n$4\r\nk*:b\r\n";
+  EXPECT_EQ(next(), "CLIENT TRACKING ON BCAST PREFIX k*:");
+  EXPECT_EQ(receive("+OK\r\n"), "");
+  EXPECT_EQ(next(), "PING | INFO clients | SCAN 0 MATCH k\\*:* COUNT 1000");
+  EXPECT_EQ(receive("+PONG\r\n$18\r\ntracking_clients:6\r\n*2\r\n$1\r\n0\r\n*0\r\n"), "");
+  EXPECT_EQ(look_up("k*:a"), Presence::kAbsent);
+  EXPECT_EQ(receive(one + one), "");
+  now_ += kSecond;
+  EXPECT_EQ(next(), "PING") << "2 changes a second times 6 views: nobody is asked";
+  EXPECT_TRUE(feed_->load().too_much());
+  EXPECT_EQ(look_up("k*:a"), Presence::kUnknown);
+  EXPECT_EQ(state_->stats().changing, 0u);
+  for (int second = 0; second < 10; ++second) {  // one change a second: more than half of the limit
+    EXPECT_EQ(receive("+PONG\r\n" + one), "");
+    now_ += kSecond;
+    const std::string asked = next();
+    EXPECT_TRUE(asked == "PING" || asked == "PING | INFO clients") << asked;
+    if (asked != "PING") {
+      EXPECT_EQ(receive("+PONG\r\n$18\r\ntracking_clients:6\r\n" + one), "");
+      now_ += kSecond;
+      EXPECT_EQ(next(), "PING");
+    }
+  }
+  EXPECT_TRUE(feed_->load().too_much());
+  int calm = 0;
+  for (; calm < 20 && feed_->load().too_much(); ++calm) {
+    EXPECT_EQ(receive("+PONG\r\n"), "");
+    now_ += kSecond;
+    if (next().find("INFO") == std::string::npos) continue;
+    EXPECT_EQ(receive("+PONG\r\n-NOPERM no\r\n"), "") << "who may not ask counts himself";
+    EXPECT_EQ(feed_->load().views(), 1u);
+    now_ += kSecond;
+    next();
+  }
+  EXPECT_GE(calm, 3) << "it was calm for a while first";
+  EXPECT_EQ(look_up("k*:a"), Presence::kUnknown) << "before the next snapshot";
+}
 
 TEST_F(PresenceFeedTest, AnnouncementsSnapshotQuestionsBeats) {
   open(false);

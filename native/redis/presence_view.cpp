@@ -17,6 +17,7 @@ constexpr Nanos kSilenceMax = 2 * kSecond;
 constexpr Nanos kPauseMin = 20 * kMilli;  // before dialling again; it doubles
 constexpr Nanos kPauseMax = 500 * kMilli;
 constexpr Nanos kRefusedPause = 60 * kSecond;  // by a server that cannot, or must not, help us
+constexpr Nanos kSeatEvery = 1 * kSecond;      // how often a seat that is taken is tried
 constexpr Nanos kSteady = 10 * kSecond;        // a connection that lived so long: its end is news
 constexpr int kValuesPerTurn = 256;            // of one node, before the others have theirs
 
@@ -37,29 +38,45 @@ bool is_lasting(const Error& error) {
 
 }  // namespace
 
-Result<std::unique_ptr<PresenceView>> PresenceView::open(const Config& config, Router& router,
+Result<std::unique_ptr<PresenceView>> PresenceView::open(PresenceOptions options,
+                                                         const Config& config, Router& router,
                                                          const LinkContext& links, LogSink& log) {
   auto wake = EventFd::open();
   if (!wake) return wake.error();
   return std::unique_ptr<PresenceView>(
-      new PresenceView(config, router, links, log, std::move(*wake)));
+      new PresenceView(std::move(options), config, router, links, log, std::move(*wake)));
 }
 
-PresenceView::PresenceView(const Config& config, Router& router, const LinkContext& links,
-                           LogSink& log, EventFd wake)
-    : config_(config),
+PresenceView::PresenceView(PresenceOptions options, const Config& config, Router& router,
+                           const LinkContext& links, LogSink& log, EventFd wake)
+    : options_(std::move(options)),
+      config_(config),
       router_(router),
       links_(links),
       log_(log),
       wake_(std::move(wake)),
-      state_(*config.presence_prefix, config.topology == Topology::kCluster,
-             PresenceLimits{.keys_max = config.presence_keys_max}, random_seed()) {}
+      state_(options_.prefix, config.topology == Topology::kCluster,
+             PresenceLimits{.keys_max = options_.keys_max}, random_seed()),
+      seat_(options_.seat) {}
 
 void PresenceView::start() {
   thread_ = Thread("kvferry-view", [this] { run(); });
 }
 
-void PresenceView::stop() { thread_.join(); }
+void PresenceView::stop() {
+  thread_.join();
+  seat_.let_go();
+}
+
+std::string PresenceView::why() const {
+  const std::lock_guard lock(why_mutex_);
+  return why_;
+}
+
+void PresenceView::explain(std::string why) {
+  const std::lock_guard lock(why_mutex_);
+  why_ = std::move(why);
+}
 
 void PresenceView::look_up(std::span<const std::string_view> keys,
                            std::span<Presence> answers) const {
@@ -89,12 +106,16 @@ void PresenceView::run() noexcept {
   } catch (const std::exception& problem) {
     log_.push(LogLevel::kError, std::string("the presence view failed: ") + problem.what());
   }
-  for (const Watched& node : nodes_) state_.lost(node.id);
+  for (Watched& node : nodes_) {
+    node.link.reset();  // nobody listens any more
+    state_.lost(node.id);
+  }
 }
 
 void PresenceView::loop() {
   for (;;) {
     follow_nodes();
+    take_seat(monotonic_ns());
     Nanos until = monotonic_ns() + PresenceFeed::kBeat;
     for (Watched& node : nodes_) until = std::min(until, drive(node, monotonic_ns()));
     if (!wait(until)) return;
@@ -137,11 +158,18 @@ void PresenceView::follow_nodes() {
   generation_.store(generation, std::memory_order_release);  // pairs with look_up()
 }
 
+void PresenceView::take_seat(Nanos now) {
+  if (seat_.taken() || now < seat_at_) return;
+  seat_at_ = now + kSeatEvery;
+  explain(seat_.take() ? "" : "another process or engine of this host keeps it");
+}
+
 void PresenceView::dial(Watched& node, Nanos now) {
   node.pause = std::clamp(2 * node.pause, kPauseMin, kPauseMax);
   node.dial_at = now + node.pause;
   // Only where others got through lately, so that it does not keep us from listening for long.
   if (!node.server->available() || node.server->connections_up() == 0) return;
+  node.broken = node.server->stats().connections_broken.load(std::memory_order_relaxed);
   const Nanos limit = std::min(config_.connect_timeout, kConnectLimit);
   auto link = Link::open(links_, node.server->endpoint(), config_, now + limit);
   if (!link) return part(node, link.error());
@@ -150,9 +178,10 @@ void PresenceView::dial(Watched& node, Nanos now) {
   }
   node.link = std::move(*link);
   node.opened_at = monotonic_ns();
-  node.feed =
-      std::make_unique<PresenceFeed>(state_, node.id, config_.topology == Topology::kCluster,
-                                     std::min(config_.stall_timeout, kSilenceMax), node.opened_at);
+  node.feed = std::make_unique<PresenceFeed>(
+      state_, node.id, config_.topology == Topology::kCluster,
+      std::min(config_.stall_timeout, kSilenceMax), node.opened_at, options_.load_max);
+  explain("");
 }
 
 void PresenceView::listen(Watched& node) {
@@ -168,11 +197,17 @@ void PresenceView::listen(Watched& node) {
 }
 
 Nanos PresenceView::drive(Watched& node, Nanos now) {
+  if (!seat_.taken()) return seat_at_;
   if (node.link == nullptr && now >= node.dial_at) {
     dial(node, now);
     now = monotonic_ns();
   }
   if (node.link == nullptr) return node.dial_at;
+  // Behind one name there may be another server now, and then this one hears of nothing.
+  if (node.server->stats().connections_broken.load(std::memory_order_relaxed) != node.broken) {
+    part(node, {Errc::kConnect, "other connections to it ended"});
+    return node.dial_at;
+  }
   if (node.feed->silent(now)) {
     part(node, {Errc::kTimeout, "no answer in time"});
     return node.dial_at;
@@ -183,7 +218,24 @@ Nanos PresenceView::drive(Watched& node, Nanos now) {
       return node.dial_at;
     }
   }
+  tell_load(node);
   return node.feed->wake_at();
+}
+
+void PresenceView::tell_load(Watched& node) {
+  const PresenceLoad& load = node.feed->load();
+  if (load.too_much() == node.too_much) return;
+  node.too_much = load.too_much();
+  std::string text;
+  if (node.too_much) {
+    text = std::to_string(load.announced_per_s()) + " changes/s times " +
+           std::to_string(load.views()) + " views pass " + std::to_string(options_.load_max) +
+           "/s at " + node.server->endpoint().text();
+  }
+  explain(text);
+  if (!node.too_much || std::exchange(told_, true)) return;
+  log_.push(options_.optional ? LogLevel::kInfo : LogLevel::kWarning,
+            "presence view: off until it is calmer: " + text);
 }
 
 void PresenceView::part(Watched& node, const Error& why, Nanos pause_min) {
@@ -194,13 +246,15 @@ void PresenceView::part(Watched& node, const Error& why, Nanos pause_min) {
   }
   node.link.reset();
   node.feed.reset();
-  node.has_more = false;
+  node.has_more = node.too_much = false;
   state_.lost(node.id);
   node.dial_at = now + std::max(node.pause, pause_min);
-  if (why.code == Errc::kClosed || node.problem == why.context) return;
-  node.problem = why.context;
-  log_.push(pause_min > 0 ? LogLevel::kWarning : LogLevel::kInfo,
-            "presence view: " + node.server->endpoint().text() + ": " + why.context);
+  if (why.code == Errc::kClosed) return;
+  const std::string text = node.server->endpoint().text() + ": " + why.context;
+  explain(text);
+  if (std::exchange(node.problem, why.context) == why.context) return;
+  log_.push(pause_min > 0 && !options_.optional ? LogLevel::kWarning : LogLevel::kInfo,
+            "presence view: " + text);
 }
 
 }  // namespace kvferry::redis

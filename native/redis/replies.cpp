@@ -295,6 +295,13 @@ bool Replies::on_server_error(std::string_view text) {
     if (const Work work = take_front()) sink_.redirected(work, text);
     return true;
   }
+  if (const Work work = slot(head_); work && work.batch->options().framed &&
+                                     work.batch->options().verb == Verb::kGet &&
+                                     text.starts_with("WRONGTYPE")) {
+    work.command->fault = codec::FrameFault::kMagic;  // a list, a hash: no value of ours
+    settle_front(Status::kCorrupt, "a key of another type");
+    return true;
+  }
   const bool of_command = kind == ServerErrorKind::kCommand || kind == ServerErrorKind::kUnknown ||
                           text.starts_with("NOPERM");
   settle_front(of_command ? Status::kServerError : Status::kUnavailable, printable(text));

@@ -368,13 +368,13 @@ TEST(SentinelSource, OneThatAnnouncesWithoutEndIsLeft) {
     if (command[0] != "SUBSCRIBE") return false;
     std::string pushes;
     for (int i = 0; i < 100; ++i) pushes += ">3\r\n" + bulk("message") + bulk("+x") + bulk("y");
-    while (peer.send(pushes) && monotonic_ns() < begin + 3 * kSecond) {
+    while (peer.send(pushes) && monotonic_ns() < begin + 15 * kSecond) {
     }
     return true;
   });
   Asking asking({loud.port()});
   EXPECT_TRUE(asking.ask().starts_with("timeout: "));
-  EXPECT_LT(monotonic_ns() - begin, 2 * kSecond);
+  EXPECT_LT(monotonic_ns() - begin, 10 * kSecond);
 }
 
 TEST(SentinelSource, TheStopSignalEndsIt) {

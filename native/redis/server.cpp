@@ -87,6 +87,7 @@ void Server::on_up(bool data, const ServerInfo& info) {
 
 void Server::on_lost(bool data, bool silent, std::string_view why, Nanos now) {
   stats_.connections_lost.fetch_add(1, std::memory_order_relaxed);
+  lose_shortcut();
   if (silent) suspected_at_.store(now, std::memory_order_relaxed);
   std::unique_lock lock(mutex_);
   down_reason_ = why;
@@ -99,6 +100,16 @@ void Server::on_lost(bool data, bool silent, std::string_view why, Nanos now) {
   if (data) dispatcher_.suspect();
 }
 
+void Server::on_left(bool data) {
+  std::unique_lock lock(mutex_);
+  if (data) {
+    breaker_.on_lost(false);
+  } else {
+    small_lane_up_.store(false, std::memory_order_relaxed);
+  }
+  publish(lock);
+}
+
 void Server::on_dial_failed(const Error& error) {
   stats_.dials_failed.fetch_add(1, std::memory_order_relaxed);
   const bool decisive =
@@ -107,6 +118,34 @@ void Server::on_dial_failed(const Error& error) {
   down_reason_ = error.context;
   breaker_.on_dial_failed(decisive ? Breaker::Failure::kDecisive : Breaker::Failure::kRefused);
   publish(lock);
+}
+
+void Server::set_shortcut(const net::Address& address) {
+  {
+    const std::lock_guard lock(mutex_);
+    // What was found good again is where those that stayed there are.
+    if (shortcut_.version == 0 || !(shortcut_.address == address)) {
+      shortcut_ = {.address = address, .version = shortcut_.version + 1};
+    }
+    shortcut_version_.store(shortcut_.version, std::memory_order_release);
+  }
+  wake_workers();  // connections that have nothing to do move now
+}
+
+void Server::lose_shortcut() {
+  if (shortcut_version_.exchange(0, std::memory_order_acq_rel) != 0) dispatcher_.suspect();
+}
+
+Shortcut Server::shortcut() const {
+  const std::lock_guard lock(mutex_);
+  return shortcut_version() == 0 ? Shortcut{} : shortcut_;
+}
+
+bool Server::begin_move() noexcept { return !moving_.exchange(true, std::memory_order_acq_rel); }
+
+void Server::end_move() {
+  moving_.store(false, std::memory_order_release);
+  wake_workers();  // the next one
 }
 
 void Server::note_round_trip(Nanos duration) noexcept {

@@ -30,6 +30,7 @@ struct Stats {
   std::atomic<std::uint64_t> commands_retried{0};
   std::atomic<std::uint64_t> connections_opened{0};
   std::atomic<std::uint64_t> connections_lost{0};
+  std::atomic<std::uint64_t> connections_broken{0};  // of those: not by a choice of ours
   std::atomic<std::uint64_t> dials_failed{0};
   std::atomic<std::uint64_t> values_corrupt{0};
   // Values that were refused, by codec::FrameFault: kNone has those without a frame.
@@ -40,6 +41,12 @@ struct Stats {
 inline constexpr Nanos kFarAway = kMilli / 2;
 
 enum class NodeRole : std::uint8_t { kPrimary, kReplica };
+
+// A Unix socket of this very server, which was found to be good. Data goes there if it can.
+struct Shortcut {
+  net::Address address;
+  std::uint64_t version = 0;  // 0: there is none
+};
 
 class Server {
  public:
@@ -75,7 +82,25 @@ class Server {
   // Health, told by connections. `data`: it carries values, not only small commands.
   void on_up(bool data, const ServerInfo& info);
   void on_lost(bool data, bool silent, std::string_view why, Nanos now);
+  // It was up, ended of its own will, and dials again at once.
+  void on_left(bool data);
   void on_dial_failed(const Error& error);
+
+  // The Unix socket of this server was found to be good: dials try it first, and connections that
+  // are up elsewhere move there, one at a time, when they have nothing to do.
+  void set_shortcut(const net::Address& address);
+  // It let somebody not in, or a connection ended: no dial goes there until it is set again.
+  void lose_shortcut();
+  [[nodiscard]] Shortcut shortcut() const;
+  [[nodiscard]] std::uint64_t shortcut_version() const noexcept {
+    return shortcut_version_.load(std::memory_order_acquire);
+  }
+  // False: it is another connection's turn.
+  [[nodiscard]] bool begin_move() noexcept;
+  void end_move();
+  // Data connections that are up over a Unix socket.
+  void note_unix(int change) noexcept { unix_up_.fetch_add(change, std::memory_order_relaxed); }
+  [[nodiscard]] int unix_up() const noexcept { return unix_up_.load(std::memory_order_relaxed); }
 
   // A defect of ours: nothing is served any more, and nothing hangs.
   void fail_for_good(std::string_view why);
@@ -125,6 +150,10 @@ class Server {
   bool failed_ = false;
   std::string down_reason_;
   ServerInfo info_;
+  Shortcut shortcut_;                               // the last one, even when it was lost
+  std::atomic<std::uint64_t> shortcut_version_{0};  // 0 while there is none
+  std::atomic<bool> moving_{false};
+  std::atomic<int> unix_up_{0};
   std::atomic<bool> available_{true};
   std::atomic<bool> retired_{false};
   std::atomic<bool> in_zone_{false};

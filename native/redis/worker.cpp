@@ -39,13 +39,15 @@ Worker::Worker(const Surroundings& shared, std::size_t index, net::Poller poller
       wake_event_(std::move(wake_event)) {
   environment_.resolve = [this](const net::Endpoint& endpoint, std::uint64_t token,
                                 std::uint64_t dial) {
-    shared_.resolver.request(endpoint, [this, token, dial](auto addresses) {
+    const auto take = [this, token, dial](auto addresses) {
       {
         const std::lock_guard lock(mutex_);
         resolved_.push_back({token, dial, std::move(addresses)});
       }
       wake();
-    });
+    };
+    if (shared_.same_host != nullptr) return shared_.same_host->request(take);
+    shared_.resolver.request(endpoint, take);
   };
   environment_.ask_credentials = [this](std::uint64_t token, std::uint64_t dial) {
     shared_.credentials->request([this, token, dial](const Result<Credentials>& credentials) {

@@ -17,6 +17,7 @@
 #include "net/resolver.hpp"
 #include "redis/connection.hpp"
 #include "redis/router.hpp"
+#include "redis/same_host.hpp"
 
 namespace kvferry::redis {
 
@@ -27,6 +28,7 @@ class Worker {
     const Config& config;
     Router& router;
     net::Resolver& resolver;
+    SameHost* same_host;  // null: the resolver says where to dial
     net::Transport& transport;
     CredentialSource* credentials;  // null: those of the configuration
     LogSink& log;

@@ -115,6 +115,7 @@ class SimStream final : public net::Stream {
   net::IoResult send(std::span<const iovec> pieces) noexcept override;
   [[nodiscard]] std::size_t unsent_bytes() const noexcept override { return wire_.up.travelling(); }
   void set_receive_low_water(std::size_t bytes) noexcept override;
+  void reset() noexcept override { wire_.up.cut(); }
 
  private:
   void plant_landing(std::span<const iovec> pieces) noexcept;

@@ -51,6 +51,14 @@ class Client:
 
     def nodes(self) -> list[dict[str, Any]]: ...
 
+    def watch(self, prefix: str, seat: str, keys_max: int, load_max: int, optional: bool) -> None:
+        """
+        Keeps a presence view from now on; of all with one `seat` on a host one does.
+        """
+
+    def forked_away(self) -> None:
+        """To be called in a forked child."""
+
     def presence(self, keys: Any) -> list[bool | None]: ...
 
     def presence_stats(self) -> dict[str, int]: ...
@@ -88,6 +96,19 @@ class Connector:
 
     def available(self) -> bool: ...
 
+    def absent(self, key: str | bytes) -> bool:
+        """
+        Whether a key is certainly absent, as far as that is known without asking.
+        """
+
+    def leading(self, keys: tuple[str | bytes, ...]) -> int | None:
+        """
+        How many leading keys are there in all likelihood, where that is known without asking.
+        """
+
+    def presence(self) -> tuple[dict[str, int], str] | None:
+        """Counters of the presence view and what is in its way, if there is one."""
+
     def mode(self) -> str:
         """How the driver works here, e.g. 'direct, io_uring'."""
 
@@ -107,7 +128,8 @@ def open_memory_connector(prefix: bytes, identity: bytes, value_size_bytes: int,
 
 def open_file_connector(prefix: bytes, identity: bytes, value_size_bytes: int, description: str, path: str, capacity_bytes: int, fsync: int, direct: int, ring: bool, rescan_after_s: float, queued_keys_max: int) -> Connector: ...
 
-def open_redis_connector(client: Client, prefix: bytes, identity: bytes, value_size_bytes: int, description: str) -> Connector: ...
+def open_redis_connector(client: Client, prefix: bytes, identity: bytes, value_size_bytes: int, description: str, seat: str | None, keys_max: int, load_max: int, optional: bool) -> Connector:
+    """With a `seat` (see redis::PresenceSeat) it keeps a presence view."""
 
 class SharedSegment:
     """
@@ -272,6 +294,9 @@ class PagePool:
     def huge_pages(self) -> str: ...
 
     @property
+    def start_address(self) -> int: ...
+
+    @property
     def pages_count(self) -> int: ...
 
     @property
@@ -331,6 +356,11 @@ def copy_pages(pool: PagePool, handles: Sequence[int], buffers: Sequence[Any], t
 
 def page_checksums(pool: PagePool, handles: Sequence[int]) -> list[int]:
     """XXH3-64 of each page, without the GIL."""
+
+def checksum(source: Any, target: Any | None = None) -> int:
+    """
+    XXH3-64 of a buffer, without the GIL. With a target of its length it is copied there first, and what was copied is what is summed.
+    """
 
 class BlockMap:
     """
