@@ -6,14 +6,16 @@ secret: of one it says the name, and at most the type.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
-from kvferry._url import SECRETS
+from kvferry._shown import shown
+from kvferry._url import SECRETS, is_loopback
 from kvferry.errors import ConfigError
 
-__all__ = ["check_settings"]
+__all__ = ["CREDENTIAL_BYTES_MAX", "check_settings"]
+
+CREDENTIAL_BYTES_MAX = 16_384
 
 _TEXTS = (
     "host",
@@ -30,6 +32,15 @@ _TEXTS = (
 # These may be empty as far as we know, and quoting them is not for us.
 _WORDS = ("username", "sentinel_username", "presence_prefix", *SECRETS)
 _NAMES_OF_HOSTS = ("host", "tls_server_name")
+# What servers take of a word before they know the client, and what can be a part of a key or a DNS
+# name. The first as in native/redis/credentials.hpp.
+_BYTES_MAX = {
+    **dict.fromkeys(("username", "password"), CREDENTIAL_BYTES_MAX),
+    **dict.fromkeys(("sentinel_username", "sentinel_password"), CREDENTIAL_BYTES_MAX),
+    "client_name": CREDENTIAL_BYTES_MAX,
+    "presence_prefix": 512,
+    **dict.fromkeys(_NAMES_OF_HOSTS, 255),
+}
 _WHOLE_RANGES = (
     ("port", 1, 65535),
     ("db", 0, 2**31 - 1),
@@ -52,10 +63,13 @@ _SECONDS_AND_RATES = (
     "ttl_s",
     "topology_refresh_s",
 )
+_NUMBER_MAX = 1e300  # of a float; whole numbers may be longer than any
 _SWITCHES = ("tls", "ktls")
 _CHOICES: dict[str, dict[Any, str]] = {
     "protocol": {3: "RESP3", 2: "RESP2"},
+    "same_host": {"auto": "", "tcp": "", "unix": "the server's Unix socket or nothing"},
     "topology": {"standalone": "one server", "cluster": "slots", "sentinel": "a watched master"},
+    "presence": {"auto": "", "on": "", "off": ""},
     "read_from": {"primary": "", "replica": "", "az": "a replica in availability_zone"},
     "tls_verify": {"full": "chain and name", "ca": "chain alone", "none": "nothing"},
     "tls_min_version": {"1.2": "", "1.3": ""},
@@ -81,16 +95,21 @@ def check_settings(settings: Mapping[str, Any]) -> None:
     """
     for name in (*_TEXTS, *_WORDS):
         _check_text(name, settings[name])
+    for name, most in _BYTES_MAX.items():
+        _check_length(name, settings[name], most)
     for name, low, high in _WHOLE_RANGES:
         _check_whole(name, settings[name], low, high)
     for name in _SECONDS_AND_RATES:
         _check_positive(name, settings[name])
     for name in _SWITCHES:
         if not isinstance(settings[name], bool):
-            raise ConfigError(f"{name}={settings[name]!r} is not valid; use True or False")
+            raise ConfigError(f"{name}={shown(settings[name])} is not valid; use True or False")
     for name, choices in _CHOICES.items():
         _check_choice(name, settings[name], choices)
-    for check in (_check_times, _check_client_name, _check_user, _check_tls, _check_topology):
+    for check in (
+        *(_check_times, _check_client_name, _check_user),
+        *(_check_tls, _check_topology, _check_same_host),
+    ):
         check(settings)
 
 
@@ -104,9 +123,14 @@ def _check_text(name: str, value: object) -> None:
             raise ConfigError(f"{name} holds a lone surrogate and has no UTF-8 form; correct it")
         return
     if not isinstance(value, str) or not value or "\0" in value or _is_not_utf8(value):
-        raise ConfigError(f"{name}={value!r} is not a name; pass a non-empty str")
+        raise ConfigError(f"{name}={shown(value)} is not a name; pass a non-empty str")
     if name in _NAMES_OF_HOSTS and any(char.isspace() or char in "/@," for char in value):
         raise ConfigError(f"{name} is not a host name; a URL goes to from_url()")
+
+
+def _check_length(name: str, value: object, most: int) -> None:
+    if isinstance(value, str) and (size := len(value.encode(errors="replace"))) > most:
+        raise ConfigError(f"{name} has {size} bytes; use at most {most}")
 
 
 def _is_not_utf8(text: str) -> bool:
@@ -117,23 +141,26 @@ def _check_whole(name: str, value: object, low: int, high: int) -> None:
     if value is None and name in _MAY_BE_NONE:
         return
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise ConfigError(f"{name}={value!r} is not valid; use a whole number from {low} to {high}")
+        raise ConfigError(
+            f"{name}={shown(value)} is not valid; use a whole number from {low} to {high}"
+        )
 
 
 def _check_positive(name: str, value: object) -> None:
     if value is None and name in _MAY_BE_NONE:
         return
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value <= 0:  # type: ignore[operator,arg-type]
-        raise ConfigError(f"{name}={value!r} is not valid; use a number above 0")
+    if not number or not 0 < value <= _NUMBER_MAX:  # type: ignore[operator]
+        raise ConfigError(f"{name}={shown(value)} is not valid; use a number above 0")
 
 
 def _check_choice(name: str, value: object, choices: Mapping[Any, str]) -> None:
     # Not `in` alone: True is 1, and a list cannot be looked up.
     if any(type(value) is type(choice) and value == choice for choice in choices):
         return
-    shown = [f"{choice} ({what})" if what else f"{choice}" for choice, what in choices.items()]
-    raise ConfigError(f"{name}={value!r} is unknown; use {', '.join(shown[:-1])} or {shown[-1]}")
+    known = [f"{choice} ({what})" if what else f"{choice}" for choice, what in choices.items()]
+    most = ", ".join(known[:-1])
+    raise ConfigError(f"{name}={shown(value)} is unknown; use {most} or {known[-1]}")
 
 
 def _check_times(settings: Mapping[str, Any]) -> None:
@@ -213,3 +240,19 @@ def _check_topology(settings: Mapping[str, Any]) -> None:
         raise ConfigError("read_from='az' needs availability_zone, the one of this host; set it")
     if settings["presence_prefix"] is not None and settings["protocol"] != 3:
         raise ConfigError("presence_prefix needs the pushes of RESP3; set protocol=3")
+    if settings["presence"] == "on" and settings["protocol"] != 3:
+        raise ConfigError("presence='on' needs the pushes of RESP3; set protocol=3")
+
+
+def _check_same_host(settings: Mapping[str, Any]) -> None:
+    if settings["same_host"] != "unix" or settings["unix_path"] is not None:
+        return
+    if settings["tls"]:
+        raise ConfigError("tls does not go over a Unix socket; drop tls or same_host='unix'")
+    if settings["topology"] != "standalone":
+        raise ConfigError("same_host='unix' is for one server, not for a cluster or Sentinels")
+    if not is_loopback(settings["host"]):
+        raise ConfigError(
+            f"same_host='unix' needs an address of this host, not {settings['host']!r}; "
+            "use localhost, 127.0.0.1, ::1 or unix_path"
+        )

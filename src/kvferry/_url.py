@@ -17,10 +17,12 @@ place; so no error quotes more than the scheme, or the query of a URL that holds
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import re
 from collections.abc import Iterable, Mapping
 from urllib.parse import parse_qsl, unquote
 
+from kvferry._shown import shown
 from kvferry.errors import ConfigError
 
 __all__ = [
@@ -28,6 +30,7 @@ __all__ = [
     "SECRETS",
     "SENTINEL_PORT",
     "Setting",
+    "is_loopback",
     "nearest",
     "parse_endpoint",
     "parse_url",
@@ -80,7 +83,7 @@ def parse_url(url: str, kinds: Mapping[str, type[Setting]]) -> dict[str, Setting
     secret = any(name in SECRETS for name, _ in query)  # '&' in it would have cut it in two
     for name, text in query:
         if name not in kinds:
-            what = "in the query" if secret else f"{name!r}{nearest(name, kinds)}"
+            what = "in the query" if secret else f"{shown(name)}{nearest(name, kinds)}"
             raise ConfigError(f"unknown query parameter {what}")
         if name in settings:
             raise ConfigError(f"the URL gives {name} twice; keep one")
@@ -111,6 +114,16 @@ def parse_endpoint(text: str) -> tuple[str, int | None]:
     if port and not (port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
         raise ValueError("no port")
     return host, int(port) if port else None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this host can reach an address; a name other than localhost is none."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def show_endpoint(host: str, port: int) -> str:
@@ -179,5 +192,5 @@ def _value(name: str, text: str, kind: type[Setting], secret: bool) -> Setting:
         return _BOOLEANS[text.lower()] if kind is bool else kind(text)
     except (KeyError, ValueError):
         pass  # raised outside, because these errors quote the text
-    shown = name if secret else f"{name}={text!r}"
-    raise ConfigError(f"{shown} in the URL is not {_KINDS[kind]}; correct it")
+    told = name if secret else f"{name}={shown(text)}"
+    raise ConfigError(f"{told} in the URL is not {_KINDS[kind]}; correct it")

@@ -17,6 +17,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Self, get_args, get_origin, get_type_hints
 
 from kvferry._config_checks import check_settings
+from kvferry._shown import shown
 from kvferry._url import (
     PORT,
     SECRETS,
@@ -66,6 +67,9 @@ class ClientConfig:
             Sentinels the first of them.
         port: TCP port. (URLs have 26379 for Sentinels where they give none.)
         unix_path: Path of a Unix socket; wins over `host` and `port`.
+        same_host: What becomes of a loopback address of one server without TLS. "auto": the native
+            client asks the server whether it has a Unix socket that this process may use, and moves
+            there; "tcp": it stays; "unix": without such a socket everything is UNAVAILABLE.
         username: ACL user; ``None`` is the server's default user. Needs `password`.
         password: A secret; shown nowhere.
         credentials: A function that gives user and password, in their stead; asked before every
@@ -118,11 +122,14 @@ class ClientConfig:
         presence_prefix: Keep a view of which keys with this prefix exist, told by the server;
             ``None`` keeps none.
         presence_keys_max: How many keys that view may hold.
+        presence: Whether the store of a cache keeps such a view of its own keys, so that a miss
+            costs no question: "auto" while that costs the server little, "on" always, "off" never.
     """
 
     host: str = "localhost"
     port: int = PORT
     unix_path: str | None = None
+    same_host: str = "auto"
     username: str | None = None
     password: str | None = None
     credentials: CredentialsProvider | None = None
@@ -164,9 +171,12 @@ class ClientConfig:
     attempts_max: int = 3
     presence_prefix: str | None = None
     presence_keys_max: int = 4_000_000
+    presence: str = "auto"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "nodes", self._checked_nodes())
+        if isinstance(self.presence, bool):  # YAML's on and off
+            object.__setattr__(self, "presence", "on" if self.presence else "off")
         check_settings({field.name: getattr(self, field.name) for field in fields(self)})
 
     def _checked_nodes(self) -> tuple[str, ...]:
@@ -178,7 +188,9 @@ class ClientConfig:
         for node in self.nodes:
             try:
                 host, port = parse_endpoint(node)
-                if not host or any(char.isspace() or char in "/@,\0" for char in host):
+                if not 1 <= len(host) <= 255 or any(
+                    char.isspace() or char in "/@,\0" for char in host
+                ):
                     raise ValueError("no name")
             except (AttributeError, TypeError, ValueError):
                 raise ConfigError(
@@ -293,7 +305,7 @@ def check_known(settings: Mapping[str, object]) -> None:
     known = [field.name for field in fields(ClientConfig)]
     for name in settings:
         if name not in known:
-            raise ConfigError(f"unknown setting {name!r}{nearest(name, known)}")
+            raise ConfigError(f"unknown setting {shown(name)}{nearest(name, known)}")
 
 
 def query_kinds() -> dict[str, type[Setting]]:
@@ -337,5 +349,7 @@ def env_settings(environ: Mapping[str, str], given: Mapping[str, object]) -> dic
 
 def _env_port(variable: str, text: str) -> int:
     if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 65535):
-        raise ConfigError(f"{variable}={text!r} is not a port; set it to a number from 1 to 65535")
+        raise ConfigError(
+            f"{variable}={shown(text)} is not a port; set it to a number from 1 to 65535"
+        )
     return int(text)

@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from kvferry._config_file import find_config_file, read_section, write_sections
+from kvferry._shown import shown
 from kvferry._url import SECRETS, nearest, parse_url
 from kvferry.config import ENV_URL, ClientConfig, check_known, env_settings, query_kinds
 from kvferry.errors import ConfigError
@@ -172,7 +173,9 @@ def _settings_in(where: str, found: Mapping[str, Any]) -> dict[str, Any]:
         if name in _FUNCTIONS:
             raise ConfigError(f"{where}: {name} is a function; pass it in the program")
         if name != "url" and name not in known:
-            raise ConfigError(f"{where}: unknown setting {name!r}{nearest(name, ['url', *known])}")
+            raise ConfigError(
+                f"{where}: unknown setting {shown(name)}{nearest(name, ['url', *known])}"
+            )
     settings = {}
     if (url := found.get("url")) is not None:
         if not isinstance(url, str):

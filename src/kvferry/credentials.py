@@ -18,9 +18,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from kvferry._config_checks import CREDENTIAL_BYTES_MAX
+from kvferry._shown import shown
 from kvferry.errors import ConfigError, UnavailableError
 
 __all__ = ["Credentials", "CredentialsProvider", "provided"]
+
+
+class _TooLong(ConfigError):
+    """Credentials that no server takes. Its text, unlike that of others, holds no secret."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +40,7 @@ class Credentials:
             ones, or is replaced, before that time is over.
 
     Raises:
-        ConfigError: A value is of a wrong type.
+        ConfigError: A value is of a wrong type, or longer than a server takes (16,384 bytes).
     """
 
     username: str | None
@@ -47,12 +53,22 @@ class Credentials:
             optional = name == "username" and value is None
             if not optional and (not isinstance(value, str) or _is_not_utf8(value)):
                 raise ConfigError(f"{name} of the credentials is no text; pass a str")
+            if (
+                value is not None
+                and (size := len(value.encode(errors="replace"))) > CREDENTIAL_BYTES_MAX
+            ):
+                raise _TooLong(
+                    f"{name} of the credentials has {size} bytes; "
+                    f"use at most {CREDENTIAL_BYTES_MAX}, servers take no more"
+                )
         limit_s = self.expires_in_s
         if limit_s is None:
             return
         number = isinstance(limit_s, int | float) and not isinstance(limit_s, bool)
         if not number or not math.isfinite(limit_s) or limit_s <= 0:
-            raise ConfigError(f"expires_in_s={limit_s!r} is not valid; use seconds above 0 or None")
+            raise ConfigError(
+                f"expires_in_s={shown(limit_s)} is not valid; use seconds above 0 or None"
+            )
 
 
 CredentialsProvider: TypeAlias = Callable[[], Credentials]
@@ -66,6 +82,8 @@ def provided(provider: CredentialsProvider) -> Credentials:
     """
     try:
         credentials = provider()
+    except _TooLong as error:
+        kind = str(error)
     except Exception as error:
         # Nothing of it is chained either: error reporters collect causes.
         kind = type(error).__name__

@@ -239,6 +239,14 @@ class PagePool:
         return self._open.size_bytes
 
     @property
+    def start_address(self) -> int:
+        """Where the memory of the pool begins, for a device that pins all `nbytes` of it.
+
+        It stays mapped as long as the pool is there.
+        """
+        return self._open.start_address
+
+    @property
     def huge_pages(self) -> str:
         """What backs the pool: ``"none"``, ``"transparent"`` or ``"hugetlb"``."""
         return self._open.huge_pages

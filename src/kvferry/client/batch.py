@@ -57,7 +57,7 @@ class BatchResult(Sequence[Status]):
         statuses: One byte per key; byte ``i`` is the number of ``Status``.
         sizes: Bytes of the value of each key as the server told it: read for GET, written for SET,
             0 where nothing is known.
-        elapsed_s: From submission to the last reply, in seconds.
+        elapsed_s: From submission to the last reply, in seconds; 0: nobody was asked.
         error: The first error text met (server or transport), or ``None``.
     """
 

@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeAlias
 
 from typing_extensions import Buffer
 
+from kvferry._shown import shown
 from kvferry.client.dlpack import tensor_memory, view_memory
 from kvferry.errors import BadBufferError, UsageError
 
@@ -137,7 +138,7 @@ def encode_key(key: Key) -> bytes:
         try:
             encoded = key.encode()
         except UnicodeEncodeError:
-            raise UsageError(f"key {key[:64]!r} holds a lone surrogate; use bytes") from None
+            raise UsageError(f"key {shown(key)} holds a lone surrogate; use bytes") from None
     elif isinstance(key, bytes):
         encoded = key
     else:

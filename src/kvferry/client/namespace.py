@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from kvferry.client.batch import BatchResult, only
 from kvferry.client.buffers import BufferLike, Key, encode_key, encode_keys, readable, writable
 from kvferry.client.native import Frame, Verb
-from kvferry.errors import BadBufferError
+from kvferry.errors import BadBufferError, UsageError
 
 if TYPE_CHECKING:
     from kvferry.client.aio import AsyncRedisClient
@@ -34,6 +34,8 @@ class _Namespace:
     """What the blocking and the asyncio namespace share: names and checks."""
 
     def __init__(self, prefix: str, identity: bytes, value_size_bytes: int) -> None:
+        if not isinstance(prefix, str):
+            raise UsageError(f"a prefix is a str, not {type(prefix).__name__}")
         self._prefix_bytes = encode_key(prefix) if prefix else b""
         self._frame = Frame(identity, value_size_bytes)
         self.prefix = prefix

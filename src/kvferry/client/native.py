@@ -17,8 +17,10 @@ from enum import IntEnum
 from typing import Any, Self
 
 from kvferry import _native
+from kvferry._shown import shown
 from kvferry.client.batch import BatchResult
 from kvferry.client.buffers import BufferLike, Key, encode_keys
+from kvferry.client.inherited import Inherited
 from kvferry.client.presence import Presence
 from kvferry.client.provider import provide_to
 from kvferry.client.pure import PureRedisClient
@@ -34,7 +36,7 @@ _open_clients: weakref.WeakSet[NativeClient] = weakref.WeakSet()
 _parents: list[object] = []  # native clients of the process that forked us: never destroyed
 _reopening = threading.Lock()
 
-_PYTHON_ONLY = ("ttl_s", "credentials", "nodes")
+_PYTHON_ONLY = ("ttl_s", "credentials", "nodes", "presence")
 PING_KEY = b"kvferry:ping"
 FRAMED_SIZE_BYTES_MAX = 65_535 * (4 << 20)  # stripes times what one holds: native/codec/stripe.hpp
 
@@ -69,7 +71,7 @@ class Frame:
         whole = isinstance(value_size_bytes, int) and not isinstance(value_size_bytes, bool)
         if not whole or not 1 <= value_size_bytes <= FRAMED_SIZE_BYTES_MAX:
             raise UsageError(
-                f"value_size_bytes={value_size_bytes!r} is the length of every value; "
+                f"value_size_bytes={shown(value_size_bytes)} is the length of every value; "
                 f"use a whole number from 1 to {FRAMED_SIZE_BYTES_MAX}"
             )
         self.identity = int.from_bytes(identity[:8], "little")
@@ -105,6 +107,7 @@ class NativeClient(Presence):
     def _start(self, config: ClientConfig) -> None:
         self.config = config
         self._closed = False
+        self._inherited = Inherited()
         self._native: _native.Client | None = _open(config)
         _open_clients.add(self)
 
@@ -161,7 +164,10 @@ class NativeClient(Presence):
         return self._submit(Verb.DELETE, keys, None, timeout_s=timeout_s)
 
     def event_fd(self) -> int:
-        """A descriptor that is readable while completions wait. It belongs to the client."""
+        """A descriptor that is readable while completions wait. It belongs to the client.
+
+        In a forked child the number that the parent had works too, for the child's batches alone.
+        """
         return self._handle().event_fd()
 
     def drain_completions(self) -> list[tuple[int, BatchResult]]:
@@ -208,13 +214,17 @@ class NativeClient(Presence):
             if self._closed:
                 raise ClosedError("the client is closed")
             if self._native is None:
-                self._native = _open(self.config)
+                opened = _open(self.config)
+                self._inherited.wake_with(opened.event_fd())
+                self._native = opened
             return self._native
 
     def _after_fork(self) -> None:
-        if self._native is not None:
-            _parents.append(self._native)
-            self._native = None
+        parents, self._native = self._native, None
+        if parents is not None:
+            parents.forked_away()
+            _parents.append(parents)
+        self._inherited.take(None if parents is None else parents.event_fd())
 
     def _submit(
         self,

@@ -12,15 +12,53 @@ docs/guides/presence.md.
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvferry.client.buffers import Key, encode_keys
+from kvferry.config import ClientConfig
 
 if TYPE_CHECKING:
     from kvferry import _native
 
-__all__ = ["Presence"]
+__all__ = ["Presence", "View", "view_of"]
+
+# Questions for each second that all views together may cost a server.
+_LOAD_MAX_PER_S = 5000
+
+
+class View(NamedTuple):
+    """The view that a cache keeps of its keys.
+
+    Attributes:
+        seat: The same for all of this host who would keep the same one: of this user, store and
+            prefix. One of them does.
+        keys_max: How many keys it may hold.
+        load_max: It is off while changes x views pass this in a second; 0: never.
+        optional: Nobody asked for it, so a server that refuses is no warning.
+    """
+
+    seat: str
+    keys_max: int
+    load_max: int
+    optional: bool
+
+
+def view_of(config: ClientConfig, prefix: str) -> View | None:
+    """What the setting `presence` says of keys with this prefix; None: no view is to be kept."""
+    if config.presence == "off" or config.protocol != 3:
+        return None
+    where = (config.seeds, config.unix_path, config.db, config.sentinel_master, config.username)
+    digest = hashlib.blake2b(repr((where, prefix)).encode(), digest_size=16).hexdigest()
+    auto = config.presence == "auto"
+    return View(
+        seat=f"kvferry-presence-{os.geteuid()}-{digest}",
+        keys_max=config.presence_keys_max,
+        load_max=_LOAD_MAX_PER_S if auto else 0,
+        optional=auto,
+    )
 
 
 class Presence:
@@ -49,3 +87,14 @@ class Presence:
         were ``asked`` about, ``snapshots``, ``forgotten`` (times that a node's keys became unknown)
         and ``memory_bytes``."""
         return self._handle().presence_stats()
+
+    def _watch(self, config: ClientConfig, prefix: str) -> None:
+        """Keep the view that the settings say, unless they name another one."""
+        view = view_of(config, prefix)
+        if view is not None and config.presence_prefix is None:
+            self._handle().watch(prefix, *view)
+
+    def _leading(self, keys: Sequence[Key]) -> int:
+        """How many keys are before the first that is certainly absent."""
+        known = self.presence(keys)
+        return known.index(False) if False in known else len(known)

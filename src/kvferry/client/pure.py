@@ -9,7 +9,7 @@ connection to each server, made at the first use; values go straight between the
 caller's memory. Clusters are asked node by node; reads go to primaries; there is no presence view.
 
 - A batch ends by its deadline and has one status per key; a missing key is MISS, never an error.
-- A connection with an unfinished or surprising reply is closed and never used again. What it left
+- A connection with an unfinished or surprising reply is reset and never used again. What it left
   open is asked for again on a new one (all commands are idempotent; a repeated DEL may answer MISS
   for a key that its first try deleted), at most `attempts_max` times without progress.
 - While the server is away, calls answer UNAVAILABLE at once and dial again after a random wait.
@@ -117,7 +117,10 @@ class PureRedisClient:
         return only(self.batch_get([key], [buffer]))
 
     def set(self, key: Key, buffer: BufferLike, *, ttl_s: float | None = None) -> None:
-        """Store a value; `ttl_s` limits its life (else the setting of that name does)."""
+        """Store a value; `ttl_s` limits its life (else the setting of that name does).
+
+        What it promises: `RedisClient.set`.
+        """
         only(self.batch_set([key], [buffer], ttl_s=ttl_s))
 
     def exists(self, key: Key) -> bool:

@@ -180,6 +180,16 @@ class Connection:
         """Close this process's end; idempotent. After a fork the other process keeps its own."""
         self._sock.close()
 
+    def reset(self) -> None:
+        """Close it so that what was sent and has not arrived never does.
+
+        For requests that have no answer: they may be repeated, and must not be carried out behind
+        the repetition. TCP sends RST; over a Unix socket all that was sent has arrived.
+        """
+        with contextlib.suppress(OSError):
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._sock.close()
+
     def _wake_up_at(self, size_bytes: int) -> None:
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size_bytes)
 

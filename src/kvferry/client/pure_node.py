@@ -1,6 +1,6 @@
 """One server: the connection that is kept to it, and how a batch is asked of it.
 
-A connection with an unfinished or surprising reply is closed and never used again; what it left
+A connection with an unfinished or surprising reply is reset and never used again; what it left
 open is asked for on a new one, a few times. While the server is away, dialling waits.
 """
 
@@ -105,13 +105,20 @@ class Node:
         return self._connection
 
     def disconnect(self, why: str | None = None) -> None:
-        """Close the connection, if there is one; also what a forked child does with its copy."""
+        """End the connection, if there is one.
+
+        `why`: it is of no use any more, and may owe answers: it is reset. ``None``: it is closed,
+        by a client that is done, or by a forked child that has a copy.
+        """
         connection, self._connection = self._connection, None
-        if connection is not None:
+        if connection is None:
+            return
+        if why is None:
             connection.close()
-            if why is not None:
-                self._stats["disconnects"] += 1
-                _log.info("closed the connection to %s: %s", self.config.address, why)
+            return
+        connection.reset()
+        self._stats["disconnects"] += 1
+        _log.info("closed the connection to %s: %s", self.config.address, why)
 
     def abort(self) -> None:
         """End it for good; a batch in another thread finds out soon."""

@@ -62,8 +62,14 @@ class RedisClient(NativeClient):
     def set(self, key: Key, buffer: BufferLike, *, ttl_s: float | None = None) -> None:
         """Store the bytes of `buffer`, up to the server's limit; `ttl_s` in seconds.
 
+        When it returns, the server has stored them since the call began. A try without an answer
+        is repeated on another connection; the first one is reset, so that what is left of it on the
+        way is dropped. Behind a proxy that keeps bytes for the server nobody can rule out that they
+        arrive later, even behind a newer value of the key; see docs/guides/client.md.
+
         Raises:
-            ServerError, DeadlineExceeded, UnavailableError: It may or may not be stored.
+            ServerError, DeadlineExceeded, UnavailableError: It may or may not be stored, or be
+                stored yet: its connection is answered or reset within `stall_timeout_s`.
             BadBufferError, UsageError: Nothing was sent.
         """
         only(self.batch_set([key], [buffer], ttl_s=ttl_s))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvferry._shown import shown
 from kvferry.errors import UsageError
 
 __all__ = ["LIMIT_S_MAX", "checked_timeout", "ttl_ms"]
@@ -19,7 +20,9 @@ def ttl_ms(ttl_s: float | None) -> int | None:
     if ttl_s is None:
         return None
     if not 0.001 <= ttl_s < _TTL_S_MAX:
-        raise UsageError(f"ttl_s={ttl_s!r} is no time to live; use a millisecond or more, or None")
+        raise UsageError(
+            f"ttl_s={shown(ttl_s)} is no time to live; use a millisecond or more, or None"
+        )
     return round(ttl_s * 1000)
 
 
@@ -32,5 +35,7 @@ def checked_timeout(timeout_s: float | None) -> float | None:
     if timeout_s is None:
         return None
     if not timeout_s > 0:
-        raise UsageError(f"timeout_s={timeout_s!r} leaves no time; use a number above 0 or None")
+        raise UsageError(
+            f"timeout_s={shown(timeout_s)} leaves no time; use a number above 0 or None"
+        )
     return min(timeout_s, LIMIT_S_MAX)
