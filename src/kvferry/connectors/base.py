@@ -24,6 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self, TypeAlias, runtime_checkable
 
+from kvferry._shown import shown
 from kvferry.client.batch import BatchResult
 from kvferry.client.buffers import BufferLike, Key, encode_key
 from kvferry.errors import UsageError
@@ -61,7 +62,7 @@ class Space:
             raise UsageError(f"an identity has {DIGEST_BYTES} bytes; see kvferry.keys")
         size = self.value_size_bytes
         if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= 1 << 37:
-            raise UsageError(f"value_size_bytes={size!r} is no length from 1 to 128 GiB")
+            raise UsageError(f"value_size_bytes={shown(size)} is no length from 1 to 128 GiB")
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +209,10 @@ class Connector(Protocol):
         """As `batch_delete`; returns an id at once."""
 
     def event_fd(self) -> int:
-        """A descriptor that is readable while completions wait. It belongs to the connector."""
+        """A descriptor that is readable while completions wait. It belongs to the connector.
+
+        A forked child may use the number that its parent had: for the child's own jobs alone.
+        """
 
     def drain_completions(self) -> list[tuple[int, BatchResult]]:
         """Take every finished raw job, oldest first. Never blocks."""
@@ -247,6 +251,16 @@ class Connector(Protocol):
 
     def undescribe(self) -> None:
         """Forget the description of this space, which has nothing there any more. Best effort."""
+
+    def note(self, name: str, text: str) -> None:
+        """Keep a short text about this space beside its description, under a name. Best effort."""
+
+    def notes(self) -> Mapping[str, str]:
+        """The texts about this space, by name; they go when the space is undescribed.
+
+        Raises:
+            UnavailableError, DeadlineExceeded: The store does not say.
+        """
 
     def has_under(self, identity: bytes, key: Key) -> bool:
         """Whether the store has this key under another identity of ours. Best effort, for people.

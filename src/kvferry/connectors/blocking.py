@@ -24,9 +24,11 @@ from typing import Any, Self
 
 from kvferry.client.batch import BatchResult
 from kvferry.client.buffers import check_batch, check_targets, encode_keys, readable, writable
+from kvferry.client.inherited import Inherited
 from kvferry.client.times import checked_timeout
 from kvferry.connectors.base import BufferLike, Key, ScanBatch, Space, Usage
 from kvferry.connectors.calls import CallJob, CallQueue
+from kvferry.connectors.defaults import Defaults
 from kvferry.errors import BadBufferError, ClosedError
 
 __all__ = ["BlockingConnector"]
@@ -35,9 +37,10 @@ _TIMEOUT_S = 5.0
 _FLOOR_RATE_BYTES_S = 50e6
 _CLOSE_WAIT_S = 2.0
 _open: weakref.WeakSet[BlockingConnector] = weakref.WeakSet()
+_parents: list[object] = []  # queues of the process that forked us: their descriptors stay
 
 
-class BlockingConnector(ABC):
+class BlockingConnector(Defaults, ABC):
     """See the head of this module, and `Connector` for what each method promises.
 
     Args:
@@ -53,6 +56,7 @@ class BlockingConnector(ABC):
         self._closed = False
         self._lock = threading.Lock()
         self._queue: CallQueue | None = None
+        self._inherited = Inherited()
         self._threads: list[threading.Thread] = []
         _open.add(self)
 
@@ -98,20 +102,6 @@ class BlockingConnector(ABC):
 
     # --- What it may have ---
 
-    def undescribe(self) -> None:  # noqa: B027  (a driver that keeps them has one)
-        """See `Connector`."""
-
-    def has_under(self, identity: bytes, key: Key) -> bool:
-        """See `Connector`."""
-        return False
-
-    def lock_eviction(self, ttl_s: float) -> bool:
-        """See `Connector`."""
-        return True
-
-    def unlock_eviction(self) -> None:  # noqa: B027  (a driver with a lock has one)
-        """See `Connector`."""
-
     def evict_others(self, size_bytes: int, timeout_s: float) -> int:
         """Nothing, by default: spaces share the store by accident."""
         return 0
@@ -124,7 +114,7 @@ class BlockingConnector(ABC):
         """None, by default."""
         return {}
 
-    def describe(self) -> None:  # noqa: B027  # a default, not a duty
+    def describe(self) -> None:  # a default, not a duty
         """Keep the description of the space; by default nothing is kept."""
 
     @property
@@ -337,6 +327,7 @@ class BlockingConnector(ABC):
                 raise ClosedError("the connector is closed")
             if self._queue is None:
                 queue = CallQueue(self._jobs_max)
+                self._inherited.wake_with(queue.event_fd)
                 self._threads = [
                     threading.Thread(target=queue.work, name=f"kvferry-store-{n}", daemon=True)
                     for n in range(self._thread_count)
@@ -348,7 +339,9 @@ class BlockingConnector(ABC):
 
     def _after_fork(self) -> None:
         self._lock = threading.Lock()  # a thread that is not here may have held it
-        self._queue, self._threads = None, []
+        parents, self._queue, self._threads = self._queue, None, []
+        _parents.append(parents)
+        self._inherited.take(None if parents is None else parents.event_fd)
 
 
 def _after_fork_in_child() -> None:

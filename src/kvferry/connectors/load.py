@@ -4,10 +4,12 @@
     {"type": "file", "path": "/data/kv", "capacity_gb": 500, "fsync": "never"}
     {"type": "memory", "name": "shared", "capacity_gb": 4}
     {"type": "plugin", "module_path": "my_package.store:Store", "params": {"path": "x"}}
+    {"type": "native_plugin", "module_path": "my_package:Client", "params": {"host": "cache-1"}}
 
 A gigabyte is 2**30 bytes. Of a plug-in, ``module_path`` names a module that can be imported, and
 ``class_name``, or what stands behind a colon, its class, which is called with the space and the
-``params``. Values of settings never enter errors: they may be secrets.
+``params``; a native one, whose client `native_plugin` describes, with the ``params`` alone. Values
+of settings never enter errors: they may be secrets.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from kvferry._url import nearest
 from kvferry.config import ClientConfig
@@ -24,9 +26,11 @@ from kvferry.errors import ConfigError, KVFerryError
 
 __all__ = ["TYPES", "load_connector"]
 
+T = TypeVar("T")
+
 _GIB = 1 << 30
 _SERVERS = ("redis", "valkey", "resp")
-TYPES = (*_SERVERS, "file", "memory", "plugin")
+TYPES = (*_SERVERS, "file", "memory", "plugin", "native_plugin")
 
 
 def load_connector(spec: Mapping[str, Any], space: Space) -> Connector:
@@ -44,7 +48,8 @@ def load_connector(spec: Mapping[str, Any], space: Space) -> Connector:
     if kind not in TYPES:
         what = "has no type" if kind is None else f"of type {kind!r} is unknown"
         raise ConfigError(f"a connector {what}{nearest(str(kind), TYPES)}")
-    return {"file": _file, "memory": _memory, "plugin": _plugin}[kind](settings, space)
+    openers = {"file": _file, "memory": _memory, "plugin": _plugin, "native_plugin": _native_plugin}
+    return openers[kind](settings, space)
 
 
 def _server(settings: dict[str, Any], space: Space) -> Connector:
@@ -85,6 +90,23 @@ def _memory(settings: dict[str, Any], space: Space) -> Connector:
 
 
 def _plugin(settings: dict[str, Any], space: Space) -> Connector:
+    path, make = _factory(settings, space)
+    connector = _opened(path, make)
+    if not isinstance(connector, Connector):
+        wanted = [name for name in _methods() if not hasattr(connector, name)]
+        raise ConfigError(f"plugin {path} is no connector; it lacks {', '.join(wanted)}")
+    return connector
+
+
+def _native_plugin(settings: dict[str, Any], space: Space) -> Connector:
+    from kvferry.connectors.native_plugin import NativePluginConnector
+
+    path, make = _factory(settings)
+    return _opened(path, lambda: NativePluginConnector(space, make))
+
+
+def _factory(settings: dict[str, Any], *arguments: Space) -> tuple[str, Callable[[], object]]:
+    """What the settings of a plug-in name, and what makes an object of its class."""
     _check_known("plugin", settings, ("module_path", "class_name", "params"))
     path = settings.get("module_path")
     if not isinstance(path, str) or not path:
@@ -97,16 +119,16 @@ def _plugin(settings: dict[str, Any], space: Space) -> Connector:
     if not isinstance(params, Mapping):
         raise ConfigError(f"plugin {path}: params is no mapping")
     factory = _imported(module_name, class_name)
+    return path, lambda: factory(*arguments, **params)
+
+
+def _opened(path: str, make: Callable[[], T]) -> T:
     try:
-        connector = factory(space, **params)
+        return make()
     except KVFerryError:
         raise
     except Exception as error:  # the text could repeat a parameter
         raise ConfigError(f"plugin {path} cannot be opened: {type(error).__name__}") from error
-    if not isinstance(connector, Connector):
-        wanted = [name for name in _methods() if not hasattr(connector, name)]
-        raise ConfigError(f"plugin {path} is no connector; it lacks {', '.join(wanted)}")
-    return connector
 
 
 def _imported(module_name: str, class_name: str) -> Callable[..., object]:

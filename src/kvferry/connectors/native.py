@@ -19,9 +19,11 @@ from typing import Any, Self
 from kvferry import _native
 from kvferry.client.batch import BatchResult
 from kvferry.client.buffers import encode_keys
+from kvferry.client.inherited import Inherited
 from kvferry.client.native import Verb  # first of all: its clients are closed after us
 from kvferry.client.times import checked_timeout, ttl_ms
 from kvferry.connectors.base import BufferLike, Key, ScanBatch, Space, Usage
+from kvferry.connectors.defaults import Defaults
 from kvferry.connectors.others import evict_others
 from kvferry.errors import ClosedError, DeadlineExceeded
 
@@ -71,13 +73,14 @@ class _Ticket:
         self._native.discard(self._id)
 
 
-class NativeConnector(ABC):
+class NativeConnector(Defaults, ABC):
     """Owns a native connector; a driver says how that is opened. See `Connector`."""
 
     def __init__(self, space: Space) -> None:
         self.space = space
         self._closed = False
         self._lock = threading.Lock()  # held while a forked child opens its own
+        self._inherited = Inherited()
         self._native: _native.Connector | None = self._open(space)
         _open.add(self)
         self.describe()
@@ -257,20 +260,6 @@ class NativeConnector(ABC):
         """See `Connector`; the stores of these drivers keep it when they are opened."""
         self._handle()
 
-    def undescribe(self) -> None:  # noqa: B027  (a driver that keeps them has one)
-        """See `Connector`."""
-
-    def has_under(self, identity: bytes, key: Key) -> bool:
-        """See `Connector`."""
-        return False
-
-    def lock_eviction(self, ttl_s: float) -> bool:
-        """See `Connector`."""
-        return True
-
-    def unlock_eviction(self) -> None:  # noqa: B027  (a driver with a lock has one)
-        """See `Connector`."""
-
     def evict_others(self, size_bytes: int, timeout_s: float) -> int:
         """See `Connector`."""
         return evict_others(self, self._open, size_bytes, timeout_s)
@@ -354,14 +343,16 @@ class NativeConnector(ABC):
             if self._closed:
                 raise ClosedError("the connector is closed")
             if self._native is None:
-                self._native = self._open(self.space)
+                opened = self._open(self.space)
+                self._inherited.wake_with(opened.event_fd())
+                self._native = opened
             return self._native
 
     def _after_fork(self) -> None:
         self._lock = threading.Lock()  # a thread that is not here may have held it
-        if self._native is not None:
-            _parents.append(self._native)
-            self._native = None
+        parents, self._native = self._native, None
+        _parents.append(parents)
+        self._inherited.take(None if parents is None else parents.event_fd())
 
 
 def as_key(key: bytes) -> Key:

@@ -13,16 +13,18 @@ import math
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from kvferry import _native
 from kvferry.client.buffers import encode_key
+from kvferry.client.presence import view_of
 from kvferry.client.sync import RedisClient
 from kvferry.config import ClientConfig
 from kvferry.connectors.base import Key, ScanBatch, Space, Usage
 from kvferry.connectors.control import Control, ControlNode
 from kvferry.connectors.native import NativeConnector, as_key
 from kvferry.errors import KVFerryError, ServerError
+from kvferry.generation import read_name
 
 __all__ = ["DESCRIPTIONS_KEY", "RedisConnector"]
 
@@ -32,11 +34,13 @@ _log = logging.getLogger("kvferry.connectors")
 DESCRIPTIONS_KEY = b"kvf:identities"
 # Who has it evicts, for all processes and identities of the store.
 _LOCK_KEY = b"kvf:evicting"
+# Of an identity, behind its prefix: what a clear for everybody has drawn.
+_MARK = b"generation"
 CONTROL_TIMEOUT_S = 1.0
 _STRIPE = re.compile(rb"#[1-9][0-9]*\Z")
 # Chunks of any identity of ours, their stripes too.
 _CHUNK_GLOB = b"kvf:" + b"[0-9a-f]" * 32 + b":*"
-_CHUNK = re.compile(rb"kvf:[0-9a-f]{32}:[0-9a-f]{32}(#[1-9][0-9]*)?\Z")
+_CHUNK = re.compile(rb"kvf:[0-9a-f]{32}:([0-9a-f]{32}:)?[0-9a-f]{32}(#[1-9][0-9]*)?\Z")
 _AGE_AND_SIZE = ((b"OBJECT", b"IDLETIME"), (b"STRLEN",))
 _GLOB = re.compile(rb"([*?\[\]\\^-])")
 
@@ -64,13 +68,34 @@ class RedisConnector(NativeConnector):
         return self.config.address
 
     def _open(self, space: Space) -> _native.Connector:
+        view = view_of(self.config, space.prefix)
         return _native.open_redis_connector(
             self._client._handle(),
             space.prefix.encode(),
             space.identity,
             space.value_size_bytes,
             space.description,
+            *(view or (None, 0, 0, True)),
         )
+
+    @property
+    def presence(self) -> str:
+        """What the presence view can say: "synced", "syncing", or "off: " and why."""
+        found = self._handle().presence()
+        if found is None:
+            return "off: the setting says so" if self.config.presence == "off" else "off"
+        counts, why = found
+        synced = counts["nodes"] == counts["nodes_synced"] > 0
+        return "synced" if synced else f"off: {why}" if why else "syncing"
+
+    def absent(self, key: Key) -> bool:
+        """Whether the presence view knows that a key is absent; it asks nobody."""
+        return self._handle().absent(key)
+
+    def leading(self, keys: Sequence[Key]) -> int | None:
+        """How many leading keys are there in all likelihood, where the presence view knows it; else
+        None. It asks nobody."""
+        return self._handle().leading(tuple(keys))
 
     def usage(self, timeout_s: float = CONTROL_TIMEOUT_S) -> Usage:
         """Data and limit of all primaries together; see `Connector`."""
@@ -86,12 +111,14 @@ class RedisConnector(NativeConnector):
 
     def scan(self, limit: int = 1000) -> Iterator[ScanBatch]:
         """SCAN of all primaries; ages are those of OBJECT IDLETIME. See `Connector`."""
-        pattern = _GLOB.sub(rb"\\\1", self.space.prefix.encode()) + b"*"
         for node in self._control.nodes(CONTROL_TIMEOUT_S):
-            for keys in self._pages(node, pattern):
+            for keys in self._pages(node, self._pattern()):
                 batch = self._with_ages(node, keys)
                 for start in range(0, len(batch), limit):
                     yield batch[start : start + limit]
+
+    def _pattern(self) -> bytes:
+        return _GLOB.sub(rb"\\\1", self.space.prefix.encode()) + b"*"
 
     def _pages(
         self, node: ControlNode, pattern: bytes, until: float = math.inf
@@ -150,6 +177,69 @@ class RedisConnector(NativeConnector):
         command = (b"HDEL", DESCRIPTIONS_KEY, self.space.identity.hex().encode())
         with contextlib.suppress(KVFerryError):
             self._control.ask(*command, key=DESCRIPTIONS_KEY, timeout_s=CONTROL_TIMEOUT_S)
+            key = self._notes_key
+            self._control.ask(b"DEL", key, key=key, timeout_s=CONTROL_TIMEOUT_S)
+
+    @property
+    def _notes_key(self) -> bytes:
+        return DESCRIPTIONS_KEY + b":" + self.space.identity.hex().encode()
+
+    def note(self, name: str, text: str) -> None:
+        """See `Connector`."""
+        key = self._notes_key
+        command = (b"HSET", key, name.encode(), text.encode())
+        with contextlib.suppress(KVFerryError):
+            self._control.ask(*command, key=key, timeout_s=CONTROL_TIMEOUT_S)
+
+    def notes(self) -> Mapping[str, str]:
+        """See `Connector`."""
+        key = self._notes_key
+        reply = self._control.ask(b"HGETALL", key, key=key, timeout_s=CONTROL_TIMEOUT_S)
+        told = reply if isinstance(reply, list) else []
+        fields = [each for each in told if isinstance(each, bytes)]
+        names, texts = fields[::2], fields[1::2]
+        return {
+            name.decode(errors="replace"): text.decode(errors="replace")
+            for name, text in zip(names, texts, strict=False)
+        }
+
+    def read_mark(self, timeout_s: float) -> bytes | None:
+        """What lies under ``kvf:<identity>:generation``; see `kvferry.engine.generations`.
+
+        Raises:
+            UnavailableError, DeadlineExceeded, ServerError: The store does not say.
+        """
+        key = self.space.prefix.encode() + _MARK
+        try:
+            reply = self._control.ask(b"GET", key, key=key, timeout_s=timeout_s)
+        except ServerError as error:
+            if "WRONGTYPE" not in str(error):
+                raise
+            return b"another type"
+        return reply if isinstance(reply, bytes) else None
+
+    def write_mark(self, value: bytes, timeout_s: float, *, absent: bool) -> None:
+        """Write that; `absent`: only where there is none. Raises as `read_mark`."""
+        key = self.space.prefix.encode() + _MARK
+        only = (b"NX",) if absent else ()
+        self._control.ask(b"SET", key, value, *only, key=key, timeout_s=timeout_s)
+
+    def delete_generations(self, which: Callable[[bytes], bool]) -> Iterator[int]:
+        """Delete chunks of this identity, with their stripes, whose generation is one of these.
+
+        Yields:
+            How many keys went, again and again, so that a caller can do other things in between.
+
+        Raises:
+            UnavailableError, DeadlineExceeded, ServerError: The store does not say what it has.
+        """
+        skipped = len(self.space.prefix)
+        for node in self._control.nodes(CONTROL_TIMEOUT_S):
+            for keys in self._pages(node, self._pattern()):
+                names = ((key, read_name(_STRIPE.sub(b"", key[skipped:]))) for key in keys)
+                gone = [(b"DEL", key) for key, name in names if name and which(name[1])]
+                told = node.ask_each(gone, timeout_s=CONTROL_TIMEOUT_S)
+                yield sum(reply == 1 for _, reply in told)
 
     def has_under(self, identity: bytes, key: Key) -> bool:
         """See `Connector`; of a striped value its first stripe is asked for."""
@@ -208,6 +298,12 @@ class RedisConnector(NativeConnector):
                 went += sum(reply == 1 for _, reply in told)
         return went
 
+    @property
+    def available(self) -> bool:
+        """See `Connector`. What the client has to say is logged on the way."""
+        self._client._emit_log(self._client._handle())
+        return super().available
+
     def close(self) -> None:
         """See `Connector`."""
         super().close()
@@ -218,7 +314,9 @@ class RedisConnector(NativeConnector):
     def stats(self) -> Mapping[str, int]:
         """Those of all drivers, and those of the client as ``client_<name>``."""
         client = {f"client_{k}": v for k, v in self._client.stats().items() if isinstance(v, int)}
-        return {**super().stats(), **client}
+        found = self._handle().presence()
+        view = {f"presence_{k}": v for k, v in found[0].items()} if found is not None else {}
+        return {**super().stats(), **client, **view}
 
     def _deadline_s(self, size_bytes: int) -> float:
         return self.config.deadline_s(size_bytes)
