@@ -29,6 +29,7 @@ from kvferry import _native
 from kvferry.client.batch import Status
 from kvferry.connectors.base import Connector
 from kvferry.errors import KVFerryError
+from kvferry.generation import FIRST, chunk_name, read_name
 from kvferry.keys import DIGEST_BYTES
 
 __all__ = ["Capacity"]
@@ -87,6 +88,7 @@ class Capacity:
         self._index = _native.ChunkCache(
             limit_bytes // chunk_bytes + 1024, policy if self._evicts else "LRU"
         )
+        self._generations: dict[bytes, bytes] = {}  # of chunks in the index that have one
         self._evicted = evicted
         self._stopped = threading.Event()
         self._lock = threading.Lock()
@@ -95,13 +97,15 @@ class Capacity:
 
     # --- What happens to the store ---
 
-    def stored(self, hashes: bytes, first: int) -> None:
+    def stored(self, hashes: bytes, first: int, generation: bytes = FIRST) -> None:
         """The chunks from `first` on were written, or were there; `hashes` begin at the root."""
+        self._named(hashes, generation)
         self._index.touch(hashes)
         self._index.insert(hashes, first)
 
-    def used(self, hashes: bytes) -> None:
+    def used(self, hashes: bytes, generation: bytes = FIRST) -> None:
         """These chunks of a prefix, from the root, were asked for and are there."""
+        self._named(hashes, generation)
         self._index.insert(hashes, 0)
         self._index.touch(hashes)
 
@@ -116,14 +120,12 @@ class Capacity:
     def gone(self, hashes: bytes) -> None:
         """These chunks are not there any more."""
         self._index.remove(hashes)
+        for digest in _split(hashes) if self._generations else ():
+            self._generations.pop(digest, None)
 
     def known(self, hashes: bytes) -> bytes:
         """What the index knows of each chunk; see ``ChunkCache.states``."""
         return self._index.states(hashes)
-
-    def forget(self) -> None:
-        """Nothing of this identity is there any more."""
-        self._index.clear()
 
     def stop(self) -> None:
         """Nobody waits for room any more."""
@@ -211,11 +213,11 @@ class Capacity:
 
     def _delete(self, count: int) -> int:
         """Delete `count` chunks that are there, if there are so many victims; how many went."""
-        size, went = 2 * DIGEST_BYTES, 0
+        went = 0
         until = time.monotonic() + _ASK_S * _ROUNDS_MAX
         while went < count and time.monotonic() < until:
-            victims = self._index.evict(min(count - went, _DELETE_KEYS)).hex()
-            keys = [victims[i : i + size] for i in range(0, len(victims), size)]
+            victims = _split(self._index.evict(min(count - went, _DELETE_KEYS)))
+            keys = [chunk_name(v, self._generations.pop(v, FIRST)) for v in victims]
             if not keys:
                 break
             # A key that has expired, or that others deleted, frees nothing.
@@ -238,21 +240,29 @@ class Capacity:
         began = time.monotonic()
         since_s = float("inf") if self._scanned_at is None else began - self._scanned_at
         self._scanned_at = began
-        found: list[tuple[float, bytes]] = []
+        found: list[tuple[float, bytes, bytes]] = []
         for batch in self._connector.scan():
             if len(found) > 2 * self._index.capacity:
                 break
             for key, age_s in batch:
-                try:
-                    digest = bytes.fromhex(key if isinstance(key, str) else key.decode("ascii"))
-                except ValueError:
-                    continue  # not ours, whatever it is
-                if len(digest) == DIGEST_BYTES:
-                    found.append((age_s, digest))
+                if (named := read_name(key)) is not None:  # else not ours, whatever it is
+                    found.append((age_s, *named))
         # The oldest first, so that they are the oldest in the index too.
         found.sort(reverse=True)
-        for age_s, digest in found:
+        for age_s, digest, generation in found:
+            self._named(digest, generation)
             if age_s < since_s:
                 self._index.touch(digest)
             self._index.insert(digest, 0)
         return len(found)
+
+    def _named(self, hashes: bytes, generation: bytes) -> None:
+        """Their names have this generation. Of the first one, nothing needs to be kept."""
+        if generation:
+            self._generations.update(dict.fromkeys(_split(hashes), generation))
+            while len(self._generations) > self._index.capacity:
+                del self._generations[next(iter(self._generations))]
+
+
+def _split(hashes: bytes) -> list[bytes]:
+    return [hashes[i : i + DIGEST_BYTES] for i in range(0, len(hashes), DIGEST_BYTES)]

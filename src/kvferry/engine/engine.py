@@ -22,41 +22,22 @@ After a fork the child has to open an engine of its own.
 from __future__ import annotations
 
 import asyncio
-import atexit
-import os
-import threading
 import time
-import weakref
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
 
-from kvferry.connectors.base import BufferLike, Connector
-from kvferry.engine.cost import PrefillModel
+from kvferry.connectors.base import BufferLike
 from kvferry.engine.explain import Explanation, explain_prompt
-from kvferry.engine.memory import Memory
-from kvferry.engine.meter import Meter
-from kvferry.engine.prompt import Prompt, Tokens, read_prompt
-from kvferry.engine.reader import Reader
+from kvferry.engine.life import FLUSH_S, EngineLife
+from kvferry.engine.prompt import Prompt, Tokens
 from kvferry.engine.results import Lookup, Retrieved, Stored
-from kvferry.engine.retriever import Retriever
-from kvferry.engine.store_tiers import MEMORY, open_tiers
-from kvferry.engine.storer import Storer
-from kvferry.engine_config import EngineConfig
-from kvferry.errors import ClosedError, ConfigError, UsageError
-from kvferry.identity import Identity
-from kvferry.metrics import EngineMetrics
+from kvferry.engine.store_tiers import MEMORY
 
 __all__ = ["Engine"]
 
-T = TypeVar("T")
 
-_FLUSH_S = 5.0
-_open: weakref.WeakSet[Engine] = weakref.WeakSet()
-
-
-class Engine:
+class Engine(EngineLife):
     """A tiered cache of the KV of one shard of one model.
 
     Args:
@@ -66,6 +47,7 @@ class Engine:
         connectors: Stores that are open already, by name, behind those of `config`. They are closed
             with the engine.
         memory: Where chunks lie, if it is not the engine's own; see `kvferry.engine.memory`.
+        open_stores: False: somebody else opens those of `config`, and adds them to `tiers`.
         **settings: Single settings, which win over `config`, e.g. `remote_url`,
             `max_local_cpu_size`.
 
@@ -73,70 +55,6 @@ class Engine:
         ConfigError: A setting cannot be.
         MemoryError: The system refused the memory.
     """
-
-    def __init__(
-        self,
-        identity: Identity,
-        config: EngineConfig | None = None,
-        *,
-        salt: bytes = b"",
-        connectors: dict[str, Connector] | None = None,
-        memory: Memory | None = None,
-        **settings: Any,
-    ) -> None:
-        self.identity = identity
-        self.layout = identity.layout
-        self.config = self._configured(config, settings)
-        self.metrics = EngineMetrics(
-            stores=[*(store.name for store in self.config.stores), *(connectors or ())]
-        )
-        self._meter = Meter(self)
-        self._salt = salt
-        self._pid = os.getpid()
-        self._closed = False
-        self.memory = memory or Memory.private(
-            self.layout.chunk_bytes,
-            self.config.l1_bytes,
-            self.config.eviction_policy,
-            hugetlb=self.config.hugetlb,
-            prefault=self.config.prefault,
-        )
-        known = self.config.prefill
-        self.prefill = PrefillModel() if known is None else PrefillModel(*known, fixed=True)
-        self._prefill_lock = threading.Lock()
-        self.tiers = open_tiers(self.config, identity, connectors or {}, self.metrics)
-        self._executor = ThreadPoolExecutor(self.config.load_threads, "kvferry-load")
-        # Without a say for the cost model nothing is known of computing, and all is loaded.
-        self.cost_prefill = self.prefill if self.config.recompute == "auto" else PrefillModel()
-        copy_threads = min(self.config.load_threads, os.cpu_count() or 1)
-        self._retriever = Retriever(
-            self.memory,
-            [store.tier for store in self.tiers],
-            self.cost_prefill,
-            self.config.lookup_timeout_s,
-            copy_threads,
-            self._start,
-        )
-        self.reader = Reader(
-            self.memory, self._retriever, self._meter, self.layout, keep=self.config.local_cpu
-        )
-        self.storer = Storer(
-            self.memory, self.tiers, self.metrics, copy_threads, keep=self.config.local_cpu
-        )
-        _open.add(self)
-
-    def _configured(self, config: EngineConfig | None, settings: dict[str, Any]) -> EngineConfig:
-        size = self.layout.chunk_size
-        if config is None:
-            config = EngineConfig.load(**{"chunk_size": size, **settings})
-        elif settings:
-            raise UsageError("pass either config or single settings, not both")
-        if config.chunk_size not in (size, EngineConfig().chunk_size):
-            raise ConfigError(
-                f"chunk_size is {config.chunk_size} in the settings and {size} in the layout; "
-                "make them equal"
-            )
-        return config
 
     @property
     def available(self) -> bool:
@@ -146,7 +64,7 @@ class Engine:
     @property
     def asks_stores(self) -> bool:
         """Whether a lookup has a store to ask that is there, and so may take its time."""
-        return any(store.tier.connector.available for store in self.tiers)
+        return any(store.tier.connector.available and not store.tier.silent for store in self.tiers)
 
     # --- Asking ---
 
@@ -158,39 +76,45 @@ class Engine:
 
         Args:
             tokens: Of the prompt.
-            timeout_s: Limit for asking stores; default: `lookup_timeout_s`.
+            timeout_s: Limit for asking stores; default: as long as an answer can pay, and
+                `lookup_timeout_s` at most.
         """
+        self.clearing.settled(timeout_s)
         prompt = self._read(tokens)
         found = self.look(prompt, timeout_s, touch=True)
-        if self.config.enable_async_loading and found.tokens > found.tiers[MEMORY]:
+        if self.config.enable_async_loading and (found.worth_tokens or 0) > found.tiers[MEMORY]:
             self._start(self.reader.gather, prompt, self._deadline(None))
         return found
 
     def contains(self, tokens: Tokens, *, timeout_s: float | None = None) -> int:
         """How many tokens of the prefix some tier has. Changes nothing: nothing counts as used."""
+        self.clearing.settled(timeout_s)
         return self.look(self._read(tokens), timeout_s, touch=False).tokens
 
-    def look(self, prompt: Prompt, timeout_s: float | None = None, *, touch: bool) -> Lookup:
-        """What `lookup` and `contains` answer; `touch`: what is found in stores counts as used."""
-        held, coming = self.memory.ready(prompt)
-        size, start = prompt.chunk_size, held
-        tiers = {MEMORY: held * size}
+    def look(
+        self,
+        prompt: Prompt,
+        timeout_s: float | None = None,
+        *,
+        touch: bool,
+        limit_s: float | None = None,
+    ) -> Lookup:
+        """What `lookup` and `contains` answer.
+
+        Args:
+            prompt: Which.
+            timeout_s: See `lookup`.
+            touch: What is found in stores counts as used.
+            limit_s: The longest that may be waited where it pays; default: `retrieve_timeout_s`.
+        """
         began = time.monotonic()
-        until = began + (self.config.lookup_timeout_s if timeout_s is None else timeout_s)
-        for store in self.tiers:
-            end = start
-            if start < prompt.chunks:
-                end = store.tier.probe(prompt, start, until, touch=touch).end
-            tiers[store.tier.name] = (end - start) * size
-            start = end
+        self.storer.notice(prompt, self.memory.ready(prompt)[0])
+        found = self._retriever.look(prompt, timeout_s, self._deadline(limit_s), touch=touch)
         self.metrics.looked_up(time.monotonic() - began)
-        return Lookup(tokens=start * size, tiers=tiers, arriving_tokens=coming * size)
+        return found
 
     def keys(self, tokens: Tokens) -> list[str]:
-        """The names of a prompt's full chunks in every store, without what all of them begin with.
-
-        In a Redis or Valkey store that is ``kvf:<identity>:``.
-        """
+        """The names of a prompt's full chunks in every store, behind ``kvf:<identity>:``."""
         prompt = self._read(tokens)
         return prompt.keys(0, prompt.chunks)
 
@@ -223,6 +147,7 @@ class Engine:
             UsageError: `into` has too few buffers; nothing was loaded.
             BadBufferError: A buffer is read-only or has another length.
         """
+        self.clearing.settled(timeout_s)
         prompt = self._read(tokens, limit_tokens)
         return self.reader.retrieve(prompt, self._deadline(timeout_s), into)
 
@@ -278,7 +203,13 @@ class Engine:
             UsageError: The number of buffers is another one.
             BadBufferError: A buffer is not contiguous, or has another length.
         """
-        return self.storer.store(self._read(tokens), chunks, first_chunk)
+        prompt = self._read(tokens)
+        if isinstance(tokens, Prompt) and prompt.chunks < tokens.chunks:  # of before a clear
+            return Stored(chunks=0, known=0, shed=len(chunks))
+        began = time.monotonic()
+        stored = self.storer.store(prompt, chunks, first_chunk)
+        self._meter.stored(prompt, stored, time.monotonic() - began)
+        return stored
 
     # --- Keeping ---
 
@@ -296,24 +227,44 @@ class Engine:
         prompt = self._read(tokens)
         return self.memory.cache.unpin(prompt.hashes) * prompt.chunk_size
 
-    def clear(self, *, stores: bool = True) -> int:
-        """Forget everything of this identity; how many chunks there were.
+    @property
+    def generation(self) -> bytes:
+        """What prompts are hashed with from now on; see `kvferry.generation`."""
+        return self.clearing.generation
+
+    def clear(
+        self,
+        *,
+        stores: bool = True,
+        everybody: bool = False,
+        weights_version: str | None = None,
+    ) -> int:
+        """Forget everything, at once, whether stores are up or down; how many chunks memory had.
+
+        What was stored before has names that this engine does not look for any more, and is deleted
+        in the background. Engines of the same identity go on with it, unless `everybody` is said.
 
         Args:
-            stores: In the stores too, whoever has put it there. Otherwise in memory alone.
+            stores: False: empty the memory alone; what stores have is found again.
+            everybody: For all engines on these stores; their memory follows within a second.
+            weights_version: Engines that were given the same name find each other's chunks again.
+                Without, this engine shares with nobody until it is opened anew.
 
         Raises:
-            UnavailableError, DeadlineExceeded: A store cannot be cleared; memory is, and the stores
-                before it.
+            KVFerryError: `everybody`, and a store does not take it: do it again.
         """
         self._check_open()
-        count = self.memory.cache.clear()
-        if stores:
-            for store in self.tiers:
-                count += store.clear()
-        return count
+        if not stores:
+            return self.memory.cache.clear()
+        clearing = self.clearing
+        return clearing.clear_everybody() if everybody else clearing.clear(weights_version)
 
-    def flush(self, timeout_s: float = _FLUSH_S) -> bool:
+    def renewed(self, ended: bytes, own: bytes) -> None:
+        """Who hashes prompts for this engine has cleared: his own half of the generation."""
+        self._check_open()
+        self.clearing.end(ended, own)
+
+    def flush(self, timeout_s: float = FLUSH_S) -> bool:
         """Wait until the stores have what they will get; False: it takes longer."""
         until = time.monotonic() + timeout_s
         return all(store.writer.flush(max(0.0, until - time.monotonic())) for store in self.tiers)
@@ -326,72 +277,15 @@ class Engine:
         From a few of these the cost model knows when loading pays. It is not learnt when the
         settings have the coefficients.
         """
-        with self._prefill_lock:
-            predicted = self.prefill.predict_s(tokens, cached_tokens) if self.prefill.known else 0.0
-            self.prefill.observe(tokens, cached_tokens, took_s)
-        if predicted > 0:
-            self.metrics.predicted("prefill", predicted, took_s)
+        if tokens > cached_tokens:
+            pairs = tokens * tokens - cached_tokens * cached_tokens
+            self.observe_step(tokens - cached_tokens, pairs, 0, took_s)
+
+    def observe_step(self, new_tokens: int, pairs: int, decodes: int, took_s: float) -> None:
+        """Tell what a step of the engine took, by its totals; see `PrefillModel.observe_step`."""
+        self.learning.observe(new_tokens, pairs, decodes, took_s)
 
     def stats(self) -> dict[str, Any]:
-        """Everything countable: the metrics, memory, and what is known of each store."""
+        """Everything countable: metrics, memory, and what is known of each store."""
         self._retriever.leftovers.sweep()
         return self._meter.stats()
-
-    def close(self, timeout_s: float = _FLUSH_S) -> bool:
-        """Write what waits for stores, for `timeout_s` at most, and end; whether all was written.
-
-        Pages of results that were not released stay valid.
-        """
-        if self._closed:
-            return True
-        self._closed = True
-        self._executor.shutdown(wait=False, cancel_futures=True)
-        until = time.monotonic() + timeout_s
-        done = [store.close(max(0.0, until - time.monotonic())) for store in self.tiers]
-        self._retriever.leftovers.sweep(0.2)
-        return all(done)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        stores = "".join(f" + {store.tier.name}" for store in self.tiers)
-        state = " closed" if self._closed else ""
-        return f"<Engine {self.identity.model!r} {self.memory.pages} pages{stores}{state}>"
-
-    # --- Inside ---
-
-    def _read(self, tokens: Tokens, limit_tokens: int | None = None) -> Prompt:
-        self._check_open()
-        return read_prompt(tokens, self.layout.chunk_size, self._salt, limit_tokens)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ClosedError("the engine is closed")
-        if os.getpid() != self._pid:
-            raise ClosedError("the engine belongs to the process that forked; open another one")
-
-    def _deadline(self, timeout_s: float | None) -> float:
-        limit_s = self.config.retrieve_timeout_s if timeout_s is None else timeout_s
-        return time.monotonic() + max(0.0, limit_s)
-
-    def _start(self, call: Callable[..., T], *args: Any) -> Future[T]:
-        try:
-            return self._executor.submit(call, *args)
-        except RuntimeError:  # between our check and here
-            raise ClosedError("the engine is closed") from None
-
-
-@atexit.register  # after those of the connectors, and therefore called before them
-def _close_all() -> None:
-    for engine in list(_open):
-        if engine._pid == os.getpid():
-            engine.close()

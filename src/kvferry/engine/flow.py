@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 from kvferry.engine.tier import Tier
@@ -15,9 +16,11 @@ _MATURE_S = 0.05
 class Flow:
     """How fast bytes are coming in, from all stores of a load together."""
 
-    def __init__(self, sizes: dict[Tier, int]) -> None:
+    def __init__(self, sizes: dict[Tier, int], now: float) -> None:
         self._wanted = sum(sizes.values())
         self._start = {tier: tier.received_bytes() for tier in sizes}
+        self._began = self._dry = now
+        self._first = 0.0
         self._seen: deque[tuple[float, int]] = deque()  # moments, and what had come by then
 
     def received(self, tier: Tier) -> int:
@@ -31,6 +34,19 @@ class Flow:
         (then, before), (now, count) = self._seen[0], self._seen[-1]
         return (count - before) / max(now - then, 1e-3)
 
+    @property
+    def begun(self) -> bool:
+        """Whether anything has come."""
+        return bool(self._seen)
+
+    def first_s(self) -> tuple[float, float]:
+        """The least and the most that the first byte has taken, as far as anybody looked."""
+        return self._dry - self._began, self._first - self._began if self._seen else math.inf
+
+    def seen_s(self) -> float:
+        """For how long it has been seen; bytes come in lumps, so a moment says little."""
+        return self._seen[-1][0] - self._first if self._seen else 0.0
+
     def share(self) -> float:
         """How much of what is wanted has come, as a part of 1."""
         return min(1.0, self._seen[-1][1] / self._wanted) if self._seen else 0.0
@@ -39,7 +55,10 @@ class Flow:
         """Note how much has come."""
         count = sum(self.received(tier) for tier in self._start)
         if count == 0:
+            self._dry = now
             return
+        if not self._seen:
+            self._first = now
         self._seen.append((now, count))
         # The older half of the flow says little about the rest: connections run dry one by one.
         window_s = max(2 * _MATURE_S, (now - self._seen[0][0]) / 2)

@@ -18,6 +18,7 @@ sees them. Then a cut has to wait until the store has let go of them: only for s
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -32,7 +33,10 @@ from kvferry.engine.prompt import Prompt
 from kvferry.engine.tier import Tier, reason_of
 from kvferry.errors import DeadlineExceeded, KVFerryError
 
-__all__ = ["Load", "Loaded", "Wanted"]
+__all__ = ["SIDE_BY_SIDE", "Load", "Loaded", "Wanted"]
+
+# So many chunks come at the same time, each on a connection of its own, before one is complete.
+SIDE_BY_SIDE = 8
 
 # A load has so many parts: enough that a cut wastes little, few enough to cost nothing.
 _PARTS = 16
@@ -40,12 +44,20 @@ _PART_BYTES_MIN = 4 << 20
 # How much is on its way at a time: what flows in so many seconds, and in a round trip or two.
 _WINDOW_S = 0.1
 _WINDOW_BYTES_MIN = 8 << 20
-# How often a running load is looked at, and where nobody knows what computing would take. A look
-# costs half a millisecond of a core that the bytes need too.
-_LOOK_S = 0.005
+# What a store is thought to deliver that has delivered nothing yet, while it is far away.
+_ASSUMED_BYTES_S = 80e6
+# How often a running load is looked at, as a part of the time of computing, the least and the most,
+# and where nobody knows it. A look costs half a millisecond of a core that the bytes need too.
+_LOOK_SHARE, _LOOK_S, _LOOK_MAX_S = 0.01, 0.005, 0.02
 _IDLE_LOOK_S = 0.05
+# Where more loads than these wait at a time, each of them is looked at less often, so that all of
+# them together leave the processor to those who have work.
+_LOOKED_AT = 4
+_waiting: set[Load] = set()
 # How wrong the speed seen so far may be, as a share of the time of computing.
 _DOUBT = 0.05
+# For how long a flow is seen before it says anything, as such a share.
+_LUMPS = 0.1
 # What a store may take to let go of a part that was cut, before the part is left behind...
 _LET_GO_S = 0.02
 # ... and before that is an error, where it holds buffers of the caller.
@@ -124,7 +136,7 @@ class Load:
         self._asked = self._done = 0  # parts that were submitted, and that have ended
         self._ahead_bytes = 0  # of parts in between
         self._others: list[int] = []  # chunks in between that are here, or that others bring
-        self._flow = Flow({})
+        self._flow = Flow({}, self._began)
         # When the first chunk and when all should be here, if that is known; see Budget.until.
         self._expected = (0.0, 0.0)
         self._outcome = Loaded(0)
@@ -146,11 +158,12 @@ class Load:
         for part in self._parts:
             size = len(part.reserved.chunks) * part.tier.chunk_bytes
             sizes[part.tier] = sizes.get(part.tier, 0) + size
-        self._flow = Flow(sizes)
-        if self._tier.measured:
+        self._flow = Flow(sizes, time.monotonic())
+        if self._tier.asked and sizes.get(self._tier):
             waited_s = self._began - self._budget.began
             all_s = sum(tier.predict_s(n // tier.chunk_bytes) for tier, n in sizes.items())
-            self._expected = (waited_s + self._tier.predict_s(1), waited_s + all_s)
+            first = min(SIDE_BY_SIDE, sizes[self._tier] // self._tier.chunk_bytes)
+            self._expected = (waited_s + self._tier.predict_s(first), waited_s + all_s)
         self._ask()
         return self.wanted
 
@@ -168,6 +181,7 @@ class Load:
         """Wait while that pays."""
         took_s: dict[Tier, float] = {}
         done = 0
+        _waiting.add(self)
         try:
             for part in self._parts:
                 result = self._await(part)
@@ -178,6 +192,7 @@ class Load:
                 if not self._take(part, result):
                     break
         finally:  # also when somebody presses Ctrl-C
+            _waiting.discard(self)
             self._cut(done)
         self._outcome.took_s = time.monotonic() - self._began
         self._learn(took_s)
@@ -200,7 +215,8 @@ class Load:
 
     def _ask(self) -> None:
         """Submit parts, as many as should be on their way."""
-        rate = max(self._flow.rate(), self._tier.bandwidth_bytes_s if self._tier.measured else 0.0)
+        thought = self._tier.bandwidth_bytes_s if self._tier.measured else _ASSUMED_BYTES_S
+        rate = max(self._flow.rate(), thought)
         window = rate * (_WINDOW_S + 2 * self._tier.question_s())
         window = max(_WINDOW_BYTES_MIN, window)
         while self._asked < len(self._parts):
@@ -238,9 +254,13 @@ class Load:
     def _await(self, part: _Part) -> BatchResult | None:
         """Wait for a part while that pays; None when it does not."""
         self._ask()
-        look_s = _LOOK_S if self._budget.prefill.known else _IDLE_LOOK_S
         now = time.monotonic()
         while part.ticket is not None:
+            look_s = _IDLE_LOOK_S
+            if self._budget.prefill.known:
+                look_s = max(_LOOK_S, _LOOK_SHARE * self._budget.recompute_s)
+                many = max(1.0, len(_waiting) / _LOOKED_AT)
+                look_s = min(_IDLE_LOOK_S, min(_LOOK_MAX_S, look_s) * many)
             result = part.ticket.wait(min(look_s, max(0.0, self._budget.deadline - now)))
             now = time.monotonic()
             self._flow.look(now)
@@ -259,22 +279,23 @@ class Load:
 
     def _pays(self, now: float, held: int) -> bool:
         """Whether to wait on, with `held` chunks of the prefix here."""
-        budget, flow, size = self._budget, self._flow, self._prompt.chunk_size
+        budget, flow, position = self._budget, self._flow, self._prompt.position
         held = self._unbroken(held)
         goal, left_s = self._parts[-1].end, flow.remaining_s()
-        if now < budget.until(held * size, *self._expected):
-            if left_s is None:
+        if now < budget.until(position(held), *self._expected, begun=flow.begun):
+            if left_s is None or flow.seen_s() < _LUMPS * budget.recompute_s:
                 return True
-            gain_s = budget.gain_s(held * size, goal * size, left_s)
+            left_s -= max(0.0, budget.began + budget.queued_s - now)
+            gain_s = budget.gain_s(position(held), position(goal), left_s)
             return gain_s > -_DOUBT * budget.recompute_s
         # Chunks come side by side, so what has come of them is not in `held` yet. It counts where
         # the end is in sight: if it does not come, part of it is lost.
         if left_s is None:
             return False
-        end_s = now - budget.began + left_s + budget.rest_s(goal * size)
+        end_s = now - budget.began + left_s + budget.rest_s(position(goal))
         begun = self._start + (goal - self._start) * flow.share()
         in_sight = end_s < IN_SIGHT * budget.recompute_s
-        return in_sight and now < budget.until(int(max(held, begun) * size))
+        return in_sight and now < budget.until(position(int(max(held, begun))))
 
     def _unbroken(self, held: int) -> int:
         """How many of the first `held` chunks are here, with those that others bring."""
@@ -341,10 +362,12 @@ class Load:
             took_s.setdefault(part.tier, self._outcome.took_s)
         for tier, seconds in took_s.items():
             size_bytes = self._outcome.chunks.get(tier.name, 0) * tier.chunk_bytes
-            if self._outcome.reason == "cut":  # pieces of chunks count, and so does nothing at all
-                size_bytes = max(size_bytes, self._flow.received(tier), tier.chunk_bytes)
-            if size_bytes:
-                tier.learn(size_bytes, seconds, whole=self._outcome.reason != "cut")
+            cut = self._outcome.reason == "cut"
+            if cut:  # pieces of chunks count
+                size_bytes = max(size_bytes, self._flow.received(tier))
+            first_s = self._flow.first_s() if tier is self._tier else (0.0, math.inf)
+            if size_bytes or cut:
+                tier.learn(size_bytes, seconds, whole=not cut, first_s=first_s)
 
 
 def _cut_up(wanted: Sequence[Wanted], total: int) -> Iterator[tuple[Tier, int, int]]:

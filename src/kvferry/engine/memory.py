@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from kvferry import _native
+from kvferry.client.dlpack import view_memory
 from kvferry.engine.prompt import Prompt
 from kvferry.errors import BadBufferError, UsageError
 
@@ -98,6 +99,13 @@ class Memory:
             )
         pool = _native.PagePool(chunk_bytes, pages, hugetlb=hugetlb, prefault=prefault)
         return cls(pool, _native.ChunkCache(pages, policy, pool=pool), chunk_bytes)
+
+    @property
+    def whole(self) -> memoryview:
+        """All pages as one piece of memory, for a device to pin; it keeps them mapped."""
+        return view_memory(
+            self._pool.start_address, self._pool.size_bytes, owner=self._pool, read_only=True
+        )
 
     # --- Reading ---
 

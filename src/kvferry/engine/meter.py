@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from kvferry.engine.prompt import Prompt
+from kvferry.engine.results import Stored
 from kvferry.engine.retriever import Gathered
 from kvferry.engine.store_tiers import MEMORY
+from kvferry.engine.told import Told
 from kvferry.metrics import MISS_REASONS, EngineMetrics
 
 if TYPE_CHECKING:
-    from kvferry.engine.engine import Engine
+    from kvferry.engine.life import EngineLife
 
 __all__ = ["Meter"]
+
+_log = logging.getLogger("kvferry.engine")
 
 # The word of a connector's counter, and that of the metrics.
 _CAUSES = {
@@ -34,9 +39,10 @@ _CAUSES = {
 class Meter:
     """Tells an engine's metrics what happened; gauges are read when somebody asks."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: EngineLife) -> None:
         self._engine = engine
         self._told: dict[str, int] = {}
+        self._lines = Told(_log)
         engine.metrics.on_collect(self._gauges)
 
     def gathered(self, prompt: Prompt, gathered: Gathered, took_s: float) -> None:
@@ -49,6 +55,9 @@ class Meter:
         metrics.requested(prompt.chunks * size)
         metrics.retrieved(took_s)
         counts = {MEMORY: gathered.memory_chunks, **gathered.chunks}
+        tokens = {tier: chunks * size for tier, chunks in counts.items()}
+        chunks_bytes = sum(counts.values()) * chunk_bytes
+        self._lines.retrieved(prompt.tokens, tokens, chunks_bytes, took_s, gathered.reason)
         for tier, chunks in counts.items():
             if chunks:
                 metrics.hit(tier, chunks * size, chunks * chunk_bytes)
@@ -64,6 +73,14 @@ class Meter:
         plan = gathered.plan
         if plan is not None and plan.offers:
             self._decided(gathered)
+
+    def stored(self, prompt: Prompt, stored: Stored, took_s: float) -> None:
+        """A store is over; stores get the chunks behind it."""
+        size, count = prompt.chunk_size, stored.chunks
+        queued = {name: chunks * size for name, chunks in stored.queued.items()}
+        size_bytes = count * self._engine.memory.chunk_bytes
+        reason = "pool_full" if stored.shed else ""
+        self._lines.stored(prompt.tokens, count * size, queued, size_bytes, took_s, reason)
 
     def _decided(self, gathered: Gathered) -> None:
         plan = gathered.plan
@@ -83,11 +100,14 @@ class Meter:
         engine = self._engine
         stores = {}
         for store in engine.tiers:
+            presence = getattr(store.tier.connector, "presence", None)
             stores[store.tier.name] = {
                 "available": store.tier.connector.available,
                 "queue_bytes": store.writer.queue_bytes,
+                "written_again_chunks": store.writer.written_again,
                 **store.tier.figures(),
                 **store.tier.connector.stats(),
+                **({} if presence is None else {"presence": presence}),
             }
         prefill = engine.prefill
         return {

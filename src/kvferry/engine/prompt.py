@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from kvferry import _native
 from kvferry.errors import UsageError
+from kvferry.generation import FIRST, salted
 from kvferry.keys import DIGEST_BYTES
 
 __all__ = ["Hashes", "Prompt", "Tokens", "read_prompt"]
@@ -55,11 +56,22 @@ class Prompt:
         hashes: 16 bytes for each chunk, one after the other.
         tokens: Tokens of the prompt, those behind the last full chunk included.
         chunk_size: Tokens per chunk.
+        generation: Of its hashes, and part of the names of its chunks; see `kvferry.generation`.
+        start_tokens: Tokens in front of the first chunk here, where these are a part of a prompt.
+        computed_tokens: Leading tokens that the engine has itself, which cost nothing.
+        queued: Tokens and pairs (see `kvferry.engine.prefill`) that the engine computes before it
+            turns to this prompt: while it does, waiting costs nothing.
+        queued_at: The moment (``time.monotonic``) at which it was so much; 0: now.
     """
 
     hashes: bytes
     tokens: int
     chunk_size: int
+    generation: bytes = FIRST
+    start_tokens: int = 0
+    computed_tokens: int = 0
+    queued: tuple[int, int] = (0, 0)
+    queued_at: float = 0.0
 
     @property
     def chunks(self) -> int:
@@ -78,10 +90,15 @@ class Prompt:
         """The hash of one chunk."""
         return self.part(chunk, chunk + 1)
 
+    def position(self, chunk: int) -> int:
+        """Tokens of the whole prompt that are in front of a chunk, or that the engine has."""
+        return max(self.start_tokens + chunk * self.chunk_size, self.computed_tokens)
+
     def keys(self, start: int, end: int) -> list[str]:
         """The names of chunks in a store, without the prefix of their space."""
         text, size = self.part(start, end).hex(), 2 * DIGEST_BYTES
-        return [text[i : i + size] for i in range(0, len(text), size)]
+        tag = f"{self.generation.hex()}:" if self.generation else ""
+        return [tag + text[i : i + size] for i in range(0, len(text), size)]
 
 
 # Token ids, 0 to 2**32 - 1: a sequence of int, or a buffer of int32, uint32 or int64. Hashes of an
@@ -90,7 +107,11 @@ Tokens: TypeAlias = Sequence[int] | Hashes | Prompt
 
 
 def read_prompt(
-    tokens: Tokens, chunk_size: int, salt: bytes, limit_tokens: int | None = None
+    tokens: Tokens,
+    chunk_size: int,
+    salt: bytes,
+    limit_tokens: int | None = None,
+    generation: bytes = FIRST,
 ) -> Prompt:
     """Hash the tokens, or take the hashes that were given.
 
@@ -99,14 +120,19 @@ def read_prompt(
         chunk_size: Tokens per chunk.
         salt: Of the tenant; of hashes that were given, new ones are made with it.
         limit_tokens: Chunks that end behind it are left out.
+        generation: Of the hashes; a prompt that was read already has one.
 
     Raises:
         UsageError: A token is out of range, or the limit is negative.
     """
     count: int | None
+    salt = salted(salt, generation)
     if isinstance(tokens, Prompt):
-        hashes, count = tokens.hashes, tokens.tokens
-    elif isinstance(tokens, Hashes):
+        hashes = tokens.hashes
+        if limit_tokens is not None:
+            hashes = hashes[: _limit(limit_tokens) // chunk_size * DIGEST_BYTES]
+        return replace(tokens, hashes=hashes, chunk_size=chunk_size)
+    if isinstance(tokens, Hashes):
         hashes, count = tokens.packed, tokens.tokens
         chunks = len(hashes) // DIGEST_BYTES
         if count is None:
@@ -121,7 +147,11 @@ def read_prompt(
     else:
         hashes, count = _native.hash_chunks(tokens, chunk_size, salt), len(tokens)
     if limit_tokens is not None:
-        if limit_tokens < 0:
-            raise UsageError(f"limit_tokens must not be negative, got {limit_tokens}")
-        hashes = hashes[: limit_tokens // chunk_size * DIGEST_BYTES]
-    return Prompt(hashes, count, chunk_size)
+        hashes = hashes[: _limit(limit_tokens) // chunk_size * DIGEST_BYTES]
+    return Prompt(hashes, count, chunk_size, generation)
+
+
+def _limit(limit_tokens: int) -> int:
+    if limit_tokens < 0:
+        raise UsageError(f"limit_tokens must not be negative, got {limit_tokens}")
+    return limit_tokens

@@ -14,6 +14,7 @@ from kvferry.engine.prompt import Prompt
 from kvferry.engine.results import Retrieved
 from kvferry.engine.retriever import Gathered, Retriever
 from kvferry.engine.store_tiers import MEMORY
+from kvferry.engine.storer import Storer
 from kvferry.kv_layout import KVLayout
 
 __all__ = ["Reader"]
@@ -23,7 +24,7 @@ class Reader:
     """The reading half of an engine.
 
     Args:
-        memory, retriever, meter: Of the engine.
+        memory, retriever, meter, storer: Of the engine.
         layout: Of its chunks.
         keep: Whether what was read stays in memory; else it leaves with its last reader.
     """
@@ -34,6 +35,7 @@ class Reader:
         retriever: Retriever,
         meter: Meter,
         layout: KVLayout,
+        storer: Storer,
         *,
         keep: bool,
     ) -> None:
@@ -41,6 +43,7 @@ class Reader:
         self._retriever = retriever
         self._meter = meter
         self._layout = layout
+        self._storer = storer
         self._keep = keep
 
     def gather(
@@ -50,12 +53,14 @@ class Reader:
         began = time.monotonic()
         gathered = self._retriever.gather(prompt, deadline, into)
         self._meter.gathered(prompt, gathered, time.monotonic() - began)
+        self._storer.notice(prompt, gathered.memory_chunks)
         return gathered
 
     def from_memory(self, prompt: Prompt, chunks: int, took_s: float) -> None:
         """Count a retrieve that memory alone has answered, with so many leading chunks."""
         gathered = Gathered(chunks, bytearray(), reason="never_stored")
         self._meter.gathered(prompt, gathered, took_s)
+        self._storer.notice(prompt, chunks)
 
     def retrieve(
         self, prompt: Prompt, deadline: float, into: Sequence[BufferLike] | None

@@ -25,11 +25,14 @@ class Lookup:
             is memory, then stores by name.
         arriving_tokens: Tokens right behind those in memory that are being stored or loaded there
             at this moment: a `retrieve` waits for them.
+        worth_tokens: How many of `tokens` are there sooner if they are brought than if they are
+            computed; None: nobody knows.
     """
 
     tokens: int
     tiers: Mapping[str, int]
     arriving_tokens: int = 0
+    worth_tokens: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
-from kvferry.client.batch import Status
 from kvferry.connectors.base import Connector, Space
 from kvferry.connectors.load import load_connector
 from kvferry.engine.capacity import Capacity
+from kvferry.engine.generations import StoreGenerations
 from kvferry.engine.tier import Tier
 from kvferry.engine.writer import Writer
-from kvferry.engine_config import EngineConfig, EvictionConfig
+from kvferry.engine_config import EngineConfig, EvictionConfig, StoreConfig
 from kvferry.errors import ConfigError
 from kvferry.identity import Identity
 from kvferry.metrics import SHED_REASONS, EngineMetrics
@@ -18,6 +19,14 @@ from kvferry.metrics import SHED_REASONS, EngineMetrics
 __all__ = ["MEMORY", "StoreTier", "open_tiers", "space_of"]
 
 MEMORY = "l1"  # the name of the tier in this process
+
+
+class Clears(Protocol):
+    """What a store tells of clears by others, and asks; see `kvferry.engine.clearing`."""
+
+    def cleared_by_others(self) -> None: ...
+
+    def is_current(self, generation: bytes) -> bool: ...
 
 
 class StoreTier:
@@ -41,6 +50,7 @@ class StoreTier:
         eviction: EvictionConfig | None = None,
         ttl_s: float | None = None,
         lets_go: bool = False,
+        clearing: Clears | None = None,
     ) -> None:
         self.metrics = metrics
         self.capacity: Capacity | None = None
@@ -54,23 +64,32 @@ class StoreTier:
                 ratio=eviction.eviction_ratio,
                 evicted=lambda count: metrics.evicted(name, count),
             )
-        self.tier = Tier(name, connector, chunk_bytes, capacity=self.capacity, lets_go=lets_go)
+        cleared = clearing.cleared_by_others if clearing is not None else _nothing
+        self.generations = StoreGenerations(name, connector, cleared)
+        self.tier = Tier(
+            name,
+            connector,
+            chunk_bytes,
+            capacity=self.capacity,
+            lets_go=lets_go,
+            may_read=lambda prompt, until: (
+                self.generations.wait(until)
+                and (clearing is None or clearing.is_current(prompt.generation))
+            ),
+        )
         self.writer = Writer(self.tier, queue_bytes_max, self.capacity, ttl_s, self._wrote)
 
-    def clear(self) -> int:
-        """Delete all that the store has of this identity; how many chunks there were."""
-        count, connector = 0, self.tier.connector
-        for batch in connector.scan():
-            count += connector.batch_delete([key for key, _ in batch]).count(Status.OK)
-        connector.undescribe()
-        self.writer.described = False
-        if self.capacity is not None:
-            self.capacity.forget()
-        return count
+    def forget(self, which: Callable[[bytes], bool]) -> None:
+        """Nobody asks for these generations any more: nothing of them is written from now on, and
+        what is there is deleted some time."""
+        self.writer.drop(which)
+        self.tier.known.forget(which)
+        self.generations.delete(which, lambda: not self.writer.writes(which))
 
     def close(self, timeout_s: float) -> bool:
         """Write what waits, for `timeout_s` at most, and close the store; whether all was."""
         done = self.writer.close(timeout_s)
+        self.generations.close()
         self.tier.connector.close()
         return done
 
@@ -93,12 +112,19 @@ def space_of(identity: Identity) -> Space:
 
 
 def open_tiers(
+    stores: Sequence[StoreConfig],
     config: EngineConfig,
     identity: Identity,
     connectors: Mapping[str, Connector],
     metrics: EngineMetrics,
+    clearing: Clears,
 ) -> list[StoreTier]:
-    """Open the stores of the settings, and take those that are open.
+    """Open stores of the settings, and take those that are open.
+
+    Args:
+        config, identity, metrics: Of the engine.
+        connectors: Stores that are open, by name.
+        clearing: Of the engine.
 
     Raises:
         ConfigError: A store cannot be, or two have the same name.
@@ -108,7 +134,7 @@ def open_tiers(
     size, queue = identity.layout.chunk_bytes, config.write_queue_bytes_max
     tiers: list[StoreTier] = []
     try:
-        for store in config.stores:
+        for store in stores:
             # Of files and memory the driver refuses what does not fit, just behind our limit.
             tiers.append(
                 StoreTier(
@@ -121,14 +147,18 @@ def open_tiers(
                     eviction=store.eviction,
                     ttl_s=store.client.ttl_s if store.client is not None else None,
                     lets_go=store.type in ("redis", "memory"),
+                    clearing=clearing,
                 )
             )
         for name, connector in connectors.items():
             if name == MEMORY or name in (tier.tier.name for tier in tiers):
                 raise ConfigError(f"two stores have the name {name!r}; rename one")
-            tiers.append(StoreTier(name, connector, size, queue, metrics))
+            tiers.append(StoreTier(name, connector, size, queue, metrics, clearing=clearing))
     except BaseException:
         for tier in tiers:
             tier.close(0.0)
         raise
     return tiers
+
+
+def _nothing() -> None: ...

@@ -41,6 +41,13 @@ class Storer:
         self._metrics = metrics
         self._copy_threads = copy_threads
         self._keep = keep
+        for store in stores:
+            self.begin(store)
+
+    def begin(self, store: StoreTier) -> None:
+        """Write this store anew what it loses; to be called before it is one of the stores."""
+        if self._keep:
+            store.writer.lease = partial(self._leased, store)
 
     def store(self, prompt: Prompt, chunks: Sequence[BufferLike], first_chunk: int) -> Stored:
         """Keep the chunks from `first_chunk` on. Raises as `Engine.store`."""
@@ -106,6 +113,33 @@ class Storer:
                 if chunks:
                     store.writer.offer(WriteJob(prompt, chunks, views, hold.share()))
             hold.end()
+
+    @property
+    def looks(self) -> bool:
+        """Whether `notice` would have an effect now."""
+        return any(store.writer.looks for store in self._stores)
+
+    def notice(self, prompt: Prompt, held: int) -> None:
+        """Somebody asks for a prompt whose first `held` chunks memory has.
+
+        What the stores have lost of it, and then whatever they have lost, is written again, in the
+        background.
+        """
+        for store in self._stores if held else ():
+            store.writer.notice(prompt, held)
+
+    def _leased(self, store: StoreTier, prompt: Prompt, chunks: list[int]) -> WriteJob | None:
+        """A job of those chunks that memory still has."""
+        lease, handles = self._memory.acquire(prompt.first(chunks[-1] + 1))
+        here = [chunk for chunk in chunks if chunk < len(handles)]
+        store.tier.known.discard(prompt, chunks[len(here) :])
+        release = partial(self._memory.cache.release, lease)
+        if here:
+            with suppress(PagesGone):
+                views = self._memory.views([handles[chunk] for chunk in here])
+                return WriteJob(prompt, here, views, release)
+        release()
+        return None
 
     def _leaver(self, prompt: Prompt, chunks: Sequence[int], lease: int) -> Callable[[], object]:
         if self._keep:

@@ -3,25 +3,35 @@
 A tier answers two questions, both within a limit: how much of a prefix is there (`probe`), and how
 long would loading it take (`predict_s`). What it was asked, and how long that took, it remembers.
 
+A question that is not answered in time is left, and until its answer comes nobody waits for the
+store: so one that hangs costs one request what it may lose, and the others nothing.
+
 Threads: any.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import NamedTuple
 
 from kvferry.client.batch import BatchResult, Status
 from kvferry.connectors.base import Connector, Ticket
 from kvferry.engine.capacity import Capacity
 from kvferry.engine.cost import LoadModel
+from kvferry.engine.losses import Known
+from kvferry.engine.patience import Odds
 from kvferry.engine.prompt import Prompt
 from kvferry.errors import KVFerryError
 
 __all__ = ["REASONS", "Probe", "Tier", "reason_of"]
+
+_log = logging.getLogger("kvferry.engine")
 
 # Why a key is not to be had, by the status that says so.
 REASONS = {
@@ -45,8 +55,15 @@ _CAUSES = {
     "flags": "version",
 }
 _REMEMBERED = 4096
+# What is asked of a store to see whether it answers.
+_CANARY = "canary"
 # A store that is not used is measured in the background, no more often than this.
 _MEASURE_EVERY_S = 5.0
+# A question that was left is given up after this, and another one sent.
+_LATE_S = 10.0
+# One that nobody waits for may take so long beyond what is expected.
+_GRACE_S = 0.02
+_TELL_EVERY_S = 60.0
 
 
 def reason_of(result: BatchResult, index: int) -> str:
@@ -74,13 +91,27 @@ class Probe:
         self.took_s = took_s
 
 
+class _Late(NamedTuple):
+    """A question that was left: since when, and from when on its silence counts."""
+
+    ticket: Ticket
+    began: float
+    silent_at: float
+    is_canary: bool
+
+
 class Tier:
     """A store and its history.
 
     Attributes:
         capacity: Keeps it below its limit; None: it has none, or evicts by itself.
+        known: Chunks that it had when they were last seen there.
+        sees: It said what it has without being asked, the last time: a hit waits once.
         lets_go: A job that was cancelled ends soon, whatever the store does: so its buffers may be
             the caller's own.
+
+    Args:
+        may_read: Whether the store may be asked for a prompt; waits for that until a moment.
     """
 
     def __init__(
@@ -91,17 +122,29 @@ class Tier:
         *,
         capacity: Capacity | None = None,
         lets_go: bool = False,
+        may_read: Callable[[Prompt, float], bool] = lambda prompt, until: True,
     ) -> None:
         self.name = name
+        self._may_read = may_read
         self.connector = connector
         self.chunk_bytes = chunk_bytes
         self.capacity = capacity
         self.lets_go = lets_go
+        self.known = Known()
+        # Whether it can answer without being asked: then an answer in no time is no measurement.
+        self._has_view = hasattr(connector, "absent")
+        self._leading: Callable[[list[str]], int | None] | None
+        self._leading = getattr(connector, "leading", None)
         self._load = LoadModel()
         self._lock = threading.Lock()
         self._loading_bytes = 0
         self._refused: OrderedDict[bytes, str] = OrderedDict()
-        self._late: list[tuple[Ticket, float]] = []
+        self._late: list[_Late] = []
+        self._odds = Odds()
+        self._answers = 0
+        self.sees = False
+        self._told_silent = False
+        self._tell_at = -math.inf
         self._deleting: list[Ticket] = []
         self._measured = False
         self._measure_at = 0.0
@@ -115,11 +158,18 @@ class Tier:
         if not self.connector.available:
             return Probe(start, "unavailable")
         began = time.monotonic()
-        self._settle_late(began)
-        limit_s = until - began
-        if limit_s <= 0:
+        if self.silent or until <= began:
             return Probe(start, "deadline")
+        if not self._may_read(prompt, until):
+            return Probe(start, "unavailable")
+        limit_s = max(0.0, until - time.monotonic())
         keys = prompt.keys(start, prompt.chunks)
+        known = None if self._leading is None else self._leading(keys)
+        self.sees = bool(known)
+        if known:  # the reads are the question
+            if touch and self.capacity is not None:
+                self.capacity.used(prompt.first(start + known), prompt.generation)
+            return Probe(start + known, "never_stored" if known < len(keys) else "")
         try:
             ticket = self.connector.submit_exists(keys, prefix=True, touch=touch)
         except KVFerryError:  # it has too much to do, or was closed
@@ -127,17 +177,91 @@ class Tier:
         result = ticket.wait(limit_s)
         took_s = time.monotonic() - began
         if result is None:
-            with self._lock:
-                self._late.append((ticket, began))
+            self._leave(ticket, began, limit_s)
             return Probe(start, "deadline", took_s)
         found = result.prefix_len
         if touch and found and self.capacity is not None:
-            self.capacity.used(prompt.first(start + found))
-        if found < len(result) and result[found] is not Status.MISS:
+            self.capacity.used(prompt.first(start + found), prompt.generation)
+        if not self._answered(result, took_s):
             return Probe(start + found, REASONS.get(result[found], "error"), took_s)
-        self.learn(0, took_s)
         reason = "never_stored" if start + found < prompt.chunks else ""
         return Probe(start + found, reason, took_s)
+
+    def ask(self, prompt: Prompt, start: int) -> None:
+        """Ask the same without waiting for the answer, which is learnt from when it comes."""
+        if not self.connector.available or self.silent:
+            return
+        began = time.monotonic()
+        with suppress(KVFerryError):
+            keys = prompt.keys(start, prompt.chunks)
+            self._leave(self.connector.submit_exists(keys, prefix=True), began, 0.0)
+
+    @property
+    def silent(self) -> bool:
+        """Whether a question that was left has no answer yet, so that nobody should wait."""
+        if not self._late:
+            return False
+        now = time.monotonic()
+        with self._lock:
+            late, self._late = self._late, []
+        kept, hung = [], False
+        for each in late:
+            result = each.ticket.wait(0)
+            if result is None and now - each.began < _LATE_S:
+                kept.append(each)
+            elif result is None or not self._answered(result, result.elapsed_s, each.is_canary):
+                each.ticket.cancel()
+                hung = True
+        if hung and not kept and self.connector.available:
+            with suppress(KVFerryError):  # else the next request asks
+                kept.append(_Late(self.connector.submit_exists([_CANARY]), now, now, True))
+        with self._lock:
+            self._late += kept
+            silent = any(each.silent_at <= now for each in self._late)
+            told, self._told_silent = self._told_silent, self._told_silent and silent
+        if told and not silent:
+            _log.info("%s answers again", self.name)
+        return silent
+
+    @property
+    def wins(self) -> float:
+        """How many seconds to wait for each that an answer can save; see `Odds`."""
+        with self._lock:
+            return self._odds.wins
+
+    @property
+    def asked(self) -> bool:
+        """Whether it has ever said what it has, or was loaded from."""
+        return self._answers > 0 or self._load.samples > 0
+
+    def _answered(self, result: BatchResult, took_s: float, is_canary: bool = False) -> bool:
+        """Learn from the answer to a question; False: it is none."""
+        found = result.prefix_len
+        if found < len(result) and result[found] is not Status.MISS:
+            return False
+        if result.elapsed_s or not self._has_view:
+            self.learn(0, took_s)
+        with self._lock:
+            self._answers += 1
+            if not is_canary and len(result):
+                self._odds.answered(found / len(result))
+        return True
+
+    def _leave(self, ticket: Ticket, began: float, limit_s: float) -> None:
+        """Nobody waits for this answer any more; who never did gives it its time."""
+        now, waited = time.monotonic(), limit_s > 0
+        with self._lock:
+            silent_at = now if waited else now + 2 * self._load.fixed_s(now) + _GRACE_S
+            self._late.append(_Late(ticket, began, silent_at, False))
+            if not waited or self._told_silent or now < self._tell_at:
+                return
+            self._told_silent, self._tell_at = True, now + _TELL_EVERY_S
+        _log.warning(
+            "%s did not answer in %.0f ms, which is as long as waiting for it may pay; nobody "
+            "waits for it until it does",
+            self.name,
+            limit_s * 1e3,
+        )
 
     def predict_s(self, chunks: int) -> float:
         """Seconds to load that many chunks, beside what is being loaded already."""
@@ -170,10 +294,20 @@ class Tier:
             self._measure_at = now + _MEASURE_EVERY_S
             return True
 
-    def learn(self, size_bytes: int, took_s: float, *, whole: bool = True) -> None:
-        """A load, or a question (0 bytes), took so long; `whole`: it came to its end."""
+    def learn(
+        self,
+        size_bytes: int,
+        took_s: float,
+        *,
+        whole: bool = True,
+        first_s: tuple[float, float] = (0.0, math.inf),
+    ) -> None:
+        """A load, or a question (0 bytes), took so long; `whole`: it came to its end.
+
+        `first_s`: the least and the most that the first byte has taken.
+        """
         with self._lock:
-            self._load.observe(size_bytes, took_s, time.monotonic())
+            self._load.observe(size_bytes, took_s, time.monotonic(), first_s)
             self._measured |= whole and size_bytes > 0
 
     @contextmanager
@@ -211,7 +345,7 @@ class Tier:
             if self.capacity is not None:
                 self.capacity.gone(digest)
             if status is Status.MISS:
-                missing.append(digest.hex())
+                missing += prompt.keys(chunk, chunk + 1)
             else:
                 with self._lock:
                     self._refused[digest] = reason_of(result, index)
@@ -247,20 +381,3 @@ class Tier:
                 "samples": self._load.samples,
                 "loading_bytes": self._loading_bytes,
             }
-
-    def _settle_late(self, now: float) -> None:
-        """Learn from questions that were left, now that they are answered or hopeless."""
-        with self._lock:
-            late, self._late = self._late, []
-        kept = []
-        for ticket, began in late:
-            result = ticket.wait(0)
-            if result is not None:
-                self.learn(0, result.elapsed_s)
-            elif now - began > 10:
-                ticket.cancel()
-                self.learn(0, now - began)
-            else:
-                kept.append((ticket, began))
-        with self._lock:
-            self._late += kept

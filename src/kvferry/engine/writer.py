@@ -3,9 +3,10 @@
 One thread for each store takes chunks from a queue and writes them in batches, root first, so that
 what is there at any moment is a usable prefix. The chunks keep their pages until they are written;
 that is why the queue is bounded in bytes. What does not fit is dropped and counted: it stays in
-memory, and the engine is never kept waiting. What the store has already is not sent again.
+memory, and the engine is never kept waiting. What the store has already is not sent again. When
+nothing waits, what the store has lost is written again (see `kvferry.engine.losses`).
 
-Threads: `offer`, `flush` and `close` from any; the rest is the writer's own.
+Threads: `offer`, `notice`, `flush` and `close` from any; the rest is the writer's own.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 
 from kvferry.client.batch import Status
 from kvferry.engine.capacity import Capacity
+from kvferry.engine.losses import Losses
 from kvferry.engine.prompt import Prompt
 from kvferry.engine.tier import REASONS, Tier
 from kvferry.errors import KVFerryError
@@ -82,6 +84,12 @@ class Writer:
         capacity: Keeps the store below its limit; None: it has none.
         ttl_s: Time to live of what is written; None: the store's default.
         report: Called with the number of chunks, seconds and a reason ("" for written chunks).
+
+    Attributes:
+        described: Whether the store knows what our identity is in words.
+        lease: Makes a job of chunks of a prompt that memory still has; None: nothing is written
+            again.
+        written_again: Chunks that the store had lost and has again.
     """
 
     def __init__(
@@ -102,9 +110,14 @@ class Writer:
         self._idle = threading.Condition(self._lock)
         self._jobs: deque[WriteJob] = deque()
         self._bytes = 0  # in the queue and in the thread's hands
+        self._current: WriteJob | None = None  # in the thread's hands
         self._closing = False
         self._missed: OrderedDict[bytes, None] = OrderedDict()
-        self.described = True  # whether the store knows what our identity is in words
+        self._losses = Losses(tier, ttl_s)
+        self.described = True
+        self.lease: Callable[[Prompt, list[int]], WriteJob | None] | None = None
+        self.written_again = 0
+        self._written = 0
         name = f"kvferry-write-{tier.name}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -145,6 +158,32 @@ class Writer:
         with self._lock:
             return [i for i in range(prompt.chunks) if prompt.digest(i) in self._missed]
 
+    def drop(self, which: Callable[[bytes], bool]) -> None:
+        """Write nothing of these generations that is not being written yet."""
+        with self._lock:
+            dropped = [job for job in self._jobs if which(job.prompt.generation)]
+            self._jobs = deque(job for job in self._jobs if not which(job.prompt.generation))
+        for job in dropped:
+            self._report(len(job.chunks), 0.0, "cancelled")
+            self._end(job, "")
+
+    def writes(self, which: Callable[[bytes], bool]) -> bool:
+        """Whether something of these generations waits or is being written."""
+        with self._lock:
+            jobs = [*self._jobs, *([self._current] if self._current is not None else [])]
+            return any(which(job.prompt.generation) for job in jobs)
+
+    @property
+    def looks(self) -> bool:
+        """Whether `notice` has an effect now."""
+        return self.lease is not None and self._losses.idle
+
+    def notice(self, prompt: Prompt, held: int) -> None:
+        """Somebody asks for a prompt whose first `held` chunks memory has: has the store, too?"""
+        if self.looks and self._losses.notice(prompt, held, self.missed(prompt)):
+            with self._lock:
+                self._wake.notify()
+
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything that was offered is written or given up; False: it took longer."""
         with self._lock:
@@ -174,20 +213,57 @@ class Writer:
                 while not self._jobs:
                     if self._closing:
                         return
-                    self._wake.wait()
-                job = self._jobs.popleft()
-            try:
-                reason = self._write(job)
-            except KVFerryError as error:
-                reason = "error"
-                self._report(len(job.chunks), 0.0, reason)
-                _log.warning("writing to %s failed: %s", self._tier.name, error)
-            except Exception:
-                reason = "error"
-                self._report(len(job.chunks), 0.0, reason)
-                _log.exception("writing to %s failed", self._tier.name)
-            self._end(job, reason)
+                    due_s = self._losses.due_s()
+                    if due_s == 0.0:
+                        break
+                    self._wake.wait(due_s)
+                job = self._current = self._jobs.popleft() if self._jobs else None
+            if job is None:
+                self._look_after_losses()
+                continue
+            self._try(job)
             del job  # its pages with it
+            self._current = None
+
+    def _try(self, job: WriteJob) -> str:
+        try:
+            reason = self._write(job)
+        except KVFerryError as error:
+            reason = "error"
+            self._report(len(job.chunks), 0.0, reason)
+            _log.warning("writing to %s failed: %s", self._tier.name, error)
+        except Exception:
+            reason = "error"
+            self._report(len(job.chunks), 0.0, reason)
+            _log.exception("writing to %s failed", self._tier.name)
+        self._end(job, reason)
+        return reason
+
+    def _look_after_losses(self) -> None:
+        """Ask, or write one batch, of what the store has lost."""
+        assert self.lease is not None
+        chunks_max = max(1, min(_BATCH_BYTES, self._bytes_max) // self._tier.chunk_bytes)
+        try:
+            if self._losses.look():
+                _log.info("%s lost chunks that it had; they are written again", self._tier.name)
+                self.described = False
+            wanted = self._losses.next(chunks_max)
+            job = None if wanted is None else self.lease(*wanted)
+        except Exception as error:
+            if not isinstance(error, KVFerryError):
+                _log.exception("asking %s for what it lost failed", self._tier.name)
+            self._losses.give_up()
+            return
+        if job is None:
+            return
+        with self._lock:
+            self._bytes += len(job.chunks) * self._tier.chunk_bytes
+            self._current = job
+        began, before = time.monotonic(), self._written
+        if self._try(job):
+            self._losses.give_up()
+        self.written_again += self._written - before
+        self._losses.rest(time.monotonic() - began)
 
     def _write(self, job: WriteJob) -> str:
         """Write a job in batches; why it was not written to its end, or ""."""
@@ -228,12 +304,15 @@ class Writer:
                 self._report(count, took_s, "")
                 _log.warning("%s did not take a chunk: %s", tier.name, written.error)
                 return REASONS.get(written[count], "error")
+            self._written += len(absent)
             self._report(len(absent), took_s, "")
             if not self.described:
                 tier.connector.describe()
                 self.described = True
+        if self.lease is not None:
+            tier.known.add(prompt, chunks)
         if self._capacity is not None:
-            self._capacity.stored(prompt.first(chunks[-1] + 1), chunks[0])
+            self._capacity.stored(prompt.first(chunks[-1] + 1), chunks[0], prompt.generation)
         return ""
 
     def _end(self, job: WriteJob, reason: str) -> None:

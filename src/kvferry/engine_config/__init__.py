@@ -17,8 +17,9 @@ sections, is understood as it is.
 
 Stores come from `local_disk`, `remote_url` and `stores`, and are asked in this order. Redis stores
 take what they do not say themselves from the section ``client`` of the same file: all of it if they
-name no server, else its limits and sizes. The first of them also follows ``KVFERRY_RESP_*`` (and
-``LMCACHE_RESP_*``) as a client does; where there is none, a server named there becomes one.
+name no server, else its limits and sizes. The first of them also follows ``KVFERRY_RESP_*`` as a
+client does, and takes what is still open from ``LMCACHE_RESP_*``, as with LMCache; where there is
+none, a server named there becomes one.
 
 What is unknown, of a wrong type, or out of range is an error that says what to write. Nothing shows
 a secret.
@@ -26,8 +27,15 @@ a secret.
 
 from __future__ import annotations
 
-from kvferry.engine_config.engine import EngineConfig
+from kvferry.engine_config.engine import EngineConfig, chosen_config
 from kvferry.engine_config.sources import Examined, examine
 from kvferry.engine_config.stores import EvictionConfig, StoreConfig
 
-__all__ = ["EngineConfig", "EvictionConfig", "Examined", "StoreConfig", "examine"]
+__all__ = [
+    "EngineConfig",
+    "EvictionConfig",
+    "Examined",
+    "StoreConfig",
+    "chosen_config",
+    "examine",
+]

@@ -10,9 +10,9 @@ from typing import Any, Self
 
 from kvferry.engine_config.fields import GB, POLICIES, Choice, Field, Number, Switch, Text, Whole
 from kvferry.engine_config.stores import StoreConfig
-from kvferry.errors import ConfigError
+from kvferry.errors import ConfigError, UsageError
 
-__all__ = ["FIELDS", "EngineConfig"]
+__all__ = ["FIELDS", "EngineConfig", "chosen_config"]
 
 _log = logging.getLogger("kvferry.engine_config")
 
@@ -30,10 +30,11 @@ FIELDS: dict[str, Field] = {
     "remote_serde": Text(what="naive", needed=False),
     "enable_async_loading": Switch(),
     "retrieve_timeout_s": Number(high=86_400.0, unit="seconds"),
-    "lookup_timeout_s": Number(high=86_400.0, unit="seconds"),
+    "lookup_timeout_s": Number(high=86_400.0, unit="seconds", needed=False),
     "load_threads": Whole(low=1, high=256, unit="threads"),
     "write_queue_bytes_max": Whole(low=0, high=1 << 50, unit="bytes"),
     "recompute": Choice(words=("auto", "never")),
+    "weights_version": Text(what="the name of the weights", needed=False),
     "prefill_a_s": Number(closed=True, unit="seconds", needed=False),
     "prefill_c_s_per_token": Number(closed=True, unit="seconds", needed=False),
     "prefill_d_s_per_token2": Number(closed=True, unit="seconds", needed=False),
@@ -57,12 +58,15 @@ class EngineConfig:
         remote_serde: "naive": bytes are stored as they are.
         enable_async_loading: `lookup` begins to load, so that `retrieve` finds it in memory.
         retrieve_timeout_s: The longest that a retrieve may take; what has arrived by then counts.
-        lookup_timeout_s: The longest that a lookup may wait for stores.
+        lookup_timeout_s: The longest that a lookup may wait for stores. None: as long as an answer
+            can pay; where nobody knows what computing takes, for 3 seconds.
         load_threads: Threads that run loads.
         write_queue_bytes_max: Bytes that may wait to be written to the stores; beyond it a chunk
             is not stored, and counted.
         recompute: "auto" loads what is predicted to be quicker than computing it; "never" loads
             whatever is there.
+        weights_version: Of engines on the same stores, those with the same name share; for weights
+            that were changed in place. None: those that have none either.
         prefill_a_s: Computing n tokens takes ``a + c n + d n**2`` seconds: the fixed part,
         prefill_c_s_per_token: the part of each token, and
         prefill_d_s_per_token2: that of each pair. None: learned while it runs.
@@ -84,10 +88,11 @@ class EngineConfig:
     remote_serde: str | None = "naive"
     enable_async_loading: bool = False
     retrieve_timeout_s: float = 10.0
-    lookup_timeout_s: float = 3.0
+    lookup_timeout_s: float | None = None
     load_threads: int = 4
     write_queue_bytes_max: int = 1024 * _MIB
     recompute: str = "auto"
+    weights_version: str | None = None
     prefill_a_s: float | None = None
     prefill_c_s_per_token: float | None = None
     prefill_d_s_per_token2: float | None = None
@@ -163,6 +168,27 @@ class EngineConfig:
         for text in found.notes:
             _log.info("%s", text)
         return config
+
+
+def chosen_config(
+    chunk_size: int, config: EngineConfig | None, settings: dict[str, Any]
+) -> EngineConfig:
+    """The settings of an engine with such chunks: those given, or single ones from all sources.
+
+    Raises:
+        ConfigError: They name another chunk size, or one cannot be.
+        UsageError: Both are given.
+    """
+    if config is None:
+        config = EngineConfig.load(**{"chunk_size": chunk_size, **settings})
+    elif settings:
+        raise UsageError("pass either config or single settings, not both")
+    if config.chunk_size not in (chunk_size, EngineConfig().chunk_size):
+        raise ConfigError(
+            f"chunk_size is {config.chunk_size} in the settings and {chunk_size} in the layout; "
+            "make them equal"
+        )
+    return config
 
 
 def contradictions(settings: Mapping[str, Any]) -> list[str]:

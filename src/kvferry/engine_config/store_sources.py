@@ -16,6 +16,7 @@ from kvferry.errors import ConfigError
 
 __all__ = ["Origin", "gathered_stores"]
 
+_THEIRS = "LMCACHE_RESP_"
 Special = Mapping[str, tuple[Any, "Origin", str]]  # setting: value, origin, as it is spelled there
 
 
@@ -153,5 +154,12 @@ def _merged(
     has_server = bool({"host", "unix_path"} & explicit.keys())
     if origin.kind == "file":
         base = limits_of(client) if has_server else client
-        return merged_settings({**base, **explicit}, environ, {}, by_url=False)
+        theirs = {name: text for name, text in environ.items() if name.startswith(_THEIRS)}
+        ours = {name: text for name, text in environ.items() if name not in theirs}
+        merged = merged_settings({**base, **explicit}, ours, {}, by_url=False)
+        # With LMCache its variables say what the file leaves open.
+        defaults = env_settings(theirs, merged)
+        if "unix_path" in merged:
+            defaults = {name: defaults[name] for name in defaults if name not in ("host", "port")}
+        return {**defaults, **merged}
     return merged_settings(client, environ, explicit, by_url=has_server)

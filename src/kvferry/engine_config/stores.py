@@ -24,9 +24,8 @@ from kvferry.errors import ConfigError
 
 __all__ = ["EvictionConfig", "StoreConfig", "store_settings"]
 
-TYPES = ("redis", "file", "memory", "plugin")
+TYPES = ("redis", "file", "memory", "plugin", "native_plugin")
 _TYPE_ALIASES = {"resp": "redis", "valkey": "redis", "fs": "file", "fs_native": "file"}
-_TYPE_ALIASES |= {"native_plugin": "plugin"}
 _CLIENT = tuple(item.name for item in fields(ClientConfig))
 
 _EVICTION: dict[str, Field] = {
@@ -47,24 +46,24 @@ _FIELDS: dict[str, Field] = {
     "class_name": Text(what="the name of a class", needed=False),
     "params": Json(kind=dict, what="a mapping of names to values"),
 }
-# What only one type has.
-_OF_TYPE = {
-    "path": "file",
-    "fsync": "file",
-    "direct": "file",
-    "io_uring": "file",
-    "shared_name": "memory",
-    "module_path": "plugin",
-    "class_name": "plugin",
-    "params": "plugin",
-    "client": "redis",
+# What only some types have.
+_PLUGINS = ("plugin", "native_plugin")
+_OF_TYPE: dict[str, tuple[str, ...]] = {
+    "path": ("file",),
+    "fsync": ("file",),
+    "direct": ("file",),
+    "io_uring": ("file",),
+    "shared_name": ("memory",),
+    "module_path": _PLUGINS,
+    "class_name": _PLUGINS,
+    "params": _PLUGINS,
+    "client": ("redis",),
 }
 _RENAMED = ("client", "shared_name")  # in the specification of a connector
 # Names that L2 adapters of LMCache have for settings of ours; of one type, or of all ("").
 _ALIASES = {
     "base_path": ("file", "path"),
     "use_odirect": ("file", "direct"),
-    "adapter_params": ("plugin", "params"),
     "num_workers": ("redis", "connections"),
     "startup_nodes": ("redis", "nodes"),
     "tls_enable": ("redis", "tls"),
@@ -131,7 +130,8 @@ class StoreConfig:
 
     Attributes:
         type: "redis" (Redis, Valkey and what speaks like them), "file" (a directory), "memory" (of
-            this process), "plugin" (a class of yours, docs/guides/new-connector.md).
+            this process), "plugin" (a class of yours, docs/guides/new-connector.md),
+            "native_plugin" (a client for LMCache, `kvferry.connectors.native_plugin`).
         name: What metrics and logs call it; empty: its type, with a number from the second on.
         max_capacity_gb: Limit in GB (2**30 bytes) of what the whole store holds, others' included;
             0: none. Files and memory need one.
@@ -178,13 +178,14 @@ class StoreConfig:
         self._check_type()
 
     def _check_type(self) -> None:
-        for name, kind in _OF_TYPE.items():
-            if self.type != kind and getattr(self, name) != _default(name):
+        for name, kinds in _OF_TYPE.items():
+            if self.type not in kinds and getattr(self, name) != _default(name):
+                kind = " or ".join(kinds)
                 raise ConfigError(f"{name} is for type={kind}, not for {self.type}; leave it out")
         if self.type == "redis" and self.client is None:
             object.__setattr__(self, "client", ClientConfig())
-        needed = {"file": ("path",), "plugin": ("module_path", "class_name")}.get(self.type, ())
-        for name in needed:
+        needed = {"file": ("path",), **dict.fromkeys(_PLUGINS, ("module_path", "class_name"))}
+        for name in needed.get(self.type, ()):
             if getattr(self, name) is None:
                 raise ConfigError(f"a store of type {self.type} needs {name}")
         if self.type in ("file", "memory") and not self.max_capacity_gb:
@@ -200,9 +201,9 @@ class StoreConfig:
         """Where it is, for people and without secrets."""
         if self.client is not None:
             return self.client.address
-        return {"file": self.path, "plugin": f"{self.module_path}.{self.class_name}"}.get(
-            self.type
-        ) or "this process"
+        if self.type in _PLUGINS:
+            return f"{self.module_path}.{self.class_name}"
+        return self.path or "this process"
 
     def connector_spec(self) -> dict[str, Any]:
         """What `kvferry.connectors.load_connector` opens; the secrets are in it."""
@@ -213,7 +214,7 @@ class StoreConfig:
                     given[item.name] = value
         if self.type in ("file", "memory"):
             given["capacity_gb"] = self.max_capacity_gb
-        names = [name for name, kind in _OF_TYPE.items() if kind == self.type]
+        names = [name for name, kinds in _OF_TYPE.items() if self.type in kinds]
         given |= {name: getattr(self, name) for name in names if name not in _RENAMED}
         if self.shared_name is not None:
             given["name"] = self.shared_name
@@ -252,7 +253,8 @@ def _type(given: Any) -> str:
 def store_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Flat settings as those of a `StoreConfig` and those of its client, aliases translated.
 
-    Values are checked where they end up. None means that a setting is not given.
+    Values are checked where they end up. None means that a setting is not given, and so does an
+    empty host, user or password.
 
     Raises:
         ConfigError: A name is unknown, does not go with the type, or stands there twice.
@@ -265,12 +267,16 @@ def store_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
     for given, value in settings.items():
         if value is None or given in ("type", "url"):
             continue
+        if value == "" and kind == "redis" and given in ("host", "username", "password"):
+            continue
         if given in _FIXED:
             _check_fixed(given, value)
             continue
         if given == "num_workers" and kind != "redis":
             _NUM_WORKERS.check(given, value)  # these drivers know best; it has no effect
             continue
+        if given == "adapter_params" and kind in _PLUGINS:
+            given = "params"
         of_type, name = _ALIASES.get(given, ("", given))
         name = name if of_type == kind else given
         if name == "direct" and isinstance(value, bool):  # use_odirect; YAML's on and off

@@ -1,0 +1,259 @@
+"""How long an engine computes, learnt from what its steps took.
+
+A step takes ``a + c * n + d * pairs + e * decodes``: a fixed part, the tokens of prompts that it
+computes, the pairs of tokens that attend to each other, and the sequences for which it makes one
+token more. For ``n`` tokens behind ``m`` that are cached, the pairs are counted as
+``(m + n)**2 - m**2``: twice as many as there are, which the coefficient knows.
+
+Steps are observed by their totals and never request by request, so it does not matter how an engine
+cuts prompts into steps or which requests share one. A prompt needs as many steps as `step_tokens`
+says, each with its fixed part.
+
+What is learnt is one fit, with errors in proportion to the time:
+
+- Steps of a like size share a memory that fades, so a thousand steps of decoding do not wash out
+  the few that read a prompt.
+- A step that took many times what was expected counts as a few times that.
+- With a `prior` (what was learnt before, or a guess from the operations that a model needs) the
+  shape of the curve is the prior's, scaled, until steps of different sizes were seen.
+
+Units: seconds, tokens. Threads: guarded by its owner.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+__all__ = ["Coefficients", "PrefillModel"]
+
+# a, c, d and e, in seconds for one of each.
+Coefficients = tuple[float, float, float, float]
+
+# Of a sample at the next one of its size, and at one that read a prompt of another size.
+_FADING, _SLOW_FADING = 0.97, 0.98
+_SIZE = 4
+# What the sums count in, so that their numbers are of one order.
+_UNITS = (1.0, 1e3, 1e6, 1.0)
+# Few terms before many, and the linear one first: what one sample cannot tell apart is linear.
+_SHAPES = ((1,), (2,), (0,), (0, 1), (1, 2), (0, 2), (0, 1, 2))
+# From so many samples on, of sizes that differ so much (in powers of two), the shape is our own.
+_OWN_SAMPLES = 8
+_OWN_SPREAD = 3
+# How little a prior is believed: the fixed part of a step in seconds, the weight of that, and the
+# weight of its scale, which is tried out. One real step of ordinary size outweighs them.
+_FIXED_S, _FIXED_WEIGHT, _SCALE_WEIGHT = 2e-3, 0.005, 0.01
+_SCALES = tuple(1.05**n for n in range(-142, 143))  # a thousandth to a thousand
+# A step of fewer tokens says nothing about the scale of a prior.
+_TELLING_TOKENS = 16
+# After so many samples the curve is fitted anew only now and then.
+_EVERY_SAMPLES, _EVERY = 64, 8
+
+
+class _Sums:
+    """Of x x', x t and t t over samples, older ones fading."""
+
+    __slots__ = ("tt", "xt", "xx")
+
+    def __init__(self) -> None:
+        self.xx = [[0.0] * _SIZE for _ in range(_SIZE)]
+        self.xt = [0.0] * _SIZE
+        self.tt = 0.0
+
+    def add(self, x: Sequence[float], took_s: float) -> None:
+        weight = 1 / took_s**2  # what matters is the relative error
+        for i in range(_SIZE):
+            row, xi = self.xx[i], weight * x[i]
+            for j in range(_SIZE):
+                row[j] = row[j] * _FADING + xi * x[j]
+            self.xt[i] = self.xt[i] * _FADING + xi * took_s
+        self.tt = self.tt * _FADING + 1.0
+
+    def fade(self) -> None:
+        for row in self.xx:
+            row[:] = [value * _SLOW_FADING for value in row]
+        self.xt = [value * _SLOW_FADING for value in self.xt]
+        self.tt *= _SLOW_FADING
+
+    def join(self, other: _Sums) -> None:
+        for i, j in itertools.product(range(_SIZE), repeat=2):
+            self.xx[i][j] += other.xx[i][j]
+        for i in range(_SIZE):
+            self.xt[i] += other.xt[i]
+        self.tt += other.tt
+
+
+@dataclass
+class PrefillModel:
+    """How long the engine computes; see the module.
+
+    Without coefficients it learns them; `known` tells whether it has any. With coefficients of the
+    user it keeps them.
+
+    Attributes:
+        e_s_per_decode: Of a sequence that only goes on, in a step.
+        step_tokens: Tokens of prompts that a step computes at most; 0: all of a prompt.
+    """
+
+    a_s: float = 0.0
+    c_s_per_token: float = 0.0
+    d_s_per_token2: float = 0.0
+    e_s_per_decode: float = 0.0
+    fixed: bool = False
+    samples: int = 0
+    step_tokens: int = 0
+    _prior: Coefficients | None = None
+    _sums: dict[int, _Sums] = field(default_factory=dict)  # by the size of the step
+
+    @property
+    def known(self) -> bool:
+        """Whether predictions mean anything yet."""
+        return self.fixed or self.samples > 0 or self._prior is not None
+
+    @property
+    def coefficients(self) -> Coefficients:
+        """a, c, d and e as they are now."""
+        return (self.a_s, self.c_s_per_token, self.d_s_per_token2, self.e_s_per_decode)
+
+    def expect(self, prior: Coefficients) -> None:
+        """Believe these until steps say otherwise. Nothing of what was observed is lost."""
+        usable = all(math.isfinite(value) and value >= 0 for value in prior) and any(prior[1:3])
+        if not self.fixed and usable:
+            self._prior = prior
+            self._fit()
+
+    def predict_s(self, tokens: int, cached: int = 0) -> float:
+        """Seconds to compute the tokens behind `cached` of all `tokens`."""
+        new = tokens - cached
+        return self.total_s(new, tokens * tokens - cached * cached) if new > 0 else 0.0
+
+    def total_s(self, new_tokens: int, pairs: int) -> float:
+        """Seconds to compute so many tokens and pairs, in as many steps as that takes."""
+        if new_tokens <= 0:
+            return 0.0
+        steps = -(-new_tokens // self.step_tokens) if self.step_tokens else 1
+        return self.a_s * steps + self.c_s_per_token * new_tokens + self.d_s_per_token2 * pairs
+
+    def observe(self, tokens: int, cached: int, took_s: float) -> None:
+        """The engine computed ``tokens - cached`` tokens behind `cached` in `took_s`."""
+        if tokens > cached:
+            self.observe_step(tokens - cached, tokens * tokens - cached * cached, 0, took_s)
+
+    def observe_step(self, new_tokens: int, pairs: int, decodes: int, took_s: float) -> None:
+        """A step computed so much in `took_s`.
+
+        Args:
+            new_tokens: Tokens of prompts.
+            pairs: For each sequence of the step the square of its length behind it, less that
+                before it.
+            decodes: Sequences that went on by a token.
+            took_s: Of the step.
+        """
+        if self.fixed or new_tokens + decodes <= 0 or not 0 < took_s < math.inf:
+            return
+        x = (1.0, new_tokens, pairs, decodes)
+        if self.samples >= _OWN_SAMPLES:  # one stall must not bend the curve
+            expected = sum(k * v for k, v in zip(self.coefficients, x, strict=True))
+            took_s = min(max(took_s, expected / 4), expected * 4) if expected > 0 else took_s
+        self.samples += 1
+        scaled = [value / unit for value, unit in zip(x, _UNITS, strict=True)]
+        size = new_tokens.bit_length()
+        self._sums.setdefault(size, _Sums()).add(scaled, took_s)
+        if new_tokens:
+            for other, sums in self._sums.items():
+                if other != size:
+                    sums.fade()
+        if self.samples < _EVERY_SAMPLES or self.samples % _EVERY == 0:
+            self._fit()
+
+    # --- The fit ---
+
+    def _fit(self) -> None:
+        leans = self._prior is not None and not self._has_shape()
+        found = self._prior_shape() if leans else self._own_shape()
+        a, c, d, e = (value / unit for value, unit in zip(found, _UNITS, strict=True))
+        self.a_s, self.c_s_per_token, self.d_s_per_token2, self.e_s_per_decode = a, c, d, e
+        if self._prior is not None and not leans and c + d > 0:
+            self._prior = (a, c, d, e)  # the shape to keep when steps of other sizes are forgotten
+
+    def _has_shape(self) -> bool:
+        """Whether steps of different sizes were seen, and are remembered."""
+        telling = [
+            size
+            for size, sums in self._sums.items()
+            if size >= _TELLING_TOKENS.bit_length() and sums.tt >= 0.5
+        ]
+        count = sum(self._sums[size].tt for size in telling)
+        return count >= 0.8 * _OWN_SAMPLES and max(telling) - min(telling) >= _OWN_SPREAD
+
+    def _own_shape(self) -> list[float]:
+        """The non-negative coefficients with the least error: the best of all subsets."""
+        sums = self._joined(0)
+        decodes = (3,) if sums.xx[3][3] > 0 else ()
+        best, best_error = [0.0] * _SIZE, math.inf
+        for shape, more in itertools.product(_SHAPES, ((), decodes) if decodes else ((),)):
+            chosen = (*shape, *more)
+            solved = _solve(
+                [[sums.xx[i][j] for j in chosen] for i in chosen], [sums.xt[i] for i in chosen]
+            )
+            if solved is None or min(solved) < 0:
+                continue
+            error = sums.tt - sum(sums.xt[i] * v for i, v in zip(chosen, solved, strict=True))
+            if error < best_error - 1e-9 * sums.tt:
+                best, best_error = [0.0] * _SIZE, error
+                for i, value in zip(chosen, solved, strict=True):
+                    best[i] = value
+        return best
+
+    def _prior_shape(self) -> list[float]:
+        """The prior, scaled, and a fixed part for each step."""
+        assert self._prior is not None
+        prior = [value * unit for value, unit in zip(self._prior, _UNITS, strict=True)]
+        sums = self._joined(_TELLING_TOKENS.bit_length())
+        if sums.tt == 0:
+            return prior
+        # Two unknowns: the scale of the prior, and what is fixed beside it.
+        across = [sum(sums.xx[i][j] * prior[j] for j in range(_SIZE)) for i in range(_SIZE)]
+        both = sum(prior[i] * across[i] for i in range(_SIZE))
+        seen = sum(prior[i] * sums.xt[i] for i in range(_SIZE))
+        fixed_weight = _FIXED_WEIGHT / _FIXED_S**2
+        expected_s = max(0.0, _FIXED_S - prior[0])
+        best, best_error = prior, math.inf
+        for scale in _SCALES:
+            told_s = sums.xt[0] - scale * across[0] + fixed_weight * expected_s
+            fixed_s = max(0.0, told_s / (sums.xx[0][0] + fixed_weight))
+            error = scale * (scale * both - 2 * seen) + _SCALE_WEIGHT * math.log(scale) ** 2
+            error += fixed_s * (fixed_s * sums.xx[0][0] + 2 * (scale * across[0] - sums.xt[0]))
+            error += fixed_weight * (fixed_s - expected_s) ** 2
+            if error < best_error:
+                best_error = error
+                best = [prior[0] * scale + fixed_s, *(value * scale for value in prior[1:])]
+        return best
+
+    def _joined(self, size_min: int) -> _Sums:
+        joined = _Sums()
+        for size, sums in self._sums.items():
+            if size >= size_min:
+                joined.join(sums)
+        return joined
+
+
+def _solve(matrix: list[list[float]], right: list[float]) -> list[float] | None:
+    """Solve a small symmetric system by elimination; None when it is nearly singular."""
+    size = len(right)
+    rows = [[*matrix[i], right[i]] for i in range(size)]
+    for i in range(size):
+        pivot = rows[i][i]
+        if pivot <= 1e-9 * matrix[i][i] or pivot <= 0:
+            return None
+        for k in range(i + 1, size):
+            factor = rows[k][i] / pivot
+            for j in range(i, size + 1):
+                rows[k][j] -= factor * rows[i][j]
+    solved = [0.0] * size
+    for i in reversed(range(size)):
+        known = sum(rows[i][j] * solved[j] for j in range(i + 1, size))
+        solved[i] = (rows[i][size] - known) / rows[i][i]
+    return solved
