@@ -3,12 +3,13 @@
     Client          the engine's side                          client/
     protocol        what is said                               protocol.py
     Listener        sockets: bytes to messages                 listener.py, zmtp.py, gate.py
-    Dispatcher      the loop: messages to replies              dispatch.py
-    Handlers        what each message does                     handlers.py
+    Dispatcher      the loop: messages to replies              dispatch.py, turns.py
+    Handlers        what each message does                     handlers.py, holding.py
     Registry        who may register                           registry.py
     Sessions        who holds what, and until when             sessions.py
     Shard           one identity: an engine, its memory        shard.py
     Pools           pages within one budget                    pools.py, segments.py
+    StoreWatch      which stores can be asked                  store_watch.py
     Server          all of it, from start to end               server.py, state.py, restart.py
     HttpSide        health, metrics, control                   http/
     run_server      signals and settings                       run.py, config.py

@@ -28,9 +28,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from kvferry._url import is_loopback
 from kvferry.engine_config import EngineConfig
 from kvferry.errors import ConfigError
-from kvferry.server.endpoints import check_endpoint, is_loopback, plain_endpoint, tcp_host
+from kvferry.server.endpoints import check_endpoint, plain_endpoint, tcp_host
 from kvferry.server.settings import PLAIN
 
 __all__ = ["ServerConfig"]
@@ -43,7 +44,7 @@ class ServerConfig:
     Attributes:
         engine: Pool size (`max_local_cpu_size`, of all identities together), eviction policy,
             stores and time limits.
-        chunk_size: Identities with chunks of another size are refused; None: any.
+        chunk_size: Tokens of a chunk, for engines that were told none; None: they know best.
         endpoints: Where engines connect, e.g. "tcp://127.0.0.1:6555", "ipc:///run/kvferry.sock".
             Port 0 is any free one.
         http: Host and port of the HTTP side, port 0 any free one; None: none.

@@ -1,9 +1,11 @@
 """The socket of the server: one thread that reads requests and answers them.
 
-What memory knows is answered at once: it takes microseconds. What may wait, for a store or for the
-kernel, goes to threads, and the reply comes back through a queue. So no client waits for another
-one's stores, and a client that has too much under way is told so.
+What memory knows is answered at once: it takes microseconds. What may wait goes to threads, and
+what they bring comes back through a queue: the reply is made here, so sessions are this thread's
+alone. Stores have other threads than the kernel, and engine processes share them (`turns.py`).
 
+Who waits for a store has a moment at which he is answered in any case, with what memory has: also
+when no thread has begun, or all hang. What comes later than that stays in memory for the next one.
 """
 
 from __future__ import annotations
@@ -11,25 +13,30 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
 
 import msgspec
 
-from kvferry.errors import KVFerryError, UsageError
+from kvferry.errors import KVFerryError
 from kvferry.server import protocol
 from kvferry.server.listener import Listener, Route
 from kvferry.server.protocol import MESSAGE_BYTES_MAX, Failure, Reply, Request
+from kvferry.server.turns import Job, Turns
 
 __all__ = ["Dispatcher", "Later", "Refused"]
+
+T = TypeVar("T")
+A = TypeVar("A")
 
 _log = logging.getLogger("kvferry.server")
 
 TICK_S = 0.25
-_THREADS = 32
-# Requests that may wait for a thread; beyond it all are told that the server is busy.
-_WAITING_MAX = 4096
+# For stores: those that wait for them do nothing else. For what the kernel or we ourselves take.
+_STORE_THREADS, _OWN_THREADS = 64, 8
+# An answer of a store that comes at the very end of the time for it is still taken. Both together
+# are less than what clients wait beyond that time.
+_SLACK_S, _LOOK_S = 0.05, 0.05
 
 
 class Refused(Exception):
@@ -41,18 +48,49 @@ class Refused(Exception):
 
 
 class Later:
-    """What a handler returns for work that may wait: it is run in a thread, and makes the reply.
+    """What a handler returns for work that may wait.
 
     Args:
-        work: Makes the reply.
-        over: Called in the loop when that has been sent, or failed.
+        work: Run in a thread; what it returns is for `reply`.
+        reply: Makes the reply, in the loop; of None where the work did not come to its end in time.
+        over: Called in the loop when nothing of it is under way any more.
+        who: Whose work it is: threads are shared between those.
+        limit_s: When the reply is made in any case; None: whenever the work ends. Without one, it
+            is work that waits for no store.
+        at_once: The reply, where nobody waits for the work.
     """
 
-    __slots__ = ("over", "work")
+    __slots__ = ("at_once", "limit_s", "over", "reply", "who", "work")
 
-    def __init__(self, work: Callable[[], Reply], over: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        work: Callable[[], Any],
+        reply: Callable[[Any], Reply],
+        over: Callable[[], None],
+        who: Hashable,
+        limit_s: float | None = None,
+        at_once: Reply | None = None,
+    ) -> None:
+        self.at_once = at_once
         self.work = work
+        self.reply = reply
         self.over = over
+        self.who = who
+        self.limit_s = limit_s
+
+
+class _Pending:
+    """A request that was put off."""
+
+    __slots__ = ("answered", "job", "later", "request", "route", "turns")
+
+    def __init__(self, route: Route, request: Request, later: Later, turns: Turns) -> None:
+        self.route = route
+        self.request = request
+        self.later = later
+        self.turns = turns
+        self.answered = False
+        self.job: Job
 
 
 class Dispatcher:
@@ -77,9 +115,12 @@ class Dispatcher:
         self._listener = listener
         self._handle = handle
         self._tick = tick
-        self._threads = ThreadPoolExecutor(_THREADS, "kvferry-serve")
-        self._waiting = 0
-        self._done: deque[tuple[Route, Reply, Callable[[], None]]] = deque()
+        self._stores = Turns(_STORE_THREADS, "kvferry-stores")
+        self._own = Turns(_OWN_THREADS, "kvferry-serve")
+        self._pending = 0
+        self._limited: dict[_Pending, float] = {}  # when they are answered in any case
+        self._next_look = 0.0
+        self._done: deque[tuple[_Pending, Any]] = deque()
         self._stopping = False
         self._requests: defaultdict[type, int] = defaultdict(int)
         self.failures: dict[str, int] = {}
@@ -98,22 +139,45 @@ class Dispatcher:
                         self._tick()
                     except Exception:
                         _log.exception("looking after sessions failed; it is tried again")
-                for route, body in listener.wait(max(0.0, next_tick - now)):
+                wake = min(next_tick, self._next_look) if self._limited else next_tick
+                for route, body in listener.wait(max(0.0, wake - now)):
                     self._serve(route, body)
                 while self._done:
                     self._finish(*self._done.popleft())
+                if self._limited and now >= self._next_look:
+                    self._next_look = now + _LOOK_S
+                    self._answer_late(now)
         finally:
-            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._stores.close()
+            self._own.close()
 
     def stop(self) -> None:
         """End the loop soon. Threads: any, but no signal handler."""
         self._stopping = True
         self._listener.wake()
 
-    def _finish(self, route: Route, reply: Reply, over: Callable[[], None]) -> None:
-        self._waiting -= 1
-        over()
-        self._send(route, reply)
+    def _finish(self, pending: _Pending, found: Any) -> None:
+        """The work of a request has ended."""
+        pending.turns.over(pending.job)
+        pending.later.over()
+        self._pending -= 1
+        if not pending.answered:
+            self._answer(pending, found)
+
+    def _answer_late(self, now: float) -> None:
+        """Answer those whose time is up, whatever their work does."""
+        for pending in [one for one, until in self._limited.items() if until <= now]:
+            if pending.turns.abandon(pending.job):
+                pending.later.over()
+                self._pending -= 1
+            self._answer(pending, None)
+
+    def _answer(self, pending: _Pending, found: Any) -> None:
+        pending.answered = True
+        self._limited.pop(pending, None)
+        if type(found) is not Failure:
+            found = self._made(pending.request, pending.later.reply, found)
+        self._send(pending.route, found)
 
     # --- One request ---
 
@@ -127,39 +191,41 @@ class Dispatcher:
             return
         kind = type(request)
         self._requests[kind] += 1
-        try:
-            reply = self._handle(request)
-        except Refused as error:
-            reply = Failure(request.id, error.code, str(error))
-        except UsageError as error:
-            reply = Failure(request.id, "usage", str(error))
-        except Exception as error:
-            _log.exception("a %s request failed", kind.__name__)
-            reply = Failure(request.id, "internal", type(error).__name__)
+        reply = self._made(request, self._handle, request)
         if isinstance(reply, Later):
             self._put_off(route, request, reply)
         else:
             self._send(route, reply)
 
-    def _put_off(self, route: Route, request: Request, later: Later) -> None:
-        if self._waiting >= _WAITING_MAX:
-            later.over()
-            self._send(route, Failure(request.id, "busy", "too many requests are waiting"))
-            return
-        self._waiting += 1
-        self._threads.submit(self._work, route, request, later)
-
-    def _work(self, route: Route, request: Request, later: Later) -> None:
+    def _made(self, request: Request, make: Callable[[A], T], of: A) -> T | Failure:
         try:
-            reply = later.work()
+            return make(of)
         except Refused as error:
-            reply = Failure(request.id, error.code, str(error))
+            return Failure(request.id, error.code, str(error))
         except KVFerryError as error:
-            reply = Failure(request.id, error.code, str(error))
+            return Failure(request.id, error.code, str(error))
         except Exception as error:
             _log.exception("a %s request failed", type(request).__name__)
-            reply = Failure(request.id, "internal", type(error).__name__)
-        self._done.append((route, reply, later.over))
+            return Failure(request.id, "internal", type(error).__name__)
+
+    def _put_off(self, route: Route, request: Request, later: Later) -> None:
+        turns = self._own if later.limit_s is None else self._stores
+        pending = _Pending(route, request, later, turns)
+        pending.job = Job(later.who, lambda: self._work(pending))
+        if not turns.put(pending.job):
+            later.over()
+            self._answer(pending, Failure(request.id, "busy", "too many requests are waiting"))
+            return
+        self._pending += 1
+        if later.at_once is not None:
+            pending.answered = True
+            self._send(route, later.at_once)
+        elif later.limit_s is not None:
+            self._limited[pending] = time.monotonic() + later.limit_s + _SLACK_S
+
+    def _work(self, pending: _Pending) -> None:
+        found = self._made(pending.request, _called, pending.later.work)
+        self._done.append((pending, found))
         self._listener.wake()
 
     def _send(self, route: Route, reply: Reply) -> None:
@@ -178,7 +244,7 @@ class Dispatcher:
         return {
             "requests": {kind.__name__: n for kind, n in list(self._requests.items())},
             "failures": dict(self.failures),
-            "waiting": self._waiting,
+            "waiting": self._pending,
             "connections": self._listener.connections,
             "refused_connections": self._listener.refused,
             "received_bytes": self.received_bytes,
@@ -192,6 +258,10 @@ class Dispatcher:
             ("waiting", "connections", "refused_connections", "received_bytes", "sent_bytes"), 0
         )
         return {"requests": {}, "failures": {}, **counters}
+
+
+def _called(work: Callable[[], T]) -> T:
+    return work()
 
 
 def _id_of(body: bytes) -> int:

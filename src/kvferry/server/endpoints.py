@@ -14,7 +14,6 @@ __all__ = [
     "check_endpoint",
     "endpoints_of",
     "ipc_path",
-    "is_loopback",
     "plain_endpoint",
     "tcp_host",
 ]
@@ -115,13 +114,3 @@ def tcp_host(endpoint: str) -> str | None:
 def ipc_path(endpoint: str) -> str | None:
     """The path of an IPC endpoint; None for another kind."""
     return endpoint.removeprefix("ipc://") if endpoint.startswith("ipc://") else None
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this host can reach an address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

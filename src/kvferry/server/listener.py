@@ -60,6 +60,7 @@ class Connection:
 
 # Where a reply goes: a connection, and the envelope of the request.
 Route = tuple[Connection, list[bytes]]
+_NO_ENVELOPE: list[bytes] = []
 
 
 class Listener:
@@ -144,8 +145,6 @@ class Listener:
     def send(self, route: Route, body: bytes) -> bool:
         """Send a reply, now or when the peer takes it; False: it is gone."""
         connection, envelope = route
-        if connection.socket.fileno() < 0:
-            return False
         data = framed(body)
         if envelope:
             data = b"".join([*(framed(frame, more=True) for frame in envelope), data])
@@ -234,14 +233,19 @@ class Listener:
         if not data:
             self._drop(connection)
             return
-        was_ready = connection.wire.ready
+        wire = connection.wire
+        if not connection.relays and (body := wire.only(data)) is not None:
+            connection.waits_since = 0.0
+            came.append(((connection, _NO_ENVELOPE), body))
+            return
+        was_ready = wire.ready
         try:
-            messages = connection.wire.feed(data)
+            messages = wire.feed(data)
         except WireError as error:
             self.refused += 1
             self._drop(connection, str(error))
             return
-        if connection.wire.ready and not was_ready:
+        if wire.ready and not was_ready:
             self._raw(connection, READY)
         if messages:
             connection.waits_since = 0.0
@@ -290,6 +294,7 @@ class Listener:
             _log.info("a connection was ended: %s", why)
         if self._connections.pop(connection.socket.fileno(), None) is not None:
             connection.socket.close()
+            connection.out.clear()  # who still sends to it is told
 
 
 def _tcp(endpoint: str) -> socket.socket:

@@ -35,9 +35,23 @@ class ServerMetrics:
             _family(
                 "sessions_ended", "counter", "Ends of sessions.", status["sessions_ended"], "why"
             ),
+            _family(
+                "refused_engines",
+                "counter",
+                "Registrations that were refused, by code.",
+                status["refusals"]["by_code"],
+                "code",
+            ),
             _family("fenced_pages", "gauge", "Pages of the dead.", status["fenced_pages"]),
             _family("pool_bytes", "gauge", "Limit of the pool.", pool["bytes"]),
             _family("pool_granted_bytes", "gauge", "Memory behind it.", pool["granted_bytes"]),
+            _family(
+                "store_available",
+                "gauge",
+                "1: the store can be asked.",
+                {name: int(bool(s["available"])) for name, s in status["stores"].items()},
+                "store",
+            ),
             _family("ready", "gauge", "1: engines are served.", int(self._server.ready)),
         ]
 

@@ -46,7 +46,11 @@ def page_index(handle: int) -> int:
 
 
 class Pool:
-    """The pages of one length, in one segment."""
+    """The pages of one length, in one segment.
+
+    Attributes:
+        held: How many of them engines hold, by leases, pins and reservations.
+    """
 
     def __init__(
         self, segment: _native.SharedSegment, chunk_bytes: int, pages: int, *, prefault: bool
@@ -56,6 +60,7 @@ class Pool:
         self.pages = _native.PagePool.over(segment, chunk_bytes, pages, prefault=prefault)
         self.stride = self.pages.page_stride_bytes
         self.members: list[SharedMemory] = []
+        self.held = 0
 
     @property
     def granted_bytes(self) -> int:

@@ -17,6 +17,29 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from kvferry.server.requests import (
+    Abort,
+    Attached,
+    Clear,
+    Commit,
+    Explain,
+    Hello,
+    Lookup,
+    Observe,
+    Pin,
+    Ping,
+    Prefetch,
+    Register,
+    Release,
+    Request,
+    Reserve,
+    Retrieve,
+    Speed,
+    Stats,
+    Unpin,
+    Unregister,
+)
+
 __all__ = [
     "HASHES_MAX",
     "MESSAGE_BYTES_MAX",
@@ -31,6 +54,7 @@ __all__ = [
     "Explain",
     "Failure",
     "Found",
+    "Hello",
     "Leased",
     "Lookup",
     "Observe",
@@ -47,9 +71,11 @@ __all__ = [
     "Reserve",
     "Reserved",
     "Retrieve",
+    "Speed",
     "Stats",
     "Unpin",
     "Unregister",
+    "Welcome",
     "decode_reply",
     "decode_request",
     "encode",
@@ -59,181 +85,6 @@ VERSION = 1
 # Of one request; a prompt of a million tokens in chunks of 16.
 HASHES_MAX = 65_536
 MESSAGE_BYTES_MAX = 4 << 20
-
-
-class _Request(msgspec.Struct, array_like=True):
-    """What every request begins with, behind its kind.
-
-    Attributes:
-        id: Of the sender's choice; the reply has it.
-        session: What `Registered` gave; 0 before.
-        timeout_ms: The sender waits no longer than this from now.
-    """
-
-    id: int
-    session: int
-    timeout_ms: int
-
-
-class Register(_Request, tag=1):
-    """Begin a session. Reply: `Registered`.
-
-    Attributes:
-        version: Of this protocol.
-        identity: The fields of `kvferry.Identity` by name, `layout` those of `kvferry.KVLayout`.
-        digest: The 16 bytes of the identity; who computes another one from the fields refuses.
-        software: For people, e.g. "kvferry 0.1.0".
-        pid: For people; 0: unknown.
-    """
-
-    version: int
-    identity: dict[str, Any]
-    digest: bytes
-    software: str = ""
-    pid: int = 0
-
-
-class Attached(_Request, tag=2):
-    """The sender has mapped the segment and holds the lock that was named. Reply: `Done`."""
-
-
-class Lookup(_Request, tag=3):
-    """How much of a prompt is there. Reply: `Found`.
-
-    Attributes:
-        hashes: Of the prompt.
-        stores: Ask the stores for what memory does not have.
-        touch: What is found counts as used.
-    """
-
-    hashes: bytes
-    stores: bool = True
-    touch: bool = True
-
-
-class Reserve(_Request, tag=4):
-    """Pages for the chunks from `first` on that are neither there nor coming. Reply: `Reserved`."""
-
-    hashes: bytes
-    first: int = 0
-
-
-class Commit(_Request, tag=5):
-    """The pages of a reservation are written. Reply: `Committed`.
-
-    Attributes:
-        reservation: Its id.
-        ok: A byte for each page, 0 drops it; empty: all are written.
-    """
-
-    reservation: int
-    ok: bytes = b""
-
-
-class Abort(_Request, tag=6):
-    """The pages of a reservation will not be written. Reply: `Done`."""
-
-    reservation: int
-
-
-class Retrieve(_Request, tag=7):
-    """Bring the prefix of a prompt, as much of it as pays, and lease it. Reply: `Leased`.
-
-    Attributes:
-        hashes: Of the prompt, or of the part that is wanted.
-        tokens: Of the whole prompt, for the decision between loading and computing.
-    """
-
-    hashes: bytes
-    tokens: int
-
-
-class Release(_Request, tag=8):
-    """Leases that are no longer needed. Reply: `Count`, of those in force all the time."""
-
-    leases: list[int]
-
-
-class Prefetch(_Request, tag=9):
-    """Bring the prefix of a prompt into memory. Reply: `Count`, of the leading chunks there.
-
-    Attributes:
-        wait: Reply when it is done; else at once, with what is there now.
-    """
-
-    hashes: bytes
-    tokens: int
-    wait: bool = False
-
-
-class Pin(_Request, tag=10):
-    """Load the prefix of a prompt and keep it until `Unpin` or the session's end.
-
-    Reply: `Count`, of chunks.
-    """
-
-    hashes: bytes
-    tokens: int
-
-
-class Unpin(_Request, tag=11):
-    """Undo a `Pin`. Reply: `Count`, of chunks that lost one."""
-
-    hashes: bytes
-
-
-class Stats(_Request, tag=12):
-    """Everything countable of the session's identity. Reply: `Report`."""
-
-
-class Ping(_Request, tag=13):
-    """The sender lives. Reply: `Pong`."""
-
-
-class Observe(_Request, tag=14):
-    """Computing `tokens` of a prompt behind `cached_tokens` took `took_s`. Reply: `Done`."""
-
-    tokens: int
-    cached_tokens: int
-    took_s: float
-
-
-class Clear(_Request, tag=15):
-    """Forget everything of the session's identity. Reply: `Count`, of chunks."""
-
-    stores: bool = True
-
-
-class Unregister(_Request, tag=16):
-    """End the session: its leases and reservations end with it. Reply: `Done`."""
-
-
-class Explain(_Request, tag=17):
-    """Where each chunk of a prompt is, or why it is not. Reply: `Report`."""
-
-    hashes: bytes
-    tokens: int
-
-
-Request: TypeAlias = (
-    Register
-    | Attached
-    | Lookup
-    | Reserve
-    | Commit
-    | Abort
-    | Retrieve
-    | Release
-    | Prefetch
-    | Pin
-    | Unpin
-    | Stats
-    | Ping
-    | Observe
-    | Clear
-    | Unregister
-    | Explain
-)
 
 
 class _Reply(msgspec.Struct, array_like=True):
@@ -246,9 +97,9 @@ class Failure(_Reply, tag=0):
     """The request was refused; nothing of it was done.
 
     Attributes:
-        code: For programs: "message" (cannot be read), "version", "identity" (not served here),
-            "session" (unknown or ended: register anew), "attach" (the lock is not held), "usage",
-            "draining" (the server ends), "busy" (too much is under way), "internal".
+        code: "message" (cannot be read), "version", "identity" (not served here), "session"
+            (unknown or ended: register anew), "attach" (the lock is not held), "usage", "draining"
+            (the server ends), "busy" (too much is under way), "internal".
         text: For people: what is wrong and what to do.
     """
 
@@ -273,6 +124,7 @@ class Registered(_Reply, tag=101):
         heartbeat_s: How often to `Ping`.
         lease_s: How long leases and reservations last.
         prefault: All of the segment is backed by memory: mapping it eagerly costs none.
+        shared: Half of the generations of all engines of its stores; here and in other replies.
     """
 
     version: int
@@ -287,6 +139,7 @@ class Registered(_Reply, tag=101):
     heartbeat_s: float
     lease_s: float
     prefault: bool = False
+    shared: bytes = b""
 
 
 class Done(_Reply, tag=102):
@@ -303,6 +156,7 @@ class Found(_Reply, tag=103):
 
     tiers: dict[str, int]
     coming: int = 0
+    shared: bytes = b""
 
 
 class Reserved(_Reply, tag=104):
@@ -352,17 +206,14 @@ class Leased(_Reply, tag=106):
     reason: str = ""
     lookup_s: float = 0.0
     load_s: float = 0.0
+    shared: bytes = b""
 
 
 class Count(_Reply, tag=107):
-    """A number."""
-
     count: int
 
 
 class Report(_Reply, tag=108):
-    """Something to read."""
-
     report: dict[str, Any]
 
 
@@ -371,11 +222,23 @@ class Pong(_Reply, tag=109):
 
     incarnation: str
     uptime_s: float
+    shared: bytes = b""
 
 
-Reply: TypeAlias = (
-    Failure | Registered | Done | Found | Reserved | Committed | Leased | Count | Report | Pong
-)
+class Welcome(_Reply, tag=110):
+    """What the server was started with.
+
+    Attributes:
+        version: Of the protocol.
+        chunk_size: Tokens of a chunk, for engines that were told none; 0: the server neither.
+    """
+
+    version: int
+    chunk_size: int = 0
+
+
+_ToSessions: TypeAlias = Welcome | Registered | Done | Pong | Failure
+Reply: TypeAlias = _ToSessions | Found | Reserved | Committed | Leased | Count | Report
 
 _encoder = msgspec.msgpack.Encoder()
 # Raises msgspec.MsgspecError (DecodeError, ValidationError) for what is no such message.

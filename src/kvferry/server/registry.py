@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 
 from kvferry.errors import KVFerryError
+from kvferry.identity import Identity
 from kvferry.server import protocol as p
 from kvferry.server.config import ServerConfig
 from kvferry.server.dispatch import Refused
 from kvferry.server.pools import Pools
+from kvferry.server.refusals import Refusals
 from kvferry.server.sessions import SESSIONS_MAX, Sessions
 from kvferry.server.shard import Shard, identity_of
 
 __all__ = ["Registry"]
 
+_log = logging.getLogger("kvferry.server")
+
 _VERSIONS = (p.VERSION,)
 # Identities: each has threads, and connections to every store.
 _SHARDS_MAX = 256
+# How long the first engine of an identity waits for its stores to be opened, which takes them some
+# milliseconds as a rule. Those that take longer join later.
+_OPENING_S = 0.25
 
 
 class Registry:
@@ -29,8 +38,9 @@ class Registry:
 
     Attributes:
         shards: By the digest of their identity.
+        refusals: Who was refused, and why.
 
-    Threads: any for `begin`, which may open stores; the loop's for `check`.
+    Threads: any for `begin`, which may make memory; the loop's for `check`.
     """
 
     def __init__(
@@ -38,6 +48,7 @@ class Registry:
     ) -> None:
         self.config = config
         self.shards: dict[bytes, Shard] = {}
+        self.refusals = Refusals()
         self._incarnation = incarnation
         self._pools = pools
         self._sessions = sessions
@@ -50,13 +61,15 @@ class Registry:
             Refused: There is not.
         """
         if request.version not in _VERSIONS:
-            raise Refused(
+            raise self._refused(
+                request,
                 "version",
                 f"version {request.version} of the protocol is not spoken here; this server "
                 f"({p.VERSION}) and its engines need the same release of kvferry",
             )
         if len(self._sessions.by_token) >= SESSIONS_MAX:
-            raise Refused("busy", f"there are {SESSIONS_MAX} sessions already")
+            text = f"there are {SESSIONS_MAX} sessions already"
+            raise self._refused(request, "busy", text)
 
     def begin(self, request: p.Register) -> p.Reply:
         """A session, and where its memory is.
@@ -67,8 +80,9 @@ class Registry:
         try:
             shard = self._shard(request)
         except (KVFerryError, OSError, MemoryError) as error:
-            raise Refused("identity", str(error)) from error
-        session = self._sessions.begin(shard, request.software, request.pid)
+            raise self._refused(request, "identity", str(error)) from error
+        session = self._sessions.begin(shard, request.process, request.software, request.pid)
+        self.refusals.accepted(request)
         pool, config = shard.memory.pool, self.config
         return p.Registered(
             request.id,
@@ -84,22 +98,36 @@ class Registry:
             heartbeat_s=config.heartbeat_s,
             lease_s=config.lease_s,
             prefault=pool.pages.granted_count == pool.pages.pages_count,
+            shared=shard.shared,
         )
 
     def _shard(self, request: p.Register) -> Shard:
         """The shard of an identity; opened when it is the first of its kind."""
         identity = identity_of(request.identity, request.digest)
-        size = self.config.chunk_size
-        if size is not None and identity.layout.chunk_size != size:
-            raise Refused(
-                "identity",
-                f"chunks of {identity.layout.chunk_size} tokens, but this server was started with "
-                f"--chunk-size {size}; make them equal",
-            )
         with self._opening:
             found = self.shards.get(request.digest)
             if found is None:
                 if len(self.shards) >= _SHARDS_MAX:
-                    raise Refused("busy", f"there are {_SHARDS_MAX} identities already; restart it")
+                    text = f"there are {_SHARDS_MAX} identities already; restart the server"
+                    raise self._refused(request, "busy", text)
                 found = self.shards[request.digest] = Shard(identity, self.config, self._pools)
-            return found
+                self._say_size(identity)
+        found.opened.wait(max(0.0, found.began + _OPENING_S - time.monotonic()))
+        return found
+
+    def _say_size(self, identity: Identity) -> None:
+        """Chunks of another length are served like all others; only people may wonder."""
+        own, size = identity.layout.chunk_size, self.config.chunk_size
+        if size is not None and own != size:
+            _log.info(
+                "%s (%s) has chunks of %d tokens, and not the %d of --chunk-size: its engine was "
+                "told so, or its blocks need a multiple; it shares the pool with all others",
+                identity.model,
+                identity.digest.hex()[:12],
+                own,
+                size,
+            )
+
+    def _refused(self, request: p.Register, code: str, text: str) -> Refused:
+        self.refusals.add(request, code, text)
+        return Refused(code, text)

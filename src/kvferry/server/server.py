@@ -30,6 +30,7 @@ from kvferry.server.registry import Registry
 from kvferry.server.reload import merged
 from kvferry.server.sessions import Session, Sessions
 from kvferry.server.shard import Shard
+from kvferry.server.store_watch import StoreWatch
 
 if TYPE_CHECKING:
     from kvferry.server.gate import Gate
@@ -62,6 +63,7 @@ class Server:
         self._sessions = Sessions(config.client_share, config.dead_after_s, self._session_ended)
         self._registry = Registry(config, self.incarnation, self._pools, self._sessions)
         self._handlers = Handlers(config, self.incarnation, self._registry, self._sessions)
+        self._watch = StoreWatch(config.engine.stores, lambda: self.shards)
         self._dispatcher: Dispatcher | None = None
         self._stop = threading.Event()
         self._kept = False  # the segments, for the next server
@@ -85,12 +87,14 @@ class Server:
             )
             if self._gate is not None:
                 self._gate.start()
+            self._watch.start()
             self.state = "ready"
             if not self._stop.is_set():
                 self._dispatcher.run()
             self._drain()
         finally:
             self.state = "ended"
+            self._watch.stop()
             self._close_sockets()
             self._pools.close(keep=self._kept)
 
@@ -190,6 +194,11 @@ class Server:
         loop = self._dispatcher
         return loop is not None and time.monotonic() - loop.beat < _BEAT_S
 
+    @property
+    def degraded(self) -> list[str]:
+        """Stores that cannot be asked at present."""
+        return self._watch.degraded()
+
     def engine(self, identity: str | None = None) -> Engine:
         """The engine of an identity.
 
@@ -234,9 +243,11 @@ class Server:
         loop = self._dispatcher
         return {
             "pool": self._pools.status(),
+            "stores": self._watch.status(),
             "sessions": self._sessions.status(),
             "sessions_ended": dict(self._sessions.ended),
             "fenced_pages": self._sessions.fenced_pages,
+            "refusals": self._registry.refusals.status(),
             "protocol": loop.status() if loop else Dispatcher.nothing(),
         }
 

@@ -13,10 +13,11 @@ Its leases end with it: a reader is told when it releases them, and takes what i
 Its reservations leave the index at once, too, but their pages stay out of use until the lock is
 gone: somebody who only seemed dead could still write into them.
 
-One session holds no more than its share of the pool, and open reservations no more than three
-quarters of it all together.
+An engine process holds no more than its share of what no other one holds, by all its sessions
+together, so there are always some pages for somebody who comes; and open reservations are no more
+than three quarters of the pool all together.
 
-Threads: the loop's for everything that changes a table; `holds` from any.
+Threads: the loop's for everything; `begin`, `status` and the counters from any.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from __future__ import annotations
 import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kvferry.engine.memory import Reserved
 from kvferry.engine.prompt import Prompt
-from kvferry.keys import DIGEST_BYTES
 from kvferry.server.pools import Pool, page_index
 from kvferry.server.shard import Shard
 
@@ -54,6 +55,18 @@ class Writing:
 
 
 @dataclass(eq=False)
+class Process:
+    """An engine process.
+
+    Attributes:
+        held: How many pages its sessions hold, in each pool.
+    """
+
+    held: Counter[Pool] = field(default_factory=Counter)
+    sessions: int = 0
+
+
+@dataclass(eq=False)
 class Session:
     """One client; see the head of this module.
 
@@ -61,17 +74,20 @@ class Session:
         token: The secret by which it is known.
         lock: The byte of its segment that it locks.
         shard: What it registered for.
+        process: Whose it is.
         software, pid: What it said of itself.
         seen: When it was last heard, by ``time.monotonic``.
         leases: Pages of each lease, and when it ends.
         writings: Its open reservations by id.
         pins: What it pinned: hashes of the prompt, and of the part that was there.
-        running: Requests of its that threads are working on.
+        running: Requests of its that wait for threads, or for what these do.
+        pages: How many pages it holds.
     """
 
     token: int
     lock: int
     shard: Shard
+    process: Process
     software: str
     pid: int
     began: float
@@ -83,14 +99,14 @@ class Session:
     pins: list[tuple[bytes, bytes]] = field(default_factory=list)
     running: int = 0
     requests: int = 0
-    guard: threading.Lock = field(default_factory=threading.Lock)
+    pages: int = 0
 
-    @property
-    def pages(self) -> int:
-        """How many pages it holds."""
-        leased = sum(pages for pages, _ in list(self.leases.values()))
-        pinned = sum(len(pinned) // DIGEST_BYTES for _, pinned in list(self.pins))
-        return leased + pinned + self.writing_pages
+    def hold(self, pages: int) -> None:
+        """It holds so many pages more, or less."""
+        pool = self.shard.memory.pool
+        self.pages += pages
+        self.process.held[pool] += pages
+        pool.held += pages
 
     @property
     def writing_pages(self) -> int:
@@ -102,7 +118,7 @@ class Sessions:
     """All sessions of a server.
 
     Args:
-        share: The part of a pool that one session may hold.
+        share: The part of what others leave of a pool that one process may hold.
         dead_after_s: Silence after which a session ends.
         changed: Called with a session that ended, why, in a word, and how many pages it held.
     """
@@ -121,14 +137,24 @@ class Sessions:
         # A client of an earlier server may hold a lock on the same segment still.
         self._last_lock = FIRST_LOCK + (secrets.randbits(40) << 16)
         self._lock = threading.Lock()
+        self._processes: dict[str, Process] = {}
 
-    def begin(self, shard: Shard, software: str, pid: int) -> Session:
-        """A session that has still to attach. Threads: any."""
+    def begin(self, shard: Shard, process: str, software: str, pid: int) -> Session:
+        """A session that has still to attach; one that names no process is its own."""
         now = time.monotonic()
         with self._lock:
             self._last_lock += 1
+            whose = self._processes.setdefault(process, Process()) if process else Process()
+            whose.sessions += 1
             session = Session(
-                secrets.randbits(62) + 1, self._last_lock, shard, software[:80], pid, now, now
+                secrets.randbits(62) + 1,
+                self._last_lock,
+                shard,
+                whose,
+                software[:80],
+                pid,
+                now,
+                now,
             )
             self.by_token[session.token] = session
             shard.memory.engines += 1
@@ -141,11 +167,12 @@ class Sessions:
 
     def room(self, session: Session, *, writing: bool) -> int:
         """How many more pages the session may hold."""
-        pages = session.shard.memory.pages_max
-        room = int(pages * self.share) - session.pages
+        memory = session.shard.memory
+        pages, own = memory.pages_max, session.process.held[memory.pool]
+        room = int((pages - (memory.pool.held - own)) * self.share) - own
         if writing:
             room = min(room, int(pages * _WRITTEN_SHARE) - self._written(session))
-        return max(room, 0 if session.pages else 1)  # the smallest pool still takes a chunk
+        return max(room, 0 if own else 1)  # the smallest pool still takes a chunk
 
     def _written(self, session: Session) -> int:
         pool = session.shard.memory.pool
@@ -188,9 +215,10 @@ class Sessions:
             elif any(writing.deadline < now for writing in list(session.writings.values())):
                 self.end(session, "late")
             else:
-                for lease, (_, deadline) in list(session.leases.items()):
+                for lease, (pages, deadline) in list(session.leases.items()):
                     if deadline < now:
-                        session.leases.pop(lease, None)
+                        del session.leases[lease]
+                        session.hold(-pages)
                         session.shard.memory.cache.revoke(lease)
         for session, ids in list(self.fenced):
             if not self._locked(session):
@@ -223,10 +251,13 @@ class Sessions:
         """End a session, and whatever it holds."""
         if self.by_token.pop(session.token, None) is None:
             return
-        with session.guard:
-            session.ended = True
+        session.ended = True
         held = session.pages
+        session.hold(-held)
         session.shard.memory.engines -= 1
+        with self._lock:
+            session.process.sessions -= 1
+            self._processes = {k: v for k, v in self._processes.items() if v.sessions}
         self.ended[why] = self.ended.get(why, 0) + 1
         cache = session.shard.memory.cache
         for lease in session.leases:

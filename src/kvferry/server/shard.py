@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from kvferry.engine import Engine
 from kvferry.engine.prompt import Prompt
-from kvferry.errors import UsageError
+from kvferry.engine.store_tiers import open_tiers
+from kvferry.engine_config import EngineConfig
+from kvferry.errors import KVFerryError, UsageError
+from kvferry.generation import FIRST, shared_of
 from kvferry.identity import Identity
 from kvferry.keys import DIGEST_BYTES
 from kvferry.kv_layout import KVLayout
@@ -16,6 +23,10 @@ from kvferry.server.pools import Pools, SharedMemory
 from kvferry.server.protocol import HASHES_MAX
 
 __all__ = ["Shard", "identity_of"]
+
+_log = logging.getLogger("kvferry.server")
+# Numbers that say what there is to know about a prompt; see `protocol.Lookup`.
+_ABOUT = 5
 
 
 def identity_of(fields: Mapping[str, Any], digest: bytes) -> Identity:
@@ -48,14 +59,19 @@ class Shard:
     Attributes:
         identity: Whose.
         memory: Where they lie.
-        engine: Moves them between memory and stores.
+        engine: Moves them between memory and stores, which are opened in the background.
+        began: When that began, by ``time.monotonic``.
+        opened: That is over.
+        problems: Why a store could not be opened, by its name.
     """
 
     def __init__(self, identity: Identity, config: ServerConfig, pools: Pools) -> None:
         self.identity = identity
         self.memory: SharedMemory = pools.memory(identity.layout.chunk_bytes)
         try:
-            self.engine = Engine(identity, config.engine, memory=self.memory)
+            # The server's own is for engines that name none; this one has chosen.
+            settings = replace(config.engine, chunk_size=identity.layout.chunk_size)
+            self.engine = Engine(identity, settings, memory=self.memory, open_stores=False)
         except BaseException:
             self.memory.pool.members.remove(self.memory)
             raise
@@ -63,12 +79,58 @@ class Shard:
             "model": identity.model,
             "identity": identity.digest.hex()[:12],
         }
+        self.began = time.monotonic()
+        self.opened = threading.Event()
+        self.problems: dict[str, str] = {}
+        threading.Thread(
+            target=self._open, args=(config.engine,), name="kvferry-open", daemon=True
+        ).start()
 
-    def prompt(self, hashes: bytes, tokens: int = 0) -> Prompt:
+    def _open(self, config: EngineConfig) -> None:
+        """One store after the other; those that cannot be opened are left out."""
+        engine = self.engine
+        try:
+            for store in config.stores:
+                try:
+                    [tier] = open_tiers(
+                        [store], config, self.identity, {}, engine.metrics, engine.clearing
+                    )
+                    engine.storer.begin(tier)
+                    engine.tiers.append(tier)
+                except (KVFerryError, OSError, MemoryError) as error:
+                    self.problems[store.name] = str(error)
+                    _log.warning(
+                        "%s goes on without store %s, which cannot be opened: %s",
+                        self.identity.model,
+                        store.name,
+                        error,
+                    )
+            if not engine.available:  # it was closed meanwhile
+                for tier in engine.tiers:
+                    tier.close(0.0)
+        finally:
+            self.opened.set()
+
+    @property
+    def shared(self) -> bytes:
+        """The half of generations that all engines here have in common."""
+        return self.engine.clearing.shared
+
+    def is_current(self, generation: bytes) -> bool:
+        """Whether hashes of this generation may find something, and be stored."""
+        return shared_of(generation) == self.shared
+
+    def prompt(
+        self,
+        hashes: bytes,
+        tokens: int = 0,
+        generation: bytes = FIRST,
+        about: Sequence[int] = (),
+    ) -> Prompt:
         """A prompt as it came in a message.
 
         Raises:
-            UsageError: The hashes are cut, or too many.
+            UsageError: The hashes are cut, or too many; or `about` cannot be.
         """
         count, rest = divmod(len(hashes), DIGEST_BYTES)
         if rest or count > HASHES_MAX:
@@ -76,7 +138,20 @@ class Shard:
                 f"hashes of {len(hashes)} bytes: 16 bytes for each of up to {HASHES_MAX} chunks"
             )
         size = self.identity.layout.chunk_size
-        return Prompt(hashes, max(tokens, count * size), size)
+        if not about:
+            return Prompt(hashes, max(tokens, count * size), size, generation)
+        if len(about) < _ABOUT or not all(0 <= value < 1 << 62 for value in about):
+            raise UsageError(f"about has {_ABOUT} numbers from 0 on, and not {list(about)[:8]}")
+        tokens, start, computed, queued_tokens, queued_pairs = about[:_ABOUT]
+        return Prompt(
+            hashes,
+            max(tokens, start + count * size),
+            size,
+            generation,
+            start_tokens=start,
+            computed_tokens=computed,
+            queued=(queued_tokens, queued_pairs),
+        )
 
     def status(self) -> dict[str, Any]:
         """For people and programs."""

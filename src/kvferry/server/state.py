@@ -102,12 +102,16 @@ def write(path: Path, pools: Sequence[Pool], shards: Sequence[Shard], fences: Fe
     )
     beside = path.with_name(f".{path.name}.new")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with open(descriptor, "wb") as file:
-        os.fchmod(descriptor, 0o600)
-        file.write(msgspec.msgpack.encode(state))
-        file.flush()
-        os.fsync(descriptor)
-    beside.replace(path)
+    try:
+        with open(descriptor, "wb") as file:
+            os.fchmod(descriptor, 0o600)
+            file.write(msgspec.msgpack.encode(state))
+            file.flush()
+            os.fsync(descriptor)
+        beside.replace(path)
+    except BaseException:  # above all a full disk, which a torn file would keep full
+        beside.unlink(missing_ok=True)
+        raise
     return sum(len(shard.pages) for shard in state.shards)
 
 

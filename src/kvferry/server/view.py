@@ -36,6 +36,10 @@ class ServerView(Protocol):
     def alive(self) -> bool:
         """Its loop turns: the last heartbeat of it is younger than 2 s."""
 
+    @property
+    def degraded(self) -> list[str]:
+        """Names of stores that cannot be asked; the rest is served."""
+
     def status(self) -> dict[str, Any]:
         """What it is doing, as JSON knows it.
 

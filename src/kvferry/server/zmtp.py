@@ -74,16 +74,26 @@ class Wire:
         """Whether the peer has begun something that it has still to finish."""
         return bool(self._buffer or self._frames)
 
+    def only(self, data: bytes) -> bytes | None:
+        """The body, if what came is exactly one message of one frame: what nearly always comes, as
+        cheaply as can be. Else None, and it is for `feed`."""
+        size = len(data)
+        if self._buffer or self._frames or not self.ready or size < 2:
+            return None
+        if data[0] == _LONG and size >= 9 and _U64.unpack_from(data, 1)[0] == size - 9:
+            return data[9:] if size - 9 <= self._size_bytes_max else None
+        whole = data[0] == 0 and data[1] == size - 2 <= self._size_bytes_max
+        return data[2:] if whole else None
+
     def feed(self, data: bytes) -> list[list[bytes]]:
         """Take what came; the messages that are complete now, each its frames.
 
         Raises:
             WireError: The connection has to end.
         """
-        if self.ready and not self._buffer and not self._frames:
-            whole = _only_frame(data)  # what nearly always comes, as cheaply as can be
-            if whole is not None and len(whole) <= self._size_bytes_max:
-                return [[whole]]
+        body = self.only(data)
+        if body is not None:
+            return [[body]]
         if self._buffer:
             self._buffer += data
             if len(self._buffer) < self._need:
@@ -155,16 +165,6 @@ class Wire:
         if found.get(b"socket-type") not in _PEERS:
             raise WireError("the peer is no DEALER")
         self.ready = True
-
-
-def _only_frame(data: bytes) -> bytes | None:
-    """The body, if this is exactly one frame that is a whole message."""
-    size = len(data)
-    if size >= 9 and data[0] == _LONG:
-        return data[9:] if _U64.unpack_from(data, 1)[0] == size - 9 else None
-    if size >= 2 and data[0] == 0:
-        return data[2:] if data[1] == size - 2 else None
-    return None
 
 
 def _metadata(data: bytes) -> dict[bytes, bytes]:

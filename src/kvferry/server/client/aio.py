@@ -117,9 +117,16 @@ class AsyncClient:
         """See `Client.unpin`."""
         return await self._run(self._client.unpin, tokens)
 
-    async def clear(self, *, stores: bool = True) -> int:
+    async def clear(
+        self,
+        *,
+        stores: bool = True,
+        everybody: bool = False,
+        weights_version: str | None = None,
+    ) -> int:
         """See `Client.clear`."""
-        return await self._run(self._client.clear, stores=stores)
+        said = {"stores": stores, "everybody": everybody, "weights_version": weights_version}
+        return await self._run(self._client.clear, **said)
 
     async def observe_prefill(self, tokens: int, cached_tokens: int, took_s: float) -> None:
         """See `Client.observe_prefill`."""

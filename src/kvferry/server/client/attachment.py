@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 import struct
 import threading
 from collections.abc import Iterator, Sequence
@@ -33,6 +34,7 @@ __all__ = ["Attachment", "Session", "begin", "unregister"]
 _REGISTER_S = 10.0
 _ATTACHED_S = 5.0
 _UNREGISTER_S = 0.2
+_PROCESS = secrets.token_hex(8)
 
 # Beyond these a file offset does not go, and a heartbeat makes no sense.
 _OFFSET_MAX = 1 << 62
@@ -109,6 +111,8 @@ class Session:
         attachment: Its segment.
         link: The way to the server.
         heartbeat_s: How often to say that we live.
+        shared: The half of generations that all engines of the server's stores have in common.
+        suspected: An answer was late, and a ping is under way that says whether the server lives.
         doubted: A call got no answer in time: nobody is asked until the server shows that it lives.
     """
 
@@ -117,7 +121,9 @@ class Session:
     attachment: Attachment
     link: Link
     heartbeat_s: float
+    shared: bytes
     doubted: bool = False
+    suspected: bool = False
 
     def __repr__(self) -> str:
         return f"<Session with {self.incarnation}>"
@@ -139,6 +145,7 @@ def begin(control: Control, identity: Identity) -> tuple[Registered, Attachment]
         identity.digest,
         f"kvferry {__version__}",
         os.getpid(),
+        f"{_PROCESS}-{os.getpid()}",  # a forked child has the first half too
     )
     told = control.ask(request, Registered, _REGISTER_S)
     attachment = _attach(told, identity.layout)

@@ -46,6 +46,8 @@ class Caller:
     def session(self) -> Session | None:
         """What there is to ask; None, and counted, if the server is away."""
         session = self.keeper.session
+        if session is not None and session.suspected:
+            self.keeper.sure(session)
         if session is None or session.doubted:
             self.counters.add("unavailable")
             return None
@@ -83,8 +85,12 @@ class Caller:
             self.counters.add("unavailable")
         except TimedOut:
             self.counters.add("timeouts")
-            self.keeper.doubt(session)
+            if waits_s is None:
+                self.keeper.doubt(session)
+            else:  # a store is late as a rule, and what the server has in memory is there
+                self.keeper.suspect(session)
         else:
+            session.shared = getattr(reply, "shared", b"") or session.shared
             if isinstance(reply, answer):
                 return reply
             if isinstance(reply, Failure):

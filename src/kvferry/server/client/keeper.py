@@ -6,7 +6,8 @@ the server does not know us any more; then another life follows. A server that c
 one for us even if it is the same: nothing of the old session is taken over.
 
 A call that got no answer in time makes the session doubted: nobody else asks until the server has
-answered a ping. So a server that hangs costs one time limit and not one for each request.
+answered a ping. So a server that hangs costs one time limit and not one for each request. A call
+that may wait for stores says less: the server is asked by a ping, and doubted if that is late too.
 
 Threads: `Keeper.session` is read by any.
 """
@@ -14,6 +15,7 @@ Threads: `Keeper.session` is read by any.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -42,6 +44,8 @@ _REFUSED_S = 10.0
 _LOOK_S = 1.0
 # A ping may take so many heartbeats.
 _PATIENCE = 2.0
+# A ping that asks whether a late answer means anything may take so long until it does.
+_SUSPECT_S = 0.25
 
 
 class _Ended(Exception):
@@ -84,6 +88,7 @@ class Keeper:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._wake = Wake()
         self._lost: Session | None = None
+        self._suspected: Session | None = None
         self.forgotten = Forgotten(self._wake)
         self._known = threading.Condition()
         self._sessions = 0
@@ -108,6 +113,17 @@ class Keeper:
         """A call of this session got no answer in time."""
         session.doubted = True
         self._wake()
+
+    def suspect(self, session: Session) -> None:
+        """A call of this session that may wait for stores got no answer in time."""
+        self._suspected = session
+        session.suspected = True
+        self._wake()
+
+    def sure(self, session: Session) -> None:
+        """Wait until a suspected session has shown that it lives, or is doubted; a moment."""
+        with self._known:
+            self._known.wait_for(lambda: not session.suspected, 2 * _SUSPECT_S)
 
     def lose(self, session: Session) -> None:
         """The server does not know this session any more."""
@@ -177,14 +193,17 @@ class Keeper:
         except OSError as error:  # no descriptors left
             attachment.close()
             raise Silent(str(error)) from None
-        session = Session(told.session, told.incarnation, attachment, link, told.heartbeat_s)
+        session = Session(
+            told.session, told.incarnation, attachment, link, told.heartbeat_s, told.shared
+        )
         if self._prefault and told.prefault:
             attachment.fill()
         try:
             self._publish(session)
             self._serve(control, session)
         finally:
-            self.session = self._lost = None
+            self.session = self._lost = self._suspected = None
+            self._judge(session)
             session.link.end()
             self._notices.gone()
             if self._wake.stopped:
@@ -195,12 +214,16 @@ class Keeper:
         """Ping until something ends the session."""
         next_ping = time.monotonic() + session.heartbeat_s
         answer_until: float | None = None
+        doubt_at = math.inf
         while True:
-            for reply in control.poll(next_ping if answer_until is None else answer_until):
+            wake = next_ping if answer_until is None else min(answer_until, doubt_at)
+            for reply in control.poll(wake):
                 if isinstance(reply, Pong):
                     if reply.incarnation != session.incarnation:
                         raise _Ended("another server answers")
-                    session.doubted, answer_until = False, None
+                    session.doubted, answer_until, doubt_at = False, None, math.inf
+                    self._judge(session)
+                    session.shared = reply.shared or session.shared
                 elif isinstance(reply, Failure) and reply.code in ("session", "attach"):
                     raise _Ended(f"the session ended: {reply.text}")
             if self._lost is session:
@@ -208,15 +231,26 @@ class Keeper:
             for request in self.forgotten.take(session.number):
                 control.send(request)
             now = time.monotonic()
+            suspected, self._suspected = self._suspected is session, None
+            if suspected:
+                doubt_at = min(doubt_at, now + _SUSPECT_S)
+            if now >= doubt_at:
+                session.doubted, doubt_at = True, math.inf
+                self._judge(session)
             if answer_until is not None:
                 if now > answer_until:
                     raise Silent("it does not answer")
-            elif now >= next_ping or session.doubted:
+            elif now >= next_ping or session.doubted or suspected:
                 control.send(Ping(new_id(), session.number, int(session.heartbeat_s * 1000)))
                 answer_until = now + _PATIENCE * session.heartbeat_s
                 next_ping = now + session.heartbeat_s
 
     # --- Pieces ---
+
+    def _judge(self, session: Session) -> None:
+        with self._known:
+            session.suspected = False
+            self._known.notify_all()
 
     def _publish(self, session: Session) -> None:
         self._sessions += 1

@@ -12,13 +12,14 @@ from typing import Any, TypeVar
 import msgspec
 
 from kvferry.engine import Lookup
-from kvferry.engine.cost import PrefillModel, decide
+from kvferry.engine.cost import decide
 from kvferry.engine.explain import ChunkPlace, Explanation
+from kvferry.engine.prefill import Coefficients, PrefillModel
 from kvferry.engine.prompt import Prompt
 from kvferry.engine.store_tiers import MEMORY
 from kvferry.server import protocol
 from kvferry.server.client.caller import Caller
-from kvferry.server.client.transfer import in_tokens
+from kvferry.server.client.transfer import about_of, in_tokens
 from kvferry.server.protocol import HASHES_MAX, Count, Done, Found, Reply, Report, Request
 
 __all__ = ["Questions"]
@@ -47,9 +48,11 @@ class Questions:
         nothing = Lookup(tokens=0, tiers={MEMORY: 0})
         if not prompt.chunks:
             return nothing
+        patient = False
         if timeout_s is not None and limit_s is None:
             limits = {"waits_s": timeout_s}
         else:
+            patient = timeout_s is None and limit_s is not None
             limit_s = self._caller.timeout_s if limit_s is None else limit_s
             waits_s = limit_s * _STORES_SHARE
             waits_s = waits_s if timeout_s is None else min(waits_s, timeout_s)
@@ -60,37 +63,49 @@ class Questions:
             prompt.first(HASHES_MAX),
             True,
             touch,
+            prompt.generation,
+            about_of(prompt) if patient else [],
             **limits,
         )
         if found is None:
             return nothing
         size = prompt.chunk_size
         tiers = in_tokens(found.tiers, size)
-        if sum(tiers.values()) + found.coming * size > prompt.chunks * size or found.coming < 0:
+        # What is coming into memory a store may have as well.
+        ends = (sum(tiers.values()), tiers.get(MEMORY, 0) + found.coming * size)
+        if max(ends) > prompt.chunks * size or found.coming < 0:
             self._caller.nonsense()
             return nothing
         return Lookup(tokens=sum(tiers.values()), tiers=tiers, arriving_tokens=found.coming * size)
 
     def prefetch(self, prompt: Prompt, timeout_s: float) -> int:
         """Bring a prompt into memory; how many tokens are there then."""
-        return self._count(prompt, protocol.Prefetch, prompt.tokens, True, waits_s=timeout_s)
+        fields = (prompt.tokens, True, prompt.generation)
+        return self._count(prompt, protocol.Prefetch, *fields, waits_s=timeout_s)
 
     def pin(self, prompt: Prompt, timeout_s: float) -> int:
         """Bring a prompt into memory to stay; how many tokens do."""
-        return self._count(prompt, protocol.Pin, prompt.tokens, waits_s=timeout_s)
+        fields = (prompt.tokens, prompt.generation)
+        return self._count(prompt, protocol.Pin, *fields, waits_s=timeout_s)
 
     def unpin(self, prompt: Prompt) -> int:
         """Undo that; of how many tokens."""
         return self._count(prompt, protocol.Unpin)
 
-    def clear(self, timeout_s: float, *, stores: bool) -> int:
-        """Forget everything; how many chunks."""
-        count = self._ask(Count, protocol.Clear, stores, waits_s=timeout_s)
-        return max(0, count.count) if count is not None else 0
+    def clear(self, timeout_s: float, *, stores: bool, everybody: bool, ended: bytes) -> int | None:
+        """Forget chunks, see `protocol.Clear`; how many in memory, None if nobody answers."""
+        fields = (stores, everybody, ended)
+        limits = {"waits_s": timeout_s} if everybody else {}
+        count = self._ask(Count, protocol.Clear, *fields, **limits)
+        return max(0, count.count) if count is not None else None
 
     def observe(self, tokens: int, cached_tokens: int, took_s: float) -> None:
         """How long computing took."""
         self._ask(Done, protocol.Observe, tokens, cached_tokens, took_s)
+
+    def speed(self, coefficients: Coefficients, step_tokens: int) -> None:
+        """How long the engine computes."""
+        self._ask(Done, protocol.Speed, coefficients, step_tokens)
 
     def stats(self) -> dict[str, Any]:
         """What the server counts."""
@@ -100,7 +115,8 @@ class Questions:
     def explain(self, prompt: Prompt, timeout_s: float) -> Explanation:
         """Where each chunk is, or why it is not."""
         hashes = prompt.first(HASHES_MAX)
-        report = self._ask(Report, protocol.Explain, hashes, prompt.tokens, waits_s=timeout_s)
+        fields = (hashes, prompt.tokens, prompt.generation)
+        report = self._ask(Report, protocol.Explain, *fields, waits_s=timeout_s)
         if report is not None:
             try:
                 return msgspec.convert(report.report, Explanation)

@@ -19,8 +19,12 @@ Any number of threads may use a client. After a fork the child has to open one o
 
 from __future__ import annotations
 
+import logging
 import os
+import threading
+import time
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -30,8 +34,11 @@ from typing import Any, Self, TypeVar
 from kvferry.client.buffers import BufferLike
 from kvferry.engine import Lookup, Retrieved, Stored
 from kvferry.engine.explain import Explanation
+from kvferry.engine.prefill import Coefficients
 from kvferry.engine.prompt import Prompt, Tokens, read_prompt
-from kvferry.errors import ClosedError
+from kvferry.engine.told import Told
+from kvferry.errors import ClosedError, UnavailableError
+from kvferry.generation import FIRST, drawn, joined, named, own_of, shared_of
 from kvferry.identity import Identity
 from kvferry.server.client.address import curve_keys, read_url
 from kvferry.server.client.caller import Caller
@@ -44,9 +51,12 @@ __all__ = ["Client"]
 
 T = TypeVar("T")
 
+_log = logging.getLogger("kvferry.server.client")
+
 _FIRST_WAIT_S = 0.5
 _COPY_THREADS = 4
 _BACKGROUND_THREADS = 8
+_OVER_MAX = 1000
 
 
 class Client:
@@ -62,6 +72,8 @@ class Client:
         retrieve_timeout_s: Limit for calls that may load from stores.
         copy_threads: Threads that copy; default: the processors of this machine, 4 at most.
         curve_key_file: Keys for a server that asks for them.
+        weights_version: Of engines on the same stores, those with the same name share; for weights
+            that were changed in place.
         prefault: Fill the page tables at the beginning, where that takes no memory of the server.
 
     It waits for the server for half a second, so that short programs find it, and never longer.
@@ -80,12 +92,17 @@ class Client:
         retrieve_timeout_s: float = 10.0,
         copy_threads: int | None = None,
         curve_key_file: str | os.PathLike[str] | None = None,
+        weights_version: str = "",
         prefault: bool = True,
     ) -> None:
         self.identity = identity
         self.layout = identity.layout
         self.url = read_url(url)
         self._salt = salt
+        self._lines = Told(_log)
+        self._own = named(weights_version)
+        self._over: OrderedDict[bytes, None] = OrderedDict()
+        self._over_lock = threading.Lock()
         self._retrieve_timeout_s = retrieve_timeout_s
         self._pid = os.getpid()
         self._closed = False
@@ -128,8 +145,13 @@ class Client:
             tokens: Of the prompt.
             timeout_s: How long the server may ask its stores; default: most of `limit_s`.
             limit_s: Of the call; default: that of the client, or a little more than `timeout_s`.
+                Without `timeout_s` the server asks its stores as long as that can pay.
         """
-        return self._questions.look(self._read(tokens), timeout_s, limit_s, touch=True)
+        prompt = self._read(tokens)
+        found = self._questions.look(prompt, timeout_s, limit_s, touch=True)
+        if self._outdated(tokens, prompt):
+            found = self._questions.look(self._read(tokens), timeout_s, limit_s, touch=True)
+        return found
 
     def contains(self, tokens: Tokens, *, timeout_s: float | None = None) -> int:
         """How many tokens of the prefix some tier has. Changes nothing: nothing counts as used."""
@@ -165,7 +187,16 @@ class Client:
             BadBufferError: A buffer is read-only or has another length.
         """
         prompt = self._read(tokens, limit_tokens)
-        return self._transfer.retrieve(prompt, into, self._limit(timeout_s))
+        limit_s, began = self._limit(timeout_s), time.monotonic()
+        found = self._transfer.retrieve(prompt, into, limit_s)
+        if self._outdated(tokens, prompt):
+            found.release()
+            prompt = self._read(tokens, limit_tokens)
+            found = self._transfer.retrieve(prompt, into, limit_s)
+        took_s = time.monotonic() - began
+        size_bytes = found.tokens // self.layout.chunk_size * self.layout.chunk_bytes
+        self._lines.retrieved(prompt.tokens, found.tiers, size_bytes, took_s, found.reason)
+        return found
 
     def begin_retrieve(
         self,
@@ -201,7 +232,16 @@ class Client:
             UsageError: The number of buffers is another one.
             BadBufferError: A buffer is not contiguous, or has another length.
         """
-        return self._transfer.store(self._read(tokens), chunks, first_chunk)
+        prompt = self._read(tokens)
+        if isinstance(tokens, Prompt) and prompt.chunks < tokens.chunks:  # of before a clear
+            return Stored(chunks=0, known=0, shed=len(chunks))
+        began = time.monotonic()
+        stored = self._transfer.store(prompt, chunks, first_chunk)
+        took_s, size = time.monotonic() - began, self.layout.chunk_size
+        queued = {name: count * size for name, count in stored.queued.items()}
+        size_bytes = stored.chunks * self.layout.chunk_bytes
+        self._lines.stored(prompt.tokens, stored.chunks * size, queued, size_bytes, took_s)
+        return stored
 
     # --- Keeping ---
 
@@ -213,14 +253,61 @@ class Client:
         """Undo a `pin`; how many tokens lost one."""
         return self._questions.unpin(self._read(tokens))
 
-    def clear(self, *, stores: bool = True) -> int:
-        """Forget everything of this identity, whoever stored it; how many chunks there were.
+    @property
+    def generation(self) -> bytes:
+        """What prompts are hashed with from now on; see `kvferry.generation`."""
+        session = self._keeper.session
+        return joined(self._own, session.shared if session is not None else shared_of(FIRST))
 
-        Args:
-            stores: In the server's stores too. Otherwise in memory alone.
+    def clear(
+        self,
+        *,
+        stores: bool = True,
+        everybody: bool = False,
+        weights_version: str | None = None,
+    ) -> int:
+        """Forget everything; how many chunks the server's memory lost at once.
+
+        It is done when this returns, whether the server is there or not: see `kvferry.Engine.clear`
+        for what each argument says. Other engines of the server go on with what they have.
+
+        Raises:
+            UnavailableError: `everybody`, and the server or its store does not take it: do it
+                again.
         """
         self._check_open()
-        return self._questions.clear(self._retrieve_timeout_s, stores=stores)
+        if stores and not everybody:
+            ended = self._own
+            self._own = drawn() if weights_version is None else named(weights_version)
+            return self.renewed(ended, self._own)
+        count = self._questions.clear(
+            self._retrieve_timeout_s, stores=stores, everybody=everybody, ended=b""
+        )
+        if everybody and count is None:
+            raise UnavailableError(f"{self.url} did not clear for everybody; do it again")
+        return count or 0
+
+    def renewed(self, ended: bytes, own: bytes) -> int:
+        """Somebody who hashes prompts for this client has cleared; see `kvferry.generation`.
+
+        Args:
+            ended, own: His half before, and from now on.
+        """
+        self._check_open()
+        self._own = own
+        if ended == own:
+            return 0
+        with self._over_lock:
+            self._over[ended] = None
+            self._over.pop(own, None)
+            while len(self._over) > _OVER_MAX:
+                self._over.popitem(last=False)
+        return (
+            self._questions.clear(
+                self._retrieve_timeout_s, stores=True, everybody=False, ended=ended
+            )
+            or 0
+        )
 
     # --- Knowing ---
 
@@ -228,6 +315,11 @@ class Client:
         """Tell what the engine took to compute a prompt behind `cached_tokens` of its tokens."""
         self._check_open()
         self._questions.observe(tokens, cached_tokens, took_s)
+
+    def expect_prefill(self, coefficients: Coefficients, step_tokens: int = 0) -> None:
+        """Tell how long the engine computes, as it was learnt; see `kvferry.engine.prefill`."""
+        self._check_open()
+        self._questions.speed(coefficients, step_tokens)
 
     def stats(self) -> dict[str, Any]:
         """What this client counted, and under "server" what its server did; {} without one.
@@ -276,7 +368,16 @@ class Client:
 
     def _read(self, tokens: Tokens, limit_tokens: int | None = None) -> Prompt:
         self._check_open()
-        return read_prompt(tokens, self.layout.chunk_size, self._salt, limit_tokens)
+        prompt = read_prompt(
+            tokens, self.layout.chunk_size, self._salt, limit_tokens, self.generation
+        )
+        if isinstance(tokens, Prompt) and own_of(tokens.generation) in self._over:
+            return Prompt(b"", prompt.tokens, prompt.chunk_size, prompt.generation)
+        return prompt
+
+    def _outdated(self, tokens: Tokens, prompt: Prompt) -> bool:
+        """Whether the answer has said that others cleared, so that it is to be asked anew."""
+        return not isinstance(tokens, Prompt) and prompt.generation != self.generation
 
     def _check_open(self) -> None:
         if self._closed:

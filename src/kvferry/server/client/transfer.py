@@ -34,7 +34,12 @@ from kvferry.server.protocol import (
     Retrieve,
 )
 
-__all__ = ["Transfer", "in_tokens"]
+__all__ = ["Transfer", "about_of", "in_tokens"]
+
+
+def about_of(prompt: Prompt) -> list[int]:
+    """What the server should know of a prompt; see `protocol.Lookup`."""
+    return [prompt.tokens, prompt.start_tokens, prompt.computed_tokens, *prompt.queued]
 
 
 class Held(Retrieved):
@@ -76,7 +81,7 @@ class Transfer:
         if session is None:
             return Stored(chunks=0, known=0, shed=wanted)
         hashes = prompt.first(end)
-        told = self._caller.ask(session, Reserved, Reserve, hashes, first_chunk)
+        told = self._caller.ask(session, Reserved, Reserve, hashes, first_chunk, prompt.generation)
         if told is None:
             return Stored(chunks=0, known=0, shed=wanted)
         if not _possible(told, session, first_chunk, end):
@@ -134,7 +139,8 @@ class Transfer:
         if session is None:
             return self._nothing("unavailable")
         hashes = prompt.first(HASHES_MAX)
-        told = self._caller.ask(session, Leased, Retrieve, hashes, prompt.tokens, waits_s=timeout_s)
+        fields = (hashes, prompt.tokens, prompt.generation, about_of(prompt))
+        told = self._caller.ask(session, Leased, Retrieve, *fields, waits_s=timeout_s)
         if told is None:
             return self._nothing("unavailable")
         if not told.lease or not told.pages:

@@ -2,6 +2,7 @@
 
 HttpSide      a thread that serves                         side.py
 make_app      routes, tokens, limits                       app.py
+Bodies        their limits, and how they are parsed        bodies.py
 calls         what each route does                         calls.py, prefetch.py, token_files.py
 openapi       the description of all of it                 openapi.py
 """

@@ -1,8 +1,8 @@
 """The routes of the HTTP side, and what holds for all of them.
 
 Health is answered by the loop of HTTP itself. Everything else runs in its threads, so that a call
-which waits for a store keeps nobody else waiting. Bodies have a limit, reading them too. Every
-error is ``{"error": {"code": ..., "text": ...}}``.
+which waits for a store keeps nobody else waiting. Bodies have limits (`bodies.py`). Every error is
+``{"error": {"code": ..., "text": ...}}``.
 
 With a token, everything but health wants it as ``Authorization: Bearer``. Without one only this
 host can connect; a page in a browser of this host could still send requests, but not without saying
@@ -11,7 +11,6 @@ where it comes from, so what changes something is refused if it comes from elsew
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import json
 import logging
@@ -24,11 +23,12 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from kvferry._url import is_loopback
 from kvferry.errors import (
     CapacityError,
     ClosedError,
@@ -37,19 +37,17 @@ from kvferry.errors import (
     UnavailableError,
     UsageError,
 )
-from kvferry.server.endpoints import is_loopback
 from kvferry.server.http import calls, openapi
+from kvferry.server.http.bodies import Bodies
 from kvferry.server.http.calls import CallError, Pins
 from kvferry.server.http.prefetch import Prefetches
 from kvferry.server.shown import shown
 from kvferry.server.view import ServerView
 
-__all__ = ["BODY_BYTES_MAX", "make_app"]
+__all__ = ["make_app"]
 
 _log = logging.getLogger("kvferry.server.http")
 
-BODY_BYTES_MAX = 16 << 20
-_BODY_S = 30.0
 _OPEN = ("/healthz", "/readyz")
 _BUSY = ("starting", "draining")
 _CODES = {404: "not_found", 405: "method"}
@@ -67,6 +65,8 @@ _STATUS: tuple[tuple[type[KVFerryError], int], ...] = (
 def make_app(view: ServerView, pins: Pins, prefetches: Prefetches) -> ASGIApp:
     """The application; `prefetches` are closed by whoever made them."""
 
+    bodies = Bodies()
+
     async def healthz(request: Request) -> Response:
         # Whoever takes over the chunks of the server before has no loop yet, and no fault.
         alive = view.alive or view.state in _BUSY
@@ -74,7 +74,8 @@ def make_app(view: ServerView, pins: Pins, prefetches: Prefetches) -> ASGIApp:
 
     async def readyz(request: Request) -> Response:
         if view.ready and view.alive:
-            return JSONResponse({"ready": True})
+            degraded = view.degraded
+            return JSONResponse({"ready": True, **({"degraded": degraded} if degraded else {})})
         return JSONResponse({"ready": False, "reason": f"it is {view.state}"}, 503)
 
     def metrics(request: Request) -> Response:
@@ -100,9 +101,9 @@ def make_app(view: ServerView, pins: Pins, prefetches: Prefetches) -> ASGIApp:
         async def run(request: Request) -> Response:
             method = "GET" if request.method == "HEAD" else request.method
             with_body = method in ("POST", "DELETE") and not request.path_params
-            raw = await _body(request) if with_body else b""
-            parts = dict(request.path_params)
-            found = await run_in_threadpool(_called, answers[method], view, raw, parts)
+            body = await bodies.read(request) if with_body else {}
+            body |= request.path_params
+            found = await run_in_threadpool(_called, answers[method], view, body)
             return Response(found, media_type="application/json")
 
         return Route(path, run, methods=list(answers))
@@ -129,18 +130,10 @@ def make_app(view: ServerView, pins: Pins, prefetches: Prefetches) -> ASGIApp:
     return _Guard(app, view)
 
 
-def _called(call: Call, view: ServerView, raw: bytes, parts: dict[str, Any]) -> bytes:
-    """Parse, call, and make JSON of what comes back; in a thread."""
-    body: Any = {}
-    if raw.strip():
-        try:
-            body = json.loads(raw)
-        except (ValueError, RecursionError):
-            raise CallError(400, "json", "the body is no JSON") from None
-        if not isinstance(body, dict):
-            raise CallError(400, "json", "the body is no JSON object") from None
+def _called(call: Call, view: ServerView, body: dict[str, Any]) -> bytes:
+    """Call, and make JSON of what comes back; in a thread."""
     try:
-        found = call(view, {**body, **parts})
+        found = call(view, body)
     except KVFerryError as error:
         status = next((code for kind, code in _STATUS if isinstance(error, kind)), 500)
         raise CallError(status, error.code, str(error)) from None
@@ -160,37 +153,16 @@ def _finite(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | str) else str(value)
 
 
-async def _body(request: Request) -> bytes:
-    """The body, within its limits."""
-    said = request.headers.get("content-length", "")
-    if said.isdecimal() and int(said) > BODY_BYTES_MAX:
-        raise _too_large()
-    raw = bytearray()
-    try:
-        async with asyncio.timeout(_BODY_S):
-            async for piece in request.stream():
-                raw += piece
-                if len(raw) > BODY_BYTES_MAX:
-                    raise _too_large()
-    except TimeoutError:
-        raise CallError(408, "deadline", f"the body was not there after {_BODY_S:g} s") from None
-    except ClientDisconnect:
-        raise CallError(400, "json", "the body is not complete") from None
-    return bytes(raw)
-
-
-def _too_large() -> CallError:
-    return CallError(413, "size", f"the body is larger than {BODY_BYTES_MAX} bytes")
-
-
 def _error(status: int, code: str, text: str, **headers: str) -> Response:
     return JSONResponse({"error": {"code": code, "text": text}}, status, headers=headers)
 
 
 def _of_call(request: Request, error: Exception) -> Response:
     assert isinstance(error, CallError)
-    # The rest of a body that is too large is not read: the connection ends.
-    headers = {"connection": "close"} if error.status in (408, 413) else {}
+    # The rest of a body that is not taken is not read: the connection ends.
+    headers = {"connection": "close"} if error.status in (408, 413, 429) else {}
+    if error.status == 429:
+        headers["retry-after"] = "1"
     return _error(error.status, error.code, error.text, **headers)
 
 

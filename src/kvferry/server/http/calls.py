@@ -10,15 +10,16 @@ from __future__ import annotations
 import secrets
 import threading
 import time
+from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from kvferry._url import nearest
-from kvferry.engine import Engine, Hashes
-from kvferry.engine.prompt import read_prompt
+from kvferry.engine import Engine
+from kvferry.engine.prompt import Prompt, read_prompt
 from kvferry.errors import UsageError
-from kvferry.keys import DIGEST_BYTES
+from kvferry.generation import joined, named
 from kvferry.server.view import ServerView
 
 __all__ = [
@@ -28,14 +29,20 @@ __all__ = [
     "engine_of",
     "explain",
     "field",
-    "hashes_of",
     "lookup",
+    "prompt_of",
 ]
 
 _PINS_MAX = 10_000
 _SALT_BYTES_MAX = 1024
-_PROMPT = ("tokens", "identity", "salt")
-_KINDS: dict[type, str] = {str: "a text", bool: "true or false", list: "a list", float: "a number"}
+_PROMPT = ("tokens", "identity", "salt", "weights_version")
+_KINDS: dict[type, str] = {
+    str: "a text",
+    bool: "true or false",
+    list: "a list",
+    array: "a list",
+    float: "a number",
+}
 
 
 class CallError(Exception):
@@ -97,32 +104,32 @@ def engine_of(view: ServerView, body: Mapping[str, Any]) -> Engine:
     raise CallError(400 if identity is None else 404, "identity", text)
 
 
-def hashes_of(engine: Engine, tokens: Any, salt_hex: str | None) -> Hashes:
-    """The hashes of a prompt's full chunks, as engines make them.
+def prompt_of(
+    engine: Engine, tokens: Any, salt_hex: str | None, weights_version: str | None = None
+) -> Prompt:
+    """A prompt as engines read it that were given this name of their weights, or none.
 
     Raises:
         UsageError: These are no tokens, or no salt.
     """
-    if isinstance(tokens, list) and not all(type(token) is int for token in tokens):
-        raise UsageError("'tokens' is no list of whole numbers")
     try:
         salt = bytes.fromhex(salt_hex or "")
     except ValueError:
         raise UsageError("'salt' is no hexadecimal text") from None
     if len(salt) > _SALT_BYTES_MAX:
         raise UsageError(f"'salt' is longer than {_SALT_BYTES_MAX} bytes")
-    prompt = read_prompt(tokens, engine.layout.chunk_size, salt)
-    return Hashes([prompt.digest(chunk) for chunk in range(prompt.chunks)], prompt.tokens)
+    generation = joined(named(weights_version or ""), engine.clearing.shared)
+    return read_prompt(tokens, engine.layout.chunk_size, salt, generation=generation)
 
 
-def _prompt(view: ServerView, body: Mapping[str, Any]) -> tuple[Engine, Hashes]:
+def _prompt(view: ServerView, body: Mapping[str, Any]) -> tuple[Engine, Prompt]:
     check_names(body, _PROMPT)
-    tokens = field(body, "tokens", list)
+    tokens = field(body, "tokens", array)
     if tokens is None:
         raise UsageError("the body has no 'tokens'; write the tokens of the prompt as a list")
-    salt = field(body, "salt", str)
+    salt, version = field(body, "salt", str), field(body, "weights_version", str)
     engine = engine_of(view, body)
-    return engine, hashes_of(engine, tokens, salt)
+    return engine, prompt_of(engine, tokens, salt, version)
 
 
 def _whose(engine: Engine) -> dict[str, str]:
@@ -131,11 +138,11 @@ def _whose(engine: Engine) -> dict[str, str]:
 
 def lookup(view: ServerView, body: Mapping[str, Any]) -> dict[str, Any]:
     """How much of a prompt each tier has."""
-    engine, hashes = _prompt(view, body)
-    found = engine.lookup(hashes)
+    engine, prompt = _prompt(view, body)
+    found = engine.lookup(prompt)
     return {
         **_whose(engine),
-        "prompt_tokens": hashes.tokens,
+        "prompt_tokens": prompt.tokens,
         "tokens": found.tokens,
         "tiers": dict(found.tiers),
         "arriving_tokens": found.arriving_tokens,
@@ -144,8 +151,8 @@ def lookup(view: ServerView, body: Mapping[str, Any]) -> dict[str, Any]:
 
 def explain(view: ServerView, body: Mapping[str, Any]) -> dict[str, Any]:
     """Where each chunk of a prompt is, or why it is not."""
-    engine, hashes = _prompt(view, body)
-    found = engine.explain(hashes)
+    engine, prompt = _prompt(view, body)
+    found = engine.explain(prompt)
     return {
         **_whose(engine),
         **asdict(found),
@@ -158,8 +165,8 @@ def explain(view: ServerView, body: Mapping[str, Any]) -> dict[str, Any]:
 class _Pin:
     id: str
     engine: Engine
-    hashes: Hashes  # those that were pinned
-    prompt: bytes  # the hashes of all that was asked for
+    prompt: Prompt  # what was pinned
+    asked: bytes  # the hashes of all that was asked for
     shown: dict[str, Any]
 
 
@@ -181,27 +188,27 @@ class Pins:
 
     def add(self, view: ServerView, body: Mapping[str, Any]) -> dict[str, Any]:
         """Load the prefix of a prompt and keep it in memory."""
-        engine, hashes = _prompt(view, body)
+        engine, prompt = _prompt(view, body)
         with self._lock:
             if len(self._pins) + self._coming >= _PINS_MAX:
                 raise CallError(503, "busy", f"there are {_PINS_MAX} pins; remove some first")
             self._coming += 1
         try:
-            tokens = engine.pin(hashes)
+            tokens = engine.pin(prompt)
         finally:
             with self._lock:
                 self._coming -= 1
         shown: dict[str, Any] = {
             "id": None,
             **_whose(engine),
-            "prompt_tokens": hashes.tokens,
+            "prompt_tokens": prompt.tokens,
             "tokens": tokens,
         }
         if tokens:
             chunks = tokens // engine.layout.chunk_size
-            held = Hashes(_split(hashes.packed)[:chunks])
+            held = replace(prompt, hashes=prompt.first(chunks))
             shown |= {"id": secrets.token_hex(8), "since": round(time.time(), 3)}
-            pin = _Pin(shown["id"], engine, held, hashes.packed, shown)
+            pin = _Pin(shown["id"], engine, held, prompt.hashes, shown)
             with self._lock:
                 self._pins[pin.id] = pin
         return shown
@@ -213,32 +220,32 @@ class Pins:
         if wanted is not None and len(body) > 1:
             raise UsageError("the body has an 'id' and more; the id alone says which pin it is")
         if wanted is None:
-            engine, hashes = _prompt(view, body)
-            pin = self._taken(lambda pin: pin.engine is engine and pin.prompt == hashes.packed)
+            engine, prompt = _prompt(view, body)
+            pin = self._taken(lambda pin: pin.engine is engine and pin.asked == prompt.hashes)
             if pin is None:  # set by others
-                return {"tokens": engine.unpin(hashes), **_whose(engine)}
+                return {"tokens": engine.unpin(prompt), **_whose(engine)}
         else:
             pin = self._taken(lambda pin: pin.id == wanted)
             if pin is None:
                 raise CallError(404, "pin", "there is no pin with this id")
-        return {"tokens": pin.engine.unpin(pin.hashes), **_whose(pin.engine)}
+        return {"tokens": pin.engine.unpin(pin.prompt), **_whose(pin.engine)}
 
     def clear(self, view: ServerView, body: Mapping[str, Any]) -> dict[str, Any]:
         """Forget everything of an identity, pins too, and in the stores if that is said."""
         check_names(body, ("identity", "stores"))
-        stores = field(body, "stores", bool, False)
+        stores = field(body, "stores", bool, False)  # then for everybody: here are no engines
         engine = engine_of(view, body)
         with self._lock:
             gone = [pin.id for pin in self._pins.values() if pin.engine is engine]
             for id in gone:
                 del self._pins[id]
-        return {**_whose(engine), "chunks": engine.clear(stores=stores), "stores": stores}
+        return {
+            **_whose(engine),
+            "chunks": engine.clear(stores=stores, everybody=stores),
+            "stores": stores,
+        }
 
     def _taken(self, fits: Any) -> _Pin | None:
         with self._lock:
             pin = next((pin for pin in self._pins.values() if fits(pin)), None)
             return None if pin is None else self._pins.pop(pin.id)
-
-
-def _split(packed: bytes) -> list[bytes]:
-    return [packed[i : i + DIGEST_BYTES] for i in range(0, len(packed), DIGEST_BYTES)]

@@ -29,7 +29,9 @@ def _said(schema: Schema, text: str) -> Schema:
 _IDENTITY = _said(_TEXT, "Digest in hex, a beginning of it, or the model; default: the only one.")
 _SALT = _said(_TEXT, "Of the tenant, in hex.")
 _TOKENS = _said({"type": "array", "items": _WHOLE}, "Of the prompt, 0 to 2^32 - 1.")
-_PROMPT = _object(("tokens",), tokens=_TOKENS, identity=_IDENTITY, salt=_SALT)
+_VERSION = _said(_TEXT, "Of engines that were given this name of their weights.")
+_OF_ENGINES = {"identity": _IDENTITY, "salt": _SALT, "weights_version": _VERSION}
+_PROMPT = _object(("tokens",), tokens=_TOKENS, **_OF_ENGINES)
 _WHOSE = {"identity": _TEXT, "model": _TEXT}
 _TIERS: Schema = {"type": "object", "additionalProperties": _WHOLE}
 _LOOKUP = _object(
@@ -49,6 +51,8 @@ _EXPLAIN = _object(
     identities={"type": "array", "items": _TEXT},
     text=_said(_TEXT, "The same, for people."),
 )
+_NAMES: Schema = {"type": "array", "items": _TEXT}
+_READY = _object(ready=_FLAG, degraded=_said(_NAMES, "Stores that cannot be asked, if any."))
 _PIN = _object(
     **_WHOSE,
     id=_said(_TEXT, "null: nothing of the prompt could be had."),
@@ -77,14 +81,23 @@ _PREFETCH = _object(
     wait=_said(_FLAG, "Answer when all are done, or after timeout_s."),
     timeout_s=_said({"type": "number"}, "Up to 600; default 60."),
 )
-_UNPIN = _object(id=_TEXT, tokens=_TOKENS, identity=_IDENTITY, salt=_SALT)
-_CLEAR = _object(identity=_IDENTITY, stores=_said(_FLAG, "In the stores too; default false."))
+_UNPIN = _object(id=_TEXT, tokens=_TOKENS, **_OF_ENGINES)
+_CLEAR = _object(
+    identity=_IDENTITY,
+    stores=_said(_FLAG, "For all engines on its stores; default false: in memory alone."),
+)
 _REFUSED = _object(error=_object(code=_TEXT, text=_TEXT))
 
 # Path, method, what it does, body, and what comes back.
 _ROUTES: tuple[tuple[str, str, str, Schema | None, Schema], ...] = (
     ("/healthz", "get", "Whether the server turns; 503 if not. Needs no token.", None, _object()),
-    ("/readyz", "get", "Whether it may be asked; 503 and why if not. Needs no token.", None, {}),
+    (
+        "/readyz",
+        "get",
+        "Whether it may be asked; 503 and why if not. Needs no token.",
+        None,
+        _READY,
+    ),
     ("/metrics", "get", "Metrics, as Prometheus reads them.", None, _TEXT),
     ("/v1/status", "get", "Pool, identities, sessions, requests, stores.", None, _object()),
     ("/v1/config", "get", "The settings as they take effect, without secrets.", None, _object()),
@@ -108,7 +121,8 @@ _ERRORS = {
     "403": "A web page of another host asked.",
     "404": "No such path, identity, pin or prefetch.",
     "408": "The body did not come in time.",
-    "413": "The body is larger than 16 MiB.",
+    "413": "The body is larger than 4 MiB.",
+    "429": "Other long bodies are being read; it may be sent again in a second.",
     "503": "The server starts, ends, or is busy; or a store is away.",
     "504": "A store did not answer in time.",
 }

@@ -83,7 +83,7 @@ class Prefetches:
             raise UsageError(f"'timeout_s' is not above 0 to {_WAIT_MAX_S:g}")
         salt = calls.field(body, "salt", str)
         engine = calls.engine_of(view, body)
-        calls.hashes_of(engine, [], salt)  # says now what is wrong with the salt
+        calls.prompt_of(engine, [], salt)  # says now what is wrong with the salt
         job = _Job(secrets.token_hex(8), engine, list(files), salt)
         self._begin(job)
         if wait:
@@ -145,10 +145,10 @@ class Prefetches:
         began = time.monotonic()
         result: dict[str, Any] = {"file": file, "prompt_tokens": 0, "tokens": 0, "error": None}
         try:
-            hashes = calls.hashes_of(job.engine, read_tokens(file), job.salt)
-            result["prompt_tokens"] = hashes.tokens
+            prompt = calls.prompt_of(job.engine, read_tokens(file), job.salt)
+            result["prompt_tokens"] = prompt.tokens
             limit_s = job.engine.config.retrieve_timeout_s + _GRACE_S
-            result["tokens"] = job.engine.prefetch(hashes).result(limit_s)
+            result["tokens"] = job.engine.prefetch(prompt).result(limit_s)
         except CancelledError:
             result["error"] = "the server ends"
         except TimeoutError:

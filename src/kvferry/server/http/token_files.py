@@ -8,7 +8,6 @@ Source: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
 from __future__ import annotations
 
 import ast
-import json
 import os
 import stat
 import struct
@@ -17,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvferry.errors import UsageError
+from kvferry.server.http.bodies import numbers
 
 __all__ = ["FILE_BYTES_MAX", "read_tokens"]
 
@@ -55,14 +55,12 @@ def _content(path: str) -> bytes:
     return raw
 
 
-def _list(path: str, raw: bytes) -> list[int]:
+def _list(path: str, raw: bytes) -> Sequence[int]:
     try:
-        found = json.loads(raw)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, list) or not all(type(token) is int for token in found):
-        raise UsageError(f"{path} is neither a JSON list of whole numbers nor a .npy file")
-    return found
+        return numbers(raw)
+    except UsageError:
+        pass
+    raise UsageError(f"{path} is neither a JSON list of whole numbers nor a .npy file")
 
 
 def _array(path: str, raw: bytes) -> memoryview[Any]:

@@ -1,0 +1,139 @@
+"""Bodies of requests: how long they may be, how many at a time, and how they become values.
+
+Engines are answered by another thread of this process, and Python runs one at a time: a long body
+that is parsed in one go keeps all of them waiting for a tenth of a second. So a list of tokens is
+parsed in pieces, with a pause behind each, and becomes 8 bytes a token.
+
+Threads: the loop of HTTP for `Bodies`; any for `parsed` and `numbers`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from array import array
+from typing import Any
+
+import msgspec
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect, Request
+
+from kvferry.errors import UsageError
+from kvferry.server.http.calls import CallError
+
+__all__ = ["BODY_BYTES_MAX", "Bodies", "numbers", "parsed"]
+
+# Half a million tokens; a longer prompt comes in a token file.
+BODY_BYTES_MAX = 4 << 20
+# Of longer ones, only a few are read and parsed at a time.
+_SHORT_BYTES = 64 << 10
+_LONG_MAX = 2
+_BODY_S = 30.0
+_PIECE_BYTES = 8 << 10
+_PAUSE_S = 0.0005
+
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_any = msgspec.json.Decoder()
+_whole = msgspec.json.Decoder(list[int])
+
+
+class Bodies:
+    """What is being read."""
+
+    def __init__(self) -> None:
+        self._long = 0
+
+    async def read(self, request: Request) -> dict[str, Any]:
+        """The body of a request, parsed.
+
+        Raises:
+            CallError: It is too long, comes too slowly, or is no JSON object; or too many are read.
+        """
+        said = request.headers.get("content-length", "")
+        size = int(said) if said.isdecimal() else None
+        if size is not None and size > BODY_BYTES_MAX:
+            raise _too_large()
+        if size is not None and size <= _SHORT_BYTES:
+            return await self._read(request)
+        if self._long >= _LONG_MAX:
+            text = (
+                f"{_LONG_MAX} bodies above {_SHORT_BYTES} bytes are being read; send it again soon"
+            )
+            raise CallError(429, "busy", text)
+        self._long += 1
+        try:
+            return await self._read(request)
+        finally:
+            self._long -= 1
+
+    async def _read(self, request: Request) -> dict[str, Any]:
+        raw = bytearray()
+        try:
+            async with asyncio.timeout(_BODY_S):
+                async for piece in request.stream():
+                    raw += piece
+                    if len(raw) > BODY_BYTES_MAX:
+                        raise _too_large()
+        except TimeoutError:
+            text = f"the body was not there after {_BODY_S:g} s"
+            raise CallError(408, "deadline", text) from None
+        except ClientDisconnect:
+            raise CallError(400, "json", "the body is not complete") from None
+        return await run_in_threadpool(parsed, bytes(raw))
+
+
+def parsed(raw: bytes) -> dict[str, Any]:
+    """A body; its `tokens`, if they are a list, as an array.
+
+    Raises:
+        CallError: It is no JSON object.
+    """
+    if not raw.strip():
+        return {}
+    found: dict[str, Any] = {}
+    try:
+        for name, value in _fields.decode(raw).items():
+            text = bytes(value)
+            is_list = name == "tokens" and text.startswith(b"[")
+            found[name] = numbers(text) if is_list else _any.decode(text)
+    except UsageError as error:
+        raise CallError(400, error.code, f"'tokens': {error}") from None
+    except msgspec.ValidationError:
+        raise CallError(400, "json", "the body is no JSON object") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise CallError(400, "json", "the body is no JSON") from None
+    return found
+
+
+def numbers(raw: bytes) -> array[int]:
+    """A JSON list of whole numbers, as int64.
+
+    Raises:
+        UsageError: It is something else.
+    """
+    text = raw.strip()
+    found = array("q")
+    at, end = 1, len(text) - 1
+    try:
+        if text[:1] != b"[" or text[-1:] != b"]":
+            raise ValueError
+        while at < end:
+            cut = text.find(b",", min(at + _PIECE_BYTES, end), end)
+            cut = end if cut < 0 else cut
+            piece = _whole.decode(b"[%b]" % text[at:cut])
+            if not piece and (at > 1 or cut < end):  # a comma too many
+                raise ValueError
+            found.extend(piece)
+            at = cut + 1
+            if at < end:
+                time.sleep(_PAUSE_S)
+            elif at == end:
+                raise ValueError
+    except (ValueError, OverflowError, msgspec.MsgspecError, RecursionError):
+        raise UsageError("it is no list of whole numbers") from None
+    return found
+
+
+def _too_large() -> CallError:
+    text = f"the body is larger than {BODY_BYTES_MAX} bytes; name a token file for a longer prompt"
+    return CallError(413, "size", text)
