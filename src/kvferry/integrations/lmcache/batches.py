@@ -110,6 +110,7 @@ class Batches:
         self.settings = settings
         self.names = Names(settings)
         self.client = RedisClient.from_config(settings.config)
+        self.client._watch(settings.config, self.names.prefix)
         self._begin()
         _all.add(self)
 
@@ -135,11 +136,17 @@ class Batches:
             raise BatchUsageError("keys list is empty")
         if buffers is not None and len(buffers) != len(keys):
             raise BatchUsageError(f"{len(keys)} keys but {len(buffers)} buffers")
-        parts = self._split(verb, self.names.of(keys), buffers)
+        parts = self._split(verb, names := self.names.of(keys), buffers)
+        absent = self._absent(names) if verb is Verb.EXISTS else []
+        if absent:  # the presence view knows: they are not asked for
+            gone = set(absent)
+            rest = [index for index in range(len(names)) if index not in gone]
+            parts = [(rest, [names[index] for index in rest], None, None)] if rest else []
         with self._lock:
             if self._closed:
                 raise BatchClosedError("the client is closed")
             batch = _Batch(self._next_id, verb, len(keys))
+            batch.take(absent, bytes([Status.MISS]) * len(absent), None)
             for where, names, views, frame in parts:
                 self._hand_over(batch, where, names, views, frame)
             self._next_id += 1
@@ -147,6 +154,9 @@ class Batches:
                 self._refused.append(batch.finished())
                 os.eventfd_write(self.client.event_fd(), 1)
             return batch.batch_id
+
+    def _absent(self, names: Sequence[Key]) -> list[int]:
+        return [index for index, known in enumerate(self.client.presence(names)) if known is False]
 
     def _split(
         self, verb: Verb, names: Sequence[Key], buffers: Sequence[BufferLike] | None

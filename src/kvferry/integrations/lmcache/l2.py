@@ -14,11 +14,13 @@ Threads: LMCache calls from several; one thread of ours routes completions. Subm
 `delete` waits for its answer, within the limit of a question, and `get_usage` within a second.
 Lifetime: objects are LMCache's, which has to leave them alone until their task is complete.
 Failure: an unreachable server makes stores fail and everything else a miss, within the deadline.
+A forked child is refused: it makes an adapter of its own.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import select
 import threading
 from collections import OrderedDict
@@ -86,6 +88,7 @@ class KvferryL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache is 
         self._locks: dict[Any, int] = {}
         self._sizes: OrderedDict[Any, int] = OrderedDict()  # whose oldest is found at once
         self._events = {verb: create_event_notifier() for verb in (Verb.SET, Verb.TOUCH, Verb.GET)}
+        self._pid = os.getpid()
         self._ended = False
         self._stop = create_event_notifier()
         self._router = threading.Thread(target=self._route, name="kvferry-l2", daemon=True)
@@ -93,16 +96,28 @@ class KvferryL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache is 
         _log.info("LMCache's objects go to %s", config.address)
 
     def get_store_event_fd(self) -> int:
-        """Readable when a store is complete."""
-        return int(self._events[Verb.SET].fileno())
+        """Readable when a store is complete.
+
+        Raises:
+            BatchClosedError: In a forked child, where nobody would signal it (also of the others).
+        """
+        return self._event_fd(Verb.SET)
 
     def get_lookup_and_lock_event_fd(self) -> int:
         """Readable when a lookup is complete."""
-        return int(self._events[Verb.TOUCH].fileno())
+        return self._event_fd(Verb.TOUCH)
 
     def get_load_event_fd(self) -> int:
         """Readable when a load is complete."""
-        return int(self._events[Verb.GET].fileno())
+        return self._event_fd(Verb.GET)
+
+    def _event_fd(self, verb: Verb) -> int:
+        self._check_process()
+        return int(self._events[verb].fileno())
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:  # its thread is in the process that forked
+            raise BatchClosedError("the adapter belongs to the process that forked; make another")
 
     # --- Tasks ---
 
@@ -145,6 +160,7 @@ class KvferryL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache is 
             return self._loaded.pop(task_id, None)
 
     def _submit(self, verb: Verb, keys: Sequence[Any], buffers: Any = None) -> int:
+        self._check_process()
         sizes = [memoryview(each).nbytes for each in buffers or ()]
         names = [key_text(key) for key in keys]
         with self._lock:

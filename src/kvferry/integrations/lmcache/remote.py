@@ -78,6 +78,7 @@ class KvferryConnector(RemoteConnector):  # type: ignore[misc]  # LMCache is not
         self.local_cpu_backend = local_cpu_backend
         self._names = Names(self._settings)
         self._client = AsyncRedisClient.from_config(self._settings.config)
+        self._client._watch(self._settings.config, self._names.prefix)
         _log.info("LMCache's chunks of %d bytes go to %s", self.full_chunk_size_bytes, self)
 
     def __repr__(self) -> str:
@@ -99,6 +100,8 @@ class KvferryConnector(RemoteConnector):  # type: ignore[misc]  # LMCache is not
             return 0
         names = self._names.of([key.to_string() for key in keys])
         try:
+            if not (names := names[: self._client._leading(names)]):
+                return 0
             return self._client._run(
                 Verb.EXISTS, names, None, prefix=True, timeout_s=self._settings.lookup_s
             ).prefix_len
@@ -121,6 +124,8 @@ class KvferryConnector(RemoteConnector):  # type: ignore[misc]  # LMCache is not
         if not keys:
             return 0
         names = self._names.of([key.to_string() for key in keys])
+        if not (names := names[: self._client._leading(names)]):
+            return 0
         result = await self._client.batch_exists(
             names, prefix=True, timeout_s=self._settings.lookup_s
         )

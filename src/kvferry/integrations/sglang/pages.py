@@ -7,6 +7,7 @@
 `hashes` are SGLang's, one for each page; `memory` has the parts of the first page, then those of
 the second, and so on. A value has the key ``kvf:<identity>:<hash><suffix of the part>``, so parts
 of one length share an identity and travel in one batch; the batches of a call run at the same time.
+Behind a clear ``<8 random bytes in hex>.`` goes before the hash.
 
 No call raises because of the server, and each has a limit: what is not known to be there by then
 counts as not there. A page counts if all of its parts are good; what is damaged, cut off, or of
@@ -26,9 +27,10 @@ from dataclasses import dataclass
 from kvferry.client.batch import BatchResult, Status
 from kvferry.client.buffers import BufferLike
 from kvferry.client.sync import RedisClient
-from kvferry.connectors.base import Space, Ticket
+from kvferry.connectors.base import Key, Space, Ticket
 from kvferry.connectors.redis import RedisConnector
 from kvferry.errors import KVFerryError
+from kvferry.generation import drawn
 from kvferry.integrations.sglang.places import Part
 from kvferry.integrations.sglang.settings import Settings
 from kvferry.keys import describe_identity, identity_digest
@@ -78,6 +80,7 @@ class PageStore:
         self._settings = settings
         self._lock = threading.Lock()
         self._counts: dict[str, int] = {}
+        self._generation = ""  # goes before the hash of a page; every clear draws another
         self.loaded: deque[tuple[int, float]] = deque(maxlen=_RATES_MAX)
         self.stored: deque[tuple[int, float]] = deque(maxlen=_RATES_MAX)
         sizes = sorted({part.size_bytes for part in self.parts})
@@ -109,12 +112,12 @@ class PageStore:
 
     def exists(self, hashes: Sequence[str]) -> list[bool]:
         """Which pages the server has; those count as used."""
-        _, known = self._look(hashes, prefix=False)
+        _, known = self._look(self._named(hashes), prefix=False)
         return known
 
     def leading(self, hashes: Sequence[str]) -> int:
         """How many leading pages the server has; those count as used."""
-        _, known = self._look(hashes, prefix=True)
+        _, known = self._look(self._named(hashes), prefix=True)
         count = known.index(False) if False in known else len(known)
         self._count(lookups=1, looked_up_pages=len(hashes), found_pages=count)
         return count
@@ -124,7 +127,7 @@ class PageStore:
         began = time.perf_counter()
         limit_s = self._limit(self._settings.load_timeout_s, len(hashes))
         results = self._all(
-            hashes,
+            self._named(hashes),
             limit_s,
             lambda group, keys: group.connector.submit_get(
                 keys, self._memory_of(group, memory), timeout_s=limit_s
@@ -138,7 +141,8 @@ class PageStore:
 
     def set(self, hashes: Sequence[str], memory: Sequence[BufferLike]) -> list[bool]:
         """Store the pages that the server lacks; what it has already is not sent again."""
-        statuses, known = self._look(hashes, prefix=False)
+        names = self._named(hashes)  # a clear in between must not give them others
+        statuses, known = self._look(names, prefix=False)
         wanted = [
             index
             for index, page in enumerate(statuses)
@@ -152,7 +156,7 @@ class PageStore:
         parts = [part for i in wanted for part in memory[i * each : (i + 1) * each]]
         limit_s = self._limit(self._settings.store_timeout_s, len(wanted))
         results = self._all(
-            [hashes[i] for i in wanted],
+            [names[i] for i in wanted],
             limit_s,
             lambda group, keys: group.connector.submit_set(
                 keys, self._memory_of(group, parts), timeout_s=limit_s
@@ -168,15 +172,19 @@ class PageStore:
     # --- All of them ---
 
     def clear(self) -> int:
-        """Delete what this identity has on the server, for 30 s at most; how many parts went.
+        """Find nothing of before any more, and delete it from the server; how many parts went.
+
+        Deleting takes 30 s at most.
 
         Raises:
-            UnavailableError, DeadlineExceeded: The server does not say what it has.
+            UnavailableError, DeadlineExceeded: The server does not say what it has. It is cleared
+                all the same.
         """
+        self._generation = f"{drawn().hex()}."
         count, until = 0, time.monotonic() + _CLEAR_S
         for group in self._groups:
             for batch in group.connector.scan():
-                keys = [key for key, _ in batch]
+                keys = [key for key, _ in batch if not self._is_now(key)]
                 count += group.connector.batch_delete(keys).count(Status.OK)
                 if time.monotonic() > until:
                     return count
@@ -194,17 +202,26 @@ class PageStore:
 
     # --- Inside ---
 
-    def _look(self, hashes: Sequence[str], *, prefix: bool) -> tuple[list[list[int]], list[bool]]:
+    def _named(self, hashes: Sequence[str]) -> list[str]:
+        """What pages with these hashes are called since the last clear."""
+        generation = self._generation
+        return [generation + page for page in hashes]
+
+    def _is_now(self, key: Key) -> bool:
+        text = key if isinstance(key, str) else key.decode("ascii", "replace")
+        return text.startswith(self._generation)
+
+    def _look(self, names: Sequence[str], *, prefix: bool) -> tuple[list[list[int]], list[bool]]:
         """The statuses of all parts of each page, and whether all of them are there."""
         limit_s = self._settings.lookup_timeout_s
         results = self._all(
-            hashes,
+            names,
             limit_s,
             lambda group, keys: group.connector.submit_exists(
                 keys, prefix=prefix, touch=True, timeout_s=limit_s
             ),
         )
-        pages: list[list[int]] = [[] for _ in hashes]
+        pages: list[list[int]] = [[] for _ in names]
         for group, result in results:
             each = len(group.parts)
             for index, page in enumerate(pages):
@@ -216,16 +233,16 @@ class PageStore:
 
     def _all(
         self,
-        hashes: Sequence[str],
+        names: Sequence[str],
         limit_s: float,
         submit: Callable[[_Group, list[str]], Ticket],
     ) -> list[tuple[_Group, BatchResult | None]]:
         """One batch for each group, all at the same time; None: it could not be asked."""
-        if not hashes:
+        if not names:
             return []
         tickets: list[tuple[_Group, Ticket | None]] = []
         for group in self._groups:
-            keys = [page + suffix for page in hashes for suffix in group.suffixes]
+            keys = [page + suffix for page in names for suffix in group.suffixes]
             try:
                 tickets.append((group, submit(group, keys)))
             except KVFerryError as error:  # closed, or too much waits already

@@ -20,11 +20,11 @@ from kvferry.client.buffers import BufferLike
 from kvferry.engine import Lookup, Retrieved, Stored
 from kvferry.engine.prompt import Prompt, Tokens
 
-__all__ = ["Backend", "Copier", "Finder", "LoadJob", "SaveJob", "Work"]
+__all__ = ["Backend", "Cache", "Copier", "Finder", "LoadJob", "SaveJob", "Work"]
 
 
-class Backend(Protocol):
-    """A cache as the worker half sees it; see `kvferry.Engine` for what each call promises."""
+class Cache(Protocol):
+    """What every cache of ours can do; see `kvferry.Engine` for what each call promises."""
 
     @property
     def available(self) -> bool:
@@ -45,20 +45,31 @@ class Backend(Protocol):
         self, tokens: Tokens, chunks: Sequence[BufferLike], *, first_chunk: int = 0
     ) -> Stored: ...
 
-    def clear(self, *, stores: bool = True) -> int: ...
+    @property
+    def generation(self) -> bytes:
+        """What hashes have to begin with, as far as the cache knows; see `kvferry.generation`."""
+
+    def renewed(self, ended: bytes, own: bytes) -> object: ...
+
+    def observe_step(self, new_tokens: int, pairs: int, decodes: int, took_s: float) -> None: ...
 
     def stats(self) -> dict[str, Any]: ...
 
-    def close(self) -> object: ...
+
+class Backend(Cache, Protocol):
+    """A cache as the worker half sees it."""
+
+    def close(self, timeout_s: float) -> object:
+        """Write what waits for stores, for so long at most, and end."""
 
 
 class Finder(Protocol):
     """Says how much of a prompt can be loaded, by all ranks of the engine."""
 
     def find(self, prompt: Prompt) -> int:
-        """How many leading chunks every rank could load now; 0 if nobody can say in time.
+        """How many leading chunks every rank could load now and should; 0 if nobody can say.
 
-        Called in a thread of the caller; it may take as long as its own limit, and no longer. Where
+        Called in a thread of the caller; it takes as long as waiting can pay, and no longer. Where
         a store is known not to answer it is not waited for.
         """
 
@@ -68,8 +79,16 @@ class Finder(Protocol):
         Called in the engine's thread.
         """
 
-    def clear(self) -> bool:
-        """Forget everything of this model; whether that was done."""
+    @property
+    def shared(self) -> bytes:
+        """The half of generations that all engines of the stores have in common, as the last answer
+        said it. Prompts of another one find nothing."""
+
+    def renewed(self, ended: bytes, own: bytes) -> None:
+        """This engine has cleared: `own` is its half of generations, and not `ended` any more.
+
+        Does not wait; see `kvferry.Engine.renewed`.
+        """
 
     def close(self) -> object: ...
 
@@ -109,6 +128,9 @@ class Copier(Protocol):
         after: Any = None,
     ) -> None: ...
 
+    def pin(self, memories: Sequence[BufferLike]) -> None:
+        """Pages will be parts of these, which stay mapped until `close`."""
+
     def close(self) -> None: ...
 
 
@@ -120,11 +142,19 @@ class LoadJob:
         request_id: Of the request.
         hashes: Of the chunks of which a block is wanted, 16 bytes each.
         block_ids: Where each block of them is to come; -1: that one is not wanted.
+        generation: Of the hashes.
+        tokens, start_tokens, computed_tokens, queued: Of the prompt, see
+            `kvferry.engine.prompt.Prompt`.
     """
 
     request_id: str
     hashes: bytes
     block_ids: list[int]
+    generation: bytes = b""
+    tokens: int = 0
+    start_tokens: int = 0
+    computed_tokens: int = 0
+    queued: tuple[int, int] = (0, 0)
 
 
 @dataclass(slots=True)
@@ -136,12 +166,14 @@ class SaveJob:
         hashes: Of all chunks from the beginning of the prompt up to the last one to be saved.
         first_chunk: The first chunk to be saved.
         block_ids: The blocks of the chunks from `first_chunk` on.
+        generation: Of the hashes.
     """
 
     request_id: str
     hashes: bytes
     first_chunk: int
     block_ids: list[int]
+    generation: bytes = b""
 
 
 @dataclass(slots=True)
@@ -153,9 +185,13 @@ class Work:
         saves: To be taken out of their blocks before anybody else gets those.
         given: Blocks that somebody was given in this step, and that may be written from now on.
         computes: Whether the engine computes anything in this step.
+        new_tokens, pairs, decodes: How much of it; see `kvferry.engine.prefill`.
     """
 
     loads: list[LoadJob] = field(default_factory=list)
     saves: list[SaveJob] = field(default_factory=list)
     given: list[int] = field(default_factory=list)
     computes: bool = False
+    new_tokens: int = 0
+    pairs: int = 0
+    decodes: int = 0

@@ -54,7 +54,7 @@ class _Device(Protocol):
         after: Fence,
     ) -> None: ...
 
-    def pin(self, memory: BufferLike) -> bool: ...
+    def pin(self, memories: Sequence[BufferLike]) -> None: ...
 
     def close(self) -> None: ...
 
@@ -203,13 +203,13 @@ class BlockCopier:
         """Copy one layer out of pages into blocks; see `scatter`."""
         self._device.copy(block_ids, pages, False, self._regions(layer_index), after)
 
-    def pin(self, memory: BufferLike) -> bool:
-        """Let the device reach this memory, of which pages are parts, without a copy in between.
+    def pin(self, memories: Sequence[BufferLike]) -> None:
+        """Let the device reach these, of which pages are parts, without a copy in between.
 
-        It has to stay until `close`. False: it cannot, or there is no device; nothing is lost but
-        time.
+        What the system does not let us pin takes a copy more. They have to stay mapped until
+        `close`. Without a device it does nothing.
         """
-        return self._device.pin(memory)
+        self._device.pin(memories)
 
     def close(self) -> None:
         """Give back what the device lent; the tensors are not used any more."""
@@ -288,9 +288,8 @@ class _HostBlocks:
     ) -> None:
         self._map.copy(block_ids, pages, to_pages, self._threads, regions.start, len(regions))
 
-    def pin(self, memory: BufferLike) -> bool:
+    def pin(self, memories: Sequence[BufferLike]) -> None:
         """There is no device."""
-        return False
 
     def close(self) -> None:
         """The map goes with the object."""

@@ -1,7 +1,6 @@
 """vLLM's door to a cache in its own processes: the connector `KvferryConnector`.
 
     vllm serve MODEL --kv-transfer-config '{"kv_connector": "KvferryConnector",
-        "kv_connector_module_path": "kvferry.integrations.vllm.connector",
         "kv_role": "kv_both", "kv_load_failure_policy": "recompute"}'
 
 Each worker has an engine (`kvferry.Engine`) with memory of its own, and the stores of the settings
@@ -22,6 +21,7 @@ This module needs vLLM.
 from __future__ import annotations
 
 import logging
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -33,6 +33,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from kvferry.integrations.vllm import door
 from kvferry.integrations.vllm.backend import Work
 from kvferry.integrations.vllm.logs import show_logs
+from kvferry.integrations.vllm.ranks import RankFinder
 from kvferry.integrations.vllm.scheduler import SchedulerHalf
 from kvferry.integrations.vllm.settings import PREFIX, read_settings
 from kvferry.integrations.vllm.shard import check_engine
@@ -71,6 +72,7 @@ class KvferryConnector(KVConnectorBase_V1):  # type: ignore[misc]
     """
 
     _door = "connector"
+    _at_exit: Any  # closes the worker, if nobody else does
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         need(self._door)
@@ -88,14 +90,14 @@ class KvferryConnector(KVConnectorBase_V1):  # type: ignore[misc]
             if transfer.kv_load_failure_policy != "recompute":
                 transfer.kv_load_failure_policy = "recompute"
                 _log.info("kv_load_failure_policy is set to recompute: no request fails for KV")
-            self._scheduler = self._open_scheduler(vllm_config, transfer)
+            self._ranks, self._scheduler = self._open_scheduler(vllm_config, transfer)
 
     # --- What another door has its own of ---
 
     def _read_settings(self, *, beside_scheduler: bool) -> None:
         self._settings = read_settings(self._extra, self._block_size, quiet=beside_scheduler)
 
-    def _open_scheduler(self, vllm_config: Any, transfer: Any) -> SchedulerHalf:
+    def _open_scheduler(self, vllm_config: Any, transfer: Any) -> tuple[RankFinder, SchedulerHalf]:
         return door.open_scheduler(vllm_config, transfer, self._settings, self._block_size)
 
     def _open_worker(self, kv_caches: dict[str, Any]) -> WorkerHalf:
@@ -134,16 +136,30 @@ class KvferryConnector(KVConnectorBase_V1):  # type: ignore[misc]
         return False, None
 
     def reset_cache(self) -> bool | None:
-        """Forget everything of this model, in memory and in stores."""
+        """Forget everything of this model, in memory and in stores.
+
+        vLLM calls this before it goes to sleep and unmaps its blocks, too: nobody may touch them
+        from now on.
+        """
         assert self._scheduler is not None
+        if not self._ranks.let_go():
+            _log.warning("a copy of blocks did not end in time; what it saves is dropped")
         return self._scheduler.clear()
 
     # --- In a worker ---
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        """The tensors exist now: open the cache."""
-        self._close_worker()
-        self._worker = self._open_worker(kv_caches)
+        """The tensors exist now: open the cache. Called again: these replace the ones before."""
+        before, self._worker = self._worker, None
+        left = []
+        if before is not None:
+            self._answers.close()
+            left = before.abandon()
+            self._at_exit.detach()
+        worker = self._worker = self._open_worker(kv_caches)
+        worker.inherit(left)  # the engine waits for each of them
+        # An engine in the process of its user may end without a word.
+        self._at_exit = weakref.finalize(self, worker.close)
 
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:
         """Blocks may be written from now on; see `WorkerHalf.begin_step`."""
@@ -207,6 +223,7 @@ class KvferryConnector(KVConnectorBase_V1):  # type: ignore[misc]
         if worker is not None:
             self._answers.close()
             worker.close()
+            self._at_exit.detach()
 
     @property
     def requires_kv_delivery(self) -> bool:

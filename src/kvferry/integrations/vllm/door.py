@@ -6,9 +6,11 @@ This module needs vLLM.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from kvferry.engine import Engine
+from kvferry.engine.prefill import Coefficients
 from kvferry.integrations.vllm.affinity import all_processors, thread_start
 from kvferry.integrations.vllm.blocks import BlockCopier
 from kvferry.integrations.vllm.explain import teller
@@ -19,40 +21,67 @@ from kvferry.integrations.vllm.ranks import RankAnswers, RankFinder, address
 from kvferry.integrations.vllm.scheduler import SchedulerHalf
 from kvferry.integrations.vllm.settings import ConnectorSettings
 from kvferry.integrations.vllm.shard import Shard, identity_of, shard_layout
+from kvferry.integrations.vllm.speed import device_name, device_ops_s, guess
+from kvferry.integrations.vllm.steps import step_clock
 from kvferry.integrations.vllm.worker import WorkerHalf
 
-__all__ = ["open_copier", "open_scheduler", "open_worker", "save_bytes", "this_shard"]
+__all__ = [
+    "all_ranks",
+    "computing_threads",
+    "expect_speed",
+    "open_copier",
+    "open_scheduler",
+    "open_worker",
+    "save_bytes",
+    "this_shard",
+]
 
 _log = logging.getLogger("kvferry.integrations.vllm")
 
-# What a request waits for an answer beyond the limit of stores, if a worker is busy.
+# What an answer may take beyond the limit of stores, if a worker is busy.
 _GRACE_S = 0.25
 
 
 def open_scheduler(
     vllm_config: Any, transfer: Any, settings: ConnectorSettings, block_size: int
-) -> SchedulerHalf:
-    """The half beside the scheduler, which asks the workers.
+) -> tuple[RankFinder, SchedulerHalf]:
+    """The half beside the scheduler, and what it asks the workers by.
 
     Args:
         vllm_config: Of the engine.
         transfer: Its ``kv_transfer_config``.
         settings: Of the connector.
         block_size: Tokens of a block.
+
+    Raises:
+        UsageError: A rank cannot be asked from here.
     """
-    parallel = vllm_config.parallel_config
-    ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
-    limit_s = settings.engine.lookup_timeout_s
-    names = [address(str(transfer.engine_id), rank) for rank in range(ranks)]
-    return SchedulerHalf(
-        RankFinder(names, limit_s),
+    limit_s = settings.engine.retrieve_timeout_s
+    ranks = all_ranks(vllm_config, transfer, limit_s)
+    return ranks, SchedulerHalf(
+        ranks,
         chunk_size=settings.engine.chunk_size,
         block_size=block_size,
         limit_s=limit_s + _GRACE_S,
         loads=transfer.is_kv_consumer,
         saves=transfer.is_kv_producer,
         save_generated=settings.save_generated,
+        weights_version=settings.engine.weights_version,
     )
+
+
+def all_ranks(vllm_config: Any, transfer: Any, limit_s: float) -> RankFinder:
+    """Asks all workers of an engine, which are there when its scheduler is made.
+
+    Raises:
+        UsageError: One cannot be asked from here.
+    """
+    parallel = vllm_config.parallel_config
+    count = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+    names = [address(str(transfer.engine_id), rank) for rank in range(count)]
+    ranks = RankFinder(names, limit_s)
+    ranks.check()
+    return ranks
 
 
 def open_worker(
@@ -80,8 +109,12 @@ def open_worker(
     identity = identity_of(
         model_identity(vllm_config), layout, spec.block_size, copier.name, copier.block_bytes
     )
+    device = next(iter(kv_caches.values())).device
+    threads = computing_threads()
     with all_processors():
         engine = Engine(identity, config)
+        engine.learning.know_device(device_name(device, threads))
+    expect_speed(engine.learning.expect, vllm_config, device, threads)
     rank = shard.pp_rank * vllm_config.parallel_config.tensor_parallel_size + shard.tp_rank
     _log.info(
         "kvferry: rank %d caches %s in chunks of %d tokens (%d bytes) as %s",
@@ -104,11 +137,29 @@ def open_worker(
         load_threads=config.load_threads,
         save_bytes_max=settings.save_bytes_max or save_bytes(vllm_config, layout.token_bytes),
         thread_start=thread_start(),
+        memory=[engine.memory.whole],
+        steps=step_clock(device),
     )
-    finder = BackendFinder([engine], config.lookup_timeout_s)
+    finder = BackendFinder([engine])
     name = address(str(vllm_config.kv_transfer_config.engine_id), rank)
     with all_processors():
-        return RankAnswers(name, finder, teller(engine)), worker
+        return RankAnswers(name, finder, teller(engine), worker.let_go), worker
+
+
+def expect_speed(
+    expect: Callable[[Coefficients, int], None], vllm_config: Any, device: Any, threads: int
+) -> None:
+    """Tell a cache what computing may take, until steps say otherwise."""
+    gpu = device_name(device, threads) if device.type == "cuda" else ""
+    guessed = guess(vllm_config, device_ops_s(gpu, threads)) or (0.0, 0.0, 0.0, 0.0)
+    expect(guessed, int(vllm_config.scheduler_config.max_num_batched_tokens))
+
+
+def computing_threads() -> int:
+    """How many threads compute, on a CPU."""
+    import torch
+
+    return int(torch.get_num_threads())
 
 
 def open_copier(

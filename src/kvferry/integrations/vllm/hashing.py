@@ -5,8 +5,7 @@ knows the tokens can name the chunk: `engine.keys(tokens)`, `engine.explain(toke
 changes KV is folded in:
 
 - The salt of the request (``cache_salt``) and its LoRA adapter (name, and a fingerprint of its
-  files; where those cannot be read, their path) make another root of the chain, and thereby other
-  hashes from the first chunk on.
+  files) make another root of the chain, and thereby other hashes from the first chunk on.
 - Multimodal input changes the chunks that it lies in, and by the chain all behind them; text before
   an image stays shared. Its identifier, modality, place and length enter the hash of each chunk
   that it overlaps, behind the tokens:
@@ -16,26 +15,33 @@ changes KV is folded in:
 vLLM's own block hashes are not used: 0.22.1 seeds them at random.
 
 Some requests have no hashes: those with prompt embeddings, whose tokens say nothing; those whose
-input is still growing, because vLLM takes tokens back from them; and multimodal ones without
-identifiers. They are computed as if there were no cache.
+input is still growing, because vLLM takes tokens back from them; multimodal ones without
+identifiers; and those with an adapter whose files cannot be read here, or have changed since it was
+loaded, because nobody knows what its KV was computed with. They are computed as if there were no
+cache.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import struct
 import sys
 from array import array
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 from kvferry import _native
 from kvferry.errors import UsageError
+from kvferry.generation import FIRST, salted
 from kvferry.integrations.weights import fingerprint, is_known
 from kvferry.keys import DIGEST_BYTES
 
 __all__ = ["RequestHashes", "request_hashes", "request_salt"]
+
+_log = logging.getLogger("kvferry.integrations.vllm")
 
 # (offset of its first token, how many tokens, what it is)
 Input = tuple[int, int, bytes]
@@ -98,18 +104,25 @@ class RequestHashes:
 
 
 def request_hashes(
-    request: Any, chunk_size: int, lora_digest: Callable[[str], str] | None = None
+    request: Any,
+    chunk_size: int,
+    generation: bytes = FIRST,
+    lora_digest: Callable[[str], str] | None = None,
 ) -> RequestHashes | None:
     """The hashes of a vLLM request; None if it cannot be cached.
 
     Args:
         request: A ``vllm.v1.request.Request``, or what looks like one.
         chunk_size: Tokens per chunk.
+        generation: Of the hashes; see `kvferry.generation`.
         lora_digest: Fingerprint of the files of an adapter; default: `weights.fingerprint`.
     """
     if getattr(request, "prompt_embeds", None) is not None or not request.prompt_token_ids:
         return None
     if getattr(request, "resumable", False):
+        return None
+    lora = getattr(request, "lora_request", None)
+    if lora is not None and not _is_certain(lora, lora_digest or _files_digest):
         return None
     inputs: list[Input] = []
     for feature in getattr(request, "mm_features", None) or ():
@@ -118,7 +131,8 @@ def request_hashes(
             return None
         what = f"{getattr(feature, 'modality', '')}\0{identifier}".encode(errors="surrogatepass")
         inputs.append((int(place.offset), int(place.length), what))
-    return RequestHashes(chunk_size, request_salt(request, lora_digest), inputs)
+    salt = salted(request_salt(request, lora_digest), generation)
+    return RequestHashes(chunk_size, salt, inputs)
 
 
 def request_salt(request: Any, lora_digest: Callable[[str], str] | None = None) -> bytes:
@@ -129,11 +143,8 @@ def request_salt(request: Any, lora_digest: Callable[[str], str] | None = None) 
         fields.append(("cache_salt", str(salt)))
     lora = getattr(request, "lora_request", None)
     if lora is not None:
-        path = str(lora.lora_path)
-        digest = _files_digest(path) if lora_digest is None else lora_digest(path)
+        digest = (lora_digest or _files_digest)(str(lora.lora_path))
         fields += [("lora", str(lora.lora_name)), ("lora_files", digest)]
-        if not is_known(digest):
-            fields.append(("lora_path", path))
     packed = b""
     for name, value in fields:
         data = value.encode(errors="surrogatepass")
@@ -156,8 +167,34 @@ def _files_digest(path: str) -> str:
     if found is None:
         if len(_digests) > 1000:
             _digests.clear()
-        found = _digests[key] = fingerprint(path)
+        found = fingerprint(path)
+        if is_known(found):  # else it may be known later
+            _digests[key] = found
     return found
+
+
+# What the files of adapters were when a request named them first, by vLLM's number and the path.
+_first: dict[tuple[int, str], str] = {}
+
+
+def _is_certain(lora: Any, digest_of: Callable[[str], str]) -> bool:
+    """Whether the files of an adapter are what the engine has loaded, as far as can be seen."""
+    path = str(lora.lora_path)
+    digest = digest_of(path)
+    if not is_known(digest):
+        _warn_once(f"the files of LoRA adapter {lora.lora_name!r} at {path} cannot be read here")
+        return False
+    if _first.setdefault((int(lora.lora_int_id), path), digest) != digest:
+        _warn_once(
+            f"the files of LoRA adapter {lora.lora_name!r} at {path} are not those that were loaded"
+        )
+        return False
+    return True
+
+
+@cache
+def _warn_once(what: str) -> None:
+    _log.warning("%s: its requests are not cached", what)
 
 
 def _words(tokens: Sequence[int]) -> bytes:

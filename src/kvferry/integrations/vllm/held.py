@@ -8,9 +8,10 @@ those pages (`retrieve`). Between the two nobody can evict them.
 
 What is held and not loaded is let go after `hold_s`: the request was aborted, or asks again.
 
-- A server that is away is not asked: that costs nothing. One that does not answer in time costs
-  `lookup_timeout_s`, once, until it shows that it lives.
-- Only what stores have is waited for longer, up to `load_timeout_s`.
+- A server that is away is not asked: that costs nothing. One that does not answer costs half of
+  what computing the prompt takes, once, until it shows that it lives.
+- Only what stores have is waited for longer: as long as that pays, and up to `load_timeout_s`. The
+  server decides that, by what steps took here, which it is told now and then.
 - An engine may hold half of the server's memory, or what `--client-share` says. What lies there
   beyond that is promised too, unheld: should it go, its blocks are reported, and computed.
 
@@ -22,14 +23,18 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Protocol
 
 from kvferry.client.buffers import BufferLike
 from kvferry.engine import Lookup, Retrieved, Stored
+from kvferry.engine.prefill import Coefficients, PrefillModel
 from kvferry.engine.prompt import Prompt, Tokens
 from kvferry.engine.store_tiers import MEMORY
 from kvferry.errors import KVFerryError
-from kvferry.integrations.vllm.backend import Backend
+from kvferry.generation import shared_of
 from kvferry.keys import DIGEST_BYTES
 
 __all__ = ["HeldCache", "HeldFinder"]
@@ -37,14 +42,46 @@ __all__ = ["HeldCache", "HeldFinder"]
 HOLD_S = 10.0
 # For pages that are in memory already: the time of one message, and not of stores.
 _HERE_S = 0.25
+# A server that does not answer is waited for so long, as a part of the time of computing.
+_HUNG_SHARE = 0.5
+# How often the server is told how quickly we compute, and when that is news.
+_TELL_EVERY_S = 1.0
+_NEWS = 0.05
 
 
-class _Server(Backend, Protocol):
+class _Server(Protocol):
     """A cache whose look-ups have a limit of their own: `kvferry.server.Client`."""
+
+    @property
+    def available(self) -> bool: ...
+
+    def retrieve(
+        self,
+        tokens: Tokens,
+        into: Sequence[BufferLike] | None = None,
+        *,
+        limit_tokens: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Retrieved: ...
+
+    def store(
+        self, tokens: Tokens, chunks: Sequence[BufferLike], *, first_chunk: int = 0
+    ) -> Stored: ...
+
+    @property
+    def generation(self) -> bytes: ...
+
+    def renewed(self, ended: bytes, own: bytes) -> object: ...
+
+    def stats(self) -> dict[str, Any]: ...
+
+    def close(self) -> object: ...
 
     def lookup(
         self, tokens: Tokens, *, timeout_s: float | None = None, limit_s: float | None = None
     ) -> Lookup: ...
+
+    def expect_prefill(self, coefficients: Coefficients, step_tokens: int = 0) -> None: ...
 
 
 class _Hold:
@@ -63,26 +100,33 @@ class HeldCache:
 
     Args:
         client: Closed with this.
-        lookup_timeout_s: What a look-up may take, all in all.
+        lookup_timeout_s: What a look-up may take, all in all; None: as long as that can pay.
         load_timeout_s: What bringing chunks out of stores may take.
         hold_s: How long they are held.
         clock: For tests; as ``time.monotonic``.
+        thread_start: What a thread of this does first.
     """
 
     def __init__(
         self,
         client: _Server,
         *,
-        lookup_timeout_s: float,
+        lookup_timeout_s: float | None,
         load_timeout_s: float,
         hold_s: float = HOLD_S,
         clock: Callable[[], float] = time.monotonic,
+        thread_start: Callable[[], object] | None = None,
     ) -> None:
         self._client = client
         self._lookup_timeout_s = lookup_timeout_s
         self._load_timeout_s = load_timeout_s
         self._hold_s = hold_s
         self._clock = clock
+        self._thread_start = thread_start
+        self.prefill = PrefillModel()
+        self._told: tuple[float, ...] = ()
+        self._tell_at = 0.0
+        self._teller = ThreadPoolExecutor(1, "kvferry-speed", thread_start)
         self._changed = threading.Condition()
         self._holds: dict[bytes, _Hold] = {}  # by the hashes that were asked for
         self._finding = 0
@@ -116,14 +160,12 @@ class HeldCache:
 
     def _bring(self, prompt: Prompt) -> int:
         size = prompt.chunk_size
-        found = self._client.lookup(prompt, limit_s=self._lookup_timeout_s)
+        found = self._client.lookup(prompt, limit_s=self._limit_s(prompt))
         chunks = found.tokens // size
         if not chunks:
             return 0
         here = found.tiers.get(MEMORY, 0) // size
-        wanted = (
-            prompt if found.arriving_tokens else Prompt(prompt.first(chunks), prompt.tokens, size)
-        )
+        wanted = prompt if found.arriving_tokens else replace(prompt, hashes=prompt.first(chunks))
         limit_s = self._load_timeout_s if chunks > here else _HERE_S
         hit = self._client.retrieve(wanted, timeout_s=limit_s)
         count = len(hit.pages)
@@ -143,6 +185,17 @@ class HeldCache:
             if gone is not None:
                 gone.hit.release()
         return promised if kept else 0
+
+    def _limit_s(self, prompt: Prompt) -> float:
+        """How long to wait for a server that may be hung."""
+        if self._lookup_timeout_s is not None:
+            return self._lookup_timeout_s
+        model = self.prefill
+        if not model.known:
+            return _HERE_S
+        compute_s = model.predict_s(prompt.tokens, prompt.computed_tokens)
+        limit_s = model.total_s(*prompt.queued) + max(_HERE_S, _HUNG_SHARE * compute_s)
+        return min(limit_s, self._load_timeout_s)
 
     def wait(self, timeout_s: float) -> None:
         """Wait until a `find` that is under way has ended, for so long at most."""
@@ -192,10 +245,34 @@ class HeldCache:
         """See `kvferry.server.Client.store`."""
         return self._client.store(tokens, chunks, first_chunk=first_chunk)
 
-    def clear(self, *, stores: bool = True) -> int:
-        """Forget everything of this model, whoever stored it; how many chunks there were."""
+    def expect_prefill(self, coefficients: Coefficients, step_tokens: int) -> None:
+        """What computing is thought to take until steps say otherwise."""
+        self.prefill.step_tokens = step_tokens
+        self.prefill.expect(coefficients)
+
+    def observe_step(self, new_tokens: int, pairs: int, decodes: int, took_s: float) -> None:
+        """Learn what a step took, and tell the server now and then."""
+        self.prefill.observe_step(new_tokens, pairs, decodes, took_s)
+        now, known = self._clock(), self.prefill.coefficients
+        if now < self._tell_at or not self.available:
+            return
+        self._tell_at = now + _TELL_EVERY_S
+        pairs_of = zip(known, self._told, strict=True) if self._told else ()
+        if self._told and all(abs(new - old) <= _NEWS * old for new, old in pairs_of):
+            return
+        self._told = known
+        with suppress(RuntimeError):  # it is being closed
+            self._teller.submit(self._client.expect_prefill, known, self.prefill.step_tokens)
+
+    @property
+    def generation(self) -> bytes:
+        """See `kvferry.server.Client.generation`."""
+        return self._client.generation
+
+    def renewed(self, ended: bytes, own: bytes) -> None:
+        """See `kvferry.server.Client.renewed`; what is held is let go."""
         self._drop(lambda hold: True)
-        return self._client.clear(stores=stores)
+        self._client.renewed(ended, own)
 
     def stats(self) -> dict[str, Any]:
         """Those of the client, and how many prompts are held."""
@@ -203,11 +280,12 @@ class HeldCache:
             holds = len(self._holds)
         return {**self._client.stats(), "holds": holds}
 
-    def close(self) -> object:
-        """Let everything go, and end the session."""
+    def close(self, timeout_s: float = 0.0) -> object:
+        """Let everything go, and end the session; nothing of ours waits for stores."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+        self._teller.shutdown(wait=False, cancel_futures=True)
         self._drop(lambda hold: True)
         return self._client.close()
 
@@ -249,6 +327,8 @@ class HeldCache:
 
     def _sweep(self) -> None:
         """Let go what nobody has loaded. The thread ends when nothing is held."""
+        if self._thread_start is not None:
+            self._thread_start()
         while True:
             with self._changed:
                 if not self._holds or self._closed:
@@ -288,13 +368,15 @@ class HeldFinder:
         """Nothing, while there is no server."""
         return None if self._cache.available else 0
 
-    def clear(self) -> bool:
-        """Forget everything of this model, whoever stored it; whether that was done."""
-        try:
-            self._cache.clear()
-        except KVFerryError:
-            return False
-        return self._cache.available
+    @property
+    def shared(self) -> bytes:
+        """See `Finder`."""
+        return shared_of(self._cache.generation)
+
+    def renewed(self, ended: bytes, own: bytes) -> None:
+        """See `Finder`; called in a thread that may wait."""
+        with suppress(KVFerryError):  # it is being closed
+            self._cache.renewed(ended, own)
 
     def close(self) -> None:
         """The cache is closed by its owner."""

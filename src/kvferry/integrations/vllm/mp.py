@@ -2,8 +2,7 @@
 
     kvferry server --l1-size-gb 10 --port 6555
     vllm serve MODEL --kv-transfer-config '{"kv_connector": "KvferryMPConnector",
-        "kv_connector_module_path": "kvferry.integrations.vllm.mp", "kv_role": "kv_both",
-        "kv_load_failure_policy": "recompute",
+        "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config":
             {"kvferry.mp.host": "tcp://localhost", "kvferry.mp.port": 6555}}'
 
@@ -22,27 +21,40 @@ This module needs vLLM.
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
+from kvferry.integrations.vllm.affinity import all_processors, thread_start
 from kvferry.integrations.vllm.connector import KvferryConnector
-from kvferry.integrations.vllm.door import open_copier, save_bytes, this_shard
+from kvferry.integrations.vllm.door import (
+    all_ranks,
+    computing_threads,
+    expect_speed,
+    open_copier,
+    save_bytes,
+    this_shard,
+)
 from kvferry.integrations.vllm.held import HeldCache, HeldFinder
 from kvferry.integrations.vllm.identity import model_identity
 from kvferry.integrations.vllm.mp_settings import MpSettings, read_mp_settings
 from kvferry.integrations.vllm.ranks import RankAnswers, RankFinder, address
 from kvferry.integrations.vllm.scheduler import SchedulerHalf
 from kvferry.integrations.vllm.shard import identity_of, shard_layout
+from kvferry.integrations.vllm.steps import step_clock
 from kvferry.integrations.vllm.worker import WorkerHalf
 from kvferry.server import Client
+from kvferry.server.client.greet import greet
 
 __all__ = ["KvferryMPConnector"]
 
 _log = logging.getLogger("kvferry.integrations.vllm")
 
-# What a request waits for an answer beyond the limits of the server, if a worker is busy.
+# What an answer may take beyond the limits of the server, if a worker is busy.
 _GRACE_S = 0.25
 # What a step without computing waits for an answer: else the engine turns in a circle.
 _IDLE_S = 0.0005
+# What the start of a rank waits for a server that may be there, to ask for its chunk size.
+_GREET_S = 1.0
 
 
 class KvferryMPConnector(KvferryConnector):
@@ -51,26 +63,49 @@ class KvferryMPConnector(KvferryConnector):
     _door = "mp"
 
     def _read_settings(self, *, beside_scheduler: bool) -> None:
+        self._agreed = True
         self._mp: MpSettings = read_mp_settings(
-            self._extra, self._block_size, quiet=beside_scheduler
+            self._extra,
+            self._block_size,
+            quiet=beside_scheduler,
+            chunk_size=self._size_of_ranks if beside_scheduler else _size_of_server,
         )
         self._settings = self._mp.connector
         self._held: HeldCache | None = None
 
-    def _open_scheduler(self, vllm_config: Any, transfer: Any) -> SchedulerHalf:
-        parallel, config = vllm_config.parallel_config, self._settings.engine
+    def _size_of_ranks(self, url: str, curve_key_file: Path | None) -> int:
+        """What the ranks took, which are there before the scheduler is."""
+        ranks = RankFinder(self._names(), 0.0)
+        size = ranks.chunk_size()
+        ranks.close()
+        self._agreed = size > 0
+        if not size:
+            _log.error(
+                "kvferry: the ranks do not agree on a chunk size, because the server came or went "
+                "while they started; nothing is cached. Start vLLM again, or set kvferry.chunk_size"
+            )
+        return size
+
+    def _names(self) -> list[str]:
+        parallel = self._vllm_config.parallel_config
         ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+        engine_id = str(self._vllm_config.kv_transfer_config.engine_id)
+        return [address(engine_id, rank) for rank in range(ranks)]
+
+    def _open_scheduler(self, vllm_config: Any, transfer: Any) -> tuple[RankFinder, SchedulerHalf]:
+        config = self._settings.engine
         # A server that is away or silent is given up much sooner, by the ranks themselves.
-        limit_s = config.lookup_timeout_s + config.retrieve_timeout_s
-        names = [address(str(transfer.engine_id), rank) for rank in range(ranks)]
-        return SchedulerHalf(
-            RankFinder(names, limit_s),
+        limit_s = 2 * config.retrieve_timeout_s
+        ranks = all_ranks(vllm_config, transfer, limit_s)
+        return ranks, SchedulerHalf(
+            ranks,
             chunk_size=config.chunk_size,
             block_size=self._block_size,
             limit_s=limit_s + _GRACE_S,
-            loads=transfer.is_kv_consumer,
-            saves=transfer.is_kv_producer,
+            loads=transfer.is_kv_consumer and self._agreed,
+            saves=transfer.is_kv_producer and self._agreed,
             save_generated=self._settings.save_generated,
+            weights_version=config.weights_version,
         )
 
     def _open_worker(self, kv_caches: dict[str, Any]) -> WorkerHalf:
@@ -81,12 +116,14 @@ class KvferryMPConnector(KvferryConnector):
         identity = identity_of(
             model_identity(vllm_config), layout, spec.block_size, copier.name, copier.block_bytes
         )
-        client = Client(
-            identity,
-            self._mp.url,
-            retrieve_timeout_s=config.retrieve_timeout_s,
-            curve_key_file=self._mp.curve_key_file,
-        )
+        with all_processors():
+            client = Client(
+                identity,
+                self._mp.url,
+                retrieve_timeout_s=config.retrieve_timeout_s,
+                curve_key_file=self._mp.curve_key_file,
+                weights_version=config.weights_version or "",
+            )
         rank = shard.pp_rank * vllm_config.parallel_config.tensor_parallel_size + shard.tp_rank
         _log.info(
             "kvferry: rank %d caches %s in chunks of %d tokens (%d bytes) as %s in the server at "
@@ -97,13 +134,21 @@ class KvferryMPConnector(KvferryConnector):
             layout.chunk_bytes,
             identity.digest.hex(),
             self._mp.url,
-            "is there" if client.available else client.refused or "is not there yet",
+            "is there"
+            if client.available
+            else "refuses it"
+            if client.refused
+            else "is not there yet",
         )
         self._held = HeldCache(
             client,
             lookup_timeout_s=config.lookup_timeout_s,
             load_timeout_s=config.retrieve_timeout_s,
+            thread_start=thread_start(),
         )
+        # The server's memory is not pinned: that would back the pages that it holds back.
+        device = next(iter(kv_caches.values())).device
+        expect_speed(self._held.expect_prefill, vllm_config, device, computing_threads())
         worker = WorkerHalf(
             self._held,
             copier,
@@ -113,9 +158,17 @@ class KvferryMPConnector(KvferryConnector):
             load_threads=config.load_threads,
             save_bytes_max=self._settings.save_bytes_max
             or save_bytes(vllm_config, layout.token_bytes),
+            thread_start=thread_start(),
+            steps=step_clock(device),
         )
         name = address(str(vllm_config.kv_transfer_config.engine_id), rank)
-        self._answers = RankAnswers(name, HeldFinder(self._held))
+        with all_processors():
+            self._answers = RankAnswers(
+                name,
+                HeldFinder(self._held),
+                let_go=worker.let_go,
+                chunk_size=config.chunk_size,
+            )
         return worker
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
@@ -125,3 +178,12 @@ class KvferryMPConnector(KvferryConnector):
         if not computing and not received and self._held is not None:
             self._held.wait(_IDLE_S)
         return sent, received
+
+
+def _size_of_server(url: str, curve_key_file: Path | None) -> int:
+    """What a server was started with; 0: nothing, or it is not there."""
+    welcome = greet(url, curve_key_file=curve_key_file, timeout_s=_GREET_S)
+    if welcome is None or not welcome.chunk_size:
+        return 0
+    _log.info("kvferry: chunk_size %d, as the server at %s says", welcome.chunk_size, url)
+    return welcome.chunk_size

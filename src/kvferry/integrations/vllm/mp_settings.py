@@ -9,15 +9,17 @@
 ``lmcache.mp.host`` and ``lmcache.mp.port`` are read where those are missing. Without any of them
 ``KVFERRY_SERVER_URL`` says where the server is, and else it is at tcp://localhost:5555. Of the
 settings of the in-process connector (`settings`) there are `ENGINE`; memory and stores are those of
-the server, and are refused here, where nobody would read them.
+the server, and are refused here, where nobody would read them. A chunk size that is named nowhere
+is that of the server.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,7 @@ ENGINE = (
     "retrieve_timeout_s",
     "save_buffer_gb",
     "save_generated",
+    "weights_version",
 )
 
 
@@ -64,6 +67,7 @@ def read_mp_settings(
     *,
     environ: Mapping[str, str] | None = None,
     quiet: bool = False,
+    chunk_size: Callable[[str, Path | None], int] | None = None,
 ) -> MpSettings:
     """The settings from all places.
 
@@ -72,6 +76,8 @@ def read_mp_settings(
         block_size: Tokens of a block of vLLM.
         environ: Default: of this process.
         quiet: Say nothing in the log; another half of the connector has done so.
+        chunk_size: Is asked with `url` and `curve_key_file` where no setting names one; 0: the
+            default of `EngineConfig`.
 
     Raises:
         ConfigError: A setting is unknown or cannot be; the text names it.
@@ -98,11 +104,14 @@ def read_mp_settings(
                 f"kv_connector_extra_config: {name!r} is a setting of the cache server, which has "
                 "the memory and the stores; give it to kvferry server"
             )
-    keys = ours.get("curve_key_file", ("", None))[1]
+    url = _url(ours, environ)
+    given = ours.get("curve_key_file", ("", None))[1]
+    keys = None if given is None else Path(str(given))
+    ask = None if chunk_size is None else partial(chunk_size, url, keys)
     return MpSettings(
-        url=_url(ours, environ),
-        curve_key_file=None if keys is None else Path(str(keys)),
-        connector=read_settings(rest, block_size, environ=environ, quiet=quiet),
+        url=url,
+        curve_key_file=keys,
+        connector=read_settings(rest, block_size, environ=environ, quiet=quiet, chunk_size=ask),
     )
 
 

@@ -1,5 +1,8 @@
 """Questions to a finder that nobody waits for: asked in threads, given up after a limit.
 
+The finder knows how long waiting can pay. The limit here is for one that does not come back, and
+counts from when it was called: many requests at once may have to wait for a thread.
+
 An answer often comes within a fraction of a millisecond, and another step of the engine costs more.
 So whoever asks waits for a moment, all questions of a step together no longer than one.
 
@@ -20,7 +23,7 @@ __all__ = ["Question", "Questions"]
 
 _log = logging.getLogger("kvferry.integrations.vllm")
 
-_THREADS = 4
+_THREADS = 32
 # What the questions of one step are waited for, together.
 _MOMENT_S = 0.001
 
@@ -42,6 +45,18 @@ class _Patience:
             self.left_s -= time.monotonic() - began
 
 
+class _Call:
+    """A call of the finder, and when it began."""
+
+    def __init__(self, finder: Finder, prompt: Prompt) -> None:
+        self._finder, self._prompt = finder, prompt
+        self.began: float | None = None
+
+    def __call__(self) -> int:
+        self.began = time.monotonic()
+        return self._finder.find(self._prompt)
+
+
 class Question:
     """How much of a prompt can be loaded?
 
@@ -50,11 +65,15 @@ class Question:
     """
 
     def __init__(
-        self, answer: Future[int] | int | None, limit_s: float, patience: _Patience
+        self,
+        answer: Future[int] | int | None,
+        patience: _Patience,
+        limit_s: float = 0.0,
+        call: _Call | None = None,
     ) -> None:
         self._future = answer if isinstance(answer, Future) else None
         self._asked_at = time.monotonic()
-        self._until = self._asked_at + limit_s
+        self._call, self._limit_s = call, limit_s
         self._patience = patience
         self._result: int | None = answer if isinstance(answer, int) else None
         self.answered = self._result is not None
@@ -72,7 +91,8 @@ class Question:
             self._result = self._patience.wait(self._future)
             self.answered = True
         except LateError:
-            if time.monotonic() < self._until:
+            began = self._call.began if self._call is not None else self._asked_at
+            if began is None or time.monotonic() < began + self._limit_s:
                 return None
             self.forget()
             self._result = 0
@@ -91,8 +111,8 @@ class Questions:
     """Asks a finder.
 
     Args:
-        finder: Is asked in up to four threads at a time.
-        limit_s: How long an answer may take.
+        finder: Is asked in up to 32 threads at a time.
+        limit_s: How long the finder may take for an answer.
     """
 
     def __init__(self, finder: Finder, limit_s: float) -> None:
@@ -106,14 +126,15 @@ class Questions:
         try:
             found = self._finder.now(prompt)
             if found is not None:
-                return Question(found, 0.0, self._patience)
-            future = self._threads.submit(self._finder.find, prompt)
+                return Question(found, self._patience)
+            call = _Call(self._finder, prompt)
+            future = self._threads.submit(call)
         except RuntimeError:  # closed
-            return Question(None, 0.0, self._patience)
+            return Question(None, self._patience)
         except Exception:  # ours: the engine goes on without the cache
             _log.exception("a look-up failed")
-            return Question(None, 0.0, self._patience)
-        return Question(future, self._limit_s, self._patience)
+            return Question(None, self._patience)
+        return Question(future, self._patience, self._limit_s, call)
 
     def next_step(self) -> None:
         """A step has ended: the next one may wait for a moment again."""

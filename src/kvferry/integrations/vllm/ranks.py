@@ -10,12 +10,16 @@ all ranks at once and believes the smallest answer. Within one process no socket
 The names are in the abstract namespace: nothing is left behind by a process that was killed. Only
 processes of the same user are answered. What is asked for are hashes, and the answer is a number:
 
-    question   u32 length of what follows, u8 kind ("f"ind, "c"lear, "e"xplain), u32 chunk size,
-               u64 tokens, 16 bytes for each chunk
-    answer     i64: chunks; for "c" 1 if it was done; for "e" the length of a text that follows
+    question   u32 length of what follows, u8 kind ("f"ind, "r"enewed, "e"xplain, "s"ize of chunks,
+               "l"et go), u32 chunk size, u64 tokens, computed tokens, queued tokens, queued pairs,
+               16 bytes of the generation, 16 bytes for each chunk; with "r" the ended and the new
+               half of generations instead
+    answer     i64: chunks; for "r" and "l" 1 if it was done; for "e" the length of a text that
+               follows; for "s" tokens. 8 bytes: the shared half of generations
 
-all little-endian. A rank that does not answer in time is not asked again for a moment, and counts
-as one that has nothing: prompts are computed.
+all little-endian. So all ranks of an engine have to run on one host, and in one network namespace;
+`RankFinder.check` refuses others when the engine starts. A rank that does not answer in time is not
+asked again for a moment, and counts as one that has nothing: prompts are computed.
 
 Threads: those of the asking side are any. The answering side has one for each connection.
 """
@@ -32,26 +36,30 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from kvferry.engine.prompt import Prompt
+from kvferry.errors import UsageError
+from kvferry.generation import FIRST
 from kvferry.integrations.vllm.backend import Finder
+from kvferry.integrations.vllm.rank import ANSWER, GRACE_S, Rank, read
 from kvferry.keys import DIGEST_BYTES
 
 __all__ = ["RankAnswers", "RankFinder", "address", "ask_text"]
 
 _log = logging.getLogger("kvferry.integrations.vllm")
 
-_HEAD = struct.Struct("<IcIQ")
-_ANSWER = struct.Struct("<q")
+_HEAD = struct.Struct("<IcIQQQQ16s")
 _QUESTION_BYTES_MAX = 64 << 20
 _CONNECTIONS_MAX = 64
-# What a rank may take beyond the limit of its stores: it has a lot to do besides.
-_GRACE_S = 0.2
-_CLEAR_S = 30.0
+_RENEWED_S = 30.0
+_SIZE_S = 5.0
+# More than `WorkerHalf.let_go` takes.
+_LET_GO_S = 15.0
+# Ranks answer before the scheduler is made; this is patience with a busy machine.
+_CHECK_S = 10.0
+_CHECK_EVERY_S = 0.1
 _CLOSE_S = 1.0
-# How long a rank that did not answer is left alone.
-_REST_S = 1.0
 
 # The answering sides of this process.
-_here: dict[str, Finder] = {}
+_here: dict[str, RankAnswers] = {}
 
 
 def address(engine_id: str, rank: int) -> str:
@@ -66,17 +74,27 @@ class RankAnswers:
         name: From `address`.
         finder: Is asked; closed by its owner.
         explain: Says for people what is known of a prompt; of an empty one, what this rank is.
+        let_go: See `WorkerHalf.let_go`.
+        chunk_size: Tokens of a chunk of this rank.
 
     Raises:
         OSError: The name is taken.
     """
 
     def __init__(
-        self, name: str, finder: Finder, explain: Callable[[Prompt], str] | None = None
+        self,
+        name: str,
+        finder: Finder,
+        explain: Callable[[Prompt], str] | None = None,
+        let_go: Callable[[], bool] = lambda: True,
+        *,
+        chunk_size: int = 0,
     ) -> None:
         self._name = name
-        self._finder = finder
+        self.finder = finder
+        self.let_go = let_go
         self._explain = explain
+        self._chunk_size = chunk_size
         self._closed = False
         self._lock = threading.Lock()
         self._open: dict[socket.socket, threading.Thread] = {}
@@ -87,14 +105,14 @@ class RankAnswers:
         except OSError:
             self._socket.close()
             raise
-        _here[name] = finder
+        _here[name] = self
         self._accepting = threading.Thread(target=self._accept, name="kvferry-answers", daemon=True)
         self._accepting.start()
 
     def close(self) -> None:
         """Answer nobody any more."""
         self._closed = True
-        if _here.get(self._name) is self._finder:
+        if _here.get(self._name) is self:
             del _here[self._name]
         with self._lock:
             threads = [self._accepting, *self._open.values()]
@@ -123,22 +141,28 @@ class RankAnswers:
     def _answer(self, peer: socket.socket) -> None:
         try:
             while True:
-                head = _read(peer, _HEAD.size)
-                length, kind, chunk_size, tokens = _HEAD.unpack(head)
+                head = read(peer, _HEAD.size)
+                length, kind, chunk_size, *about, generation = _HEAD.unpack(head)
+                generation = generation if any(generation) else FIRST
                 if length > _QUESTION_BYTES_MAX or length % DIGEST_BYTES or not chunk_size:
                     return
-                hashes = _read(peer, length)
+                hashes = read(peer, length)
+                prompt, text = _prompt(hashes, chunk_size, about, generation), b""
                 if kind == b"f":
-                    result = self._finder.find(Prompt(hashes, tokens, chunk_size))
-                elif kind == b"c":
-                    result = int(self._finder.clear())
+                    result = self.finder.find(prompt)
+                elif kind == b"r" and length == DIGEST_BYTES:
+                    self.finder.renewed(hashes[:8], hashes[8:])
+                    result = 1
+                elif kind == b"s":
+                    result = self._chunk_size
+                elif kind == b"l":
+                    result = int(self.let_go())
                 elif kind == b"e" and self._explain is not None:
-                    text = self._explain(Prompt(hashes, tokens, chunk_size)).encode()
-                    peer.sendall(_ANSWER.pack(len(text)) + text)
-                    continue
+                    text = self._explain(prompt).encode()
+                    result = len(text)
                 else:
                     return
-                peer.sendall(_ANSWER.pack(result))
+                peer.sendall(ANSWER.pack(result, self.finder.shared) + text)
         except OSError:
             return  # the scheduler is gone, or we are
         except Exception:  # ours; the scheduler counts it as nothing
@@ -154,49 +178,97 @@ class RankFinder:
 
     Args:
         names: Of their sockets.
-        limit_s: How long each of them may wait for its stores.
+        limit_s: How long each of them may take; it waits for its stores no longer than that pays.
     """
 
     def __init__(self, names: Sequence[str], limit_s: float) -> None:
-        self._ranks = [_Rank(name) for name in names]
+        self._ranks = [Rank(name) for name in names]
         self._limit_s = limit_s
+        self._telling: list[threading.Thread] = []
 
     def find(self, prompt: Prompt) -> int:
         """How many leading chunks every rank could load."""
-        question = _HEAD.pack(len(prompt.hashes), b"f", prompt.chunk_size, prompt.tokens)
+        question = _question(b"f", prompt)
         here = [_here.get(rank.name) for rank in self._ranks]
-        if all(finder is not None for finder in here):
-            return min(finder.find(prompt) for finder in here if finder is not None)
-        return min(self._ask(question + prompt.hashes, self._limit_s + _GRACE_S))
+        if all(rank is not None for rank in here):
+            return min(rank.finder.find(prompt) for rank in here if rank is not None)
+        return min(self._ask(question, self._limit_s + GRACE_S))
 
     def now(self, prompt: Prompt) -> int | None:
         """See `Finder`. Ranks in other processes have to be waited for."""
         fewest = prompt.chunks
         for rank in self._ranks:
-            finder = _here.get(rank.name)
-            found = finder.now(prompt) if finder is not None else None
+            here = _here.get(rank.name)
+            found = here.finder.now(prompt) if here is not None else None
             if found is None:
                 return None
             fewest = min(fewest, found)
         return fewest
 
-    def clear(self) -> bool:
-        """Have every rank forget everything of this model; whether all did."""
+    @property
+    def shared(self) -> bytes:
+        """See `Finder`; what the first rank said last."""
+        here = _here.get(self._ranks[0].name)
+        return self._ranks[0].shared if here is None else here.finder.shared
+
+    def renewed(self, ended: bytes, own: bytes) -> None:
+        """Tell every rank, in a thread: nothing of it is waited for."""
+        tell = threading.Thread(
+            target=self._tell_renewed, args=(ended, own), name="kvferry-renewed", daemon=True
+        )
+        self._telling = [one for one in self._telling if one.is_alive()] + [tell]
+        tell.start()
+
+    def _tell_renewed(self, ended: bytes, own: bytes) -> None:
+        here = [found for rank in self._ranks if (found := _here.get(rank.name)) is not None]
+        for found in here:
+            found.finder.renewed(ended, own)
+        if len(here) < len(self._ranks):
+            self._ask(_question(b"r", Prompt(ended + own, 0, 1)), _RENEWED_S)
+
+    def chunk_size(self) -> int:
+        """The chunk size of all ranks; 0: they have different ones, or one does not say."""
+        said = {*self._ask(_question(b"s", Prompt(b"", 0, 1)), _SIZE_S)}
+        return said.pop() if len(said) == 1 else 0
+
+    def let_go(self) -> bool:
+        """Have every rank leave the engine's blocks alone; whether all do."""
         here = [_here.get(rank.name) for rank in self._ranks]
-        if all(finder is not None for finder in here):
-            done = [finder.clear() for finder in here if finder is not None]  # every one of them
+        if all(rank is not None for rank in here):
+            done = [rank.let_go() for rank in here if rank is not None]
             return all(done)
-        return all(self._ask(_HEAD.pack(0, b"c", 1, 0), _CLEAR_S))
+        return all(self._ask(_question(b"l", Prompt(b"", 0, 1)), _LET_GO_S, insist=True))
+
+    def check(self) -> None:
+        """Make sure that every rank can be asked from here; some seconds are waited for one.
+
+        Raises:
+            UsageError: One cannot; the sentence says which, and what to do.
+        """
+        until = time.monotonic() + _CHECK_S
+        for number, rank in enumerate(self._ranks):
+            while rank.name not in _here and not rank.there():
+                if time.monotonic() >= until:
+                    raise UsageError(
+                        f"rank {number} of the {len(self._ranks)} of this engine cannot be asked "
+                        f"from the scheduler's host (there is no socket @{rank.name}): kvferry's "
+                        "connector needs all tensor and pipeline parallel ranks of an engine on "
+                        "one host; use one host for each engine, or leave the connector out"
+                    )
+                time.sleep(_CHECK_EVERY_S)
 
     def close(self) -> None:
         """End the connections."""
+        for thread in self._telling:
+            thread.join(_CLOSE_S)
         for rank in self._ranks:
             rank.close()
 
-    def _ask(self, question: bytes, limit_s: float) -> list[int]:
-        """What each rank answers; 0 for one that does not."""
+    def _ask(self, question: bytes, limit_s: float, *, insist: bool = False) -> list[int]:
+        """What each rank answers; 0 for one that does not, or is left alone. `insist`: none is."""
         until = time.monotonic() + limit_s
-        asked = [rank.send(question) for rank in self._ranks]  # all, before the first is waited for
+        # All of them, before the first is waited for.
+        asked = [rank.send(question, insist) for rank in self._ranks]
         return [rank.receive(line, until) for rank, line in zip(self._ranks, asked, strict=True)]
 
 
@@ -209,87 +281,28 @@ def ask_text(name: str, prompt: Prompt, limit_s: float) -> str:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
         line.settimeout(limit_s)
         line.connect("\0" + name)
-        head = _HEAD.pack(len(prompt.hashes), b"e", prompt.chunk_size, prompt.tokens)
-        line.sendall(head + prompt.hashes)
-        (length,) = _ANSWER.unpack(_read(line, _ANSWER.size))
-        return _read(line, length).decode()
+        line.sendall(_question(b"e", prompt))
+        length, _ = ANSWER.unpack(read(line, ANSWER.size))
+        return read(line, length).decode()
 
 
-class _Rank:
-    """One rank, and connections to it that nobody uses."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._lock = threading.Lock()
-        self._idle: list[socket.socket] = []
-        self._rest_until = 0.0
-        self._told = False
-
-    def send(self, question: bytes) -> socket.socket | None:
-        with self._lock:
-            line = self._idle.pop() if self._idle else None
-            if line is None and time.monotonic() < self._rest_until:
-                return None
-        try:
-            if line is None:
-                line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-                line.settimeout(_GRACE_S)
-                line.connect("\0" + self.name)
-            line.settimeout(_GRACE_S)
-            line.sendall(question)
-        except OSError as error:
-            self._failed(line, error)
-            return None
-        return line
-
-    def receive(self, line: socket.socket | None, until: float) -> int:
-        if line is None:
-            return 0
-        try:
-            line.settimeout(max(0.001, until - time.monotonic()))
-            (result,) = _ANSWER.unpack(_read(line, _ANSWER.size))
-        except OSError as error:
-            self._failed(line, error)
-            return 0
-        with self._lock:
-            self._idle.append(line)
-        self._told = False
-        return max(0, int(result))
-
-    def close(self) -> None:
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for line in idle:
-            line.close()
-
-    def _failed(self, line: socket.socket | None, error: OSError) -> None:
-        if line is not None:
-            line.close()
-        with self._lock:
-            self._rest_until = time.monotonic() + _REST_S
-            told, self._told = self._told, True
-        if not told:
-            _log.warning(
-                "the worker at %s does not say what it has (%s); prompts are computed meanwhile. "
-                "Workers on other hosts cannot be asked",
-                self.name,
-                error,
-            )
+def _prompt(hashes: bytes, chunk_size: int, about: Sequence[int], generation: bytes) -> Prompt:
+    tokens, computed, *queued = about
+    return Prompt(
+        hashes,
+        tokens,
+        chunk_size,
+        generation,
+        computed_tokens=computed,
+        queued=(queued[0], queued[1]),
+    )
 
 
-def _read(line: socket.socket, count: int) -> bytes:
-    """So many bytes.
-
-    Raises:
-        OSError: The other side is gone, or late.
-    """
-    data = bytearray()
-    while len(data) < count:
-        part = line.recv(count - len(data))
-        if not part:
-            raise ConnectionResetError("the other side closed the connection")
-        data += part
-    return bytes(data)
+def _question(kind: bytes, prompt: Prompt) -> bytes:
+    generation = prompt.generation or bytes(DIGEST_BYTES)
+    about = (prompt.tokens, prompt.computed_tokens, *prompt.queued)
+    head = _HEAD.pack(len(prompt.hashes), kind, prompt.chunk_size, *about, generation)
+    return head + prompt.hashes
 
 
 def _is_ours(peer: socket.socket) -> bool:

@@ -22,10 +22,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from kvferry.engine.prompt import Prompt
 from kvferry.errors import UsageError
+from kvferry.generation import FIRST, drawn, joined, named
 from kvferry.integrations.vllm.backend import Finder, LoadJob, SaveJob, Work
 from kvferry.integrations.vllm.hashing import RequestHashes, request_hashes
 from kvferry.integrations.vllm.questions import Question, Questions
@@ -51,8 +53,12 @@ class _Request:
     found: int | None = None  # chunks that can be loaded, once that is known
     loaded_to: int = 0  # tokens that are there if the load succeeds
     may_load: bool = True
+    done: int = 0  # tokens that are computed, or loaded
+    queued: tuple[int, int] = (0, 0)  # what was ahead of it when it asked
     saved: int | None = None  # chunks that need no saving; None: not scheduled yet
     blocks: list[int] = field(default_factory=list)
+    generation: bytes = FIRST  # of the hashes
+    begun: bool = False  # some of its KV is computed, or being loaded
 
 
 class SchedulerHalf:
@@ -62,9 +68,10 @@ class SchedulerHalf:
         finder: Says what can be loaded; closed with this.
         chunk_size: Tokens of a chunk, a multiple of `block_size`.
         block_size: Tokens of a block of the engine.
-        limit_s: The longest that a request waits for an answer of the finder.
+        limit_s: The longest that the finder may take for an answer.
         loads, saves: Whether this engine loads and saves at all.
         save_generated: Whether chunks with generated tokens are saved.
+        weights_version: The name of the weights, see `kvferry.generation`.
         hasher: For tests; as `request_hashes`.
     """
 
@@ -78,7 +85,8 @@ class SchedulerHalf:
         loads: bool = True,
         saves: bool = True,
         save_generated: bool = True,
-        hasher: Callable[[Any, int], RequestHashes | None] = request_hashes,
+        weights_version: str | None = None,
+        hasher: Callable[[Any, int, bytes], RequestHashes | None] = request_hashes,
     ) -> None:
         if chunk_size % block_size:
             raise UsageError(f"a chunk of {chunk_size} tokens is no multiple of {block_size}")
@@ -90,8 +98,11 @@ class SchedulerHalf:
         self._saves = saves
         self._save_generated = save_generated
         self._hasher = hasher
+        self._own = named(weights_version or "")
         self._questions = Questions(finder, limit_s)
         self._requests: dict[str, _Request] = {}
+        self._sums: dict[int, tuple[int, int]] = {}  # what is ahead of each, in this step
+        self._queued = (0, 0)
         self._work = Work()
         self.counts = {"asked": 0, "found_tokens": 0, "loads": 0, "failed_loads": 0, "saves": 0}
 
@@ -106,12 +117,16 @@ class SchedulerHalf:
         if known.preemptions != request.num_preemptions:  # a new beginning
             known.preemptions = request.num_preemptions
             known.question, known.found, known.may_load = None, None, True
-            known.loaded_to = 0
+            known.loaded_to = known.done = 0
+            known.begun = False
+        self._renew(known)
         known.local_tokens = computed_tokens
         if not self._loads or not known.may_load or known.hashes is None:
             return 0
         if getattr(request, "skip_reading_prefix_cache", False):
             return 0
+        if computed_tokens % self._block_size:
+            return 0  # a part of a block: what is loaded behind it would leave a hole
         chunks = int(request.num_tokens) // self._chunk_size
         if chunks * self._chunk_size <= computed_tokens:
             return 0
@@ -120,14 +135,45 @@ class SchedulerHalf:
             hashes = self._hashes(known, request.num_tokens)
             if not hashes:
                 return 0
-            prompt = Prompt(hashes, request.num_tokens, self._chunk_size)
+            known.queued = self._ahead(known)
+            prompt = Prompt(
+                hashes,
+                request.num_tokens,
+                self._chunk_size,
+                known.generation,
+                computed_tokens=computed_tokens,
+                queued=known.queued,
+            )
             question = known.question = self._questions.ask(prompt)
             self.counts["asked"] += 1
         found = question.answer()
         if found is None:
             return None
+        if not found and known.generation != self._generation:  # as the answer said
+            return self.matched(request, computed_tokens)
         known.found = found if question.answered else None
         return self._loadable(known, found) - computed_tokens if found else 0
+
+    def _ahead(self, known: _Request) -> tuple[int, int]:
+        """Tokens and pairs of prompts that the engine computes before it turns to this one.
+
+        They are added up once for each step, however many requests ask in it.
+        """
+        tokens, pairs = self._queued
+        for other in islice(self._requests.values(), len(self._sums), None):
+            self._sums[id(other)] = (tokens, pairs)
+            # Whoever is still asking is taken to be computed: so nobody leaves the queue for it.
+            end = int(other.request.num_prompt_tokens)
+            done = max(other.done, other.loaded_to, other.local_tokens)
+            if done < end:
+                tokens += end - done
+                pairs += end * end - done * done
+        self._queued = (tokens, pairs)
+        return self._sums.get(id(known), (0, 0))
+
+    def _count_anew(self) -> None:
+        self._sums.clear()
+        self._queued = (0, 0)
 
     def _loadable(self, known: _Request, chunks: int) -> int:
         """Tokens that are there if so many chunks are loaded, in whole blocks.
@@ -156,9 +202,21 @@ class SchedulerHalf:
             inside = start <= block * self._block_size < end
             wanted.append(block_ids[block] if inside else -1)
         hashes = self._hashes(known, last * self._chunk_size)[first * DIGEST_BYTES :]
-        self._work.loads.append(LoadJob(request.request_id, hashes, wanted))
+        self._work.loads.append(
+            LoadJob(
+                request.request_id,
+                hashes,
+                wanted,
+                known.generation,
+                tokens=request.num_tokens,
+                start_tokens=first * self._chunk_size,
+                computed_tokens=start,
+                queued=known.queued,
+            )
+        )
         self._work.given += wanted
         known.loaded_to = end
+        known.begun = True
         known.may_load = False  # until it is preempted: what fails once is computed
         known.question = None
         self.counts["loads"] += 1
@@ -175,6 +233,7 @@ class SchedulerHalf:
             ids, computed = cached.new_block_ids[index], cached.num_computed_tokens[index]
             self._step(request_id, ids, resumed, computed, scheduled)
         self._questions.next_step()
+        self._count_anew()
         self._work.computes = bool(scheduled)
         work, self._work = self._work, Work()
         return work
@@ -189,16 +248,26 @@ class SchedulerHalf:
     ) -> None:
         if block_ids:
             self._work.given += block_ids[0]
+        count = scheduled.get(request_id, 0)
         known = self._requests.get(request_id)
+        prompt_tokens = 0 if known is None else known.request.num_prompt_tokens
+        if computed < prompt_tokens or (known is None and count > 1):
+            self._work.new_tokens += count
+        else:
+            self._work.decodes += count
+        self._work.pairs += (computed + count) ** 2 - computed**2
         if known is None:
             return
+        known.done = computed + count
         if anew:
+            self._renew(known)
+            known.begun = True
             known.blocks = list(block_ids[0])
             self._begin(known, computed)
         elif block_ids:
             known.blocks += block_ids[0]
-        if self._saves and known.hashes is not None:
-            self._save(known, computed + scheduled.get(request_id, 0))
+        if self._saves and known.hashes is not None and known.generation == self._generation:
+            self._save(known, computed + count)
 
     def _begin(self, known: _Request, computed: int) -> None:
         """A request runs now, or again, with so many tokens computed: what needs no saving?"""
@@ -210,6 +279,7 @@ class SchedulerHalf:
             # Something was not what it should be: it will be saved anew.
             known.saved = min(known.saved, done)
             self.counts["failed_loads"] += 1
+            _correct_statistics(known.request, computed)
         known.loaded_to = 0
 
     def _save(self, known: _Request, computed: int) -> None:
@@ -224,7 +294,8 @@ class SchedulerHalf:
         hashes = self._hashes(known, end * self._chunk_size)
         if len(blocks) < (end - first) * self._chunk_blocks or not hashes:
             return
-        self._work.saves.append(SaveJob(request.request_id, hashes, first, blocks))
+        job = SaveJob(request.request_id, hashes, first, blocks, known.generation)
+        self._work.saves.append(job)
         known.saved = end
         self.counts["saves"] += end - first
 
@@ -233,12 +304,15 @@ class SchedulerHalf:
     def finished(self, request_id: str) -> None:
         """A request has ended, in whatever way."""
         known = self._requests.pop(request_id, None)
+        self._count_anew()
         if known is not None and known.question is not None:
             known.question.forget()
 
     def clear(self) -> bool:
-        """Forget everything of this model, in memory and in stores; whether that was done."""
-        return self._finder.clear()
+        """Forget everything: from now on this engine finds nothing of before. Waits for nobody."""
+        ended, self._own = self._own, drawn()
+        self._finder.renewed(ended, self._own)
+        return True
 
     def close(self) -> None:
         """Ask nobody any more."""
@@ -250,10 +324,27 @@ class SchedulerHalf:
     def _known(self, request: Any) -> _Request:
         known = self._requests.get(request.request_id)
         if known is None:
-            hashes = self._hasher(request, self._chunk_size)
-            known = self._requests[request.request_id] = _Request(request, hashes)
+            generation = self._generation
+            hashes = self._hasher(request, self._chunk_size, generation)
+            known = _Request(request, hashes, generation=generation)
             known.preemptions = request.num_preemptions
+            self._requests[request.request_id] = known
         return known
+
+    @property
+    def _generation(self) -> bytes:
+        """Of what is found and saved now."""
+        return joined(self._own, self._finder.shared)
+
+    def _renew(self, known: _Request) -> None:
+        """A request of which nothing is computed yet belongs to the generation of now."""
+        generation = self._generation
+        if not known.begun and known.generation != generation:
+            known.generation = generation
+            known.hashes = self._hasher(known.request, self._chunk_size, generation)
+            if known.question is not None:
+                known.question.forget()
+            known.question = known.found = known.saved = None
 
     def _hashes(self, known: _Request, tokens: int) -> bytes:
         if known.hashes is None:
@@ -264,3 +355,19 @@ class SchedulerHalf:
             _log.warning("request %s is not cached: %s", known.request.request_id, error)
             known.hashes = None
             return b""
+
+
+def _correct_statistics(request: Any, computed: int) -> None:
+    """Take what a load did not bring out of the tokens that vLLM reports as cached.
+
+    0.32.0 notes them when the load begins, and corrects nothing when it fails.
+    """
+    noted = getattr(request, "prefill_stats", None)
+    if noted is None or request.num_preemptions > 0 or computed >= noted.num_cached_tokens:
+        return
+    local = min(noted.num_local_cached_tokens, computed)
+    noted.set(
+        num_prompt_tokens=noted.num_prompt_tokens,
+        num_local_cached_tokens=local,
+        num_external_cached_tokens=computed - local,
+    )

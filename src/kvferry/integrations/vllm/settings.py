@@ -16,8 +16,8 @@ connector has:
 They win over the environment and the file (``KVFERRY_CONFIG_FILE``, ``LMCACHE_CONFIG_FILE``), see
 `kvferry.engine_config`. Some settings are another thing here than in an engine of one's own:
 
-- `chunk_size` is a multiple of the block size of vLLM; others are rounded up, which is logged.
-- `lookup_timeout_s` is 0.04, because a request waits for it before anything is computed.
+- `chunk_size` is a multiple of the block size of vLLM; others are rounded up, which is logged. Over
+  a cache server it is that of the server where nobody names one here.
 - `prefault` is false: vLLM's start does not wait until all memory is there.
 - `enable_async_loading` begins to load while a request still waits for its turn.
 
@@ -27,7 +27,7 @@ Keys that do not begin with ``kvferry.`` are somebody else's.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,7 +40,7 @@ __all__ = ["PREFIX", "ConnectorSettings", "read_settings", "rounded_chunk_size"]
 _log = logging.getLogger("kvferry.integrations.vllm")
 
 PREFIX = "kvferry."
-_DEFAULTS: dict[str, Any] = {"lookup_timeout_s": 0.04, "prefault": False}
+_DEFAULTS: dict[str, Any] = {"prefault": False}
 _OWN: dict[str, Field] = {
     "save_generated": Switch(),
     "save_buffer_gb": Number(high=1 << 20, unit="GB"),
@@ -70,6 +70,7 @@ def read_settings(
     *,
     environ: Mapping[str, str] | None = None,
     quiet: bool = False,
+    chunk_size: Callable[[], int] | None = None,
 ) -> ConnectorSettings:
     """The settings from all places.
 
@@ -78,6 +79,7 @@ def read_settings(
         block_size: Tokens of a block of vLLM.
         environ: Default: of this process.
         quiet: Say nothing in the log; another half of the connector has done so.
+        chunk_size: Is asked where no setting names one; 0: the default.
 
     Raises:
         ConfigError: A setting is unknown or cannot be; the text names it.
@@ -96,6 +98,8 @@ def read_settings(
     for name, value in _DEFAULTS.items():
         if found.values[name][1] == "default":
             settings[name] = value
+    if chunk_size is not None and found.values["chunk_size"][1] == "default":
+        settings["chunk_size"] = chunk_size() or settings["chunk_size"]
     asked = settings["chunk_size"]
     settings["chunk_size"] = rounded_chunk_size(asked, block_size)
     if not quiet:
@@ -104,7 +108,7 @@ def read_settings(
         for text in found.notes:
             _log.info("%s", text)
         if settings["chunk_size"] != asked:
-            _log.warning(
+            _log.info(
                 "kvferry: chunk_size %d is no multiple of vLLM's block (%d tokens); chunks have %d",
                 asked,
                 block_size,

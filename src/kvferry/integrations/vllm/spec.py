@@ -1,4 +1,4 @@
-"""`KvferryTieringSpec`: how vLLM 0.22.1, which cannot name a tier's module, gets at `KvferryTier`.
+"""`KvferryTieringSpec`: what vLLM 0.22.1 needs for `KvferryTier`.
 
     "kv_connector_extra_config": {"spec_name": "KvferryTieringSpec",
       "spec_module_path": "kvferry.integrations.vllm.spec", "cpu_bytes_to_use": 10737418240,
@@ -14,22 +14,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from kvferry.integrations.vllm.plugin import enter_tier
 from kvferry.integrations.vllm.versions import need
 
 need("tier")
 
-from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory  # noqa: E402
+from vllm.v1.kv_offload.tiering import factory  # noqa: E402
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec  # noqa: E402
 
 __all__ = ["KvferryTieringSpec", "end_steps", "register"]
 
-TIER = "KvferryTier"
-
 
 def register() -> None:
     """Make the tier known by its name; may be called twice."""
-    if TIER not in SecondaryTierFactory._registry:
-        SecondaryTierFactory.register_tier(TIER, "kvferry.integrations.vllm.tier", TIER)
+    enter_tier(factory)
 
 
 def end_steps(manager: Any) -> Any:

@@ -130,22 +130,32 @@ class CudaBlocks:
                     for _ in range(_SLOTS):
                         lane.next()
 
-    def pin(self, memory: BufferLike) -> bool:
-        """Let the device read and write this memory itself, until `close`; whether it can.
+    def pin(self, memories: Sequence[BufferLike]) -> None:
+        """Have the device read and write these itself, until `close`.
 
-        The memory must stay mapped until then; this keeps the buffer.
+        They must stay mapped until then; this keeps the buffers. It takes a moment for each GB, and
+        is waited for: CUDA allows none of it while a graph is captured. A thread does it, because
+        an error would be raised by the next kernel that its thread launches.
         """
-        view = readable(memory)
-        tensor = self._torch.frombuffer(view, dtype=self._torch.uint8)
-        if tensor.is_pinned():
-            return True
-        runtime = self._torch.cuda.cudart()
-        code = int(runtime.cudaHostRegister(tensor.data_ptr(), view.nbytes, 0))
-        if code:
-            _log.info("memory of pages cannot be pinned (CUDA error %d); it is copied", code)
-            return False
-        self._pinned.append((tensor.data_ptr(), view))
-        return True
+        thread = threading.Thread(target=self._pin, args=(memories,), name="kvferry-pin")
+        thread.start()
+        thread.join()
+
+    def _pin(self, memories: Sequence[BufferLike]) -> None:
+        for memory in memories:
+            view = readable(memory)
+            address = _frozen(self._torch, view).data_ptr()
+            with self._torch.cuda.device(self._device):
+                code = int(self._torch.cuda.cudart().cudaHostRegister(address, view.nbytes, 0))
+            if code:
+                _log.info(
+                    "%.1f GB of pages cannot be pinned (CUDA error %d), so they are copied once "
+                    "more; `ulimit -l unlimited` may help",
+                    view.nbytes / 1e9,
+                    code,
+                )
+            else:
+                self._pinned.append((address, view))
 
     def close(self) -> None:
         """Wait for copies under way, and give back what was pinned and reserved."""

@@ -25,7 +25,18 @@ SERIES: dict[str, tuple[str, str]] = {
     "vllm:kvferry_loads": ("loads", "Loads of prompts from the cache that have ended."),
     "vllm:kvferry_loaded_chunks": ("loaded_chunks", "Chunks that were put into blocks."),
     "vllm:kvferry_loaded_bytes": ("loaded_bytes", "Bytes that were put into blocks."),
-    "vllm:kvferry_failed_chunks": ("failed_chunks", "Chunks that did not come; computed instead."),
+    "vllm:kvferry_failed_chunks": (
+        "failed_chunks",
+        "Chunks that were to be loaded and were gone, damaged, or out of reach; computed instead.",
+    ),
+    "vllm:kvferry_declined_chunks": (
+        "declined_chunks",
+        "Chunks that were there and not loaded, because computing them is quicker.",
+    ),
+    "vllm:kvferry_late_chunks": (
+        "late_chunks",
+        "Chunks that did not come within the time of a load; computed instead.",
+    ),
     "vllm:kvferry_load_seconds": ("load_s", "Seconds that loads took, added up."),
     "vllm:kvferry_saved_chunks": ("saved_chunks", "Chunks that were given to the cache."),
     "vllm:kvferry_saved_bytes": ("saved_bytes", "Bytes that were given to the cache."),
@@ -52,6 +63,8 @@ class KvferryStats(KVConnectorStats):  # type: ignore[misc]
         for title, name in (
             ("kvferry loaded chunks", "loaded_chunks"),
             ("failed", "failed_chunks"),
+            ("declined", "declined_chunks"),
+            ("late", "late_chunks"),
             ("saved", "saved_chunks"),
             ("shed", "shed_chunks"),
         ):

@@ -3,7 +3,7 @@
     --kv-transfer-config '{"kv_connector": "OffloadingConnector", "kv_role": "kv_both",
       "kv_connector_extra_config": {"spec_name": "TieringOffloadingSpec",
         "cpu_bytes_to_use": 10737418240, "secondary_tiers": [{"type": "KvferryTier",
-          "module_path": "kvferry.integrations.vllm.tier", "url": "redis://cache-1:6379"}]}}'
+          "url": "redis://cache-1:6379", "identity": "a name of the model and its settings"}]}}'
 
 vLLM copies KV between the GPU and pinned memory, and decides what goes where. This tier moves
 chunks between that memory and the store. It runs in vLLM's scheduler, so it never waits: questions
@@ -11,8 +11,8 @@ and transfers are native batches that threads without the GIL carry out, and the
 for once a step. What vLLM's key does not say (model, weights, layout, workers) is in the identity,
 which is in every key and frame. See docs/guides/vllm-tier.md; options: `offload.options`.
 
-A store that is away, slow, full or wrong is a miss or a store less, never an error. vLLM 0.22.1 has
-no way to name this module; `kvferry.integrations.vllm.spec` brings it there.
+A store that is away, slow, full or wrong is a miss or a store less, never an error. vLLM knows the
+name by the entry point (`plugin`); 0.22.1 needs `kvferry.integrations.vllm.spec`, to end steps.
 
 Ownership: vLLM's rows belong to the store until `get_finished_jobs` has returned their job. The
 memory is released by `shutdown`; if that raises, something still uses it and vLLM must keep it.
@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
 import time
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -31,10 +32,16 @@ from kvferry.connectors.base import Space
 from kvferry.errors import UsageError
 from kvferry.integrations.vllm.offload.core import TierCore, TierLimits
 from kvferry.integrations.vllm.offload.options import read_options
+from kvferry.integrations.vllm.offload.patience import Patience
 from kvferry.integrations.vllm.offload.series import AVAILABLE, SERIES, Observed
 from kvferry.integrations.vllm.offload.threads import in_the_background
 from kvferry.integrations.vllm.offload.transfers import Finished
-from kvferry.integrations.vllm.tier_identity import describe_rows, warn_of_random_seed
+from kvferry.integrations.vllm.speed import device_ops_s, guess
+from kvferry.integrations.vllm.tier_identity import (
+    chunk_tokens,
+    describe_rows,
+    warn_of_random_seed,
+)
 from kvferry.integrations.vllm.versions import need
 from kvferry.keys import identity_digest
 
@@ -106,7 +113,12 @@ class KvferryTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
         self.identity = identity
         with in_the_background():
             connector = settings.open(space)
-        self.core = TierCore(connector, primary_kv_view, TierLimits(**settings.limits))
+        self.core = TierCore(
+            connector,
+            primary_kv_view,
+            TierLimits(**settings.limits),
+            patience=_patience(offloading_spec),
+        )
         self._observed = Observed()
         self._stats_at = 0.0
         self._events: list[Any] | None = _events(offloading_spec) if settings.kv_events else None
@@ -162,8 +174,13 @@ class KvferryTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
     # --- Life ---
 
     def drain_jobs(self) -> None:
-        """Wait until no transfer touches vLLM's memory; bounded, see `TierCore.drain`."""
+        """Wait until no transfer touches vLLM's memory; bounded, see `TierCore.drain`.
+
+        vLLM asks for this when it resets its cache, before it sleeps or after its weights have
+        changed: so nothing that was stored before is found from now on.
+        """
         self.core.drain()
+        self.core.clear()
 
     def shutdown(self) -> None:
         """Finish stores, for a bounded time, and let go of vLLM's memory."""
@@ -226,6 +243,23 @@ class KvferryTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
         return offload.OffloadingEvent(
             keys=list(keys), medium=_Medium.STORAGE, removed=False, locality=self.locality
         )
+
+
+def _patience(spec: Any) -> Patience:
+    """How long waiting for the store may pay, by what computing may take on this device."""
+    made, vllm_config = Patience(), getattr(spec, "vllm_config", None)
+    made.chunk_tokens = chunk_tokens(spec)
+    if vllm_config is None:
+        return made
+    from vllm.platforms import current_platform
+
+    is_cpu = current_platform.device_type == "cpu"
+    gpu = "" if is_cpu else str(current_platform.get_device_name())
+    coefficients = guess(vllm_config, device_ops_s(gpu, os.cpu_count() or 1))
+    if coefficients is not None:
+        made.prefill.expect(coefficients)
+        made.prefill.step_tokens = int(vllm_config.scheduler_config.max_num_batched_tokens)
+    return made
 
 
 def _rows(job: Any) -> list[int]:

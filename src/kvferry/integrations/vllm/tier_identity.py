@@ -6,8 +6,11 @@ rows: the model (see `identity`), how blocks are cut and grouped, how workers di
 layout of the cache, the machine's part in it (see `platform`), and how vLLM makes its hashes.
 
 vLLM 0.22.1 gives a tier its whole configuration. Later versions give it an excerpt, which has the
-model's name and no revision, no quantisation, no override. `config_behind` finds the rest where the
-connector that is building us has it. Where it is not, the excerpt has to do, and the log says so.
+model's name and no revision, no quantisation, no override: from that alone nobody can say whether
+two engines compute the same KV. LoRA adapters are in vLLM's key by name and path, and not by what
+their files hold. So where the configuration is missing, where the files of the model cannot be
+read, or where there are adapters, a tier refuses to start until the user names an identity: a text
+that he changes whenever one of these does.
 """
 
 from __future__ import annotations
@@ -16,46 +19,34 @@ import hashlib
 import json
 import logging
 import os
-import sys
-from types import FrameType
+from pathlib import Path
 from typing import Any
 
+from kvferry.errors import ConfigError
 from kvferry.integrations.vllm.identity import kv_dtype, model_identity, plain_text
 from kvferry.integrations.vllm.platform import platform_fields
-from kvferry.integrations.weights import fingerprint
+from kvferry.integrations.weights import fingerprint, hub_place, is_known
 from kvferry.keys import describe_identity
 
-__all__ = ["config_behind", "describe_rows"]
+__all__ = ["chunk_tokens", "describe_rows", "warn_of_random_seed"]
 
 _log = logging.getLogger("kvferry.integrations")
 
 # Of what lies in a row; another number makes old rows misses.
 _FORMAT = 1
-_FRAMES_MAX = 60
-_NAME = "vllm_config"
 
 
-def config_behind(spec: Any) -> Any:
-    """The ``VllmConfig`` that an ``OffloadingSpec`` was made from, or None.
-
-    Later versions keep it from the spec. It is then in a frame below us: tiers are built in the
-    constructor of the connector, which has it.
-    """
-    own = getattr(spec, "vllm_config", None)
-    if own is not None:
-        return own
-    frame: FrameType | None = sys._getframe(1)
-    for _ in range(_FRAMES_MAX):
-        if frame is None:
-            break
-        code = frame.f_code
-        # Reading locals keeps them alive as long as their frame: only where it has to be.
-        if _NAME in (*code.co_varnames, *code.co_cellvars, *code.co_freevars):
-            found = frame.f_locals.get(_NAME)
-            if hasattr(found, "model_config") and hasattr(found, "cache_config"):
-                return found
-        frame = frame.f_back
-    return None
+def chunk_tokens(spec: Any) -> int:
+    """Tokens of a chunk; 0 where groups of layers have different ones."""
+    config = getattr(spec, "config", None)
+    if config is not None:
+        sizes = {int(group.tokens_per_block) for group in config.groups}
+        blocks = int(config.cache.blocks_per_chunk)
+    else:
+        groups = spec.kv_cache_config.kv_cache_groups
+        sizes = {int(group.kv_cache_spec.block_size) for group in groups}
+        blocks = int(spec.block_size_factor)
+    return sizes.pop() * blocks if len(sizes) == 1 else 0
 
 
 def describe_rows(spec: Any, row_bytes: int, extra: str = "") -> str:
@@ -64,9 +55,19 @@ def describe_rows(spec: Any, row_bytes: int, extra: str = "") -> str:
     Args:
         spec: An ``OffloadingSpec`` of either version, or anything shaped like one.
         row_bytes: Length of a row.
-        extra: A text of the user.
+        extra: The identity that the user named; "": none.
+
+    Raises:
+        ConfigError: Without one, other KV could have the same identity.
     """
-    vllm_config = config_behind(spec)
+    vllm_config = getattr(spec, "vllm_config", None)
+    unknown = "" if extra else _unknown(vllm_config)
+    if unknown:
+        raise ConfigError(
+            f"{unknown}, so KvferryTier cannot tell whose KV it would load: set the tier's option "
+            '"identity" to a text, the same in all engines that are to share, and change it '
+            "whenever the model's revision, quantisation or overrides, or a LoRA adapter, change"
+        )
     excerpt = getattr(spec, "config", None)
     layout = str(getattr(excerpt, "kv_cache_layout", None) or "")
     fields: dict[str, Any] = {"engine": "vllm offload", "format": _FORMAT, "row_bytes": row_bytes}
@@ -76,11 +77,10 @@ def describe_rows(spec: Any, row_bytes: int, extra: str = "") -> str:
         fields["dtype"] = kv_dtype(vllm_config)
     else:
         name = str(excerpt.model.name) if excerpt is not None else "unknown"
-        fields |= {"model": name, "revision": fingerprint(name)}
-        _log.warning(
-            "vLLM's configuration is not to be found: cached KV is told apart by the files of the "
-            "model and its element type; set the tier's option identity if anything else differs"
-        )
+        weights = fingerprint(name)
+        if is_known(weights) and Path(name).exists():  # wherever it lies
+            name = hub_place(name)[0] or "local"
+        fields |= {"model": name, "revision": weights}
     if excerpt is not None:
         fields |= _of_excerpt(excerpt)
     else:
@@ -90,6 +90,17 @@ def describe_rows(spec: Any, row_bytes: int, extra: str = "") -> str:
     fields["user"] = extra
     shown = {name: plain_text(value) for name, value in fields.items()}
     return describe_identity(**{name: value for name, value in shown.items() if value != ""})
+
+
+def _unknown(vllm_config: Any) -> str:
+    """Why the model's identity cannot be known, as the beginning of a sentence; "": it can."""
+    if vllm_config is None:
+        return "this vLLM tells its tiers no more of a model than its name"
+    if getattr(vllm_config, "lora_config", None) is not None:
+        return "vLLM tells LoRA adapters apart by their names and not by what they hold"
+    if not is_known(model_identity(vllm_config)["revision"]):
+        return f"the files of model {vllm_config.model_config.model!r} cannot be read here"
+    return ""
 
 
 def _of_excerpt(config: Any) -> dict[str, Any]:
@@ -151,7 +162,7 @@ def _hashing(vllm_config: Any) -> dict[str, str]:
 
 def warn_of_random_seed(spec: Any) -> None:
     """Say that nobody else can use what is stored, where vLLM draws its hash seed at random."""
-    vllm_config = config_behind(spec)
+    vllm_config = getattr(spec, "vllm_config", None)
     algorithm = _hashing(vllm_config)["hash"]
     fixed_by_default = hasattr(spec, "config") and not algorithm.startswith("xxhash")
     if os.getenv("PYTHONHASHSEED") is None and not fixed_by_default:

@@ -8,9 +8,11 @@
 
 On a CPU blocks are gathered within the step. On a GPU that happens behind it, on a stream of its
 own, and the next step waits only if blocks that are still being gathered were given to somebody.
-Handing what was gathered to the cache happens in a thread in either case. There are only so many
-buffers for it: what finds none is not saved, and counted. So a store that is slow or dead costs the
-engine nothing, and no load outlasts its limit.
+Handing what was gathered to the cache happens in a thread in either case (`saver`). So a store that
+is slow or dead costs the engine nothing, and no load outlasts its limit.
+
+An engine that takes its blocks away, to sleep or for other tensors, says so before (`let_go`): then
+nothing reads or writes them any more.
 
 Threads: the engine's one calls all of it.
 """
@@ -21,43 +23,36 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from kvferry.client.buffers import BufferLike
 from kvferry.engine.prompt import Prompt
 from kvferry.errors import KVFerryError
-from kvferry.integrations.vllm.backend import Backend, Copier, LoadJob, SaveJob, Work
+from kvferry.integrations.vllm.backend import Backend, Copier, LoadJob, Work
 from kvferry.integrations.vllm.counts import Counts
+from kvferry.integrations.vllm.gate import BlockGate
+from kvferry.integrations.vllm.saver import Saver
+from kvferry.integrations.vllm.steps import HostSteps, Steps
 from kvferry.keys import DIGEST_BYTES
-from kvferry.pool import Page, PagePool
 
 __all__ = ["WorkerHalf"]
 
 _log = logging.getLogger("kvferry.integrations.vllm")
 
 _COUNTED = (
-    *("loads", "loaded_chunks", "loaded_bytes", "failed_chunks", "lost_leases", "load_s"),
-    *("saved_chunks", "saved_bytes", "known_chunks", "shed_chunks", "save_s"),
+    *("loads", "loaded_chunks", "loaded_bytes", "lost_leases", "load_s"),
+    *("failed_chunks", "declined_chunks", "late_chunks"),
+    *("saved_chunks", "saved_bytes", "known_chunks", "shed_chunks", "lost_chunks", "save_s"),
 )
-_CLOSE_S = 5.0
+# Chunks that did not come although they are there: why, by the reasons of `kvferry.Engine`.
+_WHY = {"not_worth_loading": "declined_chunks", "cut": "declined_chunks", "deadline": "late_chunks"}
+# At the end: vLLM gives its workers 5 s, and 4 s more before it kills them.
+_CLOSE_S = 4.0
+# What copies of blocks that are taken away are waited for.
+_LET_GO_S = 10.0
 # What a step without computing waits for loads: else the engine turns in a circle at full speed.
 _IDLE_S = 0.0005
-# Blocks that somebody else was given are waited for at least so long; then the save is dropped.
-_FENCE_S = 10.0
-
-
-class _Save:
-    """Chunks on their way out of their blocks."""
-
-    __slots__ = ("job", "layers", "pages", "spoilt", "steps")
-
-    def __init__(self, job: SaveJob, pages: list[Page]) -> None:
-        self.job = job
-        self.pages = pages
-        self.layers: set[int] = set()  # those that were taken out, or are about to be
-        self.steps: list[Future[None]] = []  # what still reads the blocks
-        self.spoilt = False  # the blocks may hold something else by now
 
 
 class WorkerHalf:
@@ -68,10 +63,12 @@ class WorkerHalf:
         copier: Of the engine's tensors; closed with this.
         chunk_size: Tokens of a chunk.
         chunk_blocks: Blocks of a chunk.
-        load_timeout_s: The longest that a load may take.
+        load_timeout_s: The longest that a load may take, from when it begins.
         load_threads: How many loads run at a time.
         save_bytes_max: Memory for what was gathered and not handed over yet; it is used as needed.
         thread_start: What every thread of this does first.
+        memory: Where chunks of the cache lie, to be pinned for a device.
+        steps: Tells what steps take; default: on a CPU.
     """
 
     def __init__(
@@ -85,25 +82,35 @@ class WorkerHalf:
         load_threads: int = 4,
         save_bytes_max: int = 256 << 20,
         thread_start: Callable[[], object] | None = None,
+        memory: Sequence[BufferLike] = (),
+        steps: Steps | None = None,
     ) -> None:
         self.backend = backend
         self.counts = Counts(_COUNTED)
         self._copier = copier
+        self._gate = BlockGate()
         self._chunk_size = chunk_size
         self._chunk_blocks = chunk_blocks
         self._load_timeout_s = load_timeout_s
         self._chunk_bytes = copier.block_bytes * chunk_blocks
-        pages = max(1, save_bytes_max // self._chunk_bytes)
-        self._pool = PagePool((self._chunk_bytes,), "uint8", pages, prefault=False)
+        self._saver = Saver(
+            backend,
+            copier,
+            self.counts,
+            self._gate,
+            chunk_size=chunk_size,
+            chunk_blocks=chunk_blocks,
+            bytes_max=save_bytes_max,
+            thread_start=thread_start,
+        )
+        copier.pin([self._saver.memory, *memory])
         self._layer_index = {name: index for index, name in enumerate(copier.layer_names)}
         self._loaders = ThreadPoolExecutor(load_threads, "kvferry-load-kv", thread_start)
-        self._saver = ThreadPoolExecutor(1, "kvferry-save-kv", thread_start)
+        self._steps: Steps = steps or HostSteps()
         self._work: Work | None = None
-        self._saves: list[_Save] = []  # of this step
-        self._pending: list[_Save] = []  # of former steps, with blocks that are still read
         self._ended = threading.Condition()
-        self._running = 0
-        self._reports: list[tuple[str, list[int]]] = []  # requests, and blocks that were not filled
+        self._running: list[LoadJob] = []
+        self._reports: list[tuple[LoadJob, list[int]]] = []  # and blocks that were not filled
         self._failed: set[int] = set()
         self._closing = False
 
@@ -114,16 +121,10 @@ class WorkerHalf:
         if work is self._work:
             return
         self._work = work
-        self._protect(work.given)
-        self._saves = []
-        taken = self.backend.available  # else there is no need to copy anything
-        for job in work.saves:
-            chunks = len(job.block_ids) // self._chunk_blocks
-            pages = self._take_pages(chunks) if taken else []
-            if len(pages) < chunks:
-                self.counts.add("shed_chunks", chunks - len(pages))
-            if pages:
-                self._saves.append(_Save(job, pages))
+        if work.computes:
+            self._steps.begin()
+        self._saver.protect(work.given)
+        self._saver.begin(work.saves)
 
     def start_loads(self, work: Work) -> None:
         """Begin the loads of this step."""
@@ -131,43 +132,41 @@ class WorkerHalf:
         if not work.loads:
             return
         fence = self._copier.fence()
-        until = time.monotonic() + self._load_timeout_s
+        now = time.monotonic()
         for job in work.loads:
             with self._ended:
-                self._running += 1
+                self._running.append(job)
             try:
-                self._loaders.submit(self._load, job, until, fence)
+                self._loaders.submit(self._load, job, now, fence, self._gate.epoch)
             except RuntimeError:  # closed
-                self._report(job, 0)
+                self._report(job, 0, "")
 
     def save_layer(self, layer_name: str) -> None:
         """This layer is computed, or will be behind what the device was told so far."""
         index = self._layer_index.get(layer_name)
-        if not self._saves or index is None:
-            return
-        fence = self._copier.fence()
-        for save in self._saves:
-            save.layers.add(index)
-            self._gather(save, index, fence)
+        if index is not None:
+            self._saver.layer(index)
 
     def end_step(self) -> None:
         """All layers are; what was not taken out is taken out now, and handed over."""
-        saves, self._saves = self._saves, []
-        if not saves:
-            return
-        fence = self._copier.fence()
-        for save in saves:
-            missing = len(self._layer_index) - len(save.layers)
-            if missing == len(self._layer_index):
-                self._gather(save, None, fence)
-            elif missing:
-                for index in self._layer_index.values():
-                    if index not in save.layers:
-                        self._gather(save, index, fence)
-            if save.steps:
-                self._pending.append(save)
-            self._in_background(self._store, save)
-        self._pending = [save for save in self._pending if not _all_done(save.steps)]
+        self._observe()
+        self._saver.end()
+
+    def let_go(self) -> bool:
+        """The engine is about to unmap its blocks, or to write other KV: what was asked for until
+        now is not loaded or taken out any more. Whether nothing touches them when this returns.
+
+        Called in any thread. Copies under way are waited for, for some seconds at most.
+        """
+        return self._gate.take_away(time.monotonic() + _LET_GO_S)
+
+    def _observe(self) -> None:
+        """Tell the cache what steps have taken."""
+        work = self._work
+        if work is not None and work.computes:
+            self._steps.end((work.new_tokens, work.pairs, work.decodes), self._saver.copied_s)
+        for totals, took_s in self._steps.taken():
+            self.backend.observe_step(*totals, took_s)
 
     # --- Loads ---
 
@@ -183,137 +182,73 @@ class WorkerHalf:
             reports, self._reports = self._reports, []
         for _, blocks in reports:
             self._failed.update(blocks)
-        return {request_id for request_id, _ in reports}
+        return {job.request_id for job, _ in reports}
 
     def failed_blocks(self) -> set[int]:
         """The blocks that were not filled by the loads that `finished` has reported."""
         failed, self._failed = self._failed, set()
         return failed
 
-    def _load(self, job: LoadJob, until: float, fence: Any) -> None:
+    def _load(self, job: LoadJob, given_at: float, fence: Any, epoch: int) -> None:
         began = time.monotonic()
-        filled = 0
+        filled, why = 0, ""
         try:
-            filled = self._bring(job, until, fence)
+            filled, why = self._bring(job, given_at, fence, epoch)
         except KVFerryError as error:
             _log.warning("a load ended early: %s", error)
         except Exception:  # ours: the engine computes instead
             _log.exception("a load failed")
         finally:
             self.counts.add("load_s", time.monotonic() - began)
-            self._report(job, filled)
+            self._report(job, filled, why)
 
-    def _bring(self, job: LoadJob, until: float, fence: Any) -> int:
-        """Fill the blocks; how many chunks are."""
+    def _bring(self, job: LoadJob, given_at: float, fence: Any, epoch: int) -> tuple[int, str]:
+        """Fill the blocks; how many chunks are, and why it is not all of them."""
         chunks = len(job.hashes) // DIGEST_BYTES
-        prompt = Prompt(job.hashes, chunks * self._chunk_size, self._chunk_size)
-        left_s = until - time.monotonic()
-        if left_s <= 0 or self._closing:
-            return 0
-        hit = self.backend.retrieve(prompt, timeout_s=left_s)
+        prompt = Prompt(
+            job.hashes,
+            max(job.tokens, job.start_tokens + chunks * self._chunk_size),
+            self._chunk_size,
+            job.generation,
+            start_tokens=job.start_tokens,
+            computed_tokens=job.computed_tokens,
+            queued=job.queued,
+            queued_at=given_at,
+        )
+        if self._closing:
+            return 0, ""
+        hit = self.backend.retrieve(prompt, timeout_s=self._load_timeout_s)
         try:
             pages = hit.pages
-            filled = len(pages)
+            filled, why = len(pages), hit.reason
             if filled:
                 ids = job.block_ids[: filled * self._chunk_blocks]
-                self._copier.scatter(pages, ids, after=fence)
+                with self._gate.touching(epoch) as may:
+                    if may:
+                        self._copier.scatter(pages, ids, after=fence)
+                if epoch != self._gate.epoch:  # the blocks are not what they were
+                    filled, why = 0, ""
         finally:
             del pages
             held = hit.release()
         if not held:  # the pages were perhaps somebody else's before the end
             self.counts.add("lost_leases", 1)
-            return 0
-        return filled
+            return 0, ""
+        return filled, why
 
-    def _report(self, job: LoadJob, filled: int) -> None:
+    def _report(self, job: LoadJob, filled: int, why: str) -> None:
         missing = [block for block in job.block_ids[filled * self._chunk_blocks :] if block >= 0]
         self.counts.add("loads", 1)
         self.counts.add("loaded_chunks", filled)
         self.counts.add("loaded_bytes", filled * self._chunk_bytes)
-        self.counts.add("failed_chunks", len(job.hashes) // DIGEST_BYTES - filled)
+        count = len(job.hashes) // DIGEST_BYTES - filled
+        self.counts.add(_WHY.get(why, "failed_chunks"), count)
         with self._ended:
-            self._running -= 1
-            self._reports.append((job.request_id, missing))
-            self._ended.notify_all()
-
-    # --- Saves ---
-
-    def _take_pages(self, count: int) -> list[Page]:
-        pages: list[Page] = []
-        while len(pages) < count and (page := self._pool.allocate()) is not None:
-            pages.append(page)
-        return pages
-
-    def _gather(self, save: _Save, layer: int | None, fence: Any) -> None:
-        """Take a layer out, or all: now where that waits for nobody, else behind the step."""
-        if fence is None:
-            self._gather_now(save, layer, None)
-        else:
-            future = self._in_background(self._gather_now, save, layer, fence)
-            if future is not None:
-                save.steps.append(future)
-
-    def _gather_now(self, save: _Save, layer: int | None, fence: Any) -> None:
-        if save.spoilt:
-            return
-        ids = save.job.block_ids[: len(save.pages) * self._chunk_blocks]
-        pages: Sequence[BufferLike] = save.pages
-        try:
-            if layer is None:
-                self._copier.gather(ids, pages, after=fence)
-            else:
-                self._copier.gather_layer(layer, ids, pages, after=fence)
-        except Exception:  # ours: then it is not saved
-            _log.exception("blocks could not be gathered")
-            save.spoilt = True
-
-    def _protect(self, given: Sequence[int]) -> None:
-        """Blocks that somebody is given must not be read any more."""
-        if not self._pending or not given:
-            return
-        taken = set(given)
-        for save in self._pending:
-            if taken.isdisjoint(save.job.block_ids):
-                continue
-            until = time.monotonic() + _FENCE_S
-            for future in save.steps:
-                try:
-                    future.result(max(0.0, until - time.monotonic()))
-                except Exception:  # too late, or cancelled: what is there is not to be trusted
-                    save.spoilt = True
-        self._pending = [save for save in self._pending if not _all_done(save.steps)]
-
-    def _store(self, save: _Save) -> None:
-        began = time.monotonic()
-        job, chunks = save.job, len(save.pages)
-        try:
-            if save.spoilt:
-                self.counts.add("shed_chunks", chunks)
+            if job not in self._running:  # given up; see `abandon`
                 return
-            end = job.first_chunk + chunks
-            hashes = job.hashes[: end * DIGEST_BYTES]
-            prompt = Prompt(hashes, end * self._chunk_size, self._chunk_size)
-            stored = self.backend.store(prompt, save.pages, first_chunk=job.first_chunk)
-            self.counts.add("saved_chunks", stored.chunks)
-            self.counts.add("saved_bytes", stored.chunks * self._chunk_bytes)
-            self.counts.add("known_chunks", stored.known)
-            self.counts.add("shed_chunks", stored.shed + sum(stored.dropped.values()))
-        except KVFerryError as error:
-            self.counts.add("shed_chunks", chunks)
-            _log.warning("%d chunks were not saved: %s", chunks, error)
-        except Exception:  # ours
-            self.counts.add("shed_chunks", chunks)
-            _log.exception("%d chunks were not saved", chunks)
-        finally:
-            for page in save.pages:
-                page.free()
-            self.counts.add("save_s", time.monotonic() - began)
-
-    def _in_background(self, call: Callable[..., None], *args: Any) -> Future[None] | None:
-        try:
-            return self._saver.submit(call, *args)
-        except RuntimeError:  # closed: what was gathered is lost
-            return None
+            self._running.remove(job)
+            self._reports.append((job, missing))
+            self._ended.notify_all()
 
     # --- The end ---
 
@@ -321,22 +256,48 @@ class WorkerHalf:
         """What this half counted, and under "cache" what the cache did."""
         return {**self.counts.read(), "cache": self.backend.stats()}
 
+    def abandon(self) -> list[LoadJob]:
+        """Close; the loads that nobody was told of. Their blocks are gone, whatever came."""
+        self.let_go()
+        with self._ended:
+            left = [job for job, _ in self._reports] + self._running
+            self._running, self._reports = [], []
+        self.close()
+        return left
+
+    def inherit(self, jobs: Sequence[LoadJob]) -> None:
+        """Report these as loads of which nothing came: see `abandon`."""
+        for job in jobs:
+            with self._ended:
+                self._running.append(job)
+            self._report(job, 0, "")
+
     def close(self) -> None:
         """Hand over what was gathered, write what waits for stores, for some seconds at most."""
         if self._closing:
             return
         self._closing = True
+        until = time.monotonic() + _CLOSE_S
         self._loaders.shutdown(wait=False, cancel_futures=True)
-        last = self._in_background(lambda: None)
-        if last is not None:
-            try:
-                last.result(_CLOSE_S)
-            except Exception:
-                _log.warning("chunks were not saved before the end")
-        self._saver.shutdown(wait=False, cancel_futures=True)
-        self.backend.close()
+        lost = self._saver.close(until)
+        self.backend.close(max(0.0, until - time.monotonic()))
+        lost += self._unwritten()
+        if lost:
+            _log.warning(
+                "%d chunks were not saved before the end: they did not get to the cache within the "
+                "%.0f s that a worker has",
+                lost,
+                _CLOSE_S,
+            )
         self._copier.close()
 
-
-def _all_done(futures: Sequence[Future[None]]) -> bool:
-    return all(future.done() for future in futures)
+    def _unwritten(self) -> int:
+        """Chunks that were still to be written to stores when the cache was closed."""
+        try:
+            metrics = self.backend.stats().get("metrics", {})
+        except KVFerryError:  # a server's client, which is closed: the server writes on
+            return 0
+        dropped = metrics.get("kvferry_shed_chunks_total", {}).get("cancelled", 0)
+        count = int(dropped + metrics.get("kvferry_write_queue_chunks", 0))
+        self.counts.add("lost_chunks", count)
+        return count

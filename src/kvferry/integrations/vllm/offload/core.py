@@ -28,6 +28,7 @@ from kvferry.client.batch import BatchResult
 from kvferry.connectors.base import Connector
 from kvferry.errors import DeadlineExceeded
 from kvferry.integrations.vllm.offload.lookups import KNOWN_MAX, Lookups, chunk_names
+from kvferry.integrations.vllm.offload.patience import Patience
 from kvferry.integrations.vllm.offload.transfers import Finished, TransferLimits, Transfers
 from kvferry.integrations.vllm.offload.wire import Wire
 
@@ -49,11 +50,12 @@ class TierLimits(TransferLimits):
     """Limits of a tier, beside those of its jobs.
 
     Attributes:
-        lookup_timeout_s: How long a request waits for the store to say what it has.
+        lookup_timeout_s: The longest that a request waits for the store to say what it has; None:
+            as long as that can pay.
         drain_timeout_s: How long `drain` and `close` wait for stores before they withdraw them.
     """
 
-    lookup_timeout_s: float = 0.04
+    lookup_timeout_s: float | None = None
     drain_timeout_s: float = 10.0
 
 
@@ -65,6 +67,7 @@ class TierCore:
         view: Memory of rows, contiguous and writable.
         limits: See there.
         clock: Seconds that only grow.
+        patience: How long waiting pays, where the limits do not say how long to wait.
 
     Attributes:
         lookup: ``lookup(request, key)``: whether the store has a chunk; None: ask again in the next
@@ -78,25 +81,31 @@ class TierCore:
         view: memoryview,
         limits: TierLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
+        patience: Patience | None = None,
     ) -> None:
         limits = limits or TierLimits()
+        self.patience = patience = patience or Patience()
+        patience.lookup_s, patience.stall_s = limits.lookup_timeout_s, limits.load_stall_s
+        patience.chunk_bytes = connector.space.value_size_bytes
         self.limits = limits
         self.counts: Counter[str] = Counter()
         self._clock = clock
         self._known = KnownChunks(KNOWN_MAX)
         self._wire = Wire(connector, self.counts, clock)
-        self._lookups = Lookups(self._wire, self._known, self.counts, limits.lookup_timeout_s)
+        self._lookups = Lookups(self._wire, self._known, self.counts, patience)
         self._transfers = Transfers(
             self._wire,
             view,
             connector.space.value_size_bytes,
             chunk_names,
-            self._known.unknown,
+            lambda keys: self._known.unknown(keys),
             limits,
             self.counts,
+            patience,
         )
         # Called key by key, in every step: without a call in between.
         self.lookup: Callable[[str, bytes], bool | None] = self._lookups.ask
+        self._job = self._cleared = -1  # the last one, and the last one before a clear
         self._used: dict[bytes, None] = {}
         self._touched_at = 0.0
         self._closed = False
@@ -113,10 +122,12 @@ class TierCore:
 
     def load(self, job: int, keys: Sequence[bytes], rows: Sequence[int]) -> None:
         """Begin to read chunks into rows."""
+        self._job = max(self._job, job)
         self._transfers.load(job, keys, rows)
 
     def store(self, job: int, keys: Sequence[bytes], rows: Sequence[int]) -> None:
         """Begin to store chunks from rows."""
+        self._job = max(self._job, job)
         self._transfers.store(job, keys, rows)
 
     def finished(self) -> list[Finished]:
@@ -127,7 +138,8 @@ class TierCore:
             self._transfers.watch()
         taken = self._transfers.take()
         for job in taken:
-            self._known.add(job.done)
+            if job.job > self._cleared:
+                self._known.add(job.done)
             if job.is_load and not job.success:
                 self._lookups.mark_missing(set(job.keys).difference(job.done))
         return taken
@@ -164,6 +176,13 @@ class TierCore:
                 f"{self._transfers.running} transfers still use memory {_LET_GO_S:g} s after they "
                 "were withdrawn"
             )
+
+    def clear(self) -> None:
+        """Find nothing of before any more; the store's own eviction deletes it."""
+        self._known = KnownChunks(KNOWN_MAX)
+        self._cleared = self._job
+        self._lookups.renew(self._known)
+        self._wire.renew()
 
     def close(self) -> None:
         """End loads, finish stores, close the store, release the view. May be called twice.

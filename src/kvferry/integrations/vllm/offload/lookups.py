@@ -2,8 +2,9 @@
 
 A scheduler asks key by key, and asks again in its next step what was left open. So the first time a
 key is written down (None: ask again), the keys of a request go out together as one batch at the end
-of the step, and the next steps find the answers here. A key that is not answered within the
-deadline is not there.
+of the step, and the next steps find the answers here. A key that is not answered for as long as
+waiting can pay is not there, and neither is one that is computed sooner than it is loaded. What the
+presence view of the store knows to be absent is answered at once.
 
 Answers live until the request is forgotten, for `AGE_S` seconds at most: what the store has may
 change. A chunk that could not be loaded is marked as missing, so that nobody tries it again.
@@ -20,12 +21,15 @@ from dataclasses import dataclass, field
 from kvferry import _native
 from kvferry._native import KnownChunks, chunk_names
 from kvferry.client.batch import BatchResult
+from kvferry.integrations.vllm.offload.patience import Patience
 from kvferry.integrations.vllm.offload.wire import Wire
 
 __all__ = ["KNOWN_MAX", "Lookups", "chunk_name", "chunk_names"]
 
 AGE_S = 10.0
 REQUESTS_MAX = 4096
+# How long a question lives that nobody waits for.
+_UNWAITED_S = 2.0
 KNOWN_MAX = 1 << 17
 # How often answers are looked for by who asks for a key again within a step.
 _LOOK_S = 200e-6
@@ -57,17 +61,17 @@ class Lookups:
     Args:
         wire: The store.
         known: Told of what is there.
-        counts: Counts chunks as ``lookup_hit``, ``_miss``, ``_timeout``, ``_down``.
-        timeout_s: The deadline.
+        counts: Counts chunks as ``lookup_hit``, ``_miss``, ``_timeout``, ``_down``, ``_declined``.
+        patience: Says how long to wait, and whether a load pays.
     """
 
     def __init__(
-        self, wire: Wire, known: KnownChunks, counts: Counter[str], timeout_s: float
+        self, wire: Wire, known: KnownChunks, counts: Counter[str], patience: Patience
     ) -> None:
         self._wire = wire
         self._known = known
         self._counts = counts
-        self._timeout_s = timeout_s
+        self._patience = patience
         self._requests: OrderedDict[str, _Request] = OrderedDict()
         self._fresh: set[str] = set()  # requests with fresh keys
         self._asked: dict[int, _Request] = {}  # those with questions, by id()
@@ -87,6 +91,10 @@ class Lookups:
         if found < _PENDING:
             return found == 1
         if found == _NEW:
+            if self._wire.absent(chunk_name(key)):  # the presence view knows: no question, no step
+                request.answers.take_back()
+                self._counts["lookup_miss"] += 1
+                return False
             if request.is_fresh:  # one look at the gate is enough for all of a step
                 return None
             if self._wire.shut:
@@ -121,6 +129,13 @@ class Lookups:
                 break
             self._requests.popitem(last=False)
 
+    def renew(self, known: KnownChunks) -> None:
+        """Everything was cleared: what was heard of the store is of before."""
+        self._known = known
+        self._requests.clear()
+        self._fresh.clear()
+        self._asked.clear()
+
     def forget(self, request_id: str) -> None:
         """The request is over."""
         request = self._requests.pop(request_id, None)
@@ -154,14 +169,25 @@ class Lookups:
         question, names = request.answers.take()
         request.is_fresh = False
 
-        def answered(result: BatchResult) -> None:
-            self._answered(request, question, result)
+        known = self._known
 
-        if self._wire.shut or self._wire.touch(names, self._timeout_s, answered) is None:
+        def answered(result: BatchResult) -> None:
+            if known is self._known:  # else everything was cleared meanwhile
+                self._answered(request, question, result)
+
+        now = self._wire.clock()
+        limit_s = self._patience.question_s(len(names), now)
+        # Who does not wait asks all the same: the next ones may know more.
+        asked_s = limit_s or _UNWAITED_S
+        if self._wire.shut or self._wire.touch(names, asked_s, answered) is None:
             request.answers.deny(question)
             self._counts["lookup_down"] += len(names)
             return
-        request.asked.append((self._wire.clock() + self._timeout_s, question))
+        if not limit_s:
+            request.answers.deny(question)
+            self._counts["lookup_declined"] += len(names)
+            return
+        request.asked.append((now + limit_s, question))
         self._asked[id(request)] = request
 
     def _answered(self, request: _Request, question: bytes, result: BatchResult) -> None:
@@ -170,7 +196,15 @@ class Lookups:
         request.asked = asked
         self._settle(request)
         there, missing = self._known.hear(question, result.statuses)
-        if not late:
+        count = len(result.statuses)
+        pays = True
+        if there + missing == count:
+            found, now = result.prefix_len, self._wire.clock()
+            pays = self._patience.answered(count, found, result.elapsed_s, now) or not found
+        if not late and not pays:
+            request.answers.deny(question)
+            self._counts["lookup_declined"] += count
+        elif not late:
             request.answers.settle(question, result.statuses)
             self._counts["lookup_hit"] += there
             self._counts["lookup_miss"] += missing
@@ -181,7 +215,9 @@ class Lookups:
         request.asked = [entry for entry in request.asked if entry[0] > now]
         for _, question in late:
             request.answers.deny(question)
-            self._counts["lookup_timeout"] += len(question) // _HASH_BYTES
+            count = len(question) // _HASH_BYTES
+            self._counts["lookup_timeout"] += count
+            self._patience.unanswered(count, now - request.born)
         if late:
             self._settle(request)
             self._wire.shut_gate()

@@ -1,6 +1,6 @@
 """The counters of a tier as series of Prometheus, for engines that ask for what is new.
 
-    vllm:kvferry_tier_lookup_chunks{outcome="hit"}   hit, miss, timeout, down
+    vllm:kvferry_tier_lookup_chunks{outcome="hit"}   hit, miss, timeout, down, declined
     vllm:kvferry_tier_load_chunks{outcome="ok"}      ok, miss, corrupt, size_mismatch, timeout,
                                                      unavailable, server_error, cancelled, down,
                                                      refused

@@ -7,7 +7,7 @@
 A job is one batch: the socket reads into, and writes from, the rows themselves. It is finished when
 no thread of ours touches its rows any more, and not before: a load that is given up is withdrawn,
 and its end is awaited. Every job ends: it has a deadline that grows with its bytes, and loads that
-get nothing for `load_stall_s`, all of them together, are withdrawn at once.
+get nothing for as long as that can pay, all of them together, are withdrawn at once.
 
 Stores are shed (finished, without success) when the store is down, and when more than
 `store_bytes_max` wait: rows that are being stored cannot be used for anything else. What the store
@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvferry.client.batch import BatchResult, Status
+from kvferry.integrations.vllm.offload.patience import Patience
 from kvferry.integrations.vllm.offload.wire import Wire
 
 __all__ = ["Finished", "TransferLimits", "Transfers"]
@@ -36,14 +37,14 @@ class TransferLimits:
 
     Attributes:
         load_timeout_s: Deadline of a load, plus its bytes at `floor_rate_bytes_s`.
-        load_stall_s: How long all loads together may get nothing.
+        load_stall_s: How long all loads together may get nothing; None: as long as that can pay.
         store_timeout_s: Deadline of a store, plus its bytes likewise.
         store_bytes_max: What may be on its way to the store.
         floor_rate_bytes_s: The slowest transfer that counts as alive.
     """
 
     load_timeout_s: float = 1.0
-    load_stall_s: float = 0.5
+    load_stall_s: float | None = None
     store_timeout_s: float = 5.0
     store_bytes_max: int = 1 << 62
     floor_rate_bytes_s: float = 50e6
@@ -93,6 +94,7 @@ class Transfers:
         names_of: The names of chunks in the store.
         missing: The indices of those chunks that the store has not, as far as is known.
         limits: See there.
+        patience: Says how long loads may get nothing; told what they took.
         counts: Counts chunks as ``load_ok``, ``load_<status>``, ``store_ok``, ``store_<status>``,
             ``store_skipped``, ``store_shed``; and ``load_bytes``, ``store_bytes``.
     """
@@ -106,6 +108,7 @@ class Transfers:
         missing: Callable[[Sequence[bytes]], list[int]],
         limits: TransferLimits,
         counts: Counter[str],
+        patience: Patience,
     ) -> None:
         self._wire = wire
         self._view: memoryview | None = view.cast("B") if view.ndim != 1 else view
@@ -114,6 +117,7 @@ class Transfers:
         self._missing = missing
         self._limits = limits
         self._counts = counts
+        self._patience = patience
         self._running: dict[int, _Job] = {}  # by batch
         self._finished: list[Finished] = []
         self._store_bytes = 0
@@ -165,13 +169,14 @@ class Transfers:
         now = self._wire.clock()
         if now < self._look_at:
             return
-        self._look_at = now + self._limits.load_stall_s / 10
         loads = [(batch, job) for batch, job in self._running.items() if job.is_load]
         for batch, job in loads:
             progress = self._wire.progress(batch)
             if progress != job.progress:
                 job.progress, self._moved_at = progress, now
-        if loads and now - self._moved_at > self._limits.load_stall_s:
+        stalled_s = self._patience.stalled_s(sum(len(job.keys) for _, job in loads), now)
+        self._look_at = now + stalled_s / 10
+        if loads and now - self._moved_at > stalled_s:
             self._withdraw(loads)
             self._wire.shut_gate()
 
@@ -228,6 +233,9 @@ class Transfers:
             pairs = zip(entry.moved, result.statuses, strict=True)
             done = [key for key, status in pairs if status == 0]
         self._counts[f"{kind}_bytes"] += len(done) * self._row_bytes
+        if entry.is_load and result.ok:
+            size_bytes = len(done) * self._row_bytes
+            self._patience.loaded(size_bytes, result.elapsed_s, self._wire.clock())
         self._end(entry, result.ok, done, result.elapsed_s)
 
     def _refuse(self, entry: _Job, why: str) -> None:

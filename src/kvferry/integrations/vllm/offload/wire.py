@@ -25,6 +25,7 @@ from collections.abc import Callable, Sequence
 from kvferry.client.batch import BatchResult, Status
 from kvferry.connectors.base import BufferLike, Connector
 from kvferry.errors import KVFerryError
+from kvferry.generation import FIRST, drawn, joined, own_of
 
 __all__ = ["Then", "Wire"]
 
@@ -59,6 +60,8 @@ class Wire:
         self.connector = connector
         self.counts = counts
         self.clock = clock
+        self._absent: Callable[[str], bool] = getattr(connector, "absent", _unknown)
+        self._generation = ""  # goes before every name; see `renew`
         self._waiting: dict[int, Then] = {}
         self._canary: int | None = None
         self._shut_until: float | None = None
@@ -111,8 +114,21 @@ class Wire:
 
     # --- Batches ---
 
+    def renew(self) -> None:
+        """From now on all names are others: what was stored before is not found any more."""
+        self._generation = f"{joined(drawn(), own_of(FIRST)).hex()}:"
+
+    def absent(self, name: str) -> bool:
+        """Whether a key is certainly absent, where the driver knows that without asking."""
+        return self._absent(self._generation + name)
+
+    def _named(self, names: Sequence[str]) -> Sequence[str]:
+        generation = self._generation
+        return [generation + name for name in names] if generation else names
+
     def touch(self, names: Sequence[str], timeout_s: float, then: Then) -> int | None:
         """Ask which keys are there, and make them recently used; an id, None if refused."""
+        names = self._named(names)
         return self._sent(
             lambda: self.connector.submit_batch_exists(names, touch=True, timeout_s=timeout_s), then
         )
@@ -121,6 +137,7 @@ class Wire:
         self, names: Sequence[str], views: Sequence[BufferLike], timeout_s: float, then: Then
     ) -> int | None:
         """Read values into `views`; an id, None if refused."""
+        names = self._named(names)
         return self._sent(
             lambda: self.connector.submit_batch_get(names, views, timeout_s=timeout_s), then
         )
@@ -129,6 +146,7 @@ class Wire:
         self, names: Sequence[str], views: Sequence[BufferLike], timeout_s: float, then: Then
     ) -> int | None:
         """Store `views`; an id, None if refused."""
+        names = self._named(names)
         return self._sent(
             lambda: self.connector.submit_batch_set(names, views, timeout_s=timeout_s), then
         )
@@ -187,3 +205,8 @@ class Wire:
         self._waiting[batch] = then
         self.counts["batches"] += 1
         return batch
+
+
+def _unknown(_: str) -> bool:
+    """Of a driver that has to ask."""
+    return False
