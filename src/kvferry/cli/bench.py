@@ -12,13 +12,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvferry.cli.bench_engines import engines
+from kvferry.cli.bench_load import memtier_benchmark, redis_benchmark
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from kvferry.config import ClientConfig
 
-_KINDS = ("native", "pure", "redis-py", "redis-py-async", "memtier", "glide", "lmcache")
+_COMPARED = (
+    *("native", "pure", "redis-py", "redis-py-async"),
+    *("memtier", "redis-benchmark", "glide", "lmcache"),
+)
+_KINDS = (*_COMPARED, "single-pool", "multi-pool", "custom")
 
 
 @click.group(epilog="Example: kvferry bench client --store embedded --compare all")
@@ -26,7 +31,8 @@ def bench() -> None:
     """Measure clients against a server, with verified bytes."""
 
 
-bench.add_command(engines)
+for command in (engines, memtier_benchmark, redis_benchmark):
+    bench.add_command(command)
 
 
 @bench.command(
@@ -34,7 +40,11 @@ bench.add_command(engines)
     "client --url redis://localhost:6379 --sweep size --json rows.json --plot size.png"
 )
 @click.option("--client-type", type=click.Choice(_KINDS), default="native", show_default=True)
-@click.option("--compare", type=click.Choice(["all"]), help="Every client that is installed.")
+@click.option(
+    "--compare",
+    type=click.Choice(["all"]),
+    help="Every client that is installed; the last three types are others in disguise.",
+)
 @click.option("--url", help="Server, cluster or Sentinels; settings in the query.")
 @click.option("--host", help="Server, without --url.  [default: localhost]")
 @click.option("--port", type=int, help="Its port.  [default: 6379]")
@@ -43,12 +53,18 @@ bench.add_command(engines)
     "--size-mb", "--chunk-mb", type=float, default=4.0, show_default=True, help="MiB per value."
 )
 @click.option("--num-chunks", "--num-keys", type=int, default=64, show_default=True)
-@click.option("--batch", type=int, help="Keys per batch; all of them by default.")
+@click.option(
+    "--batch",
+    type=int,
+    help="Keys per batch.  [default: all; 1 for the last three types without --concurrent]",
+)
 @click.option("--num-workers", type=int, help="Connections; by default the client's choice.")
 @click.option("--write", is_flag=True, help="Measure SET.")
 @click.option("--read", is_flag=True, help="Measure GET.")
 @click.option("--exists", is_flag=True, help="Measure EXISTS.  [default: all three]")
-@click.option("--concurrent", is_flag=True, help="Also all three at the same time.")
+@click.option(
+    "--concurrent", is_flag=True, help="All keys at once; the chosen operations also together."
+)
 @click.option("--sweep", type=click.Choice(["size", "workers"]), help="Over sizes or connections.")
 @click.option("--repeat", type=int, default=5, show_default=True, help="Rounds; medians are shown.")
 @click.option("--floor/--no-floor", default=True, show_default=True, help="Compare with sockets.")
@@ -58,21 +74,26 @@ bench.add_command(engines)
 def client(ctx: click.Context, /, json_file: str | None, plot_file: str | None, **o: Any) -> None:
     """Write, read and probe values, and say how near that comes to bare sockets.
 
+    single-pool and multi-pool are redis-py's asyncio client over one pool of connections or
+    several, custom is the pure client with a thread for each connection: one command at a time,
+    or with --concurrent all at once.
+
     User and password are taken from KVFERRY_RESP_USERNAME and KVFERRY_RESP_PASSWORD.
     """
     from kvferry.lab import bench_report as report
+    from kvferry.lab.bench_plot import check_plot, write_plot
     from kvferry.lab.bench_probe import open_probe
     from kvferry.lab.bench_run import ClientBench
 
     if plot_file:
-        report.check_plot()
+        check_plot()
     if min(o["num_chunks"], o["repeat"], o["batch"] or 1, o["num_workers"] or 1) < 1:
         raise click.UsageError("counts must be at least 1")
     flags = {"set": o["write"], "get": o["read"], "exists": o["exists"]}
     ops = [op for op, given in flags.items() if given]
     plan = ClientBench(
         config=_server(o["url"], o["host"], o["port"]),
-        kinds=_KINDS if o["compare"] else [o["client_type"]],
+        kinds=_COMPARED if o["compare"] else [o["client_type"]],
         ops=ops or list(flags),
         size_mib=o["size_mb"],
         chunks=o["num_chunks"],
@@ -97,9 +118,7 @@ def client(ctx: click.Context, /, json_file: str | None, plot_file: str | None, 
     if json_file:
         report.write_json(json_file, {**facts, "skipped": plan.skipped}, rows)
     if plot_file:
-        report.write_plot(
-            plot_file, rows, "connections" if plan.sweep == "workers" else "chunk_bytes"
-        )
+        write_plot(plot_file, rows, plan.sweep)
     ctx.exit(1 if any(row.error for row in rows) else 0)
 
 
@@ -129,11 +148,11 @@ def _store(store: str | None, config: ClientConfig, bytes_max: int) -> Iterator[
     if store is None:
         yield config
         return
-    from kvferry.config import ClientConfig
     from kvferry.embedded import embedded_store
+    from kvferry.lab.same_host import tcp_config
 
     with embedded_store(maxmemory_mb=bytes_max // (1 << 20) + 256) as own:
-        yield ClientConfig.from_url(own.url)
+        yield tcp_config(own)
 
 
 @bench.command(

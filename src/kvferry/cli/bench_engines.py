@@ -50,7 +50,7 @@ def engines(ctx: click.Context, /, json_file: str | None, plot_file: str | None,
     from kvferry.lab.bench_engines import EnginePlan, run
     from kvferry.lab.bench_engines_broken import run_broken, say_broken_rows
     from kvferry.lab.bench_engines_serve import run_serve_bench, say_serve_rows
-    from kvferry.lab.bench_report import check_plot
+    from kvferry.lab.bench_plot import check_plot
     from kvferry.lab.engine_process import versions_of
 
     if plot_file:

@@ -88,6 +88,7 @@ def _progress() -> Iterator[Callable[[str], None]]:
 
 
 def _print(result: DemoResult) -> None:
+    from kvferry.lab.demo_clients import socket_gain
     from kvferry.lab.table import console, facts, number, table
 
     out = console()
@@ -98,6 +99,8 @@ def _print(result: DemoResult) -> None:
     for client in result.clients:
         if client.note:
             out.print(f"{client.client}: {client.note}.")
+    if (gain := socket_gain(result.clients)) is not None:
+        out.print(f"Unix socket: SET {gain[0]:.2f} x, GET {gain[1]:.2f} x the best over TCP.")
     out.print(
         "Best of 3 rounds over the same chunks on the same server; all bytes verified. redis-py: "
         "one call per key, and GET ends with new bytes objects instead of in place."

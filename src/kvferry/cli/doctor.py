@@ -26,6 +26,14 @@ __all__ = ["doctor"]
 @click.option("--all", "everything", is_flag=True, help="Also list the checks that are fine.")
 @click.option("--quick", is_flag=True, help="A short look at bandwidth: seconds, 2 GiB at most.")
 @click.option("--no-bandwidth", is_flag=True, help="Write nothing and measure no rate.")
+@click.option("--peer", metavar="HOST[:PORT]", help="Where --serve runs: compare with bare TCP.")
+@click.option(
+    "--serve",
+    metavar="[ADDRESS[:PORT]]",
+    is_flag=False,
+    flag_value="127.0.0.1",
+    help="Be such a peer, for ten minutes; this host alone reaches it without an address.",
+)
 @click.option("--model", metavar="FILE", help="A model's config.json, or its directory.")
 @click.option("--gpu", metavar="NAME", help="What computes that model, e.g. h100.")
 @click.option("--gpus", type=click.IntRange(1), default=1, show_default=True, help="How many.")
@@ -44,6 +52,8 @@ def doctor(
     everything: bool,
     quick: bool,
     no_bandwidth: bool,
+    peer: str | None,
+    serve: str | None,
     model: str | None,
     gpu: str | None,
     gpus: int,
@@ -56,6 +66,11 @@ def doctor(
     (KVFERRY_RESP_URL and others) or a file. Nothing is changed; the bandwidth probe writes keys
     under kvferry:doctor: only, for seconds, and deletes them.
     """
+    if serve is not None:
+        if url or peer:
+            raise click.UsageError("--serve looks at no server: it takes no URL and no --peer")
+        _serve(serve)
+        return
     from kvferry.config_file import load_client_config
     from kvferry.lab.doctor.examine import worst
     from kvferry.lab.doctor.finding import Severity
@@ -79,7 +94,13 @@ def doctor(
     limits = None if no_bandwidth else Limits.quick() if quick else Limits()
     config = load_client_config(file, url=url)
     del url  # it may carry a password, and error reporters show variables
-    plan = Visit(config=config, limits=limits, model=shape, engine=engine)
+    plan = Visit(
+        config=config,
+        limits=limits,
+        model=shape,
+        engine=engine,
+        peer=_endpoint("--peer", peer) if peer else None,
+    )
     try:
         with _progress() as progress:
             facts, findings = visit(plan, progress)
@@ -91,6 +112,32 @@ def doctor(
     else:
         say(console(), facts, findings, everything=everything)
     ctx.exit(1 if worst(findings) >= Severity.WARN else 0)
+
+
+def _serve(address: str) -> None:
+    """Answer those who measure the way to this host."""
+    from kvferry.lab.doctor.bare_tcp import SERVED_S, BareServer
+
+    with BareServer(*_endpoint("--serve", address)) as server:
+        click.echo(
+            f"kvferry: serving bare TCP on {server.address} for {SERVED_S / 60:.0f} minutes; "
+            "anyone who reaches it can fill this host's network",
+            err=True,
+        )
+        server.serve()
+
+
+def _endpoint(option: str, text: str) -> tuple[str, int]:
+    from kvferry._url import parse_endpoint
+    from kvferry.lab.doctor.bare_tcp import PORT
+
+    try:
+        host, port = parse_endpoint(text)
+    except ValueError as error:
+        raise click.UsageError(f"{option}: {error}") from None
+    if not host:
+        raise click.UsageError(f"{option}: no address")
+    return host, port or PORT
 
 
 @contextmanager

@@ -26,9 +26,14 @@ __all__ = ["COMMANDS", "main"]
 # name -> (where it is, its line in --help): listing commands must not import them
 COMMANDS = {
     "bench": ("kvferry.cli.bench:bench", "Measure clients against a server, with verified bytes."),
+    "clear": ("kvferry.cli.clear:clear", "Have every engine on a store forget what it has there."),
     "config": ("kvferry.cli.config:config", "Show or check the settings of an engine."),
     "demo": ("kvferry.cli.demo:demo", "Show KV surviving its process: same tokens, far sooner."),
     "doctor": ("kvferry.cli.doctor:doctor", "Say what holds a store back, and the line to fix it."),
+    "explain": (
+        "kvferry.integrations.vllm.explain_command:explain",
+        "Say where a prompt's chunks are, or why not.",
+    ),
     "server": ("kvferry.cli.server:server", "Own one pool for every engine process of this host."),
     "top": ("kvferry.cli.top:top", "Watch a running server."),
     "trace": ("kvferry.cli.trace:trace", "Replay recorded requests: hit rates by policy and size."),

@@ -51,7 +51,7 @@ _pool = _group(
         "--chunk-size",
         type=int,
         metavar="TOKENS",
-        help="Refuse engines with chunks of another size.  [default: any size]",
+        help="Chunks of engines that name no size themselves.  [default: as they like]",
     ),
     click.option(
         "--l2-adapter",
@@ -59,7 +59,7 @@ _pool = _group(
         callback=_hidden,
         metavar="JSON",
         help="A store behind the pool, as a JSON object with a type: resp (redis, valkey), file, "
-        "memory or plugin. Repeatable; stores are asked in this order.",
+        "memory, plugin or native_plugin. Repeatable; stores are asked in this order.",
     ),
     click.option("--shm-name", metavar="NAME", help="How names of segments begin.  [kvferry]"),
     click.option(

@@ -82,7 +82,7 @@ def replay(
     """
     from kvferry.engine_config.fields import policy_name
     from kvferry.lab import trace_report as report
-    from kvferry.lab.bench_report import check_plot
+    from kvferry.lab.bench_plot import check_plot
     from kvferry.lab.table import console
     from kvferry.lab.trace_format import TraceOptions, load_trace
     from kvferry.lab.trace_replay import POLICIES, Replay, capacities_of, new_cache

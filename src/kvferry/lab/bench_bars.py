@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from kvferry.config import ClientConfig
 from kvferry.embedded import embedded_store
 from kvferry.errors import KVFerryError
 from kvferry.lab.bench_server import ServerProbe
+from kvferry.lab.same_host import tcp_config
 
 __all__ = ["NOTES", "Bar", "Lab", "Target", "run_bars"]
 
@@ -147,11 +148,11 @@ class Lab:
 
     @contextmanager
     def server(self, name: str = "Valkey 9", needs_bytes: int = 0) -> Iterator[ClientConfig]:
-        """A fresh server with room for so many bytes."""
+        """A fresh server with room for so many bytes, over TCP."""
         binary = self.binary(name).path
         room_mb = 256 + 3 * needs_bytes // _MIB
         with embedded_store(maxmemory_mb=room_mb, binary=binary) as store:
-            yield ClientConfig.from_url(store.url)
+            yield replace(tcp_config(store), same_host="tcp")
 
     @contextmanager
     def probed(self, name: str, needs_bytes: int) -> Iterator[tuple[ClientConfig, ServerProbe]]:

@@ -19,6 +19,7 @@ from kvferry.lab.bench_bars_files import file_rates
 from kvferry.lab.bench_bars_frame import checksum_cost
 from kvferry.lab.bench_bars_hits import hit_rates
 from kvferry.lab.bench_bars_latency import distant_exists, distant_get, exists_beside_set
+from kvferry.lab.bench_bars_same_host import same_host
 from kvferry.lab.bench_bars_server import server_control, server_copies, server_end
 from kvferry.lab.bench_bars_throughput import (
     chosen_settings,
@@ -38,6 +39,7 @@ GROUPS: tuple[Group, ...] = (
     same_connections,
     chosen_settings,
     small_chunks,
+    same_host,
     distant_exists,
     distant_get,
     exists_beside_set,

@@ -16,9 +16,12 @@ from kvferry.lab.bench_data import Chunks
 from kvferry.lab.bench_measure import Row, floors, measure
 from kvferry.lab.bench_server import ServerProbe
 
-__all__ = ["chosen_settings", "pure_client", "ratio", "same_connections", "small_chunks"]
+__all__ = [
+    *("OTHERS", "ahead", "chosen_settings", "pure_client"),
+    *("ratio", "same_connections", "small_chunks"),
+]
 
-_OTHERS = ("redis-py", "redis-py-async", "glide", "lmcache", "memtier")
+OTHERS = ("redis-py", "redis-py-async", "glide", "lmcache", "memtier")
 _OF_FLOOR = Target(">=", 0.97, "x floor")
 _SMALL = Target(">=", 1.0, "x floor")
 _CPU = Target("<=", 1.10, "x floor CPU")
@@ -32,11 +35,11 @@ def same_connections(lab: Lab) -> Iterator[Bar]:
         size_bytes = lab.size_bytes(4)
         with lab.probed(server, 3 * lab.batch * size_bytes) as (config, probe):
             for connections in lab.connections:
-                for op, rows in _rows(lab, config, probe, size_bytes, connections, _OTHERS):
+                for op, rows in _rows(lab, config, probe, size_bytes, connections, OTHERS):
                     name = f"{op.upper()} {lab.label(4)}, {connections} conn, {server}"
                     native, *others = rows
                     yield ratio(name, _OF_FLOOR, native)
-                    yield _ahead(f"ahead: {name}", native, others)
+                    yield ahead(f"ahead: {name}", _AHEAD, native, others)
                     yield _cpu(f"CPU: {name}", native)
 
 
@@ -155,7 +158,8 @@ def _cpu(name: str, row: Row) -> Bar:
     )
 
 
-def _ahead(name: str, native: Row, others: Sequence[Row]) -> Bar:
+def ahead(name: str, target: Target, native: Row, others: Sequence[Row]) -> Bar:
+    """A row against the best of others."""
     measured = [row for row in others if row.gbps is not None]
     best = max(measured, key=lambda row: row.gbps or 0.0, default=None)
     value = None
@@ -163,7 +167,7 @@ def _ahead(name: str, native: Row, others: Sequence[Row]) -> Bar:
         value = native.gbps / best.gbps
     return Bar(
         name=name,
-        target=_AHEAD,
+        target=target,
         value=value,
         detail=f"{_rate(native)}; {best.client} {_rate(best)}" if best else "",
         reason=native.error or ("" if best else "no other client is installed"),

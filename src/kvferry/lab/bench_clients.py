@@ -20,10 +20,20 @@ from kvferry.lab.bench_adapters import (
     open_redis_py,
     redis_arguments,
 )
-from kvferry.lab.bench_adapters_other import GlideClient, LMCacheClient, MemtierClient
+from kvferry.lab.bench_adapters_other import GlideClient, LMCacheClient
+from kvferry.lab.bench_adapters_pools import POOL_CONNECTIONS, PooledRedisPy, ZeroCopyClient
+from kvferry.lab.bench_adapters_programs import MemtierClient, RedisBenchmarkClient
 from kvferry.lab.bench_probe import server_of, shards_of
 
-__all__ = ["CLIENT_TYPES", "config_url", "open_client"]
+__all__ = ["CLIENT_TYPES", "NOTED_TYPES", "config_url", "open_client"]
+
+# The types of the first notes, where one command at a time is on its way unless asked otherwise;
+# and the most connections that they then use.
+NOTED_TYPES = {
+    "single-pool": POOL_CONNECTIONS,
+    "multi-pool": POOL_CONNECTIONS,
+    "custom": CONNECTIONS_DEFAULT,
+}
 
 _IN_ADDRESS = (
     *("host", "port", "unix_path", "nodes", "db", "username", "password", "credentials"),
@@ -102,6 +112,18 @@ def _redis_py_async(config: ClientConfig, connections: int | None) -> BenchClien
     return AsyncRedisPy(config, connections or CONNECTIONS_DEFAULT)
 
 
+def _pooled(kind: str) -> Callable[[ClientConfig, int | None], BenchClient]:
+    def open_pooled(config: ClientConfig, connections: int | None) -> BenchClient:
+        config = _one_server(kind, config)
+        return PooledRedisPy(kind, config, connections or POOL_CONNECTIONS)
+
+    return open_pooled
+
+
+def _custom(config: ClientConfig, connections: int | None) -> BenchClient:
+    return ZeroCopyClient(config, connections or CONNECTIONS_DEFAULT)
+
+
 def _plain(
     kind: str, connect: Callable[[ClientConfig, int], BenchClient]
 ) -> Callable[[ClientConfig, int | None], BenchClient]:
@@ -130,4 +152,8 @@ CLIENT_TYPES: dict[str, Callable[[ClientConfig, int | None], BenchClient]] = {
     "glide": _plain("glide", GlideClient),
     "lmcache": _plain("lmcache", LMCacheClient),
     "memtier": _plain("memtier", MemtierClient),
+    "redis-benchmark": _plain("redis-benchmark", RedisBenchmarkClient),
+    "single-pool": _pooled("single-pool"),
+    "multi-pool": _pooled("multi-pool"),
+    "custom": _custom,
 }

@@ -1,4 +1,4 @@
-"""Writes, reads and probes of one kind of client at the same time, each over its own instance.
+"""Operations of one kind of client at the same time, each over its own instance.
 
 What a cache server sees: a prefix is stored while another is loaded and a third is looked up. The
 CPU cannot be told apart, so these rows have none, and there is no floor for a mix.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 
@@ -26,19 +26,27 @@ _START_TIMEOUT_S = 60.0
 
 
 def measure_concurrent(
-    connect: Callable[[], BenchClient], chunks: Chunks, probe: ServerProbe, rounds: int
+    connect: Callable[[], BenchClient],
+    chunks: Chunks,
+    probe: ServerProbe,
+    rounds: int,
+    ops: Sequence[str] = ("set", "get", "exists"),
 ) -> list[Row]:
     """One round writes every key once and reads another set of as many keys once, together.
 
-    Returns rows for the operations concurrent-set, -get and -exists; GB/s of each is over its
-    own time, while the others ran.
+    Args:
+        ops: Two of the three, or all.
+
+    Returns rows for those operations, e.g. concurrent-set; GB/s of each is over its own time,
+    while the others ran.
     """
     written = Chunks(chunks.size_bytes, len(chunks.keys), chunks.batch)
     with ExitStack() as stack:
-        writer, reader, prober = (stack.enter_context(closing(connect())) for _ in range(3))
+        clients = {op: stack.enter_context(closing(connect())) for op in ops}
+        reader = clients[ops[-1]]
         stack.callback(probe.delete, written.keys)
         _write(reader, chunks)
-        lines: dict[str, list[float]] = {"set": [], "get": [], "exists": []}
+        lines: dict[str, list[float]] = {op: [] for op in ops}
         verified = 0
         error = None
         try:
@@ -46,36 +54,35 @@ def measure_concurrent(
                 if number == 1:
                     for line in lines.values():
                         line.clear()
-                verified += _round(writer, reader, prober, written, chunks, lines)
+                verified += _round(clients, written, chunks, lines)
         except (KVFerryError, OSError) as failure:
             error = f"{type(failure).__name__}: {failure}"
         return [
-            _row(op, line, chunks, reader, rounds, verified if op == "get" else 0, error)
+            _row(op, line, chunks, clients[op], rounds, verified if op == "get" else 0, error)
             for op, line in lines.items()
         ]
 
 
 def _round(
-    writer: BenchClient,
-    reader: BenchClient,
-    prober: BenchClient,
+    clients: Mapping[str, BenchClient],
     written: Chunks,
     read: Chunks,
     lines: dict[str, list[float]],
 ) -> int:
-    """All three at once; the probes go on until the writes and reads are done."""
-    start = threading.Barrier(3)
+    """All of them at once; the probes go on until the writes and reads are done."""
+    start = threading.Barrier(len(clients))
     done = threading.Event()
     probed = read.keys[: min(_EXISTS_KEYS, len(read.keys))]
 
-    def write() -> None:
+    def write() -> int:
         for batch in written.batches():
             written.next_write(batch)
             if batch.start == 0:
                 start.wait(_START_TIMEOUT_S)
             begin = time.perf_counter()
-            writer.set_batch(_keys(written, batch), written.sources[: len(batch)])
+            clients["set"].set_batch(_keys(written, batch), written.sources[: len(batch)])
             lines["set"].append(time.perf_counter() - begin)
+        return 0
 
     def load() -> int:
         verified = 0
@@ -85,29 +92,34 @@ def _round(
             if batch.start == 0:
                 start.wait(_START_TIMEOUT_S)
             begin = time.perf_counter()
-            values = reader.get_batch(_keys(read, batch), read.targets[: len(batch)])
+            values = clients["get"].get_batch(_keys(read, batch), read.targets[: len(batch)])
             lines["get"].append(time.perf_counter() - begin)
             verified += read.verify(batch, values)
         return verified
 
     def look() -> None:
         start.wait(_START_TIMEOUT_S)
-        while not done.is_set():
+        while True:  # at least once, however soon the others are done
             begin = time.perf_counter()
-            if prober.exists_batch(probed) != len(probed):
+            if clients["exists"].exists_batch(probed) != len(probed):
                 raise CorruptError("a key that exists is said not to")
             lines["exists"].append(time.perf_counter() - begin)
+            if done.is_set():
+                return
 
-    with ThreadPoolExecutor(3) as pool:
-        looking = pool.submit(look)
-        writing, loading = pool.submit(write), pool.submit(load)
+    with ThreadPoolExecutor(len(clients)) as pool:
+        looking = pool.submit(look) if "exists" in clients else None
+        moves = {"set": write, "get": load}
+        moving = [pool.submit(move) for op, move in moves.items() if op in clients]
         try:
-            writing.result()
-            verified = loading.result()
+            verified = sum(move.result() for move in moving)
+        except BaseException:
+            start.abort()  # who still waits there would wait for one who failed
+            raise
         finally:
             done.set()
-            start.abort()
-        looking.result()
+        if looking is not None:
+            looking.result()
     return verified
 
 
@@ -145,7 +157,7 @@ def _row(
         return row
     ordered = sorted(line)
     row.p50_ms = statistics.median(ordered) * 1e3
-    row.p99_ms = ordered[int((len(ordered) - 1) * 0.99)] * 1e3
+    row.p99_ms = ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))] * 1e3
     row.verified_bytes = verified
     if op == "exists":
         row.keys = row.hits = min(_EXISTS_KEYS, len(chunks.keys))

@@ -123,7 +123,12 @@ def _prefixed(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _tier(setting: DoorSetting) -> dict[str, Any]:
     name, module = setting.tier_spec
-    tier = {"type": "KvferryTier", "module_path": f"{_OURS}.tier", "url": setting.store_url}
+    tier = {
+        "type": "KvferryTier",
+        "module_path": f"{_OURS}.tier",
+        "url": setting.store_url,
+        "identity": "kvferry bench engines",  # all engines of a run have the same options
+    }
     spec = {"spec_name": name, "cpu_bytes_to_use": int(setting.memory_gb * _GB)}
     return {**spec, **({"spec_module_path": module} if module else {}), "secondary_tiers": [tier]}
 

@@ -67,10 +67,12 @@ class Row:
 @dataclass
 class Floor:
     """The floor with one number of connections, in its variants: with and without MSG_WAITALL, or
-    with TLS and with and without OpenSSL's read-ahead."""
+    with TLS and with and without OpenSSL's read-ahead. `only`: the client that it is compared
+    with, where that goes another way than the others."""
 
     connections: int
     programs: list[FloorProcess]
+    only: str | None = None
     gbps: dict[str, list[float]] = field(default_factory=dict)
     cpu: dict[str, list[float]] = field(default_factory=dict)
 
@@ -104,10 +106,12 @@ def floors(
     connections: Sequence[int],
     *,
     shared_prefix: str | None = None,
+    only: str | None = None,
 ) -> Iterator[list[Floor]]:
     """One Floor per number of connections, connected; their keys are removed at the end.
 
     Args:
+        only: See `Floor`.
         shared_prefix: Use keys that begin so and are the caller's; GET finds them there.
     """
     config = server_of(config)
@@ -133,7 +137,7 @@ def floors(
                 for option in options
             ]
             keys.update(programs[0].keys)
-            found.append(Floor(count, programs))
+            found.append(Floor(count, programs, only))
         try:
             yield found
         finally:
@@ -208,14 +212,17 @@ class _Run:
     def _batch(self, batch: range) -> float:
         chunks, client = self._chunks, self._client
         keys = [chunks.keys[index] for index in batch]
-        if self._op == "set":
+        if client.counts_itself:
+            call = client.set_batch if self._op == "set" else client.get_batch
+            buffers = chunks.sources if self._op == "set" else chunks.targets
+            _, wall_s = self._timed(lambda: call(keys, buffers[: len(batch)]))
+        elif self._op == "set":
             chunks.next_write(batch)
             sources = chunks.sources[: len(batch)]
             if warm := self._rewarm_keys(batch):
                 client.set_batch(keys[:warm], sources[:warm])
             _, wall_s = self._timed(lambda: client.set_batch(keys, sources))
-            if client.wall_s is None:
-                self._verify_sample(batch)
+            self._verify_sample(batch)
         elif self._op == "get":
             chunks.expect(batch)
             targets = chunks.targets[: len(batch)]
@@ -223,9 +230,8 @@ class _Run:
             warm = self._rewarm_keys(batch)
             warm_values = client.get_batch(keys[:warm], chunks.warm_targets[:warm]) if warm else ()
             values, wall_s = self._timed(lambda: client.get_batch(keys, targets))
-            if client.wall_s is None:
-                self._verified += chunks.verify(batch, values)
-                chunks.verify(batch[:warm], warm_values)
+            self._verified += chunks.verify(batch, values)
+            chunks.verify(batch[:warm], warm_values)
         else:
             hits, wall_s = self._timed(lambda: client.exists_batch(keys))
             self._hits = hits
@@ -237,7 +243,7 @@ class _Run:
 
     def _rewarm_keys(self, batch: range) -> int:
         """How many keys to run uncounted before a batch: only the first of a turn needs it."""
-        if batch.start or self._client.wall_s is not None:
+        if batch.start:
             return 0
         return min(len(batch), len(self._chunks.warm_targets))
 
@@ -250,12 +256,12 @@ class _Run:
             start = time.perf_counter()
             value = call()
             wall_s = time.perf_counter() - start
-            self._cpu[-1] += self._client.cpu_s() - cpu
+            self._cpu[-1] += (self._client.cpu_s() - cpu) / self._client.times
         finally:
             gc.enable()
         server_after = self._probe.cpu_s()
         if server_before is not None and server_after is not None:
-            self._server_cpu[-1] += server_after - server_before
+            self._server_cpu[-1] += (server_after - server_before) / self._client.times
         return value, wall_s if self._client.wall_s is None else self._client.wall_s
 
     def _verify_sample(self, batch: range) -> None:
@@ -294,6 +300,8 @@ class _Run:
         row.gbps_min, row.gbps_max = min(rates), max(rates)
         row.client_cpu_s_per_gb = statistics.median(self._cpu) / gigabytes
         row.server_cpu_s_per_gb = statistics.median(self._server_cpu) / gigabytes or None
+        own = [one for one in floor if one.only == client.name]
+        floor = own or [one for one in floor if one.only is None]
         if not best_of_all:
             floor = [one for one in floor if one.connections == row.connections]
         _compare(row, floor)

@@ -1,4 +1,4 @@
-"""The two native programs that benchmarks stand on, as child processes.
+"""The native programs that benchmarks stand on, as child processes.
 
     with FloorProcess(config, op="get", size_bytes=4 << 20, connections=4, ops=64) as floor:
         floor.round()["gbps"]
@@ -6,8 +6,8 @@
         proxy.port
 
 ``KVFERRY_BIN_DIR`` names the directory that holds them; else the installed package, a build
-directory of the source tree, and PATH are searched. Both end when their stdin does, so they cannot
-outlive us.
+directory of the source tree, and PATH are searched. Floor and delay end when their stdin does, so
+they cannot outlive us; kvferry-load ends when its load is done.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
@@ -23,7 +24,7 @@ from typing import Any, Self
 from kvferry.config import ClientConfig
 from kvferry.errors import KVFerryError
 
-__all__ = ["DelayProcess", "FloorProcess", "ProgramError", "find_program"]
+__all__ = ["DelayProcess", "FloorProcess", "ProgramError", "find_program", "run_load"]
 
 _SLOW_BUILDS = ("dev", "asan", "ubsan", "tsan", "fuzz")
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -144,12 +145,11 @@ class FloorProcess(_Program):
             "--cluster": config.topology == "cluster",
         }
         flags = [flag for flag, chosen in choices.items() if chosen]
-        secrets = {"RESP_PASSWORD": config.password, "RESP_USERNAME": config.username}
         super().__init__(
             "floor",
             [*_address(config), "--op", op, "--prefix", prefix, *flags]
             + [word for name, n in numbers.items() for word in (name, str(n))],
-            {f"KVFERRY_{name}": secret for name, secret in secrets.items() if secret},
+            _secrets(config),
         )
         self.connections = connections
         self.variant = "waitall" if waitall else "read ahead" if read_ahead else "plain"
@@ -165,6 +165,31 @@ class FloorProcess(_Program):
             pass  # it has ended: _line() tells why
         row: dict[str, Any] = json.loads(self._line())
         return row
+
+
+def run_load(
+    config: ClientConfig, numbers: Mapping[str, int], pattern: str, prefix: str
+) -> dict[str, Any]:
+    """Run kvferry-load to its end; see there for the options and for what comes back."""
+    words = [*_address(config), "--key-pattern", pattern, "--prefix", prefix]
+    words += [word for name, n in numbers.items() for word in (f"--{name}", str(n))]
+    done = subprocess.run(
+        [find_program("load"), *words],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env={**os.environ, **_secrets(config)},
+    )
+    if done.returncode:
+        raise ProgramError(f"kvferry-load failed: {done.stderr.strip() or 'no output'}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def _secrets(config: ClientConfig) -> dict[str, str]:
+    """The environment in which a program of ours finds them."""
+    secrets = {"RESP_PASSWORD": config.password, "RESP_USERNAME": config.username}
+    return {f"KVFERRY_{name}": secret for name, secret in secrets.items() if secret}
 
 
 def _address(config: ClientConfig) -> list[str]:

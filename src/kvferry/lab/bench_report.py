@@ -1,26 +1,33 @@
-"""How figures are shown: lines and a table for people, one JSON object per row, a plot."""
+"""How figures are shown: lines and a table for people, one JSON object per row.
+
+The lines have the form and the unit of the published guides, GB of 2^30 bytes, so that theirs can
+be laid beside them. Table and JSON count GB of 10^9 bytes.
+"""
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvferry.errors import UsageError
+from kvferry.lab.bench_clients import NOTED_TYPES
 from kvferry.lab.bench_measure import Row
 from kvferry.lab.machine import machine_facts, machine_line, package_versions
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["check_plot", "header", "say_header", "say_rows", "write_json", "write_plot"]
+__all__ = ["header", "say_header", "say_rows", "write_json"]
 
 _MIB = 1 << 20
+_GIB = 1 << 30
+_UNITS = "GB above: 2^30 bytes, as in the guides; below and in JSON: 10^9"
+_NOTED = (*NOTED_TYPES, "redis-py")
+_DONE = {"set": ("written", "Wrote"), "get": ("read", "Read")}
 _COLUMNS = (
     "client",
     "op",
@@ -74,12 +81,21 @@ def say_rows(console: Console, rows: Sequence[Row]) -> None:
             console.print(point, highlight=False, markup=False)
         for row in some:
             console.print(_line(row), highlight=False, markup=False, soft_wrap=True)
+            if row.gbps is not None and row.client in _NOTED:
+                console.print(_noted(row), highlight=False, markup=False, soft_wrap=True)
+    if any(row.gbps is not None for row in rows):
+        console.print(_UNITS, highlight=False, markup=False)
+
+    for line in _gains(rows):
+        console.print(line, highlight=False)
 
     table = Table(*_COLUMNS, title="GB = 10^9 bytes; p50 and p99 per batch, to its last byte")
     for row in rows:
         if row.error is None:
             table.add_row(*_cells(row))
     console.print(table)
+    if any(row.verified_bytes for row in rows) and not any(row.error for row in rows):
+        console.print("All tests passed", highlight=False)
 
 
 def write_json(target: str, facts: dict[str, Any], rows: Sequence[Row]) -> None:
@@ -91,35 +107,23 @@ def write_json(target: str, facts: dict[str, Any], rows: Sequence[Row]) -> None:
         Path(target).write_text(text)
 
 
-def check_plot() -> None:
-    """Fail before the work when a plot cannot be made after it."""
-    try:
-        importlib.import_module("matplotlib")
-    except ImportError as error:
-        raise UsageError("--plot needs matplotlib: pip install 'kvferry[plot]'") from error
-
-
-def write_plot(file: str, rows: Sequence[Row], x: str) -> None:
-    """GB/s of each client and operation, and of its floor (dashed), over a field of the rows."""
-    matplotlib = importlib.import_module("matplotlib")
-    matplotlib.use("Agg")
-    pyplot = importlib.import_module("matplotlib.pyplot")
-    figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
-    shown = [row for row in rows if row.gbps is not None]
-    for client, op in dict.fromkeys((row.client, row.op) for row in shown):
-        line = [row for row in shown if (row.client, row.op) == (client, op)]
-        places = [getattr(row, x) / (_MIB if x == "chunk_bytes" else 1) for row in line]
-        drawn = axes.plot(places, [row.gbps for row in line], "o-", label=f"{client} {op}")[0]
-        if all(row.floor_gbps for row in line):
-            floor = [row.floor_gbps for row in line]
-            axes.plot(places, floor, "--", color=drawn.get_color(), label=f"floor {op}", alpha=0.6)
-    axes.set_xlabel("value size, MiB" if x == "chunk_bytes" else "connections")
-    axes.set_ylabel("GB/s")
-    axes.set_ylim(bottom=0)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
-    figure.savefig(file, dpi=150)
-    pyplot.close(figure)
+def _gains(rows: Sequence[Row]) -> Iterator[str]:
+    """What the Unix socket brings, for each point where both ways were measured."""
+    for row in rows:
+        if row.client != "native-unix" or not row.gbps:
+            continue
+        size_bytes = row.chunk_bytes
+        over_tcp = [
+            other
+            for other in rows
+            if (other.op, other.chunk_bytes) == (row.op, size_bytes) and other is not row
+        ]
+        best = max(over_tcp, key=lambda other: other.gbps or 0.0, default=None)
+        if best is not None and best.gbps:
+            yield (
+                f"Unix socket, {row.op.upper()} of {size_bytes / _MIB:g} MiB: "
+                f"{row.gbps / best.gbps:.2f} x the best over TCP ({best.client})"
+            )
 
 
 def _line(row: Row) -> str:
@@ -129,7 +133,23 @@ def _line(row: Row) -> str:
         return f"{what}: no figure for {row.client}: {row.error}"
     if row.hits is not None:
         return f"{what}: {row.ops_per_s:.0f} ops/s ({row.hits}/{row.keys} hits)"
-    return f"{what}: {row.gbps:.2f} GB/s"
+    done, _ = _DONE[op]
+    return f"{what}: {_gib_s(row):.2f} GB/s  ({_gib(row):.3g} GB {done})"
+
+
+def _noted(row: Row) -> str:
+    """As the first notes' scripts have it."""
+    _, done = _DONE[row.op.rpartition("-")[2]]
+    gib, gib_s = _gib(row), _gib_s(row)
+    return f"{done} {gib:.4g} GB in {gib / gib_s:.3g} seconds, which is: {gib_s:.3g} GB/s"
+
+
+def _gib(row: Row) -> float:
+    return row.keys * row.chunk_bytes / _GIB
+
+
+def _gib_s(row: Row) -> float:
+    return (row.gbps or 0.0) * 1e9 / _GIB
 
 
 def _cells(row: Row) -> list[str]:

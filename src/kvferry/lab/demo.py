@@ -16,6 +16,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from kvferry.config import ClientConfig
+from kvferry.engine import Engine
 from kvferry.engine.store_tiers import space_of
 from kvferry.errors import KVFerryError, UsageError
 from kvferry.lab.demo_clients import ClientSpeed, compare_clients
@@ -143,7 +145,7 @@ def run_demo(
             "with a token left to compute behind it: more tokens, or smaller chunks"
         )
     prompt = load_prompt(settings.tokens)
-    with open_store(settings.store) as (url, server):
+    with open_store(settings.store) as (url, server, address):
         job = Job(
             url=url,
             model=settings.model,
@@ -152,13 +154,14 @@ def run_demo(
             new_tokens=settings.new_tokens,
             run=os.urandom(8).hex(),
         )
-        return _run(settings, job, server, prompt, progress, between_processes)
+        return _run(settings, job, server, address, prompt, progress, between_processes)
 
 
 def _run(
     settings: DemoSettings,
     job: Job,
     server: str,
+    address: ClientConfig,
     prompt: Prompt,
     progress: Callable[[str], None],
     between_processes: Callable[[str, list[str]], None],
@@ -186,9 +189,9 @@ def _run(
             progress("process 2: answering with and without the cache")
             reader = _read_in_another_process(job)
         finally:
-            engine.clear()
+            _leave_nothing(engine)
     progress("comparing clients")
-    clients = list(compare_clients(job.url, f"demo:{job.run}:", values))
+    clients = list(compare_clients(address, f"demo:{job.run}:", values))
     return DemoResult(
         settings=settings,
         parameters=model.parameters,
@@ -216,3 +219,12 @@ def _read_in_another_process(job: Job) -> ReaderReport:
         last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
         raise KVFerryError(f"process 2 failed: {last[0]}")
     return ReaderReport(**json.loads(done.stdout))
+
+
+def _leave_nothing(engine: Engine) -> None:
+    """The store may be somebody's: what is in it of us goes."""
+    for store in engine.tiers:
+        connector = store.tier.connector
+        for batch in connector.scan():
+            connector.batch_delete([key for key, _ in batch])
+        connector.undescribe()

@@ -6,15 +6,18 @@ import importlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from kvferry.client.pure import PureRedisClient
 from kvferry.config import ClientConfig
 from kvferry.errors import CorruptError
+from kvferry.lab.same_host import ways_to
 
-__all__ = ["ClientSpeed", "compare_clients"]
+__all__ = ["ClientSpeed", "compare_clients", "socket_gain"]
 
 _ROUNDS = 3
+_OVER_UNIX = "kvferry native, Unix socket"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +39,8 @@ class _Contestant(Protocol):
 class _Batches:
     """A client of this package: one batch each way, loads land in place."""
 
-    def __init__(self, module: str, name: str, url: str) -> None:
-        self._client = getattr(importlib.import_module(module), name).from_url(url)
+    def __init__(self, module: str, name: str, config: ClientConfig) -> None:
+        self._client = getattr(importlib.import_module(module), name).from_config(config)
 
     def store(self, keys: Sequence[str], values: Sequence[memoryview]) -> None:
         self._client.batch_set(keys, values).raise_for_errors()
@@ -53,8 +56,7 @@ class _Batches:
 class _RedisPy:
     """redis-py as it is mostly used: one call per key; loads are new bytes objects."""
 
-    def __init__(self, url: str) -> None:
-        config = ClientConfig.from_url(url)
+    def __init__(self, config: ClientConfig) -> None:
         self._client: Any = importlib.import_module("redis").Redis(
             host=config.host,
             port=config.port,
@@ -75,27 +77,34 @@ class _RedisPy:
         self._client.close()
 
 
-def compare_clients(url: str, prefix: str, values: Sequence[memoryview]) -> Iterator[ClientSpeed]:
+def compare_clients(
+    config: ClientConfig, prefix: str, values: Sequence[memoryview]
+) -> Iterator[ClientSpeed]:
     """Store and load all values with each client, check the bytes, and keep the best round.
 
-    Keys begin with `prefix`, and are deleted at the end.
+    Where the server is on this host and has a Unix socket for us, the native client goes there,
+    and is measured over TCP too, as the others are. Keys begin with `prefix`, and are deleted at
+    the end.
 
     Raises:
         CorruptError: A client returned other bytes than were stored.
     """
+    ways = ways_to(config)
+    native = partial(_Batches, "kvferry.client.sync", "RedisClient")
+    no_extension = "the extension was not built"
     contestants: list[tuple[str, Callable[[], _Contestant], str]] = [
-        (
-            "kvferry native",
-            lambda: _Batches("kvferry.client.sync", "RedisClient", url),
-            "the extension was not built",
-        ),
+        ("kvferry native", partial(native, ways.unix or ways.tcp), no_extension),
         (
             "kvferry pure Python",
-            lambda: _Batches("kvferry.client.pure", "PureRedisClient", url),
+            partial(_Batches, "kvferry.client.pure", "PureRedisClient", ways.tcp),
             "not in this installation",
         ),
-        ("redis-py", lambda: _RedisPy(url), "not installed: pip install redis"),
+        ("redis-py", partial(_RedisPy, ways.tcp), "not installed: pip install redis"),
     ]
+    if ways.unix is not None:
+        contestants[0] = (_OVER_UNIX, *contestants[0][1:])
+        over_tcp = ("kvferry native, TCP", partial(native, ways.tcp), no_extension)
+        contestants.insert(1, over_tcp)
     targets = [memoryview(bytearray(len(value))) for value in values]
     keys = [f"{prefix}{index}" for index in range(len(values))]
     try:
@@ -110,8 +119,21 @@ def compare_clients(url: str, prefix: str, values: Sequence[memoryview]) -> Iter
             finally:
                 contestant.close()
     finally:
-        with PureRedisClient.from_url(url) as client:
+        with PureRedisClient.from_config(config) as client:
             client.batch_delete(keys)
+
+
+def socket_gain(clients: Sequence[ClientSpeed]) -> tuple[float, float] | None:
+    """SET and GET over the Unix socket, as multiples of the best over TCP; None without both."""
+    there = next((c for c in clients if c.client == _OVER_UNIX), None)
+    others = [c for c in clients if c.client != _OVER_UNIX]
+    best_set = max((c.set_gb_per_s or 0.0 for c in others), default=0.0)
+    best_get = max((c.get_gb_per_s or 0.0 for c in others), default=0.0)
+    if there is None or not there.set_gb_per_s or not there.get_gb_per_s:
+        return None
+    if not best_set or not best_get:
+        return None
+    return there.set_gb_per_s / best_set, there.get_gb_per_s / best_get
 
 
 def _measure(

@@ -8,13 +8,15 @@ from contextlib import contextmanager
 from kvferry.config import ClientConfig
 from kvferry.embedded import embedded_store
 from kvferry.lab.bench_server import ServerProbe
+from kvferry.lab.same_host import tcp_config
 
 __all__ = ["open_store"]
 
 
 @contextmanager
-def open_store(store: str) -> Iterator[tuple[str, str]]:
-    """A server's URL, and what to call that server without giving a password away.
+def open_store(store: str) -> Iterator[tuple[str, str, ClientConfig]]:
+    """A server's URL, what to call that server without giving a password away, and its address for
+    who goes over TCP where it has one.
 
     Raises:
         ConfigError: `store` is neither "embedded" nor a URL that a client can use.
@@ -23,11 +25,11 @@ def open_store(store: str) -> Iterator[tuple[str, str]]:
     """
     if store != "embedded":
         config = ClientConfig.from_url(store)
-        yield store, f"{_version(config)} at {config.address}"
+        yield store, f"{_version(config)} at {config.address}", config
         return
     with embedded_store() as embedded:
-        version = _version(ClientConfig.from_url(embedded.url))
-        yield embedded.url, f"{version}, embedded, over TCP on the loopback interface"
+        config = tcp_config(embedded)
+        yield embedded.url, f"{_version(config)}, embedded, over its Unix socket", config
 
 
 def _version(config: ClientConfig) -> str:

@@ -100,6 +100,7 @@ def quiet_environment(
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if one_process else "1",
         "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONUNBUFFERED": "1",  # so that the last words of one that dies are said
     }
 
 

@@ -90,6 +90,11 @@ class EngineServer:
         return self._process.pid
 
     @property
+    def ended(self) -> bool:
+        """Whether the process that was started has ended."""
+        return self._process.poll() is not None
+
+    @property
     def log(self) -> str:
         """All that it has printed so far."""
         size = os.fstat(self._log.fileno()).st_size

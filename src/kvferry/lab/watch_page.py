@@ -23,7 +23,8 @@ def page(watch: Watch) -> RenderableType:
     parts: list[RenderableType] = [_head(watch)]
     if watch.status:
         parts += [Text(), facts(_facts(watch))]
-        for rows in (_tiers(watch), _identities(watch), _stores(watch), _sessions(watch)):
+        for show in (_tiers, _identities, _stores, _sessions, _refused):
+            rows = show(watch)
             if rows is not None:
                 parts += [Text(), rows]
     return Group(*parts)
@@ -143,6 +144,22 @@ def _sessions(watch: Watch) -> RenderableType | None:
         rows.append((f"and {len(found) - _SESSIONS_MAX} more", *[""] * 6))
     names = ("pid", "engine", "model", "since", "requests", "pages held", "heard")
     return table(names, rows) if rows else None
+
+
+def _refused(watch: Watch) -> RenderableType | None:
+    found = _rows(_mapping(watch.status.get("refusals")), "engines")
+    rows = [
+        (
+            f"{_number(one.get('pid')):.0f}",
+            str(one.get("software", "")),
+            str(one.get("model", "")),
+            f"{_number(one.get('count')):,.0f}",
+            str(one.get("text", "")),
+        )
+        for one in found
+    ]
+    names = ("pid", "REFUSED", "model", "times", "why")
+    return table(names, rows, right=False) if rows else None
 
 
 def _waiting(watch: Watch) -> str:

@@ -4,9 +4,10 @@
     examine   facts -> findings                                           pure: no I/O, no clock
     report    findings -> a page for people, or one JSON object
 
-facts.py and finding.py are the nouns. server, cluster, host and traffic gather; rules_*.py examine,
-one small function for each check, which is called by its `id` in every report. model.py reads what
-a model's config.json says about its KV, and prefill.py whether a store can beat computing it.
+facts.py and finding.py are the nouns. server, cluster, host, traffic and bare_tcp gather;
+rules_*.py examine, one small function for each check, which is called by its `id` in every report.
+model.py reads what a model's config.json says about its KV, and prefill.py whether a store can beat
+computing it.
 
 A fact that could not be read is `None`, never a guess: managed services hide a lot. The checks that
 miss it are named in one finding, and all others are made.

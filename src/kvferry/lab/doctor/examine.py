@@ -14,6 +14,7 @@ from kvferry.lab.doctor.facts import Facts, Need, ServerFacts
 from kvferry.lab.doctor.finding import Finding, Severity, Unread, info
 from kvferry.lab.doctor.rules_cluster import examine_cluster
 from kvferry.lab.doctor.rules_host import examine_host
+from kvferry.lab.doctor.rules_same_host import examine_same_host
 from kvferry.lab.doctor.rules_traffic import examine_traffic
 
 __all__ = ["examine", "worst"]
@@ -32,7 +33,8 @@ def examine(facts: Facts) -> list[Finding]:
     """Every finding, good ones too: servers first, then cluster, network and this host."""
     servers = [found for server in facts.servers for found in _server(server, facts.need)]
     cluster = [replace(found, scope="cluster") for found in examine_cluster(facts)]
-    return [*_merged(servers), *cluster, *examine_traffic(facts), *examine_host(facts)]
+    way = [*examine_traffic(facts), *examine_same_host(facts)]
+    return [*_merged(servers), *cluster, *way, *examine_host(facts)]
 
 
 def worst(findings: Iterable[Finding]) -> Severity:

@@ -12,7 +12,10 @@ from dataclasses import dataclass, field
 
 from kvferry.lab.doctor.finding import Unread
 
-__all__ = ["ClusterFacts", "Facts", "HostFacts", "Need", "NodeLine", "ServerFacts", "TrafficFacts"]
+__all__ = [
+    *("BareFacts", "ClusterFacts", "Facts", "HostFacts", "Need", "NodeLine"),
+    *("SameHostFacts", "ServerFacts", "ServerPlace", "TrafficFacts"),
+]
 
 _UNITS = {"": 1, "b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
 
@@ -26,12 +29,15 @@ class Need:
         value_bytes_max: The largest value that a plain client may store whole.
         connections: Of one client.
         ttl_s: Of what it stores; ``None`` if values are set without one.
+        prefill_bytes_s: KV that the engine computes in a second, where a model is named: the rate
+            from which on loading it pays.
     """
 
     chunk_bytes: int = 4 << 20
     value_bytes_max: int = 40 << 20
     connections: int = 8
     ttl_s: float | None = None
+    prefill_bytes_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +140,21 @@ class ClusterFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ServerPlace:
+    """Where on this host the server's process is, on machines with several NUMA nodes.
+
+    Attributes:
+        cpu_nodes: NUMA nodes that it may run on.
+        nic: The card of the default route, by which others reach it.
+        nic_node: Where that card sits.
+    """
+
+    cpu_nodes: frozenset[int]
+    nic: str
+    nic_node: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class HostFacts:
     """This host: the client's, and the server's too where it is near.
 
@@ -150,6 +171,7 @@ class HostFacts:
         cores: That this process may use.
         is_tls_used: The client speaks TLS.
         memory_bytes: Of the machine.
+        server: Of the server's process; ``None`` where it is elsewhere, or nothing is known of it.
     """
 
     sysctls: Mapping[str, str] = field(default_factory=dict)
@@ -164,6 +186,7 @@ class HostFacts:
     cores: int = 1
     is_tls_used: bool = False
     memory_bytes: int | None = None
+    server: ServerPlace | None = None
 
     @property
     def is_remote(self) -> bool:
@@ -194,6 +217,47 @@ class TrafficFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BareFacts:
+    """Bare TCP from a peer that runs `kvferry doctor --serve`.
+
+    Attributes:
+        peer: For people.
+        rtt_s: Round trip of one byte, the median.
+        by_connections: Rate received over so many connections, in bytes per second.
+        skipped: Why not all was measured; empty if all was.
+    """
+
+    peer: str = ""
+    rtt_s: float | None = None
+    by_connections: Mapping[int, float] = field(default_factory=dict)
+    skipped: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SameHostFacts:
+    """The two ways to a server on this host. Rates are payload, GET, in bytes per second.
+
+    Attributes:
+        unix_path: Of the socket that the client uses; ``None``: it stays at TCP.
+        why: Why it does.
+        is_other_server: The rates are of a server that was started to measure them.
+    """
+
+    unix_path: str | None = None
+    why: str = ""
+    tcp_bytes_s: float | None = None
+    unix_bytes_s: float | None = None
+    is_other_server: bool = False
+
+    @property
+    def gain(self) -> float | None:
+        """The socket's rate as a multiple of that over TCP."""
+        if not self.tcp_bytes_s or not self.unix_bytes_s:
+            return None
+        return self.unix_bytes_s / self.tcp_bytes_s
+
+
+@dataclass(frozen=True, kw_only=True)
 class Facts:
     """All of it."""
 
@@ -202,6 +266,8 @@ class Facts:
     cluster: ClusterFacts | None = None
     host: HostFacts = field(default_factory=HostFacts)
     traffic: TrafficFacts = field(default_factory=TrafficFacts)
+    bare: BareFacts | None = None  # where a peer was named
+    same_host: SameHostFacts | None = None
 
 
 def _bytes(text: str) -> int | None:

@@ -7,12 +7,12 @@ import os
 import platform
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 
 from kvferry._host import usable_cores
 from kvferry.config import ClientConfig
-from kvferry.lab.doctor.facts import HostFacts
+from kvferry.lab.doctor.facts import HostFacts, ServerPlace
 from kvferry.lab.doctor.server import is_near
 
 __all__ = ["interface_to", "read_host"]
@@ -24,20 +24,25 @@ _SYSCTLS = (
     "net.ipv4.tcp_congestion_control",
     "net.core.rmem_max",
     "net.core.wmem_max",
+    "net.core.wmem_default",
     "net.core.somaxconn",
     "vm.overcommit_memory",
 )
 _UP = 0x1  # RTF_UP
+_SERVERS = re.compile(r"redis|valkey|dragonfly|kvrocks|garnet|keydb", re.IGNORECASE)
+_ELSEWHERE = "192.0.2.1"  # an address of documentation (RFC 5737): only the default route fits
 
 
-def read_host(config: ClientConfig, root: Path = Path("/")) -> HostFacts:
-    """What concerns the way to this server."""
+def read_host(
+    config: ClientConfig, root: Path = Path("/"), server_pid: int | None = None
+) -> HostFacts:
+    """What concerns the way to this server.
+
+    Args:
+        server_pid: Of the server's process, if it is on this host and says so.
+    """
     interface = "lo" if is_near(config) else _interface(config, root)
     device = root / "sys/class/net" / (interface or "-")
-    node = _number(device / "device/numa_node")
-    if node is None:  # a bond or a VLAN: the card beneath it
-        node = next(filter(None, map(_number, device.glob("lower_*/device/numa_node"))), None)
-    several = re.search(r"[-,]", _text(root / "sys/devices/system/node/online"))
     return HostFacts(
         sysctls=dict(_sysctls(root)),
         thp=_chosen(_text(root / "sys/kernel/mm/transparent_hugepage/enabled")),
@@ -46,11 +51,12 @@ def read_host(config: ClientConfig, root: Path = Path("/")) -> HostFacts:
         can_load_tls=_has_tls_module(root),
         interface=interface,
         mtu=_number(device / "mtu"),
-        numa_node=node if several and node is not None and node >= 0 else None,
-        cpu_nodes=_own_nodes(root),
+        numa_node=_nic_node(device, root),
+        cpu_nodes=_nodes_of(os.sched_getaffinity(0), root),
         cores=usable_cores(),
         is_tls_used=config.tls,
         memory_bytes=(_meminfo(root, "MemTotal") or 0) * 1024 or None,
+        server=None if server_pid is None else _place(server_pid, root),
     )
 
 
@@ -104,10 +110,33 @@ def _has_tls_module(root: Path) -> bool:
     return any((modules / "kernel/net/tls").glob("tls.ko*"))
 
 
-def _own_nodes(root: Path) -> frozenset[int]:
-    own = os.sched_getaffinity(0)
+def _nic_node(device: Path, root: Path) -> int | None:
+    """The NUMA node of an interface's card; ``None`` on machines with one node."""
+    node = _number(device / "device/numa_node")
+    if node is None:  # a bond or a VLAN: the card beneath it
+        below = map(_number, device.glob("lower_*/device/numa_node"))
+        node = next((found for found in below if found is not None), None)
+    several = re.search(r"[-,]", _text(root / "sys/devices/system/node/online"))
+    return node if several and node is not None and node >= 0 else None
+
+
+def _place(pid: int, root: Path) -> ServerPlace | None:
+    """Of a server's process here; its number may be of another namespace, so its name is asked."""
+    process = root / "proc" / str(pid)
+    if not _SERVERS.search(_text(process / "comm")):
+        return None
+    allowed = re.search(r"^Cpus_allowed_list:\s*(\S+)", _text(process / "status"), re.MULTILINE)
+    nic = interface_to(_ELSEWHERE, root)
+    node = _nic_node(root / "sys/class/net" / nic, root) if nic else None
+    if allowed is None or nic is None or node is None:
+        return None
+    cpu_nodes = _nodes_of(_cpus(allowed[1]), root)
+    return ServerPlace(cpu_nodes=cpu_nodes, nic=nic, nic_node=node) if cpu_nodes else None
+
+
+def _nodes_of(cpus: Set[int], root: Path) -> frozenset[int]:
     nodes = (root / "sys/devices/system/node").glob("node[0-9]*")
-    return frozenset(int(node.name[4:]) for node in nodes if own & _cpus(_text(node / "cpulist")))
+    return frozenset(int(node.name[4:]) for node in nodes if cpus & _cpus(_text(node / "cpulist")))
 
 
 def _cpus(text: str) -> set[int]:

@@ -65,6 +65,11 @@ class Engine:
         rate = GPUS[self.gpu] * 1e12 * self.gpus * _UTILISATION
         return model.prefill_flops(self.prefix_tokens) / rate
 
+    def made_bytes_s(self, model: ModelShape) -> float | None:
+        """KV computed in a second: a slower store does not pay; `None` if nothing says so."""
+        compute_s = self.compute_s(model)
+        return self.prefix_tokens * model.bytes_per_token / compute_s if compute_s else None
+
 
 def examine_model(model: ModelShape, engine: Engine, traffic: TrafficFacts) -> Iterator[Finding]:
     """Bytes per token, tokens per chunk, and who wins."""
@@ -102,9 +107,9 @@ def contest(model: ModelShape, engine: Engine, traffic: TrafficFacts) -> Finding
     """Loading against computing."""
     compute_s, rate = engine.compute_s(model), traffic.best_bytes_s
     tokens, size = engine.prefix_tokens, engine.prefix_tokens * model.bytes_per_token
-    if compute_s is None:
+    wanted = engine.made_bytes_s(model)
+    if compute_s is None or wanted is None:
         return info("beats-prefill", "not compared: give --gpu NAME or --prefill-tokens-s RATE")
-    wanted = size / compute_s
     who = f"{engine.gpus} x {engine.gpu}" if engine.gpu else "the engine"
     if engine.prefill_tokens_s:
         who = "the engine"

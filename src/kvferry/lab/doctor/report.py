@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
@@ -10,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvferry.lab.doctor.examine import worst
-from kvferry.lab.doctor.facts import Facts
+from kvferry.lab.doctor.facts import BareFacts, Facts
 from kvferry.lab.doctor.finding import Finding, Severity
 from kvferry.lab.machine import machine_facts, machine_line, package_versions
 from kvferry.lab.table import facts as fact_sheet
@@ -56,8 +57,19 @@ def as_json(facts: Facts, findings: Sequence[Finding]) -> dict[str, Any]:
             "get_bytes_s_by_size_bytes": {str(n): r for n, r in traffic.by_size.items()},
             "skipped": traffic.skipped,
         },
+        "bare_tcp": None if facts.bare is None else _bare(facts.bare),
+        "same_host": None if facts.same_host is None else asdict(facts.same_host),
         "machine": machine_facts(),
         "versions": package_versions(),
+    }
+
+
+def _bare(bare: BareFacts) -> dict[str, Any]:
+    return {
+        "peer": bare.peer,
+        "rtt_s": bare.rtt_s,
+        "bytes_s_by_connections": {str(n): rate for n, rate in bare.by_connections.items()},
+        "skipped": bare.skipped,
     }
 
 
@@ -87,7 +99,8 @@ def _say_one(console: Console, finding: Finding, *, many: bool) -> None:
         grid.add_row("", Text(f"why  {finding.why}."))
     console.print(grid)
     if finding.fix:
-        console.print(Text(f"       fix  {finding.fix}"), soft_wrap=True)
+        lines = finding.fix.replace("\n", "\n" + 12 * " ")
+        console.print(Text(f"       fix  {lines}"), soft_wrap=True)
 
 
 def _verdict(findings: Sequence[Finding]) -> str:

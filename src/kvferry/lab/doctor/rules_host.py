@@ -29,6 +29,7 @@ def examine_host(facts: Facts) -> Iterator[Finding]:
         slow_start(host),
         mtu(host),
         nic_numa(host),
+        server_numa(host),
         transparent_huge_pages(host),
         huge_pages(host),
         kernel_tls(host),
@@ -98,6 +99,21 @@ def nic_numa(host: HostFacts) -> Finding | None:
     why = "from another node every byte crosses the link between the sockets twice"
     fix = f"numactl --cpunodebind={host.numa_node} --membind={host.numa_node} <command>"
     return info("nic-numa", f"{seen}; this process may run on {nodes}", why, fix)
+
+
+def server_numa(host: HostFacts) -> Finding | None:
+    """A server on this host runs beside the card by which others reach it."""
+    place = host.server
+    if place is None:
+        return None
+    node = place.nic_node
+    seen = f"{place.nic} sits at NUMA node {node}"
+    if place.cpu_nodes <= {node}:
+        return ok("server-numa", f"{seen}, and so does the server")
+    nodes = ", ".join(map(str, sorted(place.cpu_nodes)))
+    why = "for clients on other hosts its bytes cross the link between the sockets"
+    fix = f"numactl --cpunodebind={node} --membind={node} redis-server ...   (needs a restart)"
+    return info("server-numa", f"{seen}; the server may run on {nodes}", why, fix)
 
 
 def transparent_huge_pages(host: HostFacts) -> Finding | None:

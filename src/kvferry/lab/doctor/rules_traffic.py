@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from kvferry.lab.doctor.facts import Facts, HostFacts, TrafficFacts
+from kvferry.lab.doctor.facts import BareFacts, Facts, HostFacts, TrafficFacts
 from kvferry.lab.doctor.finding import Finding, info, ok, size_text, warn
 
 __all__ = ["best_chunk_bytes", "connections_for", "examine_traffic", "knee"]
@@ -14,8 +14,11 @@ __all__ = ["best_chunk_bytes", "connections_for", "examine_traffic", "knee"]
 _ENOUGH = 0.95  # of the best
 _GAIN = 1.1  # less is noise
 _WINDOW_BYTES = 4 << 20  # where the kernel does not say: what a Linux server sends ahead
-_RTT_NEAR_S = 0.002
-_SLOW_BYTES_S = 1e9
+# Round trips up to so long are those of ...; the last ones delay each look-up.
+_DISTANCES_S = ((0.0001, "one host"), (0.0005, "one zone"), (0.002, "one region"))
+_RTT_NEAR_S = 0.0005
+_SLOW_BYTES_S = 2e9
+_SHARE_LOW = 0.5  # of bare TCP
 
 
 def examine_traffic(facts: Facts) -> Iterator[Finding]:
@@ -23,7 +26,8 @@ def examine_traffic(facts: Facts) -> Iterator[Finding]:
     traffic = facts.traffic
     if traffic.skipped:
         yield replace(info("bandwidth", f"not measured: {traffic.skipped}"), scope="network")
-    for finding in (rtt(traffic), bandwidth(facts), connections(facts), chunk(traffic)):
+    found = (rtt(facts), bandwidth(facts), bare(facts), connections(facts), chunk(traffic))
+    for finding in found:
         if finding is not None:
             yield replace(finding, scope="network")
 
@@ -50,15 +54,19 @@ def best_chunk_bytes(by_size: Mapping[int, float]) -> int:
     return min(size for size, rate in by_size.items() if rate >= _ENOUGH * best)
 
 
-def rtt(traffic: TrafficFacts) -> Finding | None:
+def rtt(facts: Facts) -> Finding | None:
     """How far away it is."""
-    if traffic.rtt_s is None:
+    rtt_s = facts.traffic.rtt_s
+    if rtt_s is None:
         return None
-    seen = f"{traffic.rtt_s * 1e3:.3g} ms"
-    if traffic.rtt_s > _RTT_NEAR_S:
-        why = "each look-up waits for that at least once; a store in the same zone is below 1 ms"
-        return info("rtt", seen, why)
-    return ok("rtt", seen)
+    seen = f"{rtt_s * 1e3:.3g} ms, {_distance(rtt_s)}"
+    if rtt_s <= _RTT_NEAR_S:
+        return ok("rtt", seen)
+    why = "each look-up waits for that at least once; in one zone it is below 0.5 ms"
+    if not facts.host.is_remote and facts.host.interface is not None:
+        seen = f"{rtt_s * 1e3:.3g} ms, although the server is on this host"
+        why = "each look-up waits for that at least once: server or host are busy"
+    return info("rtt", seen, why)
 
 
 def bandwidth(facts: Facts) -> Finding | None:
@@ -68,11 +76,53 @@ def bandwidth(facts: Facts) -> Finding | None:
         return None
     points = ", ".join(f"{count}: {rate / 1e9:.2f}" for count, rate in sorted(curve.items()))
     seen = f"{best / 1e9:.2f} GB/s; by connections: {points}"
-    if best < _SLOW_BYTES_S:
-        why = "below 1 GB/s it only beats the prefill of small GPUs; most want 2"
-        fix = "a larger instance (network share), a server in the same zone, or more shards"
-        return warn("bandwidth", seen, why, fix)
-    return ok("bandwidth", seen)
+    even = facts.need.prefill_bytes_s
+    if best >= (even or _SLOW_BYTES_S):
+        return ok("bandwidth", seen)
+    why = "below 2 GB/s it only beats the prefill of small GPUs"
+    if even:
+        why = f"the engine computes this model's KV at {even / 1e9:.2f} GB/s: loading is slower"
+    fix = "a larger instance (network share), a server in the same zone, or more shards"
+    return warn("bandwidth", seen, why, fix)
+
+
+def bare(facts: Facts) -> Finding | None:
+    """What the way gives without a store on it, and how much of that the store gives."""
+    found = facts.bare
+    if found is None:
+        return None
+    if not found.by_connections:
+        start = "kvferry doctor --serve ADDRESS   (on the peer's host)"
+        if found.rtt_s is not None and not found.skipped:
+            return info("bare-tcp", f"{_round_trip(found)}; no rate was asked for")
+        return info("bare-tcp", f"not measured: {found.skipped}", "", start)
+    points = ", ".join(f"{n}: {rate / 1e9:.2f}" for n, rate in sorted(found.by_connections.items()))
+    wire = max(found.by_connections.values())
+    seen = (
+        f"{wire / 1e9:.2f} GB/s from {found.peer}; by connections: {points}; {_round_trip(found)}"
+    )
+    if found.skipped:
+        seen += f"; then {found.skipped}"
+    best = facts.traffic.best_bytes_s
+    if best is None:
+        return info("bare-tcp", f"{seen}; the store's rate was not measured")
+    seen += f"; the store gives {best / wire:.0%} of that"
+    if best < _SHARE_LOW * wire:
+        why = "the way gives more: what holds the store back is the server or this client"
+        return warn("bare-tcp", seen, why, "see `io-threads`, `copy-avoidance` and `connections`")
+    return ok("bare-tcp", seen)
+
+
+def _round_trip(found: BareFacts) -> str:
+    return f"round trip {(found.rtt_s or 0.0) * 1e3:.3g} ms, {_distance(found.rtt_s or 0.0)}"
+
+
+def _distance(rtt_s: float) -> str:
+    """Whose round trip that is, in words."""
+    for limit_s, words in _DISTANCES_S:
+        if rtt_s <= limit_s:
+            return f"as within {words}"
+    return "as between regions"
 
 
 def connections(facts: Facts) -> Finding | None:

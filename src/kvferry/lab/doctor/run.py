@@ -8,16 +8,26 @@ from pathlib import Path
 
 from kvferry.config import CONNECTIONS_DEFAULT, ClientConfig
 from kvferry.errors import KVFerryError, UnavailableError
+from kvferry.lab.doctor.bare_tcp import measure_bare
 from kvferry.lab.doctor.cluster import read_cluster
 from kvferry.lab.doctor.examine import examine
-from kvferry.lab.doctor.facts import ClusterFacts, Facts, Need, ServerFacts, TrafficFacts
+from kvferry.lab.doctor.facts import (
+    ClusterFacts,
+    Facts,
+    Need,
+    SameHostFacts,
+    ServerFacts,
+    TrafficFacts,
+)
 from kvferry.lab.doctor.finding import Finding
 from kvferry.lab.doctor.host import read_host
 from kvferry.lab.doctor.model import ModelShape
 from kvferry.lab.doctor.prefill import Engine, examine_model
+from kvferry.lab.doctor.same_host import find_ways, measure_ways
 from kvferry.lab.doctor.server import read_server
 from kvferry.lab.doctor.talk import Talk
 from kvferry.lab.doctor.traffic import Limits, measure_rate, measure_rtt, room_bytes
+from kvferry.lab.same_host import Ways
 
 __all__ = ["Visit", "visit"]
 
@@ -31,6 +41,7 @@ class Visit:
         limits: Of the bandwidth probe; ``None`` leaves it out.
         model: Whose KV it will hold, if that is known.
         engine: What computes that model.
+        peer: Host and port of `kvferry doctor --serve`, to measure bare TCP from.
         root: Of this host's /proc and /sys.
     """
 
@@ -38,6 +49,7 @@ class Visit:
     limits: Limits | None = None
     model: ModelShape | None = None
     engine: Engine = field(default_factory=Engine)
+    peer: tuple[str, int] | None = None
     root: Path = Path("/")
 
 
@@ -51,19 +63,43 @@ def visit(plan: Visit, say: Callable[[str], None] = lambda _: None) -> tuple[Fac
         UnavailableError: No server can be reached, or it refuses us.
     """
     config = plan.config
-    need = Need(connections=config.connections or CONNECTIONS_DEFAULT, ttl_s=config.ttl_s)
+    need = Need(
+        connections=config.connections or CONNECTIONS_DEFAULT,
+        ttl_s=config.ttl_s,
+        prefill_bytes_s=plan.engine.made_bytes_s(plan.model) if plan.model else None,
+    )
     say("reading the server")
     first, cluster, servers = _servers(config)
     say("reading this host")
-    host = read_host(first, plan.root)
+    near = next((server for server in servers if server.is_near), None)
+    host = read_host(first, plan.root, near.count("process_id") if near else None)
     say("measuring the round trip")
-    traffic = TrafficFacts(rtt_s=measure_rtt(first), skipped="not asked for")
+    rtt_s = measure_rtt(first)
+    ways = find_ways(config, is_alone=config.topology == "standalone" and cluster is None)
+    same_host = None if ways is None else _known(ways)
+    traffic = TrafficFacts(skipped="not asked for")
     if plan.limits is not None:
-        traffic = replace(_measure(config, need, servers, plan.limits, say), rtt_s=traffic.rtt_s)
-    facts = Facts(need=need, servers=tuple(servers), cluster=cluster, host=host, traffic=traffic)
+        used = config if ways is None else ways.unix or ways.tcp
+        traffic = _measure(used, need, servers, plan.limits, say)
+        if ways is not None and not traffic.skipped and ways.tcp.unix_path is None:
+            same_host = _compare(ways, need, plan.limits, say) or same_host
+    bare = None
+    if plan.peer is not None:
+        points = plan.limits.connections if plan.limits else ()
+        most = plan.limits.moved_bytes if plan.limits else 0
+        bare = measure_bare(*plan.peer, points, most, say)
+    facts = Facts(
+        need=need,
+        servers=tuple(servers),
+        cluster=cluster,
+        host=host,
+        traffic=replace(traffic, rtt_s=rtt_s),
+        bare=bare,
+        same_host=same_host,
+    )
     findings = examine(facts)
     if plan.model is not None:
-        findings += examine_model(plan.model, plan.engine, traffic)
+        findings += examine_model(plan.model, plan.engine, facts.traffic)
     return facts, findings
 
 
@@ -111,6 +147,19 @@ def _first(config: ClientConfig, find: Callable[[str, int], ClientConfig]) -> Cl
         except UnavailableError as error:
             errors.append(str(error))
     raise UnavailableError("; ".join(errors))
+
+
+def _known(ways: Ways) -> SameHostFacts:
+    return SameHostFacts(unix_path=(ways.unix or ways.tcp).unix_path, why=ways.why)
+
+
+def _compare(
+    ways: Ways, need: Need, limits: Limits, say: Callable[[str], None]
+) -> SameHostFacts | None:
+    try:
+        return measure_ways(ways, need, limits, say)
+    except KVFerryError:
+        return None  # what is known without figures is said all the same
 
 
 def _measure(

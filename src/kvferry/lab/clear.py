@@ -1,0 +1,50 @@
+"""Clearing a store for all engines on it, from outside: `kvferry clear --everybody`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from kvferry.config import ClientConfig
+from kvferry.connectors.base import Space
+from kvferry.connectors.redis import RedisConnector
+from kvferry.engine.generations import StoreGenerations
+from kvferry.generation import shared_of
+
+__all__ = ["clear_everybody"]
+
+
+def clear_everybody(config: ClientConfig, identity: str | None = None) -> Iterator[str]:
+    """Renew the generation of identities in a store, and delete what they have there.
+
+    Args:
+        config: How the server is reached.
+        identity: Of one model: its digest in hex, a beginning of it, or its name. None: all.
+
+    Yields:
+        What was done, a line for each identity.
+
+    Raises:
+        UnavailableError, DeadlineExceeded, ServerError: The store does not take it; do it again.
+    """
+    with RedisConnector(Space("kvf:", bytes(16), 1), config) as store:
+        found = store.descriptions()
+    for digest, description in sorted(found.items()):
+        fields = dict(line.split("=", 1) for line in description.splitlines() if "=" in line)
+        model = fields.get("model", "")
+        if identity is not None and identity != model and not digest.hex().startswith(identity):
+            continue
+        with RedisConnector(Space(f"kvf:{digest.hex()}:", digest, 1), config) as connector:
+            generations = StoreGenerations("store", connector, _nothing)
+            try:
+                generations.renew()
+                gone = sum(connector.delete_generations(_obsolete(generations.shared)))
+            finally:
+                generations.close()
+        yield f"{digest.hex()} {model}: cleared, {gone} values deleted"
+
+
+def _obsolete(shared: bytes) -> Callable[[bytes], bool]:
+    return lambda generation: shared_of(generation) != shared
+
+
+def _nothing() -> None: ...
