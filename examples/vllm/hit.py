@@ -28,7 +28,6 @@ def main() -> None:
         enforce_eager=True,
         kv_transfer_config={
             "kv_connector": "KvferryConnector",
-            "kv_connector_module_path": "kvferry.integrations.vllm.connector",
             "kv_role": "kv_both",
             "kv_load_failure_policy": "recompute",
             "kv_connector_extra_config": {

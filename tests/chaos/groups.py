@@ -234,4 +234,11 @@ def sentinel_troubles(group: SentinelGroup, lanes: Sequence[Lane]) -> Troubles:
         return group.master()
 
     common = _with_replica(the_primary, lanes, settle)
-    return common | {one.__name__: one for one in own}
+
+    @contextmanager
+    def client_pause(rng: random.Random) -> Iterator[None]:
+        """It holds up the Sentinels as well, so they may promote the replica."""
+        with rolling_back(lanes, settle), common["client_pause"](rng):
+            yield
+
+    return common | {one.__name__: one for one in (*own, client_pause)}

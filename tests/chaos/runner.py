@@ -38,7 +38,7 @@ __all__ = ["run"]
 SETTLE_S = 0.3  # what lies in a socket of an idle server is read by then
 BARRIER_S_MAX = 30.0
 JOIN_S_MAX = 60.0
-LEAVE_S_MAX = 3.0
+LEAVE_S_MAX = 6.0
 GROWTH_BYTES_MAX = 8 << 20  # large blocks must be returned, see return_large_blocks()
 PEACES_MIN = 9  # before growth means something
 

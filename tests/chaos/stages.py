@@ -149,7 +149,7 @@ def _standalone(seed: int, pure: bool, name: str) -> Iterator[Stage]:
 
 @contextmanager
 def _cluster(seed: int, pure: bool) -> Iterator[Stage]:
-    with start_cluster("valkey", replicas=1, node_timeout_ms=1500, proxied=True) as cluster:
+    with start_cluster("valkey", replicas=1, node_timeout_ms=3000, proxied=True) as cluster:
         for index, proxy in enumerate(cluster.proxies):
             proxy.seed = seed + index
         lanes = _lanes({"host": cluster.host, "port": cluster.port, **cluster.settings}, pure)
@@ -167,7 +167,7 @@ def _cluster(seed: int, pure: bool) -> Iterator[Stage]:
 
 @contextmanager
 def _sentinel(seed: int, pure: bool) -> Iterator[Stage]:
-    with start_sentinels("redis7", proxied=True) as group:
+    with start_sentinels("redis7", proxied=True, down_after_ms=3000) as group:
         for index, proxy in enumerate(group.proxies):
             proxy.seed = seed + index
         lanes = _lanes({"host": group.host, "port": group.port, **group.settings}, pure)

@@ -1,7 +1,8 @@
 """The watchman of a run: calls that do not come back, and a process that grows.
 
 `Watch` knows what every thread is at, and until when. It looks every TICK_S; by how much it wakes
-up late is time in which the machine, or the GIL, gave us nothing, and every call gets it back.
+up late is time in which the machine, or the GIL, gave us nothing, and every call gets it back. So
+it does what servers and our other threads waited for a processor (clock.py), up to KEPT_S_MAX.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Self
 
 from chaos.journal import Journal
+from support import clock
 from support.proxy import FaultProxy
 
 __all__ = ["Usage", "Watch", "growth_bytes", "return_large_blocks"]
@@ -26,6 +28,7 @@ __all__ = ["Usage", "Watch", "growth_bytes", "return_large_blocks"]
 TICK_S = 0.05
 LATE_S = 1.0  # past its deadline, on a machine that has other things to do
 HUNG_S = 15.0
+KEPT_S_MAX = 3.0  # or nothing would be late on a machine that is full all the time
 STANDS_KEPT_S = 120.0
 FD_COUNTS = 9
 
@@ -38,7 +41,8 @@ class Watch:
         self._journal = journal
         self._late_s, self._hung_s = late_s, hung_s
         self._busy: dict[int, tuple[str, float, float]] = {}  # thread: what, start, allowed
-        self._stands: deque[tuple[float, float]] = deque()  # when, how long
+        # When, how long, and how long somebody was kept waiting for a processor meanwhile.
+        self._stands: deque[tuple[float, float, float]] = deque()
         self._lock = threading.RLock()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="chaos-watch", daemon=True)
@@ -71,12 +75,13 @@ class Watch:
 
     def _run(self) -> None:
         while True:
-            before = time.monotonic()
+            before, before_s = time.monotonic(), clock.now_s()
             if self._closing.wait(TICK_S):
                 return
-            now = time.monotonic()
+            now, now_s = time.monotonic(), clock.now_s()
+            kept_s = max(0.0, (now - before) - (now_s - before_s))
             with self._lock:
-                self._stands.append((now, max(0.0, now - before - TICK_S)))
+                self._stands.append((now, max(0.0, now - before - TICK_S), kept_s))
                 while self._stands and self._stands[0][0] < now - STANDS_KEPT_S:
                     self._stands.popleft()
                 hung = [
@@ -90,7 +95,9 @@ class Watch:
     def stood_s(self, since: float) -> float:
         """How long the machine stood still since then."""
         with self._lock:
-            return sum(length for at, length in self._stands if at >= since)
+            stands = [stand for stand in self._stands if stand[0] >= since]
+        kept_s = sum(kept_s for _, _, kept_s in stands)
+        return max(sum(length for _, length, _ in stands), min(kept_s, KEPT_S_MAX))
 
 
 def stacks() -> str:

@@ -19,7 +19,7 @@ from kvferry.lab import bench_bars_trust
 from kvferry.lab.bench_adapters import ThreadedClient, redis_arguments
 from kvferry.lab.bench_bars import Lab
 from kvferry.lab.bench_bars_report import GROUPS
-from kvferry.lab.bench_clients import CLIENT_TYPES
+from kvferry.lab.bench_clients import CLIENT_TYPES, NOTED_TYPES
 from kvferry.lab.bench_data import Value
 from kvferry.lab.bench_programs import ProgramError, find_program
 from support.cluster import Cluster
@@ -33,19 +33,21 @@ FIELDS = [
     *("floor_ratio", "floor_cpu_ratio", "verified_bytes"),
 ]
 LINES = {
-    "set": r"^Batch SET: \d+\.\d\d GB/s$",
-    "get": r"^Batch GET: \d+\.\d\d GB/s$",
+    "set": r"^Batch SET: \d+\.\d\d GB/s  \(0\.00146 GB written\)$",
+    "get": r"^Batch GET: \d+\.\d\d GB/s  \(0\.00146 GB read\)$",
     "exists": r"^Batch EXISTS: \d+ ops/s \(6/6 hits\)$",
 }
 SMALL = ["--size-mb", "0.25", "--num-chunks", "6", "--repeat", "2"]
+PROGRAMS = {"memtier": "memtier_benchmark", "redis-benchmark": "redis-benchmark"}
+COMPARED = [kind for kind in CLIENT_TYPES if kind not in NOTED_TYPES]
 NATIVE = importlib.util.find_spec("kvferry._native") is not None
 
 
 def installed() -> list[str]:
     """The kinds of client that can be measured here."""
     modules = {"native": "kvferry._native", "glide": "glide_sync", "lmcache": "lmcache"}
-    found = [k for k in CLIENT_TYPES if importlib.util.find_spec(modules.get(k, "redis"))]
-    return [k for k in found if k != "memtier" or shutil.which("memtier_benchmark")]
+    found = [k for k in COMPARED if importlib.util.find_spec(modules.get(k, "redis"))]
+    return [k for k in found if k not in PROGRAMS or shutil.which(PROGRAMS[k])]
 
 
 @pytest.fixture
@@ -66,32 +68,40 @@ def test_rows_have_every_field(
     options = ["--client-type", kind, "--batch", "4", "--json", str(file)]
     assert main(["bench", "client", *where, *options, *SMALL]) == 0
     out = capsys.readouterr().out
-    for pattern in LINES.values():
-        assert re.search(pattern, out, re.MULTILINE), out
+    for op, pattern in LINES.items():
+        found = re.search(pattern, out, re.MULTILINE)
+        assert (found is None) == (op == "exists" and kind in PROGRAMS), out
     assert [line.partition(":")[0] for line in out.splitlines()[:4]] == [
         "command",
         "machine",
         "versions",
         "server",
     ]
-    rows = {row["op"]: row for row in json.loads(file.read_text())}
+    measured = json.loads(file.read_text())
+    ways = [kind, "native-unix"] if kind == "native" else [kind]  # this host has both
+    ops = ("set", "get") if kind in PROGRAMS else ("set", "get", "exists")
+    assert {(row["client"], row["op"]) for row in measured} == {(w, o) for w in ways for o in ops}
+    assert ("Unix socket, GET of 0.25 MiB: " in out) == (kind == "native")
+    rows = {row["op"]: row for row in measured if row["client"] == ways[-1]}
     run = rows["set"]["run"]
     assert run["machine"]["cores"] >= 1
     assert {"io-threads", "maxmemory", "maxmemory-policy", "save", "allocator"} <= set(
         run["server"]
     )
-    assert list(rows) == ["set", "get", "exists"]
+    assert list(rows) == (["set", "get"] if kind in PROGRAMS else ["set", "get", "exists"])
     for row in rows.values():
         assert set(FIELDS) <= set(row)
-        assert (row["client"], row["chunk_bytes"], row["error"]) == (kind, 1 << 18, None)
+        assert (row["chunk_bytes"], row["error"]) == (1 << 18, None)
         assert row["server"] == f"valkey {valkey.version}"
         assert row["p50_ms"] <= row["p99_ms"]
+    measured = FIELDS[5:-1] if kind in PROGRAMS else FIELDS[5:]
     for op in ("set", "get"):
-        assert all(rows[op][name] > 0 for name in FIELDS[5:]), rows[op]
+        assert all(rows[op][name] > 0 for name in measured), rows[op]
         assert rows[op]["floor_ratio"] == pytest.approx(
             rows[op]["gbps"] / rows[op]["floor_gbps"], rel=1e-6
         )
-    assert rows["get"]["verified_bytes"] == 3 * 6 << 18  # every byte of every round, warm-up too
+    # Every byte of every round, warm-up too; of those who count themselves none.
+    assert rows["get"]["verified_bytes"] == (0 if kind in PROGRAMS else 3 * 6 << 18)
     assert valkey.cli("DBSIZE") == 0, "nothing is left behind"
 
 
@@ -105,7 +115,7 @@ def test_rows_over_tls(
     wire = int(tls_server.info("stats")["total_net_output_bytes"])
     measured, rows = _compared(url, tmp_path)
     assert {"pure", "redis-py", "redis-py-async"} <= measured
-    assert not measured & {"glide", "lmcache", "memtier"}, "they are measured without TLS only"
+    assert not measured & {"glide", "lmcache", *PROGRAMS}, "they are measured without TLS only"
     assert all(row["connections"] == 2 for row in rows if row["client"] == "native")
     assert int(tls_server.info("stats")["total_net_output_bytes"]) - wire > 6 << 18
     assert tls_server.cli("DBSIZE") == 0
@@ -137,7 +147,8 @@ def _compared(url: str, tmp_path: Path, *options: str) -> tuple[set[str], list[d
     assert main(["bench", "client", *arguments, *options, *SMALL]) == 0
     rows = json.loads(file.read_text())
     assert all(row["gbps"] > 0 for row in rows)
-    assert all(row["verified_bytes"] == 3 * 6 << 18 for row in rows if row["op"] == "get")
+    read = [row for row in rows if row["op"] == "get" and row["client"] not in PROGRAMS]
+    assert all(row["verified_bytes"] == 3 * 6 << 18 for row in read)
     if not options:
         assert any(row["floor_ratio"] for row in rows)
     return {row["client"] for row in rows}, rows
@@ -197,8 +208,9 @@ def test_compare_leaves_out_what_is_not_installed_and_json_goes_to_stdout(
     said = capsys.readouterr()
     rows = json.loads(said.out)
     measured = {row["client"] for row in rows}
-    assert measured == set(installed())
-    assert measured | set(rows[0]["run"]["skipped"]) == set(CLIENT_TYPES)
+    assert measured == {*installed(), "native-unix"}
+    measured.remove("native-unix")
+    assert measured | set(rows[0]["run"]["skipped"]) == set(COMPARED)
     assert "Batch SET: " in said.err
 
 
@@ -206,23 +218,18 @@ def test_sweep_concurrent_and_plot(
     valkey: TestServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, plot = tmp_path / "rows.json", tmp_path / "plot.png"
-    options = ["--client-type", "redis-py", "--no-floor", "--read", "--concurrent"]
+    options = ["--client-type", "redis-py", "--no-floor", "--read", "--write", "--concurrent"]
     options += ["--sweep", "workers", "--json", str(file)]
     if importlib.util.find_spec("matplotlib"):
         options += ["--plot", str(plot)]
     assert main(["bench", "client", "--url", valkey.url, *options, *SMALL]) == 0
     rows = json.loads(file.read_text())
-    assert [row["connections"] for row in rows if row["op"] == "get"] == [1, 2, 4, 8]
-    assert {row["op"] for row in rows} == {
-        "get",
-        "concurrent-set",
-        "concurrent-get",
-        "concurrent-exists",
-    }
+    assert [row["connections"] for row in rows if row["op"] == "get"] == [1, 2, 4, 8, 16]
+    assert {row["op"] for row in rows} == {"set", "get", "concurrent-set", "concurrent-get"}
     assert all(row["verified_bytes"] > 0 for row in rows if row["op"].endswith("get"))
     if "--plot" in options:
         assert plot.read_bytes().startswith(b"\x89PNG")
-    assert re.search(r"^Concurrent SET: \d+\.\d\d GB/s$", capsys.readouterr().out, re.MULTILINE)
+    assert re.search(r"^Concurrent SET: \d+\.\d\d GB/s  ", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_what_is_missing_is_said(

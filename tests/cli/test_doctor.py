@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import pytest
 from kvferry.cli.doctor import doctor
 from kvferry.cli.main import main
 from kvferry.embedded import embedded_store
+from kvferry.lab.doctor import bare_tcp
+from kvferry.lab.doctor.bare_tcp import BareServer
 from kvferry.lab.doctor.prefill import GPUS
 from support.cluster import Cluster
 from support.servers import TestServer
@@ -103,6 +106,45 @@ def test_the_page_knows_every_check_option_and_gpu(
     assert [name for name in GPUS if not re.search(rf"\b{name}\b", page)] == []
 
 
+def test_a_peer_is_measured_beside_the_store(
+    valkey: TestServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with BareServer(port=0) as peer:
+        thread = threading.Thread(target=peer.serve, args=(60.0,))
+        thread.start()
+        try:
+            main(["doctor", valkey.url, "--quick", "--json", "--peer", peer.address])
+        finally:
+            peer.stop()
+            thread.join()
+    report = json.loads(capsys.readouterr().out)
+    found = {finding["id"]: finding for finding in report["findings"]}
+    assert f"from {peer.address}" in found["bare-tcp"]["seen"]
+    assert "% of that" in found["bare-tcp"]["seen"]
+    assert report["bare_tcp"]["rtt_s"] > 0
+    assert report["bare_tcp"]["bytes_s_by_connections"]
+
+
+def test_a_break_even_takes_the_place_of_two_gigabytes(
+    valkey: TestServer, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--json", "--quick", "--model", str(model), "--prefill-tokens-s", "1e9"]
+    main(["doctor", valkey.url, *options])
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    (found,) = (finding for finding in findings if finding["id"] == "bandwidth")
+    assert found["severity"] == "warn"
+    assert "the engine computes this model's KV at 131072.00 GB/s" in found["why"]
+
+
+def test_serve(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bare_tcp, "PORT", 0)  # one that is free
+    monkeypatch.setattr(BareServer, "serve", lambda self: None)
+    assert main(["doctor", "--serve"]) == 0
+    assert "serving bare TCP on 127.0.0.1:" in capfd.readouterr().err
+    assert main(["doctor", "--serve", "0.0.0.0"]) == 0
+    assert "serving bare TCP on 0.0.0.0:" in capfd.readouterr().err
+
+
 def test_nobody_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "redis://127.0.0.1:1"]) == 2
     out, err = capsys.readouterr()
@@ -117,6 +159,9 @@ def test_nobody_there(capsys: pytest.CaptureFixture[str]) -> None:
         ["redis://localhost", "--model", "/nowhere"],
         ["redis://localhost", "--gpus", "0"],
         ["redis://localhost", "--config", "/nowhere.yaml"],
+        ["redis://localhost", "--peer", "host:port"],
+        ["--serve", ":7419"],
+        ["redis://localhost", "--serve"],
     ],
 )
 def test_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,7 @@ from support.connectors import space_of
 SIZE_BYTES = 700_001
 KEYS = 4
 KILLS = 25
+KILLS_MAX = 20 * KILLS  # where a writer is killed before it got a processor
 
 WRITER = """
 import sys, itertools
@@ -36,8 +37,10 @@ def test_a_killed_writer_leaves_whole_values_or_none(tmp_path: Path) -> None:
     path = tmp_path / "kv"
     arguments = [str(path), space.prefix, space.identity.hex(), str(size), str(KEYS)]
     moments = random.Random(7)
-    found = 0
-    for _ in range(KILLS):
+    found = kills = 0
+    while kills < KILLS or found <= KILLS:
+        kills += 1
+        assert kills <= KILLS_MAX, "nothing is ever written"
         with subprocess.Popen(
             [sys.executable, "-c", WRITER, *arguments], stdout=subprocess.PIPE
         ) as writer:
@@ -57,4 +60,3 @@ def test_a_killed_writer_leaves_whole_values_or_none(tmp_path: Path) -> None:
             assert left == []
             files = sum(file.stat().st_size for file in path.glob("??/*"))
             assert store.usage().used_bytes == files
-    assert found > KILLS

@@ -8,6 +8,7 @@ import pytest
 
 from kvferry import Status
 from kvferry.connectors import Connector
+from support import clock
 from support.connectors import DAMAGES, Driver, space_of, value_of
 
 
@@ -16,9 +17,9 @@ def refused(store: Connector) -> int:
 
 
 def await_gone(store: Connector, key: str) -> None:
-    deadline = time.monotonic() + 10
+    deadline = clock.now_s() + 10
     while store.batch_exists([key]).ok:
-        assert time.monotonic() < deadline, "it was not deleted"
+        assert clock.now_s() < deadline, "it was not deleted"
         time.sleep(0.01)
 
 
@@ -58,6 +59,8 @@ def test_values_of_another_identity_are_not_taken(driver: Driver) -> None:
 
 @pytest.mark.parametrize("other_size", [1, 4999, 5001, 9 << 20])
 def test_values_of_another_length_are_not_taken(driver: Driver, other_size: int) -> None:
+    if not driver.knows_more:
+        pytest.skip("its values of another length are misses")
     with driver.open(space_of(5000)) as store, driver.open(space_of(other_size)) as other:
         assert other.batch_set(["a"], [value_of(other_size)]).ok
         result = store.batch_get(["a"], [bytearray(5000)])

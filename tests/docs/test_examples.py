@@ -52,7 +52,10 @@ def test_example(name: str) -> None:
         if needed in name:
             pytest.importorskip(needed)
     done = subprocess.run(
-        [sys.executable, "-W", "error", EXAMPLES / name], capture_output=True, text=True, timeout=60
+        [sys.executable, "-W", "error", EXAMPLES / name],
+        capture_output=True,
+        text=True,
+        timeout=110,  # before pytest's, which would not tell what was said
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == SAYS[name]

@@ -1,6 +1,7 @@
 """Fixtures for tests on real engines, which other tests of this folder share.
 
-engines are installed by tools/engine_lane on demand, into build/engines or KVFERRY_ENGINES_DIR.
+engines are installed by tools/engine_lane into build/engines or KVFERRY_ENGINES_DIR: by
+`make test-engines` on demand, and by `make engine` what the other tests here use where it is there.
 
 vllm_version     "0.32.0", "0.22.1": one after the other; the second in the long suite only
 vllm             the interpreter of that version's environment (VllmVenv: .python, .version)
@@ -11,14 +12,14 @@ model            model("tiny"), model("small"), model("mla"), model("tiny", seed
 door             each of doors.DOORS with a cache, one after the other
 run_engine       run_engine(vllm, model("tiny"), transfer, one_process=True, **settings) opens
                  an EngineProcess (kvferry.lab.engine_process), closed after the test
-serve_engine     serve_engine(vllm, model("tiny"), transfer): `vllm serve`, an EngineServer
+serve_engine     serve_engine(vllm, model("tiny"), transfer, "--option"): an EngineServer
 open_engine      run_engine with an ExitStack first, which decides when the engine is closed
 plain            plain(vllm): an engine without cache, of the model "tiny", open for the session
 store            a Valkey of the test's own, empty, to kill, pause and fill
 
-Marks: `engines` is the long suite (`make test-engines`); without it a test is part of `make test`
-and has to be short. KVFERRY_ENGINES=0 skips all of them. An engine that cannot be installed, say
-because the package index is out of reach, is a skip that says why.
+Marks: `engines` is the long suite (`make test-engines`); without it a test is part of
+`make test-full` and has to be short. KVFERRY_ENGINES=0 skips all of them. An engine that is not
+there, say because the package index is out of reach, is a skip that says why.
 
 Engines compute in float32 here, so that tokens do not depend on how requests were batched.
 """
@@ -46,7 +47,6 @@ from support.servers import TestServer, start_server
 
 NEWEST, OLDEST = "0.32.0", "0.22.1"
 PLUGINS = Path(__file__).with_name("plugins")  # modules for the engine's process
-LONG = "engines"  # the mark
 SETTINGS = {
     "dtype": "float32",
     "enforce_eager": True,
@@ -61,12 +61,18 @@ SETTINGS = {
 }
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if LONG not in config.option.markexpr:
-        items[:] = [item for item in items if not item.get_closest_marker(LONG)]
+_on_demand = False  # whether an engine that is not there is installed
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    global _on_demand
+    _on_demand = "engines" in config.option.markexpr
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents and not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(600))  # the first one installs an engine
+            item.add_marker(pytest.mark.timeout(600))  # the first one may install an engine
 
 
 def prompt(tokens: int, seed: int, shared: int = 0) -> list[int]:
@@ -88,6 +94,8 @@ def _installed(name: str) -> Path | str:
     """The interpreter, or why there is none."""
     if os.environ.get("KVFERRY_ENGINES") == "0":
         return "KVFERRY_ENGINES=0 turns tests on real engines off"
+    if not (_on_demand or (home() / name).exists()):
+        return f"{name} is not in {home()}: `make engine` installs the newest vLLM"
     try:
         return install(name)
     except InstallError as error:
@@ -184,7 +192,7 @@ def serve_engine() -> Iterator[Callable[..., EngineServer]]:
     with ExitStack() as stack:
 
         def served(
-            vllm: VllmVenv, model: Path, transfer: dict[str, Any] | None = None
+            vllm: VllmVenv, model: Path, transfer: dict[str, Any] | None = None, *more: str
         ) -> EngineServer:
             options = {name: value for name, value in SETTINGS.items() if value is not False}
             arguments = [str(model)]
@@ -195,6 +203,7 @@ def serve_engine() -> Iterator[Callable[..., EngineServer]]:
                 ]
             if transfer:
                 arguments += ["--kv-transfer-config", json.dumps(transfer)]
+            arguments += more
             server = EngineServer(vllm.python.with_name("vllm"), arguments, _variables(vllm))
             return stack.enter_context(server)
 

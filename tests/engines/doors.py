@@ -9,7 +9,8 @@ connector   KvferryConnector, in the engine's process
 mp          KvferryMPConnector, over a `kvferry server` of its own, which ends with the ``with``
 
 Chunks are of 32 tokens, one block of these engines. Each door's own memory is 64 MiB and new, so a
-first load comes from the store. `behind(..., **settings)` adds settings of kvferry.
+first load comes from the store. What is there is loaded even where so small a model computes it
+sooner. `behind(..., **settings)` adds settings of kvferry.
 """
 
 from __future__ import annotations
@@ -42,11 +43,10 @@ class Door:
     behind: Behind
 
 
-def connector(name: str, module: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """A kv_transfer_config as users write it."""
+def connector(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A kv_transfer_config as users write it: vLLM knows the name by our entry point."""
     return {
         "kv_connector": name,
-        "kv_connector_module_path": module,
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": dict(settings),
@@ -61,9 +61,7 @@ def _none(url: str, folder: Path, version: str, **settings: Any) -> Iterator[Tra
 @contextmanager
 def _tier(url: str, folder: Path, version: str, **settings: Any) -> Iterator[Transfer]:
     limits = {"lookup_timeout_ms": 1000 * PATIENCE_S, "load_stall_ms": 1000 * PATIENCE_S}
-    tier = {"type": "KvferryTier", "url": url, **limits, **settings}
-    if version != "0.22.1":  # which cannot name a module: our spec knows the tier
-        tier["module_path"] = "kvferry.integrations.vllm.tier"
+    tier = {"type": "KvferryTier", "url": url, "identity": "tests", **limits, **settings}
     yield {
         "kv_connector": "OffloadingConnector",
         "kv_role": "kv_both",
@@ -88,16 +86,17 @@ def _connector(url: str, folder: Path, version: str, **settings: Any) -> Iterato
         **settings,
     }
     extra = {f"kvferry.{name}": value for name, value in chosen.items()}
-    yield connector("KvferryConnector", "kvferry.integrations.vllm.connector", extra)
+    yield connector("KvferryConnector", extra)
 
 
 @contextmanager
 def _mp(url: str, folder: Path, version: str, **settings: Any) -> Iterator[Transfer]:
     store = json.dumps({"type": "resp", "url": url})
-    with CacheServerProcess(folder, "--l2-adapter", store, mib=64) as server:
+    never = {"KVFERRY_RECOMPUTE": "never"}
+    with CacheServerProcess(folder, "--l2-adapter", store, mib=64, **never) as server:
         chosen = {"mp.host": server.endpoint, "chunk_size": CHUNK, "lookup_timeout_s": PATIENCE_S}
         extra = {f"kvferry.{name}": value for name, value in (chosen | settings).items()}
-        yield connector("KvferryMPConnector", "kvferry.integrations.vllm.mp", extra)
+        yield connector("KvferryMPConnector", extra)
 
 
 DOORS = {

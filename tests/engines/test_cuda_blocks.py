@@ -1,4 +1,7 @@
-"""Blocks on a GPU: the same bytes as on a CPU, behind the forward pass; skipped without a GPU."""
+"""Blocks on a GPU: the same bytes as on a CPU, behind the forward pass.
+
+What needs a GPU has the mark `gpu`, is run by `make test-gpu`, and skipped where there is none.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +36,7 @@ def _python() -> str:
     return os.environ.get("KVFERRY_GPU_PYTHON") or sys.executable
 
 
+@pytest.mark.gpu
 def test_blocks_of_a_gpu() -> None:
     python = _python()
     asked = subprocess.run([python, "-c", _WITH_TORCH], capture_output=True, text=True, timeout=120)

@@ -23,13 +23,13 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(1800)]
 BLOCK, CHUNK = 32, 96
 TOKENS = 7 * CHUNK + 50
 SAID = 12
-MODULE = "kvferry.integrations.vllm.connector"
 
 
 def transfer(**settings: Any) -> dict[str, Any]:
-    chosen = {"max_local_cpu_size": 0.0625, "lookup_timeout_s": PATIENCE_S, **settings}
+    limits = {"max_local_cpu_size": 0.0625, "lookup_timeout_s": PATIENCE_S}
+    chosen = {**limits, "recompute": "never", **settings}
     extra = {f"kvferry.{name}": value for name, value in chosen.items()}
-    return connector("KvferryConnector", MODULE, extra)
+    return connector("KvferryConnector", extra)
 
 
 class Engine:
@@ -175,7 +175,7 @@ def test_memory_that_no_store_backs_is_found_from_another_process(
     """The scheduler and the worker are two processes, and only the worker has memory."""
     file = tmp_path / "lmcache.yaml"
     file.write_text("chunk_size: 16\nlocal_cpu: true\nmax_local_cpu_size: 0.0625\n")
-    settings = connector("KvferryConnector", MODULE, {"kvferry.lookup_timeout_s": PATIENCE_S})
+    settings = connector("KvferryConnector", {"kvferry.lookup_timeout_s": PATIENCE_S})
     settings["kv_load_failure_policy"] = "fail"  # vLLM's default; the connector knows better
     engine = run_engine(
         vllm,

@@ -68,7 +68,7 @@ def test_stored_bytes_are_the_keys_and_values_of_the_prompt(
     engine = run_engine(
         vllm,
         folder,
-        connector("KvferryConnector", "kvferry.integrations.vllm.connector", settings),
+        connector("KvferryConnector", settings),
         environment={"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"},
         block_size=BLOCK,
     )

@@ -21,13 +21,14 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(1800)]
 CHUNKS = 20
 TOKENS = CHUNK * CHUNKS + 5
 INSIDE = {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
+NEVER = {"KVFERRY_RECOMPUTE": "never"}  # so small a model computes what is there sooner, perhaps
 
 
 def transfer(server: CacheServerProcess, **settings: Any) -> dict[str, Any]:
     """The kv_transfer_config of an engine on this server."""
     chosen = {"mp.host": server.endpoint, "chunk_size": CHUNK, "lookup_timeout_s": 1, **settings}
     extra = {f"kvferry.{name}": value for name, value in chosen.items()}
-    return connector("KvferryMPConnector", "kvferry.integrations.vllm.mp", extra)
+    return connector("KvferryMPConnector", extra)
 
 
 def test_engines_share_what_one_of_them_computed(
@@ -39,7 +40,7 @@ def test_engines_share_what_one_of_them_computed(
 ) -> None:
     first, second = prompt(TOKENS, 1), prompt(TOKENS, 2)
     below = ("--l2-adapter", json.dumps({"type": "resp", "url": store.url}))
-    with CacheServerProcess(tmp_path, *below, mib=64) as server:
+    with CacheServerProcess(tmp_path, *below, mib=64, **NEVER) as server:
         plain = run_engine(vllm, model("tiny"))
         expected = [plain.generate([asked], 12).tokens[0] for asked in (first, second)]
         plain.close()
@@ -75,7 +76,7 @@ def test_engines_share_what_one_of_them_computed(
 
     # Another server with nothing in memory brings it from the store before it is promised.
     (tmp_path / "again").mkdir()
-    with CacheServerProcess(tmp_path / "again", *below, mib=64) as server:
+    with CacheServerProcess(tmp_path / "again", *below, mib=64, **NEVER) as server:
         late = run_engine(vllm, model("tiny"), transfer(server), environment=INSIDE)
         fetched = late.generate([first], 12)
         assert (fetched.cached, fetched.tokens) == ([CHUNK * CHUNKS], expected[:1])

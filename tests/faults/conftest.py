@@ -53,14 +53,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("way", ways, indirect=True)
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    soaks = "soak" in config.option.markexpr
-    items[:] = [item for item in items if _is_wanted(item, soaks)]
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items[:] = [item for item in items if _is_wanted(item)]
 
 
-def _is_wanted(item: pytest.Item, soaks: bool) -> bool:
-    if item.get_closest_marker("soak") and not soaks:
-        return False
+def _is_wanted(item: pytest.Item) -> bool:
     params = item.callspec.params if hasattr(item, "callspec") else {}
     kind = params.get("server", params.get("kind"))
     return kind not in KINDS or KIND_OF.get(params.get("way", ""), kind) == kind
@@ -145,7 +142,7 @@ def _reach(target: Any, way: str, stack: ExitStack) -> dict[str, Any]:
             return at | ServerTls().client_settings
         front = stack.enter_context(TlsFront(target.host, target.port))
         return {"host": front.host, "port": front.port, **front.settings}
-    return at
+    return at | {"same_host": "tcp"}
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,16 +16,25 @@ import pytest
 
 from kvferry.server import Client
 from kvferry.server import protocol as p
+from support import clock, scripted_cache
 from support.engines import CHUNK, IDENTITY, LAYOUT, blanks, expected, prompt
-from support.scripted_cache import ScriptedServer
 from support.stamps import until, within
 
 LIMIT_S = 20.0
-TIMEOUT_S = 0.3
+TIMEOUT_S = 2.0  # whoever answers does so in time, on a machine with other work, too
+HEARTBEAT_S = 1.0  # and a ping within two of these
 TOKENS = prompt(3 * CHUNK)
 CHUNKS = expected(TOKENS)
 ALL = 3 * CHUNK
 Open = Callable[..., Client]
+
+
+class ScriptedServer(scripted_cache.ScriptedServer):
+    """One that leaves its clients time for their pings, where a test says nothing else."""
+
+    def welcome(self, request: p.Register) -> p.Registered:
+        self.registered.setdefault("heartbeat_s", HEARTBEAT_S)
+        return super().welcome(request)
 
 
 @pytest.fixture
@@ -174,6 +184,15 @@ def test_one_answer_that_does_not_come(client: Client, server: ScriptedServer) -
     assert client.lookup(TOKENS).tokens == ALL
 
 
+def test_a_late_store_costs_no_answer_from_memory(client: Client, server: ScriptedServer) -> None:
+    """A call that may wait for stores has no answer in time: the next one is asked all the same."""
+    server.on(p.Retrieve, lambda r: None if r.timeout_ms < 1000 else server.behave(r))
+    for count in range(1, 9):  # where a ping has to come first, one of these meets it
+        assert client.retrieve(TOKENS, blanks(3), timeout_s=0.01).tokens == 0
+        assert client.retrieve(TOKENS, blanks(3), timeout_s=LIMIT_S).tokens == ALL
+        assert client.stats()["timeouts"] == count
+
+
 def test_what_comes_too_late_goes_back(client: Client, server: ScriptedServer) -> None:
     other = prompt(2 * CHUNK, seed=5)
     late: list[Any] = []
@@ -189,7 +208,7 @@ def test_what_comes_too_late_goes_back(client: Client, server: ScriptedServer) -
     until(lambda: client.available, LIMIT_S)
     server.on(p.Reserve, hold)
     assert client.store(other, expected(other)).chunks == 0
-    until(lambda: client.available, LIMIT_S)
+    until(lambda: client.available and len(late) == 2, LIMIT_S)
     assert len(server.leases) == 1
     server.on(p.Lookup, with_late)
     assert client.lookup(TOKENS).tokens == ALL
@@ -266,7 +285,8 @@ def test_a_refusal_is_told_once(
     assert not client.wait(LIMIT_S)
     assert client.refused == "other chunks"
     nothing_works(client)
-    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    told = [record.levelname for record in caplog.records]
+    assert told[told.index("ERROR") :] == ["ERROR"]  # it may have been slow to connect before
     asked = len(server.of(p.Register))
     server.close()  # somebody starts the right one
     with ScriptedServer(server.url, LAYOUT):
@@ -402,10 +422,10 @@ def test_close_ends_calls_under_way(open_client: Open, server: ScriptedServer) -
     server.on(p.Retrieve, lambda request: arrived.set())
     future = client.begin_retrieve(TOKENS)
     assert arrived.wait(LIMIT_S)
-    started = time.monotonic()
+    started = clock.now_s()
     client.close()
     assert future.result(LIMIT_S).reason == "unavailable"
-    assert time.monotonic() - started < 5.0
+    assert clock.now_s() - started < 5.0
 
 
 def test_close_of_a_client_of_a_hung_server(client: Client, server: ScriptedServer) -> None:
@@ -445,12 +465,12 @@ def test_nothing_is_left(url: str) -> None:
         return len(list(Path("/proc/self/fd").iterdir())), threading.active_count(), maps
 
     def go() -> None:
-        with ScriptedServer(url, LAYOUT), Client(IDENTITY, url) as client:
+        with ScriptedServer(url, LAYOUT), Client(IDENTITY, url, timeout_s=TIMEOUT_S) as client:
             assert client.wait(LIMIT_S)
             assert works(client)
 
     def go_on() -> None:
-        with Client(IDENTITY, url) as client:
+        with Client(IDENTITY, url, timeout_s=TIMEOUT_S) as client:
             for _ in range(10):
                 with ScriptedServer(url, LAYOUT):
                     until(lambda: works(client), LIMIT_S)
@@ -469,4 +489,4 @@ def test_nothing_is_left(url: str) -> None:
     for _ in range(10):
         go()
     go_on()
-    until(lambda: left() == before, LIMIT_S)
+    until(lambda: all(map(operator.le, left(), before)), LIMIT_S)

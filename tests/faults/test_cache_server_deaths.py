@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from kvferry.server import protocol as p
 from kvferry.server.server import Server
 from support.cache_server import running
 from support.engines import CHUNK, prompt
@@ -132,7 +133,7 @@ def test_an_engine_is_killed(step: str, tmp_path: Path) -> None:
             process.send_signal(signal.SIGKILL)
             process.wait()
             until(lambda: not server.status()["sessions"], 5)
-        assert server.status()["fenced_pages"] == 0
+        until(lambda: server.status()["fenced_pages"] == 0, 5)
         with Peer(server.config.endpoints[0]) as peer:
             peer.attach()
             assert pages_held(server) == 0
@@ -146,7 +147,7 @@ def test_an_engine_is_killed(step: str, tmp_path: Path) -> None:
 def test_an_engine_is_stopped_while_it_writes(tmp_path: Path) -> None:
     """Its chunks are dropped; its pages wait until it is really gone."""
     with (
-        running(tmp_path, mib=1, heartbeat_s=0.4, dead_after_s=1.0) as server,
+        running(tmp_path, mib=1, heartbeat_s=0.4, dead_after_s=3.0) as server,
         Peer(server.config.endpoints[0]) as peer,
     ):
         peer.attach()
@@ -159,7 +160,12 @@ def test_an_engine_is_stopped_while_it_writes(tmp_path: Path) -> None:
             assert server.status()["fenced_pages"] == 8
             process.send_signal(signal.SIGKILL)
             process.wait()
-            until(lambda: server.status()["fenced_pages"] == 0, 5)
+
+            def is_free() -> bool:
+                peer.want(p.Pong, p.Ping)  # we live
+                return bool(server.status()["fenced_pages"] == 0)
+
+            until(is_free, 5)
         assert peer.read(prompt(8 * CHUNK))[0] == 8
         assert pages_held(server) == 0
 
@@ -168,8 +174,9 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def ours() -> list[str]:
-    return sorted(name for name in os.listdir("/dev/shm") if name.startswith("kvferry-"))
+def ours(shm_name: str) -> list[str]:
+    """The segments of our server; other tests have theirs at the same time."""
+    return sorted(name for name in os.listdir("/dev/shm") if name.startswith(f"{shm_name}-"))
 
 
 def deaths(server: Server, count: int, seed: int) -> None:
@@ -184,11 +191,13 @@ def deaths(server: Server, count: int, seed: int) -> None:
     "count", [100, pytest.param(1000, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])]
 )
 def test_nothing_is_left_of_dead_engines(count: int, tmp_path: Path) -> None:
-    with running(tmp_path, mib=1) as server:
+    shm_name = f"kvferry-dead-{os.getpid()}"
+    with running(tmp_path, mib=1, shm_name=shm_name) as server:
         deaths(server, 12, 0)
-        before = descriptors(), ours()
+        before = descriptors(), ours(shm_name)
+        assert before[1]
         deaths(server, count, 1000)
         until(lambda: descriptors() <= before[0], 5)
-        assert ours() == before[1]
-        assert server.status()["fenced_pages"] == 0
+        assert ours(shm_name) == before[1]
+        until(lambda: server.status()["fenced_pages"] == 0, 5)
         assert pages_held(server) == 0

@@ -112,10 +112,11 @@ def test_killed_in_the_middle_of_a_batch(fresh_cluster: StartCluster) -> None:
     with opened("native", cluster) as client:
         assert store(client, sizes).ok
         for proxy in cluster.proxies:
-            proxy.down.bandwidth_bytes_per_s = 20e6
+            proxy.down.shared, proxy.down.bandwidth_bytes_per_s = True, 8e6  # a third: 2 s
         node = cluster.nodes[2]
         slots = set(cluster.slots_of(node))
-        batch = client.submit_batch_get(list(sizes), targets := [poisoned(MIB) for _ in sizes])
+        targets = [poisoned(MIB) for _ in sizes]
+        batch = client.submit_batch_get(list(sizes), targets, timeout_s=30)
         assert node.proxy
         begun = node.proxy.bytes_down
         until(lambda: node.proxy and node.proxy.bytes_down > begun + 2 * MIB, 10)
@@ -127,6 +128,8 @@ def test_killed_in_the_middle_of_a_batch(fresh_cluster: StartCluster) -> None:
             assert status is Status.OK or (key_slot(key) in slots and status in AWAY)
         assert result.count(Status.UNAVAILABLE) > 0
         assert len(targets) == len(result)
+        for proxy in cluster.proxies:
+            proxy.down.bandwidth_bytes_per_s = None
         with within(10):
             read = fetch(client, sizes)
         assert {key for key in sizes if key not in read.versions} == {
@@ -136,19 +139,19 @@ def test_killed_in_the_middle_of_a_batch(fresh_cluster: StartCluster) -> None:
 
 def test_a_node_that_hangs_costs_time_and_its_own_keys(fresh_cluster: StartCluster) -> None:
     cluster = fresh_cluster(full_coverage=False, node_timeout_ms=30_000)
-    hurried = {"stall_timeout_s": 0.3, "connect_timeout_s": 0.3, "timeout_s": 2.0}
+    hurried = {"stall_timeout_s": 1.0, "connect_timeout_s": 1.0, "timeout_s": 4.0}
     with opened("native", cluster, **hurried) as client:
         assert store(client, SIZES).ok
         hung = cluster.nodes[1]
         lost = of_node(cluster, hung)
         hung.pause()
         try:
-            with within(4):
+            with within(6):
                 read = fetch(client, SIZES).result
             for key, status in zip(SIZES, read, strict=True):
                 assert status in AWAY if key in lost else status is Status.OK
             key = min(lost)
-            until(lambda: client.batch_exists([key])[0] is Status.UNAVAILABLE, 5)
+            until(lambda: client.batch_exists([key])[0] is Status.UNAVAILABLE, 8)
             until(lambda: not all(node["available"] for node in client.nodes()), 5)
             assert no_takes_s(client, [key]) < NO_TAKES_S
         finally:
@@ -164,6 +167,7 @@ def test_all_are_lost(fresh_cluster: StartCluster) -> None:
             node.kill()
         until(lambda: not client.available, 5)
         assert no_takes_s(client, list(SIZES)[:12]) < NO_TAKES_S
+        until(lambda: "refused" in client.batch_exists(["key-1"]).error, 5)  # at first: it ended
         with pytest.raises(errors.UnavailableError, match="refused"):
             client.get("key-1", poisoned(1))
         for node in cluster.nodes:
@@ -178,7 +182,7 @@ def test_all_are_lost(fresh_cluster: StartCluster) -> None:
 
 def test_without_full_coverage_nobody_answers(fresh_cluster: StartCluster) -> None:
     """CLUSTERDOWN of those that still run is a reason to compute, not an error of the server."""
-    cluster = fresh_cluster(node_timeout_ms=1000)
+    cluster = fresh_cluster(node_timeout_ms=2500)
     with opened("native", cluster, reconnect_max_s=0.3) as client:
         assert store(client, SIZES).ok
         node = cluster.nodes[2]
@@ -192,7 +196,7 @@ def test_without_full_coverage_nobody_answers(fresh_cluster: StartCluster) -> No
             return Status.OK not in result
 
         until(is_down, 30, pause_s=0.1)
-        assert "CLUSTERDOWN" in client.batch_exists(list(kept)).error
+        until(lambda: "CLUSTERDOWN" in client.batch_exists(list(kept)).error, 10)
         node.restart()
         until(lambda: store(client, SIZES, 2).ok, 30, pause_s=0.1)
         assert fetch(client, SIZES, {2}).result.ok
@@ -235,7 +239,8 @@ def test_a_replica_is_promoted_after_a_kill(
 ) -> None:
     """Until then the lost shard's keys are UNAVAILABLE; soon after it all is well."""
     taken_s: list[float] = []
-    cluster = fresh_cluster(replicas=1, node_timeout_ms=2000, full_coverage=full_coverage)
+    # So long the others answer and nobody is promoted, which is looked at first.
+    cluster = fresh_cluster(replicas=1, node_timeout_ms=4000, full_coverage=full_coverage)
     with opened("native", cluster) as client:
         for attempt in range(ATTEMPTS):
             assert store(client, SIZES, attempt).ok
@@ -259,7 +264,7 @@ def test_a_replica_is_promoted_after_a_kill(
 
 
 def test_what_was_replicated_outlives_a_kill_under_load(fresh_cluster: StartCluster) -> None:
-    cluster = fresh_cluster(replicas=1, node_timeout_ms=1000)
+    cluster = fresh_cluster(replicas=1, node_timeout_ms=2500)
     kept = {f"kept-{index}": 64 * KIB for index in range(30)}
     with opened("native", cluster) as client:
         assert store(client, kept).ok
@@ -272,7 +277,7 @@ def test_what_was_replicated_outlives_a_kill_under_load(fresh_cluster: StartClus
             until(lambda: fetch(client, kept).result.ok, 15)  # not one was lost
             load.wait_for_rounds(4)
         assert load.failures() <= {Status.MISS, *AWAY}, load.reasons
-        assert fetch(client, kept).result.ok
+        until(lambda: fetch(client, kept).result.ok, 15)
 
 
 @pytest.mark.parametrize("mode", ["", "FORCE", "TAKEOVER"])
@@ -288,8 +293,9 @@ def test_an_orderly_failover_under_load(fresh_cluster: StartCluster, mode: Failo
             load.wait_for_rounds(4)
             cluster.wait_until_whole()
             taken_s = recovered_s(client, 1)
+            # It is refused while they change over, and then no more, however slow the reads are.
+            until(lambda: load.read[Status.OK] > 5 * load.read[Status.UNAVAILABLE], 15)
         assert load.failures() <= {Status.MISS, *AWAY}, load.reasons
-        assert load.read[Status.OK] > 5 * load.read[Status.UNAVAILABLE]
         assert taken_s < 5
 
 
@@ -315,7 +321,7 @@ def test_values_survive_an_orderly_failover(fresh_cluster: StartCluster) -> None
 def test_a_node_comes_back_as_a_replica(fresh_cluster: StartCluster) -> None:
     """The address of a primary is now that of a replica of another: nothing is written to it, and
     what it answers is MOVED."""
-    cluster = fresh_cluster(replicas=1, node_timeout_ms=1000)
+    cluster = fresh_cluster(replicas=1, node_timeout_ms=2500)
     with opened("native", cluster, reconnect_max_s=0.2) as client:
         assert store(client, SIZES).ok
         replicate(cluster)

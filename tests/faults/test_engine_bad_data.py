@@ -219,7 +219,8 @@ def test_stripes_that_do_not_belong_together_are_no_value(valkey: TestServer, ho
         engine.store(two, expected(two, STRIPED))
         assert engine.flush()
         old_stripe = valkey.cli("GET", f"{key}#1")
-        engine.clear()
+        valkey.cli("FLUSHALL")
+        engine.clear(stores=False)
         engine.store(one, expected(one, STRIPED))
         engine.store(two, expected(two, STRIPED))
         assert engine.flush()
@@ -266,3 +267,19 @@ def test_a_shared_memory_store_keeps_identities_and_lengths_apart() -> None:
                 assert other.batch_exists([key])[0] == 1
             assert refusals(engine) == {reason: 1}
             restored(engine, [tokens])
+
+
+@pytest.mark.ways("tcp")
+def test_a_key_of_another_type_is_deleted_like_a_corrupt_value(valkey: TestServer) -> None:
+    tokens = prompt(2 * CHUNK)
+    key = space().prefix + key_of(tokens)
+    with open_engine(stores=[{"type": "redis", "url": valkey.url}]) as engine:
+        engine.store(tokens, expected(tokens))
+        assert engine.flush()
+        valkey.cli("DEL", key)
+        valkey.cli("LPUSH", key, "not a chunk")
+        engine.clear(stores=False)
+        check(engine, tokens, want=0)
+        assert refusals(engine)
+        until(lambda: valkey.cli("TYPE", key) == b"none", 10)
+        restored(engine, [tokens[:CHUNK]])

@@ -15,6 +15,7 @@ import pytest
 
 from kvferry import Engine
 from kvferry.errors import KVFerryError
+from support import clock
 from support.cluster import Cluster
 from support.engines import (
     CHUNK,
@@ -34,14 +35,15 @@ from support.toxics import apply, names
 
 Start = Callable[..., TestServer]
 QUICK = "connect_timeout_s=0.3&stall_timeout_s=0.4&timeout_s=1.5"
+PATIENT = "connect_timeout_s=5&stall_timeout_s=20&timeout_s=40"
 RETRIEVE_S = 0.8
 SLACK_S = 0.7  # for a machine that does other things as well
 PROMPT = 40 * CHUNK
 
 
-def engine_of(url: str, **settings: Any) -> Engine:
+def engine_of(url: str, limits_of_store: str = QUICK, **settings: Any) -> Engine:
     """One that gives up soon."""
-    store = {"type": "redis", "url": f"{url}?{QUICK}"}
+    store = {"type": "redis", "url": f"{url}?{limits_of_store}"}
     limits = {"retrieve_timeout_s": RETRIEVE_S, "lookup_timeout_s": 0.3}
     return open_engine(stores=[store], **{**limits, **settings})
 
@@ -182,13 +184,15 @@ def test_closing_over_a_frozen_server_is_bounded(start: Start) -> None:
     server = start("valkey")
     engine = engine_of(server.url)
     tokens = prompt(PROMPT)
+    prompts = [prompt(PROMPT, seed) for seed in range(5)]
+    chunks = [expected(tokens) for tokens in prompts]
     server.pause()
-    began = time.monotonic()
-    for seed in range(5):
-        engine.store(prompt(PROMPT, seed), expected(prompt(PROMPT, seed)))
+    began = clock.now_s()
+    for each, its_chunks in zip(prompts, chunks, strict=True):
+        engine.store(each, its_chunks)
     future = engine.begin_retrieve(prompt(PROMPT, 99))
     assert engine.close(0.5) is False
-    assert time.monotonic() - began < 4.0 + SLACK_S
+    assert clock.now_s() - began < 4.0 + SLACK_S
     assert future.cancelled() or future.done() or future.running()
     server.resume()
     with engine_of(server.url) as other:
@@ -235,8 +239,12 @@ def test_what_a_server_refused_is_offered_again(start: Start, how: str) -> None:
             )
 
         wait_for("what was refused is written", arrived, 10)
-        engine.clear(stores=False)
-        check(engine, tokens, want=PROMPT)
+
+        def is_read() -> bool:
+            engine.clear(stores=False)
+            return check(engine, tokens) == PROMPT
+
+        wait_for("it is read again", is_read, 15)
         settles(engine)
 
 
@@ -334,7 +342,7 @@ def test_many_threads_on_a_small_memory_with_two_stores(
             assert not thread.is_alive(), "a call does not return"
         if problems:
             raise problems[0]
-        assert engine.flush(10)
+        assert engine.flush(30)
         settles(engine)
         recovers(engine)
 
@@ -401,7 +409,8 @@ def test_what_waits_to_be_written_is_written_whoever_forgets_it(
     start: Start, local_cpu: bool
 ) -> None:
     server, tokens = start("valkey"), prompt(PROMPT)
-    with closing_soon(engine_of(server.url, local_cpu=local_cpu)) as engine:
+    patient = {"retrieve_timeout_s": 20.0, "local_cpu": local_cpu}
+    with closing_soon(engine_of(server.url, PATIENT, **patient)) as engine:
         server.pause()
         engine.store(tokens, expected(tokens))
         if local_cpu:

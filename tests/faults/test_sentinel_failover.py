@@ -24,6 +24,9 @@ StartSentinels = Callable[..., SentinelGroup]
 SIZES = {f"key-{index}": 100 + 37 * index for index in range(60)}
 LOAD = [f"load-{index}" for index in range(40)]
 RECOVERY_S = 2.0  # the bar: first success after a promotion
+# No master is taken for dead because the machine has other work: where one dies, and where none.
+PATIENT: dict[str, Any] = {"down_after_ms": 2500}
+CALM: dict[str, Any] = {"down_after_ms": 20_000}
 AWAY = {Status.UNAVAILABLE, Status.TIMEOUT}
 
 
@@ -35,11 +38,11 @@ def connections(node: TestServer) -> int:
 
 def assert_left_alone(node: TestServer) -> None:
     """By its own counters, since they were reset or it was started."""
+    until(lambda: connections(node) == 0, RECOVERY_S)
     taken = int(node.info("commandstats").get("cmdstat_set", "calls=0,")[6:].split(",")[0])
     if node.info("replication")["role"] == "master":
         assert taken == 0  # a replica counts what its master sends it
     assert "errorstat_READONLY" not in node.info("errorstats")
-    assert connections(node) == 0
 
 
 def await_replicas(group: SentinelGroup, count: int = 1) -> None:
@@ -62,7 +65,7 @@ def recovered_s(client: Any, version: int) -> float:
 
 @pytest.mark.parametrize("kind", NATIVE)
 def test_a_master_that_is_killed(fresh_sentinels: StartSentinels, kind: str) -> None:
-    group = fresh_sentinels()
+    group = fresh_sentinels(**PATIENT)
     with opened(kind, group) as client:
         assert store(client, SIZES).ok
         await_replicas(group)
@@ -91,7 +94,7 @@ def test_a_master_that_is_killed(fresh_sentinels: StartSentinels, kind: str) -> 
 
 
 def test_a_master_that_is_killed_under_load(fresh_sentinels: StartSentinels) -> None:
-    group = fresh_sentinels(replicas=2)
+    group = fresh_sentinels(replicas=2, **PATIENT)
     with opened("native", group) as client:
         assert store(client, SIZES).ok
         await_replicas(group, 2)
@@ -110,8 +113,8 @@ def test_a_master_that_is_killed_under_load(fresh_sentinels: StartSentinels) -> 
 
 def test_a_master_that_hangs(fresh_sentinels: StartSentinels) -> None:
     """SIGSTOP, until another leads: when it goes on it finds no client of ours."""
-    group = fresh_sentinels()
-    hurried = {"stall_timeout_s": 0.5, "connect_timeout_s": 0.5}
+    group = fresh_sentinels(**PATIENT)
+    hurried = {"stall_timeout_s": 1.5, "connect_timeout_s": 1.5}
     with opened("native", group, **hurried) as client:
         assert store(client, SIZES).ok
         await_replicas(group)
@@ -135,7 +138,7 @@ def test_a_master_that_hangs(fresh_sentinels: StartSentinels) -> None:
 
 def test_master_and_first_sentinel_die_together(fresh_sentinels: StartSentinels) -> None:
     """A machine that ran both is gone."""
-    group = fresh_sentinels()
+    group = fresh_sentinels(**PATIENT)
     with opened("native", group) as client:
         assert store(client, SIZES).ok
         await_replicas(group)
@@ -148,7 +151,7 @@ def test_master_and_first_sentinel_die_together(fresh_sentinels: StartSentinels)
 
 def test_a_master_that_comes_back_before_anybody_minds(fresh_sentinels: StartSentinels) -> None:
     """Restarted within the Sentinels' patience: the same one, empty."""
-    group = fresh_sentinels(down_after_ms=20_000)
+    group = fresh_sentinels(**CALM)
     master = group.master()
     with opened("native", group, reconnect_max_s=0.2) as client:
         assert store(client, SIZES).ok
@@ -162,7 +165,7 @@ def test_a_master_that_comes_back_before_anybody_minds(fresh_sentinels: StartSen
 
 
 def test_an_orderly_failover(fresh_sentinels: StartSentinels) -> None:
-    group = fresh_sentinels()
+    group = fresh_sentinels(**CALM)
     with opened("native", group) as client:
         for version in (1, 2, 3):
             assert store(client, SIZES, version).ok
@@ -173,6 +176,7 @@ def test_an_orderly_failover(fresh_sentinels: StartSentinels) -> None:
             print(f"recovered {taken_s:.2f} s after the promotion")
             assert taken_s < RECOVERY_S
             group.wait_until_whole()
+            until(lambda old=old: connections(old) == 0, RECOVERY_S)
             old.cli("CONFIG", "RESETSTAT")
             assert store(client, SIZES, 10 * version + 1).ok
             assert fetch(client, SIZES, {10 * version + 1}).result.ok
@@ -181,7 +185,7 @@ def test_an_orderly_failover(fresh_sentinels: StartSentinels) -> None:
 
 
 def test_orderly_failovers_under_load(fresh_sentinels: StartSentinels) -> None:
-    group = fresh_sentinels()
+    group = fresh_sentinels(**CALM)
     with opened("native", group) as client:
         with Load(client, LOAD, lossy=True) as load:
             for _ in range(2):
@@ -196,7 +200,7 @@ def test_orderly_failovers_under_load(fresh_sentinels: StartSentinels) -> None:
 
 def test_the_old_master_is_left_under_load(fresh_sentinels: StartSentinels) -> None:
     """Within a moment of the Sentinels' change of mind, however busy the client is."""
-    group = fresh_sentinels()
+    group = fresh_sentinels(**CALM)
     with opened("native", group) as client, Load(client, LOAD, lossy=True) as load:
         load.wait_for_rounds(3)
         old = group.master()
@@ -210,7 +214,7 @@ def test_the_old_master_is_left_under_load(fresh_sentinels: StartSentinels) -> N
 
 
 def test_big_values_across_a_failover(fresh_sentinels: StartSentinels) -> None:
-    group = fresh_sentinels()
+    group = fresh_sentinels(**CALM)
     with opened("native", group) as client:
         big = {f"big-{index}": 3 * MIB for index in range(8)}
         keys = [f"load-{index}" for index in range(8)]
@@ -265,9 +269,8 @@ def test_a_sentinel_that_names_a_replica_is_not_believed() -> None:
     ):
         with watched_by(behind) as client:
             until(lambda: not client.available, 5)
-            result = client.batch_set(["k"], [b"1"])
-            assert result[0] is Status.UNAVAILABLE
-            assert "the master" in result.error
+            until(lambda: "the master" in client.batch_set(["k"], [b"1"]).error, 5)
+            assert client.batch_set(["k"], [b"1"])[0] is Status.UNAVAILABLE
         with watched_by(behind, current) as client:
             client.set("k", b"1")
             assert b"SET" in master.names()

@@ -17,6 +17,7 @@ import pytest
 from kvferry import errors
 from kvferry.client.batch import Status
 from kvferry.client.pure import PureRedisClient
+from support import clock
 from support.proxy import FaultProxy
 from support.scripted import MiniStore, ScriptedServer, Silence
 from support.servers import TestServer, free_port
@@ -41,20 +42,21 @@ def test_killed_and_restarted_in_the_middle_of_a_batch(
 ) -> None:
     server = start(kind)
     proxy = proxied(server)
-    client = connect(proxy, reconnect_max_s=0.2)
+    client = connect(proxy, reconnect_max_s=0.2, timeout_s=20)
     sizes = {f"k{index}": MIB for index in range(64)}
     assert store(client, sizes).ok
-    proxy.down.bandwidth_bytes_per_s = 100e6  # 64 MiB take 0.7 s
+    # 64 MiB take 0.7 s, over however many connections.
+    proxy.down.shared, proxy.down.bandwidth_bytes_per_s = True, 100e6
     results: list[Fetched] = []
     reader = threading.Thread(target=lambda: results.append(fetch(client, sizes)))
     started = proxy.bytes_down
     reader.start()
-    until(lambda: proxy.bytes_down > started + 8 * MIB, 5)
+    until(lambda: proxy.bytes_down > started + 20 * MIB, 5)
     server.kill()
     time.sleep(0.1)
     server.restart()
     with within(12):
-        reader.join(12)
+        reader.join(60)
     assert not reader.is_alive()
     counts = results[0].result
     assert counts.count(Status.OK) > 4
@@ -98,9 +100,9 @@ def test_dead_server_is_unavailable_at_once(start: Start, connect: Connect) -> N
 
 def _quick_no(client: Any) -> bool:
     """Whether the client says "not now" without waiting."""
-    started = time.monotonic()
+    started = clock.now_s()
     status = client.batch_get(["k"], [poisoned(MIB)])[0]
-    return status is Status.UNAVAILABLE and time.monotonic() - started < 0.1
+    return status is Status.UNAVAILABLE and clock.now_s() - started < 0.1
 
 
 # It freezes.
@@ -114,7 +116,7 @@ def test_frozen_server(start: Start, connect: Connect, kind: str) -> None:
     in_background = not isinstance(client, PureRedisClient)  # who dials
     frozen_s = 10.0 if in_background and kind == "valkey" else 2.0
     sizes = {f"k{index}": MIB for index in range(16)}
-    assert store(client, sizes).ok
+    until(lambda: store(client, sizes).ok, 5)
     server.pause()
     frozen_at = time.monotonic()
     try:
@@ -130,8 +132,8 @@ def test_frozen_server(start: Start, connect: Connect, kind: str) -> None:
     finally:
         server.resume()
     back_s = until(lambda: fetch(client, sizes).result.ok, 5)
-    assert store(client, sizes, 2).ok
-    assert fetch(client, sizes, {2}).result.ok
+    until(lambda: store(client, sizes, 2).ok, 5)
+    until(lambda: fetch(client, sizes, {2}).result.ok, 5)
     print(f"said no after {noticed_s:.2f} s, was back after {back_s:.2f} s")
 
 
@@ -143,13 +145,13 @@ def test_frozen_server_with_the_default_limits(start: Start, connect: Connect) -
     sizes = {f"k{index}": MIB for index in range(16)}
     assert store(client, sizes).ok
     server.pause()
-    frozen_at = time.monotonic()
+    frozen_at = clock.now_s()
     try:
         with within(6):
             assert set(fetch(client, sizes).result) <= AWAY
         until(lambda: _quick_no(client), 3)
         dials_in_call_s = 1.5 if isinstance(client, PureRedisClient) else 0.0
-        assert time.monotonic() - frozen_at < 5.5 + dials_in_call_s
+        assert clock.now_s() - frozen_at < 5.5 + dials_in_call_s
         if isinstance(client, PureRedisClient):  # it dials in the call: each is bounded by that
             for _ in range(10):
                 with within(2.5):
@@ -197,7 +199,7 @@ def test_black_hole(valkey: TestServer, proxied: Proxied, connect: Connect) -> N
     proxy = proxied(valkey)
     client = connect(proxy, **QUICK)
     sizes = {f"k{index}": MIB for index in range(8)}
-    assert store(client, sizes).ok
+    until(lambda: store(client, sizes).ok, 5)
     proxy.black_hole()
     for _ in range(3):
         with within(2):
@@ -207,7 +209,7 @@ def test_black_hole(valkey: TestServer, proxied: Proxied, connect: Connect) -> N
     until(lambda: _quick_no(client), 3)
     proxy.heal()
     until(lambda: store(client, sizes, 3).ok, 5)
-    assert fetch(client, sizes, {3}).result.ok
+    until(lambda: fetch(client, sizes, {3}).result.ok, 5)
 
 
 def test_connecting_into_silence(connect: Connect) -> None:
@@ -250,13 +252,18 @@ def test_idle_connections_that_the_server_closes(start: Start, kind: str, connec
     client = connect(server)
     sizes = {f"k{index}": MIB for index in range(4)}
     assert store(client, sizes).ok
-    connected = int(server.info("stats")["total_connections_received"])
-    time.sleep(2.3)  # the server looks once in a second
+    old = connections_of_ours(server)
+    # The server looks once in a second; those that it closed may have been made again.
+    until(lambda: not old & connections_of_ours(server), 10)
     with within(2):
         assert fetch(client, sizes).result.ok
     assert client.exists("k0")
-    # Ours were closed and made again; one more is that of info().
-    assert int(server.info("stats")["total_connections_received"]) > connected + 1
+
+
+def connections_of_ours(server: TestServer) -> set[bytes]:
+    """Their numbers, which no later one gets."""
+    lines = server.cli("CLIENT", "LIST").splitlines()
+    return {line.split()[0] for line in lines if b"name=kvferry" in line}
 
 
 @pytest.mark.ways("tcp", "tls", "cluster", "sentinel", soak=("unix",))
@@ -282,7 +289,7 @@ from faults.conftest import CLIENTS
 from support.servers import TestServer
 
 for kind, Client in CLIENTS.items():
-    with Client("two-addresses.test", {port}, connect_timeout_s=2.0) as client, within(4):
+    with Client("two-addresses.test", {port}, connect_timeout_s=5.0) as client, within(7):
         assert store(client, {{"k": 1 << 20}}).ok, kind
         assert fetch(client, {{"k": 1 << 20}}).result.ok, kind
 print("served")
@@ -311,7 +318,7 @@ def test_name_whose_other_address_is_dead(
             except OSError as error:
                 pytest.skip(f"no {dead_address} here: {error}")
         run = [*command, f"{mount} && exec '{sys.executable}' '{script}'"]
-        done = subprocess.run(run, capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(run, capture_output=True, text=True, timeout=90, check=False)
     assert done.stdout == "served\n", done.stderr
 
 

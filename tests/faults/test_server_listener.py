@@ -27,6 +27,7 @@ from kvferry.server.curve import apply_client, new_keys
 from kvferry.server.listener import Listener
 from kvferry.server.server import Server
 from kvferry.server.zmtp import GREETING, framed
+from support import clock
 from support.cache_server import CacheServerProcess, running
 from support.engines import CHUNK, IDENTITY, blanks, expected, prompt
 from support.raw_peer import Peer, hashes_of
@@ -101,7 +102,8 @@ def test_who_speaks_something_else_is_cut_off(server: Server, endpoint: str, sai
         other.attach()
         with suppress(ConnectionError):  # it may end while we speak
             peer.send(said)
-        assert peer.end_s() < 1
+        with within(1):
+            peer.await_end()
         until(lambda: status(server, "refused_connections") == 1, 2)
         assert other.store(prompt(2 * CHUNK)) == 2
     answers(endpoint)
@@ -110,24 +112,27 @@ def test_who_speaks_something_else_is_cut_off(server: Server, endpoint: str, sai
 @pytest.mark.parametrize("size", [0, 1, 63, 64, 65])
 def test_who_says_nothing_more_is_cut_off(tmp_path: Path, size: int) -> None:
     assert listener.HANDSHAKE_S == 5.0
-    with echo(tmp_path, handshake_s=0.3) as (sockets, endpoint), ExitStack() as stack:
+    with echo(tmp_path, handshake_s=1.0) as (sockets, endpoint), ExitStack() as stack:
         friend = stack.enter_context(WirePeer(endpoint)).hello()
-        silent = stack.enter_context(WirePeer(endpoint))
-        silent.send((GREETING + DEALER)[:size])
-        assert 0.2 < silent.end_s() < 2
+        began = time.monotonic()
+        with within(2.5):
+            silent = stack.enter_context(WirePeer(endpoint))
+            silent.send((GREETING + DEALER)[:size])
+            silent.await_end()
+        assert time.monotonic() - began > 1.0
         assert sockets.connections == 1
         assert friend.ask(b"still here") == b"still here"
 
 
 def test_a_handshake_byte_by_byte_is_no_reason_to_wait_longer(tmp_path: Path) -> None:
     with echo(tmp_path, handshake_s=0.4) as (_, endpoint), WirePeer(endpoint) as slow:
-        began = time.monotonic()
+        began = clock.now_s()
         with suppress(ConnectionError):
             for byte in GREETING + DEALER:
                 slow.send(bytes([byte]))
                 time.sleep(0.02)  # two seconds for all of it
-        slow.end_s()
-        assert time.monotonic() - began < 1.5
+        slow.await_end()
+        assert clock.now_s() - began < 1.5
 
 
 # --- Who says only a half ---
@@ -147,7 +152,7 @@ def test_half_a_message_holds_nobody_up(server: Server, endpoint: str) -> None:
 
 def test_half_a_message_is_not_kept_for_ever(tmp_path: Path) -> None:
     """Neither is one that goes on by a byte now and then; one that takes its time is."""
-    with echo(tmp_path, message_s=0.6) as (sockets, endpoint), ExitStack() as stack:
+    with echo(tmp_path, message_s=2.0) as (sockets, endpoint), ExitStack() as stack:
         quiet, dripping, slow = (stack.enter_context(WirePeer(endpoint)).hello() for _ in range(3))
         message = framed(bytes(1000))
         quiet.send(message[:500])
@@ -163,7 +168,8 @@ def test_half_a_message_is_not_kept_for_ever(tmp_path: Path) -> None:
             slow.send(message[500:])
             assert slow.reply() == bytes(1000)
         assert ended
-        quiet.end_s(2)
+        with within(2):
+            quiet.await_end()
         assert sockets.connections == 1
 
 
@@ -187,18 +193,18 @@ def test_who_does_not_read_its_replies(
     with WirePeer(endpoint) as deaf, Peer(endpoint) as other:
         other.attach()
         deaf.hello()
-        deaf.socket.settimeout(2.0)
+        deaf.socket.settimeout(20.0)
         data, took_s, seed = framed(question) * 200, [], 0
-        began = time.monotonic()
+        began = clock.now_s()
         with suppress(OSError):
-            while time.monotonic() - began < 30:
+            while clock.now_s() - began < 30:
                 deaf.send(data)
                 look()
                 seed += 1
                 if seed % 20 == 0:
-                    asked = time.monotonic()
+                    asked = clock.now_s()
                     other.say(p.Ping)
-                    took_s.append(time.monotonic() - asked)
+                    took_s.append(clock.now_s() - asked)
         # It is cut off, sooner or later; before that it is not held up, and neither is anybody.
         until(lambda: status(server, "connections") == 1, 5)
         assert took_s
@@ -208,8 +214,9 @@ def test_who_does_not_read_its_replies(
 
 
 def test_replies_that_wait_come_in_order_and_whole(tmp_path: Path) -> None:
-    """The peer reads only after much has piled up for it."""
-    bodies = [bytes([number]) * (number * 5000) for number in range(100)]
+    """The peer reads only after much has piled up for it, however fast it reads from then on."""
+    bodies = [bytes([number]) * (number * 3000) for number in range(100)]
+    assert sum(map(len, bodies)) < listener._UNREAD_BYTES_MAX  # or it may be cut off
     with echo(tmp_path) as (sockets, endpoint), WirePeer(endpoint) as peer:
         peer.hello()
 
@@ -245,7 +252,7 @@ def test_300_connections_at_once(server: Server, endpoint: str) -> None:
         for peer in peers[1::2]:
             peer.ask(PING)
     until(lambda: status(server, "connections") == 0, 5)
-    assert len(os.listdir("/proc/self/fd")) == before
+    until(lambda: len(os.listdir("/proc/self/fd")) == before, 5)
     assert status(server, "refused_connections") == 0
 
 
@@ -255,8 +262,8 @@ def test_no_more_than_so_many(
     monkeypatch.setattr(listener, "CONNECTIONS_MAX", 10)
     with ExitStack() as stack:
         peers = [stack.enter_context(WirePeer(endpoint)).hello() for _ in range(10)]
-        with WirePeer(endpoint) as refused:
-            assert refused.end_s() < 1
+        with WirePeer(endpoint) as refused, within(1):
+            refused.await_end()
         assert status(server, "refused_connections") == 1
         for peer in peers:
             peer.ask(PING)
@@ -290,7 +297,7 @@ def test_peers_that_come_and_go_in_a_loop(server: Server, endpoint: str) -> None
         for loop in loops:
             loop.result()
     until(lambda: len(os.listdir("/proc/self/fd")) <= before, 5)
-    assert status(server, "connections") == 0
+    until(lambda: status(server, "connections") == 0, 5)
     answers(endpoint)
 
 
@@ -487,7 +494,7 @@ def test_another_user_is_cut_off_whatever_the_mode_of_the_file(tmp_path: Path) -
         path = tmp_path / "server"
         path.chmod(0o666)
         command = [sys.executable, "-c", program, str(path)]
-        told = subprocess.run(command, capture_output=True, text=True, timeout=20)
+        told = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert told.stdout == "b''\n", told.stderr
         assert status(server, "refused_connections") == 1
         answers(server.endpoints[0])
@@ -501,11 +508,13 @@ def test_clients_with_keys_and_without(tmp_path: Path) -> None:
     server_file, client_file = new_keys(tmp_path / "keys")
     _, wrong = new_keys(tmp_path / "wrong")
     endpoints = ("tcp://127.0.0.1:*", f"ipc://{tmp_path}/server")
-    with running(tmp_path, mib=4, endpoints=endpoints, curve_key_file=server_file) as server:
+    # Nobody is given up because six of them, the server and the gate share a full machine.
+    patient = {"heartbeat_s": 5.0, "dead_after_s": 30.0, "curve_key_file": server_file}
+    with running(tmp_path, mib=4, endpoints=endpoints, **patient) as server:
 
         def work(seed: int) -> None:
             endpoint = server.endpoints[seed % 2]
-            with Client(IDENTITY, endpoint, curve_key_file=client_file) as client:
+            with Client(IDENTITY, endpoint, timeout_s=20.0, curve_key_file=client_file) as client:
                 assert client.wait(10)
                 for step in range(10):
                     tokens = prompt((seed + 1) * CHUNK, seed * 100 + step)
@@ -539,7 +548,7 @@ def test_a_message_of_many_frames_through_the_gate(tmp_path: Path) -> None:
             dealer.connect(server.endpoints[0])
             for frames in ([PING], [PING, PING], [b"", PING], [b""], [bytes(4000)] * 5):
                 dealer.send_multipart(frames)
-                assert dealer.poll(5000)
+                assert dealer.poll(20_000)
                 [reply] = dealer.recv_multipart()
                 code = "session" if frames == [PING] else "message"
                 assert p.decode_reply(reply).code == code

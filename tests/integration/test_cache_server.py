@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import ANY
 
 import msgspec
 import pytest
 
 from kvferry.server import protocol as p
+from kvferry.server.client.greet import greet
 from kvferry.server.server import Server
 from support.cache_server import running
+from support.clock import now_s
 from support.engines import CHUNK, IDENTITY, LAYOUT, prompt
 from support.raw_peer import Peer, hashes_of
 from support.stamps import until
@@ -21,8 +25,9 @@ Connect = Callable[..., Peer]
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    with running(tmp_path, mib=1, dead_after_s=2.0) as server:
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
+    # Peers send no heartbeats, and wait for a processor as long as they have to.
+    with running(tmp_path, mib=1, dead_after_s=getattr(request, "param", 60.0)) as server:
         yield server
 
 
@@ -139,11 +144,60 @@ def test_a_chunk_larger_than_the_pool(connect: Connect) -> None:
     assert (failure.code, "--l1-size-gb" in failure.text) == ("identity", True)
 
 
-def test_a_server_for_one_chunk_size(tmp_path: Path) -> None:
-    with running(tmp_path, mib=1, chunk_size=256) as server, Peer(server.config.endpoints[0]) as it:
-        failure = it.register()
-    assert failure.code == "identity"
-    assert "--chunk-size 256" in failure.text
+def test_chunks_of_another_size_share_the_pool(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    wide = replace(IDENTITY, layout=replace(LAYOUT, chunk_size=2 * CHUNK))
+    caplog.set_level(logging.INFO, "kvferry.server")
+    sizes = {"chunk_size": CHUNK, "engine": {"chunk_size": CHUNK}}  # as the command line sets them
+    with running(tmp_path, mib=1, **sizes) as server:
+        endpoint = server.config.endpoints[0]
+        with Peer(endpoint) as one, Peer(endpoint, identity=wide) as other:
+            assert one.say(p.Hello).chunk_size == CHUNK  # before there is a session
+            one.attach().store(prompt(CHUNK))
+            assert other.attach().want(p.Reserved, p.Reserve, hashes_of(prompt(CHUNK))).pages
+            pool = server.status()["pool"]
+    assert len(pool["segments"]) == 2
+    assert pool["granted_bytes"] <= pool["bytes"] == 1 << 20
+    assert [f"chunks of {2 * CHUNK} tokens" in text for text in caplog.messages].count(True) == 1
+
+
+def test_a_server_says_what_it_was_started_with(tmp_path: Path) -> None:
+    with running(tmp_path, mib=1, chunk_size=24) as server:
+        welcome = greet(server.config.endpoints[0], timeout_s=10.0)
+        assert welcome is not None
+        assert welcome.chunk_size == 24
+    began = now_s()
+    assert greet(f"ipc://{tmp_path}/nobody", timeout_s=0.2) is None
+    assert now_s() - began < 5
+
+
+def test_a_refused_engine_is_seen(
+    server: Server, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    huge = replace(IDENTITY, layout=replace(LAYOUT, layers=4096))
+    for _ in range(3):
+        assert type(connect(identity=huge).register()) is p.Failure
+    warned = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert [IDENTITY.model in text and "--l1-size-gb" in text for text in warned] == [True]
+    (refused,) = server.status()["refusals"]["engines"]
+    assert (refused["model"], refused["code"], refused["count"]) == (IDENTITY.model, "identity", 3)
+    assert 'kvferry_server_refused_engines_total{code="identity"} 3' in server.metrics_text()
+    assert type(connect().register()) is p.Registered
+    assert server.status()["refusals"]["engines"] == [refused | {"silent_s": ANY}]
+
+
+def test_strangers_do_not_fill_the_log(
+    server: Server, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    peer = connect()
+    for number in range(200):
+        failure = peer.register(pid=number, software="x\n" * 100, version=9)
+        assert failure.code == "version"
+    warned = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert len(warned) == len(server.status()["refusals"]["engines"]) == 64
+    assert all("\n" not in text and len(text) < 1000 for text in warned)
+    assert server.status()["refusals"]["by_code"] == {"version": 200}
 
 
 GARBAGE = [
@@ -206,6 +260,7 @@ def test_an_engine_that_leaves_takes_its_holds_along(server: Server, connect: Co
         assert other.attach().read(tokens)[0] == 4
 
 
+@pytest.mark.parametrize("server", [2.0], indirect=True)
 def test_a_silent_engine_loses_its_holds_and_not_the_memory(
     server: Server, connect: Connect
 ) -> None:
@@ -231,7 +286,7 @@ def test_a_silent_engine_loses_its_holds_and_not_the_memory(
 
 def test_leases_end_at_their_deadline(tmp_path: Path) -> None:
     with (
-        running(tmp_path, mib=1, lease_s=0.3) as server,
+        running(tmp_path, mib=1, lease_s=1.5) as server,
         Peer(server.config.endpoints[0]) as peer,
     ):
         peer.attach()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import secrets
@@ -171,3 +172,15 @@ def test_sweeping_takes_what_is_abandoned_alone() -> None:
         ours.close()
         strange.unlink()
     assert not list(SHARED_MEMORY.glob(f"{name}-*"))
+
+
+def test_a_disk_that_is_full_keeps_no_torn_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        state.write(tmp_path / "state", [], [], lambda pool: [])
+    assert list(tmp_path.iterdir()) == []

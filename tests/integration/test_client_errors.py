@@ -109,7 +109,9 @@ def test_a_key_is_no_list_of_keys(watched: Watched, keys: Any) -> None:
     watched.refuses(lambda client: client.batch_delete(keys), match="list of keys")
 
 
-@pytest.mark.parametrize("nothing", [[], (), {}, iter([])], ids=repr)
+@pytest.mark.parametrize(
+    "nothing", [[], (), {}, iter([])], ids=["list", "tuple", "dict", "iterator"]
+)
 def test_an_empty_batch(watched: Watched, nothing: Any) -> None:
     watched.refuses(lambda client: client.batch_get(nothing, []), match="empty")
     watched.refuses(lambda client: client.batch_set(nothing, []), match="empty")
@@ -117,7 +119,7 @@ def test_an_empty_batch(watched: Watched, nothing: Any) -> None:
     watched.refuses(lambda client: client.batch_delete(nothing), match="empty")
 
 
-@pytest.mark.parametrize("no_row", [None, 7, object()], ids=repr)
+@pytest.mark.parametrize("no_row", [None, 7, object()], ids=["None", "a number", "an object"])
 def test_what_is_no_row_at_all(watched: Watched, no_row: Any) -> None:
     watched.refuses(lambda client: client.batch_get(no_row, [bytearray(1)]), TypeError)
     watched.refuses(lambda client: client.batch_set(["k"], no_row), TypeError)
@@ -355,7 +357,8 @@ def test_a_closed_client_takes_no_submission(kind: str) -> None:
 
 def test_too_many_waiting_commands_are_refused_whole() -> None:
     deaf = ScriptedServer(silent(), MiniStore())
-    with deaf, RedisClient(deaf.host, deaf.port) as client:
+    patient = {"timeout_s": 60.0, "stall_timeout_s": 60.0, "connect_timeout_s": 60.0}
+    with deaf, RedisClient(deaf.host, deaf.port, **patient) as client:
         keys = ["k"] * 1_000_000
         for _ in range(4):
             client.submit_batch_exists(keys)

@@ -278,7 +278,8 @@ def test_nobody_is_there() -> None:
 def test_close_while_the_map_is_sought() -> None:
     with FaultProxy("127.0.0.1", free_port()) as hole:
         hole.black_hole()
-        client = RedisClient(hole.host, hole.port, topology="cluster")
+        patient = {"connect_timeout_s": 30.0, "timeout_s": 30.0}
+        client = RedisClient(hole.host, hole.port, topology="cluster", **patient)
         batch = client.submit_batch_exists(["k"])
         time.sleep(0.1)
         with within(2):

@@ -60,7 +60,7 @@ def replicate(cluster: Cluster) -> None:
     """Until the replicas have what the primaries have."""
     for node in cluster.running():
         if node.leads():
-            node.cli("WAIT", 1, 5000)
+            until(lambda node=node: node.cli("WAIT", 1, 1000) >= 1, 10)
 
 
 def calls(nodes: Sequence[ClusterNode], command: str) -> list[int]:
@@ -221,7 +221,7 @@ def test_a_replica_that_dies(fresh_cluster: StartCluster) -> None:
 
 def test_a_replica_that_hangs(fresh_cluster: StartCluster) -> None:
     cluster = fresh_cluster(replicas=1, node_timeout_ms=30_000)
-    hurried = {**FROM_REPLICAS, "stall_timeout_s": 0.3, "connect_timeout_s": 0.3}
+    hurried = {**FROM_REPLICAS, "stall_timeout_s": 1.0, "connect_timeout_s": 1.0}
     with opened("native", cluster, **hurried) as client:
         settled(client, cluster)
         assert store(client, SIZES).ok

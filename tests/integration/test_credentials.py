@@ -16,6 +16,7 @@ import pytest
 
 from kvferry import Credentials, errors
 from kvferry.client.batch import Status
+from support import clock
 from support.clients import KINDS, NATIVE, opened, tls_port_of
 from support.cluster import Cluster
 from support.servers import TestServer
@@ -74,6 +75,12 @@ def client_ids(server: TestServer) -> set[bytes]:
     return {line.split()[0] for line in lines if b"user=app" in line}
 
 
+def all_nine(client: Any, server: TestServer) -> set[bytes]:
+    """Those of a client when it has them all: eight for values and one for small commands."""
+    until(lambda: client.stats()["connections_up"] == 8 and len(client_ids(server)) == 9, 5)
+    return client_ids(server)
+
+
 # It is asked.
 
 
@@ -83,7 +90,7 @@ def test_connections_that_begin_at_once_are_one_question(
     guarded: TestServer, kind: str, protocol: int
 ) -> None:
     def slowly() -> Credentials:
-        time.sleep(0.1)
+        time.sleep(0.3)
         return Credentials("app", "token-1")
 
     provider = Provider(slowly)
@@ -136,24 +143,27 @@ def test_live_connections_authenticate_again(guarded: TestServer, kind: str) -> 
         return Credentials("app", f"token-{number}", expires_in_s=1.0)
 
     provider = Provider(next_token)
-    with opened(kind, guarded, credentials=provider) as client:
+    with opened(kind, guarded, credentials=provider, same_host="tcp") as client:
         assert store(client, SIZES).ok
-        until(lambda: client.stats()["connections_up"] == 8, 5)
-        before, asked = client_ids(guarded), provider.asked
+        before, asked = all_nine(client, guarded), provider.asked
         lost = client.stats()["connections_lost"]
         auths = _calls(guarded, "auth")
-        ends = time.monotonic() + 4
-        while time.monotonic() < ends:
+        ends, limit = time.monotonic() + 4, clock.now_s() + 15
+
+        def is_renewed() -> bool:
+            # All nine of them: eight for values and one for small commands.
+            again = _calls(guarded, "auth") >= auths + 2 * len(before)
+            return again and provider.asked >= asked + 3
+
+        while time.monotonic() < ends or not is_renewed():
+            assert clock.now_s() < limit
             result = store(client, SIZES, 2)
             assert result.ok, result.error
             read = fetch(client, SIZES, {2}).result
             assert read.ok, read.error
             assert client.batch_exists(list(SIZES)).ok
-        assert provider.asked >= asked + 3
         assert client.stats()["connections_lost"] == lost
         assert client_ids(guarded) == before
-        # All nine of them: eight for values and one for small commands.
-        assert _calls(guarded, "auth") >= auths + 2 * len(before)
 
 
 def _calls(server: TestServer, command: str) -> int:
@@ -171,10 +181,9 @@ def test_idle_connections_authenticate_again(guarded: TestServer, kind: str) -> 
         guarded.cli("ACL", "SETUSER", "app", f">token-{number}")
         return Credentials("app", f"token-{number}", expires_in_s=1.0)
 
-    with opened(kind, guarded, credentials=next_token) as client:
+    with opened(kind, guarded, credentials=next_token, same_host="tcp") as client:
         assert store(client, SIZES).ok
-        until(lambda: client.stats()["connections_up"] == 8, 5)
-        before, auths = client_ids(guarded), _calls(guarded, "auth")
+        before, auths = all_nine(client, guarded), _calls(guarded, "auth")
         until(lambda: _calls(guarded, "auth") >= auths + len(before), 4, pause_s=0.1)
         assert client_ids(guarded) == before
 
@@ -224,15 +233,15 @@ def test_a_provider_that_raises(
 ) -> None:
     provider = Provider(LookupError("the vault has no token-1 today"))
     with opened(kind, guarded, credentials=provider, reconnect_max_s=0.2) as client:
-        until_s = time.monotonic() + 1.0
-        while time.monotonic() < until_s:
+        began = time.monotonic()
+        while (took_s := time.monotonic() - began) < 1.0:
             with within(2):
                 result = client.batch_exists(["k"])
             assert result[0] is Status.UNAVAILABLE
             assert "LookupError" in str(result.error)
             assert "vault" not in str(result.error)
             time.sleep(0.01)
-        assert provider.asked <= 40  # with pauses
+        assert provider.asked <= 40 * took_s  # with pauses
         provider.answer = Credentials("app", "token-1")
         until(lambda: store(client, SIZES).ok, 5)
     assert "LookupError" in caplog.text
@@ -284,7 +293,7 @@ def test_a_provider_that_never_answers(guarded: TestServer, kind: str) -> None:
             with within(1.5):
                 result = client.batch_get(["k"], [poisoned(KIB)])
             assert result[0] is Status.UNAVAILABLE
-            assert "credentials" in str(result.error)
+            until(lambda: "credentials" in str(client.batch_exists(["k"]).error), 5)
             with within(1):
                 assert all(not client.batch_exists(["k"]).ok for _ in range(20))
             assert provider.asked == 1
@@ -294,8 +303,8 @@ def test_a_provider_that_never_answers(guarded: TestServer, kind: str) -> None:
             guarded.cli("CLIENT", "KILL", "USER", "app")
             with within(3):
                 client.batch_exists(["k"])
-            closing = time.monotonic()
-        assert time.monotonic() - closing < 2
+            closing = clock.now_s()
+        assert clock.now_s() - closing < 2
     finally:
         release.set()
 
@@ -312,14 +321,13 @@ def test_a_password_that_is_flipped_and_back(start: Start, kind: str) -> None:
         server.cli("CLIENT", "KILL", "USER", "default")
         until(lambda: "WRONGPASS" in str(client.batch_exists(["k0"]).error), 5)
         dialled = int(server.info("stats")["total_connections_received"])
-        ends, asked = time.monotonic() + 1, 0
+        began, asked = time.monotonic(), 0
         with within(3):
-            while time.monotonic() < ends:
+            while (took_s := time.monotonic() - began) < 1 or asked <= 50:
                 assert client.batch_get(["k0"], [poisoned(64 * KIB)])[0] is Status.UNAVAILABLE
                 asked += 1
                 time.sleep(0.001)
-        assert asked > 50
-        assert int(server.info("stats")["total_connections_received"]) < dialled + 60
+        assert int(server.info("stats")["total_connections_received"]) < dialled + 60 * took_s
         server.cli("CONFIG", "SET", "requirepass", "right")
         until(lambda: fetch(client, SIZES).result.ok, 5)
 
@@ -332,6 +340,7 @@ def test_a_user_of_one_prefix_with_no_more_than_it_needs(
 ) -> None:
     server = start(server_kind, users=[CACHE_USER])
     given = {"credentials": lambda: Credentials("app", "token-1"), "protocol": protocol}
+    given["same_host"] = "tcp"  # else it asks for the Unix socket, and is refused
     sizes = {"cache:a": MIB, "theirs": MIB, "cache:b": 9 * MIB}
     expected = [Status.OK, Status.SERVER_ERROR, Status.OK]
     with opened(kind, server, **given) as client, within(20):
@@ -353,4 +362,5 @@ def test_a_user_of_one_prefix_with_no_more_than_it_needs(
 def test_ping_needs_no_key(start: Start, kind: str) -> None:
     server = start("valkey", users=[CACHE_USER])
     with opened(kind, server, username="app", password="token-1") as client, within(5):
-        assert client.ping() < 5
+        began = time.monotonic()
+        assert 0 < client.ping() <= time.monotonic() - began

@@ -16,7 +16,7 @@ from kvferry.embedded import embedded_store
 from kvferry.lab.doctor.facts import Facts
 from kvferry.lab.doctor.finding import Finding, Severity
 from kvferry.lab.doctor.run import Visit, visit
-from support.servers import KINDS, TestServer, find_kind, start_server
+from support.servers import KINDS, TestServer, find_kind, start_server, wait_for
 
 OK, INFO, WARN, FAULT = Severity
 GOOD = [
@@ -195,6 +195,7 @@ def test_a_replica_refuses_writes(start: Callable[..., TestServer]) -> None:
 def test_replicas_need_room(start: Callable[..., TestServer]) -> None:
     primary = start("redis7", *GOOD, *GOOD_OF["redis7"])
     start("redis7", primary=primary)
+    wait_for("a replica", lambda: primary.info("replication")["connected_slaves"] == "1")
     sick = findings(primary.url)
     assert sick["replication"].severity is WARN
     mend(primary, sick["replication"])

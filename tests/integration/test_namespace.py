@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from kvferry import CacheNamespace, PagePool, RedisClient, Status, errors
+from support import clock
 from support.clients import NATIVE, opened
 from support.pure import MIB, payload
 from support.scripted import MiniStore, ScriptedServer, answer
 from support.servers import TestServer
+from support.stamps import until
 
 IDENTITY = bytes(range(16))
 OTHER_IDENTITY = bytes(range(16, 32))
@@ -37,9 +39,9 @@ def names(key: str, size_bytes: int) -> list[str]:
 
 
 def await_no_key(server: TestServer, key: str) -> None:
-    deadline = time.monotonic() + 5
+    deadline = clock.now_s() + 5
     while server.cli("EXISTS", key):
-        assert time.monotonic() < deadline, f"{key} is still there"
+        assert clock.now_s() < deadline, f"{key} is still there"
         time.sleep(0.01)
 
 
@@ -114,14 +116,17 @@ def test_time_to_live_holds_for_every_stripe(client: Any, valkey: TestServer) ->
 
 def test_touch_refreshes_every_stripe(client: Any, valkey: TestServer) -> None:
     here = space(client, 9 * MIB)
-    here.set("v", payload(9 * MIB))
-    time.sleep(2.1)
+    for key in ("v", "w"):
+        here.set(key, payload(9 * MIB))
+
+    def idle_s(key: str) -> list[int]:
+        return [valkey.cli("OBJECT", "IDLETIME", name) for name in names(key, 9 * MIB)]
+
+    until(lambda: min(idle_s("kv:v") + idle_s("kv:w")) >= 2, 10)
     assert here.batch_exists(["v"]).ok
-    idle_s = [valkey.cli("OBJECT", "IDLETIME", name) for name in names("kv:v", 9 * MIB)]
-    assert min(idle_s) >= 2
+    assert min(idle_s("kv:v")) >= 2
     assert here.batch_exists(["v"], touch=True).ok
-    idle_s = [valkey.cli("OBJECT", "IDLETIME", name) for name in names("kv:v", 9 * MIB)]
-    assert max(idle_s) <= 1  # a second may have ended meanwhile
+    assert max(idle_s("kv:v")) < min(idle_s("kv:w"))  # meanwhile a second may end
 
 
 @pytest.mark.parametrize("key", ["text", "Grüße", b"\0\r\n\xff", "k" * 400])
@@ -354,8 +359,8 @@ def test_two_writers_of_one_content_agree(valkey: TestServer) -> None:
 
 
 def await_completion(client: RedisClient, batch_id: int) -> None:
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
+    deadline = clock.now_s() + 10
+    while clock.now_s() < deadline:
         for finished, result in client.drain_completions():
             assert (finished, result.ok) == (batch_id, True)
             return

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from kvferry import RedisClient
-from support.presence import LIMIT_S, PREFIX, await_synced, settle
+from support.presence import LIMIT_S, PREFIX, await_synced, settle, view_connections, watched
+from support.proxy import FaultProxy
+from support.resp import ReplyError
 from support.sentinel import SentinelGroup
 from support.servers import TestServer, wait_for
 
@@ -53,3 +56,19 @@ def test_the_master_is_followed(fresh_sentinels: Callable[..., SentinelGroup]) -
         assert client.presence_stats()["nodes"] == 1
         new.cli("DEL", "kv:both")
         settle(client, {"kv:both": False})
+
+
+def test_another_server_behind_the_same_name_is_noticed(start: Callable[..., TestServer]) -> None:
+    """A name moves to another server, and the old one lives on: only our data connections end."""
+    old, new = start("valkey"), start("valkey")
+    with FaultProxy(old.host, old.port) as way, watched(way) as client:
+        (view,) = view_connections(old)
+        way._target = (new.host, new.port)
+        lines = old.cli("CLIENT", "LIST").decode().splitlines()
+        for id in [int(line.split(" ")[0].removeprefix("id=")) for line in lines]:
+            if id != view:
+                with suppress(ReplyError):  # the one that asks
+                    old.cli("CLIENT", "KILL", "ID", id, "SKIPME", "yes")
+        wait_for("the view to follow", lambda: len(view_connections(new)) == 1, LIMIT_S)
+        new.cli("SET", "kv:there", "x")
+        settle(client, {"kv:there": True, "kv:absent": False})

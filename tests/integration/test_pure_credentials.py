@@ -11,8 +11,9 @@ import pytest
 from kvferry import Credentials, errors
 from kvferry.client.batch import Status
 from kvferry.client.pure import PureRedisClient
-from support.pure import connect, within
+from support.pure import connect
 from support.servers import TestServer
+from support.stamps import within
 
 Start = Callable[..., TestServer]
 

@@ -5,7 +5,9 @@ Every case is bounded in time, and every OK is checked byte for byte.
 
 from __future__ import annotations
 
+import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 
@@ -15,7 +17,7 @@ from kvferry import errors
 from kvferry.client.batch import Status
 from kvferry.client.pure import PureRedisClient
 from support.proxy import FaultProxy
-from support.pure import MIB, connect, payload, within
+from support.pure import MIB, connect, payload
 from support.scripted import (
     ATTRIBUTE,
     PUSH,
@@ -33,8 +35,10 @@ from support.scripted import (
     unknown_type,
 )
 from support.servers import TestServer, free_port
+from support.stamps import until, within
 
 Proxied = Callable[[TestServer], FaultProxy]
+STALL_S = 1.0  # a healthy server may be kept from answering for a good part of it
 
 
 # What a server may answer.
@@ -168,9 +172,9 @@ def test_bytes_that_trickle_are_put_together(valkey: TestServer, proxied: Proxie
 
 def test_slow_server_is_not_a_stalled_one(valkey: TestServer, proxied: Proxied) -> None:
     proxy = proxied(valkey)
-    with connect(proxy, stall_timeout_s=0.3) as client:
+    with connect(proxy, stall_timeout_s=STALL_S) as client:
         client.set("k", payload(3 * MIB))
-        proxy.down.bandwidth_bytes_per_s = 3 * MIB  # below the wake-up size per stall time
+        proxy.down.bandwidth_bytes_per_s = 0.9 * MIB  # below the wake-up size per stall time
         target = bytearray(3 * MIB)
         assert client.get("k", target)
         assert target == payload(3 * MIB)
@@ -179,14 +183,14 @@ def test_slow_server_is_not_a_stalled_one(valkey: TestServer, proxied: Proxied) 
 @pytest.mark.parametrize("byte", [0, 5, MIB, 3 * MIB - 1, 3 * MIB + 11])
 def test_stall_ends_in_time(valkey: TestServer, proxied: Proxied, byte: int) -> None:
     proxy = proxied(valkey)
-    with connect(proxy, stall_timeout_s=0.3) as client:
+    with connect(proxy, stall_timeout_s=STALL_S) as client:
         client.set("k", payload(3 * MIB))
         fault = proxy.stall_after(byte)
-        with within(2):
+        with within(2.5):
             result = client.batch_get(["k"], [bytearray(3 * MIB)])
         fault.wait_fired()
         assert result[0] is Status.TIMEOUT
-        assert "nothing for 0.3 s" in str(result.error)
+        assert "nothing for 1 s" in str(result.error)
         target = bytearray(3 * MIB)
         assert client.get("k", target)  # on a new connection
         assert target == payload(3 * MIB)
@@ -197,7 +201,7 @@ def test_deadline_ends_a_batch(valkey: TestServer, proxied: Proxied) -> None:
     with connect(proxy) as client:
         keys, values = ["a", "b", "c"], [payload(MIB, seed) for seed in range(3)]
         client.batch_set(keys, values)
-        proxy.down.bandwidth_bytes_per_s = 1.0 * MIB
+        proxy.down.bandwidth_bytes_per_s = 0.7 * MIB  # the second one is there a second too late
         targets = [bytearray(MIB) for _ in keys]
         with within(4):
             result = client.batch_get(keys, targets, timeout_s=1.7)
@@ -215,7 +219,7 @@ def test_deadline_ends_a_batch(valkey: TestServer, proxied: Proxied) -> None:
 
 def test_receiver_that_does_not_read_times_out(valkey: TestServer, proxied: Proxied) -> None:
     proxy = proxied(valkey)
-    with connect(proxy, stall_timeout_s=0.3) as client:
+    with connect(proxy, stall_timeout_s=STALL_S) as client:
         client.ping()
         proxy.up.reading = False
         with within(3):
@@ -227,10 +231,11 @@ def test_dead_server_is_unavailable_at_once_and_comes_back(fresh_server: TestSer
     with connect(fresh_server, reconnect_min_s=0.2, reconnect_max_s=0.4) as client:
         client.set("k", b"v")
         fresh_server.kill()
+        began = time.monotonic()
         with within(1):
             for _ in range(200):
                 assert client.batch_exists(["k"])[0] is Status.UNAVAILABLE
-        assert client.stats()["connect_failures"] <= 20
+        assert client.stats()["connect_failures"] <= 20 * max(1, time.monotonic() - began)
         with pytest.raises(errors.UnavailableError, match=r"cannot connect to 127\.0\.0\.1"):
             client.exists("k")
         fresh_server.restart()
@@ -248,17 +253,16 @@ def test_restart_between_batches_goes_unnoticed(fresh_server: TestServer) -> Non
 
 
 def test_paused_server_times_out_and_comes_back(fresh_server: TestServer) -> None:
-    with connect(fresh_server, stall_timeout_s=0.3, connect_timeout_s=0.3) as client:
+    with connect(fresh_server, stall_timeout_s=STALL_S, connect_timeout_s=STALL_S) as client:
         client.set("k", b"v")
         fresh_server.pause()
         try:
-            with within(2):
+            with within(3):
                 assert client.batch_exists(["k"])[0] is Status.TIMEOUT
                 assert client.batch_exists(["k"])[0] is Status.UNAVAILABLE  # greets nobody
         finally:
             fresh_server.resume()
-        time.sleep(0.3)
-        assert client.get("k", bytearray(1))
+        until(lambda: client.batch_get(["k"], [bytearray(1)]).ok, 5)
 
 
 def test_nobody_listens() -> None:
@@ -287,13 +291,20 @@ def test_interrupt_in_the_middle_of_a_value(valkey: TestServer, proxied: Proxied
     proxy = proxied(valkey)
     with connect(proxy) as client:
         client.batch_set(["a", "b"], [payload(4 * MIB), payload(4 * MIB, 1)])
-        proxy.stall_after(2 * MIB)
+        fault = proxy.stall_after(2 * MIB)
+
+        def interrupt_when_it_stalls() -> None:
+            if fault.event.wait(20):
+                os.kill(os.getpid(), signal.SIGALRM)
+
+        interrupter = threading.Thread(target=interrupt_when_it_stalls)
         before = signal.signal(signal.SIGALRM, interrupt)
         try:
-            signal.setitimer(signal.ITIMER_REAL, 0.2)
-            with pytest.raises(Interrupt), within(2):
+            interrupter.start()
+            with pytest.raises(Interrupt):
                 client.get("a", bytearray(4 * MIB))
         finally:
+            interrupter.join()
             signal.signal(signal.SIGALRM, before)
         target = bytearray(4 * MIB)
         assert client.get("b", target)

@@ -16,9 +16,10 @@ from kvferry.client.pure import PureRedisClient
 from kvferry.client.pure_cluster import STRANGERS_MAX
 from kvferry.client.pure_connection import HEADER_READ_BYTES, Connection
 from security.crowd import SLOTS, Crowd, loopback, slots_reply
-from support.pure import MIB, within
+from support.pure import MIB
 from support.resp import bulk
 from support.scripted import Action, Command, Handler, MiniStore, ScriptedServer
+from support.stamps import within
 
 KEYS = [f"key-{index}" for index in range(100)]
 

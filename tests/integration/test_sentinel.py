@@ -253,7 +253,7 @@ def test_reads_go_to_replicas(fresh_sentinels: StartSentinels) -> None:
     with opened("native", group, read_from="replica") as client:
         until(lambda: [node["connections_up"] for node in client.nodes()] == [8, 8, 8], 15)
         assert store(client, SIZES).ok
-        master.cli("WAIT", 2, 5000)
+        until(lambda: master.cli("WAIT", 2, 1000) == 2, 10)
         for _ in range(3):
             assert fetch(client, SIZES).result.ok
         assert calls(master, "get") == 0
@@ -287,7 +287,7 @@ def test_a_miss_of_a_replica_is_asked_of_the_master(fresh_sentinels: StartSentin
 def test_close_while_the_master_is_sought() -> None:
     with FaultProxy(HOST, free_port()) as hole:
         hole.black_hole()
-        client = by_seeds(f"{hole.host}:{hole.port}")
+        client = by_seeds(f"{hole.host}:{hole.port}", connect_timeout_s=30.0, timeout_s=30.0)
         batch = client.submit_batch_exists(["k"])
         time.sleep(0.1)
         with within(2):

@@ -25,6 +25,7 @@ from support.scripted_cache import ScriptedServer
 from support.stamps import until
 
 LIMIT_S = 20.0
+PATIENT_S = 5.0  # of a question, where nothing else is meant
 Open = Callable[..., Client]
 
 
@@ -44,7 +45,7 @@ def open_client(url: str) -> Iterator[Open]:
     clients: list[Client] = []
 
     def make(**settings: Any) -> Client:
-        clients.append(Client(IDENTITY, url, **settings))
+        clients.append(Client(IDENTITY, url, **{"timeout_s": PATIENT_S, **settings}))
         return clients[-1]
 
     yield make
@@ -119,6 +120,8 @@ def test_salts_and_hashes(server: ScriptedServer, open_client: Open) -> None:
     tokens = prompt(2 * CHUNK)
     chunks = expected(tokens)
     one, other = open_client(salt=b"one"), open_client(salt=b"other")
+    assert one.wait(LIMIT_S)
+    assert other.wait(LIMIT_S)
     one.store(tokens, chunks)
     assert (one.contains(tokens), other.contains(tokens)) == (2 * CHUNK, 0)
     own = Hashes([b"a" * 20, b"b" * 20])
@@ -302,7 +305,7 @@ def test_a_forked_child_may_end_as_it_likes(server: ScriptedServer, url: str) ->
         "import gc, os, sys\n"
         "from support.engines import CHUNK, IDENTITY, expected, prompt\n"
         "from kvferry.server import Client\n"
-        f"client = Client(IDENTITY, {url!r})\n"
+        f"client = Client(IDENTITY, {url!r}, timeout_s={PATIENT_S})\n"
         "assert client.wait(20)\n"
         "tokens = prompt(CHUNK)\n"
         "client.store(tokens, expected(tokens))\n"
@@ -357,7 +360,7 @@ def test_the_url_of_the_environment(url: str, monkeypatch: pytest.MonkeyPatch) -
 def test_tcp(open_client: Open) -> None:
     with (
         ScriptedServer("tcp://127.0.0.1:*", LAYOUT) as server,
-        Client(IDENTITY, server.url) as client,
+        Client(IDENTITY, server.url, timeout_s=PATIENT_S) as client,
     ):
         assert client.wait(LIMIT_S)
         tokens = prompt(2 * CHUNK)
@@ -398,7 +401,7 @@ def test_asyncio(server: ScriptedServer, url: str) -> None:
     chunks = expected(tokens)
 
     async def run() -> None:
-        async with await AsyncClient.open(IDENTITY, url) as client:
+        async with await AsyncClient.open(IDENTITY, url, timeout_s=PATIENT_S) as client:
             assert await client.wait(LIMIT_S)
             assert client.available
             assert (await client.store(tokens, chunks)).chunks == 3
@@ -433,7 +436,9 @@ def test_who_cancels_gets_his_buffers_back(server: ScriptedServer, url: str) -> 
         asked.set()
 
     async def run() -> None:
-        async with AsyncClient(IDENTITY, url, retrieve_timeout_s=0.3) as client:
+        settings = {"timeout_s": PATIENT_S, "retrieve_timeout_s": 0.3}
+        async with AsyncClient(IDENTITY, url, **settings) as client:
+            assert await client.wait(LIMIT_S)
             await client.store(tokens, expected(tokens))
             server.on(p.Retrieve, later)
             task = asyncio.create_task(client.retrieve(tokens))

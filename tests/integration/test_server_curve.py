@@ -23,7 +23,7 @@ from kvferry.server.curve import (
     server_keys,
 )
 
-ANSWER_MS = 5000
+ANSWER_MS = 20_000
 SILENCE_MS = 400  # a refused handshake is over in a few milliseconds
 
 

@@ -28,6 +28,7 @@ from support.stamps import until
 TESTS = Path(__file__).parents[1]
 PROCESSES = 4
 LIMIT_S = 30.0
+PATIENT_S = 5.0  # of a question, where nothing else is meant
 
 
 @contextmanager
@@ -60,7 +61,7 @@ def tell(process: subprocess.Popen[str]) -> None:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    with running(tmp_path, mib=4, dead_after_s=1.0, heartbeat_s=0.2) as server:
+    with running(tmp_path, mib=4, dead_after_s=3.0, heartbeat_s=0.2) as server:
         yield server
 
 
@@ -103,7 +104,7 @@ def test_models_and_tenants_do_not_see_each_other(server: Server) -> None:
     larger = replace(IDENTITY, layout=replace(LAYOUT, head_dim=16))
     with ExitStack() as stack:
         clients = [
-            stack.enter_context(Client(identity, url, salt=salt))
+            stack.enter_context(Client(identity, url, salt=salt, timeout_s=PATIENT_S))
             for identity in (IDENTITY, replace(IDENTITY, model="other"), larger)
             for salt in (b"", b"a tenant")
         ]
@@ -117,15 +118,15 @@ def test_models_and_tenants_do_not_see_each_other(server: Server) -> None:
             assert client.retrieve(tokens, into).tokens == 4 * CHUNK
             right = expected(tokens, client.identity, client._salt)
             assert all(map(np.array_equal, into, right))
-        assert clients[0].clear() == 8  # of both tenants: the server does not know them apart
-        assert clients[2].contains(tokens) == 4 * CHUNK
+        clients[0].clear()
+        assert [client.contains(tokens) for client in clients] == [0] + [4 * CHUNK] * 5
 
 
 def test_a_pool_too_small_for_two_prompts(tmp_path: Path) -> None:
     """Nothing waits, nothing is wrong; what does not fit is a miss."""
     with (
         running(tmp_path, mib=10 * LAYOUT.chunk_bytes / (1 << 20)) as server,
-        Client(IDENTITY, server.config.endpoints[0]) as client,
+        Client(IDENTITY, server.config.endpoints[0], timeout_s=PATIENT_S) as client,
     ):
         assert client.wait(LIMIT_S)
         for seed in range(6):
@@ -142,7 +143,7 @@ def test_a_pool_too_small_for_two_prompts(tmp_path: Path) -> None:
 
 def test_explain_and_stats(server: Server) -> None:
     tokens = prompt(3 * CHUNK)
-    with Client(IDENTITY, server.config.endpoints[0]) as client:
+    with Client(IDENTITY, server.config.endpoints[0], timeout_s=PATIENT_S) as client:
         assert client.wait(LIMIT_S)
         client.store(tokens[: 2 * CHUNK], expected(tokens)[:2])
         told = client.explain(tokens)
@@ -163,7 +164,7 @@ def test_an_engine_that_was_stopped_registers_anew(server: Server) -> None:
         "from support.engines import CHUNK, IDENTITY, expected, prompt\n"
         "from support.stamps import until\n"
         "tokens = prompt(4 * CHUNK)\n"
-        "with Client(IDENTITY, sys.argv[1]) as client:\n"
+        "with Client(IDENTITY, sys.argv[1], timeout_s=5.0) as client:\n"
         "    assert client.wait(20)\n"
         "    client.store(tokens, expected(tokens))\n"
         "    hit = client.retrieve(tokens)\n"
@@ -195,7 +196,7 @@ def test_keys(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tokens = prompt(2 * CHUNK)
     with running(tmp_path, mib=1, curve_key_file=server_file) as server:
         url = server.config.endpoints[0]
-        with Client(IDENTITY, url, curve_key_file=client_file) as client:
+        with Client(IDENTITY, url, timeout_s=PATIENT_S, curve_key_file=client_file) as client:
             assert client.wait(LIMIT_S), client.refused
             assert client.store(tokens, expected(tokens)).chunks == 2
             assert client.retrieve(tokens, blanks(2)).tokens == 2 * CHUNK

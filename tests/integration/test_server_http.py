@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,9 +18,11 @@ import pytest
 from kvferry import Engine, Identity
 from kvferry.errors import UnavailableError
 from kvferry.server.config import ServerConfig
-from kvferry.server.http.app import BODY_BYTES_MAX
+from kvferry.server.http.bodies import BODY_BYTES_MAX
 from kvferry.server.http.side import HttpSide
+from support import clock
 from support.engines import CHUNK, IDENTITY, LAYOUT, expected, memory_store, open_engine, prompt
+from support.stamps import until
 from support.views import FakeView, ask
 
 TOKEN = "t0ken-t0ken-t0ken"
@@ -258,9 +260,9 @@ def test_progress_of_a_prefetch_that_nobody_waits_for(
     file.write_text(json.dumps(TOKENS))
     status, job = ask(f"{url}/v1/prefetch", "POST", {"files": [str(file)]})
     assert status == 200
-    until = time.monotonic() + 20
+    until = clock.now_s() + 20
     while job["state"] != "done":
-        assert time.monotonic() < until
+        assert clock.now_s() < until
         job = ask(f"{url}/v1/prefetch/{job['id']}")[1]
     assert job["results"][0]["prompt_tokens"] == len(TOKENS)
 
@@ -327,6 +329,8 @@ def test_a_page_in_a_browser_changes_nothing(engine: Engine, url: str) -> None:
         (b'{"tokens": [1.5]}', "usage"),
         (b'{"tokens": [true]}', "usage"),
         (b'{"tokens": [-1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3, 4, 5, 6, 7]}', "usage"),
+        (b'{"tokens": [1,]}', "json"),
+        (b'{"tokens": [18446744073709551616]}', "usage"),
         (b'{"tokens": [1], "salt": "xyz"}', "usage"),
         (b'{"tokens": [1], "identity": 5}', "usage"),
         (b'{"tokens": [1], "tokenz": 5}', "usage"),
@@ -388,13 +392,42 @@ def test_bodies_have_a_limit(url: str) -> None:
     assert ask(f"{url}/healthz")[0] == 200
 
 
+def test_only_a_few_long_bodies_are_read_at_a_time(url: str) -> None:
+    """Others are refused before a byte of them is read; short ones are taken all the same."""
+    where = ("127.0.0.1", int(url.rsplit(":", 1)[1]))
+    head = f"POST /v1/lookup HTTP/1.1\r\nhost: x\r\ncontent-length: {BODY_BYTES_MAX}\r\n\r\n"
+    with contextlib.ExitStack() as stack:
+        open_ones = []
+        for _ in range(2):
+            one = stack.enter_context(socket.create_connection(where, 20))
+            one.sendall(head.encode() + b'{"tokens": [')
+            open_ones.append(one)
+
+        def is_refused() -> bool:  # as soon as both have been met
+            with socket.create_connection(where, 20) as third:
+                third.sendall(head.encode())
+                third.settimeout(0.2)
+                with contextlib.suppress(TimeoutError):
+                    return b" 429 " in third.recv(4096).split(b"\r\n", 1)[0]
+                return False
+
+        until(is_refused, 10)
+        assert ask(f"{url}/v1/lookup", "POST", {"tokens": TOKENS})[0] == 200
+        open_ones[0].close()
+        until(lambda: ask(f"{url}/v1/lookup", "POST", raw=long_body())[0] == 200, 10)
+
+
+def long_body() -> bytes:
+    return json.dumps({"tokens": list(range(100_000))}).encode()
+
+
 def test_who_sends_no_request_is_sent_away(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvferry.server.http.side.HEAD_S", 0.3)
+    monkeypatch.setattr("kvferry.server.http.side.HEAD_S", 1.5)
     with served(FakeView(config(), engine)) as url:
         where = ("127.0.0.1", int(url.rsplit(":", 1)[1]))
         silent, slow, quick = (socket.create_connection(where, 20) for _ in range(3))
-        slow.sendall(b"GET /healthz HTTP/1.1\r\nhost:")
         quick.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+        slow.sendall(b"GET /healthz HTTP/1.1\r\nhost:")
         assert to_its_end(quick).endswith(b'{"alive":true}')
         for one in (silent, slow):
             assert to_its_end(one) == b""
@@ -441,9 +474,9 @@ def test_it_ends_while_somebody_waits(engine: Engine, tmp_path: Path) -> None:
     side = HttpSide(view)
     side.start()
     idle = socket.create_connection(("127.0.0.1", int(side.url.rsplit(":", 1)[1])), 20)
-    began = time.monotonic()
+    began = clock.now_s()
     side.stop()
-    assert time.monotonic() - began < 8
+    assert clock.now_s() - began < 8
     idle.close()
     assert not any(thread.name == "kvferry-http" for thread in threading.enumerate())
 

@@ -41,6 +41,7 @@ def url(server: Server) -> Iterator[str]:
 @pytest.fixture
 def client(server: Server) -> Iterator[Client]:
     with Client(IDENTITY, server.endpoints[0], timeout_s=10) as client:
+        assert client.wait(10)
         yield client
 
 
@@ -60,6 +61,7 @@ def test_what_an_engine_stored_is_found(server: Server, url: str, client: Client
 
 def test_a_tenant_s_chunks_need_its_salt(server: Server, url: str) -> None:
     with Client(IDENTITY, server.endpoints[0], salt=SALT, timeout_s=10) as tenant:
+        assert tenant.wait(10)
         tenant.store(TOKENS, expected(TOKENS, salt=SALT))
         body = {"tokens": TOKENS}
         assert ask(f"{url}/v1/lookup", "POST", body)[1]["tokens"] == 0
@@ -69,7 +71,8 @@ def test_a_tenant_s_chunks_need_its_salt(server: Server, url: str) -> None:
 
 def test_two_models_are_told_apart(server: Server, url: str, client: Client) -> None:
     client.store(TOKENS, expected(TOKENS))
-    with Client(OTHER, server.endpoints[0], timeout_s=10):
+    with Client(OTHER, server.endpoints[0], timeout_s=10) as other:
+        assert other.wait(10)
         assert ask(f"{url}/v1/lookup", "POST", {"tokens": TOKENS})[0] == 400
         for identity, tokens in (("other", 0), (IDENTITY.digest.hex()[:9], 5 * CHUNK)):
             body = {"tokens": TOKENS, "identity": identity}

@@ -19,8 +19,9 @@ from kvferry.integrations.vllm.finder import BackendFinder
 from kvferry.integrations.vllm.ranks import RankFinder, address
 from kvferry.integrations.vllm.scheduler import SchedulerHalf
 from kvferry.integrations.vllm.worker import WorkerHalf
+from support import clock
 from support.proxy import FaultProxy
-from support.servers import TestServer, start_server
+from support.servers import TestServer, start_server, wait_for
 from support.vllm_shapes import EngineRequest, PlainCopier, SchedulerStep
 
 BLOCK, CHUNK, CHUNKS = 8, 16, 12
@@ -34,11 +35,18 @@ class Vllm:
     """A scheduler, a worker and their cache, in place of an engine."""
 
     def __init__(self, url: str, **settings: Any) -> None:
-        given = {"remote_url": url, "max_local_cpu_size": 0.01, "prefault": False, **settings}
+        given = {
+            "remote_url": url,
+            "max_local_cpu_size": 0.01,
+            "prefault": False,
+            "recompute": "never",
+            "lookup_timeout_s": LIMIT_S,
+            **settings,
+        }
         self.engine = Engine(Identity(model="halves", layout=LAYOUT), **given)
-        self.finder = BackendFinder([self.engine], LIMIT_S)
+        self.finder = BackendFinder([self.engine])
         self.scheduler = SchedulerHalf(
-            self.finder, chunk_size=CHUNK, block_size=BLOCK, limit_s=LIMIT_S + 0.25
+            self.finder, chunk_size=CHUNK, block_size=BLOCK, limit_s=SOON_S
         )
         self.copier = PlainCopier(200, LAYOUT.layers, LAYER_BYTES)
         self.worker = WorkerHalf(
@@ -52,11 +60,19 @@ class Vllm:
         return EngineRequest(f"r{self._count}", tokens)
 
     def ask(self, request: EngineRequest) -> tuple[int, float]:
-        """How much can be loaded, and how long it took to say so."""
-        began = time.monotonic()
+        """How much can be loaded, and how long it took to say so, by clock.py."""
+        began = clock.now_s()
         while (found := self.scheduler.matched(request, 0)) is None:
             self.step(self.scheduler.work(SchedulerStep()))
-        return found, time.monotonic() - began
+        return found, clock.now_s() - began
+
+    def found(self, seed: int) -> EngineRequest:
+        """A request of which everything can be loaded; the limit may be too short for some."""
+        until = clock.now_s() + 3 * SOON_S
+        while self.ask(request := self.request(seed))[0] != CHUNKS * CHUNK:
+            assert clock.now_s() < until
+            threading.Event().wait(0.02)
+        return request
 
     def step(self, work: Work) -> None:
         self.worker.begin_step(work)
@@ -76,9 +92,9 @@ class Vllm:
         """Load into blocks 100 on; the blocks that were not filled."""
         self.scheduler.allocated(request, range(100, 130), tokens)
         self.step(self.scheduler.work(SchedulerStep()))
-        until = time.monotonic() + SOON_S
+        until = clock.now_s() + SOON_S
         while not self.worker.finished(computing=False):
-            assert time.monotonic() < until
+            assert clock.now_s() < until
         return self.worker.failed_blocks()
 
     def right(self, request: EngineRequest, failed: set[int]) -> None:
@@ -123,72 +139,59 @@ def vllm(server: TestServer, proxy: FaultProxy) -> Iterator[Vllm]:
 
 def ready(vllm: Vllm) -> None:
     """Wait until the store is reached."""
-    until = time.monotonic() + SOON_S
+    until = clock.now_s() + SOON_S
     while not vllm.engine.tiers[0].tier.connector.available:
-        assert time.monotonic() < until
+        assert clock.now_s() < until
         threading.Event().wait(0.01)
 
 
-def found_again(vllm: Vllm, seed: int) -> None:
-    """Wait until the store is used again."""
-    until = time.monotonic() + 3 * SOON_S
-    while vllm.ask(vllm.request(seed))[0] != CHUNKS * CHUNK:
-        assert time.monotonic() < until
-        threading.Event().wait(0.02)
-
-
 def test_what_one_saved_another_loads(vllm: Vllm) -> None:
-    request = vllm.request(1)
-    found, _ = vllm.ask(request)
-    assert found == CHUNKS * CHUNK
-    assert vllm.load(request, found) == set()
+    request = vllm.found(1)
+    assert vllm.load(request, CHUNKS * CHUNK) == set()
     vllm.right(request, set())
     assert vllm.ask(vllm.request(99))[0] == 0
 
 
 def test_a_silent_store_is_waited_for_once(vllm: Vllm, proxy: FaultProxy) -> None:
     proxy.black_hole()
-    first, took_s = vllm.ask(vllm.request(1))
+    began = time.monotonic()
+    first, _ = vllm.ask(vllm.request(1))
     assert first == 0
-    assert vllm.finder.silent
-    assert took_s >= LIMIT_S * 0.9
+    assert vllm.engine.tiers[0].tier.silent
+    assert time.monotonic() - began >= LIMIT_S * 0.9
     quick = sorted(vllm.ask(vllm.request(seed)) for seed in range(2, 40))
     assert {found for found, _ in quick} == {0}
     assert quick[len(quick) // 2][1] < LIMIT_S / 2  # of those in the middle
     proxy.heal()
-    found_again(vllm, 1)
+    vllm.found(1)  # it is used again
 
 
 def test_a_store_that_is_away_costs_nothing(vllm: Vllm, proxy: FaultProxy) -> None:
     assert vllm.engine.asks_stores
     proxy.refuse()
     proxy.cut_now()
-    until = time.monotonic() + SOON_S
+    until = clock.now_s() + SOON_S
     while vllm.engine.tiers[0].tier.connector.available:
-        assert time.monotonic() < until
+        assert clock.now_s() < until
         threading.Event().wait(0.01)
     quick = sorted(vllm.ask(vllm.request(seed)) for seed in range(30))
     assert {found for found, _ in quick} == {0}
     assert quick[15][1] < LIMIT_S / 2
-    assert not vllm.finder.silent
     assert not vllm.engine.asks_stores
     assert vllm.engine.available
     assert vllm.scheduler.matched(vllm.request(40), 0) == 0, "at once, without a thread"
     proxy.heal()
-    found_again(vllm, 1)
+    vllm.found(1)  # it is used again
 
 
 def test_what_memory_has_is_found_and_loaded_without_the_store(
     vllm: Vllm, proxy: FaultProxy
 ) -> None:
-    request = vllm.request(2)
-    assert vllm.load(request, vllm.ask(request)[0]) == set()
+    assert vllm.load(vllm.found(2), CHUNKS * CHUNK) == set()
     proxy.black_hole()
     vllm.ask(vllm.request(3))
-    again = vllm.request(2)
-    found, _ = vllm.ask(again)
-    assert found == CHUNKS * CHUNK
-    assert vllm.load(again, found) == set()
+    again = vllm.found(2)
+    assert vllm.load(again, CHUNKS * CHUNK) == set()
     vllm.right(again, set())
 
 
@@ -196,8 +199,7 @@ def test_what_memory_has_is_found_and_loaded_without_the_store(
 def test_a_store_that_dies_while_it_is_read_leaves_what_came(
     vllm: Vllm, proxy: FaultProxy, after: int
 ) -> None:
-    request = vllm.request(1)
-    found, _ = vllm.ask(request)
+    request, found = vllm.found(1), CHUNKS * CHUNK
     proxy.down.bandwidth_bytes_per_s = 1_000_000
     proxy.cut_after(after)
     proxy.refuse()
@@ -207,12 +209,11 @@ def test_a_store_that_dies_while_it_is_read_leaves_what_came(
 
 
 def test_a_load_ends_with_its_limit(vllm: Vllm, proxy: FaultProxy) -> None:
-    request = vllm.request(1)
-    found, _ = vllm.ask(request)
+    request, found = vllm.found(1), CHUNKS * CHUNK
     proxy.down.bandwidth_bytes_per_s = 20_000  # 10 s for all of it
-    began = time.monotonic()
+    began = clock.now_s()
     failed = vllm.load(request, found)
-    assert time.monotonic() - began < SOON_S
+    assert clock.now_s() - began < SOON_S
     assert failed
     vllm.right(request, failed)
 
@@ -223,18 +224,40 @@ def test_saving_to_a_slow_store_delays_no_step(vllm: Vllm, proxy: FaultProxy) ->
     for seed in range(100, 140):  # 8 MB
         request = vllm.request(seed)
         vllm.ask(request)
-        began = time.monotonic()
+        began = clock.now_s()
         vllm.compute(request)
-        took.append(time.monotonic() - began)
+        took.append(clock.now_s() - began)
     assert sorted(took)[20] < 0.5
+
+
+def test_what_still_waits_for_the_store_at_the_end_is_lost_and_counted(
+    server: TestServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("kvferry.integrations.vllm.worker._CLOSE_S", 0.2)
+    vllm = Vllm(server.url)
+    request = vllm.request(7)
+    vllm.ask(request)
+    server.pause()
+    try:
+        vllm.compute(request)
+        until = clock.now_s() + SOON_S
+        while vllm.worker.counts.read()["saved_chunks"] < CHUNKS:
+            assert clock.now_s() < until
+            threading.Event().wait(0.01)
+        began = clock.now_s()
+        vllm.close()
+        assert clock.now_s() - began < SOON_S
+    finally:
+        server.resume()
+    assert vllm.worker.counts.read()["lost_chunks"] == CHUNKS
+    assert f"{CHUNKS} chunks were not saved before the end" in caplog.text
 
 
 @pytest.mark.parametrize("how", ["flip", "cut", "swap", "delete"])
 def test_values_that_are_not_what_they_were_are_not_loaded(
     vllm: Vllm, server: TestServer, how: str
 ) -> None:
-    request = vllm.request(1)
-    found, _ = vllm.ask(request)
+    request, found = vllm.found(1), CHUNKS * CHUNK
     keys = vllm.engine.keys(request.all_token_ids)
     names = [f"kvf:{vllm.engine.identity.digest.hex()}:{key}" for key in (keys[5], keys[6])]
     values = [server.cli("GET", name) for name in names]
@@ -261,7 +284,9 @@ from kvferry.integrations.vllm.ranks import RankAnswers, address
 layout = KVLayout(layers=1, kv_heads=1, head_dim=8, dtype="uint8", chunk_size=8)
 with Engine(Identity(model="memory alone", layout=layout), max_local_cpu_size=0.001) as engine:
     engine.store(list(range(80)), [bytes(layout.chunk_bytes)] * 10)
-    answers = RankAnswers(address(sys.argv[1], 0), BackendFinder([engine], 1.0))
+    finder = BackendFinder([engine])
+    let_go = lambda: print("left alone", flush=True) is None
+    answers = RankAnswers(address(sys.argv[1], 0), finder, None, let_go)
     print("ready", flush=True)
     sys.stdin.read()
     answers.close()
@@ -279,11 +304,15 @@ def test_memory_of_another_process_is_found() -> None:
         assert worker.stdout is not None
         assert worker.stdin is not None
         assert worker.stdout.readline() == "ready\n"
+        finder.check()
         assert finder.find(read_prompt(range(80), 8, b"")) == 10
+        assert finder.let_go()
+        assert worker.stdout.readline() == "left alone\n"
         assert finder.find(read_prompt(range(1, 80), 8, b"")) == 0
-        assert finder.clear()
-        assert finder.find(read_prompt(range(80), 8, b"")) == 0
+        finder.renewed(bytes(8), b"another.")
+        wait_for("the rank", lambda: finder.find(read_prompt(range(80), 8, b"")) == 0)
         worker.stdin.close()
         assert worker.wait(SOON_S) == 0
     assert finder.find(read_prompt(range(80), 8, b"")) == 0  # it is gone: nothing, and no error
+    assert not finder.let_go()
     finder.close()

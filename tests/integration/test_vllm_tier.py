@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import mmap
 import os
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 from kvferry.errors import ConfigError, UsageError
+from support import clock
 from support.servers import TestServer
 from support.vllm_offload_shapes import Locality, Medium, Request, VllmShape
 
@@ -86,17 +86,16 @@ def spec_of(shape: VllmShape, config: Any, **changes: Any) -> Any:
 
 
 class Tier:
-    """A tier as the connector makes it: its configuration is in a frame below."""
+    """A tier as the connector makes it; new versions tell it too little to do without a name."""
 
     def __init__(self, shape: VllmShape, url: str, model: Path, **options: Any) -> None:
         self.shape = shape
         self.memory = mmap.mmap(-1, ROW * ROWS)
         changes = options.pop("changes", {})
-        self.tier = self._built(vllm_config(model), url, changes, options)
-
-    def _built(self, vllm_config: Any, url: str, changes: Any, options: Any) -> Any:
-        return self.shape.tier.KvferryTier(
-            offloading_spec=spec_of(self.shape, vllm_config, **changes),
+        if shape.version == "0.32.0":
+            options.setdefault("identity", "tests")
+        self.tier = shape.tier.KvferryTier(
+            offloading_spec=spec_of(shape, options.pop("config", vllm_config(model)), **changes),
             primary_kv_view=memoryview(self.memory).cast("b").cast("B").cast("b", (ROWS, ROW)),
             tier_type="KvferryTier",
             url=url,
@@ -107,20 +106,20 @@ class Tier:
         return self.memory[index * ROW : (index + 1) * ROW]
 
     def finished(self) -> Any:
-        until = time.monotonic() + LIMIT_S
+        until = clock.now_s() + LIMIT_S
         while not (done := list(self.tier.get_finished_jobs())):
-            assert time.monotonic() < until
+            assert clock.now_s() < until
         return done[0]
 
     def look(self, keys: list[bytes]) -> list[Any]:
-        until = time.monotonic() + LIMIT_S
+        until = clock.now_s() + LIMIT_S
         while True:
             self.tier.get_finished_jobs()
             answers = [self.tier.lookup(key, Request("r")) for key in keys]
             self.tier.on_schedule_end()
             if self.shape.retry not in answers:
                 return answers
-            assert time.monotonic() < until
+            assert clock.now_s() < until
 
 
 Open = Callable[..., Tier]
@@ -221,23 +220,26 @@ def test_the_seed_of_hashes(
     assert open_tier().tier.identity != first
 
 
-def test_without_the_whole_configuration(
-    store: TestServer,
-    model: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+def test_a_tier_that_cannot_know_its_model_wants_a_name(
+    store: TestServer, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The excerpt has to do, and the log says so."""
-    shape = VllmShape("0.32.0")
-    shape.install(monkeypatch)
-    spec = spec_of(shape, vllm_config(model))
-    memory = mmap.mmap(-1, ROW * ROWS)
-    view = memoryview(memory).cast("B").cast("b", (ROWS, ROW))
-    tier = shape.tier.KvferryTier(spec, view, "KvferryTier", url=store.url)
-    assert "not to be found" in caplog.text
-    del view
-    tier.shutdown()
-    memory.close()
+    def refusal(version: str, config: Any) -> str:
+        shape = VllmShape(version)
+        shape.install(monkeypatch)
+        with pytest.raises(ConfigError) as refused:
+            Tier(shape, store.url, model, config=config, identity="")
+        named = Tier(shape, store.url, model, config=config, identity="ours")
+        named.tier.shutdown()
+        named.memory.close()
+        return str(refused.value).partition(", so KvferryTier")[0]
+
+    known = vllm_config(model)
+    assert "no more of a model than its name" in refusal("0.32.0", known)  # an excerpt is not it
+    unread = vllm_config(tmp_path / "not here")
+    assert "cannot be read here" in refusal("0.22.1", unread)
+    adapters = vllm_config(model)
+    adapters.lora_config = SimpleNamespace(max_loras=1)
+    assert "LoRA adapters" in refusal("0.22.1", adapters)
 
 
 def test_events_and_metrics(

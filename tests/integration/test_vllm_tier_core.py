@@ -15,6 +15,7 @@ from kvferry.errors import DeadlineExceeded
 from kvferry.integrations.vllm.offload.core import TierCore, TierLimits
 from kvferry.integrations.vllm.offload.lookups import chunk_name
 from kvferry.integrations.vllm.offload.transfers import Finished
+from support import clock
 from support.connectors import space_of
 from support.corrupt import ServerBytes
 from support.proxy import FaultProxy
@@ -37,11 +38,14 @@ KEYS = [key(number) for number in range(1, 17)]
 class Primary:
     """A tier with memory of its own, driven as a scheduler drives it."""
 
-    def __init__(self, url: str, size: int = ROW, model: str = "tiny", **limits: Any) -> None:
+    def __init__(
+        self, url: str, size: int = ROW, model: str = "tiny", presence: str = "off", **limits: Any
+    ) -> None:
         space = space_of(size, prefix="kvf:", weights=model)
         self.memory = mmap.mmap(-1, size * ROWS)
         self.size = size
-        connector = load_connector({"type": "redis", "url": url}, space)
+        spec = {"type": "redis", "url": url, "presence": presence}
+        connector = load_connector(spec, space)
         self.core = TierCore(
             connector, memoryview(self.memory), TierLimits(**{**PATIENT, **limits})
         )
@@ -62,9 +66,9 @@ class Primary:
 
     def await_jobs(self, count: int = 1) -> list[Finished]:
         done: list[Finished] = []
-        until = time.monotonic() + LIMIT_S
+        until = clock.now_s() + LIMIT_S
         while len(done) < count:
-            assert time.monotonic() < until, "a job hangs"
+            assert clock.now_s() < until, "a job hangs"
             done += self.core.finished()
         return done
 
@@ -78,14 +82,14 @@ class Primary:
 
     def look(self, keys: list[bytes], request: str = "r") -> list[bool | None]:
         """Steps until everything is answered."""
-        until = time.monotonic() + LIMIT_S
+        until = clock.now_s() + LIMIT_S
         while True:
             self.core.finished()
             answers = [self.core.lookup(request, name) for name in keys]
             self.core.end_step()
             if None not in answers:
                 return answers
-            assert time.monotonic() < until, "a question hangs"
+            assert clock.now_s() < until, "a question hangs"
 
 
 Open = Callable[..., Primary]
@@ -143,9 +147,9 @@ def test_one_question_for_each_request(store: TestServer, open_tier: Open) -> No
 def test_a_step_that_nobody_ended(store: TestServer, open_tier: Open) -> None:
     """Who asks again for what was not sent makes it go out."""
     tier = open_tier(store.url)
-    until = time.monotonic() + LIMIT_S
+    until = clock.now_s() + LIMIT_S
     while (found := tier.core.lookup("r", KEYS[0])) is None:
-        assert time.monotonic() < until
+        assert clock.now_s() < until
     assert found is False
 
 
@@ -231,31 +235,31 @@ def test_a_store_that_is_down(store: TestServer, open_tier: Open) -> None:
     tier.fill(2)
     store.kill()
     assert tier.look(KEYS) == [False] * 16
-    until = time.monotonic() + LIMIT_S
+    until = clock.now_s() + LIMIT_S
     while tier.core.available:
         tier.look(KEYS, f"{time.monotonic()}")
-        assert time.monotonic() < until
+        assert clock.now_s() < until
     assert tier.core.lookup("next", KEYS[0]) is False, "not even a step"
     assert not tier.store(KEYS[:2]).success
     assert not tier.load(KEYS[:2]).success
     store.restart()
-    until = time.monotonic() + LIMIT_S
+    until = clock.now_s() + LIMIT_S
     while not tier.core.available:
         tier.core.finished()
-        assert time.monotonic() < until
+        assert clock.now_s() < until
     assert tier.store(KEYS[:2]).success
 
 
 def test_a_black_hole_costs_one_deadline(store: TestServer, open_tier: Open) -> None:
     with FaultProxy(store.host, store.port) as proxy:
         tier = open_tier(proxy.url, lookup_timeout_s=0.04)
-        until = time.monotonic() + LIMIT_S
+        until = clock.now_s() + LIMIT_S
         while tier.core.counts["lookup_miss"] == 0:  # connected
             tier.look(KEYS, f"{time.monotonic()}")
-            assert time.monotonic() < until
+            assert clock.now_s() < until
         while not tier.core.available:
             tier.core.finished()
-            assert time.monotonic() < until
+            assert clock.now_s() < until
         proxy.black_hole()
         assert tier.look(KEYS, "first") == [False] * 16
         assert not tier.core.available
@@ -265,7 +269,7 @@ def test_a_black_hole_costs_one_deadline(store: TestServer, open_tier: Open) -> 
         proxy.heal()
         while not tier.core.available:
             tier.core.finished()
-            assert time.monotonic() < until
+            assert clock.now_s() < until
         assert tier.look(KEYS, "third") == [False] * 16
         assert tier.core.counts["gate_shut"] >= 1
 
@@ -447,3 +451,41 @@ def test_an_answer_that_comes_too_late_changes_nothing_that_was_said(
         until(lambda: tier.core.finished() or not tier.core._wire._waiting, 4)
         assert tier.core.lookup("r", KEYS[0]) is False
         assert (tier.core.counts["lookup_timeout"], tier.core.counts["lookup_hit"]) == (1, 0)
+
+
+def test_what_the_presence_view_knows_to_be_absent_costs_no_question(valkey: TestServer) -> None:
+    primary = Primary(valkey.url, presence="auto")
+    try:
+        connector = primary.core._wire.connector
+        until(lambda: connector.presence == "synced", LIMIT_S)  # type: ignore[attr-defined]
+        primary.fill(2)
+        assert primary.store(KEYS[:2]).success
+        before = valkey.info("commandstats").get("cmdstat_touch")
+        assert primary.core.lookup("a", KEYS[5]) is False
+        assert not primary.core.busy, "the step has nothing to wait for"
+        primary.core.end_step()
+        assert valkey.info("commandstats").get("cmdstat_touch") == before
+        until(lambda: all(primary.look(KEYS[:2], "b")), LIMIT_S)
+        assert primary.core.counts["lookup_miss"] == 1
+    finally:
+        primary.core.close()
+
+
+def test_a_cleared_tier_finds_nothing_of_before_and_others_do(
+    store: TestServer, open_tier: Open
+) -> None:
+    one, two = open_tier(store.url), open_tier(store.url)
+    one.fill(4)
+    assert one.store(KEYS[:4]).success
+    assert two.look(KEYS[:4]) == [True] * 4
+    one.core.drain()
+    one.core.clear()
+    assert one.look(KEYS[:4], "another") == [False] * 4
+    fresh = one.fill(4)
+    assert one.store(KEYS[:4]).success
+    assert one.look(KEYS[:4], "a third") == [True] * 4
+    one.memory[: 4 * ROW] = bytes(4 * ROW)
+    assert one.load(KEYS[:4]).success
+    assert [one.row(index) for index in range(4)] == fresh
+    assert two.load(KEYS[:4]).success
+    assert two.row(0) != fresh[0], "what it had before is what it has"

@@ -19,7 +19,7 @@ import sys, threading
 from kvferry.server import Client
 from support.engines import IDENTITY, blanks, expected, prompt
 client = Client(IDENTITY, sys.argv[1])
-assert client.wait(10)
+assert client.wait(40)
 tokens = prompt(16 * 64)
 chunks = expected(tokens)
 def work():

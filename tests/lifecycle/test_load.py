@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import pytest
@@ -70,7 +69,7 @@ def release():
         os.close(hogs.pop())
 
 def recovers(client):
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while (status := client.batch_exists(["k"])[0].name) != "OK":
         assert status == "UNAVAILABLE", status
         assert time.monotonic() < deadline, client.stats()
@@ -95,10 +94,8 @@ try:
 except errors.SystemResourceError:
     client = None
 else:
-    started = time.monotonic()
-    result = client.batch_exists(["k"], timeout_s=2)
-    assert result[0].name in ("OK", "UNAVAILABLE"), result
-    assert time.monotonic() - started < 1.5
+    result = client.batch_exists(["k"], timeout_s=20)
+    assert result[0].name in ("OK", "UNAVAILABLE"), result    # and not TIMEOUT
 release()
 if client is None:
     client = kvferry.RedisClient("127.0.0.1", PORT)
@@ -109,7 +106,7 @@ assert len(os.listdir("/proc/self/fd")) == before
 """
     )
     source = "import logging; logging.disable()\n" + source
-    assert run_program(source, valkey.port, left, within_s=15) == ""
+    assert run_program(source, valkey.port, left, within_s=45) == ""
 
 
 def test_a_client_that_loses_its_connections_without_descriptors(
@@ -125,10 +122,11 @@ client = kvferry.RedisClient("127.0.0.1", PORT)
 recovers(client)
 hog(0)
 print("hungry", flush=True)
-deadline = time.monotonic() + 10
+deadline = time.monotonic() + 30
 while client.batch_exists(["k"])[0].name == "OK":
     hog(0)
     assert time.monotonic() < deadline, "nobody killed the connections"
+print("lost", flush=True)
 started = time.monotonic()
 while time.monotonic() - started < 0.5:
     hog(0)
@@ -143,9 +141,9 @@ recovers(client)
         assert program.read_line() == "hungry"
         proxy.refuse()
         proxy.cut_now()
-        time.sleep(0.3)
+        assert program.read_line() == "lost"  # else it may be served again before it looks
         proxy.accept()
-        assert program.ends(within_s=15) == ""
+        assert program.ends(within_s=45) == ""
 
 
 # Growth.

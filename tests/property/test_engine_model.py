@@ -63,10 +63,15 @@ class EngineModel(RuleBasedStateMachine):
         self.surely: set[bytes] = set()  # stored, and nobody took it away
         self.maybe: set[bytes] = set()  # may have been left out, or evicted
         self.pins: list[list[int]] = []
+        self.weights = 0  # their version; a restart knows it
 
     def open(self) -> Engine:
         self.keeper = self.keeper or memory_store(self.name)
-        return open_engine(memory_store(self.name), max_local_cpu_size=pages_gb(PAGES))
+        return open_engine(
+            memory_store(self.name),
+            max_local_cpu_size=pages_gb(PAGES),
+            weights_version=str(self.weights) if self.weights else None,
+        )
 
     @initialize()
     def begin(self) -> None:
@@ -108,7 +113,7 @@ class EngineModel(RuleBasedStateMachine):
 
     @rule(path=PATHS)
     def look(self, path: list[int]) -> None:
-        assert self.it.flush(10)
+        assert self.it.flush(60)
         low, high = self.bounds(path)
         assert low <= self.it.lookup(tokens_of(path)).tokens <= high
         assert low <= self.it.contains(tokens_of(path)) <= high
@@ -116,7 +121,7 @@ class EngineModel(RuleBasedStateMachine):
 
     @rule(path=PATHS)
     def prefetch(self, path: list[int]) -> None:
-        assert self.it.prefetch(tokens_of(path)).result(10) <= self.bounds(path)[1]
+        assert self.it.prefetch(tokens_of(path)).result(60) <= self.bounds(path)[1]
 
     @precondition(lambda self: len(self.pins) < 1)
     @rule(path=PATHS)
@@ -134,7 +139,7 @@ class EngineModel(RuleBasedStateMachine):
 
     @rule()
     def forget_memory(self) -> None:
-        assert self.it.flush(10)
+        assert self.it.flush(60)
         self.it.clear(stores=False)
         self.pins.clear()
 
@@ -142,15 +147,16 @@ class EngineModel(RuleBasedStateMachine):
     def forget_all(self, dice: int) -> None:
         if dice:  # else there is mostly nothing to be remembered
             return
-        assert self.it.flush(10)
-        self.it.clear()
+        assert self.it.flush(60)
+        self.weights += 1
+        self.it.clear(weights_version=str(self.weights))
         self.surely.clear()
         self.maybe.clear()
         self.pins.clear()
 
     @rule()
     def restart(self) -> None:
-        assert self.it.close(10)
+        assert self.it.close(60)
         self.engine = self.open()
         self.pins.clear()
 
@@ -158,7 +164,7 @@ class EngineModel(RuleBasedStateMachine):
     def nothing_is_held(self) -> None:
         if self.engine is None:
             return
-        assert self.it.flush(10)
+        assert self.it.flush(60)
         memory = self.it.stats()["memory"]
         assert memory["writing"] == memory["leases"] == memory["reservations"] == 0
         assert memory["resident"] <= PAGES
@@ -183,7 +189,8 @@ class BoundedModel(EngineModel):
         size = 12 * (LAYOUT.chunk_bytes + 64)
         self.keeper = self.keeper or memory_store(self.name, capacity_bytes=size)
         second = memory_store(self.name, capacity_bytes=size)
-        return open_engine(second, max_local_cpu_size=pages_gb(PAGES))
+        version = str(self.weights) if self.weights else None
+        return open_engine(second, max_local_cpu_size=pages_gb(PAGES), weights_version=version)
 
 
 def test_before_a_store_that_is_full() -> None:
@@ -206,7 +213,9 @@ def test_before_a_store_that_evicts(kind: str, valkey: TestServer, tmp_path: Any
                 used = int(valkey.info("memory")["used_memory_dataset"])
                 size = used + (200 << 10)
                 stores = [{"type": "redis", "url": valkey.url, "max_capacity_gb": size / GB}]
-            return open_engine(stores=stores, max_local_cpu_size=pages_gb(PAGES))
+            version = str(self.weights) if self.weights else None
+            memory = pages_gb(PAGES)
+            return open_engine(stores=stores, max_local_cpu_size=memory, weights_version=version)
 
         @initialize()
         def begin(self) -> None:

@@ -24,6 +24,8 @@ KEYS = (b"a", b"b", b"\0c\r\n", b"d" * 300, "é".encode(), b"never")
 SIZES = (0, 1, 2, 31, 1000, 16_384, 70_000, 300_000)
 UNTOUCHED = 0xA5
 LONG_S = 1000.0
+# A busy machine is no failure.
+PATIENT = {"timeout_s": 60.0, "connect_timeout_s": 60.0, "stall_timeout_s": 60.0}
 
 some_key = st.sampled_from(KEYS[:-1])
 any_key = st.sampled_from(KEYS)
@@ -216,7 +218,7 @@ def test_clients_agree(valkey: TestServer) -> None:
             clients[name] = (
                 RedisPy(admins[name])
                 if name == "redis-py"
-                else stack.enter_context(opened(name, valkey, db=db))
+                else stack.enter_context(opened(name, valkey, db=db, **PATIENT))
             )
         shared = {"server": valkey, "clients": clients, "admins": admins}
         run_state_machine_as_test(

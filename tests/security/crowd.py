@@ -49,7 +49,6 @@ class Crowd:
         self._answers = itertools.count()
         self._store = MiniStore()
         self._loop = asyncio.new_event_loop()
-        self._tasks: set[asyncio.Task[None]] = set()
         self._server = self._loop.run_until_complete(
             asyncio.start_server(self._serve, "0.0.0.0", 0, backlog=4096)
         )
@@ -65,9 +64,17 @@ class Crowd:
 
     async def _end(self) -> None:
         self._server.close()
-        for task in tuple(self._tasks):
+        await self._turns()  # what was accepted begins to be served, or nobody would close it
+        served = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in served:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*served, return_exceptions=True)
+        await self._turns()  # and what was closed is
+
+    @staticmethod
+    async def _turns() -> None:
+        for _ in range(8):
+            await asyncio.sleep(0)
 
     def __enter__(self) -> Self:
         return self
@@ -76,9 +83,6 @@ class Crowd:
         self.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
         connection = Connection(self.connections)
         self.connections += 1
         self._open += 1
@@ -95,8 +99,7 @@ class Crowd:
             pass  # the client has left, or we close
         finally:
             self._open -= 1
-            self._tasks.discard(task)
-            writer.close()
+            writer.transport.abort()  # at once: nobody reads what is left to send
 
     def _answer(self, command: Command) -> bytes:
         match command.name:

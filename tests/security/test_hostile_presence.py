@@ -15,10 +15,14 @@ from support.resp import bulk
 from support.scripted import Action, Command, Handler, MiniStore, ScriptedServer, answer
 
 VIEW: dict[str, Any] = {"presence_prefix": "key", "presence_keys_max": 20_000, "wait_s": 0.5}
+# For the values, which come however much the machine has to do.
+PATIENCE = {"timeout_s": 5.0, "connect_timeout_s": 2.0, "stall_timeout_s": 2.0}
 FLOODS = (
     *("endless line", "bulk of 1 GB", "array of 10^9", "array of megabytes", "deep nesting"),
     *("pushes", "pushes of megabytes", "long push", "attributes", "long attribute"),
 )
+
+pytestmark = pytest.mark.presence
 GROWTH_MAX = 64 * MIB  # a reply's 4 MiB and 15 MB of values, twice; the view's own is 1 MB
 
 
@@ -28,10 +32,10 @@ def victim() -> Iterator[Victim]:
         yield victim
 
 
-def attack(victim: Victim, *handlers: Handler) -> Cost:
+def attack(victim: Victim, *handlers: Handler, **changes: Any) -> Cost:
     """The values must be had all the same: it is a view, not the way to them."""
     with ScriptedServer(*handlers, MiniStore()) as server:
-        settings = SETTINGS | VIEW | {"timeout_s": 2.0}
+        settings = SETTINGS | PATIENCE | VIEW | changes
         cost = victim.suffer("native", server.host, server.port, **settings)
     print(cost)
     assert cost.statuses == ["MISS"] * 3
@@ -63,7 +67,7 @@ def test_names_without_end(victim: Victim) -> None:
         keys = [bulk(b"key:%d" % next(numbers)) for _ in range(10_000)]
         return b"*2\r\n" + bulk(b"7") + b"*%d\r\n" % len(keys) + b"".join(keys)
 
-    attack(victim, scan)
+    attack(victim, scan, wait_s=3.0)
     assert next(numbers) > VIEW["presence_keys_max"]
 
 

@@ -77,7 +77,7 @@ def test_words(kind: str, about: str, caplog: pytest.LogCaptureFixture) -> None:
         CLIENTS[kind](server.host, server.port, timeout_s=0.5, **settings) as client,
     ):
         until = time.monotonic() + 0.5
-        while time.monotonic() < until:
+        while time.monotonic() < until or len(said) < 10:
             result = client.batch_get(["k"], [bytearray(1)])
             said += [result.error or "", repr(result)]
             try:

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from support import secrets
-
-TESTS = Path(__file__).parents[1]
-TIME_LIMIT_S = 60.0
+from support.programs import pytest_of
 
 LEAKS = """
 import logging, subprocess, sys, warnings
@@ -103,19 +99,8 @@ def test_a_password_that_is_a_word(): print(ClientConfig(password="secret").pass
 
 
 def run_suite(directory: Path, source: str) -> tuple[int, str]:
-    """Exit code and output of a run of pytest with the plugin alone."""
-    Path(directory, "test_it.py").write_text(source)
-    words = ["-p", "support.overheard", "-p", "no:cacheprovider", "--rootdir", str(directory)]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, *words, "test_it.py"],
-        cwd=directory,
-        env={**os.environ, "PYTHONPATH": str(TESTS)},
-        capture_output=True,
-        text=True,
-        timeout=TIME_LIMIT_S,
-        check=False,
-    )
-    return done.returncode, done.stdout + done.stderr
+    """Exit code and output of a run of pytest with these plugins alone."""
+    return pytest_of(directory, source, "-p", "support.summary", "-p", "support.overheard")
 
 
 def test_each_leak_is_found(tmp_path: Path) -> None:

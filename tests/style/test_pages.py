@@ -7,6 +7,8 @@ from pathlib import Path
 import pages
 import pytest
 
+pytestmark = pytest.mark.presence
+
 
 @pytest.mark.parametrize("page", pages.pages(), ids=lambda page: str(page.relative_to(pages.ROOT)))
 def test_links_of_this_tree(page: Path) -> None:

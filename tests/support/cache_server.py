@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -49,9 +50,13 @@ class CacheServerProcess:
         directory: For its socket and its log; its segments are named after it.
         *arguments: Further ones of the command line.
         mib: Size of the pool.
+        **environment: Further variables.
     """
 
-    def __init__(self, directory: Path, *arguments: str, mib: float = 16) -> None:
+    def __init__(
+        self, directory: Path, *arguments: str, mib: float = 16, **environment: str
+    ) -> None:
+        self._environment = {**os.environ, **environment}
         self.endpoint = f"ipc://{directory}/server"
         self.shm_name = f"kvferry-test-{directory.name}"
         self.log_file = directory / "server.log"
@@ -66,7 +71,9 @@ class CacheServerProcess:
     def start(self, limit_s: float = 30) -> Self:
         """Start it, and wait until it is ready."""
         with self.log_file.open("ab") as log:
-            self.process = subprocess.Popen(self._command, stdout=log, stderr=log)
+            self.process = subprocess.Popen(
+                self._command, stdout=log, stderr=log, env=self._environment
+            )
         until(lambda: self.ready or self.process.poll() is not None, limit_s)
         assert self.ready, self.log
         return self
@@ -90,10 +97,14 @@ class CacheServerProcess:
         except OSError:
             return False
 
+    def url(self, path: str) -> str:
+        """Of its HTTP side."""
+        return f"http://127.0.0.1:{self._http}{path}"
+
     def http(self, path: str, body: object = None) -> Any:
         """Ask its HTTP side; JSON where it is some, else text."""
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"http://127.0.0.1:{self._http}{path}", data)
+        request = urllib.request.Request(self.url(path), data)
         with urllib.request.urlopen(request, timeout=10) as reply:
             text = reply.read().decode()
         return json.loads(text) if text.startswith(("{", "[")) else text

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from support.secrets import secret
 
-OPENSSL_TIMEOUT_S = 20.0
+OPENSSL_TIMEOUT_S = 60.0
 LOCAL_HOSTS = ("localhost",)
 LOCAL_IPS = ("127.0.0.1", "::1")
 

@@ -14,13 +14,16 @@ Made with the public commands, as an operator would, so that every version can b
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, Literal, Self
 
 from support.cluster_node import SLOTS, ClusterNode, ClusterOptions, key_slot, keys_of_slot
 from support.proxy import FaultProxy
 from support.resharding import SlotMigration
+from support.resp import ReplyError
 from support.servers import HOST, address_of, wait_for
 from support.tls import ServerTls
 
@@ -36,6 +39,7 @@ __all__ = [
 ]
 
 WHOLE_TIMEOUT_S = 30.0
+FAILOVER_GIVEN_UP_S = 6.0  # a server does so after 5 s
 FailoverMode = Literal["", "FORCE", "TAKEOVER"]
 
 
@@ -135,8 +139,19 @@ class Cluster:
         this is called again: it is waited for."""
         wait_for(f"a replica of shard {shard}", lambda: self.replicas_of(shard), timeout_s)
         chosen = self.replica_of(shard)
-        chosen.cli("CLUSTER", "FAILOVER", *([mode] if mode else []))
-        wait_for(f"{chosen!r} to lead", chosen.leads, timeout_s)
+        command = ("CLUSTER", "FAILOVER", *([mode] if mode else []))
+        chosen.cli(*command)
+        again_at = time.monotonic() + FAILOVER_GIVEN_UP_S
+
+        def leads() -> bool:
+            nonlocal again_at
+            if not chosen.leads() and time.monotonic() > again_at:
+                with suppress(ReplyError):  # it leads by now
+                    chosen.cli(*command)
+                again_at = time.monotonic() + FAILOVER_GIVEN_UP_S
+            return chosen.leads()
+
+        wait_for(f"{chosen!r} to lead", leads, timeout_s)
         return chosen
 
     def wait_for_promotion(self, shard: int, timeout_s: float = 20.0) -> ClusterNode:

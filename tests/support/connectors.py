@@ -20,6 +20,7 @@ import pytest
 from kvferry.client.pure import PureRedisClient
 from kvferry.connectors import Connector, Space, load_connector
 from kvferry.keys import describe_identity, identity_digest
+from support.native_client import stores
 from support.servers import TestServer
 
 PREFIX = "kv:"
@@ -46,9 +47,10 @@ class Driver(ABC):
     Attributes:
         persistent: Whether what is stored outlives the connectors.
         damages: What of DAMAGES `damage` can do.
+        knows_more: Lengths, times to live, keys, identities, and what others stored.
     """
 
-    persistent = True
+    persistent = knows_more = True
     damages: tuple[str, ...] = DAMAGES
 
     @abstractmethod
@@ -111,7 +113,8 @@ class RedisDriver(Driver):
         self._server = server
 
     def spec(self) -> dict[str, Any]:
-        return {"type": "redis", "host": self._server.host, "port": self._server.port}
+        place = {"host": self._server.host, "port": self._server.port}
+        return {"type": "redis", **place, "presence": "off"}  # others' keys count at once
 
     def limited(self, space: Space, capacity_bytes: int) -> None:
         return None
@@ -162,6 +165,42 @@ class PluginDriver(Driver):
         return {"type": "plugin", "module_path": path, "params": params}
 
 
+class NativeDriver(Driver):
+    """A client of the contract that LMCache calls native; see support/native_client.py."""
+
+    persistent = knows_more = False
+    damages = ("header", "payload", "other key")
+
+    def __init__(self) -> None:
+        self._name = f"store {next(_names)}"
+
+    def spec(self) -> dict[str, Any]:
+        path = "support.native_client:DictClient"
+        return {"type": "native_plugin", "module_path": path, "params": {"name": self._name}}
+
+    def limited(self, space: Space, capacity_bytes: int) -> None:
+        return None
+
+    def damage(self, key: str, other: str, kind: str) -> None:
+        stored = stores[self._name]
+        if kind == "other key":
+            stored[PREFIX + key] = stored[PREFIX + other]
+        else:
+            stored[PREFIX + key] = _spoiled(stored[PREFIX + key], kind, 64)
+
+
+class NativeRedisDriver(RedisDriver):
+    """Our own client for LMCache, which is of that contract too."""
+
+    knows_more = False
+    damages = ("header", "payload", "other key")
+
+    def spec(self) -> dict[str, Any]:
+        path = "kvferry.integrations.lmcache:KvferryClient"
+        params = {"host": self._server.host, "port": self._server.port}
+        return {"type": "native_plugin", "module_path": path, "params": params}
+
+
 def _spoiled(stored: bytes, kind: str, header_bytes: int) -> bytes:
     if kind == "truncated":
         return stored[: len(stored) // 2]
@@ -169,7 +208,10 @@ def _spoiled(stored: bytes, kind: str, header_bytes: int) -> bytes:
     return stored[:at] + bytes([stored[at] ^ 16]) + stored[at + 1 :]
 
 
-DRIVERS = ("memory", "file", "file-threads", "file-buffered", "valkey", "redis7", "plugin")
+DRIVERS = (
+    *("memory", "file", "file-threads", "file-buffered", "valkey", "redis7", "plugin"),
+    *("native-plugin", "native-valkey"),
+)
 
 
 @pytest.fixture(params=DRIVERS)
@@ -184,6 +226,8 @@ def driver(
         "valkey": lambda: RedisDriver(request.getfixturevalue("valkey")),
         "redis7": lambda: RedisDriver(request.getfixturevalue("redis7")),
         "plugin": lambda: PluginDriver(tmp_path / "kv.db"),
+        "native-plugin": lambda: NativeDriver(),
+        "native-valkey": lambda: NativeRedisDriver(request.getfixturevalue("valkey")),
     }
     monkeypatch.syspath_prepend(_EXAMPLES)
     yield made[request.param]()

@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from kvferry.config import ClientConfig
 from support.certificates import Certificates, certificates
 from support.cluster import Cluster, start_cluster
 from support.proxy import FaultProxy
@@ -151,7 +152,7 @@ def fresh_cluster() -> Iterator[Callable[..., Cluster]]:
 
 @pytest.fixture(scope="session")
 def sentinels_session() -> Iterator[SentinelGroup]:
-    with _or_skip(start_sentinels, "redis7") as group:
+    with _or_skip(start_sentinels, "redis7", down_after_ms=5000) as group:
         yield group
 
 
@@ -179,3 +180,12 @@ def proxied() -> Iterator[Callable[..., FaultProxy]]:
             return stack.enter_context(proxy)
 
         yield stand_before
+
+
+@pytest.fixture(autouse=True)
+def _without_presence_view(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A view hears a moment later of what others wrote; few tests mean to show that."""
+    if request.node.get_closest_marker("presence") is None:
+        defaults = ClientConfig.__init__.__kwdefaults__
+        assert defaults is not None
+        monkeypatch.setitem(defaults, "presence", "off")

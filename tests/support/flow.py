@@ -75,7 +75,7 @@ class Fault:
     base: dict[Pipe, int] = field(default_factory=dict)
     event: threading.Event = field(default_factory=threading.Event)
 
-    def wait_fired(self, timeout_s: float = 5.0) -> None:
+    def wait_fired(self, timeout_s: float = 20.0) -> None:
         assert self.event.wait(timeout_s), f"the fault {self.kind!r} did not fire"
 
     def arm(self, pipe: Pipe) -> None:

@@ -29,9 +29,10 @@ import kvferry
 from kvferry import BatchResult, ClientConfig, Credentials, RedisClient
 from kvferry.client.pure import PureRedisClient
 from kvferry.errors import KVFerryError
-from support import secrets
+from support import secrets, summary
 
 PACKAGE = str(Path(kvferry.__file__).parent)
+TITLE = "secrets that were said beside the tests"
 FRAMES_MAX = 40
 BYTES_MAX = 4096
 # Where settings are made of what the caller wrote: there it must stand in variables, and the caller
@@ -236,19 +237,16 @@ _late: list[str] = []
 
 def pytest_warning_recorded(warning_message: warnings.WarningMessage, nodeid: str) -> None:
     if what := secrets.find(str(warning_message.message)):
-        _late.append(f"{nodeid} lets a secret be said\na warning: {what}")
+        _late.append(f"ERROR {nodeid} lets a secret be said\na warning: {what}")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    _late.extend(f"after the last test: {what}" for what in _ears.search())
-    if _late:
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    _late.extend(f"ERROR after the last test: {what}" for what in _ears.search())
     for what in _late:
-        terminalreporter.write_line(f"ERROR {what}", red=True)
+        summary.add(session.config, TITLE, what)
+    if summary.lines(session.config, TITLE):  # also what workers heard
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.hookimpl(wrapper=True)

@@ -30,7 +30,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Collection
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from support.flow import BYTE_FAULTS, READ_BYTES, Ending, Fault, Link, Pipe, Shape, Tally
 from support.resp import ReplyFramer
@@ -44,6 +44,8 @@ Direction = Literal["up", "down"]
 
 class FaultProxy:
     """See the module."""
+
+    settings: ClassVar = {"same_host": "tcp"}  # of clients: faults are for their connections
 
     def __init__(
         self,

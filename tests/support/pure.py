@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from kvferry.client.pure import PureRedisClient
@@ -21,12 +18,3 @@ def payload(size: int, seed: int = 0) -> bytes:
 def connect(target: Any, **settings: Any) -> PureRedisClient:
     """A client of a server or proxy fixture."""
     return PureRedisClient(target.host, target.port, **settings)
-
-
-@contextmanager
-def within(limit_s: float) -> Iterator[None]:
-    """Fails the test if the block takes longer."""
-    started = time.monotonic()
-    yield
-    taken_s = time.monotonic() - started
-    assert taken_s < limit_s, f"took {taken_s:.2f} s"

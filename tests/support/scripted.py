@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import BinaryIO, Self
+from typing import BinaryIO, ClassVar, Self
 
 from support.resp import bulk, read_exactly, read_line
 
@@ -76,9 +76,14 @@ class ScriptedServer:
     Args:
         handlers: Asked in order.
         greeting: Sent on accept, before any command; a Close ends the connection at once.
+        port: 0: any.
     """
 
-    def __init__(self, *handlers: Handler, greeting: bytes | Close | Pieces = b"") -> None:
+    settings: ClassVar = {"same_host": "tcp"}  # of clients: no questions but the test's
+
+    def __init__(
+        self, *handlers: Handler, greeting: bytes | Close | Pieces = b"", port: int = 0
+    ) -> None:
         self.handlers = handlers
         self.greeting = greeting
         self.commands: list[list[bytes]] = []  # every command met, long words cut
@@ -87,7 +92,7 @@ class ScriptedServer:
         self._open: dict[socket.socket, threading.Thread] = {}
         self._lock = threading.Lock()
         self._closing = threading.Event()
-        self._listener = socket.create_server((HOST, 0))
+        self._listener = socket.create_server((HOST, port))
         self.host, self.port = self._listener.getsockname()
         self._accepter = threading.Thread(target=self._accept, name="scripted", daemon=True)
         self._accepter.start()

@@ -25,6 +25,7 @@ from typing import Any, Self
 
 from kvferry._server_binary import ServerBinary, find_server
 from kvferry._supervised import SupervisedServer
+from support import clock
 from support.proxy import FaultProxy
 from support.resp import ReplyError, encode, read_reply
 from support.secrets import register, secret
@@ -280,8 +281,8 @@ class TestServer:
         return lines
 
     def _await_ready(self) -> bool:
-        deadline = time.monotonic() + READY_TIMEOUT_S
-        while self.is_running() and time.monotonic() < deadline:
+        deadline = clock.now_s() + READY_TIMEOUT_S
+        while self.is_running() and clock.now_s() < deadline:
             try:
                 return int(self.info("server")["process_id"]) == self.pid
             except (OSError, EOFError, ReplyError):  # not yet, or still loading
@@ -289,9 +290,9 @@ class TestServer:
         return False
 
     def _await_end(self) -> None:
-        deadline = time.monotonic() + READY_TIMEOUT_S
+        deadline = clock.now_s() + READY_TIMEOUT_S
         while self.is_running():
-            if time.monotonic() > deadline:
+            if clock.now_s() > deadline:
                 raise TimeoutError(f"{self!r} survives SIGKILL")
             time.sleep(0.002)
 
@@ -339,7 +340,7 @@ def address_of(host: str, port: int) -> str:
 
 def wait_for(what: str, is_so: Callable[[], object], timeout_s: float = READY_TIMEOUT_S) -> None:
     """Poll until ``is_so()`` is true. A server that does not answer yet counts as "no"."""
-    deadline = time.monotonic() + timeout_s
+    deadline = clock.now_s() + timeout_s
     while True:
         seen: object = None
         try:
@@ -348,6 +349,6 @@ def wait_for(what: str, is_so: Callable[[], object], timeout_s: float = READY_TI
                 return
         except (OSError, EOFError, ReplyError) as error:
             seen = error
-        if time.monotonic() > deadline:
+        if clock.now_s() > deadline:
             raise TimeoutError(f"not within {timeout_s} s: {what} (last: {seen!r})")
         time.sleep(0.02)

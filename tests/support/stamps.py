@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 from kvferry.client.batch import BatchResult, Status
+from support import clock
 
 __all__ = [
     "KIB",
@@ -128,20 +129,23 @@ def fetch(
 
 @contextmanager
 def within(limit_s: float) -> Iterator[None]:
-    """Fails the test if the block takes longer."""
-    started = time.monotonic()
+    """Fails the test if the block takes longer, on the clock of clock.py."""
+    started = clock.now_s()
     yield
-    taken_s = time.monotonic() - started
+    taken_s = clock.now_s() - started
     assert taken_s < limit_s, f"took {taken_s:.2f} s, the limit is {limit_s} s"
 
 
 def until(condition: Any, limit_s: float, pause_s: float = 0.01) -> float:
-    """Call `condition` until it is true; returns how long that took, fails after `limit_s`."""
-    started = time.monotonic()
+    """Call `condition` until it is true; returns how long that took, fails after `limit_s`.
+
+    Both are on the clock of clock.py.
+    """
+    started = clock.now_s()
     while not condition():
-        assert time.monotonic() - started < limit_s, f"not within {limit_s} s"
+        assert clock.now_s() - started < limit_s, f"not within {limit_s} s"
         time.sleep(pause_s)
-    return time.monotonic() - started
+    return clock.now_s() - started
 
 
 def _crc(head: bytes | memoryview, body: bytes | memoryview) -> bytes:

@@ -4,6 +4,7 @@ The host of a shared machine gives its processors to others now and then, for up
 counts that as steal (proc_stat(5)). Our bounds are for a machine that runs: what failed while more
 than STOLEN_SHARE of a processor was taken away has no verdict yet. It is run again, at most RERUNS
 times and each time later, because such spells take a while; the summary names it and what it said.
+All tests together have five such tries (pyproject.toml).
 
 Never run again is what failed on processors that were ours, or outside of FOLDERS; what read wrong
 bytes; and what failed when it was torn down, where leaks and secrets show: time explains neither.
@@ -20,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from support import summary
 from support.stamps import WrongBytes
 
 STAT = Path("/proc/stat")
@@ -28,10 +30,10 @@ RERUNS = 3
 DELAY_S, DELAY_FACTOR = 5.0, 3.0
 STOLEN_SHARE = 0.1  # of one processor, over the whole test
 SAID_MAX = 200
+TITLE = "failed without its processors, and was run again"
 _AT = 8  # in the line of all processors: cpu user nice system idle iowait irq softirq steal
 _SECONDS = 1 / os.sysconf("SC_CLK_TCK")
 _BEGAN = pytest.StashKey[tuple[float, float]]()
-_TOLD = pytest.StashKey[list[str]]()
 _TIMER = pytest.StashKey[Any]()  # what pytest-timeout has set for a test
 _STOPPED = pytest.StashKey[bool]()
 _FINAL = pytest.StashKey[bool]()  # whether no time explains this failure
@@ -41,10 +43,6 @@ def stolen_s() -> float:
     """Processor seconds that others have had of ours since boot; 0 where that is not counted."""
     words = STAT.read_text().partition("\n")[0].split()
     return int(words[_AT]) * _SECONDS if len(words) > _AT else 0.0
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.stash[_TOLD] = []
 
 
 @pytest.hookimpl(trylast=True)
@@ -80,13 +78,6 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> None:
     item.stash[_TIMER] = settings
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if told := terminalreporter.config.stash[_TOLD]:
-        terminalreporter.section("failed without its processors")
-        for line in told:
-            terminalreporter.line(line)
-
-
 def _was_robbed(item: pytest.Item, error: BaseException | None) -> bool:
     """Whether the failure that is just over says nothing; asked without one, too."""
     if error is None or item.stash[_FINAL]:
@@ -97,6 +88,6 @@ def _was_robbed(item: pytest.Item, error: BaseException | None) -> bool:
     if robbed:
         said = " ".join(f"{type(error).__name__}: {error}".split())[:SAID_MAX]
         told = f"{item.nodeid}: {stolen:.2f} s stolen in {took_s:.2f} s; {said}"
-        item.config.stash[_TOLD].append(told)
+        summary.add(item.config, TITLE, told)
         item.stash[_STOPPED] = _TIMER in item.stash  # pytest-timeout stops it at a failure
     return robbed

@@ -18,7 +18,7 @@ from typing import Any
 
 from support.certificates import Certificate, certificates
 
-PROBE_TIMEOUT_S = 10.0
+PROBE_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ class FakeView:
         self.config = config
         self.engines = list(engines)
         self.alive = True
+        self.degraded: list[str] = []
         self.endpoints: list[str] = []
         self.state = "ready"
         self.stopped = self.reloads = 0

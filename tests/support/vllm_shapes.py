@@ -13,6 +13,29 @@ from typing import Any
 
 
 @dataclass
+class PrefillStats:
+    """What vLLM reports of a prompt; noted when it is scheduled, or when its load begins."""
+
+    num_prompt_tokens: int = 0
+    num_computed_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_local_cached_tokens: int = 0
+    num_external_cached_tokens: int = 0
+
+    def set(
+        self,
+        num_prompt_tokens: int,
+        num_local_cached_tokens: int,
+        num_external_cached_tokens: int,
+    ) -> None:
+        self.num_prompt_tokens = num_prompt_tokens
+        self.num_cached_tokens = num_local_cached_tokens + num_external_cached_tokens
+        self.num_computed_tokens = num_prompt_tokens - self.num_cached_tokens
+        self.num_local_cached_tokens = num_local_cached_tokens
+        self.num_external_cached_tokens = num_external_cached_tokens
+
+
+@dataclass
 class EngineRequest:
     """A ``vllm.v1.request.Request``, as far as a connector reads it."""
 
@@ -25,6 +48,7 @@ class EngineRequest:
     lora_request: Any = None
     mm_features: list[Any] = field(default_factory=list)
     skip_reading_prefix_cache: bool = False
+    prefill_stats: PrefillStats | None = None
 
     def __post_init__(self) -> None:
         self.num_prompt_tokens = self.num_prompt_tokens or len(self.all_token_ids)
@@ -94,6 +118,7 @@ class PlainCopier:
         self.block_bytes = layers * layer_bytes
         self.rows = [[bytearray(layer_bytes) for _ in range(blocks)] for _ in range(layers)]
         self.closed = False
+        self.pinned: list[Any] = []
 
     def fill(self, block: int, value: int) -> None:
         for layer, rows in enumerate(self.rows):
@@ -128,8 +153,12 @@ class PlainCopier:
                 at = (layer * each + index % each) * self.layer_bytes
                 rows[block][:] = view[at : at + self.layer_bytes]
 
+    def pin(self, memories: Sequence[Any]) -> None:
+        self.pinned += memories
+
     def close(self) -> None:
         self.closed = True
+        self.pinned.clear()
 
 
 class SlowDevice(PlainCopier):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from contextlib import suppress
 from typing import Self
 
 from kvferry.server.endpoints import ipc_path
@@ -65,16 +66,13 @@ class WirePeer:
         assert data, "the connection was ended"
         return data
 
-    def end_s(self, limit_s: float = LIMIT_S) -> float:
-        """Wait until the server ends the connection; how long that took. What comes is dropped."""
+    def await_end(self, limit_s: float = LIMIT_S) -> None:
+        """Wait until the server ends the connection. What comes is dropped."""
         began = time.monotonic()
         self.socket.settimeout(limit_s)
-        try:
+        with suppress(ConnectionError):
             while self.socket.recv(1 << 16):
                 assert time.monotonic() - began < limit_s
-        except ConnectionError:
-            pass
-        return time.monotonic() - began
 
     def close(self) -> None:
         """Drop it without a word."""

@@ -14,6 +14,8 @@ from kvferry.lab.bench_adapters import NotMeasured, redis_arguments
 from kvferry.lab.bench_clients import config_url, open_client
 from kvferry.lab.bench_programs import FloorProcess, ProgramError
 
+pytestmark = pytest.mark.presence
+
 AWKWARD = "p w:/?#@%&=é"
 TLS: dict[str, Any] = {
     "tls": True,

@@ -14,6 +14,8 @@ from kvferry.credentials import Credentials
 from kvferry.errors import ConfigError, UsageError
 from support.config import SECRET, message
 
+pytestmark = pytest.mark.presence
+
 TLS: dict[str, Any] = {"tls": True}
 CLUSTER: dict[str, Any] = {"topology": "cluster"}
 SENTINEL: dict[str, Any] = {"topology": "sentinel", "sentinel_master": "m"}
@@ -130,6 +132,10 @@ def test_deadline_grows_with_bytes() -> None:
         (CLUSTER | {"read_from": "anywhere"}, "use primary"),
         (CLUSTER | {"read_from": "az"}, "needs availability_zone"),
         ({"topology_refresh_s": 0}, "above 0"),
+        ({"same_host": "sometimes"}, "auto, tcp or unix"),
+        ({"same_host": "unix", "host": "cache-1"}, "needs an address of this host, not 'cache-1'"),
+        ({"same_host": "unix", "tls": True}, "tls does not go over a Unix socket"),
+        ({"same_host": "unix", **CLUSTER}, "is for one server"),
         ({"nodes_max": 0}, "whole number from 1 to 2048"),
         ({"nodes_max": 2049}, "whole number from 1 to 2048"),
         # Credentials, presence.

@@ -101,4 +101,4 @@ def test_a_space_is_checked(field: dict[str, Any]) -> None:
 
 
 def test_all_types_are_known() -> None:
-    assert TYPES == ("redis", "valkey", "resp", "file", "memory", "plugin")
+    assert TYPES == ("redis", "valkey", "resp", "file", "memory", "plugin", "native_plugin")

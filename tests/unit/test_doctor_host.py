@@ -11,7 +11,7 @@ import pytest
 
 from kvferry.config import ClientConfig
 from kvferry.lab.doctor.examine import examine
-from kvferry.lab.doctor.facts import Facts, HostFacts, ServerFacts, TrafficFacts
+from kvferry.lab.doctor.facts import Facts, HostFacts, ServerFacts, ServerPlace, TrafficFacts
 from kvferry.lab.doctor.finding import Finding, Severity
 from kvferry.lab.doctor.host import interface_to, read_host
 
@@ -73,6 +73,11 @@ def test_a_good_host_has_no_finding() -> None:
         ("overcommit", Severity.WARN, sysctl("vm.overcommit_memory", "0")),
         ("mtu", Severity.INFO, replace(GOOD, mtu=1460)),
         ("nic-numa", Severity.INFO, replace(GOOD, numa_node=1)),
+        (
+            "server-numa",
+            Severity.INFO,
+            replace(GOOD, server=ServerPlace(cpu_nodes=frozenset({0, 1}), nic="eth0", nic_node=1)),
+        ),
         ("huge-pages-transparent", Severity.INFO, replace(GOOD, thp="never")),
         ("ktls", Severity.INFO, replace(GOOD, ulps=frozenset({"mptcp"}), can_load_tls=True)),
     ],
@@ -180,3 +185,32 @@ def test_this_host_can_be_read() -> None:
     assert host.cores >= 1
     assert "net.ipv4.tcp_rmem" in host.sysctls
     assert host.cpu_nodes
+
+
+def test_where_the_servers_process_is(tmp_path: Path) -> None:
+    files = {
+        "proc/net/route": ROUTES,
+        "proc/41/comm": "redis-server\n",
+        "proc/41/status": "Name:\tredis-server\nCpus_allowed_list:\t0-3,8\n",
+        "proc/42/comm": "postgres\n",
+        "proc/42/status": "Cpus_allowed_list:\t0-3\n",
+        "sys/devices/system/node/online": "0-1\n",
+        "sys/devices/system/node/node0/cpulist": "0-7\n",
+        "sys/devices/system/node/node1/cpulist": "8-15\n",
+        "sys/class/net/eth0/device/numa_node": "1\n",
+    }
+    tree(tmp_path, files)
+    config = ClientConfig(host="127.0.0.1")
+    host = read_host(config, tmp_path, 41)
+    place = ServerPlace(cpu_nodes=frozenset({0, 1}), nic="eth0", nic_node=1)
+    assert host.server == place, "its card is that of the default route, although we use loopback"
+    finding = found(host)["server-numa"]
+    assert finding.severity is Severity.INFO
+    assert "eth0 sits at NUMA node 1; the server may run on 0, 1" in finding.seen
+    assert finding.fix.startswith("numactl --cpunodebind=1 --membind=1 redis-server")
+    tree(tmp_path, {"proc/41/status": "Cpus_allowed_list:\t8-9\n"})
+    assert found(read_host(config, tmp_path, 41))["server-numa"].severity is Severity.OK
+    for pid in (42, 43, None):  # of another program, of no process, of another host
+        assert read_host(config, tmp_path, pid).server is None
+    tree(tmp_path, {"sys/devices/system/node/online": "0\n"})
+    assert read_host(config, tmp_path, 41).server is None, "there is one node"

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from kvferry.lab.doctor.examine import examine
-from kvferry.lab.doctor.facts import Facts, HostFacts, Need, ServerFacts, TrafficFacts
+from kvferry.lab.doctor.facts import (
+    BareFacts,
+    Facts,
+    HostFacts,
+    Need,
+    ServerFacts,
+    TrafficFacts,
+)
 from kvferry.lab.doctor.finding import Finding, Severity
 from kvferry.lab.doctor.rules_traffic import best_chunk_bytes, connections_for, knee
 from kvferry.lab.doctor.traffic import room_bytes
@@ -81,6 +88,76 @@ def test_what_was_not_measured_says_why() -> None:
     (finding,) = found(TrafficFacts(skipped="no room")).values()
     assert (finding.id, finding.severity) == ("bandwidth", Severity.INFO)
     assert "no room" in finding.seen
+
+
+@pytest.mark.parametrize(
+    ("rtt_s", "where", "severity"),
+    [
+        (0.00008, "as within one host", Severity.OK),
+        (0.0001, "as within one host", Severity.OK),
+        (0.0004, "as within one zone", Severity.OK),
+        (0.0015, "as within one region", Severity.INFO),
+        (0.0021, "as between regions", Severity.INFO),
+    ],
+)
+def test_a_round_trip_in_words(rtt_s: float, where: str, severity: Severity) -> None:
+    finding = found(TrafficFacts(rtt_s=rtt_s))["rtt"]
+    assert finding.severity is severity
+    assert finding.seen.endswith(where)
+
+
+def test_a_round_trip_within_this_host_is_not_called_a_distance() -> None:
+    facts = Facts(host=HostFacts(interface="lo"), traffic=TrafficFacts(rtt_s=0.003))
+    (finding,) = (f for f in examine(facts) if f.id == "rtt")
+    assert finding.severity is Severity.INFO
+    assert "on this host" in finding.seen
+    assert "region" not in finding.seen + finding.why
+
+
+@pytest.mark.parametrize(
+    ("rate", "break_even", "severity"),
+    [
+        (1.9e9, None, Severity.WARN),
+        (2.1e9, None, Severity.OK),
+        (2.1e9, 4.0e9, Severity.WARN),
+        (0.5e9, 0.4e9, Severity.OK),
+    ],
+)
+def test_a_rate_is_slow_below_two_gigabytes_or_what_the_engine_computes(
+    rate: float, break_even: float | None, severity: Severity
+) -> None:
+    facts = Facts(
+        need=Need(prefill_bytes_s=break_even), traffic=TrafficFacts(by_connections={8: rate})
+    )
+    (finding,) = (f for f in examine(facts) if f.id == "bandwidth")
+    assert finding.severity is severity
+    assert ("4.00 GB/s" in finding.why) == (break_even == 4.0e9)
+
+
+@pytest.mark.parametrize(("rate", "severity"), [(3.0e9, Severity.OK), (1.0e9, Severity.WARN)])
+def test_the_store_beside_bare_tcp(rate: float, severity: Severity) -> None:
+    bare = BareFacts(peer="cache:7419", rtt_s=0.0003, by_connections={1: 2.0e9, 4: 4.0e9})
+    facts = Facts(bare=bare, traffic=TrafficFacts(by_connections={8: rate}))
+    (finding,) = (f for f in examine(facts) if f.id == "bare-tcp")
+    assert finding.severity is severity
+    assert finding.scope == "network"
+    assert finding.seen.startswith("4.00 GB/s from cache:7419; by connections: 1: 2.00, 4: 4.00")
+    assert f"gives {rate / 4e9:.0%}" in finding.seen
+    assert "as within one zone" in finding.seen
+
+
+def test_a_peer_that_went_away_is_told_of() -> None:
+    bare = BareFacts(peer="cache:7419", rtt_s=0.0003, by_connections={1: 2.0e9}, skipped="it left")
+    (finding,) = (f for f in examine(Facts(bare=bare)) if f.id == "bare-tcp")
+    assert "it left" in finding.seen
+
+
+def test_a_peer_that_is_not_there_says_what_to_start() -> None:
+    facts = Facts(bare=BareFacts(peer="cache:7419", skipped="cannot connect to cache:7419"))
+    (finding,) = (f for f in examine(facts) if f.id == "bare-tcp")
+    assert finding.severity is Severity.INFO
+    assert "cannot connect" in finding.seen
+    assert finding.fix.startswith("kvferry doctor --serve")
 
 
 def store(limit: int, used: int, policy: str, role: str = "master") -> ServerFacts:

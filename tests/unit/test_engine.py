@@ -6,7 +6,6 @@ import asyncio
 import os
 import random
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -24,6 +23,7 @@ from kvferry.connectors.base import BufferLike, Key, Usage
 from kvferry.connectors.blocking import BlockingConnector
 from kvferry.errors import BadBufferError, ClosedError, ConfigError, UsageError
 from kvferry.keys import chunk_hashes
+from support import clock
 from support.engines import (
     CHUNK,
     IDENTITY,
@@ -38,6 +38,7 @@ from support.engines import (
     space,
 )
 from support.servers import TestServer
+from support.stamps import until
 
 
 @pytest.fixture
@@ -77,7 +78,7 @@ class Slow(BlockingConnector):
         prefix: bool = False,
         timeout_s: float | None = None,
     ) -> BatchResult:
-        self.gate.wait(5)
+        self.gate.wait(60)
         self.gets += len(keys)
         statuses = bytearray(len(keys))
         for index, (key, buffer) in enumerate(zip(keys, buffers, strict=True)):
@@ -89,7 +90,7 @@ class Slow(BlockingConnector):
         return BatchResult(bytes(statuses), [len(b) for b in self.held.values()], 0.0)
 
     def batch_set(self, keys: Any, buffers: Any, **_: Any) -> BatchResult:
-        self.gate.wait(5)
+        self.gate.wait(60)
         for key, buffer in zip(keys, buffers, strict=True):
             self.held[str(key)] = bytes(buffer)
         return BatchResult(bytes(len(keys)), [0] * len(keys), 0.0)
@@ -403,16 +404,24 @@ def test_loads_are_counted(shared: str) -> None:
         assert metrics["kvferry_load_seconds"]["store0"]["count"] == 1
 
 
-def test_ten_requests_for_one_prefix_load_it_once() -> None:
+def test_ten_requests_for_one_prefix_load_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
     tokens, store = prompt(320), Slow()
+    waiting: set[int] = set()
     with open_engine(store) as engine:
+        await_more = engine.memory.await_more
+
+        def noted(*words: Any) -> bool:
+            waiting.add(threading.get_ident())
+            return await_more(*words)
+
+        monkeypatch.setattr(engine.memory, "await_more", noted)
         put(engine, tokens)
         assert engine.flush()
         engine.clear(stores=False)
         store.gate.clear()
         with ThreadPoolExecutor(10) as pool:
             running = [pool.submit(check, engine, tokens, 320) for _ in range(10)]
-            time.sleep(0.1)
+            until(lambda: len(waiting) >= 9, 10)
             store.gate.set()
             assert [job.result(20) for job in running] == [320] * 10
         assert store.gets == 20
@@ -428,11 +437,11 @@ def test_whoever_waits_for_others_goes_on_alone_when_they_fail() -> None:
         store.gate.clear()
         with ThreadPoolExecutor(2) as pool:
             first = pool.submit(engine.retrieve, tokens, timeout_s=0.3)
-            time.sleep(0.05)
+            until(lambda: first.done() or engine.stats()["memory"]["writing"], 5, 0.001)
             second = pool.submit(check, engine, tokens, 320)
-            assert first.result(5).tokens == 0
+            assert first.result(20).tokens == 0
             store.gate.set()
-            assert second.result(10) == 320
+            assert second.result(20) == 320
 
 
 def test_a_store_that_hangs_costs_no_more_than_the_time_limit() -> None:
@@ -442,13 +451,12 @@ def test_a_store_that_hangs_costs_no_more_than_the_time_limit() -> None:
         assert engine.flush()
         engine.clear(stores=False)
         store.gate.clear()
-        began = time.monotonic()
-        hit = engine.retrieve(tokens, timeout_s=0.2)
-        assert time.monotonic() - began < 0.5
+        began = clock.now_s()
+        hit = engine.retrieve(tokens, timeout_s=0.5)
+        assert clock.now_s() - began < 0.8
         assert (hit.tokens, hit.reason) == (0, "deadline")
         assert engine.stats()["memory"]["writing"] == 20  # the store may still write there
         store.gate.set()
-        time.sleep(0.1)
         check(engine, tokens, want=320)
         assert engine.stats()["memory"]["writing"] == 0
 
@@ -459,9 +467,9 @@ def test_a_full_queue_drops_and_counts_and_never_waits() -> None:
         store.gate.clear()
         a, b = prompt(96), prompt(96, 1)
         assert engine.store(a, expected(a)).queued == {"store0": 6}
-        began = time.monotonic()
+        began = clock.now_s()
         assert engine.store(b, expected(b)).dropped == {"store0": 6}
-        assert time.monotonic() - began < 0.5
+        assert clock.now_s() - began < 0.5
         assert engine.stats()["metrics"]["kvferry_shed_chunks_total"]["queue_full"] == 6
         assert "store0 was not written" not in str(engine.explain(a))
         store.gate.set()
@@ -488,7 +496,7 @@ def test_chunks_that_wait_to_be_written_are_not_evicted() -> None:
     assert set(store.held.values()) >= {c.tobytes() for c in expected(first)}
 
 
-def test_clear_forgets_everything_of_this_identity_only(shared: str) -> None:
+def test_clear_forgets_everything_of_this_engine_only(shared: str) -> None:
     other = Identity(model="another", layout=LAYOUT)
     tokens = prompt(64)
     with (
@@ -498,7 +506,7 @@ def test_clear_forgets_everything_of_this_identity_only(shared: str) -> None:
         for one in (engine, stranger):
             put(one, tokens)
             assert one.flush()
-        assert engine.clear() == 8
+        assert engine.clear() == 4
         check(engine, tokens, want=0)
         stranger.clear(stores=False)
         check(stranger, tokens, want=64)
@@ -513,10 +521,10 @@ def test_futures_prefetch_and_asyncio(shared: str) -> None:
         put(engine, tokens)
         assert engine.flush()
         engine.clear(stores=False)
-        assert engine.prefetch(tokens).result(5) == 320
+        assert engine.prefetch(tokens).result(20) == 320
         assert engine.lookup(tokens).tiers["l1"] == 320
         engine.clear(stores=False)
-        with engine.begin_retrieve(tokens).result(5) as hit:
+        with engine.begin_retrieve(tokens).result(20) as hit:
             assert hit.tokens == 320
         buffers = blanks(20)
         assert asyncio.run(engine.aretrieve(tokens, buffers)).tokens == 320
@@ -530,9 +538,9 @@ def test_lookup_begins_to_load_where_that_is_asked_for(shared: str) -> None:
         assert engine.flush()
         engine.clear(stores=False)
         assert engine.lookup(tokens).tokens == 320
-        deadline = time.monotonic() + 5
+        deadline = clock.now_s() + 5
         while engine.lookup(tokens).tiers["l1"] < 320:
-            assert time.monotonic() < deadline
+            assert clock.now_s() < deadline
 
 
 # The end.

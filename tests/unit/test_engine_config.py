@@ -17,11 +17,13 @@ from kvferry.engine_config.engine import FIELDS
 from kvferry.errors import ConfigError
 from support.config import SECRET, message
 
+pytestmark = pytest.mark.presence
+
 
 def test_defaults_are_those_of_the_field() -> None:
     config = EngineConfig()
     assert (config.chunk_size, config.local_cpu, config.max_local_cpu_size) == (256, True, 5.0)
-    assert (config.retrieve_timeout_s, config.lookup_timeout_s) == (10.0, 3.0)
+    assert (config.retrieve_timeout_s, config.lookup_timeout_s) == (10.0, None)
     assert (config.remote_serde, config.save_unfull_chunk, config.stores) == ("naive", False, ())
     assert config.l1_bytes == 5 * 2**30
     assert config.prefill is None
@@ -172,8 +174,8 @@ def test_names_of_adapters_of_others_are_understood() -> None:
     plugin = StoreConfig.of(
         type="native_plugin", module_path="m", class_name="C", adapter_params={"a": 1}
     )
-    assert (plugin.type, plugin.params) == ("plugin", {"a": 1})
-    short = StoreConfig.of(type="plugin", module_path="m:C", params={"a": 1})
+    assert (plugin.type, plugin.params) == ("native_plugin", {"a": 1})
+    short = StoreConfig.of(type="native_plugin", module_path="m:C", params={"a": 1})
     assert short == plugin
 
 
@@ -208,8 +210,8 @@ def test_a_store_says_how_its_connector_is_opened() -> None:
 @pytest.mark.parametrize(
     ("wrong", "advice"),
     [
-        ({}, "needs a type: redis, file, memory or plugin"),
-        ({"type": "s3"}, "type='s3' is not valid; use redis, file, memory or plugin"),
+        ({}, "needs a type: redis, file, memory, plugin or native_plugin"),
+        ({"type": "s3"}, "type='s3' is not valid; use redis, file, memory, plugin or native_pl"),
         ({"type": ["redis"]}, "use redis, file"),
         ({"type": "redis", "hots": "h"}, "unknown setting 'hots'; did you mean 'host'"),
         ({"type": "memory", "host": "h"}, "unknown setting 'host'"),

@@ -194,6 +194,28 @@ def test_the_environment_speaks_for_the_first_redis_store_only(file: Path) -> No
     assert store.client == ClientConfig(host="c", password=SECRET)
 
 
+def test_variables_of_lmcache_are_defaults_beneath_a_file(file: Path) -> None:
+    environ = {f"LMCACHE_RESP_{name}": "7000" for name in ("HOST", "PORT", "USERNAME", "PASSWORD")}
+    theirs: dict[str, Any] = {"username": "7000", "password": "7000"}
+    put(file, "remote_url: 'resp://localhost:6379'\nremote_serde: naive\n")
+    (store,) = load(file, environ).stores
+    assert store.client == ClientConfig(host="localhost", port=6379, **theirs)
+    put(file, "remote_url: 'resp://a'\nextra_config: {username: u, password: p}\n")
+    file.chmod(0o600)
+    (store,) = load(file, environ).stores
+    assert store.client == ClientConfig(host="a", port=7000, username="u", password="p")
+    put(file, "engine: {stores: [{type: resp, host: '', username: '', password: ''}]}\n")
+    (store,) = load(file, environ).stores
+    assert store.client == ClientConfig(host="7000", port=7000, **theirs)
+    put(file, "engine: {stores: [{type: resp, unix_path: /s}]}\n")
+    (store,) = load(file, environ).stores
+    assert store.client == ClientConfig(unix_path="/s", **theirs)
+    # Ours stand above a file.
+    put(file, "engine: {remote_url: 'resp://a'}\n")
+    (store,) = load(file, {"KVFERRY_RESP_HOST": "mine"}).stores
+    assert store.address == "mine:6379"
+
+
 def test_a_server_of_the_environment_alone_becomes_a_store() -> None:
     environ = {"LMCACHE_RESP_HOST": "h", "LMCACHE_RESP_PORT": "7"}
     assert [store.address for store in load(None, environ).stores] == ["h:7"]

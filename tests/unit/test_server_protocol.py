@@ -12,6 +12,10 @@ import pytest
 from kvferry.server import protocol as p
 
 HASHES = bytes(range(32))
+GENERATION = b"g" * 16
+GENERATION_HEX = f"c4 10 {GENERATION.hex()}"
+SHARED = b"everyone"
+SHARED_HEX = f"c4 08 {SHARED.hex()}"
 HEAD = (7, 9, 250)  # id, session, timeout_ms
 HEAD_HEX = "07 09 cc fa"
 
@@ -19,28 +23,36 @@ HEAD_HEX = "07 09 cc fa"
 # and is changed only together with VERSION, or by a field at the end.
 REQUESTS: dict[str, tuple[Any, str]] = {
     "Register": (
-        p.Register(*HEAD, 1, {"model": "m", "layout": {"layers": 2}}, b"d" * 16, "kvferry 1", 4),
-        f"99 01 {HEAD_HEX} 01 82 a5 6d6f64656c a1 6d a6 6c61796f7574 81 a6 6c6179657273 02"
-        f" c4 10 {'64' * 16} a9 6b7666657272792031 04",
+        p.Register(
+            *HEAD, 1, {"model": "m", "layout": {"layers": 2}}, b"d" * 16, "kvferry 1", 4, "p"
+        ),
+        f"9a 01 {HEAD_HEX} 01 82 a5 6d6f64656c a1 6d a6 6c61796f7574 81 a6 6c6179657273 02"
+        f" c4 10 {'64' * 16} a9 6b7666657272792031 04 a1 70",
     ),
     "Attached": (p.Attached(*HEAD), f"94 02 {HEAD_HEX}"),
     "Lookup": (
-        p.Lookup(*HEAD, HASHES, False, True),
-        f"97 03 {HEAD_HEX} c4 20 {HASHES.hex()} c2 c3",
+        p.Lookup(*HEAD, HASHES, False, True, GENERATION, [40, 0, 8, 2, 3]),
+        f"99 03 {HEAD_HEX} c4 20 {HASHES.hex()} c2 c3 {GENERATION_HEX} 95 28 00 08 02 03",
     ),
-    "Reserve": (p.Reserve(*HEAD, HASHES, 1), f"96 04 {HEAD_HEX} c4 20 {HASHES.hex()} 01"),
+    "Reserve": (
+        p.Reserve(*HEAD, HASHES, 1, GENERATION),
+        f"97 04 {HEAD_HEX} c4 20 {HASHES.hex()} 01 {GENERATION_HEX}",
+    ),
     "Commit": (p.Commit(*HEAD, 300, b"\1\0"), f"96 05 {HEAD_HEX} cd 012c c4 02 0100"),
     "Abort": (p.Abort(*HEAD, 300), f"95 06 {HEAD_HEX} cd 012c"),
     "Retrieve": (
-        p.Retrieve(*HEAD, HASHES, 40),
-        f"96 07 {HEAD_HEX} c4 20 {HASHES.hex()} 28",
+        p.Retrieve(*HEAD, HASHES, 40, GENERATION, [40, 0, 8, 2, 3]),
+        f"98 07 {HEAD_HEX} c4 20 {HASHES.hex()} 28 {GENERATION_HEX} 95 28 00 08 02 03",
     ),
     "Release": (p.Release(*HEAD, [1, 2]), f"95 08 {HEAD_HEX} 92 01 02"),
     "Prefetch": (
-        p.Prefetch(*HEAD, HASHES, 40, True),
-        f"97 09 {HEAD_HEX} c4 20 {HASHES.hex()} 28 c3",
+        p.Prefetch(*HEAD, HASHES, 40, True, GENERATION),
+        f"98 09 {HEAD_HEX} c4 20 {HASHES.hex()} 28 c3 {GENERATION_HEX}",
     ),
-    "Pin": (p.Pin(*HEAD, HASHES, 40), f"96 0a {HEAD_HEX} c4 20 {HASHES.hex()} 28"),
+    "Pin": (
+        p.Pin(*HEAD, HASHES, 40, GENERATION),
+        f"97 0a {HEAD_HEX} c4 20 {HASHES.hex()} 28 {GENERATION_HEX}",
+    ),
     "Unpin": (p.Unpin(*HEAD, HASHES), f"95 0b {HEAD_HEX} c4 20 {HASHES.hex()}"),
     "Stats": (p.Stats(*HEAD), f"94 0c {HEAD_HEX}"),
     "Ping": (p.Ping(*HEAD), f"94 0d {HEAD_HEX}"),
@@ -48,31 +60,47 @@ REQUESTS: dict[str, tuple[Any, str]] = {
         p.Observe(*HEAD, 64, 32, 0.5),
         f"97 0e {HEAD_HEX} 40 20 cb 3fe0000000000000",
     ),
-    "Clear": (p.Clear(*HEAD, False), f"95 0f {HEAD_HEX} c2"),
+    "Clear": (
+        p.Clear(*HEAD, True, False, b"its half"),
+        f"97 0f {HEAD_HEX} c3 c2 c4 08 6974732068616c66",
+    ),
     "Unregister": (p.Unregister(*HEAD), f"94 10 {HEAD_HEX}"),
-    "Explain": (p.Explain(*HEAD, HASHES, 40), f"96 11 {HEAD_HEX} c4 20 {HASHES.hex()} 28"),
+    "Explain": (
+        p.Explain(*HEAD, HASHES, 40, GENERATION),
+        f"97 11 {HEAD_HEX} c4 20 {HASHES.hex()} 28 {GENERATION_HEX}",
+    ),
+    "Hello": (p.Hello(*HEAD), f"94 12 {HEAD_HEX}"),
+    "Speed": (
+        p.Speed(*HEAD, (0.5, 2.0, 0.0, 1.0), 64),
+        f"96 13 {HEAD_HEX} 94 cb 3fe0000000000000 cb 4000000000000000 cb 0000000000000000"
+        " cb 3ff0000000000000 40",
+    ),
 }
 REPLIES: dict[str, tuple[Any, str]] = {
     "Failure": (p.Failure(7, "busy", "later"), "94 00 07 a4 62757379 a5 6c61746572"),
     "Registered": (
-        p.Registered(7, 1, 1 << 62, "i", "/s", 8192, 4096, 4000, 2, 1 << 61, 1.0, 60.0, True),
-        "9e 65 07 01 cf 4000000000000000 a1 69 a2 2f73 cd 2000 cd 1000 cd 0fa0 02"
-        " cf 2000000000000000 cb 3ff0000000000000 cb 404e000000000000 c3",
+        p.Registered(
+            7, 1, 1 << 62, "i", "/s", 8192, 4096, 4000, 2, 1 << 61, 1.0, 60.0, True, SHARED
+        ),
+        "9f 65 07 01 cf 4000000000000000 a1 69 a2 2f73 cd 2000 cd 1000 cd 0fa0 02"
+        f" cf 2000000000000000 cb 3ff0000000000000 cb 404e000000000000 c3 {SHARED_HEX}",
     ),
     "Done": (p.Done(7), "92 66 07"),
-    "Found": (p.Found(7, {"l1": 2}, 1), "94 67 07 81 a2 6c31 02 01"),
+    "Found": (p.Found(7, {"l1": 2}, 1, SHARED), f"95 67 07 81 a2 6c31 02 01 {SHARED_HEX}"),
     "Reserved": (p.Reserved(7, 5, [0, 2], [8, 9], 1), "96 68 07 05 92 00 02 92 08 09 01"),
     "Committed": (
         p.Committed(7, 2, {"r": 2}, {"f": 1}),
         "95 69 07 02 81 a1 72 02 81 a1 66 01",
     ),
     "Leased": (
-        p.Leased(7, 5, [8, 9], {"l1": 2}, "cut", 0.5, 2.0),
-        "98 6a 07 05 92 08 09 81 a2 6c31 02 a3 637574 cb 3fe0000000000000 cb 4000000000000000",
+        p.Leased(7, 5, [8, 9], {"l1": 2}, "cut", 0.5, 2.0, SHARED),
+        "99 6a 07 05 92 08 09 81 a2 6c31 02 a3 637574 cb 3fe0000000000000 cb 4000000000000000"
+        f" {SHARED_HEX}",
     ),
     "Count": (p.Count(7, 3), "93 6b 07 03"),
     "Report": (p.Report(7, {"a": 1}), "93 6c 07 81 a1 61 01"),
-    "Pong": (p.Pong(7, "i", 2.0), "94 6d 07 a1 69 cb 4000000000000000"),
+    "Pong": (p.Pong(7, "i", 2.0, SHARED), f"95 6d 07 a1 69 cb 4000000000000000 {SHARED_HEX}"),
+    "Welcome": (p.Welcome(7, 1, 16), "94 6e 07 01 10"),
 }
 
 
@@ -107,18 +135,19 @@ def test_fields_that_are_missing_at_the_end_take_their_defaults() -> None:
     def cut(message: Any, fields: int) -> bytes:
         return msgspec.msgpack.encode(msgspec.msgpack.decode(p.encode(message))[:-fields])
 
-    assert p.decode_request(cut(REQUESTS["Lookup"][0], 2)) == p.Lookup(*HEAD, HASHES)
-    assert p.Lookup(*HEAD, HASHES) == p.Lookup(*HEAD, HASHES, True, True)
-    register = p.decode_request(cut(REQUESTS["Register"][0], 2))
+    assert p.decode_request(cut(REQUESTS["Lookup"][0], 4)) == p.Lookup(*HEAD, HASHES)
+    assert p.Lookup(*HEAD, HASHES) == p.Lookup(*HEAD, HASHES, True, True, b"", [])
+    assert p.decode_request(cut(REQUESTS["Retrieve"][0], 2)) == p.Retrieve(*HEAD, HASHES, 40)
+    register = p.decode_request(cut(REQUESTS["Register"][0], 3))
     assert isinstance(register, p.Register)
-    assert (register.software, register.pid) == ("", 0)
-    assert p.decode_reply(cut(REPLIES["Leased"][0], 3)) == p.Leased(7, 5, [8, 9], {"l1": 2})
+    assert (register.software, register.pid, register.process) == ("", 0, "")
+    assert p.decode_reply(cut(REPLIES["Leased"][0], 4)) == p.Leased(7, 5, [8, 9], {"l1": 2})
     assert p.decode_reply(cut(REPLIES["Committed"][0], 2)) == p.Committed(7, 2)
-    assert p.decode_reply(cut(REPLIES["Registered"][0], 1)).prefault is False
+    assert p.decode_reply(cut(REPLIES["Registered"][0], 2)).prefault is False
     for message in (REQUESTS["Reserve"][0], REPLIES["Reserved"][0]):
         with pytest.raises(msgspec.ValidationError):  # what has no default must be there
             (p.decode_request if message is REQUESTS["Reserve"][0] else p.decode_reply)(
-                cut(message, 3)
+                cut(message, 4)
             )
 
 

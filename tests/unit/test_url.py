@@ -14,6 +14,8 @@ from kvferry.config import ClientConfig
 from kvferry.errors import ConfigError
 from support.config import SECRET, message
 
+pytestmark = pytest.mark.presence
+
 CLUSTER: dict[str, Any] = {"topology": "cluster"}
 SENTINEL: dict[str, Any] = {"topology": "sentinel", "port": 26379, "sentinel_master": "m"}
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import threading
-import time
 import uuid
-from contextlib import suppress
-from pathlib import Path
+from contextlib import ExitStack, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,46 +13,34 @@ import pytest
 
 from kvferry import Engine, Identity, KVLayout
 from kvferry.engine.prompt import Prompt, read_prompt
-from kvferry.errors import ClosedError
-from kvferry.integrations.vllm import explain, ranks
-from kvferry.integrations.vllm.explain import running, teller
+from kvferry.errors import ClosedError, UsageError
+from kvferry.integrations.vllm import rank as rank_module
+from kvferry.integrations.vllm import ranks
+from kvferry.integrations.vllm.explain import explained, running, teller
 from kvferry.integrations.vllm.finder import BackendFinder
 from kvferry.integrations.vllm.ranks import RankAnswers, RankFinder, address
+from support.clock import now_s
+from support.stamps import until
 
 PROMPT: Prompt = read_prompt(range(80), 8, b"")
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Cache:
-    """A cache with a store that takes as long as it is told; time is that of a clock."""
+    """A cache with a store."""
 
-    def __init__(self, clock: Clock, memory: int = 0, store: int = 0) -> None:
-        self.clock = clock
-        self.memory, self.store = memory, store
-        self.takes_s = 0.0
+    def __init__(self, memory: int = 0, store: int = 0, worth: int | None = None) -> None:
+        self.memory, self.store, self.worth = memory, store, worth
         self.asks_stores = True
-        self.limits: list[float] = []
-        self.asked = threading.Event()
+        self.limits: list[float | None] = []
         self.error: Exception | None = None
 
     def lookup(self, tokens: Any, *, timeout_s: float | None = None) -> Any:
-        assert timeout_s is not None
         self.limits.append(timeout_s)
-        self.asked.set()
         if self.error is not None:
             raise self.error
-        in_time = self.takes_s < timeout_s or (timeout_s > 0 and not self.takes_s)
-        self.clock.now += min(self.takes_s, timeout_s)
-        return SimpleNamespace(
-            tokens=8 * (max(self.memory, self.store) if in_time else self.memory)
-        )
+        found = self.memory if timeout_s == 0.0 else max(self.memory, self.store)
+        worth = None if self.worth is None else 8 * min(found, self.worth)
+        return SimpleNamespace(tokens=8 * found, worth_tokens=worth)
 
     def clear(self, *, stores: bool = True) -> int:
         if self.error is not None:
@@ -64,37 +49,28 @@ class Cache:
         return 1
 
 
-def finder_of(*caches: Cache, limit_s: float = 0.04) -> BackendFinder:
-    return BackendFinder(caches, limit_s, caches[0].clock)  # type: ignore[arg-type]
+def finder_of(*caches: Cache) -> BackendFinder:
+    return BackendFinder(caches)  # type: ignore[arg-type]
 
 
 def test_the_smallest_answer_counts() -> None:
-    clock = Clock()
-    finder = finder_of(Cache(clock, 5), Cache(clock, 2, 3), Cache(clock, 9))
+    finder = finder_of(Cache(5), Cache(2, 3), Cache(9))
     assert finder.find(PROMPT) == 3
 
 
-def test_a_silent_store_is_waited_for_once_and_memory_goes_on() -> None:
-    clock = Clock()
-    cache = Cache(clock, memory=2, store=7)
-    finder = finder_of(cache)
-    assert finder.find(PROMPT) == 7
-    cache.takes_s = 10.0
-    began = clock.now
-    assert finder.find(PROMPT) == 2
-    assert clock.now - began == pytest.approx(0.04)
-    assert finder.silent
-    for _ in range(5):
-        began = clock.now
-        assert finder.find(PROMPT) == 2
-        assert clock.now == began
-    assert cache.limits[-5:] == [0.0] * 5
-    finder.close()
+def test_what_is_quicker_computed_is_not_promised() -> None:
+    assert finder_of(Cache(2, 9, worth=2)).find(PROMPT) == 2
+    assert finder_of(Cache(2, 9, worth=9)).find(PROMPT) == 9
+
+
+def test_the_cache_says_how_long_its_stores_are_worth_waiting_for() -> None:
+    cache = Cache(memory=2, store=7)
+    assert finder_of(cache).find(PROMPT) == 7
+    assert cache.limits == [None]
 
 
 def test_without_a_store_to_wait_for_the_answer_is_there_at_once() -> None:
-    clock = Clock()
-    first, second = Cache(clock, memory=5, store=9), Cache(clock, memory=2, store=9)
+    first, second = Cache(memory=5, store=9), Cache(memory=2, store=9)
     finder = finder_of(first, second)
     first.asks_stores = False
     assert finder.now(PROMPT) is None, "the other one has a store to ask"
@@ -104,67 +80,11 @@ def test_without_a_store_to_wait_for_the_answer_is_there_at_once() -> None:
     assert first.limits == second.limits == [0.0]
 
 
-def test_beside_a_silent_store_memory_answers_at_once() -> None:
-    clock = Clock()
-    cache = Cache(clock, memory=2, store=7)
-    finder = finder_of(cache)
-    assert finder.now(PROMPT) is None
-    cache.takes_s = 10.0
-    assert finder.find(PROMPT) == 2
-    assert finder.now(PROMPT) == 2
-    cache.takes_s = 0.0
-    clock.now += 1.0  # time to try
-    cache.asked.clear()
-    assert finder.now(PROMPT) == 2
-    until = time.monotonic() + 10
-    while finder.silent:
-        assert time.monotonic() < until
-        assert cache.asked.wait(10)
-    assert finder.now(PROMPT) is None
-    finder.close()
-
-
-def test_a_store_that_answers_again_is_asked_again() -> None:
-    clock = Clock()
-    cache = Cache(clock, memory=0, store=7)
-    finder = finder_of(cache)
-    cache.takes_s = 10.0
-    assert finder.find(PROMPT) == 0
-    cache.takes_s = 0.0
-    clock.now += 1.0  # time to try
-    cache.asked.clear()
-    assert finder.find(PROMPT) == 0  # this one does not wait
-    until = time.monotonic() + 10
-    while finder.silent:
-        assert time.monotonic() < until
-        assert cache.asked.wait(10)
-    assert finder.find(PROMPT) == 7
-    finder.close()
-
-
-def test_a_store_that_stays_silent_is_tried_now_and_then() -> None:
-    clock = Clock()
-    cache = Cache(clock, store=7)
-    cache.takes_s = 10.0
-    finder = finder_of(cache)
-    finder.find(PROMPT)
-    for _ in range(50):
-        finder.find(PROMPT)
-    assert len([limit for limit in cache.limits if limit > 0]) == 1  # too soon
-    clock.now += 1.0
-    for _ in range(50):
-        finder.find(PROMPT)
-    finder.close()
-    assert len([limit for limit in cache.limits if limit > 0]) <= 2
-
-
 def test_a_cache_that_is_closed_has_nothing() -> None:
-    cache = Cache(Clock(), memory=3)
+    cache = Cache(memory=3)
     cache.error = ClosedError("closed")
     finder = finder_of(cache)
     assert finder.find(PROMPT) == 0
-    assert not finder.clear()
-    assert not finder.silent
 
 
 # --- Ranks ---
@@ -176,6 +96,7 @@ class Rank:
     def __init__(self, chunks: int) -> None:
         self.chunks = chunks
         self.prompts: list[Prompt] = []
+        self.renewals: list[tuple[bytes, bytes]] = []
         self.go = threading.Event()
         self.go.set()
         self.error: Exception | None = None
@@ -191,9 +112,10 @@ class Rank:
             raise self.error
         return self.chunks
 
-    def clear(self) -> bool:
-        self.chunks = 0
-        return True
+    shared = b"everyone"
+
+    def renewed(self, ended: bytes, own: bytes) -> None:
+        self.renewals.append((ended, own))
 
     def close(self) -> None: ...
 
@@ -219,15 +141,36 @@ def names(engine_id: str, count: int) -> list[str]:
     return [address(engine_id, i) for i in range(count)]
 
 
+def test_ranks_say_their_chunk_size_if_it_is_the_same(engine_id: str) -> None:
+    finder = RankFinder(names(engine_id, 2), 1.0)
+    assert finder.chunk_size() == 0  # nobody is there
+    for sizes, agreed in (((32, 32), 32), ((32, 256), 0)):
+        answers = [
+            RankAnswers(address(engine_id, rank), Rank(0), chunk_size=size)
+            for rank, size in enumerate(sizes)
+        ]
+        asking = RankFinder(names(engine_id, 2), 1.0)
+        try:
+            assert asking.chunk_size() == agreed
+        finally:
+            asking.close()
+            for each in answers:
+                each.close()
+    finder.close()
+
+
 def test_within_a_process_no_socket_is_used(engine_id: str) -> None:
-    answers = RankAnswers(address(engine_id, 0), Rank(4))
+    rank = Rank(4)
+    answers = RankAnswers(address(engine_id, 0), rank)
     finder = RankFinder(names(engine_id, 1), 1.0)
     try:
         finder._ask = None  # type: ignore[assignment,method-assign]
         assert finder.find(PROMPT) == 4
-        assert finder.clear()
-        assert finder.find(PROMPT) == 0
+        assert finder.shared == b"everyone"
+        finder.renewed(bytes(8), b"another.")
+        assert until(lambda: rank.renewals == [(bytes(8), b"another.")], 10)
     finally:
+        finder.close()
         answers.close()
 
 
@@ -255,8 +198,12 @@ def test_every_rank_is_asked_for_the_same_and_the_smallest_counts(engine_id: str
     finder = RankFinder(names(engine_id, 3), 5.0)
     assert [finder.find(PROMPT) for _ in range(3)] == [2, 2, 2]
     assert all(rank.prompts == [PROMPT] * 3 for rank in found)
-    assert finder.clear()
-    assert finder.find(PROMPT) == 0
+    assert finder.shared == b"everyone"
+    finder.renewed(bytes(8), b"another.")
+    assert until(lambda: all(r.renewals == [(bytes(8), b"another.")] for r in found), 10)
+    other = Prompt(PROMPT.hashes, PROMPT.tokens, PROMPT.chunk_size, b"a generation" + bytes(4))
+    assert finder.find(other) == 2
+    assert all(rank.prompts[-1] == other for rank in found)
     finder.close()
     for each in answers:
         each.close()
@@ -276,7 +223,7 @@ def test_many_threads_ask_at_once(engine_id: str) -> None:
         thread.start()
     rank.go.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(30)
     assert results == [3] * 16
     finder.close()
     answers.close()
@@ -285,9 +232,74 @@ def test_many_threads_ask_at_once(engine_id: str) -> None:
 @pytest.mark.usefixtures("far")
 def test_a_rank_that_is_not_there_has_nothing_and_is_left_alone(engine_id: str) -> None:
     finder = RankFinder(names(engine_id, 2), 1.0)
-    began = time.monotonic()
+    began = now_s()
     assert [finder.find(PROMPT) for _ in range(100)] == [0] * 100
-    assert time.monotonic() - began < 1.0
+    assert now_s() - began < 1.0
+    finder.close()
+
+
+@pytest.mark.usefixtures("far")
+def test_an_engine_whose_ranks_are_on_several_hosts_is_refused(
+    engine_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranks, "_CHECK_S", 0.05)
+    answers = opened(engine_id, Rank(1), Rank(1))
+    finder = RankFinder(names(engine_id, 3), 1.0)  # the third one is elsewhere
+    with pytest.raises(UsageError, match=r"rank 2 of the 3 of this engine .* on one host; use"):
+        finder.check()
+    RankFinder(names(engine_id, 2), 1.0).check()
+    for each in answers:
+        each.close()
+
+
+def test_a_rank_that_is_about_to_open_is_waited_for(engine_id: str) -> None:
+    opening: list[RankAnswers] = []
+    later = threading.Timer(0.1, lambda: opening.extend(opened(engine_id, Rank(1))))
+    later.start()
+    RankFinder(names(engine_id, 1), 1.0).check()
+    later.join(10)
+    opening[0].close()
+
+
+def test_every_rank_leaves_blocks_alone_and_says_so(engine_id: str) -> None:
+    asked: list[int] = []
+
+    def rank(number: int) -> RankAnswers:
+        def let_go() -> bool:
+            asked.append(number)
+            return number == 0
+
+        return RankAnswers(names(engine_id, 2)[number], Rank(1), let_go=let_go)
+
+    answers = [rank(0), rank(1)]
+    finder = RankFinder(names(engine_id, 2), 1.0)
+    assert not finder.let_go()
+    assert asked == [0, 1]
+    finder.close()
+    for each in answers:
+        each.close()
+
+
+@pytest.mark.usefixtures("far")
+def test_a_rank_that_is_left_alone_is_told_all_the_same_to_let_go(
+    engine_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_module, "_REST_S", 1000.0)
+    finder = RankFinder(names(engine_id, 1), 1.0)
+    assert finder.find(PROMPT) == 0  # nobody is there yet
+    told: list[str] = []
+
+    def let_go() -> bool:
+        told.append("let go")
+        return True
+
+    with ExitStack() as stack:
+        answers = RankAnswers(address(engine_id, 0), Rank(3), let_go=let_go)
+        stack.callback(answers.close)
+        ranks._here.clear()
+        assert finder.find(PROMPT) == 0
+        assert finder.let_go()
+        assert told == ["let go"]
     finder.close()
 
 
@@ -295,17 +307,21 @@ def test_a_rank_that_is_not_there_has_nothing_and_is_left_alone(engine_id: str) 
 def test_a_rank_that_does_not_answer_costs_the_limit_once(
     engine_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ranks, "_GRACE_S", 0.05)
+    for each in (rank_module, ranks):
+        monkeypatch.setattr(each, "GRACE_S", 0.05)
     rank = Rank(3)
     rank.go.clear()
     (answers,) = opened(engine_id, rank)
     finder = RankFinder(names(engine_id, 1), 0.01)
     assert finder.find(PROMPT) == 0
+    finder._ranks[0]._rest_until += 60.0
     assert finder.find(PROMPT) == 0  # it rests
+    until(lambda: rank.prompts, 10)
     assert len(rank.prompts) == 1
     rank.go.set()
     finder._ranks[0]._rest_until = 0.0
-    monkeypatch.setattr(ranks, "_GRACE_S", 5.0)
+    for each in (rank_module, ranks):
+        monkeypatch.setattr(each, "GRACE_S", 5.0)
     assert finder.find(PROMPT) == 3
     finder.close()
     answers.close()
@@ -326,11 +342,11 @@ def test_a_rank_that_breaks_counts_as_one_that_has_nothing(engine_id: str) -> No
 @pytest.mark.parametrize(
     "question",
     [
-        b"x" * 17,
-        b"\xff\xff\xff\xff" + b"f" + bytes(12),
-        b"\x01\x00\x00\x00" + b"f" + b"\x08\x00\x00\x00" + bytes(8) + b"x",
-        b"\x00\x00\x00\x00" + b"?" + b"\x08\x00\x00\x00" + bytes(8),
-        b"\x00\x00\x00\x00" + b"f" + bytes(12),
+        b"x" * 57,
+        b"\xff\xff\xff\xff" + b"f" + bytes(52),
+        b"\x01\x00\x00\x00" + b"f" + b"\x08\x00\x00\x00" + bytes(48) + b"x",
+        b"\x00\x00\x00\x00" + b"?" + b"\x08\x00\x00\x00" + bytes(48),
+        b"\x00\x00\x00\x00" + b"f" + bytes(52),
     ],
 )
 def test_nonsense_ends_a_connection_and_no_other(engine_id: str, question: bytes) -> None:
@@ -372,23 +388,17 @@ def test_a_name_is_free_again_when_its_owner_is_closed(engine_id: str) -> None:
 # --- Explaining ---
 
 
-def test_a_prompt_is_explained_by_the_engines_that_run(
-    engine_id: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_prompt_is_explained_by_the_engines_that_run(engine_id: str) -> None:
     layout = KVLayout(layers=1, kv_heads=1, head_dim=8, dtype="uint8", chunk_size=8)
-    file = tmp_path / "tokens.json"
-    file.write_text(json.dumps(list(range(80))))
     with Engine(Identity(model="explained", layout=layout), max_local_cpu_size=0.001) as engine:
-        answers = RankAnswers(address(engine_id, 0), BackendFinder([engine], 1.0), teller(engine))
+        answers = RankAnswers(address(engine_id, 0), BackendFinder([engine]), teller(engine))
         try:
             engine.store(list(range(80)), [bytes(layout.chunk_bytes)] * 10)
             assert address(engine_id, 0) in running()
-            assert explain.main(["--tokens", str(file)]) == 0
-            said = capsys.readouterr().out
+            said = "\n".join(explained(range(80)))
             assert engine.identity.digest.hex() in said
             assert "80 tokens, 10 chunks of 8: 10 in l1" in said
-            assert explain.main(["--tokens", str(file), "--salt", "other"]) == 0
-            assert "10 nowhere" in capsys.readouterr().out
+            assert "10 nowhere" in "\n".join(explained(range(80), "other"))
         finally:
             answers.close()
     assert address(engine_id, 0) not in running()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kvferry.integrations.vllm.hashing import request_hashes, request_salt
+from kvferry.integrations.weights import fingerprint
 from kvferry.keys import DIGEST_BYTES, chunk_hashes
 
 SIZE = 8
@@ -33,7 +35,7 @@ def image(identifier: str | None, offset: int, length: int, modality: str = "ima
 
 
 def hashes_of(request: Request, tokens: list[int] | None = None) -> bytes:
-    made = request_hashes(request, SIZE, lambda path: f"digest of {path}")
+    made = request_hashes(request, SIZE, lora_digest=lambda path: f"digest of {path}")
     assert made is not None
     return made.of(TOKENS if tokens is None else tokens)
 
@@ -118,6 +120,45 @@ def test_an_adapter_is_known_by_its_files_and_not_by_where_they_lie(tmp_path: An
         (folder / "adapter_model.safetensors").write_bytes(content)
         salts.append(request_salt(Request(lora_request=lora("x", str(folder)))))
     assert salts[0] == salts[1] != salts[2]
+
+
+def test_an_adapter_whose_files_cannot_be_read_is_not_cached_until_they_can(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its name and path are no sign of what the engine has loaded."""
+    folder = tmp_path / "adapter"
+    request = Request(lora_request=lora("x", str(folder)))
+    assert request_hashes(request, SIZE) is None
+    assert request_hashes(request, SIZE) is None
+    assert caplog.text.count("its requests are not cached") == 1
+    folder.mkdir()
+    (folder / "adapter_model.safetensors").write_bytes(b"now")
+    made = request_hashes(request, SIZE)
+    assert made is not None
+    first = made.of(TOKENS)
+    (folder / "adapter_model.safetensors").write_bytes(b"another one")
+    assert request_hashes(request, SIZE) is None, "the engine has the old one in its memory"
+    assert caplog.text.count("not those that were loaded: its requests are not cached") == 1
+    request.lora_request.lora_int_id = 2  # loaded anew
+    again = request_hashes(request, SIZE)
+    assert again is not None
+    assert shared_chunks(first, again.of(TOKENS)) == 0
+
+
+def test_an_adapter_is_read_once_as_long_as_its_files_do_not_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"large")
+    read: list[str] = []
+
+    def counted(path: str) -> str:
+        read.append(path)
+        return fingerprint(path)
+
+    monkeypatch.setattr("kvferry.integrations.vllm.hashing.fingerprint", counted)
+    for _ in range(3):
+        request_hashes(Request(lora_request=lora("x", str(tmp_path))), SIZE)
+    assert len(read) == 1
 
 
 def test_text_before_an_image_is_shared_and_nothing_behind_it() -> None:

@@ -10,9 +10,11 @@ import pytest
 
 from kvferry.client.buffers import BufferLike
 from kvferry.engine import Lookup, Retrieved, Stored
+from kvferry.engine.prefill import Coefficients
 from kvferry.engine.prompt import Prompt, Tokens
 from kvferry.errors import ClosedError
 from kvferry.integrations.vllm.held import HeldCache, HeldFinder
+from support.stamps import until
 
 SIZE = 4  # tokens of a chunk
 
@@ -75,15 +77,19 @@ class Server:
             release=release if count else None,
         )
 
+    def expect_prefill(self, coefficients: Coefficients, step_tokens: int = 0) -> None:
+        self.asked.append(("speed", (coefficients, step_tokens)))
+
     def store(
         self, tokens: Tokens, chunks: Sequence[BufferLike], *, first_chunk: int = 0
     ) -> Stored:
         self.asked.append(("store", first_chunk))
         return Stored(chunks=len(chunks), known=0, shed=0)
 
-    def clear(self, *, stores: bool = True) -> int:
-        self.asked.append(("clear", stores))
-        return 3
+    generation = b""
+
+    def renewed(self, ended: bytes, own: bytes) -> None:
+        self.asked.append(("renewed", (ended, own)))
 
     def stats(self) -> dict[str, Any]:
         return {"requests": len(self.asked)}
@@ -239,30 +245,27 @@ def test_what_nobody_loads_is_let_go() -> None:
     held = cache(server, hold_s=0.05)
     held.find(prompt(5))
     held.find(prompt(5, "b"))
-    deadline = threading.Event()
-    for _ in range(200):
-        if server.leases == 0:
-            break
-        deadline.wait(0.05)
-    assert server.leases == 0
+    until(lambda: server.leases == 0, 10)
     assert held.stats()["holds"] == 0
+    held._hold_s = 60.0
     held.find(prompt(5))  # and it goes on
     assert server.leases == 1
     held.close()
 
 
-def test_clear_lets_go_and_forgets() -> None:
+def test_a_new_generation_lets_go_of_what_is_held() -> None:
     server = Server(memory=5)
     held = cache(server)
     held.find(prompt(5))
     finder = HeldFinder(held)
-    assert finder.clear()
+    assert finder.shared == bytes(8)
+    finder.renewed(bytes(8), b"another.")
     assert server.leases == 0
-    assert server.asked[-1] == ("clear", True)
+    assert server.asked[-1] == ("renewed", (bytes(8), b"another."))
     assert finder.now(prompt(5)) is None
     server.available = False
     assert finder.now(prompt(5)) == 0
-    assert not finder.clear()
+    finder.renewed(b"another.", b"a third.")  # nobody is told, and nothing is waited for
     held.close()
 
 
@@ -301,3 +304,44 @@ def test_stores_go_to_the_server() -> None:
     assert server.asked == [("store", 2)]
     held.close()
     assert server.asked[-1] == ("close", None)
+
+
+def test_the_server_is_told_how_quickly_we_compute_when_that_is_news() -> None:
+    server, now = Server(), [100.0]
+    held = cache(server, clock=lambda: now[0])
+    held.expect_prefill((0.0, 1e-3, 0.0, 0.0), 512)
+
+    def told() -> list[Any]:
+        return [value for name, value in server.asked if name == "speed"]
+
+    for _ in range(50):
+        held.observe_step(512, 512**2, 0, 1.0)
+    until(told, 10)
+    assert len(told()) == 1, "not with every step"
+    now[0] += 2.0
+    held.observe_step(512, 512**2, 0, 1.0)
+    until(lambda: len(told()) == 2, 10)
+    (_, c, _, _), step_tokens = told()[-1]
+    assert c == pytest.approx(1.0 / 512, rel=0.1)
+    assert step_tokens == 512
+    now[0] += 2.0
+    held.observe_step(512, 512**2, 0, 1.0)  # no news
+    server.available = False
+    now[0] += 2.0
+    held.observe_step(512, 512**2, 0, 9.0)
+    held.close()
+    assert len(told()) == 2
+
+
+def test_a_server_that_hangs_is_waited_for_as_a_part_of_what_computing_takes() -> None:
+    server = Server(memory=1)
+    held = HeldCache(server, lookup_timeout_s=None, load_timeout_s=7.0)
+    held.find(prompt(3, "a"))
+    held.expect_prefill((0.0, 0.5, 0.0, 0.0), 0)
+    held.find(prompt(3, "b"))  # of 13 tokens
+    queued = prompt(3, "c")
+    held.find(Prompt(queued.hashes, queued.tokens, SIZE, queued=(4, 16)))
+    held.find(prompt(90, "d"))
+    limits = [limit for name, limit in server.asked if name == "lookup"]
+    assert limits == [0.25, pytest.approx(3.25), pytest.approx(5.25), 7.0]
+    held.close()

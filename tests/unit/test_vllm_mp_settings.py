@@ -49,6 +49,24 @@ def test_the_environment_counts_when_nothing_else_does() -> None:
     assert read(environ, kvferry__mp__port=7).url == "tcp://localhost:7"
 
 
+def test_a_chunk_size_that_nobody_named_is_the_servers() -> None:
+    asked: list[object] = []
+
+    def server(url: str, keys: Path | None) -> int:
+        asked.append((url, keys))
+        return 24
+
+    host = {"lmcache.mp.host": "tcp://localhost", "lmcache.mp.port": 6555}
+    settings = read_mp_settings(host, 16, environ={}, quiet=True, chunk_size=server)
+    assert settings.connector.engine.chunk_size == 32  # whole blocks
+    assert asked == [("tcp://localhost:6555", None)]
+    named = {**host, "kvferry.chunk_size": 64}
+    settings = read_mp_settings(named, 16, environ={}, quiet=True, chunk_size=server)
+    assert (settings.connector.engine.chunk_size, len(asked)) == (64, 1)
+    silent = read_mp_settings(host, 16, environ={}, quiet=True, chunk_size=lambda url, keys: 0)
+    assert silent.connector.engine.chunk_size == 256
+
+
 def test_what_the_engine_decides_can_be_set() -> None:
     settings = read(
         kvferry__chunk_size=20,

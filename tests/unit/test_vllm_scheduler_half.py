@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +14,8 @@ from kvferry.integrations.vllm import questions
 from kvferry.integrations.vllm.backend import Work
 from kvferry.integrations.vllm.scheduler import SchedulerHalf
 from kvferry.keys import DIGEST_BYTES, chunk_hashes
-from support.vllm_shapes import EngineRequest, SchedulerStep
+from support import clock
+from support.vllm_shapes import EngineRequest, PrefillStats, SchedulerStep
 
 BLOCK, CHUNK = 4, 8  # two blocks a chunk
 
@@ -30,13 +30,19 @@ class Store:
         self.asked = 0
         self.broken = False
         self.at_once = False
+        self.shared = bytes(8)
+        self.renewals: list[tuple[bytes, bytes]] = []
+        self.prompts: list[Prompt] = []
+        self.takes_s = 0.0
 
     def has(self, tokens: list[int], chunks: int | None = None) -> None:
         self.known.update(chunk_hashes(tokens, CHUNK)[:chunks])
 
     def find(self, prompt: Prompt) -> int:
         self.asked += 1
-        assert self.go.wait(10)
+        self.prompts.append(prompt)
+        threading.Event().wait(self.takes_s)
+        assert self.go.wait(60)
         if self.broken:
             raise RuntimeError("not the engine's problem")
         count = 0
@@ -49,9 +55,8 @@ class Store:
             raise RuntimeError("not the engine's problem")
         return self.find(prompt) if self.at_once else None
 
-    def clear(self) -> bool:
-        self.known.clear()
-        return True
+    def renewed(self, ended: bytes, own: bytes) -> None:
+        self.renewals.append((ended, own))
 
     def close(self) -> None:
         self.go.set()
@@ -65,7 +70,7 @@ def store() -> Iterator[Store]:
 
 
 def half_of(store: Store, **settings: Any) -> SchedulerHalf:
-    settings = {"chunk_size": CHUNK, "block_size": BLOCK, "limit_s": 5.0, **settings}
+    settings = {"chunk_size": CHUNK, "block_size": BLOCK, "limit_s": 60.0, **settings}
     return SchedulerHalf(store, **settings)
 
 
@@ -75,8 +80,8 @@ def tokens(count: int, seed: int = 1) -> list[int]:
 
 def answer(half: SchedulerHalf, request: EngineRequest, computed: int = 0) -> int:
     """Ask until there is an answer, one step each time."""
-    until = time.monotonic() + 10
-    while time.monotonic() < until:
+    until = clock.now_s() + 10
+    while clock.now_s() < until:
         found = half.matched(request, computed)
         if found is not None:
             return found
@@ -106,6 +111,8 @@ def hashes(request: EngineRequest, first: int, end: int) -> bytes:
         (25, 3, 0, 24),
         (24, 3, 20, 0),  # for the last block alone nothing is loaded
         (7, 0, 0, 0),  # shorter than a chunk
+        (30, 3, 6, 0),  # the engine has a part of a block, whose rest nobody would load
+        (30, 3, 23, 0),
     ],
 )
 def test_whole_blocks_are_counted(
@@ -134,7 +141,9 @@ def test_while_nobody_knows_the_answer_is_none_and_nothing_changes(store: Store)
     store.has(request.all_token_ids)
     assert [half.matched(request, 0) for _ in range(20)] == [None] * 20
     assert half.work(SchedulerStep()) == Work()
-    assert half.work(SchedulerStep().new("x", [1], 0, 4)) == Work(given=[1], computes=True)
+    assert half.work(SchedulerStep().new("x", [1], 0, 4)) == Work(
+        given=[1], computes=True, new_tokens=4, pairs=16
+    )
     store.go.set()
     assert answer(half, request) == 24
     assert answer(half, request) == 24
@@ -148,9 +157,67 @@ def test_asking_takes_a_moment_for_all_requests_of_a_step_together(
     store.go.clear()
     half = half_of(store, limit_s=60.0)
     requests = [EngineRequest(f"r{i}", tokens(30, i)) for i in range(100)]
-    began = time.monotonic()
+    began = clock.now_s()
     assert [half.matched(request, 0) for request in requests] == [None] * 100
-    assert time.monotonic() - began < 5.0  # 100 moments are 10 s
+    assert clock.now_s() - began < 5.0  # 100 moments are 10 s
+
+
+def test_many_requests_ask_at_once_and_the_limit_of_each_begins_with_its_question(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(questions, "_THREADS", 1)
+    half = half_of(store, limit_s=0.4)
+    requests = [EngineRequest(f"r{i}", tokens(30, i)) for i in range(6)]
+    for request in requests:
+        store.has(request.all_token_ids)
+    store.takes_s = 0.15  # six of them, one after the other, take more than the limit
+    assert [half.matched(request, 0) for request in requests] == [None] * 6
+    assert [answer(half, request) for request in requests] == [24] * 6
+    half.close()
+
+
+def test_a_question_says_what_the_engine_has_and_what_it_computes_before(store: Store) -> None:
+    half = half_of(store)
+    running, cached, asking = (EngineRequest(n, tokens(30, i)) for i, n in enumerate("abc"))
+    store.has(cached.all_token_ids)
+    assert answer(half, running) == 0
+    step = SchedulerStep().new("a", [1, 2, 3], 0, 12)
+    work = half.work(step)
+    assert (work.new_tokens, work.pairs, work.decodes) == (12, 144, 0)
+    assert answer(half, cached) == 24
+    half.allocated(cached, range(10), 24)
+    (job,) = half.work(SchedulerStep()).loads
+    assert (job.tokens, job.start_tokens, job.computed_tokens) == (30, 0, 0)
+    assert job.queued == (18, 30**2 - 12**2)
+    assert half.matched(asking, 4) in (None, 0)
+    assert answer(half, asking, 4) == 0
+    last = store.prompts[-1]
+    assert (last.computed_tokens, last.tokens) == (4, 30)
+    assert last.queued == (18 + 6, 30**2 - 12**2 + 30**2 - 24**2), "what is loaded is not computed"
+    done = half.work(SchedulerStep().again("a", 12, 18, [4]))
+    assert (done.new_tokens, done.pairs) == (18, 30**2 - 12**2)
+    goes_on = half.work(SchedulerStep().again("a", 30, 1))
+    assert (goes_on.new_tokens, goes_on.pairs, goes_on.decodes) == (0, 61, 1)
+
+
+def test_what_is_ahead_is_added_up_in_order_for_many_at_once(store: Store) -> None:
+    half = half_of(store)
+    requests = [EngineRequest(f"r{i}", tokens(30, i)) for i in range(50)]
+    for request in requests:
+        half.matched(request, 0)
+    until = clock.now_s() + 10
+    while len(store.prompts) < 50:
+        assert clock.now_s() < until
+        threading.Event().wait(0.01)
+    assert sorted(prompt.queued for prompt in store.prompts) == [
+        (30 * n, 900 * n) for n in range(50)
+    ]
+    half.finished("r0")
+    store.prompts.clear()
+    again = EngineRequest("again", tokens(30, 99))
+    answer(half, again)
+    assert store.prompts[-1].queued == (30 * 49, 900 * 49)
+    half.close()
 
 
 def test_after_the_limit_the_answer_is_nothing(store: Store) -> None:
@@ -243,6 +310,22 @@ def test_what_failed_to_load_is_computed_and_saved_anew(store: Store) -> None:
     (save,) = half.work(SchedulerStep().new("a", list(range(8)), 8, 22)).saves
     assert (save.first_chunk, save.block_ids) == (1, [2, 3, 4, 5])
     assert half.counts["failed_loads"] == 1
+
+
+@pytest.mark.parametrize("there", [0, 4, 8, 20, 24])
+def test_what_did_not_come_is_not_reported_as_cached(store: Store, there: int) -> None:
+    """vLLM notes what was promised; `there` is how much of it holds, as it goes on."""
+    half, request = half_of(store), EngineRequest("a", tokens(30))
+    store.has(request.all_token_ids)
+    assert answer(half, request, 4) == 20
+    noted = request.prefill_stats = PrefillStats()
+    noted.set(num_prompt_tokens=30, num_local_cached_tokens=4, num_external_cached_tokens=20)
+    half.allocated(request, list(range(8)), 20)
+    half.work(SchedulerStep())
+    half.work(SchedulerStep().new("a", list(range(8)), there, 30 - there))
+    assert noted.num_cached_tokens == there
+    assert noted.num_local_cached_tokens == min(4, there)
+    assert noted.num_computed_tokens == 30 - there
 
 
 def test_a_load_of_which_nothing_came_does_not_go_round_in_circles(store: Store) -> None:
@@ -397,13 +480,78 @@ def test_requests_that_were_never_seen_do_no_harm(store: Store) -> None:
     assert half.work(SchedulerStep().new("x", [1, 2], 0, 8).again("y", 8, 1)).saves == []
 
 
-def test_clear_and_close_are_the_finders(store: Store) -> None:
+def test_a_cleared_engine_finds_nothing_of_before_and_waits_for_nobody(store: Store) -> None:
     half, request = half_of(store), EngineRequest("a", tokens(30))
     store.has(request.all_token_ids)
     assert half.clear()
     assert answer(half, request) == 0
+    (renewed,) = store.renewals
+    assert renewed[0] == bytes(8)
+    assert renewed[1] != bytes(8)
     half.close()
     assert half.matched(EngineRequest("b", tokens(30)), 0) == 0
+
+
+def test_a_request_that_straddles_a_clear_stores_nothing(store: Store) -> None:
+    half, request = half_of(store), EngineRequest("a", tokens(30))
+    assert answer(half, request) == 0
+    half.allocated(request, list(range(8)), 0)
+    assert half.work(SchedulerStep().new("a", list(range(8)), 0, 8)).saves
+    assert half.clear()
+    assert not half.work(SchedulerStep().again("a", 8, 22)).saves
+    later = EngineRequest("b", tokens(30))
+    assert answer(half, later) == 0
+    half.allocated(later, list(range(8, 16)), 0)
+    (save,) = half.work(SchedulerStep().new("b", list(range(8, 16)), 0, 30)).saves
+    assert save.generation
+    assert save.hashes != b"".join(chunk_hashes(later.all_token_ids, CHUNK))
+
+
+def test_a_request_that_waits_belongs_to_what_comes_behind_a_clear(store: Store) -> None:
+    """Nothing of it is computed: what was found for it before is of the old weights."""
+    half, request = half_of(store), EngineRequest("a", tokens(30))
+    store.has(request.all_token_ids)
+    assert answer(half, request) == 24
+    assert half.clear()
+    assert answer(half, request) == 0
+
+
+def test_what_was_preempted_is_computed_anew_and_stored(store: Store) -> None:
+    half, request = half_of(store), EngineRequest("a", tokens(30))
+    assert answer(half, request) == 0
+    half.allocated(request, list(range(8)), 0)
+    half.work(SchedulerStep().new("a", list(range(8)), 0, 30))
+    assert half.clear()
+    request.num_preemptions += 1
+    assert answer(half, request) == 0
+    half.allocated(request, list(range(8)), 0)
+    (save,) = half.work(SchedulerStep().new("a", list(range(8)), 0, 30)).saves
+    assert save.generation
+
+
+def test_a_generation_that_an_answer_tells_of_is_asked_for_at_once(store: Store) -> None:
+    half, request = half_of(store), EngineRequest("a", tokens(30))
+    find = store.find
+
+    def tells(prompt: Prompt) -> int:
+        store.shared = b"everyone"
+        if prompt.generation[8:] != store.shared:
+            return 0
+        return prompt.chunks
+
+    store.find = tells  # type: ignore[method-assign]
+    assert answer(half, request) == 24
+    store.find = find  # type: ignore[method-assign]
+
+
+def test_engines_with_the_same_name_of_weights_make_the_same_hashes(store: Store) -> None:
+    made = []
+    for version in ("step-2", "step-2", "step-3"):
+        half, request = half_of(store, weights_version=version), EngineRequest("a", tokens(30))
+        assert answer(half, request) == 0
+        half.allocated(request, list(range(8)), 0)
+        made += half.work(SchedulerStep().new("a", list(range(8)), 0, 30)).saves
+    assert made[0].hashes == made[1].hashes != made[2].hashes
 
 
 def test_a_chunk_is_made_of_whole_blocks(store: Store) -> None:

@@ -53,7 +53,8 @@ def test_where_the_store_is(given: dict[str, Any], address: str) -> None:
 def test_limits() -> None:
     options = read_options({}, GIB)
     limits = TierLimits(**options.limits)
-    assert limits.lookup_timeout_s == 0.04
+    assert limits.lookup_timeout_s is None
+    assert limits.load_stall_s is None
     assert limits.store_bytes_max == GIB // 2
     given = {
         "lookup_timeout_ms": 7,

@@ -122,6 +122,27 @@ def test_keys_are_those_of_lmcache() -> None:
         assert key_text(key(5, **more)) == _object_key_to_string(key(5, **more))
 
 
+def test_a_forked_child_is_refused(rig: Rig) -> None:
+    """Its tasks would complete for nobody: the thread that tells is in the parent."""
+    child = os.fork()
+    if child == 0:
+        refused = 0
+        calls: list[Any] = [
+            rig.adapter.get_store_event_fd,
+            rig.adapter.get_lookup_and_lock_event_fd,
+            rig.adapter.get_load_event_fd,
+            lambda: rig.adapter.submit_lookup_and_lock_task([key(0)], {}),
+        ]
+        for call in calls:
+            try:
+                call()
+            except RuntimeError:
+                refused += 1
+        os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 4
+    assert rig.lookup([key(0)]) == [False]
+
+
 def test_lengths_of_object_groups_may_differ(rig: Rig) -> None:
     keys = [key(i, object_group_id=i) for i in range(4)]
     sizes = [10, 300_000, 20, 300_000]

@@ -8,15 +8,23 @@ from __future__ import annotations
 
 import sys
 import threading
+import warnings
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
 import torch
 
+from kvferry import Engine, Identity, KVLayout
+from kvferry.client.dlpack import view_memory
 from kvferry.errors import BadBufferError, UsageError
+from kvferry.integrations.vllm.backend import SaveJob, Work
 from kvferry.integrations.vllm.blocks import BlockCopier
 from kvferry.integrations.vllm.layouts import read_layout
 from kvferry.integrations.vllm.staging import CudaBlocks
+from kvferry.integrations.vllm.worker import WorkerHalf
+from kvferry.keys import chunk_hashes
+from kvferry.pool import PagePool
 
 LAYERS, BLOCKS, HEADS, TOKENS, DIM = 3, 64, 4, 16, 64
 IDS = [7, 2, 9, 4, 0, 63]
@@ -54,7 +62,17 @@ def pretend() -> None:
     made = torch.empty
     torch.empty = lambda *size, pin_memory=False, **more: made(*size, **more)
     torch.Tensor.pin_memory = lambda tensor: tensor
-    torch.Tensor.is_pinned = lambda tensor: False
+    pinned: dict[int, int] = {}  # address: length
+
+    def register(address: int, length: int, flags: int) -> int:
+        pinned[address] = length
+        return 0
+
+    runtime = SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=pinned.pop)
+    torch.cuda.cudart = lambda: runtime
+    torch.Tensor.is_pinned = lambda tensor: any(
+        start <= tensor.data_ptr() < start + length for start, length in pinned.items()
+    )
     for name in ("Event", "Stream", "stream", "device", "current_stream"):
         setattr(torch.cuda, name, MagicMock())
 
@@ -117,22 +135,65 @@ def check_order_of_work() -> None:
 
 
 def check_pinned() -> None:
-    """Pages that are pinned are read and written by the device itself."""
-    copier = BlockCopier(caches("LBHNC", "cuda"), TOKENS)
+    """Pages of memory that was pinned are read and written by the device itself."""
+    copier = opened(caches("LBHNC", DEVICE))
     host = BlockCopier(caches("LBHNC", "cpu"), TOKENS)
     expected = pages(host, 1, 2)
     host.gather([3, 4], expected)
-    page = torch.zeros(2 * copier.block_bytes, dtype=torch.uint8)
-    assert copier.pin(page.numpy())
-    assert page.is_pinned()
-    copier.gather([3, 4], [page.numpy()])
-    assert bytes(page.numpy()) == bytes(expected[0])
-    copier.scatter([page.numpy()], [8, 9])
-    again = pages(copier, 1, 2)
-    copier.gather([8, 9], again)
-    assert again == expected
+    pool = PagePool((2 * copier.block_bytes,), "uint8", 3)
+    memory = view_memory(pool.start_address, pool.nbytes, owner=pool, read_only=True)
+    copier.pin([memory])
+    assert torch.frombuffer(memory, dtype=torch.uint8).is_pinned()
+    pair = pool.allocate_many(2)
+    assert pair is not None
+    one, two = pair
+    copier.gather([3, 4], [one])
+    assert bytes(one) == bytes(expected[0])
+    copier.scatter([one], [8, 9])
+    copier.gather([8, 9], [two])
+    assert bytes(two) == bytes(expected[0])
+    device: Any = copier._device
+    slots = [slot for lane in device._lanes.values() for slot in lane._slots]
+    assert all(slot._host is None for slot in slots), "a page was copied once more"
     copier.close()
-    assert not page.is_pinned()
+    assert not torch.frombuffer(memory, dtype=torch.uint8).is_pinned()
+
+
+def check_blocks_that_are_taken_away() -> None:
+    """What is stored is what the blocks held before they were taken away, or nothing."""
+    tensors = caches("LBHNC", DEVICE)
+    copier = opened(tensors)
+    expected = pages(copier, 1, 2)
+    copier.gather([3, 4], expected)
+    tokens = list(range(2 * TOKENS))
+    layout = KVLayout(
+        layers=LAYERS, kv_heads=HEADS, head_dim=DIM, dtype="bfloat16", chunk_size=2 * TOKENS
+    )
+    assert layout.chunk_bytes == 2 * copier.block_bytes
+    engine = Engine(Identity(model="taken away", layout=layout), max_local_cpu_size=0.01)
+    half = WorkerHalf(
+        engine,
+        copier,
+        chunk_size=2 * TOKENS,
+        chunk_blocks=2,
+        load_timeout_s=10.0,
+        memory=[engine.memory.whole],
+    )
+    for _ in range(20):
+        engine.clear()
+        hashes = b"".join(chunk_hashes(tokens, 2 * TOKENS))
+        half.begin_step(Work(saves=[SaveJob("r", hashes, 0, [3, 4])]))
+        half.end_step()
+        assert half.let_go()
+        kept = [tensor.clone() for tensor in tensors.values()]
+        for tensor in tensors.values():
+            tensor.fill_(7.0)  # unmapped, and mapped again
+        half._saver._saver.submit(bool).result(60)
+        with engine.retrieve(tokens) as hit:
+            assert [bytes(page) for page in hit.pages] in ([], [bytes(expected[0])])
+        for tensor, before in zip(tensors.values(), kept, strict=True):
+            tensor.copy_(before)
+    half.close()
 
 
 def check_refusals() -> None:
@@ -157,6 +218,7 @@ def check_refusals() -> None:
 
 def main() -> None:
     """All of it."""
+    warnings.simplefilter("ignore")  # torch has no read-only tensors, and says so
     if DEVICE == "cpu":
         pretend()
     elif not torch.cuda.is_available():
@@ -166,9 +228,10 @@ def main() -> None:
         for dtype in (torch.bfloat16, torch.uint8, torch.float32):
             check_order(order, dtype)
     check_refusals()
+    check_pinned()
+    check_blocks_that_are_taken_away()
     if DEVICE == "cuda":
         check_order_of_work()
-        check_pinned()
     print("ok")
 
 

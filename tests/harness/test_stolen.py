@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ TESTS = Path(__file__).parents[1]
 CONFTEST = """
 from pathlib import Path
 import pytest
-pytest_plugins = ["support.stolen"]
+pytest_plugins = ["support.summary", "support.stolen"]
 @pytest.fixture
 def leaking():
     yield
@@ -84,14 +85,14 @@ def run(
 def test_what_failed_without_its_processors_is_run_again(tmp_path: Path) -> None:
     status, output, tries = run(tmp_path, jiffies="50 * len(tries.read_text())", passes_at=2)
     assert (status, tries) == (0, 2), output
-    assert "test_case: 0.50 s stolen in 0." in output
+    assert re.search(r"test_case: 0\.50 s stolen in \d\.\d\d s", output), output
     assert "AssertionError: assert 1 >= 2" in output
 
 
 def test_the_time_between_two_attempts_is_nobodys(tmp_path: Path) -> None:
     """The limit of a test does not run while the next attempt is waited for."""
     jiffies = "50 * len(tries.read_text())"
-    status, output, tries = run(tmp_path, "--timeout=2", jiffies=jiffies, passes_at=2, delay_s=2.0)
+    status, output, tries = run(tmp_path, "--timeout=5", jiffies=jiffies, passes_at=2, delay_s=5.0)
     assert (status, tries) == (0, 2), output
 
 
@@ -99,7 +100,7 @@ def test_each_attempt_has_the_limit_of_a_test(tmp_path: Path) -> None:
     """The second one had none."""
     (tmp_path / "wait").touch()
     jiffies = "50 * len(tries.read_text())"
-    status, output, tries = run(tmp_path, "--timeout=1", jiffies=jiffies, passes_at=9)
+    status, output, tries = run(tmp_path, "--timeout=4", jiffies=jiffies, passes_at=9)
     assert (status, tries) == (1, 2), output
     assert "Timeout" in output
 

@@ -9,7 +9,7 @@ import pytest
 
 from support.cluster import SLOTS, Cluster, ClusterNode, FailoverMode, keys_of_slot
 from support.resp import ReplyError, encode, read_reply
-from support.servers import address_of
+from support.servers import address_of, wait_for
 
 Start = Callable[..., Cluster]
 UNKNOWN = "unknown-endpoint"
@@ -40,7 +40,7 @@ def test_it_starts_every_test_empty(cluster: Cluster) -> None:
 
 
 def test_each_kind_of_failover_promotes_the_replica(fresh_cluster: Start) -> None:
-    cluster = fresh_cluster("redis7", replicas=1, node_timeout_ms=1000)
+    cluster = fresh_cluster("redis7", replicas=1)
     modes: list[FailoverMode] = ["", "FORCE", "TAKEOVER"]
     for mode in modes:
         old, replica = cluster.primary(0), cluster.replica_of(0)
@@ -73,13 +73,14 @@ def test_a_lost_primary_is_replaced_and_returns_as_a_replica(fresh_cluster: Star
 
 
 def test_without_full_coverage_the_other_shards_answer(fresh_cluster: Start) -> None:
-    cluster = fresh_cluster("redis7", node_timeout_ms=500, full_coverage=False)
+    cluster = fresh_cluster("redis7", node_timeout_ms=1000, full_coverage=False)
     lost = cluster.primary(2)
     lost.kill()
     left = cluster.running()
     assert len(left) == 2
-    low = cluster.slots_of(left[0])[0]
-    assert left[0].cli("GET", keys_of_slot(low, 1)[0]) is None
+    wait_for("the loss", lambda: "fail" in left[0].view()[lost.node_id]["flags"], 20)
+    key = keys_of_slot(cluster.slots_of(left[0])[0], 1)[0]
+    wait_for("the other shards to answer", lambda: left[0].cli("GET", key) is None)
     with pytest.raises(LookupError, match="no running node"):
         cluster.owner(SLOTS - 1)
     with pytest.raises(LookupError, match="shard 2"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Callable
 from typing import Self
 
@@ -13,6 +12,7 @@ import pytest
 from support.cluster import Cluster, key_slot, keys_of_slot
 from support.resp import ReplyError, encode, read_reply
 from support.servers import TestServer
+from support.stamps import until
 
 Start = Callable[..., Cluster]
 KINDS = ["valkey", "redis7"]
@@ -75,6 +75,7 @@ class Follower:
         self.nodes = {node.port: node for node in cluster.nodes}
         self.keys, self.written = keys, dict.fromkeys(keys, b"0")
         self.redirects: set[str] = set()
+        self.turns = 0
         self.stopping = threading.Event()
         self.error: Exception | None = None
         self.port = cluster.owner(key_slot(keys[0])).port
@@ -82,9 +83,8 @@ class Follower:
 
     def run(self) -> None:
         try:
-            turn = 0
             while not self.stopping.is_set():
-                turn += 1
+                self.turns = turn = self.turns + 1
                 for key in self.keys:
                     got = self.call("GET", key)
                     assert got == self.written[key], (key, got, self.written[key])
@@ -131,7 +131,8 @@ def test_slots_move_both_ways_while_a_client_works(fresh_cluster: Start, kind: s
             migration = cluster.begin_migration(source, target, 11)
             for _ in range(4):
                 migration.move_keys(2)
-                time.sleep(0.02)
+                seen = follower.turns
+                until(lambda seen=seen: follower.turns > seen or follower.error, 10)
             migration.move_keys()
             migration.finish()
     assert follower.error is None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from collections.abc import Callable
 
 import pytest
@@ -96,13 +95,12 @@ def test_passwords_users_and_arguments(start: Callable[..., TestServer], kind: s
     assert server.unix_path is None
     assert server.cli("CONFIG", "GET", "maxmemory") == [b"maxmemory", b"67108864"]
     assert b"reader" in server.cli("ACL", "USERS")
-    with socket.create_connection((server.host, server.port), 5) as talk:
+    with socket.create_connection((server.host, server.port), 20) as talk:
         talk.sendall(encode("PING") + encode("AUTH", "secret") + encode("AUTH", "reader", "pw"))
         talk.sendall(encode("GET", "other"))
         answer = b""
-        deadline = time.monotonic() + 5
-        while answer.count(b"\r\n") < 4 and time.monotonic() < deadline:
-            answer += talk.recv(1000)
+        while answer.count(b"\r\n") < 4 and (piece := talk.recv(1000)):
+            answer += piece
     lines = answer.split(b"\r\n")
     assert lines[0].startswith(b"-NOAUTH")
     assert lines[1:3] == [b"+OK", b"+OK"]

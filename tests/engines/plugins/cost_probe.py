@@ -1,0 +1,26 @@
+"""What a test of the cost model asks inside an engine of one process: `EngineProcess.call`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvferry.engine.prefill import PrefillModel
+
+
+def _cache(llm: Any) -> Any:
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    return get_kv_transfer_group()._worker.backend
+
+
+def believe(llm: Any, s_per_token: float) -> None:
+    """Reckon with so slow an engine, whatever steps take; 0: with what they take again."""
+    engine = _cache(llm)
+    told = PrefillModel(0.0, s_per_token, 0.0, fixed=True) if s_per_token else engine.prefill
+    engine._retriever._prefill = told
+
+
+def prefill(llm: Any) -> dict[str, float]:
+    """What was learnt of computing."""
+    found: dict[str, float] = _cache(llm).stats()["prefill"]
+    return found

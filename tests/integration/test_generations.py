@@ -1,0 +1,257 @@
+"""After a clear nothing of before is found, whatever stores, queues and other engines do."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from kvferry import Engine
+from kvferry.engine.generations import Mark
+from kvferry.engine.prompt import read_prompt
+from kvferry.errors import KVFerryError
+from support.engines import CHUNK, IDENTITY, Chunk, expected, open_engine, prompt
+from support.servers import TestServer, wait_for
+
+TOKENS = prompt(8 * CHUNK, 1)
+MARK = f"kvf:{IDENTITY.digest.hex()}:generation"
+PATIENT_S = 30.0
+
+
+def on(server: TestServer, **settings: Any) -> Engine:
+    return open_engine(stores=[{"type": "redis", "url": server.url}], **settings)
+
+
+def kv(version: str, tokens: Sequence[int] = TOKENS) -> list[Chunk]:
+    """The chunks of a prompt, as weights of that version compute them."""
+    return expected(tokens, salt=version.encode())
+
+
+def put(engine: Engine, version: str = "old") -> None:
+    engine.store(TOKENS, kv(version))
+    assert engine.flush(PATIENT_S)
+
+
+def found(engine: Engine, *, memory: bool = True) -> str:
+    """Of which version all chunks of the prompt are; "" if none is found."""
+    if not memory:
+        engine.clear(stores=False)
+    with engine.retrieve(TOKENS, timeout_s=PATIENT_S) as hit:
+        pages = [bytes(page) for page in hit.pages]
+    if not pages:
+        return ""
+    for version in ("old", "new"):
+        if pages == [chunk.tobytes() for chunk in kv(version)]:
+            return version
+    return f"{len(pages)} of 8, mixed"
+
+
+def names(server: TestServer) -> list[bytes]:
+    """The chunks that a server has."""
+    begin = f"kvf:{IDENTITY.digest.hex()}:".encode()
+    keys = server.cli("KEYS", begin + b"*")
+    assert isinstance(keys, list)
+    return [key for key in keys if isinstance(key, bytes) and key != MARK.encode()]
+
+
+@pytest.mark.ways("tcp")
+def test_writes_that_waited_while_it_was_cleared_do_not_come_back(valkey: TestServer) -> None:
+    with on(valkey) as engine, on(valkey) as other:
+        put(other)
+        valkey.cli("FLUSHALL")
+        valkey.cli("CLIENT", "PAUSE", 2000, "WRITE")
+        engine.store(TOKENS, kv("old"))
+        engine.clear()
+        assert engine.flush(PATIENT_S)
+        assert found(engine) == ""
+        engine.store(TOKENS, kv("new"))
+        assert engine.flush(PATIENT_S)
+        assert found(engine, memory=False) == "new"
+
+
+@pytest.mark.ways("tcp")
+def test_a_clear_while_the_store_stands_still_is_done_at_once(valkey: TestServer) -> None:
+    with on(valkey, retrieve_timeout_s=1.0, lookup_timeout_s=0.5) as engine:
+        put(engine)
+        valkey.pause()
+        try:
+            assert engine.clear() == 8
+            assert found(engine) == ""
+        finally:
+            valkey.resume()
+        wait_for("the store to answer", lambda: engine.tiers[0].tier.connector.available)
+        assert found(engine) == ""
+        put(engine, "new")
+        assert found(engine, memory=False) == "new"
+        wait_for("the old chunks to be deleted", lambda: len(names(valkey)) == 8)
+
+
+@pytest.mark.ways("tcp")
+def test_a_clear_is_of_one_engine_and_others_go_on(valkey: TestServer) -> None:
+    with on(valkey) as cleared, on(valkey) as other:
+        put(cleared)
+        assert found(other) == "old", "engines share from the start"
+        cleared.clear()
+        put(cleared, "new")
+        assert found(cleared, memory=False) == "new"
+        assert found(other) == "old", "it has them in memory"
+        put(other)  # what is in its memory it may write again
+        assert found(cleared, memory=False) == "new"
+        with on(valkey) as anew:
+            assert found(anew) in ("old", "")
+
+
+@pytest.mark.ways("tcp")
+def test_engines_share_again_by_the_name_of_their_weights(valkey: TestServer) -> None:
+    with on(valkey) as first, on(valkey) as second, on(valkey) as behind:
+        put(behind)
+        for engine in (first, second):
+            engine.clear(weights_version="step-2")
+        put(first, "new")
+        assert found(second) == "new"
+        put(behind)  # it was not updated yet
+        assert found(second, memory=False) == "new"
+        with on(valkey, weights_version="step-2") as anew:
+            assert found(anew) == "new"
+        assert second.clear(weights_version="step-2") == 8, "memory alone: the name is the same"
+        assert found(second) == "new"
+
+
+@pytest.mark.ways("tcp")
+def test_a_clear_for_everybody_reaches_the_memory_of_others(valkey: TestServer) -> None:
+    with on(valkey) as one, on(valkey) as other:
+        put(one)
+        assert found(other) == "old"
+        one.clear(everybody=True)
+        assert found(one) == ""
+        wait_for("the other engine to hear of it", lambda: found(other) == "")
+        put(other, "new")
+        assert found(one) == "new", "they share what comes later"
+        with on(valkey) as anew:
+            assert found(anew) == "new", "also with the first question of an engine"
+        wait_for("the old chunks to be deleted", lambda: len(names(valkey)) == 8)
+
+
+@pytest.mark.ways("tcp")
+def test_flushall_alone_is_no_clear(valkey: TestServer) -> None:
+    with on(valkey) as engine:
+        put(engine)
+        valkey.cli("FLUSHALL")
+        asked = engine.tiers[0].generations
+        before = asked._asked_at
+        wait_for("the store to be asked", lambda: asked._asked_at > before)
+        assert found(engine) == "old", "what memory has is what it was"
+
+
+@pytest.mark.ways("tcp")
+@pytest.mark.parametrize("lost", ["flushed", "older", "other", "damaged", "a list"])
+def test_a_store_that_loses_its_generation_gets_a_new_one(valkey: TestServer, lost: str) -> None:
+    with on(valkey) as one, on(valkey) as other:
+        put(one)
+        one.clear(everybody=True)
+        one.clear(everybody=True)
+        known = Mark.decode(valkey.cli("GET", MARK))
+        wait_for("the other to know", lambda: other.generation == one.generation)
+        put(one, "old")
+        if lost == "flushed":
+            valkey.cli("DEL", MARK)
+        elif lost == "damaged":
+            valkey.cli("SET", MARK, "nonsense")
+        elif lost == "a list":
+            script = "redis.call('DEL', KEYS[1]); redis.call('RPUSH', KEYS[1], 'nonsense')"
+            valkey.cli("EVAL", script, 1, MARK)
+        else:
+            counter = known.counter - (lost == "older")
+            valkey.cli("SET", MARK, Mark(counter, b"restored").encode())
+
+        def drawn() -> bool:
+            now = Mark.decode(valkey.cli("GET", MARK))
+            return now.counter > known.counter and one.generation == other.generation
+
+        wait_for("a new one to be drawn", drawn)
+        wait_for("both to have it", lambda: found(one) == found(other) == "")
+
+
+@pytest.mark.ways("tcp")
+def test_a_prompt_that_was_read_before_a_clear_stores_nothing_behind_it(
+    valkey: TestServer,
+) -> None:
+    with on(valkey) as engine:
+        for everybody in (False, True):
+            before = read_prompt(TOKENS, CHUNK, b"", generation=engine.generation)
+            engine.clear(everybody=everybody)
+            stored = engine.store(before, kv("old"))
+            assert (stored.chunks, stored.shed) == (0, 8)
+            assert engine.lookup(before).tokens == 0
+            assert found(engine) == ""
+        assert engine.flush(PATIENT_S)
+        wait_for("nothing to be there", lambda: not names(valkey))
+
+
+@pytest.mark.ways("tcp")
+def test_a_clear_for_everybody_without_the_store_is_an_error_and_clears_here(
+    valkey: TestServer,
+) -> None:
+    with on(valkey) as engine:
+        put(engine)
+        valkey.kill()
+        with pytest.raises(KVFerryError):
+            engine.clear(everybody=True)
+        assert found(engine) == ""
+        valkey.restart()
+
+
+@pytest.mark.ways("tcp")
+def test_chunks_of_any_generation_make_room_in_a_store(valkey: TestServer) -> None:
+    """The limit of a store holds for what was stored behind clears, too."""
+    size = IDENTITY.layout.chunk_bytes
+    store = {"type": "redis", "url": valkey.url, "max_capacity_gb": (4 << 20) / (1 << 30)}
+    with open_engine(stores=[store]) as engine:
+        engine.clear()
+        engine.tiers[0].generations.close()  # nothing is deleted behind it
+        count = 2 * (4 << 20) // size // 8
+        for seed in range(count):
+            tokens = prompt(8 * CHUNK, 100 + seed)
+            engine.store(tokens, expected(tokens))
+            assert engine.flush(PATIENT_S)
+        assert len(names(valkey)) < 8 * count
+        assert engine.lookup(prompt(8 * CHUNK, 100 + count - 1)).tokens == 8 * CHUNK
+
+
+@pytest.mark.ways("tcp")
+def test_many_clears_at_any_moment_and_nothing_old(valkey: TestServer) -> None:
+    """Weights change, the engine is cleared, prompts come: each reads KV of its weights alone."""
+    with on(valkey) as engine, on(valkey) as behind:
+        version = [0]
+        wrong: list[str] = []
+        over = threading.Event()
+        lock = threading.Lock()
+
+        def ask(seed: int) -> None:
+            while not over.is_set():
+                with lock:  # as an engine admits: the weights of this moment, their generation
+                    tokens, now = prompt(4 * CHUNK, seed), version[0]
+                    read = read_prompt(tokens, CHUNK, b"", generation=engine.generation)
+                right = [chunk.tobytes() for chunk in kv(str(now), tokens)]
+                with engine.retrieve(read) as hit:
+                    pages = [bytes(page) for page in hit.pages]
+                if pages != right[: len(pages)]:
+                    wrong.append(f"{len(pages)} chunks of before in version {now}")
+                engine.store(read, kv(str(now), tokens))
+                behind.store(tokens, kv("behind", tokens))
+
+        threads = [threading.Thread(target=ask, args=(seed % 3,)) for seed in range(4)]
+        for thread in threads:
+            thread.start()
+        for _ in range(100):
+            time.sleep(0.01)
+            with lock:
+                version[0] += 1
+                engine.clear()
+        over.set()
+        for thread in threads:
+            thread.join(PATIENT_S)
+        assert not wrong

@@ -1,0 +1,134 @@
+"""A store that takes as long as it is told, on a clock that only waiting moves.
+
+    clock = FakeClock()
+    store = TimedStore(clock, chunk_bytes, rtt_s=0.01, bytes_s=1e9)
+    store.has(prompt)
+
+Values have no bytes: what is simulated is when they are there. All jobs share one link, in order.
+One thread drives everything: `Ticket.wait` moves the clock to when something is there, or to the
+end of its limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from kvferry.client.batch import BatchResult, Status
+from kvferry.engine.prompt import Prompt
+
+
+class FakeClock:
+    """Seconds; `module` stands for ``time`` in a module that asks it."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.module = SimpleNamespace(monotonic=lambda: self.now)
+
+
+class TimedTicket:
+    """A job that ends at a moment that is known."""
+
+    def __init__(
+        self, clock: FakeClock, statuses: bytes, ends: Sequence[float], hangs: bool
+    ) -> None:
+        self._clock, self._statuses, self._ends = clock, statuses, ends
+        self._began = clock.now
+        self._hangs = hangs
+        self._cancelled_at: float | None = None
+
+    def wait(self, timeout_s: float) -> BatchResult | None:
+        clock = self._clock
+        ends_at = max(self._ends, default=clock.now) if not self._hangs else float("inf")
+        if self._cancelled_at is not None:
+            ends_at = min(ends_at, self._cancelled_at)
+        if ends_at > clock.now + timeout_s:
+            clock.now += timeout_s
+            return None
+        clock.now = max(clock.now, ends_at)
+        gone = bytes(
+            status if end <= ends_at and not self._hangs else int(Status.CANCELLED)
+            for status, end in zip(self._statuses, self._ends, strict=True)
+        )
+        return BatchResult(gone, [0] * len(gone), ends_at - self._began)
+
+    def cancel(self) -> None:
+        if self._cancelled_at is None:
+            self._cancelled_at = self._clock.now
+
+    @property
+    def done(self) -> bool:
+        return self.wait(0.0) is not None
+
+    @property
+    def prefix_len(self) -> int:
+        if self._hangs:
+            return 0
+        pairs = zip(self._statuses, self._ends, strict=True)
+        count = 0
+        for status, end in pairs:
+            if status != Status.OK or end > self._clock.now:
+                break
+            count += 1
+        return count
+
+
+class TimedStore:
+    """A connector as a tier sees it; `sees`: with a view of what it has, so that nobody asks."""
+
+    def __init__(self, clock: FakeClock, chunk_bytes: int, rtt_s: float, bytes_s: float) -> None:
+        self.clock, self.chunk_bytes = clock, chunk_bytes
+        self.rtt_s, self.bytes_s = rtt_s, bytes_s
+        self.available = True
+        self.hangs = False
+        self.sees = False
+        self.questions = 0
+        self._keys: set[str] = set()
+        self._free_at = 0.0
+        self._coming: list[float] = []  # when each chunk is here
+
+    def has(self, prompt: Prompt) -> None:
+        self._keys.update(prompt.keys(0, prompt.chunks))
+
+    def leading(self, keys: Sequence[str]) -> int | None:
+        return self._statuses(keys).count(int(Status.OK)) if self.sees else None
+
+    def submit_exists(
+        self, keys: Sequence[str], *, prefix: bool = False, touch: bool = False, **_: Any
+    ) -> TimedTicket:
+        self.questions += 1
+        statuses = self._statuses(keys)
+        return TimedTicket(
+            self.clock, statuses, [self.clock.now + self.rtt_s] * len(keys), self.hangs
+        )
+
+    def submit_get(
+        self, keys: Sequence[str], buffers: Sequence[Any], *, timeout_s: float, **_: Any
+    ) -> TimedTicket:
+        at = max(self.clock.now + self.rtt_s, self._free_at)
+        ends = []
+        for _key in keys:
+            at += self.chunk_bytes / self.bytes_s
+            ends.append(at)
+        self._free_at = at
+        if not self.hangs:
+            self._coming += ends
+        return TimedTicket(self.clock, self._statuses(keys), ends, self.hangs)
+
+    def submit_delete(self, keys: Sequence[str]) -> TimedTicket:
+        return TimedTicket(self.clock, bytes(len(keys)), [self.clock.now] * len(keys), False)
+
+    def stats(self) -> Mapping[str, int]:
+        came = 0.0
+        for end in self._coming:  # a chunk comes byte by byte
+            share = 1 - (end - self.clock.now) * self.bytes_s / self.chunk_bytes
+            came += min(1.0, max(0.0, share))
+        return {"bytes_read": int(came * self.chunk_bytes)}
+
+    def forget_jobs(self) -> None:
+        """Nothing is on its way any more."""
+        self._free_at = 0.0
+
+    def _statuses(self, keys: Sequence[str]) -> bytes:
+        return bytes(int(Status.OK if key in self._keys else Status.MISS) for key in keys)

@@ -1,0 +1,54 @@
+"""How often a running load is looked at: seldom, where many wait at a time."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, cast
+
+import pytest
+
+from kvferry.client.batch import BatchResult
+from kvferry.connectors.base import Ticket
+from kvferry.engine import loader
+from kvferry.engine.cost import Budget
+from kvferry.engine.leftovers import Leftovers
+from kvferry.engine.loader import Load
+from kvferry.engine.memory import Memory, Reserved
+from kvferry.engine.prefill import PrefillModel
+from kvferry.engine.prompt import read_prompt
+from kvferry.engine.tier import Tier
+from support.engines import CHUNK, LAYOUT, MIB, memory_store, prompt
+
+
+class Looks:
+    """A ticket that is done after some looks; how long each of them would have waited."""
+
+    prefix_len = 0
+
+    def __init__(self) -> None:
+        self.limits: list[float] = []
+
+    def wait(self, timeout_s: float) -> BatchResult | None:
+        self.limits.append(timeout_s)
+        return BatchResult(b"\0", [1], 0.0, None) if len(self.limits) == 3 else None
+
+
+@pytest.mark.parametrize(("waiting", "look_s"), [(1, 0.02), (4, 0.02), (8, 0.04), (1000, 0.05)])
+def test_many_loads_are_looked_at_less_often(
+    waiting: int, look_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader, "_waiting", set(range(waiting)))
+    memory = Memory.private(LAYOUT.chunk_bytes, MIB, "LRU", hugetlb=False, prefault=False)
+    tokens = read_prompt(prompt(CHUNK), CHUNK, b"")
+    now = time.monotonic()
+    budget = Budget(CHUNK, 0, PrefillModel(1e6, 1e6, 0.0, fixed=True), now, now + 1e6)
+    with memory_store("looks") as connector:
+        tier = Tier("looks", connector, LAYOUT.chunk_bytes)
+        load: Any = Load(memory, tokens, budget, Leftovers(memory))
+        looks = Looks()
+        part = loader._Part(tier, 1, Reserved(0, [0], [], 0), cast("Ticket", looks))
+        load._tier, load._start = tier, 0
+        load._parts.append(part)
+        load._asked = 1
+        assert load._await(part) is not None
+    assert looks.limits == [pytest.approx(look_s)] * 3
