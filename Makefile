@@ -1,12 +1,14 @@
 # kvferry: the verbs. `make` lists them; the first one on a fresh machine does all that it needs.
 #
-# Settings: FUZZ_SECONDS=60 for each fuzzer; SIM_SECONDS=60 of new schedules, or SEED= of one;
-# SOAK_SECONDS=600 of chaos, and with STAGE= and SEED= one certain run of it; BENCH= more options of
-# bench-engines, say --serve-bench; WERROR=ON makes compiler warnings errors.
+# Settings: ONLY=redis.Client of `make native`, the native tests whose names begin so; TEST_WORKERS=6
+# processes of Python tests; FUZZ_SECONDS=60 for each fuzzer; SIM_SECONDS=60 of new schedules, or
+# SEED= of one; SOAK_SECONDS=600 of chaos, and with STAGE= and SEED= one certain run of it; BENCH=
+# more options of bench-engines, say --serve-bench; WERROR=ON makes compiler warnings errors.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
+unexport PYTHONDONTWRITEBYTECODE  # tests start many processes, which would compile the same anew
 
 BIN := .venv/bin
 JOBS := $(shell nproc)
@@ -16,16 +18,20 @@ SIM_SECONDS ?= 60
 SOAK_SECONDS ?= 600
 SOAK_THREADS ?= 8
 WERROR ?= OFF
+# Tests wait more than they compute, for servers, clocks and faults.
+TEST_WORKERS ?= $(shell n=$$((3 * $(JOBS))); echo $$((n < 16 ? n : 16)))
+PYTEST = $(BIN)/pytest --numprocesses $(TEST_WORKERS) --dist worksteal
 LANE = PYTHONPATH=tools $(BIN)/python -m engine_lane
 # Older ThreadSanitizer runtimes need the kernel's address randomization off.
 FIXED := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 PRESET = $(FIXED) $(BIN)/cmake --preset $(1) -DCMAKE_COMPILE_WARNING_AS_ERROR=$(WERROR) \
-  --log-level=WARNING && $(FIXED) $(BIN)/cmake --build --preset $(1) && \
-  $(FIXED) $(BIN)/ctest --preset $(1) --parallel $(JOBS)
+  --log-level=WARNING && $(FIXED) $(BIN)/cmake --build --preset $(1) \
+  $(if $(ONLY),--target test_$(firstword $(subst ., ,$(ONLY)))) && \
+  $(FIXED) $(BIN)/ctest --preset $(1) --parallel $(TEST_WORKERS) $(if $(ONLY),--tests-regex '^$(ONLY)')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check native asan tsan fuzz sim soak bench docs format stub clean engine \
-  test-engines bench-engines
+.PHONY: help setup demo test test-full check native asan tsan fuzz sim soak bench docs format stub \
+  clean engine test-engines test-gpu bench-engines
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 10
@@ -36,8 +42,11 @@ setup:  ## system packages (as root), .venv, the native extension; quick when no
 demo: setup  ## a cache at work, in your terminal
 	@$(BIN)/kvferry demo
 
-test: native  ## all tests: native, then Python
-	@$(BIN)/pytest
+test: native  ## native tests, then those in Python that say most in minutes
+	@$(PYTEST) -m "not full"
+
+test-full: test  ## all tests but `make soak` and `make test-engines`
+	@$(PYTEST) -m full
 
 check: setup  ## format, lint, types, layers, stub: all of them, then the verdict
 	@failed=0; \
@@ -49,8 +58,8 @@ check: setup  ## format, lint, types, layers, stub: all of them, then the verdic
 	$(BIN)/python tools/stub.py --check || failed=1; \
 	exit $$failed
 
-native: setup  ## native tests (debug build)
-	@$(call PRESET,dev)
+native: setup  ## native tests of what the extension is made of
+	@$(call PRESET,release)
 
 asan: setup  ## native tests under AddressSanitizer and UBSan
 	@$(call PRESET,asan)
@@ -62,8 +71,7 @@ fuzz: setup  ## each libFuzzer program for FUZZ_SECONDS (needs clang)
 	@tools/fuzz.sh $(FUZZ_SECONDS)
 
 sim: setup  ## schedules of client and servers on a clock of their own, for SIM_SECONDS
-	@$(BIN)/cmake --preset release --log-level=WARNING && \
-	  $(BIN)/cmake --build --preset release --target kvferry-sim && build/release/kvferry-sim \
+	@$(BIN)/cmake --build --preset release --target kvferry-sim && build/release/kvferry-sim \
 	  $(if $(SEED),--seed $(SEED),--seconds $(SIM_SECONDS) --from $(shell date +%s)000000)
 
 engine: setup  ## vLLM for CPUs with kvferry, and a small model, in build/engines
@@ -71,6 +79,9 @@ engine: setup  ## vLLM for CPUs with kvferry, and a small model, in build/engine
 
 test-engines: setup  ## all tests on real engines, which are installed into build/engines
 	@$(BIN)/pytest -m "engines or not engines" tests/engines
+
+test-gpu: setup  ## tests that take a GPU; KVFERRY_GPU_PYTHON names an interpreter with torch
+	@$(BIN)/pytest -m gpu -rs tests/engines
 
 bench-engines: setup  ## what a cache is worth to vLLM; build/bench-engines.{json,png}
 	@mkdir -p build && $(BIN)/kvferry bench engines --python "$$($(LANE) vllm-0.32.0)" \

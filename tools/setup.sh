@@ -39,6 +39,17 @@ missing_programs() {
   done
 }
 
+# Programs that benchmarks compare with, where this distribution has them. (Their tests skip.)
+missing_rivals() {
+  [ "$(id -u)" = 0 ] && command -v apt-cache >/dev/null || return 0
+  local program package
+  for program in redis-benchmark:redis-tools memtier_benchmark:memtier-benchmark; do
+    package=${program#*:}
+    command -v "${program%:*}" >/dev/null && continue
+    [ -z "$(apt-cache show --no-all-versions "$package" 2>/dev/null)" ] || echo "$package"
+  done
+}
+
 # Prints the first Python that is new enough and can make environments and build extensions.
 find_python() {
   local python
@@ -85,7 +96,11 @@ stage_system() {
   local packages
   packages="$(missing_native) $(missing_programs)"
   python=$(find_python) || python=
-  if [ -z "${packages// /}" ] && [ -n "$python" ]; then return; fi
+  if [ -z "${packages// /}" ] && [ -n "$python" ]; then
+    packages=$(missing_rivals)
+    [ -z "$packages" ] || install_system $packages || say "going on without" $packages
+    return
+  fi
   command -v apt-get >/dev/null || die "please install what Debian calls" $packages \
     $([ -n "$python" ] || echo "python3, 3.11 or later, with venv and headers")
   if [ "$(id -u)" = 0 ]; then
@@ -93,7 +108,7 @@ stage_system() {
     apt-get update --quiet >&2
   fi
   [ -n "$python" ] || packages="$packages $(python_packages)"
-  packages=$(echo $packages)
+  packages=$(echo $packages $(missing_rivals))
   [ "$(id -u)" = 0 ] || die "please run: sudo apt-get install --no-install-recommends $packages"
   say "installing $packages"
   install_system $packages
@@ -154,7 +169,9 @@ stage_native() {
   } | sha256sum)
   if [ "$(cat "$stamp" 2>/dev/null)" = "$key" ]; then return; fi
   say "native extension (Release)"
-  "$venv/bin/python" -m pip install --quiet --no-build-isolation --no-deps --editable . >&2
+  "$venv/bin/python" -m pip install --quiet --no-build-isolation --no-deps \
+    --config-settings=cmake.define.KVFERRY_TESTS=ON --config-settings=build.targets=kvferry_python \
+    --editable . >&2
   echo "$key" >"$stamp"
 }
 

@@ -30,7 +30,10 @@ PY_LAYERS = (
     ("_native",),
     ("_*",),  # private modules of the package's top, for whoever is above
     ("credentials",),
-    ("errors", "config", "keys", "kv_layout", "units", "logs", "metrics", "embedded"),
+    (
+        *("errors", "config", "keys", "generation", "kv_layout", "units", "logs", "metrics"),
+        "embedded",
+    ),
     ("config_file", "identity"),
     ("engine_config",),
     ("pool", "client"),

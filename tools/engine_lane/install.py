@@ -30,7 +30,7 @@ from pathlib import Path
 
 from engine_lane.recipes import RECIPES, Recipe
 from engine_lane.stand_ins import make_stand_ins
-from engine_lane.wheel import PACKAGES, ROOT, key_of_package, make_wheel
+from engine_lane.wheel import PACKAGES, ROOT, key_of_package, make_metadata, make_wheel
 
 __all__ = ["InstallError", "environment_for", "home", "install"]
 
@@ -89,7 +89,11 @@ def environment_for(python: Path, *paths: Path) -> dict[str, str]:
     Args:
         paths: Further folders with modules.
     """
-    folders = [*paths, *([PACKAGES] if by_path(python) else [])]
+    folders = [*paths]
+    if by_path(python):  # its entry points are read there, and not where an older wheel lies
+        metadata = ROOT / "build" / "metadata"
+        make_metadata(metadata)
+        folders += [PACKAGES, metadata]
     environment = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"}
     environment["PYTHONPATH"] = os.pathsep.join(str(folder) for folder in folders)
     environment["PATH"] = f"{python.parent}{os.pathsep}{environment.get('PATH', os.defpath)}"

@@ -1,7 +1,8 @@
-"""A wheel of this checkout with the native module that is built already, in a moment.
+"""A wheel of this checkout with the native parts that are built already, in a moment.
 
 `pip wheel` would compile: the development environment has an editable build, which it does not
-reuse. An engine's environment has the same interpreter, so the same module will do.
+reuse. An engine's environment has the same interpreter, so the same module will do, and the same
+programs of the benchmarks.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import kvferry
+from kvferry.lab.bench_programs import find_program
 
-__all__ = ["PACKAGES", "ROOT", "key_of_package", "make_wheel"]
+__all__ = ["PACKAGES", "ROOT", "key_of_package", "make_metadata", "make_wheel"]
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ROOT / "src"
+_PROGRAMS = ("delay", "floor", "load")
+_PLAIN, _PROGRAM = 0o100644, 0o100755  # modes of files
 
 
 def package_files() -> dict[str, Path]:
@@ -33,7 +37,7 @@ def package_files() -> dict[str, Path]:
     if spec is None or spec.origin is None:
         raise FileNotFoundError("the native module is not built: run `make setup`")
     found[f"kvferry/_native{EXTENSION_SUFFIXES[0]}"] = Path(spec.origin)
-    return found
+    return found | {f"kvferry/bin/kvferry-{name}": Path(find_program(name)) for name in _PROGRAMS}
 
 
 def key_of_package() -> str:
@@ -46,21 +50,10 @@ def key_of_package() -> str:
 
 def make_wheel(folder: Path) -> Path:
     """Write the wheel into a folder; its path."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    info = f"kvferry-{kvferry.__version__}.dist-info"
-    tag = _tag()
-    metadata = [
-        "Metadata-Version: 2.1",
-        "Name: kvferry",
-        f"Version: {kvferry.__version__}",
-        f"Requires-Python: {project['requires-python']}",
-        *(f"Requires-Dist: {line}" for line in project["dependencies"]),
-    ]
-    scripts = [f"{name} = {target}" for name, target in project["scripts"].items()]
+    tag, info = _tag(), _info()
     texts = {
-        "METADATA": "\n".join(metadata),
+        **_metadata(),
         "WHEEL": f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: {tag}",
-        "entry_points.txt": "\n".join(["[console_scripts]", *scripts]),
     }
     files = {name: path.read_bytes() for name, path in package_files().items()}
     files |= {f"{info}/{name}": f"{text}\n".encode() for name, text in texts.items()}
@@ -69,8 +62,44 @@ def make_wheel(folder: Path) -> Path:
     wheel = folder / f"kvferry-{kvferry.__version__}-{tag}.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         for name, data in files.items():
-            archive.writestr(name, data)
+            entry = zipfile.ZipInfo(name)
+            entry.external_attr = (_PROGRAM if "/bin/" in name else _PLAIN) << 16
+            archive.writestr(entry, data)
     return wheel
+
+
+def make_metadata(folder: Path) -> None:
+    """Write what an installed package says of itself, for a path where the package lies bare.
+
+    Args:
+        folder: Has the folder ``kvferry-VERSION.dist-info`` then; for ``sys.path``.
+    """
+    place = folder / _info()
+    place.mkdir(parents=True, exist_ok=True)
+    for name, text in _metadata().items():
+        path = place / name
+        if not path.exists() or path.read_text() != f"{text}\n":
+            path.write_text(f"{text}\n")
+
+
+def _info() -> str:
+    return f"kvferry-{kvferry.__version__}.dist-info"
+
+
+def _metadata() -> dict[str, str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = [
+        "Metadata-Version: 2.1",
+        "Name: kvferry",
+        f"Version: {kvferry.__version__}",
+        f"Requires-Python: {project['requires-python']}",
+        *(f"Requires-Dist: {line}" for line in project["dependencies"]),
+    ]
+    points: list[str] = []
+    groups = {"console_scripts": project["scripts"], **project["entry-points"]}
+    for group, named in groups.items():
+        points += [f"[{group}]", *(f"{name} = {target}" for name, target in named.items()), ""]
+    return {"METADATA": "\n".join(lines), "entry_points.txt": "\n".join(points)}
 
 
 def _digest(data: bytes) -> str:
