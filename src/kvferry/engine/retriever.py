@@ -216,8 +216,8 @@ class Retriever:
         count = prompt.chunks - start
         load_s, first_s = tier.predict_s(count), tier.predict_s(min(SIDE_BY_SIDE, count))
         question_s = tier.question_s() if tier.asked else 0.0
-        if tier.sees:
-            first_s -= question_s
+        if tier.sees:  # the reads are the question
+            load_s, first_s = load_s - question_s, first_s - question_s
         tokens, goal = prompt.position(start), prompt.position(prompt.chunks)
         until = budget.question(tokens, goal, tier.wins, question_s, load_s, first_s)
         if now + question_s >= until:
