@@ -27,7 +27,7 @@ from support.servers import start_server
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(1800)]
 
-CHUNK, CHUNKS = 96, 20
+CHUNK, CHUNKS = 96, 40
 TOKENS = CHUNK * CHUNKS + 50
 RTT_S = (0.0, 0.01, 0.02, 0.05, 0.1)
 EACH = 4  # prompts a distance; the engines' memories hold all of them
