@@ -75,7 +75,11 @@ class TimedTicket:
 
 
 class TimedStore:
-    """A connector as a tier sees it; `sees`: with a view of what it has, so that nobody asks."""
+    """A connector as a tier sees it.
+
+    `sees`: it has a view of what is there, so that nobody asks. `together`: chunks of a job come
+    side by side, and are whole at its end.
+    """
 
     def __init__(self, clock: FakeClock, chunk_bytes: int, rtt_s: float, bytes_s: float) -> None:
         self.clock, self.chunk_bytes = clock, chunk_bytes
@@ -83,6 +87,7 @@ class TimedStore:
         self.available = True
         self.hangs = False
         self.sees = False
+        self.together = False
         self.questions = 0
         self._keys: set[str] = set()
         self._free_at = 0.0
@@ -114,6 +119,8 @@ class TimedStore:
         self._free_at = at
         if not self.hangs:
             self._coming += ends
+        if self.together:
+            ends = [at] * len(ends)
         return TimedTicket(self.clock, self._statuses(keys), ends, self.hangs)
 
     def submit_delete(self, keys: Sequence[str]) -> TimedTicket:

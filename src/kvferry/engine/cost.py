@@ -226,19 +226,19 @@ class Budget:
         return self.queued_s + self.prefill.predict_s(self.total_tokens, self.memory_tokens)
 
     def until(
-        self, tokens: int, expected_s: float = 0.0, end_s: float = 0.0, *, begun: bool = True
+        self, tokens: int, expected_s: float = 0.0, end_s: float = 0.0, *, flows: bool = True
     ) -> float:
         """The moment at which a request that holds `tokens` of its prefix must stop waiting.
 
         `expected_s` and `end_s` are when, counted from the beginning of the request, something
         should come, and when everything should be there, by what was measured of the store; 0: it
-        was not. Until something has come (`begun`), nobody knows how fast the rest will follow.
+        was not. Until bytes have come for a moment (`flows`), nobody knows how fast they do.
         """
         if not self.prefill.known:
             return self.deadline
         all_s, own_s = self.recompute_s, SHARE * self.recompute_s
         most_s = own_s if self.allowance_s is None else self.allowance_s
-        share_s = own_s if begun else _FIRST_SHARE * all_s
+        share_s = own_s if flows else _FIRST_SHARE * all_s
         allowed_s = all_s + min(share_s, most_s) - self.rest_s(tokens)
         patient_s = expected_s * _PATIENCE
         if patient_s <= self.queued_s + most_s and end_s <= _WORTH * all_s:

@@ -25,7 +25,7 @@ from kvferry.connectors.base import Connector, Ticket
 from kvferry.engine.capacity import Capacity
 from kvferry.engine.cost import LoadModel
 from kvferry.engine.losses import Known
-from kvferry.engine.patience import Odds
+from kvferry.engine.patience import SURE, Odds
 from kvferry.engine.prompt import Prompt
 from kvferry.errors import KVFerryError
 
@@ -227,7 +227,7 @@ class Tier:
     def wins(self) -> float:
         """How many seconds to wait for each that an answer can save; see `Odds`."""
         with self._lock:
-            return self._odds.wins
+            return SURE if self.sees else self._odds.wins
 
     @property
     def asked(self) -> bool:
