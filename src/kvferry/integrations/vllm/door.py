@@ -139,6 +139,7 @@ def open_worker(
         thread_start=thread_start(),
         memory=[engine.memory.whole],
         steps=step_clock(device),
+        rank=rank,
     )
     finder = BackendFinder([engine])
     name = address(str(vllm_config.kv_transfer_config.engine_id), rank)

@@ -31,11 +31,13 @@ from typing import Any
 from kvferry.connectors.base import Space
 from kvferry.errors import UsageError
 from kvferry.integrations.vllm.offload.core import TierCore, TierLimits
+from kvferry.integrations.vllm.offload.families import STORE_AVAILABLE
 from kvferry.integrations.vllm.offload.options import read_options
 from kvferry.integrations.vllm.offload.patience import Patience
 from kvferry.integrations.vllm.offload.series import AVAILABLE, SERIES, Observed
 from kvferry.integrations.vllm.offload.threads import in_the_background
 from kvferry.integrations.vllm.offload.transfers import Finished
+from kvferry.integrations.vllm.series import forget_series
 from kvferry.integrations.vllm.speed import device_ops_s, guess
 from kvferry.integrations.vllm.tier_identity import (
     chunk_tokens,
@@ -119,7 +121,8 @@ class KvferryTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
             TierLimits(**settings.limits),
             patience=_patience(offloading_spec),
         )
-        self._observed = Observed()
+        self._observed = Observed(self.address, settings.store, self.core.patience.chunk_tokens)
+        self._store = settings.store
         self._stats_at = 0.0
         self._events: list[Any] | None = _events(offloading_spec) if settings.kv_events else None
         if settings.locality and hasattr(offload, "Locality"):
@@ -203,7 +206,8 @@ class KvferryTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
 
     @classmethod
     def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, Any]:
-        """The series of `get_stats`."""
+        """The series of `get_stats`, which vLLM makes now."""
+        forget_series()
         return {name: _definition(series) for name, series in SERIES.items()}
 
     def get_stats(self) -> Any:
@@ -215,13 +219,13 @@ class KvferryTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
         from vllm.distributed.kv_transfer.kv_connector.v1.offloading import metrics
 
         stats = metrics.OffloadingConnectorStats()
-        for name, outcome, value in self._observed.news(self.core.counts):
-            labels = (self.address, outcome) if outcome else (self.address,)
+        for name, labels, value in self._observed.news(self.core.counts):
             if SERIES[name].kind == "histogram":
                 stats.observe_histogram(name, value, labels)
             else:
                 stats.increase_counter(name, value, labels)
         stats.set_gauge(AVAILABLE, int(self.core.available), (self.address,))
+        stats.set_gauge(STORE_AVAILABLE, int(self.core.available), (self._store,))
         return stats
 
     # --- Inside ---
