@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -206,6 +207,16 @@ def test_what_may_not_be_held_is_promised_if_it_is_in_memory() -> None:
     hit = held.retrieve(prompt(4))  # more than is held
     assert pages(hit) == prompt(4).hashes
     hit.release()
+    held.close()
+
+
+def test_what_the_engine_has_itself_is_not_held() -> None:
+    server = Server(memory=3)
+    held = cache(server)
+    assert held.find(replace(prompt(5), computed_tokens=3 * SIZE)) == 3
+    assert [what for what, _ in server.asked] == ["lookup"]
+    assert held.find(replace(prompt(5, "b"), computed_tokens=2 * SIZE)) == 3
+    assert server.leases == 1
     held.close()
 
 

@@ -170,8 +170,8 @@ class HeldCache:
         found = self._client.lookup(prompt, limit_s=self._limit_s(prompt))
         self._meter.looked_up(prompt, found, time.monotonic() - began)
         chunks = found.tokens // size
-        if not chunks:
-            return 0
+        if chunks * size <= prompt.computed_tokens:
+            return chunks  # the engine has as much itself, and loads nothing
         here = found.tiers.get(MEMORY, 0) // size
         wanted = prompt if found.arriving_tokens else replace(prompt, hashes=prompt.first(chunks))
         limit_s = self._load_timeout_s if chunks > here else _HERE_S

@@ -29,6 +29,7 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from kvferry.connectors.base import Space
+from kvferry.engine.told import Told
 from kvferry.errors import UsageError
 from kvferry.integrations.vllm.offload.core import TierCore, TierLimits
 from kvferry.integrations.vllm.offload.families import STORE_AVAILABLE
@@ -123,6 +124,7 @@ class KvferryTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
         )
         self._observed = Observed(self.address, settings.store, self.core.patience.chunk_tokens)
         self._store = settings.store
+        self._lines = Told(_log)
         self._stats_at = 0.0
         self._events: list[Any] | None = _events(offloading_spec) if settings.kv_events else None
         if settings.locality and hasattr(offload, "Locality"):
@@ -231,6 +233,7 @@ class KvferryTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
     # --- Inside ---
 
     def _result(self, job: Finished) -> Any:
+        self._tell(job)
         if job.took_s:
             self._observed.seconds["load" if job.is_load else "store"].append(job.took_s)
         if self._events is not None and not job.is_load and job.done:
@@ -242,6 +245,16 @@ class KvferryTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
         }
         known = {name: value for name, value in told.items() if name in _RESULT_FIELDS}
         return JobResult(job_id=job.job, success=job.success, **known)
+
+    def _tell(self, job: Finished) -> None:
+        size = self.core.patience.chunk_tokens
+        tokens, came = len(job.keys) * size, {self._store: len(job.done) * size}
+        if job.is_load and size:
+            reason = "" if job.success else "not in time, gone or damaged"
+            self._lines.retrieved(tokens, came, job.size_bytes, job.took_s, reason)
+        elif job.done and size:
+            done = len(job.done) * size
+            self._lines.stored(tokens, done, came, job.size_bytes, job.took_s)
 
     def _stored(self, keys: Iterable[bytes]) -> Any:
         return offload.OffloadingEvent(

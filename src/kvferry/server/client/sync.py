@@ -239,8 +239,8 @@ class Client:
         stored = self._transfer.store(prompt, chunks, first_chunk)
         took_s, size = time.monotonic() - began, self.layout.chunk_size
         queued = {name: count * size for name, count in stored.queued.items()}
-        size_bytes = stored.chunks * self.layout.chunk_bytes
-        self._lines.stored(prompt.tokens, stored.chunks * size, queued, size_bytes, took_s)
+        given, done = prompt.tokens - first_chunk * size, stored.chunks
+        self._lines.stored(given, done * size, queued, done * self.layout.chunk_bytes, took_s)
         return stored
 
     # --- Keeping ---
