@@ -14,6 +14,7 @@ import pytest
 from engines.conftest import VllmVenv, prompt
 from engines.doors import CHUNK, DOORS, connector
 from engines.stored import DAMAGE, frames
+from kvferry.cli.main import main
 from kvferry.lab.engine_server import EngineServer
 from support.cache_server import CacheServerProcess
 from support.dashboard import dark, page
@@ -104,9 +105,17 @@ def spec(store: TestServer, kind: str) -> dict[str, Any]:
     return {"type": kind, "url": store.url, "max_capacity_gb": 1}
 
 
-def test_the_connector_lights_all_panels(
-    newest_vllm: VllmVenv, model: Callable[..., Path], serve_engine: Serve, store: TestServer
+def test_the_connector_lights_all_panels_and_top_shows_it(
+    newest_vllm: VllmVenv,
+    model: Callable[..., Path],
+    serve_engine: Serve,
+    store: TestServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "160")
     settings = {
         "kvferry.stores": [spec(store, "redis")],
         "kvferry.chunk_size": CHUNK,
@@ -117,6 +126,11 @@ def test_the_connector_lights_all_panels(
     transfer = connector("KvferryConnector", settings)
     with serve_engine(newest_vllm, model("tiny"), transfer, OWN_CACHE) as engine:
         Run(engine, store).through(lambda: page(engine.url))
+        assert main(["top", "--once"]) == 0
+    shown = capsys.readouterr().out
+    assert "in 1 process of this host and user  ready" in shown
+    assert "vLLM 0.32.0, rank 0" in shown
+    assert any("redis" in line and "ok" in line for line in shown.splitlines())
 
 
 def test_the_cache_server_lights_all_panels_and_its_engine_what_it_can_know(
