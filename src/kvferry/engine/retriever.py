@@ -137,7 +137,7 @@ class Retriever:
         held, coming = self._memory.ready(prompt)
         size, began = prompt.chunk_size, time.monotonic()
         tiers = {MEMORY: held * size, **{tier.name: 0 for tier in self._tiers}}
-        start, offers, ends = held, list[Offer](), list[int]()
+        start, offers, ends, reason = held, list[Offer](), list[int](), "never_stored"
         with self.budget(prompt, held, deadline) as budget:
             for tier in self._tiers if start < prompt.chunks else ():
                 if timeout_s is not None:
@@ -145,9 +145,11 @@ class Retriever:
                 else:
                     until, declined = self._patience(tier, prompt, start, budget)
                 if declined:
+                    reason = declined
                     self._measure(tier, prompt, start)
                     continue
-                end = tier.probe(prompt, start, until, touch=touch).end
+                probe = tier.probe(prompt, start, until, touch=touch)
+                end, reason = probe.end, probe.reason
                 if end > start:
                     tiers[tier.name] = (end - start) * size
                     offers.append(self._offer(tier, prompt, start, end))
@@ -164,6 +166,7 @@ class Retriever:
             tiers=tiers,
             arriving_tokens=coming * size,
             worth_tokens=goal * size,
+            reason="not_worth_loading" if goal < start else reason if goal < prompt.chunks else "",
         )
 
     def plan(self, prompt: Prompt, held: int, budget: Budget) -> Plan:
