@@ -48,6 +48,8 @@ class Clearing:
     @property
     def shared(self) -> bytes:
         """The half that this engine has in common with all others on its stores."""
+        if not self.tiers:
+            return self._local
         halves = [tier.generations.shared for tier in self.tiers if tier.generations.keeps]
         if len(halves) == 1:
             return halves[0]

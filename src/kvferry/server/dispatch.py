@@ -181,7 +181,7 @@ class Dispatcher:
 
     # --- One request ---
 
-    def _serve(self, route: Route, body: bytes) -> None:
+    def _serve(self, route: Route, body: bytes | memoryview) -> None:
         self.received_bytes += len(body)
         try:
             request = protocol.decode_request(body)
@@ -264,7 +264,7 @@ def _called(work: Callable[[], T]) -> T:
     return work()
 
 
-def _id_of(body: bytes) -> int:
+def _id_of(body: bytes | memoryview) -> int:
     """The id of a message that cannot be read whole; 0 where there is none."""
     try:
         found = msgspec.msgpack.decode(body)

@@ -117,9 +117,10 @@ class Handlers(Holding):
         shard, hashes = session.shard, request.hashes
         if len(hashes) <= _HASHES_BYTES_MAX:  # what is most often asked, as quickly as can be
             ready, coming = shard.memory.cache.lookup(hashes)
-            if ready and shard.engine.storer.looks:
-                shard.engine.storer.notice(shard.prompt(hashes, 0, request.generation), ready)
-            if ready * DIGEST_BYTES == len(hashes) or not request.stores or not shard.engine.tiers:
+            engine = shard.engine
+            if engine.tiers and ready and engine.storer.looks:
+                engine.storer.notice(shard.prompt(hashes, 0, request.generation), ready)
+            if ready * DIGEST_BYTES == len(hashes) or not request.stores or not engine.tiers:
                 return p.Found(request.id, {"l1": ready}, coming, shard.shared)
         prompt = shard.prompt(hashes, 0, request.generation, request.about)
         size, limit_s = prompt.chunk_size, seconds_of(request)
