@@ -32,6 +32,7 @@ from kvferry.engine.explain import Explanation, explain_prompt
 from kvferry.engine.life import FLUSH_S, EngineLife
 from kvferry.engine.prompt import Prompt, Tokens
 from kvferry.engine.results import Lookup, Retrieved, Stored
+from kvferry.engine.steps import Steps, finish
 from kvferry.engine.store_tiers import MEMORY
 
 __all__ = ["Engine"]
@@ -79,9 +80,13 @@ class Engine(EngineLife):
             timeout_s: Limit for asking stores; default: as long as an answer can pay, and
                 `lookup_timeout_s` at most.
         """
-        self.clearing.settled(timeout_s)
+        return finish(self.lookup_steps(tokens, timeout_s))
+
+    def lookup_steps(self, tokens: Tokens, timeout_s: float | None) -> Steps[Lookup]:
+        """`lookup`, in steps."""
+        yield from self.clearing.settling(timeout_s)
         prompt = self._read(tokens)
-        found = self.look(prompt, timeout_s, touch=True)
+        found = yield from self.looking(prompt, timeout_s, touch=True)
         if self.config.enable_async_loading and (found.worth_tokens or 0) > found.tiers[MEMORY]:
             self._start(self.reader.gather, prompt, self._deadline(None))
         return found
@@ -89,17 +94,17 @@ class Engine(EngineLife):
     def contains(self, tokens: Tokens, *, timeout_s: float | None = None) -> int:
         """How many tokens of the prefix some tier has. Changes nothing: nothing counts as used."""
         self.clearing.settled(timeout_s)
-        return self.look(self._read(tokens), timeout_s, touch=False).tokens
+        return finish(self.looking(self._read(tokens), timeout_s, touch=False)).tokens
 
-    def look(
+    def looking(
         self,
         prompt: Prompt,
         timeout_s: float | None = None,
         *,
         touch: bool,
         limit_s: float | None = None,
-    ) -> Lookup:
-        """What `lookup` and `contains` answer.
+    ) -> Steps[Lookup]:
+        """What `lookup` and `contains` answer, in steps.
 
         Args:
             prompt: Which.
@@ -109,7 +114,8 @@ class Engine(EngineLife):
         """
         began = time.monotonic()
         self.storer.notice(prompt, self.memory.ready(prompt)[0])
-        found = self._retriever.look(prompt, timeout_s, self._deadline(limit_s), touch=touch)
+        deadline = self._deadline(limit_s)
+        found = yield from self._retriever.looking(prompt, timeout_s, deadline, touch=touch)
         self.metrics.looked_up(time.monotonic() - began)
         return found
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from kvferry import _native
 from kvferry.client.dlpack import view_memory
 from kvferry.engine.prompt import Prompt
+from kvferry.engine.steps import Steps, Wait
 from kvferry.errors import BadBufferError, UsageError
 
 __all__ = ["HERE", "STATES", "ChunkView", "Memory", "PagesGone", "Reserved"]
@@ -74,6 +76,7 @@ class Memory:
         self.chunk_bytes = chunk_bytes
         self.pages = cache.capacity
         self._changed = threading.Condition()
+        self._told: weakref.WeakSet[_More] = weakref.WeakSet()
 
     @classmethod
     def private(
@@ -182,7 +185,7 @@ class Memory:
 
     def await_more(
         self, prompt: Prompt, ready: int, until: float, meanwhile: Callable[[], object]
-    ) -> bool:
+    ) -> Steps[bool]:
         """Wait until more than `ready` leading chunks are here; False: they do not come, or late.
 
         `until` is a moment of ``time.monotonic``. `meanwhile` is called now and then: chunks may
@@ -190,16 +193,53 @@ class Memory:
         """
         while True:
             meanwhile()
-            with self._changed:
-                here, coming = self.ready(prompt)
-                if here > ready:
-                    return True
-                remaining_s = until - time.monotonic()
-                if not coming or remaining_s <= 0:
-                    return False
-                self._changed.wait(min(remaining_s, _LOOK_S))
+            here, coming = self.ready(prompt)
+            if here > ready:
+                return True
+            remaining_s = until - time.monotonic()
+            if not coming or remaining_s <= 0:
+                return False
+            yield Wait(_More(self, prompt, ready), min(remaining_s, _LOOK_S))
 
     def announce(self) -> None:
         """Chunks came, or will not come: those who wait look again."""
         with self._changed:
             self._changed.notify_all()
+            told = list(self._told)
+            self._told.clear()
+        for each in told:
+            each.call()
+
+    def await_change(self, unless: Callable[[], bool], timeout_s: float) -> None:
+        """Wait for the next `announce`, unless there was one that counts."""
+        with self._changed:
+            if not unless():
+                self._changed.wait(timeout_s)
+
+    def tell(self, more: _More) -> None:
+        """Call it at the next `announce`, if anybody still has it."""
+        with self._changed:
+            self._told.add(more)
+
+
+class _More:
+    """More than so many leading chunks of a prompt, or none that come."""
+
+    def __init__(self, memory: Memory, prompt: Prompt, ready: int) -> None:
+        self._memory = memory
+        self._prompt = prompt
+        self._ready = ready
+        self.call: Callable[[], object] = bool
+
+    def wait(self, timeout_s: float) -> None:
+        if timeout_s > 0:
+            self._memory.await_change(lambda: self.done, timeout_s)
+
+    def tell(self, call: Callable[[], object]) -> None:
+        self.call = call
+        self._memory.tell(self)
+
+    @property
+    def done(self) -> bool:
+        here, coming = self._memory.ready(self._prompt)
+        return here > self._ready or not coming

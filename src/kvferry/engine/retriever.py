@@ -23,6 +23,7 @@ from kvferry.engine.patience import Account
 from kvferry.engine.prefill import PrefillModel
 from kvferry.engine.prompt import Prompt
 from kvferry.engine.results import Lookup
+from kvferry.engine.steps import Steps, finish
 from kvferry.engine.store_tiers import MEMORY, StoreTier
 from kvferry.engine.tier import Tier
 
@@ -75,12 +76,18 @@ class Retriever:
     def gather(
         self, prompt: Prompt, deadline: float, into: Sequence[BufferLike] | None = None
     ) -> Gathered:
+        """`gathering`, waiting on the spot."""
+        return finish(self.gathering(prompt, deadline, into))
+
+    def gathering(
+        self, prompt: Prompt, deadline: float, into: Sequence[BufferLike] | None = None
+    ) -> Steps[Gathered]:
         """Bring as much of the prompt as pays into memory, or into the buffers."""
         self.leftovers.sweep()
         held, coming = self._memory.ready(prompt)
         gathered = Gathered(held, bytearray(prompt.chunks))
         with self.budget(prompt, held, deadline) as budget:
-            self._rounds(prompt, held, coming, budget, gathered, into)
+            yield from self._rounds(prompt, held, coming, budget, gathered, into)
             # Who lost by waiting pays for it from the account of all.
             self._settle(budget, prompt.position(self._memory.ready(prompt)[0]))
         return gathered
@@ -113,7 +120,7 @@ class Retriever:
         budget: Budget,
         gathered: Gathered,
         into: Sequence[BufferLike] | None,
-    ) -> None:
+    ) -> Steps[None]:
         for _ in range(_ROUNDS_MAX):
             if held == prompt.chunks:
                 gathered.reason = ""
@@ -121,18 +128,25 @@ class Retriever:
             if coming:
                 gathered.waited = True
                 limit = budget.until(prompt.position(held))
-                came = self._memory.await_more(prompt, held, limit, self.leftovers.sweep)
+                sweep = self.leftovers.sweep
+                came = yield from self._memory.await_more(prompt, held, limit, sweep)
                 # Those that do not come after all, we can perhaps have ourselves.
                 if not came and time.monotonic() >= limit:
                     gathered.reason = "deadline" if limit >= budget.deadline else "cut"
                     break
-            elif not self._round(prompt, held, budget, gathered, into):
+            elif not (yield from self._round(prompt, held, budget, gathered, into)):
                 break
             held, coming = self._memory.ready(prompt)
 
     def look(
         self, prompt: Prompt, timeout_s: float | None, deadline: float, *, touch: bool
     ) -> Lookup:
+        """`looking`, waiting on the spot."""
+        return finish(self.looking(prompt, timeout_s, deadline, touch=touch))
+
+    def looking(
+        self, prompt: Prompt, timeout_s: float | None, deadline: float, *, touch: bool
+    ) -> Steps[Lookup]:
         """What memory and stores have; see `Engine.look`."""
         held, coming = self._memory.ready(prompt)
         size, began = prompt.chunk_size, time.monotonic()
@@ -147,7 +161,7 @@ class Retriever:
                 if declined:
                     self._measure(tier, prompt, start)
                     continue
-                end = tier.probe(prompt, start, until, touch=touch).end
+                end = (yield from tier.probing(prompt, start, until, touch=touch)).end
                 if end > start:
                     tiers[tier.name] = (end - start) * size
                     offers.append(self._offer(tier, prompt, start, end))
@@ -166,7 +180,7 @@ class Retriever:
             worth_tokens=goal * size,
         )
 
-    def plan(self, prompt: Prompt, held: int, budget: Budget) -> Plan:
+    def plan(self, prompt: Prompt, held: int, budget: Budget) -> Steps[Plan]:
         """Ask the stores for what follows the first `held` chunks, and choose."""
         wanted: list[Wanted] = []
         offers: list[Offer] = []
@@ -179,7 +193,7 @@ class Retriever:
                     reason = declined
                     self._measure(tier, prompt, start)
                     continue
-                probe = tier.probe(prompt, start, until)
+                probe = yield from tier.probing(prompt, start, until)
                 if probe.end > start:
                     offers.append(self._offer(tier, prompt, start, probe.end))
                     wanted.append(Wanted(tier, start, probe.end))
@@ -261,10 +275,10 @@ class Retriever:
         budget: Budget,
         gathered: Gathered,
         into: Sequence[BufferLike] | None,
-    ) -> bool:
+    ) -> Steps[bool]:
         """Ask and load once; whether another round could bring more."""
         began = time.monotonic()
-        plan = self.plan(prompt, held, budget)
+        plan = yield from self.plan(prompt, held, budget)
         gathered.lookup_s += time.monotonic() - began
         gathered.plan = gathered.plan or plan
         gathered.reason = plan.reason
@@ -286,17 +300,18 @@ class Retriever:
         load = Load(self._memory, prompt, budget, self.leftovers, arrived)
         if not load.begin(plan.wanted):
             if load.reason == "pool_full" and into is not None:
-                return self._direct(prompt, plan.wanted, budget, gathered, into, copy)
+                wanted = plan.wanted
+                return (yield from self._direct(prompt, wanted, budget, gathered, into, copy))
             gathered.reason = load.reason or gathered.reason
             return not load.reason  # others are loading all of it
-        loaded = self._finish(prompt, load, plan.wanted, budget, gathered)
+        loaded = yield from self._finish(prompt, load, plan.wanted, budget, gathered)
         if loaded.reason == "pool_full" and into is not None:
             rest = [
                 Wanted(piece.tier, max(piece.start, loaded.end), piece.end)
                 for piece in plan.wanted
                 if piece.end > loaded.end
             ]
-            return self._direct(prompt, rest, budget, gathered, into, copy)
+            return (yield from self._direct(prompt, rest, budget, gathered, into, copy))
         return not loaded.reason
 
     def _finish(
@@ -306,11 +321,11 @@ class Retriever:
         wanted: Sequence[Wanted],
         budget: Budget,
         gathered: Gathered,
-    ) -> Loaded:
+    ) -> Steps[Loaded]:
         with ExitStack() as stack:
             for piece in wanted:
                 stack.enter_context(piece.tier.loading(prompt, piece.start, piece.end))
-            loaded = load.finish()
+            loaded = yield from load.finishing()
         outcome = loaded.reason if loaded.reason in ("cut", "deadline") else ""
         first = wanted[0]
         count, tokens = wanted[-1].end - first.start, prompt.position(first.start)
@@ -336,7 +351,7 @@ class Retriever:
         gathered: Gathered,
         into: Sequence[BufferLike],
         arrived: Callable[[Sequence[int], Sequence[int]], None],
-    ) -> bool:
+    ) -> Steps[bool]:
         """Load into the caller's buffers what memory has no page for."""
         usable = []
         for piece in wanted:
@@ -346,7 +361,7 @@ class Retriever:
         if usable:
             load = Load(self._memory, prompt, budget, self.leftovers, arrived, direct=into)
             load.begin(usable)
-            loaded = self._finish(prompt, load, usable, budget, gathered)
+            loaded = yield from self._finish(prompt, load, usable, budget, gathered)
             if not loaded.reason:
                 gathered.reason = gathered.plan.reason if gathered.plan else ""
         return False

@@ -27,6 +27,7 @@ from kvferry.engine.cost import LoadModel
 from kvferry.engine.losses import Known
 from kvferry.engine.patience import Odds
 from kvferry.engine.prompt import Prompt
+from kvferry.engine.steps import Steps, Wait, finish
 from kvferry.errors import KVFerryError
 
 __all__ = ["REASONS", "Probe", "Tier", "reason_of"]
@@ -91,6 +92,12 @@ class Probe:
         self.took_s = took_s
 
 
+def _may_read(prompt: Prompt, until: float) -> Steps[bool]:
+    """Always."""
+    yield from ()
+    return True
+
+
 class _Late(NamedTuple):
     """A question that was left: since when, and from when on its silence counts."""
 
@@ -122,7 +129,7 @@ class Tier:
         *,
         capacity: Capacity | None = None,
         lets_go: bool = False,
-        may_read: Callable[[Prompt, float], bool] = lambda prompt, until: True,
+        may_read: Callable[[Prompt, float], Steps[bool]] = _may_read,
     ) -> None:
         self.name = name
         self._may_read = may_read
@@ -150,6 +157,12 @@ class Tier:
         self._measure_at = 0.0
 
     def probe(self, prompt: Prompt, start: int, until: float, *, touch: bool = True) -> Probe:
+        """`probing`, waiting on the spot."""
+        return finish(self.probing(prompt, start, until, touch=touch))
+
+    def probing(
+        self, prompt: Prompt, start: int, until: float, *, touch: bool = True
+    ) -> Steps[Probe]:
         """Ask how much of the prefix from chunk `start` on is there.
 
         With `touch`, what is there counts as used. `until` is a moment of ``time.monotonic``; a
@@ -160,7 +173,7 @@ class Tier:
         began = time.monotonic()
         if self.silent or until <= began:
             return Probe(start, "deadline")
-        if not self._may_read(prompt, until):
+        if not (yield from self._may_read(prompt, until)):
             return Probe(start, "unavailable")
         limit_s = max(0.0, until - time.monotonic())
         keys = prompt.keys(start, prompt.chunks)
@@ -174,7 +187,7 @@ class Tier:
             ticket = self.connector.submit_exists(keys, prefix=True, touch=touch)
         except KVFerryError:  # it has too much to do, or was closed
             return Probe(start, "error")
-        result = ticket.wait(limit_s)
+        result: BatchResult | None = yield Wait(ticket, limit_s)
         took_s = time.monotonic() - began
         if result is None:
             self._leave(ticket, began, limit_s)

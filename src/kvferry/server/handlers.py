@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from kvferry.engine import Lookup
+from kvferry.engine.steps import Steps
 from kvferry.generation import own_of
 from kvferry.keys import DIGEST_BYTES
 from kvferry.server import protocol as p
@@ -125,12 +126,12 @@ class Handlers(Holding):
         prompt = shard.prompt(hashes, 0, request.generation, request.about)
         size, limit_s = prompt.chunk_size, seconds_of(request)
 
-        def look() -> Lookup:
+        def look() -> Steps[Lookup]:
             if request.about:
-                return shard.engine.look(prompt, None, touch=request.touch, limit_s=limit_s)
+                return shard.engine.looking(prompt, None, touch=request.touch, limit_s=limit_s)
             if request.touch:
-                return shard.engine.lookup(prompt, timeout_s=limit_s)
-            return shard.engine.look(prompt, limit_s, touch=False)
+                return shard.engine.lookup_steps(prompt, limit_s)
+            return shard.engine.looking(prompt, limit_s, touch=False)
 
         def found(known: Lookup | None) -> p.Reply:
             if known is None:

@@ -16,7 +16,7 @@ import stat
 import struct
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -81,6 +81,7 @@ class Listener:
         self._epoll.register(self._wake, _IN)
         self._endpoints: dict[int, tuple[socket.socket, bool]] = {}
         self._paths: list[tuple[Path, int]] = []
+        self._watched: dict[int, Callable[[], object]] = {}
         self._connections: dict[int, Connection] = {}
         self._came = memoryview(bytearray(_READ_BYTES))
         self._next_look = 0.0
@@ -117,6 +118,12 @@ class Listener:
         """How many peers there are."""
         return len(self._connections)
 
+    def watch(self, descriptor: int, call: Callable[[], object]) -> None:
+        """Have `wait` call this when a descriptor is readable, until it closes. Threads: any."""
+        self._watched[descriptor] = call
+        with suppress(ValueError):  # all has ended
+            self._epoll.register(descriptor, _IN)
+
     def wake(self) -> None:
         """Have `wait` return soon. Threads: any, but no signal handler."""
         with self._wake_lock, suppress(BlockingIOError):
@@ -138,6 +145,8 @@ class Listener:
             elif descriptor == self._wake:
                 with suppress(BlockingIOError):
                     os.eventfd_read(self._wake)
+            elif descriptor in self._watched:
+                self._watched[descriptor]()
             elif descriptor in self._endpoints:
                 self._accept(*self._endpoints[descriptor])
         now = time.monotonic()

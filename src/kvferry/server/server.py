@@ -61,13 +61,15 @@ class Server:
         self._began = time.monotonic()
         self._pools = Pools(config)
         self._sessions = Sessions(config.client_share, config.dead_after_s, self._session_ended)
-        self._registry = Registry(config, self.incarnation, self._pools, self._sessions)
+        self._listener = Listener()
+        self._registry = Registry(
+            config, self.incarnation, self._pools, self._sessions, self._listener.watch
+        )
         self._handlers = Handlers(config, self.incarnation, self._registry, self._sessions)
         self._watch = StoreWatch(config.engine.stores, lambda: self.shards)
         self._dispatcher: Dispatcher | None = None
         self._stop = threading.Event()
         self._kept = False  # the segments, for the next server
-        self._listener = Listener()
         self._gate: Gate | None = None
 
     # --- Life ---
@@ -81,7 +83,13 @@ class Server:
         """
         try:
             self._listen()
-            restart.begin(self.config, self._pools, self._sessions, self._registry.shards)
+            restart.begin(
+                self.config,
+                self._pools,
+                self._sessions,
+                self._registry.shards,
+                self._listener.watch,
+            )
             self._dispatcher = Dispatcher(
                 self._listener, self._handlers.handle, self._sessions.tick
             )
@@ -137,6 +145,8 @@ class Server:
                     shard.identity.model,
                     self.config.drain_s,
                 )
+        if self._dispatcher is not None:
+            self._dispatcher.close()
         if self.config.state_file is not None:
             path, pools = self.config.state_file, self._pools
             self._kept = restart.keep(path, pools, self._sessions, self.shards)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias, cast
 
+from kvferry.connectors.base import Connector
 from kvferry.engine import Engine
 from kvferry.engine.prompt import Prompt
 from kvferry.engine.store_tiers import open_tiers
@@ -21,10 +22,13 @@ from kvferry.kv_layout import KVLayout
 from kvferry.server.config import ServerConfig
 from kvferry.server.pools import Pools, SharedMemory
 from kvferry.server.protocol import HASHES_MAX
+from kvferry.server.telling import Telling
 
-__all__ = ["Shard", "identity_of"]
+__all__ = ["Shard", "Watch", "identity_of"]
 
 _log = logging.getLogger("kvferry.server")
+# Has a function called when a descriptor is readable.
+Watch: TypeAlias = Callable[[int, Callable[[], object]], None]
 # Numbers that say what there is to know about a prompt; see `protocol.Lookup`.
 _ABOUT = 5
 
@@ -56,6 +60,11 @@ def identity_of(fields: Mapping[str, Any], digest: bytes) -> Identity:
 class Shard:
     """The chunks of one identity.
 
+    Args:
+        identity: Whose.
+        config, pools: Of the server.
+        watch: Has the loop call a function when a descriptor is readable.
+
     Attributes:
         identity: Whose.
         memory: Where they lie.
@@ -65,8 +74,11 @@ class Shard:
         problems: Why a store could not be opened, by its name.
     """
 
-    def __init__(self, identity: Identity, config: ServerConfig, pools: Pools) -> None:
+    def __init__(
+        self, identity: Identity, config: ServerConfig, pools: Pools, watch: Watch
+    ) -> None:
         self.identity = identity
+        self._watch = watch
         self.memory: SharedMemory = pools.memory(identity.layout.chunk_bytes)
         try:
             # The server's own is for engines that name none; this one has chosen.
@@ -95,6 +107,10 @@ class Shard:
                     [tier] = open_tiers(
                         [store], config, self.identity, {}, engine.metrics, engine.clearing
                     )
+                    connector = tier.tier.connector
+                    telling = Telling(connector)
+                    tier.tier.connector = cast(Connector, telling)
+                    self._watch(connector.event_fd(), telling.drain)
                     engine.storer.begin(tier)
                     engine.tiers.append(tier)
                 except (KVFerryError, OSError, MemoryError) as error:
