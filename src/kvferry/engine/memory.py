@@ -143,6 +143,10 @@ class Memory:
         """Make room for those of the chunks from `first` on that are neither here nor coming."""
         return Reserved(*self.cache.reserve(hashes, first, LEASE_S))
 
+    def landing(self, hashes: bytes, first: int) -> _native.Landing:
+        """Pages for the chunks from `first` on, each taken when its value comes from a store."""
+        return _native.Landing(self.cache, hashes, first, LEASE_S)
+
     def copy_in(self, handles: Sequence[int], buffers: Sequence[object], threads: int) -> None:
         """Copy buffers of the length of a page into pages that the caller has reserved.
 
@@ -198,6 +202,16 @@ class Memory:
                 if not coming or remaining_s <= 0:
                     return False
                 self._changed.wait(min(remaining_s, _LOOK_S))
+
+    def await_change(self, done: Callable[[], bool], until: float) -> bool:
+        """Wait until something is so that is announced when it becomes so; False: it is late."""
+        with self._changed:
+            while not done():
+                remaining_s = until - time.monotonic()
+                if remaining_s <= 0:
+                    return False
+                self._changed.wait(min(remaining_s, _LOOK_S))
+        return True
 
     def announce(self) -> None:
         """Chunks came, or will not come: those who wait look again."""

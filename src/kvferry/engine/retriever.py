@@ -13,12 +13,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from kvferry.connectors.base import BufferLike
+from kvferry.engine.answers import Probe
+from kvferry.engine.asking import Asking
 from kvferry.engine.cost import Budget, Decision, Offer, decide
+from kvferry.engine.flights import Flights
 from kvferry.engine.gathered import Gathered, Plan
 from kvferry.engine.leftovers import Leftovers
-from kvferry.engine.loader import SIDE_BY_SIDE, Load, Loaded, Wanted
+from kvferry.engine.loader import SIDE_BY_SIDE, Load
 from kvferry.engine.losing import Losing
+from kvferry.engine.measuring import Measuring
 from kvferry.engine.memory import Memory, PagesGone
+from kvferry.engine.parts import Loaded, Wanted
 from kvferry.engine.patience import Account
 from kvferry.engine.prefill import PrefillModel
 from kvferry.engine.prompt import Prompt
@@ -30,9 +35,6 @@ __all__ = ["Gathered", "Plan", "Retriever"]
 
 # Each round either brings chunks or waits for somebody who does; more of them are not needed.
 _ROUNDS_MAX = 8
-# What a measurement in the background loads, and how long it may take.
-_MEASURE_BYTES = 8 << 20
-_MEASURE_S = 5.0
 # How long stores are asked where nobody knows how long computing takes.
 _UNKNOWN_S = 3.0
 
@@ -63,10 +65,11 @@ class Retriever:
         self._prefill = prefill
         self._lookup_timeout_s = lookup_timeout_s
         self.copy_threads = copy_threads
-        self._background = background
         self.account = Account()
         self.losing = Losing()
         self.leftovers = Leftovers(memory)
+        self._flights = Flights(memory)
+        self._measure = Measuring(memory, self.leftovers, background).measure
 
     @property
     def _tiers(self) -> list[Tier]:
@@ -126,7 +129,7 @@ class Retriever:
                 if not came and time.monotonic() >= limit:
                     gathered.reason = "deadline" if limit >= budget.deadline else "cut"
                     break
-            elif not self._round(prompt, held, budget, gathered, into):
+            elif held == gathered.ends or not self._round(prompt, held, budget, gathered, into):
                 break
             held, coming = self._memory.ready(prompt)
 
@@ -166,22 +169,33 @@ class Retriever:
             worth_tokens=goal * size,
         )
 
-    def plan(self, prompt: Prompt, held: int, budget: Budget) -> Plan:
-        """Ask the stores for what follows the first `held` chunks, and choose."""
+    def _asking(self, prompt: Prompt, budget: Budget) -> Asking:
+        """Asks the stores for as long as an answer can pay."""
+
+        def patience(tier: Tier, start: int) -> tuple[float, str]:
+            until, declined = self._patience(tier, prompt, start, budget)
+            if declined:
+                self._measure(tier, prompt, start)
+            return until, declined
+
+        tiers = self._tiers
+        return Asking(self._memory, self.leftovers, tiers, prompt, patience, budget.deadline)
+
+    def plan(self, prompt: Prompt, held: int, budget: Budget, asking: Asking) -> Plan:
+        """Choose of what the stores have behind the first `held` chunks."""
         wanted: list[Wanted] = []
         offers: list[Offer] = []
         start, reason, more = held, "never_stored", True
         while more and start < prompt.chunks:
             more = False  # a store that was asked may go on where another one ends
-            for tier in self._tiers:
-                until, declined = self._patience(tier, prompt, start, budget)
-                if declined:
-                    reason = declined
-                    self._measure(tier, prompt, start)
+            for tier in list(asking.tiers):
+                probe = asking.about(tier, start)
+                if not isinstance(probe, Probe):
+                    reason = probe
                     continue
-                probe = tier.probe(prompt, start, until)
                 if probe.end > start:
-                    offers.append(self._offer(tier, prompt, start, probe.end))
+                    flows = asking.window is not None and asking.window.tier is tier
+                    offers.append(self._offer(tier, prompt, start, probe.end, flows=flows))
                     wanted.append(Wanted(tier, start, probe.end))
                     start, more = probe.end, len(self._tiers) > 1
                 reason = probe.reason
@@ -216,7 +230,7 @@ class Retriever:
         count = prompt.chunks - start
         load_s, first_s = tier.predict_s(count), tier.predict_s(min(SIDE_BY_SIDE, count))
         question_s = tier.question_s() if tier.asked else 0.0
-        if tier.sees:  # the reads are the question
+        if tier.sees or tier.lands:  # the reads are the question
             load_s, first_s = load_s - question_s, first_s - question_s
         tokens, goal = prompt.position(start), prompt.position(prompt.chunks)
         until = budget.question(tokens, goal, tier.wins, question_s, load_s, first_s)
@@ -228,8 +242,12 @@ class Retriever:
             return budget.began, "not_worth_loading"
         return until if limit_s is None else min(until, now + limit_s), ""
 
-    def _offer(self, tier: Tier, prompt: Prompt, start: int, end: int) -> Offer:
+    def _offer(
+        self, tier: Tier, prompt: Prompt, start: int, end: int, *, flows: bool = False
+    ) -> Offer:
         load_s = tier.predict_s(end - start)
+        if flows:  # its first bytes are here by now
+            load_s = max(0.0, load_s - tier.question_s())
         return Offer(tier.name, prompt.position(start), prompt.position(end), load_s)
 
     def _decide(
@@ -263,13 +281,6 @@ class Retriever:
         into: Sequence[BufferLike] | None,
     ) -> bool:
         """Ask and load once; whether another round could bring more."""
-        began = time.monotonic()
-        plan = self.plan(prompt, held, budget)
-        gathered.lookup_s += time.monotonic() - began
-        gathered.plan = gathered.plan or plan
-        gathered.reason = plan.reason
-        if not plan.wanted:
-            return False
 
         def copy(chunks: Sequence[int], handles: Sequence[int]) -> None:
             assert into is not None
@@ -283,8 +294,27 @@ class Retriever:
                 gathered.copied[chunk] = 1
 
         arrived = copy if into is not None else None
-        load = Load(self._memory, prompt, budget, self.leftovers, arrived)
-        if not load.begin(plan.wanted):
+        digest, began = prompt.digest(held), time.monotonic()
+        with self._flights.begin(digest) as (flight, ours):
+            if not ours:
+                gathered.waited = True
+                landed = self._flights.wait(flight, budget.until(prompt.position(held)))
+                gathered.reason = flight.missed or ("" if landed else "deadline")
+                return not gathered.reason
+            with self._asking(prompt, budget) as asking:
+                asking.begin(held, reads=not gathered.plain)
+                plan = self.plan(prompt, held, budget, asking)
+                gathered.lookup_s += time.monotonic() - began
+                gathered.plan = gathered.plan or plan
+                gathered.reason = plan.reason
+                if not plan.wanted:
+                    flight.missed = plan.reason if plan.reason == "never_stored" else ""
+                    return False
+                load = Load(self._memory, prompt, budget, self.leftovers, arrived)
+                window = asking.take(plan.wanted[0].tier, plan.wanted[0].start)
+                begun = load.begin(plan.wanted, window)
+        gathered.plain |= load.again
+        if not begun:
             if load.reason == "pool_full" and into is not None:
                 return self._direct(prompt, plan.wanted, budget, gathered, into, copy)
             gathered.reason = load.reason or gathered.reason
@@ -297,6 +327,8 @@ class Retriever:
                 if piece.end > loaded.end
             ]
             return self._direct(prompt, rest, budget, gathered, into, copy)
+        gathered.plain |= loaded.again
+        gathered.ends = plan.wanted[-1].end
         return not loaded.reason
 
     def _finish(
@@ -350,20 +382,3 @@ class Retriever:
             if not loaded.reason:
                 gathered.reason = gathered.plan.reason if gathered.plan else ""
         return False
-
-    def _measure(self, tier: Tier, prompt: Prompt, start: int) -> None:
-        """Have a little loaded in the background: a store that is not used teaches nothing."""
-        if tier.to_be_measured():
-            self._background(self._load_a_little, tier, prompt, start)
-
-    def _load_a_little(self, tier: Tier, prompt: Prompt, start: int) -> None:
-        now = time.monotonic()
-        patient = Budget(prompt.tokens, 0, PrefillModel(), now, now + _MEASURE_S)
-        end = min(
-            tier.probe(prompt, start, patient.deadline, touch=False).end,
-            start + max(1, _MEASURE_BYTES // tier.chunk_bytes),
-        )
-        if end > start:
-            load = Load(self._memory, prompt, patient, self.leftovers)
-            load.begin([Wanted(tier, start, end)])
-            load.finish()

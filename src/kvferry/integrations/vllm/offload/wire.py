@@ -220,4 +220,4 @@ def _unknown(_: str) -> bool:
 
 def _nobody_knows(_: Sequence[str]) -> None:
     """The same of a prefix."""
-    return None
+    return
