@@ -86,7 +86,11 @@ class TimedTicket:
 
 
 class TimedStore:
-    """A connector as a tier sees it; `sees`: with a view of what it has, so that nobody asks."""
+    """A connector as a tier sees it.
+
+    `sees`: it has a view of what is there, so that nobody asks. `together`: chunks of a job come
+    side by side, and are whole at its end.
+    """
 
     def __init__(self, clock: FakeClock, chunk_bytes: int, rtt_s: float, bytes_s: float) -> None:
         self.clock, self.chunk_bytes = clock, chunk_bytes
@@ -95,6 +99,7 @@ class TimedStore:
         self.hangs = False
         self.sees = False
         self.lands = False
+        self.together = False
         self.questions = 0
         self.reads = 0
         self._keys: set[str] = set()
@@ -128,6 +133,8 @@ class TimedStore:
                 self._coming += [] if self.hangs else [at]
             ends.append(at)
         self._free_at = at
+        if self.together:
+            ends = [at] * len(ends)
         landing = buffers if self.lands and not isinstance(buffers, list) else None
         return TimedTicket(self.clock, statuses, ends, self.hangs, landing)
 

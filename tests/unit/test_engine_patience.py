@@ -137,11 +137,15 @@ def test_a_store_far_away_is_a_hit_wherever_loading_beats_computing(
     assert sum(seen) <= 1.07 * 50 * compute_s
 
 
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("percent", [500, 2000])
 @pytest.mark.parametrize("sees", [True, False])
-def test_a_store_that_moves_away_stays_a_hit(bench: Callable[..., Bench], sees: bool) -> None:
+def test_a_store_that_moves_away_stays_a_hit(
+    bench: Callable[..., Bench], sees: bool, percent: float, together: bool
+) -> None:
     """As long as loading takes half of computing; it is learnt from one request."""
-    made = bench(2000, 0.0, compute_s := 0.3)
-    made.store.sees = sees
+    made = bench(percent, 0.0, compute_s := 0.3)
+    made.store.sees, made.store.together = sees, together
     missed = 0
     for rtt_s in (0.0, 0.01, 0.02, 0.05, 0.1, 0.0, 0.1):
         made.store.rtt_s = rtt_s

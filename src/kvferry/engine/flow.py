@@ -44,11 +44,6 @@ class Flow:
         (then, before), (now, count) = self._seen[0], self._seen[-1]
         return (count - before) / max(now - then, 1e-3)
 
-    @property
-    def begun(self) -> bool:
-        """Whether anything has come."""
-        return bool(self._seen)
-
     def first_s(self) -> tuple[float, float]:
         """The least and the most that the first byte has taken, as far as anybody looked."""
         return self._dry - self._began, self._first - self._began if self._seen else math.inf

@@ -275,7 +275,7 @@ class Load:
         budget, flow, position = self._budget, self._flow, self._prompt.position
         held = self._unbroken(held)
         goal, left_s = self._parts[-1].end, flow.remaining_s()
-        if now < budget.until(position(held), *self._expected, begun=flow.begun):
+        if now < budget.until(position(held), *self._expected, flows=left_s is not None):
             if left_s is None or flow.seen_s() < _LUMPS * budget.recompute_s:
                 return True
             left_s -= max(0.0, budget.began + budget.queued_s - now)

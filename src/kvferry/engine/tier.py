@@ -26,7 +26,7 @@ from kvferry.engine.answers import REASONS, Asked, Probe, reason_of
 from kvferry.engine.capacity import Capacity
 from kvferry.engine.cost import LoadModel
 from kvferry.engine.losses import Known
-from kvferry.engine.patience import Odds
+from kvferry.engine.patience import SURE, Odds
 from kvferry.engine.prompt import Prompt
 from kvferry.errors import KVFerryError
 
@@ -217,7 +217,7 @@ class Tier:
     def wins(self) -> float:
         """How many seconds to wait for each that an answer can save; see `Odds`."""
         with self._lock:
-            return self._odds.wins
+            return SURE if self.sees else self._odds.wins
 
     @property
     def odds(self) -> float:

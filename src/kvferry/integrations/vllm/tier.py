@@ -236,8 +236,10 @@ class KvferryTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
     def _computed(self, request: Any, keys: list[bytes]) -> None:
         """Learn from a step in which these chunks were computed."""
         position_of = getattr(request, "get_offload_key_position", None)
-        ends = [position_of(key) for key in keys] if position_of is not None else [None]
-        if None not in ends and self.core.patience.chunk_tokens:
+        if position_of is None or not self.core.patience.chunk_tokens:
+            return
+        ends = [end for key in keys if (end := position_of(key)) is not None]
+        if ends and len(ends) == len(keys):
             start = min(ends) - self.core.patience.chunk_tokens
             self._steps.stored(request.req_id, start, max(ends))
 

@@ -220,4 +220,3 @@ def _unknown(_: str) -> bool:
 
 def _nobody_knows(_: Sequence[str]) -> None:
     """The same of a prefix."""
-    return
