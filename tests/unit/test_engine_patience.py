@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from kvferry.engine import loader, losses, measuring, retriever, tier, window
+from kvferry.engine import loader, losses, measuring, planner, retriever, tier, window
 from kvferry.engine.memory import Memory
 from kvferry.engine.prefill import PrefillModel
 from kvferry.engine.prompt import Prompt, read_prompt
@@ -41,7 +41,7 @@ class Bench:
         lands: bool = False,
     ) -> None:
         self.clock = FakeClock()
-        for module in (retriever, loader, losses, measuring, tier, window):
+        for module in (retriever, loader, losses, measuring, planner, tier, window):
             monkeypatch.setattr(module, "time", self.clock.module)
         self.store = TimedStore(self.clock, MIB, rtt_s, bytes_s)
         self.store.lands = lands

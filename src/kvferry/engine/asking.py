@@ -34,6 +34,7 @@ class Asking:
         prompt: Which.
         patience: Until when to wait for what a store has behind a chunk, and why not at all.
         deadline: Of the request.
+        touch: What is there counts as used.
 
     Attributes:
         window: What was asked for before anybody knows that it is there.
@@ -47,6 +48,8 @@ class Asking:
         prompt: Prompt,
         patience: Callable[[Tier, int], tuple[float, str]],
         deadline: float,
+        *,
+        touch: bool = True,
     ) -> None:
         self._memory = memory
         self._leftovers = leftovers
@@ -54,6 +57,7 @@ class Asking:
         self._prompt = prompt
         self._patience = patience
         self._deadline = deadline
+        self._touch = touch
         self._asked: dict[Tier, Asked] = {}
         self._declined: dict[Tier, tuple[int, str]] = {}
         self.window: Window | None = None
@@ -73,10 +77,10 @@ class Asking:
         for tier, asked in self._asked.items():
             tier.leave(asked)
 
-    def begin(self, start: int, *, reads: bool, touch: bool = True) -> None:
+    def begin(self, start: int, *, reads: bool) -> None:
         """Ask all of them about the chunks from `start` on; `reads`: one of them for bytes too."""
         for tier in self.tiers:
-            self._send(tier, start, touch)
+            self._send(tier, start)
             asked = self._asked.get(tier)
             if asked is not None and asked.probe is not None and self._ends(asked.probe):
                 return  # nobody else need be asked
@@ -91,7 +95,7 @@ class Asking:
             self.tiers.remove(likely)
             self.tiers.insert(0, likely)
 
-    def about(self, tier: Tier, start: int, *, touch: bool = True) -> Probe | str:
+    def about(self, tier: Tier, start: int) -> Probe | str:
         """What a store has from `start` on; or why it is not asked."""
         declined = self._declined.get(tier)
         asked = self._asked.get(tier)
@@ -102,7 +106,7 @@ class Asking:
         elif declined is not None and declined[0] == start:
             return declined[1]
         if probe is None:
-            self._send(tier, start, touch)
+            self._send(tier, start)
             asked = self._asked.get(tier)
             if asked is None:
                 return self._declined[tier][1]
@@ -117,14 +121,14 @@ class Asking:
         self.window = None
         return window
 
-    def _send(self, tier: Tier, start: int, touch: bool) -> None:
+    def _send(self, tier: Tier, start: int) -> None:
         self._asked.pop(tier, None)
         until, declined = self._patience(tier, start)
         if declined:
             self._declined[tier] = (start, declined)
             return
         several = len(self.tiers) > 1
-        self._asked[tier] = tier.send(self._prompt, start, until, touch=touch, whole=several)
+        self._asked[tier] = tier.send(self._prompt, start, until, touch=self._touch, whole=several)
 
     def _likeliest(self, tiers: Sequence[Tier]) -> Tier | None:
         """The store to be sent reads; None: what is close by has it, and needs none."""

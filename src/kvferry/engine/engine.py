@@ -81,10 +81,7 @@ class Engine(EngineLife):
         """
         self.clearing.settled(timeout_s)
         prompt = self._read(tokens)
-        found = self.look(prompt, timeout_s, touch=True)
-        if self.config.enable_async_loading and (found.worth_tokens or 0) > found.tiers[MEMORY]:
-            self._start(self.reader.gather, prompt, self._deadline(None))
-        return found
+        return self.look(prompt, timeout_s, touch=True, begin=self.config.enable_async_loading)
 
     def contains(self, tokens: Tokens, *, timeout_s: float | None = None) -> int:
         """How many tokens of the prefix some tier has. Changes nothing: nothing counts as used."""
@@ -98,18 +95,27 @@ class Engine(EngineLife):
         *,
         touch: bool,
         limit_s: float | None = None,
+        begin: bool = False,
     ) -> Lookup:
         """What `lookup` and `contains` answer.
+
+        Chunks that the engine has itself (`Prompt.computed_tokens`) are not asked for, and count
+        like those in memory.
 
         Args:
             prompt: Which.
             timeout_s: See `lookup`.
             touch: What is found in stores counts as used.
             limit_s: The longest that may be waited where it pays; default: `retrieve_timeout_s`.
+            begin: A retrieve follows: begin to load what pays.
         """
         began = time.monotonic()
         self.storer.notice(prompt, self.memory.ready(prompt)[0])
-        found = self._retriever.look(prompt, timeout_s, self._deadline(limit_s), touch=touch)
+        first, rest = prompt.behind_computed()
+        deadline = self._deadline(limit_s)
+        found = self._retriever.look(rest, timeout_s, deadline, touch=touch, begin=begin)
+        if first:
+            found = found.behind(first * prompt.chunk_size, MEMORY)
         self.metrics.looked_up(time.monotonic() - began)
         return found
 

@@ -19,12 +19,14 @@ class Plan:
         offers: What there would be.
         decision: The choice, with its numbers.
         reason: Why it is not the whole prompt.
+        found: What there is, in order.
     """
 
     wanted: list[Wanted]
     offers: list[Offer]
     decision: Decision
     reason: str
+    found: list[Wanted]
 
 
 @dataclass
@@ -52,3 +54,11 @@ class Gathered:
     loads: list[Loaded] = field(default_factory=list)
     ends: int = -1
     plain: bool = False
+
+    def count(self, loaded: Loaded) -> None:
+        """What came of a load."""
+        self.load_s += loaded.took_s
+        self.loads.append(loaded)
+        self.reason = loaded.reason or self.reason
+        for tier, chunks in loaded.chunks.items():
+            self.chunks[tier] = self.chunks.get(tier, 0) + chunks

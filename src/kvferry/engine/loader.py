@@ -138,6 +138,11 @@ class Load:
         return sum(len(part.reserved.chunks) for part in self._parts)
 
     @property
+    def budget(self) -> Budget:
+        """Until when."""
+        return self._budget
+
+    @property
     def reason(self) -> str:
         """Why that is less than was wanted: "", "pool_full", "error"."""
         return self._outcome.reason

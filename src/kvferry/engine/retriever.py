@@ -9,27 +9,25 @@ waiting longer would cost more than computing.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 
 from kvferry.connectors.base import BufferLike
-from kvferry.engine.answers import Probe
 from kvferry.engine.asking import Asking
-from kvferry.engine.cost import Budget, Decision, Offer, decide
+from kvferry.engine.begun import Begun, BegunLoads
+from kvferry.engine.cost import Budget
 from kvferry.engine.flights import Flights
 from kvferry.engine.gathered import Gathered, Plan
-from kvferry.engine.leftovers import Leftovers
 from kvferry.engine.loader import SIDE_BY_SIDE, Load
-from kvferry.engine.losing import Losing
-from kvferry.engine.measuring import Measuring
 from kvferry.engine.memory import Memory, PagesGone
 from kvferry.engine.parts import Loaded, Wanted
-from kvferry.engine.patience import Account
+from kvferry.engine.planner import Planner
 from kvferry.engine.prefill import PrefillModel
 from kvferry.engine.prompt import Prompt
 from kvferry.engine.results import Lookup
 from kvferry.engine.store_tiers import MEMORY, StoreTier
 from kvferry.engine.tier import Tier
+from kvferry.errors import KVFerryError
 
 __all__ = ["Gathered", "Plan", "Retriever"]
 
@@ -39,7 +37,7 @@ _ROUNDS_MAX = 8
 _UNKNOWN_S = 3.0
 
 
-class Retriever:
+class Retriever(Planner):
     """The machinery of `Engine.retrieve`, `lookup` and `prefetch`.
 
     Args:
@@ -60,20 +58,12 @@ class Retriever:
         copy_threads: int,
         background: Callable[..., object],
     ) -> None:
-        self._memory = memory
-        self._stores = stores
-        self._prefill = prefill
+        super().__init__(memory, stores, prefill, background)
         self._lookup_timeout_s = lookup_timeout_s
         self.copy_threads = copy_threads
-        self.account = Account()
-        self.losing = Losing()
-        self.leftovers = Leftovers(memory)
         self._flights = Flights(memory)
-        self._measure = Measuring(memory, self.leftovers, background).measure
-
-    @property
-    def _tiers(self) -> list[Tier]:
-        return [store.tier for store in self._stores]
+        self._begun = BegunLoads()
+        self._background = background
 
     def gather(
         self, prompt: Prompt, deadline: float, into: Sequence[BufferLike] | None = None
@@ -83,30 +73,37 @@ class Retriever:
         held, coming = self._memory.ready(prompt)
         gathered = Gathered(held, bytearray(prompt.chunks))
         with self.budget(prompt, held, deadline) as budget:
+            if self._join(prompt, held, budget, gathered):
+                held, coming = self._memory.ready(prompt)
             self._rounds(prompt, held, coming, budget, gathered, into)
             # Who lost by waiting pays for it from the account of all.
             self._settle(budget, prompt.position(self._memory.ready(prompt)[0]))
         return gathered
 
-    @contextmanager
-    def budget(self, prompt: Prompt, held: int, deadline: float) -> Iterator[Budget]:
-        """What a request may wait that has so many chunks; what it is lent comes back."""
-        prefill = self._prefill
-        tokens, began = prompt.position(held), time.monotonic()
-        queued_s = prefill.total_s(*prompt.queued) if prefill.known else 0.0
-        if prompt.queued_at:
-            queued_s = max(0.0, queued_s - (began - prompt.queued_at))
-        base_s = queued_s + prefill.predict_s(prompt.tokens, tokens) if prefill.known else 0.0
-        allowance_s, lent_s = self.account.open(base_s)
-        try:
-            yield Budget(prompt.tokens, tokens, prefill, began, deadline, queued_s, allowance_s)
-        finally:
-            self.account.settle(0.0, 0.0, lent_s)
+    def _join(self, prompt: Prompt, held: int, budget: Budget, gathered: Gathered) -> bool:
+        """Go on with what a lookup has begun to load; whether there was such a thing."""
+        taken = self._begun.take(prompt)
+        if taken is None or taken.start > held:
+            return False
+        begun, start = taken
+        if not self._drive(begun):
+            gathered.waited = True
+            # Who drives it knows how long it pays.
+            self._memory.await_change(lambda: begun.loaded is not None, budget.deadline)
+        loaded = begun.loaded
+        here = self._memory.ready(prompt)[0] - start
+        if loaded is not None and here > 0:
+            gathered.memory_chunks = held - min(held - start, sum(loaded.chunks.values()))
+            gathered.count(loaded)
+        return True
 
-    def _settle(self, budget: Budget, tokens: int) -> None:
-        if budget.prefill.known and budget.recompute_s > budget.queued_s:
-            regret_s = budget.regret_s(tokens, time.monotonic())
-            self.account.settle(budget.recompute_s, regret_s, 0.0)
+    def _drive(self, begun: Begun) -> bool:
+        """Bring a load to its end that was begun; False: somebody does already."""
+        if not begun.claim():
+            return False
+        begun.loaded = self._complete(begun.prompt, begun.load, begun.wanted, begun.load.budget)
+        self._memory.announce()
+        return True
 
     def _rounds(
         self,
@@ -134,89 +131,54 @@ class Retriever:
             held, coming = self._memory.ready(prompt)
 
     def look(
-        self, prompt: Prompt, timeout_s: float | None, deadline: float, *, touch: bool
+        self,
+        prompt: Prompt,
+        timeout_s: float | None,
+        deadline: float,
+        *,
+        touch: bool,
+        begin: bool = False,
     ) -> Lookup:
         """What memory and stores have; see `Engine.look`."""
         held, coming = self._memory.ready(prompt)
-        size, began = prompt.chunk_size, time.monotonic()
+        size, found, goal = prompt.chunk_size, list[Wanted](), held
+        if held < prompt.chunks:
+            with ExitStack() as stack:
+                budget = stack.enter_context(self.budget(prompt, held, deadline))
+                reads = begin and not coming
+                if reads:  # others would read the same
+                    reads = stack.enter_context(self._flights.begin(prompt.digest(held)))[1]
+                asking = self._asking(prompt, budget, timeout_s, touch=touch)
+                stack.enter_context(asking)
+                asking.begin(held, reads=reads)
+                plan = self.plan(prompt, held, budget, asking)
+                found = plan.found
+                if plan.wanted:
+                    goal = plan.wanted[-1].end
+                else:  # else a retrieve follows, and its end counts
+                    self._settle(budget, prompt.position(held))
+                if reads and plan.wanted:
+                    self._begin(prompt, plan, budget, asking)
         tiers = {MEMORY: held * size, **{tier.name: 0 for tier in self._tiers}}
-        start, offers, ends = held, list[Offer](), list[int]()
-        with self.budget(prompt, held, deadline) as budget:
-            for tier in self._tiers if start < prompt.chunks else ():
-                if timeout_s is not None:
-                    until, declined = began + timeout_s, ""
-                else:
-                    until, declined = self._patience(tier, prompt, start, budget)
-                if declined:
-                    self._measure(tier, prompt, start)
-                    continue
-                end = tier.probe(prompt, start, until, touch=touch).end
-                if end > start:
-                    tiers[tier.name] = (end - start) * size
-                    offers.append(self._offer(tier, prompt, start, end))
-                    ends.append(end)
-                    start = end
-                if start == prompt.chunks:
-                    break
-            goal = self._goal(held, ends, self._decide(prompt, held, offers, budget))
-            if goal == held:  # else a retrieve follows, and its end counts
-                self._settle(budget, prompt.position(held))
-            self._declined(prompt, held, offers, goal, budget)
+        for piece in found:
+            tiers[piece.tier.name] += (piece.end - piece.start) * size
         return Lookup(
-            tokens=start * size,
+            tokens=(found[-1].end if found else held) * size,
             tiers=tiers,
             arriving_tokens=coming * size,
             worth_tokens=goal * size,
         )
 
-    def _asking(self, prompt: Prompt, budget: Budget) -> Asking:
-        """Asks the stores for as long as an answer can pay."""
-
-        def patience(tier: Tier, start: int) -> tuple[float, str]:
-            until, declined = self._patience(tier, prompt, start, budget)
-            if declined:
-                self._measure(tier, prompt, start)
-            return until, declined
-
-        tiers = self._tiers
-        return Asking(self._memory, self.leftovers, tiers, prompt, patience, budget.deadline)
-
-    def plan(self, prompt: Prompt, held: int, budget: Budget, asking: Asking) -> Plan:
-        """Choose of what the stores have behind the first `held` chunks."""
-        wanted: list[Wanted] = []
-        offers: list[Offer] = []
-        start, reason, more = held, "never_stored", True
-        while more and start < prompt.chunks:
-            more = False  # a store that was asked may go on where another one ends
-            for tier in list(asking.tiers):
-                probe = asking.about(tier, start)
-                if not isinstance(probe, Probe):
-                    reason = probe
-                    continue
-                if probe.end > start:
-                    flows = asking.window is not None and asking.window.tier is tier
-                    offers.append(self._offer(tier, prompt, start, probe.end, flows=flows))
-                    wanted.append(Wanted(tier, start, probe.end))
-                    start, more = probe.end, len(self._tiers) > 1
-                reason = probe.reason
-                if reason == "deadline":
-                    self._measure(tier, prompt, start)
-                if start == prompt.chunks:
-                    break
-        decision = self._decide(prompt, held, offers, budget)
-        goal = self._goal(held, [piece.end for piece in wanted], decision)
-        self._declined(prompt, held, offers, goal, budget)
-        if goal < start:
-            reason = "not_worth_loading"
-            for piece in wanted:
-                if piece.end > goal:
-                    self._measure(piece.tier, prompt, max(piece.start, goal))
-            wanted = [
-                Wanted(piece.tier, piece.start, min(piece.end, goal))
-                for piece in wanted
-                if piece.start < goal
-            ]
-        return Plan(wanted, offers, decision, reason)
+    def _begin(self, prompt: Prompt, plan: Plan, budget: Budget, asking: Asking) -> None:
+        """Begin to load, for the retrieve that follows."""
+        load = Load(self._memory, prompt, budget, self.leftovers)
+        first = plan.wanted[0]
+        if not load.begin(plan.wanted, asking.take(first.tier, first.start)):
+            return
+        begun = Begun(prompt, plan.wanted, load)
+        self._begun.add(begun)
+        with suppress(KVFerryError):  # it is being closed
+            self._background(self._drive, begun)
 
     # --- What pays ---
 
@@ -241,36 +203,6 @@ class Retriever:
                 tier.ask(prompt, start)
             return budget.began, "not_worth_loading"
         return until if limit_s is None else min(until, now + limit_s), ""
-
-    def _offer(
-        self, tier: Tier, prompt: Prompt, start: int, end: int, *, flows: bool = False
-    ) -> Offer:
-        load_s = tier.predict_s(end - start)
-        if flows:  # its first bytes are here by now
-            load_s = max(0.0, load_s - tier.question_s())
-        return Offer(tier.name, prompt.position(start), prompt.position(end), load_s)
-
-    def _decide(
-        self, prompt: Prompt, held: int, offers: Sequence[Offer], budget: Budget
-    ) -> Decision:
-        waited_s = time.monotonic() - budget.began
-        how = {"queued_s": budget.queued_s, "waited_s": waited_s}
-        return decide(prompt.tokens, prompt.position(held), offers, self._prefill, **how)
-
-    def _declined(
-        self, prompt: Prompt, held: int, offers: Sequence[Offer], goal: int, budget: Budget
-    ) -> None:
-        """Note that what a store has is left there, if it is."""
-        if offers and goal == held:
-            tier = next(tier for tier in self._tiers if tier.name == offers[0].store)
-            self.losing.load(tier, "slow", prompt.chunks - held, budget, prompt.position(held))
-
-    @staticmethod
-    def _goal(held: int, ends: Sequence[int], decision: Decision) -> int:
-        """The chunk where what was chosen ends, of offers that end there."""
-        if not ends or decision.reason == "memory_only":
-            return held
-        return ends[-1] if decision.part is None else ends[decision.part]
 
     def _round(
         self,
@@ -339,6 +271,14 @@ class Retriever:
         budget: Budget,
         gathered: Gathered,
     ) -> Loaded:
+        loaded = self._complete(prompt, load, wanted, budget)
+        gathered.count(loaded)
+        return loaded
+
+    def _complete(
+        self, prompt: Prompt, load: Load, wanted: Sequence[Wanted], budget: Budget
+    ) -> Loaded:
+        """Bring a load to its end."""
         with ExitStack() as stack:
             for piece in wanted:
                 stack.enter_context(piece.tier.loading(prompt, piece.start, piece.end))
@@ -351,13 +291,8 @@ class Retriever:
         if loaded.reason == "cut":
             for piece in wanted:
                 self._measure(piece.tier, prompt, loaded.end)
-        gathered.load_s += loaded.took_s
-        gathered.loads.append(loaded)
-        gathered.reason = loaded.reason or gathered.reason
         for piece in wanted:
             piece.tier.known.add(prompt, range(piece.start, min(piece.end, loaded.end)))
-        for tier, chunks in loaded.chunks.items():
-            gathered.chunks[tier] = gathered.chunks.get(tier, 0) + chunks
         return loaded
 
     def _direct(

@@ -126,7 +126,8 @@ class Handlers(Holding):
 
         def look() -> Lookup:
             if request.about:
-                return shard.engine.look(prompt, None, touch=request.touch, limit_s=limit_s)
+                touch = request.touch  # a retrieve of what is found follows
+                return shard.engine.look(prompt, None, touch=touch, limit_s=limit_s, begin=touch)
             if request.touch:
                 return shard.engine.lookup(prompt, timeout_s=limit_s)
             return shard.engine.look(prompt, limit_s, touch=False)
