@@ -138,11 +138,10 @@ def vllm(server: TestServer, proxy: FaultProxy) -> Iterator[Vllm]:
 
 
 def ready(vllm: Vllm) -> None:
-    """Wait until the store is reached."""
-    until = clock.now_s() + SOON_S
-    while not vllm.engine.tiers[0].tier.connector.available:
-        assert clock.now_s() < until
-        threading.Event().wait(0.01)
+    """Wait until the store is reached, and has said its generation."""
+    store = vllm.engine.tiers[0]
+    wait_for("the store", lambda: store.tier.connector.available)
+    assert store.generations.wait(time.monotonic() + SOON_S)
 
 
 def test_what_one_saved_another_loads(vllm: Vllm) -> None:

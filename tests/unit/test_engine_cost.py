@@ -52,6 +52,16 @@ def test_noise_leaves_predictions_near_and_coefficients_non_negative() -> None:
         assert model.predict_s(8_000) == pytest.approx(expected, rel=0.25)
 
 
+def test_a_store_that_was_slow_once_is_tried_again_however_often_it_is_asked() -> None:
+    model = LoadModel()
+    model.observe(64 << 20, 6.4, 0.0)
+    slow = model.bandwidth_bytes_s(0.0)
+    for second in range(120):
+        model.observe(0, 0.001, float(second))
+    assert model.bandwidth_bytes_s(30.0) == slow
+    assert model.bandwidth_bytes_s(120.0) > 4 * slow
+
+
 def test_one_prefill_is_enough_for_a_first_guess() -> None:
     model = PrefillModel()
     assert not model.known

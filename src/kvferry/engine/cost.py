@@ -63,15 +63,17 @@ class LoadModel:
         self._fixed_s = fixed_s
         self._bandwidth = bandwidth_bytes_s
         self._measured_at: float | None = None
+        self._loaded_at: float | None = None  # questions say nothing about the bandwidth
         self.samples = 0
 
     def fixed_s(self, now: float) -> float:
         """The part of a load that does not depend on its size."""
-        return max(self._fixed_s / self._recovery(now), min(self._prior[0], self._fixed_s))
+        recovery = self._recovery(self._measured_at, now)
+        return max(self._fixed_s / recovery, min(self._prior[0], self._fixed_s))
 
     def bandwidth_bytes_s(self, now: float) -> float:
         """Bytes per second once it flows."""
-        recovered = self._bandwidth * self._recovery(now)
+        recovered = self._bandwidth * self._recovery(self._loaded_at, now)
         return min(recovered, max(self._prior[1], self._bandwidth))
 
     def predict_s(self, size_bytes: int, now: float, queued_bytes: int = 0) -> float:
@@ -97,12 +99,11 @@ class LoadModel:
         self._measured_at = now
         self.samples += 1
         if first_s[1] == math.inf and first_s[0]:  # nothing has come at all
-            self._fixed_s, self._bandwidth = max(fixed, took_s), bandwidth
+            self._fixed_s = max(fixed, took_s)
             return
         if size_bytes < _SMALL_BYTES:
             sample = max(took_s - size_bytes / bandwidth, 1e-6)
             self._fixed_s = sample if first else fixed + _WEIGHT * (sample - fixed)
-            self._bandwidth = bandwidth
             return
         fixed = max(first_s[0], min(fixed, 0.9 * took_s))  # it may have become less
         flowing = took_s - fixed
@@ -111,12 +112,13 @@ class LoadModel:
         weight = 1.0 if first else share * min(0.8, _WEIGHT * (1 + size_bytes / (64 << 20)))
         # Times add up, so it is the time per byte that is averaged.
         per_byte = (1 - weight) / bandwidth + weight * flowing / size_bytes
-        self._bandwidth, self._fixed_s = 1 / per_byte, fixed
+        self._bandwidth, self._fixed_s, self._loaded_at = 1 / per_byte, fixed, now
 
-    def _recovery(self, now: float) -> float:
-        if self._measured_at is None:
+    @staticmethod
+    def _recovery(since: float | None, now: float) -> float:
+        if since is None:
             return 1.0
-        idle_s: float = min(max(0.0, now - self._measured_at), 60 * _RECOVERY_S)
+        idle_s: float = min(max(0.0, now - since), 60 * _RECOVERY_S)
         return float(2.0 ** max(0.0, idle_s / _RECOVERY_S - 1))
 
 
@@ -226,19 +228,19 @@ class Budget:
         return self.queued_s + self.prefill.predict_s(self.total_tokens, self.memory_tokens)
 
     def until(
-        self, tokens: int, expected_s: float = 0.0, end_s: float = 0.0, *, begun: bool = True
+        self, tokens: int, expected_s: float = 0.0, end_s: float = 0.0, *, flows: bool = True
     ) -> float:
         """The moment at which a request that holds `tokens` of its prefix must stop waiting.
 
         `expected_s` and `end_s` are when, counted from the beginning of the request, something
         should come, and when everything should be there, by what was measured of the store; 0: it
-        was not. Until something has come (`begun`), nobody knows how fast the rest will follow.
+        was not. Until bytes have come for a moment (`flows`), nobody knows how fast they do.
         """
         if not self.prefill.known:
             return self.deadline
         all_s, own_s = self.recompute_s, SHARE * self.recompute_s
         most_s = own_s if self.allowance_s is None else self.allowance_s
-        share_s = own_s if begun else _FIRST_SHARE * all_s
+        share_s = own_s if flows else _FIRST_SHARE * all_s
         allowed_s = all_s + min(share_s, most_s) - self.rest_s(tokens)
         patient_s = expected_s * _PATIENCE
         if patient_s <= self.queued_s + most_s and end_s <= _WORTH * all_s:

@@ -85,11 +85,8 @@ class Engine(EngineLife):
     def lookup_steps(self, tokens: Tokens, timeout_s: float | None) -> Steps[Lookup]:
         """`lookup`, in steps."""
         yield from self.clearing.settling(timeout_s)
-        prompt = self._read(tokens)
-        found = yield from self.looking(prompt, timeout_s, touch=True)
-        if self.config.enable_async_loading and (found.worth_tokens or 0) > found.tiers[MEMORY]:
-            self._start(self.reader.gather, prompt, self._deadline(None))
-        return found
+        prompt, begin = self._read(tokens), self.config.enable_async_loading
+        return (yield from self.looking(prompt, timeout_s, touch=True, begin=begin))
 
     def contains(self, tokens: Tokens, *, timeout_s: float | None = None) -> int:
         """How many tokens of the prefix some tier has. Changes nothing: nothing counts as used."""
@@ -103,19 +100,28 @@ class Engine(EngineLife):
         *,
         touch: bool,
         limit_s: float | None = None,
+        begin: bool = False,
     ) -> Steps[Lookup]:
         """What `lookup` and `contains` answer, in steps.
+
+        Chunks that the engine has itself (`Prompt.computed_tokens`) are not asked for, and count
+        like those in memory.
 
         Args:
             prompt: Which.
             timeout_s: See `lookup`.
             touch: What is found in stores counts as used.
             limit_s: The longest that may be waited where it pays; default: `retrieve_timeout_s`.
+            begin: A retrieve follows: begin to load what pays.
         """
         began = time.monotonic()
         self.storer.notice(prompt, self.memory.ready(prompt)[0])
+        first, rest = prompt.behind_computed()
         deadline = self._deadline(limit_s)
-        found = yield from self._retriever.looking(prompt, timeout_s, deadline, touch=touch)
+        how = {"touch": touch, "begin": begin}
+        found = yield from self._retriever.looking(rest, timeout_s, deadline, **how)
+        if first:
+            found = found.behind(first * prompt.chunk_size, MEMORY)
         self.metrics.looked_up(time.monotonic() - began)
         return found
 

@@ -76,7 +76,7 @@ class Memory:
         self.chunk_bytes = chunk_bytes
         self.pages = cache.capacity
         self._changed = threading.Condition()
-        self._told: weakref.WeakSet[_More] = weakref.WeakSet()
+        self._told: weakref.WeakSet[_Change] = weakref.WeakSet()
 
     @classmethod
     def private(
@@ -146,6 +146,10 @@ class Memory:
         """Make room for those of the chunks from `first` on that are neither here nor coming."""
         return Reserved(*self.cache.reserve(hashes, first, LEASE_S))
 
+    def landing(self, hashes: bytes, first: int) -> _native.Landing:
+        """Pages for the chunks from `first` on, each taken when its value comes from a store."""
+        return _native.Landing(self.cache, hashes, first, LEASE_S)
+
     def copy_in(self, handles: Sequence[int], buffers: Sequence[object], threads: int) -> None:
         """Copy buffers of the length of a page into pages that the caller has reserved.
 
@@ -199,7 +203,22 @@ class Memory:
             remaining_s = until - time.monotonic()
             if not coming or remaining_s <= 0:
                 return False
-            yield Wait(_More(self, prompt, ready), min(remaining_s, _LOOK_S))
+            more = _Change(self, lambda: self._is_more(prompt, ready))
+            yield Wait(more, min(remaining_s, _LOOK_S))
+
+    def _is_more(self, prompt: Prompt, ready: int) -> bool:
+        """More than so many leading chunks are here, or none come."""
+        here, coming = self.ready(prompt)
+        return here > ready or not coming
+
+    def await_change(self, done: Callable[[], bool], until: float) -> Steps[bool]:
+        """Wait until something is so that is announced when it becomes so; False: it is late."""
+        while not done():
+            remaining_s = until - time.monotonic()
+            if remaining_s <= 0:
+                return False
+            yield Wait(_Change(self, done), min(remaining_s, _LOOK_S))
+        return True
 
     def announce(self) -> None:
         """Chunks came, or will not come: those who wait look again."""
@@ -210,30 +229,29 @@ class Memory:
         for each in told:
             each.call()
 
-    def await_change(self, unless: Callable[[], bool], timeout_s: float) -> None:
+    def await_announce(self, unless: Callable[[], bool], timeout_s: float) -> None:
         """Wait for the next `announce`, unless there was one that counts."""
         with self._changed:
             if not unless():
                 self._changed.wait(timeout_s)
 
-    def tell(self, more: _More) -> None:
+    def tell(self, change: _Change) -> None:
         """Call it at the next `announce`, if anybody still has it."""
         with self._changed:
-            self._told.add(more)
+            self._told.add(change)
 
 
-class _More:
-    """More than so many leading chunks of a prompt, or none that come."""
+class _Change:
+    """Something that is announced when it becomes so."""
 
-    def __init__(self, memory: Memory, prompt: Prompt, ready: int) -> None:
+    def __init__(self, memory: Memory, done: Callable[[], bool]) -> None:
         self._memory = memory
-        self._prompt = prompt
-        self._ready = ready
+        self._done = done
         self.call: Callable[[], object] = bool
 
     def wait(self, timeout_s: float) -> None:
         if timeout_s > 0:
-            self._memory.await_change(lambda: self.done, timeout_s)
+            self._memory.await_announce(self._done, timeout_s)
 
     def tell(self, call: Callable[[], object]) -> None:
         self.call = call
@@ -241,5 +259,4 @@ class _More:
 
     @property
     def done(self) -> bool:
-        here, coming = self._memory.ready(self._prompt)
-        return here > self._ready or not coming
+        return self._done()

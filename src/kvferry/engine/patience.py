@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 
-__all__ = ["SHARE", "Account", "Odds"]
+__all__ = ["SHARE", "SURE", "Account", "Odds"]
 
 # How much later than without a cache a request may be by its own right because the cache came to
 # nothing, as a part of the time without one.
@@ -27,6 +27,8 @@ _SAVED_MAX = 2.0
 _ADVANCE = 1.0
 # How quickly the mean length follows.
 _MEAN_WEIGHT = 0.05
+# What waiting may cost for each second that it saves where nothing is surer.
+SURE = 49.0
 # How quickly a store's answers are forgotten: with each one, this share.
 _FADING = 0.02
 
@@ -77,5 +79,5 @@ class Odds:
     @property
     def wins(self) -> float:
         """P / (1 - P): how many seconds may be waited for each that an answer can save."""
-        share = min(0.98, max(0.02, self._has / self._asked))
-        return share / (1 - share)
+        has, lacks = self._has, self._asked - self._has
+        return min(SURE, max(1 / SURE, has / max(lacks, 1e-9)))

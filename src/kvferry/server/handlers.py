@@ -128,7 +128,13 @@ class Handlers(Holding):
 
         def look() -> Steps[Lookup]:
             if request.about:
-                return shard.engine.looking(prompt, None, touch=request.touch, limit_s=limit_s)
+                return shard.engine.looking(
+                    prompt,
+                    None,
+                    touch=request.touch,
+                    limit_s=limit_s,
+                    begin=request.touch,  # a retrieve of what is found follows
+                )
             if request.touch:
                 return shard.engine.lookup_steps(prompt, limit_s)
             return shard.engine.looking(prompt, limit_s, touch=False)

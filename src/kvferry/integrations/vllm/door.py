@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from kvferry.engine import Engine
@@ -112,7 +113,8 @@ def open_worker(
     device = next(iter(kv_caches.values())).device
     threads = computing_threads()
     with all_processors():
-        engine = Engine(identity, config)
+        # What is looked up is loaded: so the reads leave with the question.
+        engine = Engine(identity, replace(config, enable_async_loading=True))
         engine.learning.know_device(device_name(device, threads))
     expect_speed(engine.learning.expect, vllm_config, device, threads)
     rank = shard.pp_rank * vllm_config.parallel_config.tensor_parallel_size + shard.tp_rank

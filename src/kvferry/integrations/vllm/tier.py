@@ -34,9 +34,10 @@ from kvferry.integrations.vllm.offload.core import TierCore, TierLimits
 from kvferry.integrations.vllm.offload.options import read_options
 from kvferry.integrations.vllm.offload.patience import Patience
 from kvferry.integrations.vllm.offload.series import AVAILABLE, SERIES, Observed
+from kvferry.integrations.vllm.offload.steps import TierSteps
 from kvferry.integrations.vllm.offload.threads import in_the_background
 from kvferry.integrations.vllm.offload.transfers import Finished
-from kvferry.integrations.vllm.speed import device_ops_s, guess
+from kvferry.integrations.vllm.speed import device_ops_s, guess, guess_of
 from kvferry.integrations.vllm.tier_identity import (
     chunk_tokens,
     describe_rows,
@@ -119,6 +120,7 @@ class KvferryTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
             TierLimits(**settings.limits),
             patience=_patience(offloading_spec),
         )
+        self._steps = TierSteps(self.core.patience.prefill)
         self._observed = Observed()
         self._stats_at = 0.0
         self._events: list[Any] | None = _events(offloading_spec) if settings.kv_events else None
@@ -139,7 +141,9 @@ class KvferryTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
 
     def submit_store(self, job_metadata: Any) -> None:
         """Begin to store chunks; what the store has is skipped."""
-        self.core.store(job_metadata.job_id, list(job_metadata.keys), _rows(job_metadata))
+        keys = list(job_metadata.keys)
+        self._computed(getattr(job_metadata, "req_context", None), keys)
+        self.core.store(job_metadata.job_id, keys, _rows(job_metadata))
 
     def submit_load(self, job_metadata: Any) -> None:
         """Begin to load chunks."""
@@ -165,10 +169,13 @@ class KvferryTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
 
     def on_request_finished(self, req_context: Any) -> None:
         """Forget what was asked for it."""
+        self._steps.finished(req_context.req_id)
         self.core.forget(req_context.req_id)
 
     def on_schedule_end(self, context: Any = None) -> None:
         """The questions of this step go out: one batch for each request."""
+        if context is not None:
+            self._steps.ended(time.monotonic(), context.new_req_ids)
         self.core.end_step()
 
     # --- Life ---
@@ -226,6 +233,16 @@ class KvferryTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
 
     # --- Inside ---
 
+    def _computed(self, request: Any, keys: list[bytes]) -> None:
+        """Learn from a step in which these chunks were computed."""
+        position_of = getattr(request, "get_offload_key_position", None)
+        if position_of is None or not self.core.patience.chunk_tokens:
+            return
+        ends = [end for key in keys if (end := position_of(key)) is not None]
+        if ends and len(ends) == len(keys):
+            start = min(ends) - self.core.patience.chunk_tokens
+            self._steps.stored(request.req_id, start, max(ends))
+
     def _result(self, job: Finished) -> Any:
         if job.took_s:
             self._observed.seconds["load" if job.is_load else "store"].append(job.took_s)
@@ -249,17 +266,35 @@ def _patience(spec: Any) -> Patience:
     """How long waiting for the store may pay, by what computing may take on this device."""
     made, vllm_config = Patience(), getattr(spec, "vllm_config", None)
     made.chunk_tokens = chunk_tokens(spec)
-    if vllm_config is None:
-        return made
+    if vllm_config is not None:
+        coefficients = guess(vllm_config, _ops_s())
+        if coefficients is not None:
+            made.prefill.step_tokens = int(vllm_config.scheduler_config.max_num_batched_tokens)
+    else:
+        coefficients = _guess_by_name(getattr(spec, "config", None))
+    if coefficients is not None:
+        made.prefill.expect(coefficients)
+    return made
+
+
+def _guess_by_name(config: Any) -> Any:
+    """From the files of the model, where they lie here: this vLLM tells no more than its name."""
+    try:
+        from transformers import AutoConfig
+
+        model = AutoConfig.from_pretrained(config.model.name, local_files_only=True)
+        return guess_of(model.get_text_config(), config.parallel.tp_size, _ops_s())
+    except Exception:  # of any kind, by what the files say
+        _log.debug("nothing is known of the model's size", exc_info=True)
+        return None
+
+
+def _ops_s() -> float:
     from vllm.platforms import current_platform
 
     is_cpu = current_platform.device_type == "cpu"
     gpu = "" if is_cpu else str(current_platform.get_device_name())
-    coefficients = guess(vllm_config, device_ops_s(gpu, os.cpu_count() or 1))
-    if coefficients is not None:
-        made.prefill.expect(coefficients)
-        made.prefill.step_tokens = int(vllm_config.scheduler_config.max_num_batched_tokens)
-    return made
+    return device_ops_s(gpu, os.cpu_count() or 1)
 
 
 def _rows(job: Any) -> list[int]:

@@ -4,7 +4,8 @@ A scheduler asks key by key, and asks again in its next step what was left open.
 key is written down (None: ask again), the keys of a request go out together as one batch at the end
 of the step, and the next steps find the answers here. A key that is not answered for as long as
 waiting can pay is not there, and neither is one that is computed sooner than it is loaded. What the
-presence view of the store knows to be absent is answered at once.
+presence view of the store knows to be absent is answered at once, and what it knows to be there in
+the next step: then a hit waits for its values alone.
 
 Answers live until the request is forgotten, for `AGE_S` seconds at most: what the store has may
 change. A chunk that could not be loaded is marked as missing, so that nobody tries it again.
@@ -20,7 +21,7 @@ from dataclasses import dataclass, field
 
 from kvferry import _native
 from kvferry._native import KnownChunks, chunk_names
-from kvferry.client.batch import BatchResult
+from kvferry.client.batch import BatchResult, Status
 from kvferry.integrations.vllm.offload.patience import Patience
 from kvferry.integrations.vllm.offload.wire import Wire
 
@@ -176,6 +177,11 @@ class Lookups:
                 self._answered(request, question, result)
 
         now = self._wire.clock()
+        if known_there := self._wire.leading(names):
+            request.asked.append((now, question))
+            missing = bytes([Status.MISS]) * (len(names) - known_there)
+            answered(BatchResult(bytes(known_there) + missing, [0] * len(names), 0.0))
+            return
         limit_s = self._patience.question_s(len(names), now)
         # Who does not wait asks all the same: the next ones may know more.
         asked_s = limit_s or _UNWAITED_S

@@ -9,6 +9,7 @@ Threads: one.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from kvferry.engine.cost import Budget, LoadModel
@@ -21,8 +22,8 @@ __all__ = ["Patience"]
 _LOOKUP_S = 0.04
 _STALL_S = 0.5
 # Loads may get nothing for so many times what a chunk mostly takes, and for that share of the time
-# of computing what is being loaded.
-_STALLED, _STALLED_SHARE = 4.0, 0.25
+# of computing what is being loaded; for a larger one at first: the store may have moved away.
+_STALLED, _STALLED_SHARE, _FIRST_SHARE = 4.0, 0.25, 0.5
 _FOREVER_S = 600.0
 
 
@@ -67,10 +68,14 @@ class Patience:
         return until - now if until - now > asked_s else 0.0
 
     def answered(self, chunks: int, found: int, took_s: float, now: float) -> bool:
-        """The store has said how many of the chunks it has; whether to load them."""
-        self._answers += 1
+        """The store has said how many of the chunks it has; whether to load them.
+
+        It took no time where nobody was asked.
+        """
         self._odds.answered(found / chunks if chunks else 0.0)
-        self._load.observe(0, took_s, now)
+        if took_s:
+            self._answers += 1
+            self._load.observe(0, took_s, now)
         if not self._knows or self.lookup_s is not None:
             return True
         compute_s = self.prefill.predict_s(chunks * self.chunk_tokens)
@@ -89,11 +94,21 @@ class Patience:
         if self._knows:
             self._account.settle(self.prefill.predict_s(chunks * self.chunk_tokens), waited_s, 0.0)
 
-    def loaded(self, size_bytes: int, took_s: float, now: float) -> None:
-        """A load has come to its end."""
-        self._load.observe(size_bytes, took_s, now)
+    def loaded(
+        self,
+        size_bytes: int,
+        took_s: float,
+        now: float,
+        first_s: tuple[float, float] = (0.0, math.inf),
+    ) -> None:
+        """A load has come to its end; `first_s`: the least and the most that a first value took."""
+        self._load.observe(size_bytes, took_s, now, first_s)
 
-    def stalled_s(self, chunks: int, now: float) -> float:
+    def nothing_came(self, waited_s: float, now: float) -> None:
+        """A load was given up before anything of it came."""
+        self._load.observe(0, waited_s, now, (waited_s, math.inf))
+
+    def stalled_s(self, chunks: int, now: float, *, begun: bool = True) -> float:
         """How long loads of so many chunks may get nothing, all of them together."""
         if self.stall_s is not None:
             return self.stall_s
@@ -101,4 +116,5 @@ class Patience:
             return _STALL_S
         compute_s = self.prefill.predict_s(chunks * self.chunk_tokens)
         usual_s = self._load.predict_s(self.chunk_bytes, now)
-        return max(_STALLED * usual_s, _STALLED_SHARE * compute_s, _LOOKUP_S)
+        share = _STALLED_SHARE if begun else _FIRST_SHARE
+        return max(_STALLED * usual_s, share * compute_s, _LOOKUP_S)

@@ -18,6 +18,7 @@ Ownership: the rows belong to the job until `take` has given it back. Threads: t
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -82,6 +83,9 @@ class _Job:
     batch: int = 0
     progress: int = 0
     withdrawn: bool = False
+    began: float = 0.0
+    dry_s: float = 0.0  # for how long surely nothing had come
+    first_s: float = math.inf  # when something surely had
 
 
 class Transfers:
@@ -170,13 +174,23 @@ class Transfers:
         if now < self._look_at:
             return
         loads = [(batch, job) for batch, job in self._running.items() if job.is_load]
+        begun = False
         for batch, job in loads:
             progress = self._wire.progress(batch)
+            if not progress:
+                job.dry_s = now - job.began
+            elif not job.progress:
+                job.first_s = now - job.began
             if progress != job.progress:
                 job.progress, self._moved_at = progress, now
-        stalled_s = self._patience.stalled_s(sum(len(job.keys) for _, job in loads), now)
+            begun = begun or progress > 0
+        chunks = sum(len(job.keys) for _, job in loads)
+        stalled_s = self._patience.stalled_s(chunks, now, begun=begun)
         self._look_at = now + stalled_s / 10
         if loads and now - self._moved_at > stalled_s:
+            for _, job in loads:
+                if not job.progress:
+                    self._patience.nothing_came(now - job.began, now)
             self._withdraw(loads)
             self._wire.shut_gate()
 
@@ -215,7 +229,7 @@ class Transfers:
         if batch is None:
             self._refuse(entry, "load_refused" if entry.is_load else "store_refused")
             return
-        entry.batch = batch
+        entry.batch, entry.began = batch, self._wire.clock()
         self._running[batch] = entry
         if not entry.is_load:
             self._store_bytes += size_bytes
@@ -235,7 +249,8 @@ class Transfers:
         self._counts[f"{kind}_bytes"] += len(done) * self._row_bytes
         if entry.is_load and result.ok:
             size_bytes = len(done) * self._row_bytes
-            self._patience.loaded(size_bytes, result.elapsed_s, self._wire.clock())
+            first_s = (entry.dry_s, min(entry.first_s, result.elapsed_s))
+            self._patience.loaded(size_bytes, result.elapsed_s, self._wire.clock(), first_s)
         self._end(entry, result.ok, done, result.elapsed_s)
 
     def _refuse(self, entry: _Job, why: str) -> None:

@@ -61,6 +61,8 @@ class Wire:
         self.counts = counts
         self.clock = clock
         self._absent: Callable[[str], bool] = getattr(connector, "absent", _unknown)
+        self._leading: Callable[[Sequence[str]], int | None]
+        self._leading = getattr(connector, "leading", _nobody_knows)
         self._generation = ""  # goes before every name; see `renew`
         self._waiting: dict[int, Then] = {}
         self._canary: int | None = None
@@ -121,6 +123,10 @@ class Wire:
     def absent(self, name: str) -> bool:
         """Whether a key is certainly absent, where the driver knows that without asking."""
         return self._absent(self._generation + name)
+
+    def leading(self, names: Sequence[str]) -> int | None:
+        """How many leading keys are there in all likelihood, where the driver knows that."""
+        return self._leading(self._named(names))
 
     def _named(self, names: Sequence[str]) -> Sequence[str]:
         generation = self._generation
@@ -210,3 +216,7 @@ class Wire:
 def _unknown(_: str) -> bool:
     """Of a driver that has to ask."""
     return False
+
+
+def _nobody_knows(_: Sequence[str]) -> None:
+    """The same of a prefix."""
