@@ -66,6 +66,7 @@ class Asked:
         touch: What is there counts as used.
         until: The moment up to which the answer may be waited for.
         began: When it was sent.
+        sure: It is known to be absent, so nobody is asked.
         ticket: Of the job; None: there is an answer already.
         probe: The answer, from `start` on.
         result: What the store said of each chunk; None: not yet, or not in so many words.
@@ -76,6 +77,7 @@ class Asked:
     touch: bool
     until: float
     began: float
+    sure: bool = False
     ticket: Ticket | None = None
     probe: Probe | None = None
     result: BatchResult | None = None

@@ -144,7 +144,7 @@ class Asking:
 
     def _waits(self, tier: Tier) -> bool:
         asked = self._asked.get(tier)
-        return asked is not None and asked.ticket is not None
+        return asked is not None and asked.ticket is not None and not asked.sure
 
     def _ends(self, probe: Probe) -> bool:
         return probe.end == self._prompt.chunks

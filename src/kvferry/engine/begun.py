@@ -14,11 +14,12 @@ import threading
 from collections import OrderedDict
 from typing import NamedTuple
 
+from kvferry.engine.gathered import Plan
 from kvferry.engine.loader import Load
 from kvferry.engine.parts import Loaded, Wanted
 from kvferry.engine.prompt import Prompt
 
-__all__ = ["Begun", "BegunLoads"]
+__all__ = ["Begun", "BegunLoads", "Taken"]
 
 # Those that nobody came for are forgotten, the oldest first. Their chunks stay in memory.
 _REMEMBERED = 256
@@ -29,16 +30,21 @@ class Begun:
 
     Attributes:
         prompt: Of which prompt.
-        wanted: What it loads.
+        plan: What was planned.
         load: The load.
         loaded: What became of it; None: it is not over.
     """
 
-    def __init__(self, prompt: Prompt, wanted: list[Wanted], load: Load) -> None:
-        self.prompt, self.wanted, self.load = prompt, wanted, load
+    def __init__(self, prompt: Prompt, plan: Plan, load: Load) -> None:
+        self.prompt, self.plan, self.load = prompt, plan, load
         self.loaded: Loaded | None = None
         self._lock = threading.Lock()
         self._claimed = False
+
+    @property
+    def wanted(self) -> list[Wanted]:
+        """What it loads."""
+        return self.plan.wanted
 
     def claim(self) -> bool:
         """Whether the caller is the one who brings it to its end."""

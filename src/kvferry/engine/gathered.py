@@ -60,5 +60,6 @@ class Gathered:
         self.load_s += loaded.took_s
         self.loads.append(loaded)
         self.reason = loaded.reason or self.reason
+        self.plain |= loaded.again
         for tier, chunks in loaded.chunks.items():
             self.chunks[tier] = self.chunks.get(tier, 0) + chunks

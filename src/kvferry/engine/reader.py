@@ -66,6 +66,7 @@ class Reader:
     def from_memory(self, prompt: Prompt, chunks: int, took_s: float) -> None:
         """Count a retrieve that memory alone has answered, with so many leading chunks."""
         gathered = Gathered(chunks, bytearray(), reason="never_stored")
+        self._retriever.credit(prompt, gathered)
         self._meter.gathered(prompt, gathered, took_s)
         self._storer.notice(prompt, chunks)
 

@@ -14,7 +14,7 @@ from contextlib import ExitStack, suppress
 
 from kvferry.connectors.base import BufferLike
 from kvferry.engine.asking import Asking
-from kvferry.engine.begun import Begun, BegunLoads
+from kvferry.engine.begun import Begun, BegunLoads, Taken
 from kvferry.engine.cost import Budget
 from kvferry.engine.flights import Flights
 from kvferry.engine.gathered import Gathered, Plan
@@ -92,18 +92,27 @@ class Retriever(Planner):
         taken = self._begun.take(prompt)
         if taken is None or taken.start > held:
             return False
-        begun, start = taken
+        begun = taken.begun
         if not (yield from self._drive(begun)):
             gathered.waited = True
             # Who drives it knows how long it pays.
             over = self._memory.await_change(lambda: begun.loaded is not None, budget.deadline)
             yield from over
-        loaded = begun.loaded
-        here = self._memory.ready(prompt)[0] - start
-        if loaded is not None and here > 0:
-            gathered.memory_chunks = held - min(held - start, sum(loaded.chunks.values()))
-            gathered.count(loaded)
+        self._credit(prompt, held, taken, gathered)
         return True
+
+    def credit(self, prompt: Prompt, gathered: Gathered) -> None:
+        """Chunks that are in memory because a lookup began to load them count as loaded."""
+        taken = self._begun.take(prompt)
+        if taken is not None:
+            self._credit(prompt, gathered.memory_chunks, taken, gathered)
+
+    def _credit(self, prompt: Prompt, held: int, taken: Taken, gathered: Gathered) -> None:
+        loaded, start = taken.begun.loaded, taken.start
+        if loaded is not None and start <= held and self._memory.ready(prompt)[0] > start:
+            gathered.memory_chunks = held - min(held - start, sum(loaded.chunks.values()))
+            gathered.plan = taken.begun.plan
+            gathered.count(loaded)
 
     def _drive(self, begun: Begun) -> Steps[bool]:
         """Bring a load to its end that was begun; False: somebody does already."""
@@ -194,7 +203,7 @@ class Retriever(Planner):
         first = plan.wanted[0]
         if not load.begin(plan.wanted, asking.take(first.tier, first.start)):
             return
-        begun = Begun(prompt, plan.wanted, load)
+        begun = Begun(prompt, plan, load)
         self._begun.add(begun)
         with suppress(KVFerryError):  # it is being closed
             self._background(self._drive(begun))
@@ -280,7 +289,6 @@ class Retriever(Planner):
                 if piece.end > loaded.end
             ]
             return (yield from self._direct(prompt, rest, budget, gathered, into, copy))
-        gathered.plain |= loaded.again
         gathered.ends = plan.wanted[-1].end
         return not loaded.reason
 

@@ -143,7 +143,7 @@ class Tier:
             return asked
         keys = prompt.keys(start, prompt.chunks)
         known = None if self._leading is None else self._leading(keys)
-        self.sees = bool(known)
+        self.sees, asked.sure = bool(known), known == 0
         if known:  # the reads are the question
             self._used(asked, known)
             asked.probe = Probe(start + known, "never_stored" if known < len(keys) else "")
