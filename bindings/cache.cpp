@@ -18,6 +18,7 @@
 
 #include "cache/chunk_cache.hpp"
 #include "errors.hpp"
+#include "landing.hpp"
 #include "pool.hpp"
 
 namespace nb = nanobind;
@@ -30,11 +31,6 @@ using cache::ChunkCache;
 using cache::ChunkHash;
 using cache::Hashes;
 using cache::kHashBytes;
-
-// What Python holds; the indirection is for __init__.
-struct CacheOwner {
-  std::unique_ptr<ChunkCache> cache;
-};
 
 Hashes hashes_of(const nb::bytes& bytes) {
   if (bytes.size() % kHashBytes != 0) {

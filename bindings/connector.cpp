@@ -18,6 +18,7 @@
 #include "connector/file.hpp"
 #include "connector/memory.hpp"
 #include "connector/redis.hpp"
+#include "landing.hpp"
 #include "presence.hpp"
 
 namespace nb = nanobind;
@@ -61,19 +62,24 @@ class PyConnector {
     if (verb < 0 || verb > static_cast<int>(Verb::kDelete)) {
       raise({Errc::kInvalidArgument, "not a verb: " + std::to_string(verb)});
     }
-    const BatchArguments arguments(keys, buffers);
+    const auto landing = landing_of(buffers);
+    const BatchArguments arguments(keys, landing ? nb::handle(Py_None) : buffers);
     const Job::Options options{.verb = static_cast<Verb>(verb), .ttl_ms = ttl_ms, .prefix = prefix};
     const bool payload = options.verb == Verb::kGet || options.verb == Verb::kSet;
-    if (payload != arguments.has_buffers()) {
+    if (payload != (arguments.has_buffers() || landing)) {
       raise({Errc::kInvalidArgument, "GET and SET have one buffer per key, the others have none"});
     }
     const std::size_t count = arguments.size();
-    auto lease = std::make_unique<Lease>(payload ? count : 0);
+    if (landing) check_landing(*landing, count);
+    auto lease = std::make_unique<Lease>(arguments.has_buffers() ? count : 0);
     const auto job = std::make_shared<Job>(options);
+    job->places = landing;
     job->reserve(count, count * arguments.key(0).size());
     for (std::size_t index = 0; index < count; ++index) {
       MutableBytes memory;
-      if (payload) {
+      if (landing) {
+        memory = {static_cast<std::byte*>(nullptr), connector_->space().value_size_bytes};
+      } else if (payload) {
         memory = arguments.buffer(index, *lease, options.verb == Verb::kGet);
         const std::size_t expected = connector_->space().value_size_bytes;
         if (memory.size() != expected) {
@@ -84,7 +90,7 @@ class PyConnector {
       }
       job->add(arguments.key(index), memory);
     }
-    if (options.verb == Verb::kGet) lease->check_disjoint();
+    if (options.verb == Verb::kGet && !landing) lease->check_disjoint();
     job->set_deadline(timeout_s < 0 ? connector_->deadline_for(job->payload_bytes())
                                     : add_time(monotonic_ns(), from_seconds(timeout_s)));
     job->quiet = quiet;
@@ -169,6 +175,7 @@ class PyConnector {
 
   [[nodiscard]] int event_fd() const { return connector_->event_fd(); }
   [[nodiscard]] bool available() const { return connector_->available(); }
+  [[nodiscard]] bool lands() const { return connector_->lands(); }
   [[nodiscard]] std::string mode() const { return connector_->mode(); }
   [[nodiscard]] bool absent(nb::handle key) const {
     return connector_->absent(key_bytes(key.ptr()));
@@ -252,6 +259,15 @@ class PyConnector {
  private:
   using Jobs = std::unordered_map<std::uint64_t, std::shared_ptr<Job>>;
 
+  void check_landing(const connector::Landing& landing, std::size_t count) const {
+    const std::size_t size = connector_->space().value_size_bytes;
+    if (landing.size() == count && landing.page_size_bytes() == size) return;
+    raise({Errc::kInvalidArgument, "a landing of " + std::to_string(landing.size()) + " pages of " +
+                                       std::to_string(landing.page_size_bytes()) + " bytes for " +
+                                       std::to_string(count) + " values of " +
+                                       std::to_string(size)});
+  }
+
   void release_discarded() {
     std::vector<std::uint64_t> ids;
     {
@@ -310,6 +326,7 @@ void bind_connector(nb::module_& module) {
       .def("cancel", &PyConnector::cancel, "job_id"_a)
       .def("event_fd", &PyConnector::event_fd)
       .def("available", &PyConnector::available)
+      .def("lands", &PyConnector::lands, "Whether a GET may have a Landing instead of buffers.")
       .def("absent", &PyConnector::absent, "key"_a,
            nb::sig("def absent(self, key: str | bytes) -> bool"),
            "Whether a key is certainly absent, as far as that is known without asking.")

@@ -129,6 +129,30 @@ ChunkCache::Reservation ChunkCache::reserve(Hashes hashes, std::size_t first, Na
   Holder holder(Holder::Kind::kReservation, add_time(clock_(), ttl));
   Reservation reservation;
   reservation.shed = index_->reserve(hashes, first, holder.refs, reservation.indices);
+  return keep(std::move(holder), std::move(reservation));
+}
+
+ChunkCache::Reservation ChunkCache::reserve_one(Hashes hashes, std::size_t index, Nanos ttl,
+                                                std::uint64_t clears) {
+  const Lock lock(mutex_);
+  expire();
+  Reservation reservation;
+  if (clears != clears_) {
+    reservation.shed = 1;
+    return reservation;
+  }
+  Holder holder(Holder::Kind::kReservation, add_time(clock_(), ttl));
+  reservation.shed = index_->reserve(hashes, index, holder.refs, reservation.indices, index + 1);
+  return keep(std::move(holder), std::move(reservation));
+}
+
+std::uint64_t ChunkCache::clears() {
+  const Lock lock(mutex_);
+  return clears_;
+}
+
+// With the lock: the chunks of `holder` have room.
+ChunkCache::Reservation ChunkCache::keep(Holder holder, Reservation reservation) {
   if (holder.refs.empty()) return reservation;
   lease_pages(holder);
   reservation.pages = holder.pages;
@@ -236,6 +260,7 @@ std::size_t ChunkCache::remove(Hashes hashes) {
 std::size_t ChunkCache::clear() {
   const Lock lock(mutex_);
   expire();
+  ++clears_;
   return index_->clear();
 }
 

@@ -79,6 +79,11 @@ class ChunkCache {
   bool release(std::uint64_t lease_id);
 
   Reservation reserve(Hashes hashes, std::size_t first, Nanos ttl);
+  // The same for hashes[index] alone, of a request that began when clears() was so many: nothing
+  // that was asked for before a clear() comes in behind it, and it counts as shed.
+  Reservation reserve_one(Hashes hashes, std::size_t index, Nanos ttl, std::uint64_t clears);
+  // How often clear() was called.
+  [[nodiscard]] std::uint64_t clears();
   // `ok` is empty or has one byte for each reserved chunk; 0 drops it.
   // Fails with: kInvalidArgument for another length; the reservation stays.
   Result<std::size_t> commit(std::uint64_t reservation_id, std::span<const std::uint8_t> ok);
@@ -116,6 +121,7 @@ class ChunkCache {
 
   [[nodiscard]] std::size_t capacity() const noexcept { return index_->capacity(); }
   [[nodiscard]] bool has_pool() const noexcept { return pool_ != nullptr; }
+  [[nodiscard]] const std::shared_ptr<mem::PagePool>& pool() const noexcept { return pool_; }
   [[nodiscard]] CacheStats stats();
 
  private:
@@ -126,6 +132,7 @@ class ChunkCache {
   void expire();
   void let_go(const Holder& holder);
   void lease_pages(Holder& holder);
+  Reservation keep(Holder holder, Reservation reservation);
 
   const std::shared_ptr<mem::PagePool> pool_;  // owners: this cache, Python's PagePool and views
   const Clock clock_;
@@ -135,6 +142,7 @@ class ChunkCache {
   std::unique_ptr<Index> index_;
   Holders holders_;
   std::uint64_t leases_expired_ = 0, reservations_expired_ = 0;
+  std::uint64_t clears_ = 0;
   std::vector<ChunkRef> refs_;  // of simulations; kept for its memory
   std::vector<std::uint32_t> indices_;
 };

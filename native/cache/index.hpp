@@ -91,9 +91,9 @@ class Index {
 
   // Makes room for the absent ones of hashes[first:], in order, until there is none; no chunk of
   // `hashes` is evicted for it. Appends a chunk in state writing and its index for each that got
-  // room; returns how many got none.
+  // room; returns how many got none. Those from `end` on are left as they are.
   std::size_t reserve(Hashes hashes, std::size_t first, std::vector<ChunkRef>& refs,
-                      std::vector<std::uint32_t>& indices);
+                      std::vector<std::uint32_t>& indices, std::size_t end = SIZE_MAX);
   // Those still there become ready, except where `ok` (empty: all) has a 0, which leave; returns
   // how many became ready.
   std::size_t commit(std::span<const ChunkRef> refs, std::span<const std::uint8_t> ok = {});

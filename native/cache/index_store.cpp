@@ -13,7 +13,7 @@ constexpr int kFruitlessMax = 8;
 }  // namespace
 
 std::size_t Index::reserve(Hashes hashes, std::size_t first, std::vector<ChunkRef>& refs,
-                           std::vector<std::uint32_t>& indices) {
+                           std::vector<std::uint32_t>& indices, std::size_t end) {
   found_.resize(hashes.size());
   find_all(hashes, 0, hashes.size());
   for (const std::uint32_t slot : found_) {
@@ -46,7 +46,7 @@ std::size_t Index::reserve(Hashes hashes, std::size_t first, std::vector<ChunkRe
       if (leaf_first_ && parent != kNone && entries_.parent_of(slot) == kNone) {
         adopt(slot, parent, i);
       }
-    } else if (i >= first) {
+    } else if (i >= first && i < end) {
       const ChunkHash hash = hashes[i];
       std::uint64_t page = 0;
       std::uint8_t mark = 0;

@@ -108,6 +108,8 @@ class Connector : public std::enable_shared_from_this<Connector> {
       std::span<const std::string_view> /*keys*/) const {
     return std::nullopt;
   }
+  // Whether jobs may have places that are named when values come.
+  [[nodiscard]] virtual bool lands() const { return false; }
   // How the driver works here, for people.
   [[nodiscard]] virtual std::string mode() const { return {}; }
   // Whether the store can be asked at all.

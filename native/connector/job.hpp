@@ -2,8 +2,9 @@
 // Job: one request of the caller for many keys of a store, and its outcome.
 //
 // A job owns its key bytes; payload memory belongs to the caller, who keeps it valid until the job
-// is finished: then no thread and no kernel call can touch it any more. Keys come as the caller
-// knows them; the store puts the prefix of its space before them.
+// is finished: then no thread and no kernel call can touch it any more. What a GET reads may also
+// land where `places` says when a value comes. Keys come as the caller knows them; the store puts
+// the prefix of its space before them.
 //
 // Threads: built by one thread, then worked on by those of a driver. Each key is settled exactly
 // once, by any thread; whoever settles the last one finishes the job. What settle() published is
@@ -12,6 +13,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <string_view>
@@ -20,6 +22,7 @@
 #include "base/bytes.hpp"
 #include "base/clock.hpp"
 #include "base/errors.hpp"
+#include "mem/places.hpp"
 
 namespace kvferry::connector {
 
@@ -89,6 +92,9 @@ class Job {
 
   std::uint64_t id = 0;  // set by the connector at submission
   bool quiet = false;    // somebody waits for it: it is not announced on the event fd
+  // GET: where values land, by index; their buffers have a length and no memory. Shared with
+  // whoever submitted the job. Only drivers that say so take it.
+  std::shared_ptr<mem::Places> places;
   bool unasked = false;  // set by the driver: it was answered without asking the store
 
  private:

@@ -9,7 +9,7 @@
 
 namespace kvferry::connector {
 // What a batch knows of its job. Keeps both alive until the batch is finished.
-class RedisConnector::Exchange final : public redis::BatchListener {
+class RedisConnector::Exchange final : public redis::BatchListener, public mem::Places {
  public:
   Exchange(std::shared_ptr<RedisConnector> owner, std::shared_ptr<Job> job, Asked asked)
       : owner_(std::move(owner)), job_(std::move(job)), asked_(std::move(asked)) {}
@@ -25,6 +25,11 @@ class RedisConnector::Exchange final : public redis::BatchListener {
     batch->listener = nullptr;  // the caller holds this
     owner_->ended(client, *job_, asked_, *batch);
   }
+
+  std::byte* place(std::size_t item) noexcept override {
+    return job_->places->place(asked_.index(item));
+  }
+  [[nodiscard]] bool wanted() const noexcept override { return job_->places->wanted(); }
 
  private:
   const std::shared_ptr<RedisConnector> owner_;
@@ -174,8 +179,10 @@ Outcome RedisConnector::ask(redis::Client& client, const std::shared_ptr<Job>& j
     batch->add(names[index], memory);
   }
   batch->quiet = true;
-  batch->listener = std::make_shared<Exchange>(
+  const auto exchange = std::make_shared<Exchange>(
       std::static_pointer_cast<RedisConnector>(shared_from_this()), job, std::move(asked));
+  batch->listener = exchange;
+  if (job->places != nullptr) batch->places = exchange;
   {
     const std::lock_guard lock(mutex_);
     batches_.emplace(job->id, Running{batch, 0, leading});

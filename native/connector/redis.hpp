@@ -38,6 +38,7 @@ class RedisConnector final : public Connector {
   [[nodiscard]] std::size_t progress(const Job& job) const override;
   [[nodiscard]] Nanos deadline_for(std::size_t payload_bytes) const noexcept override;
   [[nodiscard]] bool available() const override;
+  [[nodiscard]] bool lands() const override { return true; }
   [[nodiscard]] bool absent(std::string_view key) const override;
   [[nodiscard]] std::optional<std::size_t> leading(
       std::span<const std::string_view> keys) const override;

@@ -70,9 +70,20 @@ std::span<Command> Batch::stripes(const Command& command) noexcept {
 }
 
 Status Batch::withdrawn(const Command& command) const noexcept {
-  if (cancelled()) return Status::kCancelled;
+  if (cancelled() || (places != nullptr && !places->wanted())) return Status::kCancelled;
   if (command.item > prefix_end_.load(std::memory_order_relaxed)) return Status::kCancelled;
   return Status::kPending;
+}
+
+bool Batch::place(Command& command) const {
+  if (places == nullptr) return true;
+  std::byte* start = places->place(command.item);
+  if (start == nullptr) return false;
+  if (items_[command.item].stripes > 1) {
+    start += codec::stripe_extent(codec::stripe_plan(value_size(command)), command.stripe).offset;
+  }
+  command.data = start;
+  return true;
 }
 
 bool Batch::settle(Command& command, Status status, std::string_view why) {

@@ -4,7 +4,8 @@
 // What can never be sent (a key of no or too many bytes, a value of too many stripes, nothing at
 // all) is noted when it is added, and the client refuses the batch.
 // A batch owns its key bytes; payload memory belongs to the caller, who keeps it valid until the
-// batch is finished (finished = no thread and no kernel call can still touch it).
+// batch is finished (finished = no thread and no kernel call can still touch it). What a GET of
+// framed values reads may also land where `places` says when it comes.
 // Each key is one item. An item is one command on the wire, or several when its value is striped.
 //
 // Threads: built by one thread, then pulled apart by workers. A worker settles each command exactly
@@ -24,6 +25,7 @@
 #include "base/clock.hpp"
 #include "base/errors.hpp"
 #include "codec/frame.hpp"
+#include "mem/places.hpp"
 
 namespace kvferry::redis {
 
@@ -106,7 +108,10 @@ class Batch {
   }
   // Guards the stamping of striped values, whose stripes may be encoded by several workers.
   [[nodiscard]] std::mutex& stamp_mutex() noexcept { return stamp_mutex_; }
-  // Whether a command need not be sent: the batch was cancelled, or its prefix ended before it.
+  // A sound value is about to come: sets where it lands. False: nobody wants it.
+  [[nodiscard]] bool place(Command& command) const;
+  // Whether a command need not be sent: the batch was cancelled, its prefix ended before it, or
+  // nobody wants what it brings.
   [[nodiscard]] Status withdrawn(const Command& command) const noexcept;
   void cancel() noexcept { cancelled_.store(true, std::memory_order_relaxed); }
   [[nodiscard]] bool cancelled() const noexcept {
@@ -142,6 +147,8 @@ class Batch {
   bool quiet = false;    // somebody waits for it: it is not announced on the event fd
   // Instead of the event fd; shared with whoever submitted the batch. Null: there is none.
   std::shared_ptr<BatchListener> listener;
+  // GET, framed: where values land that were added without memory; shared with whoever submitted.
+  std::shared_ptr<mem::Places> places;
 
  private:
   struct Item {

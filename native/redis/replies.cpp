@@ -38,10 +38,11 @@ std::span<const iovec> Replies::plan() noexcept {
         plan_piece(frame_bytes_.data() + frame_filled_, codec::kFrameSizeBytes - frame_filled_);
   }
   // Behind a frame header the payload goes to its target only if it has the right length; whether
-  // it is the right payload is known before the command settles.
+  // it is the right payload is known before the command settles. Where no target was named, the
+  // header decides whether there is one.
   if (owed > 0 && (landing_ == Landing::kFrame || landing_ == Landing::kTarget)) {
     const Command& command = *slot(head_).command;
-    if (command.size - landed_ == owed) {
+    if (command.size - landed_ == owed && command.data != nullptr) {
       planned_target_ = plan_piece(command.data + landed_, owed);
     }
   }
@@ -225,8 +226,13 @@ bool Replies::on_frame_header() {
     }
   }
   if (fault == codec::FrameFault::kNone) {
-    landing_ = Landing::kTarget;
-    return true;
+    if (work.batch->place(*work.command)) {
+      landing_ = Landing::kTarget;
+      return true;
+    }
+    landing_ = Landing::kDrain;
+    outcome_ = Status::kCancelled;
+    return drain(payload);
   }
   work.command->fault = fault;
   if (fault == codec::FrameFault::kKey || fault == codec::FrameFault::kStripe) {

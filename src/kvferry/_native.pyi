@@ -96,6 +96,9 @@ class Connector:
 
     def available(self) -> bool: ...
 
+    def lands(self) -> bool:
+        """Whether a GET may have a Landing instead of buffers."""
+
     def absent(self, key: str | bytes) -> bool:
         """
         Whether a key is certainly absent, as far as that is known without asking.
@@ -532,3 +535,31 @@ class ChunkCache:
 
     @property
     def capacity(self) -> int: ...
+
+class Landing:
+    """
+    Pages for hashes[first:] that are taken when values come. Goes where buffers of a GET go. See kvferry.engine.window.
+    """
+
+    def __init__(self, cache: ChunkCache, hashes: bytes, first: int, ttl_s: float) -> None: ...
+
+    def place(self, index: int) -> bool:
+        """A value comes; whether there is a page for it."""
+
+    def keep(self, count: int) -> None:
+        """
+        Only the first `count` are wanted from now on, and get their pages now.
+        """
+
+    def states(self) -> tuple[bytes, list[int]]:
+        """
+        For each chunk 0 (nothing came), 1 (it has a page), 2 (others bring it, or it is there), 3 (there is no room); and the handles of the pages.
+        """
+
+    def commit(self, ok: bytes) -> int:
+        """
+        The job is finished: what has a page and a byte other than 0 becomes ready, the rest leaves; how many became ready.
+        """
+
+    @property
+    def size(self) -> int: ...

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from kvferry import Engine
 from kvferry.cli.main import main
-from kvferry.engine.window import open_window
+from kvferry.engine.status_socket import open_status_socket
 from kvferry.errors import UsageError
 from kvferry.lab.watch import Watch, counters
 from kvferry.lab.watch_here import WatchHere
@@ -209,7 +209,7 @@ def test_nobody_there(capsys: pytest.CaptureFixture[str]) -> None:
 def test_without_a_url_the_caches_in_processes_of_this_user_are_shown(
     engine: Engine, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    windows = [open_window(engine, f"an engine, rank {rank}") for rank in (0, 1)]
+    windows = [open_status_socket(engine, f"an engine, rank {rank}") for rank in (0, 1)]
     assert all(windows)
     engine.store(TOKENS, expected(TOKENS))
     check(engine, TOKENS, 4 * CHUNK)
@@ -229,7 +229,7 @@ def test_without_a_url_the_caches_in_processes_of_this_user_are_shown(
 
 
 def test_rates_of_processes_begin_anew_when_one_goes(engine: Engine, here: Path) -> None:
-    first, second = open_window(engine, "a"), open_window(engine, "b")
+    first, second = open_status_socket(engine, "a"), open_status_socket(engine, "b")
     assert first is not None
     assert second is not None
     watch = WatchHere()
@@ -248,20 +248,20 @@ def test_rates_of_processes_begin_anew_when_one_goes(engine: Engine, here: Path)
 
 
 def test_nobody_else_may_enter_the_folder_of_the_sockets(engine: Engine, here: Path) -> None:
-    window = open_window(engine, "an engine")
+    window = open_status_socket(engine, "an engine")
     assert window is not None
     folder = here / "kvferry"
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     window.close()
     folder.chmod(0o755)
-    assert open_window(engine, "an engine") is None
+    assert open_status_socket(engine, "an engine") is None
     watch = WatchHere()
     watch.look()
     assert "this user alone" in (watch.problem or "")
     folder.rmdir()
     (here / "elsewhere").mkdir(mode=0o700)
     folder.symlink_to(here / "elsewhere")
-    assert open_window(engine, "an engine") is None
+    assert open_status_socket(engine, "an engine") is None
 
 
 def test_urls_that_are_none(capsys: pytest.CaptureFixture[str]) -> None:

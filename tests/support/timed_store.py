@@ -4,7 +4,8 @@
     store = TimedStore(clock, chunk_bytes, rtt_s=0.01, bytes_s=1e9)
     store.has(prompt)
 
-Values have no bytes: what is simulated is when they are there. All jobs share one link, in order.
+Values have no bytes: what is simulated is when they are there. All jobs share one link, in order; a
+null reply takes none of its time. With `lands`, reads may leave together with the question.
 One thread drives everything: `Ticket.wait` moves the clock to when something is there, or to the
 end of its limit.
 """
@@ -31,11 +32,17 @@ class TimedTicket:
     """A job that ends at a moment that is known."""
 
     def __init__(
-        self, clock: FakeClock, statuses: bytes, ends: Sequence[float], hangs: bool
+        self,
+        clock: FakeClock,
+        statuses: bytes,
+        ends: Sequence[float],
+        hangs: bool,
+        landing: Any = None,
     ) -> None:
         self._clock, self._statuses, self._ends = clock, statuses, ends
         self._began = clock.now
         self._hangs = hangs
+        self._landing = landing
         self._cancelled_at: float | None = None
 
     def wait(self, timeout_s: float) -> BatchResult | None:
@@ -47,11 +54,15 @@ class TimedTicket:
             clock.now += timeout_s
             return None
         clock.now = max(clock.now, ends_at)
-        gone = bytes(
+        gone = bytearray(
             status if end <= ends_at and not self._hangs else int(Status.CANCELLED)
             for status, end in zip(self._statuses, self._ends, strict=True)
         )
-        return BatchResult(gone, [0] * len(gone), ends_at - self._began)
+        sizes = [int(status == Status.OK) for status in gone]
+        for index, size in enumerate(sizes):
+            if size and self._landing is not None and not self._landing.place(index):
+                gone[index] = Status.CANCELLED
+        return BatchResult(bytes(gone), sizes, ends_at - self._began)
 
     def cancel(self) -> None:
         if self._cancelled_at is None:
@@ -87,8 +98,10 @@ class TimedStore:
         self.available = True
         self.hangs = False
         self.sees = False
+        self.lands = False
         self.together = False
         self.questions = 0
+        self.reads = 0
         self._keys: set[str] = set()
         self._free_at = 0.0
         self._coming: list[float] = []  # when each chunk is here
@@ -109,19 +122,21 @@ class TimedStore:
         )
 
     def submit_get(
-        self, keys: Sequence[str], buffers: Sequence[Any], *, timeout_s: float, **_: Any
+        self, keys: Sequence[str], buffers: Any, *, timeout_s: float, **_: Any
     ) -> TimedTicket:
+        self.reads += 1
         at = max(self.clock.now + self.rtt_s, self._free_at)
-        ends = []
-        for _key in keys:
-            at += self.chunk_bytes / self.bytes_s
+        ends, statuses = [], self._statuses(keys)
+        for status in statuses:
+            if status == Status.OK:
+                at += self.chunk_bytes / self.bytes_s
+                self._coming += [] if self.hangs else [at]
             ends.append(at)
         self._free_at = at
-        if not self.hangs:
-            self._coming += ends
         if self.together:
             ends = [at] * len(ends)
-        return TimedTicket(self.clock, self._statuses(keys), ends, self.hangs)
+        landing = buffers if self.lands and not isinstance(buffers, list) else None
+        return TimedTicket(self.clock, statuses, ends, self.hangs, landing)
 
     def submit_delete(self, keys: Sequence[str]) -> TimedTicket:
         return TimedTicket(self.clock, bytes(len(keys)), [self.clock.now] * len(keys), False)

@@ -410,7 +410,7 @@ def test_ten_requests_for_one_prefix_load_it_once(monkeypatch: pytest.MonkeyPatc
     with open_engine(store) as engine:
         await_more = engine.memory.await_more
 
-        def noted(*words: Any) -> bool:
+        def noted(*words: Any) -> Any:
             waiting.add(threading.get_ident())
             return await_more(*words)
 

@@ -14,8 +14,10 @@ from kvferry.engine.cost import Budget
 from kvferry.engine.leftovers import Leftovers
 from kvferry.engine.loader import Load
 from kvferry.engine.memory import Memory, Reserved
+from kvferry.engine.parts import Part
 from kvferry.engine.prefill import PrefillModel
 from kvferry.engine.prompt import read_prompt
+from kvferry.engine.steps import finish
 from kvferry.engine.tier import Tier
 from support.engines import CHUNK, LAYOUT, MIB, memory_store, prompt
 
@@ -46,9 +48,9 @@ def test_many_loads_are_looked_at_less_often(
         tier = Tier("looks", connector, LAYOUT.chunk_bytes)
         load: Any = Load(memory, tokens, budget, Leftovers(memory))
         looks = Looks()
-        part = loader._Part(tier, 1, Reserved(0, [0], [], 0), cast("Ticket", looks))
+        part = Part(tier, 1, Reserved(0, [0], [], 0), cast("Ticket", looks))
         load._tier, load._start = tier, 0
         load._parts.append(part)
         load._asked = 1
-        assert load._await(part) is not None
+        assert finish(load._await(part)) is not None
     assert looks.limits == [pytest.approx(look_s)] * 3

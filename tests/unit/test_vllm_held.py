@@ -128,6 +128,30 @@ def test_what_was_found_is_held_and_loaded_from_the_hold() -> None:
     held.close()
 
 
+def test_what_the_engine_has_itself_is_neither_brought_nor_held() -> None:
+    server = Server(memory=2, store=3)
+    held = cache(server)
+    asked = replace(prompt(5), computed_tokens=2 * SIZE + 1)
+    seen: list[Any] = []
+    retrieve = server.retrieve
+
+    def noted(tokens: Any, *words: Any, **options: Any) -> Retrieved:
+        seen.append((tokens.hashes, tokens.start_tokens))
+        return retrieve(tokens, *words, **options)
+
+    server.retrieve = noted  # type: ignore[method-assign]
+    assert held.find(asked) == 5
+    assert seen == [(prompt(5, start=2).hashes, 2 * SIZE)]
+    assert held.find(asked) == 5, "it is held"
+    assert len(seen) == 1
+    assert held.find(replace(asked, computed_tokens=0)) == 5, "the engine lacks more now"
+    assert len(seen) == 2
+    everything = replace(asked, computed_tokens=5 * SIZE)
+    assert cache(server).find(everything) == 5
+    assert len(seen) == 2, "nothing is missing"
+    held.close()
+
+
 def test_a_part_of_what_is_held() -> None:
     held = cache(Server(memory=5))
     assert held.find(prompt(5)) == 5

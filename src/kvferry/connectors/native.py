@@ -140,12 +140,12 @@ class NativeConnector(Defaults, ABC):
     def submit_get(
         self,
         keys: Sequence[Key],
-        buffers: Sequence[BufferLike],
+        buffers: Sequence[BufferLike] | _native.Landing,
         *,
         prefix: bool = False,
         timeout_s: float | None = None,
     ) -> _Ticket:
-        """See `Connector`."""
+        """See `Connector`; where it `lands`, values may take their pages when they come."""
         return self._ticket(Verb.GET, keys, buffers, prefix=prefix, timeout_s=timeout_s)
 
     def submit_set(
@@ -265,6 +265,11 @@ class NativeConnector(Defaults, ABC):
         return evict_others(self, self._open, size_bytes, timeout_s)
 
     @property
+    def lands(self) -> bool:
+        """Whether `submit_get` takes a ``_native.Landing`` for buffers."""
+        return self._handle().lands()
+
+    @property
     def available(self) -> bool:
         """See `Connector`."""
         return self._handle().available()
@@ -295,7 +300,7 @@ class NativeConnector(Defaults, ABC):
         self,
         verb: Verb,
         keys: Sequence[Key],
-        buffers: Sequence[BufferLike] | None = None,
+        buffers: Sequence[BufferLike] | _native.Landing | None = None,
         *,
         timeout_s: float | None = None,
         ttl_s: float | None = None,
@@ -305,7 +310,9 @@ class NativeConnector(Defaults, ABC):
         if isinstance(keys, str | bytes):
             encode_keys(keys)  # raises: a single key is not a batch
         own = tuple(keys)  # of our own: an exporter is code, and may change the caller's lists
-        views = None if buffers is None else tuple(buffers)
+        views: Any = buffers
+        if buffers is not None and not isinstance(buffers, _native.Landing):
+            views = tuple(buffers)
         limit_s = checked_timeout(timeout_s)
         if limit_s is None:
             limit_s = self._deadline_s(len(own) * self.space.value_size_bytes if views else 0)

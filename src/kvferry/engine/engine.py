@@ -32,6 +32,7 @@ from kvferry.engine.explain import Explanation, explain_prompt
 from kvferry.engine.life import FLUSH_S, EngineLife
 from kvferry.engine.prompt import Prompt, Tokens
 from kvferry.engine.results import Lookup, Retrieved, Stored
+from kvferry.engine.steps import Steps, finish
 from kvferry.engine.store_tiers import MEMORY
 
 __all__ = ["Engine"]
@@ -79,37 +80,48 @@ class Engine(EngineLife):
             timeout_s: Limit for asking stores; default: as long as an answer can pay, and
                 `lookup_timeout_s` at most.
         """
-        self.clearing.settled(timeout_s)
-        prompt = self._read(tokens)
-        found = self.look(prompt, timeout_s, touch=True)
-        if self.config.enable_async_loading and (found.worth_tokens or 0) > found.tiers[MEMORY]:
-            self._start(self.reader.gather, prompt, self._deadline(None))
-        return found
+        return finish(self.lookup_steps(tokens, timeout_s))
+
+    def lookup_steps(self, tokens: Tokens, timeout_s: float | None) -> Steps[Lookup]:
+        """`lookup`, in steps."""
+        yield from self.clearing.settling(timeout_s)
+        prompt, begin = self._read(tokens), self.config.enable_async_loading
+        return (yield from self.looking(prompt, timeout_s, touch=True, begin=begin))
 
     def contains(self, tokens: Tokens, *, timeout_s: float | None = None) -> int:
         """How many tokens of the prefix some tier has. Changes nothing: nothing counts as used."""
         self.clearing.settled(timeout_s)
-        return self.look(self._read(tokens), timeout_s, touch=False).tokens
+        return finish(self.looking(self._read(tokens), timeout_s, touch=False)).tokens
 
-    def look(
+    def looking(
         self,
         prompt: Prompt,
         timeout_s: float | None = None,
         *,
         touch: bool,
         limit_s: float | None = None,
-    ) -> Lookup:
-        """What `lookup` and `contains` answer.
+        begin: bool = False,
+    ) -> Steps[Lookup]:
+        """What `lookup` and `contains` answer, in steps.
+
+        Chunks that the engine has itself (`Prompt.computed_tokens`) are not asked for, and count
+        like those in memory.
 
         Args:
             prompt: Which.
             timeout_s: See `lookup`.
             touch: What is found in stores counts as used.
             limit_s: The longest that may be waited where it pays; default: `retrieve_timeout_s`.
+            begin: A retrieve follows: begin to load what pays.
         """
         began = time.monotonic()
         self.storer.notice(prompt, self.memory.ready(prompt)[0])
-        found = self._retriever.look(prompt, timeout_s, self._deadline(limit_s), touch=touch)
+        first, rest = prompt.behind_computed()
+        deadline = self._deadline(limit_s)
+        how = {"touch": touch, "begin": begin}
+        found = yield from self._retriever.looking(rest, timeout_s, deadline, **how)
+        if first:
+            found = found.behind(first * prompt.chunk_size, MEMORY)
         self.metrics.looked_up(time.monotonic() - began)
         return found
 

@@ -11,14 +11,24 @@ __all__ = ["Flow"]
 
 # How long a flow must have been seen to say anything.
 _MATURE_S = 0.05
+# What comes besides values: answers to questions.
+_NOISE_BYTES = 16 << 10
 
 
 class Flow:
-    """How fast bytes are coming in, from all stores of a load together."""
+    """How fast bytes are coming in, from all stores of a load together.
 
-    def __init__(self, sizes: dict[Tier, int], now: float) -> None:
+    Args:
+        sizes: What is wanted of each store.
+        now: When that began.
+        start: What had been received until then, where that is not now.
+    """
+
+    def __init__(
+        self, sizes: dict[Tier, int], now: float, start: dict[Tier, int] | None = None
+    ) -> None:
         self._wanted = sum(sizes.values())
-        self._start = {tier: tier.received_bytes() for tier in sizes}
+        self._start = {**{tier: tier.received_bytes() for tier in sizes}, **(start or {})}
         self._began = self._dry = now
         self._first = 0.0
         self._seen: deque[tuple[float, int]] = deque()  # moments, and what had come by then
@@ -49,7 +59,7 @@ class Flow:
     def look(self, now: float) -> None:
         """Note how much has come."""
         count = sum(self.received(tier) for tier in self._start)
-        if count == 0:
+        if count <= min(_NOISE_BYTES, self._wanted // 8):
             self._dry = now
             return
         if not self._seen:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvferry.engine.cost import Decision, Offer
-from kvferry.engine.loader import Loaded, Wanted
+from kvferry.engine.parts import Loaded, Wanted
 
 __all__ = ["Gathered", "Plan"]
 
@@ -19,12 +19,14 @@ class Plan:
         offers: What there would be.
         decision: The choice, with its numbers.
         reason: Why it is not the whole prompt.
+        found: What there is, in order.
     """
 
     wanted: list[Wanted]
     offers: list[Offer]
     decision: Decision
     reason: str
+    found: list[Wanted]
 
 
 @dataclass
@@ -37,6 +39,8 @@ class Gathered:
         chunks: How many chunks each tier gave.
         copied: A flag for each chunk: it lies in the caller's buffer.
         loads: What came of each load.
+        ends: Where what stores have ends, as they said when they were asked.
+        plain: Nothing is read any more before a store has said that it is there.
     """
 
     memory_chunks: int
@@ -48,3 +52,14 @@ class Gathered:
     lookup_s: float = 0.0
     load_s: float = 0.0
     loads: list[Loaded] = field(default_factory=list)
+    ends: int = -1
+    plain: bool = False
+
+    def count(self, loaded: Loaded) -> None:
+        """What came of a load."""
+        self.load_s += loaded.took_s
+        self.loads.append(loaded)
+        self.reason = loaded.reason or self.reason
+        self.plain |= loaded.again
+        for tier, chunks in loaded.chunks.items():
+            self.chunks[tier] = self.chunks.get(tier, 0) + chunks

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
+from kvferry.client.batch import BatchResult
 from kvferry.connectors.base import Ticket
 from kvferry.engine.memory import Memory
 
@@ -17,12 +19,13 @@ class Leftovers:
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
         self._lock = threading.Lock()
-        self._parts: list[tuple[Ticket, int]] = []
+        self._parts: list[tuple[Ticket, int | Callable[[BatchResult], object]]] = []
 
-    def add(self, ticket: Ticket, reservation: int) -> None:
-        """The pages of the reservation belong to the ticket until it ends."""
+    def add(self, ticket: Ticket, ended: int | Callable[[BatchResult], object]) -> None:
+        """Pages belong to the ticket until it ends: those of a reservation, or `ended` is called
+        then."""
         with self._lock:
-            self._parts.append((ticket, reservation))
+            self._parts.append((ticket, ended))
 
     def sweep(self, limit_s: float = 0.0) -> int:
         """Free the pages of whatever has ended; wait `limit_s` at most. How many have not."""
@@ -30,11 +33,14 @@ class Leftovers:
         with self._lock:
             parts, self._parts = self._parts, []
         kept = []
-        for ticket, reservation in parts:
-            if ticket.wait(max(0.0, until - time.monotonic())) is not None:
-                self._memory.abort(reservation)
+        for ticket, ended in parts:
+            result = ticket.wait(max(0.0, until - time.monotonic()))
+            if result is None:
+                kept.append((ticket, ended))
+            elif isinstance(ended, int):
+                self._memory.abort(ended)
             else:
-                kept.append((ticket, reservation))
+                ended(result)
         with self._lock:
             self._parts += kept
             return len(self._parts)

@@ -9,6 +9,8 @@ load that is cut leaves a usable prefix. It is cut
 - when the rest, at the speed seen so far, would take longer than computing it;
 - when the caller's deadline has come.
 
+Its first part may be on its way before anybody knew that it is there: see `kvferry.engine.window`.
+
 A part that was cut ends soon, but not at once: a store may still be writing into its pages. They go
 back when it has ended, which `Leftovers` sees to, and nobody waits for that.
 
@@ -20,17 +22,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 
-from kvferry.client.batch import BatchResult
-from kvferry.connectors.base import BufferLike, Ticket
+from kvferry.client.batch import BatchResult, Status
+from kvferry.connectors.base import BufferLike
+from kvferry.engine.answers import reason_of
 from kvferry.engine.cost import IN_SIGHT, Budget
 from kvferry.engine.flow import Flow
 from kvferry.engine.leftovers import Leftovers
 from kvferry.engine.memory import HERE, STATES, Memory, PagesGone, Reserved
+from kvferry.engine.parts import Loaded, Part, Wanted, cut_up
 from kvferry.engine.prompt import Prompt
-from kvferry.engine.tier import Tier, reason_of
+from kvferry.engine.steps import Steps, Wait, finish
+from kvferry.engine.tier import Tier
+from kvferry.engine.window import ASSUMED_BYTES_S, Window
 from kvferry.errors import DeadlineExceeded, KVFerryError
 
 __all__ = ["SIDE_BY_SIDE", "Load", "Loaded", "Wanted"]
@@ -38,14 +43,9 @@ __all__ = ["SIDE_BY_SIDE", "Load", "Loaded", "Wanted"]
 # So many chunks come at the same time, each on a connection of its own, before one is complete.
 SIDE_BY_SIDE = 8
 
-# A load has so many parts: enough that a cut wastes little, few enough to cost nothing.
-_PARTS = 16
-_PART_BYTES_MIN = 4 << 20
 # How much is on its way at a time: what flows in so many seconds, and in a round trip or two.
 _WINDOW_S = 0.1
 _WINDOW_BYTES_MIN = 8 << 20
-# What a store is thought to deliver that has delivered nothing yet, while it is far away.
-_ASSUMED_BYTES_S = 80e6
 # How often a running load is looked at, as a part of the time of computing, the least and the most,
 # and where nobody knows it. A look costs half a millisecond of a core that the bytes need too.
 _LOOK_SHARE, _LOOK_S, _LOOK_MAX_S = 0.01, 0.005, 0.02
@@ -64,47 +64,8 @@ _LET_GO_S = 0.02
 _LET_GO_DIRECT_S = 10.0
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """Chunks `start` to `end` (not included) are to come from a tier."""
-
-    tier: Tier
-    start: int
-    end: int
-
-
-@dataclass
-class Loaded:
-    """What became of a load.
-
-    Attributes:
-        end: The index behind the last chunk of the prefix that is in memory now.
-        reason: Why it is not all: "", "pool_full", "cut", "deadline", or a store's reason.
-        chunks: How many chunks each tier gave.
-        took_s: How long it took.
-    """
-
-    end: int
-    reason: str = ""
-    chunks: dict[str, int] = field(default_factory=dict)
-    took_s: float = 0.0
-
-
-@dataclass
-class _Part:
-    tier: Tier
-    end: int  # behind the last chunk of the prefix that is there when this part is
-    reserved: Reserved  # id 0: it lands in buffers of the caller
-    ticket: Ticket | None = None  # it was not asked for yet
-
-    def reached(self, arrived: int) -> int:
-        """The index of the first chunk that is not there, with that many of the part's arrived."""
-        chunks = self.reserved.chunks
-        return chunks[arrived] if arrived < len(chunks) else self.end
-
-
 class Load:
-    """One load. `begin`, then `finish`, in one thread.
+    """One load. `begin`, then `finish`; one thread at a time.
 
     Args:
         memory: Where to.
@@ -131,7 +92,7 @@ class Load:
         self._leftovers = leftovers
         self._arrived = arrived
         self._direct = direct
-        self._parts: list[_Part] = []
+        self._parts: list[Part] = []
         self._began = time.monotonic()
         self._asked = self._done = 0  # parts that were submitted, and that have ended
         self._ahead_bytes = 0  # of parts in between
@@ -141,24 +102,29 @@ class Load:
         self._expected = (0.0, 0.0)
         self._outcome = Loaded(0)
 
-    def begin(self, wanted: Sequence[Wanted]) -> int:
+    def begin(self, wanted: Sequence[Wanted], window: Window | None = None) -> int:
         """Reserve pages and begin to ask; how many chunks are on their way because of it.
 
-        `wanted` is in the order of the prefix, without gaps. Without more room it ends early.
+        `wanted` is in the order of the prefix, without gaps. Without more room it ends early. The
+        window begins where `wanted` does, and is taken over.
         """
         if not wanted:
             return 0
         self._outcome.end = self._start = wanted[0].start
         self._tier = wanted[0].tier
         total = sum(piece.end - piece.start for piece in wanted)
-        for tier, start, end in _cut_up(wanted, total):
+        start_bytes: dict[Tier, int] = {}
+        if window is not None:
+            self._began, start_bytes = window.began, {window.tier: window.received}
+            wanted = self._adopt(window, wanted)
+        for tier, start, end in cut_up(wanted, total):
             if not self._reserve(tier, start, end):
                 break
         sizes: dict[Tier, int] = {}
         for part in self._parts:
             size = len(part.reserved.chunks) * part.tier.chunk_bytes
             sizes[part.tier] = sizes.get(part.tier, 0) + size
-        self._flow = Flow(sizes, time.monotonic())
+        self._flow = Flow(sizes, time.monotonic() if window is None else self._began, start_bytes)
         if self._tier.asked and sizes.get(self._tier):
             waited_s = self._began - self._budget.began
             all_s = sum(tier.predict_s(n // tier.chunk_bytes) for tier, n in sizes.items())
@@ -173,30 +139,66 @@ class Load:
         return sum(len(part.reserved.chunks) for part in self._parts)
 
     @property
+    def budget(self) -> Budget:
+        """Until when."""
+        return self._budget
+
+    @property
     def reason(self) -> str:
         """Why that is less than was wanted: "", "pool_full", "error"."""
         return self._outcome.reason
 
+    @property
+    def again(self) -> bool:
+        """See `Loaded.again`."""
+        return self._outcome.again
+
     def finish(self) -> Loaded:
+        """`finishing`, waiting on the spot."""
+        return finish(self.finishing())
+
+    def finishing(self) -> Steps[Loaded]:
         """Wait while that pays."""
         took_s: dict[Tier, float] = {}
         done = 0
         _waiting.add(self)
         try:
             for part in self._parts:
-                result = self._await(part)
+                result = yield from self._await(part)
                 if result is None:
                     break
                 took_s[part.tier] = time.monotonic() - self._began
                 done += 1
                 if not self._take(part, result):
                     break
-        finally:  # also when somebody presses Ctrl-C
+        except BaseException:  # somebody presses Ctrl-C, or goes on with this no more
+            finish(self._cut(done))
+            raise
+        finally:
             _waiting.discard(self)
-            self._cut(done)
+        yield from self._cut(done)
         self._outcome.took_s = time.monotonic() - self._began
         self._learn(took_s)
         return self._outcome
+
+    def _adopt(self, window: Window, wanted: Sequence[Wanted]) -> Sequence[Wanted]:
+        """Make the window the first part; what is left to be asked for."""
+        first = wanted[0]
+        wanted_here = min(window.size, first.end - first.start)
+        items, pages, count = window.keep(wanted_here)
+        end = first.start + count
+        chunks = [first.start + item for item in items]
+        if items:
+            reserved = Reserved(0, chunks, pages, 0)
+            self._parts.append(Part(window.tier, end, reserved, window.ticket, window, items))
+        else:
+            window.drop(self._leftovers)
+        self._others += sorted(set(range(first.start, end)) - set(chunks))
+        if count < wanted_here:  # there may be room for who asks for it before the values come
+            self._outcome.again = True
+            return ()
+        rest = [Wanted(first.tier, end, first.end)] if end < first.end else []
+        return [*rest, *wanted[1:]]
 
     def _reserve(self, tier: Tier, start: int, end: int) -> bool:
         """Make one part; False: there is no room for the next one."""
@@ -208,14 +210,14 @@ class Load:
             self._outcome.reason = "pool_full"
             end = reserved.chunks[-1] + 1 if reserved.chunks else start
         if reserved.chunks:
-            self._parts.append(_Part(tier, end, reserved))
+            self._parts.append(Part(tier, end, reserved))
         if len(reserved.chunks) < end - start:
             self._others += sorted(set(range(start, end)) - set(reserved.chunks))
         return not reserved.shed
 
     def _ask(self) -> None:
         """Submit parts, as many as should be on their way."""
-        thought = self._tier.bandwidth_bytes_s if self._tier.measured else _ASSUMED_BYTES_S
+        thought = self._tier.bandwidth_bytes_s if self._tier.measured else ASSUMED_BYTES_S
         rate = max(self._flow.rate(), thought)
         window = rate * (_WINDOW_S + 2 * self._tier.question_s())
         window = max(_WINDOW_BYTES_MIN, window)
@@ -225,6 +227,10 @@ class Load:
             ahead = self._asked - self._done
             # Where nothing can be cut, everything is asked for at once.
             full = self._budget.prefill.known and self._ahead_bytes + size > window
+            if part.ticket is not None:  # a window
+                self._asked += 1
+                self._ahead_bytes += size
+                continue
             if ahead >= 2 and full:
                 return
             chunks = part.reserved.chunks
@@ -251,7 +257,7 @@ class Load:
             self._asked += 1
             self._ahead_bytes += size
 
-    def _await(self, part: _Part) -> BatchResult | None:
+    def _await(self, part: Part) -> Steps[BatchResult | None]:
         """Wait for a part while that pays; None when it does not."""
         self._ask()
         now = time.monotonic()
@@ -261,7 +267,8 @@ class Load:
                 look_s = max(_LOOK_S, _LOOK_SHARE * self._budget.recompute_s)
                 many = max(1.0, len(_waiting) / _LOOKED_AT)
                 look_s = min(_IDLE_LOOK_S, min(_LOOK_MAX_S, look_s) * many)
-            result = part.ticket.wait(min(look_s, max(0.0, self._budget.deadline - now)))
+            left_s = max(0.0, self._budget.deadline - now)
+            result: BatchResult | None = yield Wait(part.ticket, min(look_s, left_s))
             now = time.monotonic()
             self._flow.look(now)
             if result is not None:
@@ -271,7 +278,7 @@ class Load:
             if now >= self._budget.deadline:
                 self._outcome.reason = "deadline"
                 return None
-            held = part.reached(part.ticket.prefix_len)
+            held = part.reached(part.arrived)
             if self._budget.prefill.known and not self._pays(now, held):
                 self._outcome.reason = "cut"
                 return None
@@ -306,24 +313,28 @@ class Load:
             self._others.pop(0)
         return held
 
-    def _take(self, part: _Part, result: BatchResult) -> bool:
+    def _take(self, part: Part, result: BatchResult) -> bool:
         """Put what has arrived into memory; False: the prefix ends within this part."""
-        chunks, handles = part.reserved.chunks, part.reserved.handles
+        chunks, handles, whole = part.reserved.chunks, part.reserved.handles, result
+        result = part.own(whole)
         count = result.prefix_len
         if self._arrived is not None and count:
             self._arrived(chunks[:count], handles[:count])
-        self._keep(part, result)
+        self._keep(part, whole)
         name = part.tier.name
         self._outcome.chunks[name] = self._outcome.chunks.get(name, 0) + count
         self._outcome.end = part.reached(count)
         if count == len(chunks):
             return True
+        if part.window is not None and result[count] is Status.MISS:
+            self._outcome.again = True  # it was perhaps asked for before it was written
+            return False
         part.tier.refuse(self._prompt, chunks, result)
         if self._outcome.reason not in ("cut", "deadline"):
             self._outcome.reason = reason_of(result, count)
         return False
 
-    def _cut(self, index: int) -> None:
+    def _cut(self, index: int) -> Steps[None]:
         """Withdraw the parts from this one on; keep what has arrived of the first of them."""
         for part in self._parts[index:]:
             if part.ticket is not None:
@@ -334,25 +345,28 @@ class Load:
             if part.ticket is None:
                 self._memory.abort(part.reserved.id)
                 continue
-            result = part.ticket.wait(max(0.0, until - time.monotonic()))
+            result = yield Wait(part.ticket, max(0.0, until - time.monotonic()))
             if result is None:
                 if self._direct is not None:
                     raise DeadlineExceeded(
                         f"{part.tier.name} holds on to buffers of a load that was withdrawn"
                     )
-                self._leftovers.add(part.ticket, part.reserved.id)
+                window = part.window
+                self._leftovers.add(part.ticket, part.reserved.id if window is None else window.end)
                 whole = False
             elif whole:
                 whole = self._take(part, result)
             else:
                 self._keep(part, result)
 
-    def _keep(self, part: _Part, result: BatchResult) -> None:
+    def _keep(self, part: Part, result: BatchResult) -> None:
         """Put what has arrived of a part into memory, also what lies behind a hole.
 
         It is right, and the hole may be filled.
         """
-        if part.reserved.id:
+        if part.window is not None:
+            part.window.end(result, part.items)
+        elif part.reserved.id:
             ok = bytes(status == 0 for status in result.statuses)
             self._memory.commit(part.reserved.id, ok)
 
@@ -368,11 +382,3 @@ class Load:
             first_s = self._flow.first_s() if tier is self._tier else (0.0, math.inf)
             if size_bytes or cut:
                 tier.learn(size_bytes, seconds, whole=not cut, first_s=first_s)
-
-
-def _cut_up(wanted: Sequence[Wanted], total: int) -> Iterator[tuple[Tier, int, int]]:
-    """The parts of a load of so many chunks."""
-    for piece in wanted:
-        step = max(-(-total // _PARTS), _PART_BYTES_MIN // piece.tier.chunk_bytes, 1)
-        for start in range(piece.start, piece.end, step):
-            yield piece.tier, start, min(start + step, piece.end)

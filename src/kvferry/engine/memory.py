@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from kvferry import _native
 from kvferry.client.dlpack import view_memory
 from kvferry.engine.prompt import Prompt
+from kvferry.engine.steps import Steps, Wait
 from kvferry.errors import BadBufferError, UsageError
 
 __all__ = ["HERE", "STATES", "ChunkView", "Memory", "PagesGone", "Reserved"]
@@ -78,6 +80,7 @@ class Memory:
         self.pages = cache.capacity
         self.on_copy: Callable[[str, int, float], object] | None = None
         self._changed = threading.Condition()
+        self._told: weakref.WeakSet[_Change] = weakref.WeakSet()
 
     @classmethod
     def private(
@@ -147,6 +150,10 @@ class Memory:
         """Make room for those of the chunks from `first` on that are neither here nor coming."""
         return Reserved(*self.cache.reserve(hashes, first, LEASE_S))
 
+    def landing(self, hashes: bytes, first: int) -> _native.Landing:
+        """Pages for the chunks from `first` on, each taken when its value comes from a store."""
+        return _native.Landing(self.cache, hashes, first, LEASE_S)
+
     def copy_in(self, handles: Sequence[int], buffers: Sequence[object], threads: int) -> None:
         """Copy buffers of the length of a page into pages that the caller has reserved.
 
@@ -190,7 +197,7 @@ class Memory:
 
     def await_more(
         self, prompt: Prompt, ready: int, until: float, meanwhile: Callable[[], object]
-    ) -> bool:
+    ) -> Steps[bool]:
         """Wait until more than `ready` leading chunks are here; False: they do not come, or late.
 
         `until` is a moment of ``time.monotonic``. `meanwhile` is called now and then: chunks may
@@ -198,16 +205,66 @@ class Memory:
         """
         while True:
             meanwhile()
-            with self._changed:
-                here, coming = self.ready(prompt)
-                if here > ready:
-                    return True
-                remaining_s = until - time.monotonic()
-                if not coming or remaining_s <= 0:
-                    return False
-                self._changed.wait(min(remaining_s, _LOOK_S))
+            here, coming = self.ready(prompt)
+            if here > ready:
+                return True
+            remaining_s = until - time.monotonic()
+            if not coming or remaining_s <= 0:
+                return False
+            more = _Change(self, lambda: self._is_more(prompt, ready))
+            yield Wait(more, min(remaining_s, _LOOK_S))
+
+    def _is_more(self, prompt: Prompt, ready: int) -> bool:
+        """More than so many leading chunks are here, or none come."""
+        here, coming = self.ready(prompt)
+        return here > ready or not coming
+
+    def await_change(self, done: Callable[[], bool], until: float) -> Steps[bool]:
+        """Wait until something is so that is announced when it becomes so; False: it is late."""
+        while not done():
+            remaining_s = until - time.monotonic()
+            if remaining_s <= 0:
+                return False
+            yield Wait(_Change(self, done), min(remaining_s, _LOOK_S))
+        return True
 
     def announce(self) -> None:
         """Chunks came, or will not come: those who wait look again."""
         with self._changed:
             self._changed.notify_all()
+            told = list(self._told)
+            self._told.clear()
+        for each in told:
+            each.call()
+
+    def await_announce(self, unless: Callable[[], bool], timeout_s: float) -> None:
+        """Wait for the next `announce`, unless there was one that counts."""
+        with self._changed:
+            if not unless():
+                self._changed.wait(timeout_s)
+
+    def tell(self, change: _Change) -> None:
+        """Call it at the next `announce`, if anybody still has it."""
+        with self._changed:
+            self._told.add(change)
+
+
+class _Change:
+    """Something that is announced when it becomes so."""
+
+    def __init__(self, memory: Memory, done: Callable[[], bool]) -> None:
+        self._memory = memory
+        self._done = done
+        self.call: Callable[[], object] = bool
+
+    def wait(self, timeout_s: float) -> None:
+        if timeout_s > 0:
+            self._memory.await_announce(self._done, timeout_s)
+
+    def tell(self, call: Callable[[], object]) -> None:
+        self.call = call
+        self._memory.tell(self)
+
+    @property
+    def done(self) -> bool:
+        return self._done()

@@ -94,6 +94,15 @@ class Prompt:
         """Tokens of the whole prompt that are in front of a chunk, or that the engine has."""
         return max(self.start_tokens + chunk * self.chunk_size, self.computed_tokens)
 
+    def behind_computed(self) -> tuple[int, Prompt]:
+        """How many leading chunks the engine has itself, and the prompt from there on."""
+        tokens = max(0, self.computed_tokens - self.start_tokens)
+        first = min(self.chunks, tokens // self.chunk_size)
+        if not first:
+            return 0, self
+        start_tokens = self.start_tokens + first * self.chunk_size
+        return first, replace(self, hashes=self.part(first, self.chunks), start_tokens=start_tokens)
+
     def keys(self, start: int, end: int) -> list[str]:
         """The names of chunks in a store, without the prefix of their space."""
         text, size = self.part(start, end).hex(), 2 * DIGEST_BYTES

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -36,6 +36,12 @@ class Lookup:
     arriving_tokens: int = 0
     worth_tokens: int | None = None
     reason: str = ""
+
+    def behind(self, tokens: int, tier: str) -> Lookup:
+        """The same of a prompt that begins with so many tokens more, which this tier has."""
+        worth = None if self.worth_tokens is None else self.worth_tokens + tokens
+        tiers = {**self.tiers, tier: self.tiers[tier] + tokens}
+        return replace(self, tokens=self.tokens + tokens, tiers=tiers, worth_tokens=worth)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,35 +9,36 @@ waiting longer would cost more than computing.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 
 from kvferry.connectors.base import BufferLike
-from kvferry.engine.cost import Budget, Decision, Offer, decide
+from kvferry.engine.asking import Asking
+from kvferry.engine.begun import Begun, BegunLoads, Taken
+from kvferry.engine.cost import Budget
+from kvferry.engine.flights import Flights
 from kvferry.engine.gathered import Gathered, Plan
-from kvferry.engine.leftovers import Leftovers
-from kvferry.engine.loader import SIDE_BY_SIDE, Load, Loaded, Wanted
-from kvferry.engine.losing import Losing
+from kvferry.engine.loader import SIDE_BY_SIDE, Load
 from kvferry.engine.memory import Memory, PagesGone
-from kvferry.engine.patience import Account
+from kvferry.engine.parts import Loaded, Wanted
+from kvferry.engine.planner import Planner
 from kvferry.engine.prefill import PrefillModel
 from kvferry.engine.prompt import Prompt
 from kvferry.engine.results import Lookup
+from kvferry.engine.steps import Steps, finish
 from kvferry.engine.store_tiers import MEMORY, StoreTier
 from kvferry.engine.tier import Tier
+from kvferry.errors import KVFerryError
 
 __all__ = ["Gathered", "Plan", "Retriever"]
 
 # Each round either brings chunks or waits for somebody who does; more of them are not needed.
 _ROUNDS_MAX = 8
-# What a measurement in the background loads, and how long it may take.
-_MEASURE_BYTES = 8 << 20
-_MEASURE_S = 5.0
 # How long stores are asked where nobody knows how long computing takes.
 _UNKNOWN_S = 3.0
 
 
-class Retriever:
+class Retriever(Planner):
     """The machinery of `Engine.retrieve`, `lookup` and `prefetch`.
 
     Args:
@@ -46,7 +47,7 @@ class Retriever:
         prefill: How fast the engine computes; if it knows nothing, whatever is there is loaded.
         lookup_timeout_s: Says the limit for asking stores; None: as long as an answer can pay.
         copy_threads: Threads that copy from memory into buffers.
-        background: Runs a function in a thread, some time.
+        background: Does steps, some time.
     """
 
     def __init__(
@@ -56,54 +57,71 @@ class Retriever:
         prefill: PrefillModel,
         lookup_timeout_s: Callable[[], float | None],
         copy_threads: int,
-        background: Callable[..., object],
+        background: Callable[[Steps[object]], object],
     ) -> None:
-        self._memory = memory
-        self._stores = stores
-        self._prefill = prefill
+        super().__init__(memory, stores, prefill, background)
         self._lookup_timeout_s = lookup_timeout_s
         self.copy_threads = copy_threads
+        self._flights = Flights(memory)
+        self._begun = BegunLoads()
         self._background = background
-        self.account = Account()
-        self.losing = Losing()
-        self.leftovers = Leftovers(memory)
-
-    @property
-    def _tiers(self) -> list[Tier]:
-        return [store.tier for store in self._stores]
 
     def gather(
         self, prompt: Prompt, deadline: float, into: Sequence[BufferLike] | None = None
     ) -> Gathered:
+        """`gathering`, waiting on the spot."""
+        return finish(self.gathering(prompt, deadline, into))
+
+    def gathering(
+        self, prompt: Prompt, deadline: float, into: Sequence[BufferLike] | None = None
+    ) -> Steps[Gathered]:
         """Bring as much of the prompt as pays into memory, or into the buffers."""
         self.leftovers.sweep()
         held, coming = self._memory.ready(prompt)
         gathered = Gathered(held, bytearray(prompt.chunks))
         with self.budget(prompt, held, deadline) as budget:
-            self._rounds(prompt, held, coming, budget, gathered, into)
+            if (yield from self._join(prompt, held, budget, gathered)):
+                held, coming = self._memory.ready(prompt)
+            yield from self._rounds(prompt, held, coming, budget, gathered, into)
             # Who lost by waiting pays for it from the account of all.
             self._settle(budget, prompt.position(self._memory.ready(prompt)[0]))
         return gathered
 
-    @contextmanager
-    def budget(self, prompt: Prompt, held: int, deadline: float) -> Iterator[Budget]:
-        """What a request may wait that has so many chunks; what it is lent comes back."""
-        prefill = self._prefill
-        tokens, began = prompt.position(held), time.monotonic()
-        queued_s = prefill.total_s(*prompt.queued) if prefill.known else 0.0
-        if prompt.queued_at:
-            queued_s = max(0.0, queued_s - (began - prompt.queued_at))
-        base_s = queued_s + prefill.predict_s(prompt.tokens, tokens) if prefill.known else 0.0
-        allowance_s, lent_s = self.account.open(base_s)
-        try:
-            yield Budget(prompt.tokens, tokens, prefill, began, deadline, queued_s, allowance_s)
-        finally:
-            self.account.settle(0.0, 0.0, lent_s)
+    def _join(self, prompt: Prompt, held: int, budget: Budget, gathered: Gathered) -> Steps[bool]:
+        """Go on with what a lookup has begun to load; whether there was such a thing."""
+        taken = self._begun.take(prompt)
+        if taken is None or taken.start > held:
+            return False
+        begun = taken.begun
+        if not (yield from self._drive(begun)):
+            gathered.waited = True
+            # Who drives it knows how long it pays.
+            over = self._memory.await_change(lambda: begun.loaded is not None, budget.deadline)
+            yield from over
+        self._credit(prompt, held, taken, gathered)
+        return True
 
-    def _settle(self, budget: Budget, tokens: int) -> None:
-        if budget.prefill.known and budget.recompute_s > budget.queued_s:
-            regret_s = budget.regret_s(tokens, time.monotonic())
-            self.account.settle(budget.recompute_s, regret_s, 0.0)
+    def credit(self, prompt: Prompt, gathered: Gathered) -> None:
+        """Chunks that are in memory because a lookup began to load them count as loaded."""
+        taken = self._begun.take(prompt)
+        if taken is not None:
+            self._credit(prompt, gathered.memory_chunks, taken, gathered)
+
+    def _credit(self, prompt: Prompt, held: int, taken: Taken, gathered: Gathered) -> None:
+        loaded, start = taken.begun.loaded, taken.start
+        if loaded is not None and start <= held and self._memory.ready(prompt)[0] > start:
+            gathered.memory_chunks = held - min(held - start, sum(loaded.chunks.values()))
+            gathered.plan = taken.begun.plan
+            gathered.count(loaded)
+
+    def _drive(self, begun: Begun) -> Steps[bool]:
+        """Bring a load to its end that was begun; False: somebody does already."""
+        if not begun.claim():
+            return False
+        load, wanted = begun.load, begun.wanted
+        begun.loaded = yield from self._complete(begun.prompt, load, wanted, load.budget)
+        self._memory.announce()
+        return True
 
     def _rounds(
         self,
@@ -113,7 +131,7 @@ class Retriever:
         budget: Budget,
         gathered: Gathered,
         into: Sequence[BufferLike] | None,
-    ) -> None:
+    ) -> Steps[None]:
         for _ in range(_ROUNDS_MAX):
             if held == prompt.chunks:
                 gathered.reason = ""
@@ -121,91 +139,75 @@ class Retriever:
             if coming:
                 gathered.waited = True
                 limit = budget.until(prompt.position(held))
-                came = self._memory.await_more(prompt, held, limit, self.leftovers.sweep)
+                sweep = self.leftovers.sweep
+                came = yield from self._memory.await_more(prompt, held, limit, sweep)
                 # Those that do not come after all, we can perhaps have ourselves.
                 if not came and time.monotonic() >= limit:
                     gathered.reason = "deadline" if limit >= budget.deadline else "cut"
                     break
-            elif not self._round(prompt, held, budget, gathered, into):
-                break
+            else:
+                more = held != gathered.ends
+                more = more and (yield from self._round(prompt, held, budget, gathered, into))
+                if not more:
+                    break
             held, coming = self._memory.ready(prompt)
 
     def look(
         self, prompt: Prompt, timeout_s: float | None, deadline: float, *, touch: bool
     ) -> Lookup:
+        """`looking`, waiting on the spot."""
+        return finish(self.looking(prompt, timeout_s, deadline, touch=touch))
+
+    def looking(
+        self,
+        prompt: Prompt,
+        timeout_s: float | None,
+        deadline: float,
+        *,
+        touch: bool,
+        begin: bool = False,
+    ) -> Steps[Lookup]:
         """What memory and stores have; see `Engine.look`."""
         held, coming = self._memory.ready(prompt)
-        size, began = prompt.chunk_size, time.monotonic()
+        size, found, goal, reason = prompt.chunk_size, list[Wanted](), held, ""
+        if held < prompt.chunks:
+            with ExitStack() as stack:
+                budget = stack.enter_context(self.budget(prompt, held, deadline))
+                reads = begin and not coming
+                if reads:  # others would read the same
+                    reads = stack.enter_context(self._flights.begin(prompt.digest(held)))[1]
+                asking = self._asking(prompt, budget, timeout_s, touch=touch)
+                stack.enter_context(asking)
+                yield from asking.begin(held, reads=reads)
+                plan = yield from self.plan(prompt, held, budget, asking)
+                found, reason = plan.found, plan.reason
+                if plan.wanted:
+                    goal = plan.wanted[-1].end
+                else:  # else a retrieve follows, and its end counts
+                    self._settle(budget, prompt.position(held))
+                if reads and plan.wanted:
+                    self._begin(prompt, plan, budget, asking)
         tiers = {MEMORY: held * size, **{tier.name: 0 for tier in self._tiers}}
-        start, offers, ends, reason = held, list[Offer](), list[int](), "never_stored"
-        with self.budget(prompt, held, deadline) as budget:
-            for tier in self._tiers if start < prompt.chunks else ():
-                if timeout_s is not None:
-                    until, declined = began + timeout_s, ""
-                else:
-                    until, declined = self._patience(tier, prompt, start, budget)
-                if declined:
-                    reason = declined
-                    self._measure(tier, prompt, start)
-                    continue
-                probe = tier.probe(prompt, start, until, touch=touch)
-                end, reason = probe.end, probe.reason
-                if end > start:
-                    tiers[tier.name] = (end - start) * size
-                    offers.append(self._offer(tier, prompt, start, end))
-                    ends.append(end)
-                    start = end
-                if start == prompt.chunks:
-                    break
-            goal = self._goal(held, ends, self._decide(prompt, held, offers, budget))
-            if goal == held:  # else a retrieve follows, and its end counts
-                self._settle(budget, prompt.position(held))
-            self._declined(prompt, held, offers, goal, budget)
+        for piece in found:
+            tiers[piece.tier.name] += (piece.end - piece.start) * size
         return Lookup(
-            tokens=start * size,
+            tokens=(found[-1].end if found else held) * size,
             tiers=tiers,
             arriving_tokens=coming * size,
             worth_tokens=goal * size,
-            reason="not_worth_loading" if goal < start else reason if goal < prompt.chunks else "",
+            reason=reason if goal < prompt.chunks else "",
         )
 
-    def plan(self, prompt: Prompt, held: int, budget: Budget) -> Plan:
-        """Ask the stores for what follows the first `held` chunks, and choose."""
-        wanted: list[Wanted] = []
-        offers: list[Offer] = []
-        start, reason, more = held, "never_stored", True
-        while more and start < prompt.chunks:
-            more = False  # a store that was asked may go on where another one ends
-            for tier in self._tiers:
-                until, declined = self._patience(tier, prompt, start, budget)
-                if declined:
-                    reason = declined
-                    self._measure(tier, prompt, start)
-                    continue
-                probe = tier.probe(prompt, start, until)
-                if probe.end > start:
-                    offers.append(self._offer(tier, prompt, start, probe.end))
-                    wanted.append(Wanted(tier, start, probe.end))
-                    start, more = probe.end, len(self._tiers) > 1
-                reason = probe.reason
-                if reason == "deadline":
-                    self._measure(tier, prompt, start)
-                if start == prompt.chunks:
-                    break
-        decision = self._decide(prompt, held, offers, budget)
-        goal = self._goal(held, [piece.end for piece in wanted], decision)
-        self._declined(prompt, held, offers, goal, budget)
-        if goal < start:
-            reason = "not_worth_loading"
-            for piece in wanted:
-                if piece.end > goal:
-                    self._measure(piece.tier, prompt, max(piece.start, goal))
-            wanted = [
-                Wanted(piece.tier, piece.start, min(piece.end, goal))
-                for piece in wanted
-                if piece.start < goal
-            ]
-        return Plan(wanted, offers, decision, reason)
+    def _begin(self, prompt: Prompt, plan: Plan, budget: Budget, asking: Asking) -> None:
+        """Begin to load, for the retrieve that follows."""
+        load = Load(self._memory, prompt, budget, self.leftovers)
+        first = plan.wanted[0]
+        if not load.begin(plan.wanted, asking.take(first.tier, first.start)):
+            return
+        begun = Begun(prompt, plan, load)
+        self._begun.add(begun)
+        with suppress(KVFerryError):  # it is being closed
+            self._background(self._drive(begun))
 
     # --- What pays ---
 
@@ -219,7 +221,7 @@ class Retriever:
         count = prompt.chunks - start
         load_s, first_s = tier.predict_s(count), tier.predict_s(min(SIDE_BY_SIDE, count))
         question_s = tier.question_s() if tier.asked else 0.0
-        if tier.sees:  # the reads are the question
+        if tier.sees or tier.lands:  # the reads are the question
             load_s, first_s = load_s - question_s, first_s - question_s
         tokens, goal = prompt.position(start), prompt.position(prompt.chunks)
         until = budget.question(tokens, goal, tier.wins, question_s, load_s, first_s)
@@ -231,32 +233,6 @@ class Retriever:
             return budget.began, "not_worth_loading"
         return until if limit_s is None else min(until, now + limit_s), ""
 
-    def _offer(self, tier: Tier, prompt: Prompt, start: int, end: int) -> Offer:
-        load_s = tier.predict_s(end - start)
-        return Offer(tier.name, prompt.position(start), prompt.position(end), load_s)
-
-    def _decide(
-        self, prompt: Prompt, held: int, offers: Sequence[Offer], budget: Budget
-    ) -> Decision:
-        waited_s = time.monotonic() - budget.began
-        how = {"queued_s": budget.queued_s, "waited_s": waited_s}
-        return decide(prompt.tokens, prompt.position(held), offers, self._prefill, **how)
-
-    def _declined(
-        self, prompt: Prompt, held: int, offers: Sequence[Offer], goal: int, budget: Budget
-    ) -> None:
-        """Note that what a store has is left there, if it is."""
-        if offers and goal == held:
-            tier = next(tier for tier in self._tiers if tier.name == offers[0].store)
-            self.losing.load(tier, "slow", prompt.chunks - held, budget, prompt.position(held))
-
-    @staticmethod
-    def _goal(held: int, ends: Sequence[int], decision: Decision) -> int:
-        """The chunk where what was chosen ends, of offers that end there."""
-        if not ends or decision.reason == "memory_only":
-            return held
-        return ends[-1] if decision.part is None else ends[decision.part]
-
     def _round(
         self,
         prompt: Prompt,
@@ -264,15 +240,8 @@ class Retriever:
         budget: Budget,
         gathered: Gathered,
         into: Sequence[BufferLike] | None,
-    ) -> bool:
+    ) -> Steps[bool]:
         """Ask and load once; whether another round could bring more."""
-        began = time.monotonic()
-        plan = self.plan(prompt, held, budget)
-        gathered.lookup_s += time.monotonic() - began
-        gathered.plan = gathered.plan or plan
-        gathered.reason = plan.reason
-        if not plan.wanted:
-            return False
 
         def copy(chunks: Sequence[int], handles: Sequence[int]) -> None:
             assert into is not None
@@ -286,20 +255,42 @@ class Retriever:
                 gathered.copied[chunk] = 1
 
         arrived = copy if into is not None else None
-        load = Load(self._memory, prompt, budget, self.leftovers, arrived)
-        if not load.begin(plan.wanted):
+        digest, began = prompt.digest(held), time.monotonic()
+        with self._flights.begin(digest) as (flight, ours):
+            if not ours:
+                gathered.waited = True
+                limit = budget.until(prompt.position(held))
+                landed = yield from self._flights.wait(flight, limit)
+                gathered.reason = flight.missed or ("" if landed else "deadline")
+                return not gathered.reason
+            with self._asking(prompt, budget) as asking:
+                yield from asking.begin(held, reads=not gathered.plain)
+                plan = yield from self.plan(prompt, held, budget, asking)
+                gathered.lookup_s += time.monotonic() - began
+                gathered.plan = gathered.plan or plan
+                gathered.reason = plan.reason
+                if not plan.wanted:
+                    flight.missed = plan.reason if plan.reason == "never_stored" else ""
+                    return False
+                load = Load(self._memory, prompt, budget, self.leftovers, arrived)
+                window = asking.take(plan.wanted[0].tier, plan.wanted[0].start)
+                begun = load.begin(plan.wanted, window)
+        gathered.plain |= load.again
+        if not begun:
             if load.reason == "pool_full" and into is not None:
-                return self._direct(prompt, plan.wanted, budget, gathered, into, copy)
+                wanted = plan.wanted
+                return (yield from self._direct(prompt, wanted, budget, gathered, into, copy))
             gathered.reason = load.reason or gathered.reason
             return not load.reason  # others are loading all of it
-        loaded = self._finish(prompt, load, plan.wanted, budget, gathered)
+        loaded = yield from self._finish(prompt, load, plan.wanted, budget, gathered)
         if loaded.reason == "pool_full" and into is not None:
             rest = [
                 Wanted(piece.tier, max(piece.start, loaded.end), piece.end)
                 for piece in plan.wanted
                 if piece.end > loaded.end
             ]
-            return self._direct(prompt, rest, budget, gathered, into, copy)
+            return (yield from self._direct(prompt, rest, budget, gathered, into, copy))
+        gathered.ends = plan.wanted[-1].end
         return not loaded.reason
 
     def _finish(
@@ -309,11 +300,19 @@ class Retriever:
         wanted: Sequence[Wanted],
         budget: Budget,
         gathered: Gathered,
-    ) -> Loaded:
+    ) -> Steps[Loaded]:
+        loaded = yield from self._complete(prompt, load, wanted, budget)
+        gathered.count(loaded)
+        return loaded
+
+    def _complete(
+        self, prompt: Prompt, load: Load, wanted: Sequence[Wanted], budget: Budget
+    ) -> Steps[Loaded]:
+        """Bring a load to its end."""
         with ExitStack() as stack:
             for piece in wanted:
                 stack.enter_context(piece.tier.loading(prompt, piece.start, piece.end))
-            loaded = load.finish()
+            loaded = yield from load.finishing()
         outcome = loaded.reason if loaded.reason in ("cut", "deadline") else ""
         first = wanted[0]
         count, tokens = wanted[-1].end - first.start, prompt.position(first.start)
@@ -322,13 +321,8 @@ class Retriever:
         if loaded.reason == "cut":
             for piece in wanted:
                 self._measure(piece.tier, prompt, loaded.end)
-        gathered.load_s += loaded.took_s
-        gathered.loads.append(loaded)
-        gathered.reason = loaded.reason or gathered.reason
         for piece in wanted:
             piece.tier.known.add(prompt, range(piece.start, min(piece.end, loaded.end)))
-        for tier, chunks in loaded.chunks.items():
-            gathered.chunks[tier] = gathered.chunks.get(tier, 0) + chunks
         return loaded
 
     def _direct(
@@ -339,7 +333,7 @@ class Retriever:
         gathered: Gathered,
         into: Sequence[BufferLike],
         arrived: Callable[[Sequence[int], Sequence[int]], None],
-    ) -> bool:
+    ) -> Steps[bool]:
         """Load into the caller's buffers what memory has no page for."""
         usable = []
         for piece in wanted:
@@ -349,24 +343,7 @@ class Retriever:
         if usable:
             load = Load(self._memory, prompt, budget, self.leftovers, arrived, direct=into)
             load.begin(usable)
-            loaded = self._finish(prompt, load, usable, budget, gathered)
+            loaded = yield from self._finish(prompt, load, usable, budget, gathered)
             if not loaded.reason:
                 gathered.reason = gathered.plan.reason if gathered.plan else ""
         return False
-
-    def _measure(self, tier: Tier, prompt: Prompt, start: int) -> None:
-        """Have a little loaded in the background: a store that is not used teaches nothing."""
-        if tier.to_be_measured():
-            self._background(self._load_a_little, tier, prompt, start)
-
-    def _load_a_little(self, tier: Tier, prompt: Prompt, start: int) -> None:
-        now = time.monotonic()
-        patient = Budget(prompt.tokens, 0, PrefillModel(), now, now + _MEASURE_S)
-        end = min(
-            tier.probe(prompt, start, patient.deadline, touch=False).end,
-            start + max(1, _MEASURE_BYTES // tier.chunk_bytes),
-        )
-        if end > start:
-            load = Load(self._memory, prompt, patient, self.leftovers)
-            load.begin([Wanted(tier, start, end)])
-            load.finish()

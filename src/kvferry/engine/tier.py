@@ -22,38 +22,19 @@ from typing import NamedTuple
 
 from kvferry.client.batch import BatchResult, Status
 from kvferry.connectors.base import Connector, Ticket
+from kvferry.engine.answers import REASONS, Asked, Probe, reason_of
 from kvferry.engine.capacity import Capacity
 from kvferry.engine.cost import LoadModel
 from kvferry.engine.losses import Known
 from kvferry.engine.patience import SURE, Odds
 from kvferry.engine.prompt import Prompt
+from kvferry.engine.steps import Steps, Wait, finish
 from kvferry.errors import KVFerryError
 
-__all__ = ["REASONS", "Probe", "Tier", "reason_of"]
+__all__ = ["Tier"]
 
 _log = logging.getLogger("kvferry.engine")
 
-# Why a key is not to be had, by the status that says so.
-REASONS = {
-    Status.MISS: "evicted",
-    Status.SIZE_MISMATCH: "size",
-    Status.CORRUPT: "checksum",
-    Status.TIMEOUT: "deadline",
-    Status.UNAVAILABLE: "unavailable",
-    Status.SERVER_ERROR: "error",
-    Status.CANCELLED: "cancelled",
-}
-# The same of a corrupt value, by the cause that the driver names; any other is "checksum".
-_CAUSES = {
-    "identity": "identity",
-    "key": "key",
-    "stripe": "key",
-    "size": "size",
-    "shape": "size",
-    "version": "version",
-    "codec": "version",
-    "flags": "version",
-}
 _REMEMBERED = 4096
 # What is asked of a store to see whether it answers.
 _CANARY = "canary"
@@ -66,29 +47,10 @@ _GRACE_S = 0.02
 _TELL_EVERY_S = 60.0
 
 
-def reason_of(result: BatchResult, index: int) -> str:
-    """Why this key of a result is not to be had."""
-    status = result[index]
-    if status is Status.CORRUPT and result.error is not None:
-        return _CAUSES.get(result.error, "checksum")
-    return REASONS.get(status, "error")
-
-
-class Probe:
-    """What a tier said about a prefix.
-
-    Attributes:
-        end: The index of the first chunk that it does not have.
-        reason: Why it ends there: "" (it does not), "never_stored", "unavailable", "deadline"...
-        took_s: How long it took to say so.
-    """
-
-    __slots__ = ("end", "reason", "took_s")
-
-    def __init__(self, end: int, reason: str, took_s: float = 0.0) -> None:
-        self.end = end
-        self.reason = reason
-        self.took_s = took_s
+def _may_read(prompt: Prompt, until: float) -> Steps[bool]:
+    """Always."""
+    yield from ()
+    return True
 
 
 class _Late(NamedTuple):
@@ -107,6 +69,7 @@ class Tier:
         capacity: Keeps it below its limit; None: it has none, or evicts by itself.
         known: Chunks that it had when they were last seen there.
         sees: It said what it has without being asked, the last time: a hit waits once.
+        lands: Reads may have pages that are taken when values come, see `kvferry.engine.window`.
         lets_go: A job that was cancelled ends soon, whatever the store does: so its buffers may be
             the caller's own.
 
@@ -122,7 +85,7 @@ class Tier:
         *,
         capacity: Capacity | None = None,
         lets_go: bool = False,
-        may_read: Callable[[Prompt, float], bool] = lambda prompt, until: True,
+        may_read: Callable[[Prompt, float], Steps[bool]] = _may_read,
     ) -> None:
         self.name = name
         self._may_read = may_read
@@ -133,6 +96,7 @@ class Tier:
         self.known = Known()
         # Whether it can answer without being asked: then an answer in no time is no measurement.
         self._has_view = hasattr(connector, "absent")
+        self.lands = bool(getattr(connector, "lands", False))
         self._leading: Callable[[list[str]], int | None] | None
         self._leading = getattr(connector, "leading", None)
         self._load = LoadModel()
@@ -142,6 +106,7 @@ class Tier:
         self._late: list[_Late] = []
         self._odds = Odds()
         self._answers = 0
+        self._drained = 0
         self.sees = False
         self._told_silent = False
         self._tell_at = -math.inf
@@ -155,37 +120,74 @@ class Tier:
         With `touch`, what is there counts as used. `until` is a moment of ``time.monotonic``; a
         question that is not answered by then is left, and what it took is learnt all the same.
         """
-        if not self.connector.available:
-            return Probe(start, "unavailable")
+
+        def probing() -> Steps[Probe]:
+            asked = yield from self.send(prompt, start, until, touch=touch)
+            return (yield from self.answer(asked))
+
+        return finish(probing())
+
+    def send(
+        self, prompt: Prompt, start: int, until: float, *, touch: bool = True, whole: bool = False
+    ) -> Steps[Asked]:
+        """Ask the same, for `answer` to wait. `whole`: also for what is behind a missing chunk."""
         began = time.monotonic()
-        if self.silent or until <= began:
-            return Probe(start, "deadline")
-        if not self._may_read(prompt, until):
-            return Probe(start, "unavailable")
-        limit_s = max(0.0, until - time.monotonic())
+        asked = Asked(prompt, start, touch, until, began)
+        if not self.connector.available:
+            asked.probe = Probe(start, "unavailable")
+        elif self.silent or until <= began:
+            asked.probe = Probe(start, "deadline")
+        elif not (yield from self._may_read(prompt, until)):
+            asked.probe = Probe(start, "unavailable")
+        if asked.probe is not None:
+            return asked
         keys = prompt.keys(start, prompt.chunks)
         known = None if self._leading is None else self._leading(keys)
-        self.sees = bool(known)
+        self.sees, asked.sure = bool(known), known == 0
         if known:  # the reads are the question
-            if touch and self.capacity is not None:
-                self.capacity.used(prompt.first(start + known), prompt.generation)
-            return Probe(start + known, "never_stored" if known < len(keys) else "")
+            self._used(asked, known)
+            asked.probe = Probe(start + known, "never_stored" if known < len(keys) else "")
+            return asked
         try:
-            ticket = self.connector.submit_exists(keys, prefix=True, touch=touch)
+            asked.ticket = self.connector.submit_exists(keys, prefix=not whole, touch=touch)
         except KVFerryError:  # it has too much to do, or was closed
-            return Probe(start, "error")
-        result = ticket.wait(limit_s)
-        took_s = time.monotonic() - began
+            asked.probe = Probe(start, "error")
+        return asked
+
+    def answer(self, asked: Asked) -> Steps[Probe]:
+        """Wait for the answer to a question, as long as it says; late, it is left."""
+        ticket, start = asked.ticket, asked.start
+        if ticket is None:
+            assert asked.probe is not None
+            return asked.probe
+        asked.ticket = None
+        result = ticket.wait(0.0)
+        # It may have come while somebody else was waited for.
+        took_s = result.elapsed_s if result is not None else 0.0
         if result is None:
-            self._leave(ticket, began, limit_s)
-            return Probe(start, "deadline", took_s)
+            result = yield Wait(ticket, max(0.0, asked.until - time.monotonic()))
+            took_s = time.monotonic() - asked.began
+        if result is None:
+            self._leave(ticket, asked.began, asked.until - asked.began)
+            asked.probe = Probe(start, "deadline", took_s)
+            return asked.probe
         found = result.prefix_len
-        if touch and found and self.capacity is not None:
-            self.capacity.used(prompt.first(start + found), prompt.generation)
+        self._used(asked, found)
+        reason = "never_stored" if found < len(result) else ""
         if not self._answered(result, took_s):
-            return Probe(start + found, REASONS.get(result[found], "error"), took_s)
-        reason = "never_stored" if start + found < prompt.chunks else ""
-        return Probe(start + found, reason, took_s)
+            reason = REASONS.get(result[found], "error")
+        asked.probe, asked.result = Probe(start + found, reason, took_s), result
+        return asked.probe
+
+    def leave(self, asked: Asked) -> None:
+        """Nobody waits for the answer; it is learnt from when it comes."""
+        ticket, asked.ticket = asked.ticket, None
+        if ticket is not None:
+            self._leave(ticket, asked.began, 0.0)
+
+    def _used(self, asked: Asked, found: int) -> None:
+        if asked.touch and found and self.capacity is not None:
+            self.capacity.used(asked.prompt.first(asked.start + found), asked.prompt.generation)
 
     def ask(self, prompt: Prompt, start: int) -> None:
         """Ask the same without waiting for the answer, which is learnt from when it comes."""
@@ -228,6 +230,11 @@ class Tier:
         """How many seconds to wait for each that an answer can save; see `Odds`."""
         with self._lock:
             return SURE if self.sees else self._odds.wins
+
+    @property
+    def odds(self) -> float:
+        """How much of what it is asked for it mostly has, as a part of 1."""
+        return self.wins / (1 + self.wins)
 
     @property
     def asked(self) -> bool:
@@ -325,6 +332,11 @@ class Tier:
             if self.capacity is not None:
                 self.capacity.release(lease)
 
+    def drained(self, chunks: int) -> None:
+        """So many values came that nobody wanted any more."""
+        with self._lock:
+            self._drained += chunks
+
     def received_bytes(self) -> int:
         """What has come from the store so far, for whomever; only differences mean something."""
         stats = self.connector.stats()
@@ -380,4 +392,5 @@ class Tier:
                 "bandwidth_bytes_s": self._load.bandwidth_bytes_s(now),
                 "samples": self._load.samples,
                 "loading_bytes": self._loading_bytes,
+                "drained_chunks": self._drained,
             }

@@ -1,197 +1,114 @@
-"""What a cache in this process says of itself, to `kvferry top` of the same user.
+"""The first chunks of a prefix, asked for at the same moment as whether they are there.
 
-    window = open_window(engine, "vLLM 0.32.0, rank 0")
-    ...
-    window.close()
+A hit far away then costs one round trip, and not one for the question and another for the bytes. A
+chunk gets its page when its value comes, or when the store has said that it has it: so a miss costs
+no page and evicts nothing, and null replies are a few bytes. A read that was sent cannot be
+withdrawn: what comes and is of no use is read away, and counted (`Tier.drained`).
 
-It listens on a Unix socket in a folder of this user, which nobody else may enter: ``kvferry`` in
-``XDG_RUNTIME_DIR``, else ``kvferry-UID`` in the folder for temporary files. Whoever connects is
-sent one JSON object, shaped as the status of a cache server, and the end. Nothing is read. What a
-process that was killed has left there goes with the next look (`looks`).
-
-Threads: any. One of its own answers, one connection after the other.
+The window is what a round trip carries, as the store is known: more would not come sooner for being
+asked for now. Threads: one; the sweep of `Leftovers` may be another.
 """
 
 from __future__ import annotations
 
-import itertools
-import json
-import logging
-import os
-import socket
-import stat
-import tempfile
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import suppress
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Protocol, cast
 
-from kvferry import __version__
+from kvferry import _native
+from kvferry.client.batch import BatchResult, Status
+from kvferry.connectors.base import Ticket
+from kvferry.engine.leftovers import Leftovers
+from kvferry.engine.memory import Memory
+from kvferry.engine.prompt import Prompt
+from kvferry.engine.tier import Tier
+from kvferry.errors import KVFerryError
 
-if TYPE_CHECKING:
-    from kvferry.engine.engine import Engine
+__all__ = ["ASSUMED_BYTES_S", "Window", "open_window"]
 
-__all__ = ["Window", "folder", "looks", "open_window"]
-
-_log = logging.getLogger("kvferry.engine")
-
-_LIMIT_S = 2.0
-_ANSWER_BYTES_MAX = 64 << 20
-_numbers = itertools.count()
-
-
-def folder() -> Path:
-    """The folder of this user's sockets, which is made if it is not there.
-
-    Raises:
-        OSError: It cannot be made, or others may enter it.
-    """
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    path = Path(runtime) / "kvferry" if runtime else Path(tempfile.gettempdir())
-    path = path if runtime else path / f"kvferry-{os.getuid()}"
-    path.mkdir(mode=0o700, exist_ok=True)
-    found = path.lstat()
-    ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
-    if not ours or found.st_mode & 0o077:
-        raise PermissionError(f"{path} is no folder of this user alone")
-    return path
+# What a store is thought to deliver that has delivered nothing yet, while it is far away.
+ASSUMED_BYTES_S = 80e6
+_BYTES_MAX = 128 << 20
+# How much more is read than a round trip carries: it is not known that well.
+_MARGIN = 2
+# States of a chunk in a `_native.Landing`.
+_PLACED, _NO_ROOM = 1, 3
 
 
-def open_window(engine: Engine, software: str) -> Window | None:
-    """A window on a cache; None where there can be none, which is logged.
+class _Lands(Protocol):
+    """A connector whose reads may have pages that are taken when values come."""
 
-    Args:
-        engine: The cache.
-        software: Who uses it, for people.
-    """
-    try:
-        return Window(engine, software)
-    except OSError as error:
-        _log.info("kvferry top does not see this process: %s", error)
-        return None
-
-
-def looks() -> Iterator[dict[str, Any]]:
-    """What every process of this user says that has a window.
-
-    Raises:
-        OSError: There is no folder for them.
-    """
-    for path in sorted(folder().glob("*.sock")):
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
-            line.settimeout(_LIMIT_S)
-            try:
-                line.connect(str(path))
-                said = json.loads(_all_of(line))
-            except ConnectionRefusedError:  # its process was killed
-                path.unlink(missing_ok=True)
-                continue
-            except (OSError, ValueError):
-                continue
-        if isinstance(said, dict):
-            yield said
-
-
-def _all_of(line: socket.socket) -> bytes:
-    until = time.monotonic() + _LIMIT_S
-    data = bytearray()
-    while part := line.recv(1 << 20):
-        data += part
-        if len(data) > _ANSWER_BYTES_MAX or time.monotonic() > until:
-            raise TimeoutError
-    return bytes(data)
+    def submit_get(
+        self, keys: Sequence[str], buffers: _native.Landing, *, timeout_s: float
+    ) -> Ticket: ...
 
 
 class Window:
-    """See the module.
+    """Reads that were sent. `keep` and then `end`, or `drop`.
 
-    Args:
-        engine, software: See `open_window`.
-
-    Raises:
-        OSError: The socket cannot be made.
+    Attributes:
+        tier: The store.
+        start: The first chunk.
+        began: When they were sent.
+        received: What had come from the store until then.
+        size: How many chunks there are.
+        ticket: Of the job.
     """
 
-    def __init__(self, engine: Engine, software: str) -> None:
-        self._engine = engine
-        self._software = software
-        self._pid = os.getpid()
-        self._began = time.monotonic()
-        number = next(_numbers)
-        self._incarnation = f"{self._pid}-{number}-{time.time_ns()}"
-        self._path = folder() / f"{self._pid}-{number}.sock"
-        self._path.unlink(missing_ok=True)  # of a process that had our number
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            self._socket.bind(str(self._path))
-            self._socket.listen()
-        except OSError:
-            self._socket.close()
-            raise
-        self._thread = threading.Thread(target=self._answer, name="kvferry-window", daemon=True)
-        self._thread.start()
+    def __init__(
+        self, memory: Memory, tier: Tier, prompt: Prompt, start: int, count: int, until: float
+    ) -> None:
+        self.tier, self.start, self.size = tier, start, count
+        self._memory = memory
+        self._landing = memory.landing(prompt.first(start + count), start)
+        self.received = tier.received_bytes()
+        self.began = time.monotonic()
+        self.ticket = cast("_Lands", tier.connector).submit_get(
+            prompt.keys(start, start + count),
+            self._landing,
+            timeout_s=max(0.001, until - self.began),
+        )
 
-    def close(self) -> None:
-        """Show nothing any more."""
-        if os.getpid() == self._pid:  # a child's parent still listens
-            self._path.unlink(missing_ok=True)
-            with suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
-            self._thread.join(_LIMIT_S)
-        self._socket.close()
+    def keep(self, count: int) -> tuple[list[int], list[int], int]:
+        """The store says that it has the first `count`, and they are wanted.
 
-    def status(self) -> dict[str, Any]:
-        """What is shown."""
-        engine = self._engine
-        stats, layout = engine.stats(), engine.layout
-        used = stats["memory"]["resident"]
-        pool_bytes = engine.memory.pages * layout.chunk_bytes
-        age_s = round(time.monotonic() - self._began, 3)
-        return {
-            "version": __version__,
-            "incarnation": self._incarnation,
-            "pid": self._pid,
-            "uptime_s": age_s,
-            "state": "ready",
-            "pool": {"bytes": pool_bytes, "granted_bytes": pool_bytes},
-            "identities": [
-                {
-                    "identity": engine.identity.digest.hex(),
-                    "model": engine.identity.model,
-                    "chunk_bytes": layout.chunk_bytes,
-                    "chunk_size": layout.chunk_size,
-                    "used_bytes": used * layout.chunk_bytes,
-                    "engines": 1,
-                    **stats,
-                }
-            ],
-            "sessions": [
-                {
-                    "pid": self._pid,
-                    "software": self._software,
-                    "model": engine.identity.model,
-                    "age_s": age_s,
-                    "requests": stats["metrics"]["kvferry_retrieve_seconds"]["count"],
-                    "pages": used,
-                }
-            ],
-        }
+        Returns:
+            Which of them land here (counted from the window's first), their pages, and how many
+            there are until one has none for want of room. Those that others bring have none either.
+        """
+        self._landing.keep(count)
+        states, pages = self._landing.states()
+        full = states.find(_NO_ROOM, 0, count)
+        count = count if full < 0 else full
+        items = [item for item in range(count) if states[item] == _PLACED]
+        return items, [pages[item] for item in items], count
 
-    def _answer(self) -> None:
-        while True:
-            try:
-                line = self._socket.accept()[0]
-            except OSError:
-                return
-            with line, suppress(OSError):
-                line.settimeout(_LIMIT_S)
-                line.sendall(self._text())
+    def end(self, result: BatchResult, items: Sequence[int] = ()) -> None:
+        """The job has ended: put what came of these into memory."""
+        wanted = bytearray(len(result))
+        for item in items:
+            wanted[item] = result[item] is Status.OK
+        self._landing.commit(bytes(wanted))
+        self._memory.announce()
+        sizes = zip(result.sizes, wanted, strict=True)
+        self.tier.drained(sum(1 for size, used in sizes if size and not used))
 
-    def _text(self) -> bytes:
-        try:
-            return json.dumps(self.status(), default=str).encode()
-        except Exception:  # ours, or the engine is being closed
-            _log.debug("a cache could not be shown", exc_info=True)
-            return b"{}"
+    def drop(self, leftovers: Leftovers) -> None:
+        """Nobody wants them. Cancelling could cost the connection, so they come to their end."""
+        self._landing.keep(0)
+        leftovers.add(self.ticket, self.end)
+
+
+def open_window(
+    memory: Memory, tier: Tier, prompt: Prompt, start: int, until: float
+) -> Window | None:
+    """Send the reads; None: this store cannot have them, or does not take them now."""
+    if not tier.lands:
+        return None
+    rate = tier.bandwidth_bytes_s if tier.measured else ASSUMED_BYTES_S
+    count = int(min(_MARGIN * rate * tier.question_s(), _BYTES_MAX)) // tier.chunk_bytes
+    count = min(max(1, count), memory.pages, prompt.chunks - start)
+    try:
+        return Window(memory, tier, prompt, start, count, until)
+    except KVFerryError:  # it has too much to do, or was closed
+        return None

@@ -19,10 +19,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvferry.client.batch import Status
+from kvferry.engine.answers import REASONS
 from kvferry.engine.capacity import Capacity
 from kvferry.engine.losses import Losses
 from kvferry.engine.prompt import Prompt
-from kvferry.engine.tier import REASONS, Tier
+from kvferry.engine.tier import Tier
 from kvferry.errors import KVFerryError
 
 __all__ = ["Hold", "WriteJob", "Writer"]

@@ -4,15 +4,15 @@
     watch.look()
     watch.problem        # None, or that there is no such process
 
-Each process says what a server would (`kvferry.engine.window`); here all of them are one, whose
-counters are sums. One more process, or one less, is a new beginning.
+Each process says what a server would (`kvferry.engine.status_socket`); here all of them are one,
+whose counters are sums. One more process, or one less, is a new beginning.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from kvferry.engine.window import looks
+from kvferry.engine.status_socket import looks
 from kvferry.lab.watch import Watch
 
 __all__ = ["WatchHere"]

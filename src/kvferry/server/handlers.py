@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from kvferry.engine import Lookup
+from kvferry.engine.steps import Steps
 from kvferry.errors import UsageError
 from kvferry.generation import own_of
 from kvferry.keys import DIGEST_BYTES
@@ -119,19 +120,26 @@ class Handlers(Holding):
         shard, hashes = session.shard, request.hashes
         if len(hashes) <= _HASHES_BYTES_MAX:  # what is most often asked, as quickly as can be
             ready, coming = shard.memory.cache.lookup(hashes)
-            if ready and shard.engine.storer.looks:
-                shard.engine.storer.notice(shard.prompt(hashes, 0, request.generation), ready)
-            if ready * DIGEST_BYTES == len(hashes) or not request.stores or not shard.engine.tiers:
+            engine = shard.engine
+            if engine.tiers and ready and engine.storer.looks:
+                engine.storer.notice(shard.prompt(hashes, 0, request.generation), ready)
+            if ready * DIGEST_BYTES == len(hashes) or not request.stores or not engine.tiers:
                 return p.Found(request.id, {"l1": ready}, coming, shard.shared)
         prompt = shard.prompt(hashes, 0, request.generation, request.about)
         size, limit_s = prompt.chunk_size, seconds_of(request)
 
-        def look() -> Lookup:
+        def look() -> Steps[Lookup]:
             if request.about:
-                return shard.engine.look(prompt, None, touch=request.touch, limit_s=limit_s)
+                return shard.engine.looking(
+                    prompt,
+                    None,
+                    touch=request.touch,
+                    limit_s=limit_s,
+                    begin=request.touch,  # a retrieve of what is found follows
+                )
             if request.touch:
-                return shard.engine.lookup(prompt, timeout_s=limit_s)
-            return shard.engine.look(prompt, limit_s, touch=False)
+                return shard.engine.lookup_steps(prompt, limit_s)
+            return shard.engine.looking(prompt, limit_s, touch=False)
 
         def found(known: Lookup | None) -> p.Reply:
             if known is None:

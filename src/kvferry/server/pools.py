@@ -97,6 +97,11 @@ class SharedMemory(Memory):
         self.room_for(len(hashes) // DIGEST_BYTES - first)
         return super().reserve(hashes, first)
 
+    def landing(self, hashes: bytes, first: int) -> _native.Landing:
+        """See `Memory.landing`; memory that nobody has is backed ahead, and nobody gives up any."""
+        self._pools.back(self.pool, len(hashes) // DIGEST_BYTES - first)
+        return super().landing(hashes, first)
+
     def room_for(self, wanted: int) -> None:
         """Have so many pages free, as far as others can and must give them."""
         if self.pool.pages.free_count < wanted:
@@ -194,6 +199,12 @@ class Pools:
             self.budget_bytes - self.granted_bytes < pools[0].stride
             or pages.granted_count == pages.pages_count
         )
+
+    def back(self, pool: Pool, wanted: int) -> None:
+        """Have `wanted` pages free, as far as the budget has any that no pool has."""
+        short = wanted - pool.pages.free_count
+        if short > 0:
+            self._grow(pool, short)
 
     def make_room(self, memory: SharedMemory, wanted: int) -> None:
         """Have `wanted` pages free for it, as far as others can and must give them."""

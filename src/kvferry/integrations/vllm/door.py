@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from kvferry.engine import Engine
 from kvferry.engine.prefill import Coefficients
-from kvferry.engine.window import open_window
+from kvferry.engine.status_socket import open_status_socket
 from kvferry.integrations.vllm.affinity import all_processors, thread_start
 from kvferry.integrations.vllm.blocks import BlockCopier
 from kvferry.integrations.vllm.explain import teller
@@ -114,7 +115,8 @@ def open_worker(
     device = next(iter(kv_caches.values())).device
     threads = computing_threads()
     with all_processors():
-        engine = Engine(identity, config)
+        # What is looked up is loaded: so the reads leave with the question.
+        engine = Engine(identity, replace(config, enable_async_loading=True))
         engine.learning.know_device(device_name(device, threads))
     expect_speed(engine.learning.expect, vllm_config, device, threads)
     rank = shard.pp_rank * vllm_config.parallel_config.tensor_parallel_size + shard.tp_rank
@@ -146,7 +148,9 @@ def open_worker(
     finder = BackendFinder([engine])
     name = address(str(vllm_config.kv_transfer_config.engine_id), rank)
     with all_processors():
-        worker.window = open_window(engine, f"vLLM {vllm_version() or ''}, rank {rank}")
+        worker.status_socket = open_status_socket(
+            engine, f"vLLM {vllm_version() or ''}, rank {rank}"
+        )
         return RankAnswers(name, finder, teller(engine), worker.let_go), worker
 
 

@@ -90,9 +90,10 @@ class _Server(Protocol):
 class _Hold:
     """Leased pages of the leading chunks of a prompt."""
 
-    __slots__ = ("hashes", "hit", "until")
+    __slots__ = ("first", "hashes", "hit", "until")
 
-    def __init__(self, hashes: bytes, hit: Retrieved, until: float) -> None:
+    def __init__(self, first: int, hashes: bytes, hit: Retrieved, until: float) -> None:
+        self.first = first  # those before it the engine had itself
         self.hashes = hashes  # of those that are there
         self.hit = hit
         self.until = until
@@ -150,7 +151,7 @@ class HeldCache:
         """How many leading chunks are in the server's memory now, and stay there to be loaded."""
         if not self.available:
             return 0
-        held = self._renewed(prompt.hashes)
+        held = self._renewed(prompt)
         if held is not None:
             return held
         with self._changed:
@@ -175,16 +176,19 @@ class HeldCache:
         here = found.tiers.get(MEMORY, 0) // size
         wanted = prompt if found.arriving_tokens else replace(prompt, hashes=prompt.first(chunks))
         limit_s = self._load_timeout_s if chunks > here else _HERE_S
+        first, wanted = wanted.behind_computed()
+        if not wanted.chunks:
+            return first
         began = time.monotonic()
         hit = self._client.retrieve(wanted, timeout_s=limit_s)
         self._meter.retrieved(wanted, hit, time.monotonic() - began)
         count = len(hit.pages)
         # An engine may not hold all of the pool, and many requests may wait. What is in memory
         # without being held is still likely to be there in a moment.
-        promised = max(count, here) if hit.reason == "pool_full" else count
+        promised = max(first + count, here) if hit.reason == "pool_full" else first + count
         if not count:
             return promised
-        hold = _Hold(prompt.first(count), hit, self._clock() + self._hold_s)
+        hold = _Hold(first, wanted.first(count), hit, self._clock() + self._hold_s)
         with self._changed:
             old = self._holds.pop(prompt.hashes, None)
             kept = not self._closed
@@ -313,15 +317,15 @@ class HeldCache:
 
     # --- Holds ---
 
-    def _renewed(self, hashes: bytes) -> int | None:
+    def _renewed(self, prompt: Prompt) -> int | None:
         """How many chunks of a prompt are held, for another while; None: it is not held."""
         with self._changed:
-            hold = self._holds.get(hashes)
+            hold = self._holds.get(prompt.hashes)
             now = self._clock()
-            if hold is None or hold.until <= now:
+            if hold is None or hold.until <= now or prompt.behind_computed()[0] < hold.first:
                 return None
             hold.until = now + self._hold_s
-            return len(hold.hashes) // DIGEST_BYTES
+            return hold.first + len(hold.hashes) // DIGEST_BYTES
 
     def _take(self, hashes: bytes) -> tuple[_Hold, int] | None:
         """A hold that has all of these chunks, one after the other, and where they begin."""

@@ -19,7 +19,8 @@ They win over the environment and the file (``KVFERRY_CONFIG_FILE``, ``LMCACHE_C
 - `chunk_size` is a multiple of the block size of vLLM; others are rounded up, which is logged. Over
   a cache server it is that of the server where nobody names one here.
 - `prefault` is false: vLLM's start does not wait until all memory is there.
-- `enable_async_loading` begins to load while a request still waits for its turn.
+- `enable_async_loading` is always on: what the scheduler asks for is read at once, while the
+  request still waits for its turn.
 
 Keys that do not begin with ``kvferry.`` are somebody else's.
 """

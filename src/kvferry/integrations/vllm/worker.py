@@ -28,7 +28,7 @@ from typing import Any
 
 from kvferry.client.buffers import BufferLike
 from kvferry.engine.prompt import Prompt
-from kvferry.engine.window import Window
+from kvferry.engine.status_socket import StatusSocket
 from kvferry.errors import KVFerryError
 from kvferry.integrations.vllm.backend import Backend, Copier, LoadJob, Work
 from kvferry.integrations.vllm.counts import Counts
@@ -124,7 +124,7 @@ class WorkerHalf:
         self._reports: list[tuple[LoadJob, list[int]]] = []  # and blocks that were not filled
         self._failed: set[int] = set()
         self._closing = False
-        self.window: Window | None = None  # on the cache; closed with this
+        self.status_socket: StatusSocket | None = None  # on the cache; closed with this
 
     # --- A step ---
 
@@ -304,8 +304,8 @@ class WorkerHalf:
         if self._closing:
             return
         self._closing = True
-        if self.window is not None:
-            self.window.close()
+        if self.status_socket is not None:
+            self.status_socket.close()
         until = time.monotonic() + _CLOSE_S
         self._loaders.shutdown(wait=False, cancel_futures=True)
         lost = self._saver.close(until)

@@ -1,0 +1,241 @@
+#include "connector/landing.hpp"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+
+#include "connector/redis.hpp"
+#include "connector/test_jobs.hpp"
+#include "fuzz/client_driver.hpp"
+#include "fuzz/scripted_server.hpp"
+
+namespace kvferry::connector {
+namespace {
+
+constexpr std::size_t kSize = 5 * kMiB;  // two stripes
+constexpr std::size_t kSmall = 100'000;
+
+// A cache with pages, and requests of chunks whose hashes are their numbers.
+struct Pages {
+  explicit Pages(std::size_t pages, std::size_t size = kSmall)
+      : pool(std::move(*mem::PagePool::create(size, pages))),
+        cache(std::move(*cache::ChunkCache::create(pages, "LRU", true, pool))) {}
+
+  static std::vector<std::byte> hashes(std::size_t first, std::size_t count) {
+    std::vector<std::byte> bytes(count * cache::kHashBytes, std::byte{7});
+    for (std::size_t i = 0; i < count; ++i) {
+      bytes[i * cache::kHashBytes] = static_cast<std::byte>(first + i);
+    }
+    return bytes;
+  }
+  std::shared_ptr<Landing> landing(std::size_t count, std::size_t first = 0) const {
+    return std::make_shared<Landing>(cache, hashes(0, count), first, 100 * kSecond);
+  }
+  // Others store a run of chunks.
+  void store(std::size_t first, std::size_t count) const {
+    const auto bytes = hashes(first, count);
+    const auto reserved = cache->reserve(cache::Hashes(bytes), 0, kSecond);
+    ASSERT_TRUE(cache->commit(reserved.id, {}));
+  }
+  cache::Prefix lookup(std::size_t count) const {
+    const auto bytes = hashes(0, count);
+    return cache->lookup(cache::Hashes(bytes));
+  }
+  std::size_t used() const { return pool->stats().pages_count - pool->stats().free_count; }
+  std::uint64_t evictions() const { return cache->stats().index.evictions; }
+  std::string text(const Landing& landing, std::size_t index) const {
+    std::vector<std::uint8_t> states(landing.size());
+    std::vector<std::uint64_t> pages(landing.size());
+    landing.states(states, pages);
+    const auto memory = pool->bytes(mem::PageHandle::unpack(pages[index]));
+    return memory ? std::string(as_text(*memory)) : "no page";
+  }
+
+  std::shared_ptr<mem::PagePool> pool;
+  std::shared_ptr<cache::ChunkCache> cache;
+};
+
+std::vector<std::string> keys_of(std::size_t count) {
+  std::vector<std::string> keys;
+  for (std::size_t i = 0; i < count; ++i) keys.push_back("k" + std::to_string(i));
+  return keys;
+}
+
+std::shared_ptr<Job> job_of(const std::shared_ptr<Landing>& landing, std::size_t size = kSmall) {
+  auto job = std::make_shared<Job>(Job::Options{.verb = Verb::kGet});
+  for (const std::string& key : keys_of(landing->size())) {
+    job->add(key, {static_cast<std::byte*>(nullptr), size});
+  }
+  job->quiet = true;
+  job->places = landing;
+  return job;
+}
+
+struct Store {
+  explicit Store(redis::ScriptedServer::Script script = {}, std::size_t size = kSmall)
+      : server(std::move(script)),
+        client(redis::open(redis::client_config(server.port()))),
+        connector(RedisConnector::open(test_space(size), client)) {}
+  redis::ScriptedServer server;
+  std::shared_ptr<redis::Client> client;
+  Open connector;
+};
+
+constexpr std::uint8_t kAll[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+
+TEST(Landing, ANullReplyCostsNoPageAndEvictsNothing) {
+  Store store;
+  const Pages pages(3);
+  pages.store(100, 3);
+  const auto landing = pages.landing(3);
+  EXPECT_EQ(run(*store.connector, job_of(landing)), "MISS MISS MISS");
+  EXPECT_EQ(pages.used(), 3u);
+  EXPECT_EQ(pages.evictions(), 0u);
+  EXPECT_EQ(landing->commit(kAll), 0u);
+  EXPECT_EQ(pages.lookup(3).ready, 0u);
+}
+
+TEST(Landing, AValueLandsInAPageOfTheCache) {
+  for (const std::size_t size : {kSmall, kSize}) {
+    Store store({}, size);
+    ASSERT_EQ(set(*store.connector, "k0", 1), "OK");
+    ASSERT_EQ(set(*store.connector, "k1", 2), "OK");
+    const Pages pages(4, size);
+    pages.store(100, 4);
+    const auto landing = pages.landing(3);
+    EXPECT_EQ(run(*store.connector, job_of(landing, size)), "OK OK MISS");
+    EXPECT_EQ(pages.evictions(), 2u) << "as many as came";
+    EXPECT_EQ(pages.text(*landing, 0), value_of(size, 1));
+    EXPECT_EQ(pages.text(*landing, 1), value_of(size, 2));
+    EXPECT_EQ(pages.lookup(3).writing, 2u);
+    EXPECT_EQ(landing->commit(kAll), 2u);
+    EXPECT_EQ(pages.lookup(3).ready, 2u);
+  }
+}
+
+TEST(Landing, WhatIsHereOrHasNoRoomIsReadAway) {
+  Store store;
+  for (unsigned i = 0; i < 3; ++i)
+    ASSERT_EQ(set(*store.connector, "k" + std::to_string(i), i), "OK");
+  const Pages pages(2);
+  pages.store(0, 1);
+  const auto landing = pages.landing(3);
+  EXPECT_EQ(run(*store.connector, job_of(landing)), "CANCELLED OK CANCELLED");
+  EXPECT_EQ(landing->commit(kAll), 1u);
+  EXPECT_EQ(pages.lookup(3).ready, 2u);
+  std::vector<std::uint8_t> states(3);
+  std::vector<std::uint64_t> handles(3);
+  landing->states(states, handles);
+  EXPECT_EQ(states, (std::vector<std::uint8_t>{2, 1, 3}));
+  EXPECT_EQ(run(*store.connector, make_job({.verb = Verb::kExists}, {"k0"})), "OK")
+      << "the connection goes on";
+}
+
+TEST(Landing, NothingComesInBehindAClear) {
+  Store store;
+  for (unsigned i = 0; i < 2; ++i)
+    ASSERT_EQ(set(*store.connector, "k" + std::to_string(i), i), "OK");
+  const Pages pages(2);
+  const auto landing = pages.landing(2);
+  ASSERT_NE(landing->place(0), nullptr);
+  pages.cache->clear();
+  EXPECT_EQ(run(*store.connector, job_of(landing)), "OK CANCELLED");
+  EXPECT_EQ(landing->commit(kAll), 0u);
+  EXPECT_EQ(pages.lookup(2).ready, 0u);
+  EXPECT_EQ(pages.used(), 0u);
+}
+
+TEST(Landing, WhatIsNotWantedAnyMoreGetsNoPageAndItsPagesComeBack) {
+  Store store;
+  for (unsigned i = 0; i < 3; ++i)
+    ASSERT_EQ(set(*store.connector, "k" + std::to_string(i), i), "OK");
+  const Pages pages(3);
+  const auto landing = pages.landing(3);
+  landing->keep(2);
+  EXPECT_EQ(pages.used(), 2u) << "whoever says that it comes has pages for it";
+  landing->keep(1);
+  EXPECT_EQ(run(*store.connector, job_of(landing)), "OK OK CANCELLED");
+  landing->abort();
+  EXPECT_EQ(pages.used(), 0u);
+  const auto unwanted = pages.landing(3);
+  unwanted->keep(0);
+  EXPECT_EQ(run(*store.connector, job_of(unwanted)), "CANCELLED CANCELLED CANCELLED");
+  EXPECT_EQ(pages.used(), 0u);
+}
+
+TEST(Landing, AParentThatComesBehindItsChildIsItsParentStill) {
+  const Pages pages(3);
+  const auto landing = pages.landing(3);
+  for (const std::size_t index : {2u, 0u, 1u}) ASSERT_NE(landing->place(index), nullptr);
+  EXPECT_EQ(landing->commit(kAll), 3u);
+  const auto gone = pages.cache->evict(1);
+  const auto bytes = Pages::hashes(2, 1);
+  ASSERT_EQ(gone.size(), 1u);
+  EXPECT_TRUE(gone[0] == cache::Hashes(bytes)[0]) << "leaves go first";
+}
+
+TEST(Landing, ValuesThatAreNotWhatTheyShouldBeCostNoPage) {
+  Store store;
+  store.server.put("p:k0", "no frame");
+  const Pages pages(1);
+  const auto landing = pages.landing(1);
+  EXPECT_EQ(run(*store.connector, job_of(landing)), "CORRUPT");
+  EXPECT_EQ(pages.used(), 0u);
+}
+
+TEST(Landing, OnlyReadsLandAndOnlyWhereTheStoreSaysSo) {
+  Store store;
+  const Pages pages(1);
+  auto job = std::make_shared<Job>(Job::Options{.verb = Verb::kExists});
+  job->add("k0", {});
+  job->places = pages.landing(1);
+  EXPECT_FALSE(store.connector->submit(job));
+}
+
+// Stripes of one value come on several connections, while others store, clear and give up.
+TEST(Landing, ManyAtOnceWithCancelsAndClears) {
+  Store store({}, kSize);
+  constexpr std::size_t kKeys = 4;
+  for (unsigned i = 0; i < kKeys; ++i) {
+    ASSERT_EQ(set(*store.connector, "k" + std::to_string(i), i), "OK");
+  }
+  const Pages pages(6, kSize);
+  std::vector<std::thread> threads;
+  std::atomic<int> wrong{0}, hangs{0};
+  for (unsigned thread = 0; thread < 3; ++thread) {
+    threads.emplace_back([&, thread] {
+      for (unsigned round = 0; round < 10; ++round) {
+        const auto landing = pages.landing(kKeys);
+        const auto job = job_of(landing, kSize);
+        const auto id = store.connector->submit(job);
+        if (!id) continue;
+        if (round % 3 == 0) landing->keep(round % 4);
+        if (thread == 0 && round % 4 == 1) store.connector->cancel(*id);
+        if (thread == 1 && round % 5 == 2) pages.cache->clear();
+        if (!job->wait(monotonic_ns() + kPatience)) ++hangs;
+        std::uint8_t ok[kKeys] = {};
+        for (std::size_t key = 0; key < kKeys; ++key) ok[key] = job->status(key) == Status::kOk;
+        landing->commit(ok);
+        const auto bytes = Pages::hashes(0, kKeys);
+        const auto lease = pages.cache->acquire(cache::Hashes(bytes), 100 * kSecond);
+        for (unsigned key = 0; key < lease.pages.size(); ++key) {
+          const auto memory = pages.pool->lease(mem::PageHandle::unpack(lease.pages[key]));
+          if (!memory) continue;  // it was cleared
+          if (as_text(*memory) != value_of(kSize, key)) ++wrong;
+          EXPECT_TRUE(pages.pool->release(mem::PageHandle::unpack(lease.pages[key])));
+        }
+        pages.cache->release(lease.id);
+        pages.cache->evict(2);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong.load(), 0);
+  EXPECT_EQ(hangs.load(), 0);
+  pages.cache->clear();
+  EXPECT_EQ(pages.used(), 0u);
+}
+
+}  // namespace
+}  // namespace kvferry::connector
