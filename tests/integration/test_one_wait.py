@@ -175,6 +175,21 @@ def test_what_a_lookup_began_is_there_whoever_comes_for_it(valkey: TestServer) -
 
 
 @pytest.mark.ways("tcp")
+def test_prompts_that_wait_do_not_evict_each_other(valkey: TestServer) -> None:
+    """Whoever asks for all that wait, and loads one of them at a time, reads each of them once."""
+    with counted(valkey.url, pages=4 * FEW, enable_async_loading=True) as (engine, store):
+        prompts = [put(engine, prompt(FEW * CHUNK, seed=seed)) for seed in range(12)]
+        with store.counting() as waits:
+            for tokens in prompts:
+                assert engine.lookup(tokens).worth_tokens == len(tokens)
+            assert sum(count for _, count in waits.of("read")) == 2 * FEW, "half of the memory"
+            for tokens in prompts:
+                with engine.retrieve(tokens) as hit:
+                    assert hit.tokens == len(tokens)
+        assert sum(count for _, count in waits.of("read") + waits.of("get")) == 12 * FEW
+
+
+@pytest.mark.ways("tcp")
 def test_what_the_engine_has_itself_is_not_asked_for(valkey: TestServer) -> None:
     with counted(valkey.url) as (engine, store):
         tokens = put(engine, prompt(FEW * CHUNK, seed=1))

@@ -154,7 +154,8 @@ class Retriever(Planner):
         if held < prompt.chunks:
             with ExitStack() as stack:
                 budget = stack.enter_context(self.budget(prompt, held, deadline))
-                reads = begin and not coming
+                room = begin and self._begun.room(prompt.chunks - held, self._memory.pages)
+                reads = room and not coming
                 if reads:  # others would read the same
                     reads = stack.enter_context(self._flights.begin(prompt.digest(held)))[1]
                 asking = self._asking(prompt, budget, timeout_s, touch=touch)
