@@ -240,11 +240,13 @@ class Retriever(Planner):
         with self._flights.begin(digest) as (flight, ours):
             if not ours:
                 gathered.waited = True
-                landed = self._flights.wait(flight, budget.until(prompt.position(held)))
+                until = budget.until(prompt.position(held))
+                landed = self._flights.wait(flight, until, budget.deadline)
                 gathered.reason = flight.missed or ("" if landed else "deadline")
                 return not gathered.reason
             with self._asking(prompt, budget) as asking:
                 asking.begin(held, reads=not gathered.plain)
+                flight.until = asking.until
                 plan = self.plan(prompt, held, budget, asking)
                 gathered.lookup_s += time.monotonic() - began
                 gathered.plan = gathered.plan or plan
