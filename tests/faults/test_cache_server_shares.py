@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from kvferry.server import protocol as p
 from support.cache_server import CacheServerProcess, running
 from support.engines import CHUNK, LAYOUT, MIB, prompt
 from support.raw_peer import Peer, hashes_of
-from support.scripted import Action, Command, MiniStore, ScriptedServer, Silence, answer
+from support.scripted import Action, Command, MiniStore, Pieces, ScriptedServer, Silence, answer
 from support.stamps import until
 from support.views import ask
 
@@ -31,6 +33,11 @@ def hung(command: Command) -> Action | None:
     return Silence() if chunk else None
 
 
+def trickling(command: Command) -> Action | None:
+    """Chunks come, and do not come to their end."""
+    return Pieces((b"$1000000\r\n", *(b"x" for _ in range(600))), 0.1) if hung(command) else None
+
+
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[CacheServerProcess]:
     """With a store that has everything, and gives nothing out."""
@@ -41,11 +48,11 @@ def server(tmp_path: Path) -> Iterator[CacheServerProcess]:
             yield server
 
 
-def besiege(peer: Peer, count: int = WAITING) -> None:
+def besiege(peer: Peer, count: int = WAITING, seed: int = 1000) -> None:
     """Ask for so many prompts that are in the store, and wait for none."""
-    for seed in range(count):
-        tokens = prompt(4 * CHUNK, seed=1000 + seed)
-        message = p.Retrieve(10_000 + seed, peer.session, LONG_MS, hashes_of(tokens), len(tokens))
+    for number in range(count):
+        tokens = prompt(4 * CHUNK, seed=seed + number)
+        message = p.Retrieve(10_000 + number, peer.session, LONG_MS, hashes_of(tokens), len(tokens))
         peer.socket.send(p.encode(message))
 
 
@@ -70,6 +77,27 @@ def test_an_engine_that_waits_for_a_store_keeps_nobody_from_memory(
         assert soon(modest, p.Pin, longer, 12 * CHUNK).count == 8
         assert modest.want(p.Report, p.Stats).report["engines"] == 2
         assert server.status()["protocol"]["waiting"] >= MOST  # of the other one
+
+
+def test_waits_for_stores_hold_no_thread(tmp_path: Path) -> None:
+    """All of four engines begin at once, and whoever comes then asks the store as well."""
+    with ExitStack() as stack:
+        store = stack.enter_context(
+            ScriptedServer(answer(b":1\r\n", b"TOUCH", b"EXISTS"), trickling, MiniStore())
+        )
+        resp = StoreConfig.of(type="resp", host="127.0.0.1", port=store.port, num_workers=2)
+        settings = {"dead_after_s": 60.0, "lease_s": 60.0, "engine": {"stores": (resp,)}}
+        server = stack.enter_context(running(tmp_path, mib=64, **settings))
+        peers = [stack.enter_context(Peer(server.endpoints[0])) for _ in range(5)]
+        for number, peer in enumerate(peers[:4]):
+            besiege(peer.attach(), MOST, seed=1000 * number)
+        until(lambda: server.status()["protocol"]["parked"] == 4 * MOST, 30)
+        threads = [one for one in threading.enumerate() if one.name.startswith("kvferry-stores")]
+        assert len(threads) < 4 * MOST / 8
+        found = soon(peers[4].attach(), p.Lookup, hashes_of(prompt(4 * CHUNK, seed=9)))
+        assert isinstance(found, p.Found)
+        assert server.status()["protocol"]["parked"] == 4 * MOST
+    # and the server has ended, with all that waited
 
 
 def soon(peer: Peer, kind: type, *fields: object) -> Any:

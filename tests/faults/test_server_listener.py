@@ -68,7 +68,7 @@ def echo(tmp_path: Path, **limits: float) -> Iterator[tuple[Listener, str]]:
     def run() -> None:
         while not ended.is_set():
             for route, body in sockets.wait(0.05):
-                sockets.send(route, body)
+                sockets.send(route, bytes(body))
         sockets.close()
 
     thread = threading.Thread(target=run)

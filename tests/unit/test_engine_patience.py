@@ -10,7 +10,6 @@ import random
 import re
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -19,6 +18,7 @@ from kvferry.engine.memory import Memory
 from kvferry.engine.prefill import PrefillModel
 from kvferry.engine.prompt import Prompt, read_prompt
 from kvferry.engine.retriever import Retriever
+from kvferry.engine.steps import Steps, finish
 from kvferry.engine.tier import Tier
 from support.timed_store import FakeClock, TimedStore
 
@@ -50,14 +50,14 @@ class Bench:
         self.prefill = PrefillModel(
             0.0, 0.7 * compute_s / TOKENS, 0.3 * compute_s / TOKENS**2, fixed=True
         )
-        self.later: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
+        self.later: list[Steps[object]] = []
         self.retriever = Retriever(
             self.memory,
             [SimpleNamespace(tier=self.tier)],  # type: ignore[list-item]
             self.prefill,
             lambda: None,
             1,
-            lambda call, *args: self.later.append((call, args)),
+            self.later.append,
         )
         self.count = 0
 
@@ -92,8 +92,7 @@ class Bench:
         self.store.forget_jobs()
         self.memory.cache.clear()
         while self.later:
-            call, args = self.later.pop()
-            call(*args)
+            finish(self.later.pop())
             self.memory.cache.clear()
         assert gathered.reason or held
         return ttft_s

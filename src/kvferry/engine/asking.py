@@ -16,6 +16,7 @@ from kvferry.engine.answers import Asked, Probe
 from kvferry.engine.leftovers import Leftovers
 from kvferry.engine.memory import Memory
 from kvferry.engine.prompt import Prompt
+from kvferry.engine.steps import Steps
 from kvferry.engine.tier import Tier
 from kvferry.engine.window import Window, open_window
 
@@ -82,10 +83,10 @@ class Asking:
         """Until when the last of the answers is waited for."""
         return max((asked.until for asked in self._asked.values()), default=0.0)
 
-    def begin(self, start: int, *, reads: bool) -> None:
+    def begin(self, start: int, *, reads: bool) -> Steps[None]:
         """Ask all of them about the chunks from `start` on; `reads`: one of them for bytes too."""
         for tier in self.tiers:
-            self._send(tier, start)
+            yield from self._send(tier, start)
             asked = self._asked.get(tier)
             if asked is not None and asked.probe is not None and self._ends(asked.probe):
                 return  # nobody else need be asked
@@ -100,22 +101,22 @@ class Asking:
             self.tiers.remove(likely)
             self.tiers.insert(0, likely)
 
-    def about(self, tier: Tier, start: int) -> Probe | str:
+    def about(self, tier: Tier, start: int) -> Steps[Probe | str]:
         """What a store has from `start` on; or why it is not asked."""
         declined = self._declined.get(tier)
         asked = self._asked.get(tier)
         probe = None
         if asked is not None:
-            tier.answer(asked)
+            yield from tier.answer(asked)
             probe = asked.behind(start)
         elif declined is not None and declined[0] == start:
             return declined[1]
         if probe is None:
-            self._send(tier, start)
+            yield from self._send(tier, start)
             asked = self._asked.get(tier)
             if asked is None:
                 return self._declined[tier][1]
-            probe = tier.answer(asked)
+            probe = yield from tier.answer(asked)
         return probe
 
     def take(self, tier: Tier, start: int) -> Window | None:
@@ -126,14 +127,15 @@ class Asking:
         self.window = None
         return window
 
-    def _send(self, tier: Tier, start: int) -> None:
+    def _send(self, tier: Tier, start: int) -> Steps[None]:
         self._asked.pop(tier, None)
         until, declined = self._patience(tier, start)
         if declined:
             self._declined[tier] = (start, declined)
             return
         several = len(self.tiers) > 1
-        self._asked[tier] = tier.send(self._prompt, start, until, touch=self._touch, whole=several)
+        sending = tier.send(self._prompt, start, until, touch=self._touch, whole=several)
+        self._asked[tier] = yield from sending
 
     def _likeliest(self, tiers: Sequence[Tier]) -> Tier | None:
         """The store to be sent reads; None: what is close by has it, and needs none."""

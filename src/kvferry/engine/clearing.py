@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 
 from kvferry.engine.memory import Memory
 from kvferry.engine.prompt import Prompt
+from kvferry.engine.steps import Steps, finish
 from kvferry.engine.store_tiers import StoreTier
 from kvferry.errors import KVFerryError
 from kvferry.generation import drawn, joined, named, own_of, shared_of
@@ -48,6 +49,8 @@ class Clearing:
     @property
     def shared(self) -> bytes:
         """The half that this engine has in common with all others on its stores."""
+        if not self.tiers:
+            return self._local
         halves = [tier.generations.shared for tier in self.tiers if tier.generations.keeps]
         if len(halves) == 1:
             return halves[0]
@@ -65,13 +68,17 @@ class Clearing:
         return shared_of(generation) == self.shared and own_of(generation) not in self._over
 
     def settled(self, timeout_s: float | None) -> None:
+        """`settling`, waiting on the spot."""
+        finish(self.settling(timeout_s))
+
+    def settling(self, timeout_s: float | None) -> Steps[None]:
         """Wait until stores have said their generation, in the first second of the engine."""
         now, until = time.monotonic(), self._first_until
         if timeout_s is not None:
             until = min(until, now + timeout_s)
         if now < until:
             for tier in self.tiers:
-                tier.generations.wait(until)
+                yield from tier.generations.waiting(until)
 
     def cleared_by_others(self) -> None:
         """A store has another generation now: what memory has is of before."""

@@ -32,6 +32,7 @@ from kvferry.engine.explain import Explanation, explain_prompt
 from kvferry.engine.life import FLUSH_S, EngineLife
 from kvferry.engine.prompt import Prompt, Tokens
 from kvferry.engine.results import Lookup, Retrieved, Stored
+from kvferry.engine.steps import Steps, finish
 from kvferry.engine.store_tiers import MEMORY
 
 __all__ = ["Engine"]
@@ -79,16 +80,20 @@ class Engine(EngineLife):
             timeout_s: Limit for asking stores; default: as long as an answer can pay, and
                 `lookup_timeout_s` at most.
         """
-        self.clearing.settled(timeout_s)
-        prompt = self._read(tokens)
-        return self.look(prompt, timeout_s, touch=True, begin=self.config.enable_async_loading)
+        return finish(self.lookup_steps(tokens, timeout_s))
+
+    def lookup_steps(self, tokens: Tokens, timeout_s: float | None) -> Steps[Lookup]:
+        """`lookup`, in steps."""
+        yield from self.clearing.settling(timeout_s)
+        prompt, begin = self._read(tokens), self.config.enable_async_loading
+        return (yield from self.looking(prompt, timeout_s, touch=True, begin=begin))
 
     def contains(self, tokens: Tokens, *, timeout_s: float | None = None) -> int:
         """How many tokens of the prefix some tier has. Changes nothing: nothing counts as used."""
         self.clearing.settled(timeout_s)
-        return self.look(self._read(tokens), timeout_s, touch=False).tokens
+        return finish(self.looking(self._read(tokens), timeout_s, touch=False)).tokens
 
-    def look(
+    def looking(
         self,
         prompt: Prompt,
         timeout_s: float | None = None,
@@ -96,8 +101,8 @@ class Engine(EngineLife):
         touch: bool,
         limit_s: float | None = None,
         begin: bool = False,
-    ) -> Lookup:
-        """What `lookup` and `contains` answer.
+    ) -> Steps[Lookup]:
+        """What `lookup` and `contains` answer, in steps.
 
         Chunks that the engine has itself (`Prompt.computed_tokens`) are not asked for, and count
         like those in memory.
@@ -113,7 +118,8 @@ class Engine(EngineLife):
         self.storer.notice(prompt, self.memory.ready(prompt)[0])
         first, rest = prompt.behind_computed()
         deadline = self._deadline(limit_s)
-        found = self._retriever.look(rest, timeout_s, deadline, touch=touch, begin=begin)
+        how = {"touch": touch, "begin": begin}
+        found = yield from self._retriever.looking(rest, timeout_s, deadline, **how)
         if first:
             found = found.behind(first * prompt.chunk_size, MEMORY)
         self.metrics.looked_up(time.monotonic() - began)
@@ -214,7 +220,7 @@ class Engine(EngineLife):
             return Stored(chunks=0, known=0, shed=len(chunks))
         began = time.monotonic()
         stored = self.storer.store(prompt, chunks, first_chunk)
-        self._meter.stored(prompt, stored, time.monotonic() - began)
+        self._meter.stored(prompt, first_chunk, stored, time.monotonic() - began)
         return stored
 
     # --- Keeping ---

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kvferry.engine.memory import Memory
+from kvferry.engine.steps import Steps
 
 __all__ = ["Flight", "Flights"]
 
@@ -59,11 +60,11 @@ class Flights:
                 flight.landed = True
                 self._memory.announce()
 
-    def wait(self, flight: Flight, until: float, deadline: float) -> bool:
+    def wait(self, flight: Flight, until: float, deadline: float) -> Steps[bool]:
         """Wait for what others ask, as long as they do or until then; False: it takes longer."""
 
         def over() -> bool:
             return flight.landed or time.monotonic() >= max(until, flight.until)
 
-        self._memory.await_change(over, deadline)
+        yield from self._memory.await_change(over, deadline)
         return flight.landed

@@ -25,6 +25,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from kvferry.client.batch import Status
 from kvferry.connectors.base import Connector
+from kvferry.engine.steps import Steps, Wait, finish
 from kvferry.errors import KVFerryError
 from kvferry.generation import drawn, read_name
 
@@ -130,17 +131,25 @@ class StoreGenerations:
 
         Nobody waits for a store that did not answer the last time.
         """
-        if self.known:
-            return True
-        with self._lock:
-            while not (self.known or self._closed or self._failed) and self._connector.available:
-                left_s = until - time.monotonic()
-                if left_s <= 0:
-                    break
+        return finish(self.waiting(until))
+
+    def waiting(self, until: float) -> Steps[bool]:
+        """`wait`, in steps."""
+        while not self._settled:
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                break
+            with self._lock:
                 self._wanted = True
                 self._wake.notify_all()
-                self._wake.wait(min(left_s, 0.05))
+            yield Wait(_Said(self), min(left_s, 0.05))
         return self.known
+
+    @property
+    def _settled(self) -> bool:
+        """Whether waiting for it makes no sense, or none any more."""
+        over = self.known or self._closed or self._failed
+        return over or not self._connector.available
 
     # --- Clearing ---
 
@@ -285,6 +294,23 @@ class StoreGenerations:
         for batch in self._connector.scan(_DELETE_KEYS):
             keys = [key for key, _ in batch if (name := read_name(key)) and which(name[1])]
             yield self._connector.batch_delete(keys).count(Status.OK) if keys else 0
+
+
+class _Said:
+    """That a store has said its generation."""
+
+    def __init__(self, generations: StoreGenerations) -> None:
+        self._generations = generations
+
+    def wait(self, timeout_s: float) -> None:
+        generations = self._generations
+        with generations._lock:
+            if not generations._settled and timeout_s > 0:
+                generations._wake.wait(timeout_s)
+
+    @property
+    def done(self) -> bool:
+        return self._generations._settled
 
 
 class _Deletion:

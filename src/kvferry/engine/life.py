@@ -20,6 +20,7 @@ from kvferry.engine.prefill import PrefillModel
 from kvferry.engine.prompt import Prompt, Tokens, read_prompt
 from kvferry.engine.reader import Reader
 from kvferry.engine.retriever import Retriever
+from kvferry.engine.steps import Steps, finish
 from kvferry.engine.store_tiers import open_tiers
 from kvferry.engine.storer import Storer
 from kvferry.engine_config import EngineConfig, chosen_config
@@ -69,6 +70,7 @@ class EngineLife:
             prefault=self.config.prefault,
         )
         known = self.config.prefill
+        self.memory.on_copy = self.metrics.copied
         self.clearing = Clearing(self.memory, self.config.weights_version or "")
         stores = self.config.stores if open_stores else ()
         self.tiers = self.clearing.tiers = open_tiers(
@@ -80,6 +82,8 @@ class EngineLife:
             partial(self.metrics.predicted, "prefill"),
         )
         self.prefill = self.learning.prefill
+        # Does steps that nobody waits for; whoever has something better than our threads says so.
+        self.in_background: Callable[[Steps[object]], object] = partial(self._start, finish)
         self._executor = ThreadPoolExecutor(self.config.load_threads, "kvferry-load")
         # Without a say for the cost model nothing is known of computing, and all is loaded.
         self.cost_prefill = self.prefill if self.config.recompute == "auto" else PrefillModel()
@@ -90,7 +94,7 @@ class EngineLife:
             self.cost_prefill,
             lambda: self.config.lookup_timeout_s,
             copy_threads,
-            self._start,
+            lambda steps: self.in_background(steps),
         )
         keep = self.config.local_cpu
         self.storer = Storer(self.memory, self.tiers, self.metrics, copy_threads, keep=keep)

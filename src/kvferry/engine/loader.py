@@ -33,6 +33,7 @@ from kvferry.engine.leftovers import Leftovers
 from kvferry.engine.memory import HERE, STATES, Memory, PagesGone, Reserved
 from kvferry.engine.parts import Loaded, Part, Wanted, cut_up
 from kvferry.engine.prompt import Prompt
+from kvferry.engine.steps import Steps, Wait, finish
 from kvferry.engine.tier import Tier
 from kvferry.engine.window import ASSUMED_BYTES_S, Window
 from kvferry.errors import DeadlineExceeded, KVFerryError
@@ -64,7 +65,7 @@ _LET_GO_DIRECT_S = 10.0
 
 
 class Load:
-    """One load. `begin`, then `finish`, in one thread.
+    """One load. `begin`, then `finish`; one thread at a time.
 
     Args:
         memory: Where to.
@@ -153,22 +154,29 @@ class Load:
         return self._outcome.again
 
     def finish(self) -> Loaded:
+        """`finishing`, waiting on the spot."""
+        return finish(self.finishing())
+
+    def finishing(self) -> Steps[Loaded]:
         """Wait while that pays."""
         took_s: dict[Tier, float] = {}
         done = 0
         _waiting.add(self)
         try:
             for part in self._parts:
-                result = self._await(part)
+                result = yield from self._await(part)
                 if result is None:
                     break
                 took_s[part.tier] = time.monotonic() - self._began
                 done += 1
                 if not self._take(part, result):
                     break
-        finally:  # also when somebody presses Ctrl-C
+        except BaseException:  # somebody presses Ctrl-C, or goes on with this no more
+            finish(self._cut(done))
+            raise
+        finally:
             _waiting.discard(self)
-            self._cut(done)
+        yield from self._cut(done)
         self._outcome.took_s = time.monotonic() - self._began
         self._learn(took_s)
         return self._outcome
@@ -249,7 +257,7 @@ class Load:
             self._asked += 1
             self._ahead_bytes += size
 
-    def _await(self, part: Part) -> BatchResult | None:
+    def _await(self, part: Part) -> Steps[BatchResult | None]:
         """Wait for a part while that pays; None when it does not."""
         self._ask()
         now = time.monotonic()
@@ -259,7 +267,8 @@ class Load:
                 look_s = max(_LOOK_S, _LOOK_SHARE * self._budget.recompute_s)
                 many = max(1.0, len(_waiting) / _LOOKED_AT)
                 look_s = min(_IDLE_LOOK_S, min(_LOOK_MAX_S, look_s) * many)
-            result = part.ticket.wait(min(look_s, max(0.0, self._budget.deadline - now)))
+            left_s = max(0.0, self._budget.deadline - now)
+            result: BatchResult | None = yield Wait(part.ticket, min(look_s, left_s))
             now = time.monotonic()
             self._flow.look(now)
             if result is not None:
@@ -325,7 +334,7 @@ class Load:
             self._outcome.reason = reason_of(result, count)
         return False
 
-    def _cut(self, index: int) -> None:
+    def _cut(self, index: int) -> Steps[None]:
         """Withdraw the parts from this one on; keep what has arrived of the first of them."""
         for part in self._parts[index:]:
             if part.ticket is not None:
@@ -336,7 +345,7 @@ class Load:
             if part.ticket is None:
                 self._memory.abort(part.reserved.id)
                 continue
-            result = part.ticket.wait(max(0.0, until - time.monotonic()))
+            result = yield Wait(part.ticket, max(0.0, until - time.monotonic()))
             if result is None:
                 if self._direct is not None:
                     raise DeadlineExceeded(

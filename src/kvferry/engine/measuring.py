@@ -1,6 +1,6 @@
 """Loads that nobody waits for: a store that is not used teaches nothing about its speed.
 
-Threads: any; the loads run where `background` runs them.
+Threads: any; the loads are done where `background` has it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from kvferry.engine.memory import Memory
 from kvferry.engine.parts import Wanted
 from kvferry.engine.prefill import PrefillModel
 from kvferry.engine.prompt import Prompt
+from kvferry.engine.steps import Steps
 from kvferry.engine.tier import Tier
 
 __all__ = ["Measuring"]
@@ -29,11 +30,14 @@ class Measuring:
 
     Args:
         memory, leftovers: Of the engine.
-        background: Runs a function in a thread, some time.
+        background: Does steps, some time.
     """
 
     def __init__(
-        self, memory: Memory, leftovers: Leftovers, background: Callable[..., object]
+        self,
+        memory: Memory,
+        leftovers: Leftovers,
+        background: Callable[[Steps[object]], object],
     ) -> None:
         self._memory = memory
         self._leftovers = leftovers
@@ -42,16 +46,15 @@ class Measuring:
     def measure(self, tier: Tier, prompt: Prompt, start: int) -> None:
         """Have a little loaded in the background, if that is due."""
         if tier.to_be_measured():
-            self._background(self._load_a_little, tier, prompt, start)
+            self._background(self._load_a_little(tier, prompt, start))
 
-    def _load_a_little(self, tier: Tier, prompt: Prompt, start: int) -> None:
+    def _load_a_little(self, tier: Tier, prompt: Prompt, start: int) -> Steps[None]:
         now = time.monotonic()
         patient = Budget(prompt.tokens, 0, PrefillModel(), now, now + _LIMIT_S)
-        end = min(
-            tier.probe(prompt, start, patient.deadline, touch=False).end,
-            start + max(1, _BYTES // tier.chunk_bytes),
-        )
+        asked = yield from tier.send(prompt, start, patient.deadline, touch=False)
+        there = (yield from tier.answer(asked)).end
+        end = min(there, start + max(1, _BYTES // tier.chunk_bytes))
         if end > start:
             load = Load(self._memory, prompt, patient, self._leftovers)
             load.begin([Wanted(tier, start, end)])
-            load.finish()
+            yield from load.finishing()

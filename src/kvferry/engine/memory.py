@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from kvferry import _native
 from kvferry.client.dlpack import view_memory
 from kvferry.engine.prompt import Prompt
+from kvferry.engine.steps import Steps, Wait
 from kvferry.errors import BadBufferError, UsageError
 
 __all__ = ["HERE", "STATES", "ChunkView", "Memory", "PagesGone", "Reserved"]
@@ -66,6 +68,9 @@ class Memory:
         pool: The pages; others may have chunks in it too.
         cache: The index of those that are ours.
         chunk_bytes: Length of a page.
+
+    Attributes:
+        on_copy: Told of each copy between pages and buffers: "in" or "out", bytes, seconds.
     """
 
     def __init__(self, pool: _native.PagePool, cache: _native.ChunkCache, chunk_bytes: int) -> None:
@@ -73,7 +78,9 @@ class Memory:
         self.cache = cache
         self.chunk_bytes = chunk_bytes
         self.pages = cache.capacity
+        self.on_copy: Callable[[str, int, float], object] | None = None
         self._changed = threading.Condition()
+        self._told: weakref.WeakSet[_Change] = weakref.WeakSet()
 
     @classmethod
     def private(
@@ -158,12 +165,16 @@ class Memory:
     def _copy(
         self, handles: Sequence[int], buffers: Sequence[object], into_pages: bool, threads: int
     ) -> None:
+        began = time.monotonic()
         try:
             _native.copy_pages(self._pool, handles, buffers, into_pages, threads)
         except BadBufferError:
             raise
         except UsageError:
             raise PagesGone from None
+        if self.on_copy is not None:
+            size_bytes, took_s = len(handles) * self.chunk_bytes, time.monotonic() - began
+            self.on_copy("in" if into_pages else "out", size_bytes, took_s)
 
     def commit(self, reservation: int, ok: bytes | None = None) -> int:
         """The reserved pages are written, or those that `ok` names; how many became chunks."""
@@ -186,7 +197,7 @@ class Memory:
 
     def await_more(
         self, prompt: Prompt, ready: int, until: float, meanwhile: Callable[[], object]
-    ) -> bool:
+    ) -> Steps[bool]:
         """Wait until more than `ready` leading chunks are here; False: they do not come, or late.
 
         `until` is a moment of ``time.monotonic``. `meanwhile` is called now and then: chunks may
@@ -194,26 +205,66 @@ class Memory:
         """
         while True:
             meanwhile()
-            with self._changed:
-                here, coming = self.ready(prompt)
-                if here > ready:
-                    return True
-                remaining_s = until - time.monotonic()
-                if not coming or remaining_s <= 0:
-                    return False
-                self._changed.wait(min(remaining_s, _LOOK_S))
+            here, coming = self.ready(prompt)
+            if here > ready:
+                return True
+            remaining_s = until - time.monotonic()
+            if not coming or remaining_s <= 0:
+                return False
+            more = _Change(self, lambda: self._is_more(prompt, ready))
+            yield Wait(more, min(remaining_s, _LOOK_S))
 
-    def await_change(self, done: Callable[[], bool], until: float) -> bool:
+    def _is_more(self, prompt: Prompt, ready: int) -> bool:
+        """More than so many leading chunks are here, or none come."""
+        here, coming = self.ready(prompt)
+        return here > ready or not coming
+
+    def await_change(self, done: Callable[[], bool], until: float) -> Steps[bool]:
         """Wait until something is so that is announced when it becomes so; False: it is late."""
-        with self._changed:
-            while not done():
-                remaining_s = until - time.monotonic()
-                if remaining_s <= 0:
-                    return False
-                self._changed.wait(min(remaining_s, _LOOK_S))
+        while not done():
+            remaining_s = until - time.monotonic()
+            if remaining_s <= 0:
+                return False
+            yield Wait(_Change(self, done), min(remaining_s, _LOOK_S))
         return True
 
     def announce(self) -> None:
         """Chunks came, or will not come: those who wait look again."""
         with self._changed:
             self._changed.notify_all()
+            told = list(self._told)
+            self._told.clear()
+        for each in told:
+            each.call()
+
+    def await_announce(self, unless: Callable[[], bool], timeout_s: float) -> None:
+        """Wait for the next `announce`, unless there was one that counts."""
+        with self._changed:
+            if not unless():
+                self._changed.wait(timeout_s)
+
+    def tell(self, change: _Change) -> None:
+        """Call it at the next `announce`, if anybody still has it."""
+        with self._changed:
+            self._told.add(change)
+
+
+class _Change:
+    """Something that is announced when it becomes so."""
+
+    def __init__(self, memory: Memory, done: Callable[[], bool]) -> None:
+        self._memory = memory
+        self._done = done
+        self.call: Callable[[], object] = bool
+
+    def wait(self, timeout_s: float) -> None:
+        if timeout_s > 0:
+            self._memory.await_announce(self._done, timeout_s)
+
+    def tell(self, call: Callable[[], object]) -> None:
+        self.call = call
+        self._memory.tell(self)
+
+    @property
+    def done(self) -> bool:
+        return self._done()

@@ -22,6 +22,7 @@ from kvferry.engine.parts import Wanted
 from kvferry.engine.patience import Account
 from kvferry.engine.prefill import PrefillModel
 from kvferry.engine.prompt import Prompt
+from kvferry.engine.steps import Steps
 from kvferry.engine.store_tiers import StoreTier
 from kvferry.engine.tier import Tier
 
@@ -35,7 +36,7 @@ class Planner(ABC):
         memory, stores: Where chunks may be, the stores in the order in which they are asked; more
             may come.
         prefill: How fast the engine computes; if it knows nothing, whatever is there is loaded.
-        background: Runs a function in a thread, some time.
+        background: Does steps, some time.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Planner(ABC):
         memory: Memory,
         stores: Sequence[StoreTier],
         prefill: PrefillModel,
-        background: Callable[..., object],
+        background: Callable[[Steps[object]], object],
     ) -> None:
         self._memory = memory
         self._stores = stores
@@ -104,7 +105,7 @@ class Planner(ABC):
         parts = (self._memory, self.leftovers, self._tiers)
         return Asking(*parts, prompt, patience, budget.deadline, touch=touch)
 
-    def plan(self, prompt: Prompt, held: int, budget: Budget, asking: Asking) -> Plan:
+    def plan(self, prompt: Prompt, held: int, budget: Budget, asking: Asking) -> Steps[Plan]:
         """Choose of what the stores have behind the first `held` chunks."""
         wanted: list[Wanted] = []
         offers: list[Offer] = []
@@ -112,7 +113,7 @@ class Planner(ABC):
         while more and start < prompt.chunks:
             more = False  # a store that was asked may go on where another one ends
             for tier in list(asking.tiers):
-                probe = asking.about(tier, start)
+                probe = yield from asking.about(tier, start)
                 if not isinstance(probe, Probe):
                     reason = probe
                     continue

@@ -13,6 +13,7 @@ from kvferry.engine.meter import Meter
 from kvferry.engine.prompt import Prompt
 from kvferry.engine.results import Retrieved
 from kvferry.engine.retriever import Gathered, Retriever
+from kvferry.engine.steps import Steps, finish
 from kvferry.engine.store_tiers import MEMORY
 from kvferry.engine.storer import Storer
 from kvferry.kv_layout import KVLayout
@@ -49,9 +50,15 @@ class Reader:
     def gather(
         self, prompt: Prompt, deadline: float, into: Sequence[BufferLike] | None = None
     ) -> Gathered:
-        """See `Retriever.gather`; it is counted."""
+        """`gathering`, waiting on the spot."""
+        return finish(self.gathering(prompt, deadline, into))
+
+    def gathering(
+        self, prompt: Prompt, deadline: float, into: Sequence[BufferLike] | None = None
+    ) -> Steps[Gathered]:
+        """See `Retriever.gathering`; it is counted."""
         began = time.monotonic()
-        gathered = self._retriever.gather(prompt, deadline, into)
+        gathered = yield from self._retriever.gathering(prompt, deadline, into)
         self._meter.gathered(prompt, gathered, time.monotonic() - began)
         self._storer.notice(prompt, gathered.memory_chunks)
         return gathered

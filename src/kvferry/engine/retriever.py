@@ -25,6 +25,7 @@ from kvferry.engine.planner import Planner
 from kvferry.engine.prefill import PrefillModel
 from kvferry.engine.prompt import Prompt
 from kvferry.engine.results import Lookup
+from kvferry.engine.steps import Steps, finish
 from kvferry.engine.store_tiers import MEMORY, StoreTier
 from kvferry.engine.tier import Tier
 from kvferry.errors import KVFerryError
@@ -46,7 +47,7 @@ class Retriever(Planner):
         prefill: How fast the engine computes; if it knows nothing, whatever is there is loaded.
         lookup_timeout_s: Says the limit for asking stores; None: as long as an answer can pay.
         copy_threads: Threads that copy from memory into buffers.
-        background: Runs a function in a thread, some time.
+        background: Does steps, some time.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class Retriever(Planner):
         prefill: PrefillModel,
         lookup_timeout_s: Callable[[], float | None],
         copy_threads: int,
-        background: Callable[..., object],
+        background: Callable[[Steps[object]], object],
     ) -> None:
         super().__init__(memory, stores, prefill, background)
         self._lookup_timeout_s = lookup_timeout_s
@@ -68,28 +69,35 @@ class Retriever(Planner):
     def gather(
         self, prompt: Prompt, deadline: float, into: Sequence[BufferLike] | None = None
     ) -> Gathered:
+        """`gathering`, waiting on the spot."""
+        return finish(self.gathering(prompt, deadline, into))
+
+    def gathering(
+        self, prompt: Prompt, deadline: float, into: Sequence[BufferLike] | None = None
+    ) -> Steps[Gathered]:
         """Bring as much of the prompt as pays into memory, or into the buffers."""
         self.leftovers.sweep()
         held, coming = self._memory.ready(prompt)
         gathered = Gathered(held, bytearray(prompt.chunks))
         with self.budget(prompt, held, deadline) as budget:
-            if self._join(prompt, held, budget, gathered):
+            if (yield from self._join(prompt, held, budget, gathered)):
                 held, coming = self._memory.ready(prompt)
-            self._rounds(prompt, held, coming, budget, gathered, into)
+            yield from self._rounds(prompt, held, coming, budget, gathered, into)
             # Who lost by waiting pays for it from the account of all.
             self._settle(budget, prompt.position(self._memory.ready(prompt)[0]))
         return gathered
 
-    def _join(self, prompt: Prompt, held: int, budget: Budget, gathered: Gathered) -> bool:
+    def _join(self, prompt: Prompt, held: int, budget: Budget, gathered: Gathered) -> Steps[bool]:
         """Go on with what a lookup has begun to load; whether there was such a thing."""
         taken = self._begun.take(prompt)
         if taken is None or taken.start > held:
             return False
         begun = taken.begun
-        if not self._drive(begun):
+        if not (yield from self._drive(begun)):
             gathered.waited = True
             # Who drives it knows how long it pays.
-            self._memory.await_change(lambda: begun.loaded is not None, budget.deadline)
+            over = self._memory.await_change(lambda: begun.loaded is not None, budget.deadline)
+            yield from over
         self._credit(prompt, held, taken, gathered)
         return True
 
@@ -106,11 +114,12 @@ class Retriever(Planner):
             gathered.plan = taken.begun.plan
             gathered.count(loaded)
 
-    def _drive(self, begun: Begun) -> bool:
+    def _drive(self, begun: Begun) -> Steps[bool]:
         """Bring a load to its end that was begun; False: somebody does already."""
         if not begun.claim():
             return False
-        begun.loaded = self._complete(begun.prompt, begun.load, begun.wanted, begun.load.budget)
+        load, wanted = begun.load, begun.wanted
+        begun.loaded = yield from self._complete(begun.prompt, load, wanted, load.budget)
         self._memory.announce()
         return True
 
@@ -122,7 +131,7 @@ class Retriever(Planner):
         budget: Budget,
         gathered: Gathered,
         into: Sequence[BufferLike] | None,
-    ) -> None:
+    ) -> Steps[None]:
         for _ in range(_ROUNDS_MAX):
             if held == prompt.chunks:
                 gathered.reason = ""
@@ -130,16 +139,26 @@ class Retriever(Planner):
             if coming:
                 gathered.waited = True
                 limit = budget.until(prompt.position(held))
-                came = self._memory.await_more(prompt, held, limit, self.leftovers.sweep)
+                sweep = self.leftovers.sweep
+                came = yield from self._memory.await_more(prompt, held, limit, sweep)
                 # Those that do not come after all, we can perhaps have ourselves.
                 if not came and time.monotonic() >= limit:
                     gathered.reason = "deadline" if limit >= budget.deadline else "cut"
                     break
-            elif held == gathered.ends or not self._round(prompt, held, budget, gathered, into):
-                break
+            else:
+                more = held != gathered.ends
+                more = more and (yield from self._round(prompt, held, budget, gathered, into))
+                if not more:
+                    break
             held, coming = self._memory.ready(prompt)
 
     def look(
+        self, prompt: Prompt, timeout_s: float | None, deadline: float, *, touch: bool
+    ) -> Lookup:
+        """`looking`, waiting on the spot."""
+        return finish(self.looking(prompt, timeout_s, deadline, touch=touch))
+
+    def looking(
         self,
         prompt: Prompt,
         timeout_s: float | None,
@@ -147,10 +166,10 @@ class Retriever(Planner):
         *,
         touch: bool,
         begin: bool = False,
-    ) -> Lookup:
+    ) -> Steps[Lookup]:
         """What memory and stores have; see `Engine.look`."""
         held, coming = self._memory.ready(prompt)
-        size, found, goal = prompt.chunk_size, list[Wanted](), held
+        size, found, goal, reason = prompt.chunk_size, list[Wanted](), held, ""
         if held < prompt.chunks:
             with ExitStack() as stack:
                 budget = stack.enter_context(self.budget(prompt, held, deadline))
@@ -160,9 +179,9 @@ class Retriever(Planner):
                     reads = stack.enter_context(self._flights.begin(prompt.digest(held)))[1]
                 asking = self._asking(prompt, budget, timeout_s, touch=touch)
                 stack.enter_context(asking)
-                asking.begin(held, reads=reads)
-                plan = self.plan(prompt, held, budget, asking)
-                found = plan.found
+                yield from asking.begin(held, reads=reads)
+                plan = yield from self.plan(prompt, held, budget, asking)
+                found, reason = plan.found, plan.reason
                 if plan.wanted:
                     goal = plan.wanted[-1].end
                 else:  # else a retrieve follows, and its end counts
@@ -177,6 +196,7 @@ class Retriever(Planner):
             tiers=tiers,
             arriving_tokens=coming * size,
             worth_tokens=goal * size,
+            reason=reason if goal < prompt.chunks else "",
         )
 
     def _begin(self, prompt: Prompt, plan: Plan, budget: Budget, asking: Asking) -> None:
@@ -188,7 +208,7 @@ class Retriever(Planner):
         begun = Begun(prompt, plan, load)
         self._begun.add(begun)
         with suppress(KVFerryError):  # it is being closed
-            self._background(self._drive, begun)
+            self._background(self._drive(begun))
 
     # --- What pays ---
 
@@ -221,7 +241,7 @@ class Retriever(Planner):
         budget: Budget,
         gathered: Gathered,
         into: Sequence[BufferLike] | None,
-    ) -> bool:
+    ) -> Steps[bool]:
         """Ask and load once; whether another round could bring more."""
 
         def copy(chunks: Sequence[int], handles: Sequence[int]) -> None:
@@ -241,13 +261,13 @@ class Retriever(Planner):
             if not ours:
                 gathered.waited = True
                 until = budget.until(prompt.position(held))
-                landed = self._flights.wait(flight, until, budget.deadline)
+                landed = yield from self._flights.wait(flight, until, budget.deadline)
                 gathered.reason = flight.missed or ("" if landed else "deadline")
                 return not gathered.reason
             with self._asking(prompt, budget) as asking:
-                asking.begin(held, reads=not gathered.plain)
+                yield from asking.begin(held, reads=not gathered.plain)
                 flight.until = asking.until
-                plan = self.plan(prompt, held, budget, asking)
+                plan = yield from self.plan(prompt, held, budget, asking)
                 gathered.lookup_s += time.monotonic() - began
                 gathered.plan = gathered.plan or plan
                 gathered.reason = plan.reason
@@ -260,17 +280,18 @@ class Retriever(Planner):
         gathered.plain |= load.again
         if not begun:
             if load.reason == "pool_full" and into is not None:
-                return self._direct(prompt, plan.wanted, budget, gathered, into, copy)
+                wanted = plan.wanted
+                return (yield from self._direct(prompt, wanted, budget, gathered, into, copy))
             gathered.reason = load.reason or gathered.reason
             return not load.reason  # others are loading all of it
-        loaded = self._finish(prompt, load, plan.wanted, budget, gathered)
+        loaded = yield from self._finish(prompt, load, plan.wanted, budget, gathered)
         if loaded.reason == "pool_full" and into is not None:
             rest = [
                 Wanted(piece.tier, max(piece.start, loaded.end), piece.end)
                 for piece in plan.wanted
                 if piece.end > loaded.end
             ]
-            return self._direct(prompt, rest, budget, gathered, into, copy)
+            return (yield from self._direct(prompt, rest, budget, gathered, into, copy))
         gathered.ends = plan.wanted[-1].end
         return not loaded.reason
 
@@ -281,19 +302,19 @@ class Retriever(Planner):
         wanted: Sequence[Wanted],
         budget: Budget,
         gathered: Gathered,
-    ) -> Loaded:
-        loaded = self._complete(prompt, load, wanted, budget)
+    ) -> Steps[Loaded]:
+        loaded = yield from self._complete(prompt, load, wanted, budget)
         gathered.count(loaded)
         return loaded
 
     def _complete(
         self, prompt: Prompt, load: Load, wanted: Sequence[Wanted], budget: Budget
-    ) -> Loaded:
+    ) -> Steps[Loaded]:
         """Bring a load to its end."""
         with ExitStack() as stack:
             for piece in wanted:
                 stack.enter_context(piece.tier.loading(prompt, piece.start, piece.end))
-            loaded = load.finish()
+            loaded = yield from load.finishing()
         outcome = loaded.reason if loaded.reason in ("cut", "deadline") else ""
         first = wanted[0]
         count, tokens = wanted[-1].end - first.start, prompt.position(first.start)
@@ -314,7 +335,7 @@ class Retriever(Planner):
         gathered: Gathered,
         into: Sequence[BufferLike],
         arrived: Callable[[Sequence[int], Sequence[int]], None],
-    ) -> bool:
+    ) -> Steps[bool]:
         """Load into the caller's buffers what memory has no page for."""
         usable = []
         for piece in wanted:
@@ -324,7 +345,7 @@ class Retriever(Planner):
         if usable:
             load = Load(self._memory, prompt, budget, self.leftovers, arrived, direct=into)
             load.begin(usable)
-            loaded = self._finish(prompt, load, usable, budget, gathered)
+            loaded = yield from self._finish(prompt, load, usable, budget, gathered)
             if not loaded.reason:
                 gathered.reason = gathered.plan.reason if gathered.plan else ""
         return False

@@ -9,6 +9,8 @@ from kvferry.connectors.base import Connector, Space
 from kvferry.connectors.load import load_connector
 from kvferry.engine.capacity import Capacity
 from kvferry.engine.generations import StoreGenerations
+from kvferry.engine.prompt import Prompt
+from kvferry.engine.steps import Steps
 from kvferry.engine.tier import Tier
 from kvferry.engine.writer import Writer
 from kvferry.engine_config import EngineConfig, EvictionConfig, StoreConfig
@@ -72,11 +74,9 @@ class StoreTier:
             chunk_bytes,
             capacity=self.capacity,
             lets_go=lets_go,
-            may_read=lambda prompt, until: (
-                self.generations.wait(until)
-                and (clearing is None or clearing.is_current(prompt.generation))
-            ),
+            may_read=self._may_read,
         )
+        self._clearing = clearing
         self.writer = Writer(self.tier, queue_bytes_max, self.capacity, ttl_s, self._wrote)
 
     def forget(self, which: Callable[[bytes], bool]) -> None:
@@ -92,6 +92,11 @@ class StoreTier:
         self.generations.close()
         self.tier.connector.close()
         return done
+
+    def _may_read(self, prompt: Prompt, until: float) -> Steps[bool]:
+        known = yield from self.generations.waiting(until)
+        clearing = self._clearing
+        return known and (clearing is None or clearing.is_current(prompt.generation))
 
     def _wrote(self, chunks: int, took_s: float, reason: str) -> None:
         size_bytes = chunks * self.tier.chunk_bytes

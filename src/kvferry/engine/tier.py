@@ -28,6 +28,7 @@ from kvferry.engine.cost import LoadModel
 from kvferry.engine.losses import Known
 from kvferry.engine.patience import SURE, Odds
 from kvferry.engine.prompt import Prompt
+from kvferry.engine.steps import Steps, Wait, finish
 from kvferry.errors import KVFerryError
 
 __all__ = ["Tier"]
@@ -44,6 +45,12 @@ _LATE_S = 10.0
 # One that nobody waits for may take so long beyond what is expected.
 _GRACE_S = 0.02
 _TELL_EVERY_S = 60.0
+
+
+def _may_read(prompt: Prompt, until: float) -> Steps[bool]:
+    """Always."""
+    yield from ()
+    return True
 
 
 class _Late(NamedTuple):
@@ -78,7 +85,7 @@ class Tier:
         *,
         capacity: Capacity | None = None,
         lets_go: bool = False,
-        may_read: Callable[[Prompt, float], bool] = lambda prompt, until: True,
+        may_read: Callable[[Prompt, float], Steps[bool]] = _may_read,
     ) -> None:
         self.name = name
         self._may_read = may_read
@@ -113,11 +120,16 @@ class Tier:
         With `touch`, what is there counts as used. `until` is a moment of ``time.monotonic``; a
         question that is not answered by then is left, and what it took is learnt all the same.
         """
-        return self.answer(self.send(prompt, start, until, touch=touch))
+
+        def probing() -> Steps[Probe]:
+            asked = yield from self.send(prompt, start, until, touch=touch)
+            return (yield from self.answer(asked))
+
+        return finish(probing())
 
     def send(
         self, prompt: Prompt, start: int, until: float, *, touch: bool = True, whole: bool = False
-    ) -> Asked:
+    ) -> Steps[Asked]:
         """Ask the same, for `answer` to wait. `whole`: also for what is behind a missing chunk."""
         began = time.monotonic()
         asked = Asked(prompt, start, touch, until, began)
@@ -125,7 +137,7 @@ class Tier:
             asked.probe = Probe(start, "unavailable")
         elif self.silent or until <= began:
             asked.probe = Probe(start, "deadline")
-        elif not self._may_read(prompt, until):
+        elif not (yield from self._may_read(prompt, until)):
             asked.probe = Probe(start, "unavailable")
         if asked.probe is not None:
             return asked
@@ -142,7 +154,7 @@ class Tier:
             asked.probe = Probe(start, "error")
         return asked
 
-    def answer(self, asked: Asked) -> Probe:
+    def answer(self, asked: Asked) -> Steps[Probe]:
         """Wait for the answer to a question, as long as it says; late, it is left."""
         ticket, start = asked.ticket, asked.start
         if ticket is None:
@@ -153,7 +165,7 @@ class Tier:
         # It may have come while somebody else was waited for.
         took_s = result.elapsed_s if result is not None else 0.0
         if result is None:
-            result = ticket.wait(max(0.0, asked.until - time.monotonic()))
+            result = yield Wait(ticket, max(0.0, asked.until - time.monotonic()))
             took_s = time.monotonic() - asked.began
         if result is None:
             self._leave(ticket, asked.began, asked.until - asked.began)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kvferry.errors import UsageError
 from kvferry.lab import bench_report
 from kvferry.lab.bench_bars import Bar, Group, Lab
+from kvferry.lab.bench_bars_asked import server_control, server_shares
 from kvferry.lab.bench_bars_cache import hash_cost, index_cost
 from kvferry.lab.bench_bars_cluster import cluster_failover, cluster_shards
 from kvferry.lab.bench_bars_cost import memory_growth, python_cost
@@ -20,7 +21,7 @@ from kvferry.lab.bench_bars_frame import checksum_cost
 from kvferry.lab.bench_bars_hits import hit_rates
 from kvferry.lab.bench_bars_latency import distant_exists, distant_get, exists_beside_set
 from kvferry.lab.bench_bars_same_host import same_host
-from kvferry.lab.bench_bars_server import server_control, server_copies, server_end
+from kvferry.lab.bench_bars_server import server_copies, server_end
 from kvferry.lab.bench_bars_throughput import (
     chosen_settings,
     pure_client,
@@ -59,6 +60,7 @@ GROUPS: tuple[Group, ...] = (
     engine_memory,
     file_rates,
     server_control,
+    server_shares,
     server_copies,
     server_end,
 )

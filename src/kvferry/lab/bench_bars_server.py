@@ -1,10 +1,9 @@
-"""Bars of the cache server: what a question costs, what a chunk costs, and what its end costs."""
+"""Bars of the cache server: what a chunk costs, and what its end costs."""
 
 from __future__ import annotations
 
 import itertools
 import os
-import socket
 import statistics
 import threading
 import time
@@ -14,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from kvferry.engine import Hashes
-from kvferry.engine.prompt import read_prompt
 from kvferry.errors import CorruptError
 from kvferry.identity import Identity
 from kvferry.kv_layout import KVLayout
@@ -23,51 +21,15 @@ from kvferry.lab.bench_prompt import PromptKV
 from kvferry.lab.cache_server import cache_server
 from kvferry.server import Client
 
-__all__ = ["server_control", "server_copies", "server_end"]
+__all__ = ["server_copies", "server_end"]
 
-_P50 = Target("<=", 150.0, "us")
-_P99 = Target("<=", 1000.0, "us")
-_CPU = Target("<=", 40.0, "us of the server's CPU")
 _OF_MEMCPY = Target(">=", 0.90, "x memcpy")
 _SOCKET = Target("<=", 0.001, "of the payload")
 _GO_ON = Target("<=", 50.0, "ms")
 _RECOVER = Target("<=", 2.0, "s")
 
-_HASHES = 256
 _CALL_S = 60.0
 _BACK_S = 10.0
-
-
-def server_control(lab: Lab) -> Iterator[Bar]:
-    """Round trips of a lookup of 256 hashes over a Unix socket, one client, one at a time."""
-    layout = KVLayout(layers=1, kv_heads=1, head_dim=8, dtype="float16", chunk_size=16)
-    identity = Identity(model=f"benchmark {os.urandom(8).hex()}", layout=layout)
-    tokens = list(range(_HASHES * 16))
-    chunks = [bytes(layout.chunk_bytes) for _ in range(_HASHES)]
-    with cache_server(0.01) as server, Client(identity, server.url) as client:
-        if client.store(tokens, chunks).chunks != _HASHES:
-            raise CorruptError("the server did not take the prompt")
-        prompt = read_prompt(tokens, 16, b"")
-        for _ in range(lab.count(1000)):
-            client.contains(prompt)
-        times, before, count = [], server.cpu_s, lab.count(20_000)
-        for _ in range(count):
-            start = time.perf_counter()
-            found = client.contains(prompt)
-            times.append((time.perf_counter() - start) * 1e6)
-            if found != len(tokens):
-                raise CorruptError(f"{found} of {len(tokens)} tokens were found")
-        cpu_us = (server.cpu_s - before) / count * 1e6
-    floor_us = _socket_us(count)
-    times.sort()
-    name = f"lookup of {_HASHES} hashes over ipc"
-    shown = (
-        f"{count:,} one after the other; mean {statistics.fmean(times):.0f} us; a bare Unix socket "
-        f"pair, as many bytes: p50 {floor_us:.0f} us"
-    )
-    yield Bar(name=f"{name}, p50", target=_P50, value=times[count // 2], detail=shown)
-    yield Bar(name=f"{name}, p99", target=_P99, value=times[count * 99 // 100], detail=shown)
-    yield Bar(name=f"{name}, server", target=_CPU, value=cpu_us, detail=shown)
 
 
 def server_copies(lab: Lab) -> Iterator[Bar]:
@@ -169,27 +131,6 @@ def server_end(lab: Lab) -> Iterator[Bar]:
         value=max(back),
         detail=f"{len(back)} restarts, median {statistics.median(back):.2f} s",
     )
-
-
-def _socket_us(count: int) -> float:
-    """The median round trip of as many bytes between two processes, and nothing else."""
-    ours, theirs = socket.socketpair()
-    child = os.fork()
-    if child == 0:
-        ours.close()
-        while theirs.recv(1 << 16):
-            theirs.send(bytes(30))
-        os._exit(0)
-    theirs.close()
-    question, times = bytes(_HASHES * 16 + 30), []
-    for _ in range(count):
-        start = time.perf_counter()
-        ours.send(question)
-        ours.recv(100)
-        times.append((time.perf_counter() - start) * 1e6)
-    ours.close()
-    os.waitpid(child, 0)
-    return statistics.median(times)
 
 
 def _memcpy(kv: PromptKV, workers: ThreadPoolExecutor, threads: int) -> float:

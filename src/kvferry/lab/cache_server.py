@@ -14,23 +14,27 @@ from typing import Self
 
 from kvferry.errors import StoreError
 
-__all__ = ["CacheServer", "cache_server"]
+__all__ = ["CacheServer", "cache_server", "cpu_s_of"]
 
 _START_S = 30.0
 _STOP_S = 15.0
 
 
 class CacheServer:
-    """`kvferry server` on a socket in a directory of its own; without stores and HTTP."""
+    """`kvferry server` on a socket in a directory of its own, without HTTP.
 
-    def __init__(self, directory: Path, pool_gb: float) -> None:
+    Args:
+        *arguments: Further ones of the command line, e.g. a store.
+    """
+
+    def __init__(self, directory: Path, pool_gb: float, *arguments: str) -> None:
         self.url = f"ipc://{directory}/server"
         self._socket = directory / "server"
         self._log = directory / "log"
         self._command = [
             *(sys.executable, "-m", "kvferry.cli.main", "server", "--no-tcp", "--no-http"),
             *("--ipc", str(self._socket), "--l1-size-gb", str(pool_gb), "--client-share", "1"),
-            *("--shm-name", f"kvferry-bench-{os.getpid()}"),
+            *("--shm-name", f"kvferry-bench-{os.getpid()}", *arguments),
         ]
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -51,12 +55,15 @@ class CacheServer:
         return self
 
     @property
+    def pid(self) -> int:
+        """Of its process; its main thread answers requests."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
     def cpu_s(self) -> float:
         """CPU that it has used, user and system."""
-        assert self._process is not None
-        text = Path(f"/proc/{self._process.pid}/stat").read_text()
-        fields = text.rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return cpu_s_of(self.pid)
 
     def kill(self) -> None:
         """SIGKILL."""
@@ -75,11 +82,19 @@ class CacheServer:
             self.kill()
 
 
+def cpu_s_of(pid: int) -> float:
+    """CPU that a process has used, user and system, to the nanosecond; see clock_getcpuclockid(3).
+
+    /proc counts in ticks of 10 ms.
+    """
+    return time.clock_gettime(~pid << 3 | 2)
+
+
 @contextmanager
-def cache_server(pool_gb: float) -> Iterator[CacheServer]:
+def cache_server(pool_gb: float, *arguments: str) -> Iterator[CacheServer]:
     """A server that runs as long as the block."""
     with tempfile.TemporaryDirectory() as directory:
-        server = CacheServer(Path(directory), pool_gb)
+        server = CacheServer(Path(directory), pool_gb, *arguments)
         try:
             yield server.start()
         finally:

@@ -1,8 +1,9 @@
 """The socket of the server: one thread that reads requests and answers them.
 
-What memory knows is answered at once: it takes microseconds. What may wait goes to threads, and
+What memory knows is answered at once: it takes microseconds. What takes longer goes to threads, and
 what they bring comes back through a queue: the reply is made here, so sessions are this thread's
-alone. Stores have other threads than the kernel, and engine processes share them (`turns.py`).
+alone. Stores have other threads than the kernel, and engine processes share them (`turns.py`). Work
+that waits for a store is done in steps, and has no thread between them (`waits.py`).
 
 Who waits for a store has a moment at which he is answered in any case, with what memory has: also
 when no thread has begun, or all hang. What comes later than that stays in memory for the next one.
@@ -13,16 +14,18 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Hashable
-from typing import Any, TypeVar
+from collections.abc import Callable, Generator, Hashable
+from typing import Any, TypeVar, cast
 
 import msgspec
 
+from kvferry.engine.steps import Steps, Wait
 from kvferry.errors import KVFerryError
 from kvferry.server import protocol
 from kvferry.server.listener import Listener, Route
 from kvferry.server.protocol import MESSAGE_BYTES_MAX, Failure, Reply, Request
 from kvferry.server.turns import Job, Turns
+from kvferry.server.waits import Waits
 
 __all__ = ["Dispatcher", "Later", "Refused"]
 
@@ -32,11 +35,16 @@ A = TypeVar("A")
 _log = logging.getLogger("kvferry.server")
 
 TICK_S = 0.25
-# For stores: those that wait for them do nothing else. For what the kernel or we ourselves take.
-_STORE_THREADS, _OWN_THREADS = 64, 8
+# For what is to be done with stores. For what the kernel or we ourselves take.
+_STORE_THREADS, _OWN_THREADS = 16, 8
 # An answer of a store that comes at the very end of the time for it is still taken. Both together
 # are less than what clients wait beyond that time.
 _SLACK_S, _LOOK_S = 0.05, 0.05
+
+
+# Whose work it is that nobody waits for, and what it has for a request.
+_BACKGROUND = "background"
+_NOBODYS, _NOWHERE = protocol.Ping(0, 0, 0), cast(Route, None)
 
 
 class Refused(Exception):
@@ -51,7 +59,8 @@ class Later:
     """What a handler returns for work that may wait.
 
     Args:
-        work: Run in a thread; what it returns is for `reply`.
+        work: Run in a thread; what it returns is for `reply`, or what the `Steps` that it returns
+            come to.
         reply: Makes the reply, in the loop; of None where the work did not come to its end in time.
         over: Called in the loop when nothing of it is under way any more.
         who: Whose work it is: threads are shared between those.
@@ -82,7 +91,7 @@ class Later:
 class _Pending:
     """A request that was put off."""
 
-    __slots__ = ("answered", "job", "later", "request", "route", "turns")
+    __slots__ = ("answered", "job", "later", "request", "route", "steps", "turns", "wait")
 
     def __init__(self, route: Route, request: Request, later: Later, turns: Turns) -> None:
         self.route = route
@@ -91,6 +100,25 @@ class _Pending:
         self.turns = turns
         self.answered = False
         self.job: Job
+        self.steps: Steps[Any] | None = None
+        self.wait: Wait | None = None  # what it waits for
+
+    def work(self) -> Any:
+        """Do what can be done now; what came of it, or the next thing to wait for."""
+        if self.steps is None:
+            found = self.later.work()
+            if not isinstance(found, Generator):
+                return found
+            self.steps = found
+        try:
+            wait = self.wait
+            wait = self.steps.send(None if wait is None else wait.of.wait(0.0))
+            while wait.timeout_s <= 0 or wait.of.done:
+                wait = self.steps.send(wait.of.wait(0.0))
+        except StopIteration as end:
+            return end.value
+        self.wait = wait
+        return wait
 
 
 class Dispatcher:
@@ -117,10 +145,12 @@ class Dispatcher:
         self._tick = tick
         self._stores = Turns(_STORE_THREADS, "kvferry-stores")
         self._own = Turns(_OWN_THREADS, "kvferry-serve")
+        self._waits: Waits[_Pending] = Waits(listener.wake)
         self._pending = 0
         self._limited: dict[_Pending, float] = {}  # when they are answered in any case
         self._next_look = 0.0
         self._done: deque[tuple[_Pending, Any]] = deque()
+        self._background: deque[Steps[object]] = deque()
         self._stopping = False
         self._requests: defaultdict[type, int] = defaultdict(int)
         self.failures: dict[str, int] = {}
@@ -140,10 +170,17 @@ class Dispatcher:
                     except Exception:
                         _log.exception("looking after sessions failed; it is tried again")
                 wake = min(next_tick, self._next_look) if self._limited else next_tick
+                if (next_wait := self._waits.next_at) is not None:
+                    wake = min(wake, next_wait)
                 for route, body in listener.wait(max(0.0, wake - now)):
                     self._serve(route, body)
+                while self._background:
+                    self._begin_background(self._background.popleft())
                 while self._done:
                     self._finish(*self._done.popleft())
+                if self._waits:
+                    for pending in self._waits.ready(time.monotonic()):
+                        self._begin(pending, goes_on=True)
                 if self._limited and now >= self._next_look:
                     self._next_look = now + _LOOK_S
                     self._answer_late(now)
@@ -156,9 +193,23 @@ class Dispatcher:
         self._stopping = True
         self._listener.wake()
 
+    def in_background(self, steps: Steps[object]) -> None:
+        """Do steps that nobody waits for, some time. Threads: any."""
+        self._background.append(steps)
+        self._listener.wake()
+
+    def close(self) -> None:
+        """End what waits, when the stores are closed, and all of it is over."""
+        for pending in self._waits.close():
+            if pending.steps is not None:
+                pending.steps.close()
+
     def _finish(self, pending: _Pending, found: Any) -> None:
-        """The work of a request has ended."""
+        """The work of a request has ended, or waits."""
         pending.turns.over(pending.job)
+        if type(found) is Wait:
+            self._waits.park(pending, found)
+            return
         pending.later.over()
         self._pending -= 1
         if not pending.answered:
@@ -167,7 +218,7 @@ class Dispatcher:
     def _answer_late(self, now: float) -> None:
         """Answer those whose time is up, whatever their work does."""
         for pending in [one for one, until in self._limited.items() if until <= now]:
-            if pending.turns.abandon(pending.job):
+            if pending.steps is None and pending.turns.abandon(pending.job):
                 pending.later.over()
                 self._pending -= 1
             self._answer(pending, None)
@@ -181,7 +232,7 @@ class Dispatcher:
 
     # --- One request ---
 
-    def _serve(self, route: Route, body: bytes) -> None:
+    def _serve(self, route: Route, body: bytes | memoryview) -> None:
         self.received_bytes += len(body)
         try:
             request = protocol.decode_request(body)
@@ -211,8 +262,7 @@ class Dispatcher:
     def _put_off(self, route: Route, request: Request, later: Later) -> None:
         turns = self._own if later.limit_s is None else self._stores
         pending = _Pending(route, request, later, turns)
-        pending.job = Job(later.who, lambda: self._work(pending))
-        if not turns.put(pending.job):
+        if not self._begin(pending):
             later.over()
             self._answer(pending, Failure(request.id, "busy", "too many requests are waiting"))
             return
@@ -223,8 +273,19 @@ class Dispatcher:
         elif later.limit_s is not None:
             self._limited[pending] = time.monotonic() + later.limit_s + _SLACK_S
 
+    def _begin_background(self, steps: Steps[object]) -> None:
+        later = Later(lambda: steps, _unsent, _nothing, _BACKGROUND)
+        pending = _Pending(_NOWHERE, _NOBODYS, later, self._stores)
+        pending.answered = True
+        if self._begin(pending):  # else there is too much to do
+            self._pending += 1
+
+    def _begin(self, pending: _Pending, goes_on: bool = False) -> bool:
+        pending.job = Job(pending.later.who, lambda: self._work(pending))
+        return pending.turns.put(pending.job, goes_on=goes_on)
+
     def _work(self, pending: _Pending) -> None:
-        found = self._made(pending.request, _called, pending.later.work)
+        found = self._made(pending.request, _called, pending.work)
         self._done.append((pending, found))
         self._listener.wake()
 
@@ -245,6 +306,7 @@ class Dispatcher:
             "requests": {kind.__name__: n for kind, n in list(self._requests.items())},
             "failures": dict(self.failures),
             "waiting": self._pending,
+            "parked": len(self._waits),
             "connections": self._listener.connections,
             "refused_connections": self._listener.refused,
             "received_bytes": self.received_bytes,
@@ -254,17 +316,23 @@ class Dispatcher:
     @staticmethod
     def nothing() -> dict[str, Any]:
         """The `status` of one that has not begun."""
-        counters = dict.fromkeys(
-            ("waiting", "connections", "refused_connections", "received_bytes", "sent_bytes"), 0
-        )
+        requests, connections = ("waiting", "parked"), ("connections", "refused_connections")
+        counters = dict.fromkeys((*requests, *connections, "received_bytes", "sent_bytes"), 0)
         return {"requests": {}, "failures": {}, **counters}
+
+
+def _nothing() -> None: ...
+
+
+def _unsent(_: Any) -> Reply:
+    raise AssertionError("nobody waits for it")
 
 
 def _called(work: Callable[[], T]) -> T:
     return work()
 
 
-def _id_of(body: bytes) -> int:
+def _id_of(body: bytes | memoryview) -> int:
     """The id of a message that cannot be read whole; 0 where there is none."""
     try:
         found = msgspec.msgpack.decode(body)

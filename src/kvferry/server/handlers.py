@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from kvferry.engine import Lookup
+from kvferry.engine.steps import Steps
+from kvferry.errors import UsageError
 from kvferry.generation import own_of
 from kvferry.keys import DIGEST_BYTES
 from kvferry.server import protocol as p
@@ -61,6 +63,7 @@ class Handlers(Holding):
             p.Ping: self._ping,
             p.Observe: self._observe,
             p.Speed: self._speed,
+            p.Counted: self._counted,
             p.Clear: self._clear,
             p.Unregister: self._unregister,
             p.Explain: self._explain,
@@ -117,20 +120,26 @@ class Handlers(Holding):
         shard, hashes = session.shard, request.hashes
         if len(hashes) <= _HASHES_BYTES_MAX:  # what is most often asked, as quickly as can be
             ready, coming = shard.memory.cache.lookup(hashes)
-            if ready and shard.engine.storer.looks:
-                shard.engine.storer.notice(shard.prompt(hashes, 0, request.generation), ready)
-            if ready * DIGEST_BYTES == len(hashes) or not request.stores or not shard.engine.tiers:
+            engine = shard.engine
+            if engine.tiers and ready and engine.storer.looks:
+                engine.storer.notice(shard.prompt(hashes, 0, request.generation), ready)
+            if ready * DIGEST_BYTES == len(hashes) or not request.stores or not engine.tiers:
                 return p.Found(request.id, {"l1": ready}, coming, shard.shared)
         prompt = shard.prompt(hashes, 0, request.generation, request.about)
         size, limit_s = prompt.chunk_size, seconds_of(request)
 
-        def look() -> Lookup:
+        def look() -> Steps[Lookup]:
             if request.about:
-                touch = request.touch  # a retrieve of what is found follows
-                return shard.engine.look(prompt, None, touch=touch, limit_s=limit_s, begin=touch)
+                return shard.engine.looking(
+                    prompt,
+                    None,
+                    touch=request.touch,
+                    limit_s=limit_s,
+                    begin=request.touch,  # a retrieve of what is found follows
+                )
             if request.touch:
-                return shard.engine.lookup(prompt, timeout_s=limit_s)
-            return shard.engine.look(prompt, limit_s, touch=False)
+                return shard.engine.lookup_steps(prompt, limit_s)
+            return shard.engine.looking(prompt, limit_s, touch=False)
 
         def found(known: Lookup | None) -> p.Reply:
             if known is None:
@@ -143,7 +152,8 @@ class Handlers(Holding):
             for name, tokens in known.tiers.items():
                 tiers[name] = min(tokens, left) // size
                 left -= min(tokens, left)
-            return p.Found(request.id, tiers, known.arriving_tokens // size, shard.shared)
+            coming = known.arriving_tokens // size
+            return p.Found(request.id, tiers, coming, shard.shared, known.reason)
 
         return self._later(session, look, found, limit_s)
 
@@ -168,6 +178,13 @@ class Handlers(Holding):
         if not (0 <= request.cached_tokens <= request.tokens and 0 <= request.took_s < 86_400):
             raise Refused("usage", "cached_tokens, tokens and took_s do not go together")
         session.shard.engine.observe_prefill(request.tokens, request.cached_tokens, request.took_s)
+        return p.Done(request.id)
+
+    def _counted(self, session: Session, request: p.Counted) -> p.Reply:
+        try:
+            session.shard.engine.metrics.add(request.sums, request.histograms)
+        except UsageError as error:
+            raise Refused("usage", str(error)) from None
         return p.Done(request.id)
 
     def _speed(self, session: Session, request: p.Speed) -> p.Reply:

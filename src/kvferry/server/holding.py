@@ -1,8 +1,8 @@
 """What moves pages between engines, memory and stores: reservations, leases, and pins.
 
-All of it happens in the loop. What may wait is the work of a `Later`: in a thread it brings chunks
-into memory, or room. Its reply is made in the loop, from what memory has then: also when the work
-has not come to its end in time.
+All of it happens in the loop. What may wait is the work of a `Later`: in threads it brings chunks
+into memory, or room, and waits for stores without one. Its reply is made in the loop, from what
+memory has then: also when the work has not come to its end in time.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TypeVar
 from kvferry.engine.memory import Reserved as Pages
 from kvferry.engine.prompt import Prompt
 from kvferry.engine.retriever import Gathered
+from kvferry.engine.steps import Steps
 from kvferry.keys import DIGEST_BYTES
 from kvferry.server import protocol as p
 from kvferry.server.config import ServerConfig
@@ -144,10 +145,12 @@ class Holding:
             session, self._gather(shard, prompt, request), gathered, seconds_of(request)
         )
 
-    def _gather(self, shard: Shard, prompt: Prompt, request: p.Request) -> Callable[[], Gathered]:
+    def _gather(
+        self, shard: Shard, prompt: Prompt, request: p.Request
+    ) -> Callable[[], Steps[Gathered]]:
         """The work of bringing it into memory, whenever it begins."""
         deadline = time.monotonic() + seconds_of(request)
-        return lambda: shard.engine.reader.gather(prompt, deadline)
+        return lambda: shard.engine.reader.gathering(prompt, deadline)
 
     def _leased(
         self,
@@ -230,7 +233,7 @@ class Holding:
     def _later(
         self,
         session: Session,
-        work: Callable[[], T],
+        work: Callable[[], T | Steps[T]],
         reply: Callable[[T | None], p.Reply],
         limit_s: float | None = None,
     ) -> p.Reply | Later:

@@ -16,6 +16,7 @@ import stat
 import struct
 import threading
 import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -80,7 +81,9 @@ class Listener:
         self._epoll.register(self._wake, _IN)
         self._endpoints: dict[int, tuple[socket.socket, bool]] = {}
         self._paths: list[tuple[Path, int]] = []
+        self._watched: dict[int, Callable[[], object]] = {}
         self._connections: dict[int, Connection] = {}
+        self._came = memoryview(bytearray(_READ_BYTES))
         self._next_look = 0.0
         self._deaf = False  # there were no descriptors: nobody is accepted for a moment
         self._told = False  # that there were none, since the last one was accepted
@@ -115,32 +118,41 @@ class Listener:
         """How many peers there are."""
         return len(self._connections)
 
+    def watch(self, descriptor: int, call: Callable[[], object]) -> None:
+        """Have `wait` call this when a descriptor is readable, until it closes. Threads: any."""
+        self._watched[descriptor] = call
+        with suppress(ValueError):  # all has ended
+            self._epoll.register(descriptor, _IN)
+
     def wake(self) -> None:
         """Have `wait` return soon. Threads: any, but no signal handler."""
         with self._wake_lock, suppress(BlockingIOError):
             if self._wake >= 0:
                 os.eventfd_write(self._wake, 1)
 
-    def wait(self, timeout_s: float) -> list[tuple[Route, bytes]]:
-        """Messages that came, each with where its reply goes; it may be woken and have none."""
-        came: list[tuple[Route, bytes]] = []
+    def wait(self, timeout_s: float) -> Iterator[tuple[Route, bytes | memoryview]]:
+        """Messages that came, each with where its reply goes; it may be woken and have none.
+
+        A message is there until the next one is taken.
+        """
         for descriptor, event in self._epoll.poll(timeout_s):
             connection = self._connections.get(descriptor)
             if connection is not None:
                 if event & _OUT:
                     self._flush(connection)
                 if event & (_IN | _BROKEN):
-                    self._read(connection, came)
+                    yield from self._read(connection)
             elif descriptor == self._wake:
                 with suppress(BlockingIOError):
                     os.eventfd_read(self._wake)
+            elif descriptor in self._watched:
+                self._watched[descriptor]()
             elif descriptor in self._endpoints:
                 self._accept(*self._endpoints[descriptor])
         now = time.monotonic()
         if now >= self._next_look:
             self._next_look = now + self._look_s
             self._look(now)
-        return came
 
     def send(self, route: Route, body: bytes) -> bool:
         """Send a reply, now or when the peer takes it; False: it is gone."""
@@ -223,36 +235,37 @@ class Listener:
         for descriptor in self._endpoints:
             self._epoll.modify(descriptor, _IN if whether else 0)
 
-    def _read(self, connection: Connection, came: list[tuple[Route, bytes]]) -> None:
+    def _read(self, connection: Connection) -> Iterable[tuple[Route, bytes | memoryview]]:
+        came, wire = self._came, connection.wire
         try:
-            data = connection.socket.recv(_READ_BYTES)
+            size = connection.socket.recv_into(came)
         except BlockingIOError:
-            return
+            return ()
         except OSError:
-            data = b""
-        if not data:
+            size = 0
+        if not size:
             self._drop(connection)
-            return
-        wire = connection.wire
-        if not connection.relays and (body := wire.only(data)) is not None:
+            return ()
+        if not connection.relays and (begin := wire.only(came, size)):
             connection.waits_since = 0.0
-            came.append(((connection, _NO_ENVELOPE), body))
-            return
+            return (((connection, _NO_ENVELOPE), came[begin:size]),)
         was_ready = wire.ready
         try:
-            messages = wire.feed(data)
+            messages = wire.feed(bytes(came[:size]))
         except WireError as error:
             self.refused += 1
             self._drop(connection, str(error))
-            return
+            return ()
         if wire.ready and not was_ready:
             self._raw(connection, READY)
         if messages:
             connection.waits_since = 0.0
+        found: list[tuple[Route, bytes | memoryview]] = []
         for frames in messages:
             envelope = frames[:1] if connection.relays else []
             whole = len(frames) == len(envelope) + 1
-            came.append(((connection, envelope), frames[-1] if whole else b""))  # "": no message
+            found.append(((connection, envelope), frames[-1] if whole else b""))  # "": no message
+        return found
 
     def _raw(self, connection: Connection, data: bytes) -> None:
         """Send a part of the handshake, which fits into any socket's buffer."""

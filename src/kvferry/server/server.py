@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvferry import __version__
 from kvferry.engine import Engine
+from kvferry.engine.steps import Steps
 from kvferry.errors import ConfigError, UsageError
 from kvferry.server import restart
 from kvferry.server.config import ServerConfig
@@ -29,7 +30,7 @@ from kvferry.server.pools import Pools
 from kvferry.server.registry import Registry
 from kvferry.server.reload import merged
 from kvferry.server.sessions import Session, Sessions
-from kvferry.server.shard import Shard
+from kvferry.server.shard import Loop, Shard
 from kvferry.server.store_watch import StoreWatch
 
 if TYPE_CHECKING:
@@ -61,13 +62,14 @@ class Server:
         self._began = time.monotonic()
         self._pools = Pools(config)
         self._sessions = Sessions(config.client_share, config.dead_after_s, self._session_ended)
-        self._registry = Registry(config, self.incarnation, self._pools, self._sessions)
+        self._listener = Listener()
+        self._loop = Loop(self._listener.watch, self._in_background)
+        self._registry = Registry(config, self.incarnation, self._pools, self._sessions, self._loop)
         self._handlers = Handlers(config, self.incarnation, self._registry, self._sessions)
         self._watch = StoreWatch(config.engine.stores, lambda: self.shards)
         self._dispatcher: Dispatcher | None = None
         self._stop = threading.Event()
         self._kept = False  # the segments, for the next server
-        self._listener = Listener()
         self._gate: Gate | None = None
 
     # --- Life ---
@@ -81,7 +83,13 @@ class Server:
         """
         try:
             self._listen()
-            restart.begin(self.config, self._pools, self._sessions, self._registry.shards)
+            restart.begin(
+                self.config,
+                self._pools,
+                self._sessions,
+                self._registry.shards,
+                self._loop,
+            )
             self._dispatcher = Dispatcher(
                 self._listener, self._handlers.handle, self._sessions.tick
             )
@@ -97,6 +105,10 @@ class Server:
             self._watch.stop()
             self._close_sockets()
             self._pools.close(keep=self._kept)
+
+    def _in_background(self, steps: Steps[object]) -> None:
+        if self._dispatcher is not None:
+            self._dispatcher.in_background(steps)
 
     def _close_sockets(self) -> None:
         if self._gate is not None:
@@ -137,6 +149,8 @@ class Server:
                     shard.identity.model,
                     self.config.drain_s,
                 )
+        if self._dispatcher is not None:
+            self._dispatcher.close()
         if self.config.state_file is not None:
             path, pools = self.config.state_file, self._pools
             self._kept = restart.keep(path, pools, self._sessions, self.shards)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple, cast
 
+from kvferry.connectors.base import Connector
 from kvferry.engine import Engine
 from kvferry.engine.prompt import Prompt
+from kvferry.engine.steps import Steps
 from kvferry.engine.store_tiers import open_tiers
 from kvferry.engine_config import EngineConfig
 from kvferry.errors import KVFerryError, UsageError
@@ -21,12 +23,25 @@ from kvferry.kv_layout import KVLayout
 from kvferry.server.config import ServerConfig
 from kvferry.server.pools import Pools, SharedMemory
 from kvferry.server.protocol import HASHES_MAX
+from kvferry.server.telling import Telling
 
-__all__ = ["Shard", "identity_of"]
+__all__ = ["Loop", "Shard", "identity_of"]
 
 _log = logging.getLogger("kvferry.server")
 # Numbers that say what there is to know about a prompt; see `protocol.Lookup`.
 _ABOUT = 5
+
+
+class Loop(NamedTuple):
+    """What the loop of the server does for stores. Threads: any.
+
+    Attributes:
+        watch: Calls a function when a descriptor is readable.
+        in_background: Does steps that nobody waits for.
+    """
+
+    watch: Callable[[int, Callable[[], object]], None]
+    in_background: Callable[[Steps[object]], object]
 
 
 def identity_of(fields: Mapping[str, Any], digest: bytes) -> Identity:
@@ -56,6 +71,11 @@ def identity_of(fields: Mapping[str, Any], digest: bytes) -> Identity:
 class Shard:
     """The chunks of one identity.
 
+    Args:
+        identity: Whose.
+        config, pools: Of the server.
+        loop: Of the server.
+
     Attributes:
         identity: Whose.
         memory: Where they lie.
@@ -65,8 +85,9 @@ class Shard:
         problems: Why a store could not be opened, by its name.
     """
 
-    def __init__(self, identity: Identity, config: ServerConfig, pools: Pools) -> None:
+    def __init__(self, identity: Identity, config: ServerConfig, pools: Pools, loop: Loop) -> None:
         self.identity = identity
+        self._loop = loop
         self.memory: SharedMemory = pools.memory(identity.layout.chunk_bytes)
         try:
             # The server's own is for engines that name none; this one has chosen.
@@ -75,6 +96,7 @@ class Shard:
         except BaseException:
             self.memory.pool.members.remove(self.memory)
             raise
+        self.engine.in_background = loop.in_background
         self.engine.metrics.labels = {
             "model": identity.model,
             "identity": identity.digest.hex()[:12],
@@ -95,6 +117,10 @@ class Shard:
                     [tier] = open_tiers(
                         [store], config, self.identity, {}, engine.metrics, engine.clearing
                     )
+                    connector = tier.tier.connector
+                    telling = Telling(connector)
+                    tier.tier.connector = cast(Connector, telling)
+                    self._loop.watch(connector.event_fd(), telling.drain)
                     engine.storer.begin(tier)
                     engine.tiers.append(tier)
                 except (KVFerryError, OSError, MemoryError) as error:

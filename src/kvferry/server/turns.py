@@ -10,9 +10,10 @@ Threads: one, that of the loop; `work` is called in those of the pool.
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections import Counter, deque
 from collections.abc import Callable, Hashable
-from concurrent.futures import ThreadPoolExecutor
 
 __all__ = ["Job", "Turns"]
 
@@ -38,16 +39,19 @@ class Turns:
     """
 
     def __init__(self, threads: int, name: str, jobs_max: int = 4096) -> None:
-        self._threads = ThreadPoolExecutor(threads, name)
-        self._idle = threads
+        self._name = name
+        self._threads: list[threading.Thread] = []
+        # Far cheaper than an executor, which makes a lock and a condition for each call.
+        self._begun: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._threads_max = self._idle = threads
         self._jobs_max = jobs_max
         self._running: Counter[Hashable] = Counter()
         self._queues: dict[Hashable, deque[Job]] = {}  # who is first has the next turn
         self.waiting = 0
 
-    def put(self, job: Job) -> bool:
-        """Have it run when it is its turn; False: too many wait."""
-        if self.waiting >= self._jobs_max:
+    def put(self, job: Job, *, goes_on: bool = False) -> bool:
+        """Have it run when it is its turn; False: too many wait, and it is not one that goes on."""
+        if self.waiting >= self._jobs_max and not goes_on:
             return False
         self._queues.setdefault(job.who, deque()).append(job)
         self.waiting += 1
@@ -67,16 +71,17 @@ class Turns:
         if job.began:
             return False
         self.waiting -= 1
-        queue = self._queues[job.who]
-        queue.remove(job)
-        if not queue:
+        jobs = self._queues[job.who]
+        jobs.remove(job)
+        if not jobs:
             del self._queues[job.who]
         return True
 
     def close(self) -> None:
         """Begin nothing any more; nobody is waited for."""
         self._queues.clear()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for _ in self._threads:
+            self._begun.put(None)
 
     def _start(self) -> None:
         """Begin what may begin, a job of each process in turns."""
@@ -84,12 +89,25 @@ class Turns:
             who = next((w for w in self._queues if self._running[w] < self._idle), None)
             if who is None:
                 return
-            queue = self._queues.pop(who)
-            job = queue.popleft()
-            if queue:
-                self._queues[who] = queue  # behind all others
+            jobs = self._queues.pop(who)
+            job = jobs.popleft()
+            if jobs:
+                self._queues[who] = jobs  # behind all others
             self.waiting -= 1
             self._idle -= 1
             self._running[who] += 1
             job.began = True
-            self._threads.submit(job.work)
+            if len(self._threads) < self._threads_max:
+                self._start_thread()
+            self._begun.put(job.work)
+
+    def _start_thread(self) -> None:
+        name = f"{self._name}_{len(self._threads)}"
+        thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _run(self) -> None:
+        while (work := self._begun.get()) is not None:
+            work()
+            del work  # what it holds is not ours while we wait

@@ -17,6 +17,9 @@ __all__ = ["GREETING", "READY", "Wire", "WireError", "framed"]
 
 _MORE, _LONG, _COMMAND = 1, 2, 4
 _U64 = struct.Struct(">Q")
+_U64_BEHIND = struct.Struct(">BQ")
+# What goes before a short body, by whether more follow and by its length.
+_SHORT = [[bytes((more, size)) for size in range(256)] for more in (0, _MORE)]
 _U32 = struct.Struct(">I")
 
 # Signature, version 3.0, the mechanism NULL, and that of it we are not the server.
@@ -39,10 +42,10 @@ class WireError(Exception):
 
 def framed(body: bytes, more: bool = False) -> bytes:
     """A frame of a message."""
-    flags = _MORE if more else 0
-    if len(body) < 256:
-        return bytes((flags, len(body))) + body
-    return bytes((flags | _LONG,)) + _U64.pack(len(body)) + body
+    size = len(body)
+    if size < 256:
+        return _SHORT[more][size] + body
+    return _U64_BEHIND.pack(_LONG | more, size) + body
 
 
 class Wire:
@@ -74,16 +77,14 @@ class Wire:
         """Whether the peer has begun something that it has still to finish."""
         return bool(self._buffer or self._frames)
 
-    def only(self, data: bytes) -> bytes | None:
-        """The body, if what came is exactly one message of one frame: what nearly always comes, as
-        cheaply as can be. Else None, and it is for `feed`."""
-        size = len(data)
+    def only(self, data: bytes | memoryview, size: int) -> int:
+        """Where the body begins, if what came, so many bytes, is exactly one message of one frame:
+        what nearly always comes, as cheaply as can be. Else 0, and it is for `feed`."""
         if self._buffer or self._frames or not self.ready or size < 2:
-            return None
+            return 0
         if data[0] == _LONG and size >= 9 and _U64.unpack_from(data, 1)[0] == size - 9:
-            return data[9:] if size - 9 <= self._size_bytes_max else None
-        whole = data[0] == 0 and data[1] == size - 2 <= self._size_bytes_max
-        return data[2:] if whole else None
+            return 9 if size - 9 <= self._size_bytes_max else 0
+        return 2 if data[0] == 0 and data[1] == size - 2 <= self._size_bytes_max else 0
 
     def feed(self, data: bytes) -> list[list[bytes]]:
         """Take what came; the messages that are complete now, each its frames.
@@ -91,9 +92,9 @@ class Wire:
         Raises:
             WireError: The connection has to end.
         """
-        body = self.only(data)
-        if body is not None:
-            return [[body]]
+        begin = self.only(data, len(data))
+        if begin:
+            return [[data[begin:]]]
         if self._buffer:
             self._buffer += data
             if len(self._buffer) < self._need:
