@@ -10,19 +10,24 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from kvferry import Engine
+from kvferry import Engine, StoreConfig
 from kvferry.config import ClientConfig
 from kvferry.connectors.base import Connector
 from kvferry.connectors.redis import RedisConnector
 from kvferry.engine.prefill import PrefillModel
+from kvferry.integrations.vllm.held import HeldCache
+from kvferry.server import Client
+from support.cache_server import running
 from support.cluster import Cluster
 from support.counted import CountedStore
 from support.engines import (
     CHUNK,
+    IDENTITY,
     LAYOUT,
     check,
     expected,
@@ -167,6 +172,21 @@ def test_what_a_lookup_began_is_there_whoever_comes_for_it(valkey: TestServer) -
         assert engine.lookup(again).tokens == len(again)
         engine.clear(stores=False)  # what comes now is nobody's
         check(engine, again, want=len(again))
+
+
+@pytest.mark.ways("tcp")
+def test_prompts_that_wait_do_not_evict_each_other(valkey: TestServer) -> None:
+    """Whoever asks for all that wait, and loads one of them at a time, reads each of them once."""
+    with counted(valkey.url, pages=4 * FEW, enable_async_loading=True) as (engine, store):
+        prompts = [put(engine, prompt(FEW * CHUNK, seed=seed)) for seed in range(12)]
+        with store.counting() as waits:
+            for tokens in prompts:
+                assert engine.lookup(tokens).worth_tokens == len(tokens)
+            assert sum(count for _, count in waits.of("read")) == 2 * FEW, "half of the memory"
+            for tokens in prompts:
+                with engine.retrieve(tokens) as hit:
+                    assert hit.tokens == len(tokens)
+        assert sum(count for _, count in waits.of("read") + waits.of("get")) == 12 * FEW
 
 
 @pytest.mark.ways("tcp")
@@ -349,3 +369,38 @@ def test_in_a_cluster_every_node_is_asked_and_read_at_once(cluster: Cluster) -> 
             assert engine.retrieve(prompt(2 * FEW * CHUNK, seed=2)).tokens == 0
         assert waits.depth == 1, waits.jobs
         assert memory_of(engine) == held
+
+
+@pytest.mark.ways("tcp")
+def test_over_a_cache_server_finding_and_loading_wait_once(
+    valkey: TestServer, tmp_path: Path
+) -> None:
+    """As vLLM's multiprocess connector does: what is found is brought, held, and loaded."""
+    store = StoreConfig.of(type="redis", url=valkey.url, presence="off")
+    tokens = prompt(FEW * CHUNK, seed=1)
+    with (
+        running(tmp_path, engine={"stores": (store,)}) as server,
+        Client(IDENTITY, server.config.endpoints[0], timeout_s=LIMIT_S) as client,
+    ):
+        assert client.wait(LIMIT_S)
+        (shard,) = server._registry.shards.values()
+        assert shard.opened.wait(LIMIT_S)
+        tier = shard.engine.tiers[0].tier
+        counted = CountedStore(tier.connector)
+        tier.connector = cast("Connector", counted)
+        client.store(tokens, expected(tokens))
+        assert shard.engine.flush()
+        assert shard.engine.clear(stores=False) == FEW
+        assert client.contains(prompt(CHUNK, seed=99), timeout_s=LIMIT_S) == 0
+        tier.learn(0, 0.1)
+        held = HeldCache(client, lookup_timeout_s=LIMIT_S, load_timeout_s=LIMIT_S)
+        asked = replace(client._read(tokens), computed_tokens=2 * CHUNK)
+        with counted.counting() as waits:
+            assert held.find(asked) == FEW
+            _, rest = asked.behind_computed()
+            with held.retrieve(rest) as hit:
+                pages = [bytes(page) for page in hit.pages]
+            assert pages == [chunk.tobytes() for chunk in expected(tokens)[2:]]
+        assert waits.depth == 1, waits.jobs
+        assert waits.of("ask") + waits.of("read") == [(1, FEW - 2)] * 2, waits.jobs
+        assert not waits.of("get")

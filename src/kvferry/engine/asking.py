@@ -78,6 +78,11 @@ class Asking:
         for tier, asked in self._asked.items():
             tier.leave(asked)
 
+    @property
+    def until(self) -> float:
+        """Until when the last of the answers is waited for."""
+        return max((asked.until for asked in self._asked.values()), default=0.0)
+
     def begin(self, start: int, *, reads: bool) -> Steps[None]:
         """Ask all of them about the chunks from `start` on; `reads`: one of them for bytes too."""
         for tier in self.tiers:

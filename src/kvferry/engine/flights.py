@@ -9,6 +9,7 @@ Threads: any.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -24,13 +25,15 @@ class Flight:
     Attributes:
         missed: Why there is nothing behind the chunk before it, for whoever asks; "": there is
             something, or nobody knows.
+        until: How long whoever asks waits for the answer, as soon as that is known.
         landed: It is over: what comes is seen in memory.
     """
 
-    __slots__ = ("landed", "missed")
+    __slots__ = ("landed", "missed", "until")
 
     def __init__(self) -> None:
         self.missed = ""
+        self.until = 0.0
         self.landed = False
 
 
@@ -57,6 +60,11 @@ class Flights:
                 flight.landed = True
                 self._memory.announce()
 
-    def wait(self, flight: Flight, until: float) -> Steps[bool]:
-        """Wait for what others ask; False: it takes longer."""
-        return self._memory.await_change(lambda: flight.landed, until)
+    def wait(self, flight: Flight, until: float, deadline: float) -> Steps[bool]:
+        """Wait for what others ask, as long as they do or until then; False: it takes longer."""
+
+        def over() -> bool:
+            return flight.landed or time.monotonic() >= max(until, flight.until)
+
+        yield from self._memory.await_change(over, deadline)
+        return flight.landed

@@ -173,7 +173,8 @@ class Retriever(Planner):
         if held < prompt.chunks:
             with ExitStack() as stack:
                 budget = stack.enter_context(self.budget(prompt, held, deadline))
-                reads = begin and not coming
+                room = begin and self._begun.room(prompt.chunks - held, self._memory.pages)
+                reads = room and not coming
                 if reads:  # others would read the same
                     reads = stack.enter_context(self._flights.begin(prompt.digest(held)))[1]
                 asking = self._asking(prompt, budget, timeout_s, touch=touch)
@@ -259,12 +260,13 @@ class Retriever(Planner):
         with self._flights.begin(digest) as (flight, ours):
             if not ours:
                 gathered.waited = True
-                limit = budget.until(prompt.position(held))
-                landed = yield from self._flights.wait(flight, limit)
+                until = budget.until(prompt.position(held))
+                landed = yield from self._flights.wait(flight, until, budget.deadline)
                 gathered.reason = flight.missed or ("" if landed else "deadline")
                 return not gathered.reason
             with self._asking(prompt, budget) as asking:
                 yield from asking.begin(held, reads=not gathered.plain)
+                flight.until = asking.until
                 plan = yield from self.plan(prompt, held, budget, asking)
                 gathered.lookup_s += time.monotonic() - began
                 gathered.plan = gathered.plan or plan
