@@ -199,6 +199,32 @@ def test_hundreds_wait_for_a_store_and_no_thread_with_them() -> None:
     assert sorted(ended) == [*range(count)]
 
 
+def test_what_nobody_waits_for_is_done_as_well() -> None:
+    """Also where it fails: the loop goes on."""
+    came, listener = Event(), Silent()
+    loop = Dispatcher(cast(Listener, listener), lambda request: p.Done(1), lambda: None)
+    done: list[str] = []
+
+    def steps() -> Steps[None]:
+        done.append((yield Wait(came, 60.0)))
+        raise ValueError
+
+    thread = threading.Thread(target=loop.run)
+    thread.start()
+    try:
+        loop.in_background(steps())
+        until(lambda: loop.status()["parked"] == 1, 30)
+        came.set()
+        until(lambda: loop.status()["waiting"] == 0, 30)
+        assert done == ["came"]
+        loop.in_background(steps())
+        until(lambda: done == ["came", "came"], 30)
+        assert not listener.sent
+    finally:
+        loop.stop()
+        thread.join(30)
+
+
 # --- Tickets that tell ---
 
 

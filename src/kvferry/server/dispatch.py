@@ -15,7 +15,7 @@ import logging
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Hashable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -40,6 +40,11 @@ _STORE_THREADS, _OWN_THREADS = 16, 8
 # An answer of a store that comes at the very end of the time for it is still taken. Both together
 # are less than what clients wait beyond that time.
 _SLACK_S, _LOOK_S = 0.05, 0.05
+
+
+# Whose work it is that nobody waits for, and what it has for a request.
+_BACKGROUND = "background"
+_NOBODYS, _NOWHERE = protocol.Ping(0, 0, 0), cast(Route, None)
 
 
 class Refused(Exception):
@@ -145,6 +150,7 @@ class Dispatcher:
         self._limited: dict[_Pending, float] = {}  # when they are answered in any case
         self._next_look = 0.0
         self._done: deque[tuple[_Pending, Any]] = deque()
+        self._background: deque[Steps[object]] = deque()
         self._stopping = False
         self._requests: defaultdict[type, int] = defaultdict(int)
         self.failures: dict[str, int] = {}
@@ -168,6 +174,8 @@ class Dispatcher:
                     wake = min(wake, next_wait)
                 for route, body in listener.wait(max(0.0, wake - now)):
                     self._serve(route, body)
+                while self._background:
+                    self._begin_background(self._background.popleft())
                 while self._done:
                     self._finish(*self._done.popleft())
                 if self._waits:
@@ -183,6 +191,11 @@ class Dispatcher:
     def stop(self) -> None:
         """End the loop soon. Threads: any, but no signal handler."""
         self._stopping = True
+        self._listener.wake()
+
+    def in_background(self, steps: Steps[object]) -> None:
+        """Do steps that nobody waits for, some time. Threads: any."""
+        self._background.append(steps)
         self._listener.wake()
 
     def close(self) -> None:
@@ -260,6 +273,13 @@ class Dispatcher:
         elif later.limit_s is not None:
             self._limited[pending] = time.monotonic() + later.limit_s + _SLACK_S
 
+    def _begin_background(self, steps: Steps[object]) -> None:
+        later = Later(lambda: steps, _unsent, _nothing, _BACKGROUND)
+        pending = _Pending(_NOWHERE, _NOBODYS, later, self._stores)
+        pending.answered = True
+        if self._begin(pending):  # else there is too much to do
+            self._pending += 1
+
     def _begin(self, pending: _Pending, goes_on: bool = False) -> bool:
         pending.job = Job(pending.later.who, lambda: self._work(pending))
         return pending.turns.put(pending.job, goes_on=goes_on)
@@ -299,6 +319,13 @@ class Dispatcher:
         requests, connections = ("waiting", "parked"), ("connections", "refused_connections")
         counters = dict.fromkeys((*requests, *connections, "received_bytes", "sent_bytes"), 0)
         return {"requests": {}, "failures": {}, **counters}
+
+
+def _nothing() -> None: ...
+
+
+def _unsent(_: Any) -> Reply:
+    raise AssertionError("nobody waits for it")
 
 
 def _called(work: Callable[[], T]) -> T:

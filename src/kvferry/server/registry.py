@@ -14,7 +14,7 @@ from kvferry.server.dispatch import Refused
 from kvferry.server.pools import Pools
 from kvferry.server.refusals import Refusals
 from kvferry.server.sessions import SESSIONS_MAX, Sessions
-from kvferry.server.shard import Shard, Watch, identity_of
+from kvferry.server.shard import Loop, Shard, identity_of
 
 __all__ = ["Registry"]
 
@@ -35,7 +35,7 @@ class Registry:
         config: Of the server; read at each use, it may be replaced.
         incarnation: Of the server.
         pools, sessions: Of the server.
-        watch: See `Shard`.
+        loop: Of the server.
 
     Attributes:
         shards: By the digest of their identity.
@@ -50,7 +50,7 @@ class Registry:
         incarnation: str,
         pools: Pools,
         sessions: Sessions,
-        watch: Watch,
+        loop: Loop,
     ) -> None:
         self.config = config
         self.shards: dict[bytes, Shard] = {}
@@ -58,7 +58,7 @@ class Registry:
         self._incarnation = incarnation
         self._pools = pools
         self._sessions = sessions
-        self._watch = watch
+        self._loop = loop
         self._opening = threading.Lock()
 
     def check(self, request: p.Register) -> None:
@@ -118,7 +118,7 @@ class Registry:
                     text = f"there are {_SHARDS_MAX} identities already; restart the server"
                     raise self._refused(request, "busy", text)
                 found = self.shards[request.digest] = Shard(
-                    identity, self.config, self._pools, self._watch
+                    identity, self.config, self._pools, self._loop
                 )
                 self._say_size(identity)
         found.opened.wait(max(0.0, found.began + _OPENING_S - time.monotonic()))

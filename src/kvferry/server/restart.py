@@ -13,7 +13,7 @@ from kvferry.server.config import ServerConfig
 from kvferry.server.pools import Pools
 from kvferry.server.segments import sweep
 from kvferry.server.sessions import Sessions
-from kvferry.server.shard import Shard, Watch, identity_of
+from kvferry.server.shard import Loop, Shard, identity_of
 
 __all__ = ["begin", "keep"]
 
@@ -25,7 +25,7 @@ def begin(
     pools: Pools,
     sessions: Sessions,
     shards: dict[bytes, Shard],
-    watch: Watch,
+    loop: Loop,
 ) -> None:
     """Remove what dead servers left, and take over what one has kept for us.
 
@@ -45,7 +45,7 @@ def begin(
     taken = lost = 0
     for record in found.shards:
         try:
-            shard = Shard(identity_of(record.identity, record.digest), config, pools, watch)
+            shard = Shard(identity_of(record.identity, record.digest), config, pools, loop)
         except (KVFerryError, OSError) as error:
             _log.warning("an identity of the server before is lost: %s", error)
             continue

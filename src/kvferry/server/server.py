@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvferry import __version__
 from kvferry.engine import Engine
+from kvferry.engine.steps import Steps
 from kvferry.errors import ConfigError, UsageError
 from kvferry.server import restart
 from kvferry.server.config import ServerConfig
@@ -29,7 +30,7 @@ from kvferry.server.pools import Pools
 from kvferry.server.registry import Registry
 from kvferry.server.reload import merged
 from kvferry.server.sessions import Session, Sessions
-from kvferry.server.shard import Shard
+from kvferry.server.shard import Loop, Shard
 from kvferry.server.store_watch import StoreWatch
 
 if TYPE_CHECKING:
@@ -62,9 +63,8 @@ class Server:
         self._pools = Pools(config)
         self._sessions = Sessions(config.client_share, config.dead_after_s, self._session_ended)
         self._listener = Listener()
-        self._registry = Registry(
-            config, self.incarnation, self._pools, self._sessions, self._listener.watch
-        )
+        self._loop = Loop(self._listener.watch, self._in_background)
+        self._registry = Registry(config, self.incarnation, self._pools, self._sessions, self._loop)
         self._handlers = Handlers(config, self.incarnation, self._registry, self._sessions)
         self._watch = StoreWatch(config.engine.stores, lambda: self.shards)
         self._dispatcher: Dispatcher | None = None
@@ -88,7 +88,7 @@ class Server:
                 self._pools,
                 self._sessions,
                 self._registry.shards,
-                self._listener.watch,
+                self._loop,
             )
             self._dispatcher = Dispatcher(
                 self._listener, self._handlers.handle, self._sessions.tick
@@ -105,6 +105,10 @@ class Server:
             self._watch.stop()
             self._close_sockets()
             self._pools.close(keep=self._kept)
+
+    def _in_background(self, steps: Steps[object]) -> None:
+        if self._dispatcher is not None:
+            self._dispatcher.in_background(steps)
 
     def _close_sockets(self) -> None:
         if self._gate is not None:

@@ -7,11 +7,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, cast
 
 from kvferry.connectors.base import Connector
 from kvferry.engine import Engine
 from kvferry.engine.prompt import Prompt
+from kvferry.engine.steps import Steps
 from kvferry.engine.store_tiers import open_tiers
 from kvferry.engine_config import EngineConfig
 from kvferry.errors import KVFerryError, UsageError
@@ -24,13 +25,23 @@ from kvferry.server.pools import Pools, SharedMemory
 from kvferry.server.protocol import HASHES_MAX
 from kvferry.server.telling import Telling
 
-__all__ = ["Shard", "Watch", "identity_of"]
+__all__ = ["Loop", "Shard", "identity_of"]
 
 _log = logging.getLogger("kvferry.server")
-# Has a function called when a descriptor is readable.
-Watch: TypeAlias = Callable[[int, Callable[[], object]], None]
 # Numbers that say what there is to know about a prompt; see `protocol.Lookup`.
 _ABOUT = 5
+
+
+class Loop(NamedTuple):
+    """What the loop of the server does for stores. Threads: any.
+
+    Attributes:
+        watch: Calls a function when a descriptor is readable.
+        in_background: Does steps that nobody waits for.
+    """
+
+    watch: Callable[[int, Callable[[], object]], None]
+    in_background: Callable[[Steps[object]], object]
 
 
 def identity_of(fields: Mapping[str, Any], digest: bytes) -> Identity:
@@ -63,7 +74,7 @@ class Shard:
     Args:
         identity: Whose.
         config, pools: Of the server.
-        watch: Has the loop call a function when a descriptor is readable.
+        loop: Of the server.
 
     Attributes:
         identity: Whose.
@@ -74,11 +85,9 @@ class Shard:
         problems: Why a store could not be opened, by its name.
     """
 
-    def __init__(
-        self, identity: Identity, config: ServerConfig, pools: Pools, watch: Watch
-    ) -> None:
+    def __init__(self, identity: Identity, config: ServerConfig, pools: Pools, loop: Loop) -> None:
         self.identity = identity
-        self._watch = watch
+        self._loop = loop
         self.memory: SharedMemory = pools.memory(identity.layout.chunk_bytes)
         try:
             # The server's own is for engines that name none; this one has chosen.
@@ -87,6 +96,7 @@ class Shard:
         except BaseException:
             self.memory.pool.members.remove(self.memory)
             raise
+        self.engine.in_background = loop.in_background
         self.engine.metrics.labels = {
             "model": identity.model,
             "identity": identity.digest.hex()[:12],
@@ -110,7 +120,7 @@ class Shard:
                     connector = tier.tier.connector
                     telling = Telling(connector)
                     tier.tier.connector = cast(Connector, telling)
-                    self._watch(connector.event_fd(), telling.drain)
+                    self._loop.watch(connector.event_fd(), telling.drain)
                     engine.storer.begin(tier)
                     engine.tiers.append(tier)
                 except (KVFerryError, OSError, MemoryError) as error:
