@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import signal
 
+from hypothesis import settings
+
 pytest_plugins = [
     "support.fixtures",
     "support.connectors",
@@ -17,6 +19,10 @@ pytest_plugins = [
     "support.parts",
     "support.stolen",
 ]
+
+
+settings.register_profile("kvferry", deadline=None)  # a machine may have other work
+settings.load_profile("kvferry")
 
 
 def pytest_configure() -> None:

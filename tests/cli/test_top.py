@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -16,8 +17,10 @@ from rich.console import Console
 
 from kvferry import Engine
 from kvferry.cli.main import main
+from kvferry.engine.status_socket import open_status_socket
 from kvferry.errors import UsageError
 from kvferry.lab.watch import Watch, counters
+from kvferry.lab.watch_here import WatchHere
 from kvferry.lab.watch_page import page
 from kvferry.server.config import ServerConfig
 from kvferry.server.http.side import HttpSide
@@ -83,6 +86,13 @@ def no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("KVFERRY_SERVER_HTTP_TOKEN", "KVFERRY_SERVER_HTTP_TOKEN_FILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "120")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the folder with the sockets of this user is."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    return tmp_path
 
 
 def frame(watch: Watch) -> str:
@@ -194,6 +204,64 @@ def test_nobody_there(capsys: pytest.CaptureFixture[str]) -> None:
         port = taken.getsockname()[1]
     assert main(["top", f"127.0.0.1:{port}", "--once"]) == 1
     assert "AWAY" in capsys.readouterr().out
+
+
+def test_without_a_url_the_caches_in_processes_of_this_user_are_shown(
+    engine: Engine, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    windows = [open_status_socket(engine, f"an engine, rank {rank}") for rank in (0, 1)]
+    assert all(windows)
+    engine.store(TOKENS, expected(TOKENS))
+    check(engine, TOKENS, 4 * CHUNK)
+    left = here / "kvferry" / "1-0.sock"  # of a process that was killed
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(left))
+    assert main(["top", "--once"]) == 0
+    out = capsys.readouterr().out
+    assert "in 2 processes of this host and user  ready" in out
+    assert f"{2 * 2 * 4 * CHUNK:,}" in out  # two processes; by them two retrieves
+    assert "an engine, rank 1" in out
+    assert not left.exists()
+    for window in windows:
+        assert window is not None
+        window.close()
+    assert [*(here / "kvferry").iterdir()] == []
+
+
+def test_rates_of_processes_begin_anew_when_one_goes(engine: Engine, here: Path) -> None:
+    first, second = open_status_socket(engine, "a"), open_status_socket(engine, "b")
+    assert first is not None
+    assert second is not None
+    watch = WatchHere()
+    watch.look()
+    engine.store(TOKENS, expected(TOKENS))
+    check(engine, TOKENS, 4 * CHUNK)
+    watch.look()
+    assert (watch.rate("hit", "l1") or 0) > 0
+    first.close()
+    watch.look()
+    assert watch.problem is None
+    assert watch.rate("hit", "l1") is None
+    second.close()
+    watch.look()
+    assert "runs here" in (watch.problem or "")
+
+
+def test_nobody_else_may_enter_the_folder_of_the_sockets(engine: Engine, here: Path) -> None:
+    window = open_status_socket(engine, "an engine")
+    assert window is not None
+    folder = here / "kvferry"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    window.close()
+    folder.chmod(0o755)
+    assert open_status_socket(engine, "an engine") is None
+    watch = WatchHere()
+    watch.look()
+    assert "this user alone" in (watch.problem or "")
+    folder.rmdir()
+    (here / "elsewhere").mkdir(mode=0o700)
+    folder.symlink_to(here / "elsewhere")
+    assert open_status_socket(engine, "an engine") is None
 
 
 def test_urls_that_are_none(capsys: pytest.CaptureFixture[str]) -> None:

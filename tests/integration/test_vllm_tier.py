@@ -263,9 +263,12 @@ def test_events_and_metrics(
     assert seen["vllm:kvferry_tier_store_chunks", (where, "ok")] == 2
     assert seen["vllm:kvferry_tier_store_bytes", (where,)] == 2 * ROW
     assert seen["vllm:kvferry_tier_available", (where,)] == 1
+    assert seen["kvferry_store_bytes", ("redis",)] == 2 * ROW
+    assert seen["kvferry_store_available", ("redis",)] == 1
     assert all(len(definitions[name].labelnames) == len(labels) for name, labels in seen)
     monkeypatch.setattr(shape.tier, "_STATS_EVERY_S", 0.0)
-    assert [name for name, *_ in one.tier.get_stats().seen] == ["vllm:kvferry_tier_available"]
+    gauges = ["vllm:kvferry_tier_available", "kvferry_store_available"]
+    assert [name for name, *_ in one.tier.get_stats().seen] == gauges
     one.tier.shutdown()
     one.memory.close()
 

@@ -175,7 +175,6 @@ def test_nobody_holds_anothers_memory() -> None:
         settings=settings(
             max_examples=150,
             stateful_step_count=50,
-            deadline=None,
             suppress_health_check=list(HealthCheck),
         ),
     )

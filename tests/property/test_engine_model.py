@@ -37,7 +37,6 @@ PATHS = st.builds(
 ROUNDS = settings(
     max_examples=30,
     stateful_step_count=50,
-    deadline=None,
     suppress_health_check=list(HealthCheck),
 )
 

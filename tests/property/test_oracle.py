@@ -226,7 +226,6 @@ def test_clients_agree(valkey: TestServer) -> None:
             settings=settings(
                 max_examples=100,
                 stateful_step_count=30,
-                deadline=None,
                 suppress_health_check=list(HealthCheck),
             ),
         )

@@ -49,6 +49,7 @@ class EngineRequest:
     mm_features: list[Any] = field(default_factory=list)
     skip_reading_prefix_cache: bool = False
     prefill_stats: PrefillStats | None = None
+    num_output_tokens: int = 0
 
     def __post_init__(self) -> None:
         self.num_prompt_tokens = self.num_prompt_tokens or len(self.all_token_ids)

@@ -136,7 +136,7 @@ def test_a_longer_prompt_begins_with_what_a_shorter_one_left(engine: Engine) -> 
     check(engine, other, want=0)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data())
 def test_no_prompt_ever_gets_the_chunks_of_another(data: st.DataObject) -> None:
     alphabet = data.draw(st.integers(1, 3))

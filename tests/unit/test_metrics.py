@@ -38,6 +38,8 @@ def use(metrics: EngineMetrics) -> None:
     metrics.retrieved(0.2)
     metrics.loaded("redis", 1 << 20, 0.02)
     metrics.stored("file", 1 << 20, 0.03)
+    metrics.copied("out", 512, 0.001)
+    metrics.first_token(0.1, 0.4)
     metrics.evicted("l1", 5)
     metrics.evicted_then_missed("l1")
     metrics.waited_for_flight(3)
@@ -61,6 +63,9 @@ def test_a_snapshot_has_every_number(metrics: EngineMetrics) -> None:
     assert taken["kvferry_load_seconds"]["redis"] == {"count": 1, "sum": 0.02}
     assert taken["kvferry_load_seconds"]["file"]["count"] == 0
     assert taken["kvferry_store_bytes_total"]["file"] == 1 << 20
+    assert taken["kvferry_memory_bytes_total"] == {"in": 0, "out": 512}
+    assert taken["kvferry_memory_seconds"]["out"] == {"count": 1, "sum": 0.001}
+    assert taken["kvferry_ttft_share"] == {"count": 1, "sum": 0.25}
     assert taken["kvferry_evicted_chunks_total"]["l1"] == 5
     assert taken["kvferry_evicted_then_missed_chunks_total"]["l1"] == 1
     assert taken["kvferry_single_flight_waits_total"] == 3
@@ -83,6 +88,8 @@ def test_what_does_not_exist_is_a_bug(metrics: EngineMetrics) -> None:
             call("nonsense")
     with pytest.raises(UsageError, match="nonsense"):
         metrics.predicted("nonsense", 1, 1)
+    with pytest.raises(UsageError, match="nonsense"):
+        metrics.copied("nonsense", 1, 1)
     with pytest.raises(UsageError, match="no name of a label"):
         EngineMetrics({"a-b": "1"})
 

@@ -75,6 +75,11 @@ REQUESTS: dict[str, tuple[Any, str]] = {
         f"96 13 {HEAD_HEX} 94 cb 3fe0000000000000 cb 4000000000000000 cb 0000000000000000"
         " cb 3ff0000000000000 40",
     ),
+    "Counted": (
+        p.Counted(*HEAD, {"s": {"": 2.0}}, {"h": {"a": (0.5, [1, 0])}}),
+        f"96 14 {HEAD_HEX} 81 a1 73 81 a0 cb 4000000000000000"
+        " 81 a1 68 81 a1 61 92 cb 3fe0000000000000 92 01 00",
+    ),
 }
 REPLIES: dict[str, tuple[Any, str]] = {
     "Failure": (p.Failure(7, "busy", "later"), "94 00 07 a4 62757379 a5 6c61746572"),
@@ -86,7 +91,10 @@ REPLIES: dict[str, tuple[Any, str]] = {
         f" cf 2000000000000000 cb 3ff0000000000000 cb 404e000000000000 c3 {SHARED_HEX}",
     ),
     "Done": (p.Done(7), "92 66 07"),
-    "Found": (p.Found(7, {"l1": 2}, 1, SHARED), f"95 67 07 81 a2 6c31 02 01 {SHARED_HEX}"),
+    "Found": (
+        p.Found(7, {"l1": 2}, 1, SHARED, "cut"),
+        f"96 67 07 81 a2 6c31 02 01 {SHARED_HEX} a3 637574",
+    ),
     "Reserved": (p.Reserved(7, 5, [0, 2], [8, 9], 1), "96 68 07 05 92 00 02 92 08 09 01"),
     "Committed": (
         p.Committed(7, 2, {"r": 2}, {"f": 1}),

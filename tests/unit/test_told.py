@@ -61,3 +61,18 @@ def test_an_engine_says_what_it_did(lines: pytest.LogCaptureFixture) -> None:
         "Retrieved 64 out of 67 tokens (memory 64)",
         "Retrieved 64 out of 67 tokens (store0 64)",
     ]
+
+
+def test_a_prompt_that_is_stored_in_steps_is_counted_by_steps(
+    lines: pytest.LogCaptureFixture, request: pytest.FixtureRequest
+) -> None:
+    tokens = prompt(5 * CHUNK, seed=1)
+    chunks = expected(tokens)
+    with open_engine(memory_store(request.node.name)) as engine:
+        engine.store(tokens[: 3 * CHUNK], chunks[:3])
+        engine.store(tokens, chunks[3:], first_chunk=3)
+    said = [line.split(" (")[0] for line in lines.messages if line.startswith("Stored")]
+    assert said == [
+        f"Stored {3 * CHUNK} out of {3 * CHUNK} tokens",
+        f"Stored {2 * CHUNK} out of {2 * CHUNK} tokens",
+    ]

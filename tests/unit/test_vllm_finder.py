@@ -6,6 +6,7 @@ import socket
 import threading
 import uuid
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,7 @@ from kvferry.integrations.vllm import ranks
 from kvferry.integrations.vllm.explain import explained, running, teller
 from kvferry.integrations.vllm.finder import BackendFinder
 from kvferry.integrations.vllm.ranks import RankAnswers, RankFinder, address
+from kvferry.metrics import EngineMetrics
 from support.clock import now_s
 from support.stamps import until
 
@@ -33,6 +35,7 @@ class Cache:
         self.asks_stores = True
         self.limits: list[float | None] = []
         self.error: Exception | None = None
+        self.metrics = EngineMetrics()
 
     def lookup(self, tokens: Any, *, timeout_s: float | None = None) -> Any:
         self.limits.append(timeout_s)
@@ -40,7 +43,7 @@ class Cache:
             raise self.error
         found = self.memory if timeout_s == 0.0 else max(self.memory, self.store)
         worth = None if self.worth is None else 8 * min(found, self.worth)
-        return SimpleNamespace(tokens=8 * found, worth_tokens=worth)
+        return SimpleNamespace(tokens=8 * found, worth_tokens=worth, reason="deadline")
 
     def clear(self, *, stores: bool = True) -> int:
         if self.error is not None:
@@ -51,6 +54,16 @@ class Cache:
 
 def finder_of(*caches: Cache) -> BackendFinder:
     return BackendFinder(caches)  # type: ignore[arg-type]
+
+
+def test_what_is_not_found_is_a_miss_beyond_what_the_engine_has() -> None:
+    cache = Cache(3)
+    assert finder_of(cache).find(PROMPT) == 3
+    taken = cache.metrics.snapshot()
+    assert taken["kvferry_tokens_requested_total"] == 7 * 8
+    assert taken["kvferry_missed_chunks_total"]["deadline"] == 7
+    assert finder_of(cache).find(replace(PROMPT, computed_tokens=72)) == 3
+    assert cache.metrics.snapshot()["kvferry_missed_chunks_total"]["deadline"] == 8
 
 
 def test_the_smallest_answer_counts() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,9 @@ from kvferry.engine import Lookup, Retrieved, Stored
 from kvferry.engine.prefill import Coefficients
 from kvferry.engine.prompt import Prompt, Tokens
 from kvferry.errors import ClosedError
-from kvferry.integrations.vllm.held import HeldCache, HeldFinder
+from kvferry.integrations.vllm.held import HeldCache
+from kvferry.integrations.vllm.held_finder import HeldFinder
+from kvferry.metrics import EngineMetrics
 from support.stamps import until
 
 SIZE = 4  # tokens of a chunk
@@ -80,6 +82,9 @@ class Server:
 
     def expect_prefill(self, coefficients: Coefficients, step_tokens: int = 0) -> None:
         self.asked.append(("speed", (coefficients, step_tokens)))
+
+    def counted(self, sums: Mapping[str, Any], histograms: Mapping[str, Any]) -> None:
+        self.asked.append(("counted", (sums, histograms)))
 
     def store(
         self, tokens: Tokens, chunks: Sequence[BufferLike], *, first_chunk: int = 0
@@ -229,6 +234,16 @@ def test_what_may_not_be_held_is_promised_if_it_is_in_memory() -> None:
     held.close()
 
 
+def test_what_the_engine_has_itself_is_not_held() -> None:
+    server = Server(memory=3)
+    held = cache(server)
+    assert held.find(replace(prompt(5), computed_tokens=3 * SIZE)) == 3
+    assert [what for what, _ in server.asked] == ["lookup"]
+    assert held.find(replace(prompt(5, "b"), computed_tokens=2 * SIZE)) == 3
+    assert server.leases == 1
+    held.close()
+
+
 def test_nothing_there_costs_one_look_up() -> None:
     server = Server()
     held = cache(server)
@@ -356,6 +371,33 @@ def test_the_server_is_told_how_quickly_we_compute_when_that_is_news() -> None:
     held.observe_step(512, 512**2, 0, 9.0)
     held.close()
     assert len(told()) == 2
+
+
+def test_the_server_is_told_what_only_the_engine_knows() -> None:
+    server, now = Server(memory=2), [0.0]
+    held = cache(server, clock=lambda: now[0], chunk_bytes=10)
+    assert held.find(prompt(5)) == 2  # the rest is not even asked for
+    held.store(prompt(5), [b""] * 3, first_chunk=2)
+    held.metrics.first_token(0.1, 0.4)
+    held.observe_step(100, 10_000, 0, 0.1)
+    until(lambda: any(what == "counted" for what, _ in server.asked), 10)
+    ((sums, histograms),) = [told for what, told in server.asked if what == "counted"]
+    assert sums == {
+        "kvferry_tokens_requested": {"": 3 * SIZE},
+        "kvferry_missed_chunks": {"never_stored": 3},
+        "kvferry_memory_bytes": {"in": 30},
+    }
+    assert [*histograms] == ["kvferry_memory_seconds", "kvferry_ttft_share"]
+    EngineMetrics().add(sums, histograms)  # the server takes it
+    taken = held.metrics.snapshot()  # and what the engine shows is all of it
+    assert taken["kvferry_tokens_requested_total"] == 5 * SIZE
+    assert taken["kvferry_tokens_hit_total"]["l1"] == 2 * SIZE
+    assert taken["kvferry_missed_chunks_total"]["never_stored"] == 3
+    now[0] += 10
+    before = len(server.asked)
+    held.observe_step(100, 10_000, 0, 0.1)
+    held.close()
+    assert all(what != "counted" for what, _ in server.asked[before:])
 
 
 def test_a_server_that_hangs_is_waited_for_as_a_part_of_what_computing_takes() -> None:

@@ -123,6 +123,25 @@ def test_whole_blocks_are_counted(
     assert answer(half_of(store), request, local) == expected
 
 
+def test_the_wait_of_each_request_is_told_once_with_its_first_token(store: Store) -> None:
+    half = half_of(store)
+    late, early = EngineRequest("a", tokens(30)), EngineRequest("b", tokens(30, 2))
+    store.has(late.all_token_ids, 2)
+    for request in (late, early):
+        answer(half, request)
+        half.allocated(request, range(8), 16 if request is late else 0)
+    half.loaded({"a", "somebody else"})
+    assert half.work(SchedulerStep()).first_tokens == []
+    late.num_output_tokens = early.num_output_tokens = 1
+    half.finished("a")
+    half.finished("b")
+    half.finished("b")
+    told = half.work(SchedulerStep()).first_tokens
+    assert len(told) == 2
+    assert all(0 <= waited_s <= ttft_s for waited_s, ttft_s in told)
+    assert half.work(SchedulerStep()).first_tokens == []
+
+
 def test_what_is_known_at_once_needs_no_thread(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from kvferry.integrations.vllm.backend import LoadJob, SaveJob, Work
 from kvferry.integrations.vllm.steps import HostSteps
 from kvferry.integrations.vllm.worker import WorkerHalf
 from kvferry.keys import chunk_hashes
+from kvferry.metrics import EngineMetrics
 from support import clock
 from support.vllm_shapes import PlainCopier, SlowDevice
 
@@ -72,6 +73,10 @@ class Cache:
 
     def observe_step(self, new_tokens: int, pairs: int, decodes: int, took_s: float) -> None:
         self.steps.append((new_tokens, pairs, decodes, took_s))
+
+    @property
+    def metrics(self) -> EngineMetrics:
+        return self.engine.metrics
 
     def stats(self) -> dict[str, Any]:
         return self.engine.stats()
@@ -352,6 +357,7 @@ def test_the_same_step_is_begun_once(cache: Cache) -> None:
     half.end_step()
     half.end_step()
     stored(cache, 1)
+    wait_for(lambda: half.counts.read()["save_s"])
     assert half.counts.read()["saved_chunks"] == 1
 
 

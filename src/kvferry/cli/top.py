@@ -1,4 +1,4 @@
-"""`kvferry top`: a running server, live in the terminal."""
+"""`kvferry top`: a running server, or caches in processes of this host, live in the terminal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TOKEN = "KVFERRY_SERVER_HTTP_TOKEN"
     "KVFERRY_SERVER_HTTP_TOKEN.  Exit codes: 0 shown, 1 the server did not answer (--once), "
     "2 usage, 130 ended with Ctrl-C.  Example: kvferry top http://127.0.0.1:8080 --interval 5"
 )
-@click.argument("url", required=False, default=_URL)
+@click.argument("url", required=False)
 @click.option("--once", is_flag=True, help="Print one frame and end.")
 @click.option(
     "--interval",
@@ -40,18 +40,21 @@ _TOKEN = "KVFERRY_SERVER_HTTP_TOKEN"
     help="Holds the token of the server.",
 )
 @click.pass_context
-def top(ctx: click.Context, url: str, once: bool, interval: float, token_file: Path | None) -> None:
-    """Watch a cache server: pool, hit rates, tokens and bytes a second, engines, stores.
+def top(
+    ctx: click.Context, url: str | None, once: bool, interval: float, token_file: Path | None
+) -> None:
+    """Watch a cache: pool, hit rates, tokens and bytes a second, engines, stores.
 
-    URL is its HTTP side, http://127.0.0.1:8080 by default. Rates are those since the look before;
+    URL is the HTTP side of a cache server. Without one, the vLLM engines of this host and user are
+    shown that have KvferryConnector, and so a cache in their processes; where there is none, the
+    server at http://127.0.0.1:8080. Rates are those since the look before;
     with --once, those of two looks 0.5 s apart. A server that is away is shown as away until it is
     back.
     """
     from kvferry.lab.table import console
-    from kvferry.lab.watch import Watch
     from kvferry.lab.watch_page import page
 
-    watch = Watch(url, _token(token_file))
+    watch = _watch(url, token_file)
     if once:
         watch.look()
         if watch.problem is None:
@@ -60,6 +63,18 @@ def top(ctx: click.Context, url: str, once: bool, interval: float, token_file: P
         console().print(page(watch))
         ctx.exit(0 if watch.problem is None else 1)
     _live(watch, interval)
+
+
+def _watch(url: str | None, token_file: Path | None) -> Watch:
+    from kvferry.lab.watch import Watch
+    from kvferry.lab.watch_here import WatchHere
+
+    if url is None:
+        here = WatchHere()
+        here.look()
+        if here.problem is None:
+            return here
+    return Watch(url or _URL, _token(token_file))
 
 
 def _live(watch: Watch, interval_s: float) -> None:

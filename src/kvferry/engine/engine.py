@@ -220,7 +220,7 @@ class Engine(EngineLife):
             return Stored(chunks=0, known=0, shed=len(chunks))
         began = time.monotonic()
         stored = self.storer.store(prompt, chunks, first_chunk)
-        self._meter.stored(prompt, stored, time.monotonic() - began)
+        self._meter.stored(prompt, first_chunk, stored, time.monotonic() - began)
         return stored
 
     # --- Keeping ---

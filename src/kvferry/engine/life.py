@@ -70,6 +70,7 @@ class EngineLife:
             prefault=self.config.prefault,
         )
         known = self.config.prefill
+        self.memory.on_copy = self.metrics.copied
         self.clearing = Clearing(self.memory, self.config.weights_version or "")
         stores = self.config.stores if open_stores else ()
         self.tiers = self.clearing.tiers = open_tiers(

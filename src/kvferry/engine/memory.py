@@ -68,6 +68,9 @@ class Memory:
         pool: The pages; others may have chunks in it too.
         cache: The index of those that are ours.
         chunk_bytes: Length of a page.
+
+    Attributes:
+        on_copy: Told of each copy between pages and buffers: "in" or "out", bytes, seconds.
     """
 
     def __init__(self, pool: _native.PagePool, cache: _native.ChunkCache, chunk_bytes: int) -> None:
@@ -75,6 +78,7 @@ class Memory:
         self.cache = cache
         self.chunk_bytes = chunk_bytes
         self.pages = cache.capacity
+        self.on_copy: Callable[[str, int, float], object] | None = None
         self._changed = threading.Condition()
         self._told: weakref.WeakSet[_Change] = weakref.WeakSet()
 
@@ -161,12 +165,16 @@ class Memory:
     def _copy(
         self, handles: Sequence[int], buffers: Sequence[object], into_pages: bool, threads: int
     ) -> None:
+        began = time.monotonic()
         try:
             _native.copy_pages(self._pool, handles, buffers, into_pages, threads)
         except BadBufferError:
             raise
         except UsageError:
             raise PagesGone from None
+        if self.on_copy is not None:
+            size_bytes, took_s = len(handles) * self.chunk_bytes, time.monotonic() - began
+            self.on_copy("in" if into_pages else "out", size_bytes, took_s)
 
     def commit(self, reservation: int, ok: bytes | None = None) -> int:
         """The reserved pages are written, or those that `ok` names; how many became chunks."""

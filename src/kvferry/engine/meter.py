@@ -74,13 +74,14 @@ class Meter:
         if plan is not None and plan.offers:
             self._decided(gathered)
 
-    def stored(self, prompt: Prompt, stored: Stored, took_s: float) -> None:
-        """A store is over; stores get the chunks behind it."""
+    def stored(self, prompt: Prompt, first_chunk: int, stored: Stored, took_s: float) -> None:
+        """A store of what is behind `first_chunk` is over; stores get the chunks behind it."""
         size, count = prompt.chunk_size, stored.chunks
         queued = {name: chunks * size for name, chunks in stored.queued.items()}
         size_bytes = count * self._engine.memory.chunk_bytes
         reason = "pool_full" if stored.shed else ""
-        self._lines.stored(prompt.tokens, count * size, queued, size_bytes, took_s, reason)
+        given = prompt.tokens - first_chunk * size
+        self._lines.stored(given, count * size, queued, size_bytes, took_s, reason)
 
     def _decided(self, gathered: Gathered) -> None:
         plan = gathered.plan

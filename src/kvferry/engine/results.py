@@ -27,12 +27,15 @@ class Lookup:
             at this moment: a `retrieve` waits for them.
         worth_tokens: How many of `tokens` are there sooner if they are brought than if they are
             computed; None: nobody knows.
+        reason: Why it is not more that can be had and pays, as in `Retrieved`; "": it is all, or
+            nobody says.
     """
 
     tokens: int
     tiers: Mapping[str, int]
     arriving_tokens: int = 0
     worth_tokens: int | None = None
+    reason: str = ""
 
     def behind(self, tokens: int, tier: str) -> Lookup:
         """The same of a prompt that begins with so many tokens more, which this tier has."""

@@ -169,7 +169,7 @@ class Retriever(Planner):
     ) -> Steps[Lookup]:
         """What memory and stores have; see `Engine.look`."""
         held, coming = self._memory.ready(prompt)
-        size, found, goal = prompt.chunk_size, list[Wanted](), held
+        size, found, goal, reason = prompt.chunk_size, list[Wanted](), held, ""
         if held < prompt.chunks:
             with ExitStack() as stack:
                 budget = stack.enter_context(self.budget(prompt, held, deadline))
@@ -180,7 +180,7 @@ class Retriever(Planner):
                 stack.enter_context(asking)
                 yield from asking.begin(held, reads=reads)
                 plan = yield from self.plan(prompt, held, budget, asking)
-                found = plan.found
+                found, reason = plan.found, plan.reason
                 if plan.wanted:
                     goal = plan.wanted[-1].end
                 else:  # else a retrieve follows, and its end counts
@@ -195,6 +195,7 @@ class Retriever(Planner):
             tiers=tiers,
             arriving_tokens=coming * size,
             worth_tokens=goal * size,
+            reason=reason if goal < prompt.chunks else "",
         )
 
     def _begin(self, prompt: Prompt, plan: Plan, budget: Budget, asking: Asking) -> None:

@@ -4,6 +4,8 @@
     Stored 4096 out of 4200 tokens (redis 3072): 0.54 GB in 12 ms, 45.0 GB/s
 
 In brackets of a retrieve: what each tier gave; of a store: what the stores will get behind memory.
+A store counts the tokens that it was given: an engine that computes a prompt in steps stores it in
+steps.
 Where tokens are missing and somebody could do something about it, the line says why. A prompt that
 nobody has stored yet is no line. Above ten lines a second one sums up what came then.
 
@@ -80,7 +82,7 @@ class Told:
         took_s: float,
         reason: str = "",
     ) -> None:
-        """So many tokens of a prompt are in memory now, and wait to be written to stores."""
+        """So many of the tokens that were given are in memory now, and wait to be written."""
         self._tell("Stored", wanted, stores, tokens, size_bytes, took_s, reason)
 
     def _tell(

@@ -60,6 +60,11 @@ class Watch:
         self._away_since: float | None = None
 
     @property
+    def title(self) -> str:
+        """What is seen, for people."""
+        return f"kvferry server {self.status.get('version', '')} at {self.url}"
+
+    @property
     def away_s(self) -> float:
         """See the class."""
         return 0.0 if self._away_since is None else time.monotonic() - self._away_since

@@ -32,7 +32,7 @@ def page(watch: Watch) -> RenderableType:
 
 def _head(watch: Watch) -> Text:
     status = watch.status
-    text = Text(f"kvferry server {status.get('version', '')} at {watch.url}  ")
+    text = Text(f"{watch.title}  ")
     if watch.problem is not None:
         text.append("AWAY", style="bold red")
         text.append(f" for {watch.away_s:.0f} s: {watch.problem}")
@@ -136,7 +136,7 @@ def _sessions(watch: Watch) -> RenderableType | None:
             _duration(_number(one.get("age_s"))),
             f"{_number(one.get('requests')):,.0f}",
             f"{_number(one.get('pages')):,.0f}",
-            f"{_number(one.get('silent_s')):.1f} s ago",
+            f"{_number(one.get('silent_s')):.1f} s ago" if "silent_s" in one else "-",
         )
         for one in found[:_SESSIONS_MAX]
     ]

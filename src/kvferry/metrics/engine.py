@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvferry.errors import UsageError
@@ -13,8 +13,10 @@ from kvferry.metrics.families import (
     MISS_REASONS,
     PREDICTED,
     SHED_REASONS,
+    WAYS,
     engine_families,
 )
+from kvferry.metrics.others import add_counted
 from kvferry.metrics.series import Family, HistogramValue
 
 if TYPE_CHECKING:
@@ -96,6 +98,18 @@ class EngineMetrics:
         cell.store_seconds[store].observe(seconds)
         cell.store_bytes[store] += size_bytes
 
+    def copied(self, way: str, size_bytes: int, seconds: float) -> None:
+        """So much went "in" to this host's memory, or "out" of it to the engine, in so long."""
+        if way not in WAYS:
+            raise _unknown(way, "way", WAYS)
+        self._observe("memory_seconds", way, seconds)
+        self._add("memory_bytes", way, size_bytes)
+
+    def first_token(self, waited_s: float, ttft_s: float) -> None:
+        """A request had its first token after `ttft_s`; it waited so long of that for the cache."""
+        if ttft_s > 0:
+            self._observe("ttft_share", "", min(1.0, waited_s / ttft_s))
+
     def evicted(self, tier: str, chunks: int) -> None:
         """Chunks left "l1" or a store to make room."""
         self._add("evicted_chunks", tier, chunks)
@@ -156,6 +170,18 @@ class EngineMetrics:
             self._set("store_used_bytes", store, used_bytes)
         if capacity_bytes is not None:
             self._set("store_capacity_bytes", store, capacity_bytes)
+
+    def add(
+        self,
+        sums: Mapping[str, Mapping[str, float]],
+        histograms: Mapping[str, Mapping[str, tuple[float, Sequence[int]]]],
+    ) -> None:
+        """What an engine has counted that this one cannot know; see `kvferry.metrics.others`.
+
+        Raises:
+            UsageError: A series is none of these, or its numbers cannot be; nothing is added.
+        """
+        add_counted(self._mine.cell.families, sums, histograms)
 
     def _add(self, name: str, label: str, amount: float) -> None:
         self._mine.cell.families[name].add(label, amount)

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvferry.metrics.series import RATIO_BOUNDS, SECONDS_BOUNDS, Family
+from kvferry.metrics.series import RATIO_BOUNDS, SECONDS_BOUNDS, SHARE_BOUNDS, Family
 
-__all__ = ["DECISIONS", "MISS_REASONS", "PREDICTED", "SHED_REASONS", "engine_families"]
+__all__ = [
+    "DECISIONS",
+    "FROM_OTHERS",
+    "MISS_REASONS",
+    "PREDICTED",
+    "SHED_REASONS",
+    "WAYS",
+    "engine_families",
+]
 
 MISS_REASONS = (
     "never_stored",  # nobody has stored it, as far as the stores know
@@ -27,6 +35,12 @@ MISS_REASONS = (
 SHED_REASONS = ("queue_full", "pool_full", "store_full", "unavailable", "error", "cancelled")
 DECISIONS = ("load", "load_part", "recompute", "cut")
 PREDICTED = ("load", "prefill")
+WAYS = ("in", "out")  # into this host's memory, and out of it to the engine
+# What engines tell a cache server, which cannot know it.
+FROM_OTHERS = (
+    *("kvferry_tokens_requested", "kvferry_missed_chunks", "kvferry_ttft_share"),
+    *("kvferry_memory_seconds", "kvferry_memory_bytes"),
+)
 _CAUSES = ("checksum", "identity", "key", "size", "version", "header", "generation")
 
 
@@ -41,6 +55,7 @@ def engine_families(stores: Iterable[str]) -> dict[str, Family]:
         "cause": _CAUSES,
         "decision": DECISIONS,
         "what": PREDICTED,
+        "way": WAYS,
     }
     for family in made.values():
         if family.kind != "gauge" or not family.label:  # the state of a store must be told
@@ -72,6 +87,15 @@ def _families() -> list[Family]:
         seconds("store", "Time of one write to a store.", "store"),
         counter("load_bytes", "Bytes read from a store.", "store"),
         counter("store_bytes", "Bytes written to a store.", "store"),
+        seconds("memory", "Time of one copy between memory and an engine.", "way"),
+        counter("memory_bytes", "Bytes copied between memory and an engine.", "way"),
+        Family(
+            "kvferry_ttft_share",
+            "histogram",
+            "Share of a request's time to its first token that it waited for the cache.",
+            "",
+            SHARE_BOUNDS,
+        ),
         counter("evicted_chunks", "Chunks that made room for others.", "tier"),
         counter("evicted_then_missed_chunks", "Chunks wanted after they had left.", "tier"),
         counter("shed_chunks", "Chunks that were not written to a store, by reason.", "reason"),

@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-__all__ = ["RATIO_BOUNDS", "SECONDS_BOUNDS", "Family", "HistogramValue"]
+__all__ = ["RATIO_BOUNDS", "SECONDS_BOUNDS", "SHARE_BOUNDS", "Family", "HistogramValue"]
 
 # From what one chunk in this host's memory takes to a retrieve that ran into its limit.
 SECONDS_BOUNDS = (
@@ -18,6 +18,7 @@ SECONDS_BOUNDS = (
     *(0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
 )
 RATIO_BOUNDS = (0.25, 0.5, 0.667, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
+SHARE_BOUNDS = (0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0)
 
 _HUGE = 1e300
 

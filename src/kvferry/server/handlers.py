@@ -14,6 +14,7 @@ import msgspec
 
 from kvferry.engine import Lookup
 from kvferry.engine.steps import Steps
+from kvferry.errors import UsageError
 from kvferry.generation import own_of
 from kvferry.keys import DIGEST_BYTES
 from kvferry.server import protocol as p
@@ -62,6 +63,7 @@ class Handlers(Holding):
             p.Ping: self._ping,
             p.Observe: self._observe,
             p.Speed: self._speed,
+            p.Counted: self._counted,
             p.Clear: self._clear,
             p.Unregister: self._unregister,
             p.Explain: self._explain,
@@ -150,7 +152,8 @@ class Handlers(Holding):
             for name, tokens in known.tiers.items():
                 tiers[name] = min(tokens, left) // size
                 left -= min(tokens, left)
-            return p.Found(request.id, tiers, known.arriving_tokens // size, shard.shared)
+            coming = known.arriving_tokens // size
+            return p.Found(request.id, tiers, coming, shard.shared, known.reason)
 
         return self._later(session, look, found, limit_s)
 
@@ -175,6 +178,13 @@ class Handlers(Holding):
         if not (0 <= request.cached_tokens <= request.tokens and 0 <= request.took_s < 86_400):
             raise Refused("usage", "cached_tokens, tokens and took_s do not go together")
         session.shard.engine.observe_prefill(request.tokens, request.cached_tokens, request.took_s)
+        return p.Done(request.id)
+
+    def _counted(self, session: Session, request: p.Counted) -> p.Reply:
+        try:
+            session.shard.engine.metrics.add(request.sums, request.histograms)
+        except UsageError as error:
+            raise Refused("usage", str(error)) from None
         return p.Done(request.id)
 
     def _speed(self, session: Session, request: p.Speed) -> p.Reply:

@@ -30,7 +30,9 @@ class ServerMetrics:
             _family("failures", "counter", "Refusals by code.", protocol["failures"], "code"),
             _family("received_bytes", "counter", "Bytes of requests.", protocol["received_bytes"]),
             _family("sent_bytes", "counter", "Bytes of replies.", protocol["sent_bytes"]),
-            _family("waiting", "gauge", "Requests that are put off.", protocol["waiting"]),
+            _family(
+                "waiting", "gauge", "Requests that wait or are worked on.", protocol["waiting"]
+            ),
             _family("sessions", "gauge", "Engines that are registered.", len(status["sessions"])),
             _family(
                 "sessions_ended", "counter", "Ends of sessions.", status["sessions_ended"], "why"

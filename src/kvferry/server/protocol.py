@@ -22,6 +22,7 @@ from kvferry.server.requests import (
     Attached,
     Clear,
     Commit,
+    Counted,
     Explain,
     Hello,
     Lookup,
@@ -50,6 +51,7 @@ __all__ = [
     "Commit",
     "Committed",
     "Count",
+    "Counted",
     "Done",
     "Explain",
     "Failure",
@@ -152,11 +154,13 @@ class Found(_Reply, tag=103):
     Attributes:
         tiers: How many each tier gives, in the order in which they follow; "l1" is first.
         coming: Right behind those in memory, being stored or loaded there.
+        reason: Why it is not more; see `kvferry.engine.Lookup`.
     """
 
     tiers: dict[str, int]
     coming: int = 0
     shared: bytes = b""
+    reason: str = ""
 
 
 class Reserved(_Reply, tag=104):

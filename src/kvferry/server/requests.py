@@ -11,6 +11,7 @@ __all__ = [
     "Attached",
     "Clear",
     "Commit",
+    "Counted",
     "Explain",
     "Hello",
     "Lookup",
@@ -218,7 +219,19 @@ class Speed(_Request, tag=19):
     step_tokens: int = 0
 
 
+class Counted(_Request, tag=20):
+    """What the sender's engine has counted since it said so last. Reply: `Done`.
+
+    Attributes:
+        sums: By the names of series and their labels.
+        histograms: Likewise: the sum of what was observed, and how often below each bound.
+    """
+
+    sums: dict[str, dict[str, float]] = msgspec.field(default_factory=dict)
+    histograms: dict[str, dict[str, tuple[float, list[int]]]] = msgspec.field(default_factory=dict)
+
+
 _OfSessions: TypeAlias = Hello | Register | Attached | Ping | Unregister
 _OfChunks: TypeAlias = Lookup | Reserve | Commit | Abort | Retrieve | Release | Prefetch
-_OfPrompts: TypeAlias = Pin | Unpin | Stats | Observe | Speed | Clear | Explain
+_OfPrompts: TypeAlias = Pin | Unpin | Stats | Observe | Speed | Counted | Clear | Explain
 Request: TypeAlias = _OfSessions | _OfChunks | _OfPrompts

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from kvferry.client.buffers import BufferLike
 from kvferry.engine import Lookup, Retrieved, Stored
 from kvferry.engine.prompt import Prompt, Tokens
+from kvferry.metrics import EngineMetrics
 
 __all__ = ["Backend", "Cache", "Copier", "Finder", "LoadJob", "SaveJob", "Work"]
 
@@ -52,6 +53,10 @@ class Cache(Protocol):
     def renewed(self, ended: bytes, own: bytes) -> object: ...
 
     def observe_step(self, new_tokens: int, pairs: int, decodes: int, took_s: float) -> None: ...
+
+    @property
+    def metrics(self) -> EngineMetrics:
+        """What it counts, and others with it."""
 
     def stats(self) -> dict[str, Any]: ...
 
@@ -186,6 +191,8 @@ class Work:
         given: Blocks that somebody was given in this step, and that may be written from now on.
         computes: Whether the engine computes anything in this step.
         new_tokens, pairs, decodes: How much of it; see `kvferry.engine.prefill`.
+        first_tokens: Of each request that had its first token since: how long it waited for the
+            cache, and how long for the token, in seconds.
     """
 
     loads: list[LoadJob] = field(default_factory=list)
@@ -195,3 +202,4 @@ class Work:
     new_tokens: int = 0
     pairs: int = 0
     decodes: int = 0
+    first_tokens: list[tuple[float, float]] = field(default_factory=list)

@@ -127,6 +127,11 @@ class KvferryConnector(KVConnectorBase_V1):  # type: ignore[misc]
         assert self._scheduler is not None
         return ConnectorMetadata(self._scheduler.work(scheduler_output))
 
+    def update_connector_output(self, connector_output: Any) -> None:
+        """What the workers have reported of the last step."""
+        if self._scheduler is not None:
+            self._scheduler.loaded(connector_output.finished_recving or ())
+
     def request_finished(
         self, request: Any, block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
@@ -203,12 +208,12 @@ class KvferryConnector(KVConnectorBase_V1):  # type: ignore[misc]
         """What was done since the last step."""
         if self._worker is None:
             return None
-        fresh = self._worker.counts.take()
-        if not fresh:
+        fresh, news = self._worker.counts.take(), self._worker.news()
+        if not fresh and not news:
             return None
-        from kvferry.integrations.vllm.stats import KvferryStats
+        from kvferry.integrations.vllm.stats import NEWS, KvferryStats
 
-        return KvferryStats(data=fresh)
+        return KvferryStats(data={**fresh, NEWS: news} if news else fresh)
 
     # --- Both ---
 
@@ -240,7 +245,7 @@ class KvferryConnector(KVConnectorBase_V1):  # type: ignore[misc]
         """For vLLM's log."""
         from kvferry.integrations.vllm.stats import KvferryStats
 
-        return KvferryStats(data=data or {})
+        return KvferryStats(data=data or {}).shown()
 
     @classmethod
     def build_prom_metrics(

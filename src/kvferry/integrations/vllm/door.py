@@ -12,6 +12,7 @@ from typing import Any
 
 from kvferry.engine import Engine
 from kvferry.engine.prefill import Coefficients
+from kvferry.engine.status_socket import open_status_socket
 from kvferry.integrations.vllm.affinity import all_processors, thread_start
 from kvferry.integrations.vllm.blocks import BlockCopier
 from kvferry.integrations.vllm.explain import teller
@@ -24,6 +25,7 @@ from kvferry.integrations.vllm.settings import ConnectorSettings
 from kvferry.integrations.vllm.shard import Shard, identity_of, shard_layout
 from kvferry.integrations.vllm.speed import device_name, device_ops_s, guess
 from kvferry.integrations.vllm.steps import step_clock
+from kvferry.integrations.vllm.versions import vllm_version
 from kvferry.integrations.vllm.worker import WorkerHalf
 
 __all__ = [
@@ -141,10 +143,14 @@ def open_worker(
         thread_start=thread_start(),
         memory=[engine.memory.whole],
         steps=step_clock(device),
+        rank=rank,
     )
     finder = BackendFinder([engine])
     name = address(str(vllm_config.kv_transfer_config.engine_id), rank)
     with all_processors():
+        worker.status_socket = open_status_socket(
+            engine, f"vLLM {vllm_version() or ''}, rank {rank}"
+        )
         return RankAnswers(name, finder, teller(engine), worker.let_go), worker
 
 

@@ -17,6 +17,7 @@ from kvferry.engine.prompt import Prompt
 from kvferry.errors import KVFerryError
 from kvferry.generation import shared_of
 from kvferry.integrations.vllm.backend import Backend
+from kvferry.integrations.vllm.held_meter import count_rest
 
 __all__ = ["BackendFinder"]
 
@@ -73,6 +74,7 @@ class BackendFinder:
             except KVFerryError:  # it is being closed
                 return 0
             tokens = found.tokens if found.worth_tokens is None else found.worth_tokens
+            count_rest(backend.metrics, prompt, tokens // prompt.chunk_size, found.reason)
             fewest = min(fewest, tokens // prompt.chunk_size)
             if not fewest:
                 break

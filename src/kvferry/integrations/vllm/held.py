@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -34,10 +34,11 @@ from kvferry.engine.prefill import Coefficients, PrefillModel
 from kvferry.engine.prompt import Prompt, Tokens
 from kvferry.engine.store_tiers import MEMORY
 from kvferry.errors import KVFerryError
-from kvferry.generation import shared_of
+from kvferry.integrations.vllm.held_meter import HeldMeter
 from kvferry.keys import DIGEST_BYTES
+from kvferry.metrics import EngineMetrics
 
-__all__ = ["HeldCache", "HeldFinder"]
+__all__ = ["HeldCache"]
 
 HOLD_S = 10.0
 # For pages that are in memory already: the time of one message, and not of stores.
@@ -83,6 +84,8 @@ class _Server(Protocol):
 
     def expect_prefill(self, coefficients: Coefficients, step_tokens: int = 0) -> None: ...
 
+    def counted(self, sums: Mapping[str, Any], histograms: Mapping[str, Any]) -> None: ...
+
 
 class _Hold:
     """Leased pages of the leading chunks of a prompt."""
@@ -106,6 +109,7 @@ class HeldCache:
         hold_s: How long they are held.
         clock: For tests; as ``time.monotonic``.
         thread_start: What a thread of this does first.
+        chunk_bytes: Length of a chunk, to be counted.
     """
 
     def __init__(
@@ -117,8 +121,10 @@ class HeldCache:
         hold_s: float = HOLD_S,
         clock: Callable[[], float] = time.monotonic,
         thread_start: Callable[[], object] | None = None,
+        chunk_bytes: int = 0,
     ) -> None:
         self._client = client
+        self._meter = HeldMeter(chunk_bytes)
         self._lookup_timeout_s = lookup_timeout_s
         self._load_timeout_s = load_timeout_s
         self._hold_s = hold_s
@@ -161,17 +167,21 @@ class HeldCache:
 
     def _bring(self, prompt: Prompt) -> int:
         size = prompt.chunk_size
+        began = time.monotonic()
         found = self._client.lookup(prompt, limit_s=self._limit_s(prompt))
+        self._meter.looked_up(prompt, found, time.monotonic() - began)
         chunks = found.tokens // size
-        if not chunks:
-            return 0
+        if chunks * size <= prompt.computed_tokens:
+            return chunks  # the engine has as much itself, and loads nothing
         here = found.tiers.get(MEMORY, 0) // size
         wanted = prompt if found.arriving_tokens else replace(prompt, hashes=prompt.first(chunks))
         limit_s = self._load_timeout_s if chunks > here else _HERE_S
         first, wanted = wanted.behind_computed()
         if not wanted.chunks:
             return first
+        began = time.monotonic()
         hit = self._client.retrieve(wanted, timeout_s=limit_s)
+        self._meter.retrieved(wanted, hit, time.monotonic() - began)
         count = len(hit.pages)
         # An engine may not hold all of the pool, and many requests may wait. What is in memory
         # without being held is still likely to be there in a moment.
@@ -247,7 +257,10 @@ class HeldCache:
         self, tokens: Tokens, chunks: Sequence[BufferLike], *, first_chunk: int = 0
     ) -> Stored:
         """See `kvferry.server.Client.store`."""
-        return self._client.store(tokens, chunks, first_chunk=first_chunk)
+        began = time.monotonic()
+        stored = self._client.store(tokens, chunks, first_chunk=first_chunk)
+        self._meter.stored(stored, time.monotonic() - began)
+        return stored
 
     def expect_prefill(self, coefficients: Coefficients, step_tokens: int) -> None:
         """What computing is thought to take until steps say otherwise."""
@@ -261,12 +274,21 @@ class HeldCache:
         if now < self._tell_at or not self.available:
             return
         self._tell_at = now + _TELL_EVERY_S
+        if news := self._meter.news():
+            with suppress(RuntimeError):  # it is being closed
+                told = (news.get("counters", {}), news.get("histograms", {}))
+                self._teller.submit(self._client.counted, *told)
         pairs_of = zip(known, self._told, strict=True) if self._told else ()
         if self._told and all(abs(new - old) <= _NEWS * old for new, old in pairs_of):
             return
         self._told = known
         with suppress(RuntimeError):  # it is being closed
             self._teller.submit(self._client.expect_prefill, known, self.prefill.step_tokens)
+
+    @property
+    def metrics(self) -> EngineMetrics:
+        """What the engine sees of the server."""
+        return self._meter.metrics
 
     @property
     def generation(self) -> bytes:
@@ -352,35 +374,3 @@ def _place(some: bytes, hashes: bytes) -> int | None:
     while at > 0 and at % DIGEST_BYTES:  # across two hashes
         at = hashes.find(some, at + 1)
     return at // DIGEST_BYTES if at >= 0 else None
-
-
-class HeldFinder:
-    """A `Finder` for one rank: what it finds is held.
-
-    Args:
-        cache: Closed by its owner.
-    """
-
-    def __init__(self, cache: HeldCache) -> None:
-        self._cache = cache
-
-    def find(self, prompt: Prompt) -> int:
-        """See `HeldCache.find`."""
-        return self._cache.find(prompt)
-
-    def now(self, prompt: Prompt) -> int | None:
-        """Nothing, while there is no server."""
-        return None if self._cache.available else 0
-
-    @property
-    def shared(self) -> bytes:
-        """See `Finder`."""
-        return shared_of(self._cache.generation)
-
-    def renewed(self, ended: bytes, own: bytes) -> None:
-        """See `Finder`; called in a thread that may wait."""
-        with suppress(KVFerryError):  # it is being closed
-            self._cache.renewed(ended, own)
-
-    def close(self) -> None:
-        """The cache is closed by its owner."""

@@ -34,7 +34,9 @@ from kvferry.integrations.vllm.door import (
     save_bytes,
     this_shard,
 )
-from kvferry.integrations.vllm.held import HeldCache, HeldFinder
+from kvferry.integrations.vllm.held import HeldCache
+from kvferry.integrations.vllm.held_finder import HeldFinder
+from kvferry.integrations.vllm.held_meter import SHOWN
 from kvferry.integrations.vllm.identity import model_identity
 from kvferry.integrations.vllm.mp_settings import MpSettings, read_mp_settings
 from kvferry.integrations.vllm.ranks import RankAnswers, RankFinder, address
@@ -145,6 +147,7 @@ class KvferryMPConnector(KvferryConnector):
             lookup_timeout_s=config.lookup_timeout_s,
             load_timeout_s=config.retrieve_timeout_s,
             thread_start=thread_start(),
+            chunk_bytes=layout.chunk_bytes,
         )
         # The server's memory is not pinned: that would back the pages that it holds back.
         device = next(iter(kv_caches.values())).device
@@ -160,6 +163,8 @@ class KvferryMPConnector(KvferryConnector):
             or save_bytes(vllm_config, layout.token_bytes),
             thread_start=thread_start(),
             steps=step_clock(device),
+            rank=rank,
+            shown=SHOWN,
         )
         name = address(str(vllm_config.kv_transfer_config.engine_id), rank)
         with all_processors():

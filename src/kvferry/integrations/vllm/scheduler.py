@@ -20,7 +20,7 @@ Requests and scheduler outputs are vLLM's, of any tested version; only what both
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -31,6 +31,7 @@ from kvferry.generation import FIRST, drawn, joined, named
 from kvferry.integrations.vllm.backend import Finder, LoadJob, SaveJob, Work
 from kvferry.integrations.vllm.hashing import RequestHashes, request_hashes
 from kvferry.integrations.vllm.questions import Question, Questions
+from kvferry.integrations.vllm.waits import Wait
 from kvferry.keys import DIGEST_BYTES
 
 __all__ = ["SchedulerHalf"]
@@ -47,6 +48,7 @@ class _Request:
 
     request: Any
     hashes: RequestHashes | None
+    wait: Wait
     question: Question | None = None
     preemptions: int = 0
     local_tokens: int = 0  # of the prefix, as the engine's own cache has them
@@ -146,9 +148,11 @@ class SchedulerHalf:
             )
             question = known.question = self._questions.ask(prompt)
             self.counts["asked"] += 1
+            known.wait.begin()
         found = question.answer()
         if found is None:
             return None
+        known.wait.end()
         if not found and known.generation != self._generation:  # as the answer said
             return self.matched(request, computed_tokens)
         known.found = found if question.answered else None
@@ -217,10 +221,18 @@ class SchedulerHalf:
         self._work.given += wanted
         known.loaded_to = end
         known.begun = True
+        known.wait.begin()
         known.may_load = False  # until it is preempted: what fails once is computed
         known.question = None
         self.counts["loads"] += 1
         self.counts["found_tokens"] += external_tokens
+
+    def loaded(self, request_ids: Iterable[str]) -> None:
+        """The loads of these have ended."""
+        for request_id in request_ids:
+            known = self._requests.get(request_id)
+            if known is not None:
+                known.wait.end()
 
     def work(self, output: Any) -> Work:
         """What the workers have to do in the step of a ``SchedulerOutput``."""
@@ -258,6 +270,7 @@ class SchedulerHalf:
         self._work.pairs += (computed + count) ** 2 - computed**2
         if known is None:
             return
+        self._see_first_token(known)
         known.done = computed + count
         if anew:
             self._renew(known)
@@ -282,6 +295,11 @@ class SchedulerHalf:
             _correct_statistics(known.request, computed)
         known.loaded_to = 0
 
+    def _see_first_token(self, known: _Request) -> None:
+        over = known.wait.over()
+        if over is not None:
+            self._work.first_tokens.append(over)
+
     def _save(self, known: _Request, computed: int) -> None:
         request = known.request
         count = min(computed, request.num_tokens)
@@ -305,7 +323,10 @@ class SchedulerHalf:
         """A request has ended, in whatever way."""
         known = self._requests.pop(request_id, None)
         self._count_anew()
-        if known is not None and known.question is not None:
+        if known is None:
+            return
+        self._see_first_token(known)
+        if known.question is not None:
             known.question.forget()
 
     def clear(self) -> bool:
@@ -326,7 +347,7 @@ class SchedulerHalf:
         if known is None:
             generation = self._generation
             hashes = self._hasher(request, self._chunk_size, generation)
-            known = _Request(request, hashes, generation=generation)
+            known = _Request(request, hashes, Wait(request), generation=generation)
             known.preemptions = request.num_preemptions
             self._requests[request.request_id] = known
         return known

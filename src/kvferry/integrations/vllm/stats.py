@@ -2,7 +2,9 @@
 
 Each step, a worker hands over what it has done since the last one, as plain numbers; vLLM adds the
 workers up and carries the sum to the process with the metrics. There it becomes the series below,
-one of each for every engine, and a line in the log.
+one of each for every engine, and a line in the log. Under the name "news" comes what the cache has
+counted itself (`kvferry.metrics.news`): it becomes the series of `kvferry.metrics`, by the names
+that they have everywhere, with vLLM's labels.
 
 This module needs vLLM.
 """
@@ -12,13 +14,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from prometheus_client import Counter
+from prometheus_client import Counter, Gauge, Histogram
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorPromMetrics,
     KVConnectorStats,
 )
 
-__all__ = ["SERIES", "KvferryPromMetrics", "KvferryStats"]
+from kvferry.integrations.vllm.series import forget_series
+from kvferry.metrics.families import engine_families
+from kvferry.metrics.news import add_news, observations
+
+__all__ = ["NEWS", "SERIES", "KvferryPromMetrics", "KvferryStats"]
+
+NEWS = "news"
+# Gauges of several ranks are added up, but of one store they all say the same.
+_OF_RANKS = {
+    "kvferry_store_available": min,
+    "kvferry_store_used_bytes": max,
+    "kvferry_store_capacity_bytes": max,
+}
 
 # Name of the series: the sum that it shows, and what that is.
 SERIES: dict[str, tuple[str, str]] = {
@@ -55,8 +69,15 @@ class KvferryStats(KVConnectorStats):  # type: ignore[misc]
 
     def aggregate(self, other: Any) -> KvferryStats:
         for name, value in other.data.items():
-            self.data[name] = self.data.get(name, 0) + value
+            if name == NEWS:
+                add_news(self.data.setdefault(NEWS, {}), value)
+            else:
+                self.data[name] = self.data.get(name, 0) + value
         return self
+
+    def shown(self) -> KvferryStats:
+        """What the line in the log is made of."""
+        return KvferryStats({name: sum for name, sum in self.data.items() if name != NEWS})
 
     def reduce(self) -> dict[str, int | float]:
         shown: dict[str, int | float] = {}
@@ -79,7 +100,7 @@ class KvferryStats(KVConnectorStats):  # type: ignore[misc]
 
 
 class KvferryPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
-    """The series of `SERIES`, as counters."""
+    """The series of `SERIES`, as counters, and those of `kvferry.metrics`."""
 
     def __init__(
         self,
@@ -89,6 +110,7 @@ class KvferryPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
         per_engine_labelvalues: dict[int, list[object]],
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        self._engines = per_engine_labelvalues
         counter = metric_types[Counter]
         self._series: dict[str, dict[int, Any]] = {}
         for series, (name, text) in SERIES.items():
@@ -96,9 +118,48 @@ class KvferryPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
             self._series[name] = {
                 engine: metric.labels(*values) for engine, values in per_engine_labelvalues.items()
             }
+        forget_series()
+        self._families = {family.name: family for family in engine_families(()).values()}
+        self._metrics = {
+            name: _made(metric_types, family, labelnames) for name, family in self._families.items()
+        }
+        self._gauges: dict[tuple[int, str, str], dict[str, float]] = {}  # by who said it
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         for name, engines in self._series.items():
             value = transfer_stats_data.get(name, 0)
             if value > 0:
                 engines[engine_idx].inc(value)
+        news = transfer_stats_data.get(NEWS, {})
+        for name, values in news.get("counters", {}).items():
+            for label, value in values.items():
+                self._metric(name, label, engine_idx).inc(value)
+        for name, histograms in news.get("histograms", {}).items():
+            for label, (total, counts) in histograms.items():
+                metric = self._metric(name, label, engine_idx)
+                for value in observations(self._families[name].bounds, total, counts):
+                    metric.observe(value)
+        for who, families in news.get("gauges", {}).items():
+            for name, values in families.items():
+                for label, value in values.items():
+                    said = self._gauges.setdefault((engine_idx, name, label), {})
+                    said[who] = value
+                    shown = _OF_RANKS.get(name, sum)(said.values())
+                    self._metric(name, label, engine_idx).set(shown)
+
+    def _metric(self, name: str, label: str, engine: int) -> Any:
+        own = [label] if self._families[name].label else []
+        return self._metrics[name].labels(*self._engines[engine], *own)
+
+
+def _made(metric_types: Any, family: Any, labelnames: list[str]) -> Any:
+    kind = {"counter": Counter, "gauge": Gauge, "histogram": Histogram}[family.kind]
+    more: dict[str, Any] = {}
+    if family.kind == "gauge":
+        more["multiprocess_mode"] = "mostrecent"
+    elif family.kind == "histogram":
+        more["buckets"] = family.bounds
+    own = [family.label] if family.label else []
+    return metric_types[kind](
+        name=family.name, documentation=family.help, labelnames=[*labelnames, *own], **more
+    )

@@ -29,14 +29,17 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from kvferry.connectors.base import Space
+from kvferry.engine.told import Told
 from kvferry.errors import UsageError
 from kvferry.integrations.vllm.offload.core import TierCore, TierLimits
+from kvferry.integrations.vllm.offload.families import STORE_AVAILABLE
 from kvferry.integrations.vllm.offload.options import read_options
 from kvferry.integrations.vllm.offload.patience import Patience
 from kvferry.integrations.vllm.offload.series import AVAILABLE, SERIES, Observed
 from kvferry.integrations.vllm.offload.steps import TierSteps
 from kvferry.integrations.vllm.offload.threads import in_the_background
 from kvferry.integrations.vllm.offload.transfers import Finished
+from kvferry.integrations.vllm.series import forget_series
 from kvferry.integrations.vllm.speed import device_ops_s, guess, guess_of
 from kvferry.integrations.vllm.tier_identity import (
     chunk_tokens,
@@ -121,7 +124,9 @@ class KvferryTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
             patience=_patience(offloading_spec),
         )
         self._steps = TierSteps(self.core.patience.prefill)
-        self._observed = Observed()
+        self._observed = Observed(self.address, settings.store, self.core.patience.chunk_tokens)
+        self._store = settings.store
+        self._lines = Told(_log)
         self._stats_at = 0.0
         self._events: list[Any] | None = _events(offloading_spec) if settings.kv_events else None
         if settings.locality and hasattr(offload, "Locality"):
@@ -210,7 +215,8 @@ class KvferryTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
 
     @classmethod
     def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, Any]:
-        """The series of `get_stats`."""
+        """The series of `get_stats`, which vLLM makes now."""
+        forget_series()
         return {name: _definition(series) for name, series in SERIES.items()}
 
     def get_stats(self) -> Any:
@@ -222,13 +228,13 @@ class KvferryTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
         from vllm.distributed.kv_transfer.kv_connector.v1.offloading import metrics
 
         stats = metrics.OffloadingConnectorStats()
-        for name, outcome, value in self._observed.news(self.core.counts):
-            labels = (self.address, outcome) if outcome else (self.address,)
+        for name, labels, value in self._observed.news(self.core.counts):
             if SERIES[name].kind == "histogram":
                 stats.observe_histogram(name, value, labels)
             else:
                 stats.increase_counter(name, value, labels)
         stats.set_gauge(AVAILABLE, int(self.core.available), (self.address,))
+        stats.set_gauge(STORE_AVAILABLE, int(self.core.available), (self._store,))
         return stats
 
     # --- Inside ---
@@ -244,6 +250,7 @@ class KvferryTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
             self._steps.stored(request.req_id, start, max(ends))
 
     def _result(self, job: Finished) -> Any:
+        self._tell(job)
         if job.took_s:
             self._observed.seconds["load" if job.is_load else "store"].append(job.took_s)
         if self._events is not None and not job.is_load and job.done:
@@ -255,6 +262,16 @@ class KvferryTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
         }
         known = {name: value for name, value in told.items() if name in _RESULT_FIELDS}
         return JobResult(job_id=job.job, success=job.success, **known)
+
+    def _tell(self, job: Finished) -> None:
+        size = self.core.patience.chunk_tokens
+        tokens, came = len(job.keys) * size, {self._store: len(job.done) * size}
+        if job.is_load and size:
+            reason = "" if job.success else "not in time, gone or damaged"
+            self._lines.retrieved(tokens, came, job.size_bytes, job.took_s, reason)
+        elif job.done and size:
+            done = len(job.done) * size
+            self._lines.stored(tokens, done, came, job.size_bytes, job.took_s)
 
     def _stored(self, keys: Iterable[bytes]) -> Any:
         return offload.OffloadingEvent(

@@ -22,12 +22,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from kvferry.client.buffers import BufferLike
 from kvferry.engine.prompt import Prompt
+from kvferry.engine.status_socket import StatusSocket
 from kvferry.errors import KVFerryError
 from kvferry.integrations.vllm.backend import Backend, Copier, LoadJob, Work
 from kvferry.integrations.vllm.counts import Counts
@@ -35,6 +36,7 @@ from kvferry.integrations.vllm.gate import BlockGate
 from kvferry.integrations.vllm.saver import Saver
 from kvferry.integrations.vllm.steps import HostSteps, Steps
 from kvferry.keys import DIGEST_BYTES
+from kvferry.metrics.news import News
 
 __all__ = ["WorkerHalf"]
 
@@ -53,6 +55,8 @@ _CLOSE_S = 4.0
 _LET_GO_S = 10.0
 # What a step without computing waits for loads: else the engine turns in a circle at full speed.
 _IDLE_S = 0.0005
+# How often what the cache has counted is handed over: looking through all of it takes 0.1 ms.
+_NEWS_EVERY_S = 0.1
 
 
 class WorkerHalf:
@@ -69,6 +73,8 @@ class WorkerHalf:
         thread_start: What every thread of this does first.
         memory: Where chunks of the cache lie, to be pinned for a device.
         steps: Tells what steps take; default: on a CPU.
+        rank: Of the engine's.
+        shown: The families of metrics that `news` tells; default: all.
     """
 
     def __init__(
@@ -84,8 +90,13 @@ class WorkerHalf:
         thread_start: Callable[[], object] | None = None,
         memory: Sequence[BufferLike] = (),
         steps: Steps | None = None,
+        rank: int = 0,
+        shown: Collection[str] | None = None,
     ) -> None:
         self.backend = backend
+        self._rank = rank
+        self._news = News(backend.metrics, str(rank), shown)
+        self._news_at = 0.0
         self.counts = Counts(_COUNTED)
         self._copier = copier
         self._gate = BlockGate()
@@ -113,6 +124,7 @@ class WorkerHalf:
         self._reports: list[tuple[LoadJob, list[int]]] = []  # and blocks that were not filled
         self._failed: set[int] = set()
         self._closing = False
+        self.status_socket: StatusSocket | None = None  # on the cache; closed with this
 
     # --- A step ---
 
@@ -121,6 +133,8 @@ class WorkerHalf:
         if work is self._work:
             return
         self._work = work
+        for waited_s, ttft_s in work.first_tokens if self._rank == 0 else ():
+            self.backend.metrics.first_token(waited_s, ttft_s)
         if work.computes:
             self._steps.begin()
         self._saver.protect(work.given)
@@ -225,7 +239,10 @@ class WorkerHalf:
                 ids = job.block_ids[: filled * self._chunk_blocks]
                 with self._gate.touching(epoch) as may:
                     if may:
+                        began = time.monotonic()
                         self._copier.scatter(pages, ids, after=fence)
+                        size_bytes, took_s = filled * self._chunk_bytes, time.monotonic() - began
+                        self.backend.metrics.copied("out", size_bytes, took_s)
                 if epoch != self._gate.epoch:  # the blocks are not what they were
                     filled, why = 0, ""
         finally:
@@ -249,6 +266,16 @@ class WorkerHalf:
             self._running.remove(job)
             self._reports.append((job, missing))
             self._ended.notify_all()
+
+    # --- What it tells ---
+
+    def news(self) -> dict[str, Any]:
+        """What the cache has counted since the last call; {} if that was just now."""
+        now = time.monotonic()
+        if now < self._news_at:
+            return {}
+        self._news_at = now + _NEWS_EVERY_S
+        return self._news.take()
 
     # --- The end ---
 
@@ -277,6 +304,8 @@ class WorkerHalf:
         if self._closing:
             return
         self._closing = True
+        if self.status_socket is not None:
+            self.status_socket.close()
         until = time.monotonic() + _CLOSE_S
         self._loaders.shutdown(wait=False, cancel_futures=True)
         lost = self._saver.close(until)

@@ -7,6 +7,7 @@ Threads: any.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -76,7 +77,12 @@ class Questions:
         if max(ends) > prompt.chunks * size or found.coming < 0:
             self._caller.nonsense()
             return nothing
-        return Lookup(tokens=sum(tiers.values()), tiers=tiers, arriving_tokens=found.coming * size)
+        return Lookup(
+            tokens=sum(tiers.values()),
+            tiers=tiers,
+            arriving_tokens=found.coming * size,
+            reason=found.reason,
+        )
 
     def prefetch(self, prompt: Prompt, timeout_s: float) -> int:
         """Bring a prompt into memory; how many tokens are there then."""
@@ -106,6 +112,10 @@ class Questions:
     def speed(self, coefficients: Coefficients, step_tokens: int) -> None:
         """How long the engine computes."""
         self._ask(Done, protocol.Speed, coefficients, step_tokens)
+
+    def counted(self, sums: Mapping[str, Any], histograms: Mapping[str, Any]) -> None:
+        """What was counted here."""
+        self._ask(Done, protocol.Counted, sums, histograms)
 
     def stats(self) -> dict[str, Any]:
         """What the server counts."""

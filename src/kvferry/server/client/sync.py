@@ -25,7 +25,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -239,8 +239,8 @@ class Client:
         stored = self._transfer.store(prompt, chunks, first_chunk)
         took_s, size = time.monotonic() - began, self.layout.chunk_size
         queued = {name: count * size for name, count in stored.queued.items()}
-        size_bytes = stored.chunks * self.layout.chunk_bytes
-        self._lines.stored(prompt.tokens, stored.chunks * size, queued, size_bytes, took_s)
+        given, done = prompt.tokens - first_chunk * size, stored.chunks
+        self._lines.stored(given, done * size, queued, done * self.layout.chunk_bytes, took_s)
         return stored
 
     # --- Keeping ---
@@ -320,6 +320,11 @@ class Client:
         """Tell how long the engine computes, as it was learnt; see `kvferry.engine.prefill`."""
         self._check_open()
         self._questions.speed(coefficients, step_tokens)
+
+    def counted(self, sums: Mapping[str, Any], histograms: Mapping[str, Any]) -> None:
+        """Have the server's metrics contain what only its engine can know; see `Counted`."""
+        self._check_open()
+        self._questions.counted(sums, histograms)
 
     def stats(self) -> dict[str, Any]:
         """What this client counted, and under "server" what its server did; {} without one.

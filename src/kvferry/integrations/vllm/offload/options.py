@@ -61,6 +61,7 @@ class TierOptions:
         identity: A text of the user that enters the identity.
         kv_events: Whether to tell vLLM of chunks that the store has acknowledged.
         locality: "LOCAL", "REMOTE" or None, as vLLM's filters of tiers and events have it.
+        store: The name of the store in metrics: its own, or its type.
     """
 
     open: Callable[[Space], Connector]
@@ -69,6 +70,7 @@ class TierOptions:
     identity: str = ""
     kv_events: bool = False
     locality: str | None = None
+    store: str = "redis"
 
 
 def read_options(options: Mapping[str, Any], view_bytes: int) -> TierOptions:
@@ -98,7 +100,7 @@ def read_options(options: Mapping[str, Any], view_bytes: int) -> TierOptions:
     events = given.get("enable_kv_events", False)
     if not isinstance(events, bool):
         raise ConfigError("enable_kv_events is no switch; use true or false")
-    open_store, address = _store(given)
+    open_store, address, store = _store(given)
     return TierOptions(
         open=open_store,
         address=address,
@@ -106,10 +108,11 @@ def read_options(options: Mapping[str, Any], view_bytes: int) -> TierOptions:
         identity=_text(given, "identity") or "",
         kv_events=events,
         locality=locality,
+        store=store,
     )
 
 
-def _store(given: Mapping[str, Any]) -> tuple[Callable[[Space], Connector], str]:
+def _store(given: Mapping[str, Any]) -> tuple[Callable[[Space], Connector], str, str]:
     url = _text(given, "url")
     client = {name: given[name] for name in _CLIENT if name in given}
     if "store" in given:
@@ -138,16 +141,16 @@ def _store(given: Mapping[str, Any]) -> tuple[Callable[[Space], Connector], str]
     def open_redis(space: Space) -> Connector:
         return RedisConnector(space, config)
 
-    return open_redis, config.address
+    return open_redis, config.address, "redis"
 
 
-def _of_spec(store: StoreConfig) -> tuple[Callable[[Space], Connector], str]:
+def _of_spec(store: StoreConfig) -> tuple[Callable[[Space], Connector], str, str]:
     spec = store.connector_spec()
 
     def open_spec(space: Space) -> Connector:
         return load_connector(spec, space)
 
-    return open_spec, store.address
+    return open_spec, store.address, store.name or store.type
 
 
 def _client_config(

@@ -9,8 +9,8 @@
     vllm:kvferry_tier_load_seconds, _store_seconds   of one job
     vllm:kvferry_tier_available                      1 while the store is asked
 
-They begin with "vllm:" because vLLM shows no others. Each has the label ``store``: its address,
-without secrets.
+Each has the label ``store``: its address, without secrets. Beside them are the series that all our
+caches have (`families`), with the store's name in their labels.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+
+from kvferry.integrations.vllm.offload.families import FAMILIES, increases
 
 __all__ = ["AVAILABLE", "SERIES", "Observed", "Series"]
 
@@ -48,6 +50,10 @@ SERIES: Mapping[str, Series] = {
     f"{_PREFIX}load_seconds": Series("histogram", "Time of one load.", buckets=_SECONDS),
     f"{_PREFIX}store_seconds": Series("histogram", "Time of one store.", buckets=_SECONDS),
     AVAILABLE: Series("gauge", "1 while the store is asked, 0 while it is not."),
+    **{
+        name: Series(one.kind, one.help, (one.label,) if one.label else (), one.bounds)
+        for name, one in FAMILIES.items()
+    },
 }
 
 
@@ -56,25 +62,35 @@ class Observed:
     """What is new since the last look at some counters.
 
     Attributes:
+        address: Of the store.
+        store: Its name.
+        chunk_tokens: Tokens of a chunk; 0: nobody knows.
         seconds: Times of jobs that finished, by "load" and "store"; emptied by `news`.
     """
 
+    address: str
+    store: str
+    chunk_tokens: int = 0
     seconds: dict[str, list[float]] = field(default_factory=lambda: {"load": [], "store": []})
     _before: Counter[str] = field(default_factory=Counter)
 
-    def news(self, counts: Counter[str]) -> Iterator[tuple[str, str, float]]:
-        """Yield name, outcome ("" without that label) and increase of each counter that grew, and
-        each time that was observed."""
+    def news(self, counts: Counter[str]) -> Iterator[tuple[str, tuple[str, ...], float]]:
+        """Yield name, labels and increase of each counter that grew, and each time that was
+        observed."""
         if counts != self._before:
             for name, value in counts.items():
                 if grown := value - self._before[name]:
                     series, outcome = _series_of(name)
                     if series in SERIES:
-                        yield series, outcome, grown
+                        labels = (self.address, outcome) if outcome else (self.address,)
+                        yield series, labels, grown
+                    for ours, label, by in increases(name, grown, self.store, self.chunk_tokens):
+                        yield ours, (label,) if label else (), by
             self._before = counts.copy()
         for kind, times in self.seconds.items():
             for took_s in times:
-                yield f"{_PREFIX}{kind}_seconds", "", took_s
+                yield f"{_PREFIX}{kind}_seconds", (self.address,), took_s
+                yield f"kvferry_{kind}_seconds", (self.store,), took_s
             times.clear()
 
 

@@ -1,0 +1,116 @@
+"""What was counted since the last look: told once, added up, and shown by histograms of others."""
+
+from __future__ import annotations
+
+import math
+from random import Random
+from typing import Any
+
+import pytest
+
+from kvferry.errors import UsageError
+from kvferry.metrics import EngineMetrics
+from kvferry.metrics.news import News, add_news, observations
+from kvferry.metrics.series import RATIO_BOUNDS, SECONDS_BOUNDS, SHARE_BOUNDS, HistogramValue
+
+
+def test_only_what_is_new_is_told() -> None:
+    metrics = EngineMetrics(stores=["redis"])
+    news = News(metrics, "0")
+    first = news.take()
+    assert first["counters"]["kvferry_tokens_hit"] == {"l1": 0, "redis": 0}  # they exist
+    assert news.take() == {}
+    metrics.hit("redis", 512, 2048)
+    metrics.retrieved(0.2)
+    metrics.pool(3, 8)
+    told = news.take()
+    assert told["counters"] == {
+        "kvferry_tokens_hit": {"redis": 512},
+        "kvferry_bytes_hit": {"redis": 2048},
+    }
+    total, counts = told["histograms"]["kvferry_retrieve_seconds"][""]
+    assert (total, sum(counts)) == (0.2, 1)
+    assert told["gauges"]["0"]["kvferry_pool_pages"] == {"": 8}
+    assert news.take() == {}
+
+
+def test_some_families_alone_are_told() -> None:
+    metrics = EngineMetrics()
+    news = News(metrics, only=("kvferry_ttft_share",))
+    metrics.requested(5)
+    metrics.first_token(1.0, 2.0)
+    told = news.take()
+    assert [*told] == ["histograms"]
+    assert [*told["histograms"]] == ["kvferry_ttft_share"]
+
+
+def test_news_of_several_are_added_up_and_their_gauges_stay_apart() -> None:
+    total: dict[str, Any] = {}
+    for rank in (0, 1):
+        metrics = EngineMetrics()
+        metrics.hit("l1", 10 * (rank + 1), 1)
+        metrics.retrieved(0.5)
+        metrics.pool(rank, 8)
+        add_news(total, News(metrics, str(rank)).take())
+    assert total["counters"]["kvferry_tokens_hit"] == {"l1": 30}
+    took_s, counts = total["histograms"]["kvferry_retrieve_seconds"][""]
+    assert (took_s, sum(counts)) == (1.0, 2)
+    used = {who: said["kvferry_pool_pages_used"][""] for who, said in total["gauges"].items()}
+    assert used == {"0": 0, "1": 1}
+
+
+@pytest.mark.parametrize("bounds", [SECONDS_BOUNDS, RATIO_BOUNDS, SHARE_BOUNDS])
+def test_observations_have_the_counts_and_the_sum_of_a_histogram(bounds: tuple[float, ...]) -> None:
+    random = Random(str(bounds))
+    for _ in range(300):
+        scale = random.choice((bounds[0], bounds[len(bounds) // 2], 3 * bounds[-1]))
+        seen, again = HistogramValue(bounds), HistogramValue(bounds)
+        for _ in range(random.randint(1, 20)):
+            seen.observe(random.choice((random.random() * scale, random.choice(bounds))))
+        for value in observations(bounds, seen.sum, seen.counts):
+            again.observe(value)
+        assert again.counts == seen.counts
+        assert math.isclose(again.sum, seen.sum, rel_tol=1e-6)
+
+
+def test_a_server_counts_what_its_engines_tell() -> None:
+    engine, server = EngineMetrics(), EngineMetrics(stores=["redis"])
+    engine.requested(512)
+    engine.missed("never_stored", 2)
+    engine.first_token(0.1, 0.4)
+    engine.copied("out", 100, 0.5)
+    names = ("requested", "missed_chunks", "ttft_share", "memory_seconds", "memory_bytes")
+    only = [f"kvferry_{'tokens_' if name == 'requested' else ''}{name}" for name in names]
+    told = News(engine, only=only).take()
+    server.add(told["counters"], told["histograms"])
+    server.add(told["counters"], told["histograms"])
+    taken = server.snapshot()
+    assert taken["kvferry_tokens_requested_total"] == 1024
+    assert taken["kvferry_missed_chunks_total"]["never_stored"] == 4
+    assert taken["kvferry_ttft_share"] == {"count": 2, "sum": 0.5}
+    assert taken["kvferry_memory_bytes_total"]["out"] == 200
+
+
+SHARE = [0] * (len(SHARE_BOUNDS) + 1)
+NONSENSE: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"kvferry_tokens_hit": {"l1": 1}}, {}),
+    ({"kvferry_ttft_share": {"": 1}}, {}),
+    ({"nonsense": {"": 1}}, {}),
+    ({"kvferry_missed_chunks": {"nonsense": 1}}, {}),
+    ({"kvferry_missed_chunks": {"evicted": -1}}, {}),
+    ({"kvferry_missed_chunks": {"evicted": float("nan")}}, {}),
+    ({}, {"kvferry_ttft_share": {"": (1.0, SHARE[1:])}}),
+    ({}, {"kvferry_ttft_share": {"": (1.0, [])}}),
+    ({}, {"kvferry_ttft_share": {"": (-1.0, SHARE)}}),
+    ({}, {"kvferry_ttft_share": {"": (1.0, [-1, *SHARE[1:]])}}),
+    ({}, {"kvferry_ttft_share": {"else": (1.0, SHARE)}}),
+]
+
+
+@pytest.mark.parametrize(("sums", "histograms"), NONSENSE)
+def test_a_server_takes_no_nonsense(sums: dict[str, Any], histograms: dict[str, Any]) -> None:
+    server = EngineMetrics()
+    before = server.snapshot()
+    with pytest.raises(UsageError):
+        server.add({"kvferry_tokens_requested": {"": 5}, **sums}, histograms)
+    assert server.snapshot() == before
