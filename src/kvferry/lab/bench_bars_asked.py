@@ -9,7 +9,7 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 from kvferry.engine import Engine, Retrieved
 from kvferry.engine.prompt import Prompt, read_prompt
@@ -17,7 +17,7 @@ from kvferry.errors import CorruptError
 from kvferry.identity import Identity
 from kvferry.kv_layout import KVLayout
 from kvferry.lab.bench_bars import Bar, Lab, Target
-from kvferry.lab.cache_server import cache_server, cpu_s_of
+from kvferry.lab.cache_server import CacheServer, cache_server, cpu_s_of
 from kvferry.lab.trickle import Trickle
 from kvferry.server import Client
 
@@ -38,6 +38,7 @@ _CALLS = 89
 _LARGE = KVLayout(layers=8, kv_heads=8, head_dim=128, dtype="float16", chunk_size=16)
 _LONG_S = 120.0
 _SETTLE_S = 0.5
+_OPEN_S = 10.0
 
 
 def server_control(lab: Lab) -> Iterator[Bar]:
@@ -79,32 +80,27 @@ def server_shares(lab: Lab) -> Iterator[Bar]:
     """The same, and retrieves from memory, while another engine waits for a store that trickles."""
     p50s, p99s, lost, waited = [], [], 0, []
     count = lab.count(1000)
-    with ExitStack() as stack:
-        store = stack.enter_context(lab.server(needs_bytes=_CALLS * _LARGE.chunk_bytes))
-        trickle = stack.enter_context(Trickle(store.port))
-        adapter = {"type": "resp", "host": "127.0.0.1", "port": trickle.port}
-        # Without room for what another one brings, hits would be lost to eviction.
-        server = stack.enter_context(cache_server(0.2, "--l2-adapter", json.dumps(adapter)))
+    with lab.server(needs_bytes=_CALLS * _LARGE.chunk_bytes) as store:
         greedy = Identity(model=f"greedy {os.urandom(8).hex()}", layout=_LARGE)
         _fill(greedy, store.port)
-        client, prompt = stack.enter_context(_asking(server.url))
-        _lookups(client, prompt, count)
-        for _ in range(lab.rounds):
-            with _one_core(server.pid):
-                alone = sorted(_lookups(client, prompt, count))
-            with _waiting(greedy, server.url) as calls:
+        for _ in range(lab.rounds):  # nobody waits for a store that was given up before
+            with _attacked(store.port) as server, _asking(server.url) as (client, prompt):
+                _lookups(client, prompt, count)
                 with _one_core(server.pid):
-                    attacked = sorted(_lookups(client, prompt, count))
-                for _ in range(count):
-                    with client.retrieve(prompt) as hit:
-                        lost += hit.tokens != prompt.tokens
-                waited.append(sum(not call.done() for call in calls))
+                    alone = sorted(_lookups(client, prompt, count))
+                with _waiting(greedy, server.url) as calls:
+                    with _one_core(server.pid):
+                        attacked = sorted(_lookups(client, prompt, count))
+                    waited.append(sum(not call.done() for call in calls))
+                    for _ in range(count):
+                        with client.retrieve(prompt) as hit:
+                            lost += hit.tokens != prompt.tokens
             p50s.append(attacked[count // 2] / alone[count // 2])
             p99s.append(attacked[count * 99 // 100] / alone[count * 99 // 100])
     name = f"lookup of {_HASHES} hashes beside {_CALLS} calls that wait for a store"
     shown = (
         f"medians of {lab.rounds} rounds of {count:,}, in turns with as many without; of the calls "
-        f"{min(waited)} to {max(waited)} waited to the end"
+        f"{min(waited)} to {max(waited)} waited all the time"
     )
     reason = "" if min(waited) else "nobody waited"
     for which, target, ratios in (("p50", _P50_ATTACKED, p50s), ("p99", _P99_ATTACKED, p99s)):
@@ -117,6 +113,15 @@ def server_shares(lab: Lab) -> Iterator[Bar]:
         value=float(lost),
         detail=f"of {lab.rounds * count:,}",
     )
+
+
+@contextmanager
+def _attacked(store_port: int) -> Iterator[CacheServer]:
+    """A server whose store trickles; with room, or hits would be lost to eviction."""
+    with Trickle(store_port) as trickle:
+        adapter = {"type": "resp", "host": "127.0.0.1", "port": trickle.port}
+        with cache_server(0.2, "--l2-adapter", json.dumps(adapter)) as server:
+            yield server
 
 
 @contextmanager
@@ -180,6 +185,9 @@ def _waiting(identity: Identity, url: str) -> Iterator[Sequence[Future[Retrieved
         ThreadPoolExecutor(_CALLS) as threads,
         Client(identity, url, retrieve_timeout_s=_LONG_S) as client,
     ):
+        until = time.monotonic() + _OPEN_S
+        while not client.contains(_prompts()[0]) and time.monotonic() < until:
+            time.sleep(0.05)  # the server has still to connect to the store
         calls = [threads.submit(client.retrieve, tokens) for tokens in _prompts()]
         wait(calls, _SETTLE_S)
         yield calls
