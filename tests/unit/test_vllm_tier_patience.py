@@ -60,3 +60,21 @@ def test_limits_of_the_user_hold_and_without_knowledge_they_are_fixed() -> None:
     assert nothing.question_s(1, 0.0) == pytest.approx(0.04)
     assert nothing.stalled_s(1, 0.0) == pytest.approx(0.5)
     assert nothing.answered(4, 4, 9.0, 0.0)
+
+
+def test_a_store_that_moved_away_gets_longer_the_next_time() -> None:
+    made = knowing()
+    compute_s = PREFILL.predict_s(16 * CHUNK_TOKENS)
+    assert made.stalled_s(16, 0.0, begun=False) == pytest.approx(0.5 * compute_s)
+    assert made.stalled_s(16, 0.0) == pytest.approx(0.25 * compute_s)
+    made.nothing_came(3.0, 0.0)
+    assert made.stalled_s(16, 0.0) > 4 * 3.0
+
+
+def test_what_nobody_was_asked_says_nothing_about_how_far_a_store_is() -> None:
+    made = knowing()
+    made.answered(16, 16, 0.2, 0.0)
+    before = made.stalled_s(1, 0.0)
+    for _ in range(10):
+        assert made.answered(16, 16, 0.0, 0.0)
+    assert made.stalled_s(1, 0.0) == before
