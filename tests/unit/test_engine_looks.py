@@ -35,15 +35,25 @@ class Looks:
         return BatchResult(b"\0", [1], 0.0, None) if len(self.limits) == 3 else None
 
 
-@pytest.mark.parametrize(("waiting", "look_s"), [(1, 0.02), (4, 0.02), (8, 0.04), (1000, 0.05)])
+KNOWN, UNKNOWN = PrefillModel(1e6, 1e6, 0.0, fixed=True), PrefillModel()
+
+
+@pytest.mark.parametrize(
+    ("prefill", "waiting", "look_s"),
+    [
+        *((KNOWN, *each) for each in ((1, 0.02), (4, 0.02), (8, 0.04), (1000, 0.05))),
+        # Nothing is cut there: those who wait need no processor.
+        *((UNKNOWN, *each) for each in ((1, 0.05), (4, 0.05), (8, 0.1), (1000, 0.5))),
+    ],
+)
 def test_many_loads_are_looked_at_less_often(
-    waiting: int, look_s: float, monkeypatch: pytest.MonkeyPatch
+    prefill: PrefillModel, waiting: int, look_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loader, "_waiting", set(range(waiting)))
     memory = Memory.private(LAYOUT.chunk_bytes, MIB, "LRU", hugetlb=False, prefault=False)
     tokens = read_prompt(prompt(CHUNK), CHUNK, b"")
     now = time.monotonic()
-    budget = Budget(CHUNK, 0, PrefillModel(1e6, 1e6, 0.0, fixed=True), now, now + 1e6)
+    budget = Budget(CHUNK, 0, prefill, now, now + 1e6)
     with memory_store("looks") as connector:
         tier = Tier("looks", connector, LAYOUT.chunk_bytes)
         load: Any = Load(memory, tokens, budget, Leftovers(memory))

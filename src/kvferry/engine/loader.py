@@ -49,7 +49,7 @@ _WINDOW_BYTES_MIN = 8 << 20
 # How often a running load is looked at, as a part of the time of computing, the least and the most,
 # and where nobody knows it. A look costs half a millisecond of a core that the bytes need too.
 _LOOK_SHARE, _LOOK_S, _LOOK_MAX_S = 0.01, 0.005, 0.02
-_IDLE_LOOK_S = 0.05
+_IDLE_LOOK_S, _IDLE_LOOK_MAX_S = 0.05, 0.5
 # Where more loads than these wait at a time, each of them is looked at less often, so that all of
 # them together leave the processor to those who have work.
 _LOOKED_AT = 4
@@ -262,10 +262,10 @@ class Load:
         self._ask()
         now = time.monotonic()
         while part.ticket is not None:
-            look_s = _IDLE_LOOK_S
+            many = max(1.0, len(_waiting) / _LOOKED_AT)
+            look_s = min(_IDLE_LOOK_MAX_S, _IDLE_LOOK_S * many)
             if self._budget.prefill.known:
                 look_s = max(_LOOK_S, _LOOK_SHARE * self._budget.recompute_s)
-                many = max(1.0, len(_waiting) / _LOOKED_AT)
                 look_s = min(_IDLE_LOOK_S, min(_LOOK_MAX_S, look_s) * many)
             left_s = max(0.0, self._budget.deadline - now)
             result: BatchResult | None = yield Wait(part.ticket, min(look_s, left_s))
