@@ -30,12 +30,8 @@ PY_LAYERS = (
     ("_native",),
     ("_*",),  # private modules of the package's top, for whoever is above
     ("credentials",),
-    (
-        *("errors", "config", "keys", "generation", "kv_layout", "units", "logs", "metrics"),
-        "embedded",
-    ),
-    ("config_file", "identity"),
-    ("engine_config",),
+    ("config", "errors", "keys", "generation", "kv_layout", "units", "logs", "metrics", "embedded"),
+    ("identity",),
     ("pool", "client"),
     ("connectors",),
     ("engine",),

@@ -25,8 +25,8 @@ _HOME = {
     "ClientConfig": "kvferry.config",
     "Credentials": "kvferry.credentials",
     "Engine": "kvferry.engine",
-    "EngineConfig": "kvferry.engine_config",
-    "EvictionConfig": "kvferry.engine_config",
+    "EngineConfig": "kvferry.config",
+    "EvictionConfig": "kvferry.config",
     "Hashes": "kvferry.engine",
     "Identity": "kvferry.identity",
     "KVFerryError": "kvferry.errors",
@@ -34,9 +34,9 @@ _HOME = {
     "PagePool": "kvferry.pool",
     "RedisClient": "kvferry.client.sync",
     "Status": "kvferry.client.batch",
-    "StoreConfig": "kvferry.engine_config",
+    "StoreConfig": "kvferry.config",
     "embedded_store": "kvferry.embedded",
-    "load_client_config": "kvferry.config_file",
+    "load_client_config": "kvferry.config",
 }
 
 if TYPE_CHECKING:
@@ -44,12 +44,16 @@ if TYPE_CHECKING:
     from kvferry.client.batch import BatchResult, Status
     from kvferry.client.namespace import AsyncCacheNamespace, CacheNamespace
     from kvferry.client.sync import RedisClient
-    from kvferry.config import ClientConfig
-    from kvferry.config_file import load_client_config
+    from kvferry.config import (
+        ClientConfig,
+        EngineConfig,
+        EvictionConfig,
+        StoreConfig,
+        load_client_config,
+    )
     from kvferry.credentials import Credentials
     from kvferry.embedded import embedded_store
     from kvferry.engine import Engine, Hashes
-    from kvferry.engine_config import EngineConfig, EvictionConfig, StoreConfig
     from kvferry.errors import KVFerryError
     from kvferry.identity import Identity
     from kvferry.kv_layout import KVLayout

@@ -18,11 +18,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from kvferry._config_checks import CREDENTIAL_BYTES_MAX
 from kvferry._shown import shown
 from kvferry.errors import ConfigError, UnavailableError
 
-__all__ = ["Credentials", "CredentialsProvider", "provided"]
+__all__ = ["CREDENTIAL_BYTES_MAX", "Credentials", "CredentialsProvider", "provided"]
+
+# What servers take before they know the client; as in native/redis/credentials.hpp.
+CREDENTIAL_BYTES_MAX = 16_384
 
 
 class _TooLong(ConfigError):

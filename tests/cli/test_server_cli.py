@@ -17,11 +17,11 @@ from typing import Any, Self
 import click
 import pytest
 import zmq
+from kvferry.server.settings import SETTINGS
 
 from kvferry.cli.main import main
 from kvferry.cli.server import server as command
 from kvferry.server import Client
-from kvferry.server.settings import SETTINGS
 from support import clock
 from support.engines import CHUNK, IDENTITY, expected, prompt
 from support.secrets import secret
@@ -365,7 +365,7 @@ def test_the_usual_port_of_http_may_be_taken(name: str) -> None:
 
 HANGING = """
 import sys, threading, time
-from kvferry.server.config import ServerConfig
+from kvferry.config.server import ServerConfig
 from kvferry.server.run import run_server
 
 class Hanging:

@@ -17,12 +17,12 @@ from rich.console import Console
 
 from kvferry import Engine
 from kvferry.cli.main import main
+from kvferry.config.server import ServerConfig
 from kvferry.engine.status_socket import open_status_socket
 from kvferry.errors import UsageError
 from kvferry.lab.watch import Watch, counters
 from kvferry.lab.watch_here import WatchHere
 from kvferry.lab.watch_page import page
-from kvferry.server.config import ServerConfig
 from kvferry.server.http.side import HttpSide
 from support.engines import CHUNK, check, expected, memory_store, open_engine, prompt
 from support.views import FakeView

@@ -17,8 +17,7 @@ import pytest
 import yaml
 
 from kvferry.cli.main import main
-from kvferry.config import ClientConfig
-from kvferry.config_file import load_client_config
+from kvferry.config import ClientConfig, load_client_config
 from support.proxy import FaultProxy
 from support.servers import TestServer
 

@@ -18,11 +18,11 @@ from pathlib import Path
 import pytest
 import zmq
 
-from kvferry.engine_config import EngineConfig
+from kvferry.config import EngineConfig
+from kvferry.config.server import ServerConfig
 from kvferry.errors import StoreError
 from kvferry.server import Client, listener
 from kvferry.server import protocol as p
-from kvferry.server.config import ServerConfig
 from kvferry.server.curve import apply_client, new_keys
 from kvferry.server.listener import Listener
 from kvferry.server.server import Server

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
@@ -34,7 +33,7 @@ def test_a_probe_of_a_tls_server(tls_server: TestServer) -> None:
         probe.set("key", value)
         assert probe.get("key") == value
         assert tls_server.cli("GET", "key") == value
-    distrustful = replace(config, tls_ca_file=None)
+    distrustful = config.replace(tls_ca_file=None)
     with pytest.raises(UnavailableError, match="certificate is refused"):
         ServerProbe(distrustful)
 
@@ -56,10 +55,10 @@ def test_a_probe_of_a_cluster(cluster: Cluster) -> None:
         assert busy > 0
         probe.delete(KEYS)
     assert sum(node.cli("DBSIZE") for node in cluster.nodes) == 0
-    absent = replace(config, host="127.0.0.1", port=1, nodes=config.nodes[1:])
+    absent = config.replace(host="127.0.0.1", port=1, nodes=config.nodes[1:])
     assert shards_of(absent) == 3, "the next seed is asked"
     with pytest.raises(UnavailableError, match="cannot connect to cluster"):
-        open_probe(replace(absent, nodes=()))
+        open_probe(absent.replace(nodes=()))
 
 
 def test_the_server_that_sentinels_name(sentinels: SentinelGroup) -> None:
@@ -69,7 +68,7 @@ def test_the_server_that_sentinels_name(sentinels: SentinelGroup) -> None:
     with open_probe(config) as probe:
         assert probe.info("replication")["role"] == "master"
     with pytest.raises(UnavailableError, match="knows that master"):
-        server_of(replace(config, sentinel_master="nobody"))
+        server_of(config.replace(sentinel_master="nobody"))
 
 
 def test_a_server_of_the_lab_comes_back_on_its_port() -> None:
@@ -139,7 +138,7 @@ def test_a_certificate_of_the_lab_is_trusted_for_this_host(
         with LabServer(binary) as plain:
             port = plain.port
         with LabServer(binary, [*settings, f"tls-port {port}"]) as server:
-            config = replace(server.config, port=port, tls=True, tls_ca_file=made.cert_file)
+            config = server.config.replace(port=port, tls=True, tls_ca_file=made.cert_file)
             with ServerProbe(config) as probe:
                 assert probe.command("PING") == b"PONG"
     assert not os.path.exists(made.key_file)

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from kvferry import Status
+from kvferry.config import EngineConfig
+from kvferry.config.stores import StoreConfig
 from kvferry.connectors import Connector, load_connector
 from kvferry.connectors.native_plugin import NativePluginConnector
-from kvferry.engine_config import EngineConfig
-from kvferry.engine_config.stores import StoreConfig
 from kvferry.errors import ConfigError
 from kvferry.server import Client
 from support.cache_server import running

@@ -8,7 +8,6 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,8 @@ import numpy as np
 import pytest
 
 from kvferry import Engine, Identity
+from kvferry.config.server import ServerConfig
 from kvferry.errors import UnavailableError
-from kvferry.server.config import ServerConfig
 from kvferry.server.http.bodies import BODY_BYTES_MAX
 from kvferry.server.http.side import HttpSide
 from support import clock
@@ -463,7 +462,7 @@ def test_an_engine_that_was_closed_is_no_bug(url: str, engine: Engine) -> None:
 def test_a_port_that_is_taken(engine: Engine) -> None:
     with served(FakeView(config(), engine)) as url:
         port = int(url.rsplit(":", 1)[1])
-        taken = HttpSide(FakeView(replace(config(), http=("127.0.0.1", port)), engine))
+        taken = HttpSide(FakeView(config().replace(http=("127.0.0.1", port)), engine))
         with pytest.raises(UnavailableError, match=f"port {port}.*--http-port"):
             taken.start()
         taken.stop()

@@ -47,7 +47,7 @@ def distant(valkey: TestServer) -> Iterator[ClientConfig]:
         pytest.skip(str(error))
     config = ClientConfig.from_url(valkey.url)
     with DelayProcess(config, rtt_ms=5.0) as proxy:
-        yield replace(config, port=proxy.port)
+        yield config.replace(port=proxy.port)
 
 
 def keys(server: TestServer) -> list[bytes]:
@@ -99,7 +99,7 @@ def test_the_judge_knows_a_coin() -> None:
 def test_what_is_chosen_reaches_the_best_of_a_full_sweep(
     distant: ClientConfig, valkey: TestServer
 ) -> None:
-    start = replace(distant, connections=1, workers=1, window_bytes=MIB // 4)
+    start = distant.replace(connections=1, workers=1, window_bytes=MIB // 4)
     said: list[str] = []
     result = Tune(config=start, grid=GRID, size_bytes=SIZE_BYTES, budget_s=10).run(said.append)
     assert result.before == replace(WORST, chunk_bytes=MIB)
@@ -189,7 +189,7 @@ def test_a_server_that_evicts_our_values_ends_it(start: Callable[..., TestServer
 def test_settings_that_the_server_refuses_are_left_out(start: Callable[..., TestServer]) -> None:
     server = start("valkey", "--maxclients", "20")
     grid = Grid(connections=(1, 24), workers=(1,), window_bytes=(None,), chunk_bytes=(MIB // 4,))
-    config = replace(ClientConfig.from_url(server.url), connections=1, connect_timeout_s=2.0)
+    config = ClientConfig.from_url(server.url).replace(connections=1, connect_timeout_s=2.0)
     result = Tune(config=config, grid=grid, size_bytes=MIB, budget_s=1).run(print)
     assert result.best.connections == 1
     (point, reason), *more = result.failed.items()

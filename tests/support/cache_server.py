@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
-from kvferry.engine_config import EngineConfig
-from kvferry.server.config import ServerConfig
+from kvferry.config import EngineConfig
+from kvferry.config.server import ServerConfig
 from kvferry.server.segments import SHARED_MEMORY
 from kvferry.server.server import Server
 from support.servers import free_port

@@ -8,9 +8,9 @@ import urllib.request
 from typing import Any
 
 from kvferry import Engine
+from kvferry.config.server import ServerConfig
 from kvferry.errors import UsageError
 from kvferry.metrics.exposition import exposition
-from kvferry.server.config import ServerConfig
 
 
 class FakeView:

@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 from typing import Self
 
-from kvferry.server.endpoints import ipc_path
+from kvferry.config.endpoints import ipc_path
 from kvferry.server.zmtp import GREETING, READY, Wire, framed
 
 LIMIT_S = 10.0

@@ -6,7 +6,6 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -96,7 +95,7 @@ def test_floor_over_tls(tls_server: TestServer, op: str) -> None:
         assert row["tls"].startswith("TLSv1.3 ")
         assert floor.variant == ("read ahead" if read_ahead else "plain")
         assert {tls_server.cli("STRLEN", key) for key in floor.keys} == {SIZE_BYTES}
-    distrustful = replace(config, tls_ca_file=__file__)
+    distrustful = config.replace(tls_ca_file=__file__)
     with (
         FloorProcess(distrustful, op=op, size_bytes=9, connections=1, ops=1) as floor,
         pytest.raises(ProgramError, match="--tls-ca"),

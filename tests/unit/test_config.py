@@ -39,7 +39,7 @@ def test_config_is_frozen_and_keyword_only() -> None:
     with pytest.raises(TypeError):
         ClientConfig("host")  # type: ignore[call-arg]
     assert pickle.loads(pickle.dumps(config)) == config
-    assert dataclasses.replace(config, db=3).db == 3
+    assert config.replace(db=3).db == 3
 
 
 def test_secrets_are_in_no_representation() -> None:
@@ -174,7 +174,7 @@ def test_nodes_are_normal_and_seeds_are_pairs() -> None:
     assert config.nodes == ("b:6379", "[::1]:7")
     assert config.seeds == (("a", 6379), ("b", 6379), ("::1", 7))
     assert ClientConfig(host="a").seeds == (("a", 6379),)
-    assert dataclasses.replace(config, nodes=config.nodes) == config
+    assert config.replace(nodes=config.nodes) == config
 
 
 def test_settings_of_one_server_keep_what_is_not_about_where() -> None:

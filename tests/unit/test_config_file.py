@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from kvferry._config_file import find_config_file
-from kvferry.config import ClientConfig
-from kvferry.config_file import load_client_config
+from kvferry.config import ClientConfig, load_client_config
+from kvferry.config.file import find_config_file
 from kvferry.credentials import Credentials
 from kvferry.errors import ConfigError
 

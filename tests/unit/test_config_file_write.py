@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kvferry._config_file import read_section, write_sections
-from kvferry.config import ClientConfig
-from kvferry.config_file import load_client_config, save_client_settings
+from kvferry.config import ClientConfig, load_client_config, save_client_settings
+from kvferry.config.file import read_section, write_sections
 from kvferry.errors import ConfigError
 
 SECRET = "s3cr3t-w0rd"

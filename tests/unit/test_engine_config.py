@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kvferry.config.engine import FIELDS
 
 import kvferry
-from kvferry.config import ClientConfig
-from kvferry.engine_config import EngineConfig, EvictionConfig, StoreConfig
-from kvferry.engine_config.engine import FIELDS
+from kvferry.config import ClientConfig, EngineConfig, EvictionConfig, StoreConfig
 from kvferry.errors import ConfigError
 from support.config import SECRET, message
 
@@ -45,8 +44,8 @@ def test_it_is_frozen_comparable_and_can_be_sent() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.chunk_size = 1  # type: ignore[misc]
     assert pickle.loads(pickle.dumps(config)) == config
-    assert hash(config) == hash(dataclasses.replace(config))
-    assert dataclasses.replace(config, chunk_size=32).stores == config.stores
+    assert hash(config) == hash(config.replace())
+    assert config.replace(chunk_size=32).stores == config.stores
 
 
 @pytest.mark.parametrize(
@@ -112,10 +111,10 @@ def test_stores_have_names_of_their_own() -> None:
 
     redis, memory = StoreConfig.of(type="redis"), StoreConfig.of(type="memory", max_capacity_gb=1)
     assert names(redis, memory, redis, redis) == ["redis", "memory", "redis-2", "redis-3"]
-    named = dataclasses.replace(memory, name="redis")
+    named = memory.replace(name="redis")
     assert names(redis, named) == ["redis-2", "redis"]
     assert "name='redis'" in message(names, named, named)
-    assert "'l1'" in message(names, dataclasses.replace(memory, name="l1"))
+    assert "'l1'" in message(names, memory.replace(name="l1"))
 
 
 def test_a_redis_store_takes_the_settings_of_a_client() -> None:

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvferry.config import ClientConfig
-from kvferry.engine_config import EngineConfig, StoreConfig, examine
+from kvferry.config import ClientConfig, EngineConfig, StoreConfig, examine
 from kvferry.errors import ConfigError
 from support.config import SECRET, message
 

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from kvferry._url import is_loopback
-from kvferry.engine_config import EngineConfig, examine
-from kvferry.errors import ConfigError
-from kvferry.server.config import ServerConfig
-from kvferry.server.room import check_shared_memory
 from kvferry.server.settings import ADAPTERS, ALIASES, PREFIX, SETTINGS
-from kvferry.server.shown import shown, summary
+
+from kvferry.config import EngineConfig, examine
+from kvferry.config.server import ServerConfig
+from kvferry.config.shown import server_summary, shown_server
+from kvferry.config.url import is_loopback
+from kvferry.errors import ConfigError
+from kvferry.server.room import check_shared_memory
 from support.config import SECRET, message
 
 GIB = 1 << 30
@@ -157,7 +157,9 @@ def test_credentials_come_from_the_environment(file: Callable[[str], Path]) -> N
             assert client is not None
             assert (client.username, client.password) == ("writer", SECRET)
             assert client.address == "cache-1:6380"
-            assert SECRET not in repr(config) + json.dumps(shown(config)) + summary(config, None)
+            assert SECRET not in repr(config) + json.dumps(shown_server(config)) + server_summary(
+                config, None
+            )
 
 
 def test_what_the_adapter_says_of_its_user_wins() -> None:
@@ -470,11 +472,13 @@ def test_a_node_that_is_not_there(tmp_path: Path) -> None:
 
 def test_the_line_of_the_log() -> None:
     config = load(l2_adapters=[{**REDIS, "password": SECRET}], l1_size_gb=10, ipc="/run/k.sock")
-    assert summary(config, "http://127.0.0.1:8080") == (
+    assert server_summary(config, "http://127.0.0.1:8080") == (
         "engines at tcp://127.0.0.1:5555, ipc:///run/k.sock; HTTP at http://127.0.0.1:8080; "
         "pool of 10 GB, LRU; stores: redis (redis at cache-1:6380, 10 GB)"
     )
-    assert summary(load(http=False), None).endswith("no HTTP; pool of 5 GB, LRU; stores: none")
+    assert server_summary(load(http=False), None).endswith(
+        "no HTTP; pool of 5 GB, LRU; stores: none"
+    )
 
 
 def test_shown_settings_are_json_without_secrets(caplog: pytest.LogCaptureFixture) -> None:
@@ -487,7 +491,7 @@ def test_shown_settings_are_json_without_secrets(caplog: pytest.LogCaptureFixtur
         http_token=SECRET,
         state_file="/s",
     )
-    text = json.dumps(shown(config))
+    text = json.dumps(shown_server(config))
     assert SECRET not in text + repr(config) + caplog.text
     found = json.loads(text)
     assert (found["state_file"], found["http_port"], found["http_token"]) == ("/s", 8080, "***")

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvferry._url import parse_endpoint, show_endpoint
 from kvferry.config import ClientConfig
+from kvferry.config.url import parse_endpoint, show_endpoint
 from kvferry.errors import ConfigError
 from support.config import SECRET, message
 

@@ -138,7 +138,7 @@ def _server(url: str | None, host: str | None, port: int | None) -> ClientConfig
     config = ClientConfig.from_url(url) if url else ClientConfig.from_env(host=host, port=port)
     if url and config.password is None:
         secrets = ClientConfig.from_env()
-        config = replace(config, username=secrets.username, password=secrets.password)
+        config = config.replace(username=secrets.username, password=secrets.password)
     return config
 
 

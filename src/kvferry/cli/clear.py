@@ -37,7 +37,7 @@ def clear(
     find nothing of before within a second, in their memory neither. An engine that begins its
     answers from its own prefix cache has to be reset by itself, before this.
     """
-    from kvferry.config_file import load_client_config
+    from kvferry.config import load_client_config
     from kvferry.lab.clear import clear_everybody
 
     if not everybody:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
-    from kvferry.engine_config import Examined
+    from kvferry.config import Examined
 
 __all__ = ["config"]
 
@@ -78,11 +77,9 @@ _VERDICT = ("file", "problems", "warnings", "notes")
 
 def _examined(file: str | None, section: str) -> Examined:
     """All findings; those that need a look into other files and sections too."""
-    from kvferry._config_file import read_section
-    from kvferry.config import ClientConfig
-    from kvferry.config_file import file_settings, merged_settings
-    from kvferry.engine_config import examine
-    from kvferry.engine_config.calibration import read_calibration
+    from kvferry.config import ClientConfig, examine
+    from kvferry.config.calibration import read_calibration
+    from kvferry.config.client_sources import merged_client
     from kvferry.errors import ConfigError
 
     found = examine(file, section=section)
@@ -93,9 +90,7 @@ def _examined(file: str | None, section: str) -> Examined:
     except ConfigError as error:
         found.problems.append(str(error))
     try:
-        if found.file is not None:
-            client = file_settings(found.file, read_section(found.file, "client"), "client")
-            ClientConfig(**merged_settings(client, os.environ, {}, by_url=False))
+        ClientConfig(**merged_client(found.client))
     except ConfigError as error:
         if str(error) not in found.problems:
             found.problems.append(str(error))
@@ -103,7 +98,7 @@ def _examined(file: str | None, section: str) -> Examined:
 
 
 def _as_json(found: Examined) -> dict[str, Any]:
-    from kvferry.engine_config.shown import shown_store
+    from kvferry.config.shown import shown_store
 
     return {
         "file": None if found.file is None else str(found.file),
@@ -119,7 +114,7 @@ def _as_json(found: Examined) -> dict[str, Any]:
 
 
 def _print(found: Examined) -> None:
-    from kvferry.engine_config.shown import shown_store
+    from kvferry.config.shown import shown_store
     from kvferry.lab.table import console, table
 
     out = console()

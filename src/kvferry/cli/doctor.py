@@ -71,7 +71,7 @@ def doctor(
             raise click.UsageError("--serve looks at no server: it takes no URL and no --peer")
         _serve(serve)
         return
-    from kvferry.config_file import load_client_config
+    from kvferry.config import load_client_config
     from kvferry.lab.doctor.examine import worst
     from kvferry.lab.doctor.finding import Severity
     from kvferry.lab.doctor.model import load_model
@@ -128,7 +128,7 @@ def _serve(address: str) -> None:
 
 
 def _endpoint(option: str, text: str) -> tuple[str, int]:
-    from kvferry._url import parse_endpoint
+    from kvferry.config.url import parse_endpoint
     from kvferry.lab.doctor.bare_tcp import PORT
 
     try:

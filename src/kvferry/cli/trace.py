@@ -80,7 +80,7 @@ def replay(
     agents (kv-cache-tester) or prompts as text (lmcache-agent-trace); plain or gzip. A usable hit
     is a chunk in an unbroken run from the beginning of its request.
     """
-    from kvferry.engine_config.fields import policy_name
+    from kvferry.config.setting import policy_name
     from kvferry.lab import trace_report as report
     from kvferry.lab.bench_plot import check_plot
     from kvferry.lab.table import console

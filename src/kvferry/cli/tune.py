@@ -96,8 +96,8 @@ def tune(url: str | None, file: Path | None, dry_run: bool, as_json: bool, **opt
         if error.name != "numpy":
             raise
         raise click.ClickException("tuning needs NumPy: pip install 'kvferry[numpy]'") from None
-    from kvferry._config_file import FILE_VARIABLE, find_config_file
-    from kvferry.config_file import save_client_settings
+    from kvferry.config import save_client_settings
+    from kvferry.config.file import FILE_VARIABLE, find_config_file
 
     file = find_config_file(file)
     if file is None and not dry_run:
@@ -124,8 +124,8 @@ def tune(url: str | None, file: Path | None, dry_run: bool, as_json: bool, **opt
 
 def _server(url: str | None, file: Path | None) -> ClientConfig:
     """The settings until now; a file that is not there yet has none."""
-    from kvferry._config_file import FILE_VARIABLE
-    from kvferry.config_file import load_client_config
+    from kvferry.config import load_client_config
+    from kvferry.config.file import FILE_VARIABLE
 
     environ = {name: value for name, value in os.environ.items() if name != FILE_VARIABLE}
     is_there = file is not None and file.exists()

@@ -25,8 +25,7 @@ from kvferry.client.presence import Presence
 from kvferry.client.provider import provide_to
 from kvferry.client.pure import PureRedisClient
 from kvferry.client.times import checked_timeout, ttl_ms
-from kvferry.config import CONNECTIONS_DEFAULT, WORKERS_DEFAULT, ClientConfig
-from kvferry.config_file import load_client_config
+from kvferry.config import CONNECTIONS_DEFAULT, WORKERS_DEFAULT, ClientConfig, load_client_config
 from kvferry.errors import ClosedError, UsageError
 
 __all__ = ["Frame", "NativeClient", "Verb"]
@@ -311,7 +310,7 @@ def _open(config: ClientConfig) -> _native.Client:
 
 
 def _native_fields() -> tuple[str, ...]:
-    return tuple(name for name in ClientConfig.__dataclass_fields__ if name not in _PYTHON_ONLY)
+    return tuple(name for name in ClientConfig.__struct_fields__ if name not in _PYTHON_ONLY)
 
 
 def _after_fork_in_child() -> None:

@@ -10,7 +10,7 @@ import fcntl
 import os
 
 from kvferry import _native
-from kvferry._url import nearest
+from kvferry.config.url import nearest
 from kvferry.connectors.base import Space
 from kvferry.connectors.native import QUEUED_KEYS_MAX, NativeConnector
 from kvferry.errors import ConfigError

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields
 from typing import Any, TypeVar, cast
 
-from kvferry._url import nearest
 from kvferry.config import ClientConfig
+from kvferry.config.setting import specs
+from kvferry.config.url import nearest
 from kvferry.connectors.base import Connector, Space
 from kvferry.errors import ConfigError, KVFerryError
 
@@ -55,10 +55,7 @@ def load_connector(spec: Mapping[str, Any], space: Space) -> Connector:
 def _server(settings: dict[str, Any], space: Space) -> Connector:
     from kvferry.connectors.redis import RedisConnector
 
-    known = ["url", *(field.name for field in fields(ClientConfig))]
-    _check_known("redis", settings, known)
-    if isinstance(settings.get("nodes"), list):
-        settings["nodes"] = tuple(settings["nodes"])
+    _check_known("redis", settings, ["url", *specs(ClientConfig)])
     url = settings.pop("url", None)
     if url is None:
         config = ClientConfig(**settings)

@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, Self, TypeVar
 
+from kvferry.config import EngineConfig, chosen_config
 from kvferry.connectors.base import Connector
 from kvferry.engine.clearing import Clearing
 from kvferry.engine.learning import Learning
@@ -23,7 +24,6 @@ from kvferry.engine.retriever import Retriever
 from kvferry.engine.steps import Steps, finish
 from kvferry.engine.store_tiers import open_tiers
 from kvferry.engine.storer import Storer
-from kvferry.engine_config import EngineConfig, chosen_config
 from kvferry.errors import ClosedError
 from kvferry.identity import Identity
 from kvferry.metrics import EngineMetrics

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from kvferry.config import EngineConfig, EvictionConfig, StoreConfig
 from kvferry.connectors.base import Connector, Space
 from kvferry.connectors.load import load_connector
 from kvferry.engine.capacity import Capacity
@@ -13,7 +14,6 @@ from kvferry.engine.prompt import Prompt
 from kvferry.engine.steps import Steps
 from kvferry.engine.tier import Tier
 from kvferry.engine.writer import Writer
-from kvferry.engine_config import EngineConfig, EvictionConfig, StoreConfig
 from kvferry.errors import ConfigError
 from kvferry.identity import Identity
 from kvferry.metrics import SHED_REASONS, EngineMetrics

@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +152,7 @@ class Lab:
         binary = self.binary(name).path
         room_mb = 256 + 3 * needs_bytes // _MIB
         with embedded_store(maxmemory_mb=room_mb, binary=binary) as store:
-            yield replace(tcp_config(store), same_host="tcp")
+            yield tcp_config(store).replace(same_host="tcp")
 
     @contextmanager
     def probed(self, name: str, needs_bytes: int) -> Iterator[tuple[ClientConfig, ServerProbe]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
 
 from kvferry.lab.bench_bars import Bar, Lab, Target
 from kvferry.lab.bench_bars_latency import native_client
@@ -65,7 +64,7 @@ def cluster_failover(lab: Lab) -> Iterator[Bar]:
     chunks = Chunks(lab.size_bytes(1), 8 * _SHARDS, 8 * _SHARDS)
     for server in lab.servers():
         with LabCluster(lab.binary(server), shards=_SHARDS, replicas=1) as cluster:
-            config = replace(cluster.config, timeout_s=_CALL_LIMIT_S)
+            config = cluster.config.replace(timeout_s=_CALL_LIMIT_S)
             with (
                 closing(native_client(config)) as client,
                 Caller(client, chunks, _CALL_LIMIT_S) as caller,

@@ -9,22 +9,22 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from typing import Final
 
 import numpy as np
 
 from kvferry.client.sync import RedisClient
-from kvferry.config import ClientConfig
+from kvferry.config import ClientConfig, EngineConfig
+from kvferry.config.stores import StoreConfig
 from kvferry.engine import Engine
 from kvferry.engine.results import Retrieved
-from kvferry.engine_config import EngineConfig
-from kvferry.engine_config.stores import StoreConfig
 from kvferry.errors import CorruptError, DeadlineExceeded
 from kvferry.lab.bench_bars import Bar, Lab, Target
 from kvferry.lab.bench_prompt import PromptKV
 
 __all__ = ["engine_loads", "engine_memory"]
 
-_STORE = "redis"
+_STORE: Final = "redis"
 _FLUSH_S = 120.0
 _CALL_S = 60.0
 _OF_CLIENT = Target(">=", 0.90, "x raw client")

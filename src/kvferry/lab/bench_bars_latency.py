@@ -10,7 +10,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import replace
 from typing import Any
 
 from kvferry.config import ClientConfig
@@ -38,7 +37,7 @@ def native_client(config: ClientConfig, connections: int | None = None) -> Any:
     load("kvferry._native", "kvferry")
     sync = load("kvferry.client.sync", "kvferry")
     return sync.RedisClient.from_config(
-        replace(config, connections=connections or config.connections)
+        config.replace(connections=connections or config.connections)
     )
 
 
@@ -139,7 +138,7 @@ def exists_beside_set(lab: Lab) -> Iterator[Bar]:
 
 
 def _behind(config: ClientConfig, proxy: DelayProcess) -> ClientConfig:
-    return replace(config, host="127.0.0.1", port=proxy.port, unix_path=None)
+    return config.replace(host="127.0.0.1", port=proxy.port, unix_path=None)
 
 
 def _timed(call: Callable[[], Any]) -> float:

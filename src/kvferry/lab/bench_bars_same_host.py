@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 
 from kvferry.config import CONNECTIONS_DEFAULT
 from kvferry.errors import KVFerryError
@@ -34,7 +33,7 @@ def _size(lab: Lab, server: str, mib: int) -> Iterator[Bar]:
     size_bytes = lab.size_bytes(mib)
     chunks = Chunks(size_bytes, lab.batch, lab.batch)
     with lab.probed(server, 3 * lab.batch * size_bytes) as (config, probe), ExitStack() as stack:
-        default = replace(config, same_host="auto")
+        default = config.replace(same_host="auto")
         ways = ways_to(default)
         if ways.unix is None:
             raise KVFerryError(f"the client stays at TCP: {ways.why}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 
 from kvferry.config import ClientConfig
 from kvferry.lab.bench_adapters import BenchClient
@@ -58,8 +57,7 @@ def _tls_server(lab: Lab, name: str) -> Iterator[ClientConfig]:
             "tls-auth-clients no",
         ]
         with LabServer(lab.binary(name), settings) as server:
-            yield replace(
-                server.config,
+            yield server.config.replace(
                 port=port,
                 tls=True,
                 tls_ca_file=made.cert_file,

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import replace
 from typing import Any, Self
 
 from kvferry.client.batch import BatchResult, Status
@@ -89,7 +88,7 @@ def black_hole(lab: Lab) -> Iterator[Bar]:
     for name in lab.servers():
         late_ms: list[float] = []
         with LabServer(lab.binary(name)) as server:
-            config = replace(server.config, timeout_s=_SETTINGS_LIMIT_S)
+            config = server.config.replace(timeout_s=_SETTINGS_LIMIT_S)
             with closing(native_client(config)) as client:
                 for _ in range(1 if lab.quick else 3):
                     for limit_s in _LIMITS_S:

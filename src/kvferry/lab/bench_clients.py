@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from kvferry._url import show_endpoint
 from kvferry.config import CONNECTIONS_DEFAULT, ClientConfig
+from kvferry.config.url import show_endpoint
 from kvferry.errors import UsageError
 from kvferry.lab.bench_adapters import (
     AsyncRedisPy,
@@ -64,11 +63,7 @@ def config_url(config: ClientConfig) -> str:
         raise UsageError("credentials is a function; a URL needs user and password")
     user = quote(config.username or "", safe="")
     secret = f"{user}:{quote(config.password, safe='')}@" if config.password is not None else ""
-    given = {
-        field.name: getattr(config, field.name)
-        for field in fields(config)
-        if field.name not in _IN_ADDRESS and getattr(config, field.name) != field.default
-    }
+    given = {name: getattr(config, name) for name, _ in config.changed() if name not in _IN_ADDRESS}
     if config.unix_path is not None:
         given["db"] = config.db
         return f"unix://{secret}{quote(config.unix_path)}?{_query(given)}"
@@ -89,7 +84,7 @@ def _native(config: ClientConfig, connections: int | None) -> BenchClient:
     load("kvferry._native", "kvferry")
     each = connections or config.connections or CONNECTIONS_DEFAULT
     client = load("kvferry.client.sync", "kvferry").RedisClient.from_config(
-        replace(config, connections=each)
+        config.replace(connections=each)
     )
     return FerryClient("native", client, each * shards_of(config))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
+from kvferry.config import EngineConfig
 from kvferry.engine import Engine
-from kvferry.engine_config import EngineConfig
 from kvferry.identity import Identity
 from kvferry.kv_layout import KVLayout
 from kvferry.testing.transformer import KVCache, Transformer, TransformerConfig

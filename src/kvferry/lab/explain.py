@@ -9,8 +9,8 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
+from kvferry.config.server_sources import read_token
 from kvferry.errors import UnavailableError, UsageError
-from kvferry.server.sources import read_token
 
 __all__ = ["ask_server"]
 

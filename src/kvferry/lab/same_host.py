@@ -9,7 +9,7 @@ The native client finds the socket (see `ClientConfig.same_host`); here it is on
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvferry.config import ClientConfig
@@ -50,12 +50,12 @@ def ways_to(config: ClientConfig) -> Ways:
         from kvferry.client.sync import RedisClient
     except ImportError:
         return Ways(config)
-    tcp = replace(config, same_host="tcp")
-    with RedisClient.from_config(replace(config, connections=1, workers=1)) as client:
+    tcp = config.replace(same_host="tcp")
+    with RedisClient.from_config(config.replace(connections=1, workers=1)) as client:
         found = _answer(client)
     if found.startswith(_UNIX):
         path = found.removeprefix(_UNIX)
-        return Ways(tcp, replace(config, unix_path=path, same_host="auto"))
+        return Ways(tcp, config.replace(unix_path=path, same_host="auto"))
     return Ways(tcp, why=found.removeprefix("TCP: "))
 
 
@@ -88,4 +88,4 @@ def tcp_config(store: EmbeddedStore) -> ClientConfig:
     config = ClientConfig.from_url(store.url)
     assert store.host is not None
     assert store.port is not None
-    return replace(config, unix_path=None, host=store.host, port=store.port)
+    return config.replace(unix_path=None, host=store.host, port=store.port)

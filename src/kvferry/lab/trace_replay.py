@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from kvferry import _native
-from kvferry.engine_config.fields import GB
+from kvferry.config.setting import GB
 from kvferry.lab.trace_format import HASH_BYTES, Trace
 
 __all__ = [

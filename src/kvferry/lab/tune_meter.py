@@ -18,7 +18,6 @@ import gc
 import os
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Self
 
 from kvferry.client.batch import BatchResult
@@ -51,13 +50,13 @@ class TuneMeter:
     """
 
     def __init__(self, config: ClientConfig, size_bytes: int) -> None:
-        self._config = replace(config, client_name="kvferry-tune", ttl_s=None)
+        self._config = config.replace(client_name="kvferry-tune", ttl_s=None)
         self._size_bytes = size_bytes
         self._prefix = f"{KEY_PREFIX}{os.urandom(4).hex()}:"
         self._chunks: dict[int, Chunks] = {}
         self._clients: dict[tuple[object, ...], RedisClient] = {}  # the last used is the last
         self.verified_bytes = 0
-        self._admin = RedisClient.from_config(replace(self._config, connections=1, workers=1))
+        self._admin = RedisClient.from_config(self._config.replace(connections=1, workers=1))
         try:
             self.round_trip_s = min(self._admin.ping() for _ in range(_PINGS))
         except BaseException:
@@ -127,8 +126,7 @@ class TuneMeter:
             while len(self._clients) >= _CLIENTS_MAX:
                 self._clients.pop(next(iter(self._clients))).close()
             client = RedisClient.from_config(
-                replace(
-                    self._config,
+                self._config.replace(
                     connections=point.connections,
                     workers=point.workers,
                     window_bytes=point.window_bytes,

@@ -30,13 +30,13 @@ from kvferry.errors import ConfigError
 _HOME = {
     "AsyncClient": "kvferry.server.client.aio",
     "Client": "kvferry.server.client.sync",
-    "ServerConfig": "kvferry.server.config",
+    "ServerConfig": "kvferry.config.server",
 }
 
 if TYPE_CHECKING:
+    from kvferry.config.server import ServerConfig
     from kvferry.server.client.aio import AsyncClient
     from kvferry.server.client.sync import Client
-    from kvferry.server.config import ServerConfig
 
 __all__ = ["AsyncClient", "Client", "ServerConfig"]
 

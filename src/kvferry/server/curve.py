@@ -29,7 +29,7 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.z85 import decode
 
-from kvferry._config_file import read_document
+from kvferry.config.file import read_document
 from kvferry.errors import ConfigError
 
 __all__ = ["CurveGuard", "apply_client", "apply_server", "client_keys", "new_keys", "server_keys"]

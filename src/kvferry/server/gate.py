@@ -10,9 +10,9 @@ from pathlib import Path
 
 import zmq
 
+from kvferry.config.endpoints import ipc_path
 from kvferry.errors import StoreError
 from kvferry.server.curve import CurveGuard, apply_server, server_keys
-from kvferry.server.endpoints import ipc_path
 from kvferry.server.listener import HANDSHAKE_S, remove_own, remove_stale
 from kvferry.server.protocol import MESSAGE_BYTES_MAX
 

@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from kvferry.config.server import ServerConfig
 from kvferry.engine import Lookup
 from kvferry.engine.steps import Steps
 from kvferry.errors import UsageError
 from kvferry.generation import own_of
 from kvferry.keys import DIGEST_BYTES
 from kvferry.server import protocol as p
-from kvferry.server.config import ServerConfig
 from kvferry.server.dispatch import Later, Refused
 from kvferry.server.holding import Holding, seconds_of
 from kvferry.server.registry import Registry

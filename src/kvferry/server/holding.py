@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from kvferry.config.server import ServerConfig
 from kvferry.engine.memory import Reserved as Pages
 from kvferry.engine.prompt import Prompt
 from kvferry.engine.retriever import Gathered
 from kvferry.engine.steps import Steps
 from kvferry.keys import DIGEST_BYTES
 from kvferry.server import protocol as p
-from kvferry.server.config import ServerConfig
 from kvferry.server.dispatch import Later, Refused
 from kvferry.server.pools import page_index
 from kvferry.server.sessions import Session, Sessions, Writing

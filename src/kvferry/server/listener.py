@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from kvferry.config.endpoints import ipc_path
 from kvferry.errors import StoreError
-from kvferry.server.endpoints import ipc_path
 from kvferry.server.protocol import MESSAGE_BYTES_MAX
 from kvferry.server.zmtp import GREETING, READY, Wire, WireError, framed
 

@@ -26,7 +26,7 @@ from kvferry.keys import DIGEST_BYTES
 from kvferry.server.segments import create_segment
 
 if TYPE_CHECKING:
-    from kvferry.server.config import ServerConfig
+    from kvferry.config.server import ServerConfig
 
 __all__ = ["Pool", "Pools", "SharedMemory", "page_index"]
 

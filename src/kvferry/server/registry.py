@@ -6,10 +6,10 @@ import logging
 import threading
 import time
 
+from kvferry.config.server import ServerConfig
 from kvferry.errors import KVFerryError
 from kvferry.identity import Identity
 from kvferry.server import protocol as p
-from kvferry.server.config import ServerConfig
 from kvferry.server.dispatch import Refused
 from kvferry.server.pools import Pools
 from kvferry.server.refusals import Refusals

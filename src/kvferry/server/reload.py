@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
 from typing import Any
 
-from kvferry.server.config import ServerConfig
+from kvferry.config.server import ServerConfig
+from kvferry.config.setting import Settings, specs
 
 __all__ = ["merged"]
 
@@ -21,21 +21,20 @@ def merged(config: ServerConfig, wanted: ServerConfig) -> tuple[ServerConfig, li
     engine = config.engine
     for name, old, new in _differences(engine, wanted.engine):
         if name in LIVE_ENGINE:
-            engine = replace(engine, **{name: new})
+            engine = engine.replace(**{name: new})
         texts.append(_told(name, old, new, name in LIVE_ENGINE))
-    config = replace(config, engine=engine)
+    config = config.replace(engine=engine)
     for name, old, new in _differences(config, wanted):
         if name == "engine":
             continue
         if name in LIVE:
-            config = replace(config, **{name: new})
+            config = config.replace(**{name: new})
         texts.append(_told(name, old, new, name in LIVE))
     return config, texts
 
 
-def _differences(one: object, other: object) -> list[tuple[str, Any, Any]]:
-    names = [field.name for field in fields(one)]  # type: ignore[arg-type]
-    pairs = [(name, getattr(one, name), getattr(other, name)) for name in names]
+def _differences(one: Settings, other: Settings) -> list[tuple[str, Any, Any]]:
+    pairs = [(name, getattr(one, name), getattr(other, name)) for name in specs(type(one))]
     return [(name, old, new) for name, old, new in pairs if old != new]
 
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvferry import _native
+from kvferry.config.server import ServerConfig
 from kvferry.errors import KVFerryError
 from kvferry.server import state
-from kvferry.server.config import ServerConfig
 from kvferry.server.pools import Pools
 from kvferry.server.segments import sweep
 from kvferry.server.sessions import Sessions
@@ -32,7 +32,7 @@ def begin(
     Raises:
         ConfigError: The state file is not ours alone.
     """
-    found = state.read(config.state_file) if config.state_file is not None else None
+    found = state.read(Path(config.state_file)) if config.state_file is not None else None
     kept = frozenset(segment.path for segment in found.segments) if found else frozenset()
     sweep(config.shm_name, kept)
     if found is None:

@@ -7,9 +7,9 @@ import os
 import struct
 from pathlib import Path
 
-from kvferry.engine_config.fields import GB
+from kvferry.config.server import ServerConfig
+from kvferry.config.setting import GB
 from kvferry.errors import ConfigError
-from kvferry.server.config import ServerConfig
 
 __all__ = ["check_shared_memory", "hugetlbfs"]
 

@@ -18,10 +18,10 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from kvferry import __version__
+from kvferry.config.server import ServerConfig
+from kvferry.config.shown import server_summary
 from kvferry.errors import KVFerryError, UnavailableError
-from kvferry.server.config import ServerConfig
 from kvferry.server.room import check_shared_memory
-from kvferry.server.shown import summary
 from kvferry.server.view import ServerView
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def run_server(
     with _blocked(_SIGNALS):
         server = _listening(config, lambda: make(config))
         side = _http(config, server)
-        _log.info("kvferry %s: %s", __version__, summary(config, side.url if side else None))
+        _log.info("kvferry %s: %s", __version__, server_summary(config, side.url if side else None))
         ended = threading.Event()
         listener = threading.Thread(
             target=_listen, args=(server, ended), name="kvferry-signals", daemon=True

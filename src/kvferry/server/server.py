@@ -14,14 +14,15 @@ import os
 import secrets
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvferry import __version__
+from kvferry.config.server import ServerConfig
 from kvferry.engine import Engine
 from kvferry.engine.steps import Steps
 from kvferry.errors import ConfigError, UsageError
 from kvferry.server import restart
-from kvferry.server.config import ServerConfig
 from kvferry.server.dispatch import Dispatcher
 from kvferry.server.handlers import Handlers
 from kvferry.server.listener import Listener
@@ -123,7 +124,7 @@ class Server:
             return
         from kvferry.server.gate import Gate
 
-        self._gate = Gate(config.endpoints, config.curve_key_file)
+        self._gate = Gate(config.endpoints, Path(config.curve_key_file))
         self.endpoints = self._gate.endpoints
         self._listener.listen(self._gate.endpoint, relays=True)
 
@@ -152,7 +153,7 @@ class Server:
         if self._dispatcher is not None:
             self._dispatcher.close()
         if self.config.state_file is not None:
-            path, pools = self.config.state_file, self._pools
+            path, pools = Path(self.config.state_file), self._pools
             self._kept = restart.keep(path, pools, self._sessions, self.shards)
 
     def reload(self) -> list[str]:

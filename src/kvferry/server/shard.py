@@ -6,21 +6,20 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
+from kvferry.config import EngineConfig
+from kvferry.config.server import ServerConfig
 from kvferry.connectors.base import Connector
 from kvferry.engine import Engine
 from kvferry.engine.prompt import Prompt
 from kvferry.engine.steps import Steps
 from kvferry.engine.store_tiers import open_tiers
-from kvferry.engine_config import EngineConfig
 from kvferry.errors import KVFerryError, UsageError
 from kvferry.generation import FIRST, shared_of
 from kvferry.identity import Identity
 from kvferry.keys import DIGEST_BYTES
 from kvferry.kv_layout import KVLayout
-from kvferry.server.config import ServerConfig
 from kvferry.server.pools import Pools, SharedMemory
 from kvferry.server.protocol import HASHES_MAX
 from kvferry.server.telling import Telling
@@ -91,7 +90,7 @@ class Shard:
         self.memory: SharedMemory = pools.memory(identity.layout.chunk_bytes)
         try:
             # The server's own is for engines that name none; this one has chosen.
-            settings = replace(config.engine, chunk_size=identity.layout.chunk_size)
+            settings = config.engine.replace(chunk_size=identity.layout.chunk_size)
             self.engine = Engine(identity, settings, memory=self.memory, open_stores=False)
         except BaseException:
             self.memory.pool.members.remove(self.memory)

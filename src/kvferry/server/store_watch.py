@@ -16,10 +16,10 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from kvferry.config import StoreConfig
 from kvferry.connectors.base import Space
 from kvferry.connectors.control import ControlNode
 from kvferry.connectors.load import load_connector
-from kvferry.engine_config import StoreConfig
 from kvferry.errors import KVFerryError
 from kvferry.keys import DIGEST_BYTES
 from kvferry.server.shard import Shard

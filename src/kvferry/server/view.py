@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from kvferry.config.server import ServerConfig
 from kvferry.engine import Engine
-from kvferry.server.config import ServerConfig
 
 __all__ = ["ServerView"]
 

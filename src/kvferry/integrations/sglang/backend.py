@@ -19,7 +19,6 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from sglang.srt.mem_cache import hicache_storage
@@ -65,12 +64,12 @@ class KvferryHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not the
         self.storage_config = storage_config
         self.settings = read_settings(storage_config.extra_config)
         name = storage_config.model_name or ""
-        if not (name or self.settings.revision or self.settings.model_path):
+        if not (name or self.settings.own.revision or self.settings.own.model_path):
             raise ConfigError('the server names no model; set "model_path" or "revision"')
         self._server = server_fields(server_args(), self.settings, name)
         client = self.settings.client
         if client.client_name == "kvferry":
-            client = replace(client, client_name="kvferry-sglang")
+            client = client.replace(client_name="kvferry-sglang")
         self.client = RedisClient.from_config(client)
         self._pools: dict[str, HostPool] = {}
         self._warned: dict[str, float] = {}

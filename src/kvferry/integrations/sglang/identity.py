@@ -48,9 +48,9 @@ def server_fields(server: Any, settings: Settings, model_name: str) -> dict[str,
         model_name: As the server calls the model.
     """
     fields: dict[str, str | int] = {"model": _line(model_name), "tag": _line(settings.tag)}
-    path = settings.model_path or getattr(server, "model_path", None) or model_name
-    if settings.revision:
-        fields["weights"] = _line(settings.revision)
+    path = settings.own.model_path or getattr(server, "model_path", None) or model_name
+    if settings.own.revision:
+        fields["weights"] = _line(settings.own.revision)
     else:
         fields["weights"] = fingerprint(str(path), getattr(server, "revision", None))
         if not is_known(str(fields["weights"])):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from kvferry.engine import Engine
@@ -116,7 +115,7 @@ def open_worker(
     threads = computing_threads()
     with all_processors():
         # What is looked up is loaded: so the reads leave with the question.
-        engine = Engine(identity, replace(config, enable_async_loading=True))
+        engine = Engine(identity, config.replace(enable_async_loading=True))
         engine.learning.know_device(device_name(device, threads))
     expect_speed(engine.learning.expect, vllm_config, device, threads)
     rank = shard.pp_rank * vllm_config.parallel_config.tensor_parallel_size + shard.tp_rank

@@ -2,15 +2,12 @@
 
     "kv_connector_extra_config": {"kvferry.mp.host": "tcp://localhost", "kvferry.mp.port": 6555}
 
-    kvferry.mp.host             "tcp://HOST", "HOST" or "ipc:///PATH"
-    kvferry.mp.port             of the server, with TCP; default: 5555
-    kvferry.mp.curve_key_file   keys, for a server that asks for them
-
-``lmcache.mp.host`` and ``lmcache.mp.port`` are read where those are missing. Without any of them
-``KVFERRY_SERVER_URL`` says where the server is, and else it is at tcp://localhost:5555. Of the
-settings of the in-process connector (`settings`) there are `ENGINE`; memory and stores are those of
-the server, and are refused here, where nobody would read them. A chunk size that is named nowhere
-is that of the server.
+A key ``kvferry.mp.NAME`` is a setting of `VllmServerSettings`. ``lmcache.mp.host`` and
+``lmcache.mp.port`` are read where those are missing. Without any of them ``KVFERRY_SERVER_URL``
+says where the server is, and else it is at tcp://localhost:5555. Of the settings of the in-process
+connector (`settings`) there are `ENGINE`; memory and stores are those of the server, and are
+refused here, where nobody would read them. A chunk size that is named nowhere is that of the
+server.
 """
 
 from __future__ import annotations
@@ -23,6 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from kvferry.config.integrations import VllmServerSettings
+from kvferry.config.setting import specs
 from kvferry.errors import ConfigError
 from kvferry.integrations.vllm.settings import PREFIX, ConnectorSettings, read_settings
 from kvferry.server.client.address import DEFAULT_URL, read_url
@@ -30,7 +29,7 @@ from kvferry.server.client.address import DEFAULT_URL, read_url
 __all__ = ["ENGINE", "MpSettings", "read_mp_settings"]
 
 _MP = f"{PREFIX}mp."
-_NAMES = ("host", "port", "curve_key_file")
+_NAMES = tuple(specs(VllmServerSettings))
 _FOREIGN = {"lmcache.mp.host": "host", "lmcache.mp.port": "port"}
 _HAS_PORT = re.compile(r"(?:tcp://)?(?:\[[^]]*\]|[^:/]+):[0-9]+", re.ASCII)
 # Of the in-process connector, those that say what the engine does.
@@ -106,7 +105,8 @@ def read_mp_settings(
             )
     url = _url(ours, environ)
     given = ours.get("curve_key_file", ("", None))[1]
-    keys = None if given is None else Path(str(given))
+    given = specs(VllmServerSettings)["curve_key_file"].check(given, f"{_MP}curve_key_file")
+    keys = None if given is None else Path(given)
     ask = None if chunk_size is None else partial(chunk_size, url, keys)
     return MpSettings(
         url=url,
@@ -118,19 +118,19 @@ def read_mp_settings(
 def _url(ours: Mapping[str, tuple[str, Any]], environ: Mapping[str, str]) -> str:
     if "host" not in ours and "port" not in ours:
         return read_url(environ.get("KVFERRY_SERVER_URL") or DEFAULT_URL)
-    host_name, host = ours.get("host", (f"{_MP}host", "tcp://localhost"))
+    known = specs(VllmServerSettings)
+    host_name, host = ours.get("host", (f"{_MP}host", known["host"].default))
     port_name, port = ours.get("port", (f"{_MP}port", None))
-    if not isinstance(host, str) or not host:
-        raise ConfigError(f"{host_name}={host!r} is no address; use tcp://HOST or ipc:///PATH")
-    url = host
-    if not host.startswith("ipc://"):
-        number = str(5555 if port is None else port)
-        if isinstance(port, bool) or not re.fullmatch("[0-9]{1,5}", number, re.ASCII):
-            raise ConfigError(f"{port_name}={port!r} is no port; use a number from 1 to 65535")
-        if "://" not in host:
-            url = f"tcp://{host}"
+    host = known["host"].check(host, host_name)
+    if isinstance(port, str):
+        port = known["port"].parse(port, port_name)
+    port = known["port"].check(port, port_name)
+    url = str(host)
+    if not url.startswith("ipc://"):
+        if "://" not in url:
+            url = f"tcp://{url}"
         if not _HAS_PORT.fullmatch(url):
-            url = f"{url}:{number}"
+            url = f"{url}:{port or 5555}"
         elif port is not None and not url.endswith(f":{port}"):
             raise ConfigError(f"{host_name}={host!r} has another port than {port_name}={port!r}")
     try:

@@ -14,7 +14,7 @@ connector has:
                      full CUDA graphs
 
 They win over the environment and the file (``KVFERRY_CONFIG_FILE``, ``LMCACHE_CONFIG_FILE``), see
-`kvferry.engine_config`. Some settings are another thing here than in an engine of one's own:
+`kvferry.config`. Some settings are another thing here than in an engine of one's own:
 
 - `chunk_size` is a multiple of the block size of vLLM; others are rounded up, which is logged. Over
   a cache server it is that of the server where nobody names one here.
@@ -29,11 +29,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from kvferry.engine_config import EngineConfig, examine
-from kvferry.engine_config.fields import GB, Choice, Field, Number, Switch
+from kvferry.config import EngineConfig, examine
+from kvferry.config.integrations import VllmConnectorSettings
+from kvferry.config.setting import GB, specs
 from kvferry.errors import ConfigError
 
 __all__ = ["PREFIX", "ConnectorSettings", "read_settings", "rounded_chunk_size"]
@@ -42,11 +43,6 @@ _log = logging.getLogger("kvferry.integrations.vllm")
 
 PREFIX = "kvferry."
 _DEFAULTS: dict[str, Any] = {"prefault": False}
-_OWN: dict[str, Field] = {
-    "save_generated": Switch(),
-    "save_buffer_gb": Number(high=1 << 20, unit="GB"),
-    "layerwise": Choice(words=("auto", "always")),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +51,7 @@ class ConnectorSettings:
 
     Attributes:
         engine: The settings of the cache; its chunk size is a multiple of the engine's block size.
-        save_generated, layerwise: See the module.
+        save_generated, layerwise: See `VllmConnectorSettings`.
         save_bytes_max: `save_buffer_gb` in bytes; None: two steps of the engine.
     """
 
@@ -91,7 +87,8 @@ def read_settings(
         if name.startswith(PREFIX)
     }
     try:
-        own = {name: _OWN[name].check(name, ours.pop(name)) for name in _OWN if name in ours}
+        own = {name: ours.pop(name) for name in specs(VllmConnectorSettings) if name in ours}
+        connector = VllmConnectorSettings(**own)
         found = examine(environ=environ, **ours)
         settings = found.settings()
     except ConfigError as error:
@@ -115,9 +112,13 @@ def read_settings(
                 block_size,
                 settings["chunk_size"],
             )
-    buffer_gb = own.pop("save_buffer_gb", None)
-    made = ConnectorSettings(engine=EngineConfig(**settings), **own)
-    return made if buffer_gb is None else replace(made, save_bytes_max=int(buffer_gb * GB))
+    buffer_gb = connector.save_buffer_gb
+    return ConnectorSettings(
+        engine=EngineConfig(**settings),
+        save_generated=connector.save_generated,
+        save_bytes_max=None if buffer_gb is None else int(buffer_gb * GB),
+        layerwise=connector.layerwise,
+    )
 
 
 def rounded_chunk_size(chunk_size: int, block_size: int) -> int:

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Self
 
-from kvferry._url import show_endpoint
+from kvferry.config.url import show_endpoint
 from kvferry.errors import UnavailableError
 from kvferry.lab.doctor.facts import BareFacts
 

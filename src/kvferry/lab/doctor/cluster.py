@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
-from kvferry._url import parse_endpoint, show_endpoint
 from kvferry.config import ClientConfig
+from kvferry.config.url import parse_endpoint, show_endpoint
 from kvferry.errors import UnavailableError
 from kvferry.lab.doctor.facts import ClusterFacts, NodeLine
 from kvferry.lab.doctor.talk import Talk, text_of
@@ -37,7 +36,7 @@ def read_cluster(
         host, port = parse_endpoint(node.address)
         if not port or len(primaries) == _NODES_MAX:
             continue
-        alone = replace(config.for_node(host, port), unix_path=None)
+        alone = config.for_node(host, port).replace(unix_path=None)
         try:
             Talk(alone).close()
         except UnavailableError as error:

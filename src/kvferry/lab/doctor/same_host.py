@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from kvferry._url import is_loopback
 from kvferry.config import ClientConfig
+from kvferry.config.url import is_loopback
 from kvferry.embedded import embedded_store
 from kvferry.errors import KVFerryError
 from kvferry.lab.doctor.facts import Need, SameHostFacts
@@ -52,7 +52,7 @@ def measure_ways(
         return replace(facts, tcp_bytes_s=rate(ways.tcp), unix_bytes_s=rate(ways.unix))
     room_mb = 256 + 2 * limits.stored_bytes // _MIB
     with embedded_store(maxmemory_mb=room_mb) as store:
-        there = replace(tcp_config(store), same_host="tcp")
+        there = tcp_config(store).replace(same_host="tcp")
         facts = replace(facts, why=ways.why, is_other_server=True)
-        over_unix = replace(there, unix_path=store.unix_path)
+        over_unix = there.replace(unix_path=store.unix_path)
         return replace(facts, tcp_bytes_s=rate(there), unix_bytes_s=rate(over_unix))

@@ -11,7 +11,6 @@ import re
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 
 from kvferry._host import usable_cores
 from kvferry.client.pure_connection import Disconnected, TimedOut
@@ -83,7 +82,7 @@ def _is_open(config: ClientConfig) -> bool | None:
         return False  # our certificate lets us in
     if not _has_secret(config):
         return True
-    stranger = replace(config, username=None, password=None, credentials=None)
+    stranger = config.replace(username=None, password=None, credentials=None)
     try:
         dial(stranger, time.monotonic() + ANSWER_S).close()
     except (Refused, TimedOut) as error:

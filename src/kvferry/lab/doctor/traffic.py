@@ -12,7 +12,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from kvferry._host import available_memory_bytes
@@ -191,7 +191,7 @@ def _open(config: ClientConfig, connections: int) -> _Client:
         from kvferry.client.sync import RedisClient
     except ImportError:  # no extension on this host
         return PureClients(config, connections)
-    return RedisClient.from_config(replace(config, connections=connections))
+    return RedisClient.from_config(config.replace(connections=connections))
 
 
 def _check(result: BatchResult) -> None:

@@ -28,7 +28,8 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from kvferry._url import is_loopback
+from kvferry.config.shown import shown_server
+from kvferry.config.url import is_loopback
 from kvferry.errors import (
     CapacityError,
     ClosedError,
@@ -41,7 +42,6 @@ from kvferry.server.http import calls, openapi
 from kvferry.server.http.bodies import Bodies
 from kvferry.server.http.calls import CallError, Pins
 from kvferry.server.http.prefetch import Prefetches
-from kvferry.server.shown import shown
 from kvferry.server.view import ServerView
 
 __all__ = ["make_app"]
@@ -93,7 +93,7 @@ def make_app(view: ServerView, pins: Pins, prefetches: Prefetches) -> ASGIApp:
         return view.status()
 
     def config(view: ServerView, body: Mapping[str, Any]) -> Any:
-        return shown(view.config)
+        return shown_server(view.config)
 
     def route(path: str, **answers: Call) -> Route:
         """A path whose methods are answers that get a body of JSON."""

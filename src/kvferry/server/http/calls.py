@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from kvferry._url import nearest
+from kvferry.config.url import nearest
 from kvferry.engine import Engine
 from kvferry.engine.prompt import Prompt, read_prompt
 from kvferry.errors import UsageError

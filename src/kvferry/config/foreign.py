@@ -9,9 +9,7 @@ Source: https://docs.lmcache.ai/api_reference/configurations.html
 
 from __future__ import annotations
 
-from typing import Any
-
-__all__ = ["ALIASES", "EXTRA", "FOREIGN", "refusal"]
+__all__ = ["ALIASES", "EXTRA", "FOREIGN"]
 
 # Their name: ours, and what one of their units is in ours.
 ALIASES: dict[str, tuple[str, float | None]] = {
@@ -75,19 +73,17 @@ _WITHOUT_EFFECT = (
     *("chunk_statistics_auto_exit_target_unique_chunks", "enable_kv_events"),
     *("use_gpu_connector_v3", "pin_timeout_sec", "pin_check_interval_sec", "error_handling"),
 )
-FOREIGN = (*_SWITCHES, *_WITHOUT_EFFECT)
+# Their name: why it must be off, or None.
+FOREIGN: dict[str, str | None] = {**_SWITCHES, **dict.fromkeys(_WITHOUT_EFFECT)}
 
-# Names in extra_config: the setting of the remote store that they are, or None without effect.
+# Names in extra_config, which files have at the top level too: the setting of the remote store that
+# they are, or None without effect.
 EXTRA: dict[str, str | None] = {
     "resp_num_threads": "connections",
     "username": "username",
     "password": "password",
-    "save_chunk_meta": None,
-    "use_exists_sync": None,
+    **dict.fromkeys(("save_chunk_meta", "use_exists_sync", "lookup_backoff_time")),
+    **dict.fromkeys(("p2p_socket_recv_timeout_ms", "p2p_socket_send_timeout_ms")),
+    **dict.fromkeys(("worker_socket_recv_timeout_ms", "worker_socket_send_timeout_ms")),
+    **dict.fromkeys(("p2p_max_retry_count", "kv_msg_batch_size", "kv_msg_batch_timeout")),
 }
-
-
-def refusal(name: str, value: Any) -> str | None:
-    """Why a foreign setting cannot be taken (the rest of "NAME ..."), or None: it has no effect."""
-    off = value in (None, False, "", [], {}) or str(value).lower() in ("false", "0", "no", "none")
-    return None if off or name not in _SWITCHES else _SWITCHES[name]

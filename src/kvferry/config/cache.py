@@ -5,46 +5,25 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from kvferry.engine_config.fields import GB, POLICIES, Choice, Field, Number, Switch, Text, Whole
-from kvferry.engine_config.stores import StoreConfig
+from msgspec.structs import asdict
+
+from kvferry.config.setting import GB, Path, PolicyName, Settings, Text, setting
+from kvferry.config.stores import StoreConfig
 from kvferry.errors import ConfigError, UsageError
 
-__all__ = ["FIELDS", "EngineConfig", "chosen_config"]
+__all__ = ["EngineConfig", "chosen_config", "named_stores"]
 
-_log = logging.getLogger("kvferry.engine_config")
+_log = logging.getLogger("kvferry.config")
 
 _MIB = 1 << 20
-
-# Every setting but `stores`. Ranges are what cannot be meant, not what is wise.
-FIELDS: dict[str, Field] = {
-    "chunk_size": Whole(low=1, high=1 << 20, unit="tokens"),
-    "local_cpu": Switch(),
-    "max_local_cpu_size": Number(high=1 << 20, unit="GB"),
-    "eviction_policy": Choice(words=POLICIES),
-    "hugetlb": Switch(),
-    "prefault": Switch(),
-    "save_unfull_chunk": Switch(),
-    "remote_serde": Text(what="naive", needed=False),
-    "enable_async_loading": Switch(),
-    "retrieve_timeout_s": Number(high=86_400.0, unit="seconds"),
-    "lookup_timeout_s": Number(high=86_400.0, unit="seconds", needed=False),
-    "load_threads": Whole(low=1, high=256, unit="threads"),
-    "write_queue_bytes_max": Whole(low=0, high=1 << 50, unit="bytes"),
-    "recompute": Choice(words=("auto", "never")),
-    "weights_version": Text(what="the name of the weights", needed=False),
-    "prefill_a_s": Number(closed=True, unit="seconds", needed=False),
-    "prefill_c_s_per_token": Number(closed=True, unit="seconds", needed=False),
-    "prefill_d_s_per_token2": Number(closed=True, unit="seconds", needed=False),
-    "prefill_calibration_file": Text(what="the path of a file", needed=False),
-}
-_COEFFICIENTS = ("prefill_a_s", "prefill_c_s_per_token", "prefill_d_s_per_token2")
+_DAY_S = 86_400.0
+COEFFICIENTS = ("prefill_a_s", "prefill_c_s_per_token", "prefill_d_s_per_token2")
+Coefficient = Annotated[float, setting(ge=0, unit="seconds")]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
-class EngineConfig:
+class EngineConfig(Settings, frozen=True, kw_only=True):
     """What an engine caches, where, and how long it may take.
 
     Attributes:
@@ -67,9 +46,10 @@ class EngineConfig:
             whatever is there.
         weights_version: Of engines on the same stores, those with the same name share; for weights
             that were changed in place. None: those that have none either.
-        prefill_a_s: Computing n tokens takes ``a + c n + d n**2`` seconds: the fixed part,
-        prefill_c_s_per_token: the part of each token, and
-        prefill_d_s_per_token2: that of each pair. None: learned while it runs.
+        prefill_a_s: The fixed part of the time that computing n tokens takes, which is
+            ``a + c n + d n**2``; without `prefill_c_s_per_token` all of it is learned.
+        prefill_c_s_per_token: Its part of each token.
+        prefill_d_s_per_token2: Its part of each pair of tokens.
         prefill_calibration_file: A JSON file with these three: {"a_s": ..., "c_s_per_token": ...,
             "d_s_per_token2": ...}. See `prefill`.
         stores: Where chunks are beside L1 (L2), in the order in which they are asked.
@@ -78,41 +58,36 @@ class EngineConfig:
         ConfigError: A setting cannot be, or contradicts another one.
     """
 
-    chunk_size: int = 256
+    guide: ClassVar = (
+        *("chunk_size", "local_cpu", "max_local_cpu_size", "eviction_policy", "hugetlb"),
+        *("retrieve_timeout_s", "lookup_timeout_s", "recompute", "weights_version", "stores"),
+    )
+
+    chunk_size: Annotated[int, setting(ge=1, le=1 << 20, unit="tokens")] = 256
     local_cpu: bool = True
-    max_local_cpu_size: float = 5.0
-    eviction_policy: str = "LRU"
+    max_local_cpu_size: Annotated[float, setting(gt=0, le=1 << 20, unit="GB")] = 5.0
+    eviction_policy: PolicyName = "LRU"
     hugetlb: bool = False
     prefault: bool = True
     save_unfull_chunk: bool = False
-    remote_serde: str | None = "naive"
+    remote_serde: Text | None = "naive"
     enable_async_loading: bool = False
-    retrieve_timeout_s: float = 10.0
-    lookup_timeout_s: float | None = None
-    load_threads: int = 4
-    write_queue_bytes_max: int = 1024 * _MIB
-    recompute: str = "auto"
-    weights_version: str | None = None
-    prefill_a_s: float | None = None
-    prefill_c_s_per_token: float | None = None
-    prefill_d_s_per_token2: float | None = None
-    prefill_calibration_file: str | None = None
-    stores: tuple[StoreConfig, ...] = ()
+    retrieve_timeout_s: Annotated[float, setting(gt=0, le=_DAY_S, unit="seconds")] = 10.0
+    lookup_timeout_s: Annotated[float, setting(gt=0, le=_DAY_S, unit="seconds")] | None = None
+    load_threads: Annotated[int, setting(ge=1, le=256, unit="threads")] = 4
+    write_queue_bytes_max: Annotated[int, setting(ge=0, le=1 << 50, unit="bytes")] = 1024 * _MIB
+    recompute: Literal["auto", "never"] = "auto"
+    weights_version: Text | None = None
+    prefill_a_s: Coefficient | None = None
+    prefill_c_s_per_token: Coefficient | None = None
+    prefill_d_s_per_token2: Coefficient | None = None
+    prefill_calibration_file: Path | None = None
+    stores: Annotated[tuple[StoreConfig, ...], setting(program=True)] = ()
 
-    def __post_init__(self) -> None:
-        for name, spec in FIELDS.items():
-            object.__setattr__(self, name, spec.check(name, getattr(self, name)))
-        for problem in contradictions({name: getattr(self, name) for name in FIELDS}):
+    def _check(self) -> None:
+        for problem in contradictions(asdict(self)):
             raise ConfigError(problem)
-        object.__setattr__(self, "stores", named_stores(self.stores))
-
-    def __repr__(self) -> str:
-        shown = [
-            f"{item.name}={getattr(self, item.name)!r}"
-            for item in fields(self)
-            if getattr(self, item.name) != item.default
-        ]
-        return f"EngineConfig({', '.join(shown)})"
+        self._set("stores", named_stores(self.stores))
 
     @property
     def l1_bytes(self) -> int:
@@ -127,7 +102,7 @@ class EngineConfig:
             ConfigError: `prefill_calibration_file` is missing or malformed.
         """
         if self.prefill_calibration_file is not None:
-            from kvferry.engine_config.calibration import read_calibration
+            from kvferry.config.calibration import read_calibration
 
             return read_calibration(self.prefill_calibration_file)
         if self.prefill_c_s_per_token is None:
@@ -147,7 +122,7 @@ class EngineConfig:
         environ: Mapping[str, str] | None = None,
         **overrides: Any,
     ) -> Self:
-        """The settings of this call, of the environment and of a file; see the package.
+        """The settings of this call, of a file and of the environment; see the package.
 
         Args:
             path: The file; default: ``KVFERRY_CONFIG_FILE``, then ``LMCACHE_CONFIG_FILE``, or none.
@@ -159,7 +134,7 @@ class EngineConfig:
         Raises:
             ConfigError: The file is missing or malformed, or a setting is.
         """
-        from kvferry.engine_config.sources import examine
+        from kvferry.config.sources import examine
 
         found = examine(path, section=section, environ=environ, **overrides)
         config = cls(**found.settings())
@@ -204,7 +179,7 @@ def contradictions(settings: Mapping[str, Any]) -> list[str]:
             f"remote_serde={settings['remote_serde']!r} is not here: bytes are stored as they are; "
             "use naive"
         )
-    given = [name for name in _COEFFICIENTS if settings[name] is not None]
+    given = [name for name in COEFFICIENTS if settings[name] is not None]
     if given and settings["prefill_c_s_per_token"] is None:
         problems.append(f"{given[0]} is set without prefill_c_s_per_token; set both")
     if given and settings["prefill_calibration_file"] is not None:
@@ -229,7 +204,7 @@ def named_stores(stores: Any) -> tuple[StoreConfig, ...]:
     for store in stores:
         if not store.name:
             free = (f"{store.type}{'' if n == 1 else f'-{n}'}" for n in range(1, len(stores) + 2))
-            store = replace(store, name=next(name for name in free if name not in taken))
+            store = store.replace(name=next(name for name in free if name not in taken))
             taken.append(store.name)
         named.append(store)
     return tuple(named)

@@ -2,50 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from kvferry._url import nearest, parse_endpoint, parse_url
-from kvferry.config import ClientConfig, query_kinds
-from kvferry.engine_config.fields import (
-    GB,
-    POLICIES,
-    Choice,
-    Field,
-    Json,
-    Number,
-    Switch,
-    Text,
-    Whole,
-)
+import msgspec
+
+from kvferry._shown import shown
+from kvferry.config.client import ClientConfig
+from kvferry.config.client_sources import client_fields
+from kvferry.config.setting import GB, Path, PolicyName, Settings, Text, setting, specs
+from kvferry.config.url import nearest, parse_endpoint
 from kvferry.errors import ConfigError
 
 __all__ = ["EvictionConfig", "StoreConfig", "store_settings"]
 
-TYPES = ("redis", "file", "memory", "plugin", "native_plugin")
 _TYPE_ALIASES = {"resp": "redis", "valkey": "redis", "fs": "file", "fs_native": "file"}
-_CLIENT = tuple(item.name for item in fields(ClientConfig))
-
-_EVICTION: dict[str, Field] = {
-    "eviction_policy": Choice(words=(*POLICIES, "none")),
-    "trigger_watermark": Number(high=1.0),
-    "eviction_ratio": Number(high=1.0),
-}
-_FIELDS: dict[str, Field] = {
-    "type": Choice(words=TYPES),
-    "name": Text(what="a short word"),
-    "max_capacity_gb": Number(closed=True, unit="GB"),
-    "path": Text(what="the path of a directory", needed=False),
-    "fsync": Choice(words=("never", "data", "full")),
-    "direct": Choice(words=("auto", "on", "off")),
-    "io_uring": Switch(),
-    "shared_name": Text(what="a short word", needed=False),
-    "module_path": Text(what="the name of a module, e.g. my_package.store", needed=False),
-    "class_name": Text(what="the name of a class", needed=False),
-    "params": Json(kind=dict, what="a mapping of names to values"),
-}
 # What only some types have.
 _PLUGINS = ("plugin", "native_plugin")
 _OF_TYPE: dict[str, tuple[str, ...]] = {
@@ -60,6 +31,8 @@ _OF_TYPE: dict[str, tuple[str, ...]] = {
     "client": ("redis",),
 }
 _RENAMED = ("client", "shared_name")  # in the specification of a connector
+_WORD = "a short word of letters, digits and -_."
+Part = Annotated[float, setting(gt=0, le=1)]
 # Names that L2 adapters of LMCache have for settings of ours; of one type, or of all ("").
 _ALIASES = {
     "base_path": ("file", "path"),
@@ -82,11 +55,9 @@ _FIXED: dict[str, tuple[tuple[Any, ...], str]] = {
     "read_ahead_size": ((None,), "files are read as a whole; leave it out"),
     "relative_tmp_dir": ((None,), "the directory of temporary files is fixed; leave it out"),
 }
-_NUM_WORKERS = Whole(low=1, high=1024, unit="threads")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EvictionConfig:
+class EvictionConfig(Settings, frozen=True, kw_only=True):
     """What leaves a store when it is nearly full.
 
     Attributes:
@@ -96,13 +67,9 @@ class EvictionConfig:
         eviction_ratio: Part of what is there that leaves then.
     """
 
-    eviction_policy: str = "LRU"
-    trigger_watermark: float = 0.8
-    eviction_ratio: float = 0.2
-
-    def __post_init__(self) -> None:
-        for name, spec in _EVICTION.items():
-            object.__setattr__(self, name, spec.check(name, getattr(self, name)))
+    eviction_policy: Literal[PolicyName, "none"] = "LRU"
+    trigger_watermark: Part = 0.8
+    eviction_ratio: Part = 0.2
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Self:
@@ -112,8 +79,9 @@ class EvictionConfig:
             ConfigError: A name is unknown or a value cannot be.
         """
         for name in settings:
-            if name not in _EVICTION:
-                raise ConfigError(f"eviction: unknown setting {name!r}{nearest(name, _EVICTION)}")
+            if name not in specs(cls):
+                close = nearest(str(name), specs(cls))
+                raise ConfigError(f"eviction: unknown setting {shown(name)}{close}")
         given = {name: value for name, value in settings.items() if value is not None}
         if given.get("eviction_policy") == "noop":
             given["eviction_policy"] = "none"
@@ -124,8 +92,7 @@ class EvictionConfig:
         return cls(**given)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
-class StoreConfig:
+class StoreConfig(Settings, frozen=True, kw_only=True):
     """One L2 store.
 
     Attributes:
@@ -149,41 +116,43 @@ class StoreConfig:
         params: Its keywords (plugin); shown nowhere.
     """
 
-    type: str
-    name: str = ""
-    max_capacity_gb: float = 0.0
-    eviction: EvictionConfig = field(default_factory=EvictionConfig)
-    client: ClientConfig | None = None
-    path: str | None = None
-    fsync: str = "never"
-    direct: str = "auto"
+    guide: ClassVar = ("type", "name", "max_capacity_gb", "eviction", "path", "module_path")
+
+    type: Literal["redis", "file", "memory", "plugin", "native_plugin"]
+    name: Annotated[str, setting(pattern=r"^[A-Za-z0-9_.-]{0,40}\Z", use=_WORD)] = ""
+    max_capacity_gb: Annotated[float, setting(ge=0, unit="GB")] = 0.0
+    eviction: Annotated[EvictionConfig, setting(program=True)] = EvictionConfig()
+    client: Annotated[ClientConfig | None, setting(program=True)] = None
+    path: Path | None = None
+    fsync: Literal["never", "data", "full"] = "never"
+    direct: Literal["auto", "on", "off"] = "auto"
     io_uring: bool = True
-    shared_name: str | None = None
-    module_path: str | None = None
-    class_name: str | None = None
-    params: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    shared_name: Text | None = None
+    module_path: Text | None = None
+    class_name: Text | None = None
+    params: Annotated[Mapping[str, Any], setting(secret=True)] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "type", _type(self.type))
-        for name, spec in _FIELDS.items():
-            if name != "name" or self.name:
-                object.__setattr__(self, name, spec.check(name, getattr(self, name)))
-        object.__setattr__(self, "params", dict(self.params))
+        if isinstance(self.type, str):
+            self._set("type", _TYPE_ALIASES.get(self.type.lower(), self.type))
+        super().__post_init__()
+
+    def _check(self) -> None:
+        self._set("params", dict(self.params))
         if self.class_name is None and self.module_path and ":" in self.module_path:
             module, _, name = self.module_path.partition(":")
-            object.__setattr__(self, "module_path", module)
-            object.__setattr__(self, "class_name", name)
-        if self.name and not re.fullmatch(r"[A-Za-z0-9_.-]{1,40}", self.name):
-            raise ConfigError(f"name={self.name!r} is no short word; use letters, digits and -_.")
+            self._set("module_path", module)
+            self._set("class_name", name)
         self._check_type()
 
     def _check_type(self) -> None:
+        known = specs(type(self))
         for name, kinds in _OF_TYPE.items():
-            if self.type not in kinds and getattr(self, name) != _default(name):
+            if self.type not in kinds and getattr(self, name) != known[name].default:
                 kind = " or ".join(kinds)
                 raise ConfigError(f"{name} is for type={kind}, not for {self.type}; leave it out")
         if self.type == "redis" and self.client is None:
-            object.__setattr__(self, "client", ClientConfig())
+            self._set("client", ClientConfig())
         needed = {"file": ("path",), **dict.fromkeys(_PLUGINS, ("module_path", "class_name"))}
         for name in needed.get(self.type, ()):
             if getattr(self, name) is None:
@@ -209,9 +178,7 @@ class StoreConfig:
         """What `kvferry.connectors.load_connector` opens; the secrets are in it."""
         given: dict[str, Any] = {"type": self.type}
         if self.client is not None:
-            for item in fields(self.client):
-                if (value := getattr(self.client, item.name)) != item.default:
-                    given[item.name] = value
+            given |= {name: getattr(self.client, name) for name, _ in self.client.changed()}
         if self.type in ("file", "memory"):
             given["capacity_gb"] = self.max_capacity_gb
         names = [name for name, kinds in _OF_TYPE.items() if self.type in kinds]
@@ -219,16 +186,6 @@ class StoreConfig:
         if self.shared_name is not None:
             given["name"] = self.shared_name
         return given
-
-    def __repr__(self) -> str:
-        shown = [f"type={self.type!r}"]
-        for item in fields(self)[1:]:
-            value = getattr(self, item.name)
-            if item.name == "params" and value:
-                shown.append(f"params={dict.fromkeys(value, '***')!r}")
-            elif value != _default(item.name):
-                shown.append(f"{item.name}={value!r}")
-        return f"StoreConfig({', '.join(shown)})"
 
     @classmethod
     def of(cls, **settings: Any) -> Self:
@@ -241,85 +198,90 @@ class StoreConfig:
         """
         own, client = store_settings(settings)
         if client:
-            own["client"] = ClientConfig(**client)
+            own["client"] = ClientConfig(**client_fields(client))
         return cls(**own)
-
-
-def _type(given: Any) -> str:
-    kind = _TYPE_ALIASES.get(given.lower(), given) if isinstance(given, str) else given
-    return str(_FIELDS["type"].check("type", kind))
 
 
 def store_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Flat settings as those of a `StoreConfig` and those of its client, aliases translated.
 
-    Values are checked where they end up. None means that a setting is not given, and so does an
-    empty host, user or password.
+    The latter are a place for `merged_client`, with their `url`. Values are checked where they end
+    up. None means that a setting is not given.
 
     Raises:
         ConfigError: A name is unknown, does not go with the type, or stands there twice.
     """
-    if settings.get("type") is None:
-        raise ConfigError(f"a store needs a type: {_FIELDS['type'].wanted}")
-    kind = _type(settings["type"])
-    own: dict[str, Any] = {}
+    known, of_client = specs(StoreConfig), {"url", *specs(ClientConfig)}
+    kind = settings.get("type")
+    if kind is None:
+        raise ConfigError(f"a store needs a type: {known['type'].wanted}")
+    if isinstance(kind, str):
+        kind = _TYPE_ALIASES.get(kind.lower(), kind)
+    kind = known["type"].check(kind)
+    own: dict[str, Any] = {"type": kind}
     client: dict[str, Any] = {}
     for given, value in settings.items():
-        if value is None or given in ("type", "url"):
-            continue
-        if value == "" and kind == "redis" and given in ("host", "username", "password"):
+        if value is None or given == "type":
             continue
         if given in _FIXED:
             _check_fixed(given, value)
             continue
         if given == "num_workers" and kind != "redis":
-            _NUM_WORKERS.check(given, value)  # these drivers know best; it has no effect
+            # These drivers know best; it has no effect.
+            specs(ClientConfig)["connections"].check(value, given)
             continue
-        if given == "adapter_params" and kind in _PLUGINS:
-            given = "params"
-        of_type, name = _ALIASES.get(given, ("", given))
-        name = name if of_type == kind else given
-        if name == "direct" and isinstance(value, bool):  # use_odirect; YAML's on and off
-            value = ("auto" if given == "use_odirect" else "on") if value else "off"
-        if given == "cluster_mode" and kind == "redis":
-            name, value = "topology", "cluster" if value else "standalone"
-        target = client if kind == "redis" and name in _CLIENT else own
-        if target is own and name not in _FIELDS and name not in ("eviction", "client"):
-            known = [*_FIELDS, "eviction", *(("url", *_CLIENT) if kind == "redis" else ())]
-            raise ConfigError(f"unknown setting {given!r}{nearest(given, known)}")
+        name, value = _renamed(kind, given, value)
+        target = client if kind == "redis" and name in of_client else own
+        if target is own and name not in known:
+            if name == "url":
+                raise ConfigError(f"url is for type=redis, not for {kind}; leave it out")
+            others = sorted(of_client) if kind == "redis" else ()
+            raise ConfigError(f"unknown setting {shown(given)}{nearest(given, [*known, *others])}")
         if name in target:
             raise ConfigError(f"{given} says {name} a second time; keep one")
         target[name] = value
-    if isinstance(own.get("eviction"), Mapping):
-        own["eviction"] = EvictionConfig.of(own["eviction"])
-    elif not isinstance(own.get("eviction", EvictionConfig()), EvictionConfig):
+    if "eviction" in own:
+        own["eviction"] = _eviction(own)
+    if client.get("nodes") and not client.get("host") and client.get("url") is None:
+        client |= _first_of(client["nodes"])
+    return own, client
+
+
+def _renamed(kind: str, given: str, value: Any) -> tuple[str, Any]:
+    """A setting of LMCache's adapters as ours."""
+    if given == "adapter_params" and kind in _PLUGINS:
+        return "params", value
+    if given == "cluster_mode" and kind == "redis":
+        return "topology", "cluster" if value else "standalone"
+    of_type, name = _ALIASES.get(given, ("", given))
+    if of_type and of_type != kind:
+        return given, value
+    if given == "use_odirect" and isinstance(value, bool):
+        value = "auto" if value else "off"
+    return name, value
+
+
+def _eviction(own: Mapping[str, Any]) -> EvictionConfig:
+    """The block, which means something beside a capacity only."""
+    given = own["eviction"]
+    if not isinstance(given, Mapping | EvictionConfig):
         raise ConfigError("eviction is no mapping; it holds eviction_policy and others")
-    if kind == "redis":
-        client = _with_url(settings.get("url"), client)
-    elif settings.get("url") is not None:
-        raise ConfigError(f"url is for type=redis, not for {kind}; leave it out")
-    return {**own, "type": kind}, client
+    eviction = EvictionConfig.of(given) if isinstance(given, Mapping) else given
+    if not own.get("max_capacity_gb") and eviction.eviction_policy != "none":
+        raise ConfigError(
+            "eviction is set without max_capacity_gb, the GB that it keeps to; set both"
+        )
+    return eviction
 
 
-def _with_url(url: Any, client: dict[str, Any]) -> dict[str, Any]:
-    """Client settings over those of a URL; a list of nodes without a host gives the host."""
-    if url is not None:
-        if not isinstance(url, str):
-            raise ConfigError("url is no text; it begins with e.g. redis://")
-        client = {**parse_url(url, query_kinds()), **client}
-    if isinstance(client.get("nodes"), list | tuple):
-        nodes = tuple(client["nodes"])
-        if "host" not in client and nodes:
-            try:
-                host, port = parse_endpoint(nodes[0])
-            except (AttributeError, TypeError, ValueError):
-                raise ConfigError("nodes[0] is no host:port") from None
-            client = {**client, "host": host, **({"port": port} if port else {})}
-            nodes = nodes[1:]
-        client = {**client, "nodes": nodes}
-    if isinstance(client.get("tls_min_version"), float):
-        client = {**client, "tls_min_version": str(client["tls_min_version"])}
-    return client
+def _first_of(nodes: Any) -> dict[str, Any]:
+    """A list of nodes without a host: the first is the host."""
+    try:
+        first, *others = nodes
+        host, port = parse_endpoint(first)
+    except (AttributeError, TypeError, ValueError):
+        raise ConfigError("nodes[0] is no host:port") from None
+    return {"host": host, "nodes": tuple(others), **({"port": port} if port else {})}
 
 
 def _check_fixed(name: str, value: Any) -> None:
@@ -328,10 +290,3 @@ def _check_fixed(name: str, value: Any) -> None:
         value = value.get("type", value)
     if not any(type(value) is type(one) and value == one for one in allowed):
         raise ConfigError(f"{name}: {advice}")
-
-
-def _default(name: str) -> Any:
-    found = next(item for item in fields(StoreConfig) if item.name == name)
-    if found.default_factory is not MISSING:
-        return found.default_factory()
-    return found.default

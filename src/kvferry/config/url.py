@@ -20,16 +20,16 @@ import difflib
 import ipaddress
 import re
 from collections.abc import Iterable, Mapping
+from typing import Any
 from urllib.parse import parse_qsl, unquote
 
 from kvferry._shown import shown
+from kvferry.config.setting import Spec
 from kvferry.errors import ConfigError
 
 __all__ = [
     "PORT",
-    "SECRETS",
     "SENTINEL_PORT",
-    "Setting",
     "is_loopback",
     "nearest",
     "parse_endpoint",
@@ -37,29 +37,26 @@ __all__ = [
     "show_endpoint",
 ]
 
-Setting = int | float | str | bool | tuple[str, ...]
-
 PORT = 6379
 SENTINEL_PORT = 26379
-SECRETS = ("password", "sentinel_password", "tls_key_password")
 
+# These make up the address of a URL, which a query parameter may not contradict.
+_ADDRESS = ("host", "port", "unix_path")
 _SCHEME = re.compile(r"(redis|valkey|resp)(s?)(?:[+-](cluster|sentinel))?|unix")
 # Not urlsplit: of several hosts, one of them in brackets, its versions think differently.
 _PARTS = re.compile(r"[^:/?#]+://([^/?#]*)([^?#]*)(?:\?([^#]*))?", re.DOTALL)  # RFC 3986, B
-_BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-_KINDS = {int: "a whole number", float: "a number", bool: "true or false"}
 _MALFORMED = (
     "the URL is malformed; it is redis://user:password@host:port/db, "
     "with '@', ':', '/', '?', '#' and '%' percent-encoded inside user and password"
 )
 
 
-def parse_url(url: str, kinds: Mapping[str, type[Setting]]) -> dict[str, Setting]:
+def parse_url(url: str, known: Mapping[str, Spec]) -> dict[str, Any]:
     """The settings that a URL names.
 
     Args:
         url: See above.
-        kinds: The settings that may stand in the query, and the type of each.
+        known: The settings of a client.
 
     Raises:
         ConfigError: The URL is malformed, or asks for something unknown.
@@ -79,15 +76,19 @@ def parse_url(url: str, kinds: Mapping[str, type[Setting]]) -> dict[str, Setting
         settings["tls"] = True
     if topology:
         settings["topology"] = topology
-    settings.update(_of_path(found[0], topology, path))
-    secret = any(name in SECRETS for name, _ in query)  # '&' in it would have cut it in two
+    settings.update(_of_path(found[0], topology, path, known))
+    kinds = {
+        name: spec for name, spec in known.items() if name not in _ADDRESS and not spec.program
+    }
+    # '&' in one would have cut it in two.
+    secret = any(name in kinds and kinds[name].secret for name, _ in query)
     for name, text in query:
         if name not in kinds:
             what = "in the query" if secret else f"{shown(name)}{nearest(name, kinds)}"
             raise ConfigError(f"unknown query parameter {what}")
         if name in settings:
             raise ConfigError(f"the URL gives {name} twice; keep one")
-        settings[name] = _value(name, text, kinds[name], secret)
+        settings[name] = _value(kinds[name], text, secret)
     return settings
 
 
@@ -131,7 +132,7 @@ def show_endpoint(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _cut(url: str, mode: str) -> tuple[dict[str, Setting], str, list[tuple[str, str]]] | None:
+def _cut(url: str, mode: str) -> tuple[dict[str, Any], str, list[tuple[str, str]]] | None:
     """User and address, path (still encoded), query; None if malformed."""
     parts = _PARTS.fullmatch(url)  # not, if there is a fragment
     if parts is None:
@@ -153,9 +154,9 @@ def _cut(url: str, mode: str) -> tuple[dict[str, Setting], str, list[tuple[str, 
     return settings, path, pairs
 
 
-def _of_hosts(hosts: str, port: int | None) -> dict[str, Setting]:
+def _of_hosts(hosts: str, port: int | None) -> dict[str, Any]:
     first, *others = [parse_endpoint(text) for text in hosts.split(",")]
-    settings: dict[str, Setting] = {}
+    settings: dict[str, Any] = {}
     if first[0]:
         settings["host"] = first[0]
     if (first_port := first[1] or port) is not None:
@@ -167,30 +168,30 @@ def _of_hosts(hosts: str, port: int | None) -> dict[str, Setting]:
     return settings
 
 
-def _of_path(scheme: str, topology: str | None, path: str) -> dict[str, Setting]:
+def _of_path(
+    scheme: str, topology: str | None, path: str, known: Mapping[str, Spec]
+) -> dict[str, Any]:
     if scheme == "unix":
         if path in ("", "/"):
             raise ConfigError("the URL names no socket; use e.g. unix:///run/valkey.sock")
         return {"unix_path": unquote(path)}
-    settings: dict[str, Setting] = {}
+    settings: dict[str, Any] = {}
     db = path.strip("/")
     if topology == "sentinel":
         master, _, db = db.partition("/")
         if master:
             settings["sentinel_master"] = unquote(master)
     if db:
-        settings["db"] = _value("db", unquote(db), int, False)
+        settings["db"] = _value(known["db"], unquote(db), False)
     return settings
 
 
-def _value(name: str, text: str, kind: type[Setting], secret: bool) -> Setting:
-    if kind is str:
-        return text
-    if kind is tuple:
-        return tuple(text.split(","))
+def _value(spec: Spec, text: str, secret: bool) -> Any:
+    told = f"the URL's {spec.name}"
+    if not secret:
+        return spec.parse(text, told)
     try:
-        return _BOOLEANS[text.lower()] if kind is bool else kind(text)
-    except (KeyError, ValueError):
-        pass  # raised outside, because these errors quote the text
-    told = name if secret else f"{name}={shown(text)}"
-    raise ConfigError(f"{told} in the URL is not {_KINDS[kind]}; correct it")
+        return spec.parse(text, told)
+    except ConfigError:
+        pass  # it may quote a part of the secret
+    raise ConfigError(f"{told} is not valid; use {spec.wanted}")

@@ -1,0 +1,90 @@
+"""Settings as options of a command line: their names, kinds, help and checks are derived."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import click
+
+from kvferry.config.setting import Settings, Spec, specs
+
+__all__ = ["setting_options"]
+
+_METAVARS = {"tokens": "TOKENS", "GB": "GB", "seconds": "S"}
+
+
+class _Checked(click.ParamType[Any]):
+    """A text that a setting reads; a wrong one is a `ConfigError` that names the option."""
+
+    name = "value"
+
+    def __init__(self, spec: Spec) -> None:
+        self._spec = spec
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        return self._spec.parse(value, param.opts[0]) if isinstance(value, str) else value
+
+
+def setting_options(
+    of: type[Settings], without: Iterable[str] = ()
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator that adds an option for each setting of a class.
+
+    An option that is not given is None, and one of a list, which may be repeated, is empty. What is
+    on by default has an option that switches it off.
+    """
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for spec in reversed(specs(of).values()):
+            if spec.name not in without:
+                command = _option(spec)(command)
+        return command
+
+    return decorate
+
+
+def _option(spec: Spec) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    flag = spec.name.replace("_", "-")
+    text = re.sub(r"[`\"]", "", spec.text)
+    if spec.kind is bool and spec.default:
+        return click.option(
+            f"--no-{flag}",
+            spec.name,
+            flag_value=False,
+            default=None,
+            help=f"Do not {text[:1].lower()}{text[1:]}",
+        )
+    if spec.kind is bool:
+        names = [f"--{each}/--no-{each}" for each in (flag, spec.flag) if each]
+        return click.option(*names, spec.name, default=None, help=f"{text}  [default: no]")
+    if spec.words:
+        text += f" {spec.wanted}."
+    if spec.default not in (None, ()):
+        default = f"{spec.default:g}" if spec.kind is float else spec.default
+        text += f"  [default: {default}]"
+    kind = _metavar(spec)
+    return click.option(
+        f"--{spec.flag or flag}",
+        spec.name,
+        type=_Checked(spec),
+        multiple=spec.kind is tuple,
+        callback=_joined if spec.kind is tuple else None,
+        metavar=kind,
+        help=f"{text} Repeatable." if spec.kind is tuple else text,
+    )
+
+
+def _joined(ctx: click.Context, param: click.Parameter, lists: tuple[Any, ...]) -> Any:
+    return [item for each in lists for item in each] or None
+
+
+def _metavar(spec: Spec) -> str:
+    if spec.words:
+        return "NAME"
+    if spec.kind in (int, float):
+        return _METAVARS.get(spec.unit, "NUMBER")
+    if spec.kind is tuple:
+        return "JSON"
+    return {"a path": "PATH"}.get(spec.use, "TEXT")

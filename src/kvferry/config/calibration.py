@@ -1,0 +1,46 @@
+"""The file that a calibration of prefill leaves behind: three numbers as JSON."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from kvferry.config.cache import Coefficient
+from kvferry.config.setting import Settings, parsed_json, specs
+from kvferry.errors import ConfigError
+
+__all__ = ["read_calibration"]
+
+_SIZE_BYTES_MAX = 1 << 20
+
+
+class _Calibration(Settings, frozen=True, kw_only=True):
+    a_s: Coefficient
+    c_s_per_token: Coefficient
+    d_s_per_token2: Coefficient
+
+
+def read_calibration(path: str | os.PathLike[str]) -> tuple[float, float, float]:
+    """The coefficients of ``a + c n + d n**2`` seconds; other names in the file are left alone.
+
+    Raises:
+        ConfigError: The file is missing or malformed; the text names it.
+    """
+    where = f"prefill_calibration_file {path}"
+    names = tuple(specs(_Calibration))
+    try:
+        with Path(path).open("rb") as stream:
+            found, problem = parsed_json(stream.read(_SIZE_BYTES_MAX).decode(errors="replace"))
+    except OSError as error:
+        raise ConfigError(f"{where}: {error.strerror}") from None
+    if problem is not None:
+        raise ConfigError(f"{where} {problem}")
+    if not isinstance(found, dict):
+        raise ConfigError(f"{where} holds no object with {', '.join(names)}")
+    try:
+        given: dict[str, Any] = {name: found.get(name) for name in names}
+        made = _Calibration(**given)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    return made.a_s, made.c_s_per_token, made.d_s_per_token2

@@ -1,0 +1,173 @@
+"""What one place (a call, a section of a file, the environment) says of a set of settings."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvferry._shown import shown
+from kvferry.config.setting import Spec
+from kvferry.config.url import nearest
+from kvferry.errors import ConfigError
+
+__all__ = ["Findings", "Names", "Place"]
+
+_SIMILAR = 0.85  # of a variable's name: beyond it a typing error is likelier than a stranger
+
+
+@dataclass
+class Findings:
+    """What is to be said of settings.
+
+    Attributes:
+        problems: What keeps them from being used.
+        warnings: What is most likely not meant.
+        notes: What is read and has no effect.
+    """
+
+    problems: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def raise_first(self) -> None:
+        """Raise the first problem as `ConfigError`, if there is one."""
+        if self.problems:
+            more = len(self.problems) - 1
+            raise ConfigError(self.problems[0] + (f" (and {more} more)" if more else ""))
+
+
+@dataclass
+class Place:
+    """Checked values by our names.
+
+    Attributes:
+        kind: "call", "file" or "environment".
+        where: What stands before the name of a setting in an error.
+        file: Where it was read, if in a file.
+        values: By our names.
+        spelled: By our names, how the place names them.
+    """
+
+    kind: str
+    where: str = ""
+    file: Path | None = None
+    values: dict[str, Any] = field(default_factory=dict)
+    spelled: dict[str, str] = field(default_factory=dict)
+
+    def source(self, name: str) -> str:
+        """What to say of a setting that comes from here."""
+        return self.spelled[name] if self.kind == "environment" else self.kind
+
+    def put(self, name: str, given: str, value: Any) -> None:
+        """Keep a value.
+
+        Raises:
+            ConfigError: There is one already, by another name.
+        """
+        if name in self.values:
+            raise ConfigError(
+                f"{self.where}{given} says {self.spelled[name]} a second time; keep one"
+            )
+        self.values[name], self.spelled[name] = value, given
+
+
+@dataclass(frozen=True)
+class Names:
+    """The names that places may use.
+
+    Attributes:
+        known: Our settings.
+        aliases: Other names, with what one of their units is in ours, if that differs.
+        foreign: Names of others' settings that have no effect; with why, where they must be off.
+        elsewhere: Names that belong into another place, with the advice to put them there.
+    """
+
+    known: Mapping[str, Spec]
+    aliases: Mapping[str, tuple[str, float | None]] = field(default_factory=dict)
+    foreign: Mapping[str, str | None] = field(default_factory=dict)
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
+
+    def take(self, place: Place, settings: Mapping[Any, Any], found: Findings) -> Place:
+        """Sort into a place what a mapping says; None is not given."""
+        for given, value in settings.items():
+            if value is None:
+                continue
+            at = f"{place.where}{given}"
+            try:
+                if given in self.foreign:
+                    found.notes += self._foreign(given, at, value)
+                elif given in self.elsewhere:
+                    raise ConfigError(f"{at} {self.elsewhere[given]}")
+                else:
+                    name, unit = self._ours(given, place.where)
+                    if unit is not None:
+                        value = _scaled(self.known[name], value, unit, at)
+                    place.put(name, given, self.known[name].check(value, at))
+            except ConfigError as error:
+                found.problems.append(str(error))
+        return place
+
+    def take_environ(self, environ: Mapping[str, str], prefix: str, found: Findings) -> Place:
+        """What the variables say that begin with `prefix`; an empty one is not given."""
+        place = Place("environment")
+        for given in (*self.known, *self.aliases, *self.foreign):
+            variable = prefix + given.upper()
+            text = environ.get(variable)
+            if not text:
+                continue
+            try:
+                if given in self.foreign:
+                    found.notes += self._foreign(given, variable, text)
+                    continue
+                name, unit = self._ours(given)
+                value = text if unit is None else _scaled(self.known[name], text, unit, variable)
+                place.put(name, variable, self.known[name].parse(str(value), variable))
+            except ConfigError as error:
+                found.problems.append(str(error))
+        return place
+
+    def misspelt(
+        self, environ: Mapping[str, str], prefix: str, others: Iterable[str] = ()
+    ) -> list[str]:
+        """Warnings of variables that begin with `prefix` and are nearly one that is read."""
+        known = [prefix + name.upper() for name in (*self.known, *self.aliases, *self.foreign)]
+        mine = (name for name in environ if name.startswith(prefix) and name not in known)
+        strangers = [name for name in mine if not name.startswith(tuple(others))]
+        return [
+            f"{name} is not read; did you mean {close}?"
+            for name in strangers
+            for close in difflib.get_close_matches(name, known, n=1, cutoff=_SIMILAR)
+        ]
+
+    def _ours(self, given: Any, where: str = "") -> tuple[str, float | None]:
+        if given in self.known:
+            return given, None
+        if given in self.aliases:
+            return self.aliases[given]
+        near = (*self.known, *self.aliases, *self.foreign)
+        close = difflib.get_close_matches(str(given), near, n=1, cutoff=0.4)
+        advice = nearest(str(given), close or self.known)
+        raise ConfigError(f"{where}unknown setting {shown(given)}{advice}")
+
+    def _foreign(self, name: str, at: str, value: Any) -> list[str]:
+        off = value in (None, False, "", [], {}) or str(value).lower() in (
+            *("false", "0", "no", "none"),
+        )
+        why = self.foreign[name]
+        if why is None or off:
+            return [f"{at} has no effect here"]
+        raise ConfigError(f"{at} {why}")
+
+
+def _scaled(spec: Spec, value: Any, unit: float, at: str) -> float:
+    """A number in others' units in ours."""
+    try:
+        if isinstance(value, bool):
+            raise ValueError
+        return float(value) * unit
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise spec.error(value, at)

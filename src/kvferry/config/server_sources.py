@@ -1,0 +1,219 @@
+"""Where the settings of a cache server come from, and which of them wins."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kvferry.config.cache import EngineConfig
+from kvferry.config.client_sources import others_may_read
+from kvferry.config.endpoints import address_of, endpoints_of
+from kvferry.config.file import read_document, section_of
+from kvferry.config.places import Findings, Names, Place
+from kvferry.config.server import ServerConfig, ServerSettings
+from kvferry.config.setting import specs
+from kvferry.config.sources import CACHE, Examined, cache_places, config_path, resolved
+from kvferry.errors import ConfigError
+
+__all__ = ["SERVER", "gathered", "read_token"]
+
+_log = logging.getLogger("kvferry.server")
+
+_SECTION = "server"
+_PREFIX = "KVFERRY_SERVER_"
+_TOKEN_BYTES_MAX = 4096
+_LISTENING = ("tcp", "host", "port", "ipc")
+# Settings of the engine that the server has under names of its own.
+_OF_ENGINE = {
+    "l1_size_gb": "max_local_cpu_size",
+    "eviction_policy": "eviction_policy",
+    "l2_adapters": "stores",
+    "chunk_size": "chunk_size",
+    "hugepages": "hugetlb",
+}
+_ALIASES: dict[str, tuple[str, float | None]] = {
+    "l2_adapter": ("l2_adapters", None),
+    "stores": ("l2_adapters", None),
+    "l1_size": ("l1_size_gb", None),
+    "max_local_cpu_size": ("l1_size_gb", None),
+    "state": ("state_file", None),
+}
+_ADVICE = "is a setting of engines; write it into the section 'engine'"
+_KNOWN = specs(ServerSettings)
+SERVER = Names(
+    _KNOWN,
+    _ALIASES,
+    elsewhere={name: _ADVICE for name in CACHE.known if name not in (*_KNOWN, *_ALIASES)},
+)
+
+
+def gathered(
+    path: str | os.PathLike[str] | None,
+    environ: Mapping[str, str] | None,
+    overrides: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The keywords of `ServerConfig`, from all sources; see `ServerConfig.load`.
+
+    Raises:
+        ConfigError: A file is missing or malformed, or a setting is unknown or cannot be.
+    """
+    environ = os.environ if environ is None else environ
+    found = Examined(file=config_path(path, environ))
+    given = {name: value for name, value in overrides.items() if value is not None}
+    engine = given.pop("engine", {})
+    http = given.get("http")
+    if isinstance(http, tuple | list):
+        del given["http"]
+    call = SERVER.take(Place("call"), _listed(given), found)
+    places = [call, *_of_file(found), _of_environ(environ, found)]
+    found.raise_first()
+    config, chunk_size = _engine(engine, places, environ, found)
+    settings = {
+        name: next(place.values[name] for place in places if name in place.values)
+        for name in specs(ServerSettings)
+        if any(name in place.values for place in places)
+    }
+    kept = {name: settings[name] for name in specs(ServerConfig) if name in settings}
+    token = _token(places)
+    return {
+        **kept,
+        "engine": config,
+        "chunk_size": chunk_size,
+        "hugepages": config.hugetlb,
+        "endpoints": _endpoints(places, settings),
+        "http": tuple(http) if isinstance(http, tuple | list) else _http(settings),
+        **({} if token is None else {"http_token": token}),
+    }
+
+
+def _listed(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """One adapter as a list of one."""
+    return {
+        name: [value]
+        if name in ("l2_adapter", "l2_adapters", "stores") and _is_one(value)
+        else value
+        for name, value in settings.items()
+    }
+
+
+def _is_one(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _of_file(found: Examined) -> list[Place]:
+    file = found.file
+    if file is None:
+        return []
+    settings = section_of(file, read_document(file), _SECTION)
+    place = SERVER.take(Place("file", f"{file}: {_SECTION}: ", file), _listed(settings), found)
+    if "http_token" in place.values and others_may_read(file):
+        _log.warning("%s holds a secret and others may open it; run chmod 600 on it", file)
+    return [place]
+
+
+def _of_environ(environ: Mapping[str, str], found: Findings) -> Place:
+    variable = f"{_PREFIX}PORT"
+    if "://" in environ.get(variable, ""):
+        # Kubernetes says so of a service with the name kvferry-server, to every pod.
+        _log.warning("%s is no port but that of a service; it is not read", variable)
+        environ = {name: text for name, text in environ.items() if name != variable}
+    for text in SERVER.misspelt(environ, _PREFIX):
+        _log.warning("%s", text)
+    return SERVER.take_environ(environ, _PREFIX, found)
+
+
+def _engine(
+    engine: Any, places: Sequence[Place], environ: Mapping[str, str], found: Examined
+) -> tuple[EngineConfig, int | None]:
+    """The settings of the engines, and the chunk size if any source names one."""
+    own = {place.kind: _for_engine(place) for place in places}
+    if isinstance(engine, EngineConfig):
+        mixed: dict[str, Any] = {}
+        for place in reversed(places):
+            mixed |= own[place.kind].values
+        if "stores" in mixed:
+            raise ConfigError("pass either an EngineConfig or l2_adapters; both name stores")
+        return engine.replace(**mixed), mixed.get("chunk_size")
+    if not isinstance(engine, Mapping):
+        raise ConfigError("engine is no EngineConfig and no mapping of settings")
+    clash = [name for name in own["call"].values if name in engine]
+    if clash:
+        raise ConfigError(f"engine: {clash[0]} is there a second time; keep one")
+    order = [own["call"], CACHE.take(Place("call", "engine: "), engine, found)]
+    # Of each place what it says of the server, then what it says of engines.
+    for place in cache_places("engine", environ, found):
+        order += [own.pop(place.kind)] if place.kind in own else []
+        order.append(place)
+    resolved(order, environ, found)
+    config = EngineConfig(**found.settings())
+    for text in found.warnings:
+        _log.warning("%s", text)
+    for text in found.notes:
+        _log.info("%s", text)
+    size, source = found.values["chunk_size"]
+    return config, None if source == "default" else size
+
+
+def _for_engine(place: Place) -> Place:
+    """What a place says of pool and stores, by the names that these have for an engine."""
+    values = {ours: place.values[n] for n, ours in _OF_ENGINE.items() if n in place.values}
+    spelled = {ours: place.spelled[n] for n, ours in _OF_ENGINE.items() if n in place.values}
+    return Place(place.kind, place.where, place.file, values, spelled)
+
+
+def _endpoints(places: Sequence[Place], settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """The list of the strongest place that speaks of listening, or what the parts amount to."""
+    for place in places:
+        parts = [name for name in _LISTENING if name in place.values]
+        if "endpoints" in place.values:
+            if parts:
+                raise ConfigError(
+                    f"{place.where}endpoints and {parts[0]} are the same; keep one of them"
+                )
+            return tuple(place.values["endpoints"])
+        if parts:
+            break
+    given = {name: settings.get(name, specs(ServerSettings)[name].default) for name in _LISTENING}
+    return endpoints_of(**given)
+
+
+def _http(settings: Mapping[str, Any]) -> tuple[str, int] | None:
+    port = settings.get("http_port", 8080)
+    if not settings.get("http", True) or port == 0:
+        return None
+    return (address_of("http_host", settings.get("http_host", "localhost")), port)
+
+
+def _token(places: Sequence[Place]) -> str | None:
+    """The token of the strongest place that has one, from its file where it names that."""
+    for place in places:
+        token, file = place.values.get("http_token"), place.values.get("http_token_file")
+        if token is not None and file is not None:
+            raise ConfigError(f"{place.where}http_token and http_token_file are the same; keep one")
+        if file is not None:
+            return read_token(Path(file))
+        if token is not None:
+            return str(token)
+    return None
+
+
+def read_token(file: Path) -> str:
+    """The word that a file holds.
+
+    Raises:
+        ConfigError: It is missing, or holds something else.
+    """
+    try:
+        with file.open("rb") as stream:
+            raw = stream.read(_TOKEN_BYTES_MAX + 1)
+    except OSError as error:
+        raise ConfigError(f"http_token_file {file}: {error.strerror}") from None
+    token = raw.decode("ascii", "replace").strip()
+    if len(raw) > _TOKEN_BYTES_MAX or not token or not all("!" <= char <= "~" for char in token):
+        raise ConfigError(f"http_token_file {file} does not hold one word of printable ASCII")
+    if others_may_read(file):
+        _log.warning("%s holds a secret and others may open it; run chmod 600 on it", file)
+    return token

@@ -1,0 +1,60 @@
+"""The settings of stores and servers as they take effect, without secrets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import asdict
+
+from kvferry.config.server import ServerConfig
+from kvferry.config.setting import specs
+from kvferry.config.stores import StoreConfig
+
+__all__ = ["server_summary", "shown_server", "shown_store"]
+
+_NOT_PLAIN = ("engine", "again", "http", "http_token", "endpoints")
+
+
+def shown_store(store: StoreConfig) -> dict[str, Any]:
+    """What of it differs from the defaults, flat; secrets are asterisks."""
+    shown: dict[str, Any] = {"name": store.name, "type": store.type, "address": store.address}
+    shown["max_capacity_gb"] = store.max_capacity_gb
+    if store.max_capacity_gb:
+        shown["eviction"] = asdict(store.eviction)
+    for name, value in store.changed():
+        if name == "params":
+            shown[name] = dict.fromkeys(store.params, "***")
+        elif name not in (*shown, "client", "eviction"):
+            shown[name] = value
+    return {**shown, **dict(store.client.changed() if store.client is not None else ())}
+
+
+def shown_server(config: ServerConfig) -> dict[str, Any]:
+    """All settings by name, as JSON knows them; secrets are asterisks."""
+    return {
+        **{name: getattr(config, name) for name in specs(ServerConfig) if name not in _NOT_PLAIN},
+        "endpoints": list(config.endpoints),
+        "http_host": config.http[0] if config.http else None,
+        "http_port": config.http[1] if config.http else 0,
+        "http_token": None if config.http_token is None else "***",
+        "engine": {n: v for n, v in asdict(config.engine).items() if n != "stores"},
+        "stores": [shown_store(store) for store in config.engine.stores],
+    }
+
+
+def server_summary(config: ServerConfig, http_url: str | None) -> str:
+    """One line for the log: where it listens, the pool, the stores."""
+    stores = [
+        f"{store.name} ({store.type} at {store.address}"
+        + (f", {store.max_capacity_gb:g} GB)" if store.max_capacity_gb else ")")
+        for store in config.engine.stores
+    ]
+    return "; ".join(
+        [
+            f"engines at {', '.join(config.endpoints)}",
+            f"HTTP at {http_url}" if http_url else "no HTTP",
+            f"pool of {config.engine.max_local_cpu_size:g} GB, {config.engine.eviction_policy}"
+            + (", huge pages" if config.hugepages else ""),
+            f"stores: {', '.join(stores) or 'none'}",
+        ]
+    )

@@ -1,0 +1,310 @@
+"""Where the settings of an engine come from, which wins, and all that is wrong with them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+from kvferry.config.cache import EngineConfig, contradictions, named_stores
+from kvferry.config.client import ClientConfig
+from kvferry.config.client_sources import (
+    client_fields,
+    limits_of,
+    merged_client,
+    others_may_read,
+    secrets_in,
+)
+from kvferry.config.file import FILE_VARIABLE, read_document, section_of
+from kvferry.config.foreign import ALIASES, EXTRA, FOREIGN
+from kvferry.config.places import Findings, Names, Place
+from kvferry.config.setting import Settings, Text, setting, specs
+from kvferry.config.stores import StoreConfig, store_settings
+from kvferry.config.url import nearest
+from kvferry.errors import ConfigError
+
+__all__ = ["CACHE", "Examined", "cache_places", "config_path", "examine", "resolved"]
+
+_FILE_VARIABLES = (FILE_VARIABLE, "LMCACHE_CONFIG_FILE")
+_PREFIX, _THEIRS = "KVFERRY_", "LMCACHE_"
+_OTHERS = ("KVFERRY_RESP_", "KVFERRY_SERVER_", *_FILE_VARIABLES)  # variables that others read
+# Sections of others, also in a file whose other settings have none.
+_SECTIONS = ("client", "server", "tuned")
+_MAPPINGS = "a list of mappings, each with a type"
+
+
+class StoreSettings(Settings, frozen=True, kw_only=True):
+    """Settings of a file, the environment or a call that become stores.
+
+    Attributes:
+        stores: Where chunks are beside L1 (L2), in the order in which they are asked.
+        remote_url: The URL of a store of type redis.
+        local_disk: The directory of a store of type file.
+        max_local_disk_size: Its capacity.
+        extra_config: What LMCache has there: user, password and `resp_num_threads` of `remote_url`.
+    """
+
+    stores: Annotated[tuple[Any, ...], setting(use=_MAPPINGS, quoted=False)] = ()
+    remote_url: Annotated[str, setting(use="e.g. redis://host:port", quoted=False)] | None = None
+    local_disk: Text | None = None
+    max_local_disk_size: Annotated[float, setting(ge=0, unit="GB")] = 0.0
+    extra_config: Annotated[Mapping[str, Any], setting(quoted=False)] | None = None
+    extra: Annotated[Mapping[str, Any], setting(program=True)] | None = None
+
+
+_SPECIAL = specs(StoreSettings)
+_PLAIN = {name: spec for name, spec in specs(EngineConfig).items() if not spec.program}
+CACHE = Names(
+    {**_PLAIN, **{name: spec for name, spec in _SPECIAL.items() if not spec.program}},
+    ALIASES,
+    FOREIGN,
+)
+
+
+@dataclass
+class Examined(Findings):
+    """All settings with their sources, and what is wrong.
+
+    Attributes:
+        file: The file that was read, if any.
+        values: Setting: value and source ("default", "file", a variable, "call").
+        stores: Each with its source.
+        client: What the file's section of clients says.
+    """
+
+    file: Path | None = None
+    values: dict[str, tuple[Any, str]] = field(default_factory=dict)
+    stores: list[tuple[StoreConfig, str]] = field(default_factory=list)
+    client: dict[str, Any] = field(default_factory=dict)
+
+    def settings(self) -> dict[str, Any]:
+        """The keywords of `EngineConfig`.
+
+        Raises:
+            ConfigError: There is a problem; the text is the first one.
+        """
+        self.raise_first()
+        values = {name: value for name, (value, _) in self.values.items()}
+        return {**values, "stores": tuple(store for store, _ in self.stores)}
+
+
+def examine(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    section: str = "engine",
+    environ: Mapping[str, str] | None = None,
+    **overrides: Any,
+) -> Examined:
+    """Read all sources and find all problems; the arguments are those of `EngineConfig.load`.
+
+    Raises:
+        ConfigError: The file is missing, unreadable or no YAML.
+    """
+    environ = os.environ if environ is None else environ
+    found = Examined(file=config_path(path, environ))
+    call = _taken(Place("call"), overrides, found)
+    return resolved([call, *cache_places(section, environ, found)], environ, found)
+
+
+def config_path(path: str | os.PathLike[str] | None, environ: Mapping[str, str]) -> Path | None:
+    """The file that is named, by the call or by the environment."""
+    named = (environ[name] for name in _FILE_VARIABLES if environ.get(name))
+    path = next(named, None) if path is None else path
+    return None if path is None else Path(path)
+
+
+def cache_places(section: str, environ: Mapping[str, str], found: Examined) -> Iterator[Place]:
+    """What `found.file` and the environment say, the stronger place first.
+
+    LMCache's own variables are read where no file is named, as LMCache does.
+    """
+    if found.file is not None:
+        yield _of_file(found.file, section, found)
+    yield CACHE.take_environ(environ, _PREFIX, found)
+    if found.file is None:
+        yield CACHE.take_environ(environ, _THEIRS, found)
+    found.warnings += CACHE.misspelt(environ, _PREFIX, _OTHERS)
+
+
+def resolved(places: Sequence[Place], environ: Mapping[str, str], found: Examined) -> Examined:
+    """What places say together, the strongest one first; the result is in `found`."""
+    for name, spec in _PLAIN.items():
+        place = next((place for place in places if name in place.values), None)
+        value = (spec.default, "default")
+        found.values[name] = value if place is None else (place.values[name], place.source(name))
+    found.problems += contradictions({name: value for name, (value, _) in found.values.items()})
+    special = {}
+    for name in _SPECIAL:
+        place = next((place for place in places if name in place.values), None)
+        if place is not None:
+            special[name] = place
+    found.stores = list(_stores(special, environ, found))
+    try:
+        named = named_stores(tuple(store for store, _ in found.stores))
+    except ConfigError as error:
+        found.problems.append(str(error))
+    else:
+        found.stores = [(s, source) for s, (_, source) in zip(named, found.stores, strict=True)]
+    return found
+
+
+def _of_file(file: Path, section: str, found: Examined) -> Place:
+    """A section, or all of a file that has none; and the section of clients."""
+    document = read_document(file)
+    flat = section not in document and any(
+        name in CACHE.known or name in ALIASES or name in FOREIGN or name in EXTRA
+        for name, value in document.items()
+        if name not in _SECTIONS or not isinstance(value, dict | None)
+    )
+    where = f"{file}: " if flat else f"{file}: {section}: "
+    place = Place("file", where, file)
+    try:
+        found.client = section_of(file, document, "client")
+        if flat:
+            settings = {name: value for name, value in document.items() if name not in _SECTIONS}
+        else:
+            settings = section_of(file, document, section)
+        client_fields(found.client, f"{file}: client: ")
+    except ConfigError as error:
+        found.problems.append(str(error))
+        found.client = {}
+        return place
+    _taken(place, settings, found)
+    secret = secrets_in(found.client) or _holds_secrets(settings)
+    if secret and others_may_read(file):
+        found.warnings.append(f"{file} holds a secret and others may open it; run chmod 600 on it")
+    return place
+
+
+def _taken(place: Place, settings: Mapping[Any, Any], found: Findings) -> Place:
+    """What a mapping says; keys of LMCache's `extra_config` may stand beside it."""
+    disk_off = settings.get("local_disk") is False
+    names = (*EXTRA, "local_disk") if disk_off else EXTRA
+    CACHE.take(place, {name: settings[name] for name in settings if name not in names}, found)
+    extra = {name: settings[name] for name in EXTRA if settings.get(name) is not None}
+    if extra:
+        place.put("extra", next(iter(extra)), extra)
+    return place
+
+
+def _holds_secrets(settings: Mapping[str, Any]) -> bool:
+    """Whether what a file says of stores has a secret in it."""
+    extra = settings.get("extra_config")
+    stores = settings.get("stores") or settings.get("l2_adapters") or ()
+    found = [settings, extra, *(stores if isinstance(stores, list) else ())]
+    found.append({"url": settings.get("remote_url")})
+    try:
+        return any(
+            secrets_in(each) or bool(each.get("params")) for each in found if isinstance(each, dict)
+        )
+    except ConfigError:
+        return True  # of a URL that cannot be read
+
+
+Special = Mapping[str, Place]  # setting: where it is said
+
+
+@dataclass
+class _Entry:
+    """A store in the making."""
+
+    shown: str
+    source: str
+    settings: Any
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+
+def _stores(
+    special: Special, environ: Mapping[str, str], found: Examined
+) -> Iterator[tuple[StoreConfig, str]]:
+    """Every store and its source; what is wrong with the others is a problem."""
+    extra = _extra(special, found)
+    entries = list(_entries(special, extra, found))
+    redis = [entry for entry in entries if _is_redis(entry.settings)]
+    if not redis and not ("stores" in special and special["stores"].kind == "call"):
+        try:
+            named = merged_client(environ=environ)
+        except ConfigError as error:
+            found.problems.append(str(error))
+            named = {}
+        if "host" in named or "unix_path" in named:
+            source = "KVFERRY_RESP_*"
+            redis = [_Entry(source, source, {"type": "redis", **extra})]
+            entries += redis
+    for entry in redis[:1]:
+        entry.environ = environ
+    for entry in entries:
+        try:
+            if isinstance(entry.settings, StoreConfig):
+                yield entry.settings, entry.source
+                continue
+            own, client = store_settings(entry.settings)
+            if own["type"] == "redis" and "client" not in own:
+                named_there = {"url", "host", "unix_path"} & {n for n, v in client.items() if v}
+                base = limits_of(found.client) if named_there else found.client
+                merged = merged_client(client, base, environ=entry.environ)
+                own["client"] = ClientConfig(**merged)
+            yield StoreConfig(**own), entry.source
+        except ConfigError as error:
+            found.problems.append(f"{entry.shown}: {error}")
+
+
+def _entries(special: Special, extra: Mapping[str, Any], found: Findings) -> Iterator[_Entry]:
+    def entry(name: str, settings: dict[str, Any]) -> _Entry:
+        place = special[name]
+        return _Entry(f"{place.where}{place.spelled[name]}", place.source(name), settings)
+
+    if "local_disk" in special:
+        path = special["local_disk"].values["local_disk"].removeprefix("file://")
+        at = special.get("max_local_disk_size")
+        size = 0.0 if at is None else at.values["max_local_disk_size"]
+        made = entry("local_disk", {"type": "file", "path": path, "max_capacity_gb": size})
+        if size:
+            yield made
+        else:
+            found.problems.append(f"{made.shown} needs max_local_disk_size, in GB")
+    if "remote_url" in special:
+        url = special["remote_url"].values["remote_url"]
+        yield entry("remote_url", {"type": "redis", "url": url, **extra})
+    for index, item in enumerate(special["stores"].values["stores"] if "stores" in special else ()):
+        made = entry("stores", item)
+        made.shown += f"[{index}]"
+        if not isinstance(item, Mapping | StoreConfig):
+            found.problems.append(f"{made.shown} is no mapping; it begins with e.g. type: redis")
+        elif isinstance(item, Mapping) and not all(isinstance(name, str) for name in item):
+            found.problems.append(f"{made.shown}: a name is not a word; quote it")
+        else:
+            yield made
+
+
+def _is_redis(settings: Any) -> bool:
+    """Whether it is a redis store that is not complete already."""
+    if not isinstance(settings, Mapping):
+        return False
+    return str(settings.get("type")).lower() in ("redis", "resp", "valkey")
+
+
+def _extra(special: Special, found: Findings) -> dict[str, Any]:
+    """What extra_config, or its keys beside it, say of the remote store."""
+    given: dict[str, Any] = {}
+    for name in ("extra_config", "extra"):
+        place = special.get(name)
+        if place is None:
+            continue
+        where = place.where + (f"{place.spelled[name]}: " if name == "extra_config" else "")
+        for key, value in place.values[name].items():
+            if key not in EXTRA:
+                known = [*EXTRA, *FOREIGN]
+                found.problems.append(f"{where}unknown setting {key!r}{nearest(str(key), known)}")
+            elif key == "save_chunk_meta" and value not in (None, False):
+                found.problems.append(
+                    f"{where}save_chunk_meta={value!r} is not possible: the frame in front of each "
+                    "value says what it is; set it to false"
+                )
+            elif (ours := EXTRA[key]) is None:
+                found.notes.append(f"{where}{key} has no effect here")
+            elif value not in (None, ""):
+                given[ours] = value
+    return given
