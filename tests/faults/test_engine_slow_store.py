@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -98,14 +99,20 @@ def engine_before(way: Way, recompute_s: float, connections: int) -> Engine:
     """An engine that knows how fast it computes, and nothing of its store."""
     count = len(TOKENS)
     url = f"redis://127.0.0.1:{way.port}?connections={connections}"
-    return open_engine(
-        identity=IDENTITY,
-        stores=[{"type": "redis", "url": url}],
-        max_local_cpu_size=0.2,
-        prefill_a_s=0.0,
-        prefill_c_s_per_token=0.6 * recompute_s / count,
-        prefill_d_s_per_token2=0.4 * recompute_s / count**2,
-    )
+    prefill = {
+        "a_s": 0.0,
+        "c_s_per_token": 0.6 * recompute_s / count,
+        "d_s_per_token2": 0.4 * recompute_s / count**2,
+    }
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        file.write(json.dumps(prefill))
+        file.flush()
+        return open_engine(
+            identity=IDENTITY,
+            stores=[{"type": "redis", "url": url}],
+            max_local_cpu_size=0.2,
+            prefill_calibration_file=file.name,
+        )
 
 
 def ratios(engine: Engine, requests: int, recompute_s: float) -> list[float]:

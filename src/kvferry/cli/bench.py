@@ -135,11 +135,7 @@ def _server(url: str | None, host: str | None, port: int | None) -> ClientConfig
 
     if url and (host or port):
         raise click.UsageError("--url and --host/--port exclude each other")
-    config = ClientConfig.from_url(url) if url else ClientConfig.from_env(host=host, port=port)
-    if url and config.password is None:
-        secrets = ClientConfig.from_env()
-        config = config.replace(username=secrets.username, password=secrets.password)
-    return config
+    return ClientConfig.from_env(url=url, host=host, port=port)
 
 
 @contextmanager

@@ -20,7 +20,10 @@ __all__ = ["doctor"]
 )
 @click.argument("url", required=False)
 @click.option(
-    "--config", "file", metavar="FILE", help="Settings.  [default: KVFERRY_CONFIG_FILE, if set]"
+    "--config",
+    "file",
+    metavar="FILE",
+    help="Settings.  [default: KVFERRY_CONFIG_FILE, then LMCACHE_CONFIG_FILE, if set]",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 @click.option("--all", "everything", is_flag=True, help="Also list the checks that are fine.")
@@ -72,6 +75,7 @@ def doctor(
         _serve(serve)
         return
     from kvferry.config import load_client_config
+    from kvferry.config.file import FILE_VARIABLES, find_config_file
     from kvferry.lab.doctor.examine import worst
     from kvferry.lab.doctor.finding import Severity
     from kvferry.lab.doctor.model import load_model
@@ -92,7 +96,7 @@ def doctor(
     if shape is not None:
         engine.compute_s(shape)  # an unknown GPU is told before the work
     limits = None if no_bandwidth else Limits.quick() if quick else Limits()
-    config = load_client_config(file, url=url)
+    config = load_client_config(find_config_file(file, None, FILE_VARIABLES), url=url)
     del url  # it may carry a password, and error reporters show variables
     plan = Visit(
         config=config,

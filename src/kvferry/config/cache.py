@@ -7,8 +7,6 @@ import os
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from msgspec.structs import asdict
-
 from kvferry.config.setting import GB, Path, PolicyName, Settings, Text, setting
 from kvferry.config.stores import StoreConfig
 from kvferry.errors import ConfigError, UsageError
@@ -19,8 +17,6 @@ _log = logging.getLogger("kvferry.config")
 
 _MIB = 1 << 20
 _DAY_S = 86_400.0
-COEFFICIENTS = ("prefill_a_s", "prefill_c_s_per_token", "prefill_d_s_per_token2")
-Coefficient = Annotated[float, setting(ge=0, unit="seconds")]
 
 
 class EngineConfig(Settings, frozen=True, kw_only=True):
@@ -33,8 +29,6 @@ class EngineConfig(Settings, frozen=True, kw_only=True):
         eviction_policy: What leaves it first: "LRU", "LFU", "FIFO", "S3-FIFO", "ARC", "W-TinyLFU".
         hugetlb: Take it from the system's huge pages, which must have been set aside.
         prefault: Touch it at the start, so that no request pays for its first use.
-        save_unfull_chunk: False: what is behind the last full chunk is computed again.
-        remote_serde: "naive": bytes are stored as they are.
         enable_async_loading: `lookup` begins to load, so that `retrieve` finds it in memory.
         retrieve_timeout_s: The longest that a retrieve may take; what has arrived by then counts.
         lookup_timeout_s: The longest that a lookup may wait for stores. None: as long as an answer
@@ -46,12 +40,9 @@ class EngineConfig(Settings, frozen=True, kw_only=True):
             whatever is there.
         weights_version: Of engines on the same stores, those with the same name share; for weights
             that were changed in place. None: those that have none either.
-        prefill_a_s: The fixed part of the time that computing n tokens takes, which is
-            ``a + c n + d n**2``; without `prefill_c_s_per_token` all of it is learned.
-        prefill_c_s_per_token: Its part of each token.
-        prefill_d_s_per_token2: Its part of each pair of tokens.
-        prefill_calibration_file: A JSON file with these three: {"a_s": ..., "c_s_per_token": ...,
-            "d_s_per_token2": ...}. See `prefill`.
+        prefill_calibration_file: A JSON file that says what computing n tokens takes, which is
+            ``a + c n + d n**2`` seconds: {"a_s": ..., "c_s_per_token": ..., "d_s_per_token2": ...}.
+            None: it is learned.
         stores: Where chunks are beside L1 (L2), in the order in which they are asked.
 
     Raises:
@@ -59,8 +50,8 @@ class EngineConfig(Settings, frozen=True, kw_only=True):
     """
 
     guide: ClassVar = (
-        *("chunk_size", "local_cpu", "max_local_cpu_size", "eviction_policy", "hugetlb"),
-        *("retrieve_timeout_s", "lookup_timeout_s", "recompute", "weights_version", "stores"),
+        *("chunk_size", "max_local_cpu_size", "eviction_policy", "retrieve_timeout_s"),
+        *("lookup_timeout_s", "weights_version"),
     )
 
     chunk_size: Annotated[int, setting(ge=1, le=1 << 20, unit="tokens")] = 256
@@ -69,8 +60,6 @@ class EngineConfig(Settings, frozen=True, kw_only=True):
     eviction_policy: PolicyName = "LRU"
     hugetlb: bool = False
     prefault: bool = True
-    save_unfull_chunk: bool = False
-    remote_serde: Text | None = "naive"
     enable_async_loading: bool = False
     retrieve_timeout_s: Annotated[float, setting(gt=0, le=_DAY_S, unit="seconds")] = 10.0
     lookup_timeout_s: Annotated[float, setting(gt=0, le=_DAY_S, unit="seconds")] | None = None
@@ -78,15 +67,10 @@ class EngineConfig(Settings, frozen=True, kw_only=True):
     write_queue_bytes_max: Annotated[int, setting(ge=0, le=1 << 50, unit="bytes")] = 1024 * _MIB
     recompute: Literal["auto", "never"] = "auto"
     weights_version: Text | None = None
-    prefill_a_s: Coefficient | None = None
-    prefill_c_s_per_token: Coefficient | None = None
-    prefill_d_s_per_token2: Coefficient | None = None
     prefill_calibration_file: Path | None = None
     stores: Annotated[tuple[StoreConfig, ...], setting(program=True)] = ()
 
     def _check(self) -> None:
-        for problem in contradictions(asdict(self)):
-            raise ConfigError(problem)
         self._set("stores", named_stores(self.stores))
 
     @property
@@ -101,17 +85,11 @@ class EngineConfig(Settings, frozen=True, kw_only=True):
         Raises:
             ConfigError: `prefill_calibration_file` is missing or malformed.
         """
-        if self.prefill_calibration_file is not None:
-            from kvferry.config.calibration import read_calibration
-
-            return read_calibration(self.prefill_calibration_file)
-        if self.prefill_c_s_per_token is None:
+        if self.prefill_calibration_file is None:
             return None
-        return (
-            self.prefill_a_s or 0.0,
-            self.prefill_c_s_per_token,
-            self.prefill_d_s_per_token2 or 0.0,
-        )
+        from kvferry.config.calibration import read_calibration
+
+        return read_calibration(self.prefill_calibration_file)
 
     @classmethod
     def load(
@@ -164,27 +142,6 @@ def chosen_config(
             "make them equal"
         )
     return config
-
-
-def contradictions(settings: Mapping[str, Any]) -> list[str]:
-    """What does not go together, or not with us, in a full set of checked settings."""
-    problems = []
-    if settings["save_unfull_chunk"]:
-        problems.append(
-            "save_unfull_chunk=True is not possible: values of one length need full chunks, and "
-            "the rest of a prompt is computed again; set it to false"
-        )
-    if settings["remote_serde"] not in (None, "naive"):
-        problems.append(
-            f"remote_serde={settings['remote_serde']!r} is not here: bytes are stored as they are; "
-            "use naive"
-        )
-    given = [name for name in COEFFICIENTS if settings[name] is not None]
-    if given and settings["prefill_c_s_per_token"] is None:
-        problems.append(f"{given[0]} is set without prefill_c_s_per_token; set both")
-    if given and settings["prefill_calibration_file"] is not None:
-        problems.append(f"{given[0]} and prefill_calibration_file are the same; keep one")
-    return problems
 
 
 def named_stores(stores: Any) -> tuple[StoreConfig, ...]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from kvferry.config.cache import Coefficient
-from kvferry.config.setting import Settings, parsed_json, specs
+from kvferry.config.setting import Settings, parsed_json, setting, specs
 from kvferry.errors import ConfigError
 
 __all__ = ["read_calibration"]
 
 _SIZE_BYTES_MAX = 1 << 20
+Coefficient = Annotated[float, setting(ge=0, unit="seconds")]
 
 
 class _Calibration(Settings, frozen=True, kw_only=True):

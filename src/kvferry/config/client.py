@@ -113,8 +113,8 @@ class ClientConfig(Settings, frozen=True, kw_only=True):
     """
 
     guide: ClassVar = (
-        *("host", "port", "unix_path", "username", "password", "db", "topology", "nodes", "tls"),
-        *("tls_ca_file", "tls_cert_file", "tls_key_file", "connections", "timeout_s", "ttl_s"),
+        *("host", "port", "unix_path", "username", "password", "db", "topology", "nodes"),
+        *("tls", "tls_ca_file", "connections", "timeout_s", "ttl_s"),
     )
 
     host: Host = "localhost"

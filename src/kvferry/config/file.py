@@ -21,7 +21,7 @@ import contextlib
 import difflib
 import os
 import secrets
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from kvferry.errors import ConfigError
 
 __all__ = [
     "FILE_VARIABLE",
+    "FILE_VARIABLES",
     "find_config_file",
     "read_document",
     "read_section",
@@ -37,16 +38,20 @@ __all__ = [
 ]
 
 FILE_VARIABLE = "KVFERRY_CONFIG_FILE"
+FILE_VARIABLES = (FILE_VARIABLE, "LMCACHE_CONFIG_FILE")  # of a cache
 _SIZE_BYTES_MAX = 1 << 20
 _SIMILAR = 0.8  # of the name of a section: beyond it a typing error is likelier than a stranger
 
 
 def find_config_file(
-    path: str | os.PathLike[str] | None, environ: Mapping[str, str] | None = None
+    path: str | os.PathLike[str] | None,
+    environ: Mapping[str, str] | None = None,
+    variables: Sequence[str] = (FILE_VARIABLE,),
 ) -> Path | None:
-    """`path`, else the file that ``KVFERRY_CONFIG_FILE`` names, else None; it need not exist."""
-    if path is None:
-        path = (os.environ if environ is None else environ).get(FILE_VARIABLE) or None
+    """`path`, else the file that one of the variables names, else None; it need not exist."""
+    environ = os.environ if environ is None else environ
+    named = (environ[name] for name in variables if environ.get(name))
+    path = next(named, None) if path is None else path
     return None if path is None else Path(path)
 
 

@@ -9,7 +9,7 @@ Source: https://docs.lmcache.ai/api_reference/configurations.html
 
 from __future__ import annotations
 
-__all__ = ["ALIASES", "EXTRA", "FOREIGN"]
+__all__ = ["ALIASES", "EXTRA", "FOREIGN", "GONE"]
 
 # Their name: ours, and what one of their units is in ours.
 ALIASES: dict[str, tuple[str, float | None]] = {
@@ -40,6 +40,11 @@ _SWITCHES: dict[str, str] = {
     "remote_config_url": "is not here; settings come from the file, the environment and the call",
     "audit_actual_remote_url": _OFF,
     "mp_host": "is no setting of an engine here; use kvferry.server.Client and `kvferry server`",
+    "remote_serde": "is not here: bytes are stored as they are; use naive",
+    "save_unfull_chunk": (
+        "is not possible: values of one length need full chunks, and the rest of a prompt is "
+        "computed again; set it to false"
+    ),
     "store_location": "is not here; every chunk goes to every store",
     "retrieve_locations": "is not here; stores are asked in their order",
 }
@@ -75,6 +80,10 @@ _WITHOUT_EFFECT = (
 )
 # Their name: why it must be off, or None.
 FOREIGN: dict[str, str | None] = {**_SWITCHES, **dict.fromkeys(_WITHOUT_EFFECT)}
+
+# Settings of ours that are gone: what to do instead.
+_FILE = "is gone: write a_s, c_s_per_token and d_s_per_token2 into prefill_calibration_file"
+GONE = dict.fromkeys(("prefill_a_s", "prefill_c_s_per_token", "prefill_d_s_per_token2"), _FILE)
 
 # Names in extra_config, which files have at the top level too: the setting of the remote store that
 # they are, or None without effect.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from kvferry._shown import shown
 from kvferry.config.client import ClientConfig
@@ -52,6 +52,8 @@ class VllmServerSettings(Settings, frozen=True, kw_only=True):
         port: Of the server, with TCP.
         curve_key_file: Keys, for a server that asks for them.
     """
+
+    guide: ClassVar = ("host", "port")
 
     host: Annotated[str, setting(min_length=1, use="tcp://HOST or ipc:///PATH")] = "tcp://localhost"
     port: Annotated[int, setting(ge=1, le=65535)] | None = None

@@ -113,7 +113,7 @@ class Names:
     def take_environ(self, environ: Mapping[str, str], prefix: str, found: Findings) -> Place:
         """What the variables say that begin with `prefix`; an empty one is not given."""
         place = Place("environment")
-        for given in (*self.known, *self.aliases, *self.foreign):
+        for given in (*self.known, *self.aliases, *self.foreign, *self.elsewhere):
             variable = prefix + given.upper()
             text = environ.get(variable)
             if not text:
@@ -122,6 +122,8 @@ class Names:
                 if given in self.foreign:
                     found.notes += self._foreign(given, variable, text)
                     continue
+                if given in self.elsewhere:
+                    raise ConfigError(f"{variable} {self.elsewhere[given]}")
                 name, unit = self._ours(given)
                 value = text if unit is None else _scaled(self.known[name], text, unit, variable)
                 place.put(name, variable, self.known[name].parse(str(value), variable))
@@ -154,7 +156,7 @@ class Names:
 
     def _foreign(self, name: str, at: str, value: Any) -> list[str]:
         off = value in (None, False, "", [], {}) or str(value).lower() in (
-            *("false", "0", "no", "none"),
+            *("false", "0", "no", "none", "naive"),
         )
         why = self.foreign[name]
         if why is None or off:

@@ -97,8 +97,8 @@ class ServerSettings(_Common, frozen=True, kw_only=True):
     """
 
     guide: ClassVar = (
-        *("l1_size_gb", "eviction_policy", "l2_adapters", "chunk_size", "host", "port", "ipc"),
-        *("curve_key_file", "http_host", "http_port", "http_token_file", "state_file"),
+        *("l1_size_gb", "l2_adapters", "host", "port", "ipc", "curve_key_file"),
+        *("http_host", "http_port", "http_token_file", "state_file"),
     )
 
     # These win over the engine's own settings of the same place.

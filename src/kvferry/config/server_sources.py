@@ -11,11 +11,11 @@ from typing import Any
 from kvferry.config.cache import EngineConfig
 from kvferry.config.client_sources import others_may_read
 from kvferry.config.endpoints import address_of, endpoints_of
-from kvferry.config.file import read_document, section_of
+from kvferry.config.file import FILE_VARIABLES, find_config_file, read_document, section_of
 from kvferry.config.places import Findings, Names, Place
 from kvferry.config.server import ServerConfig, ServerSettings
 from kvferry.config.setting import specs
-from kvferry.config.sources import CACHE, Examined, cache_places, config_path, resolved
+from kvferry.config.sources import CACHE, Examined, cache_places, resolved
 from kvferry.errors import ConfigError
 
 __all__ = ["SERVER", "gathered", "read_token"]
@@ -61,7 +61,7 @@ def gathered(
         ConfigError: A file is missing or malformed, or a setting is unknown or cannot be.
     """
     environ = os.environ if environ is None else environ
-    found = Examined(file=config_path(path, environ))
+    found = Examined(file=find_config_file(path, environ, FILE_VARIABLES))
     given = {name: value for name, value in overrides.items() if value is not None}
     engine = given.pop("engine", {})
     http = given.get("http")

@@ -6,9 +6,9 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
-from kvferry.config.cache import EngineConfig, contradictions, named_stores
+from kvferry.config.cache import EngineConfig, named_stores
 from kvferry.config.client import ClientConfig
 from kvferry.config.client_sources import (
     client_fields,
@@ -17,19 +17,18 @@ from kvferry.config.client_sources import (
     others_may_read,
     secrets_in,
 )
-from kvferry.config.file import FILE_VARIABLE, read_document, section_of
-from kvferry.config.foreign import ALIASES, EXTRA, FOREIGN
+from kvferry.config.file import FILE_VARIABLES, find_config_file, read_document, section_of
+from kvferry.config.foreign import ALIASES, EXTRA, FOREIGN, GONE
 from kvferry.config.places import Findings, Names, Place
 from kvferry.config.setting import Settings, Text, setting, specs
 from kvferry.config.stores import StoreConfig, store_settings
 from kvferry.config.url import nearest
 from kvferry.errors import ConfigError
 
-__all__ = ["CACHE", "Examined", "cache_places", "config_path", "examine", "resolved"]
+__all__ = ["CACHE", "Examined", "cache_places", "examine", "resolved"]
 
-_FILE_VARIABLES = (FILE_VARIABLE, "LMCACHE_CONFIG_FILE")
 _PREFIX, _THEIRS = "KVFERRY_", "LMCACHE_"
-_OTHERS = ("KVFERRY_RESP_", "KVFERRY_SERVER_", *_FILE_VARIABLES)  # variables that others read
+_OTHERS = ("KVFERRY_RESP_", "KVFERRY_SERVER_", *FILE_VARIABLES)  # variables that others read
 # Sections of others, also in a file whose other settings have none.
 _SECTIONS = ("client", "server", "tuned")
 _MAPPINGS = "a list of mappings, each with a type"
@@ -46,20 +45,22 @@ class StoreSettings(Settings, frozen=True, kw_only=True):
         extra_config: What LMCache has there: user, password and `resp_num_threads` of `remote_url`.
     """
 
+    guide: ClassVar = ("stores", "remote_url", "local_disk", "max_local_disk_size")
+
     stores: Annotated[tuple[Any, ...], setting(use=_MAPPINGS, quoted=False)] = ()
     remote_url: Annotated[str, setting(use="e.g. redis://host:port", quoted=False)] | None = None
     local_disk: Text | None = None
     max_local_disk_size: Annotated[float, setting(ge=0, unit="GB")] = 0.0
     extra_config: Annotated[Mapping[str, Any], setting(quoted=False)] | None = None
-    extra: Annotated[Mapping[str, Any], setting(program=True)] | None = None
 
 
-_SPECIAL = specs(StoreSettings)
+_SPECIAL = (*specs(StoreSettings), "extra")  # the keys of extra_config that stand beside it
 _PLAIN = {name: spec for name, spec in specs(EngineConfig).items() if not spec.program}
 CACHE = Names(
-    {**_PLAIN, **{name: spec for name, spec in _SPECIAL.items() if not spec.program}},
+    {**_PLAIN, **specs(StoreSettings)},
     ALIASES,
     FOREIGN,
+    GONE,
 )
 
 
@@ -103,16 +104,9 @@ def examine(
         ConfigError: The file is missing, unreadable or no YAML.
     """
     environ = os.environ if environ is None else environ
-    found = Examined(file=config_path(path, environ))
+    found = Examined(file=find_config_file(path, environ, FILE_VARIABLES))
     call = _taken(Place("call"), overrides, found)
     return resolved([call, *cache_places(section, environ, found)], environ, found)
-
-
-def config_path(path: str | os.PathLike[str] | None, environ: Mapping[str, str]) -> Path | None:
-    """The file that is named, by the call or by the environment."""
-    named = (environ[name] for name in _FILE_VARIABLES if environ.get(name))
-    path = next(named, None) if path is None else path
-    return None if path is None else Path(path)
 
 
 def cache_places(section: str, environ: Mapping[str, str], found: Examined) -> Iterator[Place]:
@@ -134,7 +128,6 @@ def resolved(places: Sequence[Place], environ: Mapping[str, str], found: Examine
         place = next((place for place in places if name in place.values), None)
         value = (spec.default, "default")
         found.values[name] = value if place is None else (place.values[name], place.source(name))
-    found.problems += contradictions({name: value for name, (value, _) in found.values.items()})
     special = {}
     for name in _SPECIAL:
         place = next((place for place in places if name in place.values), None)

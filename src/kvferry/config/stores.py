@@ -116,7 +116,7 @@ class StoreConfig(Settings, frozen=True, kw_only=True):
         params: Its keywords (plugin); shown nowhere.
     """
 
-    guide: ClassVar = ("type", "name", "max_capacity_gb", "eviction", "path", "module_path")
+    guide: ClassVar = ("type", "max_capacity_gb", "eviction", "path")
 
     type: Literal["redis", "file", "memory", "plugin", "native_plugin"]
     name: Annotated[str, setting(pattern=r"^[A-Za-z0-9_.-]{0,40}\Z", use=_WORD)] = ""

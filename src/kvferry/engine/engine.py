@@ -53,8 +53,7 @@ class Engine(EngineLife):
             `max_local_cpu_size`.
 
     Raises:
-        ConfigError: A setting cannot be.
-        MemoryError: The system refused the memory.
+        ConfigError: A setting cannot be, or the host does not have that memory.
     """
 
     @property

@@ -12,18 +12,23 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from kvferry import _native
+from kvferry._host import available_memory_bytes
 from kvferry.client.dlpack import view_memory
+from kvferry.config.setting import GB
 from kvferry.engine.prompt import Prompt
 from kvferry.engine.steps import Steps, Wait
-from kvferry.errors import BadBufferError, UsageError
+from kvferry.errors import BadBufferError, ConfigError, UsageError
 
 __all__ = ["HERE", "STATES", "ChunkView", "Memory", "PagesGone", "Reserved"]
 
 # A hold on pages that is not ended in this time belongs to somebody who forgot it.
 LEASE_S = 120.0
+# Part of the free memory of a host that is advised: others need some, too.
+_FREE_PART = 0.9
 # How often somebody who waits looks for himself.
 _LOOK_S = 0.05
 # States of a chunk, by the byte of `states`; see ChunkCache.
@@ -96,7 +101,7 @@ class Memory:
 
         Raises:
             UsageError: The size or the policy cannot be.
-            MemoryError: The system refused the memory.
+            ConfigError: The host does not have that memory.
         """
         pages = size_bytes // _native.PagePool.stride_bytes(chunk_bytes)
         if pages < 1:
@@ -104,8 +109,16 @@ class Memory:
                 f"{size_bytes / 1e9:g} GB of memory hold no chunk of {chunk_bytes} bytes; "
                 "raise max_local_cpu_size or lower chunk_size"
             )
-        pool = _native.PagePool(chunk_bytes, pages, hugetlb=hugetlb, prefault=prefault)
-        return cls(pool, _native.ChunkCache(pages, policy, pool=pool), chunk_bytes)
+        free = available_memory_bytes()
+        if hugetlb or size_bytes <= free:
+            with suppress(MemoryError):
+                pool = _native.PagePool(chunk_bytes, pages, hugetlb=hugetlb, prefault=prefault)
+                return cls(pool, _native.ChunkCache(pages, policy, pool=pool), chunk_bytes)
+        raise ConfigError(
+            f"max_local_cpu_size is {size_bytes / GB:g} GB and this host has {free / GB:.1f} free: "
+            f"use at most {_FREE_PART * free / GB:.1f}; kvferry.max_local_cpu_size in "
+            "kv_connector_extra_config, or max_local_cpu_size of the call, wins over the file"
+        )
 
     @property
     def whole(self) -> memoryview:
