@@ -226,7 +226,7 @@ class Spec:
 
     def _from_text(self, text: str) -> Any:
         if self.kind is float and text.isascii():
-            return msgspec.convert(float(text), self.type)
+            return self.check(float(text))
         return msgspec.convert(text, self.type, strict=False)
 
     def _of_json(self, text: str, at: str) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import msgspec
@@ -242,8 +242,10 @@ def store_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
         target[name] = value
     if "eviction" in own:
         own["eviction"] = _eviction(own)
-    if client.get("nodes") and not client.get("host") and client.get("url") is None:
-        client |= _first_of(client["nodes"])
+    nodes = client.get("nodes")
+    named = client.get("host") or client.get("url") is not None
+    if isinstance(nodes, list | tuple) and nodes and not named:
+        client |= _first_of(nodes)
     return own, client
 
 
@@ -274,12 +276,12 @@ def _eviction(own: Mapping[str, Any]) -> EvictionConfig:
     return eviction
 
 
-def _first_of(nodes: Any) -> dict[str, Any]:
+def _first_of(nodes: Sequence[Any]) -> dict[str, Any]:
     """A list of nodes without a host: the first is the host."""
     try:
         first, *others = nodes
         host, port = parse_endpoint(first)
-    except (AttributeError, TypeError, ValueError):
+    except (AttributeError, ValueError):
         raise ConfigError("nodes[0] is no host:port") from None
     return {"host": host, "nodes": tuple(others), **({"port": port} if port else {})}
 

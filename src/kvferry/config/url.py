@@ -148,7 +148,9 @@ def _cut(url: str, mode: str) -> tuple[dict[str, Any], str, list[tuple[str, str]
             if text:
                 settings[name] = unquote(text, errors="strict")
         unquote(path, errors="strict")
-        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
+        pairs = parse_qsl(
+            query, keep_blank_values=True, strict_parsing=bool(query), errors="strict"
+        )
     except ValueError:
         return None
     return settings, path, pairs
