@@ -48,7 +48,7 @@ test: native  ## native tests, then those in Python that say most in minutes
 test-full: test  ## all tests but `make soak` and `make test-engines`
 	@$(PYTEST) -m full
 
-check: setup  ## format, lint, types, layers, stub: all of them, then the verdict
+check: setup  ## format, lint, types, layers, stub, tables: all of them, then the verdict
 	@failed=0; \
 	$(BIN)/ruff format --check || failed=1; \
 	$(BIN)/ruff check || failed=1; \
@@ -56,6 +56,7 @@ check: setup  ## format, lint, types, layers, stub: all of them, then the verdic
 	$(BIN)/mypy || failed=1; \
 	$(BIN)/python tools/tidy.py || failed=1; \
 	$(BIN)/python tools/stub.py --check || failed=1; \
+	$(BIN)/python tools/settings.py --check || failed=1; \
 	exit $$failed
 
 native: setup  ## native tests of what the extension is made of
@@ -105,8 +106,8 @@ docs: setup  ## links and examples of every Markdown page
 format: setup  ## rewrite C++ and Python in the house format
 	@$(BIN)/ruff format && $(BIN)/ruff check --fix && $(BIN)/clang-format -i $(CXX_FILES)
 
-stub: setup  ## rewrite src/kvferry/_native.pyi from the extension
-	@$(BIN)/python tools/stub.py
+stub: setup  ## rewrite what is made from code: _native.pyi, the tables of settings in the guides
+	@$(BIN)/python tools/stub.py && $(BIN)/python tools/settings.py
 
 clean:  ## remove what was built; .venv stays
 	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import click
 
 from kvferry.config.setting import Settings, Spec, specs
 
-__all__ = ["setting_options"]
+__all__ = ["option_of", "setting_options"]
+
+# A secret is no word of a command line, and `endpoints` are host, port and ipc in one.
+_NOT_OPTIONS = ("http_token", "endpoints")
 
 _METAVARS = {"tokens": "TOKENS", "GB": "GB", "seconds": "S"}
 
@@ -27,9 +30,15 @@ class _Checked(click.ParamType[Any]):
         return self._spec.parse(value, param.opts[0]) if isinstance(value, str) else value
 
 
-def setting_options(
-    of: type[Settings], without: Iterable[str] = ()
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def option_of(spec: Spec) -> str:
+    """The option for a setting; empty: there is none."""
+    if spec.name in _NOT_OPTIONS:
+        return ""
+    name = (spec.flag if spec.kind is not bool else "") or spec.name.replace("_", "-")
+    return f"--no-{name}" if spec.kind is bool and spec.default else f"--{name}"
+
+
+def setting_options(of: type[Settings]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """A decorator that adds an option for each setting of a class.
 
     An option that is not given is None, and one of a list, which may be repeated, is empty. What is
@@ -37,8 +46,8 @@ def setting_options(
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        for spec in reversed(specs(of).values()):
-            if spec.name not in without:
+        for spec in sorted(specs(of).values(), key=lambda spec: spec.guide):
+            if option_of(spec):
                 command = _option(spec)(command)
         return command
 
@@ -46,18 +55,19 @@ def setting_options(
 
 
 def _option(spec: Spec) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    flag = spec.name.replace("_", "-")
+    option = option_of(spec)
     text = re.sub(r"[`\"]", "", spec.text)
     if spec.kind is bool and spec.default:
         return click.option(
-            f"--no-{flag}",
+            option,
             spec.name,
             flag_value=False,
             default=None,
             help=f"Do not {text[:1].lower()}{text[1:]}",
         )
     if spec.kind is bool:
-        names = [f"--{each}/--no-{each}" for each in (flag, spec.flag) if each]
+        words = [option.removeprefix("--"), spec.flag]
+        names = [f"--{each}/--no-{each}" for each in words if each]
         return click.option(*names, spec.name, default=None, help=f"{text}  [default: no]")
     if spec.words:
         text += f" {spec.wanted}."
@@ -66,7 +76,7 @@ def _option(spec: Spec) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         text += f"  [default: {default}]"
     kind = _metavar(spec)
     return click.option(
-        f"--{spec.flag or flag}",
+        option,
         spec.name,
         type=_Checked(spec),
         multiple=spec.kind is tuple,

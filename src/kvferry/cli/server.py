@@ -18,8 +18,6 @@ __all__ = ["server"]
 _FILE = click.Path(dir_okay=False, path_type=Path)
 # Options that are not settings of the server itself.
 _NOT_SETTINGS = ("config", "new_curve_keys", "log_level", "check")
-# A secret is no word of a command line, and `endpoints` are host, port and ipc in one.
-_NOT_OPTIONS = ("http_token", "endpoints")
 
 
 @click.command(
@@ -37,7 +35,7 @@ _NOT_OPTIONS = ("http_token", "endpoints")
     metavar="FILE",
     help="YAML with the sections 'server' and 'engine'.  [default: that of KVFERRY_CONFIG_FILE]",
 )
-@setting_options(ServerSettings, without=_NOT_OPTIONS)
+@setting_options(ServerSettings)
 @click.option(
     "--new-curve-keys",
     type=click.Path(file_okay=False, path_type=Path),

@@ -58,7 +58,7 @@ class ClientConfig(Settings, frozen=True, kw_only=True):
         credentials: A function that gives user and password, in their stead; asked before every
             connection and before what it gave expires. See `kvferry.Credentials`.
         db: Database number; a cluster has only 0.
-        topology: "standalone", "cluster" or "sentinel".
+        topology: One server, the slots of a cluster, or one that Sentinels watch.
         nodes: Further seeds of a cluster, or further Sentinels: "host:port", "[v6]:port", "host".
         sentinel_master: The name that the Sentinels watch our server under.
         sentinel_username: ACL user at the Sentinels, which have users of their own.
@@ -71,8 +71,9 @@ class ClientConfig(Settings, frozen=True, kw_only=True):
         nodes_max: How many nodes a cluster or its redirects may make us connect to; a map with
             more is refused. They may cost `nodes_max` x (`connections` + 1) descriptors.
         tls: Encrypt; ``rediss://`` in URLs.
-        tls_ca_file: PEM file of the authorities that we trust; without it and
-        tls_ca_dir: a directory of such (hashed as OpenSSL wants it), those of the system.
+        tls_ca_file: PEM file of the authorities that we trust; without it and `tls_ca_dir` those of
+            the system.
+        tls_ca_dir: A directory of such, hashed as OpenSSL wants it.
         tls_cert_file: PEM file of our certificate and its chain, where the server asks for one.
         tls_key_file: PEM file of its key.
         tls_key_password: A secret; shown nowhere. Opens the key file.
@@ -91,8 +92,8 @@ class ClientConfig(Settings, frozen=True, kw_only=True):
         floor_rate_bytes_s: The slowest transfer that still counts as alive.
         connect_timeout_s: Limit for connecting, including TLS and the greeting.
         stall_timeout_s: How long a connection that owes us bytes may send none.
-        reconnect_min_s: First bound of the random wait before dialling again; it doubles up to
-        reconnect_max_s: the last one.
+        reconnect_min_s: First bound of the random wait before dialling again; it doubles.
+        reconnect_max_s: The last such bound.
         window_bytes: Bytes asked for ahead, per connection; ``None`` lets the client adapt.
         protocol: 3 speaks RESP3 where the server does; 2 insists on RESP2.
         ttl_s: Time to live of values that are set without one; ``None`` keeps them.

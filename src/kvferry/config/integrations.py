@@ -64,20 +64,25 @@ class VllmTierSettings(Settings, frozen=True, kw_only=True):
     """Of the vLLM tier, beside those of a client.
 
     Attributes:
-        url: Where the store is: a server, or "file:///directory".
-        store: All of a store, as in a configuration file.
-        capacity_gb: The capacity of a directory, in GB of 2**30 bytes.
-        config_file: A file of kvferry; None: that of ``KVFERRY_CONFIG_FILE``.
-        password_file: A file with the password, read again for every connection.
-        identity: A text that enters the identity.
-        locality: As vLLM's filters of tiers and events have it.
+        url: Where the store is: `redis://`, `rediss://` (TLS), `redis+cluster://`,
+            `redis+sentinel://`; `valkey` and `resp` for `redis`; `unix://`; `file:///directory`.
+        store: Instead of `url` all of a store, as in a configuration file.
+        capacity_gb: Limit of a `file://` store, in GB of 2^30 bytes.
+        config_file: Settings of the client from a file; None: that of `KVFERRY_CONFIG_FILE`.
+        password_file: Holds the password; read for each connection.
+        identity: A name for what vLLM does not tell.
+        locality: For vLLM's filters of tiers and for its events.
         enable_kv_events: Tell vLLM of chunks that the store has acknowledged.
-        lookup_timeout_ms: The longest that a question may wait.
-        load_timeout_ms: Limit of a load, beside what its bytes take.
-        load_stall_ms: How long a load may bring nothing.
-        store_timeout_ms: Limit of a write.
-        store_mb_max: Bytes on their way out, in MB of 2**20 bytes.
-        drain_timeout_ms: How long an end waits for writes.
+        lookup_timeout_ms: How long a request waits to hear what the store has. None: as long as an
+            answer can save time, by what computing may take; 40 where that is not known.
+        load_timeout_ms: Deadline of a load, plus its bytes at 50 MB/s; None: 1000.
+        load_stall_ms: How long all loads together may get nothing. None: four times what a chunk
+            mostly takes, or a quarter of computing them (half of it for the first one); 500 where
+            that is not known.
+        store_timeout_ms: Deadline of a store, plus its bytes at 50 MB/s; None: 5000.
+        store_mb_max: What may be on its way to the store; the rest is shed. None: half of the
+            pinned memory.
+        drain_timeout_ms: How long a shutdown waits for stores; None: 10000.
     """
 
     url: Url | None = None
@@ -100,9 +105,9 @@ class SglangSettings(Settings, frozen=True, kw_only=True):
     """Of HiCache's extra config, beside those of a client.
 
     Attributes:
-        url: Where the server is.
-        config_file: A file of kvferry; None: that of ``KVFERRY_CONFIG_FILE``.
-        lookup_timeout_s: Limit of a question which pages are there.
+        url: `redis://`, `rediss://`, `redis+cluster://`, `redis+sentinel://`, `unix://`.
+        config_file: A file with a section `client`; None: that of `KVFERRY_CONFIG_FILE`.
+        lookup_timeout_s: Limit of a question which pages are there; after it: none.
         load_timeout_s: Limit of a batch of pages that is read, beside the time that its bytes take
             at `floor_rate_bytes_s`.
         store_timeout_s: The same of a batch that is written.
@@ -123,12 +128,13 @@ class LmcacheSettings(Settings, frozen=True, kw_only=True):
     """Of LMCache's ``adapter_params``, beside those of a client.
 
     Attributes:
-        url: Where the server is.
-        config_file: A file of kvferry; None: that of ``KVFERRY_CONFIG_FILE``.
-        num_workers: Sockets to each server, as LMCache's own client has it.
-        deadline_s: Limit of every batch; None: it grows with the bytes, and is 2 s for questions.
+        url: In the place of `host` and `port`: `redis://`, `rediss://`, `redis+cluster://`,
+            `redis+sentinel://`, `unix://`.
+        config_file: A file of ours; None: that of `KVFERRY_CONFIG_FILE`.
+        num_workers: Sockets to each server, as LMCache's own client has it; None: 8.
+        deadline_s: Limit of every batch; None: 5 s and bytes at 50 MB/s, 2 s for questions.
         namespace: Goes before every key with a ":"; without it the keys are LMCache's own.
-        verify: Frames with checksums; values then lie in a namespace, "kvferry" if none is named.
+        verify: Frames with checksums; values then lie in a namespace, `kvferry` if none is named.
     """
 
     url: Url | None = None

@@ -49,14 +49,16 @@ class _Common(Settings, frozen=True, kw_only=True):
         chunk_size: Tokens of a chunk, for engines that were told none; None: they know best.
         http_token: What callers of HTTP must show; needed beyond loopback.
         curve_key_file: Keys of CURVE, mode 0600; needed beyond loopback.
-        shm_name: What the names of shared segments begin with; a random part follows.
+        shm_name: What the names of shared segments begin with; a random part follows. Servers of
+            one user need names of their own.
         hugepages: Put the pool on huge pages that the system has set aside.
         numa: The NUMA node whose memory is used; None: any.
         state_file: Where the index is kept over a restart, and the pool with it.
         lease_s: How long leases and reservations last.
         heartbeat_s: How often clients say that they live.
         dead_after_s: Silence after which a client loses its leases.
-        client_share: Part of the pool that one client may hold at once, by leases and reservations.
+        client_share: Part of the pool that one client may hold at once, by leases and reservations;
+            of what others hold already it gets none.
         drain_s: How long a shutdown waits for stores.
     """
 
@@ -92,7 +94,8 @@ class ServerSettings(_Common, frozen=True, kw_only=True):
         ipc: Listen at this Unix socket too.
         http: Serve HTTP.
         http_host: Where HTTP listens; beyond this host it needs a token.
-        http_port: 0: no HTTP.
+        http_port: Where HTTP listens; 0: no HTTP. If 8080 is taken, the server goes on without
+            HTTP and says so; another port that is taken is an error.
         http_token_file: A file whose content is asked of callers of HTTP.
     """
 

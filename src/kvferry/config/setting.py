@@ -342,7 +342,7 @@ def _texts(of: type[Settings]) -> dict[str, str]:
         section = inspect.getdoc(one) or "" if "__doc__" in vars(one) else ""
         section = section.partition("Attributes:\n")[2].partition("\n\n")[0]
         for match in re.finditer(r"^    (\w+): (.*(?:\n     .*)*)", section, re.MULTILINE):
-            found[match[1]] = " ".join(match[2].split())
+            found[match[1]] = " ".join(match[2].split()).replace("``", "`")
     return found
 
 

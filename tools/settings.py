@@ -1,0 +1,100 @@
+"""settings: the tables of settings in the guides, written from their declarations.
+
+    python tools/settings.py [--check]
+
+A table stands between ``<!-- settings: CLASS, ... -->`` and ``<!-- end of settings -->``. Behind
+the classes may stand ``guide`` (those that users need explained), ``appendix`` (the others), and
+``options`` (named as on the command line of `kvferry server`). With ``--check`` nothing is written,
+and a page that is not as its declarations are is named, with exit code 1.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from kvferry.cli.options import option_of
+from kvferry.config import ClientConfig, EngineConfig, EvictionConfig, StoreConfig, integrations
+from kvferry.config.server import ServerSettings
+from kvferry.config.setting import Settings, Spec, specs
+from kvferry.config.sources import StoreSettings
+
+CLASSES: dict[str, type[Settings]] = {
+    each.__name__: each
+    for each in (
+        *(ClientConfig, EngineConfig, EvictionConfig, StoreConfig, StoreSettings, ServerSettings),
+        *(integrations.VllmConnectorSettings, integrations.VllmServerSettings),
+        *(integrations.VllmTierSettings, integrations.SglangSettings),
+        integrations.LmcacheSettings,
+    )
+}
+BLOCK = re.compile(r"<!-- settings: (.*?) -->\n.*?<!-- end of settings -->", re.DOTALL)
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def main() -> int:
+    """Write or check all pages."""
+    check, wrong = "--check" in sys.argv[1:], 0
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        made = BLOCK.sub(lambda found: table(found[1]), text)
+        if made == text:
+            continue
+        if check:
+            wrong = 1
+            print(f"{page.relative_to(ROOT)}: not as the settings are declared; run make stub")
+        else:
+            page.write_text(made, encoding="utf-8")
+    return wrong
+
+
+def table(wanted: str) -> str:
+    """A block with its markers."""
+    words = [word.strip() for word in wanted.split(",")]
+    head = "Option" if "options" in words else "Setting"
+    lines = [f"| {head} | Values | Default | What it is |", "|---|---|---|---|"]
+    for word in words:
+        if word in CLASSES:
+            lines += rows(CLASSES[word], words)
+    text = "\n".join(lines)
+    return f"<!-- settings: {wanted} -->\n{text}\n<!-- end of settings -->"
+
+
+def rows(of: type[Settings], words: list[str]) -> Iterator[str]:
+    """The lines of a class."""
+    for spec in sorted(specs(of).values(), key=lambda spec: not spec.guide):
+        if ("guide" in words and not spec.guide) or ("appendix" in words and spec.guide):
+            continue
+        name = option_of(spec) if "options" in words else spec.name
+        if name:
+            cells = (f"`{name}`", values(spec), default(spec), spec.text)
+            if name.startswith("--no-"):
+                cells = (f"`{name}`", "", "", f"Do not {spec.text[0].lower()}{spec.text[1:]}")
+            yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def values(spec: Spec) -> str:
+    """What it may be, in a few words."""
+    if spec.program:
+        return "from a program"
+    if spec.words:
+        return " ".join(f"`{word}`" for word in spec.words)
+    if spec.kind is bool:
+        return "true, false"
+    return spec.unit or spec.wanted
+
+
+def default(spec: Spec) -> str:
+    """Its default, where there is one that says something."""
+    value = spec.default
+    if value in (None, (), "", {}) or isinstance(value, Settings) or "NODEFAULT" in repr(value):
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"`{value}`" if isinstance(value, str) else f"{value:.10g}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
