@@ -184,8 +184,16 @@ def proxied() -> Iterator[Callable[..., FaultProxy]]:
 
 @pytest.fixture(autouse=True)
 def _without_presence_view(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A view hears a moment later of what others wrote; few tests mean to show that."""
+    """A view hears a moment later of what others wrote; few tests mean to show that.
+
+    The default becomes another one; a test that asks for "auto" has the mark.
+    """
+    check = ClientConfig._check
+
+    def checked(config: ClientConfig) -> None:
+        if config.presence == "auto":
+            config._set("presence", "off")
+        check(config)
+
     if request.node.get_closest_marker("presence") is None:
-        defaults = ClientConfig.__init__.__kwdefaults__
-        assert defaults is not None
-        monkeypatch.setitem(defaults, "presence", "off")
+        monkeypatch.setattr(ClientConfig, "_check", checked)

@@ -37,16 +37,8 @@ FRAMES_MAX = 40
 BYTES_MAX = 4096
 # Where settings are made of what the caller wrote: there it must stand in variables, and the caller
 # has it in one as well. Behind them it may stand in none.
-SETTLING_FILES = (
-    "_config_checks.py",
-    "_config_file.py",
-    "_url.py",
-    "config.py",
-    "config_file.py",
-    "credentials.py",
-    "settings.py",
-    "sources.py",
-)
+SETTLING_FILES = ("credentials.py", "settings.py")
+SETTLING_PACKAGE = "config"
 SETTLING_NAMES = ("__init__", "from_url", "from_env", "from_file", "load_client_config")
 
 
@@ -87,7 +79,7 @@ class _Ears(logging.Handler):
         for frame in frames:
             code = frame.f_code
             file = Path(code.co_filename)
-            settling = file.name in SETTLING_FILES or file.parent.name == "engine_config"
+            settling = file.name in SETTLING_FILES or file.parent.name == SETTLING_PACKAGE
             settling |= code.co_name in SETTLING_NAMES
             if settling or not code.co_filename.startswith(PACKAGE):
                 continue
@@ -154,7 +146,7 @@ def _listen(patches: pytest.MonkeyPatch) -> None:
     before(KVFerryError, "__init__", _on_error)
     before(pytest.RaisesExc, "__exit__", _on_expected)
     after(BatchResult, "__init__", _on_result)
-    after(ClientConfig, "__post_init__", _on_config)
+    after(ClientConfig, "_check", _on_config)  # msgspec calls its __post_init__ past the class
     after(Credentials, "__post_init__", _on_credentials)
     after(pytest.CaptureFixture, "readouterr", _on_captured)
     after(subprocess.Popen, "communicate", _on_output)
