@@ -128,8 +128,9 @@ def merged_client(
     for name in (*_ADDRESS, *_USER):
         variables = (prefix + name.upper() for prefix in _PREFIXES)
         variable = next((each for each in variables if environ.get(each)), None)
-        if variable is not None:
-            found = _over({name: known[name].parse(environ[variable], variable)}, found)
+        # What is not needed may be malformed: Kubernetes sets such ports.
+        if variable is not None and name not in found and name not in _replaced(found):
+            found[name] = known[name].parse(environ[variable], variable)
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -246,6 +247,12 @@ def others_may_read(file: Path | None) -> bool:
 
 def _over(weaker: Mapping[str, Any], stronger: Mapping[str, Any]) -> dict[str, Any]:
     """Both, without what of the weaker one makes no sense beside the stronger one."""
+    gone = _replaced(stronger)
+    return {**{name: weaker[name] for name in weaker if name not in gone}, **stronger}
+
+
+def _replaced(stronger: Mapping[str, Any]) -> set[str]:
+    """What weaker places may not say beside these fields."""
     gone: set[str] = set()
     if "credentials" in stronger:
         gone |= set(_USER)
@@ -253,4 +260,4 @@ def _over(weaker: Mapping[str, Any], stronger: Mapping[str, Any]) -> dict[str, A
         gone |= {"unix_path", "nodes"}
     if "unix_path" in stronger:
         gone |= set(_ADDRESS)
-    return {**{name: weaker[name] for name in weaker if name not in gone}, **stronger}
+    return gone
