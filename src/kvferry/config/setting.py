@@ -108,7 +108,7 @@ Host = Annotated[
     str,
     setting(
         pattern=r"^[^\s/@,]+\Z",
-        use="a host name (a URL goes to `url`)",
+        use="a host name (a URL goes to `url` or from_url())",
         quoted=False,
         bytes_max=255,
     ),
@@ -189,11 +189,15 @@ class Spec:
             value = os.fspath(value)
         try:
             made = msgspec.convert(self._spelled(value), self.type)
-            self._check_made(made)
+            if isinstance(made, float) and not math.isfinite(made):
+                raise ValueError
         except (msgspec.ValidationError, ValueError, OverflowError, RecursionError):
             pass  # raised outside: these errors may quote the value
         else:
-            return made
+            problem = self._problem(made)
+            if problem is None:
+                return made
+            raise ConfigError(f"{at or self.name} {problem}")
         raise self.error(value, at)
 
     def parse(self, text: str, at: str = "") -> Any:
@@ -247,17 +251,19 @@ class Spec:
             return next((word for word in self.words if _plain(word) == _plain(str(value))), value)
         return value
 
-    def _check_made(self, value: Any) -> None:
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError
+    def _problem(self, value: Any) -> str | None:
+        """Why no server or file could have such a text, without the text."""
         for text in value if isinstance(value, tuple) else (value,):
             if not isinstance(text, str):
                 continue
             if "\0" in text:
-                raise ValueError
-            size = len(text.encode())  # raises: a lone surrogate has no UTF-8 form
+                return "holds a zero byte; leave it out"
+            if any("\ud800" <= char <= "\udfff" for char in text):
+                return "holds a lone surrogate and has no UTF-8 form; correct it"
+            size = len(text.encode())
             if self.bytes_max and size > self.bytes_max:
-                raise ValueError
+                return f"has {size} bytes; use at most {self.bytes_max}"
+        return None
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
