@@ -127,6 +127,7 @@ class Spec:
         type: As it is declared, for msgspec.
         kind: int, float, bool, str, tuple or dict.
         words: What it may be, if only that.
+        of_texts: It is a list of texts; commas may part them.
         default: Its value where nobody gives one.
         needed: None is no value of its own.
         text: What it means.
@@ -138,6 +139,7 @@ class Spec:
     type: Any
     kind: Any
     words: tuple[Any, ...]
+    of_texts: bool
     default: Any
     needed: bool
     text: str
@@ -234,7 +236,7 @@ class Spec:
         return msgspec.convert(text, self.type, strict=False)
 
     def _of_json(self, text: str, at: str) -> Any:
-        if str in get_args(self.type) and not text.lstrip().startswith("["):
+        if self.of_texts and not text.lstrip().startswith("["):
             return text.split(",")
         found, problem = parsed_json(text)
         if problem is not None:
@@ -325,6 +327,7 @@ def _spec(of: type[Settings], name: str, hint: Any, default: Any, texts: Mapping
     if get_origin(main) is Annotated:
         kind, meta = get_args(main)
     words = get_args(kind) if get_origin(kind) is Literal else ()
+    items = get_args(kind)
     kind = type(words[0]) if words else get_origin(kind) or kind
     limits = {key: getattr(meta, key) for key in ("ge", "gt", "le", "min_length")}
     return Spec(
@@ -332,6 +335,7 @@ def _spec(of: type[Settings], name: str, hint: Any, default: Any, texts: Mapping
         type=hint,
         kind=dict if kind is Mapping else kind,
         words=words,
+        of_texts=kind is tuple and str in items,
         default=default,
         needed=NoneType not in union,
         text=texts.get(name, ""),
