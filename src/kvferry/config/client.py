@@ -259,7 +259,8 @@ class ClientConfig(Settings, frozen=True, kw_only=True):
         """
         from kvferry.config.client_sources import merged_client
 
-        return cls(**merged_client(explicit, environ=environ))
+        given = {name: value for name, value in explicit.items() if value is not None}
+        return cls(**merged_client(given, environ=environ))
 
 
 _ONE_SERVER: dict[str, Any] = {

@@ -92,10 +92,11 @@ def load_client_config(
     environ = os.environ if environ is None else environ
     file = find_config_file(path, environ)
     found = {} if file is None else file_fields(file, read_document(file), section)
+    call = {name: value for name, value in {"url": url, **overrides}.items() if value is not None}
     if secrets_in(found) and others_may_read(file):
         _log.warning("%s holds a secret and others may open it; run chmod 600 on it", file)
     try:
-        return ClientConfig(**merged_client({"url": url, **overrides}, found, environ=environ))
+        return ClientConfig(**merged_client(call, found, environ=environ))
     except ConfigError as error:
         if not found:
             raise
@@ -109,7 +110,7 @@ def merged_client(
     """Fields of `ClientConfig` from several places; see the head of this module.
 
     Args:
-        places: `url` and fields, where not None; the strongest place first.
+        places: `url` and fields as for `client_fields`; the strongest place first.
         environ: The weakest; default: of this process.
 
     Raises:
@@ -138,7 +139,8 @@ def client_fields(given: Mapping[str, Any], where: str = "") -> dict[str, Any]:
     """Checked fields of what holds `url` and fields, the URL taken apart.
 
     Args:
-        given: None, and an empty host, port, user or password, is not given.
+        given: An empty host, port, user or password is not given; None takes back what the URL
+            says.
         where: Before the name of a setting in an error.
 
     Raises:
@@ -157,8 +159,10 @@ def client_fields(given: Mapping[str, Any], where: str = "") -> dict[str, Any]:
         if "password" in found:  # without a user it is that of the default user
             found.setdefault("username", None)
     for name, value in given.items():
-        empty = value == "" and name in (*_ADDRESS, *_USER)
-        if name != "url" and value is not None and not empty:
+        if value is None:
+            if found.get(name) is not None:
+                del found[name]
+        elif name != "url" and not (value == "" and name in (*_ADDRESS, *_USER)):
             found[name] = known[name].check(value, f"{where}{name}")
     return found
 
