@@ -224,7 +224,9 @@ class Spec:
         """That a value cannot be; it is quoted where it can hold no secret."""
         plain = isinstance(value, str | int | float | None)
         told = "" if not self.quoted or not plain or "://" in shown(value) else f"={shown(value)}"
-        quotes = self.kind is str and not self.words and not isinstance(value, str | None)
+        # Of what YAML takes for a number or a date.
+        other = isinstance(value, str | bytes | list | tuple | Mapping | None)
+        quotes = self.kind is str and not self.words and not other
         return ConfigError(
             f"{at or self.name}{told} is not valid; use {self.wanted}"
             + (" and put it in quotes" if quotes else "")
@@ -240,7 +242,8 @@ class Spec:
             return text.split(",")
         found, problem = parsed_json(text)
         if problem is not None:
-            raise ConfigError(f"{at or self.name} {problem}")
+            advice = f"; use {self.wanted}" if problem.startswith("is no JSON") else ""
+            raise ConfigError(f"{at or self.name} {problem}{advice}")
         return [found] if self.kind is tuple and isinstance(found, dict) else found
 
     def _spelled(self, value: Any) -> Any:
