@@ -87,7 +87,7 @@ def test_deadline_grows_with_bytes() -> None:
         ({"unix_path": ""}, "use a path"),
         ({"client_name": "two words"}, "without spaces"),
         ({"username": "u"}, "set both"),
-        ({"password": SECRET.encode()}, "put it in quotes"),
+        ({"password": SECRET.encode()}, "use a text"),
         ({"password": SECRET + "\ud800"}, "surrogate"),
         ({"reconnect_min_s": 2, "reconnect_max_s": 1}, "reconnect_min_s"),
         # TLS.
@@ -104,7 +104,7 @@ def test_deadline_grows_with_bytes() -> None:
         (TLS | {"tls_cert_file": "c"}, "without tls_key_file"),
         (TLS | {"tls_key_file": "k"}, "without tls_cert_file"),
         (TLS | {"tls_key_password": SECRET}, "without tls_key_file"),
-        (TLS | {"tls_key_password": SECRET.encode()}, "put it in quotes"),
+        (TLS | {"tls_key_password": SECRET.encode()}, "use a text"),
         (TLS | {"tls_server_name": "a b"}, "use a host name"),
         (TLS | {"unix_path": "/s"}, "Unix socket"),
         # Where servers are.
@@ -141,7 +141,7 @@ def test_deadline_grows_with_bytes() -> None:
         ({"credentials": SECRET}, "a str"),
         ({"credentials": _provide, "password": SECRET}, "one or the other"),
         ({"presence_prefix": "kv:", "protocol": 2}, "RESP3"),
-        ({"presence_prefix": b"kv:"}, "put it in quotes"),
+        ({"presence_prefix": b"kv:"}, "use a text"),
         ({"presence_keys_max": 0}, "whole number"),
     ],
 )
