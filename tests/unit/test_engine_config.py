@@ -85,7 +85,8 @@ def test_what_cannot_be_is_refused_with_advice(wrong: dict[str, Any], advice: st
 
 @pytest.mark.parametrize("text", ["S3-FIFO", "s3fifo", "S3_FIFO", "s3-fifo"])
 def test_policies_may_be_spelled_as_people_do(text: str) -> None:
-    assert EngineConfig(eviction_policy=text).eviction_policy == "S3-FIFO"
+    settings: dict[str, Any] = {"eviction_policy": text}
+    assert EngineConfig(**settings).eviction_policy == "S3-FIFO"
 
 
 def test_prefill_comes_from_settings_or_a_file(tmp_path: Path) -> None:
