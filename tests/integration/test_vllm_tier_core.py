@@ -453,6 +453,7 @@ def test_an_answer_that_comes_too_late_changes_nothing_that_was_said(
         assert (tier.core.counts["lookup_timeout"], tier.core.counts["lookup_hit"]) == (1, 0)
 
 
+@pytest.mark.presence
 def test_what_the_presence_view_knows_to_be_absent_costs_no_question(valkey: TestServer) -> None:
     primary = Primary(valkey.url, presence="auto")
     try:

@@ -71,21 +71,22 @@ def test_null_is_the_default_also_against_the_url(file: Path) -> None:
 
 
 @pytest.mark.parametrize("given", list(itertools.product((False, True), repeat=3)))
-def test_the_call_wins_over_the_environment_over_the_file(
+def test_the_call_wins_over_the_file_over_the_environment(
     file: Path, given: tuple[bool, ...]
 ) -> None:
-    in_file, in_environment, in_call = given
-    put(file, "client: {port: 1001, db: 5}\n" if in_file else "client: {db: 5}\n")
-    environ = {"KVFERRY_RESP_PORT": "1002"} if in_environment else {}
+    in_environment, in_file, in_call = given
+    environ = {"KVFERRY_RESP_PORT": "1001"} if in_environment else {}
+    put(file, "client: {port: 1002, db: 5}\n" if in_file else "client: {db: 5}\n")
     config = load_client_config(file, environ=environ, port=1003 if in_call else None)
     ports = [port for port, was in zip((1001, 1002, 1003), given, strict=True) if was]
     assert (config.port, config.db) == (ports[-1] if ports else 6379, 5)
 
 
 def test_a_default_that_was_given_wins_too(file: Path) -> None:
-    put(file, "client: {host: far, port: 1001, timeout_s: 2}\n")
-    environ = {"LMCACHE_RESP_HOST": "localhost", "KVFERRY_RESP_PORT": "6379"}
+    put(file, "client: {host: localhost, port: 6379, timeout_s: 2}\n")
+    environ = {"LMCACHE_RESP_HOST": "far", "KVFERRY_RESP_PORT": "1001"}
     assert load_client_config(file, environ=environ) == ClientConfig(timeout_s=2)
+    put(file, "client: {host: far, port: 1001, timeout_s: 2}\n")
     url = "redis://localhost:6379?timeout_s=5"
     assert load_client_config(file, environ={}, url=url) == ClientConfig()
 
@@ -113,11 +114,17 @@ def test_a_url_of_the_call_replaces_the_server_of_the_file(file: Path) -> None:
     assert (config.username, config.password) == (None, "mine")
 
 
-def test_a_url_of_the_environment_does_as_well(file: Path) -> None:
-    put(file, f"client: {{tls: true, host: f, username: u, password: {SECRET}, timeout_s: 2}}\n")
+def test_a_url_of_the_environment_counts_where_nothing_else_names_a_server(file: Path) -> None:
     environ = {"KVFERRY_RESP_URL": "redis://env/3"}
+    put(file, "client: {timeout_s: 2}\n")
     assert load_client_config(file, environ=environ) == ClientConfig(host="env", db=3, timeout_s=2)
     config = load_client_config(file, environ=environ, host="mine")  # as in from_env
+    assert (config.address, config.db) == ("mine:6379", 0)
+    put(file, f"client: {{tls: true, host: f, username: u, password: {SECRET}, timeout_s: 2}}\n")
+    assert load_client_config(file, environ=environ) == ClientConfig(
+        host="f", tls=True, username="u", password=SECRET, timeout_s=2
+    )
+    config = load_client_config(file, environ=environ, host="mine")
     assert (config.address, config.tls, config.db) == ("mine:6379", True, 0)
     environ["KVFERRY_RESP_PASSWORD"] = "pw"
     config = load_client_config(file, environ=environ, url="redis://call")
@@ -157,7 +164,7 @@ def test_a_provider_of_credentials_replaces_the_user_of_file_and_environment(fil
 
 def test_a_host_replaces_the_socket_of_the_file(file: Path) -> None:
     put(file, "client: {unix_path: /s}\n")
-    assert load_client_config(file, environ={"KVFERRY_RESP_HOST": "h"}).address == "h:6379"
+    assert load_client_config(file, environ={"KVFERRY_RESP_HOST": "h"}).address == "unix:/s"
     assert load_client_config(file, environ={}, host="h").address == "h:6379"
     assert load_client_config(file, environ={}).address == "unix:/s"
 
@@ -169,7 +176,10 @@ def test_a_host_replaces_the_socket_of_the_file(file: Path) -> None:
         (f"client: {{password: {SECRET}, port: 0}}", "whole number from 1 to 65535"),
         (f"client: {{password: {SECRET}, port: '6379'}}", "whole number"),
         (f"client: {{password: {SECRET}, port: 2026-01-01}}", "whole number"),
-        ("client: {password: 12345}", "password is read as a int; put it in quotes"),
+        (
+            "client: {password: 12345}",
+            "password is not valid; use a text of at most 16384 bytes and put it in quotes",
+        ),
         ("client: {client_name: yes}", "put it in quotes"),
         (f"client: {{tls_key_password: {SECRET}}}", "tls"),
         (f"client: {{password: {SECRET}, nodes: h:1}}", "nodes"),
@@ -203,7 +213,8 @@ def test_what_is_wrong_is_said_without_the_secret(file: Path, text: str, advice:
 def test_a_combination_that_cannot_be_names_the_file_that_took_part(file: Path) -> None:
     said = refusal(file, "client: {reconnect_min_s: 2}\n", reconnect_max_s=1)
     assert "reconnect_min_s" in said
-    assert "unknown setting 'conections'" in refusal(file, "", conections=1)
+    with pytest.raises(ConfigError, match="unknown setting 'conections'"):
+        load_client_config(put(file, ""), environ={}, conections=1)
 
 
 def test_a_file_that_is_named_must_be_there(file: Path) -> None:
@@ -224,7 +235,7 @@ def test_a_file_that_is_named_must_be_there(file: Path) -> None:
 def test_a_secret_that_others_can_read_is_noticed(
     file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.WARNING, "kvferry.config_file")
+    caplog.set_level(logging.WARNING, "kvferry.config")
     put(file, f"client: {{url: 'redis://:{SECRET}@h'}}\n")
     load_client_config(file, environ={})
     assert caplog.records == []

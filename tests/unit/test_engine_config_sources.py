@@ -59,21 +59,30 @@ def test_nothing_said_is_the_defaults(file: Path) -> None:
         assert load(put(file, text)) == EngineConfig()
 
 
-def test_the_call_wins_over_the_environment_that_over_the_file(file: Path) -> None:
-    put(file, "engine: {chunk_size: 16, load_threads: 3, local_cpu: false, lookup_timeout_s: 1}\n")
+def test_the_call_wins_over_the_file_that_over_the_environment(file: Path) -> None:
+    put(file, "engine: {chunk_size: 16, local_cpu: false, lookup_timeout_s: 1}\n")
     environ = {
         "KVFERRY_CHUNK_SIZE": "32",
         "LMCACHE_CHUNK_SIZE": "64",
-        "LMCACHE_LOCAL_CPU": "True",
-        "KVFERRY_LOAD_THREADS": "",
+        "KVFERRY_LOCAL_CPU": "True",
+        "KVFERRY_LOAD_THREADS": "3",
+        "KVFERRY_HUGETLB": "",
     }
     config = load(file, environ, chunk_size=48, lookup_timeout_s=None)
-    assert (config.chunk_size, config.load_threads, config.local_cpu) == (48, 3, True)
-    assert config.lookup_timeout_s == 1
-    assert load(file, environ).chunk_size == 32
+    assert (config.chunk_size, config.load_threads, config.local_cpu) == (48, 3, False)
+    assert (config.lookup_timeout_s, config.hugetlb) == (1, False)
+    assert load(file, environ).chunk_size == 16
+    assert load(None, environ).chunk_size == 32
     del environ["KVFERRY_CHUNK_SIZE"]
-    assert load(file, environ).chunk_size == 64
-    assert load(file).chunk_size == 16
+    assert load(None, environ).chunk_size == 64
+    assert load(None).chunk_size == 256
+
+
+def test_variables_of_lmcache_are_read_where_no_file_is_named(file: Path) -> None:
+    environ = {"LMCACHE_CHUNK_SIZE": "64", "LMCACHE_CACHE_POLICY": "FIFO"}
+    assert load(put(file, "engine: {load_threads: 3}\n"), environ) == EngineConfig(load_threads=3)
+    config = load(None, environ)
+    assert (config.chunk_size, config.eviction_policy) == (64, "FIFO")
 
 
 def test_every_setting_knows_its_source(file: Path) -> None:
@@ -81,11 +90,12 @@ def test_every_setting_knows_its_source(file: Path) -> None:
     environ = {"LMCACHE_CACHE_POLICY": "FIFO", "KVFERRY_RETRIEVE_TIMEOUT_S": "2"}
     found = examine(file, environ=environ, local_cpu=False)
     assert found.values["chunk_size"] == (16, "file")
-    assert found.values["eviction_policy"] == ("FIFO", "LMCACHE_CACHE_POLICY")
+    assert found.values["eviction_policy"] == ("LRU", "default")
     assert found.values["retrieve_timeout_s"] == (2.0, "KVFERRY_RETRIEVE_TIMEOUT_S")
     assert found.values["local_cpu"] == (False, "call")
     assert found.values["load_threads"] == (4, "default")
     assert [source for _, source in found.stores] == ["file"]
+    assert examine(environ=environ).values["eviction_policy"] == ("FIFO", "LMCACHE_CACHE_POLICY")
 
 
 def test_the_file_may_be_named_by_the_environment(file: Path, tmp_path: Path) -> None:
@@ -111,8 +121,10 @@ def test_a_file_of_lmcache_is_understood_as_it_is(file: Path) -> None:
     assert remote.client == ClientConfig(
         host="cache-1", port=6380, connections=12, username="writer", password=SECRET
     )
-    without_effect = {note.split()[1] for note in found.notes}
+    assert all(note.startswith(f"{file}: ") for note in found.notes)
+    without_effect = {note.removesuffix(" has no effect here").split()[-1] for note in found.notes}
     assert without_effect == {
+        "save_chunk_meta",
         "pre_caching_hash_algorithm",
         "enable_p2p",
         "p2p_host",
@@ -154,7 +166,8 @@ def test_stores_come_in_their_order_and_from_all_places(file: Path) -> None:
     )
     assert [s.address for s in load(file).stores] == ["/d", "r:6379", "this process", "s:6379"]
     environ = {"KVFERRY_STORES": '[{"type": "redis", "host": "e"}]'}
-    assert [s.address for s in load(file, environ).stores] == ["/d", "r:6379", "e:6379"]
+    assert [s.address for s in load(file, environ).stores][2:] == ["this process", "s:6379"]
+    assert [s.address for s in load(None, environ).stores] == ["e:6379"]
     mine = StoreConfig.of(type="redis", host="m")
     assert [s.address for s in load(file, environ, stores=[mine]).stores] == [
         "/d",
@@ -185,15 +198,19 @@ def test_the_environment_speaks_for_the_first_redis_store_only(file: Path) -> No
     assert first.client == ClientConfig(host="a", password=SECRET)
     assert second.client == ClientConfig(host="b")
     first, second = load(file, {"KVFERRY_RESP_URL": "redis://e/3"}).stores
-    assert (first.address, second.address) == ("e:6379", "b:6379")
+    assert (first.address, second.address) == ("a:6379", "b:6379")
     first, second = load(file, {"KVFERRY_RESP_URL": "redis://e"}, remote_url="redis://c").stores
     assert (first.address, second.address) == ("c:6379", "b:6379")
     mine = f"redis://:{SECRET}@c"
     (store, _) = load(file, {"KVFERRY_RESP_PASSWORD": "other"}, remote_url=mine).stores
     assert store.client == ClientConfig(host="c", password=SECRET)
+    put(file, "engine: {stores: [{type: redis}, {type: redis, host: b}]}\n")
+    first, second = load(file, {"KVFERRY_RESP_URL": "redis://e/3"}).stores
+    assert first.client == ClientConfig(host="e", db=3)
+    assert second.client == ClientConfig(host="b")
 
 
-def test_variables_of_lmcache_are_defaults_beneath_a_file(file: Path) -> None:
+def test_variables_of_servers_are_defaults_beneath_a_file(file: Path) -> None:
     environ = {f"LMCACHE_RESP_{name}": "7000" for name in ("HOST", "PORT", "USERNAME", "PASSWORD")}
     theirs: dict[str, Any] = {"username": "7000", "password": "7000"}
     put(file, "remote_url: 'resp://localhost:6379'\nremote_serde: naive\n")
@@ -209,10 +226,11 @@ def test_variables_of_lmcache_are_defaults_beneath_a_file(file: Path) -> None:
     put(file, "engine: {stores: [{type: resp, unix_path: /s}]}\n")
     (store,) = load(file, environ).stores
     assert store.client == ClientConfig(unix_path="/s", **theirs)
-    # Ours stand above a file.
+    # So are ours, which are stronger than theirs.
     put(file, "engine: {remote_url: 'resp://a'}\n")
-    (store,) = load(file, {"KVFERRY_RESP_HOST": "mine"}).stores
-    assert store.address == "mine:6379"
+    ours = {"KVFERRY_RESP_HOST": "mine", "KVFERRY_RESP_PORT": "7001"}
+    (store,) = load(file, {**environ, **ours}).stores
+    assert store.address == "a:7001"
 
 
 def test_a_server_of_the_environment_alone_becomes_a_store() -> None:
@@ -220,7 +238,9 @@ def test_a_server_of_the_environment_alone_becomes_a_store() -> None:
     assert [store.address for store in load(None, environ).stores] == ["h:7"]
     assert load(None, environ, stores=()).stores == ()
     assert load(None, {"KVFERRY_RESP_PASSWORD": SECRET}).stores == ()
-    assert "not a port" in message(load, None, {**environ, "LMCACHE_RESP_PORT": "x"})
+    assert "use a whole number from 1 to 65535" in message(
+        load, None, {**environ, "LMCACHE_RESP_PORT": "x"}
+    )
 
 
 @pytest.mark.parametrize(
@@ -238,7 +258,10 @@ def test_a_server_of_the_environment_alone_becomes_a_store() -> None:
         ("engine: {local_disk: /d}", "local_disk needs max_local_disk_size, in GB"),
         ("engine: {remote_url: 'lm://h:1'}", "remote_url: the URL must begin with redis://"),
         (f"engine: {{remote_url: 'redis://:{SECRET}@h:x'}}", "remote_url: the URL is malformed"),
-        (f"engine: {{remote_url: ['{SECRET}']}}", "remote_url=<list> is not valid"),
+        (
+            f"engine: {{remote_url: ['{SECRET}']}}",
+            "remote_url is not valid; use e.g. redis://host:port",
+        ),
         (f"engine: {{stores: {{type: '{SECRET}'}}}}", "stores is not valid; use a list"),
         (f"engine: {{stores: ['{SECRET}']}}", "stores[0] is no mapping"),
         ("engine: {stores: [{1: 2}]}", "not a word"),
@@ -275,7 +298,11 @@ def test_what_is_wrong_is_said_with_the_place(file: Path, text: str, advice: str
         ),
         ("LMCACHE_LOCAL_CPU", "maybe", "true or false"),
         ("LMCACHE_LOOKUP_TIMEOUT_MS", "-1", "a number"),
-        ("KVFERRY_STORES", f"[{SECRET}", "KVFERRY_STORES is not valid; use a list"),
+        (
+            "KVFERRY_STORES",
+            f"[{SECRET}",
+            "KVFERRY_STORES is no JSON: see line 1, column 2; use a list",
+        ),
         ("KVFERRY_EXTRA_CONFIG", f'"{SECRET}"', "use a mapping"),
         (
             "LMCACHE_REMOTE_URL",

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kvferry.server.settings import ADAPTERS, ALIASES, PREFIX, SETTINGS
 
 from kvferry.config import EngineConfig, examine
-from kvferry.config.server import ServerConfig
+from kvferry.config.server import ServerConfig, ServerSettings
+from kvferry.config.server_sources import SERVER
+from kvferry.config.setting import specs
 from kvferry.config.shown import server_summary, shown_server
 from kvferry.config.url import is_loopback
 from kvferry.errors import ConfigError
@@ -21,6 +22,8 @@ from kvferry.server.room import check_shared_memory
 from support.config import SECRET, message
 
 GIB = 1 << 30
+PREFIX = "KVFERRY_SERVER_"
+SETTINGS = specs(ServerSettings)
 
 
 def load(
@@ -70,7 +73,7 @@ SOURCES: list[tuple[str, Any, Any, Any, Callable[[ServerConfig], Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "low", "mid", "top", "seen"), SOURCES, ids=lambda v: str(v)[:14])
-def test_the_call_wins_over_the_environment_and_that_over_the_file(
+def test_the_call_wins_over_the_file_and_that_over_the_environment(
     file: Callable[[str], Path],
     name: str,
     low: Any,
@@ -78,9 +81,9 @@ def test_the_call_wins_over_the_environment_and_that_over_the_file(
     top: Any,
     seen: Callable[[ServerConfig], Any],
 ) -> None:
-    path = file(f"server: {{{name}: {json.dumps(low)}}}")
-    environ = {PREFIX + name.upper(): str(mid).lower() if isinstance(mid, bool) else str(mid)}
-    assert seen(load(path)) == low
+    environ = {PREFIX + name.upper(): str(low).lower() if isinstance(low, bool) else str(low)}
+    path = file(f"server: {{{name}: {json.dumps(mid)}}}")
+    assert seen(load(None, environ)) == low
     assert seen(load(path, environ)) == mid
     assert seen(load(path, environ, **{name: top})) == top
     assert seen(load(path, environ, **{name: None})) == mid
@@ -98,12 +101,18 @@ def test_the_engine_s_settings_hold_where_the_server_says_nothing(
     file: Callable[[str], Path],
 ) -> None:
     path = file("engine: {max_local_cpu_size: 2, retrieve_timeout_s: 3}")
-    config = load(path, {"LMCACHE_CACHE_POLICY": "LFU", "LMCACHE_CHUNK_SIZE": "64"})
+    config = load(path, {"KVFERRY_CACHE_POLICY": "LFU", "KVFERRY_CHUNK_SIZE": "64"})
     assert config.engine.max_local_cpu_size == 2
     assert config.engine.retrieve_timeout_s == 3
     assert config.engine.eviction_policy == "LFU"
     assert config.chunk_size == 64
     assert load(path).chunk_size is None
+    theirs = {"LMCACHE_CACHE_POLICY": "LFU", "LMCACHE_CHUNK_SIZE": "64"}
+    assert (load(None, theirs).engine.eviction_policy, load(None, theirs).chunk_size) == ("LFU", 64)
+    assert (load(path, theirs).engine.eviction_policy, load(path, theirs).chunk_size) == (
+        "LRU",
+        None,
+    )
 
 
 def test_a_server_s_own_setting_wins_over_the_engine_s_in_the_same_place(
@@ -111,10 +120,12 @@ def test_a_server_s_own_setting_wins_over_the_engine_s_in_the_same_place(
 ) -> None:
     path = file("server: {l1_size_gb: 7}\nengine: {max_local_cpu_size: 2}")
     assert load(path).engine.max_local_cpu_size == 7
-    # But a file never wins over the environment.
-    assert load(path, {"KVFERRY_MAX_LOCAL_CPU_SIZE": "3"}).engine.max_local_cpu_size == 3
     both = {"KVFERRY_MAX_LOCAL_CPU_SIZE": "3", "KVFERRY_SERVER_L1_SIZE_GB": "4"}
-    assert load(path, both).engine.max_local_cpu_size == 4
+    assert load(None, both).engine.max_local_cpu_size == 4
+    # But the environment never wins over a file.
+    assert load(path, both).engine.max_local_cpu_size == 7
+    assert load(file("engine: {max_local_cpu_size: 2}"), both).engine.max_local_cpu_size == 2
+    assert load(file("server: {port: 1}"), both).engine.max_local_cpu_size == 4
 
 
 def test_an_old_file_without_sections_is_understood(file: Callable[[str], Path]) -> None:
@@ -241,17 +252,18 @@ def test_adapters_that_cannot_be(adapter: dict[str, Any], said: str) -> None:
         ('{"password": "' + SECRET + '",}', "line 1, column"),
         ('{"password":\n "' + SECRET, "line 2, column"),
         (SECRET, "line 1, column 1"),
-        (f'"{SECRET}"', "no object"),
-        (f'["{SECRET}"]', "no object"),
+        (f'"{SECRET}"', "use a list of mappings"),
         ('{"password": "' + SECRET + '", "password": "x"}', "'password' twice"),
         ("[" * 100_000, "no JSON"),
     ],
 )
 def test_adapters_that_are_no_json_are_never_quoted(text: str, said: str) -> None:
-    found = message(ADAPTERS.parse, "--l2-adapter 2", text)
-    assert found.startswith("--l2-adapter 2 ")
+    found = message(SETTINGS["l2_adapters"].parse, text, "--l2-adapter")
+    assert found.startswith("--l2-adapter ")
     assert said in found
     assert said in message(load, None, {"KVFERRY_SERVER_L2_ADAPTER": text})
+    texts = {"KVFERRY_SERVER_L2_ADAPTER": f'["{SECRET}"]'}
+    assert "L2_ADAPTER[0] is no mapping" in message(load, None, texts)
 
 
 # --- Where it listens ---
@@ -275,7 +287,8 @@ def test_where_engines_connect(given: dict[str, Any], endpoints: tuple[str, ...]
 def test_the_strongest_that_speaks_of_listening_wins(file: Callable[[str], Path]) -> None:
     path = file("server: {endpoints: ['tcp://127.0.0.1:1', 'ipc:///a']}")
     assert load(path).endpoints == ("tcp://127.0.0.1:1", "ipc:///a")
-    assert load(path, {"KVFERRY_SERVER_PORT": "7"}).endpoints == ("tcp://127.0.0.1:7",)
+    assert load(path, port=7).endpoints == ("tcp://127.0.0.1:7",)
+    assert load(path, {"KVFERRY_SERVER_PORT": "7"}).endpoints == load(path).endpoints
     path = file("server: {port: 7}")
     assert load(path, endpoints=["ipc:///b"]).endpoints == ("ipc:///b",)
 
@@ -284,7 +297,7 @@ def test_beyond_this_host_it_takes_keys() -> None:
     assert "curve_key_file" in message(load, endpoints=["tcp://*:5555"])
     for host in ("0.0.0.0", "*", "192.0.2.7", "::", "2001:db8::1"):
         assert "curve_key_file" in message(load, host=host)
-        assert load(host=host, curve_key_file="/k").curve_key_file == Path("/k")
+        assert load(host=host, curve_key_file="/k").curve_key_file == "/k"
         assert "http_token" in message(load, http_host=host)
         assert load(http_host=host, http_token="t").http is not None
     for host in ("localhost", "127.0.0.1", "127.8.8.8", "::1"):
@@ -392,7 +405,7 @@ def test_made_directly_it_is_checked_too() -> None:
     assert "http" in message(ServerConfig, http=("127.0.0.1", "80"))
     assert "no address" in message(ServerConfig, http=("cache-1", 80))
     assert "endpoints" in message(ServerConfig, endpoints="tcp://127.0.0.1:1")
-    assert ServerConfig(state_file="/a").state_file == Path("/a")  # type: ignore[arg-type]
+    assert ServerConfig(state_file="/a").state_file == "/a"
 
 
 # --- The environment ---
@@ -403,7 +416,7 @@ def test_every_setting_has_its_variable() -> None:
         variable = PREFIX + name.upper()
         with pytest.raises(ConfigError, match=rf"{variable}|{name}"):
             load(None, {variable: "\0"})
-    assert all(name in SETTINGS for name in ALIASES.values())
+    assert all(name in SETTINGS for name, _ in SERVER.aliases.values())
 
 
 def test_what_a_cluster_tells_its_pods_is_no_setting(caplog: pytest.LogCaptureFixture) -> None:

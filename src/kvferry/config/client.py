@@ -26,7 +26,7 @@ from kvferry.config.setting import (
     setting,
 )
 from kvferry.config.url import PORT, SENTINEL_PORT, is_loopback, parse_endpoint, show_endpoint
-from kvferry.credentials import CredentialsProvider
+from kvferry.credentials import CREDENTIAL_BYTES_MAX, CredentialsProvider
 from kvferry.errors import ConfigError
 
 __all__ = ["CONNECTIONS_DEFAULT", "WORKERS_DEFAULT", "ClientConfig"]
@@ -157,7 +157,10 @@ class ClientConfig(Settings, frozen=True, kw_only=True):
     window_bytes: Annotated[int, setting(ge=1, le=2**40)] | None = None
     protocol: Literal[3, 2] = 3
     ttl_s: Annotated[float, setting(ge=0.001, unit="seconds")] | None = None
-    client_name: Annotated[str, setting(use=_ASCII, pattern=r"^[!-~]{0,16384}\Z")] = "kvferry"
+    client_name: Annotated[
+        str,
+        setting(use=_ASCII, pattern=r"^[!-~]*\Z", quoted=False, bytes_max=CREDENTIAL_BYTES_MAX),
+    ] = "kvferry"
     value_size_bytes_max: Annotated[int, setting(ge=1, le=2**40)] = 512 * _MIB
     drain_bytes_max: Annotated[int, setting(ge=0, le=2**40)] = 8 * _MIB
     attempts_max: Annotated[int, setting(ge=1, le=100)] = 3
@@ -257,7 +260,8 @@ class ClientConfig(Settings, frozen=True, kw_only=True):
         """
         from kvferry.config.client_sources import merged_client
 
-        return cls(**merged_client(explicit, environ=environ))
+        given = {name: value for name, value in explicit.items() if value is not None}
+        return cls(**merged_client(given, environ=environ))
 
 
 _ONE_SERVER: dict[str, Any] = {

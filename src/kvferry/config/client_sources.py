@@ -92,10 +92,11 @@ def load_client_config(
     environ = os.environ if environ is None else environ
     file = find_config_file(path, environ)
     found = {} if file is None else file_fields(file, read_document(file), section)
+    call = {name: value for name, value in {"url": url, **overrides}.items() if value is not None}
     if secrets_in(found) and others_may_read(file):
         _log.warning("%s holds a secret and others may open it; run chmod 600 on it", file)
     try:
-        return ClientConfig(**merged_client({"url": url, **overrides}, found, environ=environ))
+        return ClientConfig(**merged_client(call, found, environ=environ))
     except ConfigError as error:
         if not found:
             raise
@@ -109,7 +110,7 @@ def merged_client(
     """Fields of `ClientConfig` from several places; see the head of this module.
 
     Args:
-        places: `url` and fields, where not None; the strongest place first.
+        places: `url` and fields as for `client_fields`; the strongest place first.
         environ: The weakest; default: of this process.
 
     Raises:
@@ -128,8 +129,9 @@ def merged_client(
     for name in (*_ADDRESS, *_USER):
         variables = (prefix + name.upper() for prefix in _PREFIXES)
         variable = next((each for each in variables if environ.get(each)), None)
-        if variable is not None:
-            found = _over({name: known[name].parse(environ[variable], variable)}, found)
+        # What is not needed may be malformed: Kubernetes sets such ports.
+        if variable is not None and name not in found and name not in _replaced(found):
+            found[name] = known[name].parse(environ[variable], variable)
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -137,7 +139,8 @@ def client_fields(given: Mapping[str, Any], where: str = "") -> dict[str, Any]:
     """Checked fields of what holds `url` and fields, the URL taken apart.
 
     Args:
-        given: None, and an empty host, port, user or password, is not given.
+        given: An empty host, port, user or password is not given; None takes back what the URL
+            says.
         where: Before the name of a setting in an error.
 
     Raises:
@@ -156,8 +159,10 @@ def client_fields(given: Mapping[str, Any], where: str = "") -> dict[str, Any]:
         if "password" in found:  # without a user it is that of the default user
             found.setdefault("username", None)
     for name, value in given.items():
-        empty = value == "" and name in (*_ADDRESS, *_USER)
-        if name != "url" and value is not None and not empty:
+        if value is None:
+            if found.get(name) is not None:
+                del found[name]
+        elif name != "url" and not (value == "" and name in (*_ADDRESS, *_USER)):
             found[name] = known[name].check(value, f"{where}{name}")
     return found
 
@@ -246,6 +251,12 @@ def others_may_read(file: Path | None) -> bool:
 
 def _over(weaker: Mapping[str, Any], stronger: Mapping[str, Any]) -> dict[str, Any]:
     """Both, without what of the weaker one makes no sense beside the stronger one."""
+    gone = _replaced(stronger)
+    return {**{name: weaker[name] for name in weaker if name not in gone}, **stronger}
+
+
+def _replaced(stronger: Mapping[str, Any]) -> set[str]:
+    """What weaker places may not say beside these fields."""
     gone: set[str] = set()
     if "credentials" in stronger:
         gone |= set(_USER)
@@ -253,4 +264,4 @@ def _over(weaker: Mapping[str, Any], stronger: Mapping[str, Any]) -> dict[str, A
         gone |= {"unix_path", "nodes"}
     if "unix_path" in stronger:
         gone |= set(_ADDRESS)
-    return {**{name: weaker[name] for name in weaker if name not in gone}, **stronger}
+    return gone

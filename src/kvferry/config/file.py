@@ -1,6 +1,6 @@
 """The configuration file as it lies on disk: YAML sections, read strictly and replaced at once.
 
-    client:                    # one section for each reader; kvferry.config_file reads this one
+    client:                    # one section for each reader; clients read this one
       url: redis://cache-1:6379
       connections: 16
     tuned:                     # what `kvferry tune` measured

@@ -15,7 +15,8 @@ from kvferry.errors import ConfigError
 
 __all__ = ["Findings", "Names", "Place"]
 
-_SIMILAR = 0.85  # of a variable's name: beyond it a typing error is likelier than a stranger
+# Of a variable's name behind its prefix: beyond it a typing error is likelier than a stranger.
+_SIMILAR = 0.8
 
 
 @dataclass
@@ -135,12 +136,13 @@ class Names:
         self, environ: Mapping[str, str], prefix: str, others: Iterable[str] = ()
     ) -> list[str]:
         """Warnings of variables that begin with `prefix` and are nearly one that is read."""
-        known = [prefix + name.upper() for name in (*self.known, *self.aliases, *self.foreign)]
-        mine = (name for name in environ if name.startswith(prefix) and name not in known)
-        strangers = [name for name in mine if not name.startswith(tuple(others))]
+        known = [name.upper() for name in (*self.known, *self.aliases, *self.foreign)]
+        mine = (name for name in environ if name.startswith(prefix))
+        strangers = [name.removeprefix(prefix) for name in mine if not name.startswith((*others,))]
         return [
-            f"{name} is not read; did you mean {close}?"
+            f"{prefix}{name} is not read; did you mean {prefix}{close}?"
             for name in strangers
+            if name not in known
             for close in difflib.get_close_matches(name, known, n=1, cutoff=_SIMILAR)
         ]
 

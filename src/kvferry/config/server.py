@@ -35,7 +35,7 @@ from kvferry.errors import ConfigError
 __all__ = ["ServerConfig", "ServerSettings"]
 
 _NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\Z"
-_ADAPTERS = "a list of mappings, each with a type"
+_ADAPTERS = 'a list of mappings such as {"type": "redis"}'
 _HTTP = "a pair of host and port, or None"
 _PRINTABLE = "a text of printable ASCII without spaces"
 Address = Annotated[str, setting(min_length=1, use="an address of this host, e.g. localhost")]

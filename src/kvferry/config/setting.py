@@ -108,7 +108,7 @@ Host = Annotated[
     str,
     setting(
         pattern=r"^[^\s/@,]+\Z",
-        use="a host name (a URL goes to `url`)",
+        use="a host name (a URL goes to `url` or from_url())",
         quoted=False,
         bytes_max=255,
     ),
@@ -127,6 +127,7 @@ class Spec:
         type: As it is declared, for msgspec.
         kind: int, float, bool, str, tuple or dict.
         words: What it may be, if only that.
+        of_texts: It is a list of texts; commas may part them.
         default: Its value where nobody gives one.
         needed: None is no value of its own.
         text: What it means.
@@ -138,6 +139,7 @@ class Spec:
     type: Any
     kind: Any
     words: tuple[Any, ...]
+    of_texts: bool
     default: Any
     needed: bool
     text: str
@@ -189,11 +191,15 @@ class Spec:
             value = os.fspath(value)
         try:
             made = msgspec.convert(self._spelled(value), self.type)
-            self._check_made(made)
+            if isinstance(made, float) and not math.isfinite(made):
+                raise ValueError
         except (msgspec.ValidationError, ValueError, OverflowError, RecursionError):
             pass  # raised outside: these errors may quote the value
         else:
-            return made
+            problem = self._problem(made)
+            if problem is None:
+                return made
+            raise ConfigError(f"{at or self.name} {problem}")
         raise self.error(value, at)
 
     def parse(self, text: str, at: str = "") -> Any:
@@ -218,7 +224,9 @@ class Spec:
         """That a value cannot be; it is quoted where it can hold no secret."""
         plain = isinstance(value, str | int | float | None)
         told = "" if not self.quoted or not plain or "://" in shown(value) else f"={shown(value)}"
-        quotes = self.kind is str and not self.words and not isinstance(value, str | None)
+        # Of what YAML takes for a number or a date.
+        other = isinstance(value, str | bytes | list | tuple | Mapping | None)
+        quotes = self.kind is str and not self.words and not other
         return ConfigError(
             f"{at or self.name}{told} is not valid; use {self.wanted}"
             + (" and put it in quotes" if quotes else "")
@@ -230,11 +238,12 @@ class Spec:
         return msgspec.convert(text, self.type, strict=False)
 
     def _of_json(self, text: str, at: str) -> Any:
-        if str in get_args(self.type) and not text.lstrip().startswith("["):
+        if self.of_texts and not text.lstrip().startswith("["):
             return text.split(",")
         found, problem = parsed_json(text)
         if problem is not None:
-            raise ConfigError(f"{at or self.name} {problem}")
+            advice = f"; use {self.wanted}" if problem.startswith("is no JSON") else ""
+            raise ConfigError(f"{at or self.name} {problem}{advice}")
         return [found] if self.kind is tuple and isinstance(found, dict) else found
 
     def _spelled(self, value: Any) -> Any:
@@ -247,17 +256,19 @@ class Spec:
             return next((word for word in self.words if _plain(word) == _plain(str(value))), value)
         return value
 
-    def _check_made(self, value: Any) -> None:
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError
+    def _problem(self, value: Any) -> str | None:
+        """Why no server or file could have such a text, without the text."""
         for text in value if isinstance(value, tuple) else (value,):
             if not isinstance(text, str):
                 continue
             if "\0" in text:
-                raise ValueError
-            size = len(text.encode())  # raises: a lone surrogate has no UTF-8 form
+                return "holds a zero byte; leave it out"
+            if any("\ud800" <= char <= "\udfff" for char in text):
+                return "holds a lone surrogate and has no UTF-8 form; correct it"
+            size = len(text.encode())
             if self.bytes_max and size > self.bytes_max:
-                raise ValueError
+                return f"has {size} bytes; use at most {self.bytes_max}"
+        return None
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -319,6 +330,7 @@ def _spec(of: type[Settings], name: str, hint: Any, default: Any, texts: Mapping
     if get_origin(main) is Annotated:
         kind, meta = get_args(main)
     words = get_args(kind) if get_origin(kind) is Literal else ()
+    items = get_args(kind)
     kind = type(words[0]) if words else get_origin(kind) or kind
     limits = {key: getattr(meta, key) for key in ("ge", "gt", "le", "min_length")}
     return Spec(
@@ -326,6 +338,7 @@ def _spec(of: type[Settings], name: str, hint: Any, default: Any, texts: Mapping
         type=hint,
         kind=dict if kind is Mapping else kind,
         words=words,
+        of_texts=kind is tuple and str in items,
         default=default,
         needed=NoneType not in union,
         text=texts.get(name, ""),

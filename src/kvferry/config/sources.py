@@ -147,9 +147,8 @@ def _of_file(file: Path, section: str, found: Examined) -> Place:
     """A section, or all of a file that has none; and the section of clients."""
     document = read_document(file)
     flat = section not in document and any(
-        name in CACHE.known or name in ALIASES or name in FOREIGN or name in EXTRA
+        name in (*CACHE.known, *ALIASES, *FOREIGN, *EXTRA) or not isinstance(value, dict | None)
         for name, value in document.items()
-        if name not in _SECTIONS or not isinstance(value, dict | None)
     )
     where = f"{file}: " if flat else f"{file}: {section}: "
     place = Place("file", where, file)

@@ -10,7 +10,7 @@ import msgspec
 from kvferry._shown import shown
 from kvferry.config.client import ClientConfig
 from kvferry.config.client_sources import client_fields
-from kvferry.config.setting import GB, Path, PolicyName, Settings, Text, setting, specs
+from kvferry.config.setting import GB, PolicyName, Settings, Text, setting, specs
 from kvferry.config.url import nearest, parse_endpoint
 from kvferry.errors import ConfigError
 
@@ -123,7 +123,7 @@ class StoreConfig(Settings, frozen=True, kw_only=True):
     max_capacity_gb: Annotated[float, setting(ge=0, unit="GB")] = 0.0
     eviction: Annotated[EvictionConfig, setting(program=True)] = EvictionConfig()
     client: Annotated[ClientConfig | None, setting(program=True)] = None
-    path: Path | None = None
+    path: Annotated[str, setting(min_length=1, use="the path of a directory")] | None = None
     fsync: Literal["never", "data", "full"] = "never"
     direct: Literal["auto", "on", "off"] = "auto"
     io_uring: bool = True
@@ -159,6 +159,9 @@ class StoreConfig(Settings, frozen=True, kw_only=True):
                 raise ConfigError(f"a store of type {self.type} needs {name}")
         if self.type in ("file", "memory") and not self.max_capacity_gb:
             raise ConfigError(f"a store of type {self.type} needs max_capacity_gb, in GB")
+
+    def __hash__(self) -> int:
+        return hash((self.type, self.name, self.client, self.path))  # params are no part of it
 
     @property
     def capacity_bytes(self) -> int | None:
