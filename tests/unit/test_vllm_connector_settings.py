@@ -29,13 +29,14 @@ def test_the_file_of_lmcache_is_understood_as_it_is(tmp_path: Path) -> None:
         assert [store.address for store in made.engine.stores] == ["localhost:6379"]
 
 
-def test_the_command_line_wins_over_environment_and_file(tmp_path: Path) -> None:
+def test_the_command_line_wins_over_the_file_and_that_over_the_environment(tmp_path: Path) -> None:
     file = tmp_path / "kvferry.yaml"
-    file.write_text("engine:\n  chunk_size: 32\n  max_local_cpu_size: 2\n  load_threads: 3\n")
-    environ = {"KVFERRY_CONFIG_FILE": str(file), "KVFERRY_MAX_LOCAL_CPU_SIZE": "3"}
+    file.write_text("engine:\n  chunk_size: 32\n  max_local_cpu_size: 2\n")
+    single = {"KVFERRY_MAX_LOCAL_CPU_SIZE": "4", "KVFERRY_LOAD_THREADS": "3"}
+    environ = {"KVFERRY_CONFIG_FILE": str(file), **single}
     extra = {"kvferry.chunk_size": 64, "somebody.else": 1, "lmcache.mp.port": 2}
     engine = read_settings(extra, 16, environ=environ).engine
-    assert (engine.chunk_size, engine.max_local_cpu_size, engine.load_threads) == (64, 3.0, 3)
+    assert (engine.chunk_size, engine.max_local_cpu_size, engine.load_threads) == (64, 2.0, 3)
 
 
 @pytest.mark.parametrize(
