@@ -22,7 +22,7 @@ def test_defaults_are_those_of_the_field() -> None:
     config = EngineConfig()
     assert (config.chunk_size, config.local_cpu, config.max_local_cpu_size) == (256, True, 5.0)
     assert (config.retrieve_timeout_s, config.lookup_timeout_s) == (10.0, None)
-    assert (config.remote_serde, config.save_unfull_chunk, config.stores) == ("naive", False, ())
+    assert config.stores == ()
     assert config.l1_bytes == 5 * 2**30
     assert config.prefill is None
     assert repr(config) == "EngineConfig()"
@@ -66,13 +66,6 @@ def test_it_is_frozen_comparable_and_can_be_sent() -> None:
         ({"write_queue_bytes_max": -1}, "a whole number of bytes from 0"),
         ({"load_threads": 0}, "a whole number of threads from 1 to 256"),
         ({"recompute": "maybe"}, "use auto or never"),
-        ({"save_unfull_chunk": True}, "full chunks"),
-        ({"remote_serde": "cachegen"}, "use naive"),
-        ({"prefill_a_s": 0.1}, "without prefill_c_s_per_token"),
-        (
-            {"prefill_c_s_per_token": 1e-5, "prefill_calibration_file": "x"},
-            "prefill_c_s_per_token and prefill_calibration_file are the same",
-        ),
         ({"stores": ({"type": "redis"},)}, "StoreConfig.of"),
     ],
     ids=str,
@@ -89,8 +82,7 @@ def test_policies_may_be_spelled_as_people_do(text: str) -> None:
     assert EngineConfig(**settings).eviction_policy == "S3-FIFO"
 
 
-def test_prefill_comes_from_settings_or_a_file(tmp_path: Path) -> None:
-    assert EngineConfig(prefill_c_s_per_token=4e-5).prefill == (0.0, 4e-5, 0.0)
+def test_prefill_comes_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "calibration.json"
     numbers = {"a_s": 0.01, "c_s_per_token": 4e-5, "d_s_per_token2": 1e-10}
     file.write_text(json.dumps({**numbers, "gpu": "h100"}))

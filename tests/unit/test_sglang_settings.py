@@ -14,7 +14,7 @@ import pytest
 from kvferry.config.integrations import SglangSettings
 from kvferry.errors import ConfigError
 from kvferry.integrations.sglang.identity import has_draft, page_fields, server_fields
-from kvferry.integrations.sglang.settings import Settings, read_settings
+from kvferry.integrations.sglang.settings import read_settings
 from support.host_pools import Config, MhaPool, MlaPool
 
 
@@ -41,7 +41,8 @@ def test_keys_of_ours_and_of_sglang_lie_in_one_object() -> None:
     )
     assert settings.client.address == "cache-1:7000"
     assert settings.client.connections == 3
-    assert settings.own == SglangSettings(url="redis://cache-1:7000", lookup_timeout_s=1.0)
+    alone = settings.replace(client=SglangSettings().client)
+    assert alone == SglangSettings(url="redis://cache-1:7000", lookup_timeout_s=1.0)
 
 
 @pytest.mark.parametrize(
@@ -81,9 +82,7 @@ def weights(tmp_path: Path) -> Path:
 
 
 def described(server: Any, **ours: Any) -> dict[str, str | int]:
-    return server_fields(
-        server, Settings(client=read_settings({}).client, own=SglangSettings(**ours)), "tiny"
-    )
+    return server_fields(server, SglangSettings(**ours), "tiny")
 
 
 def test_other_weights_are_another_identity(weights: Path) -> None:

@@ -84,25 +84,27 @@ def check_endpoint(endpoint: str) -> None:
     path = ipc_path(endpoint)
     if path is not None:
         if not path.startswith("/") or path.endswith("/") or "\0" in path:
-            raise ConfigError(f"{endpoint!r} has no absolute path of a socket: ipc:///run/my.sock")
+            raise ConfigError(
+                f"endpoints: {endpoint!r} has no absolute path of a socket: ipc:///run/my.sock"
+            )
         if len(os.fsencode(path)) > _SOCKET_PATH_BYTES_MAX:
             raise ConfigError(
-                f"{endpoint!r} is longer than {_SOCKET_PATH_BYTES_MAX} bytes, which no socket can "
+                f"endpoints: {endpoint!r} is longer than {_SOCKET_PATH_BYTES_MAX} bytes, which no socket can "
                 "be; use a shorter path"
             )
         return
     match = _TCP.fullmatch(endpoint)
     if match is None or (match[2] != "*" and int(match[2]) > 65535):
-        raise ConfigError(f"{endpoint!r} is no endpoint; use tcp://ADDRESS:PORT or ipc:///PATH")
+        raise ConfigError(f"endpoints: {endpoint!r} is none; use tcp://ADDRESS:PORT or ipc:///PATH")
     host = match[1].strip("[]")
     try:
         version = ipaddress.ip_address(host).version
     except ValueError:
         raise ConfigError(
-            f"{endpoint!r} has a name where an address is needed; use e.g. 127.0.0.1"
+            f"endpoints: {endpoint!r} has a name where an address is needed; use e.g. 127.0.0.1"
         ) from None
     if (version == 6) != match[1].startswith("["):
-        raise ConfigError(f"{endpoint!r}: only an IPv6 address stands in brackets")
+        raise ConfigError(f"endpoints: {endpoint!r}: only an IPv6 address stands in brackets")
 
 
 def tcp_host(endpoint: str) -> str | None:

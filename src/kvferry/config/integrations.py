@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from kvferry._shown import shown
-from kvferry.config.client import ClientConfig
-from kvferry.config.client_sources import client_fields
-from kvferry.config.setting import Path, Settings, setting, specs
+from kvferry.config.cache import EngineConfig
+from kvferry.config.client import WORKERS_DEFAULT, ClientConfig
+from kvferry.config.client_sources import client_fields, load_client_config
+from kvferry.config.setting import GB, Path, Settings, setting, specs
 from kvferry.config.url import nearest
 from kvferry.errors import ConfigError
 
@@ -19,9 +20,13 @@ __all__ = [
     "VllmServerSettings",
     "VllmTierSettings",
     "own_and_client",
+    "read_with_client",
 ]
 
 S = TypeVar("S", bound=Settings)
+W = TypeVar("W", bound="_WithClient")
+LOOKUP_S = 2.0
+NAMESPACE_BYTES_MAX = 128  # a quarter of the longest key
 Url = Annotated[str, setting(quoted=False, use="a URL, e.g. redis://cache-1:6379")]
 Milliseconds = Annotated[float, setting(gt=0, le=600e3, unit="milliseconds")]
 Limit = Annotated[float, setting(gt=0, le=3600, unit="seconds")]
@@ -37,11 +42,18 @@ class VllmConnectorSettings(Settings, frozen=True, kw_only=True):
         layerwise: "auto": each layer is taken out when it is computed, where the engine runs it
             from Python, and else at the end of the step; "always": have it run so, without full
             CUDA graphs.
+        engine: The settings of the cache; its chunk size is a multiple of the engine's block size.
     """
 
     save_generated: bool = True
     save_buffer_gb: Annotated[float, setting(gt=0, le=1 << 20, unit="GB")] | None = None
     layerwise: Literal["auto", "always"] = "auto"
+    engine: Annotated[EngineConfig, setting(program=True)] = EngineConfig()
+
+    @property
+    def save_bytes_max(self) -> int | None:
+        """`save_buffer_gb` in bytes."""
+        return None if self.save_buffer_gb is None else int(self.save_buffer_gb * GB)
 
 
 class VllmServerSettings(Settings, frozen=True, kw_only=True):
@@ -101,52 +113,91 @@ class VllmTierSettings(Settings, frozen=True, kw_only=True):
     drain_timeout_ms: Milliseconds | None = None
 
 
-class SglangSettings(Settings, frozen=True, kw_only=True):
-    """Of HiCache's extra config, beside those of a client.
+class _WithClient(Settings, frozen=True, kw_only=True):
+    """Of an integration that has one server.
 
     Attributes:
         url: `redis://`, `rediss://`, `redis+cluster://`, `redis+sentinel://`, `unix://`.
         config_file: A file with a section `client`; None: that of `KVFERRY_CONFIG_FILE`.
+        client: How the server is reached.
+    """
+
+    url: Url | None = None
+    config_file: Path | None = None
+    client: Annotated[ClientConfig, setting(program=True)] = ClientConfig()
+
+    def _fields(self, client: dict[str, Any]) -> dict[str, Any]:
+        """Fields of the client, with what else these settings say of them."""
+        return client
+
+
+class SglangSettings(_WithClient, frozen=True, kw_only=True):
+    """Of HiCache's extra config, beside those of a client.
+
+    Attributes:
         lookup_timeout_s: Limit of a question which pages are there; after it: none.
         load_timeout_s: Limit of a batch of pages that is read, beside the time that its bytes take
             at `floor_rate_bytes_s`.
         store_timeout_s: The same of a batch that is written.
         model_path: Where the weights are, if it is not where SGLang has them from.
         revision: Of the weights, instead of a fingerprint of their files.
+        extra_backend_tag: Separates deployments that shall not share.
     """
 
-    url: Url | None = None
-    config_file: Path | None = None
     lookup_timeout_s: Limit = 0.25
     load_timeout_s: Limit = 2.0
     store_timeout_s: Limit = 5.0
     model_path: str = ""
     revision: str = ""
+    extra_backend_tag: str = ""
 
 
-class LmcacheSettings(Settings, frozen=True, kw_only=True):
+class LmcacheSettings(_WithClient, frozen=True, kw_only=True):
     """Of LMCache's ``adapter_params``, beside those of a client.
 
     Attributes:
-        url: In the place of `host` and `port`: `redis://`, `rediss://`, `redis+cluster://`,
-            `redis+sentinel://`, `unix://`.
-        config_file: A file of ours; None: that of `KVFERRY_CONFIG_FILE`.
         num_workers: Sockets to each server, as LMCache's own client has it; None: 8.
         deadline_s: Limit of every batch; None: 5 s and bytes at 50 MB/s, 2 s for questions.
         namespace: Goes before every key with a ":"; without it the keys are LMCache's own.
         verify: Frames with checksums; values then lie in a namespace, `kvferry` if none is named.
     """
 
-    url: Url | None = None
-    config_file: Path | None = None
     num_workers: Annotated[int, setting(ge=1)] | None = None
     deadline_s: Annotated[float, setting(gt=0, le=1e9, unit="seconds")] | None = None
-    namespace: Annotated[str, setting(use="a line of text")] = ""
+    namespace: Annotated[str, setting(use="a line of text", bytes_max=NAMESPACE_BYTES_MAX)] = ""
     verify: bool = False
 
     def _check(self) -> None:
         if not self.namespace.isprintable():
             raise specs(LmcacheSettings)["namespace"].error(self.namespace)
+        if self.verify and not self.namespace:
+            self._set("namespace", "kvferry")  # LMCache's own client would read frames
+
+    def _fields(self, client: dict[str, Any]) -> dict[str, Any]:
+        if self.url is not None and "host" in client:
+            raise ConfigError("url and host both name a server; keep one")
+        if self.num_workers is None:
+            return client
+        most = {"connections": 1024, "workers": WORKERS_DEFAULT}
+        return {**{name: min(self.num_workers, each) for name, each in most.items()}, **client}
+
+    @property
+    def lookup_s(self) -> float:
+        """Limit of a question, in seconds: somebody waits who could compute."""
+        return min(LOOKUP_S, self.deadline_s or LOOKUP_S)
+
+
+def read_with_client(
+    own: type[W], given: Mapping[Any, Any], where: str, ignored: Iterable[str] = ()
+) -> W:
+    """As `own_and_client`, with the client of a file and of the environment as well."""
+    made, fields = own_and_client(own, given, where, ignored)
+    try:
+        fields = made._fields(fields)
+        client = load_client_config(made.config_file, url=made.url, **fields)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    return made.replace(client=client)
 
 
 def own_and_client(
@@ -162,17 +213,20 @@ def own_and_client(
     Raises:
         ConfigError: A name is unknown, or a value cannot be; no secret is quoted.
     """
-    theirs = [name for name, spec in specs(ClientConfig).items() if not spec.program]
+    names, theirs = (
+        [name for name, spec in specs(each).items() if not spec.program]
+        for each in (own, ClientConfig)
+    )
     mine: dict[str, Any] = {}
     client: dict[str, Any] = {}
     for name, value in given.items():
         if name in ignored or value is None:
             continue
-        if name not in specs(own) and name not in theirs:
+        if name not in names and name not in theirs:
             raise ConfigError(
-                f"{where}: unknown key {shown(name)}{nearest(str(name), [*specs(own), *theirs])}"
+                f"{where}: unknown key {shown(name)}{nearest(str(name), [*names, *theirs])}"
             )
-        (mine if name in specs(own) else client)[name] = value
+        (mine if name in names else client)[name] = value
     try:
         return own(**mine), client_fields(client)
     except ConfigError as error:

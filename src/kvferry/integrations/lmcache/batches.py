@@ -30,9 +30,9 @@ from kvferry.client.buffers import (
 )
 from kvferry.client.native import Frame, Verb
 from kvferry.client.sync import RedisClient
+from kvferry.config.integrations import LmcacheSettings
 from kvferry.errors import CapacityError, ClosedError, UsageError
 from kvferry.integrations.lmcache.names import Names
-from kvferry.integrations.lmcache.settings import Settings
 
 __all__ = ["BatchClosedError", "BatchUsageError", "Batches", "Finished"]
 
@@ -106,11 +106,11 @@ _Part = tuple[list[int] | None, Sequence[Key], Sequence[BufferLike] | None, Fram
 class Batches:
     """Batches over one client; owns it."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: LmcacheSettings) -> None:
         self.settings = settings
         self.names = Names(settings)
-        self.client = RedisClient.from_config(settings.config)
-        self.client._watch(settings.config, self.names.prefix)
+        self.client = RedisClient.from_config(settings.client)
+        self.client._watch(settings.client, self.names.prefix)
         self._begin()
         _all.add(self)
 

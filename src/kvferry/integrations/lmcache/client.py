@@ -76,7 +76,7 @@ class KvferryClient:
         settings = self._batches.settings
         how = "verified" if settings.verify else "plain"
         space = f" namespace {settings.namespace!r}" if settings.namespace else ""
-        return f"<{type(self).__name__} {settings.config.address} {how}{space}>"
+        return f"<{type(self).__name__} {settings.client.address} {how}{space}>"
 
     # --- As LMCache's own client ---
 

@@ -74,7 +74,7 @@ class KvferryL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache is 
         if not isinstance(server_usage, bool):
             raise ConfigError(f"adapter_params: server_usage={server_usage!r} is no true or false")
         self._batches = Batches(read_settings(own))
-        config = self._batches.settings.config
+        config = self._batches.settings.client
         self._server = ServerUsage(config) if server_usage else None
         if self._server and not capacity_bytes:
             capacity_bytes = self._server.capacity_bytes()

@@ -17,7 +17,7 @@ from operator import methodcaller
 
 from kvferry.client.buffers import KEY_SIZE_BYTES_MAX, Key
 from kvferry.client.native import Frame
-from kvferry.integrations.lmcache.settings import Settings
+from kvferry.config.integrations import LmcacheSettings
 from kvferry.keys import describe_identity, identity_digest
 
 __all__ = ["Names"]
@@ -31,7 +31,7 @@ _is_ascii = methodcaller("isascii")
 class Names:
     """Makes names of keys, and frames for lengths. Any thread."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: LmcacheSettings) -> None:
         self.verify = settings.verify
         self.prefix = f"{settings.namespace}:" if settings.namespace else ""
         # Never "#" and digits at the end: that is how the other stripes of a value are named.

@@ -29,10 +29,10 @@ from kvferry.client.aio import AsyncRedisClient
 from kvferry.client.batch import BatchResult, Status
 from kvferry.client.buffers import Key
 from kvferry.client.native import Verb
+from kvferry.config.integrations import LmcacheSettings
 from kvferry.errors import KVFerryError
 from kvferry.integrations.lmcache.names import Names
 from kvferry.integrations.lmcache.scan import keys_of
-from kvferry.integrations.lmcache.settings import Settings
 from kvferry.integrations.lmcache.space import engine_settings
 
 __all__ = ["KvferryConnector"]
@@ -66,7 +66,7 @@ class KvferryConnector(RemoteConnector):  # type: ignore[misc]  # LMCache is not
         config: Any = None,
         *,
         metadata: Any = None,
-        settings: Settings | None = None,
+        settings: LmcacheSettings | None = None,
     ) -> None:
         config = config if config is not None else getattr(local_cpu_backend, "config", None)
         self._settings = settings or engine_settings(config)
@@ -77,12 +77,12 @@ class KvferryConnector(RemoteConnector):  # type: ignore[misc]  # LMCache is not
         self.loop = loop
         self.local_cpu_backend = local_cpu_backend
         self._names = Names(self._settings)
-        self._client = AsyncRedisClient.from_config(self._settings.config)
-        self._client._watch(self._settings.config, self._names.prefix)
+        self._client = AsyncRedisClient.from_config(self._settings.client)
+        self._client._watch(self._settings.client, self._names.prefix)
         _log.info("LMCache's chunks of %d bytes go to %s", self.full_chunk_size_bytes, self)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._settings.config.address}>"
+        return f"<{type(self).__name__} {self._settings.client.address}>"
 
     # --- What is there: engine threads, and the loop ---
 

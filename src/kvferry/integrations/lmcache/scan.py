@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
+from kvferry.config.integrations import LmcacheSettings
 from kvferry.connectors.control import Control
 from kvferry.errors import ServerError
 from kvferry.integrations.lmcache.names import Names
-from kvferry.integrations.lmcache.settings import Settings
 
 __all__ = ["keys_of"]
 
@@ -16,7 +16,7 @@ _PAGE_TIMEOUT_S = 1.0
 _GLOB = re.compile(r"([*?\[\]\\^-])")
 
 
-def keys_of(settings: Settings, names: Names) -> list[str]:
+def keys_of(settings: LmcacheSettings, names: Names) -> list[str]:
     """At most `KEYS_MAX` of them, as LMCache named them. Without a namespace: all keys there are.
 
     Raises:
@@ -24,7 +24,7 @@ def keys_of(settings: Settings, names: Names) -> list[str]:
     """
     pattern = (_GLOB.sub(r"\\\1", names.prefix) + "*").encode()
     found: list[str] = []
-    control = Control(settings.config)
+    control = Control(settings.client)
     try:
         for node in control.nodes(_PAGE_TIMEOUT_S):
             cursor = b""

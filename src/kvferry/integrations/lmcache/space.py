@@ -15,8 +15,9 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from kvferry.config.integrations import LmcacheSettings
 from kvferry.errors import ConfigError, UsageError
-from kvferry.integrations.lmcache.settings import Settings, read_settings
+from kvferry.integrations.lmcache.settings import read_settings
 
 __all__ = ["engine_settings"]
 
@@ -24,7 +25,7 @@ _OURS = "kvferry."
 _LOADING = ("module_path", "class_name")  # LMCache's own keys of a plug-in
 
 
-def engine_settings(config: Any, plugin_name: str | None = None) -> Settings:
+def engine_settings(config: Any, plugin_name: str | None = None) -> LmcacheSettings:
     """Our settings in an ``LMCacheEngineConfig``.
 
     Args:

@@ -64,7 +64,7 @@ class KvferryHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not the
         self.storage_config = storage_config
         self.settings = read_settings(storage_config.extra_config)
         name = storage_config.model_name or ""
-        if not (name or self.settings.own.revision or self.settings.own.model_path):
+        if not (name or self.settings.revision or self.settings.model_path):
             raise ConfigError('the server names no model; set "model_path" or "revision"')
         self._server = server_fields(server_args(), self.settings, name)
         client = self.settings.client

@@ -15,7 +15,7 @@ import hashlib
 import logging
 from typing import Any
 
-from kvferry.integrations.sglang.settings import Settings
+from kvferry.config.integrations import SglangSettings
 from kvferry.integrations.weights import fingerprint, is_known
 
 __all__ = ["has_draft", "heads_of", "is_replicated", "page_fields", "server_fields"]
@@ -39,7 +39,7 @@ _OPTIONS = (
 _TEXT_CHARS_MAX = 400
 
 
-def server_fields(server: Any, settings: Settings, model_name: str) -> dict[str, str | int]:
+def server_fields(server: Any, settings: SglangSettings, model_name: str) -> dict[str, str | int]:
     """What the server's options say of the KV, the fingerprints of the weights included.
 
     Args:
@@ -47,10 +47,13 @@ def server_fields(server: Any, settings: Settings, model_name: str) -> dict[str,
         settings: Ours; what they say of the weights wins.
         model_name: As the server calls the model.
     """
-    fields: dict[str, str | int] = {"model": _line(model_name), "tag": _line(settings.tag)}
-    path = settings.own.model_path or getattr(server, "model_path", None) or model_name
-    if settings.own.revision:
-        fields["weights"] = _line(settings.own.revision)
+    fields: dict[str, str | int] = {
+        "model": _line(model_name),
+        "tag": _line(settings.extra_backend_tag),
+    }
+    path = settings.model_path or getattr(server, "model_path", None) or model_name
+    if settings.revision:
+        fields["weights"] = _line(settings.revision)
     else:
         fields["weights"] = fingerprint(str(path), getattr(server, "revision", None))
         if not is_known(str(fields["weights"])):

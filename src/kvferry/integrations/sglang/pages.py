@@ -27,12 +27,12 @@ from dataclasses import dataclass
 from kvferry.client.batch import BatchResult, Status
 from kvferry.client.buffers import BufferLike
 from kvferry.client.sync import RedisClient
+from kvferry.config.integrations import SglangSettings
 from kvferry.connectors.base import Key, Space, Ticket
 from kvferry.connectors.redis import RedisConnector
 from kvferry.errors import KVFerryError
 from kvferry.generation import drawn
 from kvferry.integrations.sglang.places import Part
-from kvferry.integrations.sglang.settings import Settings
 from kvferry.keys import describe_identity, identity_digest
 
 __all__ = ["PageStore"]
@@ -73,7 +73,7 @@ class PageStore:
         client: RedisClient,
         fields: Mapping[str, str | int],
         parts: Sequence[Part],
-        settings: Settings,
+        settings: SglangSettings,
     ) -> None:
         self.parts = tuple(parts)
         self.page_bytes = sum(part.size_bytes for part in self.parts)
@@ -125,7 +125,7 @@ class PageStore:
     def get(self, hashes: Sequence[str], memory: Sequence[BufferLike]) -> list[bool]:
         """Read pages; of one that is not good, the memory has undefined content."""
         began = time.perf_counter()
-        limit_s = self._limit(self._settings.own.load_timeout_s, len(hashes))
+        limit_s = self._limit(self._settings.load_timeout_s, len(hashes))
         results = self._all(
             self._named(hashes),
             limit_s,
@@ -154,7 +154,7 @@ class PageStore:
             return known
         each, began = len(self.parts), time.perf_counter()
         parts = [part for i in wanted for part in memory[i * each : (i + 1) * each]]
-        limit_s = self._limit(self._settings.own.store_timeout_s, len(wanted))
+        limit_s = self._limit(self._settings.store_timeout_s, len(wanted))
         results = self._all(
             [names[i] for i in wanted],
             limit_s,
@@ -213,7 +213,7 @@ class PageStore:
 
     def _look(self, names: Sequence[str], *, prefix: bool) -> tuple[list[list[int]], list[bool]]:
         """The statuses of all parts of each page, and whether all of them are there."""
-        limit_s = self._settings.own.lookup_timeout_s
+        limit_s = self._settings.lookup_timeout_s
         results = self._all(
             names,
             limit_s,

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from kvferry.config.integrations import VllmConnectorSettings
 from kvferry.engine import Engine
 from kvferry.engine.prefill import Coefficients
 from kvferry.engine.status_socket import open_status_socket
@@ -20,7 +21,6 @@ from kvferry.integrations.vllm.identity import model_identity
 from kvferry.integrations.vllm.kernels import kernel_name
 from kvferry.integrations.vllm.ranks import RankAnswers, RankFinder, address
 from kvferry.integrations.vllm.scheduler import SchedulerHalf
-from kvferry.integrations.vllm.settings import ConnectorSettings
 from kvferry.integrations.vllm.shard import Shard, identity_of, shard_layout
 from kvferry.integrations.vllm.speed import device_name, device_ops_s, guess
 from kvferry.integrations.vllm.steps import step_clock
@@ -45,7 +45,7 @@ _GRACE_S = 0.25
 
 
 def open_scheduler(
-    vllm_config: Any, transfer: Any, settings: ConnectorSettings, block_size: int
+    vllm_config: Any, transfer: Any, settings: VllmConnectorSettings, block_size: int
 ) -> tuple[RankFinder, SchedulerHalf]:
     """The half beside the scheduler, and what it asks the workers by.
 
@@ -90,7 +90,7 @@ def open_worker(
     vllm_config: Any,
     kv_cache_config: Any,
     spec: Any,
-    settings: ConnectorSettings,
+    settings: VllmConnectorSettings,
     kv_caches: dict[str, Any],
 ) -> tuple[RankAnswers, WorkerHalf]:
     """The half in a worker, and what answers for it.

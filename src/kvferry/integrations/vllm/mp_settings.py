@@ -20,10 +20,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kvferry.config.integrations import VllmServerSettings
+from kvferry.config.integrations import VllmConnectorSettings, VllmServerSettings
 from kvferry.config.setting import specs
 from kvferry.errors import ConfigError
-from kvferry.integrations.vllm.settings import PREFIX, ConnectorSettings, read_settings
+from kvferry.integrations.vllm.settings import PREFIX, read_settings
 from kvferry.server.client.address import DEFAULT_URL, read_url
 
 __all__ = ["ENGINE", "MpSettings", "read_mp_settings"]
@@ -57,7 +57,7 @@ class MpSettings:
 
     url: str
     curve_key_file: Path | None
-    connector: ConnectorSettings
+    connector: VllmConnectorSettings
 
 
 def read_mp_settings(

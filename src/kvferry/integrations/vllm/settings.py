@@ -29,36 +29,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from kvferry.config import EngineConfig, examine
 from kvferry.config.integrations import VllmConnectorSettings
-from kvferry.config.setting import GB, specs
+from kvferry.config.setting import specs
 from kvferry.errors import ConfigError
 
-__all__ = ["PREFIX", "ConnectorSettings", "read_settings", "rounded_chunk_size"]
+__all__ = ["PREFIX", "read_settings", "rounded_chunk_size"]
 
 _log = logging.getLogger("kvferry.integrations.vllm")
 
 PREFIX = "kvferry."
+_OWN = [name for name, spec in specs(VllmConnectorSettings).items() if not spec.program]
 _DEFAULTS: dict[str, Any] = {"prefault": False}
-
-
-@dataclass(frozen=True, kw_only=True)
-class ConnectorSettings:
-    """What a connector does.
-
-    Attributes:
-        engine: The settings of the cache; its chunk size is a multiple of the engine's block size.
-        save_generated, layerwise: See `VllmConnectorSettings`.
-        save_bytes_max: `save_buffer_gb` in bytes; None: two steps of the engine.
-    """
-
-    engine: EngineConfig
-    save_generated: bool = True
-    save_bytes_max: int | None = None
-    layerwise: str = "auto"
 
 
 def read_settings(
@@ -68,7 +52,7 @@ def read_settings(
     environ: Mapping[str, str] | None = None,
     quiet: bool = False,
     chunk_size: Callable[[], int] | None = None,
-) -> ConnectorSettings:
+) -> VllmConnectorSettings:
     """The settings from all places.
 
     Args:
@@ -87,7 +71,7 @@ def read_settings(
         if name.startswith(PREFIX)
     }
     try:
-        own = {name: ours.pop(name) for name in specs(VllmConnectorSettings) if name in ours}
+        own = {name: ours.pop(name) for name in _OWN if name in ours}
         connector = VllmConnectorSettings(**own)
         found = examine(environ=environ, **ours)
         settings = found.settings()
@@ -112,13 +96,7 @@ def read_settings(
                 block_size,
                 settings["chunk_size"],
             )
-    buffer_gb = connector.save_buffer_gb
-    return ConnectorSettings(
-        engine=EngineConfig(**settings),
-        save_generated=connector.save_generated,
-        save_bytes_max=None if buffer_gb is None else int(buffer_gb * GB),
-        layerwise=connector.layerwise,
-    )
+    return connector.replace(engine=EngineConfig(**settings))
 
 
 def rounded_chunk_size(chunk_size: int, block_size: int) -> int:
