@@ -47,11 +47,13 @@ def file(tmp_path: Path) -> Path:
 def test_show_prints_values_with_their_sources(
     file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("LMCACHE_CHUNK_SIZE", "64")
+    monkeypatch.setenv("LMCACHE_CHUNK_SIZE", "64")  # not read beside a file
+    monkeypatch.setenv("KVFERRY_LOAD_THREADS", "3")
     assert main(["config", "show", str(file)]) == 0
     out, err = capsys.readouterr()
     lines = [line.split() for line in out.splitlines()]
-    assert ["chunk_size", "64", "LMCACHE_CHUNK_SIZE"] in lines
+    assert ["chunk_size", "128", "file"] in lines
+    assert ["load_threads", "3", "KVFERRY_LOAD_THREADS"] in lines
     assert ["eviction_policy", "ARC", "file"] in lines
     assert ["local_cpu", "true", "default"] in lines
     assert ["store", "redis", "redis", "at", "cache-1:6379", "file"] in lines

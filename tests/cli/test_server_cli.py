@@ -17,10 +17,11 @@ from typing import Any, Self
 import click
 import pytest
 import zmq
-from kvferry.server.settings import SETTINGS
 
 from kvferry.cli.main import main
 from kvferry.cli.server import server as command
+from kvferry.config.server import ServerSettings
+from kvferry.config.setting import specs
 from kvferry.server import Client
 from support import clock
 from support.engines import CHUNK, IDENTITY, expected, prompt
@@ -110,7 +111,7 @@ def test_help_names_units_defaults_and_every_setting(capsys: pytest.CaptureFixtu
         assert text in out
     names = {option.name for option in command.params}
     others = {"endpoints", "l2_adapters", "tcp", "http", "http_token"}  # by other options, or none
-    assert set(SETTINGS) - others <= names
+    assert set(specs(ServerSettings)) - others <= names
 
 
 def test_every_option_is_in_the_guide() -> None:
@@ -156,13 +157,14 @@ def test_the_command_of_the_resp_guide_is_understood(
     }
 
 
-def test_options_win_over_the_environment_and_that_over_the_file(
+def test_options_win_over_the_file_and_that_over_the_environment(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     file = tmp_path / "kvferry.yaml"
-    file.write_text("server: {lease_s: 1.5, drain_s: 1, client_share: 0.1}")
-    monkeypatch.setenv("KVFERRY_SERVER_DRAIN_S", "2")
-    monkeypatch.setenv("KVFERRY_SERVER_CLIENT_SHARE", "0.2")
+    file.write_text("server: {drain_s: 2, client_share: 0.2}")
+    monkeypatch.setenv("KVFERRY_SERVER_LEASE_S", "1.5")
+    monkeypatch.setenv("KVFERRY_SERVER_DRAIN_S", "1")
+    monkeypatch.setenv("KVFERRY_SERVER_CLIENT_SHARE", "0.1")
     found = shown(capsys, "--config", str(file), "--client-share", "0.3", "--no-http")
     assert (found["lease_s"], found["drain_s"], found["client_share"]) == (1.5, 2, 0.3)
     assert found["http_port"] == 0
@@ -181,9 +183,9 @@ def test_several_adapters_keep_their_order(capsys: pytest.CaptureFixture[str]) -
     [
         (["--host", "0.0.0.0"], "curve_key_file"),
         (["--http-host", "0.0.0.0"], "http_token"),
-        (["--l1-size-gb", "0"], "l1_size_gb=0"),
-        (["--l1-size-gb", "ten"], "'ten' is not a valid float"),
-        (["--eviction-policy", "MRU"], "eviction_policy='MRU'"),
+        (["--l1-size-gb", "0"], "--l1-size-gb='0' is not valid; use a number of GB"),
+        (["--l1-size-gb", "ten"], "--l1-size-gb='ten' is not valid; use a number of GB"),
+        (["--eviction-policy", "MRU"], "--eviction-policy='MRU' is not valid; use LRU"),
         (["--no-tcp"], "nobody could connect"),
         (["--config", "/none.yaml"], "no configuration file"),
         (["--l2-adaptor", "{}"], "No such option"),

@@ -392,7 +392,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Path], Ser
             engine=EngineConfig(max_local_cpu_size=1 / 1024),
             endpoints=(f"ipc://{path}",),
             http=None,
-            curve_key_file=keys,
+            curve_key_file=None if keys is None else str(keys),
         )
         return Server(config)
 

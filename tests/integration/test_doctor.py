@@ -7,6 +7,7 @@ import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,7 +59,7 @@ PLANTED_OF: dict[str, list[tuple[str, str, str, Severity]]] = {
 CASES = [(kind, *case) for kind in KINDS for case in PLANTED + PLANTED_OF[kind]]
 
 
-def findings(url: str, **settings: object) -> dict[str, Finding]:
+def findings(url: str, **settings: Any) -> dict[str, Finding]:
     return found(ClientConfig.from_url(url, **settings))[1]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import redis
@@ -18,7 +19,7 @@ from support.servers import KINDS, TestServer
 OK, INFO, WARN, FAULT = Severity
 
 
-def findings(url: str, **settings: object) -> dict[str, Finding]:
+def findings(url: str, **settings: Any) -> dict[str, Finding]:
     config = ClientConfig.from_url(url, **settings)
     return {f.id: f for f in visit(Visit(config=config))[1]}
 

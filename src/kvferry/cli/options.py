@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import click
@@ -78,15 +79,19 @@ def _option(spec: Spec) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return click.option(
         option,
         spec.name,
-        type=_Checked(spec),
+        type=str if spec.kind is tuple else _Checked(spec),
         multiple=spec.kind is tuple,
-        callback=_joined if spec.kind is tuple else None,
+        callback=partial(_joined, spec) if spec.kind is tuple else None,
         metavar=kind,
         help=f"{text} Repeatable." if spec.kind is tuple else text,
     )
 
 
-def _joined(ctx: click.Context, param: click.Parameter, lists: tuple[Any, ...]) -> Any:
+def _joined(spec: Spec, ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> Any:
+    """One list of all; an error says which of them is wrong."""
+    flag = param.opts[0]
+    names = [flag if len(texts) == 1 else f"{flag} {n}" for n in range(1, len(texts) + 1)]
+    lists = (spec.parse(text, name) for text, name in zip(texts, names, strict=True))
     return [item for each in lists for item in each] or None
 
 

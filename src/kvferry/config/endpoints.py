@@ -89,13 +89,15 @@ def check_endpoint(endpoint: str) -> None:
             )
         if len(os.fsencode(path)) > _SOCKET_PATH_BYTES_MAX:
             raise ConfigError(
-                f"endpoints: {endpoint!r} is longer than {_SOCKET_PATH_BYTES_MAX} bytes, which no socket can "
-                "be; use a shorter path"
+                f"endpoints: {endpoint!r} is longer than {_SOCKET_PATH_BYTES_MAX} bytes, which no "
+                "socket can be; use a shorter path"
             )
         return
     match = _TCP.fullmatch(endpoint)
     if match is None or (match[2] != "*" and int(match[2]) > 65535):
-        raise ConfigError(f"endpoints: {endpoint!r} is none; use tcp://ADDRESS:PORT or ipc:///PATH")
+        raise ConfigError(
+            f"endpoints: {endpoint!r} is no endpoint; use tcp://ADDRESS:PORT or ipc:///PATH"
+        )
     host = match[1].strip("[]")
     try:
         version = ipaddress.ip_address(host).version

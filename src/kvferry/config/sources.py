@@ -154,14 +154,17 @@ def _of_file(file: Path, section: str, found: Examined) -> Place:
     place = Place("file", where, file)
     try:
         found.client = section_of(file, document, "client")
-        if flat:
-            settings = {name: value for name, value in document.items() if name not in _SECTIONS}
-        else:
-            settings = section_of(file, document, section)
         client_fields(found.client, f"{file}: client: ")
     except ConfigError as error:
         found.problems.append(str(error))
         found.client = {}
+    try:
+        if flat:
+            settings = {name: value for name, value in document.items() if name not in _SECTIONS}
+        else:
+            settings = section_of(file, document, section)
+    except ConfigError as error:
+        found.problems.append(str(error))
         return place
     _taken(place, settings, found)
     secret = secrets_in(found.client) or _holds_secrets(settings)
