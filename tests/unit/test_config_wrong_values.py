@@ -176,13 +176,8 @@ def test_in_urls() -> None:
         else:
             text = texts(spec, pick)
         url = f"redis+sentinel://:{SECRET}@h/m?{spec.name}={quote(text, errors='surrogateescape')}"
-        judged(
-            lambda url=url: ClientConfig.from_url(url, environ={}),
-            text,
-            spec.name,
-            "query",
-            "malformed",
-        )
+        call = partial(ClientConfig.from_url, url, environ={})
+        judged(call, text, spec.name, "query", "malformed")
 
 
 def test_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
