@@ -10,6 +10,7 @@ import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,6 +32,7 @@ from kvferry.errors import ConfigError
 from kvferry.integrations.sglang.settings import read_settings as read_sglang
 from kvferry.integrations.vllm.offload.options import read_options
 from kvferry.integrations.vllm.settings import read_settings as read_connector
+from kvferry.lab.same_host import tcp_config
 
 SECRET = "s3cr3t-w0rd"
 # The RESP guide's.
@@ -245,6 +247,15 @@ def test_the_call_names_the_host_and_the_environment_may_supply_the_password(
         assert (each.config.host, each.config.port, each.config.db) == ("127.0.0.1", 1, 0)
         assert (each.config.username, each.config.password) == ("default", SECRET)
         each.close()
+
+
+def test_a_store_of_our_own_is_not_sent_the_environment_s_password(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in RESP_ENVIRON.items():
+        monkeypatch.setenv(name, value)
+    store: Any = SimpleNamespace(url="unix:///run/own.sock", host="127.0.0.1", port=1)
+    assert tcp_config(store) == ClientConfig(host="127.0.0.1", port=1)
 
 
 # --- A file of LMCache ---

@@ -173,7 +173,7 @@ def _replayer(store: str, largest_bytes: int) -> Iterator[Replayer]:
         if store == "embedded":
             room_mb = int(largest_bytes * 1.25) // (1 << 20) + 512
             own = stack.enter_context(embedded_store(maxmemory_mb=room_mb, policy="noeviction"))
-            config = ClientConfig.from_url(own.url)
+            config = ClientConfig.from_url(own.url, environ={})
         else:
             config = ClientConfig.from_url(store)
         client = stack.enter_context(RedisClient.from_config(config))

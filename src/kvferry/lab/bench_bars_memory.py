@@ -23,8 +23,9 @@ _VALUE_BYTES = 4096
 def main(batches: int, url: str) -> None:
     """Run the batches against a server and print the figures."""
     from kvferry.client.sync import RedisClient
+    from kvferry.config import ClientConfig
 
-    client = RedisClient.from_url(url)
+    client = RedisClient.from_config(ClientConfig.from_url(url, environ={}))
     keys = [f"memory:{index}" for index in range(_KEYS)]
     values = [os.urandom(_VALUE_BYTES) for _ in keys]
     targets = [bytearray(_VALUE_BYTES) for _ in keys]

@@ -25,7 +25,7 @@ _WARM_UP = 4
 
 def single_get_gbps(kind: str, url: str, size_bytes: int, count: int) -> float:
     """GB/s (10^9 bytes) of the median of `count` GETs; a wrong byte is a ValueError."""
-    config = ClientConfig.from_url(url)
+    config = ClientConfig.from_url(url, environ={})
     value, target = os.urandom(size_bytes), bytearray(size_bytes)
     pure = PureRedisClient.from_config(config)
     pure.set(_KEY, value)

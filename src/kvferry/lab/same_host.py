@@ -85,7 +85,7 @@ def _answer(client: RedisClient) -> str:
 
 def tcp_config(store: EmbeddedStore) -> ClientConfig:
     """Settings for the TCP port of an embedded store that has one, and a password or none."""
-    config = ClientConfig.from_url(store.url)
+    config = ClientConfig.from_url(store.url, environ={})  # it is ours
     assert store.host is not None
     assert store.port is not None
     return config.replace(unix_path=None, host=store.host, port=store.port)
