@@ -67,6 +67,8 @@ def rows(of: type[Settings], words: list[str]) -> Iterator[str]:
     for spec in sorted(specs(of).values(), key=lambda spec: not spec.guide):
         if ("guide" in words and not spec.guide) or ("appendix" in words and spec.guide):
             continue
+        if spec.program and not spec.use:
+            continue
         name = option_of(spec) if "options" in words else spec.name
         if name:
             cells = (f"`{name}`", values(spec), default(spec), spec.text)
@@ -77,13 +79,11 @@ def rows(of: type[Settings], words: list[str]) -> Iterator[str]:
 
 def values(spec: Spec) -> str:
     """What it may be, in a few words."""
-    if spec.program:
-        return "from a program"
     if spec.words:
         return " ".join(f"`{word}`" for word in spec.words)
     if spec.kind is bool:
         return "true, false"
-    return spec.unit or spec.wanted
+    return spec.use or spec.unit or spec.wanted
 
 
 def default(spec: Spec) -> str:

@@ -21,12 +21,16 @@ from kvferry.client.pure import PureRedisClient
 from kvferry.config import (
     ClientConfig,
     EngineConfig,
+    EvictionConfig,
     StoreConfig,
     examine,
+    integrations,
     load_client_config,
     save_client_settings,
 )
-from kvferry.config.server import ServerConfig
+from kvferry.config.server import ServerConfig, ServerSettings
+from kvferry.config.setting import specs
+from kvferry.config.sources import StoreSettings
 from kvferry.engine.memory import Memory
 from kvferry.errors import ConfigError
 from kvferry.integrations.sglang.settings import read_settings as read_sglang
@@ -353,3 +357,18 @@ def test_a_setting_that_went_says_what_to_do_instead(
     assert instead in message(EngineConfig.load, file(f"engine: {{{name}: 1}}"), environ={})
     assert instead in message(EngineConfig.load, environ={f"KVFERRY_{name.upper()}": "1"})
     assert instead in message(EngineConfig.load, environ={}, **{name: 1})
+
+
+# --- What a guide has to explain ---
+
+
+def test_every_setting_says_what_it_is_and_a_guide_explains_forty_at_most() -> None:
+    classes = (
+        *(ClientConfig, EngineConfig, StoreSettings, StoreConfig, EvictionConfig, ServerSettings),
+        *(integrations.VllmConnectorSettings, integrations.VllmServerSettings),
+        *(integrations.VllmTierSettings, integrations.SglangSettings),
+        integrations.LmcacheSettings,
+    )
+    declared = [spec for each in classes for spec in specs(each).values()]
+    assert [spec.name for spec in declared if not spec.text] == []
+    assert sum(spec.guide for spec in declared) <= 40

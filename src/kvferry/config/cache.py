@@ -25,10 +25,10 @@ class EngineConfig(Settings, frozen=True, kw_only=True):
     Attributes:
         chunk_size: Tokens of a chunk, the unit of caching.
         local_cpu: Keep chunks in memory of this host (L1). Without, that memory is a way through.
-        max_local_cpu_size: Size of that memory in GB (2**30 bytes, as LMCache counts them).
-        eviction_policy: What leaves it first: "LRU", "LFU", "FIFO", "S3-FIFO", "ARC", "W-TinyLFU".
-        hugetlb: Take it from the system's huge pages, which must have been set aside.
-        prefault: Touch it at the start, so that no request pays for its first use.
+        max_local_cpu_size: Memory of this host for chunks (L1), in GB of 2^30 bytes.
+        eviction_policy: What leaves that memory first.
+        hugetlb: Take memory from the system's huge pages, which must have been set aside.
+        prefault: Touch all memory at the start, so that no request pays for its first use.
         enable_async_loading: `lookup` begins to load, so that `retrieve` finds it in memory.
         retrieve_timeout_s: The longest that a retrieve may take; what has arrived by then counts.
         lookup_timeout_s: The longest that a lookup may wait for stores. None: as long as an answer

@@ -63,7 +63,7 @@ class ClientConfig(Settings, frozen=True, kw_only=True):
         sentinel_master: The name that the Sentinels watch our server under.
         sentinel_username: ACL user at the Sentinels, which have users of their own.
         sentinel_password: A secret; shown nowhere. ``None``: the Sentinels want none.
-        read_from: "primary"; "replica" reads from replicas where there are some, "az" from those
+        read_from: "replica" reads from replicas where there are some, "az" from those
             in `availability_zone` first. Values may then be older than the last write.
         availability_zone: The zone of this host, as the servers name theirs.
         topology_refresh_s: How often the map of a cluster, or what Sentinels say, is asked for
@@ -73,15 +73,15 @@ class ClientConfig(Settings, frozen=True, kw_only=True):
         tls: Encrypt; ``rediss://`` in URLs.
         tls_ca_file: PEM file of the authorities that we trust; without it and `tls_ca_dir` those of
             the system.
-        tls_ca_dir: A directory of such, hashed as OpenSSL wants it.
+        tls_ca_dir: A directory of files of authorities, hashed as OpenSSL wants it.
         tls_cert_file: PEM file of our certificate and its chain, where the server asks for one.
-        tls_key_file: PEM file of its key.
+        tls_key_file: PEM file of our key.
         tls_key_password: A secret; shown nowhere. Opens the key file.
         tls_server_name: The name that the certificate must have and that is asked for (SNI), if
             that is not `host`; holds for all nodes of a cluster.
         tls_verify: "full" checks chain and name; "ca" the chain alone; "none" nothing, so that
             anybody in between can read and answer.
-        tls_min_version: "1.2" or "1.3".
+        tls_min_version: The oldest version that is spoken.
         tls_ciphers: OpenSSL's names with ":" between; those of TLS 1.3 begin with "TLS_", and the
             client in pure Python has no say in them.
         ktls: Let the kernel encrypt, where it and OpenSSL can.
@@ -93,7 +93,7 @@ class ClientConfig(Settings, frozen=True, kw_only=True):
         connect_timeout_s: Limit for connecting, including TLS and the greeting.
         stall_timeout_s: How long a connection that owes us bytes may send none.
         reconnect_min_s: First bound of the random wait before dialling again; it doubles.
-        reconnect_max_s: The last such bound.
+        reconnect_max_s: The last bound of that wait.
         window_bytes: Bytes asked for ahead, per connection; ``None`` lets the client adapt.
         protocol: 3 speaks RESP3 where the server does; 2 insists on RESP2.
         ttl_s: Time to live of values that are set without one; ``None`` keeps them.
@@ -124,7 +124,9 @@ class ClientConfig(Settings, frozen=True, kw_only=True):
     same_host: Literal["auto", "tcp", "unix"] = "auto"
     username: Word | None = None
     password: Secret | None = None
-    credentials: Annotated[CredentialsProvider | None, setting(program=True, secret=True)] = None
+    credentials: Annotated[
+        CredentialsProvider | None, setting(program=True, secret=True, use="from a program")
+    ] = None
     db: Annotated[int, setting(ge=0, le=2**31 - 1)] = 0
     topology: Literal["standalone", "cluster", "sentinel"] = "standalone"
     nodes: Annotated[tuple[str, ...], setting(use=_NODES, quoted=False)] = ()

@@ -41,7 +41,7 @@ class StoreSettings(Settings, frozen=True, kw_only=True):
         stores: Where chunks are beside L1 (L2), in the order in which they are asked.
         remote_url: The URL of a store of type redis.
         local_disk: The directory of a store of type file.
-        max_local_disk_size: Its capacity.
+        max_local_disk_size: The capacity of `local_disk`.
         extra_config: What LMCache has there: user, password and `resp_num_threads` of `remote_url`.
     """
 

@@ -61,8 +61,8 @@ class EvictionConfig(Settings, frozen=True, kw_only=True):
     """What leaves a store when it is nearly full.
 
     Attributes:
-        eviction_policy: "LRU", "LFU", "FIFO", "S3-FIFO", "ARC", "W-TinyLFU"; "none" evicts nothing,
-            and what does not fit is not stored.
+        eviction_policy: What leaves first; "none" evicts nothing, and what does not fit is not
+            stored.
         trigger_watermark: Part of the capacity from which on something leaves.
         eviction_ratio: Part of what is there that leaves then.
     """
@@ -112,8 +112,8 @@ class StoreConfig(Settings, frozen=True, kw_only=True):
         io_uring: Use it where the kernel allows (file).
         shared_name: Stores of this process with the same one are one store (memory).
         module_path: Where the class is (plugin); "module:Class" names both.
-        class_name: Its name (plugin).
-        params: Its keywords (plugin); shown nowhere.
+        class_name: The name of the class (plugin).
+        params: The keywords of the class (plugin); shown nowhere.
     """
 
     guide: ClassVar = ("type", "max_capacity_gb", "eviction", "path")
@@ -121,7 +121,7 @@ class StoreConfig(Settings, frozen=True, kw_only=True):
     type: Literal["redis", "file", "memory", "plugin", "native_plugin"]
     name: Annotated[str, setting(pattern=r"^[A-Za-z0-9_.-]{0,40}\Z", use=_WORD)] = ""
     max_capacity_gb: Annotated[float, setting(ge=0, unit="GB")] = 0.0
-    eviction: Annotated[EvictionConfig, setting(program=True)] = EvictionConfig()
+    eviction: Annotated[EvictionConfig, setting(program=True, use="a mapping")] = EvictionConfig()
     client: Annotated[ClientConfig | None, setting(program=True)] = None
     path: Annotated[str, setting(min_length=1, use="the path of a directory")] | None = None
     fsync: Literal["never", "data", "full"] = "never"
