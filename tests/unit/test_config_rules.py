@@ -318,6 +318,12 @@ def test_a_key_that_lmcache_does_not_have_either_is_an_error(file: Callable[[str
     assert "did you mean" in said
 
 
+def test_one_store_needs_no_list(file: Callable[[str], Path]) -> None:
+    one = file(f"engine: {{stores: {json.dumps(RESP_ADAPTER)}}}")
+    assert client_of(EngineConfig.load(one, environ={})).connections == 8
+    assert client_of(ServerConfig.load(environ={}, l2_adapter=RESP_ADAPTER)).connections == 8
+
+
 # --- Eviction, memory, settings that went ---
 
 

@@ -264,7 +264,7 @@ def test_a_server_of_the_environment_alone_becomes_a_store() -> None:
             f"engine: {{remote_url: ['{SECRET}']}}",
             "remote_url is not valid; use e.g. redis://host:port",
         ),
-        (f"engine: {{stores: {{type: '{SECRET}'}}}}", "stores is not valid; use a list"),
+        (f"engine: {{stores: '{SECRET}'}}", "stores is not valid; use a list"),
         (f"engine: {{stores: ['{SECRET}']}}", "stores[0] is no mapping"),
         ("engine: {stores: [{1: 2}]}", "not a word"),
         (

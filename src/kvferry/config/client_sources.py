@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,8 @@ _log = logging.getLogger("kvferry.config")
 
 ENV_URL = "KVFERRY_RESP_URL"
 _PREFIXES = ("KVFERRY_RESP_", "LMCACHE_RESP_")
+_SECRETS = {"params", *(name for name, spec in specs(ClientConfig).items() if spec.secret)}
+_URL_WITH_SECRET = re.compile(r"://[^/?#@]*:[^/?#]+@|[?&]\w*password=")
 _ADDRESS = ("host", "port")
 _USER = ("username", "password")
 # Fields that only mean something for one server; so do those that begin with "tls" and "sentinel".
@@ -236,12 +239,15 @@ def save_client_settings(
     write_sections(file, {section: after, **(others or {})})
 
 
-def secrets_in(settings: Mapping[str, Any]) -> bool:
-    """Whether one of the settings is a secret, or its URL may hold one."""
-    url = settings.get("url")
-    fields = client_fields({"url": url}) if isinstance(url, str) else {}
-    secret = (name for name, spec in specs(ClientConfig).items() if spec.secret)
-    return any(settings.get(name) or fields.get(name) for name in secret)
+def secrets_in(found: Any) -> bool:
+    """Whether there is a secret somewhere in what a file says, or a URL with one."""
+    if isinstance(found, Mapping):
+        return any(
+            (name in _SECRETS and value) or secrets_in(value) for name, value in found.items()
+        )
+    if isinstance(found, list):
+        return any(map(secrets_in, found))
+    return isinstance(found, str) and _URL_WITH_SECRET.search(found) is not None
 
 
 def others_may_read(file: Path | None) -> bool:

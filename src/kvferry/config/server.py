@@ -23,7 +23,7 @@ from __future__ import annotations
 import ipaddress
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, ClassVar, Self
 
 from kvferry.config.cache import EngineConfig
@@ -146,7 +146,7 @@ class ServerConfig(_Common, frozen=True, kw_only=True):
         setting(use="a list with at least one endpoint, e.g. tcp://127.0.0.1:5555", quoted=False),
     ] = ("tcp://127.0.0.1:5555",)
     http: Annotated[tuple[str, int], setting(use=_HTTP)] | None = ("127.0.0.1", 8080)
-    again: Annotated[Callable[[], ServerConfig] | None, setting(program=True)] = None
+    again: Annotated[Callable[[], ServerConfig] | None, setting(program=True, secret=True)] = None
 
     def __eq__(self, other: object) -> bool:
         """Where they were read makes no settings others."""
@@ -226,17 +226,5 @@ class ServerConfig(_Common, frozen=True, kw_only=True):
         """
         from kvferry.config.server_sources import gathered
 
-        again = _Sources(path, environ, overrides)
+        again = partial(cls.load, path, environ=environ, **overrides)
         return cls(**gathered(path, environ, overrides), again=again)
-
-
-@dataclass(frozen=True, repr=False)
-class _Sources:
-    """Where settings were read; called, it reads them again. Equal are those of the same places."""
-
-    path: str | os.PathLike[str] | None
-    environ: Mapping[str, str] | None
-    overrides: Mapping[str, Any]
-
-    def __call__(self) -> ServerConfig:
-        return ServerConfig.load(self.path, environ=self.environ, **self.overrides)

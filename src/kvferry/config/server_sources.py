@@ -67,7 +67,7 @@ def gathered(
     http = given.get("http")
     if isinstance(http, tuple | list):
         del given["http"]
-    call = SERVER.take(Place("call"), _listed(given), found)
+    call = SERVER.take(Place("call"), given, found)
     places = [call, *_of_file(found), _of_environ(environ, found)]
     found.raise_first()
     config, chunk_size = _engine(engine, places, environ, found)
@@ -89,26 +89,12 @@ def gathered(
     }
 
 
-def _listed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """One adapter as a list of one."""
-    return {
-        name: [value]
-        if name in ("l2_adapter", "l2_adapters", "stores") and _is_one(value)
-        else value
-        for name, value in settings.items()
-    }
-
-
-def _is_one(value: Any) -> bool:
-    return isinstance(value, Mapping)
-
-
 def _of_file(found: Examined) -> list[Place]:
     file = found.file
     if file is None:
         return []
     settings = section_of(file, read_document(file), _SECTION)
-    place = SERVER.take(Place("file", f"{file}: {_SECTION}: ", file), _listed(settings), found)
+    place = SERVER.take(Place("file", f"{file}: {_SECTION}: ", file), settings, found)
     if "http_token" in place.values and others_may_read(file):
         _log.warning("%s holds a secret and others may open it; run chmod 600 on it", file)
     return [place]

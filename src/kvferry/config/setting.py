@@ -189,6 +189,8 @@ class Spec:
             return value
         if self.kind is str and isinstance(value, os.PathLike):
             value = os.fspath(value)
+        if self.kind is tuple and isinstance(value, Mapping) and not self.of_texts:
+            value = [value]
         try:
             made = msgspec.convert(self._spelled(value), self.type)
             if isinstance(made, float) and not math.isfinite(made):
@@ -244,7 +246,7 @@ class Spec:
         if problem is not None:
             advice = f"; use {self.wanted}" if problem.startswith("is no JSON") else ""
             raise ConfigError(f"{at or self.name} {problem}{advice}")
-        return [found] if self.kind is tuple and isinstance(found, dict) else found
+        return found
 
     def _spelled(self, value: Any) -> Any:
         """One of the words in its own spelling: LRU for "lru", S3-FIFO for "s3fifo"."""

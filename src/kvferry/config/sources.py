@@ -167,7 +167,7 @@ def _of_file(file: Path, section: str, found: Examined) -> Place:
         found.problems.append(str(error))
         return place
     _taken(place, settings, found)
-    secret = secrets_in(found.client) or _holds_secrets(settings)
+    secret = secrets_in([found.client, settings])
     if secret and others_may_read(file):
         found.warnings.append(f"{file} holds a secret and others may open it; run chmod 600 on it")
     return place
@@ -182,20 +182,6 @@ def _taken(place: Place, settings: Mapping[Any, Any], found: Findings) -> Place:
     if extra:
         place.put("extra", next(iter(extra)), extra)
     return place
-
-
-def _holds_secrets(settings: Mapping[str, Any]) -> bool:
-    """Whether what a file says of stores has a secret in it."""
-    extra = settings.get("extra_config")
-    stores = settings.get("stores") or settings.get("l2_adapters") or ()
-    found = [settings, extra, *(stores if isinstance(stores, list) else ())]
-    found.append({"url": settings.get("remote_url")})
-    try:
-        return any(
-            secrets_in(each) or bool(each.get("params")) for each in found if isinstance(each, dict)
-        )
-    except ConfigError:
-        return True  # of a URL that cannot be read
 
 
 Special = Mapping[str, Place]  # setting: where it is said

@@ -25,7 +25,7 @@ def merged(config: ServerConfig, wanted: ServerConfig) -> tuple[ServerConfig, li
         texts.append(_told(name, old, new, name in LIVE_ENGINE))
     config = config.replace(engine=engine)
     for name, old, new in _differences(config, wanted):
-        if name == "engine":
+        if name in ("engine", "again"):
             continue
         if name in LIVE:
             config = config.replace(**{name: new})
