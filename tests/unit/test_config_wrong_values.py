@@ -96,7 +96,11 @@ def picked(known: Mapping[str, Spec], pick: random.Random) -> Spec:
 
 
 # What LMCache has so, and means that there is none.
-RIGHT: tuple[tuple[str, object], ...] = (("extra_config", {}), ("local_disk", False))
+RIGHT: tuple[tuple[str, object], ...] = (
+    ("extra_config", {}),
+    ("local_disk", False),
+    ("remote_url", False),
+)
 # Of stores those that every kind has; the others depend on it.
 OF_STORES = {name: specs(StoreConfig)[name] for name in ("name", "max_capacity_gb")}
 SERVER = {name: spec for name, spec in specs(ServerSettings).items() if name != "l2_adapters"}

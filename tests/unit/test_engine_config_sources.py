@@ -273,7 +273,7 @@ def test_a_server_of_the_environment_alone_becomes_a_store() -> None:
             "stores[1]: port=0",
         ),
         (f"engine: {{extra_config: {{passwort: {SECRET}}}}}", "did you mean 'password'"),
-        ("engine: {extra_config: {save_chunk_meta: true}}", "save_chunk_meta=True"),
+        ("engine: {extra_config: {save_chunk_meta: true}}", "set it to false"),
         ("engine: {save_unfull_chunk: true}", "set it to false"),
         ("engin: {chunk_size: 1}", "'engin'; rename it"),
         (f"engine: [{SECRET}]", "'name: value'"),

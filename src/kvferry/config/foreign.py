@@ -9,7 +9,7 @@ Source: https://docs.lmcache.ai/api_reference/configurations.html
 
 from __future__ import annotations
 
-__all__ = ["ALIASES", "EXTRA", "FOREIGN", "GONE"]
+__all__ = ["ALIASES", "EXTRA", "FOREIGN", "GONE", "OFF"]
 
 # Their name: ours, and what one of their units is in ours.
 ALIASES: dict[str, tuple[str, float | None]] = {
@@ -41,6 +41,9 @@ _SWITCHES: dict[str, str] = {
     "audit_actual_remote_url": _OFF,
     "mp_host": "is no setting of an engine here; use kvferry.server.Client and `kvferry server`",
     "remote_serde": "is not here: bytes are stored as they are; use naive",
+    "save_chunk_meta": (
+        "is not possible: the frame in front of each value says what it is; set it to false"
+    ),
     "save_unfull_chunk": (
         "is not possible: values of one length need full chunks, and the rest of a prompt is "
         "computed again; set it to false"
@@ -77,22 +80,21 @@ _WITHOUT_EFFECT = (
     *("chunk_statistics_auto_exit_timeout_hours", "chunk_statistics_strategy"),
     *("chunk_statistics_auto_exit_target_unique_chunks", "enable_kv_events"),
     *("use_gpu_connector_v3", "pin_timeout_sec", "pin_check_interval_sec", "error_handling"),
+    # Of `extra_config`, which files have at the top level too.
+    *("use_exists_sync", "lookup_backoff_time", "p2p_max_retry_count"),
+    *("p2p_socket_recv_timeout_ms", "p2p_socket_send_timeout_ms"),
+    *("worker_socket_recv_timeout_ms", "worker_socket_send_timeout_ms"),
+    *("kv_msg_batch_size", "kv_msg_batch_timeout"),
 )
 # Their name: why it must be off, or None.
 FOREIGN: dict[str, str | None] = {**_SWITCHES, **dict.fromkeys(_WITHOUT_EFFECT)}
+
+# Where false says that there is none.
+OFF = ("local_disk", "remote_url")
 
 # Settings of ours that are gone: what to do instead.
 _FILE = "is gone: write a_s, c_s_per_token and d_s_per_token2 into prefill_calibration_file"
 GONE = dict.fromkeys(("prefill_a_s", "prefill_c_s_per_token", "prefill_d_s_per_token2"), _FILE)
 
-# Names in extra_config, which files have at the top level too: the setting of the remote store that
-# they are, or None without effect.
-EXTRA: dict[str, str | None] = {
-    "resp_num_threads": "connections",
-    "username": "username",
-    "password": "password",
-    **dict.fromkeys(("save_chunk_meta", "use_exists_sync", "lookup_backoff_time")),
-    **dict.fromkeys(("p2p_socket_recv_timeout_ms", "p2p_socket_send_timeout_ms")),
-    **dict.fromkeys(("worker_socket_recv_timeout_ms", "worker_socket_send_timeout_ms")),
-    **dict.fromkeys(("p2p_max_retry_count", "kv_msg_batch_size", "kv_msg_batch_timeout")),
-}
+# Keys of `extra_config` that say something of the remote store: what they are there.
+EXTRA = {"username": "username", "password": "password", "resp_num_threads": "connections"}

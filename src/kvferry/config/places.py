@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvferry._shown import shown
+from kvferry.config.foreign import OFF
 from kvferry.config.setting import Spec
 from kvferry.config.url import nearest
 from kvferry.errors import ConfigError
@@ -94,7 +95,7 @@ class Names:
     def take(self, place: Place, settings: Mapping[Any, Any], found: Findings) -> Place:
         """Sort into a place what a mapping says; None is not given."""
         for given, value in settings.items():
-            if value is None:
+            if value is None or (value is False and given in OFF):
                 continue
             at = f"{place.where}{given}"
             try:

@@ -20,9 +20,8 @@ from kvferry.config.client_sources import (
 from kvferry.config.file import FILE_VARIABLES, find_config_file, read_document, section_of
 from kvferry.config.foreign import ALIASES, EXTRA, FOREIGN, GONE
 from kvferry.config.places import Findings, Names, Place
-from kvferry.config.setting import Settings, Text, setting, specs
+from kvferry.config.setting import Secret, Settings, Text, Word, setting, specs
 from kvferry.config.stores import StoreConfig, store_settings
-from kvferry.config.url import nearest
 from kvferry.errors import ConfigError
 
 __all__ = ["CACHE", "Examined", "cache_places", "examine", "resolved"]
@@ -42,7 +41,10 @@ class StoreSettings(Settings, frozen=True, kw_only=True):
         remote_url: The URL of a store of type redis.
         local_disk: The directory of a store of type file.
         max_local_disk_size: The capacity of `local_disk`.
-        extra_config: What LMCache has there: user, password and `resp_num_threads` of `remote_url`.
+        username: ACL user at `remote_url`.
+        password: A secret; shown nowhere. For `remote_url`.
+        resp_num_threads: Connections to `remote_url`.
+        extra_config: Where LMCache has these three.
     """
 
     guide: ClassVar = ("stores", "remote_url", "local_disk", "max_local_disk_size")
@@ -51,10 +53,13 @@ class StoreSettings(Settings, frozen=True, kw_only=True):
     remote_url: Annotated[str, setting(use="e.g. redis://host:port", quoted=False)] | None = None
     local_disk: Text | None = None
     max_local_disk_size: Annotated[float, setting(ge=0, unit="GB")] = 0.0
+    username: Word | None = None
+    password: Secret | None = None
+    resp_num_threads: Annotated[int, setting(ge=1, le=1024)] | None = None
     extra_config: Annotated[Mapping[str, Any], setting(quoted=False)] | None = None
 
 
-_SPECIAL = (*specs(StoreSettings), "extra")  # the keys of extra_config that stand beside it
+_SPECIAL = specs(StoreSettings)
 _PLAIN = {name: spec for name, spec in specs(EngineConfig).items() if not spec.program}
 CACHE = Names(
     {**_PLAIN, **specs(StoreSettings)},
@@ -62,6 +67,7 @@ CACHE = Names(
     FOREIGN,
     GONE,
 )
+_EXTRA = Names({name: _SPECIAL[name] for name in EXTRA}, foreign=FOREIGN)
 
 
 @dataclass
@@ -105,7 +111,7 @@ def examine(
     """
     environ = os.environ if environ is None else environ
     found = Examined(file=find_config_file(path, environ, FILE_VARIABLES))
-    call = _taken(Place("call"), overrides, found)
+    call = CACHE.take(Place("call"), overrides, found)
     return resolved([call, *cache_places(section, environ, found)], environ, found)
 
 
@@ -166,21 +172,10 @@ def _of_file(file: Path, section: str, found: Examined) -> Place:
     except ConfigError as error:
         found.problems.append(str(error))
         return place
-    _taken(place, settings, found)
+    CACHE.take(place, settings, found)
     secret = secrets_in([found.client, settings])
     if secret and others_may_read(file):
         found.warnings.append(f"{file} holds a secret and others may open it; run chmod 600 on it")
-    return place
-
-
-def _taken(place: Place, settings: Mapping[Any, Any], found: Findings) -> Place:
-    """What a mapping says; keys of LMCache's `extra_config` may stand beside it."""
-    disk_off = settings.get("local_disk") is False
-    names = (*EXTRA, "local_disk") if disk_off else EXTRA
-    CACHE.take(place, {name: settings[name] for name in settings if name not in names}, found)
-    extra = {name: settings[name] for name in EXTRA if settings.get(name) is not None}
-    if extra:
-        place.put("extra", next(iter(extra)), extra)
     return place
 
 
@@ -270,22 +265,9 @@ def _is_redis(settings: Any) -> bool:
 def _extra(special: Special, found: Findings) -> dict[str, Any]:
     """What extra_config, or its keys beside it, say of the remote store."""
     given: dict[str, Any] = {}
-    for name in ("extra_config", "extra"):
-        place = special.get(name)
-        if place is None:
-            continue
-        where = place.where + (f"{place.spelled[name]}: " if name == "extra_config" else "")
-        for key, value in place.values[name].items():
-            if key not in EXTRA:
-                known = [*EXTRA, *FOREIGN]
-                found.problems.append(f"{where}unknown setting {key!r}{nearest(str(key), known)}")
-            elif key == "save_chunk_meta" and value not in (None, False):
-                found.problems.append(
-                    f"{where}save_chunk_meta={value!r} is not possible: the frame in front of each "
-                    "value says what it is; set it to false"
-                )
-            elif (ours := EXTRA[key]) is None:
-                found.notes.append(f"{where}{key} has no effect here")
-            elif value not in (None, ""):
-                given[ours] = value
-    return given
+    if "extra_config" in special:
+        place = special["extra_config"]
+        inside = Place(place.kind, f"{place.where}{place.spelled['extra_config']}: ")
+        given = _EXTRA.take(inside, place.values["extra_config"], found).values
+    given |= {name: special[name].values[name] for name in EXTRA if name in special}
+    return {EXTRA[name]: value for name, value in given.items() if value != ""}
