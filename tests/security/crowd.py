@@ -48,9 +48,11 @@ class Crowd:
         self._nodes, self._redirect, self._slots = nodes, redirect, slots
         self._answers = itertools.count()
         self._store = MiniStore()
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
         self._server = self._loop.run_until_complete(
-            asyncio.start_server(self._serve, "0.0.0.0", 0, backlog=4096)
+            asyncio.start_server(self._accept, "0.0.0.0", 0, backlog=4096)
         )
         self.port = self._server.sockets[0].getsockname()[1]
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -69,6 +71,8 @@ class Crowd:
         for task in served:
             task.cancel()
         await asyncio.gather(*served, return_exceptions=True)
+        for writer in self._writers:  # also of a task that was cancelled before it began
+            writer.transport.abort()
         await self._turns()  # and what was closed is
 
     @staticmethod
@@ -81,6 +85,12 @@ class Crowd:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        task = self._loop.create_task(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = Connection(self.connections)
@@ -99,6 +109,7 @@ class Crowd:
             pass  # the client has left, or we close
         finally:
             self._open -= 1
+            self._writers.discard(writer)
             writer.transport.abort()  # at once: nobody reads what is left to send
 
     def _answer(self, command: Command) -> bytes:
