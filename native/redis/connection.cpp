@@ -70,6 +70,7 @@ void Connection::drop_stream() {
   held_ = {};
   answered_early_ = false;
   probing_ = false;
+  asked_at_ = kNever;
   more_ = false;
   watching_writable_ = false;
 }
@@ -147,7 +148,7 @@ Nanos Connection::tick(Nanos now) {
   outbox_.take_text(writer.command(1).bulk("PING").written().size());
   replies_.expect({});
   probing_ = true;
-  last_progress_ = now;
+  last_progress_ = asked_at_ = now;
   flush(now);
   return add_time(now, config_.stall_timeout);
 }
@@ -205,6 +206,7 @@ void Connection::on_replies(Nanos now) {
     taken += std::max(io.bytes, kTurnBytes / kTurnReceives);
     last_progress_ = now;
     probing_ = false;
+    if (asked_at_ != kNever) server_.note_round_trip(now - std::exchange(asked_at_, kNever));
     server_.stats().bytes_received.fetch_add(io.bytes, std::memory_order_relaxed);
     if (!replies_.received(io.bytes)) {
       // What else was in flight does not pay for a choice of ours.

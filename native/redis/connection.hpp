@@ -149,7 +149,7 @@ class Connection final : private ReplySink {
   Nanos last_progress_ = 0;  // when a byte moved, or work began
   Nanos next_deadline_ = kNever;
   Nanos greeted_at_ = 0;
-  Nanos round_trip_ = kNever;  // shortest seen: of greetings and PINGs
+  Nanos asked_at_ = kNever;  // when it asked a server that owed it nothing, until the answer begins
 
   bool streaming_ = false;  // holds a place in the gate
   Direction direction_ = Direction::kRead;

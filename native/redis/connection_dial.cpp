@@ -212,7 +212,6 @@ void Connection::become_up(Nanos now) {
   last_progress_ = now;
   next_deadline_ = kNever;
   server_.note_round_trip(now - greeted_at_);
-  if (server_.round_trip() >= kFarAway) server_.gate().allow_far(config_.connections);
   backoff_.reset();
   on_unix_ = role_ == Role::kData && addresses_[address_index_ - 1].family() == AF_UNIX;
   if (on_unix_) server_.note_unix(1);

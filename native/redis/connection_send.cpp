@@ -131,7 +131,11 @@ bool Connection::accept(Work work, Nanos now) {
     server_.settle(work, withdrawn, {});
     return false;
   }
-  if (!busy()) last_progress_ = now;
+  if (!busy()) {
+    last_progress_ = now;
+    // A SET is answered when its value is there, which says little about the way.
+    asked_at_ = work.batch->options().verb == Verb::kSet ? kNever : now;
+  }
   next_deadline_ = std::min(next_deadline_, deadline);
   return true;
 }

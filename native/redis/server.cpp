@@ -149,10 +149,11 @@ void Server::end_move() {
 }
 
 void Server::note_round_trip(Nanos duration) noexcept {
-  Nanos shortest = round_trip_.load(std::memory_order_relaxed);
-  while ((shortest == 0 || duration < shortest) &&
-         !round_trip_.compare_exchange_weak(shortest, duration, std::memory_order_relaxed)) {
-  }
+  const std::lock_guard lock(trips_mutex_);
+  trips_.note(duration);
+  if (trips_.shortest() == round_trip_.load(std::memory_order_relaxed)) return;
+  round_trip_.store(trips_.shortest(), std::memory_order_relaxed);
+  if (trips_.shortest() >= kFarAway) gate_.allow_far(config_.connections);
 }
 
 void Server::note_zone(std::string_view zone) noexcept {

@@ -17,6 +17,7 @@
 #include "redis/config.hpp"
 #include "redis/dispatcher.hpp"
 #include "redis/handshake.hpp"
+#include "redis/round_trip.hpp"
 #include "redis/stream_gate.hpp"
 #include "redis/work_queue.hpp"
 
@@ -105,7 +106,7 @@ class Server {
   // A defect of ours: nothing is served any more, and nothing hangs.
   void fail_for_good(std::string_view why);
 
-  // The shortest round trip that any connection has seen; 0 before the first.
+  // The shortest round trip that connections have seen lately, see RoundTrip; 0 before the first.
   void note_round_trip(Nanos duration) noexcept;
   [[nodiscard]] Nanos round_trip() const noexcept {
     return round_trip_.load(std::memory_order_relaxed);
@@ -158,7 +159,9 @@ class Server {
   std::atomic<bool> retired_{false};
   std::atomic<bool> in_zone_{false};
   std::atomic<bool> small_lane_up_{false};
-  std::atomic<Nanos> round_trip_{0};
+  std::mutex trips_mutex_;
+  RoundTrip trips_;
+  std::atomic<Nanos> round_trip_{0};  // what trips_ says
   std::atomic<Nanos> suspected_at_{0};
 };
 

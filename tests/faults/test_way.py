@@ -148,7 +148,7 @@ def test_stall_in_the_middle_of_a_value(
 ) -> None:
     """The batch has 50 ms; afterwards the same client serves the right bytes."""
     proxy = proxied(server)
-    client = connect(proxy, **QUICK)
+    client = connect(proxy, connections=2, **QUICK)  # so that one of them brings two values
     sizes = {f"k{index}": MIB for index in range(4)}
     until(lambda: store(client, sizes).ok, 5)
     for offset in (3, 5000, 500_000, 1_048_580, 1_500_000):

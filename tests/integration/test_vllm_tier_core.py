@@ -472,6 +472,25 @@ def test_what_the_presence_view_knows_to_be_absent_costs_no_question(valkey: Tes
         primary.core.close()
 
 
+def test_what_the_presence_view_knows_to_be_there_is_no_question(valkey: TestServer) -> None:
+    primary = Primary(valkey.url, presence="auto")
+    try:
+        primary.fill(2)
+        assert primary.store(KEYS[:2]).success
+        wire = primary.core._wire
+        until(lambda: wire.leading([chunk_name(each) for each in KEYS[:2]]) == 2, LIMIT_S)
+        before = valkey.info("commandstats").get("cmdstat_touch")
+        assert [primary.core.lookup("a", each) for each in KEYS[:2]] == [None, None]
+        primary.core.end_step()
+        assert not primary.core.busy, "the next step has nothing to wait for"
+        assert [primary.core.lookup("a", each) for each in KEYS[:2]] == [True, True]
+        primary.core.end_step()
+        assert valkey.info("commandstats").get("cmdstat_touch") == before
+        assert primary.core.counts["lookup_hit"] == 2
+    finally:
+        primary.core.close()
+
+
 def test_a_cleared_tier_finds_nothing_of_before_and_others_do(
     store: TestServer, open_tier: Open
 ) -> None:

@@ -231,6 +231,19 @@ def test_a_store_that_is_known_to_be_far_away_is_given_its_time() -> None:
     assert poor.until(500) == pytest.approx(5.5)
 
 
+def test_until_bytes_flow_a_load_has_half_the_time_of_computing_if_requests_may_lose_it() -> None:
+    model = prefill(0.0, 1e-3, 0.0)
+
+    def waits(allowance_s: float, *, flows: bool) -> float:
+        budget = Budget(1_000, 0, model, began=5.0, deadline=99.0, allowance_s=allowance_s)
+        return budget.until(0, flows=flows) - 5.0
+
+    assert waits(0.9, flows=False) == pytest.approx(0.5)
+    assert waits(0.9, flows=True) == pytest.approx(0.05), "nothing whole, and no hope"
+    assert waits(0.3, flows=False) == pytest.approx(0.3)
+    assert waits(0.0, flows=False) == pytest.approx(0.0)
+
+
 def test_behind_what_is_queued_waiting_costs_nothing() -> None:
     model = prefill(0.0, 1e-3, 0.0)
     budget = Budget(1_000, 0, model, began=5.0, deadline=99.0, queued_s=10.0, allowance_s=0.0)

@@ -157,6 +157,21 @@ def test_a_store_that_moves_away_stays_a_hit(
 
 
 @pytest.mark.parametrize("sees", [True, False])
+def test_bytes_that_have_just_begun_get_time_to_show_how_fast_they_are(
+    bench: Callable[..., Bench], sees: bool
+) -> None:
+    """The first ones come later than ever before, and nothing is whole until the end."""
+    made = bench(500, 0.0, 0.3)
+    made.store.sees, made.store.together = sees, True
+    for _ in range(4):
+        made.ask(made.prompt())
+    made.store.rtt_s = 0.03
+    # What a round trip carries is not known yet: the rest is asked for behind one chunk.
+    more_s = made.store.rtt_s if made.store.lands and not sees else 0.0
+    assert made.ask(made.prompt()) <= 1.1 * (made.load_s + more_s)
+
+
+@pytest.mark.parametrize("sees", [True, False])
 def test_a_store_that_is_far_away_from_the_start_is_a_hit_soon(
     bench: Callable[..., Bench], sees: bool
 ) -> None:

@@ -54,6 +54,27 @@ def test_thousands_of_steps_of_decoding_do_not_wash_out_what_prompts_cost() -> N
     assert model.predict_s(4000) == pytest.approx(TRUTH.predict_s(4000), rel=0.1)
 
 
+def test_tokens_wait_for_hardly_any_fit_and_a_prompt_is_fitted_soon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A fit takes longer than all else that a step does for the cache."""
+    model = PrefillModel(step_tokens=STEP_TOKENS)
+    run(model, TRUTH, 1)
+    fits: list[int] = []
+    fit = PrefillModel._fit
+
+    def counted(self: PrefillModel) -> None:
+        fits.append(self.samples)
+        fit(self)
+
+    monkeypatch.setattr(PrefillModel, "_fit", counted)
+    for n in range(3000):
+        model.observe_step(0, 3000 + n, 1, TRUTH.a_s + TRUTH.e_s_per_decode)
+    assert len(fits) <= 3
+    model.observe_step(512, 512**2, 0, TRUTH.predict_s(512))
+    assert fits[-1] == model.samples
+
+
 def test_hundreds_of_hits_leave_the_price_of_a_long_prompt() -> None:
     model = PrefillModel(step_tokens=STEP_TOKENS)
     model.expect((0.0, 4e-5, 1e-9, 0.0))

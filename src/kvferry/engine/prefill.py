@@ -48,8 +48,9 @@ _FIXED_S, _FIXED_WEIGHT, _SCALE_WEIGHT = 2e-3, 0.005, 0.01
 _SCALES = tuple(1.05**n for n in range(-142, 143))  # a thousandth to a thousand
 # A step of fewer tokens says nothing about the scale of a prior.
 _TELLING_TOKENS = 16
-# After so many samples the curve is fitted anew only now and then.
-_EVERY_SAMPLES, _EVERY = 64, 8
+# After so many samples the curve is fitted anew only now and then; behind steps without a prompt
+# very seldom, for a fit takes a part of a millisecond that tokens would wait for.
+_EVERY_SAMPLES, _EVERY, _EVERY_DECODES = 64, 8, 1024
 
 
 class _Sums:
@@ -104,6 +105,7 @@ class PrefillModel:
     fixed: bool = False
     samples: int = 0
     step_tokens: int = 0
+    _unfitted: int = 0  # samples since the last fit
     _prior: Coefficients | None = None
     _sums: dict[int, _Sums] = field(default_factory=dict)  # by the size of the step
 
@@ -165,12 +167,15 @@ class PrefillModel:
             for other, sums in self._sums.items():
                 if other != size:
                     sums.fade()
-        if self.samples < _EVERY_SAMPLES or self.samples % _EVERY == 0:
+        self._unfitted += 1
+        every = _EVERY if new_tokens else _EVERY_DECODES
+        if self.samples < _EVERY_SAMPLES or self._unfitted >= every:
             self._fit()
 
     # --- The fit ---
 
     def _fit(self) -> None:
+        self._unfitted = 0
         leans = self._prior is not None and not self._has_shape()
         found = self._prior_shape() if leans else self._own_shape()
         a, c, d, e = (value / unit for value, unit in zip(found, _UNITS, strict=True))

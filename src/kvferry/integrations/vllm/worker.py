@@ -55,8 +55,9 @@ _CLOSE_S = 4.0
 _LET_GO_S = 10.0
 # What a step without computing waits for loads: else the engine turns in a circle at full speed.
 _IDLE_S = 0.0005
-# How often what the cache has counted is handed over: looking through all of it takes 0.1 ms.
-_NEWS_EVERY_S = 0.1
+# How often what the cache has counted is handed over: a token waits for looking through all of it,
+# which takes some tenths of a millisecond.
+_NEWS_EVERY_S = 1.0
 
 
 class WorkerHalf:
