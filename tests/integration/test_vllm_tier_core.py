@@ -472,6 +472,7 @@ def test_what_the_presence_view_knows_to_be_absent_costs_no_question(valkey: Tes
         primary.core.close()
 
 
+@pytest.mark.presence
 def test_what_the_presence_view_knows_to_be_there_is_no_question(valkey: TestServer) -> None:
     primary = Primary(valkey.url, presence="auto")
     try:
