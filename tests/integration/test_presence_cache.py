@@ -44,6 +44,16 @@ def questions(server: TestServer) -> int:
     return sum(int(text.split(",")[0].removeprefix("calls=")) for text in found)
 
 
+def asks_nothing(server: TestServer, act: Callable[[], object]) -> bool:
+    """Whether it asks nothing: the mark of clears, read once a second, may fall into one try."""
+    for _ in range(5):
+        before = questions(server)
+        act()
+        if questions(server) == before:
+            return True
+    return False
+
+
 def presence(store: Any) -> str:
     return str(store.presence)
 
@@ -70,12 +80,15 @@ def test_a_miss_asks_nobody_and_a_hit_is_one(server: TestServer) -> None:
         assert other.flush()
     with cache(server) as engine:
         await_presence(store_of(engine))
+
+        def miss() -> None:
+            for _ in range(20):
+                assert engine.lookup(absent).tokens == 0
+                assert engine.contains(absent) == 0
+                check(engine, absent, want=0)
+
+        assert asks_nothing(server, miss)
         before = questions(server)
-        for _ in range(20):
-            assert engine.lookup(absent).tokens == 0
-            assert engine.contains(absent) == 0
-            check(engine, absent, want=0)
-        assert questions(server) == before
         assert engine.lookup(there).tokens == len(there)
         check(engine, there, want=len(there))
         assert questions(server) > before
@@ -251,12 +264,14 @@ def test_the_cache_server_asks_nobody_for_what_is_absent(
             return [one["presence"] for one in stores.values()] == ["synced"]
 
         until(is_synced, LIMIT_S)
-        before = questions(valkey)
-        for seed in range(10):
-            tokens = prompt(8 * CHUNK, seed=seed)
-            assert client.lookup(tokens).tokens == 0
-            assert client.retrieve(tokens, blanks(8)).tokens == 0
-        assert questions(valkey) == before
+
+        def miss() -> None:
+            for seed in range(10):
+                tokens = prompt(8 * CHUNK, seed=seed)
+                assert client.lookup(tokens).tokens == 0
+                assert client.retrieve(tokens, blanks(8)).tokens == 0
+
+        assert asks_nothing(valkey, miss)
 
 
 @pytest.mark.ways("tcp")
