@@ -119,6 +119,7 @@ def test_one_sentinel_dies(fresh_sentinels: StartSentinels) -> None:
             time.sleep(0.1)
         assert fetch(client, SIZES, {7}).result.ok
         group.failover()  # found through Sentinels that the client was never told of
+        group.wait_until_whole()  # until then the old one takes writes, which will be lost
         until(lambda: store(client, SIZES, 8).ok, 10)
         new = group.master()
         assert calls(new, "set") >= len(SIZES)
@@ -162,6 +163,7 @@ def test_the_minimal_rights_of_the_manual(fresh_sentinels: StartSentinels) -> No
     with opened("native", group, **user) as client:
         assert store(client, SIZES).ok
         group.failover()
+        group.wait_until_whole()  # until then the old one takes writes, which will be lost
         until(lambda: store(client, SIZES, 2).ok, 10)
         assert fetch(client, SIZES, {2}).result.ok
 
@@ -236,6 +238,7 @@ def test_tls(fresh_sentinels: StartSentinels) -> None:
         assert store(client, SIZES).ok
         assert fetch(client, SIZES).result.ok
         group.failover()
+        group.wait_until_whole()  # until then the old one takes writes, which will be lost
         until(lambda: store(client, SIZES, 2).ok, 15)
         assert fetch(client, SIZES, {2}).result.ok
     with opened("native", group, tls_ca_file=None) as client, within(10):
