@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from kvferry.config import ClientConfig, load_client_config, save_client_settings
-from kvferry.config.file import read_section, write_sections
+from kvferry.config.file import read_document, write_sections
 from kvferry.errors import ConfigError
 
 SECRET = "s3cr3t-w0rd"
@@ -117,6 +117,6 @@ def test_a_reader_sees_one_write_or_the_other(file: Path) -> None:
     writer.start()
     seen = set()
     while not done.is_set():
-        seen.add(len(read_section(file, "a")["text"]))
+        seen.add(len(read_document(file)["a"]["text"]))
     writer.join(30)
     assert seen <= set(sizes)

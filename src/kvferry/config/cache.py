@@ -116,10 +116,7 @@ class EngineConfig(Settings, frozen=True, kw_only=True):
 
         found = examine(path, section=section, environ=environ, **overrides)
         config = cls(**found.settings())
-        for text in found.warnings:
-            _log.warning("%s", text)
-        for text in found.notes:
-            _log.info("%s", text)
+        found.log(_log)
         return config
 
 

@@ -34,25 +34,29 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from kvferry.config.client import ClientConfig
-from kvferry.config.file import find_config_file, read_document, section_of, write_sections
+from kvferry.config.file import (
+    find_config_file,
+    open_to_others,
+    read_document,
+    section_of,
+    write_sections,
+)
 from kvferry.config.foreign import EXTRA
 from kvferry.config.setting import specs
-from kvferry.config.url import nearest, parse_url
+from kvferry.config.url import parse_url, unknown
 from kvferry.errors import ConfigError
 
 __all__ = [
-    "check_known",
     "client_fields",
     "file_fields",
     "limits_of",
     "load_client_config",
     "merged_client",
-    "others_may_read",
     "save_client_settings",
     "secrets_in",
 ]
@@ -96,8 +100,9 @@ def load_client_config(
     file = find_config_file(path, environ)
     found = {} if file is None else file_fields(file, read_document(file), section)
     call = {name: value for name, value in {"url": url, **overrides}.items() if value is not None}
-    if secrets_in(found) and others_may_read(file):
-        _log.warning("%s holds a secret and others may open it; run chmod 600 on it", file)
+    if file is not None and secrets_in(found):
+        for text in open_to_others(file):
+            _log.warning("%s", text)
     try:
         return ClientConfig(**merged_client(call, found, environ=environ))
     except ConfigError as error:
@@ -150,7 +155,9 @@ def client_fields(given: Mapping[str, Any], where: str = "") -> dict[str, Any]:
         ConfigError: A name is unknown, or a value cannot be.
     """
     known = specs(ClientConfig)
-    check_known(given, where)
+    for name in given:
+        if name not in ("url", *known):
+            raise ConfigError(f"{where}{unknown(name, ('url', *known))}")
     found: dict[str, Any] = {}
     if (url := given.get("url")) is not None:
         if not isinstance(url, str):
@@ -168,18 +175,6 @@ def client_fields(given: Mapping[str, Any], where: str = "") -> dict[str, Any]:
         elif name != "url" and not (value == "" and name in (*_ADDRESS, *_USER)):
             found[name] = known[name].check(value, f"{where}{name}")
     return found
-
-
-def check_known(given: Iterable[str], where: str = "") -> None:
-    """Refuse names that are neither `url` nor a setting, with the nearest one that is.
-
-    Raises:
-        ConfigError: There is one.
-    """
-    known = ("url", *specs(ClientConfig))
-    for name in given:
-        if name not in known:
-            raise ConfigError(f"{where}unknown setting {name!r:.80}{nearest(str(name), known)}")
 
 
 def file_fields(file: Path, document: Mapping[str, Any], section: str) -> dict[str, Any]:
@@ -248,11 +243,6 @@ def secrets_in(found: Any) -> bool:
     if isinstance(found, list):
         return any(map(secrets_in, found))
     return isinstance(found, str) and _URL_WITH_SECRET.search(found) is not None
-
-
-def others_may_read(file: Path | None) -> bool:
-    """Whether a file is open to more than its owner; False where there is none."""
-    return file is not None and bool(file.stat().st_mode & 0o077)
 
 
 def _over(weaker: Mapping[str, Any], stronger: Mapping[str, Any]) -> dict[str, Any]:

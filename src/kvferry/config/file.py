@@ -31,8 +31,8 @@ __all__ = [
     "FILE_VARIABLE",
     "FILE_VARIABLES",
     "find_config_file",
+    "open_to_others",
     "read_document",
-    "read_section",
     "section_of",
     "write_sections",
 ]
@@ -55,13 +55,11 @@ def find_config_file(
     return None if path is None else Path(path)
 
 
-def read_section(path: Path, section: str) -> dict[str, Any]:
-    """One section of the file; a section that is not there is empty.
-
-    Raises:
-        ConfigError: The file is missing, unreadable or no YAML, or the section is no mapping.
-    """
-    return section_of(path, read_document(path), section)
+def open_to_others(file: Path) -> list[str]:
+    """A warning, if somebody else may open this file, which holds a secret; else nothing."""
+    if not file.stat().st_mode & 0o077:
+        return []
+    return [f"{file} holds a secret and others may open it; run chmod 600 on it"]
 
 
 def section_of(path: Path, document: Mapping[str, Any], section: str) -> dict[str, Any]:

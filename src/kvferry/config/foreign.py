@@ -9,7 +9,7 @@ Source: https://docs.lmcache.ai/api_reference/configurations.html
 
 from __future__ import annotations
 
-__all__ = ["ALIASES", "EXTRA", "FOREIGN", "GONE", "OFF"]
+__all__ = ["ALIASES", "EXTRA", "FOREIGN", "GONE", "OFF", "OFF_WORDS"]
 
 # Their name: ours, and what one of their units is in ours.
 ALIASES: dict[str, tuple[str, float | None]] = {
@@ -89,6 +89,8 @@ _WITHOUT_EFFECT = (
 # Their name: why it must be off, or None.
 FOREIGN: dict[str, str | None] = {**_SWITCHES, **dict.fromkeys(_WITHOUT_EFFECT)}
 
+# Beside the words that switch everything off.
+OFF_WORDS = {"remote_serde": "naive"}
 # Where false says that there is none.
 OFF = ("local_disk", "remote_url")
 

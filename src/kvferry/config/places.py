@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from kvferry._shown import shown
-from kvferry.config.foreign import OFF
 from kvferry.config.setting import Spec
-from kvferry.config.url import nearest
+from kvferry.config.url import unknown
 from kvferry.errors import ConfigError
 
-__all__ = ["Findings", "Names", "Place"]
+__all__ = ["Findings", "Names", "Place", "together"]
 
 # Of a variable's name behind its prefix: beyond it a typing error is likelier than a stranger.
 _SIMILAR = 0.8
@@ -34,6 +32,13 @@ class Findings:
     warnings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
+    def log(self, to: logging.Logger) -> None:
+        """Say what does not keep them from being used."""
+        for text in self.warnings:
+            to.warning("%s", text)
+        for text in self.notes:
+            to.info("%s", text)
+
     def raise_first(self) -> None:
         """Raise the first problem as `ConfigError`, if there is one."""
         if self.problems:
@@ -48,14 +53,12 @@ class Place:
     Attributes:
         kind: "call", "file" or "environment".
         where: What stands before the name of a setting in an error.
-        file: Where it was read, if in a file.
         values: By our names.
         spelled: By our names, how the place names them.
     """
 
     kind: str
     where: str = ""
-    file: Path | None = None
     values: dict[str, Any] = field(default_factory=dict)
     spelled: dict[str, str] = field(default_factory=dict)
 
@@ -76,6 +79,11 @@ class Place:
         self.values[name], self.spelled[name] = value, given
 
 
+def together(places: Sequence[Place]) -> dict[str, Any]:
+    """What they say, the strongest one first."""
+    return {name: value for place in reversed(places) for name, value in place.values.items()}
+
+
 @dataclass(frozen=True)
 class Names:
     """The names that places may use.
@@ -85,17 +93,21 @@ class Names:
         aliases: Other names, with what one of their units is in ours, if that differs.
         foreign: Names of others' settings that have no effect; with why, where they must be off.
         elsewhere: Names that belong into another place, with the advice to put them there.
+        off: Settings where false says that there is none.
+        off_words: Of `foreign`, what means off beside "false", "none" and the like.
     """
 
     known: Mapping[str, Spec]
     aliases: Mapping[str, tuple[str, float | None]] = field(default_factory=dict)
     foreign: Mapping[str, str | None] = field(default_factory=dict)
     elsewhere: Mapping[str, str] = field(default_factory=dict)
+    off: Container[str] = ()
+    off_words: Mapping[str, str] = field(default_factory=dict)
 
     def take(self, place: Place, settings: Mapping[Any, Any], found: Findings) -> Place:
         """Sort into a place what a mapping says; None is not given."""
         for given, value in settings.items():
-            if value is None or (value is False and given in OFF):
+            if value is None or (value is False and given in self.off):
                 continue
             at = f"{place.where}{given}"
             try:
@@ -154,13 +166,11 @@ class Names:
             return self.aliases[given]
         near = (*self.known, *self.aliases, *self.foreign)
         close = difflib.get_close_matches(str(given), near, n=1, cutoff=0.4)
-        advice = nearest(str(given), close or self.known)
-        raise ConfigError(f"{where}unknown setting {shown(given)}{advice}")
+        raise ConfigError(f"{where}{unknown(given, close or self.known)}")
 
     def _foreign(self, name: str, at: str, value: Any) -> list[str]:
-        off = value in (None, False, "", [], {}) or str(value).lower() in (
-            *("false", "0", "no", "none", "naive"),
-        )
+        words = ("false", "0", "no", "none", self.off_words.get(name, ""))
+        off = value in (None, False, "", [], {}) or str(value).lower() in words
         why = self.foreign[name]
         if why is None or off:
             return [f"{at} has no effect here"]

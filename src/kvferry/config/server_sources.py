@@ -9,10 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from kvferry.config.cache import EngineConfig
-from kvferry.config.client_sources import others_may_read
 from kvferry.config.endpoints import address_of, endpoints_of
-from kvferry.config.file import FILE_VARIABLES, find_config_file, read_document, section_of
-from kvferry.config.places import Findings, Names, Place
+from kvferry.config.file import (
+    FILE_VARIABLES,
+    find_config_file,
+    open_to_others,
+    read_document,
+    section_of,
+)
+from kvferry.config.places import Findings, Names, Place, together
 from kvferry.config.server import ServerConfig, ServerSettings
 from kvferry.config.setting import specs
 from kvferry.config.sources import CACHE, Examined, cache_places, resolved
@@ -43,6 +48,7 @@ _ALIASES: dict[str, tuple[str, float | None]] = {
 }
 _ADVICE = "is a setting of engines; write it into the section 'engine'"
 _KNOWN = specs(ServerSettings)
+_DEFAULTS = {name: spec.default for name, spec in _KNOWN.items()}
 SERVER = Names(
     _KNOWN,
     _ALIASES,
@@ -71,11 +77,8 @@ def gathered(
     places = [call, *_of_file(found), _of_environ(environ, found)]
     found.raise_first()
     config, chunk_size = _engine(engine, places, environ, found)
-    settings = {
-        name: next(place.values[name] for place in places if name in place.values)
-        for name in specs(ServerSettings)
-        if any(name in place.values for place in places)
-    }
+    found.log(_log)
+    settings = together(places)
     kept = {name: settings[name] for name in specs(ServerConfig) if name in settings}
     token = _token(places)
     return {
@@ -83,8 +86,8 @@ def gathered(
         "engine": config,
         "chunk_size": chunk_size,
         "hugepages": config.hugetlb,
-        "endpoints": _endpoints(places, settings),
-        "http": tuple(http) if isinstance(http, tuple | list) else _http(settings),
+        "endpoints": _endpoints(places, {**_DEFAULTS, **settings}),
+        "http": tuple(http) if isinstance(http, list | tuple) else _http({**_DEFAULTS, **settings}),
         **({} if token is None else {"http_token": token}),
     }
 
@@ -94,9 +97,9 @@ def _of_file(found: Examined) -> list[Place]:
     if file is None:
         return []
     settings = section_of(file, read_document(file), _SECTION)
-    place = SERVER.take(Place("file", f"{file}: {_SECTION}: ", file), settings, found)
-    if "http_token" in place.values and others_may_read(file):
-        _log.warning("%s holds a secret and others may open it; run chmod 600 on it", file)
+    place = SERVER.take(Place("file", f"{file}: {_SECTION}: "), settings, found)
+    if "http_token" in place.values:
+        found.warnings += open_to_others(file)
     return [place]
 
 
@@ -106,8 +109,7 @@ def _of_environ(environ: Mapping[str, str], found: Findings) -> Place:
         # Kubernetes says so of a service with the name kvferry-server, to every pod.
         _log.warning("%s is no port but that of a service; it is not read", variable)
         environ = {name: text for name, text in environ.items() if name != variable}
-    for text in SERVER.misspelt(environ, _PREFIX):
-        _log.warning("%s", text)
+    found.warnings += SERVER.misspelt(environ, _PREFIX)
     return SERVER.take_environ(environ, _PREFIX, found)
 
 
@@ -117,9 +119,7 @@ def _engine(
     """The settings of the engines, and the chunk size if any source names one."""
     own = {place.kind: _for_engine(place) for place in places}
     if isinstance(engine, EngineConfig):
-        mixed: dict[str, Any] = {}
-        for place in reversed(places):
-            mixed |= own[place.kind].values
+        mixed = together(list(own.values()))
         if "stores" in mixed:
             raise ConfigError("pass either an EngineConfig or l2_adapters; both name stores")
         return engine.replace(**mixed), mixed.get("chunk_size")
@@ -135,10 +135,6 @@ def _engine(
         order.append(place)
     resolved(order, environ, found)
     config = EngineConfig(**found.settings())
-    for text in found.warnings:
-        _log.warning("%s", text)
-    for text in found.notes:
-        _log.info("%s", text)
     size, source = found.values["chunk_size"]
     return config, None if source == "default" else size
 
@@ -147,7 +143,7 @@ def _for_engine(place: Place) -> Place:
     """What a place says of pool and stores, by the names that these have for an engine."""
     values = {ours: place.values[n] for n, ours in _OF_ENGINE.items() if n in place.values}
     spelled = {ours: place.spelled[n] for n, ours in _OF_ENGINE.items() if n in place.values}
-    return Place(place.kind, place.where, place.file, values, spelled)
+    return Place(place.kind, place.where, values, spelled)
 
 
 def _endpoints(places: Sequence[Place], settings: Mapping[str, Any]) -> tuple[str, ...]:
@@ -162,15 +158,13 @@ def _endpoints(places: Sequence[Place], settings: Mapping[str, Any]) -> tuple[st
             return tuple(place.values["endpoints"])
         if parts:
             break
-    given = {name: settings.get(name, specs(ServerSettings)[name].default) for name in _LISTENING}
-    return endpoints_of(**given)
+    return endpoints_of(**{name: settings[name] for name in _LISTENING})
 
 
 def _http(settings: Mapping[str, Any]) -> tuple[str, int] | None:
-    port = settings.get("http_port", 8080)
-    if not settings.get("http", True) or port == 0:
+    if not settings["http"] or settings["http_port"] == 0:
         return None
-    return (address_of("http_host", settings.get("http_host", "localhost")), port)
+    return (address_of("http_host", settings["http_host"]), settings["http_port"])
 
 
 def _token(places: Sequence[Place]) -> str | None:
@@ -200,6 +194,6 @@ def read_token(file: Path) -> str:
     token = raw.decode("ascii", "replace").strip()
     if len(raw) > _TOKEN_BYTES_MAX or not token or not all("!" <= char <= "~" for char in token):
         raise ConfigError(f"http_token_file {file} does not hold one word of printable ASCII")
-    if others_may_read(file):
-        _log.warning("%s holds a secret and others may open it; run chmod 600 on it", file)
+    for text in open_to_others(file):
+        _log.warning("%s", text)
     return token

@@ -14,11 +14,16 @@ from kvferry.config.client_sources import (
     client_fields,
     limits_of,
     merged_client,
-    others_may_read,
     secrets_in,
 )
-from kvferry.config.file import FILE_VARIABLES, find_config_file, read_document, section_of
-from kvferry.config.foreign import ALIASES, EXTRA, FOREIGN, GONE
+from kvferry.config.file import (
+    FILE_VARIABLES,
+    find_config_file,
+    open_to_others,
+    read_document,
+    section_of,
+)
+from kvferry.config.foreign import ALIASES, EXTRA, FOREIGN, GONE, OFF, OFF_WORDS
 from kvferry.config.places import Findings, Names, Place
 from kvferry.config.setting import Secret, Settings, Text, Word, setting, specs
 from kvferry.config.stores import StoreConfig, store_settings
@@ -61,12 +66,7 @@ class StoreSettings(Settings, frozen=True, kw_only=True):
 
 _SPECIAL = specs(StoreSettings)
 _PLAIN = {name: spec for name, spec in specs(EngineConfig).items() if not spec.program}
-CACHE = Names(
-    {**_PLAIN, **specs(StoreSettings)},
-    ALIASES,
-    FOREIGN,
-    GONE,
-)
+CACHE = Names({**_PLAIN, **_SPECIAL}, ALIASES, FOREIGN, GONE, OFF, OFF_WORDS)
 _EXTRA = Names({name: _SPECIAL[name] for name in EXTRA}, foreign=FOREIGN)
 
 
@@ -157,7 +157,7 @@ def _of_file(file: Path, section: str, found: Examined) -> Place:
         for name, value in document.items()
     )
     where = f"{file}: " if flat else f"{file}: {section}: "
-    place = Place("file", where, file)
+    place = Place("file", where)
     try:
         found.client = section_of(file, document, "client")
         client_fields(found.client, f"{file}: client: ")
@@ -173,9 +173,8 @@ def _of_file(file: Path, section: str, found: Examined) -> Place:
         found.problems.append(str(error))
         return place
     CACHE.take(place, settings, found)
-    secret = secrets_in([found.client, settings])
-    if secret and others_may_read(file):
-        found.warnings.append(f"{file} holds a secret and others may open it; run chmod 600 on it")
+    if secrets_in([found.client, settings]):
+        found.warnings += open_to_others(file)
     return place
 
 

@@ -7,11 +7,10 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 import msgspec
 
-from kvferry._shown import shown
 from kvferry.config.client import ClientConfig
 from kvferry.config.client_sources import client_fields
 from kvferry.config.setting import GB, PolicyName, Settings, Text, setting, specs
-from kvferry.config.url import nearest, parse_endpoint
+from kvferry.config.url import parse_endpoint, unknown
 from kvferry.errors import ConfigError
 
 __all__ = ["EvictionConfig", "StoreConfig", "store_settings"]
@@ -80,8 +79,7 @@ class EvictionConfig(Settings, frozen=True, kw_only=True):
         """
         for name in settings:
             if name not in specs(cls):
-                close = nearest(str(name), specs(cls))
-                raise ConfigError(f"eviction: unknown setting {shown(name)}{close}")
+                raise ConfigError(f"eviction: {unknown(name, specs(cls))}")
         given = {name: value for name, value in settings.items() if value is not None}
         if given.get("eviction_policy") == "noop":
             given["eviction_policy"] = "none"
@@ -133,8 +131,7 @@ class StoreConfig(Settings, frozen=True, kw_only=True):
     params: Annotated[Mapping[str, Any], setting(secret=True)] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if isinstance(self.type, str):
-            self._set("type", _TYPE_ALIASES.get(self.type.lower(), self.type))
+        self._set("type", _type(self.type))
         super().__post_init__()
 
     def _check(self) -> None:
@@ -218,9 +215,7 @@ def store_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
     kind = settings.get("type")
     if kind is None:
         raise ConfigError(f"a store needs a type: {known['type'].wanted}")
-    if isinstance(kind, str):
-        kind = _TYPE_ALIASES.get(kind.lower(), kind)
-    kind = known["type"].check(kind)
+    kind = known["type"].check(_type(kind))
     own: dict[str, Any] = {"type": kind}
     client: dict[str, Any] = {}
     for given, value in settings.items():
@@ -239,7 +234,7 @@ def store_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
             if name == "url":
                 raise ConfigError(f"url is for type=redis, not for {kind}; leave it out")
             others = sorted(of_client) if kind == "redis" else ()
-            raise ConfigError(f"unknown setting {shown(given)}{nearest(given, [*known, *others])}")
+            raise ConfigError(unknown(given, [*known, *others]))
         if name in target:
             raise ConfigError(f"{given} says {name} a second time; keep one")
         target[name] = value
@@ -250,6 +245,11 @@ def store_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
     if isinstance(nodes, list | tuple) and nodes and not named:
         client |= _first_of(nodes)
     return own, client
+
+
+def _type(given: Any) -> Any:
+    """A type by our name for it."""
+    return _TYPE_ALIASES.get(given.lower(), given) if isinstance(given, str) else given
 
 
 def _renamed(kind: str, given: str, value: Any) -> tuple[str, Any]:

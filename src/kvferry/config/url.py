@@ -35,6 +35,7 @@ __all__ = [
     "parse_endpoint",
     "parse_url",
     "show_endpoint",
+    "unknown",
 ]
 
 PORT = 6379
@@ -97,6 +98,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
     known = list(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
     return f"; did you mean {close[0]!r}?" if close else f"; known are: {', '.join(known)}"
+
+
+def unknown(name: object, known: Iterable[str]) -> str:
+    """That a name is that of no setting, with the nearest one."""
+    return f"unknown setting {shown(name)}{nearest(str(name), known)}"
 
 
 def parse_endpoint(text: str) -> tuple[str, int | None]:

@@ -85,10 +85,7 @@ def read_settings(
     asked = settings["chunk_size"]
     settings["chunk_size"] = rounded_chunk_size(asked, block_size)
     if not quiet:
-        for text in found.warnings:
-            _log.warning("%s", text)
-        for text in found.notes:
-            _log.info("%s", text)
+        found.log(_log)
         if settings["chunk_size"] != asked:
             _log.info(
                 "kvferry: chunk_size %d is no multiple of vLLM's block (%d tokens); chunks have %d",
