@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -21,3 +23,15 @@ def message(call: object, *args: object, **settings: object) -> str:
         error = error.__cause__ or error.__context__
     assert SECRET not in "".join(traceback.format_exception_only(caught.value))
     return str(caught.value)
+
+
+def written(folder: Path) -> Callable[..., Path]:
+    """What writes the configuration file of a test, and gives its path."""
+
+    def write(text: str, mode: int = 0o600) -> Path:
+        path = folder / "kvferry.yaml"
+        path.write_text(text)
+        path.chmod(mode)
+        return path
+
+    return write

@@ -32,13 +32,12 @@ from kvferry.config.server import ServerConfig, ServerSettings
 from kvferry.config.setting import specs
 from kvferry.config.sources import StoreSettings
 from kvferry.engine.memory import Memory
-from kvferry.errors import ConfigError
 from kvferry.integrations.sglang.settings import read_settings as read_sglang
 from kvferry.integrations.vllm.offload.options import read_options
 from kvferry.integrations.vllm.settings import read_settings as read_connector
 from kvferry.lab.same_host import tcp_config
+from support.config import SECRET, message, written
 
-SECRET = "s3cr3t-w0rd"
 # The RESP guide's.
 RESP_CONFIG = 'chunk_size: 16\nremote_url: "resp://localhost:6379"\nremote_serde: "naive"\n'
 RESP_ENVIRON = {"LMCACHE_RESP_USERNAME": "default", "LMCACHE_RESP_PASSWORD": SECRET}
@@ -68,21 +67,8 @@ lookup_backoff_time: 0.001
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Callable[[str], Path]:
-    def write(text: str, mode: int = 0o600) -> Path:
-        path = tmp_path / "config.yaml"
-        path.write_text(text)
-        path.chmod(mode)
-        return path
-
-    return write
-
-
-def message(call: Callable[..., object], *args: object, **named: Any) -> str:
-    with pytest.raises(ConfigError) as caught:
-        call(*args, **named)
-    assert SECRET not in str(caught.value)
-    return str(caught.value)
+def file(tmp_path: Path) -> Callable[..., Path]:
+    return written(tmp_path)
 
 
 def client_of(config: EngineConfig | ServerConfig) -> ClientConfig:

@@ -28,9 +28,9 @@ from kvferry.config.sources import CACHE
 from kvferry.errors import ConfigError
 from kvferry.integrations.vllm.offload.options import read_options
 from kvferry.integrations.vllm.settings import read_settings
+from support.config import SECRET
 
 TIMES = 1000
-SECRET = "s3cr3t-w0rd"
 SENTENCE_MAX = 600
 LONG = 70_000
 

@@ -19,7 +19,7 @@ from kvferry.config.shown import server_summary, shown_server
 from kvferry.config.url import is_loopback
 from kvferry.errors import ConfigError
 from kvferry.server.room import check_shared_memory
-from support.config import SECRET, message
+from support.config import SECRET, message, written
 
 GIB = 1 << 30
 PREFIX = "KVFERRY_SERVER_"
@@ -33,14 +33,8 @@ def load(
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Callable[[str], Path]:
-    def write(text: str, mode: int = 0o600) -> Path:
-        path = tmp_path / "kvferry.yaml"
-        path.write_text(text)
-        path.chmod(mode)
-        return path
-
-    return write
+def file(tmp_path: Path) -> Callable[..., Path]:
+    return written(tmp_path)
 
 
 # --- Which wins ---
