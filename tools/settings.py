@@ -18,8 +18,9 @@ from pathlib import Path
 from kvferry.cli.options import option_of
 from kvferry.config import ClientConfig, EngineConfig, EvictionConfig, StoreConfig, integrations
 from kvferry.config.server import ServerSettings
-from kvferry.config.setting import Settings, Spec, specs
+from kvferry.config.setting import Settings, specs
 from kvferry.config.sources import StoreSettings
+from kvferry.config.spec import Spec
 
 CLASSES: dict[str, type[Settings]] = {
     each.__name__: each

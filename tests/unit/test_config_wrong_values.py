@@ -23,8 +23,9 @@ from kvferry.cli.main import main
 from kvferry.config import ClientConfig, EngineConfig, StoreConfig, load_client_config
 from kvferry.config.integrations import VllmConnectorSettings, VllmTierSettings
 from kvferry.config.server import ServerConfig, ServerSettings
-from kvferry.config.setting import Spec, specs
+from kvferry.config.setting import specs
 from kvferry.config.sources import CACHE
+from kvferry.config.spec import Spec
 from kvferry.errors import ConfigError
 from kvferry.integrations.vllm.offload.options import read_options
 from kvferry.integrations.vllm.settings import read_settings

@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from kvferry.config.setting import Settings, Spec, specs
+from kvferry.config.setting import Settings, specs
+from kvferry.config.spec import Spec
 
 __all__ = ["option_of", "setting_options"]
 

@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 from typing import Annotated, Any
 
-from kvferry.config.setting import Settings, parsed_json, setting, specs
+from kvferry.config.setting import Settings, setting, specs
+from kvferry.config.spec import parsed_json
 from kvferry.errors import ConfigError
 
 __all__ = ["read_calibration"]

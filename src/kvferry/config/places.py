@@ -8,7 +8,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvferry.config.setting import Spec
+from kvferry.config.spec import Spec
 from kvferry.config.url import unknown
 from kvferry.errors import ConfigError
 

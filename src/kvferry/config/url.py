@@ -24,7 +24,7 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote
 
 from kvferry._shown import shown
-from kvferry.config.setting import Spec
+from kvferry.config.spec import Spec
 from kvferry.errors import ConfigError
 
 __all__ = [

@@ -1,0 +1,206 @@
+"""What one setting may be: it checks values, reads texts, and says what to write instead."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from kvferry._shown import shown
+from kvferry.errors import ConfigError
+
+__all__ = ["Spec", "parsed_json", "plain"]
+
+_NUMBER_MAX = 1e300
+_SWITCH = {"yes": True, "on": True, "no": False, "off": False}  # beside true, false, 1 and 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """One declared setting; the fields from `unit` on are those of `setting`.
+
+    Attributes:
+        name: Of the setting.
+        type: As it is declared, for msgspec.
+        kind: int, float, bool, str, tuple or dict.
+        words: What it may be, if only that.
+        of_texts: It is a list of texts; commas may part them.
+        default: Its value where nobody gives one.
+        needed: None is no value of its own.
+        text: What it means.
+        guide: Whether the guide explains it; else it stands in the guide's appendix.
+        limits: See `setting`.
+    """
+
+    name: str
+    type: Any
+    kind: Any
+    words: tuple[Any, ...]
+    of_texts: bool
+    default: Any
+    needed: bool
+    text: str
+    guide: bool
+    limits: Mapping[str, Any]
+    unit: str = ""
+    use: str = ""
+    secret: bool = False
+    quoted: bool = True
+    program: bool = False
+    bytes_max: int = 0
+    flag: str = ""
+
+    @property
+    def wanted(self) -> str:
+        """What to write, for the end of "use ..."."""
+        if self.use:
+            return self.use
+        if self.kind is bool:
+            return "true or false"
+        if self.words:
+            words = [str(word) for word in self.words]
+            return f"{', '.join(words[:-1])} or {words[-1]}"
+        if self.kind in (int, float):
+            what = "a whole number" if self.kind is int else "a number"
+            unit = f" of {self.unit}" if self.unit else ""
+            low = f" from {_number(self.limits['ge'])}" if "ge" in self.limits else ""
+            low = f" above {_number(self.limits['gt'])}" if "gt" in self.limits else low
+            most = self.limits.get("le", _NUMBER_MAX)
+            return f"{what}{unit}{low}{f' to {_number(most)}' if most < _NUMBER_MAX else ''}"
+        if self.kind is str:
+            most_bytes = f" of at most {self.bytes_max} bytes" if self.bytes_max else ""
+            return f"a text{most_bytes}" + (" that is not empty" if self.limits else "")
+        return "a list" if self.kind is tuple else "a mapping of names to values"
+
+    def check(self, value: Any, at: str = "") -> Any:
+        """The value as it is kept.
+
+        Args:
+            value: None is a value of its own where the setting is not `needed`.
+            at: What errors call the setting; default: its name.
+
+        Raises:
+            ConfigError: It is of a wrong type or out of range; the text says what to write.
+        """
+        if self.program:
+            return value
+        if self.kind is str and isinstance(value, os.PathLike):
+            value = os.fspath(value)
+        if self.kind is tuple and isinstance(value, Mapping) and not self.of_texts:
+            value = [value]
+        try:
+            made = msgspec.convert(self._spelled(value), self.type)
+            if isinstance(made, float) and not math.isfinite(made):
+                raise ValueError
+        except (msgspec.ValidationError, ValueError, OverflowError, RecursionError):
+            pass  # raised outside: these errors may quote the value
+        else:
+            problem = self._problem(made)
+            if problem is None:
+                return made
+            raise ConfigError(f"{at or self.name} {problem}")
+        raise self.error(value, at)
+
+    def parse(self, text: str, at: str = "") -> Any:
+        """The value that a text stands for, as the environment, a URL or a flag has it.
+
+        Raises:
+            ConfigError: As `check`.
+        """
+        if self.kind in (tuple, dict):
+            return self.check(self._of_json(text, at), at)
+        try:
+            if self.kind is bool:
+                value = _SWITCH.get(text.lower(), text)
+                return value if isinstance(value, bool) else self._from_text(text)
+            if self.kind in (int, float) or (self.words and self.kind is not str):
+                return self._from_text(text)
+        except (msgspec.ValidationError, ValueError, OverflowError, RecursionError):
+            raise self.error(text, at) from None
+        return self.check(text, at)
+
+    def error(self, value: Any, at: str = "") -> ConfigError:
+        """That a value cannot be; it is quoted where it can hold no secret."""
+        plain = isinstance(value, str | int | float | None)
+        told = "" if not self.quoted or not plain or "://" in shown(value) else f"={shown(value)}"
+        # Of what YAML takes for a number or a date.
+        other = isinstance(value, str | bytes | list | tuple | Mapping | None)
+        quotes = self.kind is str and not self.words and not other
+        return ConfigError(
+            f"{at or self.name}{told} is not valid; use {self.wanted}"
+            + (" and put it in quotes" if quotes else "")
+        )
+
+    def _from_text(self, text: str) -> Any:
+        if self.kind is float and text.isascii():
+            return self.check(float(text))
+        return msgspec.convert(text, self.type, strict=False)
+
+    def _of_json(self, text: str, at: str) -> Any:
+        if self.of_texts and not text.lstrip().startswith("["):
+            return text.split(",")
+        found, problem = parsed_json(text)
+        if problem is not None:
+            advice = f"; use {self.wanted}" if problem.startswith("is no JSON") else ""
+            raise ConfigError(f"{at or self.name} {problem}{advice}")
+        return found
+
+    def _spelled(self, value: Any) -> Any:
+        """One of the words in its own spelling: LRU for "lru", S3-FIFO for "s3fifo"."""
+        if not self.words or self.kind is not str:
+            return value
+        if isinstance(value, bool):  # YAML's on and off
+            value = "on" if value else "off"
+        if isinstance(value, str | float):  # YAML's 1.2
+            return next((word for word in self.words if plain(word) == plain(str(value))), value)
+        return value
+
+    def _problem(self, value: Any) -> str | None:
+        """Why no server or file could have such a text, without the text."""
+        for text in value if isinstance(value, tuple) else (value,):
+            if not isinstance(text, str):
+                continue
+            if "\0" in text:
+                return "holds a zero byte; leave it out"
+            if any("\ud800" <= char <= "\udfff" for char in text):
+                return "holds a lone surrogate and has no UTF-8 form; correct it"
+            size = len(text.encode())
+            if self.bytes_max and size > self.bytes_max:
+                return f"has {size} bytes; use at most {self.bytes_max}"
+        return None
+
+
+def parsed_json(text: str) -> tuple[Any, str | None]:
+    """What a JSON text holds, or what is wrong with it.
+
+    No error of the parser leaves this function: it would hold the text.
+    """
+
+    def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = [name for name, _ in found]
+        if len(set(names)) < len(names):
+            twice.append(next(name for name in names if names.count(name) > 1))
+        return dict(found)
+
+    twice: list[str] = []
+    try:
+        value = json.loads(text, object_pairs_hook=pairs)
+    except json.JSONDecodeError as error:
+        return None, f"is no JSON: see line {error.lineno}, column {error.colno}"
+    except (ValueError, RecursionError):
+        return None, "is no JSON"
+    return value, f"names {shown(twice[0])} twice; keep one" if twice else None
+
+
+def plain(text: str) -> str:
+    """A word without case and dashes, as people spell it."""
+    return text.lower().replace("-", "").replace("_", "")
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.9g}"
