@@ -292,6 +292,11 @@ def test_of_the_p2p_guide_s_file_only_the_peer_part_is_refused(file: Callable[[s
     assert [problem.split()[1] for problem in found.problems] == ["enable_p2p", "enable_controller"]
 
 
+def test_each_switch_has_its_own_word_for_off(file: Callable[[str], Path]) -> None:
+    assert examine(file("remote_serde: naive"), environ={}).problems == []
+    assert examine(file("enable_p2p: naive"), environ={}).problems != []
+
+
 def test_keys_of_extra_config_may_stand_at_the_top(file: Callable[[str], Path]) -> None:
     text = f"{RESP_CONFIG}extra_config:\nusername: me\npassword: {SECRET}\nresp_num_threads: 4\n"
     client = client_of(EngineConfig.load(file(text), environ={}))
