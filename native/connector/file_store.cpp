@@ -6,8 +6,10 @@
 #include <sys/random.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
+#include <charconv>
 #include <cstdio>
 #include <ctime>
 #include <filesystem>
@@ -31,6 +33,13 @@ std::string hex(const std::byte* bytes, std::size_t count) {
     text += kDigits[value & 15];
   }
   return text;
+}
+
+// Of a name that begins with the 16 hex digits of an owner; 0: of none.
+FileUsage::Owner owner_number(std::string_view name) {
+  FileUsage::Owner number = 0;
+  std::from_chars(name.data(), name.data() + std::min<std::size_t>(name.size(), 16), number, 16);
+  return number;
 }
 
 std::string directory_name(unsigned directory) {
@@ -131,12 +140,13 @@ FileStore::FileStore(UniqueFd root, UniqueFd tmp, std::uint64_t capacity_bytes, 
     : root_(std::move(root)),
       tmp_(std::move(tmp)),
       capacity_bytes_(capacity_bytes),
-      steps_(steps),
-      usage_(std::make_unique<FileUsage>(root_.get(), "usage")) {}
+      steps_(steps) {}
 
 FileStore::~FileStore() {
+  if (!lock_) return;
+  usage_->forget(owner_number(owner_));
   // Only while it is still locked by us: its temporary files are gone.
-  if (lock_) ::unlinkat(tmp_.get(), (owner_ + std::string(kOwnerSuffix)).c_str(), 0);
+  ::unlinkat(tmp_.get(), (owner_ + std::string(kOwnerSuffix)).c_str(), 0);
 }
 
 // Makes an owner file and locks it, before anything is written under its name.
@@ -153,7 +163,7 @@ int FileStore::own() {
     if (::flock(lock.get(), LOCK_EX | LOCK_NB) == 0 && ::fstat(lock.get(), &facts) == 0 &&
         facts.st_nlink > 0) {
       lock_ = std::move(lock);
-      own_ = std::make_unique<FileUsage>(tmp_.get(), name.c_str(), FileUsage::Writers::kOne);
+      usage_ = std::make_unique<FileUsage>(root_.get(), "usage", owner_number(owner_));
       return 0;
     }
   }
@@ -169,12 +179,8 @@ void FileStore::sweep() {
     if (!name.ends_with(kOwnerSuffix) || name.starts_with(owner_)) continue;
     const UniqueFd lock(::openat(tmp_.get(), name.c_str(), O_RDWR | O_CLOEXEC));
     if (!lock) continue;
-    struct stat facts{};
     if (::flock(lock.get(), LOCK_EX | LOCK_NB) == 0) {
-      // Not a second time, if somebody else has swept it just now.
-      if (::fstat(lock.get(), &facts) == 0 && facts.st_nlink > 0 && facts.st_size > 0) {
-        usage_->give_back(FileUsage(tmp_.get(), name.c_str(), FileUsage::Writers::kOne).bytes());
-      }
+      usage_->forget(owner_number(name));  // first: whoever is stopped here leaves it to the next
       ::unlinkat(tmp_.get(), name.c_str(), 0);
     } else {
       alone = false;
@@ -187,7 +193,7 @@ void FileStore::sweep() {
       ::unlinkat(tmp_.get(), name.c_str(), 0);
     }
   }
-  if (alone) usage_->forget_reservations();
+  if (alone) usage_->forget_others();
 }
 
 std::size_t FileStore::direct_alignment() {
@@ -207,15 +213,9 @@ std::size_t FileStore::direct_alignment() {
   return found;
 }
 
-bool FileStore::reserve(std::int64_t bytes) {
-  if (!usage_->reserve(bytes, capacity_bytes_)) return false;
-  return own_->reserve(bytes, 0);
-}
+bool FileStore::reserve(std::int64_t bytes) { return usage_->reserve(bytes, capacity_bytes_); }
 
-void FileStore::give_back(std::int64_t bytes) {
-  usage_->give_back(bytes);
-  own_->give_back(bytes);
-}
+void FileStore::give_back(std::int64_t bytes) { usage_->give_back(bytes); }
 
 int FileStore::open_value(const std::string& name, int flags, UniqueFd& fd) const {
   fd = UniqueFd(::openat(root_.get(), name.c_str(), O_RDONLY | O_CLOEXEC | flags));
@@ -248,7 +248,6 @@ int FileStore::publish(Temporary& temporary, const std::string& name, bool sync_
     }
   }
   usage_->stored(temporary.size_bytes, replaced);
-  own_->give_back(temporary.size_bytes);
   temporary.name.clear();
   temporary.fd.reset();
   if (!sync_directory) return 0;

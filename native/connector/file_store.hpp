@@ -5,8 +5,7 @@
 //   <root>/usage             counters, see file_usage.hpp
 //   <root>/ab/<16 hex>       a value, see file_format.hpp; 256 directories
 //   <root>/tmp/<owner>-<n>   a value that is being written
-//   <root>/tmp/<owner>.owner what an owner has reserved; locked while it lives, and what the dead
-//                            left is swept at open()
+//   <root>/tmp/<owner>.owner locked while the owner lives; what the dead left is swept at open()
 //   <root>/identities/<hex>  descriptions
 //
 // A value appears by rename, so that a reader sees all of it or none; after a power cut its blocks
@@ -105,9 +104,8 @@ class FileStore {
   const std::uint64_t capacity_bytes_;
   FileSteps* const steps_;
   std::unique_ptr<FileUsage> usage_;
-  std::unique_ptr<FileUsage> own_;  // what of it we have reserved
-  UniqueFd lock_;                   // of the owner file
-  std::string owner_;               // 16 hex digits
+  UniqueFd lock_;      // of the owner file
+  std::string owner_;  // 16 hex digits
   std::atomic<std::uint64_t> created_{0};
 };
 

@@ -281,6 +281,47 @@ TEST(FileConnector, OnlyItsOwnDirectoryIsTaken) {
   EXPECT_FALSE(FileConnector::open(test_space(kSize), {.path = "/proc/no/such"}));
 }
 
+UniqueFd opened(const TestDirectory& directory) {
+  fs::create_directory(directory.path());
+  return UniqueFd(::open(directory.path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+}
+
+TEST(FileUsage, WhatADeadOwnerHadReservedIsGivenBackOnceHoweverOftenItIsSwept) {
+  const TestDirectory directory;
+  const UniqueFd root = opened(directory);
+  FileUsage living(root.get(), "usage", 1);
+  {
+    FileUsage dead(root.get(), "usage", 2);
+    ASSERT_TRUE(dead.reserve(100, 1000));
+    ASSERT_TRUE(dead.reserve(200, 1000));
+    dead.stored(100, -1);
+  }
+  ASSERT_TRUE(living.reserve(10, 1000));
+  EXPECT_EQ(living.bytes(), 310);
+  for (int sweep = 0; sweep < 3; ++sweep) living.forget(2);
+  EXPECT_EQ(living.bytes(), 110);
+  living.forget_others();
+  EXPECT_EQ(living.bytes(), 110);
+  EXPECT_FALSE(living.reserve(891, 1000));
+  EXPECT_TRUE(living.reserve(890, 1000));
+}
+
+TEST(FileUsage, MoreOwnersThanItCountsKeepTheLimitOfWhatIsStored) {
+  const TestDirectory directory;
+  const UniqueFd root = opened(directory);
+  for (unsigned owner = 1; owner <= 300; ++owner) {
+    FileUsage usage(root.get(), "usage", owner);
+    ASSERT_TRUE(usage.reserve(1, 0));
+  }
+  FileUsage last(root.get(), "usage", 301);
+  ASSERT_TRUE(last.reserve(5, 0));
+  last.stored(5, -1);
+  EXPECT_EQ(last.bytes(), 254 + 5);
+  EXPECT_FALSE(last.reserve(1, 254 + 5));
+  last.forget_others();
+  EXPECT_EQ(last.bytes(), 5);
+}
+
 TEST(FileConnector, WhatTheDeadLeftBehindIsSweptAndTheLivingKeepTheirs) {
   const TestDirectory directory;
   const Open store = open(directory);

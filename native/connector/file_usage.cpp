@@ -11,7 +11,7 @@
 namespace kvferry::connector {
 namespace {
 
-constexpr std::uint64_t kMagic = 0x3153554546565646;  // "FVVFEUS1": another layout gets another
+constexpr std::uint64_t kMagic = 0x3253554546565646;  // "FVVFEUS2": another layout gets another
 // A change takes microseconds. Who holds the lock for longer was stopped, and we go on without it.
 constexpr int kLockTries = 50;
 constexpr std::chrono::microseconds kLockPause{200};
@@ -25,18 +25,17 @@ bool set_lock(int fd, short type) noexcept {
 
 }  // namespace
 
-// The counters, from their file and, if they were changed, back into it.
+// What the file says and, if that was changed, back into it.
 class FileUsage::Locked {
  public:
   explicit Locked(const FileUsage& usage) : usage_(usage), guard_(usage.mutex_) {
     if (!usage_.fd_) return;
-    const int tries_max = usage_.writers_ == Writers::kMany ? kLockTries : 0;
-    for (int tries = 0; tries < tries_max; ++tries) {
+    for (int tries = 0; tries < kLockTries; ++tries) {
       locked_ = set_lock(usage_.fd_.get(), F_WRLCK);
       if (locked_ || (errno != EAGAIN && errno != EACCES)) break;  // no locks on this file system
       std::this_thread::sleep_for(kLockPause);
     }
-    Counters found;
+    Layout found;
     if (::pread(usage_.fd_.get(), &found, sizeof found, 0) == ssize_t{sizeof found} &&
         found.magic == kMagic) {
       usage_.known_ = found;
@@ -48,7 +47,28 @@ class FileUsage::Locked {
   Locked(const Locked&) = delete;
   Locked& operator=(const Locked&) = delete;
 
-  [[nodiscard]] Counters& counters() noexcept { return usage_.known_; }
+  [[nodiscard]] bool known() const noexcept { return usage_.known_.magic == kMagic; }
+  [[nodiscard]] Counters& counters() noexcept { return usage_.known_.counters; }
+  [[nodiscard]] std::int64_t bytes() const noexcept {
+    std::int64_t bytes = usage_.known_.counters.stored_bytes;
+    for (const Reserved& one : usage_.known_.reserved) bytes += one.bytes;
+    return bytes;
+  }
+  // More, or less, is reserved for this owner.
+  void reserve(std::int64_t bytes) noexcept {
+    Reserved* mine = find(usage_.owner_);
+    if (mine == nullptr && bytes > 0) mine = find(0);
+    if (mine == nullptr) return;
+    *mine = {usage_.owner_, std::max<std::int64_t>(0, mine->bytes + bytes)};
+  }
+  void forget(Owner owner) noexcept {
+    if (Reserved* const found = find(owner); found != nullptr) *found = {};
+  }
+  void forget_others() noexcept {
+    for (Reserved& one : usage_.known_.reserved) {
+      if (one.owner != usage_.owner_) one = {};
+    }
+  }
   void write() noexcept {
     if (!usage_.fd_) return;
     usage_.known_.magic = kMagic;
@@ -58,30 +78,35 @@ class FileUsage::Locked {
   }
 
  private:
+  [[nodiscard]] Reserved* find(Owner owner) noexcept {
+    for (Reserved& one : usage_.known_.reserved) {
+      if (one.owner == owner) return &one;
+    }
+    return nullptr;
+  }
+
   const FileUsage& usage_;
   const std::lock_guard<std::mutex> guard_;
   bool locked_ = false;
 };
 
-FileUsage::FileUsage(int directory, const char* name, Writers writers)
-    : fd_(::openat(directory, name, O_RDWR | O_CREAT | O_CLOEXEC, 0600)), writers_(writers) {
+FileUsage::FileUsage(int directory, const char* name, Owner owner)
+    : fd_(::openat(directory, name, O_RDWR | O_CREAT | O_CLOEXEC, 0600)), owner_(owner) {
   Locked now(*this);
-  if (now.counters().magic != kMagic) now.write();  // new, or damaged: a scan counts anew
+  if (!now.known()) now.write();  // new, or damaged: a scan counts anew
 }
 
 bool FileUsage::reserve(std::int64_t bytes, std::uint64_t capacity) noexcept {
   Locked now(*this);
-  Counters& counters = now.counters();
-  const std::int64_t wanted = bytes + counters.reserved_bytes + counters.stored_bytes;
-  if (capacity != 0 && wanted > static_cast<std::int64_t>(capacity)) return false;
-  counters.reserved_bytes += bytes;
+  if (capacity != 0 && now.bytes() + bytes > static_cast<std::int64_t>(capacity)) return false;
+  now.reserve(bytes);
   now.write();
   return true;
 }
 
 void FileUsage::give_back(std::int64_t bytes) noexcept {
   Locked now(*this);
-  now.counters().reserved_bytes -= bytes;
+  now.reserve(-bytes);
   now.write();
 }
 
@@ -90,7 +115,7 @@ void FileUsage::stored(std::int64_t bytes, std::int64_t replaced) noexcept {
   Counters& counters = now.counters();
   counters.stored_bytes += bytes - std::max<std::int64_t>(replaced, 0);
   if (replaced < 0) ++counters.stored_keys;
-  counters.reserved_bytes -= bytes;
+  now.reserve(-bytes);
   now.write();
 }
 
@@ -102,17 +127,22 @@ void FileUsage::removed(std::int64_t bytes) noexcept {
 }
 
 std::int64_t FileUsage::bytes() const noexcept {
-  const Counters now = note();
-  return std::max<std::int64_t>(0, now.stored_bytes + now.reserved_bytes);
+  return std::max<std::int64_t>(0, Locked(*this).bytes());
 }
 
 std::int64_t FileUsage::keys() const noexcept {
   return std::max<std::int64_t>(0, note().stored_keys);
 }
 
-void FileUsage::forget_reservations() noexcept {
+void FileUsage::forget(Owner owner) noexcept {
   Locked now(*this);
-  now.counters().reserved_bytes = 0;
+  now.forget(owner);
+  now.write();
+}
+
+void FileUsage::forget_others() noexcept {
+  Locked now(*this);
+  now.forget_others();
   now.write();
 }
 

@@ -38,6 +38,7 @@ def test_a_killed_writer_leaves_whole_values_or_none(tmp_path: Path) -> None:
     arguments = [str(path), space.prefix, space.identity.hex(), str(size), str(KEYS)]
     moments = random.Random(7)
     found = kills = 0
+    neighbour = FileConnector(space, path)  # so that nobody who opens it is alone there
     while kills < KILLS or found <= KILLS:
         kills += 1
         assert kills <= KILLS_MAX, "nothing is ever written"
@@ -60,3 +61,4 @@ def test_a_killed_writer_leaves_whole_values_or_none(tmp_path: Path) -> None:
             assert left == []
             files = sum(file.stat().st_size for file in path.glob("??/*"))
             assert store.usage().used_bytes == files
+    neighbour.close()

@@ -421,6 +421,8 @@ def test_what_waits_to_be_written_is_written_whoever_forgets_it(
         assert engine.contains(tokens) == 0
         server.resume()
         assert engine.flush()
+        # A store that was silent while the engine began has its generation to say first.
+        wait_for("it is found", lambda: engine.contains(tokens) == PROMPT)
         check(engine, tokens, want=PROMPT)
         settles(engine)
 
