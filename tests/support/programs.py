@@ -34,6 +34,7 @@ class Program:
             + [str(argument) for argument in arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            bufsize=0,  # a line that is read leaves the rest to `ends`
             env={**os.environ, "PYTHONPATH": str(TESTS)},
         )
 
