@@ -293,6 +293,30 @@ Result<std::size_t> ChunkCache::adopt(std::span<const Resident> residents) {
   return index_->restore(residents);
 }
 
+std::uint64_t ChunkCache::watch(std::size_t kept) {
+  const Lock lock(mutex_);
+  if (!log_) {
+    log_ = std::make_unique<ChangeLog>(std::max<std::size_t>(1, kept));
+    index_->tell(log_.get());
+  }
+  return log_->next();
+}
+
+std::optional<std::uint64_t> ChunkCache::changes(std::uint64_t from, std::size_t max,
+                                                 std::vector<Change>& out) {
+  const Lock lock(mutex_);
+  expire();
+  if (!log_) return std::nullopt;
+  return log_->read(from, max, out);
+}
+
+std::uint32_t ChunkCache::ready_from(std::uint32_t from, std::size_t count,
+                                     std::vector<ChunkHash>& hashes) {
+  const Lock lock(mutex_);
+  expire();
+  return index_->ready_from(from, count, hashes);
+}
+
 void ChunkCache::states(Hashes hashes, std::span<std::uint8_t> states) {
   const Lock lock(mutex_);
   expire();

@@ -32,6 +32,7 @@
 
 #include "base/clock.hpp"
 #include "base/result.hpp"
+#include "cache/change_log.hpp"
 #include "cache/holders.hpp"
 #include "cache/index.hpp"
 #include "mem/page_pool.hpp"
@@ -110,6 +111,15 @@ class ChunkCache {
   // use in the pool; then nothing was done, and the pages are still the caller's.
   Result<std::size_t> adopt(std::span<const Resident> residents);
 
+  // For those who tell others what is here. Changes are kept, so many of them, from the first call
+  // on; returns the number of the next. Called again it keeps what it has.
+  std::uint64_t watch(std::size_t kept);
+  // See ChangeLog; nothing before watch().
+  std::optional<std::uint64_t> changes(std::uint64_t from, std::size_t max,
+                                       std::vector<Change>& out);
+  // See Index.
+  std::uint32_t ready_from(std::uint32_t from, std::size_t count, std::vector<ChunkHash>& hashes);
+
   void states(Hashes hashes, std::span<std::uint8_t> states);
   void generations(Hashes hashes, std::span<std::uint64_t> generations);
 
@@ -139,6 +149,7 @@ class ChunkCache {
   std::unique_ptr<PageSource> pages_;
 
   std::mutex mutex_;  // guards what follows
+  std::unique_ptr<ChangeLog> log_;
   std::unique_ptr<Index> index_;
   Holders holders_;
   std::uint64_t leases_expired_ = 0, reservations_expired_ = 0;

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "base/result.hpp"
+#include "cache/change_log.hpp"
 #include "cache/entries.hpp"
 #include "cache/evicted_memory.hpp"
 #include "cache/policy.hpp"
@@ -117,6 +118,14 @@ class Index {
   // Requires: parents in front of their children.
   std::size_t restore(std::span<const Resident> residents);
 
+  // Notes from now on what becomes ready and what was ready and leaves; it outlives the index, or
+  // null: nobody wants to know.
+  void tell(ChangeLog* changes) noexcept { changes_ = changes; }
+  // The ready chunks in up to `count` slots from `from` on; the slot to go on from, 0: that was the
+  // last. A chunk keeps its slot as long as it stays.
+  std::uint32_t ready_from(std::uint32_t from, std::size_t count,
+                           std::vector<ChunkHash>& hashes) const;
+
   [[nodiscard]] Known known(const ChunkHash& hash) const;
   // The stay of a ready chunk.
   [[nodiscard]] std::optional<ChunkRef> ready(const ChunkHash& hash) const;
@@ -156,6 +165,7 @@ class Index {
   std::unique_ptr<Policy> policy_;
   PageSource* const pages_;
   const bool leaf_first_;
+  ChangeLog* changes_ = nullptr;
   IndexStats stats_;
   std::vector<std::uint32_t> found_;  // slots of the request at hand; kept for its memory
 };

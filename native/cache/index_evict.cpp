@@ -59,6 +59,7 @@ void Index::drop(std::uint32_t slot) {
   if (entry.leases > 0) --stats_.leased;
   if (entry.pins > 0) --stats_.pinned;
   --(entry.state == State::kReady ? stats_.ready : stats_.writing);
+  if (changes_ != nullptr && entry.state == State::kReady) changes_->note(entry.hash, false);
   table_.erase(entry.hash.mixed(), slot);
   const std::uint32_t parent = entries_.parent_of(slot);
   if (pages_ != nullptr) pages_->give_back(entry.page);

@@ -48,6 +48,16 @@ std::vector<Resident> Index::residents() const {
   return out;
 }
 
+std::uint32_t Index::ready_from(std::uint32_t from, std::size_t count,
+                                std::vector<ChunkHash>& hashes) const {
+  const std::uint32_t touched = entries_.touched();
+  for (; count > 0 && from < touched; ++from, --count) {
+    const Entry& entry = entries_[from];
+    if (entry.state == State::kReady) hashes.push_back(entry.hash);
+  }
+  return from < touched ? from : 0;
+}
+
 std::size_t Index::restore(std::span<const Resident> residents) {
   std::vector<std::uint32_t> slots(residents.size(), kNone);
   std::vector<std::uint32_t> inserted;

@@ -130,6 +130,7 @@ void Index::make_ready(std::uint32_t slot) {
   evicted_.forget(entries_[slot].hash);
   policy_->admit(slot);
   refile(slot);
+  if (changes_ != nullptr) changes_->note(entries_[slot].hash, true);
 }
 
 // The chunks in front of `slot` become younger than it, up to the one at `until`.
