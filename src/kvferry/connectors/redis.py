@@ -13,16 +13,15 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 
-from kvferry import _native
 from kvferry.client.buffers import encode_key
-from kvferry.client.presence import view_of
 from kvferry.client.sync import RedisClient
 from kvferry.config import ClientConfig
 from kvferry.connectors.base import Key, ScanBatch, Space, Usage
+from kvferry.connectors.client_connector import ClientConnector
 from kvferry.connectors.control import Control, ControlNode
-from kvferry.connectors.native import NativeConnector, as_key
+from kvferry.connectors.native import as_key
 from kvferry.errors import KVFerryError, ServerError
 from kvferry.generation import read_name
 
@@ -45,7 +44,7 @@ _AGE_AND_SIZE = ((b"OBJECT", b"IDLETIME"), (b"STRLEN",))
 _GLOB = re.compile(rb"([*?\[\]\\^-])")
 
 
-class RedisConnector(NativeConnector):
+class RedisConnector(ClientConnector):
     """A store on a server; see `Connector`.
 
     Args:
@@ -57,45 +56,9 @@ class RedisConnector(NativeConnector):
     def __init__(
         self, space: Space, config: ClientConfig, *, client: RedisClient | None = None
     ) -> None:
-        self.config = config
-        self._owns_client = client is None
-        self._client = client or RedisClient.from_config(config)
         self._control = Control(config)
         self._lock_token: bytes | None = None
-        super().__init__(space)
-
-    def _where(self) -> str:
-        return self.config.address
-
-    def _open(self, space: Space) -> _native.Connector:
-        view = view_of(self.config, space.prefix)
-        return _native.open_redis_connector(
-            self._client._handle(),
-            space.prefix.encode(),
-            space.identity,
-            space.value_size_bytes,
-            space.description,
-            *(view or (None, 0, 0, True)),
-        )
-
-    @property
-    def presence(self) -> str:
-        """What the presence view can say: "synced", "syncing", or "off: " and why."""
-        found = self._handle().presence()
-        if found is None:
-            return "off: the setting says so" if self.config.presence == "off" else "off"
-        counts, why = found
-        synced = counts["nodes"] == counts["nodes_synced"] > 0
-        return "synced" if synced else f"off: {why}" if why else "syncing"
-
-    def absent(self, key: Key) -> bool:
-        """Whether the presence view knows that a key is absent; it asks nobody."""
-        return self._handle().absent(key)
-
-    def leading(self, keys: Sequence[Key]) -> int | None:
-        """How many leading keys are there in all likelihood, where the presence view knows it; else
-        None. It asks nobody."""
-        return self._handle().leading(tuple(keys))
+        super().__init__(space, config, client=client)
 
     def usage(self, timeout_s: float = CONTROL_TIMEOUT_S) -> Usage:
         """Data and limit of all primaries together; see `Connector`."""
@@ -298,31 +261,10 @@ class RedisConnector(NativeConnector):
                 went += sum(reply == 1 for _, reply in told)
         return went
 
-    @property
-    def available(self) -> bool:
-        """See `Connector`. What the client has to say is logged on the way."""
-        self._client._emit_log(self._client._handle())
-        return super().available
-
     def close(self) -> None:
         """See `Connector`."""
         super().close()
         self._control.close()
-        if self._owns_client:
-            self._client.close()
-
-    def stats(self) -> Mapping[str, int]:
-        """Those of all drivers, and those of the client as ``client_<name>``."""
-        client = {f"client_{k}": v for k, v in self._client.stats().items() if isinstance(v, int)}
-        found = self._handle().presence()
-        view = {f"presence_{k}": v for k, v in found[0].items()} if found is not None else {}
-        return {**super().stats(), **client, **view}
-
-    def _deadline_s(self, size_bytes: int) -> float:
-        return self.config.deadline_s(size_bytes)
-
-    def _ttl_s(self) -> float | None:
-        return self.config.ttl_s
 
     def _after_fork(self) -> None:
         super()._after_fork()

@@ -38,7 +38,10 @@ class StoreTier:
         tier: What it is asked.
         capacity: Keeps it below its limit; None: it has none.
         writer: Writes to it.
+        writes: Whether chunks are written there; False: others do that.
     """
+
+    writes = True
 
     def __init__(
         self,

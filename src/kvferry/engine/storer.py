@@ -46,8 +46,12 @@ class Storer:
 
     def begin(self, store: StoreTier) -> None:
         """Write this store anew what it loses; to be called before it is one of the stores."""
-        if self._keep:
+        if self._keep and store.writes:
             store.writer.lease = partial(self._leased, store)
+
+    @property
+    def _written(self) -> list[StoreTier]:
+        return [store for store in self._stores if store.writes]
 
     def store(self, prompt: Prompt, chunks: Sequence[BufferLike], first_chunk: int) -> Stored:
         """Keep the chunks from `first_chunk` on. Raises as `Engine.store`."""
@@ -78,7 +82,8 @@ class Storer:
 
         Returns how many became chunks, and for each store how many it will get, and will not.
         """
-        if not self._stores and self._keep:
+        stores = self._written
+        if not stores and self._keep:
             return self._memory.commit(reserved.id), {}, {}
         count = len(reserved.chunks)
         try:
@@ -93,7 +98,7 @@ class Storer:
         hold = Hold(self._leaver(prompt, reserved.chunks, lease))
         queued: dict[str, int] = {}
         dropped: dict[str, int] = {}
-        for store in self._stores:
+        for store in stores:
             accepted = store.writer.offer(WriteJob(prompt, reserved.chunks, views, hold.share()))
             (queued if accepted else dropped)[store.tier.name] = count
         hold.end()
@@ -101,7 +106,7 @@ class Storer:
 
     def offer_again(self, prompt: Prompt) -> None:
         """What a store did not take the last time, and memory still has, may go there now."""
-        for store in self._stores:
+        for store in self._written:
             missed = store.writer.missed(prompt)
             if not missed or not store.tier.connector.available:
                 continue
@@ -117,7 +122,7 @@ class Storer:
     @property
     def looks(self) -> bool:
         """Whether `notice` would have an effect now."""
-        return any(store.writer.looks for store in self._stores)
+        return any(store.writer.looks for store in self._written)
 
     def notice(self, prompt: Prompt, held: int) -> None:
         """Somebody asks for a prompt whose first `held` chunks memory has.
@@ -125,7 +130,7 @@ class Storer:
         What the stores have lost of it, and then whatever they have lost, is written again, in the
         background.
         """
-        for store in self._stores if held else ():
+        for store in self._written if held else ():
             store.writer.notice(prompt, held)
 
     def _leased(self, store: StoreTier, prompt: Prompt, chunks: list[int]) -> WriteJob | None:

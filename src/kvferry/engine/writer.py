@@ -119,9 +119,7 @@ class Writer:
         self.lease: Callable[[Prompt, list[int]], WriteJob | None] | None = None
         self.written_again = 0
         self._written = 0
-        name = f"kvferry-write-{tier.name}"
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None  # from the first moment that there is work
 
     @property
     def queue_bytes(self) -> int:
@@ -145,7 +143,7 @@ class Writer:
             if not self._closing and self._bytes + size <= self._bytes_max:
                 self._bytes += size
                 self._jobs.append(job)
-                self._wake.notify()
+                self._begin()
                 return True
             self._miss(job)
         self._report(len(job.chunks), 0.0, reason)
@@ -183,7 +181,7 @@ class Writer:
         """Somebody asks for a prompt whose first `held` chunks memory has: has the store, too?"""
         if self.looks and self._losses.notice(prompt, held, self.missed(prompt)):
             with self._lock:
-                self._wake.notify()
+                self._begin()
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything that was offered is written or given up; False: it took longer."""
@@ -198,15 +196,25 @@ class Writer:
             dropped = list(self._jobs)
             self._jobs.clear()
             self._wake.notify()
+            thread = self._thread
         if self._capacity is not None:
             self._capacity.stop()
         for job in dropped:
             self._report(len(job.chunks), 0.0, "cancelled")
             self._end(job, "cancelled")
-        self._thread.join(max(0.2, timeout_s))
+        if thread is not None:
+            thread.join(max(0.2, timeout_s))
         return done and not dropped
 
     # --- The thread ---
+
+    def _begin(self) -> None:
+        """With the lock: there is something to do."""
+        if self._thread is None and not self._closing:
+            name = f"kvferry-write-{self._tier.name}"
+            self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+            self._thread.start()
+        self._wake.notify()
 
     def _run(self) -> None:
         while True:

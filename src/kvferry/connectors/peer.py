@@ -1,0 +1,56 @@
+"""The memory of another instance, read over its node (`kvferry.node`). Nobody writes there.
+
+A node lends chunks under the hash alone: that contains the generation already, so the part of a
+name in front of it, by which stores delete what a clear left behind, is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kvferry import _native
+from kvferry.client.native import Verb
+from kvferry.connectors.base import Key, Usage
+from kvferry.connectors.client_connector import ClientConnector
+from kvferry.errors import UsageError
+
+__all__ = ["PeerConnector"]
+
+
+class PeerConnector(ClientConnector):
+    """Chunks that another instance holds; see `Connector`."""
+
+    def absent(self, key: Key) -> bool:
+        """See `ClientConnector`."""
+        return super().absent(_lent(key))
+
+    def leading(self, keys: Sequence[Key]) -> int | None:
+        """See `ClientConnector`."""
+        return super().leading([_lent(key) for key in keys])
+
+    def describe(self) -> None:
+        """It is its owner who says what it holds."""
+
+    def descriptions(self) -> Mapping[bytes, str]:
+        """None: see `describe`."""
+        return {}
+
+    def usage(self, timeout_s: float = 1.0) -> Usage:
+        """Nothing is known of it, and nothing is limited by it."""
+        return Usage(0, None, 0)
+
+    def _submit(
+        self, verb: Verb, keys: Sequence[Key], *args: Any, **options: Any
+    ) -> tuple[_native.Connector, int, float]:
+        if verb in (Verb.SET, Verb.DELETE):
+            raise UsageError("the memory of another instance is read, and never written")
+        if not isinstance(keys, str | bytes):
+            keys = [_lent(key) for key in keys]
+        return super()._submit(verb, keys, *args, **options)
+
+
+def _lent(key: Key) -> Key:
+    if isinstance(key, bytes):
+        return key.rpartition(b":")[2]
+    return key.rpartition(":")[2] if isinstance(key, str) else key

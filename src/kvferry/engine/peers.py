@@ -1,0 +1,110 @@
+"""The memory of other instances, as tiers of an engine: read in front of the stores.
+
+    peers = Peers(engine, open_peer)
+    peers.follow({"instance_1": "10.0.0.7:8200"})    # these, from now on, and no others
+
+A peer is one more store to the engine: it is asked at the same moment as the others, a presence
+view knows what it has, and the cost model says whether its copy is worth its way. What it lends is
+checked like what a store answers. A peer that is slow, dead or lies is a shorter prefix.
+
+Threads: any.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+
+from kvferry.config import ClientConfig
+from kvferry.connectors.peer import PeerConnector
+from kvferry.engine.engine import Engine
+from kvferry.engine.store_tiers import StoreTier, space_of
+from kvferry.errors import KVFerryError
+
+__all__ = ["PeerTier", "Peers", "open_peer"]
+
+_log = logging.getLogger("kvferry.engine")
+
+
+class PeerTier(StoreTier):
+    """The memory of another instance: its owner alone writes there, and deletes."""
+
+    writes = False
+
+    def forget(self, which: Callable[[bytes], bool]) -> None:
+        """See `StoreTier`; what is there is its owner's."""
+        self.tier.known.forget(which)
+
+
+def open_peer(engine: Engine, name: str, config: ClientConfig) -> PeerTier:
+    """The memory behind a node, as a tier.
+
+    Args:
+        name: Of the instance.
+        config: How its node is reached.
+
+    Raises:
+        KVFerryError: It cannot be opened. (A node that is away can: it may come.)
+    """
+    return PeerTier(
+        f"peer {name}",
+        PeerConnector(space_of(engine.identity), config),
+        engine.layout.chunk_bytes,
+        0,
+        engine.metrics,
+        lets_go=True,
+        clearing=engine.clearing,
+    )
+
+
+class Peers:
+    """Which peers an engine reads from.
+
+    Args:
+        engine: Whose tiers they become; it closes them at its end.
+        opened: Opens the tier of a peer, of its name and address.
+    """
+
+    def __init__(self, engine: Engine, opened: Callable[[str, str], StoreTier]) -> None:
+        self._engine = engine
+        self._opened = opened
+        self._lock = threading.Lock()
+        self._tiers: dict[str, tuple[str, StoreTier]] = {}  # name: address and tier
+        self._refused: dict[str, str] = {}  # name: address of what could not be opened
+
+    @property
+    def names(self) -> list[str]:
+        """Of the peers that are read from."""
+        return list(self._tiers)
+
+    def follow(self, addresses: Mapping[str, str]) -> None:
+        """Read from these from now on.
+
+        Args:
+            addresses: HOST:PORT of the node of each peer, by its name.
+        """
+        gone: list[StoreTier] = []
+        with self._lock:
+            for name, (address, tier) in list(self._tiers.items()):
+                if addresses.get(name) != address:
+                    del self._tiers[name]
+                    self._engine.tiers.remove(tier)
+                    gone.append(tier)
+            for name, address in addresses.items():
+                if name not in self._tiers and self._engine.available:
+                    self._join(name, address)
+        for tier in gone:
+            tier.close(0.0)
+
+    def _join(self, name: str, address: str) -> None:
+        try:
+            tier = self._opened(name, address)
+        except (KVFerryError, OSError) as error:
+            if self._refused.get(name) != address:
+                _log.warning("peer %s at %s cannot be read from: %s", name, address, error)
+            self._refused[name] = address
+            return
+        self._refused.pop(name, None)
+        self._tiers[name] = (address, tier)
+        self._engine.tiers.insert(len(self._tiers) - 1, tier)
