@@ -1,0 +1,119 @@
+#include "node/lent_values.hpp"
+
+#include <mutex>
+#include <utility>
+#include <vector>
+
+namespace kvferry::node {
+
+Outcome LentValues::lend(std::shared_ptr<cache::ChunkCache> cache, const std::string& prefix,
+                         std::uint64_t identity, std::size_t chunk_bytes) {
+  auto values = ChunkValues::create(std::move(cache), prefix, identity, chunk_bytes, changes_);
+  if (!values) return values.error();
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [other, lent] : all_) {
+      if (prefix.starts_with(other) || other.starts_with(prefix)) {
+        return Error{Errc::kInvalidArgument,
+                     "a cache with the prefix " + other + " is lent already"};
+      }
+    }
+    all_.emplace(prefix, Lent{next_++, std::move(*values)});
+  }
+  // What was there before is told by nobody.
+  if (changes_ != nullptr) changes_->cleared();
+  return Done{};
+}
+
+bool LentValues::recall(const std::string& prefix) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (all_.erase(prefix) == 0) return false;
+  }
+  if (changes_ != nullptr) changes_->cleared();
+  return true;
+}
+
+// No prefix begins like another, so the last one that is not behind the key is the only candidate.
+std::shared_ptr<ChunkValues> LentValues::of(std::string_view key) const {
+  const std::shared_lock lock(mutex_);
+  auto found = all_.upper_bound(key);
+  if (found == all_.begin()) return nullptr;
+  --found;
+  return key.starts_with(found->first) ? found->second.values : nullptr;
+}
+
+ValuePtr LentValues::hold(std::string_view key, UnixMs now) {
+  const auto values = of(key);
+  return values ? values->hold(key, now) : nullptr;
+}
+
+std::optional<Facts> LentValues::facts(std::string_view key, UnixMs now, bool use) {
+  const auto values = of(key);
+  return values ? values->facts(key, now, use) : std::nullopt;
+}
+
+Result<std::shared_ptr<Value>> LentValues::reserve(std::size_t /*size_bytes*/) {
+  return Error{Errc::kInvalidArgument, "this is the memory of a cache, which lends and takes not"};
+}
+
+bool LentValues::commit(std::string_view /*key*/, std::shared_ptr<Value> /*value*/,
+                        WriteOptions /*options*/, UnixMs /*now*/) {
+  return false;
+}
+
+bool LentValues::remove(std::string_view /*key*/, UnixMs /*now*/) { return false; }
+
+bool LentValues::expire(std::string_view /*key*/, UnixMs /*at*/, UnixMs /*now*/) { return false; }
+
+// The cursor is the number of a cache, and behind it where to go on there. A cache that came
+// during a scan has a higher number; one that went is passed over.
+std::uint64_t LentValues::scan(std::uint64_t cursor, std::size_t count, UnixMs now,
+                               const Visit& visit) {
+  const auto number = static_cast<std::uint32_t>(cursor >> 32);
+  std::uint64_t from = cursor & UINT32_MAX;
+  std::shared_ptr<ChunkValues> values;
+  std::uint32_t here = UINT32_MAX, next = UINT32_MAX;
+  {
+    const std::shared_lock lock(mutex_);
+    for (const auto& [prefix, lent] : all_) {
+      if (lent.number >= number && lent.number < here) {
+        next = here;
+        here = lent.number;
+        values = lent.values;
+      } else if (lent.number > here && lent.number < next) {
+        next = lent.number;
+      }
+    }
+  }
+  if (!values) return 0;
+  if (here != number) from = 0;
+  from = values->scan(from, count, now, visit);
+  if (from != 0) return std::uint64_t{here} << 32 | from;
+  return next == UINT32_MAX ? 0 : std::uint64_t{next} << 32;
+}
+
+Usage LentValues::usage() const {
+  const std::shared_lock lock(mutex_);
+  Usage sum;
+  for (const auto& [prefix, lent] : all_) {
+    const Usage one = lent.values->usage();
+    sum.size_bytes += one.size_bytes;
+    sum.used_bytes += one.used_bytes;
+    sum.value_bytes += one.value_bytes;
+    sum.keys += one.keys;
+    sum.evicted += one.evicted;
+  }
+  return sum;
+}
+
+void LentValues::sweep(UnixMs now) {
+  std::vector<std::shared_ptr<ChunkValues>> all;
+  {
+    const std::shared_lock lock(mutex_);
+    for (const auto& [prefix, lent] : all_) all.push_back(lent.values);
+  }
+  for (const auto& values : all) values->sweep(now);
+}
+
+}  // namespace kvferry::node

@@ -1,0 +1,61 @@
+#pragma once
+// LentValues: what several caches lend out, as one: each has the keys that begin with its prefix.
+//
+// Caches come and go while connections read: whoever holds a value keeps it.
+//
+// Threads: every call from any thread.
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <shared_mutex>
+#include <string>
+#include <string_view>
+
+#include "base/result.hpp"
+#include "node/chunk_values.hpp"
+#include "node/values.hpp"
+
+namespace kvferry::node {
+
+class LentValues final : public Values {
+ public:
+  // `changes` (null: nobody) outlives this.
+  explicit LentValues(Changes* changes = nullptr) : changes_(changes) {}
+
+  // Fails with: what ChunkValues::create fails with; kInvalidArgument for a prefix that begins like
+  // that of another cache.
+  Outcome lend(std::shared_ptr<cache::ChunkCache> cache, const std::string& prefix,
+               std::uint64_t identity, std::size_t chunk_bytes);
+  // The cache of this prefix is not lent any more. False: it was not.
+  bool recall(const std::string& prefix);
+
+  ValuePtr hold(std::string_view key, UnixMs now) override;
+  std::optional<Facts> facts(std::string_view key, UnixMs now, bool use) override;
+  Result<std::shared_ptr<Value>> reserve(std::size_t size_bytes) override;
+  bool commit(std::string_view key, std::shared_ptr<Value> value, WriteOptions options,
+              UnixMs now) override;
+  bool remove(std::string_view key, UnixMs now) override;
+  bool expire(std::string_view key, UnixMs at, UnixMs now) override;
+  void clear() override {}
+  std::uint64_t scan(std::uint64_t cursor, std::size_t count, UnixMs now,
+                     const Visit& visit) override;
+  Usage usage() const override;
+  void sweep(UnixMs now) override;
+
+ private:
+  struct Lent {
+    std::uint32_t number;  // of scans
+    std::shared_ptr<ChunkValues> values;
+  };
+  using All = std::map<std::string, Lent, std::less<>>;
+
+  [[nodiscard]] std::shared_ptr<ChunkValues> of(std::string_view key) const;
+
+  Changes* const changes_;
+  mutable std::shared_mutex mutex_;  // guards what follows
+  All all_;
+  std::uint32_t next_ = 0;
+};
+
+}  // namespace kvferry::node
