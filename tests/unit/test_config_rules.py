@@ -280,21 +280,35 @@ def test_keys_of_lmcache_that_mean_nothing_here_are_listed(file: Callable[[str],
     beside = "p2p_socket_recv_timeout_ms: 30000\nkv_msg_batch_size: 50\n"
     found = examine(file(P2P_CONFIG.format(on=False) + beside), environ={})
     assert found.problems == []
-    for name in ("p2p_host", "lookup_backoff_time", "p2p_socket_recv", "kv_msg_batch_size"):
+    for name in ("lmcache_worker_ports", "p2p_socket_recv", "kv_msg_batch_size"):
         assert any(name in note and "no effect" in note for note in found.notes), name
     nested = "extra_config: {p2p_socket_send_timeout_ms: 10000, lookup_backoff_time: 0.01}"
     found = examine(file(nested), environ={})
-    assert (found.problems, len(found.notes)) == ([], 2)
+    assert (found.problems, len(found.notes)) == ([], 1)
+    assert found.values["lookup_backoff_time"] == (0.01, "file")
 
 
-def test_of_the_p2p_guide_s_file_only_the_peer_part_is_refused(file: Callable[[str], Path]) -> None:
-    found = examine(file(P2P_CONFIG.format(on=True)), environ={})
-    assert [problem.split()[1] for problem in found.problems] == ["enable_p2p", "enable_controller"]
+def test_the_p2p_guide_s_file_is_read_as_it_is(file: Callable[[str], Path]) -> None:
+    path = file(P2P_CONFIG.format(on=True).replace("100", "1"))
+    config = EngineConfig.load(path, environ={})
+    assert (config.p2p_host, config.p2p_init_ports, config.p2p_lookup_ports) == (
+        "localhost",
+        (8200,),
+        (8201,),
+    )
+    assert (config.instance_id, config.transfer_channel) == ("lmcache_instance_1", "nixl")
+    assert (config.controller_pull_url, config.controller_reply_url) == (
+        "localhost:8300",
+        "localhost:8400",
+    )
+    assert config.lookup_backoff_time == 0.001
+    notes = examine(path, environ={}).notes
+    assert any("lmcache_worker_ports" in note and "no effect" in note for note in notes)
 
 
 def test_each_switch_has_its_own_word_for_off(file: Callable[[str], Path]) -> None:
     assert examine(file("remote_serde: naive"), environ={}).problems == []
-    assert examine(file("enable_p2p: naive"), environ={}).problems != []
+    assert examine(file("enable_pd: naive"), environ={}).problems != []
 
 
 def test_keys_of_extra_config_may_stand_at_the_top(file: Callable[[str], Path]) -> None:

@@ -52,8 +52,15 @@ def texts(spec: Spec, pick: random.Random) -> str:
     if spec.words:
         return pick.choice(("", "x", "0.5", "*", noise + "?")) or "?"
     if spec.kind in (tuple, dict):
-        return pick.choice(("{", "[1", "3", '"a"', '{"a": 1, "a": 2}', "[" * LONG, "nul", "\u2028"))
+        number = "-3" if is_ports(spec) else "3"
+        return pick.choice(
+            ("{", "[1", number, '"a"', '{"a": 1, "a": 2}', "[" * LONG, "nul", "\u2028")
+        )
     return pick.choice(("a\0b", "\udcff", "\0"))
+
+
+def is_ports(spec: Spec) -> bool:
+    return spec.use.startswith("a port")
 
 
 def values(spec: Spec, pick: random.Random) -> Any:
@@ -64,7 +71,8 @@ def values(spec: Spec, pick: random.Random) -> Any:
     if spec.kind is str:
         wrong += [3, 2.5, -1, "a\0b"]
     elif spec.kind is tuple:
-        wrong = ["x", 3, {"a": 1}, True, [3], 2.5, "a,b"]
+        numbers = (-1, [70_000]) if is_ports(spec) else (3, [3])
+        wrong = ["x", *numbers, {"a": 1}, True, 2.5, "a,b"]
     elif spec.kind is dict:
         wrong = ["x", 3, [1], True, 2.5]
     else:

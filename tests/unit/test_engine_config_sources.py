@@ -128,17 +128,12 @@ def test_a_file_of_lmcache_is_understood_as_it_is(file: Path) -> None:
         "save_chunk_meta",
         "save_unfull_chunk",
         "pre_caching_hash_algorithm",
-        "enable_p2p",
-        "p2p_host",
-        "p2p_init_ports",
     }
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("enable_p2p", "true"),
-        ("enable_controller", "true"),
         ("enable_pd", "true"),
         ("enable_blending", "true"),
         ("gds_path", "/gds"),
@@ -155,9 +150,50 @@ def test_what_is_not_here_is_refused_only_when_it_is_on(file: Path, name: str, v
     assert load(None, {f"LMCACHE_{name.upper()}": "False"}) == EngineConfig()
 
 
-def test_p2p_says_what_it_needs(file: Path) -> None:
-    text = message(load, put(file, "engine: {enable_p2p: true, p2p_host: h}\n"))
-    assert "enable_p2p needs the peer part, which is not in this release" in text
+CONTROLLER = {
+    "enable_controller": True,
+    "controller_pull_url": "localhost:8300",
+    "controller_reply_url": "localhost:8400",
+}
+PEER = {**CONTROLLER, "enable_p2p": True, "p2p_host": "localhost", "p2p_init_ports": 8200}
+
+
+@pytest.mark.parametrize("name", [*PEER])
+def test_sharing_says_what_it_needs(name: str) -> None:
+    settings = {key: value for key, value in PEER.items() if key != name}
+    if name == "enable_p2p":
+        assert not load(**settings).enable_p2p
+    else:
+        assert name in message(load, **settings)
+
+
+@pytest.mark.parametrize(
+    "url", ["localhost", ":8300", "localhost:0", "tcp://localhost:1", "a b:1:2"]
+)
+def test_a_controller_is_host_and_port(url: str) -> None:
+    said = message(load, **{**CONTROLLER, "controller_pull_url": url})
+    assert "controller_pull_url" in said
+    assert "HOST:PORT" in said
+
+
+def test_what_other_hosts_can_reach_needs_a_secret(tmp_path: Path) -> None:
+    assert "p2p_secret_file" in message(load, **{**PEER, "p2p_host": "10.0.0.7"})
+    assert "p2p_secret_file" in message(load, **{**PEER, "p2p_bind": "0.0.0.0"})
+    assert load(**{**PEER, "p2p_host": "node-7", "p2p_bind": "127.0.0.1"}).secret == ""
+    word = put(tmp_path / "secret", SECRET + "\n")
+    assert load(**PEER, p2p_bind="0.0.0.0", p2p_secret_file=word).secret == SECRET
+    shared = load(**PEER, p2p_bind="0.0.0.0", p2p_secret=SECRET)
+    assert shared.secret == SECRET
+    assert SECRET not in repr(shared)
+    both = message(load, **PEER, p2p_secret="x", p2p_secret_file=word)
+    assert "keep one" in both
+
+
+def test_ports_are_one_or_one_for_each_rank(file: Path) -> None:
+    assert load(put(file, "p2p_init_ports: 8200\n")).p2p_init_ports == (8200,)
+    assert load(put(file, "p2p_init_ports: [8200, 8202]\n")).p2p_init_ports == (8200, 8202)
+    assert load(None, {"KVFERRY_P2P_INIT_PORTS": "8200"}).p2p_init_ports == (8200,)
+    assert load(None, {"LMCACHE_P2P_INIT_PORTS": "[1, 2]"}).p2p_init_ports == (1, 2)
 
 
 def test_stores_come_in_their_order_and_from_all_places(file: Path) -> None:

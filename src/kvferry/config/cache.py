@@ -7,7 +7,8 @@ import os
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from kvferry.config.setting import GB, Path, PolicyName, Settings, Text, setting
+from kvferry.config.peers import PeerSettings
+from kvferry.config.setting import GB, Path, PolicyName, Text, setting
 from kvferry.config.stores import StoreConfig
 from kvferry.errors import ConfigError, UsageError
 
@@ -19,7 +20,7 @@ _MIB = 1 << 20
 _DAY_S = 86_400.0
 
 
-class EngineConfig(Settings, frozen=True, kw_only=True):
+class EngineConfig(PeerSettings, frozen=True, kw_only=True):
     """What an engine caches, where, and how long it may take.
 
     Attributes:
@@ -71,6 +72,7 @@ class EngineConfig(Settings, frozen=True, kw_only=True):
     stores: Annotated[tuple[StoreConfig, ...], setting(program=True)] = ()
 
     def _check(self) -> None:
+        super()._check()
         self._set("stores", named_stores(self.stores))
 
     @property

@@ -20,12 +20,9 @@ ALIASES: dict[str, tuple[str, float | None]] = {
     "l2_adapters": ("stores", None),
 }
 
-_PEER = "needs the peer part, which is not in this release"
 _OFF = "is not here"
 # Switches: on is refused, with this reason.
 _SWITCHES: dict[str, str] = {
-    "enable_p2p": _PEER,
-    "enable_controller": _PEER,
     "enable_pd": "(disaggregated prefill) " + _OFF,
     "enable_xpyd": "(disaggregated prefill) " + _OFF,
     "enable_blending": "would reuse KV behind other text, which gives other answers; it " + _OFF,
@@ -53,9 +50,7 @@ _SWITCHES: dict[str, str] = {
 }
 # Without effect: these belong to a switch above, or have no counterpart.
 _WITHOUT_EFFECT = (
-    *("p2p_host", "p2p_init_ports", "p2p_lookup_ports", "transfer_channel"),
-    *("lmcache_instance_id", "controller_url", "controller_pull_url", "controller_reply_url"),
-    *("lmcache_worker_port", "lmcache_worker_ports", "lmcache_worker_ids"),
+    *("controller_url", "lmcache_worker_port", "lmcache_worker_ports", "lmcache_worker_ids"),
     *("lmcache_worker_heartbeat_delay_time", "lmcache_worker_heartbeat_time"),
     *("pd_role", "pd_buffer_size", "pd_buffer_device", "pd_peer_host", "pd_peer_init_port"),
     *("pd_peer_alloc_port", "pd_peer_query_port", "pd_proxy_host", "pd_proxy_port"),
@@ -81,7 +76,7 @@ _WITHOUT_EFFECT = (
     *("chunk_statistics_auto_exit_target_unique_chunks", "enable_kv_events"),
     *("use_gpu_connector_v3", "pin_timeout_sec", "pin_check_interval_sec", "error_handling"),
     # Of `extra_config`, which files have at the top level too.
-    *("use_exists_sync", "lookup_backoff_time", "p2p_max_retry_count"),
+    *("use_exists_sync", "p2p_max_retry_count"),
     *("p2p_socket_recv_timeout_ms", "p2p_socket_send_timeout_ms"),
     *("worker_socket_recv_timeout_ms", "worker_socket_send_timeout_ms"),
     *("kv_msg_batch_size", "kv_msg_batch_timeout"),

@@ -49,7 +49,7 @@ class StoreSettings(Settings, frozen=True, kw_only=True):
         username: ACL user at `remote_url`.
         password: A secret; shown nowhere. For `remote_url`.
         resp_num_threads: Connections to `remote_url`.
-        extra_config: Where LMCache has these three.
+        extra_config: Where LMCache has these three, and `lookup_backoff_time`.
     """
 
     guide: ClassVar = ("stores", "remote_url", "local_disk", "max_local_disk_size")
@@ -67,7 +67,10 @@ class StoreSettings(Settings, frozen=True, kw_only=True):
 _SPECIAL = specs(StoreSettings)
 _PLAIN = {name: spec for name, spec in specs(EngineConfig).items() if not spec.program}
 CACHE = Names({**_PLAIN, **_SPECIAL}, ALIASES, FOREIGN, GONE, OFF, OFF_WORDS)
-_EXTRA = Names({name: _SPECIAL[name] for name in EXTRA}, foreign=FOREIGN)
+_BESIDE = "lookup_backoff_time"  # of peers, and LMCache has it there as well
+_EXTRA = Names(
+    {_BESIDE: _PLAIN[_BESIDE], **{name: _SPECIAL[name] for name in EXTRA}}, foreign=FOREIGN
+)
 
 
 @dataclass
@@ -261,12 +264,15 @@ def _is_redis(settings: Any) -> bool:
     return str(settings.get("type")).lower() in ("redis", "resp", "valkey")
 
 
-def _extra(special: Special, found: Findings) -> dict[str, Any]:
+def _extra(special: Special, found: Examined) -> dict[str, Any]:
     """What extra_config, or its keys beside it, say of the remote store."""
     given: dict[str, Any] = {}
     if "extra_config" in special:
         place = special["extra_config"]
         inside = Place(place.kind, f"{place.where}{place.spelled['extra_config']}: ")
         given = _EXTRA.take(inside, place.values["extra_config"], found).values
+        beside = given.pop(_BESIDE, None)
+        if beside is not None and found.values[_BESIDE][1] == "default":
+            found.values[_BESIDE] = (beside, place.source("extra_config"))
     given |= {name: special[name].values[name] for name in EXTRA if name in special}
     return {EXTRA[name]: value for name, value in given.items() if value != ""}

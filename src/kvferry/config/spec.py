@@ -91,7 +91,7 @@ class Spec:
             return value
         if self.kind is str and isinstance(value, os.PathLike):
             value = os.fspath(value)
-        if self.kind is tuple and isinstance(value, Mapping) and not self.of_texts:
+        if self.kind is tuple and isinstance(value, Mapping | int) and not self.of_texts:
             value = [value]
         try:
             made = msgspec.convert(self._spelled(value), self.type)

@@ -1,0 +1,108 @@
+"""The settings of sharing between instances, under the names that LMCache's P2P guide has."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path as FilePath
+from typing import Annotated, Literal
+
+from kvferry.config.setting import Host, Path, Secret, Settings, Text, setting
+from kvferry.config.url import is_loopback, parse_endpoint
+from kvferry.errors import ConfigError
+
+__all__ = ["PeerSettings"]
+
+_Ports = Annotated[
+    tuple[Annotated[int, setting(ge=0, le=65535)], ...],
+    setting(use="a port, or a list with one for each rank"),
+]
+_Endpoint = Annotated[str, setting(min_length=1, use="HOST:PORT", quoted=False)]
+
+
+class PeerSettings(Settings, frozen=True, kw_only=True):
+    """What an instance shares, and where its controller is.
+
+    Attributes:
+        enable_p2p: Lend the chunks in memory to other instances, and read theirs. Who they are says
+            the controller.
+        p2p_host: Where others reach this instance; it listens there too, unless `p2p_bind` names
+            another address.
+        p2p_bind: Address of this host to listen on, e.g. "0.0.0.0" in a pod.
+        p2p_init_ports: Port at which others read; a list has one for each rank. 0: any free one.
+        p2p_lookup_ports: A second port of the same service, for whoever was told both.
+        p2p_secret: What instances and their controller must know; needed beyond loopback.
+        p2p_secret_file: A file that holds it.
+        transfer_channel: "tcp", or "nixl": the same for now, said once in the log.
+        enable_controller: Register with a controller, and tell it what memory holds.
+        lmcache_instance_id: Name of this instance, the same over restarts; None: of the host.
+        controller_pull_url: HOST:PORT of the controller's port for updates.
+        controller_reply_url: HOST:PORT of its port for questions.
+        lookup_backoff_time: How long a peer that failed is not asked, at first.
+    """
+
+    enable_p2p: bool = False
+    p2p_host: Host | None = None
+    p2p_bind: Host | None = None
+    p2p_init_ports: _Ports = ()
+    p2p_lookup_ports: _Ports = ()
+    p2p_secret: Secret | None = None
+    p2p_secret_file: Path | None = None
+    transfer_channel: Literal["tcp", "nixl"] = "tcp"
+    enable_controller: bool = False
+    lmcache_instance_id: Text | None = None
+    controller_pull_url: _Endpoint | None = None
+    controller_reply_url: _Endpoint | None = None
+    lookup_backoff_time: Annotated[float, setting(ge=0, le=3600, unit="seconds")] = 0.01
+
+    def _check(self) -> None:
+        if self.enable_p2p:
+            for name in ("p2p_host", "p2p_init_ports"):
+                if not getattr(self, name):
+                    raise ConfigError(f"enable_p2p needs {name}: where others read; set it")
+            if not self.enable_controller:
+                raise ConfigError(
+                    "enable_p2p needs enable_controller: the controller says who the others are"
+                )
+            bound = self.p2p_bind or self.p2p_host or ""
+            if not is_loopback(bound) and not (self.p2p_secret or self.p2p_secret_file):
+                raise ConfigError(
+                    f"{bound!r} is reachable from other hosts, which needs a secret; set "
+                    "p2p_secret_file, or listen on localhost"
+                )
+        if self.p2p_secret and self.p2p_secret_file:
+            raise ConfigError("p2p_secret and p2p_secret_file are the same; keep one")
+        if self.enable_controller:
+            for name in ("controller_pull_url", "controller_reply_url"):
+                _check_endpoint(name, getattr(self, name))
+
+    @property
+    def instance_id(self) -> str:
+        """`lmcache_instance_id`; without, a name of this host and the port."""
+        if self.lmcache_instance_id is not None:
+            return self.lmcache_instance_id
+        port = self.p2p_init_ports[0] if self.p2p_init_ports else 0
+        return f"{socket.gethostname()}:{port}" if port else socket.gethostname()
+
+    @property
+    def secret(self) -> str:
+        """What instances and controller know of each other; "": nothing is needed.
+
+        Raises:
+            ConfigError: `p2p_secret_file` is missing, or holds something else.
+        """
+        if self.p2p_secret_file is None:
+            return self.p2p_secret or ""
+        from kvferry.config.server_sources import read_token
+
+        return read_token(FilePath(self.p2p_secret_file), "p2p_secret_file")
+
+
+def _check_endpoint(name: str, value: str | None) -> None:
+    if value is None:
+        raise ConfigError(f"enable_controller needs {name}; set it to HOST:PORT")
+    try:
+        host, port = parse_endpoint(value)
+    except ValueError:
+        host, port = "", None
+    if not host or port is None:
+        raise ConfigError(f"{name} is not valid; use HOST:PORT")
