@@ -5,6 +5,7 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
@@ -61,6 +62,14 @@ Byte* data_of(nb::bytes& bytes) {
   return reinterpret_cast<Byte*>(PyBytes_AS_STRING(bytes.ptr()));
 }
 
+nb::bytes packed(const std::vector<ChunkHash>& hashes) {
+  nb::bytes bytes = new_bytes(hashes.size() * kHashBytes);
+  for (std::size_t i = 0; i < hashes.size(); ++i) {
+    hashes[i].store(data_of<std::byte>(bytes) + i * kHashBytes);
+  }
+  return bytes;
+}
+
 void create(CacheOwner* self, std::int64_t capacity, const std::string& policy, bool leaf_first,
             const PoolOwner* pool) {
   const auto chunks = capacity < 0 ? std::size_t{0} : static_cast<std::size_t>(capacity);
@@ -90,11 +99,7 @@ void require_no_pool(const CacheOwner& self, const char* what) {
 
 nb::bytes evict(const CacheOwner& self, std::int64_t count) {
   const auto hashes = self.cache->evict(count < 0 ? 0 : static_cast<std::size_t>(count));
-  nb::bytes bytes = new_bytes(hashes.size() * kHashBytes);
-  for (std::size_t i = 0; i < hashes.size(); ++i) {
-    hashes[i].store(data_of<std::byte>(bytes) + i * kHashBytes);
-  }
-  return bytes;
+  return packed(hashes);
 }
 
 nb::bytes states(const CacheOwner& self, const nb::bytes& hashes) {
@@ -109,6 +114,34 @@ std::vector<std::uint64_t> generations(const CacheOwner& self, const nb::bytes& 
   std::vector<std::uint64_t> generations(all.size());
   self.cache->generations(all, generations);
   return generations;
+}
+
+// --- For those who tell others
+// ------------------------------------------------------------------
+
+// Consecutive changes of one kind go together, so that their order stays.
+using Runs = std::vector<std::pair<bool, nb::bytes>>;
+
+std::optional<std::pair<std::uint64_t, Runs>> changes(const CacheOwner& self, std::uint64_t from,
+                                                      std::size_t max) {
+  std::vector<cache::Change> all;
+  const auto next = self.cache->changes(from, max, all);
+  if (!next) return std::nullopt;
+  Runs runs;
+  std::vector<ChunkHash> run;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    run.push_back(all[i].hash);
+    if (i + 1 < all.size() && all[i + 1].ready == all[i].ready) continue;
+    runs.emplace_back(all[i].ready, packed(run));
+    run.clear();
+  }
+  return std::make_pair(*next, std::move(runs));
+}
+
+auto ready_from(const CacheOwner& self, std::uint32_t from, std::size_t count) {
+  std::vector<ChunkHash> hashes;
+  const std::uint32_t next = self.cache->ready_from(from, count, hashes);
+  return std::make_pair(next, packed(hashes));
 }
 
 // --- Over a restart
@@ -246,6 +279,18 @@ void bind_cache(nb::module_& m) {
           "hashes"_a, "How many of the leading ready run lost a pin.")
       .def("states", &states, "hashes"_a,
            "A byte for each chunk: 0 absent, 1 evicted, 2 writing, 3 ready, 4 leased, 5 pinned.")
+      .def(
+          "watch", [](const CacheOwner& self, std::size_t kept) { return self.cache->watch(kept); },
+          "kept"_a,
+          "Keep the last so many changes from now on; the number of the next one. Called again it "
+          "keeps what it has.")
+      .def("changes", &changes, "start"_a, "count"_a,
+           "Up to `count` changes from number `start` on, as (whether these are ready from now on, "
+           "hashes) in their order, and the number to go on from. None: some are not kept any "
+           "more.")
+      .def("ready_from", &ready_from, "slot"_a, "count"_a,
+           "The ready chunks in up to `count` slots from `slot` on, and the slot to go on from, 0: "
+           "that was all. A chunk that stays is met once.")
       .def("generations", &generations, "hashes"_a,
            "For each chunk a number that changes when it left and was stored anew; 0: not ready.")
       .def(

@@ -497,6 +497,21 @@ class ChunkCache:
         A byte for each chunk: 0 absent, 1 evicted, 2 writing, 3 ready, 4 leased, 5 pinned.
         """
 
+    def watch(self, kept: int) -> int:
+        """
+        Keep the last so many changes from now on; the number of the next one. Called again it keeps what it has.
+        """
+
+    def changes(self, start: int, count: int) -> tuple[int, list[tuple[bool, bytes]]] | None:
+        """
+        Up to `count` changes from number `start` on, as (whether these are ready from now on, hashes) in their order, and the number to go on from. None: some are not kept any more.
+        """
+
+    def ready_from(self, slot: int, count: int) -> tuple[int, bytes]:
+        """
+        The ready chunks in up to `count` slots from `slot` on, and the slot to go on from, 0: that was all. A chunk that stays is met once.
+        """
+
     def generations(self, hashes: bytes) -> list[int]:
         """
         For each chunk a number that changes when it left and was stored anew; 0: not ready.
