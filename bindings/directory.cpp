@@ -98,7 +98,7 @@ void bind_directory(nb::module_& module) {
   nb::class_<Directory>(module, "Directory",
                         "Which instance holds which chunks, by what each of them says of itself.")
       .def(nb::init<>())
-      .def("open", &open, "A seat that holds nothing; numbers are taken again.")
+      .def("open", &open, "A seat that holds nothing; no number is taken twice.")
       .def("drop", &drop, "seat"_a, "It holds nothing any more; False: there is none.")
       .def("update", &update, "seat"_a, "added"_a, "removed"_a,
            nb::sig("def update(self, seat: int, added: bytes, removed: bytes) -> bool"),

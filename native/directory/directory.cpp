@@ -29,7 +29,8 @@ Directory::~Directory() = default;
 
 Directory::Shared Directory::at(Seat seat) const {
   const std::shared_lock lock(seats_mutex_);
-  return seat < seats_.size() ? seats_[seat] : nullptr;
+  const auto found = seats_.find(seat);
+  return found != seats_.end() ? found->second : nullptr;
 }
 
 // Requires: seats_mutex_, alone.
@@ -51,10 +52,8 @@ Result<Directory::Seat> Directory::open() {
   const auto slot = take_slot();
   if (!slot) return Error{Errc::kInvalidArgument, "the directory has no room for one more"};
   fresh->slot = *slot;
-  auto place = std::find(seats_.begin(), seats_.end(), nullptr);
-  if (place == seats_.end()) place = seats_.insert(seats_.end(), nullptr);
-  const auto seat = static_cast<Seat>(place - seats_.begin());
-  *place = std::move(fresh);
+  const Seat seat = next_seat_++;
+  seats_.emplace(seat, std::move(fresh));
   seat_of_slot_[*slot] = seat;
   set(seen_, *slot, true);
   return seat;
@@ -64,8 +63,9 @@ bool Directory::drop(Seat seat) {
   Shared gone;
   {
     const std::lock_guard lock(seats_mutex_);
-    if (seat >= seats_.size() || seats_[seat] == nullptr) return false;
-    gone = std::exchange(seats_[seat], nullptr);
+    auto node = seats_.extract(seat);
+    if (node.empty()) return false;
+    gone = std::move(node.mapped());
     for (Slot slot = 0; slot < seat_of_slot_.size(); ++slot) {
       if (seat_of_slot_[slot] != seat) continue;
       seat_of_slot_[slot].reset();

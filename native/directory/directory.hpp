@@ -8,7 +8,7 @@
 // in one step; what is in a slot that nobody uses any more is swept out part by part, while lookups
 // go on. So is what a dead instance held.
 //
-// A seat's number is taken again after a drop; who holds numbers drops them at the same moment.
+// A seat's number is never taken again, so what comes late for one that was dropped harms nobody.
 // Failure: an unknown seat holds nothing, and changes of it are not applied. A lookup waits for
 // others at most while one of the 1024 parts is changed by one hash, grows, or is swept.
 // Threads: any.
@@ -22,6 +22,7 @@
 #include <optional>
 #include <shared_mutex>
 #include <span>
+#include <unordered_map>
 #include <vector>
 
 #include "base/bytes.hpp"
@@ -102,7 +103,8 @@ class Directory {
   // The seats and what follows. Lookups hold it shared: what they see as the slots in use stays so
   // until they end. Others hold it for a moment.
   mutable std::shared_mutex seats_mutex_;
-  std::vector<Shared> seats_;
+  std::unordered_map<Seat, Shared> seats_;
+  Seat next_seat_ = 0;
   std::vector<std::optional<Seat>> seat_of_slot_;  // none: not seen by lookups
   std::vector<std::uint64_t> seen_;                // the mask of those that are
   std::vector<bool> taken_;

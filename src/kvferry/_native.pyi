@@ -544,7 +544,7 @@ class Directory:
     def __init__(self) -> None: ...
 
     def open(self) -> int:
-        """A seat that holds nothing; numbers are taken again."""
+        """A seat that holds nothing; no number is taken twice."""
 
     def drop(self, seat: int) -> bool:
         """It holds nothing any more; False: there is none."""
