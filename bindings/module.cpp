@@ -8,6 +8,7 @@ void bind_cache(nanobind::module_& module);
 void bind_client(nanobind::module_& module);
 void bind_connector(nanobind::module_& module);
 void bind_credentials(nanobind::module_& module);
+void bind_directory(nanobind::module_& module);
 void bind_landing(nanobind::module_& module);
 void bind_lookups(nanobind::module_& module);
 void bind_pages(nanobind::module_& module);
@@ -30,5 +31,6 @@ NB_MODULE(_native, module) {
   kvferry::bind_blocks(module);
   kvferry::bind_lookups(module);
   kvferry::bind_cache(module);
+  kvferry::bind_directory(module);
   kvferry::bind_landing(module);
 }

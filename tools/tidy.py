@@ -22,7 +22,7 @@ CPP_LAYERS = (
     ("base",),
     ("mem", "codec", "resp", "net"),
     ("redis", "cache"),
-    ("node", "connector"),
+    ("node", "connector", "directory"),
     ("bindings",),
 )
 CPP_FREE = ("sim", "fuzz", "bench")  # see everything, seen by nobody; so do *_test.cpp
@@ -32,7 +32,7 @@ PY_LAYERS = (
     ("credentials",),
     ("config", "errors", "keys", "generation", "kv_layout", "units", "logs", "metrics", "embedded"),
     ("identity",),
-    ("pool", "client"),
+    ("pool", "client", "http", "membership"),
     ("connectors",),
     ("engine",),
     ("testing",),

@@ -551,6 +551,47 @@ class ChunkCache:
     @property
     def capacity(self) -> int: ...
 
+class Directory:
+    """
+    Which instance holds which chunks, by what each of them says of itself.
+    """
+
+    def __init__(self) -> None: ...
+
+    def open(self) -> int:
+        """A seat that holds nothing; no number is taken twice."""
+
+    def drop(self, seat: int) -> bool:
+        """It holds nothing any more; False: there is none."""
+
+    def update(self, seat: int, added: bytes, removed: bytes) -> bool:
+        """Hashes that came, then those that went; False: there is no such seat."""
+
+    def begin(self, seat: int) -> bool:
+        """
+        Begins a snapshot, which lookups do not see yet; False: there is no such seat.
+        """
+
+    def fill(self, seat: int, part: bytes) -> bool:
+        """Hashes of the snapshot; False: none was begun."""
+
+    def finish(self, seat: int) -> bool:
+        """
+        The snapshot is what the seat holds from now on; False: none was begun.
+        """
+
+    def lookup(self, hashes: bytes) -> list[tuple[int, int]]:
+        """Seats that hold leading chunks, with how many; the longest first."""
+
+    def states(self, seat: int, hashes: bytes) -> bytes:
+        """Of each hash 1 if the seat holds it, else 0."""
+
+    def size(self, seat: int) -> int:
+        """How many chunks a seat holds."""
+
+    def stats(self) -> dict[str, int]:
+        """seats, entries, memory_bytes."""
+
 class Landing:
     """
     Pages for hashes[first:] that are taken when values come. Goes where buffers of a GET go. See kvferry.engine.window.

@@ -180,8 +180,12 @@ def _token(places: Sequence[Place]) -> str | None:
     return None
 
 
-def read_token(file: Path) -> str:
+def read_token(file: Path, name: str = "http_token_file") -> str:
     """The word that a file holds.
+
+    Args:
+        file: Its path.
+        name: Of the setting that names it.
 
     Raises:
         ConfigError: It is missing, or holds something else.
@@ -190,10 +194,10 @@ def read_token(file: Path) -> str:
         with file.open("rb") as stream:
             raw = stream.read(_TOKEN_BYTES_MAX + 1)
     except OSError as error:
-        raise ConfigError(f"http_token_file {file}: {error.strerror}") from None
+        raise ConfigError(f"{name} {file}: {error.strerror}") from None
     token = raw.decode("ascii", "replace").strip()
     if len(raw) > _TOKEN_BYTES_MAX or not token or not all("!" <= char <= "~" for char in token):
-        raise ConfigError(f"http_token_file {file} does not hold one word of printable ASCII")
+        raise ConfigError(f"{name} {file} does not hold one word of printable ASCII")
     for text in open_to_others(file):
         _log.warning("%s", text)
     return token

@@ -32,9 +32,14 @@ from kvferry.errors import ConfigError
 __all__ = ["CACHE", "Examined", "cache_places", "examine", "resolved"]
 
 _PREFIX, _THEIRS = "KVFERRY_", "LMCACHE_"
-_OTHERS = ("KVFERRY_RESP_", "KVFERRY_SERVER_", *FILE_VARIABLES)  # variables that others read
+_OTHERS = (
+    "KVFERRY_RESP_",
+    "KVFERRY_SERVER_",
+    "KVFERRY_CONTROLLER_",
+    *FILE_VARIABLES,
+)  # variables that others read
 # Sections of others, also in a file whose other settings have none.
-_SECTIONS = ("client", "server", "tuned")
+_SECTIONS = ("client", "controller", "server", "tuned")
 _MAPPINGS = "a list of mappings, each with a type"
 
 

@@ -1,0 +1,178 @@
+"""The settings of a controller, as one frozen object that is checked when it is made.
+
+    config = ControllerConfig.load(port=9000, monitor_ports={"pull": 8300, "reply": 8400})
+
+The call (the command line) wins over the section ``controller`` of a file, that over the
+environment (``KVFERRY_CONTROLLER_`` and the name in capitals), and that over the defaults.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path as FilePath
+from typing import Annotated, Any, ClassVar, Self
+
+import msgspec
+
+from kvferry.config.endpoints import address_of
+from kvferry.config.file import find_config_file, open_to_others, read_document, section_of
+from kvferry.config.places import Findings, Names, Place, together
+from kvferry.config.server_sources import read_token
+from kvferry.config.setting import Path, Settings, setting, specs
+from kvferry.config.url import is_loopback
+from kvferry.errors import ConfigError
+
+__all__ = ["MONITOR_PORTS", "ControllerConfig", "ControllerSettings"]
+
+_log = logging.getLogger("kvferry.controller")
+
+MONITOR_PORTS = {"pull": 8300, "reply": 8400, "heartbeat": 8082}
+_PORTS = 'a mapping such as {"pull": 8300, "reply": 8400, "heartbeat": 8082}'
+_SECTION = "controller"
+_PREFIX = "KVFERRY_CONTROLLER_"
+_BEATS_MIN = 2  # that may be lost before an instance is suspected
+_Port = Annotated[int, setting(ge=0, le=65_535)]
+_Word = Annotated[
+    str, setting(secret=True, pattern=r"^[!-~]+\Z", use="a text of printable ASCII without spaces")
+]
+_Limit = Annotated[int, setting(ge=1, le=65_536)]
+
+
+class ControllerSettings(Settings, frozen=True, kw_only=True):
+    """What a file, the environment and the command line may name.
+
+    Attributes:
+        host: Where instances and HTTP connect; beyond this host it needs `secret_file` and
+            `token_file`.
+        port: Of HTTP; 0: any free one.
+        monitor_ports: Of instances: "pull" takes updates, "reply" answers registrations and
+            look-ups, "heartbeat" takes heartbeats. 0: any free one.
+        secret: What instances must know; needed beyond loopback.
+        secret_file: A file that holds it.
+        http_token: What callers of HTTP must show; needed beyond loopback.
+        token_file: A file that holds it.
+        heartbeat_s: How often instances say that they live.
+        suspect_s: Silence after which an instance is named last.
+        dead_s: Silence after which what an instance held is forgotten.
+        instances_max: Processes of instances at a time.
+        connections_max: Of instances, on all ports together.
+    """
+
+    guide: ClassVar = ("host", "port", "monitor_ports", "secret_file", "token_file")
+
+    host: Annotated[str, setting(min_length=1, use="an address of this host")] = "localhost"
+    port: _Port = 9000
+    monitor_ports: Annotated[Mapping[str, int], setting(use=_PORTS)] = msgspec.field(
+        default_factory=lambda: dict(MONITOR_PORTS)
+    )
+    secret: _Word | None = None
+    secret_file: Path | None = None
+    http_token: _Word | None = None
+    token_file: Path | None = None
+    heartbeat_s: Annotated[float, setting(gt=0, le=3_600, unit="seconds")] = 1.0
+    suspect_s: Annotated[float, setting(gt=0, le=86_400, unit="seconds")] = 3.0
+    dead_s: Annotated[float, setting(gt=0, le=86_400, unit="seconds")] = 10.0
+    instances_max: _Limit = 1024
+    connections_max: _Limit = 4096
+
+
+_KNOWN = specs(ControllerSettings)
+_NAMES = Names(_KNOWN)
+
+
+class ControllerConfig(ControllerSettings, frozen=True, kw_only=True):
+    """What a controller runs with.
+
+    Raises:
+        ConfigError: A setting cannot be, or contradicts another one.
+    """
+
+    def _check(self) -> None:
+        self._set("host", address_of("host", self.host))
+        unknown = [name for name in self.monitor_ports if name not in MONITOR_PORTS]
+        if unknown:
+            raise ConfigError(f"monitor_ports: unknown port {unknown[0]!r}; use {_PORTS}")
+        ports = {**MONITOR_PORTS, **self.monitor_ports}
+        for name, port in ports.items():
+            if not 0 <= port <= 65_535:
+                raise ConfigError(f"monitor_ports: {name}={port} is not valid; use 0 to 65535")
+        taken = [port for port in (self.port, *ports.values()) if port]
+        for port in taken:
+            if taken.count(port) > 1:
+                raise ConfigError(f"port {port} is there twice; HTTP and instances need their own")
+        self._set("monitor_ports", ports)
+        if self.suspect_s < _BEATS_MIN * self.heartbeat_s:
+            raise ConfigError(
+                f"suspect_s={self.suspect_s:g} is below {_BEATS_MIN} heartbeats of "
+                f"{self.heartbeat_s:g} s: one that is late would make an instance suspect; raise it"
+            )
+        if self.dead_s < self.suspect_s + self.heartbeat_s:
+            raise ConfigError(
+                f"dead_s={self.dead_s:g} is not a heartbeat above suspect_s={self.suspect_s:g}; "
+                "raise it"
+            )
+        if not is_loopback(self.host):
+            for name, file, value in (
+                ("secret", "secret_file", self.secret),
+                ("token", "token_file", self.http_token),
+            ):
+                if value is None:
+                    raise ConfigError(
+                        f"host={self.host!r} is reachable from other hosts, which needs a {name}; "
+                        f"set {file}, or listen on localhost"
+                    )
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        environ: Mapping[str, str] | None = None,
+        **overrides: Any,
+    ) -> Self:
+        """The settings of this call, of a file and of the environment; see the module.
+
+        Args:
+            path: The file; default: ``KVFERRY_CONFIG_FILE``, or none.
+            environ: Default: of this process.
+            **overrides: Names of `ControllerSettings`, where not None.
+
+        Raises:
+            ConfigError: The file is missing or malformed, or a setting is; the text names it.
+        """
+        environ = os.environ if environ is None else environ
+        found = Findings()
+        places = [_NAMES.take(Place("call"), overrides, found)]
+        file = find_config_file(path, environ)
+        if file is not None:
+            section = section_of(file, read_document(file), _SECTION)
+            places.append(_NAMES.take(Place("file", f"{file}: {_SECTION}: "), section, found))
+            if {"secret", "http_token"} & places[-1].values.keys():
+                found.warnings += open_to_others(file)
+        # Kubernetes says of a service with the name kvferry-controller where it is, to every pod.
+        mine = {k: v for k, v in environ.items() if not (k == f"{_PREFIX}PORT" and "://" in v)}
+        places.append(_NAMES.take_environ(mine, _PREFIX, found))
+        found.warnings += _NAMES.misspelt(mine, _PREFIX)
+        found.raise_first()
+        settings = together(places)
+        for name, from_file in (("secret", "secret_file"), ("http_token", "token_file")):
+            word = _word(places, name, from_file)
+            settings.pop(name, None)
+            if word is not None:
+                settings[name] = word
+        found.log(_log)
+        return cls(**settings)
+
+
+def _word(places: list[Place], name: str, file: str) -> str | None:
+    """A secret of the strongest place that has one, from its file where it names that."""
+    for place in places:
+        if name in place.values and file in place.values:
+            raise ConfigError(f"{place.where}{name} and {file} are the same; keep one")
+        if file in place.values:
+            return read_token(FilePath(place.values[file]), file)
+        if name in place.values:
+            return str(place.values[name])
+    return None

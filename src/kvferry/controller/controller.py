@@ -1,0 +1,104 @@
+"""A controller without its HTTP: what it knows, and the thread that hears the instances.
+
+controller = Controller(ControllerConfig.load())
+controller.start()          # or UnavailableError: a port is taken
+controller.ports            # {"pull": 8300, "reply": 8400, "heartbeat": 8082}
+controller.stop()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+from kvferry.config.controller import ControllerConfig
+from kvferry.controller.jobs import Jobs
+from kvferry.controller.journal import Journal
+from kvferry.controller.members import Members
+from kvferry.controller.ports import Ports
+from kvferry.controller.prefixes import Prefixes
+from kvferry.errors import KVFerryError
+
+__all__ = ["Controller"]
+
+_STOP_S = 5.0
+
+
+class Controller:
+    """See the module. Threads: any.
+
+    Args:
+        config: Where it listens, and its limits.
+
+    Attributes:
+        members: Who lives, and what each holds.
+        jobs: What instances are asked to do.
+        journal: What happened.
+        prefixes: What was asked for.
+    """
+
+    def __init__(self, config: ControllerConfig) -> None:
+        self.config = config
+        self.journal = Journal()
+        self.members = Members(
+            self.journal,
+            suspect_s=config.suspect_s,
+            dead_s=config.dead_s,
+            members_max=config.instances_max,
+        )
+        self.jobs = Jobs(self.journal)
+        self.prefixes = Prefixes()
+        self.started = time.time()
+        self._ports = Ports(config, self.members, self.jobs)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ending: asyncio.Event | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def ports(self) -> dict[str, int]:
+        """Where instances connect, by name."""
+        return dict(self._ports.ports)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Connections now; messages, refusals, gaps and deaths so far."""
+        return {**self._ports.counts, **self.members.counts}
+
+    def start(self) -> None:
+        """Listen to instances.
+
+        Raises:
+            UnavailableError: A port is taken; the text says which.
+        """
+        ready = threading.Event()
+        failed: list[KVFerryError] = []
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._run(ready, failed)),
+            name="kvferry-controller",
+            daemon=True,
+        )
+        self._thread.start()
+        ready.wait()
+        if failed:
+            raise failed[0]
+
+    async def _run(self, ready: threading.Event, failed: list[KVFerryError]) -> None:
+        self._loop, self._ending = asyncio.get_running_loop(), asyncio.Event()
+        try:
+            await self._ports.open()
+        except KVFerryError as error:
+            failed.append(error)
+            return
+        finally:
+            ready.set()
+        await self._ending.wait()
+        await self._ports.close()
+
+    def stop(self) -> None:
+        """End all connections, and the thread."""
+        if self._thread is None or self._loop is None or self._ending is None:
+            return
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._ending.set)
+        self._thread.join(_STOP_S)

@@ -1,0 +1,339 @@
+"""Who lives, and what it has said that it holds. It sees neither sockets nor threads of its own.
+
+An instance is "alive", "suspect" after some seconds of silence (it is named last), and "dead" after
+some more: what it held is forgotten at once, its name is kept for people. A process that comes back
+after that registers anew and sends all that it holds. Nobody is declared dead for a time in which
+the controller itself did not run.
+
+Every message names the incarnation of its sender. What an older one says counts for nothing.
+
+Threads: any; a call waits for others while they look something up, not while they change the index.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from kvferry import _native
+from kvferry.controller.journal import Journal
+from kvferry.errors import UsageError
+from kvferry.membership.messages import (
+    Begin,
+    End,
+    HeldIdentity,
+    Part,
+    Refused,
+    Register,
+    Synced,
+    Update,
+    Usage,
+    whole,
+)
+
+__all__ = ["Change", "Found", "Key", "Member", "Members"]
+
+Key = tuple[str, int]  # name of the instance, rank
+Change = Update | Begin | Part | End | Synced
+
+_DEAD_KEPT = 1000
+_SEATS_MAX = 16  # identities of one process
+
+
+@dataclass
+class Member:
+    """One process of an instance; read it under no lock, for people and look-ups."""
+
+    instance: str
+    rank: int
+    incarnation: bytes
+    host: str
+    facts: Register
+    usage: Usage
+    registered_at: float  # seconds since 1970
+    beat_at: float  # seconds since 1970
+    heard: float  # on the clock of `Members`
+    state: str = "alive"
+    seq: int = 0
+    synced: bool = False
+    gap: bool = True  # nothing counts until a snapshot begins
+    resyncs: int = 0
+    beats: int = 0
+    seats: dict[bytes, int] = field(default_factory=dict)
+
+    @property
+    def key(self) -> Key:
+        """Name and rank."""
+        return (self.instance, self.rank)
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.instance}/{self.rank}"
+
+    @property
+    def identities(self) -> dict[bytes, HeldIdentity]:
+        """What it said of its chunks, by digest."""
+        return {one.digest: one for one in self.facts.identities}
+
+
+@dataclass(frozen=True)
+class Found:
+    """A member that holds leading chunks of one identity."""
+
+    member: Member
+    identity: bytes
+    chunks: int
+
+
+class Members:
+    """See the module.
+
+    Args:
+        journal: Is told what happens.
+        suspect_s, dead_s: Silence after which a member is that.
+        members_max: How many there may be.
+        clock: Seconds that never jump.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        *,
+        suspect_s: float = 3.0,
+        dead_s: float = 10.0,
+        members_max: int = 1024,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.directory = _native.Directory()
+        self._journal = journal
+        self._suspect_s, self._dead_s = suspect_s, dead_s
+        self._members_max = members_max
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._members: dict[Key, Member] = {}
+        self._dead: dict[Key, Member] = {}
+        self._of_seat: dict[int, tuple[Member, bytes]] = {}
+        self._ticked = clock()
+        self.counts = {"gaps": 0, "stale": 0, "resyncs": 0, "deaths": 0}
+
+    # --- What members say ---
+
+    def register(
+        self, key: Key, incarnation: bytes, host: str, facts: Register
+    ) -> Refused | list[int]:
+        """A member says what it is; the seats of the process before it, which are to be dropped."""
+        gone: list[int] = []
+        with self._lock:
+            member = self._members.get(key)
+            if member is not None and member.incarnation == incarnation:
+                member.facts, member.heard = facts, self._clock()
+                return gone
+            if member is not None and member.facts.started > facts.started:
+                self.counts["stale"] += 1
+                text = f"a younger process at {member.host} is {member.name} now"
+                return Refused("replaced", text)
+            if member is None and len(self._members) >= self._members_max:
+                return Refused("full", f"{self._members_max} instances are registered")
+            if member is not None:
+                gone = self._forget(member)
+            now = time.time()
+            name, rank = key
+            member = Member(
+                name, rank, incarnation, host, facts, facts.usage, now, now, self._clock()
+            )
+            self._dead.pop(key, None)
+            self._members[key] = member
+        self._journal.write("join", f"{member.name} at {host} has joined", **_who(member))
+        return gone
+
+    def leave(self, key: Key, incarnation: bytes) -> list[int]:
+        """A member ends; its seats, which are to be dropped."""
+        with self._lock:
+            member = self._known(key, incarnation)
+            if member is None:
+                return []
+            del self._members[key]
+            gone = self._forget(member)
+        self._journal.write("leave", f"{member.name} has left", **_who(member))
+        return gone
+
+    def counted(self, key: Key, incarnation: bytes) -> int | None:
+        """The number of the last change that counted; None: not known, it registers first."""
+        with self._lock:
+            member = self._known(key, incarnation)
+            return None if member is None else member.seq
+
+    def beat(self, key: Key, incarnation: bytes, usage: Usage) -> bool | None:
+        """A member lives; whether it shall send a snapshot. None: not known, it registers first."""
+        with self._lock:
+            member = self._known(key, incarnation)
+            if member is None:
+                return None
+            member.usage, member.heard = usage, self._clock()
+            member.beat_at, member.beats = time.time(), member.beats + 1
+            back, member.state = member.state != "alive", "alive"
+            resync = member.gap and member.seq > 0
+        if back:
+            self._journal.write("alive", f"{member.name} is heard again", **_who(member))
+        return resync
+
+    def change(self, key: Key, incarnation: bytes, change: Change) -> bool:
+        """What a member holds has changed; False: not known, it registers first.
+
+        Raises:
+            Malformed: It says nonsense.
+        """
+        for hashes in _hashes(change):
+            whole(hashes)
+        with self._lock:
+            member = self._known(key, incarnation)
+            if member is None:
+                return False
+            if change.seq <= member.seq:
+                self.counts["stale"] += 1  # said twice, or by somebody who is out of step
+                return True
+            gap = change.seq != member.seq + 1
+            member.seq = change.seq
+            begins = _begins(change)
+            if gap and not member.gap and not begins:
+                self.counts["gaps"] += 1
+                self._journal.write("gap", f"{member.name}: updates were lost", **_who(member))
+            member.gap = (gap or member.gap) and not begins
+            if member.gap:
+                return True
+            if isinstance(change, Synced):
+                seat, gone = (
+                    -1,
+                    [
+                        member.seats.pop(one)
+                        for one in list(member.seats)
+                        if one not in change.identities
+                    ],
+                )
+                for one in gone:
+                    self._of_seat.pop(one, None)
+                member.synced, member.resyncs = True, member.resyncs + 1
+                self.counts["resyncs"] += 1
+            else:
+                seat, gone = self._seat(member, change.identity), []
+        if isinstance(change, Update):
+            self.directory.update(seat, change.added, change.removed)
+        elif isinstance(change, Begin):
+            self.directory.begin(seat)
+        elif isinstance(change, Part):
+            self.directory.fill(seat, change.hashes)
+        elif isinstance(change, End):
+            self.directory.finish(seat)
+        else:
+            self.drop(gone)
+            held = sum(map(self.directory.size, member.seats.values()))
+            text = f"{member.name} has sent all that it holds: {held} chunks"
+            self._journal.write("synced", text, **_who(member), chunks=held)
+        return True
+
+    def drop(self, seats: Iterable[int]) -> None:
+        """Forget what these seats held; it takes a while, and nobody waits for it."""
+        for seat in seats:
+            self.directory.drop(seat)
+
+    def tick(self) -> list[tuple[Key, list[int]]]:
+        """Time has passed: call it several times a second. The dead, with seats to be dropped."""
+        events: list[tuple[str, Member]] = []
+        dead: list[tuple[Key, list[int]]] = []
+        with self._lock:
+            now = self._clock()
+            # The controller was stopped or starved: nobody could be heard meanwhile.
+            lost_s = now - self._ticked
+            if lost_s > self._suspect_s / 3:
+                for member in self._members.values():
+                    member.heard = min(now, member.heard + lost_s)
+            self._ticked = now
+            for member in list(self._members.values()):
+                silent_s = now - member.heard
+                if silent_s >= self._dead_s:
+                    member.state = "dead"
+                    del self._members[member.key]
+                    self._dead[member.key] = member
+                    while len(self._dead) > _DEAD_KEPT:
+                        del self._dead[next(iter(self._dead))]
+                    self.counts["deaths"] += 1
+                    dead.append((member.key, self._forget(member)))
+                    events.append(("dead", member))
+                elif silent_s >= self._suspect_s and member.state == "alive":
+                    member.state = "suspect"
+                    events.append(("suspect", member))
+        for kind, member in events:
+            self._journal.write(kind, f"{member.name} is {kind}: it is silent", **_who(member))
+        return dead
+
+    # --- What others ask ---
+
+    def all(self) -> list[Member]:
+        """Those that live, then those that died."""
+        with self._lock:
+            return [*self._members.values(), *self._dead.values()]
+
+    def living(self) -> list[Member]:
+        """Those that are not dead."""
+        with self._lock:
+            return list(self._members.values())
+
+    def lookup(self, hashes: bytes) -> list[Found]:
+        """Who holds leading chunks: those that live first, then the longest."""
+        with self._lock:
+            found = [
+                Found(*self._of_seat[seat], chunks)
+                for seat, chunks in self.directory.lookup(hashes)
+                if seat in self._of_seat
+            ]
+        found.sort(key=lambda one: one.member.state != "alive")  # stable: the longest stay first
+        return found
+
+    def chunks(self, member: Member) -> int:
+        """How many chunks a member holds, of all identities."""
+        return sum(self.directory.size(seat) for seat in list(member.seats.values()))
+
+    # --- With the lock ---
+
+    def _known(self, key: Key, incarnation: bytes) -> Member | None:
+        member = self._members.get(key)
+        if member is None or member.incarnation != incarnation:
+            self.counts["stale"] += member is not None
+            return None
+        return member
+
+    def _seat(self, member: Member, identity: bytes) -> int:
+        seat = member.seats.get(identity)
+        if seat is None:
+            if len(member.seats) >= _SEATS_MAX:
+                raise UsageError(f"{member.name} has chunks of more than {_SEATS_MAX} identities")
+            seat = member.seats[identity] = self.directory.open()
+            self._of_seat[seat] = (member, identity)
+        return seat
+
+    def _forget(self, member: Member) -> list[int]:
+        gone = list(member.seats.values())
+        member.seats = {}
+        for seat in gone:
+            self._of_seat.pop(seat, None)
+        return gone
+
+
+def _hashes(change: Change) -> tuple[bytes, ...]:
+    if isinstance(change, Update):
+        return (change.added, change.removed)
+    return (change.hashes,) if isinstance(change, Part) else ()
+
+
+def _begins(change: Change) -> bool:
+    """Whether a snapshot begins with it; one of nothing is begun and complete at once."""
+    if isinstance(change, Synced):
+        return not change.identities
+    return isinstance(change, Begin) and change.first
+
+
+def _who(member: Member) -> dict[str, object]:
+    return {"instance": member.instance, "rank": member.rank}

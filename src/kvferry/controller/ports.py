@@ -1,0 +1,312 @@
+"""The connections of instances: three ports, one loop, limits on everything.
+
+Whoever connects is sent a challenge and has a few seconds to answer it. A message that is too long,
+malformed, or of another port ends its connection, with one word about why. What changes the index
+much runs in a thread, so that heartbeats are heard meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+from kvferry.config.controller import ControllerConfig
+from kvferry.controller.jobs import Jobs
+from kvferry.controller.members import Key, Members
+from kvferry.errors import UnavailableError, UsageError
+from kvferry.membership.framing import HEAD, NONCE_BYTES, frame, proof
+from kvferry.membership.messages import (
+    MESSAGE_BYTES_MAX,
+    VERSION,
+    Beat,
+    Begin,
+    Challenge,
+    Done,
+    End,
+    Hello,
+    Holder,
+    Leave,
+    Locate,
+    Located,
+    Malformed,
+    Message,
+    Part,
+    Pulse,
+    Refused,
+    Register,
+    Registered,
+    Synced,
+    Update,
+    Welcome,
+    decoded,
+    whole,
+)
+
+__all__ = ["Ports"]
+
+_log = logging.getLogger("kvferry.controller")
+
+_HELLO_S = 5.0
+_IDLE_S = 15.0  # of the ports that answer
+_WRITE_S = 5.0
+_TICK_S = 0.25
+_HELLO_BYTES_MAX = 4096
+_SMALL_HASHES_BYTES = 16 << 10
+_BUFFER_BYTES = 1 << 18
+_UNKNOWN = Refused("unknown", "this incarnation is not registered")
+
+Answer = Callable[["_Peer", Message], Awaitable["Message | None"]]
+
+
+class _Peer:
+    """Who is at the other end of a connection."""
+
+    def __init__(self, hello: Hello, host: str) -> None:
+        self.key: Key = (hello.instance, hello.rank)
+        self.incarnation = hello.incarnation
+        self.host = host
+
+
+class Ports:
+    """See the module. Everything runs in the loop that called `open`.
+
+    Args:
+        config: Of the controller.
+        members: Is told what instances say.
+        jobs: Is asked what they are to do.
+
+    Attributes:
+        ports: Where it listens, by name, after `open`.
+        counts: Connections now, refusals and messages so far.
+    """
+
+    def __init__(self, config: ControllerConfig, members: Members, jobs: Jobs) -> None:
+        self._config = config
+        self._members = members
+        self._jobs = jobs
+        self._servers: list[asyncio.Server] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ticking: asyncio.Task[None] | None = None
+        self.ports: dict[str, int] = {}
+        self.counts = {"connections": 0, "refused": 0, "messages": 0}
+
+    async def open(self) -> None:
+        """Listen.
+
+        Raises:
+            UnavailableError: A port is taken; the text says which.
+        """
+        answers: dict[str, Answer] = {
+            "pull": self._pull,
+            "reply": self._reply,
+            "heartbeat": self._heartbeat,
+        }
+        for name, answer in answers.items():
+            port = self._config.monitor_ports[name]
+            try:
+                server = await asyncio.start_server(
+                    self._serving(name, answer),
+                    self._config.host,
+                    port,
+                    backlog=512,
+                    limit=_BUFFER_BYTES,
+                )
+            except OSError as error:
+                await self.close()
+                reason = error.strerror
+            else:
+                self._servers.append(server)
+                self.ports[name] = server.sockets[0].getsockname()[1]
+                continue
+            raise UnavailableError(
+                f"cannot listen at {self._config.host} port {port} ({name}): {reason}; choose "
+                "others with --monitor-ports"
+            )
+        self._ticking = asyncio.create_task(self._tick())
+
+    async def close(self) -> None:
+        """End all connections."""
+        if self._ticking is not None:
+            self._ticking.cancel()
+        for server in self._servers:
+            server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for _ in range(3):  # connections that were aborted end in the next rounds of the loop
+            await asyncio.sleep(0)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            try:
+                self._jobs.tick()
+                for key, seats in self._members.tick():
+                    self._jobs.gone(key)
+                    await asyncio.to_thread(self._members.drop, seats)
+            except Exception:
+                _log.exception("a bug in the clock of the controller")
+
+    # --- Connections ---
+
+    def _serving(
+        self, name: str, answer: Answer
+    ) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            if len(self._tasks) >= self._config.connections_max:
+                self.counts["refused"] += 1
+                writer.transport.abort()
+                return
+            self._tasks.add(task)
+            self.counts["connections"] = len(self._tasks)
+            try:
+                await self._talk(name, answer, reader, writer)
+            except (OSError, asyncio.IncompleteReadError, TimeoutError):
+                pass  # it is gone
+            except asyncio.CancelledError:
+                pass  # the controller ends
+            except Exception:
+                _log.exception("a bug at the port %s", name)
+            finally:
+                self._tasks.discard(task)
+                self.counts["connections"] = len(self._tasks)
+                writer.transport.abort()
+
+        return serve
+
+    async def _talk(
+        self,
+        name: str,
+        answer: Answer,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        try:
+            peer = await self._met(name, reader, writer)
+            # A silent pull port is a cache in which nothing changes.
+            idle_s = None if name == "pull" else max(_IDLE_S, 3 * self._config.heartbeat_s)
+            while peer is not None:
+                message = await _received(reader, idle_s, MESSAGE_BYTES_MAX)
+                self.counts["messages"] += 1
+                said = await answer(peer, message)
+                if said is not None:
+                    await _sent(writer, said)
+                    if isinstance(said, Refused):
+                        break
+        except (Malformed, UsageError) as error:
+            self.counts["refused"] += 1
+            await _sent(writer, Refused("malformed", str(error)))
+
+    async def _met(
+        self, name: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> _Peer | None:
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        await _sent(writer, Challenge(VERSION, nonce))
+        hello = await _received(reader, _HELLO_S, _HELLO_BYTES_MAX)
+        if not isinstance(hello, Hello) or hello.port != name:
+            raise Malformed(f"a connection to {name} begins with hello")
+        if hello.version != VERSION:
+            raise Malformed(f"this controller speaks version {VERSION}")
+        secret, nonces = self._config.secret or "", nonce + hello.nonce
+        if not hmac.compare_digest(hello.proof, proof(secret, "instance", nonces, hello)):
+            self.counts["refused"] += 1
+            await _sent(writer, Refused("secret", "the secret is another one"))
+            return None
+        peer = _Peer(hello, str(writer.get_extra_info("peername")[0]))
+        seq: int | None = 0
+        if name != "reply":
+            seq = self._members.counted(peer.key, peer.incarnation)
+        if seq is None:
+            await _sent(writer, _UNKNOWN)
+            return None
+        await _sent(writer, Welcome(proof(secret, "controller", nonces, hello), seq))
+        return peer
+
+    # --- What they say ---
+
+    async def _pull(self, peer: _Peer, message: Message) -> Message | None:
+        if not isinstance(message, Update | Begin | Part | End | Synced):
+            raise Malformed(f"{type(message).__name__} does not belong to pull")
+        large = isinstance(message, Begin | End | Synced) or (
+            isinstance(message, Update)
+            and len(message.added) + len(message.removed) > _SMALL_HASHES_BYTES
+        )
+        large = large or (isinstance(message, Part) and len(message.hashes) > _SMALL_HASHES_BYTES)
+        change = self._members.change
+        if large:
+            known = await asyncio.to_thread(change, peer.key, peer.incarnation, message)
+        else:
+            known = change(peer.key, peer.incarnation, message)
+        return None if known else _UNKNOWN
+
+    async def _reply(self, peer: _Peer, message: Message) -> Message | None:
+        if isinstance(message, Register):
+            gone = self._members.register(peer.key, peer.incarnation, peer.host, message)
+            if isinstance(gone, Refused):
+                return gone
+            if gone:
+                self._jobs.gone(peer.key)
+                await asyncio.to_thread(self._members.drop, gone)
+            return Registered(f":{self.ports['heartbeat']}", self._config.heartbeat_s)
+        if isinstance(message, Leave):
+            gone = self._members.leave(peer.key, peer.incarnation)
+            self._jobs.gone(peer.key)
+            await asyncio.to_thread(self._members.drop, gone)
+            return Done()
+        if isinstance(message, Locate):
+            return self._located(peer, message)
+        raise Malformed(f"{type(message).__name__} does not belong to reply")
+
+    def _located(self, peer: _Peer, message: Locate) -> Located:
+        holders = []
+        for found in self._members.lookup(whole(message.hashes)):
+            member = found.member
+            if found.identity != message.identity or member.key == peer.key:
+                continue
+            if not member.facts.address:
+                continue
+            holders.append(
+                Holder(
+                    member.instance,
+                    member.rank,
+                    member.facts.address,
+                    member.incarnation,
+                    found.chunks,
+                )
+            )
+            if len(holders) == message.limit:
+                break
+        return Located(tuple(holders))
+
+    async def _heartbeat(self, peer: _Peer, message: Message) -> Message | None:
+        if not isinstance(message, Beat):
+            raise Malformed(f"{type(message).__name__} does not belong to heartbeat")
+        resync = self._members.beat(peer.key, peer.incarnation, message.usage)
+        seq = self._members.counted(peer.key, peer.incarnation)
+        if resync is None or seq is None:
+            return _UNKNOWN
+        self._jobs.results(peer.key, message.results)
+        return Pulse(seq, resync, self._jobs.commands(peer.key))
+
+
+async def _received(reader: asyncio.StreamReader, idle_s: float | None, size_max: int) -> Message:
+    async with asyncio.timeout(idle_s):
+        head = await reader.readexactly(HEAD.size)
+    (size,) = HEAD.unpack(head)
+    if size > size_max:
+        raise Malformed(f"a message of {size} bytes")
+    async with asyncio.timeout(_HELLO_S):
+        return decoded(await reader.readexactly(size))
+
+
+async def _sent(writer: asyncio.StreamWriter, message: object) -> None:
+    writer.write(frame(message))
+    with suppress(ConnectionError):
+        async with asyncio.timeout(_WRITE_S):
+            await writer.drain()

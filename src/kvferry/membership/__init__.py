@@ -1,0 +1,16 @@
+"""How an instance tells a controller what it holds: messages, and the side of the instance.
+
+messages      what is said over the three ports of a controller        messages.py
+framing       how messages lie on a connection, and who may speak       framing.py
+Reporter      a thread that registers, reports and takes commands      reporter.py
+Backlog       what the reporter has not sent yet, bounded              backlog.py
+Holdings      what the reporter needs of a cache                       holdings.py
+"""
+
+from __future__ import annotations
+
+from kvferry.membership.holdings import HeldIdentity, Holdings, Usage
+from kvferry.membership.messages import Command, Result
+from kvferry.membership.reporter import Reporter
+
+__all__ = ["Command", "HeldIdentity", "Holdings", "Reporter", "Result", "Usage"]

@@ -1,0 +1,192 @@
+"""Messages on a connection: four bytes of length, big-endian, and the message; and who may speak.
+
+Each side proves with HMAC-SHA-256 over both nonces that it knows the secret, which itself is never
+sent. What follows is neither encrypted nor signed: on a network that others write to, use a tunnel.
+
+`Link` is the side of an instance, for a thread that may wait; every wait has a limit.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import select
+import socket
+import struct
+import time
+from typing import Self, TypeVar
+
+from kvferry.errors import UnavailableError
+from kvferry.keys import DIGEST_BYTES
+from kvferry.membership.messages import (
+    MESSAGE_BYTES_MAX,
+    VERSION,
+    Challenge,
+    Done,
+    Hello,
+    Malformed,
+    Message,
+    Refused,
+    Welcome,
+    decoded,
+    encoded,
+)
+
+__all__ = ["HEAD", "NONCE_BYTES", "Link", "Me", "RefusedError", "frame", "host_and_port", "proof"]
+
+M = TypeVar("M")
+
+HEAD = struct.Struct("!I")
+NONCE_BYTES = 16
+
+
+class RefusedError(UnavailableError):
+    """A controller does not take what was said; `code` says why, for programs."""
+
+    def __init__(self, refused: Refused) -> None:
+        super().__init__(f"the controller: {refused.text}")
+        self.code = refused.code
+
+
+class Me:
+    """Who speaks: an instance, its rank, and the incarnation of this process."""
+
+    def __init__(self, instance: str, rank: int, incarnation: bytes | None = None) -> None:
+        self.instance = instance
+        self.rank = rank
+        self.incarnation = incarnation or secrets.token_bytes(DIGEST_BYTES)
+
+
+def frame(message: object) -> bytes:
+    """A message with its length in front."""
+    raw = encoded(message)
+    return HEAD.pack(len(raw)) + raw
+
+
+def proof(secret: str, side: str, nonces: bytes, hello: Hello) -> bytes:
+    """What shows that a side ("instance" or "controller") knows the secret."""
+    who = f"{side}\0{hello.port}\0{hello.rank}\0{hello.instance}".encode()
+    text = b"kvferry membership v1\0" + nonces + hello.incarnation + who
+    return hmac.digest(secret.encode(), text, "sha256")
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """The parts of HOST:PORT or [IPV6]:PORT.
+
+    Raises:
+        Malformed: It is neither.
+    """
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65_535:
+        raise Malformed("an address is HOST:PORT")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+class Link:
+    """A connection to a port of a controller. One thread at a time.
+
+    Args:
+        stream: It is connected.
+        timeout_s: For each call.
+    """
+
+    def __init__(self, stream: socket.socket, timeout_s: float) -> None:
+        self._stream = stream
+        self._timeout_s = timeout_s
+
+    @classmethod
+    def open(
+        cls, address: str, port: str, me: Me, secret: str, timeout_s: float
+    ) -> tuple[Self, Welcome]:
+        """Connect, and show each other the secret.
+
+        Raises:
+            OSError: It cannot be reached; `RefusedError` if it does not want us.
+            Malformed: It is no controller, or does not know the secret.
+        """
+        stream = socket.create_connection(host_and_port(address), timeout_s)
+        link = cls(stream, timeout_s)
+        try:
+            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            challenge = link.receive(Challenge)
+            if challenge.version != VERSION:
+                raise Malformed(f"the controller speaks version {challenge.version}")
+            nonce = secrets.token_bytes(NONCE_BYTES)
+            hello = Hello(VERSION, port, me.instance, me.rank, me.incarnation, nonce, b"")
+            nonces = challenge.nonce + nonce
+            shown = proof(secret, "instance", nonces, hello)
+            welcome = link.ask(
+                Hello(VERSION, port, me.instance, me.rank, me.incarnation, nonce, shown), Welcome
+            )
+            expected = proof(secret, "controller", nonces, hello)
+            if not hmac.compare_digest(welcome.proof, expected):
+                raise Malformed("the controller does not know the secret")
+        except BaseException:
+            stream.close()
+            raise
+        return link, welcome
+
+    def send(self, *messages: object) -> None:
+        """Send some.
+
+        Raises:
+            OSError: It did not work in time.
+        """
+        self._stream.settimeout(self._timeout_s)
+        self._stream.sendall(b"".join(map(frame, messages)))
+
+    def ask(self, message: object, kind: type[M]) -> M:
+        """Send one, and wait for its answer.
+
+        Raises:
+            OSError: As `receive`.
+            Malformed: As `receive`.
+        """
+        self.send(message)
+        return self.receive(kind)
+
+    def receive(self, kind: type[M]) -> M:
+        """The next message, which is of this kind.
+
+        Raises:
+            OSError: None came in time; `RefusedError` if that is what came.
+            Malformed: It is another one, or none.
+        """
+        until = time.monotonic() + self._timeout_s
+        (size,) = HEAD.unpack(self._exactly(HEAD.size, until))
+        if size > MESSAGE_BYTES_MAX:
+            raise Malformed(f"a message of {size} bytes")
+        found: Message = decoded(self._exactly(size, until))
+        if isinstance(found, Refused):
+            raise RefusedError(found)
+        if not isinstance(found, kind):
+            raise Malformed(f"{type(found).__name__} where {kind.__name__} belongs")
+        return found
+
+    def check(self) -> None:
+        """Whether it is there, as far as is known without asking.
+
+        Raises:
+            OSError: It has ended; `RefusedError` if the controller said why.
+            Malformed: It said something else.
+        """
+        if select.select([self._stream], [], [], 0)[0]:
+            self.receive(Done)
+
+    def close(self) -> None:
+        """End it."""
+        self._stream.close()
+
+    def _exactly(self, size: int, until: float) -> bytearray:
+        raw = bytearray(size)
+        view, at = memoryview(raw), 0
+        while at < size:
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError("the controller is silent")
+            self._stream.settimeout(left_s)
+            got = self._stream.recv_into(view[at:])
+            if not got:
+                raise ConnectionResetError("the controller has ended the connection")
+            at += got
+        return raw

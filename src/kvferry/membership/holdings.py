@@ -1,0 +1,35 @@
+"""What a reporter needs of a cache: what it holds, and what it can be asked to do."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Protocol
+
+from kvferry.membership.messages import Command, HeldIdentity, Result, Usage
+
+__all__ = ["HeldIdentity", "Holdings", "Usage"]
+
+
+class Holdings(Protocol):
+    """A cache as its reporter sees it. Any thread may call, and no call may take long but `obey`.
+
+    Whoever changes what is held tells the reporter (`Reporter.added`, `Reporter.removed`) after the
+    change, and for one chunk in the order of its changes. Then it is no matter what of them `held`
+    has already seen.
+    """
+
+    @property
+    def actions(self) -> Collection[str]:
+        """Commands that `obey` knows: "clear", "delete", "pin", "prefetch", "unpin"."""
+
+    def identities(self) -> Sequence[HeldIdentity]:
+        """Of what chunks there may be some."""
+
+    def usage(self) -> Usage:
+        """Bytes that it may hold, and holds."""
+
+    def held(self, identity: bytes) -> Iterable[bytes]:
+        """The hashes of all chunks of an identity, 16 bytes each, in pieces of any size."""
+
+    def obey(self, command: Command) -> Result:
+        """Do it, within limits of its own; called one by one, in a thread for this alone."""

@@ -1,0 +1,329 @@
+"""What instances and controllers say to each other, as msgpack; `framing` puts it on a connection.
+
+Every connection begins alike, whichever port it goes to: the controller sends `Challenge`, the
+instance `Hello`, the controller `Welcome` or `Refused`. Then:
+
+    reply       `Register`, `Leave` or `Locate`; each is answered, with `Registered`, `Done`,
+                `Located` or `Refused`
+    pull        `Update`, and for a snapshot `Begin`, `Part` ..., `End` for each identity and then
+                `Synced`. Not answered. Each has the number behind that of the one before; a number
+                that is left out is a gap, behind which nothing counts until a snapshot begins.
+    heartbeat   `Beat`, answered with `Pulse`
+
+An instance is known by its name and rank; a process of it by its incarnation, 128 random bits. A
+new incarnation takes the place of the one before, and nothing of that one counts any more.
+Everything that a controller knows comes from here, so it keeps nothing over a restart.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+
+from kvferry.keys import DIGEST_BYTES
+
+__all__ = [
+    "HASHES_MAX",
+    "MESSAGE_BYTES_MAX",
+    "VERSION",
+    "Beat",
+    "Begin",
+    "Challenge",
+    "Command",
+    "Done",
+    "End",
+    "HeldIdentity",
+    "Hello",
+    "Holder",
+    "Leave",
+    "Locate",
+    "Located",
+    "Malformed",
+    "Message",
+    "Part",
+    "Pulse",
+    "Refused",
+    "Register",
+    "Registered",
+    "Result",
+    "Synced",
+    "Update",
+    "Usage",
+    "Welcome",
+    "decoded",
+    "encoded",
+    "whole",
+]
+
+VERSION = 1
+MESSAGE_BYTES_MAX = 2 << 20
+HASHES_MAX = 1 << 15  # in one field of a message
+
+_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+_Text = Annotated[str, msgspec.Meta(max_length=1024)]
+_Digest = Annotated[bytes, msgspec.Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
+_Hashes = Annotated[bytes, msgspec.Meta(max_length=HASHES_MAX * DIGEST_BYTES)]
+_Short = Annotated[bytes, msgspec.Meta(max_length=64)]
+_Rank = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+_Identities = Annotated[tuple[_Digest, ...], msgspec.Meta(max_length=256)]
+
+
+class HeldIdentity(msgspec.Struct, frozen=True):
+    """Of what chunks an instance has some.
+
+    Attributes:
+        digest: Of the `Identity`.
+        model: Its name.
+        chunk_size: Tokens of a chunk.
+        generation: What prompts are hashed with now; see `kvferry.generation`.
+    """
+
+    digest: _Digest
+    model: _Text
+    chunk_size: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+    generation: _Short = b""
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """What an instance may hold, and holds, in memory."""
+
+    capacity_bytes: _Count = 0
+    used_bytes: _Count = 0
+
+
+class Command(msgspec.Struct, frozen=True):
+    """What an instance is asked to do.
+
+    Attributes:
+        job: For the result.
+        action: One of those that it named when it registered.
+        identity: Whose chunks; empty: of all identities.
+        hashes: Of the chunks, root first; empty: all of them.
+        source: For "prefetch": the address of the node that holds them.
+    """
+
+    job: _Name
+    action: _Name
+    identity: _Short = b""
+    hashes: _Hashes = b""
+    source: _Text = ""
+
+
+class Result(msgspec.Struct, frozen=True):
+    """What became of a command: how many chunks it was about, and why not, if it failed."""
+
+    job: _Name
+    ok: bool
+    chunks: _Count = 0
+    text: _Text = ""
+
+
+class Holder(msgspec.Struct, frozen=True):
+    """Who holds leading chunks of what was asked for."""
+
+    instance: _Name
+    rank: _Rank
+    address: _Text
+    incarnation: _Digest
+    chunks: _Count
+
+
+class Challenge(msgspec.Struct, frozen=True, tag="challenge"):
+    """The first word of a controller."""
+
+    version: int
+    nonce: _Short
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """Who speaks, and that it knows the secret."""
+
+    version: int
+    port: _Name
+    instance: _Name
+    rank: _Rank
+    incarnation: _Digest
+    nonce: _Short
+    proof: _Short
+
+
+class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
+    """That the controller knows the secret too; of the pull port: the last number that counted."""
+
+    proof: _Short
+    seq: _Count = 0
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """What was said does not count: a word for programs, a sentence for people."""
+
+    code: _Name
+    text: _Text
+
+
+class Done(msgspec.Struct, frozen=True, tag="done"):
+    """It is done, and there is nothing to say."""
+
+
+class Register(msgspec.Struct, frozen=True, tag="register"):
+    """What an instance is; said again when something of it has changed.
+
+    Attributes:
+        started: When its process began, in seconds since 1970: of two processes with one name the
+            younger one counts.
+        address: HOST:PORT at which others read its chunks; empty: nobody can.
+        identities: Of its chunks.
+        actions: Commands that it takes.
+        software: For people.
+    """
+
+    started: float
+    address: _Text
+    identities: Annotated[tuple[HeldIdentity, ...], msgspec.Meta(max_length=256)]
+    usage: Usage
+    actions: Annotated[tuple[_Name, ...], msgspec.Meta(max_length=32)] = ()
+    software: _Text = ""
+
+
+class Registered(msgspec.Struct, frozen=True, tag="registered"):
+    """Where heartbeats go and how often; `heartbeat` without a host is the host of this port."""
+
+    heartbeat: _Text
+    heartbeat_s: float
+
+
+class Leave(msgspec.Struct, frozen=True, tag="leave"):
+    """The instance ends, in order."""
+
+
+class Locate(msgspec.Struct, frozen=True, tag="locate"):
+    """Who else holds leading chunks of these, of one identity."""
+
+    identity: _Digest
+    hashes: _Hashes
+    limit: Annotated[int, msgspec.Meta(ge=1, le=256)] = 8
+
+
+class Located(msgspec.Struct, frozen=True, tag="located"):
+    """They, the longest prefix first."""
+
+    holders: tuple[Holder, ...]
+
+
+class Update(msgspec.Struct, frozen=True, tag="update"):
+    """Chunks that came, and then chunks that went."""
+
+    seq: _Count
+    identity: _Digest
+    added: _Hashes = b""
+    removed: _Hashes = b""
+
+
+class Begin(msgspec.Struct, frozen=True, tag="begin"):
+    """Of one identity all follows that is held; `first`: a snapshot begins with it."""
+
+    seq: _Count
+    identity: _Digest
+    first: bool = False
+
+
+class Part(msgspec.Struct, frozen=True, tag="part"):
+    """Some of it."""
+
+    seq: _Count
+    identity: _Digest
+    hashes: _Hashes
+
+
+class End(msgspec.Struct, frozen=True, tag="end"):
+    """That was all of that identity; from now on this counts."""
+
+    seq: _Count
+    identity: _Digest
+
+
+class Synced(msgspec.Struct, frozen=True, tag="synced"):
+    """The snapshot is complete; of other identities nothing is held."""
+
+    seq: _Count
+    identities: _Identities
+
+
+class Beat(msgspec.Struct, frozen=True, tag="beat"):
+    """That an instance lives."""
+
+    usage: Usage
+    results: Annotated[tuple[Result, ...], msgspec.Meta(max_length=256)] = ()
+
+
+class Pulse(msgspec.Struct, frozen=True, tag="pulse"):
+    """The answer to a beat.
+
+    Attributes:
+        seq: The number of the last change that arrived.
+        resync: Send a snapshot.
+        commands: Each is sent once.
+    """
+
+    seq: _Count
+    resync: bool = False
+    commands: tuple[Command, ...] = ()
+
+
+Message: TypeAlias = (
+    Challenge
+    | Hello
+    | Welcome
+    | Refused
+    | Done
+    | Register
+    | Registered
+    | Leave
+    | Locate
+    | Located
+    | Update
+    | Begin
+    | Part
+    | End
+    | Synced
+    | Beat
+    | Pulse
+)
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Message).decode
+
+
+class Malformed(Exception):
+    """Bytes that are no message, or a message that does not belong there."""
+
+
+def encoded(message: Any) -> bytes:
+    """A message as msgpack."""
+    return _encode(message)
+
+
+def decoded(raw: bytes | bytearray) -> Message:
+    """The message that these bytes are.
+
+    Raises:
+        Malformed: They are none.
+    """
+    try:
+        found: Message = _decode(raw)
+        return found
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        pass  # raised outside: these errors may quote what came
+    raise Malformed("no message of this version")
+
+
+def whole(hashes: bytes) -> bytes:
+    """The hashes of a message.
+
+    Raises:
+        Malformed: They are cut.
+    """
+    if len(hashes) % DIGEST_BYTES:
+        raise Malformed(f"hashes have {DIGEST_BYTES} bytes each")
+    return hashes

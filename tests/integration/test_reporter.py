@@ -1,0 +1,282 @@
+"""Reporters and controllers over real sockets: what is held is known, whatever happens between."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+
+from kvferry.controller.controller import Controller
+from kvferry.controller.jobs import Step
+from kvferry.membership import Command
+from kvferry.membership.framing import Link, Me, RefusedError
+from kvferry.membership.messages import (
+    Locate,
+    Located,
+    Malformed,
+    Register,
+    Registered,
+    Update,
+    Usage,
+)
+from support.holdings import (
+    IDENTITY,
+    OTHER,
+    FakeCache,
+    controller,
+    hashes,
+    reporting,
+)
+from support.proxy import FaultProxy
+from support.stamps import until
+
+LIMIT_S = 30.0
+MINE = IDENTITY.digest
+
+
+def held(of: Controller, asked: bytes) -> dict[str, int]:
+    return {found.member.instance: found.chunks for found in of.members.lookup(asked)}
+
+
+def becomes(of: Controller, asked: bytes, expected: dict[str, int]) -> None:
+    until(lambda: held(of, asked) == expected, LIMIT_S)
+
+
+def test_what_an_instance_holds_is_known_and_follows_its_changes() -> None:
+    cache = FakeCache()
+    cache.add(hashes(4))
+    with controller() as ctl, reporting(cache, ctl):
+        becomes(ctl, hashes(9), {"one": 4})
+        cache.add(hashes(9))
+        becomes(ctl, hashes(9), {"one": 9})
+        cache.remove(hashes(9)[-32:])
+        becomes(ctl, hashes(9), {"one": 7})
+        cache.remove(hashes(9)[:16])
+        cache.add(hashes(9)[:16])  # an order that one message cannot keep
+        cache.remove(hashes(9)[16:32])
+        becomes(ctl, hashes(9), {"one": 1})
+        member = ctl.members.living()[0]
+        assert member.facts.address == "127.0.0.1:7000"
+        assert member.usage.capacity_bytes == 1 << 30
+    assert ctl.members.living() == []  # it said goodbye
+
+
+def test_a_controller_that_comes_later_learns_all() -> None:
+    """P6: nobody waits for a controller that is not there yet."""
+    ports = free_ports()
+    cache = FakeCache()
+    with reporting(cache, ports) as reporter:
+        cache.add(hashes(6))
+        until(lambda: reporter.status()["failures"] > 1, LIMIT_S)
+        with controller(monitor_ports=ports) as ctl:
+            becomes(ctl, hashes(6), {"one": 6})
+        cache.remove(hashes(6)[-16:])
+        with controller(monitor_ports=ports) as again:  # P3: restarted
+            becomes(again, hashes(6), {"one": 5})
+
+
+def test_what_was_lost_on_the_way_is_known_again_when_the_way_is() -> None:
+    cache = FakeCache()
+    cache.add(hashes(3))
+    with (
+        controller() as ctl,
+        FaultProxy("127.0.0.1", ctl.ports["pull"], opaque=True) as way,
+        reporting(cache, {**ctl.ports, "pull": way.port}) as reporter,
+    ):
+        becomes(ctl, hashes(3), {"one": 3})
+        seq = reporter.status()["seq"]
+        way.black_hole()  # what is sent now is lost
+        cache.add(hashes(5))
+        until(lambda: reporter.status()["seq"] > seq, LIMIT_S)
+        way.heal()
+        becomes(ctl, hashes(5), {"one": 5})  # although nothing else changes
+        way.cut_now()
+        cache.add(hashes(7))
+        becomes(ctl, hashes(7), {"one": 7})
+        assert ctl.members.living()[0].state == "alive"
+
+
+def test_too_much_news_becomes_a_snapshot_and_the_caller_never_waits() -> None:
+    ports = free_ports()
+    cache = FakeCache()
+    with reporting(cache, ports, backlog_bytes=1000) as reporter:
+        for n in range(50):
+            cache.add(hashes(8, seed=n))
+        cache.remove(hashes(8, seed=7))
+        with controller(monitor_ports=ports) as ctl:
+            becomes(ctl, hashes(8, seed=49), {"one": 8})
+            until(lambda: reporter.status()["resync"] is False, LIMIT_S)
+            assert held(ctl, hashes(8, seed=7)) == {}
+            for n in range(50, 100):
+                cache.add(hashes(8, seed=n))
+            for n in range(100):
+                becomes(ctl, hashes(8, seed=n), {} if n == 7 else {"one": 8})
+
+
+def test_an_identity_that_comes_later_is_registered() -> None:
+    cache = FakeCache()
+    with controller() as ctl, reporting(cache, ctl):
+        until(lambda: len(ctl.members.living()) == 1, LIMIT_S)
+        cache.chunks[OTHER.digest] = set()
+        cache.known.append(OTHER)
+        cache.add(hashes(2, seed=3), OTHER.digest)
+        becomes(ctl, hashes(2, seed=3), {"one": 2})
+        until(lambda: OTHER.digest in ctl.members.living()[0].identities, LIMIT_S)
+
+
+def test_commands_come_with_heartbeats_and_so_do_results() -> None:
+    cache = FakeCache()
+    cache.add(hashes(4))
+    with controller() as ctl, reporting(cache, ctl):
+        becomes(ctl, hashes(4), {"one": 4})
+        command = Command("-", "delete", MINE, hashes(4)[32:])
+        job = ctl.jobs.start("delete", [Step(command, [("one", 0)])])
+        assert job.ended.wait(LIMIT_S)
+        assert (job.state, job.chunks) == ("done", 2)
+        becomes(ctl, hashes(4), {"one": 2})
+        job = ctl.jobs.start("dance", [Step(Command("-", "dance"), [("one", 0)])])
+        assert job.ended.wait(LIMIT_S)
+        assert job.state == "failed"
+        assert "dance" in job.text
+
+
+def test_a_peer_is_told_who_else_holds_a_prefix() -> None:
+    one, two = FakeCache(), FakeCache()
+    one.add(hashes(5))
+    two.add(hashes(7))
+    with (
+        controller() as ctl,
+        reporting(one, ctl, "one"),
+        reporting(two, ctl, "two", address="127.0.0.1:7002") as reporter,
+    ):
+        becomes(ctl, hashes(9), {"two": 7, "one": 5})
+        me = Me("three", 0)
+        link, _ = Link.open(f"127.0.0.1:{ctl.ports['reply']}", "reply", me, "", 10)
+        found = link.ask(Locate(MINE, hashes(9)), Located).holders
+        assert [(one.address, one.chunks) for one in found] == [
+            ("127.0.0.1:7002", 7),
+            ("127.0.0.1:7000", 5),
+        ]
+        assert found[0].incarnation == reporter.incarnation
+        assert link.ask(Locate(OTHER.digest, hashes(9)), Located).holders == ()
+        assert len(link.ask(Locate(MINE, hashes(9), 1), Located).holders) == 1
+        link.close()
+
+
+# --- Who may speak ---
+
+
+def test_a_secret_keeps_strangers_out_and_reporters_away_from_strangers() -> None:
+    cache = FakeCache()
+    cache.add(hashes(3))
+    with controller(secret="s3cret-word") as ctl:
+        where = f"127.0.0.1:{ctl.ports['reply']}"
+        for wrong in ("", "other"):
+            with pytest.raises(RefusedError, match="secret"):
+                Link.open(where, "reply", Me("x", 0), wrong, 10)
+        with reporting(cache, ctl, secret="s3cret-word"):
+            becomes(ctl, hashes(3), {"one": 3})
+        assert ctl.counts["refused"] >= 2
+    with controller() as open_to_all:
+        where = f"127.0.0.1:{open_to_all.ports['reply']}"
+        with pytest.raises((RefusedError, Malformed)):
+            Link.open(where, "reply", Me("x", 0), "s3cret-word", 10)
+
+
+def test_hostile_bytes_end_their_connection_and_nothing_else() -> None:
+    cache = FakeCache()
+    cache.add(hashes(3))
+    with controller() as ctl, reporting(cache, ctl):
+        becomes(ctl, hashes(3), {"one": 3})
+        for name, port in ctl.ports.items():
+            for noise in (
+                b"GET / HTTP/1.1\r\n\r\n" * 10,
+                b"\xff\xff\xff\xff",
+                b"\x00\x00\x00\x05hello",
+                b"\x00\x00\x10\x01" + b"x" * 5000,
+                b"\x00\x00\x00\x01\xc1",
+            ):
+                with socket.create_connection(("127.0.0.1", port), 10) as stream:
+                    stream.sendall(noise)
+                    stream.settimeout(20)
+                    while stream.recv(65536):
+                        pass  # until it is ended
+            with pytest.raises((RefusedError, Malformed)):
+                Link.open(f"127.0.0.1:{port}", "pull" if name == "reply" else "reply", *ME)
+        assert held(ctl, hashes(3)) == {"one": 3}
+        assert ctl.members.living()[0].state == "alive"
+
+
+ME = (Me("stranger", 0), "", 10.0)
+
+
+def test_a_stranger_with_the_name_of_an_instance_changes_nothing() -> None:
+    cache = FakeCache()
+    cache.add(hashes(3))
+    with controller() as ctl, reporting(cache, ctl):
+        becomes(ctl, hashes(3), {"one": 3})
+        for port in ("pull", "heartbeat"):  # another incarnation: it is not registered
+            with pytest.raises(RefusedError, match="not registered"):
+                Link.open(f"127.0.0.1:{ctl.ports[port]}", port, Me("one", 0), "", 10)
+        link, _ = Link.open(f"127.0.0.1:{ctl.ports['reply']}", "reply", Me("one", 0), "", 10)
+        with pytest.raises(RefusedError, match="younger"):
+            link.ask(Register(1.0, "evil:1", (IDENTITY,), Usage()), Registered)
+        with pytest.raises((RefusedError, OSError)):
+            link.ask(Update(99, MINE, hashes(9)), Registered)
+        link.close()
+        assert held(ctl, hashes(9)) == {"one": 3}
+
+
+def test_a_message_that_is_too_long_is_refused_before_it_is_read() -> None:
+    with controller() as ctl:
+        me = Me("one", 0)
+        reply, _ = Link.open(f"127.0.0.1:{ctl.ports['reply']}", "reply", me, "", 10)
+        reply.ask(Register(1.0, "", (IDENTITY,), Usage()), Registered)
+        reply.close()
+        link, _ = Link.open(f"127.0.0.1:{ctl.ports['pull']}", "pull", me, "", 10)
+        link._stream.sendall(b"\x7f\xff\xff\xff")
+        with pytest.raises(RefusedError, match="a message of 2147483647 bytes"):
+            link.receive(Registered)
+        link.close()
+        link, _ = Link.open(f"127.0.0.1:{ctl.ports['pull']}", "pull", me, "", 10)
+        link.send(Update(1, MINE, hashes(1)[:5]))
+        with pytest.raises(RefusedError, match="16 bytes"):
+            link.receive(Registered)
+        link.close()
+
+
+def test_there_is_a_limit_on_connections() -> None:
+    with controller(connections_max=3) as ctl:
+        streams = [socket.create_connection(("127.0.0.1", ctl.ports["pull"]), 10) for _ in range(3)]
+        until(lambda: ctl.counts["connections"] == 3, LIMIT_S)
+        with pytest.raises(ConnectionError):
+            Link.open(f"127.0.0.1:{ctl.ports['reply']}", "reply", *ME)
+        for stream in streams:
+            stream.close()
+        until(lambda: ctl.counts["connections"] == 0, LIMIT_S)
+        link, _ = Link.open(f"127.0.0.1:{ctl.ports['reply']}", "reply", *ME)
+        link.close()
+
+
+def test_no_thread_is_left_behind() -> None:
+    def ours() -> list[str]:
+        names = ("kvferry-controller", "kvferry-reporter", "kvferry-heartbeat", "kvferry-commands")
+        return [t.name for t in threading.enumerate() if t.name in names]
+
+    with controller() as ctl, reporting(FakeCache(), ctl):
+        until(lambda: len(ctl.members.living()) == 1, LIMIT_S)
+        assert len(ours()) == 3
+    until(lambda: not ours(), LIMIT_S)
+
+
+# --- What tests need ---
+
+
+def free_ports() -> dict[str, int]:
+    """Ports that were free a moment ago."""
+    streams = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
+    ports = [stream.getsockname()[1] for stream in streams]
+    for stream in streams:
+        stream.close()
+    return dict(zip(("pull", "reply", "heartbeat"), ports, strict=True))

@@ -1,0 +1,223 @@
+"""Membership and directory of a controller, without sockets, on a clock of the test."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvferry.controller.journal import Journal
+from kvferry.controller.members import Members
+from kvferry.membership.messages import (
+    Begin,
+    End,
+    Malformed,
+    Part,
+    Refused,
+    Register,
+    Synced,
+    Update,
+    Usage,
+)
+from support.holdings import IDENTITY, OTHER, hashes
+
+ONE, TWO = ("one", 0), ("two", 0)
+FIRST, SECOND = b"1" * 16, b"2" * 16
+MINE = IDENTITY.digest
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def members(clock: Clock) -> Members:
+    return Members(Journal(), clock=clock)
+
+
+def facts(started: float = 1.0, **more: Any) -> Register:
+    return Register(started, "127.0.0.1:7000", (IDENTITY,), Usage(), **more)
+
+
+def join(members: Members, key: tuple[str, int] = ONE, incarnation: bytes = FIRST) -> None:
+    assert members.register(key, incarnation, "127.0.0.1", facts()) == []
+
+
+def snapshot(members: Members, held: bytes, seq: int = 1, **of: Any) -> int:
+    key, incarnation = of.get("key", ONE), of.get("incarnation", FIRST)
+    for change in (
+        Begin(seq, MINE, True),
+        Part(seq + 1, MINE, held),
+        End(seq + 2, MINE),
+        Synced(seq + 3, (MINE,)),
+    ):
+        assert members.change(key, incarnation, change)
+    return seq + 3
+
+
+def prefixes(members: Members, asked: bytes) -> dict[str, int]:
+    return {found.member.instance: found.chunks for found in members.lookup(asked)}
+
+
+def kinds(members: Members) -> list[str]:
+    return [event["type"] for event in members._journal.since(0)]
+
+
+def pass_time(members: Members, clock: Clock, seconds: float) -> list[str]:
+    """Let the clock run in steps, as the controller does; who died."""
+    dead = []
+    for _ in range(round(seconds / 0.25)):
+        clock.now += 0.25
+        for key, seats in members.tick():
+            dead.append(key[0])
+            members.drop(seats)
+    return dead
+
+
+def test_a_silent_instance_is_suspect_then_dead_and_its_entries_are_gone(
+    members: Members, clock: Clock
+) -> None:
+    join(members)
+    join(members, TWO)
+    snapshot(members, hashes(5))
+    snapshot(members, hashes(3), key=TWO)
+    for _ in range(11):
+        assert members.beat(TWO, FIRST, Usage()) is False
+        assert pass_time(members, clock, 0.25) == []
+    assert prefixes(members, hashes(5)) == {"one": 5, "two": 3}
+    for _ in range(4):
+        members.beat(TWO, FIRST, Usage())
+        pass_time(members, clock, 0.25)
+    # The suspect comes last, although it holds more.
+    assert [found.member.instance for found in members.lookup(hashes(5))] == ["two", "one"]
+    died = []
+    for _ in range(28):
+        members.beat(TWO, FIRST, Usage())
+        died += pass_time(members, clock, 0.25)
+    assert died == ["one"]
+    assert prefixes(members, hashes(5)) == {"two": 3}
+    assert members.directory.stats()["entries"] == 3
+    assert members.beat(ONE, FIRST, Usage()) is None  # it registers again
+    assert [kind for kind in kinds(members) if kind in ("suspect", "dead")] == ["suspect", "dead"]
+
+
+def test_one_heartbeat_makes_a_suspect_alive_again(members: Members, clock: Clock) -> None:
+    join(members)
+    snapshot(members, hashes(2))
+    pass_time(members, clock, 5)
+    assert members.all()[0].state == "suspect"
+    assert members.beat(ONE, FIRST, Usage()) is False
+    assert members.all()[0].state == "alive"
+    assert prefixes(members, hashes(2)) == {"one": 2}
+
+
+def test_nobody_dies_of_a_pause_of_the_controller(members: Members, clock: Clock) -> None:
+    join(members)
+    snapshot(members, hashes(2))
+    pass_time(members, clock, 1)
+    clock.now += 3600  # it was stopped
+    assert members.tick() == []
+    assert members.all()[0].state == "alive"
+    assert pass_time(members, clock, 11) == ["one"]  # but it does die of its own silence
+
+
+def test_an_idle_instance_lives_by_its_heartbeats_alone(members: Members, clock: Clock) -> None:
+    join(members)
+    snapshot(members, hashes(2))
+    for _ in range(60):
+        members.beat(ONE, FIRST, Usage())
+        assert pass_time(members, clock, 1) == []
+    assert prefixes(members, hashes(2)) == {"one": 2}
+
+
+def test_a_new_process_takes_the_place_of_the_one_before(members: Members) -> None:
+    join(members)
+    seq = snapshot(members, hashes(5))
+    gone = members.register(ONE, SECOND, "127.0.0.1", facts(started=2.0))
+    assert isinstance(gone, list)
+    members.drop(gone)
+    assert prefixes(members, hashes(5)) == {}
+    # What the old one still says counts for nothing.
+    assert not members.change(ONE, FIRST, Update(seq + 1, MINE, hashes(5)))
+    assert members.beat(ONE, FIRST, Usage()) is None
+    refused = members.register(ONE, FIRST, "127.0.0.1", facts(started=1.0))
+    assert isinstance(refused, Refused)
+    assert refused.code == "replaced"
+    snapshot(members, hashes(1), incarnation=SECOND)
+    assert prefixes(members, hashes(5)) == {"one": 1}
+    assert members.directory.stats()["seats"] == 1
+
+
+def test_behind_a_gap_nothing_counts_until_the_next_snapshot(members: Members) -> None:
+    join(members)
+    seq = snapshot(members, hashes(3))
+    assert members.change(ONE, FIRST, Update(seq + 2, MINE, hashes(5)))  # one is missing
+    assert prefixes(members, hashes(5)) == {"one": 3}  # hints go on
+    assert members.beat(ONE, FIRST, Usage()) is True
+    assert members.change(ONE, FIRST, Update(seq + 3, MINE, b"", hashes(5)))
+    assert prefixes(members, hashes(5)) == {"one": 3}
+    seq = snapshot(members, hashes(4), seq + 4)
+    assert prefixes(members, hashes(5)) == {"one": 4}
+    assert members.beat(ONE, FIRST, Usage()) is False
+    assert members.counts["gaps"] == 1
+
+
+def test_a_snapshot_with_a_gap_in_it_is_none(members: Members) -> None:
+    join(members)
+    snapshot(members, hashes(3))
+    for change in (
+        Begin(5, MINE, True),
+        End(7, MINE),  # a part is missing
+        Begin(8, OTHER.digest),
+        End(9, OTHER.digest),
+        Synced(10, (MINE, OTHER.digest)),
+    ):
+        assert members.change(ONE, FIRST, change)
+    assert prefixes(members, hashes(5)) == {"one": 3}
+    assert members.beat(ONE, FIRST, Usage()) is True
+
+
+def test_what_was_said_already_counts_once(members: Members) -> None:
+    join(members)
+    seq = snapshot(members, hashes(3))
+    members.change(ONE, FIRST, Update(seq + 1, MINE, b"", hashes(3)))
+    members.change(ONE, FIRST, Update(seq, MINE, hashes(3)))
+    assert prefixes(members, hashes(3)) == {}
+
+
+def test_a_snapshot_forgets_identities_that_it_does_not_name(members: Members) -> None:
+    join(members)
+    snapshot(members, hashes(3))
+    members.change(ONE, FIRST, Update(5, OTHER.digest, hashes(3, seed=1)))
+    assert prefixes(members, hashes(3, seed=1)) == {"one": 3}
+    snapshot(members, hashes(3), 6)
+    assert prefixes(members, hashes(3, seed=1)) == {}
+    assert members.change(ONE, FIRST, Synced(10, ()))  # it holds nothing at all
+    assert members.directory.stats() == members.directory.stats() | {"entries": 0, "seats": 0}
+
+
+def test_nonsense_is_refused(members: Members) -> None:
+    join(members)
+    with pytest.raises(Malformed):
+        members.change(ONE, FIRST, Update(1, MINE, b"123"))
+    snapshot(members, hashes(1), 2)
+    with pytest.raises(Malformed):
+        members.change(ONE, FIRST, Update(6, MINE, b"123"))
+    assert not members.change(("nobody", 0), FIRST, Update(1, MINE, b""))
+
+
+def test_there_is_a_limit_on_instances(clock: Clock) -> None:
+    members = Members(Journal(), members_max=1, clock=clock)
+    join(members)
+    refused = members.register(TWO, FIRST, "127.0.0.1", facts())
+    assert isinstance(refused, Refused)
+    assert refused.code == "full"
