@@ -12,6 +12,7 @@ Threads: any; a call waits for others while they look something up, not while th
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -25,6 +26,7 @@ from kvferry.membership.messages import (
     End,
     HeldIdentity,
     Part,
+    Peer,
     Refused,
     Register,
     Synced,
@@ -117,6 +119,8 @@ class Members:
         self._dead: dict[Key, Member] = {}
         self._of_seat: dict[int, tuple[Member, bytes]] = {}
         self._ticked = clock()
+        # Of the list of peers; another controller's numbers are others.
+        self._peers_number = 1 + secrets.randbits(60)
         self.counts = {"gaps": 0, "stale": 0, "resyncs": 0, "deaths": 0}
 
     # --- What members say ---
@@ -129,6 +133,8 @@ class Members:
         with self._lock:
             member = self._members.get(key)
             if member is not None and member.incarnation == incarnation:
+                if _readable(member.facts) != _readable(facts):
+                    self._peers_number += 1
                 member.facts, member.heard = facts, self._clock()
                 return gone
             if member is not None and member.facts.started > facts.started:
@@ -146,6 +152,7 @@ class Members:
             )
             self._dead.pop(key, None)
             self._members[key] = member
+            self._peers_number += 1
         self._journal.write("join", f"{member.name} at {host} has joined", **_who(member))
         return gone
 
@@ -156,6 +163,7 @@ class Members:
             if member is None:
                 return []
             del self._members[key]
+            self._peers_number += 1
             gone = self._forget(member)
         self._journal.write("leave", f"{member.name} has left", **_who(member))
         return gone
@@ -256,6 +264,7 @@ class Members:
                 if silent_s >= self._dead_s:
                     member.state = "dead"
                     del self._members[member.key]
+                    self._peers_number += 1
                     self._dead[member.key] = member
                     while len(self._dead) > _DEAD_KEPT:
                         del self._dead[next(iter(self._dead))]
@@ -280,6 +289,19 @@ class Members:
         """Those that are not dead."""
         with self._lock:
             return list(self._members.values())
+
+    def peers(self, known: int) -> tuple[int, tuple[Peer, ...] | None]:
+        """The number of the list of those that can be read from, and the list, if it is another
+        one than the one with the number `known`."""
+        with self._lock:
+            if known == self._peers_number:
+                return known, None
+            found = [
+                Peer(one.instance, one.rank, one.facts.address, _readable(one.facts)[1])
+                for one in self._members.values()
+                if one.facts.address
+            ]
+            return self._peers_number, tuple(found)
 
     def lookup(self, hashes: bytes) -> list[Found]:
         """Who holds leading chunks: those that live first, then the longest."""
@@ -320,6 +342,10 @@ class Members:
         for seat in gone:
             self._of_seat.pop(seat, None)
         return gone
+
+
+def _readable(facts: Register) -> tuple[str, tuple[bytes, ...]]:
+    return facts.address, tuple(one.digest for one in facts.identities)
 
 
 def _hashes(change: Change) -> tuple[bytes, ...]:

@@ -292,7 +292,8 @@ class Ports:
         if resync is None or seq is None:
             return _UNKNOWN
         self._jobs.results(peer.key, message.results)
-        return Pulse(seq, resync, self._jobs.commands(peer.key))
+        number, peers = self._members.peers(message.peers)
+        return Pulse(seq, resync, self._jobs.commands(peer.key), peers, number)
 
 
 async def _received(reader: asyncio.StreamReader, idle_s: float | None, size_max: int) -> Message:

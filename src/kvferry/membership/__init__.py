@@ -10,7 +10,7 @@ Holdings      what the reporter needs of a cache                       holdings.
 from __future__ import annotations
 
 from kvferry.membership.holdings import HeldIdentity, Holdings, Usage
-from kvferry.membership.messages import Command, Result
+from kvferry.membership.messages import Command, Peer, Result
 from kvferry.membership.reporter import Reporter
 
-__all__ = ["Command", "HeldIdentity", "Holdings", "Reporter", "Result", "Usage"]
+__all__ = ["Command", "HeldIdentity", "Holdings", "Peer", "Reporter", "Result", "Usage"]

@@ -42,6 +42,7 @@ __all__ = [
     "Malformed",
     "Message",
     "Part",
+    "Peer",
     "Pulse",
     "Refused",
     "Register",
@@ -252,10 +253,32 @@ class Synced(msgspec.Struct, frozen=True, tag="synced"):
 
 
 class Beat(msgspec.Struct, frozen=True, tag="beat"):
-    """That an instance lives."""
+    """That an instance lives.
+
+    Attributes:
+        usage: What it holds.
+        results: Of commands.
+        peers: The number of the last list of peers that it was sent; 0: of none.
+    """
 
     usage: Usage
     results: Annotated[tuple[Result, ...], msgspec.Meta(max_length=256)] = ()
+    peers: _Count = 0
+
+
+class Peer(msgspec.Struct, frozen=True):
+    """Somebody whose chunks can be read.
+
+    Attributes:
+        instance, rank: Who.
+        address: HOST:PORT of its node.
+        identities: Of its chunks.
+    """
+
+    instance: _Name
+    rank: _Rank
+    address: _Text
+    identities: _Identities
 
 
 class Pulse(msgspec.Struct, frozen=True, tag="pulse"):
@@ -265,11 +288,15 @@ class Pulse(msgspec.Struct, frozen=True, tag="pulse"):
         seq: The number of the last change that arrived.
         resync: Send a snapshot.
         commands: Each is sent once.
+        peers: Everybody who lives and can be read from; None: as the last time.
+        peers_number: Of that list.
     """
 
     seq: _Count
     resync: bool = False
     commands: tuple[Command, ...] = ()
+    peers: tuple[Peer, ...] | None = None
+    peers_number: _Count = 0
 
 
 Message: TypeAlias = (

@@ -19,7 +19,7 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -39,6 +39,7 @@ from kvferry.membership.messages import (
     Leave,
     Malformed,
     Part,
+    Peer,
     Pulse,
     Register,
     Registered,
@@ -71,6 +72,7 @@ class Reporter:
         rank: Of this process in the instance.
         address: HOST:PORT where others read its chunks; empty: nobody can.
         secret: What both sides know; empty: none.
+        peers: Is told everybody whose chunks can be read, this instance too, whenever that changes.
         backlog_bytes: Of hashes that wait for the controller; above it a snapshot replaces them.
 
     Threads: any.
@@ -86,12 +88,15 @@ class Reporter:
         rank: int = 0,
         address: str = "",
         secret: str = "",
+        peers: Callable[[Sequence[Peer]], object] | None = None,
         backlog_bytes: int = _BACKLOG_BYTES,
     ) -> None:
         self._holdings = holdings
         self._me = Me(instance, rank)
         self._pull, self._reply, self._address = pull, reply, address
         self._secret = secret
+        self._peers = peers
+        self._peers_number = 0  # of the thread that says that we live
         self._started = time.time()
         self._backlog = Backlog(backlog_bytes)
         self._closing = threading.Event()
@@ -312,7 +317,8 @@ class Reporter:
                     results = self._results[:_COMMANDS_MAX]
                     if self._heartbeat is not None and self._heartbeat != (address, every_s):
                         return
-                pulse = link.ask(Beat(self._holdings.usage(), tuple(results)), Pulse)
+                beat = Beat(self._holdings.usage(), tuple(results), self._peers_number)
+                pulse = link.ask(beat, Pulse)
                 with self._lock:
                     del self._results[: len(results)]
                     self._resync |= pulse.resync
@@ -327,6 +333,10 @@ class Reporter:
                     self._backlog.wake()
                 for command in pulse.commands:
                     self._take(command)
+                if pulse.peers is not None:
+                    self._peers_number = pulse.peers_number
+                    if self._peers is not None:
+                        self._peers(pulse.peers)
                 self._closing.wait(every_s * random.uniform(0.9, 1.0))
         finally:
             link.close()
