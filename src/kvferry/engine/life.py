@@ -102,6 +102,17 @@ class EngineLife:
             *(self.memory, self._retriever, self._meter, self.layout, self.storer), keep=keep
         )
         _open.add(self)
+        if open_stores and self.config.enable_controller:
+            self._share()
+
+    def _share(self) -> None:
+        from kvferry.engine.sharing import join  # for those alone who share
+
+        try:
+            join(self)
+        except BaseException:
+            self.close(0.0)
+            raise
 
     def close(self, timeout_s: float = FLUSH_S) -> bool:
         """Write what waits for stores, for `timeout_s` at most, and end; whether all was written.
@@ -111,6 +122,10 @@ class EngineLife:
         if self._closed:
             return True
         self._closed = True
+        if self.config.enable_controller:
+            from kvferry.engine.sharing import leave
+
+            leave(self)
         self._executor.shutdown(wait=False, cancel_futures=True)
         until = time.monotonic() + timeout_s
         self.learning.close(min(_NOTE_S, timeout_s))

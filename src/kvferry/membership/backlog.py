@@ -40,12 +40,21 @@ class Backlog:
             return
         with self._changed:
             if self._bytes + len(hashes) > self._bytes_max:
-                self._told.clear()
-                self._bytes, self._lost = 0, True
+                self._forget()
             elif not self._lost:
                 self._told.append((identity, came, hashes))
                 self._bytes += len(hashes)
             self._changed.notify()
+
+    def lose(self) -> None:
+        """Something came or went that nobody can name any more."""
+        with self._changed:
+            self._forget()
+            self._changed.notify()
+
+    def _forget(self) -> None:
+        self._told.clear()
+        self._bytes, self._lost = 0, True
 
     def wake(self) -> None:
         """Have whoever waits look around."""

@@ -136,6 +136,10 @@ class Reporter:
         """Chunks went."""
         self._backlog.put(identity, False, hashes)
 
+    def lost(self) -> None:
+        """Something came or went that cannot be named: all that is held is sent again."""
+        self._backlog.lose()
+
     def status(self) -> dict[str, Any]:
         """What it did, and what is wrong, for people."""
         with self._lock:

@@ -14,7 +14,7 @@ from kvferry.connectors.base import Connector
 from kvferry.engine import Engine
 from kvferry.engine.prompt import Prompt
 from kvferry.engine.steps import Steps
-from kvferry.engine.store_tiers import open_tiers
+from kvferry.engine.store_tiers import StoreTier, open_tiers
 from kvferry.errors import KVFerryError, UsageError
 from kvferry.generation import FIRST, shared_of
 from kvferry.identity import Identity
@@ -116,10 +116,7 @@ class Shard:
                     [tier] = open_tiers(
                         [store], config, self.identity, {}, engine.metrics, engine.clearing
                     )
-                    connector = tier.tier.connector
-                    telling = Telling(connector)
-                    tier.tier.connector = cast(Connector, telling)
-                    self._loop.watch(connector.event_fd(), telling.drain)
+                    self._told_by(tier)
                     engine.storer.begin(tier)
                     engine.tiers.append(tier)
                 except (KVFerryError, OSError, MemoryError) as error:
@@ -130,11 +127,29 @@ class Shard:
                         store.name,
                         error,
                     )
+            if config.enable_controller:
+                self._share()
             if not engine.available:  # it was closed meanwhile
                 for tier in engine.tiers:
                     tier.close(0.0)
         finally:
             self.opened.set()
+
+    def _told_by(self, tier: StoreTier) -> None:
+        """What the store says wakes the loop, so that no thread waits for it."""
+        connector = tier.tier.connector
+        telling = Telling(connector)
+        tier.tier.connector = cast(Connector, telling)
+        self._loop.watch(connector.event_fd(), telling.drain)
+
+    def _share(self) -> None:
+        from kvferry.engine.sharing import join  # for those alone who share
+
+        try:
+            join(self.engine, self._told_by)
+        except (KVFerryError, OSError) as error:
+            self.problems["peers"] = str(error)
+            _log.warning("%s shares nothing: %s", self.identity.model, error)
 
     @property
     def shared(self) -> bytes:
