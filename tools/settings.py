@@ -17,6 +17,7 @@ from pathlib import Path
 
 from kvferry.cli.options import option_of
 from kvferry.config import ClientConfig, EngineConfig, EvictionConfig, StoreConfig, integrations
+from kvferry.config.node import NodeSettings
 from kvferry.config.server import ServerSettings
 from kvferry.config.setting import Settings, specs
 from kvferry.config.sources import StoreSettings
@@ -28,7 +29,7 @@ CLASSES: dict[str, type[Settings]] = {
         *(ClientConfig, EngineConfig, EvictionConfig, StoreConfig, StoreSettings, ServerSettings),
         *(integrations.VllmConnectorSettings, integrations.VllmServerSettings),
         *(integrations.VllmTierSettings, integrations.SglangSettings),
-        integrations.LmcacheSettings,
+        *(integrations.LmcacheSettings, NodeSettings),
     )
 }
 BLOCK = re.compile(r"<!-- settings: (.*?) -->\n.*?<!-- end of settings -->", re.DOTALL)

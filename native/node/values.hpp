@@ -1,0 +1,110 @@
+#pragma once
+// Values: what a node lends out, as its connections see it: look up and hold, reserve and commit,
+// remove, scan, usage. ValueStore is one implementation; a pool that others own can be another.
+//
+// A Value is memory in pieces. Whoever holds one keeps its memory: what is evicted, removed or
+// replaced meanwhile is gone for who asks next, and its pages come back when the last holder lets
+// go. So eviction cannot race with sending.
+//
+// Times are Unix time in milliseconds, because clients name moments and states outlive a process.
+// Threads: every call from any thread. Failure: kCapacity when there is no room now,
+// kInvalidArgument for what can never fit.
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/bytes.hpp"
+#include "base/result.hpp"
+
+namespace kvferry::node {
+
+using UnixMs = std::int64_t;
+inline constexpr UnixMs kForever = INT64_MAX;
+
+class Value {
+ public:
+  explicit Value(std::size_t size_bytes) noexcept : size_bytes_(size_bytes) {}
+  virtual ~Value() = default;
+  Value(const Value&) = delete;
+  Value& operator=(const Value&) = delete;
+
+  [[nodiscard]] std::size_t size_bytes() const noexcept { return size_bytes_; }
+  // The consecutive memory that begins at `offset`, up to the end of its piece.
+  // Requires: offset < size_bytes(). Written by whoever reserved it, before commit() only.
+  [[nodiscard]] virtual MutableBytes piece(std::size_t offset) const noexcept = 0;
+  // What it takes of the limit.
+  [[nodiscard]] virtual std::size_t memory_bytes() const noexcept = 0;
+
+ private:
+  const std::size_t size_bytes_;
+};
+
+// Owners: the index, connections that send or receive it.
+using ValuePtr = std::shared_ptr<const Value>;
+
+struct Facts {
+  std::size_t size_bytes = 0;
+  std::size_t memory_bytes = 0;
+  UnixMs expires = kForever;
+};
+
+struct WriteOptions {
+  UnixMs expires = kForever;
+  bool if_absent = false;  // NX
+  bool keep_ttl = false;
+};
+
+struct Usage {
+  std::size_t size_bytes = 0;   // the limit
+  std::size_t used_bytes = 0;   // of what is there, arrives, or is still being sent
+  std::size_t value_bytes = 0;  // of what is there, without the rest of its last pages
+  std::size_t keys = 0;
+  std::size_t expiring = 0;  // keys with a time to live
+  std::uint64_t evicted = 0, expired = 0, refused = 0;
+};
+
+// Learns what changed, after it did; called by whichever thread changed it, without a lock.
+class Changes {
+ public:
+  virtual ~Changes() = default;
+  virtual void changed(const std::vector<std::string>& keys) = 0;
+  virtual void cleared() = 0;
+};
+
+class Values {
+ public:
+  virtual ~Values() = default;
+
+  // The value, used; null: not there.
+  virtual ValuePtr hold(std::string_view key, UnixMs now) = 0;
+  // Facts about it; `use` tells the policy that it was wanted.
+  virtual std::optional<Facts> facts(std::string_view key, UnixMs now, bool use) = 0;
+
+  // Memory for a value that arrives; what is in its way is evicted.
+  virtual Result<std::shared_ptr<Value>> reserve(std::size_t size_bytes) = 0;
+  // Makes it the value of `key`. False: `if_absent`, and there is one.
+  virtual bool commit(std::string_view key, std::shared_ptr<Value> value, WriteOptions options,
+                      UnixMs now) = 0;
+
+  virtual bool remove(std::string_view key, UnixMs now) = 0;
+  // False: not there. A moment that has passed removes it.
+  virtual bool expire(std::string_view key, UnixMs at, UnixMs now) = 0;
+  virtual void clear() = 0;
+
+  // Visits up to `count` places from `cursor` on; returns where to go on, 0 at the end. A key that
+  // is there all the time is visited exactly once.
+  using Visit = std::function<void(std::string_view key)>;
+  virtual std::uint64_t scan(std::uint64_t cursor, std::size_t count, UnixMs now,
+                             const Visit& visit) = 0;
+  virtual Usage usage() const = 0;
+  // Removes some of what has expired; to be called every now and then.
+  virtual void sweep(UnixMs now) = 0;
+};
+
+}  // namespace kvferry::node
