@@ -11,6 +11,7 @@ void bind_credentials(nanobind::module_& module);
 void bind_directory(nanobind::module_& module);
 void bind_landing(nanobind::module_& module);
 void bind_lookups(nanobind::module_& module);
+void bind_node(nanobind::module_& module);
 void bind_pages(nanobind::module_& module);
 void bind_pool(nanobind::module_& module);
 void bind_shared(nanobind::module_& module);
@@ -33,4 +34,5 @@ NB_MODULE(_native, module) {
   kvferry::bind_cache(module);
   kvferry::bind_directory(module);
   kvferry::bind_landing(module);
+  kvferry::bind_node(module);
 }

@@ -18,6 +18,7 @@ from pathlib import Path
 from kvferry.cli.options import option_of
 from kvferry.config import ClientConfig, EngineConfig, EvictionConfig, StoreConfig, integrations
 from kvferry.config.controller import ControllerSettings
+from kvferry.config.node import NodeSettings
 from kvferry.config.server import ServerSettings
 from kvferry.config.setting import Settings, specs
 from kvferry.config.sources import StoreSettings
@@ -29,7 +30,7 @@ CLASSES: dict[str, type[Settings]] = {
         *(ClientConfig, EngineConfig, EvictionConfig, StoreConfig, StoreSettings, ServerSettings),
         *(integrations.VllmConnectorSettings, integrations.VllmServerSettings),
         *(integrations.VllmTierSettings, integrations.SglangSettings),
-        *(integrations.LmcacheSettings, ControllerSettings),
+        *(integrations.LmcacheSettings, ControllerSettings, NodeSettings),
     )
 }
 BLOCK = re.compile(r"<!-- settings: (.*?) -->\n.*?<!-- end of settings -->", re.DOTALL)

@@ -32,7 +32,7 @@ PY_LAYERS = (
     ("credentials",),
     ("config", "errors", "keys", "generation", "kv_layout", "units", "logs", "metrics", "embedded"),
     ("identity",),
-    ("pool", "client", "http", "membership"),
+    ("pool", "client", "http", "membership", "node"),
     ("connectors",),
     ("engine",),
     ("testing",),

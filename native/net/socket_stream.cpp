@@ -10,7 +10,6 @@
 #include <cstring>
 #include <utility>
 
-#include "base/unique_fd.hpp"
 #include "net/stream.hpp"
 
 namespace kvferry::net {
@@ -39,11 +38,13 @@ IoResult failed(int sys_errno) noexcept {
 
 class SocketStream final : public Stream {
  public:
-  SocketStream(UniqueFd fd, const Address& address) : fd_(std::move(fd)), address_(address) {}
+  SocketStream(UniqueFd fd, const Address& address, bool accepted = false)
+      : fd_(std::move(fd)), address_(address), accepted_(accepted) {}
 
   [[nodiscard]] int fd() const noexcept override { return fd_.get(); }
 
   IoResult finish_connect() noexcept override {
+    if (accepted_) return {};
     // Asking again is how a connection reports its state: EISCONN, EALREADY, or why it failed.
     const auto* name = reinterpret_cast<const sockaddr*>(&address_.storage);
     if (::connect(fd(), name, address_.length) == 0 || errno == EISCONN) {
@@ -115,6 +116,7 @@ class SocketStream final : public Stream {
 
   UniqueFd fd_;
   Address address_;
+  bool accepted_;  // the other side has connected
   int low_water_ = 1;
 };
 
@@ -124,6 +126,11 @@ std::string reason(const IoResult& result) {
   if (result.state == IoState::kClosed) return "the server closed the connection";
   if (result.state == IoState::kRefused) return "the TLS handshake was refused";
   return std::strerror(result.sys_errno);
+}
+
+std::unique_ptr<Stream> adopt_stream(UniqueFd fd, const Address& peer) {
+  if (peer.family() != AF_UNIX) set_tcp_options(fd.get());
+  return std::make_unique<SocketStream>(std::move(fd), peer, /*accepted=*/true);
 }
 
 Result<std::unique_ptr<Stream>> open_stream(const Address& address) {

@@ -14,6 +14,7 @@
 #include <string>
 
 #include "base/result.hpp"
+#include "base/unique_fd.hpp"
 #include "net/address.hpp"
 
 namespace kvferry::net {
@@ -78,5 +79,9 @@ class Stream {
 // TCP: no delay, keep-alive (30 s, 5 s, 3 probes) and a limit on unacknowledged data.
 // Fails with: kSystem (no descriptors), kConnect (refused at once).
 Result<std::unique_ptr<Stream>> open_stream(const Address& address);
+
+// The server's end of a connection that was accepted, with the same options. Requires: a descriptor
+// that does not block.
+[[nodiscard]] std::unique_ptr<Stream> adopt_stream(UniqueFd fd, const Address& peer);
 
 }  // namespace kvferry::net

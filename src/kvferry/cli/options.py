@@ -15,7 +15,7 @@ from kvferry.config.spec import Spec
 __all__ = ["option_of", "setting_options"]
 
 # A secret is no word of a command line, and `endpoints` are host, port and ipc in one.
-_NOT_OPTIONS = ("http_token", "secret", "endpoints")
+_NOT_OPTIONS = ("http_token", "password", "secret", "p2p_secret", "endpoints")
 
 _METAVARS = {"tokens": "TOKENS", "GB": "GB", "seconds": "S"}
 
@@ -102,5 +102,5 @@ def _metavar(spec: Spec) -> str:
     if spec.kind in (int, float):
         return _METAVARS.get(spec.unit, "NUMBER")
     if spec.kind in (tuple, dict):
-        return "JSON"
+        return "ADDRESS" if spec.name == "listen" else "JSON"
     return {"a path": "PATH"}.get(spec.use, "TEXT")

@@ -1,0 +1,164 @@
+// The node for Python: started, asked, stopped.
+//
+// Lifetime: the node ends with stop() or with the object. In a forked child the object is an empty
+// shell: its threads are the parent's.
+// Threads: any. stop() may write the state for a while; it has released the GIL.
+
+#include "node/node.hpp"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+#include <unistd.h>
+
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "errors.hpp"
+#include "gil.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace kvferry {
+namespace {
+
+class NodeOwner {
+ public:
+  explicit NodeOwner(std::unique_ptr<node::Node> node) : node_(std::move(node)) {}
+  NodeOwner(const NodeOwner&) = delete;
+  NodeOwner& operator=(const NodeOwner&) = delete;
+  ~NodeOwner() {
+    if (::getpid() != process_) (void)node_.release();  // the parent's, with its threads
+  }
+
+  // Null once stopped.
+  [[nodiscard]] node::Node* get() const {
+    return ::getpid() == process_ && !stopped_ ? node_.get() : nullptr;
+  }
+  [[nodiscard]] node::Node& running() const {
+    node::Node* const node = get();
+    if (node == nullptr) raise({Errc::kClosed, "the node was stopped, or is another process's"});
+    return *node;
+  }
+
+  Outcome stop() {
+    node::Node* const node = get();
+    if (node == nullptr) return Done{};
+    stopped_ = true;
+    const GilRelease released;
+    return node->stop();
+  }
+
+ private:
+  std::unique_ptr<node::Node> node_;
+  const pid_t process_ = ::getpid();
+  bool stopped_ = false;
+};
+
+net::Endpoint endpoint_of(const nb::handle& item) {
+  const auto [path, host, port] =
+      nb::cast<std::tuple<std::string, std::string, std::uint16_t>>(item);
+  net::Endpoint endpoint;
+  endpoint.unix_path = path;
+  endpoint.host = host;
+  endpoint.port = port;
+  return endpoint;
+}
+
+node::UserOptions user_of(const nb::dict& user) {
+  node::UserOptions out;
+  out.name = nb::cast<std::string>(user["name"]);
+  if (!user["password"].is_none()) out.password = nb::cast<std::string>(user["password"]);
+  out.read = nb::cast<std::vector<std::string>>(user["read"]);
+  out.write = nb::cast<std::vector<std::string>>(user["write"]);
+  out.admin = nb::cast<bool>(user["admin"]);
+  return out;
+}
+
+void start_node(NodeOwner* self, const nb::sequence& listen, std::size_t size_bytes,
+                std::string policy, bool hugetlb, bool prefault, const nb::sequence& users,
+                std::string state_file, std::size_t threads, std::size_t connections_max,
+                std::size_t in_flight_bytes_max, std::size_t value_bytes_max,
+                double stall_timeout_s, std::string version) {
+  node::NodeOptions options;
+  for (const nb::handle item : listen) options.listen.push_back(endpoint_of(item));
+  for (const nb::handle item : users) {
+    options.users.push_back(user_of(nb::cast<nb::dict>(item)));
+  }
+  options.store.size_bytes = size_bytes;
+  options.store.policy = std::move(policy);
+  options.store.arena = {.hugetlb = hugetlb, .prefault = prefault};
+  options.state_file = std::move(state_file);
+  options.threads = threads;
+  options.connections_max = connections_max;
+  options.in_flight_bytes_max = in_flight_bytes_max;
+  options.limits.request.value_bytes_max = value_bytes_max;
+  options.pace.window = from_seconds(stall_timeout_s);
+  options.version = std::move(version);
+  Result<std::unique_ptr<node::Node>> made = [&] {
+    const GilRelease released;
+    return node::Node::open(std::move(options));
+  }();
+  new (self) NodeOwner(value_or_raise(std::move(made)));
+}
+
+nb::list endpoints(const NodeOwner& self) {
+  nb::list out;
+  for (const net::Endpoint& one : self.running().endpoints()) out.append(one.text());
+  return out;
+}
+
+nb::dict stats(const NodeOwner& self) {
+  const node::Node& node = self.running();
+  const node::Usage usage = node.usage();
+  const node::Counters& counters = node.context().counters;
+  const auto sum = [](const auto& counter) { return counter.load(std::memory_order_relaxed); };
+  nb::dict out;
+  out["size_bytes"] = usage.size_bytes;
+  out["used_bytes"] = usage.used_bytes;
+  out["value_bytes"] = usage.value_bytes;
+  out["in_flight_bytes"] = node.context().in_flight.bytes();
+  out["keys"] = usage.keys;
+  out["evicted"] = usage.evicted;
+  out["expired"] = usage.expired;
+  out["refused"] = usage.refused;
+  out["busy"] = sum(counters.busy);
+  out["commands"] = sum(counters.commands);
+  out["hits"] = sum(counters.hits);
+  out["misses"] = sum(counters.misses);
+  out["clients"] = node.context().clients.count();
+  out["connections"] = sum(counters.connections);
+  out["rejected"] = sum(counters.rejected);
+  out["slow_closed"] = sum(counters.slow_closed);
+  out["received_bytes"] = sum(counters.received_bytes);
+  out["sent_bytes"] = sum(counters.sent_bytes);
+  out["loaded"] = node.loaded().values;
+  out["left_out"] = node.loaded().left_out;
+  return out;
+}
+
+}  // namespace
+
+void bind_node(nb::module_& module) {
+  nb::class_<NodeOwner>(module, "Node", "A RESP server over values in memory.")
+      .def("__init__", &start_node, nb::kw_only(), "listen"_a, "size_bytes"_a, "policy"_a,
+           "hugetlb"_a, "prefault"_a, "users"_a, "state_file"_a, "threads"_a, "connections_max"_a,
+           "in_flight_bytes_max"_a, "value_bytes_max"_a, "stall_timeout_s"_a, "version"_a,
+           nb::sig("def __init__(self, *, listen: collections.abc.Sequence[tuple[str, str, int]], "
+                   "size_bytes: int, "
+                   "policy: str, hugetlb: bool, prefault: bool, users: "
+                   "collections.abc.Sequence[dict[str, typing.Any]], "
+                   "state_file: str, threads: int, connections_max: int, "
+                   "in_flight_bytes_max: int, value_bytes_max: int, stall_timeout_s: float, "
+                   "version: str) -> None"))
+      .def("stop", [](NodeOwner& self) { value_or_raise(self.stop()); })
+      .def("endpoints", &endpoints, nb::sig("def endpoints(self) -> list[str]"))
+      .def("stats", &stats, nb::sig("def stats(self) -> dict[str, int]"));
+}
+
+}  // namespace kvferry

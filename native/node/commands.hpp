@@ -1,0 +1,42 @@
+#pragma once
+// Commands: the table of what a node understands, and what COMMAND says of it.
+//
+// Source: the JSON files under src/commands of Valkey, for arities, positions of keys and words.
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace kvferry::node {
+
+class Session;
+using Arguments = std::vector<std::string>;
+
+struct Command {
+  enum Flags : std::uint8_t {
+    kNone = 0,
+    kRead = 1,    // its keys must be readable
+    kWrite = 2,   // its keys must be writable
+    kAdmin = 4,   // for administrators
+    kNoAuth = 8,  // before AUTH too
+    kGroup = 16,  // the word behind it says which
+  };
+
+  std::string_view name;  // in capitals
+  int arity;              // with the name; -2: two or more
+  std::uint8_t flags;
+  int first_key, last_key;  // positions; 0: none, -1: the last argument
+  void (Session::*run)(const Arguments&);
+  std::string_view summary;
+};
+
+[[nodiscard]] std::span<const Command> all_commands() noexcept;
+// By its name in any case; null: there is none.
+[[nodiscard]] const Command* find_command(std::string_view name) noexcept;
+
+[[nodiscard]] bool same_word(std::string_view a, std::string_view b) noexcept;
+[[nodiscard]] std::string lower(std::string_view text);
+
+}  // namespace kvferry::node

@@ -1,0 +1,234 @@
+#include "node/session.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace kvferry::node {
+namespace {
+
+constexpr std::size_t kShownBytesMax = 128;  // of what an error repeats
+
+std::string unknown(const Arguments& arguments) {
+  std::string out = "ERR unknown command '" + arguments[0].substr(0, kShownBytesMax) +
+                    "', with args beginning with: ";
+  std::string shown;
+  for (std::size_t i = 1; i < arguments.size() && shown.size() < kShownBytesMax; ++i) {
+    shown += "'" + arguments[i].substr(0, kShownBytesMax - shown.size()) + "' ";
+  }
+  return out + shown;
+}
+
+bool arity_fits(int arity, std::size_t count) {
+  return arity >= 0 ? count == static_cast<std::size_t>(arity)
+                    : count >= static_cast<std::size_t>(-arity);
+}
+
+}  // namespace
+
+Session::Session(Context& context, std::uint64_t id)
+    : context_(context), id_(id), user_(nullptr), parser_(context.limits.request) {
+  log_in(context.access.anonymous());
+}
+
+// --- Bytes --------------------------------------------------------------------------------------
+
+std::size_t Session::plan(std::span<iovec> pieces, MutableBytes scratch) {
+  std::size_t count = 0;
+  planned_value_bytes_ = 0;
+  scratch_ = scratch;
+  const std::size_t remaining = parser_.value_remaining();
+  if (value_ != nullptr && remaining > 0) {
+    std::size_t offset = value_size_ - remaining;
+    while (offset < value_size_ && count + 1 < pieces.size()) {
+      const MutableBytes piece = value_->piece(offset);
+      pieces[count++] = {.iov_base = piece.data(), .iov_len = piece.size()};
+      offset += piece.size();
+      planned_value_bytes_ += piece.size();
+    }
+    if (offset < value_size_) return count;
+  }
+  pieces[count++] = {.iov_base = scratch.data(), .iov_len = scratch.size()};
+  return count;
+}
+
+void Session::received(std::size_t bytes, UnixMs now) {
+  now_ = now;
+  const std::size_t landed = std::min(bytes, std::exchange(planned_value_bytes_, 0));
+  if (landed > 0) parser_.take_value(landed);
+  parse(ByteView(scratch_).first(bytes - landed));
+}
+
+void Session::sent(std::size_t bytes, UnixMs now) {
+  now_ = now;
+  outbox_.sent(bytes);
+  if (!pending_.empty() && wants_bytes()) parse({});
+}
+
+// What cannot be parsed yet stays in pending_.
+void Session::parse(ByteView bytes) {
+  if (pending_.empty()) {
+    const std::size_t used = parse_some(bytes);
+    pending_.assign(as_text(bytes.subspan(used)));
+    return;
+  }
+  pending_.append(as_text(bytes));
+  const std::size_t used = parse_some(as_bytes(pending_));
+  pending_.erase(0, used);
+}
+
+std::size_t Session::parse_some(ByteView bytes) {
+  std::size_t used = 0;
+  while (wants_bytes()) {
+    const ByteView rest = bytes.subspan(used);
+    if (parser_.value_remaining() > 0) {
+      const std::size_t count = std::min(rest.size(), parser_.value_remaining());
+      if (count == 0) break;
+      value_arrived(rest.first(count));
+      used += count;
+      continue;
+    }
+    std::size_t consumed = 0;
+    const RequestParser::State state = parser_.next(rest, consumed);
+    used += consumed;
+    if (state == RequestParser::State::kNeedMore) break;
+    if (state == RequestParser::State::kValue) {
+      begin_value();
+    } else if (state == RequestParser::State::kCommand) {
+      execute();
+    } else {
+      fail(parser_.error());
+      closing_ = true;
+    }
+  }
+  return closing_ ? bytes.size() : used;
+}
+
+void Session::begin_value() {
+  value_size_ = parser_.value_remaining();
+  value_.reset();
+  value_refused_.clear();
+  const Command* set = find_command("SET");
+  value_refused_ = refusal(*set, parser_.arguments());
+  if (!value_refused_.empty()) return;
+  auto ticket = context_.in_flight.take(value_size_);
+  if (!ticket) {
+    value_refused_ = "BUSY too many bytes are on their way already";
+    return Counters::add(context_.counters.busy);
+  }
+  auto value = context_.values.reserve(value_size_);
+  if (!value) {
+    const bool never = value.error().code == Errc::kInvalidArgument;
+    value_refused_ = (never ? "ERR " : "BUSY ") + value.error().context;
+    if (!never) Counters::add(context_.counters.busy);
+    return;
+  }
+  value_ = std::move(*value);
+  value_ticket_ = std::move(*ticket);
+}
+
+// The part that came into scratch with what is around it.
+void Session::value_arrived(ByteView bytes) {
+  std::size_t offset = value_size_ - parser_.value_remaining();
+  parser_.take_value(bytes.size());
+  while (value_ != nullptr && !bytes.empty()) {
+    const MutableBytes piece = value_->piece(offset);
+    const std::size_t count = std::min(piece.size(), bytes.size());
+    std::memcpy(piece.data(), bytes.data(), count);
+    bytes = bytes.subspan(count);
+    offset += count;
+  }
+}
+
+// --- Commands -----------------------------------------------------------------------------------
+
+void Session::execute() {
+  const Arguments& arguments = parser_.arguments();
+  Counters::add(context_.counters.commands);
+  const Command* found = find_command(arguments[0]);
+  if (found == nullptr) {
+    fail(unknown(arguments));
+  } else if (!arity_fits(found->arity, arguments.size())) {
+    fail("ERR wrong number of arguments for '" + lower(found->name) + "' command");
+  } else if (const std::string why = refusal(*found, arguments); !why.empty()) {
+    fail(why);
+  } else {
+    (this->*found->run)(arguments);
+  }
+  value_.reset();
+  value_ticket_ = {};
+}
+
+std::string Session::refusal(const Command& command, const Arguments& arguments) const {
+  if ((command.flags & Command::kNoAuth) != 0) return {};
+  if (user_ == nullptr) return "NOAUTH Authentication required.";
+  const bool writes = (command.flags & Command::kWrite) != 0;
+  const bool reads = (command.flags & Command::kRead) != 0;
+  if ((writes && !user_->writes()) || (reads && !user_->reads()) ||
+      ((command.flags & Command::kAdmin) != 0 && !user_->admin)) {
+    return "NOPERM User " + user_->name + " has no permissions to run the '" + lower(command.name) +
+           "' command";
+  }
+  if (command.first_key == 0) return {};
+  const std::size_t first = static_cast<std::size_t>(command.first_key);
+  const std::size_t last = command.last_key < 0 ? arguments.size() - 1 : first;
+  for (std::size_t i = first; i <= last && i < arguments.size(); ++i) {
+    if (writes ? !user_->may_write(arguments[i]) : !user_->may_read(arguments[i])) {
+      return "NOPERM No permissions to access a key";
+    }
+    if (writes && arguments[i].size() > context_.limits.key_bytes_max) {
+      return "ERR a key is longer than " + std::to_string(context_.limits.key_bytes_max) + " bytes";
+    }
+  }
+  return {};
+}
+
+bool Session::has_arity(const Arguments& arguments, int arity) {
+  if (arity_fits(arity, arguments.size())) return true;
+  fail("ERR wrong number of arguments for '" + lower(arguments[0]) + "|" + lower(arguments[1]) +
+       "' command");
+  return false;
+}
+
+void Session::unknown_subcommand(const Arguments& arguments) {
+  std::string name = lower(arguments[0]);
+  std::ranges::transform(name, name.begin(), [](char c) {
+    return c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c;
+  });
+  fail("ERR unknown subcommand '" + arguments[1].substr(0, kShownBytesMax) + "'. Try " + name +
+       " HELP.");
+}
+
+void Session::log_in(const User* user) {
+  user_ = user;
+  parser_.set_authenticated(user != nullptr);
+  context_.clients.update(id_,
+                          [&](Client& facts) { facts.user = user != nullptr ? user->name : ""; });
+}
+
+bool Session::log_in(std::string_view name, std::string_view password) {
+  const User* user = context_.access.check(name, password);
+  if (user == nullptr) {
+    fail("WRONGPASS invalid username-password pair or user is disabled.");
+    return false;
+  }
+  log_in(user);
+  return true;
+}
+
+void Session::deliver() {
+  const Clients::News news = context_.clients.take(id_);
+  const SessionLimits& limits = context_.limits;
+  if (news.killed || outbox_.bytes() > limits.unread_bytes_max + limits.announced_bytes_max) {
+    dropped_ = true;
+    return;
+  }
+  if (!resp3_) return;
+  if (news.cleared) reply().push(2).bulk("invalidate").null();
+  if (news.keys.empty()) return;
+  Reply out = reply();
+  out.push(2).bulk("invalidate").array(news.keys.size());
+  for (const std::string& key : news.keys) out.bulk(key);
+}
+
+}  // namespace kvferry::node

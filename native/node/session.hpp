@@ -1,0 +1,140 @@
+#pragma once
+// Session: the machine of one connection: bytes in, bytes out, and what the commands do.
+//
+// plan() names where the next bytes go: the rest of a value straight into its pages, then scratch.
+// received() says how many came. While more than unread_bytes_max of replies wait to be sent, or
+// the connection is to end, nothing more is taken: what came stays pending, bounded by scratch.
+//
+// Threads: one. Context outlives it. It sees neither socket nor clock.
+
+#include <sys/uio.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "base/bytes.hpp"
+#include "node/commands.hpp"
+#include "node/context.hpp"
+#include "node/outbox.hpp"
+#include "node/reply.hpp"
+#include "node/request_parser.hpp"
+
+namespace kvferry::node {
+
+class Session {
+ public:
+  // `id` is its number among the clients.
+  Session(Context& context, std::uint64_t id);
+
+  // Fills `pieces` with where bytes may go; how many. Requires: wants_bytes(); scratch stays valid
+  // until received().
+  std::size_t plan(std::span<iovec> pieces, MutableBytes scratch);
+  void received(std::size_t bytes, UnixMs now);
+
+  std::size_t gather(std::span<iovec> pieces) const { return outbox_.gather(pieces); }
+  // Goes on with what is pending when there is room again.
+  void sent(std::size_t bytes, UnixMs now);
+  // Takes what waits for it in Clients.
+  void deliver();
+
+  [[nodiscard]] bool wants_bytes() const noexcept { return !closing_ && !full(); }
+  [[nodiscard]] std::size_t unsent_bytes() const noexcept { return outbox_.bytes(); }
+  // Whether a command has begun and is not complete.
+  [[nodiscard]] bool mid_request() const noexcept {
+    return wants_bytes() && (!parser_.at_boundary() || !pending_.empty());
+  }
+  // Nothing more is to be done.
+  [[nodiscard]] bool finished() const noexcept { return dropped_ || (closing_ && outbox_.empty()); }
+
+  // Commands; see commands.cpp.
+  void ping(const Arguments& arguments);
+  void echo(const Arguments& arguments);
+  void hello(const Arguments& arguments);
+  void auth(const Arguments& arguments);
+  void client(const Arguments& arguments);
+  void select(const Arguments& arguments);
+  void quit(const Arguments& arguments);
+  void reset(const Arguments& arguments);
+  void get(const Arguments& arguments);
+  void set(const Arguments& arguments);
+  void exists(const Arguments& arguments);
+  void del(const Arguments& arguments);
+  void strlen(const Arguments& arguments);
+  void ttl(const Arguments& arguments);
+  void pttl(const Arguments& arguments);
+  void expire(const Arguments& arguments);
+  void pexpire(const Arguments& arguments);
+  void persist(const Arguments& arguments);
+  void type(const Arguments& arguments);
+  void keys(const Arguments& arguments);
+  void dbsize(const Arguments& arguments);
+  void scan(const Arguments& arguments);
+  void info(const Arguments& arguments);
+  void memory(const Arguments& arguments);
+  void config(const Arguments& arguments);
+  void function(const Arguments& arguments);
+  void command(const Arguments& arguments);
+  void flush(const Arguments& arguments);
+
+ private:
+  [[nodiscard]] bool full() const noexcept {
+    return outbox_.bytes() > context_.limits.unread_bytes_max;
+  }
+  [[nodiscard]] Reply reply() { return {outbox_.text(), resp3_}; }
+  void fail(std::string_view error) { reply().error(error); }
+  void syntax_error() { fail("ERR syntax error"); }
+  void unknown_subcommand(const Arguments& arguments);
+  // Whether there are so many arguments behind a word and its second one; else answers.
+  bool has_arity(const Arguments& arguments, int arity);
+
+  void parse(ByteView bytes);
+  std::size_t parse_some(ByteView bytes);
+  void begin_value();
+  void value_arrived(ByteView bytes);
+  void execute();
+  // Why this user may not run it with these arguments; empty: he may.
+  [[nodiscard]] std::string refusal(const Command& command, const Arguments& arguments) const;
+  void log_in(const User* user);
+  bool log_in(std::string_view name, std::string_view password);
+  void set_name(std::string_view name);
+
+  // Nothing: it has answered.
+  std::optional<WriteOptions> set_options(const Arguments& arguments);
+  void store_value(const Arguments& arguments, const WriteOptions& options);
+  void expire_at(const Arguments& arguments, std::int64_t unit_ms, std::string_view name);
+  void ttl_in(const Arguments& arguments, std::int64_t unit_ms);
+
+  void client_list(const Arguments& arguments);
+  void client_kill(const Arguments& arguments);
+  void client_tracking(const Arguments& arguments);
+  void client_info();
+  void config_get(const Arguments& arguments);
+  void config_set(const Arguments& arguments);
+
+  Context& context_;
+  const std::uint64_t id_;
+  const User* user_;  // of Access; null: unknown
+  RequestParser parser_;
+  Outbox outbox_;
+  std::string pending_;  // received and not parsed
+  bool resp3_ = false;
+  bool closing_ = false;  // when all is sent
+  bool dropped_ = false;  // at once
+  UnixMs now_ = 0;
+
+  // The value of a SET that arrives.
+  std::shared_ptr<Value> value_;
+  InFlight::Ticket value_ticket_;
+  std::size_t value_size_ = 0;
+  std::string value_refused_;  // why it is read away
+  std::size_t planned_value_bytes_ = 0;
+  MutableBytes scratch_;
+};
+
+}  // namespace kvferry::node

@@ -1,0 +1,278 @@
+// The commands of a session that read and write keys.
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "node/glob.hpp"
+#include "node/numbers.hpp"
+#include "node/session.hpp"
+
+namespace kvferry::node {
+namespace {
+
+// Below this a copy costs less than another piece of sendmsg().
+constexpr std::size_t kCopiedBytesMax = 2 * kKiB;
+constexpr std::string_view kNotInteger = "ERR value is not an integer or out of range";
+constexpr std::size_t kScanCountDefault = 10;
+constexpr std::size_t kKeysAtOnce = 4096;  // places that are looked at under one lock
+
+// now + count * unit; nothing when that is no moment.
+std::optional<UnixMs> moment(UnixMs now, std::int64_t count, std::int64_t unit_ms) {
+  std::int64_t span = 0;
+  std::int64_t at = 0;
+  if (__builtin_mul_overflow(count, unit_ms, &span) || __builtin_add_overflow(now, span, &at)) {
+    return std::nullopt;
+  }
+  return at;
+}
+
+}  // namespace
+
+void Session::get(const Arguments& arguments) {
+  ValuePtr value = context_.values.hold(arguments[1], now_);
+  Counters::add(value != nullptr ? context_.counters.hits : context_.counters.misses);
+  if (value == nullptr) {
+    reply().null();
+    return;
+  }
+  const std::size_t size = value->size_bytes();
+  if (size <= kCopiedBytesMax) {
+    reply().bulk_head(size);
+    std::string& out = outbox_.text();
+    for (std::size_t offset = 0; offset < size;) {
+      const MutableBytes piece = value->piece(offset);
+      out.append(as_text(piece));
+      offset += piece.size();
+    }
+    out.append("\r\n");
+    return;
+  }
+  auto ticket = context_.in_flight.take(size);
+  if (!ticket) {
+    Counters::add(context_.counters.busy);
+    return fail("BUSY too many bytes are on their way already");
+  }
+  reply().bulk_head(size);
+  outbox_.value(std::move(value), std::move(*ticket));
+  outbox_.text().append("\r\n");
+}
+
+std::optional<WriteOptions> Session::set_options(const Arguments& arguments) {
+  WriteOptions options;
+  bool timed = false;
+  for (std::size_t i = 3; i < arguments.size(); ++i) {
+    const std::string& word = arguments[i];
+    if (same_word(word, "NX")) {
+      options.if_absent = true;
+    } else if (same_word(word, "KEEPTTL") && !timed) {
+      options.keep_ttl = true;
+    } else if ((same_word(word, "EX") || same_word(word, "PX")) && !timed && !options.keep_ttl &&
+               i + 1 < arguments.size()) {
+      timed = true;
+      const auto count = number<std::int64_t>(arguments[++i]);
+      if (!count) {
+        fail(kNotInteger);
+        return std::nullopt;
+      }
+      const auto at = moment(now_, *count, same_word(word, "EX") ? 1000 : 1);
+      if (*count <= 0 || !at) {
+        fail("ERR invalid expire time in 'set' command");
+        return std::nullopt;
+      }
+      options.expires = *at;
+    } else {
+      syntax_error();
+      return std::nullopt;
+    }
+  }
+  return options;
+}
+
+void Session::set(const Arguments& arguments) {
+  const auto options = set_options(arguments);
+  if (!options) return;
+  if (!parser_.value_apart()) {  // it was typed in
+    value_size_ = arguments[2].size();
+    auto value = context_.values.reserve(value_size_);
+    if (!value) return fail("BUSY " + value.error().context);
+    value_ = std::move(*value);
+    for (std::size_t offset = 0; offset < value_size_;) {
+      const MutableBytes piece = value_->piece(offset);
+      std::memcpy(piece.data(), arguments[2].data() + offset, piece.size());
+      offset += piece.size();
+    }
+  } else if (value_ == nullptr) {
+    return fail(value_refused_);
+  }
+  if (context_.values.commit(arguments[1], std::move(value_), *options, now_)) {
+    reply().simple("OK");
+  } else {
+    reply().null();
+  }
+}
+
+void Session::exists(const Arguments& arguments) {
+  const bool use = same_word(arguments[0], "TOUCH");
+  std::int64_t count = 0;
+  for (std::size_t i = 1; i < arguments.size(); ++i) {
+    if (context_.values.facts(arguments[i], now_, use)) ++count;
+  }
+  reply().integer(count);
+}
+
+void Session::del(const Arguments& arguments) {
+  std::int64_t count = 0;
+  for (std::size_t i = 1; i < arguments.size(); ++i) {
+    if (context_.values.remove(arguments[i], now_)) ++count;
+  }
+  reply().integer(count);
+}
+
+void Session::strlen(const Arguments& arguments) {
+  const auto facts = context_.values.facts(arguments[1], now_, true);
+  reply().integer(facts ? static_cast<std::int64_t>(facts->size_bytes) : 0);
+}
+
+void Session::type(const Arguments& arguments) {
+  reply().simple(context_.values.facts(arguments[1], now_, false) ? "string" : "none");
+}
+
+// --- Time to live -------------------------------------------------------------------------------
+
+void Session::ttl_in(const Arguments& arguments, std::int64_t unit_ms) {
+  const auto facts = context_.values.facts(arguments[1], now_, false);
+  if (!facts || facts->expires == kForever) {
+    reply().integer(facts ? -1 : -2);
+    return;
+  }
+  reply().integer((facts->expires - now_ + unit_ms / 2) / unit_ms);
+}
+
+void Session::ttl(const Arguments& arguments) { ttl_in(arguments, 1000); }
+void Session::pttl(const Arguments& arguments) { ttl_in(arguments, 1); }
+void Session::expire(const Arguments& arguments) { expire_at(arguments, 1000, "expire"); }
+void Session::pexpire(const Arguments& arguments) { expire_at(arguments, 1, "pexpire"); }
+
+void Session::expire_at(const Arguments& arguments, std::int64_t unit_ms, std::string_view name) {
+  bool nx = false, xx = false, gt = false, lt = false;
+  for (std::size_t i = 3; i < arguments.size(); ++i) {
+    const std::string& word = arguments[i];
+    if (same_word(word, "NX")) {
+      nx = true;
+    } else if (same_word(word, "XX")) {
+      xx = true;
+    } else if (same_word(word, "GT")) {
+      gt = true;
+    } else if (same_word(word, "LT")) {
+      lt = true;
+    } else {
+      return fail("ERR Unsupported option " + word);
+    }
+  }
+  if (nx && (xx || gt || lt)) {
+    return fail("ERR NX and XX, GT or LT options at the same time are not compatible");
+  }
+  if (gt && lt) return fail("ERR GT and LT options at the same time are not compatible");
+  const auto count = number<std::int64_t>(arguments[2]);
+  if (!count) return fail(kNotInteger);
+  const auto at = moment(now_, *count, unit_ms);
+  if (!at) return fail("ERR invalid expire time in '" + std::string(name) + "' command");
+  const auto facts = context_.values.facts(arguments[1], now_, false);
+  const bool timed = facts && facts->expires != kForever;
+  const bool wanted = facts && !(nx && timed) && !(xx && !timed) &&
+                      !(gt && (!timed || *at <= facts->expires)) &&
+                      !(lt && timed && *at >= facts->expires);
+  reply().integer(wanted && context_.values.expire(arguments[1], *at, now_) ? 1 : 0);
+}
+
+void Session::persist(const Arguments& arguments) {
+  const auto facts = context_.values.facts(arguments[1], now_, false);
+  const bool timed = facts && facts->expires != kForever;
+  reply().integer(timed && context_.values.expire(arguments[1], kForever, now_) ? 1 : 0);
+}
+
+// --- All keys -----------------------------------------------------------------------------------
+
+void Session::dbsize(const Arguments&) {
+  reply().integer(static_cast<std::int64_t>(context_.values.usage().keys));
+}
+
+void Session::keys(const Arguments& arguments) {
+  std::vector<std::string> found;
+  std::size_t bytes = 0;
+  std::uint64_t cursor = 0;
+  do {
+    cursor = context_.values.scan(cursor, kKeysAtOnce, now_, [&](std::string_view key) {
+      if (!user_->may_read(key) || !glob_match(arguments[1], key)) return;
+      bytes += key.size();
+      if (bytes <= context_.limits.listed_bytes_max) found.emplace_back(key);
+    });
+  } while (cursor != 0 && bytes <= context_.limits.listed_bytes_max);
+  if (bytes > context_.limits.listed_bytes_max) {
+    return fail("ERR there are too many keys for one answer; use SCAN");
+  }
+  Reply out = reply();
+  out.array(found.size());
+  for (const std::string& key : found) out.bulk(key);
+}
+
+void Session::scan(const Arguments& arguments) {
+  const auto cursor = number<std::uint64_t>(arguments[1]);
+  if (!cursor) return fail("ERR invalid cursor");
+  std::size_t count = kScanCountDefault;
+  std::string_view pattern = "*";
+  bool strings = true;
+  for (std::size_t i = 2; i < arguments.size(); i += 2) {
+    const std::string& word = arguments[i];
+    if (i + 1 == arguments.size()) return syntax_error();
+    if (same_word(word, "COUNT")) {
+      const auto wanted = number<std::int64_t>(arguments[i + 1]);
+      if (!wanted) return fail(kNotInteger);
+      if (*wanted < 1) return syntax_error();
+      count = std::min(static_cast<std::size_t>(*wanted), context_.limits.scan_count_max);
+    } else if (same_word(word, "MATCH")) {
+      pattern = arguments[i + 1];
+    } else if (same_word(word, "TYPE")) {
+      strings = same_word(arguments[i + 1], "string");
+    } else {
+      return syntax_error();
+    }
+  }
+  std::vector<std::string> found;
+  const auto next = context_.values.scan(*cursor, count, now_, [&](std::string_view key) {
+    if (strings && user_->may_read(key) && glob_match(pattern, key)) found.emplace_back(key);
+  });
+  Reply out = reply();
+  out.array(2).bulk(std::to_string(next)).array(found.size());
+  for (const std::string& key : found) out.bulk(key);
+}
+
+void Session::memory(const Arguments& arguments) {
+  if (!same_word(arguments[1], "USAGE")) return unknown_subcommand(arguments);
+  if (!has_arity(arguments, -3)) return;
+  if (arguments.size() != 3) {  // SAMPLES n is for values that have elements
+    if (arguments.size() != 5 || !same_word(arguments[3], "SAMPLES")) return syntax_error();
+    const auto samples = number<std::int64_t>(arguments[4]);
+    if (!samples) return fail(kNotInteger);
+    if (*samples < 0) return syntax_error();
+  }
+  if (!user_->may_read(arguments[2])) return fail("NOPERM No permissions to access a key");
+  const auto facts = context_.values.facts(arguments[2], now_, false);
+  if (!facts) {
+    reply().null();
+    return;
+  }
+  reply().integer(static_cast<std::int64_t>(facts->memory_bytes + arguments[2].size()));
+}
+
+void Session::flush(const Arguments& arguments) {
+  const bool word = arguments.size() == 2 &&
+                    (same_word(arguments[1], "SYNC") || same_word(arguments[1], "ASYNC"));
+  if (arguments.size() > 1 && !word) return syntax_error();
+  if (!user_->may_write("")) return fail("NOPERM No permissions to access a key");
+  context_.values.clear();
+  reply().simple("OK");
+}
+
+}  // namespace kvferry::node

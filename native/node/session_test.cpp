@@ -1,0 +1,258 @@
+#include "node/session.hpp"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "node/glob.hpp"
+#include "node/pace.hpp"
+#include "node/test_store.hpp"
+
+namespace kvferry::node {
+namespace {
+
+TEST(Session, ValuesComeBackHoweverTheBytesAreCut) {
+  const std::string value(3 * kTestPage + 17, 'v');
+  const std::string input = TestSession::encoded({"SET", "k", value, "PX", "5000"}) +
+                            TestSession::encoded({"GET", "k"}) +
+                            TestSession::encoded({"PTTL", "k"});
+  const std::string wanted =
+      "+OK\r\n$" + std::to_string(value.size()) + "\r\n" + value + "\r\n:5000\r\n";
+  for (const std::size_t step : {1u, 13u, 511u, 100'000u}) {
+    TestNode node;
+    TestSession session(node);
+    session.send(input, step);
+    EXPECT_EQ(session.take(step), wanted) << step;
+    EXPECT_EQ(node.in_flight.bytes(), 0u);
+  }
+}
+
+TEST(Session, LargeValuesLandInTheirPagesAndAreSentFromThem) {
+  TestNode node;
+  TestSession session(node);
+  session.send("*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$10000\r\n");
+  std::vector<std::byte> scratch(100);
+  iovec pieces[8];
+  EXPECT_EQ(session.session.plan(pieces, scratch), 2u);  // a piece in pages, and scratch behind it
+  EXPECT_EQ(pieces[0].iov_len, 10'000u);
+  void* const landed = pieces[0].iov_base;
+  std::memset(landed, 'x', 10'000);
+  std::memcpy(scratch.data(), "\r\n", 2);
+  session.session.received(10'002, node.now);
+  EXPECT_EQ(session.take(), "+OK\r\n");
+  session.send("GET k\r\n");
+  ASSERT_EQ(session.session.gather(pieces), 3u);
+  EXPECT_EQ(pieces[1].iov_base, landed);
+}
+
+TEST(Session, AnswersAsValkeyDoes) {
+  TestNode node;
+  TestSession session(node);
+  EXPECT_EQ(session.command({"FOO", "a", "b"}),
+            "-ERR unknown command 'FOO', with args beginning with: 'a' 'b' \r\n");
+  EXPECT_EQ(session.command({"get"}), "-ERR wrong number of arguments for 'get' command\r\n");
+  EXPECT_EQ(session.command({"SET", "k", "v", "EX"}), "-ERR syntax error\r\n");
+  EXPECT_EQ(session.command({"SET", "k", "v", "EX", "0"}),
+            "-ERR invalid expire time in 'set' command\r\n");
+  EXPECT_EQ(session.command({"SET", "k", "v", "PX", "x"}),
+            "-ERR value is not an integer or out of range\r\n");
+  EXPECT_EQ(session.command({"GET", "k"}), "$-1\r\n");
+  EXPECT_EQ(session.command({"SET", "k", "v", "NX"}), "+OK\r\n");
+  EXPECT_EQ(session.command({"SET", "k", "w", "NX"}), "$-1\r\n");
+  EXPECT_EQ(session.command({"STRLEN", "k"}), ":1\r\n");
+  EXPECT_EQ(session.command({"TYPE", "k"}), "+string\r\n");
+  EXPECT_EQ(session.command({"TTL", "k"}), ":-1\r\n");
+  EXPECT_EQ(session.command({"EXPIRE", "k", "100"}), ":1\r\n");
+  EXPECT_EQ(session.command({"TTL", "k"}), ":100\r\n");
+  EXPECT_EQ(session.command({"PERSIST", "k"}), ":1\r\n");
+  EXPECT_EQ(session.command({"EXISTS", "k", "k", "none"}), ":2\r\n");
+  EXPECT_EQ(session.command({"SCAN", "0", "MATCH", "k*"}), "*2\r\n$1\r\n0\r\n*1\r\n$1\r\nk\r\n");
+  EXPECT_EQ(session.command({"DEL", "k", "k"}), ":1\r\n");
+  EXPECT_EQ(session.command({"TTL", "k"}), ":-2\r\n");
+  EXPECT_EQ(session.command({"SELECT", "1"}), "-ERR DB index is out of range\r\n");
+  EXPECT_EQ(session.command({"CLIENT", "FOO"}),
+            "-ERR unknown subcommand 'FOO'. Try CLIENT HELP.\r\n");
+  EXPECT_EQ(session.command({"HELLO", "4"}), "-NOPROTO unsupported protocol version\r\n");
+  EXPECT_EQ(session.command({"HELLO", "3"}).substr(0, 4), "%7\r\n");
+  EXPECT_EQ(session.command({"GET", "k"}), "_\r\n");
+  EXPECT_EQ(session.command({"RESET"}), "+RESET\r\n");
+  EXPECT_EQ(session.command({"GET", "k"}), "$-1\r\n");
+  EXPECT_EQ(session.command({"QUIT"}), "+OK\r\n");
+  EXPECT_TRUE(session.session.finished());
+}
+
+TEST(Session, ProtocolErrorEndsTheConnectionAfterItsAnswer) {
+  TestNode node;
+  TestSession session(node);
+  EXPECT_EQ(session.ask("*1\r\nfoo\r\nPING\r\n"), "-ERR Protocol error: expected '$', got 'f'\r\n");
+  EXPECT_TRUE(session.session.finished());
+}
+
+TEST(Session, UsersReadAndWriteTheirPrefixesOnly) {
+  TestNode node(
+      64, {{.name = "default", .password = "secret", .read = {""}, .write = {""}, .admin = true},
+           {.name = "bob", .password = "pw", .read = {"a:", "b:"}, .write = {"b:"}}});
+  TestSession session(node);
+  EXPECT_EQ(session.command({"GET", "a:1"}), "-NOAUTH Authentication required.\r\n");
+  EXPECT_EQ(session.command({"SET", "a:1", "x"}), "-NOAUTH Authentication required.\r\n");
+  EXPECT_EQ(session.command({"AUTH", "wrong"}),
+            "-WRONGPASS invalid username-password pair or user is disabled.\r\n");
+  EXPECT_EQ(session.command({"AUTH", "secret"}), "+OK\r\n");
+  EXPECT_EQ(session.command({"SET", "a:1", "x"}), "+OK\r\n");
+  EXPECT_EQ(session.command({"SET", "c:1", "x"}), "+OK\r\n");
+  EXPECT_EQ(session.command({"AUTH", "bob", "pw"}), "+OK\r\n");
+  EXPECT_EQ(session.command({"GET", "a:1"}), "$1\r\nx\r\n");
+  EXPECT_EQ(session.command({"SET", "a:1", std::string(9000, 'y')}),
+            "-NOPERM No permissions to access a key\r\n");
+  EXPECT_EQ(session.command({"SET", "b:1", "y"}), "+OK\r\n");
+  EXPECT_EQ(session.command({"GET", "c:1"}), "-NOPERM No permissions to access a key\r\n");
+  EXPECT_EQ(session.command({"EXISTS", "a:1", "c:1"}),
+            "-NOPERM No permissions to access a key\r\n");
+  EXPECT_EQ(session.command({"KEYS", "*"}).substr(0, 4), "*2\r\n");
+  EXPECT_EQ(session.command({"FLUSHALL"}),
+            "-NOPERM User bob has no permissions to run the 'flushall' command\r\n");
+  EXPECT_EQ(stored(*node.store, "a:1", node.now), "x");
+}
+
+TEST(Session, NothingIsAnsweredToWhoDoesNotReadAndHisPagesComeBack) {
+  SessionLimits limits;
+  limits.unread_bytes_max = 3 * kTestPage;
+  TestNode node(16, {}, limits);
+  put(*node.store, "k", std::string(2 * kTestPage, 'v'), node.now);
+  {
+    TestSession session(node);
+    std::string many;
+    for (int i = 0; i < 100; ++i) many += "GET k\r\n";
+    session.send(many);
+    EXPECT_FALSE(session.session.wants_bytes());
+    EXPECT_LT(session.session.unsent_bytes(), 6 * kTestPage);
+    node.store->remove("k", node.now);
+    EXPECT_EQ(node.store->usage().used_bytes, 2 * kTestPage);  // held for him
+  }
+  EXPECT_EQ(node.store->usage().used_bytes, 0u);
+  EXPECT_EQ(node.in_flight.bytes(), 0u);
+}
+
+TEST(Session, PipelineGoesOnWhenTheReaderReads) {
+  SessionLimits limits;
+  limits.unread_bytes_max = 1000;
+  TestNode node(16, {}, limits);
+  put(*node.store, "k", std::string(5000, 'v'), node.now);
+  TestSession session(node);
+  std::string many;
+  for (int i = 0; i < 50; ++i) many += "GET k\r\n";
+  session.send(many);
+  EXPECT_EQ(session.take(777).size() + session.unread.size(), 50u * (7 + 5000 + 2));
+}
+
+TEST(Session, BusyInsteadOfAQueue) {
+  TestNode node(16, {}, {}, 3 * kTestPage);
+  put(*node.store, "k", std::string(2 * kTestPage, 'v'), node.now);
+  TestSession one(node), two(node);
+  one.send("GET k\r\n");
+  EXPECT_EQ(two.ask("GET k\r\n").substr(0, 6), "-BUSY ");
+  EXPECT_EQ(two.command({"SET", "l", std::string(2 * kTestPage, 'w')}).substr(0, 6), "-BUSY ");
+  EXPECT_EQ(two.command({"GET", "l"}), "$-1\r\n");
+  EXPECT_EQ(one.take().size(), 2 * kTestPage + 9);
+  EXPECT_EQ(two.ask("GET k\r\n").size(), 2 * kTestPage + 9);
+}
+
+TEST(Session, HalfAValueIsNeverSeenAndItsPagesComeBack) {
+  TestNode node(16);
+  TestSession reader(node);
+  {
+    TestSession writer(node);
+    writer.send("*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$9000\r\n" + std::string(5000, 'h'));
+    EXPECT_EQ(reader.command({"GET", "k"}), "$-1\r\n");
+    EXPECT_EQ(node.store->usage().used_bytes, 3 * kTestPage);
+  }
+  EXPECT_EQ(reader.command({"GET", "k"}), "$-1\r\n");
+  EXPECT_EQ(node.store->usage().used_bytes, 0u);
+}
+
+TEST(Session, TrackersHearOfEveryChangeUnderTheirPrefix) {
+  TestNode node(4);
+  TestSession tracker(node), writer(node);
+  const auto news = [&] {
+    tracker.session.deliver();
+    return tracker.take();
+  };
+  EXPECT_EQ(tracker.command({"CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", "a:"}).substr(0, 5),
+            "-ERR ");  // RESP2
+  tracker.command({"HELLO", "3"});
+  EXPECT_EQ(tracker.command({"CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", "a:"}), "+OK\r\n");
+  EXPECT_EQ(node.clients.tracking_count(), 1u);
+  writer.command({"SET", "a:1", "x"});
+  writer.command({"SET", "b:1", "x"});
+  EXPECT_EQ(news(), ">2\r\n$10\r\ninvalidate\r\n*1\r\n$3\r\na:1\r\n");
+  writer.command({"DEL", "a:1"});
+  EXPECT_EQ(news(), ">2\r\n$10\r\ninvalidate\r\n*1\r\n$3\r\na:1\r\n");
+  writer.command({"SET", "a:2", "x"});
+  news();
+  writer.command({"SET", "b:2", std::string(4 * kTestPage, 'x')});  // evicts all
+  EXPECT_EQ(news(), ">2\r\n$10\r\ninvalidate\r\n*1\r\n$3\r\na:2\r\n");
+  writer.command({"SET", "a:3", "x", "PX", "10"});
+  news();
+  node.now += 20;
+  writer.command({"GET", "a:3"});
+  EXPECT_EQ(news(), ">2\r\n$10\r\ninvalidate\r\n*1\r\n$3\r\na:3\r\n");
+  writer.command({"FLUSHALL"});
+  EXPECT_EQ(news(), ">2\r\n$10\r\ninvalidate\r\n_\r\n");
+  EXPECT_EQ(tracker.command({"CLIENT", "TRACKING", "OFF"}), "+OK\r\n");
+  writer.command({"SET", "a:4", "x"});
+  EXPECT_EQ(news(), "");
+}
+
+TEST(Session, TrackerThatTakesNoNewsLosesHisConnection) {
+  SessionLimits limits;
+  limits.announced_bytes_max = 1000;
+  TestNode node(8, {}, limits);
+  TestSession tracker(node), writer(node);
+  tracker.command({"HELLO", "3"});
+  tracker.command({"CLIENT", "TRACKING", "ON", "BCAST"});
+  for (int i = 0; i < 50; ++i) writer.command({"SET", "k", "x"});
+  tracker.session.deliver();
+  EXPECT_TRUE(tracker.session.finished());
+}
+
+TEST(Session, OthersAreListedAndKilled) {
+  TestNode node;
+  TestSession one(node), two(node);
+  two.command({"CLIENT", "SETNAME", "two"});
+  EXPECT_NE(one.command({"CLIENT", "LIST"}).find("name=two"), std::string::npos);
+  EXPECT_EQ(one.command({"CLIENT", "KILL", "ID", std::to_string(two.id)}), ":1\r\n");
+  two.session.deliver();
+  EXPECT_TRUE(two.session.finished());
+}
+
+TEST(Glob, MatchesAsValkeyDoes) {
+  EXPECT_TRUE(glob_match("*", ""));
+  EXPECT_TRUE(glob_match("a*c*e", "abcde"));
+  EXPECT_FALSE(glob_match("a*c*e", "abcd"));
+  EXPECT_TRUE(glob_match("h[a-c^]llo", "hbllo"));
+  EXPECT_TRUE(glob_match("h[^x]llo", "hello"));
+  EXPECT_FALSE(glob_match("h[^e]llo", "hello"));
+  EXPECT_TRUE(glob_match("a\\*b", "a*b"));
+  EXPECT_FALSE(glob_match("a\\*b", "axb"));
+  EXPECT_TRUE(glob_match("?", "x"));
+  EXPECT_FALSE(glob_match("?", ""));
+  EXPECT_FALSE(glob_match(std::string(50, '*') + "b", std::string(10'000, 'a')));  // in no time
+}
+
+TEST(Pace, SlowIsWhoMovesTooLittleInAWholeWindow) {
+  const PaceLimits limits{.window = 10, .window_bytes_min = 100};
+  Pace pace;
+  EXPECT_FALSE(pace.too_slow(limits, true, 0));
+  pace.moved(100);
+  EXPECT_FALSE(pace.too_slow(limits, true, 10));
+  pace.moved(99);
+  EXPECT_FALSE(pace.too_slow(limits, true, 19));
+  EXPECT_TRUE(pace.too_slow(limits, true, 20));
+  EXPECT_FALSE(pace.too_slow(limits, false, 30));  // nothing was due
+  EXPECT_FALSE(pace.too_slow(limits, true, 100));
+  pace.done();  // in between all was sent
+  EXPECT_FALSE(pace.too_slow(limits, true, 115));
+}
+
+}  // namespace
+}  // namespace kvferry::node

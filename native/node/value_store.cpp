@@ -1,0 +1,340 @@
+#include "node/value_store.hpp"
+
+#include <algorithm>
+#include <new>
+#include <random>
+
+#include "codec/checksum.hpp"
+
+namespace kvferry::node {
+namespace {
+
+// A value in pages of the pool; they go back with it.
+class PagedValue final : public Value {
+ public:
+  PagedValue(std::shared_ptr<mem::PagePool> pool, std::vector<mem::PageHandle> pages,
+             std::size_t size_bytes)
+      : Value(size_bytes), pool_(std::move(pool)), pages_(std::move(pages)) {
+    memory_.reserve(pages_.size());
+    for (const mem::PageHandle page : pages_) memory_.push_back(pool_->bytes(page)->data());
+  }
+  ~PagedValue() override {
+    // The pages that come next are those that were freed last: in their order again.
+    for (std::size_t i = pages_.size(); i-- > 0;) (void)pool_->free(pages_[i]);
+  }
+
+  [[nodiscard]] MutableBytes piece(std::size_t offset) const noexcept override {
+    const std::size_t page_size = pool_->page_size_bytes();
+    const std::size_t stride = pool_->page_stride_bytes();
+    std::size_t page = offset / page_size;
+    const std::size_t at = offset % page_size;
+    std::byte* const begin = memory_[page] + at;
+    std::size_t length = page_size - at;
+    // Pages that follow each other in memory are one piece.
+    while (stride == page_size && page + 1 < memory_.size() &&
+           memory_[page + 1] == memory_[page] + stride) {
+      length += page_size;
+      ++page;
+    }
+    return {begin, std::min(length, size_bytes() - offset)};
+  }
+
+  [[nodiscard]] std::size_t memory_bytes() const noexcept override {
+    return pages_.size() * pool_->page_stride_bytes();
+  }
+
+ private:
+  const std::shared_ptr<mem::PagePool> pool_;
+  const std::vector<mem::PageHandle> pages_;
+  std::vector<std::byte*> memory_;  // of each page
+};
+
+std::uint64_t random_salt() {
+  std::random_device device;
+  return std::uint64_t{device()} << 32 | device();
+}
+
+}  // namespace
+
+Result<std::unique_ptr<ValueStore>> ValueStore::create(const StoreOptions& options,
+                                                       Changes* changes) {
+  const std::size_t page = options.page_size_bytes;
+  if (page == 0 || options.size_bytes / page == 0) {
+    return Error{Errc::kInvalidArgument,
+                 "a node needs room for at least one page of " + std::to_string(page) + " bytes"};
+  }
+  try {
+    auto pool = mem::PagePool::create(page, options.size_bytes / page, options.arena);
+    if (!pool) return pool.error();
+    std::unique_ptr<ValueStore> store(new ValueStore(std::move(*pool), changes));
+    auto policy = cache::make_policy(options.policy, store->entries_);
+    if (!policy) return policy.error();
+    store->policy_ = std::move(*policy);
+    return store;
+  } catch (const std::bad_alloc&) {
+    return Error{Errc::kSystem, "no memory for the index of a node"};
+  }
+}
+
+ValueStore::ValueStore(std::shared_ptr<mem::PagePool> pool, Changes* changes)
+    : pool_(std::move(pool)),
+      changes_(changes),
+      salt_(random_salt()),
+      entries_(pool_->stats().pages_count),
+      table_(pool_->stats().pages_count) {}
+
+cache::ChunkHash ValueStore::hash_of(std::string_view key) const {
+  codec::Xxh3 hash;
+  hash.update(ByteView(reinterpret_cast<const std::byte*>(&salt_), sizeof salt_));
+  hash.update(as_bytes(key));
+  return {.low = hash.digest(), .high = key.size()};
+}
+
+std::uint32_t ValueStore::find(std::string_view key) const {
+  return table_.find(hash_of(key).mixed(),
+                     [&](std::uint32_t slot) { return slots_[slot].key == key; });
+}
+
+std::uint32_t ValueStore::living(std::string_view key, UnixMs now, Keys& gone, Dropped& dropped) {
+  const std::uint32_t slot = find(key);
+  if (slot == cache::kNone || slots_[slot].expires > now) return slot;
+  ++expired_;
+  drop(slot, false, gone, dropped);
+  return cache::kNone;
+}
+
+void ValueStore::set_expiry(std::uint32_t slot, UnixMs at) {
+  Slot& place = slots_[slot];
+  if (place.expires != kForever) expiring_.erase({place.expires, slot});
+  place.expires = at;
+  if (at != kForever) expiring_.insert({at, slot});
+}
+
+void ValueStore::drop(std::uint32_t slot, bool evicted, Keys& gone, Dropped& dropped) {
+  set_expiry(slot, kForever);
+  Slot& place = slots_[slot];
+  table_.erase(entries_[slot].hash.mixed(), slot);
+  evicted ? policy_->evicted(slot) : policy_->removed(slot);
+  value_bytes_ -= place.value->size_bytes();
+  dropped.push_back(std::move(place.value));
+  gone.push_back(std::move(place.key));
+  place = Slot{};
+  entries_.give_back(slot);
+}
+
+void ValueStore::tell(const Keys& keys) const {
+  if (changes_ != nullptr && !keys.empty()) changes_->changed(keys);
+}
+
+// --- Reading ------------------------------------------------------------------------------------
+
+ValuePtr ValueStore::hold(std::string_view key, UnixMs now) {
+  Keys gone;
+  Dropped dropped;
+  ValuePtr value;
+  {
+    const std::lock_guard lock(mutex_);
+    const std::uint32_t slot = living(key, now, gone, dropped);
+    if (slot != cache::kNone) {
+      policy_->touch(slot);
+      value = slots_[slot].value;
+    }
+  }
+  tell(gone);
+  return value;
+}
+
+std::optional<Facts> ValueStore::facts(std::string_view key, UnixMs now, bool use) {
+  Keys gone;
+  Dropped dropped;
+  std::optional<Facts> facts;
+  {
+    const std::lock_guard lock(mutex_);
+    const std::uint32_t slot = living(key, now, gone, dropped);
+    if (slot != cache::kNone) {
+      if (use) policy_->touch(slot);
+      const Slot& place = slots_[slot];
+      facts = Facts{place.value->size_bytes(), place.value->memory_bytes(), place.expires};
+    }
+  }
+  tell(gone);
+  return facts;
+}
+
+std::uint64_t ValueStore::scan(std::uint64_t cursor, std::size_t count, UnixMs now,
+                               const Visit& visit) {
+  const std::lock_guard lock(mutex_);
+  const std::uint64_t end = slots_.size();
+  for (; cursor < end && count > 0; ++cursor, --count) {
+    const Slot& place = slots_[cursor];
+    if (place.value != nullptr && place.expires > now) visit(place.key);
+  }
+  return cursor < end ? cursor : 0;
+}
+
+std::vector<ValueStore::Kept> ValueStore::all(UnixMs now) const {
+  const std::lock_guard lock(mutex_);
+  std::vector<Kept> kept;
+  for (const Slot& place : slots_) {
+    if (place.value != nullptr && place.expires > now) {
+      kept.push_back({place.key, place.value, place.expires});
+    }
+  }
+  return kept;
+}
+
+Usage ValueStore::usage() const {
+  const mem::PoolStats pool = pool_->stats();
+  const std::size_t page = pool_->page_stride_bytes();
+  const std::lock_guard lock(mutex_);
+  return {.size_bytes = pool.pages_count * page,
+          .used_bytes = (pool.pages_count - pool.free_count) * page,
+          .value_bytes = value_bytes_,
+          .keys = entries_.resident(),
+          .expiring = expiring_.size(),
+          .evicted = evicted_,
+          .expired = expired_,
+          .refused = refused_};
+}
+
+// --- Writing ------------------------------------------------------------------------------------
+
+// Only who has no other holder makes room by going. New holders need the lock that we have, so one
+// that is alone stays so.
+bool ValueStore::evict_one(int& passed, Keys& gone) {
+  while (passed < kPassedMax) {
+    const std::uint32_t slot = policy_->victim(0, passed);
+    if (slot == cache::kNone) return false;
+    if (slots_[slot].value.use_count() > 1) {
+      policy_->lift(slot);
+      ++passed;
+      continue;
+    }
+    ++evicted_;
+    Dropped dropped;  // its pages are wanted at once
+    drop(slot, true, gone, dropped);
+    return true;
+  }
+  return false;
+}
+
+Result<std::shared_ptr<Value>> ValueStore::reserve(std::size_t size_bytes) {
+  const std::size_t page = pool_->page_size_bytes();
+  const std::size_t count = size_bytes == 0 ? 1 : (size_bytes - 1) / page + 1;
+  if (count > entries_.capacity()) {
+    return Error{Errc::kInvalidArgument, "a value larger than the node"};
+  }
+  std::vector<mem::PageHandle> pages(count);
+  Keys gone;
+  bool room = false;
+  {
+    const std::lock_guard lock(mutex_);
+    int passed = 0;
+    while (!(room = pool_->allocate_many(pages)) && evict_one(passed, gone)) {
+    }
+    if (!room) ++refused_;
+  }
+  tell(gone);
+  if (!room) return Error{Errc::kCapacity, "all pages are in use"};
+  return std::shared_ptr<Value>(std::make_shared<PagedValue>(pool_, std::move(pages), size_bytes));
+}
+
+bool ValueStore::commit(std::string_view key, std::shared_ptr<Value> value, WriteOptions options,
+                        UnixMs now) {
+  Keys changed;
+  Dropped dropped;
+  bool stored = true;
+  {
+    const std::lock_guard lock(mutex_);
+    std::uint32_t slot = living(key, now, changed, dropped);
+    if (slot != cache::kNone && options.if_absent) {
+      stored = false;
+    } else {
+      if (slot == cache::kNone) {
+        const cache::ChunkHash hash = hash_of(key);
+        const std::uint8_t mark = policy_->prepare(hash);
+        slot = entries_.take(hash);
+        entries_[slot].mark = mark;
+        entries_[slot].state = cache::State::kReady;
+        if (slot >= slots_.size()) slots_.resize(slot + 1);
+        slots_[slot].key = key;
+        table_.insert(hash.mixed(), slot);
+        policy_->admit(slot);
+      } else {
+        policy_->touch(slot);
+        value_bytes_ -= slots_[slot].value->size_bytes();
+        dropped.push_back(std::move(slots_[slot].value));
+      }
+      value_bytes_ += value->size_bytes();
+      slots_[slot].value = std::move(value);
+      if (!options.keep_ttl) set_expiry(slot, options.expires);
+      if (slots_[slot].expires <= now) {
+        drop(slot, false, changed, dropped);
+      } else {
+        changed.emplace_back(key);
+      }
+    }
+  }
+  tell(changed);
+  return stored;
+}
+
+bool ValueStore::remove(std::string_view key, UnixMs now) {
+  Keys gone;
+  Dropped dropped;
+  bool there = false;
+  {
+    const std::lock_guard lock(mutex_);
+    const std::uint32_t slot = living(key, now, gone, dropped);
+    there = slot != cache::kNone;
+    if (there) drop(slot, false, gone, dropped);
+  }
+  tell(gone);
+  return there;
+}
+
+bool ValueStore::expire(std::string_view key, UnixMs at, UnixMs now) {
+  Keys changed;
+  Dropped dropped;
+  bool there = false;
+  {
+    const std::lock_guard lock(mutex_);
+    const std::uint32_t slot = living(key, now, changed, dropped);
+    there = slot != cache::kNone;
+    if (there && at <= now) {
+      drop(slot, false, changed, dropped);
+    } else if (there) {
+      set_expiry(slot, at);
+      changed.emplace_back(key);
+    }
+  }
+  tell(changed);
+  return there;
+}
+
+void ValueStore::clear() {
+  Keys gone;
+  Dropped dropped;
+  {
+    const std::lock_guard lock(mutex_);
+    for (std::uint32_t slot = 0; slot < slots_.size(); ++slot) {
+      if (slots_[slot].value != nullptr) drop(slot, false, gone, dropped);
+    }
+  }
+  if (changes_ != nullptr) changes_->cleared();
+}
+
+void ValueStore::sweep(UnixMs now) {
+  Keys gone;
+  Dropped dropped;
+  {
+    const std::lock_guard lock(mutex_);
+    while (gone.size() < kSweptMax && !expiring_.empty() && expiring_.begin()->first <= now) {
+      ++expired_;
+      drop(expiring_.begin()->second, false, gone, dropped);
+    }
+  }
+  tell(gone);
+}
+
+}  // namespace kvferry::node

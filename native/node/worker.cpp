@@ -1,0 +1,210 @@
+#include "node/worker.hpp"
+
+#include <algorithm>
+#include <array>
+#include <ctime>
+#include <utility>
+
+namespace kvferry::node {
+namespace {
+
+constexpr std::uint64_t kMailToken = 0;  // clients count from 1
+constexpr std::size_t kScratchBytes = 16 * kKiB;
+constexpr std::size_t kPiecesMax = 72;  // of one call; a value of 4 MiB in pages of 64 KiB
+constexpr int kRoundsMax = 16;          // of one connection, before others have their turn
+constexpr Nanos kJudgeEvery = 500 * kMilli;
+
+std::size_t total(std::span<const iovec> pieces) {
+  std::size_t bytes = 0;
+  for (const iovec& piece : pieces) bytes += piece.iov_len;
+  return bytes;
+}
+
+}  // namespace
+
+UnixMs unix_ms() noexcept {
+  timespec ts{};
+  ::clock_gettime(CLOCK_REALTIME, &ts);
+  return static_cast<UnixMs>(ts.tv_sec) * 1000 + ts.tv_nsec / 1'000'000;
+}
+
+Result<std::unique_ptr<Worker>> Worker::open(Context& context, PaceLimits pace) {
+  auto poller = net::Poller::open();
+  if (!poller) return poller.error();
+  auto event = EventFd::open();
+  if (!event) return event.error();
+  const int mail = event->fd();
+  std::unique_ptr<Worker> worker(new Worker(context, pace, std::move(*poller), std::move(*event)));
+  const Outcome watched = worker->poller_.watch(mail, kMailToken, true, false);
+  if (!watched) return watched.error();
+  return worker;
+}
+
+Worker::Worker(Context& context, PaceLimits pace, net::Poller poller, EventFd event)
+    : context_(context),
+      pace_(pace),
+      poller_(std::move(poller)),
+      mailbox_(std::move(event)),
+      scratch_(kScratchBytes) {}
+
+Worker::~Worker() {
+  for (const auto& [id, connection] : connections_) context_.clients.remove(id);
+}
+
+void Worker::stop() noexcept {
+  stopping_.store(true, std::memory_order_relaxed);
+  mailbox_.wake();
+}
+
+void Worker::run() {
+  while (!stopping_.load(std::memory_order_relaxed)) {
+    const auto ready = poller_.wait(again_.empty() ? kJudgeEvery : 0);
+    std::vector<std::uint64_t> turns = std::exchange(again_, {});
+    for (const net::Ready& one : ready) {
+      if (one.token == kMailToken) continue;
+      const auto at = connections_.find(one.token);
+      if (at == connections_.end()) continue;
+      if (one.readable) at->second->readable = true;
+      turns.push_back(one.token);
+    }
+    read_mail();
+    for (const std::uint64_t id : turns) serve(id);
+    const Nanos now = monotonic_ns();
+    if (now - judged_at_ >= kJudgeEvery) judge_paces(now);
+  }
+}
+
+void Worker::read_mail() {
+  Mailbox::Mail mail = mailbox_.take();
+  for (NewConnection& connection : mail.connections) add(std::move(connection));
+  for (const std::uint64_t id : mail.clients) {
+    const auto at = connections_.find(id);
+    if (at == connections_.end()) continue;
+    at->second->session.deliver();
+    serve(id);
+  }
+}
+
+void Worker::add(NewConnection connection) {
+  Counters::add(context_.counters.connections);
+  const auto id = context_.clients.add(connection.address, unix_ms(), &mailbox_);
+  if (!id) {
+    Counters::add(context_.counters.rejected);
+    count_.fetch_sub(1, std::memory_order_relaxed);
+    std::string text = "-ERR max number of clients reached\r\n";
+    const iovec piece{.iov_base = text.data(), .iov_len = text.size()};
+    (void)connection.stream->send({&piece, 1});  // the end of the connection says it as well
+    return;
+  }
+  connections_.emplace(
+      *id, std::make_unique<Connection>(Connection{.stream = std::move(connection.stream),
+                                                   .session = Session(context_, *id)}));
+  serve(*id);
+}
+
+void Worker::end(std::uint64_t id) {
+  const auto at = connections_.find(id);
+  poller_.forget(at->second->stream->fd());
+  context_.clients.remove(id);
+  connections_.erase(at);
+  count_.fetch_sub(1, std::memory_order_relaxed);
+}
+
+void Worker::serve(std::uint64_t id) {
+  const auto at = connections_.find(id);
+  if (at != connections_.end() && !serve(id, *at->second)) end(id);
+}
+
+bool Worker::serve(std::uint64_t id, Connection& connection) {
+  if (!connection.connected && !greet(connection)) return false;
+  bool moved = connection.connected;
+  for (int round = 0; moved; ++round) {
+    if (round == kRoundsMax) {
+      again_.push_back(id);
+      break;
+    }
+    moved = false;
+    if (!receive(connection, moved) || !flush(connection, moved)) return false;
+    if (connection.session.finished()) return false;
+  }
+  return watch(id, connection);
+}
+
+bool Worker::greet(Connection& connection) {
+  const net::IoResult result = connection.stream->finish_connect();
+  connection.connected = result.state == net::IoState::kOk;
+  return connection.connected || result.state == net::IoState::kWouldBlock;
+}
+
+bool Worker::receive(Connection& connection, bool& moved) {
+  Session& session = connection.session;
+  if (!connection.readable || !session.wants_bytes()) return true;
+  std::array<iovec, kPiecesMax> pieces;
+  const std::size_t count = session.plan(pieces, scratch_);
+  const std::span<const iovec> planned{pieces.data(), count};
+  const net::IoResult result = connection.stream->receive(planned);
+  if (result.state == net::IoState::kWouldBlock) {
+    connection.readable = false;
+    return true;
+  }
+  if (result.state != net::IoState::kOk) return false;
+  connection.readable = result.bytes == total(planned);
+  moved = true;
+  connection.in.moved(result.bytes);
+  Counters::add(context_.counters.received_bytes, result.bytes);
+  session.received(result.bytes, unix_ms());
+  if (!session.mid_request()) connection.in.done();
+  return true;
+}
+
+bool Worker::flush(Connection& connection, bool& moved) {
+  Session& session = connection.session;
+  while (session.unsent_bytes() > 0) {
+    std::array<iovec, kPiecesMax> pieces;
+    const std::size_t count = session.gather(pieces);
+    const net::IoResult result = connection.stream->send({pieces.data(), count});
+    if (result.state == net::IoState::kWouldBlock) return true;
+    if (result.state != net::IoState::kOk) return false;
+    moved = true;
+    connection.out.moved(result.bytes);
+    Counters::add(context_.counters.sent_bytes, result.bytes);
+    session.sent(result.bytes, unix_ms());
+  }
+  connection.out.done();
+  return true;
+}
+
+bool Worker::watch(std::uint64_t id, Connection& connection) {
+  const Session& session = connection.session;
+  bool reads = session.wants_bytes();
+  bool writes = session.unsent_bytes() > 0;
+  if (!connection.connected) {
+    reads = connection.stream->awaits_readable();
+    writes = !reads;
+  }
+  const bool watched = connection.watches_reading || connection.watches_writing;
+  if (watched && reads == connection.watches_reading && writes == connection.watches_writing) {
+    return true;
+  }
+  connection.watches_reading = reads;
+  connection.watches_writing = writes;
+  return poller_.watch(connection.stream->fd(), id, reads, writes).has_value();
+}
+
+void Worker::judge_paces(Nanos now) {
+  judged_at_ = now;
+  std::vector<std::uint64_t> slow;
+  for (auto& [id, connection] : connections_) {
+    const Session& session = connection->session;
+    const bool in =
+        connection->in.too_slow(pace_, !connection->connected || session.mid_request(), now);
+    const bool out = connection->out.too_slow(pace_, session.unsent_bytes() > 0, now);
+    if (in || out) slow.push_back(id);
+  }
+  for (const std::uint64_t id : slow) {
+    Counters::add(context_.counters.slow_closed);
+    end(id);
+  }
+}
+
+}  // namespace kvferry::node

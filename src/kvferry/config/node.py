@@ -1,0 +1,241 @@
+"""The settings of a node: where it listens, what it holds, and who may do what.
+
+    # kvferry.yaml
+    node:
+      listen: ["0.0.0.0:6400", "unix:/run/kvferry/node.sock"]
+      size_gb: 64
+      password_file: /etc/kvferry/node.password
+
+    settings = load_node_settings("kvferry.yaml", eviction_policy="S3-FIFO")
+
+The call wins over the section ``node`` of the file, that over the environment (``KVFERRY_NODE_``
+and the name in capitals), and that over the defaults.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path as FilePath
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+
+from kvferry.config.file import find_config_file, open_to_others, read_document, section_of
+from kvferry.config.places import Findings, Names, Place, together
+from kvferry.config.setting import GB, Path, PolicyName, Seconds, Secret, Settings, setting, specs
+from kvferry.config.url import is_loopback
+from kvferry.errors import ConfigError
+
+__all__ = ["ListenAddress", "NodeSettings", "NodeUser", "load_node_settings"]
+
+_log = logging.getLogger("kvferry.node")
+
+_SECTION = "node"
+_PREFIX = "KVFERRY_NODE_"
+_FILE_BYTES_MAX = 1 << 20
+_LISTEN = "addresses such as 127.0.0.1:6400 or unix:/run/node.sock"
+
+
+class NodeUser(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who may read and write which keys, by their prefixes; an empty prefix is every key."""
+
+    name: str
+    password: str
+    read: tuple[str, ...] = ()
+    write: tuple[str, ...] = ()
+    admin: bool = False
+
+    def __repr__(self) -> str:
+        return f"NodeUser(name={self.name!r}, read={self.read!r}, write={self.write!r})"
+
+
+class ListenAddress(msgspec.Struct, frozen=True):
+    """An address to listen at: a path, or host and port."""
+
+    path: str = ""
+    host: str = ""
+    port: int = 0
+
+
+class NodeSettings(Settings, frozen=True, kw_only=True):
+    """What a node holds, where it listens, and its limits.
+
+    Attributes:
+        listen: Where it listens, as HOST:PORT or unix:PATH; port 0: any free one. Beyond this host
+            it needs a password or users.
+        size_gb: Most memory of all values together, in GB of 2^30 bytes; all of it is taken at the
+            start.
+        eviction_policy: What leaves when it is full.
+        state_file: Where what it holds is kept from its end to its next start.
+        password: What clients must say.
+        password_file: A file whose content is that.
+        users_file: A file with a list of users, YAML or JSON: name, password, prefixes of the keys
+            that they may read and write, and whether they are admin.
+        read_only: Without users: clients may read, and nothing else.
+        threads: Threads that move bytes.
+        hugetlb: Put values on huge pages that the system has set aside.
+        prefault: Take the memory at the start and not when it is first used.
+        connections_max: Connections at a time.
+        in_flight_gb: Most bytes of values that are on their way in and out at a time; further
+            clients hear BUSY. None: half of the size.
+        value_bytes_max: Of one value.
+        stall_timeout_s: A connection that moves less than 1 MiB in this time, although more is
+            due, is closed.
+    """
+
+    guide: ClassVar = ()
+
+    listen: Annotated[tuple[str, ...], setting(use=_LISTEN)] = ("127.0.0.1:6400",)
+    size_gb: Annotated[float, setting(gt=0, le=1 << 20, unit="GB")] = 5.0
+    eviction_policy: Annotated[PolicyName, setting(flag="policy")] = "LRU"
+    state_file: Annotated[str, setting(min_length=1, use="a path", flag="state")] | None = None
+    password: Secret | None = None
+    password_file: Path | None = None
+    users_file: Path | None = None
+    read_only: bool = False
+    threads: Annotated[int, setting(ge=1, le=256)] = 4
+    hugetlb: bool = False
+    prefault: bool = True
+    connections_max: Annotated[int, setting(ge=1, le=1_000_000)] = 10_000
+    in_flight_gb: Annotated[float, setting(gt=0, le=1 << 20, unit="GB")] | None = None
+    value_bytes_max: Annotated[int, setting(ge=1, le=1 << 34, unit="bytes")] = 512 << 20
+    stall_timeout_s: Seconds = 10.0
+
+    def _check(self) -> None:
+        addresses = self.addresses
+        if not addresses:
+            raise ConfigError(f"listen is empty; use {_LISTEN}")
+        given = [self.password is not None, self.password_file is not None]
+        if all(given):
+            raise ConfigError("password and password_file are the same; keep one of them")
+        if self.users_file is not None and (any(given) or self.read_only):
+            raise ConfigError(
+                "users_file says who may do what; leave out password, password_file and read_only"
+            )
+        for address in addresses:
+            if address.host and not is_loopback(address.host) and not self.asks_who:
+                raise ConfigError(
+                    f"listen: {address.host}:{address.port} is reachable from other hosts, which "
+                    "needs password_file or users_file; set one, or listen on 127.0.0.1"
+                )
+
+    @property
+    def asks_who(self) -> bool:
+        """Whether clients must show a password."""
+        return not (self.password is None and self.password_file is None is self.users_file)
+
+    @property
+    def addresses(self) -> tuple[ListenAddress, ...]:
+        """`listen` in parts."""
+        return tuple(map(_address, self.listen))
+
+    @property
+    def size_bytes(self) -> int:
+        """The limit in bytes."""
+        return int(self.size_gb * GB)
+
+    def users(self) -> list[NodeUser]:
+        """Who may do what; empty: everybody everything.
+
+        Raises:
+            ConfigError: A file is missing or malformed.
+        """
+        if self.users_file is not None:
+            return _users_of(FilePath(self.users_file))
+        password = self.password
+        if self.password_file is not None:
+            password = _word_of(FilePath(self.password_file))
+        if password is None:
+            return []
+        write = () if self.read_only else ("",)
+        return [
+            NodeUser(name="default", password=password, read=("",), write=write, admin=bool(write))
+        ]
+
+
+def load_node_settings(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    **overrides: Any,
+) -> NodeSettings:
+    """The settings of this call, of a file and of the environment; see the module.
+
+    Args:
+        path: The file; default: that of ``KVFERRY_CONFIG_FILE``, or none.
+        environ: Default: of this process.
+        **overrides: Settings, where not None.
+
+    Raises:
+        ConfigError: A file is missing or malformed, or a setting is; the text names it.
+    """
+    environ = os.environ if environ is None else environ
+    aliases: dict[str, tuple[str, float | None]] = {
+        "policy": ("eviction_policy", None),
+        "state": ("state_file", None),
+    }
+    names, found = Names(specs(NodeSettings), aliases), Findings()
+    given = {name: value for name, value in overrides.items() if value is not None}
+    places = [names.take(Place("call"), given, found)]
+    if (file := find_config_file(path, environ)) is not None:
+        section = section_of(file, read_document(file), _SECTION)
+        place = names.take(Place("file", f"{file}: {_SECTION}: "), section, found)
+        if "password" in place.values:
+            found.warnings += open_to_others(file)
+        places.append(place)
+    found.warnings += names.misspelt(environ, _PREFIX)
+    places.append(names.take_environ(environ, _PREFIX, found))
+    found.raise_first()
+    found.log(_log)
+    return NodeSettings(**together(places))
+
+
+def _address(text: str) -> ListenAddress:
+    if text.startswith("unix:") and len(text) > len("unix:"):
+        return ListenAddress(path=os.path.abspath(text.removeprefix("unix:")))
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise ConfigError(f"listen: {text!r} is not valid; use {_LISTEN}")
+    if (":" in host) != (host.startswith("[") and host.endswith("]")):
+        raise ConfigError(f"listen: {text!r}: an IPv6 address stands in brackets")
+    host = {"*": "0.0.0.0"}.get(host, host)
+    return ListenAddress(host=host.strip("[]"), port=int(port))
+
+
+def _word_of(file: FilePath) -> str:
+    word = _read(file, "password_file").decode("utf-8", "replace").strip()
+    if not word or "\n" in word:
+        raise ConfigError(f"password_file {file} does not hold one line")
+    return word
+
+
+def _users_of(file: FilePath) -> list[NodeUser]:
+    raw, users = _read(file, "users_file"), None
+    with suppress(msgspec.DecodeError, ValueError):  # these errors may quote the file
+        users = msgspec.yaml.decode(raw, type=list[NodeUser])
+    if users is None:
+        raise ConfigError(
+            f"users_file {file} is no list of users; write e.g. "
+            '[{"name": "default", "password": "...", "read": [""], "write": ["kv:"]}]'
+        )
+    if not users:
+        raise ConfigError(f"users_file {file} names no user; nobody could connect")
+    if any(not user.password for user in users):
+        raise ConfigError(f"users_file {file}: a user has an empty password")
+    return users
+
+
+def _read(file: FilePath, name: str) -> bytes:
+    try:
+        with file.open("rb") as stream:
+            raw = stream.read(_FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise ConfigError(f"{name} {file}: {error.strerror}") from None
+    if len(raw) > _FILE_BYTES_MAX:
+        raise ConfigError(f"{name} {file} is larger than {_FILE_BYTES_MAX} bytes")
+    for text in open_to_others(file):
+        _log.warning("%s", text)
+    return raw

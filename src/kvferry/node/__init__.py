@@ -1,0 +1,91 @@
+"""A node: a cache server for chunks and nothing else, in this process.
+
+    with Node(NodeSettings(listen=("127.0.0.1:0",), size_gb=4)) as node:
+        print(node.endpoints)  # ['127.0.0.1:40321']
+
+Any client for Redis or Valkey works on it, with the commands that a cache needs. Its threads are
+native and never take the GIL.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from kvferry import __version__
+from kvferry._native import Node as _NativeNode
+from kvferry.config.node import NodeSettings, NodeUser
+from kvferry.config.setting import GB
+
+__all__ = ["Node", "NodeSettings"]
+
+
+class Node:
+    """Serves from its making to `stop`, or to the end of a ``with`` block.
+
+    Args:
+        settings: Where it listens, what it holds, and its limits.
+
+    Raises:
+        ConfigError: A file that the settings name is missing or malformed.
+        UnavailableError: An address is taken.
+        SystemResourceError: The host has not enough memory, threads or descriptors, or the state
+            cannot be read.
+    """
+
+    def __init__(self, settings: NodeSettings) -> None:
+        in_flight_gb = settings.in_flight_gb
+        self._native = _NativeNode(
+            listen=[msgspec.structs.astuple(address) for address in settings.addresses],
+            size_bytes=settings.size_bytes,
+            policy=settings.eviction_policy,
+            hugetlb=settings.hugetlb,
+            prefault=settings.prefault,
+            users=_users(settings),
+            state_file=settings.state_file or "",
+            threads=settings.threads,
+            connections_max=settings.connections_max,
+            in_flight_bytes_max=0 if in_flight_gb is None else int(in_flight_gb * GB),
+            value_bytes_max=settings.value_bytes_max,
+            stall_timeout_s=settings.stall_timeout_s,
+            version=__version__,
+        )
+
+    @property
+    def endpoints(self) -> list[str]:
+        """Where it listens: HOST:PORT, or unix:PATH."""
+        return self._native.endpoints()
+
+    def stats(self) -> dict[str, int]:
+        """What it holds, and what it has done since its start."""
+        return self._native.stats()
+
+    def stop(self) -> None:
+        """End all connections, then keep the state, if the settings say where.
+
+        Raises:
+            SystemResourceError: The state cannot be written; the node has ended all the same.
+        """
+        self._native.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+def _users(settings: NodeSettings) -> list[dict[str, Any]]:
+    users: list[NodeUser] = settings.users()
+    if users:
+        return [msgspec.structs.asdict(user) for user in users]
+    if not settings.read_only:
+        return []
+    return [{"name": "default", "password": None, "read": [""], "write": [], "admin": False}]

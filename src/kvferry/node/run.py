@@ -1,0 +1,52 @@
+"""A node as a process: it says where it listens, and ends with a signal."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from collections.abc import Callable
+
+from kvferry.config.node import NodeSettings
+from kvferry.node import Node
+
+__all__ = ["run_node"]
+
+_log = logging.getLogger("kvferry.node")
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+def run_node(
+    settings: NodeSettings, say: Callable[[list[str]], None], *, log_level: str = "info"
+) -> None:
+    """Serve until SIGTERM or SIGINT; in the main thread.
+
+    Args:
+        settings: Where it listens, what it holds, and its limits.
+        say: Is told where it listens, once it does.
+        log_level: Of what goes to stderr.
+
+    Raises:
+        KVFerryError: As `Node` and its `stop`.
+    """
+    logging.basicConfig(level=log_level.upper(), format=_FORMAT, stream=sys.stderr)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        with Node(settings) as node:
+            stats = node.stats()
+            _log.info(
+                "%s: %.1f GB, %s; %d values from before, %d left out",
+                " ".join(node.endpoints),
+                settings.size_gb,
+                settings.eviction_policy,
+                stats["loaded"],
+                stats["left_out"],
+            )
+            say(node.endpoints)
+            came = signal.sigwait(_SIGNALS)
+            _log.info("%s: ending", signal.Signals(came).name)
+        _log.info("ended")
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
