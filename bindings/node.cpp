@@ -18,8 +18,10 @@
 #include <utility>
 #include <vector>
 
+#include "codec/little_endian.hpp"
 #include "errors.hpp"
 #include "gil.hpp"
+#include "landing.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -84,8 +86,9 @@ void start_node(NodeOwner* self, const nb::sequence& listen, std::size_t size_by
                 std::string policy, bool hugetlb, bool prefault, const nb::sequence& users,
                 std::string state_file, std::size_t threads, std::size_t connections_max,
                 std::size_t in_flight_bytes_max, std::size_t value_bytes_max,
-                double stall_timeout_s, std::string version) {
+                double stall_timeout_s, std::string version, bool lends) {
   node::NodeOptions options;
+  options.lends = lends;
   for (const nb::handle item : listen) options.listen.push_back(endpoint_of(item));
   for (const nb::handle item : users) {
     options.users.push_back(user_of(nb::cast<nb::dict>(item)));
@@ -149,13 +152,37 @@ void bind_node(nb::module_& module) {
       .def("__init__", &start_node, nb::kw_only(), "listen"_a, "size_bytes"_a, "policy"_a,
            "hugetlb"_a, "prefault"_a, "users"_a, "state_file"_a, "threads"_a, "connections_max"_a,
            "in_flight_bytes_max"_a, "value_bytes_max"_a, "stall_timeout_s"_a, "version"_a,
+           "lends"_a = false,
            nb::sig("def __init__(self, *, listen: collections.abc.Sequence[tuple[str, str, int]], "
                    "size_bytes: int, "
                    "policy: str, hugetlb: bool, prefault: bool, users: "
                    "collections.abc.Sequence[dict[str, typing.Any]], "
                    "state_file: str, threads: int, connections_max: int, "
                    "in_flight_bytes_max: int, value_bytes_max: int, stall_timeout_s: float, "
-                   "version: str) -> None"))
+                   "version: str, lends: bool = False) -> None"))
+      .def(
+          "lend",
+          [](const NodeOwner& self, const CacheOwner& cache, const std::string& prefix,
+             const nb::bytes& identity, std::size_t chunk_bytes) {
+            node::Node& node = self.running();
+            if (!node.lends()) {
+              raise({Errc::kInvalidArgument, "this node has a store of its own"});
+            }
+            if (identity.size() < sizeof(std::uint64_t)) {
+              raise({Errc::kInvalidArgument, "an identity has at least 8 bytes"});
+            }
+            const auto* digest = reinterpret_cast<const std::byte*>(identity.c_str());
+            value_or_raise(
+                node.lend(cache.cache, prefix, codec::load_le<std::uint64_t>(digest), chunk_bytes));
+          },
+          "cache"_a, "prefix"_a, "identity"_a, "chunk_bytes"_a,
+          "Lend the chunks of a cache, under names that begin with the prefix.")
+      .def(
+          "recall",
+          [](const NodeOwner& self, const std::string& prefix) {
+            return self.running().lends() && self.running().recall(prefix);
+          },
+          "prefix"_a, "Lend the cache of this prefix no more; whether it was.")
       .def("stop", [](NodeOwner& self) { value_or_raise(self.stop()); })
       .def("endpoints", &endpoints, nb::sig("def endpoints(self) -> list[str]"))
       .def("stats", &stats, nb::sig("def stats(self) -> dict[str, int]"));

@@ -150,12 +150,17 @@ def test_what_is_not_here_is_refused_only_when_it_is_on(file: Path, name: str, v
     assert load(None, {f"LMCACHE_{name.upper()}": "False"}) == EngineConfig()
 
 
-CONTROLLER = {
+CONTROLLER: dict[str, Any] = {
     "enable_controller": True,
     "controller_pull_url": "localhost:8300",
     "controller_reply_url": "localhost:8400",
 }
-PEER = {**CONTROLLER, "enable_p2p": True, "p2p_host": "localhost", "p2p_init_ports": 8200}
+PEER: dict[str, Any] = {
+    **CONTROLLER,
+    "enable_p2p": True,
+    "p2p_host": "localhost",
+    "p2p_init_ports": 8200,
+}
 
 
 @pytest.mark.parametrize("name", [*PEER])

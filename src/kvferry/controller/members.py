@@ -297,7 +297,12 @@ class Members:
             if known == self._peers_number:
                 return known, None
             found = [
-                Peer(one.instance, one.rank, one.facts.address, _readable(one.facts)[1])
+                Peer(
+                    one.instance,
+                    one.rank,
+                    *_readable(one.facts),
+                    one.facts.lookup_address,
+                )
                 for one in self._members.values()
                 if one.facts.address
             ]

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from kvferry.config import EngineConfig, chosen_config
 from kvferry.connectors.base import Connector
@@ -27,6 +27,9 @@ from kvferry.engine.storer import Storer
 from kvferry.errors import ClosedError
 from kvferry.identity import Identity
 from kvferry.metrics import EngineMetrics
+
+if TYPE_CHECKING:
+    from kvferry.engine.engine import Engine
 
 __all__ = ["FLUSH_S", "EngineLife"]
 
@@ -109,7 +112,7 @@ class EngineLife:
         from kvferry.engine.sharing import join  # for those alone who share
 
         try:
-            join(self)
+            join(cast("Engine", self))
         except BaseException:
             self.close(0.0)
             raise
@@ -125,7 +128,7 @@ class EngineLife:
         if self.config.enable_controller:
             from kvferry.engine.sharing import leave
 
-            leave(self)
+            leave(cast("Engine", self))
         self._executor.shutdown(wait=False, cancel_futures=True)
         until = time.monotonic() + timeout_s
         self.learning.close(min(_NOTE_S, timeout_s))

@@ -1,7 +1,7 @@
 """The memory of other instances, as tiers of an engine: read in front of the stores.
 
     peers = Peers(engine, open_peer)
-    peers.follow({"instance_1": "10.0.0.7:8200"})    # these, from now on, and no others
+    peers.follow({"instance_1": peer})    # these, from now on, and no others
 
 A peer is one more store to the engine: it is asked at the same moment as the others, a presence
 view knows what it has, and the cost model says whether its copy is worth its way. What it lends is
@@ -21,6 +21,7 @@ from kvferry.connectors.peer import PeerConnector
 from kvferry.engine.engine import Engine
 from kvferry.engine.store_tiers import StoreTier, space_of
 from kvferry.errors import KVFerryError
+from kvferry.membership import Peer
 
 __all__ = ["PeerTier", "Peers", "open_peer"]
 
@@ -70,41 +71,50 @@ class Peers:
         self._engine = engine
         self._opened = opened
         self._lock = threading.Lock()
-        self._tiers: dict[str, tuple[str, StoreTier]] = {}  # name: address and tier
+        self._tiers: dict[str, tuple[Peer, StoreTier]] = {}  # by name
+        self._unmet: list[str] = []  # names of peers that nothing was heard of yet
         self._refused: dict[str, str] = {}  # name: address of what could not be opened
 
-    @property
-    def names(self) -> list[str]:
-        """Of the peers that are read from."""
-        return list(self._tiers)
-
-    def follow(self, addresses: Mapping[str, str]) -> None:
-        """Read from these from now on.
-
-        Args:
-            addresses: HOST:PORT of the node of each peer, by its name.
-        """
+    def follow(self, peers: Mapping[str, Peer]) -> None:
+        """Read from these from now on, by their names, and from no others."""
         gone: list[StoreTier] = []
         with self._lock:
-            for name, (address, tier) in list(self._tiers.items()):
-                if addresses.get(name) != address:
+            for name, (peer, tier) in list(self._tiers.items()):
+                if name not in peers or peers[name].address != peer.address:
                     del self._tiers[name]
                     self._engine.tiers.remove(tier)
                     gone.append(tier)
-            for name, address in addresses.items():
+            for name, peer in peers.items():
                 if name not in self._tiers and self._engine.available:
-                    self._join(name, address)
+                    self._join(name, peer)
+            self._unmet = [name for name in self._unmet if not self._met(name)]
         for tier in gone:
             tier.close(0.0)
 
-    def _join(self, name: str, address: str) -> None:
+    def _join(self, name: str, peer: Peer) -> None:
         try:
-            tier = self._opened(name, address)
+            tier = self._opened(name, peer.address)
         except (KVFerryError, OSError) as error:
-            if self._refused.get(name) != address:
-                _log.warning("peer %s at %s cannot be read from: %s", name, address, error)
-            self._refused[name] = address
+            if self._refused.get(name) != peer.address:
+                _log.warning("peer %s at %s cannot be read from: %s", name, peer.address, error)
+            self._refused[name] = peer.address
             return
         self._refused.pop(name, None)
-        self._tiers[name] = (address, tier)
+        self._tiers[name] = (peer, tier)
+        self._unmet.append(name)
         self._engine.tiers.insert(len(self._tiers) - 1, tier)
+
+    def _met(self, name: str) -> bool:
+        """Whether a peer was reached, which is logged once, or is none any more."""
+        found = self._tiers.get(name)
+        if found is None:
+            return True
+        peer, tier = found
+        if not tier.tier.connector.stats().get("client_connections_up"):
+            return False
+        _log.info(
+            "Established connection to peer_init_url %s. The peer_lookup_url: %s",
+            peer.address,
+            peer.lookup_address or peer.address,
+        )
+        return True

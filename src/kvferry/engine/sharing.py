@@ -15,6 +15,7 @@ Threads: any; one of its own passes on what changes in memory.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -44,6 +45,7 @@ _SLOTS = 8192  # of a snapshot, in one piece
 _LOOK_S = 0.05
 _UNNAMED_S = 60.0  # a peer that no controller names is read on for so long
 _PREFETCH_S = 30.0
+_IN_FLIGHT_BYTES_MAX = 2 << 30  # pages that are held while they are sent
 _BACKOFF_S_MAX = 1.0  # of a peer that failed again and again
 
 
@@ -81,19 +83,19 @@ class Sharing:
         self._listed: frozenset[tuple[str, int]] = frozenset()
         self._closing = threading.Event()
         self.node: LendingNode | None = None
-        address = ""
+        addresses = ["", ""]
         if settings.enable_p2p:
             self.node = self._open_node()
-            assert settings.p2p_host is not None
-            address = show_endpoint(settings.p2p_host, self.node.port)
-        self.address = address
+            host = settings.p2p_host or ""
+            addresses = [show_endpoint(host, port) for port in self.node.ports]
         self._reporter = Reporter(
             self,
             instance=settings.instance_id,
             pull=settings.controller_pull_url or "",
             reply=settings.controller_reply_url or "",
             rank=rank,
-            address=address,
+            address=addresses[0],
+            lookup_address=addresses[-1],
             secret=self._secret,
             peers=self._meet,
         )
@@ -109,7 +111,7 @@ class Sharing:
             ports.append(_of_rank("p2p_lookup_ports", settings.p2p_lookup_ports, self._rank))
         if settings.transfer_channel == "nixl":
             _log.info("transfer_channel nixl: chunks go over TCP, which serves in its place")
-        return LendingNode(host, ports, self._secret)
+        return LendingNode(host, ports, self._secret, _IN_FLIGHT_BYTES_MAX)
 
     # --- Engines ---
 
@@ -127,7 +129,9 @@ class Sharing:
             return tier
 
         if self.node is not None:
-            self.node.lend(engine.memory.cache, space_of(engine.identity))
+            space = space_of(engine.identity)
+            size = engine.layout.chunk_bytes
+            self.node.lend(engine.memory.cache, space.prefix, space.identity, size)
         with self._lock:
             self._joined = (*self._joined, _Joined(engine, Peers(engine, opened)))
         self._follow()
@@ -135,7 +139,7 @@ class Sharing:
     def leave(self, engine: Engine) -> bool:
         """The engine ends; whether it was the last one."""
         if self.node is not None:
-            self.node.recall(space_of(engine.identity))
+            self.node.recall(space_of(engine.identity).prefix)
         with self._lock:
             self._joined = tuple(one for one in self._joined if one.engine is not engine)
             return not self._joined
@@ -143,13 +147,13 @@ class Sharing:
     def _client(self, address: str) -> ClientConfig:
         host, port = parse_endpoint(address)
         settings = self.settings
-        secret = {"username": USER, "password": self._secret} if self._secret else {}
         return ClientConfig(
             host=host,
             port=port or 0,
             reconnect_min_s=min(max(settings.lookup_backoff_time, 0.001), _BACKOFF_S_MAX),
             reconnect_max_s=_BACKOFF_S_MAX,
-            **secret,
+            username=USER if self._secret else None,
+            password=self._secret or None,
         )
 
     def close(self, timeout_s: float = 1.0) -> None:
@@ -183,7 +187,7 @@ class Sharing:
             known, joined = list(self._known.values()), self._joined
         for one in joined if self.settings.enable_p2p else ():
             one.peers.follow(
-                {_name(peer): peer.address for peer in known if one.identity in peer.identities}
+                {_name(peer): peer for peer in known if one.identity in peer.identities}
             )
 
     # --- What the controller is told: see `kvferry.membership.Holdings` ---
@@ -276,7 +280,7 @@ class Sharing:
 
 
 # One for each process and rank: engines of one process share a node and a reporter.
-_here: dict[tuple[object, int], Sharing] = {}
+_here: dict[tuple[int, str, int], Sharing] = {}
 _lock = threading.Lock()
 
 
@@ -295,7 +299,7 @@ def join(engine: Engine, prepare: Callable[[StoreTier], object] = lambda _: None
         return
     rank = engine.layout.pp_rank * engine.layout.tp_size + engine.layout.tp_rank
     with _lock:
-        key = (settings.instance_id, rank)
+        key = (os.getpid(), settings.instance_id, rank)
         if key not in _here:
             _here[key] = Sharing(settings, rank)
         _here[key].join(engine, prepare)

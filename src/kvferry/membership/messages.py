@@ -175,6 +175,7 @@ class Register(msgspec.Struct, frozen=True, tag="register"):
         started: When its process began, in seconds since 1970: of two processes with one name the
             younger one counts.
         address: HOST:PORT at which others read its chunks; empty: nobody can.
+        lookup_address: A second one, for people; empty: there is none.
         identities: Of its chunks.
         actions: Commands that it takes.
         software: For people.
@@ -186,6 +187,7 @@ class Register(msgspec.Struct, frozen=True, tag="register"):
     usage: Usage
     actions: Annotated[tuple[_Name, ...], msgspec.Meta(max_length=32)] = ()
     software: _Text = ""
+    lookup_address: _Text = ""
 
 
 class Registered(msgspec.Struct, frozen=True, tag="registered"):
@@ -271,7 +273,7 @@ class Peer(msgspec.Struct, frozen=True):
 
     Attributes:
         instance, rank: Who.
-        address: HOST:PORT of its node.
+        address, lookup_address: As it said when it registered.
         identities: Of its chunks.
     """
 
@@ -279,6 +281,7 @@ class Peer(msgspec.Struct, frozen=True):
     rank: _Rank
     address: _Text
     identities: _Identities
+    lookup_address: _Text = ""
 
 
 class Pulse(msgspec.Struct, frozen=True, tag="pulse"):

@@ -70,7 +70,7 @@ class Reporter:
         instance: Its name, the same over restarts.
         pull, reply: HOST:PORT of the controller's ports for updates and for questions.
         rank: Of this process in the instance.
-        address: HOST:PORT where others read its chunks; empty: nobody can.
+        address, lookup_address: HOST:PORT where others read its chunks; empty: nobody can.
         secret: What both sides know; empty: none.
         peers: Is told everybody whose chunks can be read, this instance too, whenever that changes.
         backlog_bytes: Of hashes that wait for the controller; above it a snapshot replaces them.
@@ -87,13 +87,15 @@ class Reporter:
         reply: str,
         rank: int = 0,
         address: str = "",
+        lookup_address: str = "",
         secret: str = "",
         peers: Callable[[Sequence[Peer]], object] | None = None,
         backlog_bytes: int = _BACKLOG_BYTES,
     ) -> None:
         self._holdings = holdings
         self._me = Me(instance, rank)
-        self._pull, self._reply, self._address = pull, reply, address
+        self._pull, self._reply = pull, reply
+        self._address, self._lookup_address = address, lookup_address
         self._secret = secret
         self._peers = peers
         self._peers_number = 0  # of the thread that says that we live
@@ -220,6 +222,7 @@ class Reporter:
             self._holdings.usage(),
             tuple(self._holdings.actions),
             f"kvferry {__version__}",
+            self._lookup_address,
         )
         link, _ = Link.open(self._reply, "reply", self._me, self._secret, _TIMEOUT_S)
         try:

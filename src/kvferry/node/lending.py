@@ -1,0 +1,82 @@
+"""A node that lends what caches have in memory, to whoever may read it. Nobody writes there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvferry import __version__, _native
+from kvferry.config.endpoints import address_of
+
+__all__ = ["USER", "LendingNode"]
+
+USER = "peer"  # who may read, where a secret is needed
+_THREADS = 4
+_CONNECTIONS_MAX = 10_000
+_STALL_S = 10.0
+_REQUEST_BYTES_MAX = 1 << 20  # nobody sends values
+
+
+class LendingNode:
+    """Serves from its making to `stop`.
+
+    Args:
+        host: Where it listens.
+        ports: On all of these; 0: any free one.
+        secret: What readers must say, as the user `USER`; empty: nothing.
+        in_flight_bytes_max: What may be on its way to all readers at a time; beyond it they hear
+            BUSY.
+
+    Raises:
+        ConfigError: The host is no address of this one.
+        UnavailableError: A port is taken.
+    """
+
+    def __init__(
+        self, host: str, ports: Sequence[int], secret: str, in_flight_bytes_max: int
+    ) -> None:
+        address = address_of("p2p_bind", host)
+        reader = {"name": USER, "password": secret, "read": ["kvf:"], "write": [], "admin": False}
+        anybody = {**reader, "name": "default", "password": None}
+        self._native = _native.Node(
+            listen=[("", address, port) for port in ports],
+            size_bytes=0,
+            policy="LRU",
+            hugetlb=False,
+            prefault=False,
+            users=[reader if secret else anybody],
+            state_file="",
+            threads=_THREADS,
+            connections_max=_CONNECTIONS_MAX,
+            in_flight_bytes_max=in_flight_bytes_max,
+            value_bytes_max=_REQUEST_BYTES_MAX,
+            stall_timeout_s=_STALL_S,
+            version=__version__,
+            lends=True,
+        )
+
+    @property
+    def ports(self) -> list[int]:
+        """Where it listens."""
+        return [int(each.rpartition(":")[2]) for each in self._native.endpoints()]
+
+    def lend(
+        self, cache: _native.ChunkCache, prefix: str, identity: bytes, chunk_bytes: int
+    ) -> None:
+        """Lend the chunks of a cache under names that begin with the prefix.
+
+        Raises:
+            UsageError: A cache with such a prefix is lent already.
+        """
+        self._native.lend(cache, prefix, identity, chunk_bytes)
+
+    def recall(self, prefix: str) -> bool:
+        """Lend the cache of this prefix no more; whether it was."""
+        return self._native.recall(prefix)
+
+    def stats(self) -> dict[str, int]:
+        """What it has done since its start."""
+        return dict(self._native.stats())
+
+    def stop(self) -> None:
+        """End all connections."""
+        self._native.stop()
