@@ -35,7 +35,7 @@ from kvferry.node.lending import USER, LendingNode
 if TYPE_CHECKING:
     from kvferry.engine.engine import Engine
 
-__all__ = ["Sharing", "join", "leave"]
+__all__ = ["Sharing", "join", "leave", "sharing_of"]
 
 _log = logging.getLogger("kvferry.engine")
 
@@ -314,6 +314,12 @@ def leave(engine: Engine) -> None:
                 last = _here.pop(key)
     if last is not None:
         last.close()
+
+
+def sharing_of(engine: Engine) -> Sharing | None:
+    """What this engine takes part in."""
+    with _lock:
+        return next((one for one in _here.values() if engine in one.engines), None)
 
 
 def _of_rank(name: str, ports: Sequence[int], rank: int) -> int:

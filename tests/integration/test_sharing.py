@@ -1,0 +1,472 @@
+"""Instances read each other's memory: a real controller, real nodes, every byte compared."""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvferry import Engine, Identity
+from kvferry.config import ClientConfig
+from kvferry.config.controller import ControllerConfig
+from kvferry.connectors.peer import PeerConnector
+from kvferry.controller.controller import Controller
+from kvferry.engine.peers import open_peer
+from kvferry.engine.prompt import read_prompt
+from kvferry.errors import UnavailableError, UsageError
+from kvferry.membership import Command
+from support.engines import (
+    CHUNK,
+    IDENTITY,
+    LAYOUT,
+    check,
+    expected,
+    open_engine,
+    pages_gb,
+    prompt,
+    space,
+)
+from support.programs import Program
+from support.servers import start_server, wait_for
+
+PROMPT = 40 * CHUNK
+TESTS = str(Path(__file__).parents[1])
+
+Open = Callable[..., Engine]
+
+OWNER = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+from support.engines import expected, open_engine, pages_gb, prompt
+settings, prompts, tokens = json.loads(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+with open_engine(max_local_cpu_size=pages_gb(4096), **settings) as engine:
+    for seed in range(prompts):
+        engine.store(prompt(tokens, seed), expected(prompt(tokens, seed)))
+    print("ready", flush=True)
+    __import__("time").sleep(600)
+"""
+
+
+@contextmanager
+def running_controller(**settings: Any) -> Iterator[Controller]:
+    ports = {"pull": 0, "reply": 0, "heartbeat": 0}
+    quick = {"heartbeat_s": 0.2, "suspect_s": 0.6, "dead_s": 2.0}
+    settings = {"port": 0, "monitor_ports": ports, **quick, **settings}
+    controller = Controller(ControllerConfig(**settings))
+    controller.start()
+    try:
+        yield controller
+    finally:
+        controller.stop()
+
+
+def sharing(controller: Controller, name: str, **settings: Any) -> dict[str, Any]:
+    """The settings of an instance."""
+    ports = controller.ports
+    return {
+        "enable_p2p": True,
+        "p2p_host": "localhost",
+        "p2p_init_ports": [0],
+        "enable_controller": True,
+        "lmcache_instance_id": name,
+        "controller_pull_url": f"localhost:{ports['pull']}",
+        "controller_reply_url": f"localhost:{ports['reply']}",
+        **settings,
+    }
+
+
+@pytest.fixture
+def controller() -> Iterator[Controller]:
+    with running_controller() as controller:
+        yield controller
+
+
+@pytest.fixture
+def instance(controller: Controller) -> Iterator[Open]:
+    with ExitStack() as stack:
+
+        def opened(name: str, **settings: Any) -> Engine:
+            return stack.enter_context(open_engine(**sharing(controller, name, **settings)))
+
+        yield opened
+
+
+def peers_of(engine: Engine) -> list[str]:
+    return [
+        tier.tier.name
+        for tier in engine.tiers
+        if tier.tier.connector.stats().get("client_connections_up")
+    ]
+
+
+def meets(engine: Engine, *names: str) -> None:
+    wait_for("it knows its peers", lambda: sorted(peers_of(engine)) == [f"peer {n}" for n in names])
+
+
+def finds(engine: Engine, tokens: list[int]) -> None:
+    wait_for("it is found", lambda: engine.contains(tokens) == PROMPT)
+
+
+def told(controller: Controller) -> int:
+    """How many chunks all instances together have told the controller of; -1: nobody is there."""
+    members = controller.members.living()
+    return sum(map(controller.members.chunks, members)) if members else -1
+
+
+def from_peers(engine: Engine) -> float:
+    hits = engine.stats()["metrics"]["kvferry_tokens_hit_total"]
+    return float(sum(count for tier, count in hits.items() if tier.startswith("peer ")))
+
+
+@pytest.mark.parametrize("presence", [False, pytest.param(True, marks=pytest.mark.presence)])
+def test_an_instance_reads_what_another_one_has_in_memory(
+    instance: Open, presence: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "kvferry")
+    one, other = instance("one"), instance("other")
+    tokens = prompt(PROMPT + 5)
+    one.store(tokens, expected(tokens))
+    meets(other, "one")
+    finds(other, tokens)
+    assert check(other, tokens) == PROMPT
+    assert from_peers(other) == PROMPT
+    assert f"Retrieved {PROMPT} out of {PROMPT + 5} tokens (peer one {PROMPT})" in caplog.text
+    assert "Established connection to peer_init_url localhost:" in caplog.text
+    assert ". The peer_lookup_url: localhost:" in caplog.text
+
+
+def test_both_ports_of_a_node_serve(controller: Controller, instance: Open) -> None:
+    one = instance("one", p2p_lookup_ports=0)
+    tokens = prompt(PROMPT)
+    one.store(tokens, expected(tokens))
+    wait_for("it registers", lambda: controller.members.living())
+    [member] = controller.members.living()
+    addresses = {member.facts.address, member.facts.lookup_address}
+    assert len(addresses) == 2
+    keys = read_prompt(tokens, CHUNK, b"").keys(0, 40)
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        with PeerConnector(space(), ClientConfig(host=host, port=int(port))) as peer:
+            assert peer.batch_exists(keys).prefix_len == 40
+
+
+def test_the_longest_prefix_of_several_owners_is_put_together(instance: Open) -> None:
+    tokens = prompt(PROMPT)
+    chunks = expected(tokens)
+    one, two, reader = instance("one"), instance("two"), instance("reader")
+    one.store(tokens[: 10 * CHUNK], chunks[:10])
+    two.store(tokens, chunks[5:], first_chunk=5)
+    meets(reader, "one", "two")
+    wait_for("all of it is found", lambda: reader.contains(tokens) == PROMPT)
+    assert check(reader, tokens) == PROMPT
+    assert from_peers(reader) == PROMPT
+
+
+def test_what_memory_holds_is_not_asked_for(instance: Open) -> None:
+    one, other = instance("one"), instance("other")
+    tokens = prompt(PROMPT)
+    for engine in (one, other):
+        engine.store(tokens, expected(tokens))
+    meets(other, "one")
+    assert check(other, tokens) == PROMPT
+    assert from_peers(other) == 0
+
+
+def test_another_identity_is_no_peer(instance: Open) -> None:
+    theirs = Identity(model="another", layout=LAYOUT)
+    one, other, third = instance("one", identity=theirs), instance("other"), instance("third")
+    tokens = prompt(PROMPT)
+    one.store(tokens, expected(tokens, theirs))
+    meets(other, "third")
+    meets(third, "other")
+    assert other.contains(tokens) == 0
+
+
+def test_a_reader_writes_deletes_and_clears_nothing_at_its_peer(instance: Open) -> None:
+    one, other = instance("one"), instance("other")
+    tokens, mine = prompt(PROMPT), prompt(PROMPT, 7)
+    one.store(tokens, expected(tokens))
+    meets(other, "one")
+    meets(one, "other")
+    other.store(mine, expected(mine))
+    assert other.flush()
+    before = one.memory.cache.stats()["resident"]
+    assert before == 40
+    other.clear(weights_version="next")
+    time.sleep(0.3)  # a deletion in the background would have begun
+    assert one.memory.cache.stats()["resident"] == 40
+    assert check(other, tokens) == 0  # another generation
+    assert check(one, tokens) == PROMPT
+    peer = next(tier.tier.connector for tier in other.tiers)
+    with pytest.raises(UsageError, match="never written"):
+        peer.batch_set(["x"], [bytes(LAYOUT.chunk_bytes)])
+    with pytest.raises(UsageError, match="never written"):
+        peer.batch_delete(["x"])
+
+
+def test_generations_that_have_one_name_find_each_other(instance: Open) -> None:
+    one, other = instance("one"), instance("other")
+    meets(other, "one")
+    for engine in (one, other):
+        engine.clear(weights_version="v2")
+    tokens = prompt(PROMPT)
+    one.store(tokens, expected(tokens, IDENTITY))
+    finds(other, tokens)
+    assert check(other, tokens) == PROMPT
+
+
+@pytest.mark.parametrize("presence", [False, pytest.param(True, marks=pytest.mark.presence)])
+def test_what_its_owner_evicts_is_a_shorter_prefix(instance: Open, presence: bool) -> None:
+    one, other = instance("one"), instance("other")
+    tokens = prompt(PROMPT)
+    one.store(tokens, expected(tokens))
+    meets(other, "one")
+    finds(other, tokens)
+    keys = read_prompt(tokens, CHUNK, b"").hashes
+    one.memory.cache.remove(keys[16 * 12 : 16 * 13])
+    assert check(other, tokens) == 12 * CHUNK
+    one.memory.cache.clear()
+    other.memory.cache.clear()
+    assert check(other, tokens) == 0
+
+
+def test_an_owner_under_pressure_lends_whole_chunks_or_none(instance: Open) -> None:
+    one = instance("one", max_local_cpu_size=pages_gb(120))
+    readers = [instance(f"reader{n}", max_local_cpu_size=pages_gb(120)) for n in range(2)]
+    for reader in readers:
+        meets(reader, *sorted({"one", "reader0", "reader1"} - {readers_name(reader)}))
+    stop, problems, hits = threading.Event(), [], [0]
+
+    def read(reader: Engine, seed: int) -> None:
+        rng = random.Random(seed)
+        try:
+            while not stop.is_set():
+                hits[0] += check(reader, prompt(PROMPT, rng.randrange(8))) > 0
+                reader.clear(stores=False)
+        except BaseException as error:
+            problems.append(error)
+
+    threads = [
+        threading.Thread(target=read, args=(reader, n)) for n in range(2) for reader in readers
+    ]
+    for thread in threads:
+        thread.start()
+    rng = random.Random(1)
+    until = time.monotonic() + 3
+    while time.monotonic() < until and not problems:
+        tokens = prompt(PROMPT, rng.randrange(8))
+        one.store(tokens, expected(tokens))
+        check(one, tokens)
+    stop.set()
+    for thread in threads:
+        thread.join(30)
+    assert not problems, problems
+    assert hits[0] > 0
+    wait_for("pages come back", lambda: one.memory.cache.stats()["leases"] == 0)
+
+
+def readers_name(engine: Engine) -> str:
+    return str(engine.config.lmcache_instance_id)
+
+
+def owner(controller: Controller, name: str, prompts: int = 4, tokens: int = PROMPT) -> Program:
+    import json
+
+    program = Program(OWNER, TESTS, json.dumps(sharing(controller, name)), prompts, tokens)
+    assert program.read_line(60) == "ready"
+    return program
+
+
+def test_an_owner_that_is_killed_is_a_miss_and_is_read_again_when_it_is_back(
+    controller: Controller, instance: Open
+) -> None:
+    reader = instance("reader", retrieve_timeout_s=2.0)
+    rng = random.Random(3)
+    for _ in range(3):
+        with owner(controller, "owner") as program:
+            meets(reader, "owner")
+            tokens = prompt(PROMPT, 1)
+            reader.clear(stores=False)
+            finds(reader, tokens)
+            killer = threading.Timer(rng.uniform(0, 0.05), program.process.kill)
+            killer.start()
+            for seed in range(40):  # bytes are compared in there
+                began = time.monotonic()
+                check(reader, prompt(PROMPT, seed % 4))
+                assert time.monotonic() - began < 10
+                reader.clear(stores=False)
+            killer.join()
+        wait_for("it is gone", lambda: not peers_of(reader))
+        assert check(reader, prompt(PROMPT, 2)) == 0
+
+
+def test_an_owner_that_hangs_keeps_nobody_waiting_beyond_the_deadline(
+    controller: Controller, instance: Open
+) -> None:
+    reader = instance("reader", retrieve_timeout_s=1.0)
+    with owner(controller, "owner") as program:
+        meets(reader, "owner")
+        tokens = prompt(PROMPT, 1)
+        finds(reader, tokens)
+        program.process.send_signal(signal.SIGSTOP)
+        for seed in range(3):
+            began = time.monotonic()
+            assert check(reader, prompt(PROMPT, seed)) == 0
+            assert time.monotonic() - began < 6  # on a machine that is full
+        program.process.send_signal(signal.SIGCONT)
+
+        def works() -> bool:
+            reader.clear(stores=False)
+            return check(reader, tokens) == PROMPT
+
+        wait_for("it is read again", works)
+
+
+def test_peers_that_know_each_other_go_on_without_a_controller() -> None:
+    tokens, later = prompt(PROMPT), prompt(PROMPT, 5)
+    with ExitStack() as stack:
+        first = stack.enter_context(ExitStack())
+        controller = first.enter_context(running_controller())
+        one, other = (
+            stack.enter_context(open_engine(**sharing(controller, name)))
+            for name in ("one", "other")
+        )
+        meets(other, "one")
+        ports = controller.ports
+        first.close()
+        one.store(tokens, expected(tokens))
+        finds(other, tokens)
+        assert check(other, tokens) == PROMPT
+        again = stack.enter_context(running_controller(monitor_ports=ports))
+        wait_for("they register", lambda: len(again.members.living()) == 2)
+        assert peers_of(other) == ["peer one"]
+        one.store(later, expected(later))
+        finds(other, later)
+        assert check(other, later) == PROMPT
+        held = read_prompt(later, CHUNK, b"").hashes
+        wait_for("the directory is whole", lambda: len(again.members.lookup(held)) == 2)
+
+
+def test_who_does_not_know_the_secret_reads_nothing(tmp_path: Path) -> None:
+    with running_controller(secret="right") as controller, ExitStack() as stack:
+
+        def opened(name: str, secret: str) -> Engine:
+            settings = sharing(controller, name, p2p_secret=secret)
+            return stack.enter_context(open_engine(**settings))
+
+        one, other, stranger = (
+            opened("one", "right"),
+            opened("other", "right"),
+            opened("stranger", "wrong"),
+        )
+        tokens = prompt(PROMPT)
+        one.store(tokens, expected(tokens))
+        meets(other, "one")
+        finds(other, tokens)
+        assert check(other, tokens) == PROMPT
+        [member] = [m for m in controller.members.living() if m.instance == "one"]
+        host, _, port = member.facts.address.rpartition(":")
+        config = ClientConfig(host=host, port=int(port), username="peer", password="wrong")
+        stranger.tiers.append(open_peer(stranger, "one", config))
+        assert check(stranger, tokens) == 0
+        assert sorted(m.instance for m in controller.members.living()) == ["one", "other"]
+
+
+def test_a_peer_that_lies_is_refused(instance: Open) -> None:
+    """Frames say whose bytes they are: those of other tokens cannot pass for these."""
+    one = instance("one")
+    tokens, others = prompt(PROMPT), prompt(PROMPT, 1)
+    with start_server("valkey") as server:
+        liar = open_engine(stores=[{"type": "redis", "url": server.url}])
+        with liar:
+            for each in (tokens, others):
+                liar.store(each, expected(each))
+            assert liar.flush()
+        prefix = space().prefix
+        for true, false in zip(
+            read_prompt(tokens, CHUNK, b"").keys(0, 40),
+            read_prompt(others, CHUNK, b"").keys(0, 40),
+            strict=True,
+        ):
+            server.cli("RENAME", prefix + false, prefix + true)
+        config = ClientConfig(host=server.host, port=server.port)
+        one.tiers.append(open_peer(one, "liar", config))
+        assert check(one, tokens) == 0
+        assert from_peers(one) == 0
+
+
+def test_a_port_that_is_taken_is_said(controller: Controller, instance: Open) -> None:
+    one = instance("one")
+    wait_for("it registers", lambda: controller.members.living())
+    [member] = controller.members.living()
+    port = int(member.facts.address.rpartition(":")[2])
+    with pytest.raises(UnavailableError, match=str(port)):
+        instance("other", p2p_init_ports=port)
+    assert one.available
+
+
+def test_a_controller_steers_what_memory_holds(controller: Controller, instance: Open) -> None:
+    one, other = instance("one"), instance("other")
+    tokens = prompt(PROMPT)
+    prompt_ = read_prompt(tokens, CHUNK, b"")
+    one.store(tokens, expected(tokens))
+    meets(other, "one")
+    finds(other, tokens)
+
+    def asked(engine: Engine, action: str, hashes: bytes = b"") -> int:
+        from kvferry.engine.sharing import sharing_of
+
+        part = sharing_of(engine)
+        assert part is not None
+        result = part.obey(Command("job", action, IDENTITY.digest, hashes))
+        assert result.ok, result
+        return result.chunks
+
+    assert asked(other, "prefetch", prompt_.hashes) == 40
+    assert other.memory.ready(prompt_)[0] == 40
+    assert asked(one, "pin", prompt_.first(10)) == 10
+    assert one.memory.cache.stats()["pinned"] == 10
+    assert asked(one, "unpin", prompt_.first(10)) == 10
+    assert asked(one, "delete", prompt_.hashes[16 * 39 :]) == 1
+    assert asked(one, "clear") == 39
+    assert asked(one, "clear") == 0
+
+
+def test_a_controller_is_told_what_comes_and_goes(controller: Controller, instance: Open) -> None:
+    one = instance("one", max_local_cpu_size=pages_gb(64))
+    for seed in range(4):
+        tokens = prompt(PROMPT, seed)
+        one.store(tokens, expected(tokens))
+    resident = one.memory.cache.stats()["resident"]
+    assert resident == 64
+
+    wait_for("it is told", lambda: told(controller) == resident)
+    one.memory.cache.clear()
+    wait_for("it is told", lambda: told(controller) == 0)
+
+
+def test_engines_of_one_process_share_a_node(controller: Controller, instance: Open) -> None:
+    theirs = Identity(model="another", layout=LAYOUT)
+    one, also = instance("one"), instance("one", identity=theirs)
+    tokens = prompt(PROMPT)
+    one.store(tokens, expected(tokens))
+    also.store(tokens, expected(tokens, theirs))
+
+    wait_for("both are told", lambda: told(controller) == 80)
+    other, third = instance("other"), instance("third", identity=theirs)
+    meets(other, "one")
+    meets(third, "one")
+    for engine in (other, third):
+        finds(engine, tokens)
+        assert check(engine, tokens) == PROMPT
+    also.close()
+    wait_for("it is gone", lambda: not peers_of(third))
+    other.clear(stores=False)
+    assert check(other, tokens) == PROMPT
