@@ -17,7 +17,7 @@ import pytest
 from kvferry import Engine, Identity
 from kvferry.config.server import ServerConfig
 from kvferry.errors import UnavailableError
-from kvferry.server.http.bodies import BODY_BYTES_MAX
+from kvferry.http.bodies import BODY_BYTES_MAX
 from kvferry.server.http.side import HttpSide
 from support import clock
 from support.engines import CHUNK, IDENTITY, LAYOUT, expected, memory_store, open_engine, prompt
@@ -421,7 +421,7 @@ def long_body() -> bytes:
 
 
 def test_who_sends_no_request_is_sent_away(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvferry.server.http.side.HEAD_S", 1.5)
+    monkeypatch.setattr("kvferry.http.listener.HEAD_S", 1.5)
     with served(FakeView(config(), engine)) as url:
         where = ("127.0.0.1", int(url.rsplit(":", 1)[1]))
         silent, slow, quick = (socket.create_connection(where, 20) for _ in range(3))

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from kvferry.errors import UsageError
-from kvferry.server.http import bodies
-from kvferry.server.http.bodies import numbers, parsed
-from kvferry.server.http.calls import CallError
+from kvferry.http import bodies
+from kvferry.http.answers import CallError
+from kvferry.http.bodies import numbers, parsed
 
 
 @pytest.mark.parametrize("separators", [(",", ":"), (", ", ": "), (" ,\n", " : ")])
@@ -27,7 +27,7 @@ def test_engines_are_let_in_between_the_pieces(monkeypatch: pytest.MonkeyPatch) 
     pauses: list[float] = []
     decoded: list[int] = []
     whole = bodies._whole.decode
-    monkeypatch.setattr("kvferry.server.http.bodies.time.sleep", pauses.append)
+    monkeypatch.setattr("kvferry.http.bodies.time.sleep", pauses.append)
 
     class Decoder:
         @staticmethod

@@ -28,6 +28,10 @@ COMMANDS = {
     "bench": ("kvferry.cli.bench:bench", "Measure clients against a server, with verified bytes."),
     "clear": ("kvferry.cli.clear:clear", "Have every engine on a store forget what it has there."),
     "config": ("kvferry.cli.config:config", "Show or check the settings of an engine."),
+    "controller": (
+        "kvferry.cli.controller:controller",
+        "Know which instance holds which chunks.",
+    ),
     "demo": ("kvferry.cli.demo:demo", "Show KV surviving its process: same tokens, far sooner."),
     "doctor": ("kvferry.cli.doctor:doctor", "Say what holds a store back, and the line to fix it."),
     "explain": (

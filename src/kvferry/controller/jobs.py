@@ -41,6 +41,7 @@ class Job:
 
     Attributes:
         chunks: Of the answers of the last step, added up.
+        least: Of all answers, the smallest; None: there is none yet.
         state: "running", "done" or "failed".
     """
 
@@ -51,6 +52,7 @@ class Job:
     until: float
     state: str = "running"
     chunks: int = 0
+    least: int | None = None
     text: str = ""
     waits_for: dict[str, Key] = field(default_factory=dict)  # commands, by their id
     ended: threading.Event = field(default_factory=threading.Event)
@@ -126,6 +128,7 @@ class Jobs:
                     continue  # said twice, too late, or not for this one
                 del self._of_command[result.job], job.waits_for[result.job]
                 job.chunks += result.chunks
+                job.least = result.chunks if job.least is None else min(result.chunks, job.least)
                 if not result.ok:
                     self._end(job, "failed", f"{key[0]}/{key[1]}: {result.text or 'no reason'}")
                 elif not job.waits_for:

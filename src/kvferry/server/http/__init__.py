@@ -1,8 +1,7 @@
 """HTTP beside the cache server: health, metrics, and what people ask of it.
 
 HttpSide      a thread that serves                         side.py
-make_app      routes, tokens, limits                       app.py
-Bodies        their limits, and how they are parsed        bodies.py
+make_app      routes                                       app.py
 calls         what each route does                         calls.py, prefetch.py, token_files.py
-openapi       the description of all of it                 openapi.py
+API           the description of all of it                 openapi.py
 """

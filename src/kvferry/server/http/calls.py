@@ -11,24 +11,21 @@ import secrets
 import threading
 import time
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from kvferry.config.url import nearest
 from kvferry.engine import Engine
 from kvferry.engine.prompt import Prompt, read_prompt
 from kvferry.errors import UsageError
 from kvferry.generation import joined, named
+from kvferry.http.answers import CallError, check_names, field
 from kvferry.server.view import ServerView
 
 __all__ = [
-    "CallError",
     "Pins",
-    "check_names",
     "engine_of",
     "explain",
-    "field",
     "lookup",
     "prompt_of",
 ]
@@ -36,56 +33,6 @@ __all__ = [
 _PINS_MAX = 10_000
 _SALT_BYTES_MAX = 1024
 _PROMPT = ("tokens", "identity", "salt", "weights_version")
-_KINDS: dict[type, str] = {
-    str: "a text",
-    bool: "true or false",
-    list: "a list",
-    array: "a list",
-    float: "a number",
-}
-
-
-class CallError(Exception):
-    """What a caller is told instead of a result.
-
-    Attributes:
-        status: Of HTTP.
-        code: For programs, a word.
-        text: For people.
-    """
-
-    def __init__(self, status: int, code: str, text: str) -> None:
-        super().__init__(text)
-        self.status = status
-        self.code = code
-        self.text = text
-
-
-def field(body: Mapping[str, Any], name: str, kind: type, default: Any = None) -> Any:
-    """A value of a body, or the default where it is not there or null.
-
-    Raises:
-        UsageError: It is of another kind.
-    """
-    value = body.get(name)
-    if value is None:
-        return default
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if not isinstance(value, kind):
-        raise UsageError(f"{name!r} is no {_KINDS[kind].split(' ', 1)[-1]}; use {_KINDS[kind]}")
-    return value
-
-
-def check_names(body: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Whether a body has these names only.
-
-    Raises:
-        UsageError: There is another one.
-    """
-    for name in body:
-        if name not in known:
-            raise UsageError(f"unknown name {name!r} in the body{nearest(name, known)}")
 
 
 def engine_of(view: ServerView, body: Mapping[str, Any]) -> Engine:

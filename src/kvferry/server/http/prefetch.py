@@ -14,8 +14,9 @@ from typing import Any
 
 from kvferry.engine import Engine
 from kvferry.errors import KVFerryError, UsageError
+from kvferry.http import answers
+from kvferry.http.answers import CallError, check_names
 from kvferry.server.http import calls
-from kvferry.server.http.calls import CallError
 from kvferry.server.http.token_files import read_tokens
 from kvferry.server.view import ServerView
 
@@ -71,17 +72,17 @@ class Prefetches:
 
     def add(self, view: ServerView, body: Mapping[str, Any]) -> dict[str, Any]:
         """Begin a job, and wait for it if that is wanted; at most `timeout_s`."""
-        calls.check_names(body, ("files", "identity", "salt", "wait", "timeout_s"))
-        files = calls.field(body, "files", list)
+        check_names(body, ("files", "identity", "salt", "wait", "timeout_s"))
+        files = answers.field(body, "files", list)
         if not files or not all(isinstance(name, str) for name in files):
             raise UsageError("'files' is no list of paths; name at least one token file")
         if len(files) > _FILES_MAX:
             raise UsageError(f"'files' has more than {_FILES_MAX} paths; send several requests")
-        wait = calls.field(body, "wait", bool, False)
-        timeout_s = calls.field(body, "timeout_s", float, _WAIT_S)
+        wait = answers.field(body, "wait", bool, False)
+        timeout_s = answers.field(body, "timeout_s", float, _WAIT_S)
         if not 0 < timeout_s <= _WAIT_MAX_S:
             raise UsageError(f"'timeout_s' is not above 0 to {_WAIT_MAX_S:g}")
-        salt = calls.field(body, "salt", str)
+        salt = answers.field(body, "salt", str)
         engine = calls.engine_of(view, body)
         calls.prompt_of(engine, [], salt)  # says now what is wrong with the salt
         job = _Job(secrets.token_hex(8), engine, list(files), salt)

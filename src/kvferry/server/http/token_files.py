@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvferry.errors import UsageError
-from kvferry.server.http.bodies import numbers
+from kvferry.http.bodies import numbers
 
 __all__ = ["FILE_BYTES_MAX", "read_tokens"]
 

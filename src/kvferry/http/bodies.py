@@ -19,7 +19,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 
 from kvferry.errors import UsageError
-from kvferry.server.http.calls import CallError
+from kvferry.http.answers import CallError
 
 __all__ = ["BODY_BYTES_MAX", "Bodies", "numbers", "parsed"]
 

@@ -1,0 +1,10 @@
+"""HTTP of the controller.
+
+make_app      routes                                            app.py
+asking        prompts and instances that a body names           asking.py
+views         what there is, and where what is                  views.py
+actions       what instances are asked to do: jobs and pins     actions.py
+familiar      the routes of LMCache's controller                familiar.py
+metrics       series for Prometheus                             metrics.py
+API           the description of all of it                      openapi.py
+"""

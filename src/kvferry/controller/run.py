@@ -1,0 +1,63 @@
+"""A controller as a process: ports, HTTP, signals, and what its log says first.
+
+SIGTERM and SIGINT end it; a second one ends it at once. Nothing is written down, so there is
+nothing to wait for: instances notice, and find the next controller by themselves.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+
+from kvferry import __version__
+from kvferry.config.controller import ControllerConfig
+from kvferry.controller.controller import Controller
+from kvferry.controller.http.app import make_app
+from kvferry.errors import UnavailableError
+from kvferry.http.listener import Listener
+
+__all__ = ["run_controller"]
+
+_log = logging.getLogger("kvferry.controller")
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+def run_controller(config: ControllerConfig, *, log_level: str = "info") -> None:
+    """Serve until a signal says otherwise; in the main thread.
+
+    Raises:
+        UnavailableError: A port is taken; the text says which.
+    """
+    logging.basicConfig(level=log_level.upper(), format=_FORMAT, stream=sys.stderr)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # threads inherit it
+    controller = Controller(config)
+    listener = Listener(make_app(controller), config.host, config.port, "choose another --port")
+    try:
+        controller.start()
+        try:
+            listener.start()
+        except UnavailableError:
+            controller.stop()
+            raise
+        ports = ", ".join(f"{name} {port}" for name, port in controller.ports.items())
+        _log.info(
+            "kvferry %s: controller at %s; instances at %s, ports: %s",
+            *(__version__, listener.url, config.host, ports),
+        )
+        _log.info("ready")
+        ended = signal.sigwait(_SIGNALS)
+        _log.info("%s: ending", signal.Signals(ended).name)
+        threading.Thread(target=_at_once, name="kvferry-signals", daemon=True).start()
+        listener.stop(timeout_s=3.0)
+        controller.stop()
+        _log.info("ended")
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _at_once() -> None:
+    os._exit(128 + signal.sigwait(_SIGNALS))

@@ -1,0 +1,196 @@
+"""What holds for every answer: JSON, errors, and who may ask.
+
+Every error is ``{"error": {"code": ..., "text": ...}}``.
+
+With a token, everything but health wants it as ``Authorization: Bearer``. Without one only this
+host can connect; a page in a browser of this host could still send requests, but not without saying
+where it comes from, so what changes something is refused if it comes from elsewhere.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import math
+from array import array
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from kvferry.config.url import is_loopback, nearest
+from kvferry.errors import (
+    CapacityError,
+    ClosedError,
+    DeadlineExceeded,
+    KVFerryError,
+    UnavailableError,
+    UsageError,
+)
+
+__all__ = ["HANDLERS", "CallError", "Guard", "called", "check_names", "field"]
+
+_CODES = {404: "not_found", 405: "method"}
+_STATUS: tuple[tuple[type[KVFerryError], int], ...] = (
+    (UsageError, 400),
+    (CapacityError, 503),
+    (ClosedError, 503),
+    (UnavailableError, 503),
+    (DeadlineExceeded, 504),
+)
+_KINDS: dict[type, str] = {
+    int: "a whole number",
+    str: "a text",
+    bool: "true or false",
+    list: "a list",
+    array: "a list",
+    float: "a number",
+}
+
+
+class CallError(Exception):
+    """What a caller is told instead of a result.
+
+    Attributes:
+        status: Of HTTP.
+        code: For programs, a word.
+        text: For people.
+    """
+
+    def __init__(self, status: int, code: str, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+        self.code = code
+        self.text = text
+
+
+def field(body: Mapping[str, Any], name: str, kind: type, default: Any = None) -> Any:
+    """A value of a body, or the default where it is not there or null.
+
+    Raises:
+        UsageError: It is of another kind.
+    """
+    value = body.get(name)
+    if value is None:
+        return default
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, kind):
+        raise UsageError(f"{name!r} is no {_KINDS[kind].split(' ', 1)[-1]}; use {_KINDS[kind]}")
+    return value
+
+
+def check_names(body: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Whether a body has these names only.
+
+    Raises:
+        UsageError: There is another one.
+    """
+    for name in body:
+        if name not in known:
+            raise UsageError(f"unknown name {name!r} in the body{nearest(name, known)}")
+
+
+def called(call: Callable[..., Any], *arguments: Any) -> bytes:
+    """Call, and make JSON of what comes back; in a thread.
+
+    Raises:
+        CallError: Instead of every error of ours.
+    """
+    try:
+        found = call(*arguments)
+    except KVFerryError as error:
+        status = next((code for kind, code in _STATUS if isinstance(error, kind)), 500)
+        raise CallError(status, error.code, str(error)) from None
+    return json.dumps(_finite(found), allow_nan=False).encode()
+
+
+def _finite(value: Any) -> Any:
+    """What JSON has no number for, as null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(name): _finite(one) for name, one in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_finite(one) for one in value]
+    if isinstance(value, bytes):
+        return value.hex()
+    return value if value is None or isinstance(value, bool | int | str) else str(value)
+
+
+def _error(status: int, code: str, text: str, **headers: str) -> Response:
+    return JSONResponse({"error": {"code": code, "text": text}}, status, headers=headers)
+
+
+def _of_call(request: Request, error: Exception) -> Response:
+    assert isinstance(error, CallError)
+    # The rest of a body that is not taken is not read: the connection ends.
+    headers = {"connection": "close"} if error.status in (408, 413, 429) else {}
+    if error.status == 429:
+        headers["retry-after"] = "1"
+    return _error(error.status, error.code, error.text, **headers)
+
+
+def _of_starlette(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    code = _CODES.get(error.status_code, "http")
+    text = f"{request.method} {request.url.path}: {error.detail}; see /docs"
+    return _error(error.status_code, code, text, **dict(error.headers or {}))
+
+
+def _of_bug(request: Request, error: Exception) -> Response:
+    return _error(500, "internal", "a bug of the server; its log says more")
+
+
+HANDLERS: dict[Any, Any] = {
+    HTTPException: _of_starlette,
+    CallError: _of_call,
+    Exception: _of_bug,
+}
+
+
+class Guard:
+    """Lets through who may ask; see the head of this module.
+
+    Args:
+        app: Who is asked.
+        token: What callers must show at this moment; None: nothing.
+        open_paths: Needs no token.
+    """
+
+    def __init__(
+        self, app: ASGIApp, token: Callable[[], str | None], open_paths: Collection[str]
+    ) -> None:
+        self._app = app
+        self._token = token
+        self._open = open_paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = self._refusal(scope) if scope["type"] == "http" else None
+        await (refusal or self._app)(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        if scope["path"] in self._open:
+            return None
+        headers, token = Headers(scope=scope), self._token()
+        if token is not None:
+            kind, _, shown = headers.get("authorization", "").partition(" ")
+            given = shown.strip().encode("latin-1", "replace")
+            if kind.lower() == "bearer" and hmac.compare_digest(given, token.encode()):
+                return None
+            text = "show the token of this server: Authorization: Bearer ..."
+            return _error(401, "token", text, **{"www-authenticate": "Bearer"})
+        origin = headers.get("origin")
+        if origin is not None and scope["method"] not in ("GET", "HEAD"):
+            try:
+                host = urlsplit(origin).hostname
+            except ValueError:
+                host = None
+            if host is None or not is_loopback(host):
+                return _error(403, "origin", "a page of another host may not ask for this")
+        return None
