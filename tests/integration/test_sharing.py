@@ -22,6 +22,8 @@ from kvferry.engine.peers import open_peer
 from kvferry.engine.prompt import read_prompt
 from kvferry.errors import UnavailableError, UsageError
 from kvferry.membership import Command
+from kvferry.server import Client
+from support.cache_server import CacheServerProcess
 from support.engines import (
     CHUNK,
     IDENTITY,
@@ -110,7 +112,7 @@ def meets(engine: Engine, *names: str) -> None:
     wait_for("it knows its peers", lambda: sorted(peers_of(engine)) == [f"peer {n}" for n in names])
 
 
-def finds(engine: Engine, tokens: list[int]) -> None:
+def finds(engine: Engine | Client, tokens: list[int]) -> None:
     wait_for("it is found", lambda: engine.contains(tokens) == PROMPT)
 
 
@@ -470,3 +472,28 @@ def test_engines_of_one_process_share_a_node(controller: Controller, instance: O
     wait_for("it is gone", lambda: not peers_of(third))
     other.clear(stores=False)
     assert check(other, tokens) == PROMPT
+
+
+def test_cache_servers_read_each_others_memory(controller: Controller, tmp_path: Path) -> None:
+    """Both from a file, as `kvferry server --config` has it."""
+    tokens = prompt(PROMPT)
+    with ExitStack() as stack:
+        clients = []
+        for name in ("one", "other"):
+            directory = tmp_path / name
+            directory.mkdir()
+            settings = sharing(controller, name, chunk_size=CHUNK)
+            file = directory / "example.yaml"
+            file.write_text("".join(f"{key}: {value}\n" for key, value in settings.items()))
+            server = CacheServerProcess(directory, "--config", str(file)).start()
+            stack.callback(server.stop)
+            clients.append(stack.enter_context(Client(IDENTITY, server.endpoint)))
+        one, other = clients
+        one.store(tokens, expected(tokens))
+        other.contains(tokens)  # its identity is known from now on
+        finds(other, tokens)
+        with other.retrieve(tokens) as hit:
+            assert hit.tokens == PROMPT
+            for page, chunk in zip(hit.pages, expected(tokens), strict=True):
+                assert bytes(page) == chunk.tobytes()
+            assert hit.tiers["peer one"] == PROMPT
