@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +38,7 @@ from support.engines import (
     space,
 )
 from support.programs import Program
-from support.servers import start_server, wait_for
+from support.servers import free_port, start_server, wait_for
 
 PROMPT = 40 * CHUNK
 TESTS = str(Path(__file__).parents[1])
@@ -497,3 +499,53 @@ def test_cache_servers_read_each_others_memory(controller: Controller, tmp_path:
             for page, chunk in zip(hit.pages, expected(tokens), strict=True):
                 assert bytes(page) == chunk.tobytes()
             assert hit.tiers["peer one"] == PROMPT
+
+
+def test_instances_that_start_before_their_controller_find_each_other() -> None:
+    ports = {"pull": free_port(), "reply": free_port(), "heartbeat": free_port()}
+    with ExitStack() as stack:
+        urls = {f"controller_{name}_url": f"localhost:{ports[name]}" for name in ("pull", "reply")}
+        began = time.monotonic()
+        one, other = (
+            stack.enter_context(
+                open_engine(
+                    enable_p2p=True,
+                    p2p_host="localhost",
+                    p2p_init_ports=0,
+                    enable_controller=True,
+                    lmcache_instance_id=name,
+                    **urls,
+                )
+            )
+            for name in ("one", "other")
+        )
+        assert time.monotonic() - began < 10  # nobody waits for a controller
+        tokens = prompt(PROMPT)
+        one.store(tokens, expected(tokens))
+        assert check(other, tokens) == 0
+        stack.enter_context(running_controller(monitor_ports=ports))
+        meets(other, "one")
+        finds(other, tokens)
+        assert check(other, tokens) == PROMPT
+
+
+def test_a_reader_that_vanishes_leaves_nothing_held(controller: Controller, instance: Open) -> None:
+    identity = Identity(model="large", layout=replace(LAYOUT, layers=4096))  # 2 MiB a chunk
+    one = instance("one", identity=identity, max_local_cpu_size=pages_gb(16, identity.layout))
+    tokens = prompt(16 * CHUNK)
+    one.store(tokens, expected(tokens, identity))
+    wait_for("it registers", lambda: controller.members.living())
+    [member] = controller.members.living()
+    host, _, port = member.facts.address.rpartition(":")
+    prefix = space(identity).prefix
+    wanted = [(prefix + key).encode() for key in read_prompt(tokens, CHUNK, b"").keys(0, 16)]
+    gets = b"".join(b"*2\r\n$3\r\nGET\r\n$%d\r\n%s\r\n" % (len(key), key) for key in wanted)
+    for _ in range(3):
+        with socket.create_connection((host, int(port)), timeout=10) as reader:
+            reader.sendall(gets)
+            assert reader.recv(100)  # it is being sent, and nobody reads on
+            assert one.memory.cache.stats()["leases"] > 0
+        wait_for("it is let go", lambda: one.memory.cache.stats()["leases"] == 0)
+    assert one.memory.cache.clear() == 16
+    one.store(tokens, expected(tokens, identity))  # all pages are there to be used
+    assert one.memory.cache.stats()["resident"] == 16
