@@ -504,7 +504,9 @@ def test_cache_servers_read_each_others_memory(controller: Controller, tmp_path:
 def test_instances_that_start_before_their_controller_find_each_other() -> None:
     ports = {"pull": free_port(), "reply": free_port(), "heartbeat": free_port()}
     with ExitStack() as stack:
-        urls = {f"controller_{name}_url": f"localhost:{ports[name]}" for name in ("pull", "reply")}
+        urls: dict[str, Any] = {
+            f"controller_{name}_url": f"localhost:{ports[name]}" for name in ("pull", "reply")
+        }
         began = time.monotonic()
         one, other = (
             stack.enter_context(
