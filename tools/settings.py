@@ -96,6 +96,8 @@ def default(spec: Spec) -> str:
         return ""
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, tuple):
+        return ", ".join(f"`{each}`" for each in value)
     return f"`{value}`" if isinstance(value, str) else f"{value:.10g}"
 
 

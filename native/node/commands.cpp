@@ -79,4 +79,9 @@ std::string lower(std::string_view text) {
   return out;
 }
 
+std::string shown(std::string_view text, std::size_t bytes_max) {
+  text = text.substr(0, bytes_max);
+  return std::string(text.substr(0, text.find('\0')));
+}
+
 }  // namespace kvferry::node

@@ -39,4 +39,8 @@ struct Command {
 [[nodiscard]] bool same_word(std::string_view a, std::string_view b) noexcept;
 [[nodiscard]] std::string lower(std::string_view text);
 
+inline constexpr std::size_t kShownBytesMax = 128;
+// What an error repeats of an argument; like Valkey it ends at a zero byte.
+[[nodiscard]] std::string shown(std::string_view text, std::size_t bytes_max = kShownBytesMax);
+
 }  // namespace kvferry::node

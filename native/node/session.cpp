@@ -7,16 +7,12 @@
 namespace kvferry::node {
 namespace {
 
-constexpr std::size_t kShownBytesMax = 128;  // of what an error repeats
-
 std::string unknown(const Arguments& arguments) {
-  std::string out = "ERR unknown command '" + arguments[0].substr(0, kShownBytesMax) +
-                    "', with args beginning with: ";
-  std::string shown;
-  for (std::size_t i = 1; i < arguments.size() && shown.size() < kShownBytesMax; ++i) {
-    shown += "'" + arguments[i].substr(0, kShownBytesMax - shown.size()) + "' ";
+  std::string first;
+  for (std::size_t i = 1; i < arguments.size() && first.size() < kShownBytesMax; ++i) {
+    first += "'" + shown(arguments[i], kShownBytesMax - first.size()) + "' ";
   }
-  return out + shown;
+  return "ERR unknown command '" + shown(arguments[0]) + "', with args beginning with: " + first;
 }
 
 bool arity_fits(int arity, std::size_t count) {
@@ -195,8 +191,7 @@ void Session::unknown_subcommand(const Arguments& arguments) {
   std::ranges::transform(name, name.begin(), [](char c) {
     return c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c;
   });
-  fail("ERR unknown subcommand '" + arguments[1].substr(0, kShownBytesMax) + "'. Try " + name +
-       " HELP.");
+  fail("ERR unknown subcommand '" + shown(arguments[1]) + "'. Try " + name + " HELP.");
 }
 
 void Session::log_in(const User* user) {

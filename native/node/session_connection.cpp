@@ -21,6 +21,17 @@ std::string line_of(const Client& client, UnixMs now) {
          " lib-ver=" + client.library_version;
 }
 
+// Of a type of client; nothing: there is no such type. Here all are normal.
+std::optional<bool> is_normal(std::string_view type) {
+  if (same_word(type, "normal")) return true;
+  constexpr std::array<std::string_view, 5> kOthers{"pubsub", "master", "primary", "replica",
+                                                    "slave"};
+  for (const std::string_view other : kOthers) {
+    if (same_word(type, other)) return false;
+  }
+  return std::nullopt;
+}
+
 bool is_printable_word(std::string_view text) {
   return std::ranges::all_of(text, [](char c) { return c >= '!' && c <= '~'; });
 }
@@ -45,7 +56,7 @@ void Session::quit(const Arguments&) {
 
 void Session::select(const Arguments& arguments) {
   const auto database = number<std::int64_t>(arguments[1]);
-  if (!database) return fail("ERR invalid DB index");
+  if (!database) return fail("ERR value is not an integer or out of range");
   if (*database != 0) return fail("ERR DB index is out of range");
   reply().simple("OK");
 }
@@ -92,7 +103,7 @@ void Session::hello(const Arguments& arguments) {
       name_at = at + 1;
       at += 2;
     } else {
-      return fail("ERR Syntax error in HELLO option '" + arguments[at].substr(0, 128) + "'");
+      return fail("ERR Syntax error in HELLO option '" + shown(arguments[at]) + "'");
     }
   }
   if (name_at != 0 && !is_printable_word(arguments[name_at])) {
@@ -149,7 +160,7 @@ void Session::client(const Arguments& arguments) {
     if (!has_arity(arguments, 4)) return;
     const bool library = same_word(arguments[2], "LIB-NAME");
     if (!library && !same_word(arguments[2], "LIB-VER")) {
-      return fail("ERR Unrecognized option '" + arguments[2].substr(0, 128) + "'");
+      return fail("ERR Unrecognized option '" + shown(arguments[2]) + "'");
     }
     if (!is_printable_word(arguments[3])) {
       return fail("ERR " + lower(arguments[2]) +
@@ -185,13 +196,11 @@ void Session::client_list(const Arguments& arguments) {
   std::vector<std::uint64_t> ids;
   bool none = false;
   if (arguments.size() > 2) {
-    if (same_word(arguments[2], "TYPE") && arguments.size() == 4) {
-      if (same_word(arguments[3], "pubsub") || same_word(arguments[3], "master") ||
-          same_word(arguments[3], "replica") || same_word(arguments[3], "slave")) {
-        none = true;
-      } else if (!same_word(arguments[3], "normal")) {
-        return fail("ERR Unknown client type '" + arguments[3].substr(0, 128) + "'");
-      }
+    if (same_word(arguments[2], "TYPE") && arguments.size() > 3) {
+      const auto known = is_normal(arguments[3]);
+      if (!known) return fail("ERR Unknown client type '" + shown(arguments[3]) + "'");
+      if (arguments.size() > 4) return syntax_error();
+      none = !*known;
     } else if (same_word(arguments[2], "ID") && arguments.size() > 3) {
       for (std::size_t i = 3; i < arguments.size(); ++i) {
         const auto id = number<std::uint64_t>(arguments[i]);
@@ -227,17 +236,21 @@ void Session::client_kill(const Arguments& arguments) {
     if (i + 1 == arguments.size()) return syntax_error();
     const std::string& value = arguments[i + 1];
     if (same_word(arguments[i], "ID")) {
-      id = number<std::uint64_t>(value);
-      if (!id || *id == 0) return fail("ERR client-id should be greater than 0");
+      const auto wanted = number<std::int64_t>(value);
+      if (!wanted) return syntax_error();
+      if (*wanted < 1) return fail("ERR client-id should be greater than 0");
+      id = static_cast<std::uint64_t>(*wanted);
     } else if (same_word(arguments[i], "ADDR")) {
       address = value;
     } else if (same_word(arguments[i], "USER")) {
       if (context_.access.find(value) == nullptr) {
-        return fail("ERR No such user '" + value.substr(0, 128) + "'");
+        return fail("ERR No such user '" + shown(value) + "'");
       }
       user = value;
     } else if (same_word(arguments[i], "TYPE")) {
-      none = !same_word(value, "normal");
+      const auto known = is_normal(value);
+      if (!known) return fail("ERR Unknown client type '" + shown(value) + "'");
+      none = !*known;
     } else if (same_word(arguments[i], "SKIPME") && same_word(value, "yes")) {
       skip_me = true;
     } else if (same_word(arguments[i], "SKIPME") && same_word(value, "no")) {
@@ -292,8 +305,8 @@ void Session::client_tracking(const Arguments& arguments) {
     if (!user_->may_read(prefix)) return fail("NOPERM No permissions to access a key");
     for (const std::string& other : prefixes) {
       if (&prefix != &other && prefix.starts_with(other)) {
-        return fail("ERR Prefix '" + prefix.substr(0, 128) + "' overlaps with another provided " +
-                    "prefix '" + other.substr(0, 128) +
+        return fail("ERR Prefix '" + shown(prefix) + "' overlaps with another provided " +
+                    "prefix '" + shown(other) +
                     "'. Prefixes for a single client must not overlap.");
       }
     }

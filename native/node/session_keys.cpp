@@ -27,6 +27,13 @@ std::optional<UnixMs> moment(UnixMs now, std::int64_t count, std::int64_t unit_m
   return at;
 }
 
+// As strtoul() reads it: with a sign and zeros in front, if somebody likes.
+std::optional<std::uint64_t> cursor_of(std::string_view text) {
+  if (text.starts_with('+')) text.remove_prefix(1);
+  while (text.size() > 1 && text.starts_with('0')) text.remove_prefix(1);
+  return number<std::uint64_t>(text);
+}
+
 }  // namespace
 
 void Session::get(const Arguments& arguments) {
@@ -58,34 +65,38 @@ void Session::get(const Arguments& arguments) {
   outbox_.text().append("\r\n");
 }
 
+// All words first, and then what the number says: as Valkey, which of two mistakes is named is part
+// of the answer.
 std::optional<WriteOptions> Session::set_options(const Arguments& arguments) {
   WriteOptions options;
-  bool timed = false;
+  std::size_t life_at = 0;  // of the number
   for (std::size_t i = 3; i < arguments.size(); ++i) {
     const std::string& word = arguments[i];
+    const bool timed = same_word(word, "EX") || same_word(word, "PX");
     if (same_word(word, "NX")) {
       options.if_absent = true;
-    } else if (same_word(word, "KEEPTTL") && !timed) {
+    } else if (same_word(word, "KEEPTTL") && life_at == 0) {
       options.keep_ttl = true;
-    } else if ((same_word(word, "EX") || same_word(word, "PX")) && !timed && !options.keep_ttl &&
-               i + 1 < arguments.size()) {
-      timed = true;
-      const auto count = number<std::int64_t>(arguments[++i]);
-      if (!count) {
-        fail(kNotInteger);
-        return std::nullopt;
-      }
-      const auto at = moment(now_, *count, same_word(word, "EX") ? 1000 : 1);
-      if (*count <= 0 || !at) {
-        fail("ERR invalid expire time in 'set' command");
-        return std::nullopt;
-      }
-      options.expires = *at;
+    } else if (timed && !options.keep_ttl && i + 1 < arguments.size() &&
+               (life_at == 0 || same_word(arguments[life_at - 1], word))) {
+      life_at = ++i;
     } else {
       syntax_error();
       return std::nullopt;
     }
   }
+  if (life_at == 0) return options;
+  const auto count = number<std::int64_t>(arguments[life_at]);
+  if (!count) {
+    fail(kNotInteger);
+    return std::nullopt;
+  }
+  const auto at = moment(now_, *count, same_word(arguments[life_at - 1], "EX") ? 1000 : 1);
+  if (*count <= 0 || !at) {
+    fail("ERR invalid expire time in 'set' command");
+    return std::nullopt;
+  }
+  options.expires = *at;
   return options;
 }
 
@@ -167,7 +178,7 @@ void Session::expire_at(const Arguments& arguments, std::int64_t unit_ms, std::s
     } else if (same_word(word, "LT")) {
       lt = true;
     } else {
-      return fail("ERR Unsupported option " + word);
+      return fail("ERR Unsupported option " + shown(word));
     }
   }
   if (nx && (xx || gt || lt)) {
@@ -218,7 +229,7 @@ void Session::keys(const Arguments& arguments) {
 }
 
 void Session::scan(const Arguments& arguments) {
-  const auto cursor = number<std::uint64_t>(arguments[1]);
+  const auto cursor = cursor_of(arguments[1]);
   if (!cursor) return fail("ERR invalid cursor");
   std::size_t count = kScanCountDefault;
   std::string_view pattern = "*";

@@ -146,7 +146,7 @@ void Session::config_set(const Arguments& arguments) {
     const auto at = std::ranges::find(known, name, &Pairs::value_type::first);
     if (at == known.end()) {
       return fail("ERR Unknown option or number of arguments for CONFIG SET - '" +
-                  arguments[i].substr(0, 128) + "'");
+                  shown(arguments[i]) + "'");
     }
     if (name == kMaxClients) {
       connections = number<std::size_t>(arguments[i + 1]);
@@ -165,7 +165,14 @@ void Session::config_set(const Arguments& arguments) {
 
 void Session::function(const Arguments& arguments) {
   if (!same_word(arguments[1], "FLUSH")) return unknown_subcommand(arguments);
-  if (arguments.size() > 3) return syntax_error();
+  if (arguments.size() > 3) {
+    return fail("ERR unknown subcommand or wrong number of arguments for '" + shown(arguments[1]) +
+                "'. Try FUNCTION HELP.");
+  }
+  if (arguments.size() == 3 && !same_word(arguments[2], "SYNC") &&
+      !same_word(arguments[2], "ASYNC")) {
+    return fail("ERR FUNCTION FLUSH only supports SYNC|ASYNC option");
+  }
   reply().simple("OK");
 }
 
@@ -190,7 +197,7 @@ void Session::command(const Arguments& arguments) {
   docs ? out.map(wanted.size()) : out.array(wanted.size());
   for (const Command* one : wanted) {
     if (one == nullptr) {
-      out.null_array();
+      out.null();
     } else if (docs) {
       out.bulk(lower(one->name)).map(2).bulk("summary").bulk(one->summary);
       out.bulk("group").bulk(one->first_key != 0 ? "string" : "server");

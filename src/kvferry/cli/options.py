@@ -75,6 +75,7 @@ def _option(spec: Spec) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         text += f" {spec.wanted}."
     if spec.default not in (None, ()):
         default = f"{spec.default:g}" if spec.kind is float else spec.default
+        default = ", ".join(default) if spec.of_texts else default
         text += f"  [default: {default}]"
     kind = _metavar(spec)
     return click.option(

@@ -77,10 +77,10 @@ class NodeSettings(Settings, frozen=True, kw_only=True):
         read_only: Without users: clients may read, and nothing else.
         threads: Threads that move bytes.
         hugetlb: Put values on huge pages that the system has set aside.
-        prefault: Take the memory at the start and not when it is first used.
+        prefault: Supply all memory at the start.
         connections_max: Connections at a time.
         in_flight_gb: Most bytes of values that are on their way in and out at a time; further
-            clients hear BUSY. None: half of the size.
+            clients hear BUSY. Default: half of the size.
         value_bytes_max: Of one value.
         stall_timeout_s: A connection that moves less than 1 MiB in this time, although more is
             due, is closed.

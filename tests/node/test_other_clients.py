@@ -1,0 +1,119 @@
+"""Other people's clients and tools on a node: redis-py, redis-cli, redis-benchmark."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from typing import Any
+
+import pytest
+import redis
+
+from kvferry.node import Node, NodeSettings
+from support.node_server import NodeServer
+from support.secrets import secret
+
+PASSWORD = secret("node")
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_redis_py(node: NodeServer, protocol: int) -> None:
+    with redis.Redis(port=node.port, protocol=protocol) as client:
+        talk: Any = client
+        assert talk.ping() is True
+        assert talk.set("a", b"\0\r\n", ex=100) is True
+        assert talk.set("a", b"x", nx=True) is None
+        assert talk.get("a") == b"\0\r\n"
+        assert 98 <= talk.ttl("a") <= 100
+        assert talk.pexpire("a", 50_000) is True
+        assert 0 < talk.pttl("a") <= 50_000
+        assert talk.persist("a") is True
+        assert talk.ttl("a") == -1
+        assert talk.exists("a", "b") == 1
+        assert talk.strlen("a") == 3
+        assert talk.type("a") == b"string"
+        for index in range(100):
+            talk.set(f"many:{index}", index)
+        assert len(set(talk.scan_iter(match="many:*", count=7))) == 100
+        assert sorted(talk.keys("many:1?")) == [b"many:%d" % index for index in range(10, 20)]
+        assert talk.dbsize() == 101
+        assert talk.memory_usage("a") > 0
+        assert talk.config_get("max*")["maxmemory"] == str(node.node.stats()["size_bytes"])
+        assert talk.config_set("maxclients", 9_999) is True
+        assert talk.info()["role"] == "master"
+        assert talk.client_setname("me") is True
+        assert talk.client_getname() in ("me", b"me")
+        assert [each["name"] for each in talk.client_list() if int(each["id"]) == talk.client_id()]
+        assert talk.command_count() > 20
+        assert "get" in talk.command()
+        assert talk.function_flush() in (True, b"OK")
+        assert talk.unlink("a", "many:0") == 2
+        with pytest.raises(redis.ResponseError, match="unknown command 'LPUSH'"):
+            talk.lpush("list", "x")
+        assert talk.flushall() is True
+        assert talk.dbsize() == 0
+
+
+def test_redis_py_pipelines_and_large_values(node: NodeServer) -> None:
+    values = [bytes([index]) * (1 << 20) for index in range(40)]
+    with redis.Redis(port=node.port) as client:
+        pipeline: Any = client.pipeline(transaction=False)
+        for index, value in enumerate(values):
+            pipeline.set(f"k{index}", value)
+        assert pipeline.execute() == [True] * 40
+        for index in range(40):
+            pipeline.get(f"k{index}")
+        assert pipeline.execute() == values
+
+
+def test_redis_cli_and_redis_benchmark(node: NodeServer) -> None:
+    for tool in ("redis-cli", "redis-benchmark"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"no {tool} on this host")
+
+    def run(*words: str) -> str:
+        return subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout
+
+    port = str(node.port)
+    assert run("redis-cli", "-p", port, "-3", "SET", "k", "value", "PX", "100000") == "OK\n"
+    assert run("redis-cli", "-s", node.unix_path, "GET", "k") == "value\n"
+    assert run("redis-cli", "-p", port, "--scan", "--pattern", "k*") == "k\n"
+    assert "db0:keys=1" in run("redis-cli", "-p", port, "INFO", "keyspace")
+    said = run("redis-benchmark", "-p", port, "-t", "set,get", "-n", "2000", "-P", "16", "-q")
+    assert "SET: " in said
+    assert "GET: " in said
+
+
+def test_users_have_their_prefixes(tmp_path: Any) -> None:
+    users = tmp_path / "users.yaml"
+    users.write_text(
+        f"- {{name: default, password: {PASSWORD}, read: [''], write: [''], admin: true}}\n"
+        f"- {{name: reader, password: {PASSWORD}x, read: ['a:']}}\n"
+    )
+    users.chmod(0o600)
+    settings = NodeSettings(
+        listen=("127.0.0.1:0",), size_gb=1 / 64, prefault=False, users_file=str(users)
+    )
+    with Node(settings) as node:
+        port = int(node.endpoints[0].rpartition(":")[2])
+        with redis.Redis(port=port) as nobody, pytest.raises(redis.AuthenticationError):
+            nobody.get("a:1")
+        with redis.Redis(port=port, password=PASSWORD) as admin:
+            assert admin.set("a:1", "x")
+            assert admin.set("b:1", "x")
+        with redis.Redis(port=port, username="reader", password=f"{PASSWORD}x") as reader:
+            assert reader.get("a:1") == b"x"
+            assert list(reader.scan_iter()) == [b"a:1"]
+            for refused in (lambda: reader.get("b:1"), lambda: reader.set("a:1", b"y" * 100_000)):
+                with pytest.raises(redis.exceptions.NoPermissionError):
+                    refused()
+
+
+def test_a_node_that_may_be_read_only() -> None:
+    with NodeServer(size_gb=1 / 64, read_only=True) as server:
+        talk: Any = redis.Redis(port=server.port)
+        with talk:
+            assert talk.get("a") is None
+            for refused in (lambda: talk.set("a", "x"), lambda: talk.flushall()):
+                with pytest.raises(redis.exceptions.NoPermissionError):
+                    refused()
