@@ -142,7 +142,8 @@ def test_an_instance_reads_what_another_one_has_in_memory(
     assert check(other, tokens) == PROMPT
     assert from_peers(other) == PROMPT
     assert f"Retrieved {PROMPT} out of {PROMPT + 5} tokens (peer one {PROMPT})" in caplog.text
-    assert "Established connection to peer_init_url localhost:" in caplog.text
+    met = "Established connection to peer_init_url localhost:"
+    wait_for("the contact is told", lambda: met in caplog.text)
     assert ". The peer_lookup_url: localhost:" in caplog.text
 
 
