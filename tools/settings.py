@@ -10,6 +10,7 @@ and a page that is not as its declarations are is named, with exit code 1.
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -98,6 +99,8 @@ def default(spec: Spec) -> str:
         return str(value).lower()
     if isinstance(value, tuple):
         return ", ".join(f"`{each}`" for each in value)
+    if isinstance(value, dict):
+        return f"`{json.dumps(value)}`"
     return f"`{value}`" if isinstance(value, str) else f"{value:.10g}"
 
 

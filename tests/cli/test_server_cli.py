@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import select
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import click
 import pytest
@@ -23,68 +22,27 @@ from kvferry.cli.server import server as command
 from kvferry.config.server import ServerSettings
 from kvferry.config.setting import specs
 from kvferry.server import Client
-from support import clock
 from support.engines import CHUNK, IDENTITY, expected, prompt
+from support.processes import END_LIMIT_S, Process
 from support.secrets import secret
 from support.servers import TestServer, free_port
 from support.stamps import until
 from support.views import ask
 
-LIMIT_S = 30.0
-END_LIMIT_S = 60.0  # also of a machine that has other work
-LOOK_S = 0.25
 TOKENS = prompt(4 * CHUNK, seed=1)
 
 
-class Process:
+class Server(Process):
     """A `kvferry server` that was started; killed at the end of a ``with`` block."""
 
     def __init__(self, *words: object, **environ: str) -> None:
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("KVFERRY_", "LMCACHE_"))}
-        self.process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-m", "kvferry.cli.main", "server", *map(str, words)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={**kept, **environ},
-        )
-        self.said = ""
-
-    def says(self, pattern: str) -> re.Match[str]:
-        """Read its log until a line has the pattern."""
-        assert self.process.stderr is not None
-        end = clock.now_s() + LIMIT_S
-        while not (found := re.search(pattern, self.said)):
-            assert clock.now_s() < end, f"no {pattern!r} in:\n{self.said}"
-            if select.select([self.process.stderr], [], [], LOOK_S)[0]:
-                piece = os.read(self.process.stderr.fileno(), 65536)
-                assert piece, f"it ended without {pattern!r}:\n{self.said}"
-                self.said += piece.decode()
-        return found
+        super().__init__("server", *words, **environ)
 
     def started(self) -> tuple[str, str]:
         """Wait until it is ready; where engines and where HTTP connect."""
         endpoint = self.says(r"ready, engines at ([^,\s]+)")[1]
         http = re.search(r"HTTP at (\S+);", self.said)
         return endpoint, http[1] if http else ""
-
-    def send(self, signum: int) -> None:
-        """A signal."""
-        self.process.send_signal(signum)
-
-    def ends(self) -> int:
-        """Wait for its end; the exit code."""
-        out, err = self.process.communicate(timeout=END_LIMIT_S)
-        self.said += err.decode()
-        assert not out
-        return self.process.returncode
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.communicate()
 
 
 def small(name: str, *more: object) -> list[object]:
@@ -203,7 +161,7 @@ def test_what_cannot_be_is_exit_code_2(
 )
 def test_an_adapter_s_secret_is_never_said(text: str) -> None:
     good = '{"type": "memory", "max_capacity_gb": 1}'
-    with Process("--l2-adapter", good, "--l2-adapter", text % secret("adapter")) as process:
+    with Server("--l2-adapter", good, "--l2-adapter", text % secret("adapter")) as process:
         assert process.ends() == 2
     assert "--l2-adapter 2 " in process.said or "l2_adapters[1]" in process.said
     assert secret("adapter") not in process.said
@@ -235,7 +193,7 @@ def test_the_command_of_the_resp_guide_serves(
     port = free_port()
     adapter = LMCACHE_COMMAND[7].replace("6379", str(valkey.port)).replace("localhost", "127.0.0.1")
     words = [*LMCACHE_COMMAND[1:7], adapter, "--port", port, "--http-port", free_port()]
-    with Process("--l1-size-gb", "0.05", *words[1:], "--shm-name", name) as process:
+    with Server("--l1-size-gb", "0.05", *words[1:], "--shm-name", name) as process:
         endpoint, url = process.started()
         assert endpoint == f"tcp://127.0.0.1:{port}"
         assert re.search(
@@ -264,7 +222,7 @@ def test_hangup_reads_the_settings_again(tmp_path: Path, name: str) -> None:
     token.write_text("first-token")
     token.chmod(0o600)
     options = small(name, "--config", file, "--http-token-file", token, "--http-port", free_port())
-    with Process(*options) as process:
+    with Server(*options) as process:
         process.says("ready, ")
         url = process.says(r"HTTP at (\S+);")[1]
         assert ask(f"{url}/v1/config", Authorization="Bearer first-token")[1]["lease_s"] == 10
@@ -286,10 +244,10 @@ def test_hangup_reads_the_settings_again(tmp_path: Path, name: str) -> None:
 def test_ports_that_are_taken(name: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with Process(*small(name), "--port", port, "--no-http") as process:
+        with Server(*small(name), "--port", port, "--no-http") as process:
             assert process.ends() == 1
             assert f"127.0.0.1:{port}" in process.said
-        with Process(*small(name), "--http-port", port) as process:
+        with Server(*small(name), "--http-port", port) as process:
             assert process.ends() == 1
             assert f"port {port}" in process.said
     assert "Traceback" not in process.said
@@ -299,7 +257,7 @@ def test_ports_that_are_taken(name: str) -> None:
 def test_with_keys_only_who_has_one_is_served(tmp_path: Path, name: str) -> None:
     assert main(["server", "--new-curve-keys", str(tmp_path)]) == 0
     keys, where = ("--curve-key-file", tmp_path / "server.key"), tmp_path / "socket"
-    with Process(*small(name, *keys, "--host", "::1", "--ipc", where, "--no-http")) as process:
+    with Server(*small(name, *keys, "--host", "::1", "--ipc", where, "--no-http")) as process:
         endpoint, _ = process.started()
         assert endpoint.startswith("tcp://[::1]:")
         assert where.stat().st_mode & 0o777 == 0o600
@@ -328,7 +286,7 @@ def test_with_keys_only_who_has_one_is_served(tmp_path: Path, name: str) -> None
 def test_ipv6_and_a_unix_socket(tmp_path: Path, name: str) -> None:
     where = tmp_path / "socket"
     options = small(name, "--host", "::1", "--ipc", where, "--http-port", free_port())
-    with Process(*options) as process:
+    with Server(*options) as process:
         endpoint, _ = process.started()
         assert endpoint.startswith("tcp://[::1]:")
         assert where.stat().st_mode & 0o777 == 0o600
@@ -346,7 +304,7 @@ def test_systemd_is_told(tmp_path: Path, name: str) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))
         systemd.settimeout(END_LIMIT_S)
-        with Process(*small(name, "--no-http"), NOTIFY_SOCKET=str(tmp_path / "notify")) as process:
+        with Server(*small(name, "--no-http"), NOTIFY_SOCKET=str(tmp_path / "notify")) as process:
             assert systemd.recv(100) == b"READY=1"
             process.send(signal.SIGTERM)
             assert systemd.recv(100) == b"STOPPING=1"
@@ -354,7 +312,7 @@ def test_systemd_is_told(tmp_path: Path, name: str) -> None:
 
 
 def test_the_usual_port_of_http_may_be_taken(name: str) -> None:
-    with Process(*small(f"{name}-1")) as one, Process(*small(f"{name}-2")) as other:
+    with Server(*small(f"{name}-1")) as one, Server(*small(f"{name}-2")) as other:
         for process in (one, other):
             process.says("ready, ")
         assert "going on without HTTP: HTTP cannot listen at 127.0.0.1 port 8080" in (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from functools import partial
@@ -75,7 +76,10 @@ def _option(spec: Spec) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         text += f" {spec.wanted}."
     if spec.default not in (None, ()):
         default = f"{spec.default:g}" if spec.kind is float else spec.default
-        default = ", ".join(default) if spec.of_texts else default
+        if spec.kind is dict:
+            default = json.dumps(default)
+        elif spec.of_texts:
+            default = ", ".join(default)
         text += f"  [default: {default}]"
     kind = _metavar(spec)
     return click.option(

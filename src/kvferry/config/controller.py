@@ -37,6 +37,8 @@ _Port = Annotated[int, setting(ge=0, le=65_535)]
 _Word = Annotated[
     str, setting(secret=True, pattern=r"^[!-~]+\Z", use="a text of printable ASCII without spaces")
 ]
+# The index has 4096 slots; a process takes one for each identity, and another for a snapshot.
+_Instances = Annotated[int, setting(ge=1, le=2048)]
 _Limit = Annotated[int, setting(ge=1, le=65_536)]
 
 
@@ -50,9 +52,9 @@ class ControllerSettings(Settings, frozen=True, kw_only=True):
         monitor_ports: Of instances: "pull" takes updates, "reply" answers registrations and
             look-ups, "heartbeat" takes heartbeats. 0: any free one.
         secret: What instances must know; needed beyond loopback.
-        secret_file: A file that holds it.
+        secret_file: A file with the word that instances must know; needed beyond loopback.
         http_token: What callers of HTTP must show; needed beyond loopback.
-        token_file: A file that holds it.
+        token_file: A file with the word that callers of HTTP must show; needed beyond loopback.
         heartbeat_s: How often instances say that they live.
         suspect_s: Silence after which an instance is named last.
         dead_s: Silence after which what an instance held is forgotten.
@@ -74,7 +76,7 @@ class ControllerSettings(Settings, frozen=True, kw_only=True):
     heartbeat_s: Annotated[float, setting(gt=0, le=3_600, unit="seconds")] = 1.0
     suspect_s: Annotated[float, setting(gt=0, le=86_400, unit="seconds")] = 3.0
     dead_s: Annotated[float, setting(gt=0, le=86_400, unit="seconds")] = 10.0
-    instances_max: _Limit = 1024
+    instances_max: _Instances = 1024
     connections_max: _Limit = 4096
 
 

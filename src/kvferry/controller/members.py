@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from kvferry import _native
 from kvferry.controller.journal import Journal
-from kvferry.errors import UsageError
+from kvferry.errors import CapacityError, UsageError
 from kvferry.membership.messages import (
     Begin,
     End,
@@ -230,7 +230,8 @@ class Members:
         if isinstance(change, Update):
             self.directory.update(seat, change.added, change.removed)
         elif isinstance(change, Begin):
-            self.directory.begin(seat)
+            if not self.directory.begin(seat):
+                raise CapacityError("the directory has no room for a snapshot")
         elif isinstance(change, Part):
             self.directory.fill(seat, change.hashes)
         elif isinstance(change, End):

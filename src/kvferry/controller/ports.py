@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import os
 import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -17,7 +18,7 @@ from contextlib import suppress
 from kvferry.config.controller import ControllerConfig
 from kvferry.controller.jobs import Jobs
 from kvferry.controller.members import Key, Members
-from kvferry.errors import UnavailableError, UsageError
+from kvferry.errors import KVFerryError, UnavailableError
 from kvferry.membership.framing import HEAD, NONCE_BYTES, frame, proof
 from kvferry.membership.messages import (
     MESSAGE_BYTES_MAX,
@@ -117,7 +118,7 @@ class Ports:
                 )
             except OSError as error:
                 await self.close()
-                reason = error.strerror
+                reason = os.strerror(error.errno) if error.errno else str(error)
             else:
                 self._servers.append(server)
                 self.ports[name] = server.sockets[0].getsockname()[1]
@@ -199,7 +200,7 @@ class Ports:
                     await _sent(writer, said)
                     if isinstance(said, Refused):
                         break
-        except (Malformed, UsageError) as error:
+        except (Malformed, KVFerryError) as error:
             self.counts["refused"] += 1
             await _sent(writer, Refused("malformed", str(error)))
 
