@@ -53,6 +53,16 @@ def test_an_answer_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     assert slow["at"]["break_even_bytes_s"] > 2e9
 
 
+def test_a_store_that_cannot_carry_the_day_does_not_pay(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(*CASE, "--requests-a-day", 10_000_000, "--gpu-price", 1e6) == 0
+    assert "It does not pay with this store: a day needs" in capsys.readouterr().out
+    assert not told(capsys, *CASE, "--requests-a-day", 10_000_000)["answer"]["carried"]
+    assert run(*CASE, "--requests-a-day", 1e8, "--trace", MOONCAKE, "--policy", "LRU") == 0
+    assert "more than the store has" in capsys.readouterr().out
+
+
 def test_a_trace_a_model_a_gpu_and_a_store_in_one_command(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

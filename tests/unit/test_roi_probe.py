@@ -72,12 +72,14 @@ def test_a_server_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
     said: list[str] = []
     with serving(streams) as (url, seen):
-        samples = Probe(base_url=url).run([20, 5, 20], said.append)
-    assert [sample.tokens for sample in samples] == [10, 40] * 3, "as the server counts"
+        samples = Probe(base_url=url).run([20, 6, 20], said.append)
+    assert [sample.asked for sample in samples] == [6, 20] * 3
+    assert [sample.tokens for sample in samples] == [6, 20] * 3, "it is learnt how words are cut"
+    assert len(seen[0]["prompt"].split()) == 6, "at first a word is taken for a token"
     assert all(sample.ttft_s >= 1e-3 * sample.tokens for sample in samples)
     assert {asked["model"] for asked in seen} == {"m-1"}
     assert {asked["authorization"] for asked in seen} == {"Bearer sk-secret"}
-    prompts = [asked["prompt"].split()[:8] for asked in seen if len(asked["prompt"].split()) == 20]
+    prompts = [asked["prompt"].split()[:8] for asked in seen if len(asked["prompt"].split()) == 10]
     assert len({tuple(words) for words in prompts}) == 4, "none of them was sent before"
     assert not [text for text in said if "secret" in text]
     assert len(said) == 8
@@ -89,8 +91,10 @@ def test_what_was_measured_is_fitted_and_kept(tmp_path: Path) -> None:
 
     lengths = (256, 1024, 4096)
     samples = [
-        Sample(tokens=n, ttft_s=took(n) * times) for times in (1, 1, 7) for n in lengths
-    ]  # one turn of three was disturbed
+        Sample(asked=n, tokens=n + more, ttft_s=took(n) * times)
+        for more, times in ((0, 1), (1, 1), (-1, 7))
+        for n in lengths
+    ]  # a vocabulary cuts words in its own way; one turn of three was disturbed
     probe = Probe(base_url="http://user:secret@host:1")
     found = probe.fit(samples, 2)
     assert (found.a_s, found.c_s_per_token) == pytest.approx((0.02, 1e-4))

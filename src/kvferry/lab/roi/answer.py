@@ -66,12 +66,14 @@ class Answer:
         at: The prompt that was asked for.
         curve: Others.
         crossover_tokens: Longer prefixes are loaded sooner than computed; infinite: none.
+        store_bytes_s: What the store gives.
     """
 
     bytes_per_token: float
     at: Length
     curve: tuple[Length, ...]
     crossover_tokens: float
+    store_bytes_s: float
     bill: Account
     need: Need
 
@@ -85,9 +87,15 @@ class Answer:
         """Whether the GPU time that is saved costs more than the memory."""
         return self.bill.saved_money > 0
 
+    @property
+    def carried(self) -> bool:
+        """Whether the store can move what a day needs, if only spread evenly."""
+        return self.bill.traffic_bytes_s <= self.store_bytes_s
+
     def to_dict(self) -> dict[str, Any]:
         """For programs; what is infinite is null."""
         found = {**asdict(self), "sooner": self.sooner, "earns": self.earns}
+        found["carried"] = self.carried
         found["bill"]["gpus_freed"] = self.bill.gpus_freed
         found["need"]["shards"] = self.need.shards
         return dict(finite(found))
@@ -102,6 +110,7 @@ def answer(question: Question) -> Answer:
         at=_length(case, day.prompt_tokens),
         curve=tuple(_length(case, tokens) for tokens in LENGTHS),
         crossover_tokens=case.crossover_tokens(),
+        store_bytes_s=case.store.bytes_s,
         bill=bill,
         need=need_of(
             case,

@@ -89,7 +89,7 @@ function account(one, day, prices) {
   };
 }
 
-// Everything that the page shows of one question: the fields of `Answer`, without the curve.
+// Everything that the page shows of one question: fields of `Answer`.
 function answer(question) {
   const { case: one, day, prices } = question;
   const tokens = day.prompt_tokens;

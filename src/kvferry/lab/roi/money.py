@@ -69,6 +69,11 @@ class Account:
         """GPUs that would be busy all day."""
         return (self.gpu_s_before - self.gpu_s_after) / DAY_S
 
+    @property
+    def traffic_bytes_s(self) -> float:
+        """Read and written, on average over the day."""
+        return self.read_bytes_s + self.written_bytes_s
+
 
 def account(case: Case, day: Day, prices: Prices) -> Account:
     """The day of requests of one length."""
@@ -139,8 +144,7 @@ def need_of(
 ) -> Need:
     """How many servers of such a size and bandwidth; the chunks of a prompt lie on all of them."""
     for_memory = max(1, math.ceil(bill.ram_bytes / shard_bytes))
-    traffic = bill.read_bytes_s + bill.written_bytes_s
-    wanted = max(traffic, case.break_even_bytes_s(day.prompt_tokens))
+    wanted = max(bill.traffic_bytes_s, case.break_even_bytes_s(day.prompt_tokens))
     for_bandwidth = max(1, math.ceil(wanted / shard_bytes_s)) if math.isfinite(wanted) else None
     shards = max(for_memory, for_bandwidth or 1)
     return Need(

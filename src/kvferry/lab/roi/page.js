@@ -56,11 +56,13 @@ function put(question, path, value) {
 function rows(question) {
   const { at, bill, crossover_tokens: cross, bytes_per_token: per } = answer(question);
   const sooner = at.hit_s < at.compute_s;
-  const verdict = !sooner
-    ? "does not pay: computing is sooner"
-    : bill.saved_money > 0
-      ? `pays: first token ${digits(at.compute_s / at.hit_s)} times sooner, money saved`
-      : `pays in time (${digits(at.compute_s / at.hit_s)} times sooner), not in money`;
+  const traffic = bill.read_bytes_s + bill.written_bytes_s;
+  const times = `${digits(at.compute_s / at.hit_s)} times sooner`;
+  let verdict = `pays in time (${times}), not in money`;
+  if (!sooner) verdict = "does not pay: computing is sooner";
+  else if (traffic > question.case.store.bytes_s) {
+    verdict = "does not pay: the store cannot carry a day's traffic";
+  } else if (bill.saved_money > 0) verdict = `pays: first token ${times}, money saved`;
   return [
     ["verdict", verdict],
     ["KV", `${digits(per)} bytes a token, ${digits(at.kv_bytes / 1e9)} GB of the prompt`],

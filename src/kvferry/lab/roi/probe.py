@@ -46,8 +46,15 @@ _WORDS = _COMMON.split()
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One request: tokens of its prompt as the server counted them, and the time to its token."""
+    """One request.
 
+    Attributes:
+        asked: Tokens that its prompt should have; few servers tell how they cut words.
+        tokens: Tokens that it had, as the server counted them.
+        ttft_s: To the token that it made.
+    """
+
+    asked: int
     tokens: int
     ttft_s: float
 
@@ -77,10 +84,12 @@ class Probe:
         if len(set(lengths)) < 2 or not all(1 <= length <= _TOKENS_MAX for length in lengths):
             raise UsageError("--probe-tokens needs two lengths at least, each from 1 to 1048576")
         model = self.model or self._first_model()
-        samples = []
+        samples, words_a_token = [], 1.0
         for turn in range(_REPEATS + 1):
             for length in sorted(set(lengths)):
-                sample = self._ask(model, length)
+                words = max(1, round(length * words_a_token))
+                sample = self._ask(model, length, words)
+                words_a_token = words / max(1, sample.tokens)
                 which = f"turn {turn}" if turn else "warming up"
                 say(f"{which}: {sample.tokens:,} tokens, {sample.ttft_s * 1e3:.1f} ms")
                 if turn:
@@ -89,10 +98,16 @@ class Probe:
 
     def fit(self, samples: Sequence[Sample], gpus: int = 1) -> Prefill:
         """The coefficients, from the median of each length."""
-        by_tokens: dict[int, list[float]] = {}
+        lengths: dict[int, list[Sample]] = {}
         for sample in samples:
-            by_tokens.setdefault(sample.tokens, []).append(sample.ttft_s)
-        rows = [(tokens, statistics.median(times)) for tokens, times in sorted(by_tokens.items())]
+            lengths.setdefault(sample.asked, []).append(sample)
+        rows = [
+            (
+                round(statistics.median(sample.tokens for sample in some)),
+                statistics.median(sample.ttft_s for sample in some),
+            )
+            for some in lengths.values()
+        ]
         return fit_prefill(rows, gpus, f"measured at {_public(self.base_url)}")
 
     def _first_model(self) -> str:
@@ -104,17 +119,17 @@ class Probe:
             raise UnavailableError(f"{_public(self.base_url)} lists no model: use --server-model")
         return str(first["id"])
 
-    def _ask(self, model: str, length: int) -> Sample:
+    def _ask(self, model: str, length: int, words: int) -> Sample:
         body = {
             "model": model,
-            "prompt": " ".join(random.SystemRandom().choices(_WORDS, k=length)),
+            "prompt": " ".join(random.SystemRandom().choices(_WORDS, k=words)),
             "max_tokens": 1,
             "temperature": 0,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
         began = time.perf_counter()
-        ttft_s, tokens = None, length
+        ttft_s, tokens = None, words
         with self._open("completions", body) as reply:
             for event in self._events(reply, began):
                 if ttft_s is None and event.get("choices"):
@@ -124,7 +139,7 @@ class Probe:
                     tokens = usage["prompt_tokens"]
         if ttft_s is None:
             raise UnavailableError(f"{_public(self.base_url)} sent no token")
-        return Sample(tokens=tokens, ttft_s=ttft_s)
+        return Sample(asked=length, tokens=tokens, ttft_s=ttft_s)
 
     def _events(self, reply: http.client.HTTPResponse, began: float) -> Iterator[Mapping[str, Any]]:
         """The objects of a stream of server-sent events."""

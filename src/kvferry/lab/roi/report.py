@@ -183,6 +183,12 @@ def _verdict(found: Answer) -> str:
             f"It does not pay: at {at.tokens:,} tokens computing is sooner "
             f"({_time(at.compute_s)}) than loading ({_time(at.hit_s)})."
         )
+    if not found.carried:
+        return (
+            f"It does not pay with this store: a day needs "
+            f"{found.bill.traffic_bytes_s / 1e9:.3g} GB/s on average, and it gives "
+            f"{found.store_bytes_s / 1e9:.3g}. See how many servers do."
+        )
     sooner = f"a hit has its first token {at.compute_s / at.hit_s:.1f} times sooner"
     if found.earns:
         return f"It pays: {sooner}, and {found.bill.saved_money:,.2f} a day are saved."
@@ -213,6 +219,12 @@ def say_outcomes(console: Console, question: Question, rows: Sequence[Outcome]) 
                 f"{best.day.saved_money:,.2f} a day and frees {freed:.2f} GPUs.",
                 soft_wrap=True,
             )
+        most = max(row.day.traffic_bytes_s for row in some)
+        if most > question.case.store.bytes_s:
+            console.print(
+                f"But a day needs up to {most / 1e9:.3g} GB/s on average, more than the store has.",
+                soft_wrap=True,
+            )
 
 
 def _outcome_cells(row: Outcome) -> list[str]:
@@ -230,12 +242,17 @@ def _outcome_cells(row: Outcome) -> list[str]:
 
 
 def say_checks(console: Console, checks: Sequence[Check]) -> None:
-    """Predicted, published, error, a table for each group."""
-    columns = ("", "predicted", "published", "unit", "error", "bar", "", "rests on")
+    """Predicted, published, error, a table for each group; below it what the rows rest on."""
+    columns = ("", "predicted", "published", "error", "bar", "", "")
     for group in dict.fromkeys(check.group for check in checks):
+        some = [check for check in checks if check.group == group]
+        notes = dict.fromkeys(check.note for check in some)
+        marks = {note: chr(ord("a") + index) for index, note in enumerate(notes)}
         console.print(group, style="bold")
-        rows = [_check_cells(check) for check in checks if check.group == group]
-        console.print(table(columns, rows), "")
+        console.print(table(columns, [_check_cells(check, marks[check.note]) for check in some]))
+        for note, mark in marks.items():
+            console.print(f"{mark}: {note}")
+        console.print("")
     failed = sum(check.passed is False for check in checks)
     open_ones = sum(check.passed is None for check in checks)
     console.print(
@@ -245,20 +262,18 @@ def say_checks(console: Console, checks: Sequence[Check]) -> None:
     )
 
 
-def _check_cells(check: Check) -> list[str]:
+def _check_cells(check: Check, mark: str) -> list[str]:
     published = check.published
-    verdict = {True: "ok", False: "NOT", None: "-"}[check.passed]
     return [
-        check.what,
+        f"{check.what}, {check.unit}",
         _digits(check.predicted),
         " to ".join(map(_digits, published))
         if isinstance(published, tuple)
         else _digits(published),
-        check.unit,
         "-" if check.error is None else f"{100 * check.error:+.1f} %",
         "-" if check.bar is None else f"{100 * check.bar:g} %",
-        verdict,
-        check.note,
+        {True: "ok", False: "NOT", None: "-"}[check.passed],
+        mark,
     ]
 
 
