@@ -76,6 +76,11 @@ def test_a_trace_a_model_a_gpu_and_a_store_in_one_command(
     assert found["answer"] is None
     assert found["case"]["chunk_tokens"] == 512
     none, *others = found["outcomes"]
+    best = max(others, key=lambda row: row["day"]["saved_money"])
+    assert found["day"]["hit_rate"] == best["hit_rate"], "what the page begins with"
+    assert found["day"]["prompt_tokens"] == round(best["tokens"] / 2000)
+    larger = told(capsys, *words, "--chunk-tokens", 1024)
+    assert larger["case"]["chunk_tokens"] == 1024
     assert none["policy"] == ""
     assert len(others) == 4
     for row in others:
@@ -149,6 +154,10 @@ def test_the_presets_price_counts_unless_one_is_given(capsys: pytest.CaptureFixt
         ),
         ((*CASE, "--policy", "LRU"), "--policy is for --trace"),
         ((*CASE, "--hit-rate", 1.5), "1.5"),
+        ((*CASE, "--probe-tokens", "1,2"), "--probe-tokens is for --server"),
+        (("--model", "qwen3-8b", "--prefill-tokens-s", 9, "--utilisation", 1), "is for --gpu"),
+        ((*CASE, "--trace", MOONCAKE, "--prompt-tokens", 9), "--trace says it already"),
+        ((*CASE, "--replay", "f", "--chunk-tokens", 9), "--replay says it already"),
         ((*CASE, "--trace", MOONCAKE, "--policy", "BEST"), "BEST"),
         ((*CASE, "--trace", "nowhere.jsonl"), "nowhere.jsonl cannot be read"),
         ((*CASE[:4], "--store-file", "nowhere"), "nowhere cannot be read"),

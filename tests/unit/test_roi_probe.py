@@ -151,8 +151,23 @@ def test_a_server_that_hangs_is_given_up() -> None:
         done.wait(60)
 
     with serving(hangs) as (url, _):
-        with pytest.raises(UnavailableError, match="broke off"):
-            Probe(base_url=url, limit_s=0.2).run([5, 10])
+        with pytest.raises(UnavailableError, match=r"broke off|cannot be reached"):
+            Probe(base_url=url, model="m", limit_s=0.5).run([5, 10])
+        done.set()
+
+
+def test_a_server_that_only_says_that_it_lives_is_given_up() -> None:
+    done = threading.Event()
+
+    def dribbles(handler: BaseHTTPRequestHandler, _: dict[str, Any]) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+        while not done.wait(0.01):
+            handler.wfile.write(b": still here\n\n")
+
+    with serving(dribbles) as (url, _):
+        with pytest.raises(UnavailableError, match=r"longer than 0\.5 s|broke off|cannot be"):
+            Probe(base_url=url, model="m", limit_s=0.5).run([5, 10])
         done.set()
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from kvferry.cli.roi_options import check_options, roi_options
 
 if TYPE_CHECKING:
     from kvferry.lab.roi.answer import Question
@@ -17,72 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["roi"]
 
-_FILE = click.Path(dir_okay=False, path_type=Path)
-_ABOVE_0 = click.FloatRange(0, min_open=True)
-_ENGINES = ("preset", "gpu", "prefill_tokens_s", "calibration", "server")
-_HITS = ("hit_rate", "rounds", "traces", "replay")
-_HIT_RATE = 0.5
-
-
-def _words(kind: Any, text: str, **more: Any) -> dict[str, Any]:
-    return {"type": kind, "help": text, **more}
-
-
-_OPTIONS: dict[str, dict[str, Any]] = {
-    "--model": {"metavar": "NAME|FILE", "help": "Of --list, or a config.json or its directory."},
-    "--kv-value-bytes": _words(click.IntRange(1, 4), "Of one number of KV, e.g. 1 for fp8."),
-    "--cut-windows": {"is_flag": True, "help": "Sliding layers keep no more than their window."},
-    "--gpu": {"metavar": "NAME", "help": "Of --list; half of its peak is assumed."},
-    "--gpus": _words(click.IntRange(1), "How many share the model.  [default: 1]"),
-    "--utilisation": _words(click.FloatRange(0, 1, min_open=True), "Of that peak."),
-    "--prefill-tokens-s": _words(_ABOVE_0, "Of the engine: measured, whatever the length."),
-    "--calibration": _words(_FILE, "What --save-calibration wrote.", metavar="FILE"),
-    "--server": {"metavar": "URL", "help": "Measure an engine with OpenAI's interface."},
-    "--server-model": {"metavar": "NAME", "help": "As it calls it.  [default: its first]"},
-    "--probe-tokens": {
-        "default": "256,1024,4096",
-        "show_default": True,
-        "help": "Lengths of prompts for --server.",
-    },
-    "--save-calibration": _words(_FILE, "Write what --server measured.", metavar="FILE"),
-    "--preset": {"metavar": "NAME", "help": "What a published calculator assumes, of --list."},
-    "--store-gbps": _words(_ABOVE_0, "What the store gives, in 10^9 bytes/s.  [default: 2]"),
-    "--store-ms": _words(click.FloatRange(0), "Of a load, whatever its size.  [default: 1]"),
-    "--store-file": _words(_FILE, "JSON of doctor, or what tune wrote.", metavar="FILE"),
-    "--prompt-tokens": _words(
-        click.IntRange(2, 1 << 27), "Of one request.", default=8192, show_default=True
-    ),
-    "--chunk-tokens": _words(
-        click.IntRange(1), "Full ones are kept.", default=256, show_default=True
-    ),
-    "--hit-rate": _words(click.FloatRange(0, 1), "Share of requests.  [default: 0.5]"),
-    "--rounds": _words(click.IntRange(1), "N alike rounds: a hit rate of (N-1)/N."),
-    "--replay": _words(_FILE, "JSON of kvferry trace replay.", metavar="FILE"),
-    "--requests-a-day": _words(_ABOVE_0, "Of all engines.", default=100_000, show_default=True),
-    "--keep-hours": _words(_ABOVE_0, "What misses store stays so long.", default=1.0),
-    "--working-set-gb": _words(_ABOVE_0, "KV in the store, instead of --keep-hours."),
-    "--gpu-price": _words(click.FloatRange(0), "Of a GPU-hour.  [default: 2]"),
-    "--ram-price": _words(click.FloatRange(0), "Of a GB and month.", default=5.0),
-    "--shard-gb": _words(_ABOVE_0, "Memory of one server.", default=64.0, show_default=True),
-    "--shard-gbps": _words(_ABOVE_0, "Of one server.  [default: that of the store]"),
-    "--policy": {"metavar": "LIST", "help": "Of --trace, e.g. LRU,ARC.  [default: all]"},
-    "--capacity": {"metavar": "LIST", "help": "Of --trace: chunks, or MB, GB, TB: 64GB,1TB."},
-    "--limit": _words(click.IntRange(1), "Of --trace: so many requests at most."),
-    "--json": {"is_flag": True, "help": "One JSON object on standard output."},
-    "--plot": _words(_FILE, "Draw it: PNG or SVG.", metavar="FILE"),
-    "--page": _words(_FILE, "Write a page with sliders: HTML.", metavar="FILE"),
-    "--list": {"is_flag": True, "help": "Models, GPUs and presets that have names."},
-    "--validate": {"is_flag": True, "help": "Recompute published figures instead."},
-}
-_NAMES = {"--json": "as_json", "--list": "listed", "--plot": "plot_file", "--page": "page_file"}
-
-
-def _declared(command: Callable[..., Any]) -> Callable[..., Any]:
-    for option, more in reversed(_OPTIONS.items()):
-        name = _NAMES.get(option, option[2:].replace("-", "_"))
-        shown = {"show_default": True, **more} if more.get("default") is not None else more
-        command = click.option(option, name, **shown)(command)
-    return command
+_HIT_RATE, _CHUNK_TOKENS = 0.5, 256
 
 
 @click.command(
@@ -90,8 +26,7 @@ def _declared(command: Callable[..., Any]) -> Callable[..., Any]:
     "cannot be measured, 2 usage.  Example: kvferry roi --model llama-3.1-8b --gpu h100 "
     "--store-gbps 5 --trace conversation_trace.jsonl"
 )
-@click.option("--trace", "traces", multiple=True, type=_FILE, metavar="FILE", help="Requests.")
-@_declared
+@roi_options
 @click.pass_context
 def roi(ctx: click.Context, /, **o: Any) -> None:
     """Say whether loading KV from a store pays, in time and in money.
@@ -104,11 +39,7 @@ def roi(ctx: click.Context, /, **o: Any) -> None:
         return _list()
     if o["validate"]:
         ctx.exit(_validate(o["as_json"]))
-    _one_of(o, "engine", _ENGINES)
-    _one_of(o, "rate of hits", _HITS, needed=False)
-    for name in ("policy", "capacity", "limit"):
-        if o[name] is not None and not o["traces"]:
-            raise click.UsageError(f"--{name} is for --trace")
+    check_options(ctx, o)
     from kvferry.lab.bench_plot import check_plot
     from kvferry.lab.roi import report
     from kvferry.lab.roi.answer import answer
@@ -123,6 +54,7 @@ def roi(ctx: click.Context, /, **o: Any) -> None:
         question, rows = _traced(question, o)
     elif o["replay"]:
         rows = list(replayed(o["replay"], question.case, o["requests_a_day"], question.prices))
+    question = _typical(question, rows)
     found = answer(question)
     if o["plot_file"]:
         from kvferry.lab.roi.plot import write_plot
@@ -144,13 +76,6 @@ def roi(ctx: click.Context, /, **o: Any) -> None:
     return None
 
 
-def _one_of(o: dict[str, Any], what: str, names: Sequence[str], needed: bool = True) -> None:
-    given = [name for name in names if o[name] not in (None, ())]
-    if len(given) > 1 or (needed and not given):
-        shown = [f"--{name.rstrip('s') if name == 'traces' else name}" for name in given or names]
-        raise click.UsageError(f"name one {what} of {', '.join(shown).replace('_', '-')}")
-
-
 def _question(o: dict[str, Any]) -> Question:
     """The case and the day that were asked for."""
     from kvferry.lab.roi.answer import Question
@@ -168,7 +93,7 @@ def _question(o: dict[str, Any]) -> Question:
         kv=Kv.of(model, cut_windows=o["cut_windows"]),
         prefill=_prefill(o, model),
         store=store,
-        chunk_tokens=o["chunk_tokens"],
+        chunk_tokens=o["chunk_tokens"] or _CHUNK_TOKENS,
     )
     hit_rate = rounds_hit_rate(o["rounds"]) if o["rounds"] else o["hit_rate"]
     hit_rate = _HIT_RATE if hit_rate is None else hit_rate
@@ -264,11 +189,12 @@ def _traced(question: Question, o: dict[str, Any]) -> tuple[Question, list[Outco
     policies = [policy_name(word) or word for word in words]
     for policy in policies:
         new_cache(policy, 1, True)  # an unknown one is told before the work
+    options = TraceOptions(limit=o["limit"], chunk_tokens=o["chunk_tokens"])
     rows: list[Outcome] = []
     with progress_bar() as bar:
         for file in o["traces"]:
             bar.begin(f"reading {file.name}", None)
-            trace = load_trace(file, TraceOptions(limit=o["limit"]), bar.at)
+            trace = load_trace(file, options, bar.at)
             question = replace(
                 question, case=replace(question.case, chunk_tokens=trace.chunk_tokens)
             )
@@ -290,6 +216,22 @@ def _traced(question: Question, o: dict[str, Any]) -> tuple[Question, list[Outco
             )
             rows += [replace(row, trace=str(file)) for row in found]
     return question, rows
+
+
+def _typical(question: Question, rows: Sequence[Outcome]) -> Question:
+    """The day of the outcome that saves most: requests of its mean length, and its hits."""
+    stored = [row for row in rows if row.policy]
+    if not stored:
+        return question
+    best = max(stored, key=lambda row: row.day.saved_money)
+    day = replace(
+        question.day,
+        prompt_tokens=max(2, round(best.tokens / best.requests)) if best.requests else 2,
+        hit_rate=best.hit_rate,
+        stored_bytes=best.capacity_bytes,
+    )
+    case = replace(question.case, chunk_tokens=best.chunk_tokens)
+    return replace(question, case=case, day=day)
 
 
 def _list() -> None:

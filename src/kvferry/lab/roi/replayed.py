@@ -72,6 +72,7 @@ def _outcome(
     hit_s = case.ttft_s(tokens, kept)
     return Outcome(
         trace=str(point.get("trace", "")),
+        chunk_tokens=size,
         policy=point["policy"],
         capacity_chunks=point["capacity_chunks"],
         capacity_bytes=capacity_bytes,

@@ -38,6 +38,7 @@ class Outcome:
     """
 
     trace: str
+    chunk_tokens: int
     policy: str
     capacity_chunks: int
     capacity_bytes: float
@@ -113,6 +114,7 @@ def _outcome(
     )
     return Outcome(
         trace=trace.name,
+        chunk_tokens=size,
         policy=policy,
         capacity_chunks=capacity,
         capacity_bytes=capacity_bytes,
