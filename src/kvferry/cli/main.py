@@ -39,6 +39,7 @@ COMMANDS = {
         "Say where a prompt's chunks are, or why not.",
     ),
     "node": ("kvferry.cli.node:node", "Serve chunks from memory to any Redis or Valkey client."),
+    "roi": ("kvferry.cli.roi:roi", "Say whether a cache pays, for a model, a GPU and a store."),
     "server": ("kvferry.cli.server:server", "Own one pool for every engine process of this host."),
     "top": ("kvferry.cli.top:top", "Watch a running server."),
     "trace": ("kvferry.cli.trace:trace", "Replay recorded requests: hit rates by policy and size."),

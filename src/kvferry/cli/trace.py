@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from kvferry.lab.trace_format import Trace
     from kvferry.lab.trace_replay import Replayer
 
-__all__ = ["trace"]
+__all__ = ["capacities_of_text", "progress_bar", "trace", "words_of"]
 
 _ORDERS = {"leaf-first": (True,), "plain": (False,), "both": (True, False)}
 _UNITS = {"MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
@@ -89,7 +89,7 @@ def replay(
 
     if plot_file:
         check_plot()
-    words = _words(o["policy"]) if o["policy"] else POLICIES
+    words = words_of(o["policy"]) if o["policy"] else POLICIES
     policies = [policy_name(word) or word for word in words]
     for policy in policies:
         new_cache(policy, 1, True)  # an unknown one is told before the work
@@ -98,7 +98,7 @@ def replay(
     )
     store = o.pop("store")  # it may carry a password, and error reporters show variables
     with ExitStack() as stack:
-        bar = stack.enter_context(_progress())
+        bar = stack.enter_context(progress_bar())
         traces: list[Trace] = []
         for file in files:
             bar.begin(f"reading {file.name}", None)
@@ -107,7 +107,7 @@ def replay(
             traces.append(replace(read, name=str(file)) if twin else read)
         sizes = [trace.chunk_tokens * o["bytes_per_token"] for trace in traces]
         wanted = [
-            _capacities(o["capacity"], size) if o["capacity"] else capacities_of(trace)
+            capacities_of_text(o["capacity"], size) if o["capacity"] else capacities_of(trace)
             for trace, size in zip(traces, sizes, strict=True)
         ]
         plan = Replay(
@@ -134,14 +134,15 @@ def replay(
         report.say(console(), traces, points)
 
 
-def _words(text: str) -> list[str]:
+def words_of(text: str) -> list[str]:
+    """The words of a list with commas."""
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def _capacities(text: str, chunk_bytes: int) -> list[int]:
+def capacities_of_text(text: str, chunk_bytes: int) -> list[int]:
     """Chunks for each word of a list; of sizes so many as fit."""
     found = []
-    for word in _words(text):
+    for word in words_of(text):
         unit = _UNITS.get(word[-2:].upper())
         try:
             chunks = int(float(word[:-2]) * unit // chunk_bytes) if unit else int(word)
@@ -208,7 +209,8 @@ class _Bar:
 
 
 @contextmanager
-def _progress() -> Iterator[_Bar]:
+def progress_bar() -> Iterator[_Bar]:
+    """A bar that says what is done now."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from kvferry.lab.table import console

@@ -23,6 +23,7 @@ __all__ = [
     "capacities_of",
     "new_cache",
     "point_of",
+    "prefix_hits",
     "replay",
 ]
 
@@ -156,6 +157,25 @@ def replay(
         hits=(prefix_hits, block_hits),
         elapsed_s=time.perf_counter() - started,
     )
+
+
+def prefix_hits(
+    trace: Trace,
+    policy: str,
+    capacity: int,
+    leaf_first: bool = True,
+    progress: Callable[[int], object] = lambda _: None,
+) -> Iterator[int]:
+    """For each request of a trace the chunks that it can use, in the order of the requests.
+
+    Raises:
+        UsageError: There is no such policy, or the capacity is below 1.
+    """
+    cache = new_cache(policy, capacity, leaf_first)
+    for number, hashes in enumerate(trace.requests, 1):
+        yield cache.access(hashes)[0]
+        if number % _STEP == 0:
+            progress(_STEP)
 
 
 def point_of(

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from kvferry.errors import UsageError
 
-__all__ = ["Watch", "counters"]
+__all__ = ["NoRedirection", "Watch", "counters"]
 
 _TIMEOUT_S = 5.0
 _ANSWER_BYTES_MAX = 64 << 20
@@ -103,7 +103,7 @@ class Watch:
         if self._token is not None:
             request.add_header("Authorization", f"Bearer {self._token}")
         # Not by a proxy, nor to wherever a redirection leads: there is a token in the request.
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirection)
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), NoRedirection)
         try:
             with opener.open(request, timeout=_TIMEOUT_S) as answer:
                 raw = answer.read(_ANSWER_BYTES_MAX + 1)
@@ -121,7 +121,9 @@ class Watch:
         return found, None
 
 
-class _NoRedirection(urllib.request.HTTPRedirectHandler):
+class NoRedirection(urllib.request.HTTPRedirectHandler):
+    """A redirection is an error."""
+
     def redirect_request(self, *_: Any) -> None:
         return None
 

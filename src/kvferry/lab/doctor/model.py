@@ -28,6 +28,8 @@ _BLOCK_TOKENS = 16  # engines cut KV into blocks of this many
 _TYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "half": 2, "float8_e4m3fn": 1}
 _NESTED = ("text_config", "llm_config", "language_config", "thinker_config")
 _WITHOUT_KV = ("linear_attention", "mamba", "recurrent", "conv")
+_WINDOWED = ("sliding", "chunked")
+_ALTERNATING = ("gemma2", "gpt_oss")  # every second layer, although no field says so
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +41,7 @@ class ModelShape:
         layers: Decoder layers.
         kv_layers: Those whose KV grows with the prompt.
         sliding_layers: Those among them that only ever look at a window.
+        window_tokens: Of that window; 0 where there is none, or nobody says how long it is.
         kv_heads: Of each layer; 1 for MLA, which cannot be divided among GPUs.
         kv_values: Numbers kept for each token and layer, keys and values together.
         value_bytes: Of one number.
@@ -55,6 +58,7 @@ class ModelShape:
     value_bytes: int
     heads_size: int
     active_parameters: int
+    window_tokens: int = 0
 
     @property
     def bytes_per_token(self) -> int:
@@ -67,8 +71,10 @@ class ModelShape:
 
     def prefill_flops(self, tokens: int) -> float:
         """Work of reading a prompt: two per parameter and token, and causal attention."""
-        attention = 2.0 * self.kv_layers * self.heads_size * tokens**2
-        return 2.0 * self.active_parameters * tokens + attention
+        windowed = self.sliding_layers if self.window_tokens else 0
+        pairs = (self.kv_layers - windowed) * tokens**2
+        pairs += windowed * min(tokens**2, 2 * tokens * self.window_tokens)
+        return 2.0 * self.active_parameters * tokens + 2.0 * self.heads_size * pairs
 
 
 def chunk_tokens(bytes_per_token: int, near_bytes: int = 4 * _MIB) -> int:
@@ -110,6 +116,7 @@ def read_model(config: Mapping[str, Any]) -> ModelShape:
     head = _get(config, "head_dim") or hidden // heads
     kinds = [str(kind) for kind in config.get("layer_types") or ()]
     kv_layers = _growing(config, layers, kinds)
+    sliding, window = _windows(config, layers, kinds)
     latent = _get(config, "kv_lora_rank")
     if latent:
         rope = _get(config, "qk_rope_head_dim") or 64
@@ -128,7 +135,8 @@ def read_model(config: Mapping[str, Any]) -> ModelShape:
         name=str((outer.get("architectures") or [outer.get("model_type", "model")])[0]),
         layers=layers,
         kv_layers=kv_layers,
-        sliding_layers=sum("sliding" in kind for kind in kinds),
+        sliding_layers=sliding,
+        window_tokens=window,
         kv_heads=kv_heads,
         kv_values=kv_values,
         value_bytes=_value_bytes(config, outer),
@@ -143,6 +151,22 @@ def _growing(config: Mapping[str, Any], layers: int, kinds: list[str]) -> int:
         return sum(not kind.startswith(_WITHOUT_KV) for kind in kinds)
     every = _get(config, "full_attention_interval") or _get(config, "attn_layer_period") or 1
     return layers // every
+
+
+def _windows(config: Mapping[str, Any], layers: int, kinds: list[str]) -> tuple[int, int]:
+    """Layers that look at a window, and its tokens."""
+    window = _get(config, "sliding_window") or _get(config, "attention_chunk_size") or 0
+    if kinds:
+        count = sum(kind.startswith(_WINDOWED) for kind in kinds)
+    elif not window or config.get("use_sliding_window") is False:
+        count = 0
+    elif every := _get(config, "sliding_window_pattern"):
+        count = layers - layers // every
+    elif config.get("model_type") in _ALTERNATING:
+        count = (layers + 1) // 2
+    else:
+        count = layers
+    return count, window if count else 0
 
 
 def _kv_heads(config: Mapping[str, Any], heads: int) -> int:

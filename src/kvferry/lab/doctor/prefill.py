@@ -17,7 +17,7 @@ from kvferry.lab.doctor.facts import TrafficFacts
 from kvferry.lab.doctor.finding import Finding, info, ok, size_text, warn
 from kvferry.lab.doctor.model import ModelShape, chunk_tokens
 
-__all__ = ["GPUS", "Engine", "examine_model"]
+__all__ = ["GPUS", "UTILISATION", "Engine", "examine_model"]
 
 # Name: peak of 16-bit matrix work, in TFLOP/s.
 GPUS = {
@@ -34,7 +34,7 @@ GPUS = {
     "mi300x": 1307,
     "rtx4090": 165,
 }
-_UTILISATION = 0.5
+UTILISATION = 0.5
 _STRIPE_BYTES = 4 << 20
 
 
@@ -62,7 +62,7 @@ class Engine:
             return None
         if self.gpu not in GPUS:
             raise UsageError(f"--gpu {self.gpu} is unknown; known are {', '.join(GPUS)}")
-        rate = GPUS[self.gpu] * 1e12 * self.gpus * _UTILISATION
+        rate = GPUS[self.gpu] * 1e12 * self.gpus * UTILISATION
         return model.prefill_flops(self.prefix_tokens) / rate
 
     def made_bytes_s(self, model: ModelShape) -> float | None:

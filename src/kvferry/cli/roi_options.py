@@ -1,0 +1,123 @@
+"""What `kvferry roi` takes: its options, and which of them go together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+__all__ = ["check_options", "roi_options"]
+
+_FILE = click.Path(dir_okay=False, path_type=Path)
+_ABOVE_0 = click.FloatRange(0, min_open=True)
+_ENGINES = ("preset", "gpu", "prefill_tokens_s", "calibration", "server")
+_HITS = ("hit_rate", "rounds", "traces", "replay")
+# Options that mean nothing without another, and those that a replay answers by itself.
+_NEEDS = {
+    **dict.fromkeys(("policy", "capacity", "limit"), "traces"),
+    **dict.fromkeys(("server_model", "probe_tokens", "save_calibration"), "server"),
+    "utilisation": "gpu",
+}
+_REPLAYED = ("prompt_tokens", "keep_hours", "working_set_gb")
+
+
+def _words(kind: Any, text: str, **more: Any) -> dict[str, Any]:
+    return {"type": kind, "help": text, **more}
+
+
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "--model": {"metavar": "NAME|FILE", "help": "Of --list, or a config.json or its directory."},
+    "--kv-value-bytes": _words(click.IntRange(1, 4), "Of one number of KV, e.g. 1 for fp8."),
+    "--cut-windows": {"is_flag": True, "help": "Sliding layers keep no more than their window."},
+    "--gpu": {"metavar": "NAME", "help": "Of --list; half of its peak is assumed."},
+    "--gpus": _words(click.IntRange(1), "How many share the model.  [default: 1]"),
+    "--utilisation": _words(click.FloatRange(0, 1, min_open=True), "Of that peak."),
+    "--prefill-tokens-s": _words(_ABOVE_0, "Of the engine: measured, whatever the length."),
+    "--calibration": _words(_FILE, "What --save-calibration wrote.", metavar="FILE"),
+    "--server": {"metavar": "URL", "help": "Measure an engine with OpenAI's interface."},
+    "--server-model": {"metavar": "NAME", "help": "As it calls it.  [default: its first]"},
+    "--probe-tokens": {
+        "default": "256,1024,4096",
+        "show_default": True,
+        "help": "Lengths of prompts for --server.",
+    },
+    "--save-calibration": _words(_FILE, "Write what --server measured.", metavar="FILE"),
+    "--preset": {"metavar": "NAME", "help": "What a published calculator assumes, of --list."},
+    "--store-gbps": _words(_ABOVE_0, "What the store gives, in 10^9 bytes/s.  [default: 2]"),
+    "--store-ms": _words(click.FloatRange(0), "Of a load, whatever its size.  [default: 1]"),
+    "--store-file": _words(_FILE, "JSON of doctor, or what tune wrote.", metavar="FILE"),
+    "--prompt-tokens": _words(
+        click.IntRange(2, 1 << 27), "Of one request.", default=8192, show_default=True
+    ),
+    "--chunk-tokens": _words(
+        click.IntRange(1), "Full ones are kept.  [default: 256, or the file's]"
+    ),
+    "--hit-rate": _words(click.FloatRange(0, 1), "Share of requests.  [default: 0.5]"),
+    "--rounds": _words(click.IntRange(1), "N alike rounds: a hit rate of (N-1)/N."),
+    "--replay": _words(_FILE, "JSON of kvferry trace replay.", metavar="FILE"),
+    "--requests-a-day": _words(_ABOVE_0, "Of all engines.", default=100_000, show_default=True),
+    "--keep-hours": _words(_ABOVE_0, "What misses store stays so long.", default=1.0),
+    "--working-set-gb": _words(_ABOVE_0, "KV in the store, instead of --keep-hours."),
+    "--gpu-price": _words(click.FloatRange(0), "Of a GPU-hour.  [default: 2]"),
+    "--ram-price": _words(click.FloatRange(0), "Of a GB and month.", default=5.0),
+    "--shard-gb": _words(_ABOVE_0, "Memory of one server.", default=64.0, show_default=True),
+    "--shard-gbps": _words(_ABOVE_0, "Of one server.  [default: that of the store]"),
+    "--policy": {"metavar": "LIST", "help": "Of --trace, e.g. LRU,ARC.  [default: all]"},
+    "--capacity": {"metavar": "LIST", "help": "Of --trace: chunks, or MB, GB, TB: 64GB,1TB."},
+    "--limit": _words(click.IntRange(1), "Of --trace: so many requests at most."),
+    "--json": {"is_flag": True, "help": "One JSON object on standard output."},
+    "--plot": _words(_FILE, "Draw it: PNG or SVG.", metavar="FILE"),
+    "--page": _words(_FILE, "Write a page with sliders: HTML.", metavar="FILE"),
+    "--list": {"is_flag": True, "help": "Models, GPUs and presets that have names."},
+    "--validate": {"is_flag": True, "help": "Recompute published figures instead."},
+}
+_NAMES = {"--json": "as_json", "--list": "listed", "--plot": "plot_file", "--page": "page_file"}
+
+
+def roi_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Declare all of them; a handler gets them by name."""
+    for option, more in reversed(_OPTIONS.items()):
+        name = _NAMES.get(option, option[2:].replace("-", "_"))
+        shown = {"show_default": True, **more} if more.get("default") is not None else more
+        command = click.option(option, name, **shown)(command)
+    text = "Recorded requests; more than once for more."
+    trace = click.option("--trace", "traces", multiple=True, type=_FILE, metavar="FILE", help=text)
+    return trace(command)
+
+
+def check_options(ctx: click.Context, o: dict[str, Any]) -> None:
+    """One engine, at most one rate of hits, and nothing without effect.
+
+    Raises:
+        click.UsageError: Something does not fit.
+    """
+    _one_of(o, "engine", _ENGINES)
+    _one_of(o, "rate of hits", _HITS, needed=False)
+    _fitting(ctx, o)
+
+
+def _one_of(o: dict[str, Any], what: str, names: Sequence[str], needed: bool = True) -> None:
+    given = [name for name in names if o[name] not in (None, ())]
+    if len(given) > 1 or (needed and not given):
+        raise click.UsageError(f"name one {what} of {', '.join(map(_option, given or names))}")
+
+
+def _fitting(ctx: click.Context, o: dict[str, Any]) -> None:
+    """Nothing that was given is without effect."""
+    typed = {name for name in o if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+    for name, needed in _NEEDS.items():
+        if name in typed and not o[needed]:
+            raise click.UsageError(f"{_option(name)} is for {_option(needed)}")
+    for given in ("traces", "replay"):
+        wrong = [name for name in _REPLAYED if name in typed and o[given]]
+        if wrong:
+            raise click.UsageError(f"{_option(given)} says it already: no {_option(wrong[0])}")
+    if o["replay"] and o["chunk_tokens"]:
+        raise click.UsageError("--replay says it already: no --chunk-tokens")
+
+
+def _option(name: str) -> str:
+    return "--trace" if name == "traces" else "--" + name.replace("_", "-")

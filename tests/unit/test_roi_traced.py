@@ -1,0 +1,136 @@
+"""Traces as time and money: the hits are the index's, the sums are the arithmetic's."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from pathlib import Path
+
+import pytest
+
+from kvferry import _native
+from kvferry.errors import UsageError
+from kvferry.lab.roi.money import Prices
+from kvferry.lab.roi.replayed import replayed
+from kvferry.lab.roi.traced import outcomes
+from kvferry.lab.trace_format import Trace, load_trace
+from kvferry.lab.trace_replay import prefix_hits, replay
+from support.roi import round_case
+
+MOONCAKE = (
+    Path(__file__).resolve().parents[1] / "data" / "traces" / "mooncake_conversation.jsonl.gz"
+)
+
+
+def trace_of(*requests: list[int]) -> Trace:
+    hashes = [_native.hash_chunks(array("I", ids), 1, b"") for ids in requests]
+    return Trace.of("made", "mooncake", 100, hashes)
+
+
+def test_a_trace_by_hand() -> None:
+    # Ten chunks; the same ten; five of them and five others: 0, 10 and 5 chunks are hits.
+    trace = trace_of(list(range(10)), list(range(10)), [*range(5), *range(20, 25)])
+    case = round_case()
+    none, lru = outcomes(
+        trace, case, policies=["LRU"], capacities=[100], requests_a_day=3, prices=Prices()
+    )
+    whole = case.prefill.compute_s(1000)
+    assert (none.hit_rate, none.ttft_mean_s) == pytest.approx((0, whole))
+    assert none.ttft_s == {part: pytest.approx(whole) for part in (50, 90, 99)}
+    # The second computes its last token at least: 999 are loaded.
+    times = [whole, case.loaded_s(1000, 999), case.loaded_s(1000, 500)]
+    assert lru.hit_rate == pytest.approx(0.5)
+    assert lru.loaded_rate == pytest.approx(1499 / 3000)
+    assert lru.ttft_mean_s == pytest.approx(sum(times) / 3)
+    assert lru.ttft_s[50] == pytest.approx(sorted(times)[1])
+    assert lru.ttft_s[99] == pytest.approx(max(times))
+    saved = case.saved_s(1000, 999) + case.saved_s(1000, 500)
+    assert none.gpu_s - lru.gpu_s == pytest.approx(saved)
+    assert lru.day.gpu_s_after == pytest.approx(lru.gpu_s), "three requests a day are the trace"
+    # 100 chunks of 100 tokens of 100,000 bytes, billed 1.25 times.
+    assert lru.day.ram_bytes == pytest.approx(1.25e9)
+    # 10 and 5 chunks are written, 999 and 500 tokens read.
+    assert lru.day.written_bytes_s * 86_400 == pytest.approx(1500 * 100_000)
+    assert lru.day.read_bytes_s * 86_400 == pytest.approx(1499 * 100_000)
+
+
+def test_what_does_not_pay_is_computed() -> None:
+    trace = trace_of(list(range(10)), list(range(10)))
+    case = round_case(bytes_s=1e6)
+    none, lru = outcomes(
+        trace, case, policies=["LRU"], capacities=[100], requests_a_day=3, prices=Prices()
+    )
+    assert (lru.hit_rate, lru.loaded_rate) == (0.5, 0)
+    assert (lru.gpu_s, lru.ttft_mean_s) == pytest.approx((none.gpu_s, none.ttft_mean_s))
+    assert lru.day.saved_money < 0
+
+
+def test_the_hits_are_those_of_the_replay() -> None:
+    trace = load_trace(MOONCAKE)
+    for policy, capacity in (("LRU", 500), ("S3-FIFO", 2000)):
+        seen: list[int] = []
+        hits = list(prefix_hits(trace, policy, capacity, progress=seen.append))
+        assert sum(hits) == replay(trace, policy, capacity).prefix_hits
+        assert len(hits) == len(trace.requests) >= sum(seen)
+
+
+def test_more_memory_is_never_slower_for_lru() -> None:
+    trace = load_trace(MOONCAKE)
+    rows = list(
+        outcomes(
+            trace,
+            round_case(),
+            policies=["LRU"],
+            capacities=[300, 3000, 30_000],
+            requests_a_day=1e5,
+            prices=Prices(),
+        )
+    )
+    times = [row.ttft_mean_s for row in rows]
+    assert times == sorted(times, reverse=True)
+    assert all(row.ttft_s[50] <= row.ttft_s[90] <= row.ttft_s[99] for row in rows)
+
+
+def test_an_empty_trace_is_no_division_by_zero() -> None:
+    (none,) = outcomes(
+        trace_of(), round_case(), policies=[], capacities=[], requests_a_day=1, prices=Prices()
+    )
+    assert (none.requests, none.hit_rate, none.ttft_mean_s) == (0, 0, 0)
+
+
+def test_the_json_of_a_replay(tmp_path: Path) -> None:
+    point = {
+        "trace": "t",
+        "policy": "LRU",
+        "capacity_chunks": 100,
+        "chunk_tokens": 100,
+        "requests": 3,
+        "chunks": 30,
+        "prefix_hits": 15,
+    }
+    file = tmp_path / "replay.json"
+    file.write_text(json.dumps({"points": [point]}))
+    case = round_case()
+    (row,) = replayed(file, case, 10, Prices())
+    assert (row.hit_rate, row.capacity_bytes, row.ttft_s) == (0.5, 1e9, {})
+    # Ten requests of 1,001 tokens, half of them hits.
+    saved = case.prefill.compute_s(1001) * 10 - row.day.gpu_s_after
+    assert saved == pytest.approx(5 * case.saved_s(1001, 1000))
+    assert row.gpu_s == pytest.approx(row.day.gpu_s_after / 10 * 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "is no JSON"),
+        ("[]", "is not of kvferry trace replay"),
+        ('{"points": []}', "is not of kvferry trace replay"),
+        ('{"points": [{"policy": "LRU"}]}', "is not of kvferry trace replay"),
+    ],
+)
+def test_what_is_no_replay(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "f").write_text(text)
+    with pytest.raises(UsageError, match=said):
+        list(replayed(tmp_path / "f", round_case(), 10, Prices()))
+    with pytest.raises(UsageError, match="cannot be read"):
+        list(replayed(tmp_path / "nowhere", round_case(), 10, Prices()))
