@@ -421,7 +421,7 @@ def long_body() -> bytes:
 
 
 def test_who_sends_no_request_is_sent_away(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvferry.server.http.side.HEAD_S", 1.5)
+    monkeypatch.setattr("kvferry.server.http.thread.HEAD_S", 1.5)
     with served(FakeView(config(), engine)) as url:
         where = ("127.0.0.1", int(url.rsplit(":", 1)[1]))
         silent, slow, quick = (socket.create_connection(where, 20) for _ in range(3))

@@ -34,6 +34,10 @@ COMMANDS = {
         "kvferry.integrations.vllm.explain_command:explain",
         "Say where a prompt's chunks are, or why not.",
     ),
+    "serve-demo": (
+        "kvferry.cli.serve_demo:serve_demo",
+        "Serve OpenAI's API without a GPU, the cache for real.",
+    ),
     "server": ("kvferry.cli.server:server", "Own one pool for every engine process of this host."),
     "top": ("kvferry.cli.top:top", "Watch a running server."),
     "trace": ("kvferry.cli.trace:trace", "Replay recorded requests: hit rates by policy and size."),
