@@ -6,34 +6,18 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
+from lab.conftest import CHUNK, PACE
 from support.serve_demo import DemoServer
-from support.servers import TestServer, start_server
+from support.servers import TestServer
 from support.stamps import until
 
-CHUNK = 64
-PACE = ("--bytes-per-token", "2048", "--prefill-tokens-per-s", "40000")
 TEXT = "A document that is asked about again and again. " * 40
-
-
-@pytest.fixture(scope="module")
-def store() -> Iterator[TestServer]:
-    with start_server("valkey") as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, store: TestServer) -> Iterator[DemoServer]:
-    folder = tmp_path_factory.mktemp("demo")
-    config = {"chunk_size": CHUNK, "recompute": "never", "remote_url": store.url}
-    with DemoServer(folder, *PACE, "--decode-tokens-per-s", "500", config=config) as server:
-        yield server
 
 
 def complete(server: DemoServer, prompt: Any, tokens: int = 12) -> tuple[str, int]:

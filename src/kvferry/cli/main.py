@@ -34,6 +34,7 @@ COMMANDS = {
         "kvferry.integrations.vllm.explain_command:explain",
         "Say where a prompt's chunks are, or why not.",
     ),
+    "lab": ("kvferry.cli.lab:lab", "Load tests of inference servers: long documents, tokens."),
     "serve-demo": (
         "kvferry.cli.serve_demo:serve_demo",
         "Serve OpenAI's API without a GPU, the cache for real.",
