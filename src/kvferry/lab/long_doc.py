@@ -199,7 +199,7 @@ def _record(prompt_id: int, document: int, number: int, answer: Answer, at: floa
         document=document,
         round=number,
         request_start=answer.began - at,
-        ttft=answer.ttft_s if fine and answer.ttft_s is not None else -1.0,
+        ttft=(answer.ttft_s or answer.seconds) if fine else -1.0,
         request_end=answer.began - at + answer.seconds,
         successful=fine,
         prompt_tokens=answer.usage.prompt_tokens,

@@ -42,7 +42,7 @@ class Answer:
 
     Attributes:
         began: When it was sent, on the clock of `time.time`.
-        ttft_s: Until the first piece of text; None: there was none.
+        ttft_s: Until the first piece of text; None: there was none, as with tokens without text.
         last_s: Until the last one.
         seconds: Until the end.
         pieces: Pieces of text, which are tokens with most servers.
@@ -130,8 +130,8 @@ class OpenAIClient:
         except (OSError, ValueError, http.client.HTTPException) as error:
             answer.error = str(error) or type(error).__name__
         answer.seconds = time.monotonic() - began
-        if not answer.error and not answer.pieces:
-            answer.error = "the answer has no text"
+        if not answer.error and not answer.output_tokens:
+            answer.error = "the answer has no tokens"
         return answer
 
 
