@@ -38,7 +38,10 @@ def test_rounds_hit_all_full_chunks_and_every_request_has_a_line(
     assert [row["document"] for row in rows] == ["0", "1", "2"] * 2
     assert {row["cached_tokens"] for row in rows} == {str(FULL)}
     assert {row["successful"] for row in rows} == {"True"}
-    assert all(0 < float(row["ttft"]) <= float(row["request_end"]) for row in rows)
+    assert [row["prompt_id"] for row in rows] == ["0", "1", "2", "3", "4", "5"]
+    for row in rows:
+        assert 0 <= float(row["request_start"]) < float(row["ttft_time"])
+        assert float(row["ttft_time"]) <= float(row["request_end"])
     assert (tmp_path / "warmup_round.csv").read_text().count("\n") == 4
     for name in ("warmup_round.png", "query_round.png"):
         assert (tmp_path / name).stat().st_size > 10_000

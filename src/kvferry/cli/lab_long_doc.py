@@ -76,7 +76,13 @@ _PLAN = (
 @click.option("--base-url", help="Instead of both, e.g. http://host:8000/v1.")
 @click.option("--model", help="[default: the first one that the server has]")
 @click.option("--completions", is_flag=True, help="Use /completions, not /chat/completions.")
-@click.option("--timeout-s", type=click.FloatRange(0, min_open=True), default=600.0, hidden=True)
+@click.option(
+    "--timeout-s",
+    type=click.FloatRange(0, min_open=True),
+    default=600.0,
+    show_default=True,
+    help="Of one answer.",
+)
 @click.option(
     "--chunk-tokens", type=_WHOLE, default=256, show_default=True, help="Of the server's cache."
 )

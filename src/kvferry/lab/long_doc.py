@@ -91,15 +91,21 @@ class LongDocPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One request; times in seconds from the beginning of its round."""
+    """One request.
+
+    Attributes:
+        prompt_id: Its number in the warm-up, or in all that follows.
+        request_start, request_end: In seconds from the beginning of the same.
+        ttft: Time to the first token; -1: it failed.
+    """
 
     prompt_id: int
-    document: int
-    round: int
     request_start: float
-    ttft: float  # -1: it failed
+    ttft: float
     request_end: float
     successful: bool
+    document: int
+    round: int
     prompt_tokens: int | None
     cached_tokens: int | None
     output_tokens: int
@@ -143,16 +149,18 @@ def run_long_doc(
     make = _documents(plan, client, model)
     rounds = [list(range(plan.num_documents)), *plan.query_rounds]
     records: list[Record] = []
-    round_s = []
+    round_s, at = [], 0.0
     with ThreadPoolExecutor(plan.max_inflight_requests, "kvferry-ask") as pool:
         for number, documents in enumerate(rounds):
             say(f"round {number + 1} of {len(rounds)}: {len(documents)} requests")
             if number == 1:
                 time.sleep(plan.sleep_time_after_warmup)
-            began, at = time.monotonic(), time.time()
+            began, at = time.monotonic(), time.time() if number < 2 else at
+            before = plan.num_documents if number else 0
             answers = pool.map(lambda one: _ask(plan, client, model, make(one)), documents)
             for document, answer in zip(documents, answers, strict=True):
-                records.append(_record(len(records), document, number, answer, at))
+                prompt_id = len(records) - before
+                records.append(_record(prompt_id, document, number, answer, at))
             round_s.append(time.monotonic() - began)
     return LongDocRun(plan=plan, model=model, records=records, round_s=round_s)
 

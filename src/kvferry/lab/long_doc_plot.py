@@ -31,7 +31,7 @@ def plot_rounds(run: LongDocRun, folder: Path, caption: str) -> None:
         for values, (marker, face, label) in zip(times, _POINTS, strict=True):
             axes.scatter(ids, values, marker=marker, c=face, edgecolors="black", label=label)
         axes.set_xlabel("prompt")
-        axes.set_ylabel("time since the beginning of its round, s")
+        axes.set_ylabel("time since the beginning, s")
         axes.set_title(f"{name.capitalize()} round")
         axes.grid(alpha=0.3)
         axes.legend()

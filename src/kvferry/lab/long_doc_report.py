@@ -22,7 +22,7 @@ __all__ = [
     "write_csv",
 ]
 
-_COLUMNS = [each.name for each in fields(Record) if each.name != "text"]
+_COLUMNS = [*(each.name for each in fields(Record) if each.name != "text"), "ttft_time"]
 
 
 def mean_ttft(records: Sequence[Record]) -> float:
@@ -123,7 +123,9 @@ def write_csv(run: LongDocRun, folder: Path) -> None:
         with (folder / f"{name}_round.csv").open("w", newline="") as file:
             writer = csv.DictWriter(file, _COLUMNS, extrasaction="ignore")
             writer.writeheader()
-            writer.writerows(map(asdict, records))
+            for record in records:
+                first_s = record.request_start + max(0.0, record.ttft)
+                writer.writerow({**asdict(record), "ttft_time": first_s})
 
 
 def as_json(run: LongDocRun, loss: HitLoss | None) -> dict[str, Any]:
