@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -12,6 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from kvferry.cli.main import main
 from lab.conftest import CHUNK, PACE
 from support.serve_demo import DemoServer
 from support.servers import TestServer
@@ -169,3 +172,41 @@ def test_ctrl_c_tells_who_waits_and_ends_with_0(tmp_path: Path) -> None:
         thread.join(60)
         assert json.loads(said[-1])["error"]["message"] == "the server is ending"
         assert "Traceback" not in server.log
+
+
+def test_a_port_that_is_taken_is_said(server: DemoServer, tmp_path: Path) -> None:
+    port = str(urlsplit(server.url).port)
+    words = ("serve-demo", "--port", port, "--no-cache", "--bytes-per-token", "1024")
+    done = subprocess.run(
+        [sys.executable, "-m", "kvferry.cli.main", *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert f"port {port}: Address already in use; choose another --port" in done.stderr
+
+
+def test_settings_are_those_of_every_other_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "lmcache.yaml"
+    file.write_text("chunk_size: -1\n")
+    monkeypatch.delenv("KVFERRY_CONFIG_FILE", raising=False)
+    monkeypatch.setenv("LMCACHE_CONFIG_FILE", str(file))
+    assert main(["serve-demo", "--port", "0"]) == 2
+    assert "chunk_size=-1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--bytes-per-token", "1"),
+        ("--model", "nowhere"),
+        ("--model", "nowhere", "--bytes-per-token", "1024"),
+        ("--prefill-tokens-per-s", "1", "--prefill-calibration", "nowhere"),
+        ("--prefill-calibration", "nowhere"),
+    ],
+)
+def test_what_cannot_be_is_a_usage_error(words: tuple[str, ...]) -> None:
+    assert main(["serve-demo", "--port", "0", "--no-cache", *words]) == 2

@@ -79,6 +79,15 @@ def test_every_token_is_hit_or_lost_for_one_reason() -> None:
     assert (roomy.capacity, roomy.order) == (0, loss.order)
 
 
+def test_what_was_cached_before_the_run_is_a_hit_and_no_time_is_compared() -> None:
+    records = [record(0, 0, cached_tokens=96), record(0, 1, cached_tokens=97)]
+    loss = hit_loss(records, 16, 1000)
+    assert loss is not None
+    assert (loss.new, loss.partial, loss.capacity, loss.order, loss.hit) == (4, 3, 0, 0, 193)
+    run = LongDocRun(plan=plan(rounds=2), model="m", records=records, round_s=[1.0, 1.0])
+    assert "before the first round" in loss_lines(run, loss)[-1]
+
+
 def test_a_server_that_does_not_say_what_it_had_is_not_guessed_at() -> None:
     assert hit_loss([record(0, cached_tokens=None)], 16, None) is None
     run = LongDocRun(plan=plan(), model="m", records=[record(0)], round_s=[1.0, 1.0])

@@ -28,7 +28,7 @@ class HitLoss:
 
     Attributes:
         asked: All of them.
-        new: Those of documents that nobody had asked for.
+        new: Those of documents that nobody had asked for, and that were not cached all the same.
         partial: Behind the last full chunk of the others.
         capacity: See the module; None: the capacity is not known, and `order` has both.
         order: See the module.
@@ -49,7 +49,7 @@ class HitLoss:
 
     @property
     def possible(self) -> float:
-        """What could be hit without limits, chunks of one token."""
+        """What could be hit without limits, with chunks of one token."""
         return 1 - self.new / self.asked if self.asked else 0.0
 
 
@@ -61,27 +61,26 @@ def hit_loss(
     if not fine or any(record.cached_tokens is None for record in fine):
         return None
     seen: set[int] = set()
-    asked = new = partial = hit = 0
+    asked = new = partial = hit = again = usable = 0
     chunks = []
     for record in fine:
-        tokens = record.prompt_tokens or 0
+        tokens, cached = record.prompt_tokens or 0, record.cached_tokens or 0
         full = max(0, tokens - 1) // chunk_tokens
-        asked, hit = asked + tokens, hit + (record.cached_tokens or 0)
+        asked, hit = asked + tokens, hit + cached
         if record.document in seen:
-            partial += tokens - full * chunk_tokens
+            most = max(full * chunk_tokens, cached)  # the server may have smaller chunks
+            partial, usable, again = partial + tokens - most, usable + most, again + cached
         else:
-            new += tokens
+            new += tokens - cached
         seen.add(record.document)
         chunks.append((record.document, full))
-    usable = asked - new - partial
-    if capacity_tokens is None:
-        return HitLoss(
-            asked=asked, new=new, partial=partial, capacity=None, order=usable - hit, hit=hit
-        )
-    best = best_hits(chunks, capacity_tokens // chunk_tokens) * chunk_tokens
-    kept = min(usable, max(best, hit))
+    kept, capacity = usable, None
+    if capacity_tokens is not None:
+        best = best_hits(chunks, capacity_tokens // chunk_tokens) * chunk_tokens
+        kept = min(usable, max(best, again))
+        capacity = usable - kept
     return HitLoss(
-        asked=asked, new=new, partial=partial, capacity=usable - kept, order=kept - hit, hit=hit
+        asked=asked, new=new, partial=partial, capacity=capacity, order=kept - again, hit=hit
     )
 
 

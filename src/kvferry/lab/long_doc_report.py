@@ -51,8 +51,9 @@ def loss_lines(run: LongDocRun, loss: HitLoss | None) -> list[str]:
     """Hits against what is possible, what was lost, and what the cache saves of the time."""
     if loss is None:
         return ["The server does not say what it had cached (prompt_tokens_details)."]
-    rounds = run.plan.rounds
-    bound = f"(N-1)/N = {(rounds - 1) / rounds:.1%}" if rounds else f"{loss.possible:.1%} possible"
+    rounds, bound = run.plan.rounds, f"{loss.possible:.1%} possible"
+    if rounds and run.plan.hit_miss_ratio is None:
+        bound = f"(N-1)/N = {(rounds - 1) / rounds:.1%}"
     lines = [f"Hit rate: {loss.rate:.2%} of {loss.asked:,} prompt tokens; {bound}"]
     lost = [("asked for the first time", loss.new), ("partial chunks", loss.partial)]
     if loss.capacity is None:
@@ -60,7 +61,9 @@ def loss_lines(run: LongDocRun, loss: HitLoss | None) -> list[str]:
     else:
         lost += [("capacity", loss.capacity), ("eviction order", loss.order)]
     lines += [f"  lost, {why}: {tokens / loss.asked:.2%}" for why, tokens in lost]
-    if rounds and rounds > 1:
+    if any(record.cached_tokens for record in run.warmup):
+        lines.append("The cache knew documents before the first round: empty it to compare times.")
+    elif rounds and rounds > 1:
         again, whole = times_of_recompute(run)
         lines += [
             f"Round time with the cache: {again:.2f} of the first round, which computes all",

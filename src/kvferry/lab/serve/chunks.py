@@ -77,7 +77,7 @@ class Chunks:
         for start, end in self._pieces():
             piece = expected[: end - start]
             self._filler(digest, stamp, start, piece)
-            if not np.array_equal(piece, chunk[self.head_bytes + start :][: end - start]):
+            if not _equal(piece, chunk[self.head_bytes + start :][: end - start]):
                 return False
         return True
 
@@ -94,6 +94,12 @@ class Chunks:
         target[:whole].reshape(-1, _BLOCK_BYTES)[:, :_STAMP_BYTES] = stamp
         rest = target[whole:][:_STAMP_BYTES]
         rest[:] = stamp[: len(rest)]
+
+
+def _equal(a: U8, b: U8) -> bool:
+    whole = len(a) // 8 * 8  # eight bytes at a time, which is several times as fast
+    same = np.array_equal(a[:whole].view(np.uint64), b[:whole].view(np.uint64))
+    return bool(same and np.array_equal(a[whole:], b[whole:]))
 
 
 def _stamp(digest: bytes, head: U8) -> U8:
