@@ -134,29 +134,36 @@ def test_it_says_which_model_it_has_and_that_it_is_well(server: DemoServer) -> N
     assert "kvferry_tokens_requested_total" in server.get("/metrics")
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_request_ends_when_its_client_has_gone(server: DemoServer, stream: bool) -> None:
-    before = server.counted("cancelled_total")
+def begin(server: DemoServer, stream: bool = True) -> http.client.HTTPConnection:
+    """A request that takes minutes, unless its connection is closed."""
     connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=60)
     body = {"prompt": "a", "max_tokens": 60_000, "stream": stream}
     connection.request("POST", "/v1/completions", json.dumps(body))
+    return connection
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_request_ends_when_its_client_has_gone(server: DemoServer, stream: bool) -> None:
+    before = server.counted("cancelled_total")
+    connection = begin(server, stream)
     until(lambda: server.counted("running") == 1, 30)
-    connection.sock.close()
     connection.close()
     until(lambda: server.counted("running") == 0, 30)
     assert server.counted("cancelled_total") == before + 1
 
 
 def test_requests_are_computed_side_by_side(server: DemoServer) -> None:
-    threads = [
-        threading.Thread(target=complete, args=(server, f"{n} " + "y" * 500, 200)) for n in range(3)
-    ]
-    for thread in threads:
-        thread.start()
-    until(lambda: server.counted("running") >= 2, 30)
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
+    def each_step_brings_two() -> bool:
+        said, steps = server.counted("output_tokens_total"), server.counted("steps_total")
+        until(lambda: server.counted("steps_total") >= steps + 50, 30)
+        more_steps = server.counted("steps_total") - steps
+        return server.counted("output_tokens_total") - said >= 2 * more_steps
+
+    connections = [begin(server) for _ in range(2)]
+    until(each_step_brings_two, 60)
+    for connection in connections:
+        connection.close()
+    until(lambda: server.counted("running") == 0, 30)
 
 
 def test_ctrl_c_tells_who_waits_and_ends_with_0(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def loss_lines(run: LongDocRun, loss: HitLoss | None) -> list[str]:
         lines += [
             f"Round time with the cache: {again:.2f} of the first round, which computes all",
             f"All {rounds} rounds: {whole:.2f} of computing all {rounds} times "
-            f"({1 - whole:.0%} less)",
+            f"({abs(1 - whole):.0%} {'less' if whole <= 1 else 'more'})",
         ]
     return lines
 
