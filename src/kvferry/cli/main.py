@@ -40,6 +40,11 @@ COMMANDS = {
     ),
     "node": ("kvferry.cli.node:node", "Serve chunks from memory to any Redis or Valkey client."),
     "roi": ("kvferry.cli.roi:roi", "Say whether a cache pays, for a model, a GPU and a store."),
+    "lab": ("kvferry.cli.lab:lab", "Load tests of inference servers: long documents, tokens."),
+    "serve-demo": (
+        "kvferry.cli.serve_demo:serve_demo",
+        "Serve OpenAI's API without a GPU, the cache for real.",
+    ),
     "server": ("kvferry.cli.server:server", "Own one pool for every engine process of this host."),
     "top": ("kvferry.cli.top:top", "Watch a running server."),
     "trace": ("kvferry.cli.trace:trace", "Replay recorded requests: hit rates by policy and size."),

@@ -38,10 +38,11 @@ _whole = msgspec.json.Decoder(list[int])
 
 
 class Bodies:
-    """What is being read."""
+    """What is being read; of long bodies, `long_max` at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, long_max: int = _LONG_MAX) -> None:
         self._long = 0
+        self._long_max = long_max
 
     async def read(self, request: Request) -> dict[str, Any]:
         """The body of a request, parsed.
@@ -55,11 +56,9 @@ class Bodies:
             raise _too_large()
         if size is not None and size <= _SHORT_BYTES:
             return await self._read(request)
-        if self._long >= _LONG_MAX:
-            text = (
-                f"{_LONG_MAX} bodies above {_SHORT_BYTES} bytes are being read; send it again soon"
-            )
-            raise CallError(429, "busy", text)
+        if self._long >= self._long_max:
+            many = f"{self._long_max} bodies above {_SHORT_BYTES} bytes"
+            raise CallError(429, "busy", f"{many} are being read; send it again soon")
         self._long += 1
         try:
             return await self._read(request)

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import IO, Any, Self
 
 from kvferry.lab.engine_process import EngineError, quiet_environment
+from kvferry.lab.openai_client import streamed
 
 __all__ = ["Completion", "EngineServer"]
 
@@ -164,11 +165,7 @@ class EngineServer:
             self.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
         try:
-            with urllib.request.urlopen(request, timeout=self._limit_s) as reply:
-                for line in reply:
-                    text = line.decode().strip().removeprefix("data: ")
-                    if text and text != "[DONE]":
-                        yield json.loads(text)
+            yield from streamed(request, self._limit_s)
         except OSError as error:
             raise self._failed(f"a request failed: {error}") from error
 

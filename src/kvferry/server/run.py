@@ -27,7 +27,7 @@ from kvferry.server.view import ServerView
 if TYPE_CHECKING:
     from kvferry.server.http.side import HttpSide
 
-__all__ = ["Runnable", "run_server"]
+__all__ = ["Runnable", "run_server", "signals_blocked"]
 
 T = TypeVar("T")
 
@@ -68,7 +68,7 @@ def run_server(
         from kvferry.server.server import Server
 
         make = Server
-    with _blocked(_SIGNALS):
+    with signals_blocked(_SIGNALS):
         server = _listening(config, lambda: make(config))
         side = _http(config, server)
         _log.info("kvferry %s: %s", __version__, server_summary(config, side.url if side else None))
@@ -165,7 +165,7 @@ def _tell_systemd(text: str) -> None:
 
 
 @contextmanager
-def _blocked(signals: tuple[signal.Signals, ...]) -> Iterator[None]:
+def signals_blocked(signals: tuple[signal.Signals, ...]) -> Iterator[None]:
     """No thread that starts meanwhile is interrupted by these signals."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:

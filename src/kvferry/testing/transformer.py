@@ -47,7 +47,10 @@ def encode(text: str | bytes) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
-    """The shape of the model. `page_tokens` is also the block in which prompts are computed."""
+    """The shape of the model. `page_tokens` is also the block in which prompts are computed.
+
+    With `window_pages`, tokens attend to so many pages back, their own included; 0: to all of them.
+    """
 
     layers: int = 8
     d_model: int = 512
@@ -55,6 +58,7 @@ class TransformerConfig:
     kv_heads: int = 4
     d_ff: int = 1024
     page_tokens: int = 128
+    window_pages: int = 0
     rope_base: float = 10_000.0
     tied_head: bool = False
     kv_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -248,7 +252,8 @@ class Transformer:
         total: F32 = np.zeros((c.kv_heads, rows, 1), np.float32)
         mixed: F32 = np.zeros((c.kv_heads, rows, c.head_dim), np.float32)
         last, offset = divmod(kv.length, c.page_tokens)
-        for page in range(last + 1):
+        first = max(0, last + 1 - c.window_pages) if c.window_pages else 0
+        for page in range(first, last + 1):
             held = offset + tokens if page == last else c.page_tokens
             k, v = kv.read(page, layer, held)
             scores = q @ k.transpose(1, 2, 0)

@@ -1,0 +1,90 @@
+"""`kvferry serve-demo`: an OpenAI-compatible server without a GPU or a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+__all__ = ["serve_demo"]
+
+_PATH = click.Path(path_type=Path)
+_WHOLE = click.IntRange(1)
+_RATE = click.FloatRange(0, min_open=True)
+
+
+@click.command(
+    "serve-demo",
+    epilog="SIGTERM and Ctrl-C end it, a second time at once.  Exit codes: 0 ended, 1 failed, 2 "
+    "usage.  Example: kvferry serve-demo --model Llama-3.1-8B/config.json "
+    "--prefill-tokens-per-s 30000 --config kvferry.yaml",
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Where it listens.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8000,
+    show_default=True,
+    help="0: any that is free.",
+)
+@click.option(
+    "--config", metavar="FILE", help="Of the cache.  [default: that of KVFERRY_CONFIG_FILE]"
+)
+@click.option("--no-cache", "cache", flag_value=False, default=True, help="Compute everything.")
+@click.option("--model", type=_PATH, help="A config.json: KV has the size of that model's.")
+@click.option("--bytes-per-token", type=_WHOLE, help="The size of KV, without a model.")
+@click.option("--prefill-tokens-per-s", type=_RATE, help="Read prompts at the pace of a GPU.")
+@click.option(
+    "--prefill-calibration",
+    type=_PATH,
+    help='The same by a + c n + d n^2: {"a_s": .., "c_s_per_token": .., "d_s_per_token2": ..}.',
+)
+@click.option(
+    "--decode-tokens-per-s",
+    type=_RATE,
+    default=100.0,
+    show_default=True,
+    help="Of one answer, where there is a pace.",
+)
+@click.option("--max-model-len", type=_WHOLE, default=65536, show_default=True, help="Tokens.")
+@click.option("--max-num-seqs", type=_WHOLE, default=8, show_default=True, help="At a time.")
+@click.option(
+    "--max-num-batched-tokens",
+    "step_tokens",
+    type=_WHOLE,
+    default=2048,
+    show_default=True,
+    help="Tokens of prompts in a step.",
+)
+@click.option("--served-model-name", default="kvferry-demo", show_default=True)
+@click.option("--seed", type=click.IntRange(0), default=0, help="Of the model's random weights.")
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+)
+def serve_demo(config: str | None, log_level: str, **options: Any) -> None:
+    """Serve OpenAI's API over a small transformer in NumPy, with a cache behind it.
+
+    Answers mean nothing: weights are random. What is real is the cache: KV of the size of the model
+    is stored and loaded, every loaded byte is compared, and what was not loaded is computed at the
+    pace of the GPU that is named.
+    """
+    import importlib.util
+    import os
+
+    from kvferry.errors import ConfigError
+
+    # Matrices are small: several threads would only wait for each other. Read when NumPy is loaded.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+    for name in ("numpy", "starlette", "uvicorn"):
+        if importlib.util.find_spec(name) is None:
+            raise ConfigError(f"this server needs {name}; run pip install 'kvferry[numpy,server]'")
+    from kvferry.config import EngineConfig
+    from kvferry.lab.serve.run import ServeSettings
+    from kvferry.lab.serve.run import serve_demo as serve
+
+    serve(ServeSettings(**options), EngineConfig.load(config), log_level)
