@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -104,7 +105,11 @@ def test_users_have_their_prefixes(tmp_path: Any) -> None:
         with redis.Redis(port=port, username="reader", password=f"{PASSWORD}x") as reader:
             assert reader.get("a:1") == b"x"
             assert list(reader.scan_iter()) == [b"a:1"]
-            for refused in (lambda: reader.get("b:1"), lambda: reader.set("a:1", b"y" * 100_000)):
+            refusals: tuple[Callable[[], object], ...] = (
+                lambda: reader.get("b:1"),
+                lambda: reader.set("a:1", b"y" * 100_000),
+            )
+            for refused in refusals:
                 with pytest.raises(redis.exceptions.NoPermissionError):
                     refused()
 
@@ -114,6 +119,10 @@ def test_a_node_that_may_be_read_only() -> None:
         talk: Any = redis.Redis(port=server.port)
         with talk:
             assert talk.get("a") is None
-            for refused in (lambda: talk.set("a", "x"), lambda: talk.flushall()):
+            refusals: tuple[Callable[[], object], ...] = (
+                lambda: talk.set("a", "x"),
+                lambda: talk.flushall(),
+            )
+            for refused in refusals:
                 with pytest.raises(redis.exceptions.NoPermissionError):
                     refused()

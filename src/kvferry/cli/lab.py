@@ -14,6 +14,7 @@ _COMMANDS = {
         "kvferry.cli.lab_long_doc:long_doc_qa",
         "Ask about long documents again and again.",
     ),
+    "p2p": ("kvferry.cli.lab_p2p:p2p", "Two instances that read each other's memory."),
     "tokens": ("kvferry.cli.lab_tokens:tokens", "Measure tokens per second, as llmperf does."),
 }
 
