@@ -31,7 +31,7 @@ __all__ = ["Batcher", "Counts"]
 
 _log = logging.getLogger("kvferry.lab.serve")
 
-_CLOSE_S = 30.0
+_CLOSE_S, _IDLE_S = 30.0, 10.0
 _STAGED = 256 << 20  # bytes that are given to the cache at a time
 
 
@@ -167,7 +167,7 @@ class Batcher:
                     self._loads.submit(self._load, new)
                 if self._running:
                     return True
-                self._changed.wait()
+                self._changed.wait(_IDLE_S)
         return False
 
     def _load(self, new: Running) -> None:
