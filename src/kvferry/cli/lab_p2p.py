@@ -41,9 +41,10 @@ __all__ = ["p2p"]
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 @click.pass_context
 def p2p(ctx: click.Context, /, as_json: bool, **options: Any) -> None:
-    """Start a controller and two instances, ask the first for long documents twice, then the second.
+    """Ask two instances for the same long documents, one after the other.
 
-    What the second one need not compute comes from the memory of the first.
+    A controller and both are started. What the second one need not compute comes from the memory of
+    the first.
     """
     from kvferry.lab.p2p import PUBLISHED, P2PPlan, run_p2p
     from kvferry.lab.table import console, table

@@ -121,9 +121,8 @@ def run_p2p(plan: P2PPlan, say: Callable[[str], None]) -> list[Measured]:
         for name, url in zip(("first", "second"), urls, strict=True):
             client = OpenAIClient(f"{url}/v1", limit_s=600)
             model = client.model()
-            runs.append(
-                run_long_doc(plan.workload, client, model, lambda t, name=name: say(f"{name}: {t}"))
-            )
+            say(f"asking the {name} one")
+            runs.append(run_long_doc(plan.workload, client, model, say))
     return measured_rounds(*runs)
 
 

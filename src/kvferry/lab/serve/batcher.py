@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -163,12 +163,23 @@ class Batcher:
                     some[:] = [one for one in some if not one.cancelled]
                 while self._waiting and self.running < self._sequences_max:
                     new = self._waiting.pop(0)
+                    new.queued, new.queued_at = self._ahead(), time.monotonic()
                     self._loading.add(new)
                     self._loads.submit(self._load, new)
                 if self._running:
                     return True
                 self._changed.wait(_IDLE_S)
         return False
+
+    def _ahead(self) -> tuple[int, int]:
+        """Tokens and pairs that are computed before a new sequence: until then it may wait."""
+        tokens = pairs = 0
+        for one in (*self._running, *self._loading):
+            done = 0 if one.kv is None else one.kv.length
+            if done < len(one.prompt):
+                tokens += len(one.prompt) - done
+                pairs += len(one.prompt) ** 2 - done**2
+        return tokens, pairs
 
     def _load(self, new: Running) -> None:
         """Bring what the cache has; in a thread of its own."""
@@ -200,7 +211,9 @@ class Batcher:
         if self._cache is None or new.cancelled:
             return 0
         page, wrong = self._model.config.page_tokens, 0
-        hit = self._cache.retrieve(new.prompt, limit_tokens=len(new.prompt) - 1)
+        prompt = read_prompt(new.prompt, page, b"", generation=self._cache.generation)
+        prompt = replace(prompt, queued=new.queued, queued_at=new.queued_at)
+        hit = self._cache.retrieve(prompt, limit_tokens=len(new.prompt) - 1)
         try:
             loaded = hit.tokens // page
             right = self._chunks.take(new.digests, hit.pages[:loaded], new.kv) if loaded else 0

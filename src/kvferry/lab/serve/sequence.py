@@ -48,6 +48,8 @@ class Running:
             `Finished` or `Failed` does not count.
         digests: A hash of the prefix for each full chunk.
         began: When it was submitted, on the clock of `time.monotonic`.
+        queued, queued_at: What is computed before it, as of that moment; see
+            `kvferry.engine.prompt.Prompt`.
         waited_s: What it waited for the cache.
         cached_tokens: How much of the prompt was loaded.
         stored_chunks: How many leading chunks the cache has or was given.
@@ -60,6 +62,8 @@ class Running:
     heard: Heard
     digests: list[bytes]
     began: float = field(default_factory=time.monotonic)
+    queued: tuple[int, int] = (0, 0)
+    queued_at: float = 0.0
     waited_s: float = 0.0
     kv: KVCache | None = None
     cached_tokens: int = 0
