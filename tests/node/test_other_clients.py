@@ -101,12 +101,13 @@ def test_users_have_their_prefixes(tmp_path: Any) -> None:
         with redis.Redis(port=port, password=PASSWORD) as admin:
             assert admin.set("a:1", "x")
             assert admin.set("b:1", "x")
-        with redis.Redis(port=port, username="reader", password=f"{PASSWORD}x") as reader:
+        reader: Any = redis.Redis(port=port, username="reader", password=f"{PASSWORD}x")
+        with reader:
             assert reader.get("a:1") == b"x"
             assert list(reader.scan_iter()) == [b"a:1"]
-            for refused in (lambda: reader.get("b:1"), lambda: reader.set("a:1", b"y" * 100_000)):
+            for words in (("GET", "b:1"), ("SET", "a:1", b"y" * 100_000)):
                 with pytest.raises(redis.exceptions.NoPermissionError):
-                    refused()
+                    reader.execute_command(*words)
 
 
 def test_a_node_that_may_be_read_only() -> None:
@@ -114,6 +115,6 @@ def test_a_node_that_may_be_read_only() -> None:
         talk: Any = redis.Redis(port=server.port)
         with talk:
             assert talk.get("a") is None
-            for refused in (lambda: talk.set("a", "x"), lambda: talk.flushall()):
+            for words in (("SET", "a", "x"), ("FLUSHALL",)):
                 with pytest.raises(redis.exceptions.NoPermissionError):
-                    refused()
+                    talk.execute_command(*words)
