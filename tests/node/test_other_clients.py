@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -102,16 +101,13 @@ def test_users_have_their_prefixes(tmp_path: Any) -> None:
         with redis.Redis(port=port, password=PASSWORD) as admin:
             assert admin.set("a:1", "x")
             assert admin.set("b:1", "x")
-        with redis.Redis(port=port, username="reader", password=f"{PASSWORD}x") as reader:
+        reader: Any = redis.Redis(port=port, username="reader", password=f"{PASSWORD}x")
+        with reader:
             assert reader.get("a:1") == b"x"
             assert list(reader.scan_iter()) == [b"a:1"]
-            refusals: tuple[Callable[[], object], ...] = (
-                lambda: reader.get("b:1"),
-                lambda: reader.set("a:1", b"y" * 100_000),
-            )
-            for refused in refusals:
+            for words in (("GET", "b:1"), ("SET", "a:1", b"y" * 100_000)):
                 with pytest.raises(redis.exceptions.NoPermissionError):
-                    refused()
+                    reader.execute_command(*words)
 
 
 def test_a_node_that_may_be_read_only() -> None:
@@ -119,10 +115,6 @@ def test_a_node_that_may_be_read_only() -> None:
         talk: Any = redis.Redis(port=server.port)
         with talk:
             assert talk.get("a") is None
-            refusals: tuple[Callable[[], object], ...] = (
-                lambda: talk.set("a", "x"),
-                lambda: talk.flushall(),
-            )
-            for refused in refusals:
+            for words in (("SET", "a", "x"), ("FLUSHALL",)):
                 with pytest.raises(redis.exceptions.NoPermissionError):
-                    refused()
+                    talk.execute_command(*words)
