@@ -18,7 +18,8 @@ def test_the_example_files_are_two_instances_of_one_controller() -> None:
     one, other = (
         EngineConfig.load(EXAMPLES / f"example{number}.yaml", environ={}) for number in (1, 2)
     )
-    assert one.enable_p2p and other.enable_p2p
+    assert one.enable_p2p
+    assert other.enable_p2p
     assert one.controller_pull_url == other.controller_pull_url
     assert one.instance_id != other.instance_id
     ports = (*one.p2p_init_ports, *one.p2p_lookup_ports)
