@@ -9,7 +9,8 @@ import pytest
 
 from kvferry.controller.controller import Controller
 from kvferry.controller.jobs import Step
-from kvferry.membership import Command
+from kvferry.errors import UsageError
+from kvferry.membership import Command, Reporter
 from kvferry.membership.framing import Link, Me, RefusedError
 from kvferry.membership.messages import (
     Locate,
@@ -257,6 +258,14 @@ def test_there_is_a_limit_on_connections() -> None:
         until(lambda: ctl.counts["connections"] == 0, LIMIT_S)
         link, _ = Link.open(f"127.0.0.1:{ctl.ports['reply']}", "reply", *ME)
         link.close()
+
+
+@pytest.mark.parametrize("name", ["", "x" * 129, "two\nlines", "a\0b"])
+def test_a_name_that_would_break_a_log_is_no_name(name: str) -> None:
+    with pytest.raises(UsageError, match="one line"):
+        Reporter(FakeCache(), instance=name, pull="127.0.0.1:1", reply="127.0.0.1:1")
+    with controller() as ctl, pytest.raises(RefusedError, match="no message"):
+        Link.open(f"127.0.0.1:{ctl.ports['reply']}", "reply", Me(name, 0), "", 10)
 
 
 def test_no_thread_is_left_behind() -> None:

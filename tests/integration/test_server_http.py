@@ -17,6 +17,7 @@ import pytest
 from kvferry import Engine, Identity
 from kvferry.config.server import ServerConfig
 from kvferry.errors import UnavailableError
+from kvferry.http import listener
 from kvferry.http.bodies import BODY_BYTES_MAX
 from kvferry.server.http.side import HttpSide
 from support import clock
@@ -81,6 +82,23 @@ def test_health_says_what_the_server_says(engine: Engine) -> None:
             assert answer == (503, {"ready": False, "reason": f"it is {state}"})
         view.state = "ended"
         assert ask(f"{url}/healthz")[0] == 503
+
+
+def test_the_body_of_an_answer_does_not_wait_for_an_acknowledgement_of_its_head(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delays = []
+    made = listener._Protocol.connection_made
+
+    def connection_made(self: Any, transport: Any) -> None:
+        made(self, transport)
+        connection = transport.get_extra_info("socket")
+        delays.append(not connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+
+    monkeypatch.setattr(listener._Protocol, "connection_made", connection_made)
+    with served(FakeView(config(), engine)) as url:
+        assert ask(f"{url}/healthz")[0] == 200
+    assert delays == [False]
 
 
 def test_calls_that_hang_do_not_keep_health_waiting(

@@ -126,6 +126,10 @@ class _Protocol(H11Protocol):
     def connection_made(self, transport: Any) -> None:
         """See `asyncio.Protocol`."""
         super().connection_made(transport)
+        # asyncio does so only for sockets that were made with the number of the protocol, and else
+        # the body of an answer waits 40 ms for the other side to acknowledge its head.
+        connection = transport.get_extra_info("socket")
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.loop.call_later(HEAD_S, self._look, None)
 
     def _look(self, before: object) -> None:

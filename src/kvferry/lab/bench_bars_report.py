@@ -15,6 +15,7 @@ from kvferry.lab.bench_bars_asked import server_control, server_shares
 from kvferry.lab.bench_bars_cache import hash_cost, index_cost
 from kvferry.lab.bench_bars_cluster import cluster_failover, cluster_shards
 from kvferry.lab.bench_bars_cost import memory_growth, python_cost
+from kvferry.lab.bench_bars_directory import directory_cost
 from kvferry.lab.bench_bars_engine import engine_loads, engine_memory
 from kvferry.lab.bench_bars_files import file_rates
 from kvferry.lab.bench_bars_frame import checksum_cost
@@ -55,6 +56,7 @@ GROUPS: tuple[Group, ...] = (
     hit_rates,
     index_cost,
     hash_cost,
+    directory_cost,
     checksum_cost,
     engine_loads,
     engine_memory,

@@ -54,6 +54,7 @@ __all__ = [
     "Welcome",
     "decoded",
     "encoded",
+    "is_name",
     "whole",
 ]
 
@@ -61,7 +62,8 @@ VERSION = 1
 MESSAGE_BYTES_MAX = 2 << 20
 HASHES_MAX = 1 << 15  # in one field of a message
 
-_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+# In one line of a log.
+_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]+\Z")]
 _Text = Annotated[str, msgspec.Meta(max_length=1024)]
 _Digest = Annotated[bytes, msgspec.Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
 _Hashes = Annotated[bytes, msgspec.Meta(max_length=HASHES_MAX * DIGEST_BYTES)]
@@ -346,6 +348,15 @@ def decoded(raw: bytes | bytearray) -> Message:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         pass  # raised outside: these errors may quote what came
     raise Malformed("no message of this version")
+
+
+def is_name(text: str) -> bool:
+    """Whether an instance may be called so."""
+    try:
+        msgspec.convert(text, _Name)
+    except msgspec.ValidationError:
+        return False
+    return True
 
 
 def whole(hashes: bytes) -> bytes:

@@ -24,6 +24,7 @@ from contextlib import suppress
 from typing import Any
 
 from kvferry import __version__
+from kvferry.errors import UsageError
 from kvferry.keys import DIGEST_BYTES
 from kvferry.membership.backlog import Backlog
 from kvferry.membership.framing import Link, Me, RefusedError, host_and_port
@@ -46,6 +47,7 @@ from kvferry.membership.messages import (
     Result,
     Synced,
     Update,
+    is_name,
 )
 
 __all__ = ["Reporter"]
@@ -75,6 +77,9 @@ class Reporter:
         peers: Is told everybody whose chunks can be read, this instance too, whenever that changes.
         backlog_bytes: Of hashes that wait for the controller; above it a snapshot replaces them.
 
+    Raises:
+        UsageError: `instance` is no name.
+
     Threads: any.
     """
 
@@ -92,6 +97,8 @@ class Reporter:
         peers: Callable[[Sequence[Peer]], object] | None = None,
         backlog_bytes: int = _BACKLOG_BYTES,
     ) -> None:
+        if not is_name(instance):
+            raise UsageError("instance is a text of 1 to 128 characters in one line")
         self._holdings = holdings
         self._me = Me(instance, rank)
         self._pull, self._reply = pull, reply
