@@ -41,7 +41,7 @@ def inside(python: Path, server: TestServer, *words: str) -> subprocess.Complete
     )
 
 
-FILES = {"inside_remote.py": 24, "inside_clients.py": 3, "inside_l2.py": 11}
+FILES = {"inside_remote.py": 24, "inside_clients.py": 3, "inside_l2.py": 12}
 
 
 @pytest.mark.parametrize(("file", "count"), FILES.items())
