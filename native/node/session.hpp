@@ -17,6 +17,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/bytes.hpp"
 #include "node/commands.hpp"
@@ -44,6 +45,8 @@ class Session {
   void deliver();
 
   [[nodiscard]] bool wants_bytes() const noexcept { return !closing_ && !full(); }
+  // How much of a value is still to come.
+  [[nodiscard]] std::size_t value_remaining() const noexcept { return parser_.value_remaining(); }
   [[nodiscard]] std::size_t unsent_bytes() const noexcept { return outbox_.bytes(); }
   // Whether a command has begun and is not complete.
   [[nodiscard]] bool mid_request() const noexcept {
@@ -107,6 +110,8 @@ class Session {
   // Nothing: it has answered.
   std::optional<WriteOptions> set_options(const Arguments& arguments);
   void store_value(const Arguments& arguments, const WriteOptions& options);
+  std::vector<std::string> matching(std::uint64_t& cursor, std::size_t count,
+                                    std::string_view pattern);
   void expire_at(const Arguments& arguments, std::int64_t unit_ms, std::string_view name);
   void ttl_in(const Arguments& arguments, std::int64_t unit_ms);
 

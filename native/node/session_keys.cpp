@@ -15,6 +15,8 @@ namespace {
 constexpr std::size_t kCopiedBytesMax = 2 * kKiB;
 constexpr std::string_view kNotInteger = "ERR value is not an integer or out of range";
 constexpr std::size_t kScanCountDefault = 10;
+constexpr std::size_t kPatternBytesMax = 1024;  // what it takes grows with its length
+constexpr std::string_view kLongPattern = "ERR the pattern is longer than 1024 bytes";
 constexpr std::size_t kKeysAtOnce = 4096;  // places that are looked at under one lock
 
 // now + count * unit; nothing when that is no moment.
@@ -209,20 +211,33 @@ void Session::dbsize(const Arguments&) {
   reply().integer(static_cast<std::int64_t>(context_.values.usage().keys));
 }
 
+// The keys at `count` places from `cursor` on that this user may read and that match; moves
+// `cursor` on. Patterns are tried without the lock of the store: some take their time.
+std::vector<std::string> Session::matching(std::uint64_t& cursor, std::size_t count,
+                                           std::string_view pattern) {
+  std::vector<std::string> found;
+  cursor = context_.values.scan(cursor, count, now_,
+                                [&](std::string_view key) { found.emplace_back(key); });
+  std::erase_if(found, [&](const std::string& key) {
+    return !user_->may_read(key) || !glob_match(pattern, key);
+  });
+  return found;
+}
+
 void Session::keys(const Arguments& arguments) {
+  if (arguments[1].size() > kPatternBytesMax) return fail(kLongPattern);
   std::vector<std::string> found;
   std::size_t bytes = 0;
   std::uint64_t cursor = 0;
   do {
-    cursor = context_.values.scan(cursor, kKeysAtOnce, now_, [&](std::string_view key) {
-      if (!user_->may_read(key) || !glob_match(arguments[1], key)) return;
+    for (std::string& key : matching(cursor, kKeysAtOnce, arguments[1])) {
       bytes += key.size();
-      if (bytes <= context_.limits.listed_bytes_max) found.emplace_back(key);
-    });
-  } while (cursor != 0 && bytes <= context_.limits.listed_bytes_max);
-  if (bytes > context_.limits.listed_bytes_max) {
-    return fail("ERR there are too many keys for one answer; use SCAN");
-  }
+      found.push_back(std::move(key));
+    }
+    if (bytes > context_.limits.listed_bytes_max) {
+      return fail("ERR there are too many keys for one answer; use SCAN");
+    }
+  } while (cursor != 0);
   Reply out = reply();
   out.array(found.size());
   for (const std::string& key : found) out.bulk(key);
@@ -244,16 +259,16 @@ void Session::scan(const Arguments& arguments) {
       count = std::min(static_cast<std::size_t>(*wanted), context_.limits.scan_count_max);
     } else if (same_word(word, "MATCH")) {
       pattern = arguments[i + 1];
+      if (pattern.size() > kPatternBytesMax) return fail(kLongPattern);
     } else if (same_word(word, "TYPE")) {
       strings = same_word(arguments[i + 1], "string");
     } else {
       return syntax_error();
     }
   }
-  std::vector<std::string> found;
-  const auto next = context_.values.scan(*cursor, count, now_, [&](std::string_view key) {
-    if (strings && user_->may_read(key) && glob_match(pattern, key)) found.emplace_back(key);
-  });
+  std::uint64_t next = *cursor;
+  std::vector<std::string> found = matching(next, count, pattern);
+  if (!strings) found.clear();
   Reply out = reply();
   out.array(2).bulk(std::to_string(next)).array(found.size());
   for (const std::string& key : found) out.bulk(key);

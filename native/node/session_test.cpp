@@ -225,6 +225,14 @@ TEST(Session, OthersAreListedAndKilled) {
   EXPECT_TRUE(two.session.finished());
 }
 
+TEST(Session, PatternsThatWouldTakeLongAreRefused) {
+  TestNode node;
+  TestSession session(node);
+  const std::string pattern(1025, '*');
+  EXPECT_EQ(session.command({"KEYS", pattern}).substr(0, 16), "-ERR the pattern");
+  EXPECT_EQ(session.command({"SCAN", "0", "MATCH", pattern}).substr(0, 16), "-ERR the pattern");
+}
+
 TEST(Glob, MatchesAsValkeyDoes) {
   EXPECT_TRUE(glob_match("*", ""));
   EXPECT_TRUE(glob_match("a*c*e", "abcde"));

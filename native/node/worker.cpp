@@ -11,7 +11,8 @@ namespace {
 constexpr std::uint64_t kMailToken = 0;  // clients count from 1
 constexpr std::size_t kScratchBytes = 16 * kKiB;
 constexpr std::size_t kPiecesMax = 72;  // of one call; a value of 4 MiB in pages of 64 KiB
-constexpr int kRoundsMax = 16;          // of one connection, before others have their turn
+constexpr std::size_t kLowWaterBytes = 256 * kKiB;
+constexpr int kRoundsMax = 16;  // of one connection, before others have their turn
 constexpr Nanos kJudgeEvery = 500 * kMilli;
 
 std::size_t total(std::span<const iovec> pieces) {
@@ -60,14 +61,18 @@ void Worker::run() {
   while (!stopping_.load(std::memory_order_relaxed)) {
     const auto ready = poller_.wait(again_.empty() ? kJudgeEvery : 0);
     std::vector<std::uint64_t> turns = std::exchange(again_, {});
+    bool mail = false;
     for (const net::Ready& one : ready) {
-      if (one.token == kMailToken) continue;
+      if (one.token == kMailToken) {
+        mail = true;
+        continue;
+      }
       const auto at = connections_.find(one.token);
       if (at == connections_.end()) continue;
       if (one.readable) at->second->readable = true;
       turns.push_back(one.token);
     }
-    read_mail();
+    if (mail) read_mail();
     for (const std::uint64_t id : turns) serve(id);
     const Nanos now = monotonic_ns();
     if (now - judged_at_ >= kJudgeEvery) judge_paces(now);
@@ -154,6 +159,9 @@ bool Worker::receive(Connection& connection, bool& moved) {
   Counters::add(context_.counters.received_bytes, result.bytes);
   session.received(result.bytes, unix_ms());
   if (!session.mid_request()) connection.in.done();
+  // So much of this value must come before anything else can, so there is no need to look earlier.
+  connection.stream->set_receive_low_water(
+      std::clamp<std::size_t>(session.value_remaining(), 1, kLowWaterBytes));
   return true;
 }
 

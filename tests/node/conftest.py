@@ -27,5 +27,7 @@ def valkey(node: NodeServer) -> NodeServer:
 
 
 @pytest.fixture
-def server(node: NodeServer) -> NodeServer:
-    return node
+def server() -> Iterator[NodeServer]:
+    """A node of the test's own: its counters begin at 0."""
+    with NodeServer() as server:
+        yield server
