@@ -13,7 +13,7 @@ from engine_lane.install import environment_for
 
 from support.cache_server import CacheServerProcess
 from support.line_process import LineProcess
-from support.servers import TestServer
+from support.servers import TestServer, wait_for
 
 DRIVER = Path(__file__).with_name("plugins") / "transformers_driver.py"
 TESTS = Path(__file__).resolve().parents[1]
@@ -109,8 +109,12 @@ def test_damage_is_computed_again(run: Run, store: TestServer) -> None:
     warm = run("warm")
     assert (warm["known"], warm["difference"]) == (0, 0.0)
     assert warm["tokens"] == cold["tokens"]
-    again = run("save")  # what was damaged is gone, and stored anew
-    assert (again["chunks"], run("warm")["known"]) == (9, KNOWN)
+    assert run("save")["chunks"] == 9  # what was damaged is gone, and stored anew
+
+    def whole() -> bool:  # a deletion may still have been on its way
+        return bool(run("save")["kept"]) and run("warm")["known"] == KNOWN
+
+    wait_for("all of it is there again", whole, 60)
 
 
 @pytest.mark.engines
