@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from kvferry import Engine, Identity
+from kvferry import Engine, Identity, KVLayout
 from kvferry.config import ClientConfig
 from kvferry.config.controller import ControllerConfig
 from kvferry.connectors.peer import PeerConnector
 from kvferry.controller.controller import Controller
 from kvferry.engine.peers import open_peer
 from kvferry.engine.prompt import read_prompt
-from kvferry.errors import UnavailableError, UsageError
+from kvferry.errors import ConfigError, UnavailableError, UsageError
 from kvferry.membership import Command
 from kvferry.server import Client
 from support.cache_server import CacheServerProcess
@@ -477,8 +477,27 @@ def test_engines_of_one_process_share_a_node(controller: Controller, instance: O
     assert check(other, tokens) == PROMPT
 
 
-def test_cache_servers_read_each_others_memory(controller: Controller, tmp_path: Path) -> None:
-    """Both from a file, as `kvferry server --config` has it."""
+HALF = replace(LAYOUT, tp_size=2, tp_rank=1)
+
+
+def test_each_rank_has_a_port_of_its_own(controller: Controller, instance: Open) -> None:
+    half = Identity(model="test", layout=HALF)
+    with pytest.raises(ConfigError, match="p2p_init_ports has 1 ports, and there is a rank 1"):
+        instance("one", identity=half)
+    one, other = (instance(name, identity=half, p2p_init_ports=[1, 0]) for name in ("one", "other"))
+    tokens = prompt(PROMPT)
+    one.store(tokens, expected(tokens, half))
+    meets(other, "one/1")
+    finds(other, tokens)
+    assert check(other, tokens) == PROMPT
+
+
+@pytest.mark.parametrize("layout", [LAYOUT, HALF], ids=["alone", "second of two ranks"])
+def test_cache_servers_read_each_others_memory(
+    controller: Controller, tmp_path: Path, layout: KVLayout
+) -> None:
+    """Both from a file, as `kvferry server --config` has it; each has the chunks of all ranks."""
+    identity = Identity(model="test", layout=layout)
     tokens = prompt(PROMPT)
     with ExitStack() as stack:
         clients = []
@@ -490,14 +509,14 @@ def test_cache_servers_read_each_others_memory(controller: Controller, tmp_path:
             file.write_text("".join(f"{key}: {value}\n" for key, value in settings.items()))
             server = CacheServerProcess(directory, "--config", str(file)).start()
             stack.callback(server.stop)
-            clients.append(stack.enter_context(Client(IDENTITY, server.endpoint)))
+            clients.append(stack.enter_context(Client(identity, server.endpoint)))
         one, other = clients
-        one.store(tokens, expected(tokens))
+        one.store(tokens, expected(tokens, identity))
         other.contains(tokens)  # its identity is known from now on
         finds(other, tokens)
         with other.retrieve(tokens) as hit:
             assert hit.tokens == PROMPT
-            for page, chunk in zip(hit.pages, expected(tokens), strict=True):
+            for page, chunk in zip(hit.pages, expected(tokens, identity), strict=True):
                 assert bytes(page) == chunk.tobytes()
             assert hit.tiers["peer one"] == PROMPT
 

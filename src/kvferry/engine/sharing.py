@@ -284,12 +284,18 @@ _here: dict[tuple[int, str, int], Sharing] = {}
 _lock = threading.Lock()
 
 
-def join(engine: Engine, prepare: Callable[[StoreTier], object] = lambda _: None) -> None:
+def join(
+    engine: Engine,
+    prepare: Callable[[StoreTier], object] = lambda _: None,
+    *,
+    rank: int | None = None,
+) -> None:
     """Have an engine take part, if its settings say so.
 
     Args:
         engine: Which.
         prepare: What is done with the tier of a peer before the engine asks it.
+        rank: Of this process in the instance; default: that of the engine's layout.
 
     Raises:
         KVFerryError: The node cannot listen where the settings say.
@@ -297,7 +303,8 @@ def join(engine: Engine, prepare: Callable[[StoreTier], object] = lambda _: None
     settings = engine.config
     if not settings.enable_controller:
         return
-    rank = engine.layout.pp_rank * engine.layout.tp_size + engine.layout.tp_rank
+    if rank is None:
+        rank = engine.layout.pp_rank * engine.layout.tp_size + engine.layout.tp_rank
     with _lock:
         key = (os.getpid(), settings.instance_id, rank)
         if key not in _here:

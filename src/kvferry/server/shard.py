@@ -146,7 +146,7 @@ class Shard:
         from kvferry.engine.sharing import join  # for those alone who share
 
         try:
-            join(self.engine, self._told_by)
+            join(self.engine, self._told_by, rank=0)  # one process has the chunks of all ranks
         except (KVFerryError, OSError) as error:
             self.problems["peers"] = str(error)
             _log.warning("%s shares nothing: %s", self.identity.model, error)
