@@ -80,6 +80,8 @@ def _examined(file: str | None, section: str) -> Examined:
     from kvferry.config import ClientConfig, examine
     from kvferry.config.calibration import read_calibration
     from kvferry.config.client_sources import merged_client
+    from kvferry.config.peers import PeerSettings
+    from kvferry.config.setting import specs
     from kvferry.errors import ConfigError
 
     found = examine(file, section=section)
@@ -87,6 +89,11 @@ def _examined(file: str | None, section: str) -> Examined:
     try:
         if calibration is not None:
             read_calibration(calibration)
+    except ConfigError as error:
+        found.problems.append(str(error))
+    shared = specs(PeerSettings)
+    try:
+        _ = PeerSettings(**{name: found.values[name][0] for name in shared}).secret
     except ConfigError as error:
         found.problems.append(str(error))
     try:

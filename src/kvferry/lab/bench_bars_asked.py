@@ -170,7 +170,8 @@ def _prompts() -> Sequence[list[int]]:
 
 def _fill(identity: Identity, port: int) -> None:
     """Have the store get what is waited for later."""
-    with Engine(identity, remote_url=f"redis://127.0.0.1:{port}", chunk_size=16) as engine:
+    url = f"redis://127.0.0.1:{port}"
+    with Engine(identity, remote_url=url, chunk_size=16, max_local_cpu_size=0.5) as engine:
         chunk = bytes(_LARGE.chunk_bytes)
         for tokens in _prompts():
             engine.store(tokens, [chunk])
