@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstring>
 
+#include "base/hex.hpp"
 #include "connector/file_slot.hpp"
 
 namespace kvferry::connector {
@@ -40,14 +41,8 @@ Result<std::shared_ptr<Connector>> FileConnector::open(Space space, const FileOp
   auto event = EventFd::open();
   if (!event) return event.error();
   if (!space.description.empty()) {
-    std::string identity;
-    for (const std::byte byte : space.identity) {
-      static constexpr char kDigits[] = "0123456789abcdef";
-      identity += kDigits[std::to_integer<unsigned>(byte) >> 4];
-      identity += kDigits[std::to_integer<unsigned>(byte) & 15];
-    }
     // Best effort: without it nobody is told what this identity is.
-    [[maybe_unused]] const int error = (*store)->describe(identity, space.description);
+    [[maybe_unused]] const int error = (*store)->describe(hex(space.identity), space.description);
   }
   auto connector = std::make_shared<FileConnector>(std::move(space), std::move(*event), options,
                                                    std::move(*store), alignment);

@@ -15,6 +15,7 @@
 #include <filesystem>
 #include <memory>
 
+#include "base/hex.hpp"
 #include "connector/file_format.hpp"
 
 namespace kvferry::connector {
@@ -23,17 +24,6 @@ namespace {
 constexpr std::string_view kFormat = "kvferry file store 1\n";
 constexpr std::size_t kTextBytesMax = 64 * kKiB;
 constexpr std::string_view kOwnerSuffix = ".owner";
-
-std::string hex(const std::byte* bytes, std::size_t count) {
-  static constexpr char kDigits[] = "0123456789abcdef";
-  std::string text;
-  for (std::size_t index = 0; index < count; ++index) {
-    const auto value = std::to_integer<unsigned>(bytes[index]);
-    text += kDigits[value >> 4];
-    text += kDigits[value & 15];
-  }
-  return text;
-}
 
 // Of a name that begins with the 16 hex digits of an owner; 0: of none.
 FileUsage::Owner owner_number(std::string_view name) {
@@ -44,7 +34,7 @@ FileUsage::Owner owner_number(std::string_view name) {
 
 std::string directory_name(unsigned directory) {
   const auto byte = static_cast<std::byte>(directory);
-  return hex(&byte, 1);
+  return hex({&byte, 1});
 }
 
 // The names in a directory, without dots; nothing where it cannot be read.
@@ -154,7 +144,7 @@ int FileStore::own() {
   for (int attempt = 0; attempt < 10; ++attempt) {
     std::array<std::byte, 8> random{};
     if (::getrandom(random.data(), random.size(), 0) != ssize_t{random.size()}) return errno;
-    owner_ = hex(random.data(), random.size());
+    owner_ = hex(random);
     const std::string name = owner_ + std::string(kOwnerSuffix);
     UniqueFd lock(::openat(tmp_.get(), name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
     if (!lock) return errno;

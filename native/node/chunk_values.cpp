@@ -4,6 +4,7 @@
 #include <array>
 #include <charconv>
 
+#include "base/hex.hpp"
 #include "codec/checksum.hpp"
 #include "codec/frame.hpp"
 
@@ -108,14 +109,10 @@ std::optional<ChunkValues::Name> ChunkValues::read(std::string_view key) const {
 }
 
 std::string ChunkValues::name_of(const ChunkHash& hash) const {
-  static constexpr char kDigits[] = "0123456789abcdef";
   std::array<std::byte, cache::kHashBytes> bytes{};
   hash.store(bytes.data());
   std::string name = prefix_;
-  for (const std::byte byte : bytes) {
-    name += kDigits[std::to_integer<unsigned>(byte) >> 4];
-    name += kDigits[std::to_integer<unsigned>(byte) & 15];
-  }
+  append_hex(name, bytes);
   return name;
 }
 
@@ -177,19 +174,6 @@ std::optional<Facts> ChunkValues::facts(std::string_view key, UnixMs /*now*/, bo
   return Facts{.size_bytes = codec::kFrameSizeBytes + extent.size_bytes,
                .memory_bytes = extent.size_bytes};
 }
-
-Result<std::shared_ptr<Value>> ChunkValues::reserve(std::size_t /*size_bytes*/) {
-  return Error{Errc::kInvalidArgument, "this is the memory of a cache, which lends and takes not"};
-}
-
-bool ChunkValues::commit(std::string_view /*key*/, std::shared_ptr<Value> /*value*/,
-                         WriteOptions /*options*/, UnixMs /*now*/) {
-  return false;
-}
-
-bool ChunkValues::remove(std::string_view /*key*/, UnixMs /*now*/) { return false; }
-
-bool ChunkValues::expire(std::string_view /*key*/, UnixMs /*at*/, UnixMs /*now*/) { return false; }
 
 std::uint64_t ChunkValues::scan(std::uint64_t cursor, std::size_t count, UnixMs /*now*/,
                                 const Visit& visit) {

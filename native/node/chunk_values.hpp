@@ -7,9 +7,9 @@
 // somebody holds the value, so it is never handed out again while it is being sent. Whoever reads
 // checks the frame: bytes of another chunk cannot pass for it.
 //
-// Nobody can write: reserve() refuses, remove(), expire() and clear() do nothing. What the cache
-// takes in or loses is told to `changes` by sweep(), which the server calls all the time; where too
-// much happened in between, it tells that everything may have changed.
+// Nobody can write. What the cache takes in or loses is told to `changes` by sweep(), which the
+// server calls all the time; where too much happened in between, it tells that everything may have
+// changed.
 //
 // Threads: every call from any thread. Checksums are computed by whoever holds a chunk first, once
 // for each use of a page.
@@ -31,7 +31,7 @@
 
 namespace kvferry::node {
 
-class ChunkValues final : public Values {
+class ChunkValues final : public LentOnly {
  public:
   // `identity`: the first 8 bytes of the digest, little-endian, as frames have it. `changes` (null:
   // nobody) outlives this.
@@ -43,12 +43,6 @@ class ChunkValues final : public Values {
 
   ValuePtr hold(std::string_view key, UnixMs now) override;
   std::optional<Facts> facts(std::string_view key, UnixMs now, bool use) override;
-  Result<std::shared_ptr<Value>> reserve(std::size_t size_bytes) override;
-  bool commit(std::string_view key, std::shared_ptr<Value> value, WriteOptions options,
-              UnixMs now) override;
-  bool remove(std::string_view key, UnixMs now) override;
-  bool expire(std::string_view key, UnixMs at, UnixMs now) override;
-  void clear() override {}
   std::uint64_t scan(std::uint64_t cursor, std::size_t count, UnixMs now,
                      const Visit& visit) override;
   Usage usage() const override;

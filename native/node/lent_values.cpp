@@ -53,19 +53,6 @@ std::optional<Facts> LentValues::facts(std::string_view key, UnixMs now, bool us
   return values ? values->facts(key, now, use) : std::nullopt;
 }
 
-Result<std::shared_ptr<Value>> LentValues::reserve(std::size_t /*size_bytes*/) {
-  return Error{Errc::kInvalidArgument, "this is the memory of a cache, which lends and takes not"};
-}
-
-bool LentValues::commit(std::string_view /*key*/, std::shared_ptr<Value> /*value*/,
-                        WriteOptions /*options*/, UnixMs /*now*/) {
-  return false;
-}
-
-bool LentValues::remove(std::string_view /*key*/, UnixMs /*now*/) { return false; }
-
-bool LentValues::expire(std::string_view /*key*/, UnixMs /*at*/, UnixMs /*now*/) { return false; }
-
 // The cursor is the number of a cache, and behind it where to go on there. A cache that came
 // during a scan has a higher number; one that went is passed over.
 std::uint64_t LentValues::scan(std::uint64_t cursor, std::size_t count, UnixMs now,

@@ -18,7 +18,7 @@
 
 namespace kvferry::node {
 
-class LentValues final : public Values {
+class LentValues final : public LentOnly {
  public:
   // `changes` (null: nobody) outlives this.
   explicit LentValues(Changes* changes = nullptr) : changes_(changes) {}
@@ -32,12 +32,6 @@ class LentValues final : public Values {
 
   ValuePtr hold(std::string_view key, UnixMs now) override;
   std::optional<Facts> facts(std::string_view key, UnixMs now, bool use) override;
-  Result<std::shared_ptr<Value>> reserve(std::size_t size_bytes) override;
-  bool commit(std::string_view key, std::shared_ptr<Value> value, WriteOptions options,
-              UnixMs now) override;
-  bool remove(std::string_view key, UnixMs now) override;
-  bool expire(std::string_view key, UnixMs at, UnixMs now) override;
-  void clear() override {}
   std::uint64_t scan(std::uint64_t cursor, std::size_t count, UnixMs now,
                      const Visit& visit) override;
   Usage usage() const override;

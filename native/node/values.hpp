@@ -107,4 +107,20 @@ class Values {
   virtual void sweep(UnixMs now) = 0;
 };
 
+// Values that others own, and that nobody can change from here.
+class LentOnly : public Values {
+ public:
+  Result<std::shared_ptr<Value>> reserve(std::size_t /*size_bytes*/) final {
+    return Error{Errc::kInvalidArgument,
+                 "this is the memory of a cache, which lends and takes not"};
+  }
+  bool commit(std::string_view /*key*/, std::shared_ptr<Value> /*value*/, WriteOptions /*options*/,
+              UnixMs /*now*/) final {
+    return false;
+  }
+  bool remove(std::string_view /*key*/, UnixMs /*now*/) final { return false; }
+  bool expire(std::string_view /*key*/, UnixMs /*at*/, UnixMs /*now*/) final { return false; }
+  void clear() final {}
+};
+
 }  // namespace kvferry::node

@@ -417,6 +417,19 @@ def test_a_port_that_is_taken_is_said(controller: Controller, instance: Open) ->
     assert one.available
 
 
+def test_a_second_engine_of_one_identity_is_refused_and_the_first_goes_on(
+    controller: Controller, instance: Open
+) -> None:
+    one, tokens = instance("one"), prompt(PROMPT)
+    with pytest.raises(UsageError, match="lent already"):
+        instance("one")
+    one.store(tokens, expected(tokens))
+    other = instance("other")
+    meets(other, "one")
+    finds(other, tokens)
+    assert check(other, tokens) == PROMPT
+
+
 def test_a_controller_steers_what_memory_holds(controller: Controller, instance: Open) -> None:
     one, other = instance("one"), instance("other")
     tokens = prompt(PROMPT)

@@ -43,6 +43,7 @@ _KEPT = 1 << 16  # changes of memory that wait to be told
 _TOLD = 4096  # at a time
 _SLOTS = 8192  # of a snapshot, in one piece
 _LOOK_S = 0.05
+_FOLLOW_S = 0.5  # between looks at who was reached, and who was named long ago
 _UNNAMED_S = 60.0  # a peer that no controller names is read on for so long
 _PREFETCH_S = 30.0
 _IN_FLIGHT_BYTES_MAX = 2 << 30  # pages that are held while they are sent
@@ -256,11 +257,14 @@ class Sharing:
     # --- The thread ---
 
     def _run(self) -> None:
+        follow_at = 0.0
         while not self._closing.wait(_LOOK_S):
             try:
                 for one in self._joined:
                     self._tell(one)
-                self._follow()
+                if time.monotonic() >= follow_at:
+                    self._follow()
+                    follow_at = time.monotonic() + _FOLLOW_S
             except Exception:
                 _log.exception("what memory holds is not told")
 
