@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from kvferry.cli.lazy import check_installed
 from kvferry.cli.options import setting_options
 from kvferry.config.controller import ControllerSettings
 
@@ -50,7 +51,7 @@ def controller(**options: Any) -> None:
     if options["check"]:
         _show(config)
         return
-    _check_installed()
+    check_installed("a controller", "starlette", "uvicorn")
     from kvferry.controller.run import run_controller
 
     run_controller(config, log_level=options["log_level"])
@@ -67,13 +68,3 @@ def _show(config: Any) -> None:
         for name in specs(ControllerSettings)
     }
     click.echo(json.dumps(shown, indent=1))
-
-
-def _check_installed() -> None:
-    import importlib.util
-
-    from kvferry.errors import ConfigError
-
-    for name in ("starlette", "uvicorn"):
-        if importlib.util.find_spec(name) is None:
-            raise ConfigError(f"a controller needs {name}; run pip install 'kvferry[server]'")

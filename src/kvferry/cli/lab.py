@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-
 import click
+
+from kvferry.cli.lazy import lazy_group
 
 __all__ = ["lab"]
 
@@ -19,23 +19,9 @@ _COMMANDS = {
 }
 
 
-class _LazyGroup(click.Group):
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(_COMMANDS)
-
-    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name not in _COMMANDS:
-            return None
-        module, _, attribute = _COMMANDS[name][0].partition(":")
-        command: click.Command = getattr(importlib.import_module(module), attribute)
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, _COMMANDS[name][1]) for name in self.list_commands(ctx)])
-
-
-@click.group(cls=_LazyGroup, epilog="Example: kvferry lab long-doc-qa --preset published")
+@click.group(
+    cls=lazy_group(_COMMANDS), epilog="Example: kvferry lab long-doc-qa --preset published"
+)
 def lab() -> None:
     """Measure what a cache does for an inference server, as its clients see it.
 

@@ -11,7 +11,6 @@ Exit codes of all commands:
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 import traceback
@@ -19,6 +18,7 @@ import traceback
 import click
 
 from kvferry import __version__
+from kvferry.cli.lazy import lazy_group
 from kvferry.errors import KVFerryError, UsageError
 
 __all__ = ["COMMANDS", "main"]
@@ -52,24 +52,8 @@ COMMANDS = {
 }
 
 
-class _LazyGroup(click.Group):
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(COMMANDS)
-
-    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name not in COMMANDS:
-            return None
-        module, _, attribute = COMMANDS[name][0].partition(":")
-        command: click.Command = getattr(importlib.import_module(module), attribute)
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
-
-
 @click.group(
-    cls=_LazyGroup,
+    cls=lazy_group(COMMANDS),
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 done, 1 no or failed, 2 usage, 70 a bug of ours, 130 interrupted.",
 )

@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from kvferry.cli.lazy import check_installed
+
 __all__ = ["serve_demo"]
 
 _PATH = click.Path(path_type=Path)
@@ -72,17 +74,12 @@ def serve_demo(config: str | None, log_level: str, **options: Any) -> None:
     is stored and loaded, every loaded byte is compared, and what was not loaded is computed at the
     pace of the GPU that is named.
     """
-    import importlib.util
     import os
-
-    from kvferry.errors import ConfigError
 
     # Matrices are small: several threads would only wait for each other. Read when NumPy is loaded.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-    for name in ("numpy", "starlette", "uvicorn"):
-        if importlib.util.find_spec(name) is None:
-            raise ConfigError(f"this server needs {name}; run pip install 'kvferry[numpy,server]'")
+    check_installed("this server", "numpy", "starlette", "uvicorn", extra="numpy,server")
     from kvferry.config import EngineConfig
     from kvferry.lab.serve.run import ServeSettings
     from kvferry.lab.serve.run import serve_demo as serve

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvferry.cli.lazy import check_installed
 from kvferry.cli.options import setting_options
 from kvferry.config.server import ServerSettings
 
@@ -56,27 +57,17 @@ def server(**options: Any) -> None:
     names and page numbers only. It outlives them, so a restarted engine finds its chunks.
     """
     if options["new_curve_keys"] is not None:
-        _check_installed()
+        check_installed("a server", "zmq", "starlette", "uvicorn")
         _new_curve_keys(options["new_curve_keys"])
         return
     config = _config(options)
     if options["check"]:
         _show(config)
         return
-    _check_installed()
+    check_installed("a server", "zmq", "starlette", "uvicorn")
     from kvferry.server.run import run_server
 
     run_server(config, log_level=options["log_level"])
-
-
-def _check_installed() -> None:
-    import importlib.util
-
-    from kvferry.errors import ConfigError
-
-    for name in ("zmq", "starlette", "uvicorn"):
-        if importlib.util.find_spec(name) is None:
-            raise ConfigError(f"a server needs {name}; run pip install 'kvferry[server]'")
 
 
 def _config(options: dict[str, Any]) -> ServerConfig:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from pathlib import Path as FilePath
 from typing import Annotated, Any, ClassVar, Self
 
 import msgspec
@@ -19,7 +18,7 @@ import msgspec
 from kvferry.config.endpoints import address_of
 from kvferry.config.file import find_config_file, open_to_others, read_document, section_of
 from kvferry.config.places import Findings, Names, Place, together
-from kvferry.config.server_sources import read_token
+from kvferry.config.server_sources import strongest_word
 from kvferry.config.setting import Path, Settings, setting, specs
 from kvferry.config.url import is_loopback
 from kvferry.errors import ConfigError
@@ -160,21 +159,9 @@ class ControllerConfig(ControllerSettings, frozen=True, kw_only=True):
         found.raise_first()
         settings = together(places)
         for name, from_file in (("secret", "secret_file"), ("http_token", "token_file")):
-            word = _word(places, name, from_file)
+            word = strongest_word(places, name, from_file)
             settings.pop(name, None)
             if word is not None:
                 settings[name] = word
         found.log(_log)
         return cls(**settings)
-
-
-def _word(places: list[Place], name: str, file: str) -> str | None:
-    """A secret of the strongest place that has one, from its file where it names that."""
-    for place in places:
-        if name in place.values and file in place.values:
-            raise ConfigError(f"{place.where}{name} and {file} are the same; keep one")
-        if file in place.values:
-            return read_token(FilePath(place.values[file]), file)
-        if name in place.values:
-            return str(place.values[name])
-    return None

@@ -23,7 +23,7 @@ from kvferry.config.setting import specs
 from kvferry.config.sources import CACHE, Examined, cache_places, resolved
 from kvferry.errors import ConfigError
 
-__all__ = ["SERVER", "gathered", "read_token"]
+__all__ = ["SERVER", "gathered", "read_token", "strongest_word"]
 
 _log = logging.getLogger("kvferry.server")
 
@@ -80,7 +80,7 @@ def gathered(
     found.log(_log)
     settings = together(places)
     kept = {name: settings[name] for name in specs(ServerConfig) if name in settings}
-    token = _token(places)
+    token = strongest_word(places, "http_token", "http_token_file")
     return {
         **kept,
         "engine": config,
@@ -167,16 +167,15 @@ def _http(settings: Mapping[str, Any]) -> tuple[str, int] | None:
     return (address_of("http_host", settings["http_host"]), settings["http_port"])
 
 
-def _token(places: Sequence[Place]) -> str | None:
-    """The token of the strongest place that has one, from its file where it names that."""
+def strongest_word(places: Sequence[Place], name: str, file: str) -> str | None:
+    """The secret `name` of the strongest place that has one, from its file where it names that."""
     for place in places:
-        token, file = place.values.get("http_token"), place.values.get("http_token_file")
-        if token is not None and file is not None:
-            raise ConfigError(f"{place.where}http_token and http_token_file are the same; keep one")
-        if file is not None:
-            return read_token(Path(file))
-        if token is not None:
-            return str(token)
+        if name in place.values and file in place.values:
+            raise ConfigError(f"{place.where}{name} and {file} are the same; keep one")
+        if file in place.values:
+            return read_token(Path(place.values[file]), file)
+        if name in place.values:
+            return str(place.values[name])
     return None
 
 

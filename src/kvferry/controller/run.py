@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import sys
 import threading
 
 from kvferry import __version__
+from kvferry._process import log_to_stderr, signals_blocked
 from kvferry.config.controller import ControllerConfig
 from kvferry.controller.controller import Controller
 from kvferry.controller.http.app import make_app
@@ -23,7 +23,6 @@ __all__ = ["run_controller"]
 
 _log = logging.getLogger("kvferry.controller")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def run_controller(config: ControllerConfig, *, log_level: str = "info") -> None:
@@ -32,11 +31,10 @@ def run_controller(config: ControllerConfig, *, log_level: str = "info") -> None
     Raises:
         UnavailableError: A port is taken; the text says which.
     """
-    logging.basicConfig(level=log_level.upper(), format=_FORMAT, stream=sys.stderr)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # threads inherit it
-    controller = Controller(config)
-    listener = Listener(make_app(controller), config.host, config.port, "choose another --port")
-    try:
+    log_to_stderr(log_level)
+    with signals_blocked(_SIGNALS):
+        controller = Controller(config)
+        listener = Listener(make_app(controller), config.host, config.port, "choose another --port")
         controller.start()
         try:
             listener.start()
@@ -55,8 +53,6 @@ def run_controller(config: ControllerConfig, *, log_level: str = "info") -> None
         listener.stop(timeout_s=3.0)
         controller.stop()
         _log.info("ended")
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _at_once() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import signal
-import sys
 from collections.abc import Callable
 
+from kvferry._process import log_to_stderr, signals_blocked
 from kvferry.config.node import NodeSettings
 from kvferry.node import Node
 
@@ -15,7 +15,6 @@ __all__ = ["run_node"]
 _log = logging.getLogger("kvferry.node")
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def run_node(
@@ -31,9 +30,8 @@ def run_node(
     Raises:
         KVFerryError: As `Node` and its `stop`.
     """
-    logging.basicConfig(level=log_level.upper(), format=_FORMAT, stream=sys.stderr)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    try:
+    log_to_stderr(log_level)
+    with signals_blocked(_SIGNALS):
         with Node(settings) as node:
             stats = node.stats()
             _log.info(
@@ -48,5 +46,3 @@ def run_node(
             came = signal.sigwait(_SIGNALS)
             _log.info("%s: ending", signal.Signals(came).name)
         _log.info("ended")
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -11,13 +11,13 @@ import logging
 import os
 import signal
 import socket
-import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from kvferry import __version__
+from kvferry._process import log_to_stderr, signals_blocked
 from kvferry.config.server import ServerConfig
 from kvferry.config.shown import server_summary
 from kvferry.errors import KVFerryError, UnavailableError
@@ -27,7 +27,7 @@ from kvferry.server.view import ServerView
 if TYPE_CHECKING:
     from kvferry.server.http.side import HttpSide
 
-__all__ = ["Runnable", "run_server", "signals_blocked"]
+__all__ = ["Runnable", "run_server"]
 
 T = TypeVar("T")
 
@@ -35,7 +35,6 @@ _log = logging.getLogger("kvferry.server")
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _LOOK_S = 0.2
-_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class Runnable(ServerView, Protocol):
@@ -62,7 +61,7 @@ def run_server(
         ConfigError: The host cannot give what the settings promise.
         UnavailableError: A port or path is taken.
     """
-    logging.basicConfig(level=log_level.upper(), format=_FORMAT, stream=sys.stderr)
+    log_to_stderr(log_level)
     check_shared_memory(config)
     if make is None:
         from kvferry.server.server import Server
@@ -162,13 +161,3 @@ def _tell_systemd(text: str) -> None:
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as to:
             to.setblocking(False)
             to.sendto(text.encode(), "\0" + address[1:] if address[0] == "@" else address)
-
-
-@contextmanager
-def signals_blocked(signals: tuple[signal.Signals, ...]) -> Iterator[None]:
-    """No thread that starts meanwhile is interrupted by these signals."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from kvferry._process import log_to_stderr, signals_blocked
 from kvferry.config import EngineConfig
 from kvferry.config.calibration import read_calibration
 from kvferry.engine import Engine
@@ -25,7 +25,6 @@ from kvferry.lab.serve.batcher import Batcher
 from kvferry.lab.serve.chunks import Chunks
 from kvferry.lab.serve.metrics import metrics_text
 from kvferry.lab.serve.pace import Pace
-from kvferry.server.run import signals_blocked
 from kvferry.testing.transformer import Transformer, TransformerConfig
 
 __all__ = ["ServeSettings", "serve_demo", "serving"]
@@ -34,7 +33,6 @@ _log = logging.getLogger("kvferry.lab.serve")
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _LOOK_S = 0.2
-_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +166,7 @@ def serving(settings: ServeSettings, config: EngineConfig) -> Iterator[Listener]
 
 def serve_demo(settings: ServeSettings, config: EngineConfig, log_level: str = "info") -> None:
     """Serve until SIGTERM or Ctrl-C; a second one ends the process at once. In the main thread."""
-    logging.basicConfig(level=log_level.upper(), format=_FORMAT, stream=sys.stderr)
+    log_to_stderr(log_level)
     with signals_blocked(_SIGNALS):
         with serving(settings, config):
             ending = False
