@@ -22,6 +22,7 @@ from kvferry.connectors.peer import PeerConnector
 from kvferry.controller.controller import Controller
 from kvferry.engine.peers import open_peer
 from kvferry.engine.prompt import read_prompt
+from kvferry.engine.sharing import sharing_of
 from kvferry.errors import ConfigError, UnavailableError, UsageError
 from kvferry.membership import Command
 from kvferry.server import Client
@@ -200,11 +201,13 @@ def test_a_reader_writes_deletes_and_clears_nothing_at_its_peer(instance: Open) 
     one.store(tokens, expected(tokens))
     meets(other, "one")
     meets(one, "other")
-    other.store(mine, expected(mine))
+    stored = other.store(mine, expected(mine))
+    assert (stored.queued, stored.dropped) == ({}, {})  # it is not even tried
     assert other.flush()
     before = one.memory.cache.stats()["resident"]
     assert before == 40
     other.clear(weights_version="next")
+    assert [tier.generations.deleting for tier in other.tiers] == [0]
     time.sleep(0.3)  # a deletion in the background would have begun
     assert one.memory.cache.stats()["resident"] == 40
     assert check(other, tokens) == 0  # another generation
@@ -346,6 +349,11 @@ def test_peers_that_know_each_other_go_on_without_a_controller() -> None:
         meets(other, "one")
         ports = controller.ports
         first.close()
+        part = sharing_of(other)
+        assert part is not None
+        part._meet(())  # as a controller says that has begun anew, before the others are back
+        time.sleep(1.2)  # it is looked at twice a second
+        assert peers_of(other) == ["peer one"]
         one.store(tokens, expected(tokens))
         finds(other, tokens)
         assert check(other, tokens) == PROMPT
@@ -439,8 +447,6 @@ def test_a_controller_steers_what_memory_holds(controller: Controller, instance:
     finds(other, tokens)
 
     def asked(engine: Engine, action: str, hashes: bytes = b"") -> int:
-        from kvferry.engine.sharing import sharing_of
-
         part = sharing_of(engine)
         assert part is not None
         result = part.obey(Command("job", action, IDENTITY.digest, hashes))
