@@ -112,6 +112,13 @@ def test_load_times_are_learnt(fixed_s: float, bandwidth: float) -> None:
     assert queued == pytest.approx(fixed_s + 2 * size / bandwidth, rel=0.1)
 
 
+def test_the_first_load_says_what_the_bandwidth_is_and_not_what_was_assumed() -> None:
+    model = LoadModel()
+    model.observe(0, 0.001, 0.0)  # its answer came before its bytes
+    model.observe(5 << 20, 0.1, 0.1)
+    assert model.bandwidth_bytes_s(0.1) == pytest.approx(5 * (1 << 20) / 0.1, rel=0.1)
+
+
 def test_a_store_that_became_slow_is_noticed_within_few_loads() -> None:
     model, size = LoadModel(), 256 << 20
     for n in range(20):
@@ -265,7 +272,7 @@ def test_a_question_is_waited_for_as_long_as_its_answer_can_pay() -> None:
     assert waits(1.0, 0.0, 0.2) == pytest.approx(0.25), "nobody knows what it takes"
     assert waits(0.25, 0.05, 0.15) == pytest.approx(0.2)
     assert waits(49.0, 0.1, 0.1) == pytest.approx(0.4), "four times what it takes"
-    assert waits(49.0, 0.001, 0.1) == pytest.approx(0.25), "a quarter of computing"
+    assert waits(49.0, 0.001, 0.1) == pytest.approx(0.1), "a tenth of computing"
     assert waits(49.0, 0.1, 0.1, allowance_s=0.24) == 0.0, "too little for an answer and bytes"
     assert waits(49.0, 0.1, 0.1, allowance_s=0.26) == pytest.approx(0.26)
     assert waits(49.0, 0.5, 0.6) == 0.0, "it cannot pay"

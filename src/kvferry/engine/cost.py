@@ -41,8 +41,8 @@ _RECOVERY_S = 30.0
 # How much more than expected a store may take.
 _PATIENCE = 1.25
 # An answer that takes so many times what it mostly does, and longer than this share of the time of
-# computing, is not waited for any more.
-_LATE, _LATE_SHARE = 4.0, 0.25
+# computing, is not waited for any more; the first one of all, longer than that share.
+_LATE, _LATE_SHARE, _NEW_SHARE = 4.0, 0.1, 0.25
 # A first byte is waited for as long as this share of the time of computing, where the account of
 # all requests has that much: a store may have moved away.
 _FIRST_SHARE = 0.5
@@ -109,7 +109,8 @@ class LoadModel:
         flowing = took_s - fixed
         # A load that was mostly waiting says little about the bandwidth.
         share = min(1.0, 2 * flowing / took_s)
-        weight = 1.0 if first else share * min(0.8, _WEIGHT * (1 + size_bytes / (64 << 20)))
+        sized = min(0.8, _WEIGHT * (1 + size_bytes / (64 << 20)))
+        weight = share * (1.0 if self._loaded_at is None else sized)
         # Times add up, so it is the time per byte that is averaged.
         per_byte = (1 - weight) / bandwidth + weight * flowing / size_bytes
         self._bandwidth, self._fixed_s, self._loaded_at = 1 / per_byte, fixed, now
@@ -271,7 +272,8 @@ class Budget:
         ):
             return self.began
         # One that takes many times as long will hardly answer at all.
-        most_s = min(most_s, max(_LATE * question_s, _LATE_SHARE * all_s))
+        usual_s = max(_LATE * question_s, (_LATE_SHARE if question_s else _NEW_SHARE) * all_s)
+        most_s = min(most_s, usual_s)
         return min(self.deadline, self.began + self.queued_s + most_s)
 
     def rest_s(self, tokens: int) -> float:

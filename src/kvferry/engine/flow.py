@@ -22,15 +22,25 @@ class Flow:
         sizes: What is wanted of each store.
         now: When that began.
         start: What had been received until then, where that is not now.
+        ahead_bytes: How much of it was asked for before the rest was.
+        rest_at: When the rest can be here at the soonest: that nothing comes in between says
+            nothing about the speed.
     """
 
     def __init__(
-        self, sizes: dict[Tier, int], now: float, start: dict[Tier, int] | None = None
+        self,
+        sizes: dict[Tier, int],
+        now: float,
+        start: dict[Tier, int] | None = None,
+        ahead_bytes: int = 0,
+        rest_at: float = 0.0,
     ) -> None:
         self._wanted = sum(sizes.values())
         self._start = {**{tier: tier.received_bytes() for tier in sizes}, **(start or {})}
+        self._ahead_bytes, self._rest_at = ahead_bytes, rest_at
         self._began = self._dry = now
-        self._first = 0.0
+        self._first = math.inf  # when bytes came, and when they began to say something
+        self._flows = 0.0
         self._seen: deque[tuple[float, int]] = deque()  # moments, and what had come by then
 
     def received(self, tier: Tier) -> int:
@@ -46,11 +56,11 @@ class Flow:
 
     def first_s(self) -> tuple[float, float]:
         """The least and the most that the first byte has taken, as far as anybody looked."""
-        return self._dry - self._began, self._first - self._began if self._seen else math.inf
+        return self._dry - self._began, self._first - self._began
 
     def seen_s(self) -> float:
         """For how long it has been seen; bytes come in lumps, so a moment says little."""
-        return self._seen[-1][0] - self._first if self._seen else 0.0
+        return self._seen[-1][0] - self._flows if self._seen else 0.0
 
     def share(self) -> float:
         """How much of what is wanted has come, as a part of 1."""
@@ -62,8 +72,11 @@ class Flow:
         if count <= min(_NOISE_BYTES, self._wanted // 8):
             self._dry = now
             return
+        self._first = min(self._first, now)
         if not self._seen:
-            self._first = now
+            if count <= self._ahead_bytes + _NOISE_BYTES and now < self._rest_at:
+                return
+            self._flows = now
         self._seen.append((now, count))
         # The older half of the flow says little about the rest: connections run dry one by one.
         window_s = max(2 * _MATURE_S, (now - self._seen[0][0]) / 2)

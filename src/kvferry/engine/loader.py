@@ -56,6 +56,8 @@ _LOOKED_AT = 4
 _waiting: set[Load] = set()
 # How wrong the speed seen so far may be, as a share of the time of computing.
 _DOUBT = 0.05
+# How many round trips the first bytes may take that were asked for when it was known what is there.
+_AWAY = 1.25
 # For how long a flow is seen before it says anything, as such a share.
 _LUMPS = 0.1
 # What a store may take to let go of a part that was cut, before the part is left behind...
@@ -124,7 +126,13 @@ class Load:
         for part in self._parts:
             size = len(part.reserved.chunks) * part.tier.chunk_bytes
             sizes[part.tier] = sizes.get(part.tier, 0) + size
-        self._flow = Flow(sizes, time.monotonic() if window is None else self._began, start_bytes)
+        if window is None:
+            self._flow = Flow(sizes, time.monotonic())
+        else:
+            # One that is measured is sent as many reads as fill the round trip.
+            away_s = 0.0 if window.tier.measured else _AWAY * window.tier.question_s()
+            rest = (window.size * window.tier.chunk_bytes, time.monotonic() + away_s)
+            self._flow = Flow(sizes, self._began, start_bytes, *rest)
         if self._tier.asked and sizes.get(self._tier):
             waited_s = self._began - self._budget.began
             all_s = sum(tier.predict_s(n // tier.chunk_bytes) for tier, n in sizes.items())
