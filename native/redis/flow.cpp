@@ -19,8 +19,17 @@ Flow::Flow(std::size_t streams_max, std::size_t start) noexcept
       trial_(base_) {}
 
 void Flow::allow(std::size_t streams_max, std::size_t start) noexcept {
-  max_ = std::max(max_, streams_max);
+  max_ = std::max<std::size_t>(streams_max, 1);
   if (!started_) base_ = trial_ = std::clamp<std::size_t>(start, 1, max_);
+  if (limit() <= max_ && base_ <= max_) return;
+  // What was being tried, or was found good, is allowed no more.
+  base_ = trial_ = std::min(base_, max_);
+  phase_ = Phase::kRest;
+  wins_ = 0;
+  rest_left_ = rest_epochs_ = 1;
+  restart_epoch();
+  skip_ = std::max(active_, max_);
+  measuring_ = active_ >= limit();
 }
 
 void Flow::on_active(std::size_t active, Nanos now) noexcept {

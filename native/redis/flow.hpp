@@ -27,7 +27,7 @@ class Flow {
     return phase_ == Phase::kTrial ? trial_ : base_;
   }
 
-  // Raises the limit of the limit; before the first byte also where to start.
+  // Another limit of the limit, above or below; before the first byte also where to start.
   void allow(std::size_t streams_max, std::size_t start) noexcept;
 
   // The number of open streams changed.

@@ -81,5 +81,18 @@ TEST(Flow, AStartIsTakenBeforeTheFirstByteOnly) {
   EXPECT_EQ(flow.limit(), 4u);
 }
 
+TEST(Flow, WhatIsAllowedNoMoreIsGivenUpAtOnce) {
+  Simulation simulation{Flow(16, 1), capped_flows, 0.05};
+  simulation.run(3'000);
+  ASSERT_GE(simulation.flow.limit(), 6u);
+  simulation.flow.allow(4, 2);
+  EXPECT_EQ(simulation.flow.limit(), 4u);
+  simulation.run(4'000);
+  EXPECT_LE(simulation.flow.limit(), 4u);
+  simulation.flow.allow(16, 4);
+  simulation.run(3'000);
+  EXPECT_GE(simulation.flow.limit(), 6u) << "and found again";
+}
+
 }  // namespace
 }  // namespace kvferry::redis

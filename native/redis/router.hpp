@@ -75,11 +75,13 @@ class Router {
   struct Shard {
     std::shared_ptr<Server> primary;
     std::vector<std::shared_ptr<Server>> replicas;
+    bool operator==(const Shard&) const = default;
   };
   struct View {
     std::vector<Shard> shards;
     std::vector<std::uint16_t> slots;  // index into shards; empty: all slots are of shard 0
     std::size_t named = 0;             // nodes that the map names
+    bool operator==(const View&) const = default;
   };
   struct Parked {
     Nanos until;

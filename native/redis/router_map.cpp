@@ -31,8 +31,10 @@ Outcome Router::apply(const SlotMap& map, Nanos now) {
   }
   auto next = std::make_shared<View>();
   next->named = named;
+  const std::uint64_t before = generation();
   std::vector<std::shared_ptr<Server>> gone;
   std::set<const Server*> kept;
+  bool is_news = false;
   const auto keep = [&](const redis::Node& node, NodeRole role) {
     auto server = node_at(node.endpoint, role, false);
     if (!node.zone.empty()) server->note_zone(node.zone);
@@ -56,6 +58,7 @@ Outcome Router::apply(const SlotMap& map, Nanos now) {
   }
   {
     const std::lock_guard lock(mutex_);
+    is_news = view_ == nullptr || *view_ != *next;
     view_ = std::move(next);
     // A master that Sentinels have replaced must not see another write.
     const Nanos grace = config_.topology == Topology::kSentinel ? 0 : kGrace;
@@ -78,7 +81,8 @@ Outcome Router::apply(const SlotMap& map, Nanos now) {
     server->retire();
   }
   if (!lobby_.retired()) lobby_.retire();  // from now on there is somewhere to go
-  dispatcher_.wake_workers();
+  // A map is asked for every few seconds, and mostly says what the one before it said.
+  if (is_news || generation() != before) dispatcher_.wake_workers();
   return Done{};
 }
 

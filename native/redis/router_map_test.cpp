@@ -37,8 +37,10 @@ TEST(RouterMap, ANewNodeIsSeenByWhoeverWatchesTheGeneration) {
   EXPECT_NE(driver.router().generation(), generation);
   generation = driver.router().generation();
   const auto same = driver.node("one:1");
+  const int wake_ups = driver.wake_ups();
   with(driver, kOne);
   EXPECT_EQ(driver.router().generation(), generation) << "nothing has changed";
+  EXPECT_EQ(driver.wake_ups(), wake_ups) << "so nobody is woken";
   EXPECT_EQ(driver.node("one:1"), same);
   with(driver, kTwo);
   EXPECT_NE(driver.router().generation(), generation);

@@ -153,7 +153,7 @@ void Server::note_round_trip(Nanos duration) noexcept {
   trips_.note(duration);
   if (trips_.shortest() == round_trip_.load(std::memory_order_relaxed)) return;
   round_trip_.store(trips_.shortest(), std::memory_order_relaxed);
-  if (trips_.shortest() >= kFarAway) gate_.allow_far(config_.connections);
+  gate_.set_far(trips_.shortest() >= kFarAway);
 }
 
 void Server::note_zone(std::string_view zone) noexcept {

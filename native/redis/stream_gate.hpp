@@ -24,13 +24,19 @@ class StreamGate {
   static constexpr std::size_t kStreamsNearMax = 4;
 
   explicit StreamGate(std::size_t connections)
-      : sides_{Side(std::min(connections, kStreamsNearMax), kReadStreams),
+      : connections_(connections),
+        sides_{Side(std::min(connections, kStreamsNearMax), kReadStreams),
                Side(std::min(connections, kStreamsNearMax), kWriteStreams)} {}
 
-  // The server is far: flows may be capped, so every connection may stream.
-  void allow_far(std::size_t connections) {
+  // A server that is far: flows may be capped, so every connection may stream. What looked far
+  // because the machine was busy may turn out to be near.
+  void set_far(bool far) {
     const std::lock_guard lock(mutex_);
-    for (Side& side : sides_) side.flow.allow(connections, kStreamsNearMax);
+    if (far == far_) return;
+    far_ = far;
+    const std::size_t most = far ? connections_ : std::min(connections_, kStreamsNearMax);
+    sides_[0].flow.allow(most, far ? kStreamsNearMax : kReadStreams);
+    sides_[1].flow.allow(most, far ? kStreamsNearMax : kWriteStreams);
   }
 
   // True: the connection may start a stream and must leave() when it has nothing in flight.
@@ -79,7 +85,9 @@ class StreamGate {
   };
   Side& at(Direction direction) { return sides_[static_cast<std::size_t>(direction)]; }
 
-  std::mutex mutex_;
+  const std::size_t connections_;
+  std::mutex mutex_;  // guards what follows
+  bool far_ = false;
   std::array<Side, 2> sides_;
 };
 
