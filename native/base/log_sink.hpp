@@ -24,7 +24,7 @@ class LogSink {
  public:
   explicit LogSink(std::size_t lines_max = 256) : lines_max_(lines_max) {}
 
-  void push(LogLevel level, std::string text);
+  void push(LogLevel level, std::string text) noexcept;
 
   // Takes every line, oldest first. `dropped` receives the count lost since the last drain.
   std::vector<LogLine> drain(std::uint64_t& dropped);

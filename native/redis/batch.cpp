@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <new>
 
 #include "codec/stripe.hpp"
 
@@ -97,7 +98,10 @@ bool Batch::settle(Command& command, Status status, std::string_view why) {
   }
   if (!why.empty()) {
     const std::lock_guard lock(mutex_);
-    if (error_.empty()) error_ = why;
+    try {
+      if (error_.empty()) error_ = why;
+    } catch (const std::bad_alloc&) {  // the status says enough
+    }
   }
   return unsettled_.fetch_sub(1, std::memory_order_acq_rel) == 1;
 }

@@ -130,15 +130,18 @@ Result<std::uint64_t> Client::submit(const std::shared_ptr<Batch>& batch) {
     return Error{Errc::kInvalidArgument, std::move(refusal)};
   }
   std::uint64_t id = 0;
+  const bool drained = !batch->quiet && batch->listener == nullptr;
   {
     const std::lock_guard lock(mutex_);
     if (closed_) return Error{Errc::kClosed, "the client is closed"};
     id = batch->id = next_id_++;
     running_.emplace(id, batch);
+    if (drained) completions_.reserve();
   }
   if (const Outcome taken = router_.submit(batch); !taken) {
     const std::lock_guard lock(mutex_);
     running_.erase(id);
+    if (drained) completions_.unreserve();
     return taken.error();
   }
   // Looked at after the hand-over, so that a close() in between misses nothing.
@@ -218,7 +221,7 @@ void Client::finished(Batch& batch) {
   if (!owner->quiet) completions_.push(std::move(owner));
 }
 
-void Client::corrupt(Batch& batch, const Command& command) {
+void Client::corrupt(Batch& batch, const Command& command) try {
   log_.push(LogLevel::kWarning, "the value of " + printable(batch.key(command)) +
                                     " is not what was stored there (wrong " +
                                     std::string(codec::name(command.fault)) +
@@ -231,6 +234,7 @@ void Client::corrupt(Batch& batch, const Command& command) {
   removal->quiet = true;
   // Best effort: without it the value stays corrupt and is found so again.
   [[maybe_unused]] const auto submitted = submit(removal);
+} catch (const std::bad_alloc&) {  // the same
 }
 
 void Client::wake_workers() {

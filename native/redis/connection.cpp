@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/best_effort.hpp"
+
 #include "resp/writer.hpp"
 
 namespace kvferry::redis {
@@ -31,12 +33,25 @@ Connection::Connection(Server& server, const Environment& environment, std::uint
 
 void Connection::end(End how, std::string_view why, Nanos now) {
   now_ = now;
-  const std::string reason = server_.endpoint().text() + ": " + std::string(why);
+  lose(how, server_.endpoint().text() + ": " + std::string(why), now);
+}
+
+void Connection::lose(End how, std::string_view reason, Nanos now) {
   leave_unix();
   stay();
   drop_stream();
   state_ = State::kWaiting;
   dial_at_ = add_time(now, backoff_.next());
+  give_back(how, reason, now);
+  best_effort([&] { server_.log(LogLevel::kInfo, "connection lost: " + std::string(reason)); });
+  if (how != End::kWithdrawn) {
+    server_.stats().connections_broken.fetch_add(1, std::memory_order_relaxed);
+  }
+  server_.on_lost(role_ == Role::kData, how == End::kSilent, reason, now);
+  server_.wake_workers();  // others may take what was given back
+}
+
+void Connection::give_back(End how, std::string_view reason, Nanos now) {
   replies_.abandon([&](Work work) {
     Command& command = *work.command;
     if (work.batch->cancelled()) {
@@ -52,12 +67,14 @@ void Connection::end(End how, std::string_view why, Nanos now) {
   });
   stream_bytes_ = 0;
   leave_stream(now);
-  server_.log(LogLevel::kInfo, "connection lost: " + reason);
-  if (how != End::kWithdrawn) {
-    server_.stats().connections_broken.fetch_add(1, std::memory_order_relaxed);
-  }
-  server_.on_lost(role_ == Role::kData, how == End::kSilent, reason, now);
-  server_.wake_workers();  // others may take what was given back
+}
+
+void Connection::on_no_memory(Nanos now) {
+  if (state_ == State::kShut) return;
+  now_ = now;
+  if (state_ == State::kUp) return lose(End::kBroken, "out of memory", now);
+  give_back(End::kBroken, "out of memory", now);  // it may have been ending
+  dial_failed({Errc::kSystem, "out of memory"}, now);
 }
 
 void Connection::drop_stream() {

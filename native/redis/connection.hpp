@@ -55,6 +55,8 @@ class Connection final : private ReplySink {
   void pump(Nanos now);
   // Lets go of commands that were cancelled or are past their deadline.
   void release(Nanos now);
+  // One of the calls above found no memory: the connection ends as if it had broken.
+  void on_no_memory(Nanos now);
   // Ends the connection for good. What is in flight settles as CANCELLED, or goes elsewhere if the
   // node is retired.
   void shut_down(Nanos now);
@@ -100,6 +102,9 @@ class Connection final : private ReplySink {
   void on_replies(Nanos now);
   // The connection is of no use any more: gives its commands back and dials again later.
   void end(End how, std::string_view why, Nanos now);
+  void lose(End how, std::string_view reason, Nanos now);
+  // Commands that were sent and not answered go to other connections, or are given up.
+  void give_back(End how, std::string_view reason, Nanos now);
   void drop_stream();
 
   void pump_small(Nanos now);

@@ -4,6 +4,8 @@
 #include <array>
 #include <utility>
 
+#include "base/best_effort.hpp"
+
 #include "redis/connection.hpp"
 
 namespace kvferry::redis {
@@ -120,7 +122,7 @@ void Connection::dial_failed(Error error, Nanos now) {
   drop_stream();
   state_ = State::kWaiting;
   dial_at_ = add_time(now, backoff_.next());
-  server_.log(LogLevel::kDebug, "cannot connect: " + error.context);
+  best_effort([&] { server_.log(LogLevel::kDebug, "cannot connect: " + error.context); });
   server_.on_dial_failed(error);
   stay();
 }

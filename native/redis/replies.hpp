@@ -19,6 +19,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "codec/checksum.hpp"
 #include "codec/frame.hpp"
@@ -88,7 +89,7 @@ class Replies {
   template <typename Visit>
   void abandon(Visit visit) {
     for (std::size_t index = head_; index != tail_; ++index) {
-      if (const Work work = slot(index)) visit(work);
+      if (const Work work = std::exchange(slot(index), {})) visit(work);
     }
     reset();
   }

@@ -1,6 +1,9 @@
 #include "redis/server.hpp"
 
+#include <new>
 #include <utility>
+
+#include "base/best_effort.hpp"
 
 namespace kvferry::redis {
 
@@ -45,7 +48,11 @@ void Server::settle(Work work, Status status, std::string_view why) {
 }
 
 void Server::put_back(Work work) {
-  queue_.put_back(work);
+  try {
+    queue_.put_back(work);
+  } catch (const std::bad_alloc&) {
+    return settle(work, Status::kUnavailable, {});
+  }
   if (retired()) route_all();
 }
 
@@ -69,7 +76,9 @@ void Server::sweep(Nanos now) {
 }
 
 void Server::refuse_all(Status status, std::string_view why) {
-  for (const Work& work : queue_.remove(0, true)) settle(work, status, why);
+  for (const Lane lane : {Lane::kSmall, Lane::kRead, Lane::kWrite}) {
+    while (const Work work = queue_.pull(lane, SIZE_MAX)) settle(work, status, why);
+  }
 }
 
 void Server::on_up(bool data, const ServerInfo& info) {
@@ -90,12 +99,12 @@ void Server::on_lost(bool data, bool silent, std::string_view why, Nanos now) {
   lose_shortcut();
   if (silent) suspected_at_.store(now, std::memory_order_relaxed);
   std::unique_lock lock(mutex_);
-  down_reason_ = why;
   if (data) {
     breaker_.on_lost(silent);
   } else {
     small_lane_up_.store(false, std::memory_order_relaxed);
   }
+  down_reason_ = why;
   publish(lock);
   if (data) dispatcher_.suspect();
 }
@@ -174,11 +183,11 @@ void Server::publish(std::unique_lock<std::mutex>& lock) {
   lock.unlock();
   if (!now_available) refuse_all(Status::kUnavailable, why);
   if (was_available && !now_available) {
-    log(LogLevel::kWarning, endpoint_.text() + " is unavailable: " + why);
+    best_effort([&] { log(LogLevel::kWarning, endpoint_.text() + " is unavailable: " + why); });
     dispatcher_.suspect();
   }
   if (!was_available && now_available) {
-    log(LogLevel::kInfo, endpoint_.text() + " is available again");
+    best_effort([&] { log(LogLevel::kInfo, endpoint_.text() + " is available again"); });
     wake_workers();  // connections that had stopped dialling
   }
 }

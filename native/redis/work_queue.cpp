@@ -83,6 +83,7 @@ bool WorkQueue::has_work(Lane lane) const {
 std::vector<Work> WorkQueue::remove(Nanos now, bool all) {
   const std::lock_guard lock(mutex_);
   std::vector<Work> removed;
+  removed.reserve(waiting_);  // nothing may throw between leaving one list and entering another
   const auto goes = [&](const Batch& batch) {
     return all || batch.cancelled() || batch.options().deadline <= now;
   };

@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <exception>
+#include <new>
 #include <utility>
+
+#include "base/best_effort.hpp"
 
 namespace kvferry::redis {
 namespace {
@@ -62,7 +65,7 @@ Worker::Worker(const Surroundings& shared, std::size_t index, net::Poller poller
 
 void Worker::follow_router(Nanos now) {
   const std::uint64_t generation = shared_.router.generation();
-  if (std::exchange(generation_, generation) == generation) return;
+  if (generation_ == generation) return;
   const std::vector<Router::Node> nodes = shared_.router.nodes();
   for (Owned& owned : connections_) {
     if (owned.server->retired()) owned.connection->shut_down(now);
@@ -72,6 +75,7 @@ void Worker::follow_router(Nanos now) {
     const auto same = [&](const Owned& owned) { return owned.server == node.server; };
     if (std::ranges::none_of(connections_, same)) add_node(node);
   }
+  generation_ = generation;
 }
 
 void Worker::add_node(const Router::Node& node) {
@@ -114,10 +118,24 @@ void Worker::run() noexcept {
   try {
     loop();
   } catch (const std::exception& problem) {
-    shared_.log.push(LogLevel::kError, std::string("an I/O thread failed: ") + problem.what());
-    shared_.router.fail_for_good("an I/O thread failed");
+    best_effort([&] {
+      shared_.log.push(LogLevel::kError, std::string("an I/O thread failed: ") + problem.what());
+    });
+    best_effort([&] { shared_.router.fail_for_good("an I/O thread failed"); });
   }
-  for (auto& owned : connections_) owned.connection->shut_down(monotonic_ns());
+  for (auto& owned : connections_) {
+    best_effort([&] { owned.connection->shut_down(monotonic_ns()); });
+  }
+}
+
+// What cannot be had for one connection may be there for the others, and for this one later.
+template <typename Act>
+void Worker::guard(Connection& connection, Act act) {
+  try {
+    act(connection);
+  } catch (const std::bad_alloc&) {
+    connection.on_no_memory(monotonic_ns());
+  }
 }
 
 void Worker::loop() {
@@ -127,10 +145,13 @@ void Worker::loop() {
   while (!stopping_.load(std::memory_order_acquire)) {
     Nanos now = monotonic_ns();
     Nanos next = kNever;
-    for (auto& owned : connections_) next = std::min(next, owned.connection->tick(now));
+    for (auto& owned : connections_) {
+      guard(*owned.connection,
+            [&](Connection& connection) { next = std::min(next, connection.tick(now)); });
+    }
     if (sweeps && shared_.router.waiting() > 0) {
       if (now >= sweep_at) {
-        shared_.router.sweep(now);
+        best_effort([&] { shared_.router.sweep(now); });
         sweep_at = add_time(now, kSweepInterval);
       }
       next = std::min(next, sweep_at);
@@ -139,13 +160,17 @@ void Worker::loop() {
       if (ready.token == kWakeToken) {
         wake_event_.clear();
       } else if (Connection* connection = find(ready.token)) {
-        connection->on_ready(ready, monotonic_ns());
+        guard(*connection, [&](Connection& one) { one.on_ready(ready, monotonic_ns()); });
       }
     }
     now = monotonic_ns();
-    if (wake_pending_.exchange(false, std::memory_order_acq_rel)) take_messages(now);
-    follow_router(now);
-    for (auto& owned : connections_) owned.connection->pump(now);
+    if (wake_pending_.exchange(false, std::memory_order_acq_rel)) {
+      best_effort([&] { take_messages(now); });
+    }
+    best_effort([&] { follow_router(now); });
+    for (auto& owned : connections_) {
+      guard(*owned.connection, [&](Connection& connection) { connection.pump(now); });
+    }
   }
 }
 

@@ -66,6 +66,8 @@ class Worker {
   void follow_router(Nanos now);
   void add_node(const Router::Node& node);
   void loop();
+  template <typename Act>
+  void guard(Connection& connection, Act act);
   void take_messages(Nanos now);
   [[nodiscard]] Connection* find(std::uint64_t token) noexcept;
 
