@@ -4,6 +4,7 @@
 #include <chrono>
 #include <new>
 
+#include "base/check.hpp"
 #include "codec/stripe.hpp"
 
 namespace kvferry::redis {
@@ -88,8 +89,10 @@ bool Batch::place(Command& command) const {
 }
 
 bool Batch::settle(Command& command, Status status, std::string_view why) {
+  check(status != Status::kPending, "what settles has an outcome");
   // Pairs with progress().
-  std::atomic_ref(command.status).store(status, std::memory_order_release);
+  const Status before = std::atomic_ref(command.status).exchange(status, std::memory_order_acq_rel);
+  check(before == Status::kPending, "a settled command is never settled again");
   if (status != Status::kOk && options_.prefix) {
     std::uint32_t end = prefix_end_.load(std::memory_order_relaxed);
     while (command.item < end &&

@@ -6,6 +6,8 @@
 // and rejected credentials count enough at once. It closes when a data connection is up again;
 // dialling goes on all the while. Threads: none; the owner locks.
 
+#include "base/check.hpp"
+
 namespace kvferry::redis {
 
 class Breaker {
@@ -18,7 +20,8 @@ class Breaker {
     failures_ = 0;
   }
   // A connection that was up ended. `silent`: it did not answer in time.
-  void on_lost(bool silent) noexcept {
+  void on_lost(bool silent) {
+    check(up_ > 0, "a connection that is lost was up");
     --up_;
     if (silent) failures_ = kFailuresToOpen;
   }

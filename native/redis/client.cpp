@@ -5,6 +5,8 @@
 #include <system_error>
 #include <utility>
 
+#include "base/best_effort.hpp"
+#include "base/check.hpp"
 #include "redis/server_error.hpp"
 
 namespace kvferry::redis {
@@ -208,12 +210,14 @@ void Client::finished(Batch& batch) {
   {
     const std::lock_guard lock(mutex_);
     const auto found = running_.find(batch.id);
+    check(found != running_.end(), "a batch finishes once");
     owner = std::move(found->second);
     running_.erase(found);
   }
   const std::size_t views = views_count_.load(std::memory_order_acquire);
   for (std::size_t index = 0; index < views; ++index) {
-    views_[index]->wrote(batch);  // before anybody hears of it
+    // Before anybody hears of it; what a view does not hear of is a miss.
+    best_effort([&] { views_[index]->wrote(batch); });
   }
   const std::shared_ptr<BatchListener> listener = owner->listener;
   owner->finish();

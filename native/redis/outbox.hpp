@@ -14,6 +14,7 @@
 #include <span>
 
 #include "base/bytes.hpp"
+#include "base/check.hpp"
 
 namespace kvferry::redis {
 
@@ -36,12 +37,13 @@ class Outbox {
   [[nodiscard]] MutableBytes text_space() noexcept {
     return MutableBytes(*text_).subspan(text_used_);
   }
-  void take_text(std::size_t size) noexcept {
+  void take_text(std::size_t size) {
+    check(size <= kTextBytesMax - text_used_, "a command fits where there was room for one");
     std::byte* begin = text_->data() + text_used_;
     text_used_ += size;
     add({begin, size});
   }
-  void add_payload(ByteView payload) noexcept { add(payload); }
+  void add_payload(ByteView payload) { add(payload); }
 
   // The next pieces to send in one call. A large payload begins a call of its own: a server that
   // has read the command before the value arrives receives the value where it will stay.
@@ -54,9 +56,10 @@ class Outbox {
   }
 
   // The first `bytes` of pieces() were sent.
-  void sent(std::size_t bytes) noexcept {
+  void sent(std::size_t bytes) {
     sent_total_ += bytes;
     while (bytes > 0) {
+      check(first_ < count_, "no more is sent than there was to send");
       iovec& piece = pieces_[first_];
       const std::size_t part = std::min(bytes, piece.iov_len);
       piece.iov_base = static_cast<std::byte*>(piece.iov_base) + part;
@@ -77,7 +80,7 @@ class Outbox {
   }
 
  private:
-  void add(ByteView bytes) noexcept {
+  void add(ByteView bytes) {
     if (bytes.empty()) return;
     added_total_ += bytes.size();
     if (!empty()) {
@@ -87,6 +90,7 @@ class Outbox {
         return;
       }
     }
+    check(count_ < kPiecesMax, "commands are added while there is room for one");
     pieces_[count_++] = {const_cast<std::byte*>(bytes.data()), bytes.size()};
   }
 

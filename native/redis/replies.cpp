@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/check.hpp"
 #include "redis/server_error.hpp"
 
 namespace kvferry::redis {
@@ -22,7 +23,10 @@ Replies::Replies(ReplySink& sink, std::size_t drain_bytes_max, std::size_t value
       slots_(std::make_unique<std::array<Work, kInFlightMax>>()),
       scratch_(std::make_unique_for_overwrite<std::array<std::byte, kScratchBytes>>()) {}
 
-void Replies::expect(Work work) noexcept { slot(tail_++) = work; }
+void Replies::expect(Work work) {
+  check(!full(), "no more commands are on their way than there are places for");
+  slot(tail_++) = work;
+}
 
 std::span<const iovec> Replies::plan() noexcept {
   std::size_t count = 0;
@@ -355,7 +359,8 @@ Nanos Replies::next_deadline() const noexcept {
   return earliest;
 }
 
-Work Replies::take_front() noexcept {
+Work Replies::take_front() {
+  check(in_flight() > 0, "a reply is taken only where one is owed");
   released_.reset(head_ % kInFlightMax);
   landing_ = Landing::kDrain;
   return slot(head_++);

@@ -47,7 +47,7 @@ class Replies {
   Replies(ReplySink& sink, std::size_t drain_bytes_max, std::size_t value_bytes_max);
 
   // A command was put into the outbox. An empty Work is a PING, an ASKING or an AUTH.
-  void expect(Work work) noexcept;
+  void expect(Work work);
   [[nodiscard]] std::size_t in_flight() const noexcept { return tail_ - head_; }
   [[nodiscard]] std::size_t room() const noexcept { return kInFlightMax - in_flight(); }
   [[nodiscard]] bool full() const noexcept { return room() == 0; }
@@ -117,7 +117,7 @@ class Replies {
   bool poison(std::string_view reason);
 
   void note_landed(ByteView piece) noexcept;
-  Work take_front() noexcept;
+  Work take_front();
   void settle_front(Status status, std::string_view why = {});
   void reset() noexcept;
 

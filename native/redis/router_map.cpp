@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "base/check.hpp"
 #include "redis/router.hpp"
 
 namespace kvferry::redis {
@@ -53,6 +54,8 @@ Outcome Router::apply(const SlotMap& map, Nanos now) {
     next->slots.resize(kSlotCount);
     for (std::size_t slot = 0; slot < kSlotCount; ++slot) {
       const std::uint16_t shard = map.shard_of(slot);
+      check(shard == SlotMap::kNoShard || shard < next->shards.size(),
+            "a map gives slots to shards that it names");
       next->slots[slot] = shard;
     }
   }

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <mutex>
 
+#include "base/check.hpp"
 #include "base/clock.hpp"
 #include "redis/flow.hpp"
 
@@ -52,6 +53,7 @@ class StreamGate {
   void leave(Direction direction, Nanos now) {
     const std::lock_guard lock(mutex_);
     Side& side = at(direction);
+    check(side.active > 0, "only who entered leaves");
     --side.active;
     side.flow.on_active(side.active, now);
   }

@@ -7,7 +7,7 @@ namespace {
 
 std::size_t enter_all(StreamGate& gate, std::size_t tries) {
   std::size_t entered = 0;
-  for (std::size_t n = 0; n < tries; ++n) entered += gate.try_enter(Direction::kRead, 1) ? 1 : 0;
+  for (std::size_t n = 0; n < tries; ++n) entered += gate.try_enter(Direction::kRead, 1) ? 1u : 0u;
   return entered;
 }
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/check.hpp"
+
 namespace kvferry::redis {
 
 Lane lane_of(Verb verb) noexcept {
@@ -53,6 +55,7 @@ Work WorkQueue::pull(Lane lane, std::size_t bytes_max) {
     const Work work = from.returned.front();
     if (work.command->size > bytes_max) return {};
     from.returned.pop_front();
+    check(waiting_ > 0, "what waits is counted");
     --waiting_;
     return work;
   }
@@ -60,6 +63,7 @@ Work WorkQueue::pull(Lane lane, std::size_t bytes_max) {
   Tile& tile = from.tiles.front();
   Command* command = tile.front();
   if (command->size > bytes_max) return {};
+  check(waiting_ > 0, "what waits is counted");
   --waiting_;
   ++tile.next;
   Batch* batch = tile.batch.get();
@@ -101,6 +105,7 @@ std::vector<Work> WorkQueue::remove(Nanos now, bool all) {
       return true;
     });
   }
+  check(waiting_ >= removed.size(), "what waits is counted");
   waiting_ -= removed.size();
   return removed;
 }
