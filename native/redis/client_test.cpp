@@ -13,7 +13,6 @@
 #include <thread>
 #include <vector>
 
-#include "base/check.hpp"
 #include "fuzz/client_driver.hpp"
 #include "fuzz/scripted_server.hpp"
 
@@ -593,27 +592,6 @@ TEST(Client, ManyThreadsShareIt) {
     });
   }
   for (std::thread& thread : threads) thread.join();
-}
-
-class Unbelieving final : public BatchListener {
- public:
-  void corrupt(const Batch&, const Command&) override {}
-  void finished(Client&, const std::shared_ptr<Batch>&) override { check(false, "this holds"); }
-};
-
-TEST(Client, AFailedCheckOnAnIoThreadFailsTheClientClosedAndNotTheProcess) {
-  ScriptedServer server;
-  const auto client = open(config_for(server.port()));
-  ASSERT_EQ(run(*client, make_batch(Verb::kTouch, {"k"})), "MISS");
-  const auto batch = make_batch(Verb::kTouch, {"k"});
-  batch->listener = std::make_shared<Unbelieving>();
-  ASSERT_TRUE(client->submit(batch));
-  EXPECT_EQ(run_until(*client, Verb::kTouch, {"k"}, "UNAVAILABLE"), "UNAVAILABLE");
-  EXPECT_FALSE(client->router().available());
-  std::uint64_t dropped = 0;
-  std::string said;
-  for (const LogLine& line : client->log().drain(dropped)) said += line.text + "\n";
-  EXPECT_NE(said.find("this holds"), std::string::npos) << said;
 }
 
 }  // namespace

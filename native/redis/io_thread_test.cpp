@@ -1,5 +1,6 @@
-// What happens to a client when an I/O thread cannot allocate: the connection ends, its commands go
-// on elsewhere or have a status, and the host process lives.
+// What happens to a client when an I/O thread cannot go on. Without memory the connection ends and
+// its commands go on elsewhere or have a status; after a check that failed the client is closed.
+// The host process lives.
 #include <gtest/gtest.h>
 #include <pthread.h>
 
@@ -10,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "base/check.hpp"
 #include "fuzz/client_driver.hpp"
 #include "fuzz/scripted_server.hpp"
 
@@ -72,7 +74,7 @@ bool survives(const Config& config, std::atomic<int>& cuts, long allocation, lon
   return met;
 }
 
-TEST(OutOfMemory, OfAnIoThreadEndsAConnectionAndNotTheProcess) {
+TEST(IoThread, WithoutMemoryEndsAConnectionAndNotTheProcess) {
   std::atomic<int> cuts{0};
   ScriptedServer server([&](ScriptedServer::Peer& peer, const ScriptedServer::Command& command) {
     if (command[0] != "GET" || cuts.fetch_sub(1) <= 0) return false;
@@ -87,6 +89,27 @@ TEST(OutOfMemory, OfAnIoThreadEndsAConnectionAndNotTheProcess) {
     EXPECT_GT(allocation, 1) << "no allocation was met";
     EXPECT_LT(allocation, 100);
   }
+}
+
+class Unbelieving final : public BatchListener {
+ public:
+  void corrupt(const Batch&, const Command&) override {}
+  void finished(Client&, const std::shared_ptr<Batch>&) override { check(false, "this holds"); }
+};
+
+TEST(IoThread, WithAFailedCheckFailsTheClientClosedAndNotTheProcess) {
+  ScriptedServer server;
+  const auto client = open(client_config(server.port()));
+  ASSERT_EQ(run(*client, make_batch(Verb::kTouch, {"k"})), "MISS");
+  const auto batch = make_batch(Verb::kTouch, {"k"});
+  batch->listener = std::make_shared<Unbelieving>();
+  ASSERT_TRUE(client->submit(batch));
+  EXPECT_EQ(run_until(*client, Verb::kTouch, {"k"}, "UNAVAILABLE"), "UNAVAILABLE");
+  EXPECT_FALSE(client->router().available());
+  std::uint64_t dropped = 0;
+  std::string said;
+  for (const LogLine& line : client->log().drain(dropped)) said += line.text + "\n";
+  EXPECT_NE(said.find("this holds"), std::string::npos) << said;
 }
 
 }  // namespace
