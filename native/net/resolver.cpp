@@ -13,6 +13,8 @@
 namespace kvferry::net {
 
 struct Resolver::State {
+  explicit State(LookUp function) : look_up(std::move(function)) {}
+
   const LookUp look_up;
   std::mutex mutex;
   std::condition_variable wake;
@@ -24,7 +26,7 @@ struct Resolver::State {
   std::mutex callback_mutex;  // held while callbacks run, so that the destructor can wait for them
 };
 
-Resolver::Resolver(LookUp look_up) : state_(new State{.look_up = std::move(look_up)}) {}
+Resolver::Resolver(LookUp look_up) : state_(std::make_shared<State>(std::move(look_up))) {}
 
 Resolver::~Resolver() {
   {

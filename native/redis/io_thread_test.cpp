@@ -83,7 +83,7 @@ TEST(IoThread, WithoutMemoryEndsAConnectionAndNotTheProcess) {
     return true;
   });
   const Config config = client_config(server.port());
-  for (const long more : {0L, 1L, 3L, 20L}) {
+  for (const long more : {0L, 20L}) {
     long allocation = 1;
     while (allocation < 100 && survives(config, cuts, allocation, more)) ++allocation;
     EXPECT_GT(allocation, 1) << "no allocation was met";

@@ -35,7 +35,7 @@ namespace kvferry::redis {
 struct PresenceOptions {
   std::string prefix;
   std::size_t keys_max = 4'000'000;
-  std::string seat;            // see PresenceSeat; empty: every view connects
+  std::string seat{};          // see PresenceSeat; empty: every view connects
   std::uint64_t load_max = 0;  // see PresenceLoad; 0: no limit
   bool optional = false;       // nobody asked for it: a server that refuses is no warning
 };
