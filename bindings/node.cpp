@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "codec/little_endian.hpp"
+#include "config.hpp"
 #include "errors.hpp"
 #include "gil.hpp"
 #include "landing.hpp"
@@ -86,9 +87,10 @@ void start_node(NodeOwner* self, const nb::sequence& listen, std::size_t size_by
                 std::string policy, bool hugetlb, bool prefault, const nb::sequence& users,
                 std::string state_file, std::size_t threads, std::size_t connections_max,
                 std::size_t in_flight_bytes_max, std::size_t value_bytes_max,
-                double stall_timeout_s, std::string version, bool lends) {
+                double stall_timeout_s, std::string version, bool lends, const nb::dict& tls) {
   node::NodeOptions options;
   options.lends = lends;
+  options.tls = make_tls_config(tls);
   for (const nb::handle item : listen) options.listen.push_back(endpoint_of(item));
   for (const nb::handle item : users) {
     options.users.push_back(user_of(nb::cast<nb::dict>(item)));
@@ -138,6 +140,8 @@ nb::dict stats(const NodeOwner& self) {
   out["connections"] = sum(counters.connections);
   out["rejected"] = sum(counters.rejected);
   out["slow_closed"] = sum(counters.slow_closed);
+  out["tls_refused"] = sum(counters.tls_refused);
+  out["tls_files_refused"] = sum(counters.tls_files_refused);
   out["received_bytes"] = sum(counters.received_bytes);
   out["sent_bytes"] = sum(counters.sent_bytes);
   out["loaded"] = node.loaded().values;
@@ -152,14 +156,14 @@ void bind_node(nb::module_& module) {
       .def("__init__", &start_node, nb::kw_only(), "listen"_a, "size_bytes"_a, "policy"_a,
            "hugetlb"_a, "prefault"_a, "users"_a, "state_file"_a, "threads"_a, "connections_max"_a,
            "in_flight_bytes_max"_a, "value_bytes_max"_a, "stall_timeout_s"_a, "version"_a,
-           "lends"_a = false,
+           "lends"_a = false, "tls"_a = nb::dict(),
            nb::sig("def __init__(self, *, listen: collections.abc.Sequence[tuple[str, str, int]], "
                    "size_bytes: int, "
                    "policy: str, hugetlb: bool, prefault: bool, users: "
                    "collections.abc.Sequence[dict[str, typing.Any]], "
                    "state_file: str, threads: int, connections_max: int, "
                    "in_flight_bytes_max: int, value_bytes_max: int, stall_timeout_s: float, "
-                   "version: str, lends: bool = False) -> None"))
+                   "version: str, lends: bool = False, tls: dict[str, typing.Any] = {}) -> None"))
       .def(
           "lend",
           [](const NodeOwner& self, const CacheOwner& cache, const std::string& prefix,

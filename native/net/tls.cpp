@@ -45,10 +45,11 @@ FileMarks marks_of(const TlsConfig& config) {
 
 class FileTlsContext final : public TlsContext {
  public:
-  FileTlsContext(TlsConfig config, Notify notify, const FileMarks& marks,
+  FileTlsContext(TlsConfig config, Notify notify, TlsRole role, const FileMarks& marks,
                  std::shared_ptr<TlsSetup> setup)
       : config_(std::move(config)),
         notify_(std::move(notify)),
+        role_(role),
         ktls_(config_.ktls && probe_ktls().openssl && probe_ktls().kernel),
         marks_(marks),
         setup_(std::move(setup)) {}
@@ -75,6 +76,10 @@ class FileTlsContext final : public TlsContext {
     return TlsStream::open(current(), std::move(stream), std::move(target));
   }
 
+  Result<std::unique_ptr<Stream>> accept_over(std::unique_ptr<Stream> stream) override {
+    return TlsStream::open(current(), std::move(stream), {.role = TlsRole::kServer, .ktls = ktls_});
+  }
+
  private:
   std::shared_ptr<TlsSetup> current() {
     const std::lock_guard lock(mutex_);
@@ -82,7 +87,7 @@ class FileTlsContext final : public TlsContext {
     const FileMarks marks = marks_of(config_);
     if (marks == marks_) return setup_;
     marks_ = marks;
-    auto loaded = TlsSetup::load(config_);
+    auto loaded = TlsSetup::load(config_, role_);
     if (loaded) setup_ = std::move(*loaded);
     if (!notify_) return setup_;
     if (loaded) {
@@ -96,6 +101,7 @@ class FileTlsContext final : public TlsContext {
 
   const TlsConfig config_;
   const Notify notify_;
+  const TlsRole role_;
   const bool ktls_;
   std::mutex mutex_;  // held while files are loaded
   FileMarks marks_;
@@ -123,12 +129,13 @@ KtlsOffer probe_ktls() noexcept {
 
 std::string tls_library() { return OpenSSL_version(OPENSSL_VERSION); }
 
-Result<std::shared_ptr<TlsContext>> TlsContext::open(TlsConfig config, Notify notify) {
+Result<std::shared_ptr<TlsContext>> TlsContext::open(TlsConfig config, Notify notify,
+                                                     TlsRole role) {
   const FileMarks marks = marks_of(config);
-  auto setup = TlsSetup::load(config);
+  auto setup = TlsSetup::load(config, role);
   if (!setup) return setup.error();
   return std::shared_ptr<TlsContext>(std::make_shared<FileTlsContext>(
-      std::move(config), std::move(notify), marks, std::move(*setup)));
+      std::move(config), std::move(notify), role, marks, std::move(*setup)));
 }
 
 }  // namespace kvferry::net

@@ -1,16 +1,18 @@
 #pragma once
-// TlsContext: what all TLS streams of one client share: certificates, rules, sessions to resume.
+// TlsContext: what all TLS streams of one client, or of one server, share: certificates, rules,
+// sessions to resume.
 //
-// Certificate files are looked at before every dial (a stat() each) and loaded anew when they
-// changed; files that cannot be used keep the earlier ones, and `notify` hears of it once.
-// Sessions are resumed per host and address, so a connection that dials again skips the expensive
-// half of a handshake.
+// Certificate files are looked at before every dial, and for everybody who comes (a stat() each),
+// and loaded anew when they changed; files that cannot be used keep the earlier ones, and `notify`
+// hears of it once. A client resumes sessions per host and address, so a connection that dials
+// again skips the expensive half of a handshake.
 //
 // A TLS stream decrypts into the caller's memory, and what one piece of a send() holds never shares
 // a record with the next piece: a server receives the head of a SET apart from its value.
 //
-// Threads: any, at the same time; `notify` runs on the thread that dials. The streams belong to one
-// thread each and keep the context alive. TLS is 1.2 or later; no compression, no renegotiation.
+// Threads: any, at the same time; `notify` runs on the thread that dials or accepts. The streams
+// belong to one thread each and keep the context alive. TLS is 1.2 or later; no compression, no
+// renegotiation.
 
 #include <cstdint>
 #include <functional>
@@ -31,11 +33,16 @@ enum class TlsVerify : std::uint8_t {
   kNone,  // anything: encrypts, but an active attacker can read along
 };
 
+enum class TlsRole : std::uint8_t {
+  kClient,
+  kServer,  // needs a certificate; where authorities are named, clients must show one of theirs
+};
+
 struct TlsConfig {
   bool enabled = false;
   std::string ca_file{};    // PEM. Neither file nor directory: what the system trusts
   std::string ca_dir{};     // of hashed names (openssl rehash)
-  std::string cert_file{};  // the client's chain, PEM, own certificate first
+  std::string cert_file{};  // our chain, PEM, own certificate first
   std::string key_file{};
   std::string key_password{};       // secret: never in a message
   std::string server_name{};        // asked for and verified instead of the host that is dialled
@@ -60,8 +67,10 @@ class TlsContext {
   using Notify = std::function<void(LogLevel, std::string)>;
 
   // Loads everything. Fails with: kCertificate (names the file, and OpenSSL's reason),
-  // kInvalidArgument (min_version, ciphers, a certificate without its key or the other way round).
-  static Result<std::shared_ptr<TlsContext>> open(TlsConfig config, Notify notify = {});
+  // kInvalidArgument (min_version, ciphers, a certificate without its key or the other way round,
+  // a server without both).
+  static Result<std::shared_ptr<TlsContext>> open(TlsConfig config, Notify notify = {},
+                                                  TlsRole role = TlsRole::kClient);
   virtual ~TlsContext() = default;
 
   // Starts to connect; returns at once. finish_connect() includes the handshake, and ends in
@@ -74,6 +83,9 @@ class TlsContext {
   virtual Result<std::unique_ptr<Stream>> open_over(std::unique_ptr<Stream> stream,
                                                     std::string_view host,
                                                     std::string_view peer) = 0;
+  // The server's end over a stream that was accepted. finish_connect() is the handshake.
+  // Requires: kServer; the others, kClient.
+  virtual Result<std::unique_ptr<Stream>> accept_over(std::unique_ptr<Stream> stream) = 0;
 };
 
 }  // namespace kvferry::net

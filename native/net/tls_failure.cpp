@@ -66,9 +66,10 @@ TlsFailure take_tls_failure(const SSL* ssl, std::string_view name) {
   const unsigned long code = ERR_peek_error();
   const int reason = ERR_GET_LIB(code) == ERR_LIB_SSL ? ERR_GET_REASON(code) : 0;
   const std::string text = take_tls_error();
+  const std::string other = SSL_is_server(ssl) == 1 ? "the client" : "the server";
   const long verified = SSL_get_verify_result(ssl);
   if (reason == SSL_R_CERTIFICATE_VERIFY_FAILED && verified != X509_V_OK) {
-    std::string why = "the server's certificate is refused: ";
+    std::string why = other + "'s certificate is refused: ";
     why += X509_verify_cert_error_string(verified);
     if (verified == X509_V_ERR_HOSTNAME_MISMATCH || verified == X509_V_ERR_IP_ADDRESS_MISMATCH) {
       why.append(", it is not for ").append(name);
@@ -76,12 +77,12 @@ TlsFailure take_tls_failure(const SSL* ssl, std::string_view name) {
     return {IoState::kRefused, std::move(why)};
   }
   if (contains(kForeign, reason)) {
-    return {IoState::kRefused, "the server does not speak TLS on this port (" + text + ")"};
+    return {IoState::kRefused, other + " does not speak TLS on this port (" + text + ")"};
   }
   if (reason > SSL_AD_REASON_OFFSET) {
     const int alert = reason - SSL_AD_REASON_OFFSET;
     const IoState state = contains(kRefusals, alert) ? IoState::kRefused : IoState::kFailed;
-    std::string why = "the server ended TLS: " + text;
+    std::string why = other + " ended TLS: " + text;
     if (alert == SSL_AD_CERTIFICATE_REQUIRED) why += ", it wants a client certificate";
     return {state, std::move(why)};
   }

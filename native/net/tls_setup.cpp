@@ -41,8 +41,6 @@ Outcome set_rules(SSL_CTX* context, const TlsConfig& config) {
   // Without AUTO_RETRY a read may stop between two records that are both here already.
   SSL_CTX_set_mode(context, SSL_MODE_AUTO_RETRY | SSL_MODE_ENABLE_PARTIAL_WRITE |
                                 SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
-  SSL_CTX_set_verify(context, config.verify == TlsVerify::kNone ? SSL_VERIFY_NONE : SSL_VERIFY_PEER,
-                     nullptr);
   // A list of two kinds: the suites of TLS 1.3 have a call of their own.
   std::string suites;
   std::string older;
@@ -102,6 +100,30 @@ Outcome identify(SSL_CTX* context, const TlsConfig& config) {
   return Done{};
 }
 
+Outcome be_client(SSL_CTX* context, const TlsConfig& config) {
+  SSL_CTX_set_verify(context, config.verify == TlsVerify::kNone ? SSL_VERIFY_NONE : SSL_VERIFY_PEER,
+                     nullptr);
+  SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_CLIENT | SSL_SESS_CACHE_NO_INTERNAL);
+  SSL_CTX_sess_set_new_cb(context, TlsStream::on_new_session);
+  return Done{};
+}
+
+// What a session was agreed on under is in its ticket, which no other setup can open: so a client
+// whose authority is trusted no more cannot come back by resuming.
+Outcome be_server(SSL_CTX* context, const TlsConfig& config) {
+  if (config.cert_file.empty()) {
+    return Error{Errc::kInvalidArgument, "a TLS server needs a certificate and its key"};
+  }
+  const bool asks = !config.ca_file.empty() || !config.ca_dir.empty();
+  SSL_CTX_set_verify(
+      context, asks ? SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT : SSL_VERIFY_NONE, nullptr);
+  SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_OFF);
+  constexpr std::string_view kName = "kvferry";  // OpenSSL resumes nothing without one
+  SSL_CTX_set_session_id_context(context, reinterpret_cast<const unsigned char*>(kName.data()),
+                                 kName.size());
+  return Done{};
+}
+
 }  // namespace
 
 TlsSession TlsSessions::take(const std::string& peer) {
@@ -143,17 +165,19 @@ void TlsSessions::forget(const std::string& peer) {
   sessions_.erase(peer);
 }
 
-Result<std::shared_ptr<TlsSetup>> TlsSetup::load(const TlsConfig& config) {
+Result<std::shared_ptr<TlsSetup>> TlsSetup::load(const TlsConfig& config, TlsRole role) {
   ERR_clear_error();
   auto setup = std::make_shared<TlsSetup>();  // owners: the context, and streams made under it
-  setup->context.reset(SSL_CTX_new(TLS_client_method()));
+  setup->context.reset(
+      SSL_CTX_new(role == TlsRole::kClient ? TLS_client_method() : TLS_server_method()));
   SSL_CTX* context = setup->context.get();
   if (context == nullptr) return cannot("set up TLS");
   for (const auto step : {set_rules, trust, identify}) {
     if (const Outcome done = step(context, config); !done) return done.error();
   }
-  SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_CLIENT | SSL_SESS_CACHE_NO_INTERNAL);
-  SSL_CTX_sess_set_new_cb(context, TlsStream::on_new_session);
+  const Outcome done =
+      role == TlsRole::kClient ? be_client(context, config) : be_server(context, config);
+  if (!done) return done.error();
   return setup;
 }
 

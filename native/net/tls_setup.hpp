@@ -48,7 +48,7 @@ class TlsSessions {
 
 struct TlsSetup {
   // Fails with: as TlsContext::open().
-  static Result<std::shared_ptr<TlsSetup>> load(const TlsConfig& config);
+  static Result<std::shared_ptr<TlsSetup>> load(const TlsConfig& config, TlsRole role);
 
   std::unique_ptr<SSL_CTX, TlsFree<SSL_CTX_free>> context;
   TlsSessions sessions;

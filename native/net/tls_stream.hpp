@@ -28,8 +28,9 @@ namespace kvferry::net {
 class TlsStream final : public Stream {
  public:
   struct Target {
-    std::string name;  // host name or numeric address that is asked for and verified
-    std::string peer;  // whose session may be resumed
+    TlsRole role = TlsRole::kClient;  // of ours; a server has none of the next three
+    std::string name{};               // host name or numeric address that is asked for and verified
+    std::string peer{};               // whose session may be resumed
     TlsVerify verify = TlsVerify::kFull;
     bool ktls = false;
   };
@@ -59,6 +60,7 @@ class TlsStream final : public Stream {
   TlsStream(std::shared_ptr<TlsSetup> setup, std::unique_ptr<Stream> below, Target target);
 
   bool prepare();
+  bool prepare_client();
   bool take_over() noexcept;
   IoResult stopped(int code) noexcept;
   IoResult end(int error) noexcept;
@@ -73,7 +75,7 @@ class TlsStream final : public Stream {
 
   bool connected_ = false;  // the stream below
   bool agreed_ = false;     // the handshake is done
-  bool heard_ = false;      // the server has sent something since
+  bool heard_ = false;      // the peer has sent something since
   bool awaits_readable_ = false;
   bool ktls_send_ = false;
   bool ktls_receive_ = false;

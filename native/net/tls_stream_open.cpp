@@ -46,8 +46,23 @@ bool TlsStream::prepare() {
   ssl_.reset(SSL_new(setup_->context.get()));
   if (!ssl_) return false;
   SSL* ssl = ssl_.get();
-  SSL_set_connect_state(ssl);
   SSL_set_app_data(ssl, this);
+  if (target_.role == TlsRole::kServer) {
+    SSL_set_accept_state(ssl);
+  } else if (!prepare_client()) {
+    return false;
+  }
+  for (const auto attach : {SSL_set0_rbio, SSL_set0_wbio}) {
+    BIO* bio = target_.ktls ? BIO_new_socket(fd(), BIO_NOCLOSE) : bio_.make_bio();
+    if (bio == nullptr) return false;
+    attach(ssl, bio);
+  }
+  return true;
+}
+
+bool TlsStream::prepare_client() {
+  SSL* ssl = ssl_.get();
+  SSL_set_connect_state(ssl);
   const std::string& name = target_.name;
   const bool numeric = is_numeric(name);
   if (!name.empty() && !numeric && SSL_set_tlsext_host_name(ssl, name.c_str()) != 1) return false;
@@ -60,11 +75,6 @@ bool TlsStream::prepare() {
   }
   if (const TlsSession session = setup_->sessions.take(target_.peer)) {
     SSL_set_session(ssl, session.get());  // fails where it does not fit: then nothing is resumed
-  }
-  for (const auto attach : {SSL_set0_rbio, SSL_set0_wbio}) {
-    BIO* bio = target_.ktls ? BIO_new_socket(fd(), BIO_NOCLOSE) : bio_.make_bio();
-    if (bio == nullptr) return false;
-    attach(ssl, bio);
   }
   return true;
 }
@@ -79,7 +89,7 @@ IoResult TlsStream::finish_connect() noexcept {
   ERR_clear_error();
   bio_.begin_reading();
   if (!agreed_) {
-    const int code = SSL_connect(ssl_.get());
+    const int code = SSL_do_handshake(ssl_.get());
     if (code != 1) {
       const IoResult io = stopped(code);
       if (io.state != IoState::kWouldBlock) {

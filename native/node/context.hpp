@@ -19,6 +19,8 @@ namespace kvferry::node {
 struct Counters {
   std::atomic<std::uint64_t> commands{0}, hits{0}, misses{0}, busy{0};
   std::atomic<std::uint64_t> connections{0}, rejected{0}, slow_closed{0};
+  // Handshakes that came to nothing; TLS files that were changed to what cannot be used.
+  std::atomic<std::uint64_t> tls_refused{0}, tls_files_refused{0};
   std::atomic<std::uint64_t> received_bytes{0}, sent_bytes{0};
 
   static void add(std::atomic<std::uint64_t>& counter, std::uint64_t count = 1) noexcept {

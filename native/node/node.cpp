@@ -41,6 +41,16 @@ Outcome Node::start() {
     if (!listener) return listener.error();
     listeners_.push_back(std::move(*listener));
   }
+  if (options_.tls.enabled) {
+    auto tls = net::TlsContext::open(
+        options_.tls,
+        [this](LogLevel level, const std::string&) {
+          if (level == LogLevel::kWarning) Counters::add(counters_.tls_files_refused);
+        },
+        net::TlsRole::kServer);
+    if (!tls) return tls.error();
+    tls_ = std::move(*tls);
+  }
   if (options_.lends) {
     auto lent = std::make_unique<LentValues>(&clients_);
     lent_ = lent.get();
@@ -137,10 +147,16 @@ bool Node::accept_all() {
       auto accepted = listener.accept();
       if (!accepted) return false;
       if (!*accepted) break;
+      std::unique_ptr<net::Stream> stream = std::move((*accepted)->stream);
+      if (tls_ && !listener.endpoint().is_unix()) {
+        auto secured = tls_->accept_over(std::move(stream));
+        if (!secured) continue;  // no memory for it
+        stream = std::move(*secured);
+      }
       const auto worker = std::ranges::min_element(
           workers_, {}, [](const auto& one) { return one->connections(); });
       (*worker)->expect_one();
-      (*worker)->mailbox().give({std::move((*accepted)->stream), std::move((*accepted)->peer)});
+      (*worker)->mailbox().give({std::move(stream), std::move((*accepted)->peer)});
     }
   }
   return true;

@@ -22,6 +22,7 @@
 #include "base/thread.hpp"
 #include "net/address.hpp"
 #include "net/listener.hpp"
+#include "net/tls.hpp"
 #include "node/context.hpp"
 #include "node/lent_values.hpp"
 #include "node/pace.hpp"
@@ -33,7 +34,8 @@ namespace kvferry::node {
 
 struct NodeOptions {
   std::vector<net::Endpoint> listen;
-  bool lends = false;  // no store of its own: what caches lend, see Node::lend()
+  net::TlsConfig tls{};  // for TCP, where enabled; a Unix socket is open to our user alone
+  bool lends = false;    // no store of its own: what caches lend, see Node::lend()
   StoreOptions store{};
   std::vector<UserOptions> users{};
   std::string state_file{};  // empty: none
@@ -48,8 +50,8 @@ struct NodeOptions {
 class Node {
  public:
   // Reads the state, listens and serves. Fails with: kInvalidArgument for options; kConnect when an
-  // address is taken; kSystem without memory, threads or descriptors, or when the state cannot be
-  // read.
+  // address is taken; kCertificate for TLS files of no use; kSystem without memory, threads or
+  // descriptors, or when the state cannot be read.
   static Result<std::unique_ptr<Node>> open(NodeOptions options);
   ~Node();
   Node(const Node&) = delete;
@@ -93,6 +95,7 @@ class Node {
   EventFd event_;
   std::atomic<bool> stopping_{false};  // relaxed: event_ makes it seen
   std::vector<net::Listener> listeners_;
+  std::shared_ptr<net::TlsContext> tls_;  // owners: this, and its streams; null: none
   std::vector<std::unique_ptr<Worker>> workers_;
   std::vector<Thread> threads_;
 };

@@ -75,6 +75,8 @@ std::vector<Section> sections(const Context& context, UnixMs now) {
         {"total_net_output_bytes", text_of(counters.sent_bytes)},
         {"rejected_connections", text_of(counters.rejected)},
         {"slow_clients_closed", text_of(counters.slow_closed)},
+        {"tls_refused", text_of(counters.tls_refused)},
+        {"tls_files_refused", text_of(counters.tls_files_refused)},
         {"busy_replies", text_of(counters.busy)},
         {"refused_writes", number_of(usage.refused)},
         {"expired_keys", number_of(usage.expired)},

@@ -138,7 +138,9 @@ bool Worker::serve(std::uint64_t id, Connection& connection) {
 bool Worker::greet(Connection& connection) {
   const net::IoResult result = connection.stream->finish_connect();
   connection.connected = result.state == net::IoState::kOk;
-  return connection.connected || result.state == net::IoState::kWouldBlock;
+  if (connection.connected || result.state == net::IoState::kWouldBlock) return true;
+  Counters::add(context_.counters.tls_refused);
+  return false;
 }
 
 bool Worker::receive(Connection& connection, bool& moved) {

@@ -16,12 +16,14 @@ import random
 import sys
 from pathlib import Path
 
-from chaos.report import Plan
+from chaos.peers import run_peers
+from chaos.report import Plan, Report
 from chaos.runner import run
 from chaos.stages import STAGES, open_stage
 from chaos.watch import return_large_blocks
 
 TURN_S = 60.0
+EVERY = (*STAGES, "peers")
 JOURNALS = Path(__file__).resolve().parents[2] / "build" / "chaos"
 
 
@@ -32,7 +34,7 @@ def main() -> int:
     if arguments.stage:
         stages, turn_s = [arguments.stage], arguments.seconds
     else:
-        stages, turn_s = list(STAGES), min(TURN_S, arguments.seconds / len(STAGES))
+        stages, turn_s = list(EVERY), min(TURN_S, arguments.seconds / len(EVERY))
     for turn in range(round(arguments.seconds / turn_s)):
         seed = arguments.seed + turn // len(stages)
         plan = Plan(seed=seed, seconds=turn_s, threads=arguments.threads)
@@ -43,31 +45,38 @@ def main() -> int:
 
 def one(name: str, plan: Plan, pure: bool) -> bool:
     """One run; whether it was without a fault."""
+    if name == "peers":
+        return _told(name, plan, pure, run_peers(plan))
     with open_stage(name, plan.seed, pure) as stage:
-        report = run(stage, plan)
-        print(report.told(name, plan), flush=True)
-        if not report.journal.faults:
-            return True
-        path = JOURNALS / f"{name}-{plan.seed}.json"
-        report.journal.write(
-            path, stage=name, plan=vars(plan), outcomes=report.outcomes, errors=report.errors
-        )
-        for fault in report.journal.faults:
-            print(f"FAULT {fault['kind']} at {fault['at_s']} s: {fault['text']}")
-        print(f"journal: {path}")
-        print(
-            f"again: make soak STAGE={name} SEED={plan.seed} SOAK_SECONDS={plan.seconds:g} "
-            f"SOAK_THREADS={plan.threads}{' PURE=1' if pure else ''}",
-            flush=True,
-        )
+        well = _told(name, plan, pure, report := run(stage, plan))
         if "hang" in report.journal.kinds():
             os._exit(1)  # nothing here can be joined any more
-        return False
+        return well
+
+
+def _told(name: str, plan: Plan, pure: bool, report: Report) -> bool:
+    """Say what came of a run; whether it was without a fault."""
+    print(report.told(name, plan), flush=True)
+    if not report.journal.faults:
+        return True
+    path = JOURNALS / f"{name}-{plan.seed}.json"
+    report.journal.write(
+        path, stage=name, plan=vars(plan), outcomes=report.outcomes, errors=report.errors
+    )
+    for fault in report.journal.faults:
+        print(f"FAULT {fault['kind']} at {fault['at_s']} s: {fault['text']}")
+    print(f"journal: {path}")
+    print(
+        f"again: make soak STAGE={name} SEED={plan.seed} SOAK_SECONDS={plan.seconds:g} "
+        f"SOAK_THREADS={plan.threads}{' PURE=1' if pure else ''}",
+        flush=True,
+    )
+    return False
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="chaos", description="Chaos runs against real servers.")
-    parser.add_argument("--stage", choices=list(STAGES))
+    parser.add_argument("--stage", choices=list(EVERY))
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     parser.add_argument("--threads", type=int, default=8)

@@ -136,7 +136,7 @@ def _standalone(seed: int, pure: bool, name: str) -> Iterator[Stage]:
             for index in range(2)
         ]
         lanes = _lanes(place, pure, ways, extra)
-        damaging = {} if tls or pure else damages(lanes[-1], ways[1])
+        damaging = {} if tls or pure else damages([ways[1]], lanes[-1])
         yield Stage(
             name,
             lanes,

@@ -48,6 +48,11 @@ def test_chaos(stage: str) -> None:
     run_chaos(stage, NATIVE_S)
 
 
+@pytest.mark.parametrize("seconds", [5, pytest.param(60, marks=pytest.mark.full)])
+def test_chaos_of_instances_that_share(seconds: float) -> None:
+    run_chaos("peers", seconds)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("stage", ["cluster", "sentinel"])
 def test_chaos_of_the_pure_client(stage: str) -> None:

@@ -32,10 +32,10 @@ def toxics(ways: Sequence[FaultProxy], opaque: bool = False) -> Troubles:
     return {name: _trouble(TOXICS[name].apply, ways) for name in chosen}
 
 
-def damages(lane: Lane, way: FaultProxy) -> Troubles:
-    """Those that only a lane with frames can bear."""
+def damages(ways: Sequence[FaultProxy], lane: Lane | None = None) -> Troubles:
+    """Those that only values with frames can bear; those of the lane, if there is one."""
     acts = {name: TOXICS[name].apply for name in names("alters")} | REPLIES
-    return {name: _trouble(act, [way], lane) for name, act in acts.items()}
+    return {name: _trouble(act, ways, lane) for name, act in acts.items()}
 
 
 def _trouble(act: Act, ways: Sequence[FaultProxy], damaged: Lane | None = None) -> Trouble:

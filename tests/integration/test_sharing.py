@@ -7,8 +7,8 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ import pytest
 
 from kvferry import Engine, Identity, KVLayout
 from kvferry.config import ClientConfig
-from kvferry.config.controller import ControllerConfig
 from kvferry.connectors.peer import PeerConnector
 from kvferry.controller.controller import Controller
 from kvferry.engine.peers import open_peer
@@ -38,53 +37,20 @@ from support.engines import (
     prompt,
     space,
 )
-from support.programs import Program
 from support.servers import free_port, start_server, wait_for
-
-PROMPT = 40 * CHUNK
-TESTS = str(Path(__file__).parents[1])
-
-Open = Callable[..., Engine]
-
-OWNER = """
-import json, sys
-sys.path.insert(0, sys.argv[1])
-from support.engines import expected, open_engine, pages_gb, prompt
-settings, prompts, tokens = json.loads(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
-with open_engine(max_local_cpu_size=pages_gb(4096), **settings) as engine:
-    for seed in range(prompts):
-        engine.store(prompt(tokens, seed), expected(prompt(tokens, seed)))
-    print("ready", flush=True)
-    __import__("time").sleep(600)
-"""
-
-
-@contextmanager
-def running_controller(**settings: Any) -> Iterator[Controller]:
-    ports = {"pull": 0, "reply": 0, "heartbeat": 0}
-    quick = {"heartbeat_s": 0.2, "suspect_s": 0.6, "dead_s": 2.0}
-    settings = {"port": 0, "monitor_ports": ports, **quick, **settings}
-    controller = Controller(ControllerConfig(**settings))
-    controller.start()
-    try:
-        yield controller
-    finally:
-        controller.stop()
-
-
-def sharing(controller: Controller, name: str, **settings: Any) -> dict[str, Any]:
-    """The settings of an instance."""
-    ports = controller.ports
-    return {
-        "enable_p2p": True,
-        "p2p_host": "localhost",
-        "p2p_init_ports": [0],
-        "enable_controller": True,
-        "lmcache_instance_id": name,
-        "controller_pull_url": f"localhost:{ports['pull']}",
-        "controller_reply_url": f"localhost:{ports['reply']}",
-        **settings,
-    }
+from support.sharing import (
+    PROMPT,
+    Open,
+    finds,
+    from_peers,
+    instances,
+    meets,
+    owner,
+    peers_of,
+    running_controller,
+    sharing,
+    told,
+)
 
 
 @pytest.fixture
@@ -95,39 +61,8 @@ def controller() -> Iterator[Controller]:
 
 @pytest.fixture
 def instance(controller: Controller) -> Iterator[Open]:
-    with ExitStack() as stack:
-
-        def opened(name: str, **settings: Any) -> Engine:
-            return stack.enter_context(open_engine(**sharing(controller, name, **settings)))
-
+    with instances(controller) as opened:
         yield opened
-
-
-def peers_of(engine: Engine) -> list[str]:
-    return [
-        tier.tier.name
-        for tier in engine.tiers
-        if tier.tier.connector.stats().get("client_connections_up")
-    ]
-
-
-def meets(engine: Engine, *names: str) -> None:
-    wait_for("it knows its peers", lambda: sorted(peers_of(engine)) == [f"peer {n}" for n in names])
-
-
-def finds(engine: Engine | Client, tokens: list[int]) -> None:
-    wait_for("it is found", lambda: engine.contains(tokens) == PROMPT)
-
-
-def told(controller: Controller) -> int:
-    """How many chunks all instances together have told the controller of; -1: nobody is there."""
-    members = controller.members.living()
-    return sum(map(controller.members.chunks, members)) if members else -1
-
-
-def from_peers(engine: Engine) -> float:
-    hits = engine.stats()["metrics"]["kvferry_tokens_hit_total"]
-    return float(sum(count for tier, count in hits.items() if tier.startswith("peer ")))
 
 
 @pytest.mark.parametrize("presence", [False, pytest.param(True, marks=pytest.mark.presence)])
@@ -282,14 +217,6 @@ def test_an_owner_under_pressure_lends_whole_chunks_or_none(instance: Open) -> N
 
 def readers_name(engine: Engine) -> str:
     return str(engine.config.lmcache_instance_id)
-
-
-def owner(controller: Controller, name: str, prompts: int = 4, tokens: int = PROMPT) -> Program:
-    import json
-
-    program = Program(OWNER, TESTS, json.dumps(sharing(controller, name)), prompts, tokens)
-    assert program.read_line(60) == "ready"
-    return program
 
 
 def test_an_owner_that_is_killed_is_a_miss_and_is_read_again_when_it_is_back(

@@ -59,7 +59,7 @@ class FaultProxy:
         spared_hosts: Collection[str] = (),
     ) -> None:
         """Of the server at host and port, or at ``unix_path``; itself at a free port, or at
-        ``listen_path``."""
+        ``listen_path``. Port 0: the same as its own, where host is another address."""
         self.up, self.down = Shape(), Shape()
         self.tally_up, self.tally_down = Tally(), Tally()
         self.connections = 0  # accepted so far
@@ -77,6 +77,8 @@ class FaultProxy:
         self._wake.setblocking(False)
         self._listener: socket.socket | None = None
         self.accept()
+        if not port and not unix_path:
+            self._target = (host, self.port)
         self._thread = threading.Thread(target=self._run, name="fault-proxy", daemon=True)
         self._thread.start()
 

@@ -45,6 +45,7 @@ class Locality(enum.Enum):
 @dataclass
 class Request:
     req_id: str
+    kv_transfer_params: Any = None
 
 
 @dataclass

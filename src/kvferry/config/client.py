@@ -25,6 +25,7 @@ from kvferry.config.setting import (
     Word,
     setting,
 )
+from kvferry.config.tls import check_key_pair
 from kvferry.config.url import PORT, SENTINEL_PORT, is_loopback, parse_endpoint, show_endpoint
 from kvferry.credentials import CREDENTIAL_BYTES_MAX, CredentialsProvider
 from kvferry.errors import ConfigError
@@ -312,12 +313,7 @@ def _check_tls(config: ClientConfig) -> None:
         return
     if config.unix_path is not None:
         raise ConfigError("tls does not go over a Unix socket; drop tls or unix_path")
-    cert, key = config.tls_cert_file, config.tls_key_file
-    if (cert is None) != (key is None):
-        missing, there = ("cert", "key") if cert is None else ("key", "cert")
-        raise ConfigError(f"tls_{there}_file is set without tls_{missing}_file; set both")
-    if config.tls_key_password is not None and key is None:
-        raise ConfigError("tls_key_password is set without tls_key_file; set both")
+    check_key_pair(config)
 
 
 def _check_topology(config: ClientConfig) -> None:

@@ -95,6 +95,8 @@ class VllmTierSettings(Settings, frozen=True, kw_only=True):
         store_mb_max: What may be on its way to the store; the rest is shed. None: half of the
             pinned memory.
         drain_timeout_ms: How long a shutdown waits for stores; None: 10000.
+        remote_kv_sources: Hosts, addresses and networks (10.0.0.0/8) whose nodes requests may name
+            in `kv_transfer_params.remote_kv_source`. None: nobody is named.
     """
 
     url: Url | None = None
@@ -111,6 +113,7 @@ class VllmTierSettings(Settings, frozen=True, kw_only=True):
     store_timeout_ms: Milliseconds | None = None
     store_mb_max: Annotated[float, setting(gt=0, le=1e9, unit="MB")] | None = None
     drain_timeout_ms: Milliseconds | None = None
+    remote_kv_sources: tuple[str, ...] = ()
 
 
 class _WithClient(Settings, frozen=True, kw_only=True):

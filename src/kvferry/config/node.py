@@ -19,13 +19,24 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path as FilePath
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
 from kvferry.config.file import find_config_file, open_to_others, read_document, section_of
 from kvferry.config.places import Findings, Names, Place, together
-from kvferry.config.setting import GB, Path, PolicyName, Seconds, Secret, Settings, setting, specs
+from kvferry.config.setting import (
+    GB,
+    Path,
+    PolicyName,
+    Seconds,
+    Secret,
+    Settings,
+    Text,
+    setting,
+    specs,
+)
+from kvferry.config.tls import check_key_pair
 from kvferry.config.url import is_loopback
 from kvferry.errors import ConfigError
 
@@ -65,7 +76,7 @@ class NodeSettings(Settings, frozen=True, kw_only=True):
 
     Attributes:
         listen: Where it listens, as HOST:PORT or unix:PATH; port 0: any free one. Beyond this host
-            it needs a password or users.
+            it needs a password or users, or TLS with client certificates.
         size_gb: Most memory of all values together, in GB of 2^30 bytes; all of it is taken at the
             start.
         eviction_policy: What leaves when it is full.
@@ -75,6 +86,15 @@ class NodeSettings(Settings, frozen=True, kw_only=True):
         users_file: A file with a list of users, YAML or JSON: name, password, prefixes of the keys
             that they may read and write, and whether they are admin.
         read_only: Without users: clients may read, and nothing else.
+        tls_cert_file: PEM file of our certificate and its chain. With it all of TCP is TLS; a Unix
+            socket stays as it is.
+        tls_key_file: PEM file of our key.
+        tls_key_password: A secret; shown nowhere. Opens the key file.
+        tls_ca_file: PEM file of authorities: clients must show a certificate of one of them.
+        tls_ca_dir: A directory of such files, hashed as OpenSSL wants it.
+        tls_min_version: The oldest version that is spoken.
+        tls_ciphers: OpenSSL's names with ":" between; those of TLS 1.3 begin with "TLS_".
+        ktls: Let the kernel encrypt, where it and OpenSSL can.
         threads: Threads that move bytes.
         hugetlb: Put values on huge pages that the system has set aside.
         prefault: Supply all memory at the start.
@@ -96,6 +116,14 @@ class NodeSettings(Settings, frozen=True, kw_only=True):
     password_file: Path | None = None
     users_file: Path | None = None
     read_only: bool = False
+    tls_cert_file: Path | None = None
+    tls_key_file: Path | None = None
+    tls_key_password: Secret | None = None
+    tls_ca_file: Path | None = None
+    tls_ca_dir: Path | None = None
+    tls_min_version: Literal["1.2", "1.3"] = "1.2"
+    tls_ciphers: Text | None = None
+    ktls: bool = True
     threads: Annotated[int, setting(ge=1, le=256)] = 4
     hugetlb: bool = False
     prefault: bool = True
@@ -115,17 +143,33 @@ class NodeSettings(Settings, frozen=True, kw_only=True):
             raise ConfigError(
                 "users_file says who may do what; leave out password, password_file and read_only"
             )
+        self._check_tls()
         for address in addresses:
             if address.host and not is_loopback(address.host) and not self.asks_who:
                 raise ConfigError(
                     f"listen: {address.host}:{address.port} is reachable from other hosts, which "
-                    "needs password_file or users_file; set one, or listen on 127.0.0.1"
+                    "needs password_file, users_file, or TLS with tls_ca_file; set one, or "
+                    "listen on 127.0.0.1"
                 )
 
     @property
     def asks_who(self) -> bool:
-        """Whether clients must show a password."""
-        return not (self.password is None and self.password_file is None is self.users_file)
+        """Whether clients must show a password, or a certificate."""
+        given = (self.password, self.password_file, self.users_file, self.tls_ca_file)
+        return any(each is not None for each in (*given, self.tls_ca_dir))
+
+    def _check_tls(self) -> None:
+        check_key_pair(self)
+        given = [name for name, _ in self.changed() if name.startswith("tls_")]
+        if given and self.tls_cert_file is None:
+            raise ConfigError(f"{given[0]} is set without tls_cert_file; set both")
+
+    @property
+    def tls(self) -> dict[str, Any]:
+        """The settings of TLS, and whether it is on: `tls`."""
+        names = [name for name in specs(type(self)) if name.startswith(("tls_", "ktls"))]
+        given = {name: getattr(self, name) for name in names}
+        return {"tls": self.tls_cert_file is not None, **given}
 
     @property
     def addresses(self) -> tuple[ListenAddress, ...]:

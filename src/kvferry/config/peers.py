@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path as FilePath
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from kvferry.config.setting import Host, Path, Secret, Settings, Text, setting
+from kvferry.config.tls import check_key_pair
 from kvferry.config.url import is_loopback, parse_endpoint
 from kvferry.errors import ConfigError
 
@@ -30,8 +31,13 @@ class PeerSettings(Settings, frozen=True, kw_only=True):
         p2p_bind: Address of this host to listen on, e.g. "0.0.0.0" in a pod.
         p2p_init_ports: Port at which others read; a list has one for each rank. 0: any free one.
         p2p_lookup_ports: A second port of the same service, for whoever was told both.
-        p2p_secret: What instances and their controller must know; needed beyond loopback.
+        p2p_secret: What instances and their controller must know; needed beyond loopback, unless
+            instances have certificates and the controller is on this host.
         p2p_secret_file: A file that holds it.
+        p2p_tls_cert_file: PEM file of this instance's certificate for p2p_host, and its chain. With
+            it instances read each other over TLS, and show each other their certificates.
+        p2p_tls_key_file: PEM file of its key.
+        p2p_tls_ca_file: PEM file of the authorities whose certificates instances have.
         transfer_channel: "tcp", or "nixl": the same for now, said once in the log.
         enable_controller: Register with a controller, and tell it what memory holds.
         lmcache_instance_id: Name of this instance, the same over restarts; None: of the host.
@@ -47,6 +53,9 @@ class PeerSettings(Settings, frozen=True, kw_only=True):
     p2p_lookup_ports: _Ports = ()
     p2p_secret: Secret | None = None
     p2p_secret_file: Path | None = None
+    p2p_tls_cert_file: Path | None = None
+    p2p_tls_key_file: Path | None = None
+    p2p_tls_ca_file: Path | None = None
     transfer_channel: Literal["tcp", "nixl"] = "tcp"
     enable_controller: bool = False
     lmcache_instance_id: Text | None = None
@@ -63,11 +72,16 @@ class PeerSettings(Settings, frozen=True, kw_only=True):
                 raise ConfigError(
                     "enable_p2p needs enable_controller: the controller says who the others are"
                 )
+            check_key_pair(self, "p2p_tls_")
+            if (self.p2p_tls_cert_file is None) != (self.p2p_tls_ca_file is None):
+                raise ConfigError("TLS needs p2p_tls_cert_file and p2p_tls_ca_file; set both")
             bound = self.p2p_bind or self.p2p_host or ""
-            if not is_loopback(bound) and not (self.p2p_secret or self.p2p_secret_file):
+            if not is_loopback(bound) and not (
+                self.p2p_secret or self.p2p_secret_file or self.p2p_tls_ca_file
+            ):
                 raise ConfigError(
                     f"{bound!r} is reachable from other hosts, which needs a secret; set "
-                    "p2p_secret_file, or listen on localhost"
+                    "p2p_secret_file or p2p_tls_ca_file, or listen on localhost"
                 )
         if self.p2p_secret and self.p2p_secret_file:
             raise ConfigError("p2p_secret and p2p_secret_file are the same; keep one")
@@ -82,6 +96,18 @@ class PeerSettings(Settings, frozen=True, kw_only=True):
             return self.lmcache_instance_id
         port = self.p2p_init_ports[0] if self.p2p_init_ports else 0
         return f"{socket.gethostname()}:{port}" if port else socket.gethostname()
+
+    @property
+    def tls(self) -> dict[str, Any]:
+        """The same for both ends of TLS between instances, in the words of `ClientConfig`."""
+        if self.p2p_tls_cert_file is None:
+            return {}
+        return {
+            "tls": True,
+            "tls_cert_file": self.p2p_tls_cert_file,
+            "tls_key_file": self.p2p_tls_key_file,
+            "tls_ca_file": self.p2p_tls_ca_file,
+        }
 
     @property
     def secret(self) -> str:

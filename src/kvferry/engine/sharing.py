@@ -112,7 +112,7 @@ class Sharing:
             ports.append(_of_rank("p2p_lookup_ports", settings.p2p_lookup_ports, self._rank))
         if settings.transfer_channel == "nixl":
             _log.info("transfer_channel nixl: chunks go over TCP, which serves in its place")
-        return LendingNode(host, ports, self._secret, _IN_FLIGHT_BYTES_MAX)
+        return LendingNode(host, ports, self._secret, settings.tls, _IN_FLIGHT_BYTES_MAX)
 
     # --- Engines ---
 
@@ -155,6 +155,7 @@ class Sharing:
             reconnect_max_s=_BACKOFF_S_MAX,
             username=USER if self._secret else None,
             password=self._secret or None,
+            **settings.tls,
         )
 
     def close(self, timeout_s: float = 1.0) -> None:

@@ -30,6 +30,7 @@ class Node:
 
     Raises:
         ConfigError: A file that the settings name is missing or malformed.
+        TlsError: A certificate or key is of no use.
         UnavailableError: An address is taken.
         SystemResourceError: The host has not enough memory, threads or descriptors, or the state
             cannot be read.
@@ -51,6 +52,7 @@ class Node:
             value_bytes_max=settings.value_bytes_max,
             stall_timeout_s=settings.stall_timeout_s,
             version=__version__,
+            tls=settings.tls,
         )
 
     @property

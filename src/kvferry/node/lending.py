@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from kvferry import __version__, _native
 from kvferry.config.endpoints import address_of
@@ -23,16 +24,24 @@ class LendingNode:
         host: Where it listens.
         ports: On all of these; 0: any free one.
         secret: What readers must say, as the user `USER`; empty: nothing.
+        tls: Settings of TLS in the words of `ClientConfig`: readers must show a certificate of
+            these authorities; empty: none.
         in_flight_bytes_max: What may be on its way to all readers at a time; beyond it they hear
             BUSY.
 
     Raises:
         ConfigError: The host is no address of this one.
+        TlsError: A certificate or key is of no use.
         UnavailableError: A port is taken.
     """
 
     def __init__(
-        self, host: str, ports: Sequence[int], secret: str, in_flight_bytes_max: int
+        self,
+        host: str,
+        ports: Sequence[int],
+        secret: str,
+        tls: Mapping[str, Any],
+        in_flight_bytes_max: int,
     ) -> None:
         address = address_of("p2p_bind", host)
         reader = {"name": USER, "password": secret, "read": ["kvf:"], "write": [], "admin": False}
@@ -52,6 +61,7 @@ class LendingNode:
             stall_timeout_s=_STALL_S,
             version=__version__,
             lends=True,
+            tls=dict(tls),
         )
 
     @property

@@ -36,6 +36,7 @@ from kvferry.integrations.vllm.offload.families import STORE_AVAILABLE
 from kvferry.integrations.vllm.offload.options import read_options
 from kvferry.integrations.vllm.offload.patience import Patience
 from kvferry.integrations.vllm.offload.series import AVAILABLE, SERIES, Observed
+from kvferry.integrations.vllm.offload.sources import Address, Sources
 from kvferry.integrations.vllm.offload.steps import TierSteps
 from kvferry.integrations.vllm.offload.threads import in_the_background
 from kvferry.integrations.vllm.offload.transfers import Finished
@@ -123,6 +124,11 @@ class KvferryTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
             TierLimits(**settings.limits),
             patience=_patience(offloading_spec),
         )
+        self._open_source, self._space = settings.open_source, space
+        self._sources: Sources | None = None
+        if settings.sources is not None:
+            self._sources = Sources(self.core, self._source, settings.sources)
+        self._all: TierCore | Sources = self._sources or self.core
         self._steps = TierSteps(self.core.patience.prefill)
         self._observed = Observed(self.address, settings.store, self.core.patience.chunk_tokens)
         self._store = settings.store
@@ -141,7 +147,11 @@ class KvferryTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
 
     def lookup(self, key: bytes, req_context: Any) -> Any:
         """Whether the store has a chunk; the first time "ask again", while the store is asked."""
-        found = self.core.lookup(req_context.req_id, key)
+        if self._sources is None:
+            found = self.core.lookup(req_context.req_id, key)
+        else:
+            params = getattr(req_context, "kv_transfer_params", None)
+            found = self._sources.lookup(req_context.req_id, key, params)
         return _RETRY if found is None else _HIT if found else _MISS
 
     def submit_store(self, job_metadata: Any) -> None:
@@ -152,17 +162,17 @@ class KvferryTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
 
     def submit_load(self, job_metadata: Any) -> None:
         """Begin to load chunks."""
-        self.core.load(job_metadata.job_id, list(job_metadata.keys), _rows(job_metadata))
+        self._all.load(job_metadata.job_id, list(job_metadata.keys), _rows(job_metadata))
 
     def get_finished_jobs(self) -> Iterable[Any]:
         """The jobs that are over; of a load that failed in part, the keys that came."""
-        return [self._result(job) for job in self.core.finished()]
+        return [self._result(job) for job in self._all.finished()]
 
     get_finished = get_finished_jobs  # its name until 0.22
 
     def has_pending_work(self) -> bool:
         """Whether the next step has something to see here."""
-        return self.core.busy
+        return self._all.busy
 
     def touch(self, keys: Collection[bytes], req_context: Any) -> None:
         """Tell the store, sooner or later, that chunks are in use."""
@@ -175,13 +185,13 @@ class KvferryTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
     def on_request_finished(self, req_context: Any) -> None:
         """Forget what was asked for it."""
         self._steps.finished(req_context.req_id)
-        self.core.forget(req_context.req_id)
+        self._all.forget(req_context.req_id)
 
     def on_schedule_end(self, context: Any = None) -> None:
         """The questions of this step go out: one batch for each request."""
         if context is not None:
             self._steps.ended(time.monotonic(), context.new_req_ids)
-        self.core.end_step()
+        self._all.end_step()
 
     # --- Life ---
 
@@ -191,12 +201,12 @@ class KvferryTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
         vLLM asks for this when it resets its cache, before it sleeps or after its weights have
         changed: so nothing that was stored before is found from now on.
         """
-        self.core.drain()
-        self.core.clear()
+        self._all.drain()
+        self._all.clear()
 
     def shutdown(self) -> None:
         """Finish stores, for a bounded time, and let go of vLLM's memory."""
-        self.core.close()
+        self._all.close()
         self._primary_kv_view = memoryview(b"")  # the base class keeps one too
         _log.info("KvferryTier at %s: %s", self.address, dict(self.core.counts))
 
@@ -204,7 +214,7 @@ class KvferryTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
 
     def stats(self) -> dict[str, int]:
         """Counters since the beginning; see `TierCore`."""
-        return dict(self.core.counts)
+        return dict(self.core.counts) | dict(self._sources.counts if self._sources else {})
 
     def take_events(self) -> Iterable[Any]:
         """What the store has acknowledged since the last call."""
@@ -238,6 +248,16 @@ class KvferryTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
         return stats
 
     # --- Inside ---
+
+    def _source(self, address: Address) -> TierCore:
+        """A node that a request names, over the same rows."""
+        assert self._open_source is not None
+        patience = Patience(
+            chunk_tokens=self.core.patience.chunk_tokens, prefill=self.core.patience.prefill
+        )
+        with in_the_background():
+            connector = self._open_source(self._space, address)
+        return TierCore(connector, self._primary_kv_view, self.core.limits, patience=patience)
 
     def _computed(self, request: Any, keys: list[bytes]) -> None:
         """Learn from a step in which these chunks were computed."""

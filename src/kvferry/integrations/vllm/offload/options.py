@@ -28,6 +28,7 @@ from kvferry.connectors.redis import RedisConnector
 from kvferry.credentials import Credentials
 from kvferry.errors import ConfigError
 from kvferry.integrations.vllm.offload.core import TierLimits
+from kvferry.integrations.vllm.offload.sources import Address, AllowedHosts
 
 __all__ = ["TierOptions", "read_options"]
 
@@ -41,6 +42,7 @@ _LIMITS = {
     "drain_timeout_ms": ("drain_timeout_s", 1e-3),
 }
 _FILE_URL = "file://"
+_SENTINEL = ("sentinel_master", "sentinel_username", "sentinel_password")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,8 @@ class TierOptions:
         kv_events: Whether to tell vLLM of chunks that the store has acknowledged.
         locality: "LOCAL", "REMOTE" or None, as vLLM's filters of tiers and events have it.
         store: The name of the store in metrics: its own, or its type.
+        sources: Whose nodes requests may name; None: nobody's.
+        open_source: Opens a node that a request names.
     """
 
     open: Callable[[Space], Connector]
@@ -64,6 +68,8 @@ class TierOptions:
     kv_events: bool = False
     locality: str | None = None
     store: str = "redis"
+    sources: AllowedHosts | None = None
+    open_source: Callable[[Space, Address], Connector] | None = None
 
 
 def read_options(options: Mapping[str, Any], view_bytes: int) -> TierOptions:
@@ -82,6 +88,8 @@ def read_options(options: Mapping[str, Any], view_bytes: int) -> TierOptions:
         if (number := getattr(own, name)) is not None:
             limits[field] = type(factor)(number * factor)
     TierLimits(**limits)
+    sources = AllowedHosts(own.remote_kv_sources) if own.remote_kv_sources else None
+    open_source = _of_sources(own, dict(client)) if sources else None
     open_store, address, store = _store(own, client)
     return TierOptions(
         open=open_store,
@@ -91,6 +99,8 @@ def read_options(options: Mapping[str, Any], view_bytes: int) -> TierOptions:
         kv_events=own.enable_kv_events,
         locality=own.locality,
         store=store,
+        sources=sources,
+        open_source=open_source,
     )
 
 
@@ -118,6 +128,25 @@ def _store(
         return RedisConnector(space, config)
 
     return open_redis, config.address, "redis"
+
+
+def _of_sources(
+    own: VllmTierSettings, client: dict[str, Any]
+) -> Callable[[Space, Address], Connector]:
+    """Nodes are reached as the store is: by the same user, with the same TLS and limits."""
+    if own.store is not None or (own.url or "").startswith(_FILE_URL):
+        raise ConfigError("remote_kv_sources needs a url of a server: nodes are reached like it")
+    config = _client_config(own, client)
+
+    def open_source(space: Space, address: Address) -> Connector:
+        host, port = address
+        place: dict[str, Any] = {"host": host, "port": port, "unix_path": None}
+        place |= {"topology": "standalone", "nodes": (), "read_from": "primary"}
+        place |= dict.fromkeys(("availability_zone", *_SENTINEL))
+        # What few requests ask of many nodes is asked, and not followed.
+        return RedisConnector(space, config.replace(**place, presence="off"))
+
+    return open_source
 
 
 def _of_spec(store: StoreConfig) -> tuple[Callable[[Space], Connector], str, str]:
