@@ -1,0 +1,124 @@
+"""Six panels over the round trip as a PNG, read without colours too; the command stands below.
+
+Five are those that were published, of the shortest prompts, misses, one at a time, beside the
+published rows and those of another run. The sixth has hits of the longest prompts.
+"""
+
+from __future__ import annotations
+
+import importlib
+import textwrap
+from collections.abc import Iterator, Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+from kvferry.lab.latency.figures import Row, series_of
+from kvferry.lab.latency.report import Report, named
+
+__all__ = ["write_plot"]
+
+_DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
+_MARKS = ("o", "s", "^", "D", "v", "x")
+_GREYS = ("black", "0.35", "0.55")
+_LINEAR_MS = 50
+# Title, unit, field of rows, scale.
+_PANELS = (
+    ("time to first token, p50", "ms", "ttft_p50_s", 1e3),
+    ("end to end, p50", "s", "e2e_p50_s", 1.0),
+    ("inter-token mean, hollow: after the first", "ms", "inter_token_s", 1e3),
+    ("tokens/s of a request, mean", "tokens/s", "tokens_s_mean", 1.0),
+    ("completed requests", "1/min", "completed_per_min", 1.0),
+)
+
+Line = tuple[str, list[Row]]
+
+
+def write_plot(
+    file: Path, report: Report, published: Sequence[Row], baseline: Sequence[Row]
+) -> None:
+    """Draw a run, the published rows, and those of another run."""
+    matplotlib = importlib.import_module("matplotlib")
+    matplotlib.use("Agg")
+    pyplot = importlib.import_module("matplotlib.pyplot")
+    figure, panels = pyplot.subplots(2, 3, figsize=(15, 8.4), layout="constrained")
+    others = [("", published), ("baseline ", baseline)]
+    lines = [(row[0].client, row) for row in _of(report.rows, "miss", min)]
+    lines += [
+        (name + row[0].client, row) for name, rows in others for row in _of(rows, "miss", min)
+    ]
+    axes = list(panels.flat)
+    for one, (title, unit, field, scale) in zip(axes, _PANELS, strict=False):
+        _draw(one, lines, field, scale)
+        one.set_title(title, fontsize="medium")
+        one.set_ylabel(unit)
+    hits = [(named(row[0].series), row) for row in _of(report.rows, "hit", max)]
+    hits += [(f"baseline {row[0].client}", row) for row in _of(baseline, "hit", max)]
+    _draw_hits(axes[5], hits)
+    for one in axes:
+        _distances(one, [row for _, line in lines + hits for row in line])
+    miss = f"Misses of {lines[0][1][0].prompt_tokens:,} tokens" if lines else "No misses"
+    axes[0].legend(fontsize="small", title=f"{miss}, one at a time", title_fontsize="small")
+    figure.supxlabel("\n".join(textwrap.wrap(report.command, 190)), fontsize="small")
+    figure.savefig(file, dpi=110)
+    pyplot.close(figure)
+
+
+def _of(rows: Sequence[Row], workload: str, choose: Any) -> list[list[Row]]:
+    """The series of a workload with the least concurrency and the shortest or longest prompts."""
+    rows = [row for row in rows if row.workload == workload]
+    if not rows:
+        return []
+    tokens, many = choose(row.prompt_tokens for row in rows), min(row.concurrency for row in rows)
+    kept = [row for row in rows if (row.prompt_tokens, row.concurrency) == (tokens, many)]
+    found = series_of(kept)
+    return [found[series] for series in dict.fromkeys(row.series for row in kept)]
+
+
+def _styles() -> Iterator[dict[str, Any]]:
+    for mark, dash, grey in zip(cycle(_MARKS), cycle(_DASHES), cycle(_GREYS), strict=False):
+        yield {"marker": mark, "linestyle": dash, "color": grey, "markersize": 5}
+
+
+def _draw(axes: Any, lines: Sequence[Line], field: str, scale: float) -> None:
+    for (label, rows), style in zip(lines, _styles(), strict=False):
+        _line(axes, rows, field, scale, label=label, **style)
+        if field == "inter_token_s":
+            hollow = {**style, "markerfacecolor": "white", "linewidth": 0.8}
+            _line(axes, rows, "inter_token_after_first_s", scale, **hollow)
+    axes.set_yscale(
+        "log" if field != "tokens_s_mean" and field != "completed_per_min" else "linear"
+    )
+
+
+def _draw_hits(axes: Any, lines: Sequence[Line]) -> None:
+    """The median, from the least to the 99th percentile."""
+    for (label, rows), style in zip(lines, _styles(), strict=False):
+        there = [row for row in rows if row.ttft_p50_s is not None]
+        middle = [1e3 * (row.ttft_p50_s or 0) for row in there]
+        below = [mid - 1e3 * (row.ttft_min_s or 0) for mid, row in zip(middle, there, strict=True)]
+        above = [1e3 * (row.ttft_p99_s or 0) - mid for mid, row in zip(middle, there, strict=True)]
+        places = [row.rtt_ms for row in there]
+        spread = [[max(0.0, each) for each in side] for side in (below, above)]
+        axes.errorbar(places, middle, spread, label=label, capsize=3, **style)
+    axes.set_yscale("log")
+    axes.set_title("hits: time to first token, least, p50 and p99", fontsize="medium")
+    axes.set_ylabel("ms")
+    if lines:
+        axes.legend(fontsize="small")
+
+
+def _line(axes: Any, rows: Sequence[Row], field: str, scale: float, **style: Any) -> None:
+    there = [row for row in rows if getattr(row, field) is not None]
+    values = [getattr(row, field) * scale for row in there]
+    axes.plot([row.rtt_ms for row in there], values, **style)
+
+
+def _distances(axes: Any, rows: Sequence[Row]) -> None:
+    """The axis below: even up to 50 ms, in decades behind."""
+    axes.set_xscale("symlog", linthresh=_LINEAR_MS, linscale=2)
+    ticks = sorted({row.rtt_ms for row in rows})
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks], minor=False)
+    axes.set_xticks([], minor=True)
+    axes.set_xlabel("round trip, ms")
+    axes.grid(alpha=0.3)
