@@ -101,7 +101,7 @@ def _draw_hits(axes: Any, lines: Sequence[Line]) -> None:
         places = [row.rtt_ms for row in there]
         spread = [[max(0.0, each) for each in side] for side in (below, above)]
         axes.errorbar(places, middle, spread, label=label, capsize=3, **style)
-    axes.set_yscale("log")
+    _logarithmic(axes)
     axes.set_title("hits: time to first token, least, p50 and p99", fontsize="medium")
     axes.set_ylabel("ms")
     if lines:
@@ -114,11 +114,20 @@ def _line(axes: Any, rows: Sequence[Row], field: str, scale: float, **style: Any
     axes.plot([row.rtt_ms for row in there], values, **style)
 
 
+def _logarithmic(axes: Any) -> None:
+    ticker = importlib.import_module("matplotlib.ticker")
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(ticker.NullFormatter())
+
+
 def _distances(axes: Any, rows: Sequence[Row]) -> None:
     """The axis below: even up to 50 ms, in decades behind."""
     axes.set_xscale("symlog", linthresh=_LINEAR_MS, linscale=2)
     ticks = sorted({row.rtt_ms for row in rows})
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks], minor=False)
     axes.set_xticks([], minor=True)
+    axes.set_xlim(-3, 1.2 * max([_LINEAR_MS, *ticks]))
     axes.set_xlabel("round trip, ms")
     axes.grid(alpha=0.3)
