@@ -18,12 +18,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count, product
+from operator import sub
 from pathlib import Path
 
 from kvferry.errors import UnavailableError
 from kvferry.lab.latency.link import FarStore
 from kvferry.lab.latency.waits import read_commands, sequential_waits
 from kvferry.lab.openai_client import Answer, OpenAIClient
+from kvferry.lab.prometheus_text import retrieves
 from kvferry.lab.serve.child import served
 from kvferry.lab.token_benchmark import random_text
 
@@ -87,6 +89,7 @@ class CellRun:
     Attributes:
         waits: One after the other, of each request; None: they cannot be told apart.
         seconds: All requests together.
+        cache_wait_s: For the cache, by the server's own clock, the mean; None: it does not say.
         up_bytes, down_bytes: Over the link meanwhile, to the store and from it; None: no link.
     """
 
@@ -94,6 +97,7 @@ class CellRun:
     answers: list[Answer]
     waits: list[int | None]
     seconds: float
+    cache_wait_s: float | None
     up_bytes: int | None
     down_bytes: int | None
 
@@ -180,6 +184,7 @@ class _Asker:
         numbers = [self._number(cell.workload, at) for at in range(plan.requests)]
         self._ask(self._number(cell.workload, 0), 1)
         self._settle()
+        waited = retrieves(self._client.base_url)
         before = (0, 0) if far is None else far.bytes_passed()
         began = time.monotonic()
 
@@ -193,11 +198,13 @@ class _Asker:
             asked = [one for one in pool.map(ask, numbers) if one is not None]
         seconds = time.monotonic() - began
         after = None if far is None else far.bytes_passed()
+        wait_s, loads = map(sub, retrieves(self._client.base_url), waited)
         return CellRun(
             cell=cell,
             answers=[answer for _, answer in asked],
             waits=self._waits(cell, asked),
             seconds=seconds,
+            cache_wait_s=wait_s / loads if loads else None,
             up_bytes=None if after is None else after[0] - before[0],
             down_bytes=None if after is None else after[1] - before[1],
         )

@@ -37,6 +37,7 @@ class Row:
         tokens_s_mean, tokens_s_overall: Of each request over its time, the mean; of all tokens
             over the time of the cell.
         waits: For the store, one after the other, of a request; the mean.
+        cache_wait_s: For the cache, by the server's own clock; the mean.
         up_bytes, down_bytes: To and from the store, of a request.
     """
 
@@ -58,6 +59,7 @@ class Row:
     tokens_s_overall: float | None = None
     completed_per_min: float | None = None
     waits: float | None = None
+    cache_wait_s: float | None = None
     up_bytes: float | None = None
     down_bytes: float | None = None
 
@@ -113,6 +115,7 @@ def row_of(run: CellRun) -> Row:
         tokens_s_overall=sum(answer.output_tokens for answer in fine) / seconds,
         completed_per_min=len(fine) / seconds * 60,
         waits=_mean(waits),
+        cache_wait_s=run.cache_wait_s,
         up_bytes=None if run.up_bytes is None else run.up_bytes / asked,
         down_bytes=None if run.down_bytes is None else run.down_bytes / asked,
     )

@@ -32,6 +32,7 @@ _EXTRA = (
     ("TTFT p99 (s)", "ttft_p99_s", 4),
     ("Inter-token after the first (s)", "inter_token_after_first_s", 5),
     ("Waits", "waits", 1),
+    ("Wait for the cache (s)", "cache_wait_s", 4),
     ("Hits", "hit_share", 2),
     ("MB to the store", "up_bytes", 2),
     ("MB from it", "down_bytes", 2),
