@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kvferry.lab.latency.figures import Row, series_of
-from kvferry.lab.latency.report import Report, named
+from kvferry.lab.latency.report import Report
 
 __all__ = ["write_plot"]
 
@@ -32,6 +32,7 @@ _PANELS = (
 )
 
 Line = tuple[str, list[Row]]
+Styles = dict[str, dict[str, Any]]
 
 
 def write_plot(
@@ -42,29 +43,28 @@ def write_plot(
     matplotlib.use("Agg")
     pyplot = importlib.import_module("matplotlib.pyplot")
     figure, panels = pyplot.subplots(2, 3, figsize=(15, 8.4), layout="constrained")
-    others = [("", published), ("baseline ", baseline)]
-    lines = [(row[0].client, row) for row in _of(report.rows, "miss", min)]
-    lines += [
-        (name + row[0].client, row) for name, rows in others for row in _of(rows, "miss", min)
-    ]
+    misses = _lines(report.rows, "", "miss", min) + _lines(published, "", "miss", min)
+    misses += _lines(baseline, "baseline ", "miss", min)
+    hits = _lines(report.rows, "", "hit", max) + _lines(baseline, "baseline ", "hit", max)
+    names = dict.fromkeys(name for name, _ in misses + hits)
+    styles = dict(zip(names, _styles(), strict=False))
     axes = list(panels.flat)
     for one, (title, unit, field, scale) in zip(axes, _PANELS, strict=False):
-        _draw(one, lines, field, scale)
+        _draw(one, misses, styles, field, scale)
         one.set_title(title, fontsize="medium")
         one.set_ylabel(unit)
-    hits = [(named(row[0].series), row) for row in _of(report.rows, "hit", max)]
-    hits += [(f"baseline {row[0].client}", row) for row in _of(baseline, "hit", max)]
-    _draw_hits(axes[5], hits)
+    _draw_hits(axes[5], hits, styles)
     for one in axes:
-        _distances(one, [row for _, line in lines + hits for row in line])
-    miss = f"Misses of {lines[0][1][0].prompt_tokens:,} tokens" if lines else "No misses"
-    axes[0].legend(fontsize="small", title=f"{miss}, one at a time", title_fontsize="small")
+        _distances(one, [row for _, line in misses + hits for row in line])
+    for one, lines in ((axes[0], misses), (axes[5], hits)):
+        if lines:
+            one.legend(fontsize="small", title=_about(lines), title_fontsize="small")
     figure.supxlabel("\n".join(textwrap.wrap(report.command, 190)), fontsize="small")
     figure.savefig(file, dpi=110)
     pyplot.close(figure)
 
 
-def _of(rows: Sequence[Row], workload: str, choose: Any) -> list[list[Row]]:
+def _lines(rows: Sequence[Row], prefix: str, workload: str, choose: Any) -> list[Line]:
     """The series of a workload with the least concurrency and the shortest or longest prompts."""
     rows = [row for row in rows if row.workload == workload]
     if not rows:
@@ -72,7 +72,15 @@ def _of(rows: Sequence[Row], workload: str, choose: Any) -> list[list[Row]]:
     tokens, many = choose(row.prompt_tokens for row in rows), min(row.concurrency for row in rows)
     kept = [row for row in rows if (row.prompt_tokens, row.concurrency) == (tokens, many)]
     found = series_of(kept)
-    return [found[series] for series in dict.fromkeys(row.series for row in kept)]
+    order = dict.fromkeys(row.series for row in kept)
+    return [(prefix + series[0], found[series]) for series in order]
+
+
+def _about(lines: Sequence[Line]) -> str:
+    """What all lines of a panel are."""
+    first = lines[0][1][0]
+    kind = {"hit": "hits", "miss": "misses"}[first.workload]
+    return f"{kind} of {first.prompt_tokens:,} tokens, {first.concurrency} at a time"
 
 
 def _styles() -> Iterator[dict[str, Any]]:
@@ -80,32 +88,35 @@ def _styles() -> Iterator[dict[str, Any]]:
         yield {"marker": mark, "linestyle": dash, "color": grey, "markersize": 5}
 
 
-def _draw(axes: Any, lines: Sequence[Line], field: str, scale: float) -> None:
-    for (label, rows), style in zip(lines, _styles(), strict=False):
+def _draw(axes: Any, lines: Sequence[Line], styles: Styles, field: str, scale: float) -> None:
+    for label, rows in lines:
+        style = styles[label]
         _line(axes, rows, field, scale, label=label, **style)
         if field == "inter_token_s":
             hollow = {**style, "markerfacecolor": "white", "linewidth": 0.8}
             _line(axes, rows, "inter_token_after_first_s", scale, **hollow)
-    axes.set_yscale(
-        "log" if field != "tokens_s_mean" and field != "completed_per_min" else "linear"
-    )
+    if field.endswith("_s"):
+        _logarithmic(axes)
+    else:
+        axes.set_ylim(bottom=0)
 
 
-def _draw_hits(axes: Any, lines: Sequence[Line]) -> None:
+def _draw_hits(axes: Any, lines: Sequence[Line], styles: Styles) -> None:
     """The median, from the least to the 99th percentile."""
-    for (label, rows), style in zip(lines, _styles(), strict=False):
+    for label, rows in lines:
         there = [row for row in rows if row.ttft_p50_s is not None]
         middle = [1e3 * (row.ttft_p50_s or 0) for row in there]
         below = [mid - 1e3 * (row.ttft_min_s or 0) for mid, row in zip(middle, there, strict=True)]
         above = [1e3 * (row.ttft_p99_s or 0) - mid for mid, row in zip(middle, there, strict=True)]
         places = [row.rtt_ms for row in there]
         spread = [[max(0.0, each) for each in side] for side in (below, above)]
-        axes.errorbar(places, middle, spread, label=label, capsize=3, **style)
-    _logarithmic(axes)
+        axes.errorbar(places, middle, spread, label=label, capsize=3, **styles[label])
     axes.set_title("hits: time to first token, least, p50 and p99", fontsize="medium")
     axes.set_ylabel("ms")
     if lines:
-        axes.legend(fontsize="small")
+        _logarithmic(axes)
+    else:
+        axes.text(0.5, 0.5, "none were asked for", transform=axes.transAxes, ha="center")
 
 
 def _line(axes: Any, rows: Sequence[Row], field: str, scale: float, **style: Any) -> None:
