@@ -36,10 +36,11 @@ def test_a_miss_waits_for_nothing_and_a_hit_for_one_round_trip(
     tmp_path: Path,
 ) -> None:
     port = free_port()
+    (folder := tmp_path / "door").mkdir()
     far = f"redis://127.0.0.1:{port}?same_host=tcp"
     settings = {"local_cpu": False} if workload == "hit" else {}
     with (
-        DOORS[door].behind(far, tmp_path / "door", newest_vllm.version, **settings) as transfer,
+        DOORS[door].behind(far, folder, newest_vllm.version, **settings) as transfer,
         serve_engine(newest_vllm, model("tiny"), transfer, *OPTIONS) as engine,
     ):
         words = [

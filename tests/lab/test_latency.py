@@ -22,6 +22,7 @@ from kvferry.config import ClientConfig
 from kvferry.errors import UnavailableError
 from kvferry.lab.latency.figures import read_rows
 from kvferry.lab.latency.link import FarStore, far_store, proxied
+from kvferry.lab.latency.run import remove_left
 from kvferry.lab.latency.waits import read_commands
 from kvferry.lab.servers import free_port
 from support.serve_demo import DemoServer
@@ -98,6 +99,22 @@ def test_nothing_is_left_of_a_run_that_was_killed(kind: str, tmp_path: Path) -> 
         until(lambda: not connects(store.hostname, store.port), 60)
     else:
         until(lambda: not has_address(f"{str(store.hostname)[:-1]}1"), 60)
+
+
+def test_a_run_removes_the_files_of_one_that_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    killed, living, other = (
+        tmp_path / f"kvferry-latency-{name}" for name in (f"{ended.pid}-a", f"{os.getpid()}-b", "c")
+    )
+    for folder in (killed, living, other):
+        folder.mkdir()
+        (folder / "link.log").touch()
+    remove_left()
+    assert [folder.exists() for folder in (killed, living, other)] == [False, True, True]
 
 
 def connects(host: str | None, port: int | None) -> bool:

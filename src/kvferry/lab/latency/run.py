@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -15,7 +17,9 @@ from kvferry.lab.latency.link import FarStore, far_store, proxied
 from kvferry.lab.latency.report import Report
 from kvferry.lab.machine import machine_facts, machine_line
 
-__all__ = ["run_latency"]
+__all__ = ["remove_left", "run_latency"]
+
+_PREFIX = "kvferry-latency-"
 
 
 def run_latency(
@@ -41,7 +45,8 @@ def run_latency(
         UsageError: What is said contradicts itself.
         UnavailableError: A part of it cannot be had.
     """
-    with tempfile.TemporaryDirectory(prefix="kvferry-latency-") as name:
+    remove_left()
+    with tempfile.TemporaryDirectory(prefix=f"{_PREFIX}{os.getpid()}-") as name:
         folder, rows = Path(name), list[Row]()
         with _link(plan, link, store_url, listen_port, folder) as far:
             if far is not None:
@@ -50,6 +55,14 @@ def run_latency(
                 rows.append(row_of(run))
             machine = machine_line(machine_facts())
             return Report.of(plan, rows, far, command=command, machine=machine)
+
+
+def remove_left() -> None:
+    """The files of runs that were killed; all else of them has ended with them."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
+        if pid.isdecimal() and not Path("/proc", pid).exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _link(
