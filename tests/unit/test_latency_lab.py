@@ -75,7 +75,7 @@ def test_waits_are_counted_by_what_may_depend_on_an_answer() -> None:
     assert sequential_waits([Command(0.1, "GET", "a")], 0.0, 1.0, 0.0) is None
 
 
-def test_nobody_waits_for_writes_for_a_presence_view_or_for_a_clear(tmp_path: Path) -> None:
+def test_writes_a_view_looks_for_clears_and_half_a_line_are_no_waits(tmp_path: Path) -> None:
     log = tmp_path / "link.log"
     log.write_text(
         "3000000000 1 GET late\n"
@@ -85,6 +85,7 @@ def test_nobody_waits_for_writes_for_a_presence_view_or_for_a_clear(tmp_path: Pa
         "1000000000 1 GET kvf:00:generation\n"
         "2000000000 1 exists early\n"
         "2000000000 1 PING \n"
+        "40000000"
     )
     assert read_commands(log) == [Command(2.0, "EXISTS", "early"), Command(3.0, "GET", "late")]
 

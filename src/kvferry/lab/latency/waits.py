@@ -32,7 +32,8 @@ class Command(NamedTuple):
 
 def read_commands(log: Path) -> list[Command]:
     """Those of a link's log that a request may wait for, in the order of time."""
-    lines = [line.split(" ") for line in log.read_text(errors="replace").splitlines()]
+    text = log.read_text(errors="replace")  # the last line may be on its way
+    lines = [line.split(" ") for line in text.split("\n")[:-1]]
     views = {words[1] for words in lines if words[2:4] == ["CLIENT", "TRACKING"]}
     return sorted(_read(lines, views))
 
