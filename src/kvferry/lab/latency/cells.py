@@ -51,7 +51,7 @@ class LatencyPlan:
     Attributes:
         rtt_ms: Distances, in ms.
         requests: Of each cell that are counted.
-        cell_s: After that time a cell begins no request, but the first two.
+        cell_s: After that time a cell begins no request; it has one at least.
         prefill_tokens_per_s, decode_tokens_per_s, bytes_per_token: Of serve-demo.
         base_url: Of another server, whose store is at the far end of the link, or wherever it is.
     """
@@ -163,6 +163,7 @@ class _Asker:
         self._client = OpenAIClient(url, plan.key)
         self._far = far
         self._model = self._client.model()
+        self._rtt_s = 0.0
         self._new = count(plan.requests)
         self._name = secrets.token_hex(4)  # what others have asked for is no hit here
         self._letters = _PROBE_LETTERS
@@ -181,6 +182,7 @@ class _Asker:
         if far is not None:
             self._settle()
             far.set_rtt(cell.rtt_ms)
+            self._rtt_s = cell.rtt_ms / 1e3
         numbers = [self._number(cell.workload, at) for at in range(plan.requests)]
         self._ask(self._number(cell.workload, 0), 1)
         self._settle()
@@ -212,9 +214,9 @@ class _Asker:
     def _waits(self, cell: Cell, asked: list[tuple[float, Answer]]) -> list[int | None]:
         if self._far is None or cell.concurrency > 1:
             return [None] * len(asked)
-        commands, rtt_s = read_commands(self._far.log), cell.rtt_ms / 1e3
+        commands = read_commands(self._far.log)
         return [
-            sequential_waits(commands, sent, sent + (answer.ttft_s or answer.seconds), rtt_s)
+            sequential_waits(commands, sent, sent + (answer.ttft_s or answer.seconds), self._rtt_s)
             for sent, answer in asked
         ]
 
@@ -241,4 +243,4 @@ class _Asker:
             if time.monotonic() > until:
                 raise UnavailableError(f"writes go on for more than {_QUIET_LIMIT_S:g} s")
             before = now
-            time.sleep(_QUIET_S)
+            time.sleep(max(_QUIET_S, 2 * self._rtt_s))
