@@ -15,12 +15,12 @@ from kvferry.errors import UsageError
 __all__ = ["latency"]
 
 _QUICK: dict[str, Any] = {
-    "rtt_ms": (0.0, 20.0, 50.0),
+    "rtt_ms": (0.0, 50.0),
     "workloads": ("miss", "hit"),
     "prompt_tokens": (128, 2048),
     "concurrency": (1,),
-    "requests": 4,
-    "output_tokens": 16,
+    "requests": 3,
+    "output_tokens": 8,
 }
 
 
@@ -63,7 +63,7 @@ def _whole(text: str) -> int:
 @click.option("--requests", type=click.IntRange(1), help="Of each cell.  [default: 10]")
 @click.option("--output-tokens", type=click.IntRange(1), help="Of each answer.  [default: 64]")
 @click.option("--scale", type=click.FloatRange(0, min_open=True), help="Part of the requests.")
-@click.option("--quick", is_flag=True, help="A small run of half a minute; other options win.")
+@click.option("--quick", is_flag=True, help="A small run of less than a minute; other options win.")
 @click.option(
     "--link",
     type=click.Choice(["auto", "tun", "proxy"]),

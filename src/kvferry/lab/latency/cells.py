@@ -41,7 +41,7 @@ WORKLOADS = ("miss", "hit", "mixed")
 _HITS_OF_THREE = 2  # in a mixed workload
 _CHUNK_TOKENS = 256
 _PROBE_LETTERS = 400
-_QUIET_BYTES, _QUIET_S, _QUIET_LIMIT_S = 4096, 0.25, 120.0
+_QUIET_BYTES, _QUIET_S, _QUIET_LIMIT_S = 4096, 0.1, 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
