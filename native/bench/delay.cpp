@@ -4,8 +4,8 @@
 // pipelined. By default the whole delay is on the request direction, and replies pass by splice()
 // through a pipe, without a copy; with --split both directions wait half of it.
 //
-// One thread, one epoll, one timerfd. The port is the first line on stdout; the end of stdin ends
-// the process. The upstream is expected to be near: connecting to it is not delayed and blocks.
+// One thread, one epoll, one timerfd. The port is the first line on stdout; then see LinkControl.
+// The upstream is expected to be near: connecting to it is not delayed and blocks.
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -22,6 +22,7 @@
 #include "base/clock.hpp"
 #include "bench/blocking_socket.hpp"
 #include "bench/delay_flow.hpp"
+#include "bench/link_control.hpp"
 #include "bench/options.hpp"
 
 namespace {
@@ -30,9 +31,11 @@ using kvferry::kNever;
 using kvferry::monotonic_ns;
 using kvferry::Nanos;
 using kvferry::UniqueFd;
+using kvferry::bench::CommandReader;
 using kvferry::bench::DelayFlow;
 using kvferry::bench::die_errno;
 using kvferry::bench::Flow;
+using kvferry::bench::LinkControl;
 using kvferry::bench::Options;
 using kvferry::bench::Socket;
 using kvferry::bench::SpliceFlow;
@@ -42,7 +45,8 @@ constexpr const char* kManual =
     "kvferry-delay --upstream-port P --rtt-ms MS [options]\n"
     "  --upstream-host H   the server (127.0.0.1)\n"
     "  --port P            where to listen on 127.0.0.1 (0: any free port)\n"
-    "  --split             half of the delay each way (all of it on requests)\n";
+    "  --split             half of the delay each way (all of it on requests)\n"
+    "  --log FILE          a line for each command\n";
 
 constexpr int kTurnsMax = 16;  // of one direction before the others get theirs
 
@@ -72,8 +76,7 @@ struct Connection {
 
 class Proxy {
  public:
-  explicit Proxy(const Options& options)
-      : options_(options), delay_(static_cast<Nanos>(options.real("--rtt-ms") * 1e6)) {
+  explicit Proxy(const Options& options) : options_(options), control_(options) {
     poll_ = UniqueFd(::epoll_create1(EPOLL_CLOEXEC));
     timer_ = UniqueFd(::timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC));
     listener_ = UniqueFd(::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
@@ -103,7 +106,7 @@ class Proxy {
       for (int i = 0; i < count; ++i) {
         const auto& event = events[static_cast<std::size_t>(i)];
         if (event.data.ptr == nullptr) {
-          if (stdin_ended()) return;
+          if (!control_.listen()) return;
         } else if (event.data.ptr == &listener_) {
           accept_all();
         } else if (event.data.ptr == &timer_) {
@@ -134,11 +137,6 @@ class Proxy {
     }
   }
 
-  static bool stdin_ended() {
-    char ignored[64];
-    return ::read(STDIN_FILENO, ignored, sizeof ignored) <= 0;
-  }
-
   void accept_all() {
     for (;;) {
       const int fd = ::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
@@ -150,12 +148,15 @@ class Proxy {
                                              options_.text("--upstream-port"));
       ::fcntl(c.server.fd.get(), F_SETFL, O_NONBLOCK);
       kvferry::bench::set_nodelay(fd);
-      const bool split = options_.has("--split");
-      c.requests = std::make_unique<DelayFlow>(c.client, c.server, split ? delay_ / 2 : delay_);
-      if (split) {
-        c.replies = std::make_unique<DelayFlow>(c.server, c.client, delay_ / 2);
+      const int parts = options_.has("--split") ? 2 : 1;
+      c.requests =
+          std::make_unique<DelayFlow>(c.client, c.server, control_.up, control_.rtt, parts,
+                                      std::make_unique<CommandReader>(control_.log, ++accepted_));
+      if (parts == 2) {
+        c.replies =
+            std::make_unique<DelayFlow>(c.server, c.client, control_.down, control_.rtt, parts);
       } else {
-        c.replies = std::make_unique<SpliceFlow>(c.server, c.client);
+        c.replies = std::make_unique<SpliceFlow>(c.server, c.client, control_.down);
       }
       for (Socket* socket : {&c.client, &c.server}) {
         watch(socket->fd.get(), EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, socket);
@@ -178,7 +179,8 @@ class Proxy {
   }
 
   const Options& options_;
-  const Nanos delay_;
+  LinkControl control_;
+  std::uint64_t accepted_ = 0;
   UniqueFd poll_;
   UniqueFd timer_;
   UniqueFd listener_;
@@ -192,7 +194,8 @@ int main(int argc, char** argv) {
                         {{"--upstream-host", "127.0.0.1"},
                          {"--upstream-port", "6379"},
                          {"--port", "0"},
-                         {"--rtt-ms", "1"}},
+                         {"--rtt-ms", "1"},
+                         {"--log", ""}},
                         {"--split"});
   std::signal(SIGPIPE, SIG_IGN);  // splice() has no MSG_NOSIGNAL
   Proxy(options).run();

@@ -1,5 +1,5 @@
 #pragma once
-// Flow: one direction of a proxied connection, with or without a delay.
+// Flow: one direction of a proxied connection, with or without a delay. Counts what it takes in.
 //
 // Threads: one. Lifetime: both sockets outlive the flow.
 
@@ -15,6 +15,7 @@
 #include "base/clock.hpp"
 #include "base/unique_fd.hpp"
 #include "bench/options.hpp"
+#include "bench/wire_log.hpp"
 
 namespace kvferry::bench {
 
@@ -37,7 +38,7 @@ inline bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK; }
 // Bytes from one socket to the other. step() moves some and says whether more may follow.
 class Flow {
  public:
-  Flow(Socket& from, Socket& to) : from_(from), to_(to) {}
+  Flow(Socket& from, Socket& to, std::uint64_t& bytes) : from_(from), to_(to), bytes_(bytes) {}
   virtual ~Flow() = default;
   virtual Step step(Nanos now) = 0;
   [[nodiscard]] virtual Nanos due() const { return kNever; }
@@ -51,13 +52,14 @@ class Flow {
   }
   Socket& from_;
   Socket& to_;
+  std::uint64_t& bytes_;
   bool ended_ = false;
 };
 
 // Straight through: socket -> pipe -> socket; the kernel moves pages, not bytes.
 class SpliceFlow final : public Flow {
  public:
-  SpliceFlow(Socket& from, Socket& to) : Flow(from, to) {
+  SpliceFlow(Socket& from, Socket& to, std::uint64_t& bytes) : Flow(from, to, bytes) {
     int ends[2];
     if (::pipe2(ends, O_NONBLOCK | O_CLOEXEC) != 0) die_errno("pipe");
     out_ = UniqueFd(ends[0]);
@@ -72,6 +74,7 @@ class SpliceFlow final : public Flow {
       if (n < 0 && !would_block()) return Step::kBroken;
       if (n < 0) from_.readable = false;
       held_ = n > 0 ? static_cast<std::size_t>(n) : 0;
+      bytes_ += held_;
     }
     if (held_ == 0 || !to_.writable) return Step::kIdle;
     const ssize_t n = move(out_.get(), to_.fd.get(), held_);
@@ -93,11 +96,13 @@ class SpliceFlow final : public Flow {
   std::size_t held_ = 0;
 };
 
-// Each piece waits `delay` from its arrival. Pieces are reused, so that a steady flow allocates
-// nothing.
+// Each piece waits a part of the round trip from its arrival. Pieces are reused, so that a steady
+// flow allocates nothing. The round trip may change: order stays. A reader of commands sees all.
 class DelayFlow final : public Flow {
  public:
-  DelayFlow(Socket& from, Socket& to, Nanos delay) : Flow(from, to), delay_(delay) {}
+  DelayFlow(Socket& from, Socket& to, std::uint64_t& bytes, const Nanos& rtt, int parts,
+            std::unique_ptr<CommandReader> reader = nullptr)
+      : Flow(from, to, bytes), rtt_(rtt), parts_(parts), reader_(std::move(reader)) {}
 
   Step step(Nanos now) override {
     const Step in = take(now);
@@ -134,7 +139,9 @@ class DelayFlow final : public Flow {
       closing_ = true;
       return Step::kProgress;
     }
-    piece.due = now + delay_;
+    if (reader_) reader_->take({piece.bytes.data(), static_cast<std::size_t>(n)}, now);
+    bytes_ += static_cast<std::size_t>(n);
+    piece.due = now + rtt_ / parts_;
     piece.begin = 0;
     piece.size = static_cast<std::size_t>(n);
     queued_ += piece.size;
@@ -163,7 +170,9 @@ class DelayFlow final : public Flow {
     return Step::kProgress;
   }
 
-  const Nanos delay_;
+  const Nanos& rtt_;
+  const int parts_;
+  const std::unique_ptr<CommandReader> reader_;
   bool closing_ = false;  // the sender has ended; the queue is still to be sent
   std::size_t queued_ = 0;
   std::deque<std::unique_ptr<Piece>> queue_;

@@ -182,6 +182,19 @@ def test_a_store_that_is_far_away_from_the_start_is_a_hit_soon(
     assert max(seen[:2]) <= 1.3 * 0.3
 
 
+def test_what_a_view_knows_to_be_there_is_loaded_however_often_others_missed(
+    bench: Callable[..., Bench],
+) -> None:
+    """How likely a store has something is nothing to go by where it is known to have it."""
+    made = bench(2000, 0.05, 0.3)
+    made.store.sees = True
+    for _ in range(6):
+        made.ask(made.prompt())
+    for _ in range(20):
+        made.ask(made.prompt(stored=False))
+    assert made.ask(made.prompt()) <= 1.1 * made.load_s
+
+
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5])
 @pytest.mark.parametrize("rtt_s", [0.0002, 0.05, 0.2])
 def test_misses_cost_little_all_in_all(

@@ -10,6 +10,7 @@ __all__ = ["lab"]
 
 # As in kvferry.cli.main: name -> (where it is, its line in --help).
 _COMMANDS = {
+    "latency": ("kvferry.cli.lab_latency:latency", "What the distance to a store costs."),
     "long-doc-qa": (
         "kvferry.cli.lab_long_doc:long_doc_qa",
         "Ask about long documents again and again.",

@@ -34,6 +34,13 @@ _RATE = click.FloatRange(0, min_open=True)
     "--config", metavar="FILE", help="Of the cache.  [default: that of KVFERRY_CONFIG_FILE]"
 )
 @click.option("--no-cache", "cache", flag_value=False, default=True, help="Compute everything.")
+@click.option(
+    "--client",
+    type=click.Choice(["ours", "in-turn"]),
+    default="ours",
+    show_default=True,
+    help="How the store is asked; in-turn: an EXISTS for each chunk in turn, then GETs.",
+)
 @click.option("--model", type=_PATH, help="A config.json: KV has the size of that model's.")
 @click.option("--bytes-per-token", type=_WHOLE, help="The size of KV, without a model.")
 @click.option("--prefill-tokens-per-s", type=_RATE, help="Read prompts at the pace of a GPU.")

@@ -129,6 +129,7 @@ class Asking:
 
     def _send(self, tier: Tier, start: int) -> Steps[None]:
         self._asked.pop(tier, None)
+        tier.look(self._prompt, start)
         until, declined = self._patience(tier, start)
         if declined:
             self._declined[tier] = (start, declined)

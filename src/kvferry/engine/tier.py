@@ -94,8 +94,7 @@ class Tier:
         self.capacity = capacity
         self.lets_go = lets_go
         self.known = Known()
-        # Whether it can answer without being asked: then an answer in no time is no measurement.
-        self._has_view = hasattr(connector, "absent")
+        self._has_view = hasattr(connector, "absent")  # then an answer in no time measures nothing
         self.lands = bool(getattr(connector, "lands", False))
         self._leading: Callable[[list[str]], int | None] | None
         self._leading = getattr(connector, "leading", None)
@@ -153,6 +152,11 @@ class Tier:
         except KVFerryError:  # it has too much to do, or was closed
             asked.probe = Probe(start, "error")
         return asked
+
+    def look(self, prompt: Prompt, start: int) -> None:
+        """Have `sees` be about this prompt; asks nobody."""
+        if not self.sees and self._leading is not None:  # else the question finds out
+            self.sees = bool(self._leading(prompt.keys(start, prompt.chunks)))
 
     def answer(self, asked: Asked) -> Steps[Probe]:
         """Wait for the answer to a question, as long as it says; late, it is left."""

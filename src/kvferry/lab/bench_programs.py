@@ -6,8 +6,8 @@
         proxy.port
 
 ``KVFERRY_BIN_DIR`` names the directory that holds them; else the installed package, a build
-directory of the source tree, and PATH are searched. Floor and delay end when their stdin does, so
-they cannot outlive us; kvferry-load ends when its load is done.
+directory of the source tree, and PATH are searched. All but one end when their stdin does, so they
+cannot outlive us; kvferry-load ends when its load is done.
 """
 
 from __future__ import annotations
@@ -24,7 +24,15 @@ from typing import Any, Self
 from kvferry.config import ClientConfig
 from kvferry.errors import KVFerryError
 
-__all__ = ["DelayProcess", "FloorProcess", "ProgramError", "find_program", "run_load"]
+__all__ = [
+    "DelayProcess",
+    "FloorProcess",
+    "LinkProcess",
+    "ProgramError",
+    "TunProcess",
+    "find_program",
+    "run_load",
+]
 
 _SLOW_BUILDS = ("dev", "asan", "ubsan", "tsan", "fuzz")
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -211,15 +219,65 @@ def _address(config: ClientConfig) -> list[str]:
     return [*words, "--tls", *(word for o, v in options.items() if v for word in (o, v))]
 
 
-class DelayProcess(_Program):
-    """kvferry-delay in front of a TCP server; ``port`` is where it listens on 127.0.0.1."""
+class LinkProcess(_Program):
+    """A program between a client and a server that adds a round-trip time.
 
-    def __init__(self, config: ClientConfig, *, rtt_ms: float, split: bool = False) -> None:
-        upstream = ["--upstream-host", config.host, "--upstream-port", str(config.port)]
-        flags = ["--split"] if split else []
-        super().__init__("delay", [*upstream, "--rtt-ms", str(rtt_ms), *flags], {})
+    With `log` it writes a line there for each command that passes; see native/bench/wire_log.hpp.
+    """
+
+    def _said(self) -> str:
+        """The first line; without one the program is closed."""
         try:
-            self.port = int(self._line())
+            return self._line().strip()
         except BaseException:
             self.close()
             raise
+
+    def set_rtt(self, rtt_ms: float) -> None:
+        """From now on; what is under way stays in order."""
+        self._ask(f"rtt {rtt_ms!r}")
+
+    def bytes_passed(self) -> tuple[int, int]:
+        """To the server and from it, so far; the log is complete up to now."""
+        up, down = self._ask("count").split()
+        return int(up), int(down)
+
+    def _ask(self, words: str) -> str:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(f"{words}\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it has ended: _line() tells why
+        return self._line()
+
+
+class DelayProcess(LinkProcess):
+    """kvferry-delay in front of a TCP server; ``port`` is where it listens on 127.0.0.1."""
+
+    def __init__(
+        self,
+        config: ClientConfig,
+        *,
+        rtt_ms: float,
+        split: bool = False,
+        log: str = "",
+        port: int = 0,
+    ) -> None:
+        words = ["--upstream-host", config.host, "--upstream-port", str(config.port)]
+        words += ["--port", str(port), "--rtt-ms", str(rtt_ms), "--log", log]
+        super().__init__("delay", [*words, *(["--split"] if split else [])], {})
+        self.port = int(self._said())
+
+
+class TunProcess(LinkProcess):
+    """kvferry-link: a network of our own behind a distance. Needs root.
+
+    `host` is the address there, and `enter` is what the command line of a server begins with.
+    """
+
+    def __init__(self, *, rtt_ms: float, network: int, log: str = "") -> None:
+        words = ["--rtt-ms", str(rtt_ms), "--network", str(network), "--log", log]
+        super().__init__("link", words, {})
+        self.host = self._said()
+        self.enter = ("nsenter", f"--target={self.pid}", "--net", "--")

@@ -12,29 +12,24 @@ of 10,000 tokens, 4 at a time.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvferry.config.controller import ControllerConfig
 from kvferry.config.setting import GB
 from kvferry.controller.controller import Controller
-from kvferry.errors import UnavailableError
 from kvferry.lab.long_doc import LongDocPlan, LongDocRun, run_long_doc
 from kvferry.lab.long_doc_report import mean_ttft
 from kvferry.lab.openai_client import OpenAIClient
-from kvferry.lab.servers import free_port
+from kvferry.lab.serve.child import served
+from kvferry.lab.servers import wait_until
 
 __all__ = ["PUBLISHED", "Measured", "P2PPlan", "measured_rounds", "run_p2p"]
 
 _START_S = 120.0
-_LOOK_S = 0.1
 _DOCUMENTS, _LENGTH = 50, 10_000
 # Mean TTFT and time of the warm-up and the query round of each instance, in seconds.
 PUBLISHED = {
@@ -115,8 +110,14 @@ def run_p2p(plan: P2PPlan, say: Callable[[str], None]) -> list[Measured]:
             say(f"starting instance {number}")
             file = Path(folder, f"example{number}.yaml")
             file.write_text(_settings(plan, number, controller.ports))
-            urls.append(stack.enter_context(_instance(plan, file)))
-        _wait(lambda: len(controller.members.living()) == len(urls), "the instances to register")
+            words = ["--config", str(file), "--bytes-per-token", str(plan.bytes_per_token)]
+            pace = ["--prefill-tokens-per-s", str(plan.prefill_tokens_per_s)]
+            urls.append(stack.enter_context(served(*words, *pace)))
+        wait_until(
+            "the instances to register",
+            lambda: len(controller.members.living()) == len(urls),
+            _START_S,
+        )
         runs = []
         for name, url in zip(("first", "second"), urls, strict=True):
             client = OpenAIClient(f"{url}/v1", limit_s=600)
@@ -160,39 +161,3 @@ def _settings(plan: P2PPlan, number: int, ports: dict[str, int]) -> str:
         "lookup_backoff_time": 0.001,
     }
     return "".join(f"{name}: {json.dumps(value)}\n" for name, value in settings.items())
-
-
-@contextmanager
-def _instance(plan: P2PPlan, file: Path) -> Iterator[str]:
-    """A server as a process; its URL."""
-    port, log_file = free_port(), file.with_suffix(".log")
-    command = [
-        *(sys.executable, "-m", "kvferry.cli.main", "serve-demo", "--port", str(port)),
-        *("--config", str(file), "--bytes-per-token", str(plan.bytes_per_token)),
-        *("--prefill-tokens-per-s", str(plan.prefill_tokens_per_s)),
-    ]
-    with log_file.open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=dict(os.environ))
-    try:
-        _wait(
-            lambda: "serving" in log_file.read_text(errors="replace") or process.poll() is not None,
-            f"{file.stem} to serve",
-        )
-        if process.poll() is not None:
-            raise UnavailableError(f"serve-demo ended:\n{log_file.read_text()[-2000:]}")
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        try:
-            process.wait(15)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(5)
-
-
-def _wait(is_so: Callable[[], bool], what: str) -> None:
-    until = time.monotonic() + _START_S
-    while not is_so():
-        if time.monotonic() > until:
-            raise UnavailableError(f"waited {_START_S:g} s for {what}")
-        time.sleep(_LOOK_S)

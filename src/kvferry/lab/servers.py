@@ -4,7 +4,7 @@
         server.config, server.kill(), server.restart(), server.suspend(), server.resume()
 
 What `kvferry.embedded` starts is for use; this is for trouble: any setting, TLS, a cluster. It
-keeps nothing on disk, listens on 127.0.0.1 alone, and dies with us.
+keeps nothing on disk, listens on 127.0.0.1 unless told otherwise, and dies with us.
 
 Threads: one at a time.
 """
@@ -75,10 +75,20 @@ class LabServer:
 
     Args:
         settings: Lines of its configuration file; they win over ours.
+        host: Where it listens.
+        enter: What its command line begins with, for one in another network.
     """
 
-    def __init__(self, binary: ServerBinary, settings: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        binary: ServerBinary,
+        settings: Sequence[str] = (),
+        *,
+        host: str = HOST,
+        enter: Sequence[str] = (),
+    ) -> None:
         self.binary = binary
+        self._host, self._enter = host, enter
         self._settings = tuple(settings)
         self._process: SupervisedServer | None = None
         for left in reversed(range(_START_ATTEMPTS)):
@@ -93,7 +103,7 @@ class LabServer:
     @property
     def config(self) -> ClientConfig:
         """How a client finds it."""
-        return ClientConfig(host=HOST, port=self.port)
+        return ClientConfig(host=self._host, port=self.port)
 
     @property
     def pid(self) -> int:
@@ -111,7 +121,7 @@ class LabServer:
         directory = tempfile.mkdtemp(prefix="kvferry-lab-")
         file = Path(directory, "server.conf")
         file.write_text("\n".join(self._lines(directory)) + "\n")
-        self._process = SupervisedServer([self.binary.path, str(file)], directory)
+        self._process = SupervisedServer([*self._enter, self.binary.path, str(file)], directory)
         try:
             self._await("somebody to listen", self._listens)
             listening_s = time.perf_counter()
@@ -148,7 +158,7 @@ class LabServer:
 
     def _lines(self, directory: str) -> list[str]:
         lines = [
-            f"bind {HOST}",
+            f"bind {self._host}",
             f"port {self.port}",
             f'dir "{directory}"',
             'logfile ""',
@@ -173,7 +183,7 @@ class LabServer:
     def _listens(self) -> bool:
         with socket.socket() as knock:
             knock.settimeout(1.0)
-            return knock.connect_ex((HOST, self.port)) == 0
+            return knock.connect_ex((self._host, self.port)) == 0
 
     def _answers(self) -> bool:
         try:

@@ -23,7 +23,7 @@ from typing import Any
 from kvferry.errors import UnavailableError
 from kvferry.lab.openai_client import Answer, OpenAIClient
 
-__all__ = ["TokenPlan", "TokenRun", "run_tokens"]
+__all__ = ["TokenPlan", "TokenRun", "random_text", "run_tokens"]
 
 _SEED = 11111
 _ASK = (
@@ -103,7 +103,7 @@ def _ask(plan: TokenPlan, client: OpenAIClient, prompt: str, new_tokens: int) ->
 
 def _letters_per_token(plan: TokenPlan, client: OpenAIClient) -> float:
     """How many letters of our prompts the server takes for a token; 4 if it does not say."""
-    text = _text(random.Random(_SEED), _PROBE_LETTERS)
+    text = random_text(random.Random(_SEED), _PROBE_LETTERS)
     answer = _ask(plan, client, text, 1)
     if (answer.error and answer.status is not None) or not answer.seconds:
         raise UnavailableError(f"{client.base_url}: {answer.error}")
@@ -120,12 +120,12 @@ def _requests(plan: TokenPlan, letters: float) -> list[tuple[str, int, int]]:
         least = int(len(head) / letters)
         # A mean far below what the instruction takes would never be drawn.
         tokens = max(least, _positive(rng, plan.mean_input_tokens, plan.stddev_input_tokens))
-        body = _text(rng, max(0, round((tokens - least) * letters)))
+        body = random_text(rng, max(0, round((tokens - least) * letters)))
         made.append((head + body, tokens, new_tokens))
     return made
 
 
-def _text(rng: random.Random, letters: int) -> str:
+def random_text(rng: random.Random, letters: int) -> str:
     """Lines of words, exactly so long."""
     words, parts, length = _TEXT.split(), list[str](), 0
     while length < letters:

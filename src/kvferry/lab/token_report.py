@@ -19,7 +19,7 @@ from typing import Any
 from kvferry.lab.openai_client import Answer
 from kvferry.lab.token_benchmark import TokenPlan, TokenRun
 
-__all__ = ["individual", "summary", "summary_lines", "write_results"]
+__all__ = ["individual", "quantile", "summary", "summary_lines", "write_results"]
 
 _VERSION = "2023-08-31"
 _QUANTILES = (25, 50, 75, 90, 95, 99)
@@ -128,7 +128,7 @@ def _spread(values: Sequence[float]) -> dict[str, Any]:
     """Quantiles with linear interpolation, and the rest; null without values."""
     ordered = sorted(values)
     return {
-        "quantiles": {f"p{part}": _quantile(ordered, part / 100) for part in _QUANTILES},
+        "quantiles": {f"p{part}": quantile(ordered, part / 100) for part in _QUANTILES},
         "mean": statistics.fmean(ordered) if ordered else None,
         "min": ordered[0] if ordered else None,
         "max": ordered[-1] if ordered else None,
@@ -136,7 +136,8 @@ def _spread(values: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def _quantile(ordered: Sequence[float], part: float) -> float | None:
+def quantile(ordered: Sequence[float], part: float) -> float | None:
+    """By linear interpolation between sorted values; None without any."""
     if not ordered:
         return None
     place = part * (len(ordered) - 1)

@@ -23,6 +23,7 @@ from kvferry.lab.doctor.model import load_model
 from kvferry.lab.serve.app import make_app
 from kvferry.lab.serve.batcher import Batcher
 from kvferry.lab.serve.chunks import Chunks
+from kvferry.lab.serve.in_turn import InTurn
 from kvferry.lab.serve.metrics import metrics_text
 from kvferry.lab.serve.pace import Pace
 from kvferry.testing.transformer import Transformer, TransformerConfig
@@ -49,6 +50,7 @@ class ServeSettings:
         max_num_seqs: Sequences that are computed at a time.
         step_tokens: Tokens of prompts that a step reads at most.
         cache: Whether there is one.
+        client: How it asks its store: "ours", or "in-turn"; see in_turn.py.
     """
 
     host: str = "127.0.0.1"
@@ -63,6 +65,7 @@ class ServeSettings:
     max_num_seqs: int = 8
     step_tokens: int = 2048
     cache: bool = True
+    client: str = "ours"
     seed: int = 0
 
     @property
@@ -143,7 +146,8 @@ def serving(settings: ServeSettings, config: EngineConfig) -> Iterator[Listener]
     with ExitStack() as stack:
         cache = None
         if settings.cache:
-            cache = Engine(_identity(settings, shape, layout), config)
+            kind = InTurn if settings.client == "in-turn" else Engine
+            cache = kind(_identity(settings, shape, layout), config)
             stack.callback(cache.close)
         batcher = Batcher(
             *(model, chunks, cache, settings.pace),
