@@ -1,6 +1,6 @@
 #pragma once
 // Outbox: what a connection still has to send, in order: command text from its own memory, payload
-// from the caller's, without a copy of either.
+// from the caller's, without a copy of either, or from its own where it is encoded.
 //
 // Threads: one. Lifetime: payload stays valid until it is sent or the outbox is cleared.
 // Limits: text_bytes_max and pieces_max; room_for_command() says when to stop adding.
@@ -14,6 +14,7 @@
 #include <span>
 
 #include "base/bytes.hpp"
+#include "redis/coded_payloads.hpp"
 
 namespace kvferry::redis {
 
@@ -42,6 +43,14 @@ class Outbox {
     add({begin, size});
   }
   void add_payload(ByteView payload) noexcept { add(payload); }
+  // Adds the payload that `coded()` holds; false: it holds none.
+  bool add_held() {
+    if (coded_.held().empty()) return false;
+    add(coded_.held());
+    coded_.added(added_total_);
+    return true;
+  }
+  [[nodiscard]] CodedPayloads& coded() noexcept { return coded_; }
 
   // The next pieces to send in one call. A large payload begins a call of its own: a server that
   // has read the command before the value arrives receives the value where it will stay.
@@ -54,7 +63,7 @@ class Outbox {
   }
 
   // The first `bytes` of pieces() were sent.
-  void sent(std::size_t bytes) noexcept {
+  void sent(std::size_t bytes) {
     sent_total_ += bytes;
     while (bytes > 0) {
       iovec& piece = pieces_[first_];
@@ -64,14 +73,16 @@ class Outbox {
       bytes -= part;
       if (piece.iov_len == 0) ++first_;
     }
-    if (empty()) clear();
+    coded_.sent(sent_total_);
+    if (empty()) first_ = count_ = text_used_ = 0;
   }
 
   // Positions in everything that was ever added: what ends at or before sent_total() is sent.
   [[nodiscard]] std::uint64_t added_total() const noexcept { return added_total_; }
   [[nodiscard]] std::uint64_t sent_total() const noexcept { return sent_total_; }
 
-  void clear() noexcept {
+  void clear() {
+    coded_.clear();
     first_ = count_ = text_used_ = 0;
     sent_total_ = added_total_;
   }
@@ -97,6 +108,7 @@ class Outbox {
   std::size_t count_ = 0;
   std::uint64_t added_total_ = 0;
   std::uint64_t sent_total_ = 0;
+  CodedPayloads coded_;
 };
 
 }  // namespace kvferry::redis

@@ -46,6 +46,11 @@ std::span<const iovec> Replies::plan() noexcept {
       planned_target_ = plan_piece(command.data + landed_, owed);
     }
   }
+  if (owed > 0 && landing_ == Landing::kCoded) {
+    const MutableBytes space = decoder_.space();
+    planned_target_ = plan_piece(space.data(), space.size());
+    if (owed > 0) return std::span(pieces_).first(count);  // the rest of it comes there as well
+  }
   if (scratch_begin_ == scratch_end_) scratch_begin_ = scratch_end_ = 0;
   std::size_t space = kScratchBytes - scratch_end_;
   const bool large_next =
@@ -70,6 +75,7 @@ bool Replies::received(std::size_t count) {
     if (landing_ == Landing::kTarget) {
       note_landed({slot(head_).command->data + landed_, part});
     }
+    if (landing_ == Landing::kCoded && !decode(part)) return false;
     count -= part;
   }
   scratch_end_ += count;
@@ -116,6 +122,12 @@ bool Replies::land(ByteView bytes) {
       note_landed({target, used});
       break;
     }
+    case Landing::kCoded: {
+      const MutableBytes space = decoder_.space();
+      used = std::min(used, space.size());
+      std::memcpy(space.data(), bytes.data(), used);
+      break;
+    }
     case Landing::kText:
       text_.append(as_text(bytes.first(std::min(used, kErrorTextMax - text_.size()))));
       break;
@@ -125,7 +137,22 @@ bool Replies::land(ByteView bytes) {
   scratch_begin_ += used;
   parser_.take_payload(used);
   const bool frame_done = landing_ == Landing::kFrame && frame_filled_ == codec::kFrameSizeBytes;
+  if (landing_ == Landing::kCoded) return decode(used);
   return !frame_done || on_frame_header();
+}
+
+// The next bytes of a coded payload are where the decoder wanted them. What is wrong with them
+// concerns this value alone: the rest of it is read away.
+bool Replies::decode(std::size_t count) {
+  const Work work = slot(head_);
+  const bool sound = decoder_.received(count);
+  note_landed({work.command->data + landed_, decoder_.filled() - landed_});
+  if (sound) return true;
+  landing_ = Landing::kDrain;
+  outcome_ = Status::kCorrupt;
+  work.command->fault = codec::FrameFault::kPayloadChecksum;
+  why_ = codec::name(work.command->fault);
+  return drain(parser_.payload_remaining());
 }
 
 void Replies::note_landed(ByteView piece) noexcept {
@@ -210,7 +237,8 @@ bool Replies::on_frame_header() {
       .payload_size_bytes = work.command->size,
       .original_size_bytes = work.batch->value_size(*work.command),
       .stripe_index = work.command->stripe,
-      .stripe_count = static_cast<std::uint16_t>(stripes.size())};
+      .stripe_count = static_cast<std::uint16_t>(stripes.size()),
+      .decodes = true};
   const std::uint64_t payload = parser_.payload_remaining();
   codec::FrameFault fault = codec::decode_frame(frame_bytes_, frame_);
   if (fault == codec::FrameFault::kNone && frame_.payload_size_bytes != payload) {
@@ -228,6 +256,11 @@ bool Replies::on_frame_header() {
   if (fault == codec::FrameFault::kNone) {
     if (work.batch->place(*work.command)) {
       landing_ = Landing::kTarget;
+      if (frame_.codec != codec::Codec::kRaw) {
+        landing_ = Landing::kCoded;
+        work.command->found = work.command->size;
+        decoder_.start({work.command->data, work.command->size}, payload);
+      }
       return true;
     }
     landing_ = Landing::kDrain;
@@ -249,8 +282,9 @@ bool Replies::on_frame_header() {
 bool Replies::on_payload_end() {
   if (landing_ == Landing::kText) return on_server_error(text_);
   const Work work = slot(head_);
-  if (work && landing_ == Landing::kTarget && work.batch->options().framed &&
-      checksum_.digest() != frame_.payload_checksum) {
+  const bool landed = landing_ == Landing::kTarget || landing_ == Landing::kCoded;
+  if (work && landed && work.batch->options().framed &&
+      (landed_ != work.command->size || checksum_.digest() != frame_.payload_checksum)) {
     outcome_ = Status::kCorrupt;
     work.command->fault = codec::FrameFault::kPayloadChecksum;
     why_ = codec::name(work.command->fault);

@@ -2,8 +2,9 @@
 // Replies: the machine that matches what a connection receives with the commands it sent.
 //
 // It owns no socket. plan() says where the next bytes must go - straight into the caller's buffer
-// when a payload is due - and received() says how many came. Every reply settles the oldest
-// command in flight; what cannot be trusted poisons the stream, and its connection must be closed.
+// when a payload is due, or where a coded one is decoded from - and received() says how many came.
+// Every reply settles the oldest command in flight; what cannot be trusted poisons the stream, and
+// its connection must be closed.
 //
 // Threads: one. Lifetime: a payload target is written only between plan() and received(), and
 // never again after release().
@@ -21,6 +22,7 @@
 #include <string_view>
 
 #include "codec/checksum.hpp"
+#include "codec/coded.hpp"
 #include "codec/frame.hpp"
 #include "redis/work_queue.hpp"
 #include "resp/parser.hpp"
@@ -58,7 +60,7 @@ class Replies {
 
   // Payload bytes of the oldest command that are in its target already.
   [[nodiscard]] std::size_t landed() const noexcept {
-    return landing_ == Landing::kTarget ? landed_ : 0;
+    return landing_ == Landing::kTarget || landing_ == Landing::kCoded ? landed_ : 0;
   }
 
   // The first `count` bytes of plan() were filled. False: the stream is poisoned, see reason().
@@ -94,7 +96,7 @@ class Replies {
   }
 
  private:
-  enum class Landing : std::uint8_t { kFrame, kTarget, kText, kDrain };
+  enum class Landing : std::uint8_t { kFrame, kTarget, kCoded, kText, kDrain };
 
   // An empty Work in a slot: a PING or its like, or a command that was released.
   [[nodiscard]] Work& slot(std::size_t index) noexcept { return (*slots_)[index % kInFlightMax]; }
@@ -116,6 +118,7 @@ class Replies {
   bool poison(std::string_view reason);
 
   void note_landed(ByteView piece) noexcept;
+  bool decode(std::size_t count);
   Work take_front() noexcept;
   void settle_front(Status status, std::string_view why = {});
   void reset() noexcept;
@@ -136,6 +139,7 @@ class Replies {
   std::string_view why_;          // static text
   std::string text_;              // of a bulk error
   codec::Xxh3 checksum_;
+  codec::StripeDecoder decoder_;
   codec::Frame frame_;
   std::array<std::byte, codec::kFrameSizeBytes> frame_bytes_{};
   std::size_t frame_filled_ = 0;

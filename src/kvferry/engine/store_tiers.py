@@ -143,11 +143,14 @@ def open_tiers(
     tiers: list[StoreTier] = []
     try:
         for store in stores:
+            spec = store.connector_spec()
+            if store.type == "redis":
+                spec["serde"] = config.remote_serde
             # Of files and memory the driver refuses what does not fit, just behind our limit.
             tiers.append(
                 StoreTier(
                     store.name,
-                    load_connector(store.connector_spec(), space),
+                    load_connector(spec, space),
                     size,
                     queue,
                     metrics,
