@@ -61,6 +61,7 @@ std::span<const iovec> Replies::plan() noexcept {
 }
 
 bool Replies::received(std::size_t count) {
+  gained_ = 0;
   if (planned_frame_ > 0) {
     const std::size_t part = std::min(count, planned_frame_);
     parser_.take_payload(part);
@@ -146,7 +147,9 @@ bool Replies::land(ByteView bytes) {
 bool Replies::decode(std::size_t count) {
   const Work work = slot(head_);
   const bool sound = decoder_.received(count);
-  note_landed({work.command->data + landed_, decoder_.filled() - landed_});
+  const std::size_t fresh = decoder_.filled() - landed_;
+  gained_ += static_cast<std::ptrdiff_t>(fresh) - static_cast<std::ptrdiff_t>(count);
+  note_landed({work.command->data + landed_, fresh});
   if (sound) return true;
   landing_ = Landing::kDrain;
   outcome_ = Status::kCorrupt;

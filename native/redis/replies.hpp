@@ -65,6 +65,8 @@ class Replies {
 
   // The first `count` bytes of plan() were filled. False: the stream is poisoned, see reason().
   bool received(std::size_t count);
+  // By how much what that call decoded is more than the bytes that it was decoded from.
+  [[nodiscard]] std::ptrdiff_t gained() const noexcept { return gained_; }
   [[nodiscard]] const std::string& reason() const noexcept { return reason_; }
   // It was our choice: a value that nobody wants is too long to be read away.
   [[nodiscard]] bool declined() const noexcept { return declined_; }
@@ -150,6 +152,7 @@ class Replies {
   std::array<iovec, 3> pieces_{};
   std::size_t planned_frame_ = 0;
   std::size_t planned_target_ = 0;
+  std::ptrdiff_t gained_ = 0;
   std::string reason_;
   bool wants_reconnect_ = false;
   bool declined_ = false;

@@ -109,6 +109,25 @@ TEST(RepliesCoded, OfAnotherLengthItIsDrained) {
             "k=SIZE_MISMATCH(size) n=OK");
 }
 
+TEST(RepliesCoded, WhatIsGainedIsTheDifferenceInLength) {
+  const auto content = codec::normal_numbers(100'000, 8);
+  const Coded value = coded("k", content);
+  const std::string reply = framed_reply(value.frame, value.payload);
+  GuardedTarget target(content.size());
+  Batch batch({.verb = Verb::kGet, .framed = true, .identity = kIdentity});
+  batch.add("k", target.bytes());
+  ReplyDriver driver(1 * kMiB);
+  driver.expect(batch);
+  std::ptrdiff_t gained = 0;
+  for (std::size_t at = 0; at < reply.size(); at += 4000) {
+    const std::string_view part = std::string_view(reply).substr(at, 4000);
+    ASSERT_TRUE(driver.deliver(part));
+    gained += driver.replies().gained();
+    EXPECT_GE(static_cast<std::ptrdiff_t>(at + part.size()) + gained, 0);
+  }
+  EXPECT_EQ(gained, static_cast<std::ptrdiff_t>(content.size() - value.payload.size()));
+}
+
 TEST(RepliesCoded, MemoryIsTheCallersAgainAtEveryPointOfTheStream) {
   const auto content = codec::normal_numbers(40'000, 7);
   const Coded value = coded("k", content);

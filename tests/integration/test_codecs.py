@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
 
-from kvferry import Identity, KVLayout, Status
+from kvferry import Engine, Identity, KVLayout, Status
 from kvferry.config import ClientConfig
 from kvferry.connectors import load_connector
 from kvferry.connectors.redis import CODECS, RedisConnector
 from kvferry.errors import ConfigError
 from support.connectors import space_of
 from support.engines import open_engine, prompt
+from support.proxy import FaultProxy
 from support.servers import TestServer
 from support.stamps import until
 
@@ -154,12 +157,47 @@ def test_engines_with_other_settings_read_each_other(valkey: TestServer) -> None
         for reader in CODECS:
             with (
                 open_engine(remote_serde=reader, **settings) as engine,
+                counted(engine, 12 * LAYOUT.chunk_bytes),
                 engine.retrieve(tokens) as hit,
             ):
                 assert hit.tokens == 12 * 16
                 pairs = zip(hit.pages, chunks, strict=True)
                 assert all(bytes(page) == chunk.tobytes() for page, chunk in pairs)
         valkey.cli("FLUSHALL")
+
+
+def test_a_link_that_was_seen_to_be_slow_gets_encoded_chunks(valkey: TestServer) -> None:
+    chunks = [np.frombuffer(numbers(LAYOUT.chunk_bytes, i), np.uint8) for i in range(12)]
+    whole = HEAD + LAYOUT.chunk_bytes
+    with FaultProxy(valkey.host, valkey.port) as proxy:
+        proxy.down.shared, proxy.down.bandwidth_bytes_per_s = True, 50e6
+        stores = [{"type": "redis", "url": proxy.url, **FaultProxy.settings}]
+        settings: dict[str, Any] = {"identity": IDENTITY, "stores": stores, "recompute": "never"}
+        with open_engine(remote_serde="auto", **settings) as engine:
+
+            def held(seed: int) -> set[int]:
+                """The lengths of the values of one more prompt."""
+                before = valkey.cli("KEYS", PATTERN)
+                assert engine.store(prompt(12 * 16, seed), chunks).chunks == 12
+                assert engine.flush(20)
+                fresh = set(valkey.cli("KEYS", PATTERN)) - set(before)
+                return {valkey.cli("STRLEN", key) for key in fresh}
+
+            assert held(0) == {whole}, "nobody knows the link yet"
+            engine.clear(stores=False)
+            with engine.retrieve(prompt(12 * 16, 0)) as hit:
+                assert hit.tokens == 12 * 16
+            held(1)  # behind it the choice is made
+            assert all(length < whole / 1.3 for length in held(2))
+
+
+@contextlib.contextmanager
+def counted(engine: Engine, size_bytes: int) -> Iterator[None]:
+    """What a load expects is what its flow is seen to bring, however that is encoded."""
+    tier = engine.tiers[0].tier
+    before = tier.received_bytes()
+    yield
+    assert size_bytes < tier.received_bytes() - before < 1.1 * size_bytes
 
 
 def test_an_unknown_serde_is_refused_by_name(valkey: TestServer) -> None:

@@ -78,6 +78,11 @@ class RedisConnector(ClientConnector):
         connector.write_as(self._codec)
         return connector
 
+    def write_as(self, serde: str) -> None:
+        """How values are written from now on: a name of `CODECS`."""
+        self._codec = CODECS[serde]
+        self._handle().write_as(self._codec)
+
     def usage(self, timeout_s: float = CONTROL_TIMEOUT_S) -> Usage:
         """Data and limit of all primaries together; see `Connector`."""
         used = keys = capacity = 0
