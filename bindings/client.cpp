@@ -46,6 +46,7 @@ struct Totals {
 
   void add(const redis::Stats& stats) {
     bytes_received += stats.bytes_received;
+    content_received += stats.content_received;
     bytes_sent += stats.bytes_sent;
     commands_settled += stats.commands_settled;
     commands_retried += stats.commands_retried;
@@ -60,6 +61,7 @@ struct Totals {
   [[nodiscard]] nb::dict to_python() const {
     nb::dict out;
     out["bytes_received"] = bytes_received;
+    out["content_received"] = content_received;
     out["bytes_sent"] = bytes_sent;
     out["commands_settled"] = commands_settled;
     out["commands_retried"] = commands_retried;
@@ -78,6 +80,7 @@ struct Totals {
   }
 
   std::uint64_t bytes_received = 0;
+  std::uint64_t content_received = 0;
   std::uint64_t bytes_sent = 0;
   std::uint64_t commands_settled = 0;
   std::uint64_t commands_retried = 0;

@@ -198,6 +198,8 @@ class PyConnector {
     return nb::make_tuple(presence_stats(view->stats), readable(view->why));
   }
 
+  void write_as(int codec) { connector_->write_as(static_cast<codec::Codec>(codec)); }
+
   [[nodiscard]] nb::tuple usage() const {
     const connector::Usage usage = value_or_raise(connector_->usage());
     const auto optional = [](const std::optional<std::uint64_t>& number) {
@@ -336,6 +338,8 @@ void bind_connector(nb::module_& module) {
       .def("presence", &PyConnector::presence,
            nb::sig("def presence(self) -> tuple[dict[str, int], str] | None"),
            "Counters of the presence view and what is in its way, if there is one.")
+      .def("write_as", &PyConnector::write_as, "codec"_a,
+           "How values are written from now on: a number of codec/frame.hpp.")
       .def("mode", &PyConnector::mode, "How the driver works here, e.g. 'direct, io_uring'.")
       .def("usage", &PyConnector::usage,
            nb::sig("def usage(self) -> tuple[int, int | None, int | None]"),

@@ -6,6 +6,7 @@ namespace kvferry {
 void bind_blocks(nanobind::module_& module);
 void bind_cache(nanobind::module_& module);
 void bind_client(nanobind::module_& module);
+void bind_codec(nanobind::module_& module);
 void bind_connector(nanobind::module_& module);
 void bind_credentials(nanobind::module_& module);
 void bind_directory(nanobind::module_& module);
@@ -29,6 +30,7 @@ NB_MODULE(_native, module) {
   kvferry::bind_pool(module);
   kvferry::bind_tokens(module);
   kvferry::bind_pages(module);
+  kvferry::bind_codec(module);
   kvferry::bind_blocks(module);
   kvferry::bind_lookups(module);
   kvferry::bind_cache(module);

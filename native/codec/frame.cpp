@@ -35,7 +35,9 @@ std::uint32_t header_checksum(std::span<const std::byte, kFrameSizeBytes> header
 
 bool consistent(const Frame& frame) noexcept {
   if (frame.stripe_index >= frame.stripe_count) return false;
-  if (frame.stripe_count == 1) return frame.payload_size_bytes == frame.original_size_bytes;
+  if (frame.stripe_count == 1 && frame.codec == Codec::kRaw) {
+    return frame.payload_size_bytes == frame.original_size_bytes;
+  }
   return frame.payload_size_bytes < frame.original_size_bytes;
 }
 
@@ -98,9 +100,8 @@ FrameFault decode_frame(std::span<const std::byte, kFrameSizeBytes> header, Fram
   if (load_le<std::uint32_t>(from + kAtHeaderChecksum) != header_checksum(header)) {
     return FrameFault::kHeaderChecksum;
   }
-  if (load_le<std::uint8_t>(from + kAtCodec) != static_cast<std::uint8_t>(Codec::kRaw)) {
-    return FrameFault::kCodec;
-  }
+  const auto codec = static_cast<Codec>(load_le<std::uint8_t>(from + kAtCodec));
+  if (codec != Codec::kRaw && codec != Codec::kSplit12) return FrameFault::kCodec;
   if (load_le<std::uint16_t>(from + kAtFlags) != 0) return FrameFault::kFlags;
 
   const Frame decoded{
@@ -112,6 +113,7 @@ FrameFault decode_frame(std::span<const std::byte, kFrameSizeBytes> header, Fram
       .generation = load_le<std::uint64_t>(from + kAtGeneration),
       .stripe_index = load_le<std::uint16_t>(from + kAtStripeIndex),
       .stripe_count = load_le<std::uint16_t>(from + kAtStripeCount),
+      .codec = codec,
   };
   if (!consistent(decoded)) return FrameFault::kShape;
   frame = decoded;
@@ -119,6 +121,7 @@ FrameFault decode_frame(std::span<const std::byte, kFrameSizeBytes> header, Fram
 }
 
 FrameFault check_frame(const Frame& frame, const FrameExpectation& expected) noexcept {
+  if (frame.codec != Codec::kRaw && !expected.decodes) return FrameFault::kCodec;
   if (frame.identity != expected.identity) return FrameFault::kIdentity;
   if (frame.key_digest != expected.key_digest) return FrameFault::kKey;
   // Before the stripes: a value of another length is usually also cut differently.
@@ -126,8 +129,10 @@ FrameFault check_frame(const Frame& frame, const FrameExpectation& expected) noe
   if (frame.stripe_index != expected.stripe_index || frame.stripe_count != expected.stripe_count) {
     return FrameFault::kStripe;
   }
-  if (frame.payload_size_bytes != expected.payload_size_bytes) return FrameFault::kSize;
-  return FrameFault::kNone;
+  const bool fits = frame.codec == Codec::kRaw
+                        ? frame.payload_size_bytes == expected.payload_size_bytes
+                        : frame.payload_size_bytes < expected.payload_size_bytes;
+  return fits ? FrameFault::kNone : FrameFault::kSize;
 }
 
 }  // namespace kvferry::codec

@@ -18,13 +18,14 @@ namespace kvferry::codec {
 inline constexpr std::size_t kFrameSizeBytes = 64;
 
 enum class Codec : std::uint8_t {
-  kRaw = 0,  // the payload is the content
+  kRaw = 0,      // the payload is the content
+  kSplit12 = 1,  // blocks of codec/coded.hpp
 };
 
 struct Frame {
   std::uint64_t payload_size_bytes = 0;   // of this stripe, as stored
   std::uint64_t original_size_bytes = 0;  // of the whole value, as the caller knows it
-  std::uint64_t payload_checksum = 0;     // XXH3-64 of this stripe's payload
+  std::uint64_t payload_checksum = 0;     // XXH3-64 of this stripe's content
   std::uint64_t identity = 0;             // first 8 bytes of the identity digest, little-endian
   std::uint64_t key_digest = 0;           // XXH3-64 of the value's key, without a stripe suffix
   std::uint64_t generation = 0;           // generation_of() the checksums of all stripes
@@ -40,10 +41,11 @@ struct Frame {
 struct FrameExpectation {
   std::uint64_t identity = 0;
   std::uint64_t key_digest = 0;
-  std::uint64_t payload_size_bytes = 0;
+  std::uint64_t payload_size_bytes = 0;  // where it is not coded
   std::uint64_t original_size_bytes = 0;
   std::uint16_t stripe_index = 0;
   std::uint16_t stripe_count = 1;
+  bool decodes = false;  // the reader takes coded payloads, which are shorter
 };
 
 enum class FrameFault : std::uint8_t {

@@ -128,7 +128,7 @@ TEST(Frame, OtherBytesAreNoFrame) {
 TEST(Frame, WhatWeDoNotKnowIsRefusedEvenUnderARightChecksum) {
   const Header header = encoded(example());
   EXPECT_EQ(fault_of(resealed(header, 4, 2)), FrameFault::kVersion);
-  EXPECT_EQ(fault_of(resealed(header, 5, 1)), FrameFault::kCodec);
+  EXPECT_EQ(fault_of(resealed(header, 5, 9)), FrameFault::kCodec);
   EXPECT_EQ(fault_of(resealed(header, 5, 255)), FrameFault::kCodec);
   EXPECT_EQ(fault_of(resealed(header, 6, 1)), FrameFault::kFlags);
   EXPECT_EQ(fault_of(resealed(header, 7, 0x80)), FrameFault::kFlags);
@@ -150,6 +150,23 @@ TEST(Frame, ContradictionsAreRefused) {
               ++f.original_size_bytes;
             }),
             FrameFault::kNone);
+}
+
+TEST(Frame, ACodedPayloadIsShorterAndForThoseWhoDecode) {
+  Frame frame = example();
+  frame.codec = Codec::kSplit12;
+  EXPECT_EQ(fault_of(encoded(frame)), FrameFault::kShape);
+  --frame.payload_size_bytes;
+  EXPECT_EQ(fault_of(encoded(frame)), FrameFault::kNone);
+  FrameExpectation expected{.identity = frame.identity,
+                            .key_digest = frame.key_digest,
+                            .payload_size_bytes = frame.original_size_bytes,
+                            .original_size_bytes = frame.original_size_bytes};
+  EXPECT_EQ(check_frame(frame, expected), FrameFault::kCodec);
+  expected.decodes = true;
+  EXPECT_EQ(check_frame(frame, expected), FrameFault::kNone);
+  ++expected.original_size_bytes;
+  EXPECT_EQ(check_frame(frame, expected), FrameFault::kSize);
 }
 
 TEST(Frame, ARefusedHeaderLeavesTheFrameAlone) {

@@ -112,6 +112,8 @@ class Connector : public std::enable_shared_from_this<Connector> {
   [[nodiscard]] virtual bool lands() const { return false; }
   // How the driver works here, for people.
   [[nodiscard]] virtual std::string mode() const { return {}; }
+  // How values are written from now on, where the driver encodes any. It reads them all.
+  virtual void write_as(codec::Codec /*codec*/) noexcept {}
   // Whether the store can be asked at all.
   [[nodiscard]] virtual bool available() const { return true; }
   // From memory, without I/O. Fails with: kInvalidArgument where only a server could tell.

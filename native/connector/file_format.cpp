@@ -72,6 +72,7 @@ codec::FrameFault decode_file_head(ConstFileBlock block, FileHead& head) {
   }
   const std::size_t key_length = codec::load_le<std::uint16_t>(from + kAtKeyLength);
   if (key_length > kKeySizeBytesMax || frame.stripe_count != 1) return codec::FrameFault::kShape;
+  if (frame.codec != codec::Codec::kRaw) return codec::FrameFault::kCodec;
   const std::string_view key = as_text(block.subspan(kAtKey, key_length));
   FileHead found;
   std::copy_n(from + kAtIdentity, found.identity.size(), found.identity.begin());

@@ -166,7 +166,8 @@ Outcome RedisConnector::ask(redis::Client& client, const std::shared_ptr<Job>& j
                             .ttl_ms = options.ttl_ms,
                             .prefix = options.prefix,
                             .framed = true,
-                            .identity = identity_});
+                            .identity = identity_,
+                            .codec = codec_.load(std::memory_order_relaxed)});
   const std::size_t size = space().value_size_bytes;
   const std::size_t count = asked.all ? names.size() : asked.indexes.size();
   const std::size_t leading = asked.leading;

@@ -2,8 +2,9 @@
 // The redis driver: framed batches of a redis::Client, striped and without a copy of the payload.
 //
 // What it stores is what a CacheNamespace with the same prefix and identity stores, see
-// docs/formats/frame.md. A value of another length is of no use here: it is deleted like a corrupt
-// one. Usage, scan and descriptions are for a control connection, not for this one.
+// docs/formats/frame.md; encoded, where it is told so and that pays. A value of another length is
+// of no use here: it is deleted like a corrupt one. Usage, scan and descriptions are for a control
+// connection, not for this one.
 //
 // With a presence view, keys that it knows to be absent are MISS without being asked for, where
 // they are read, touched, or looked for as a prefix. EXISTS of single keys is the server's word.
@@ -14,6 +15,7 @@
 // finishes a job would have to end it.
 
 #include <array>
+#include <atomic>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -38,6 +40,9 @@ class RedisConnector final : public Connector {
   [[nodiscard]] std::size_t progress(const Job& job) const override;
   [[nodiscard]] Nanos deadline_for(std::size_t payload_bytes) const noexcept override;
   [[nodiscard]] bool available() const override;
+  void write_as(codec::Codec codec) noexcept override {
+    codec_.store(codec, std::memory_order_relaxed);
+  }
   [[nodiscard]] bool lands() const override { return true; }
   [[nodiscard]] bool absent(std::string_view key) const override;
   [[nodiscard]] std::optional<std::size_t> leading(
@@ -75,6 +80,7 @@ class RedisConnector final : public Connector {
   const std::uint64_t identity_;
   const std::weak_ptr<redis::Client> client_;
   const redis::PresenceView* const view_;  // of the client
+  std::atomic<codec::Codec> codec_{codec::Codec::kRaw};
   mutable std::mutex mutex_;
   std::condition_variable none_left_;
   struct Running {

@@ -77,6 +77,7 @@ class Batch {
     bool prefix = false;         // stop asking after the first key that is not OK
     bool framed = false;         // values carry the header of codec/frame.hpp and may be striped
     std::uint64_t identity = 0;  // framed: what the bytes must be comparable with
+    codec::Codec codec = codec::Codec::kRaw;  // framed SET: how values are sent where that pays
   };
 
   // 512 of the caller, and the number of a stripe.

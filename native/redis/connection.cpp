@@ -225,7 +225,10 @@ void Connection::on_replies(Nanos now) {
     probing_ = false;
     if (asked_at_ != kNever) server_.note_round_trip(now - std::exchange(asked_at_, kNever));
     server_.stats().bytes_received.fetch_add(io.bytes, std::memory_order_relaxed);
-    if (!replies_.received(io.bytes)) {
+    const bool sound = replies_.received(io.bytes);
+    server_.stats().content_received.fetch_add(
+        io.bytes + static_cast<std::size_t>(replies_.gained()), std::memory_order_relaxed);
+    if (!sound) {
       // What else was in flight does not pay for a choice of ours.
       return end(replies_.declined() ? End::kWithdrawn : End::kBroken, replies_.reason(), now);
     }

@@ -15,6 +15,7 @@ constexpr std::size_t kWindowBytesMax = 64 * kMiB;
 constexpr std::size_t kWriteWindowBytes = 256 * kKiB;
 constexpr double kRateGuessBytesPerNano = 4.0;  // 4 GB/s: what fills a round trip
 constexpr int kReadsBeforeWrite = 16;
+constexpr std::size_t kCodedBytesMax = 8 * kMiB;  // unsent, of a connection
 
 }  // namespace
 
@@ -64,6 +65,11 @@ void Connection::pump_data(Nanos now) {
   while (!held_ && !yields) {
     if (stream_bytes_ - replies_.landed() >= limit && stream_bytes_ > 0) break;
     if (!take(lane, SIZE_MAX, now)) break;
+    // What is encoded is sent while the next value is, and takes little memory meanwhile.
+    if (outbox_.coded().unsent_bytes() == 0) continue;
+    if (!watching_writable_) flush(now);
+    if (state_ != State::kUp) return;
+    if (outbox_.coded().unsent_bytes() > kCodedBytesMax) break;
   }
   if (direction_ == Direction::kWrite && !yields) {
     // The server has something to do while the next value is read for its checksum.

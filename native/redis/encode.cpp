@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "codec/checksum.hpp"
+#include "codec/coded.hpp"
 #include "codec/frame.hpp"
 #include "resp/writer.hpp"
 
@@ -25,18 +26,31 @@ void stamp_stripes(Batch& batch, Command& command) {
   }
 }
 
-void write_frame(Batch& batch, Command& command, Outbox& outbox) {
+// Bytes of the payload; those of an encoded one are held by the outbox.
+std::size_t encode_payload(const Batch& batch, const Command& command, Outbox& outbox) {
+  const codec::Codec codec = batch.options().codec;
+  outbox.coded().hold(0);
+  if (codec == codec::Codec::kRaw || !batch.options().framed) return command.size;
+  const MutableBytes space = outbox.coded().space(codec::coded_size_max(command.size));
+  const std::size_t size = codec::encode_stripe(codec, {command.data, command.size}, space);
+  outbox.coded().hold(size);
+  return size > 0 ? size : command.size;
+}
+
+void write_frame(Batch& batch, Command& command, Outbox& outbox, std::size_t payload_size_bytes) {
   stamp_stripes(batch, command);
   const auto stripes = batch.stripes(command);
-  codec::encode_frame({.payload_size_bytes = command.size,
-                       .original_size_bytes = batch.value_size(command),
-                       .payload_checksum = command.checksum,
-                       .identity = batch.options().identity,
-                       .key_digest = codec::xxh3_64(as_bytes(batch.key(stripes.back()))),
-                       .generation = command.generation,
-                       .stripe_index = command.stripe,
-                       .stripe_count = static_cast<std::uint16_t>(stripes.size())},
-                      outbox.text_space().first<codec::kFrameSizeBytes>());
+  codec::encode_frame(
+      {.payload_size_bytes = payload_size_bytes,
+       .original_size_bytes = batch.value_size(command),
+       .payload_checksum = command.checksum,
+       .identity = batch.options().identity,
+       .key_digest = codec::xxh3_64(as_bytes(batch.key(stripes.back()))),
+       .generation = command.generation,
+       .stripe_index = command.stripe,
+       .stripe_count = static_cast<std::uint16_t>(stripes.size()),
+       .codec = payload_size_bytes < command.size ? batch.options().codec : codec::Codec::kRaw},
+      outbox.text_space().first<codec::kFrameSizeBytes>());
   outbox.take_text(codec::kFrameSizeBytes);
 }
 
@@ -78,15 +92,16 @@ void encode_set_head(Work work, Outbox& outbox) {
   Batch& batch = *work.batch;
   Command& command = *work.command;
   const bool framed = batch.options().framed;
+  const std::size_t size = encode_payload(batch, command, outbox);
   resp::Writer head(outbox.text_space());
   head.command(batch.options().ttl_ms > 0 ? 5 : 3).bulk("SET").bulk(batch.key(command));
-  head.bulk_header(command.size + (framed ? codec::kFrameSizeBytes : 0));
+  head.bulk_header(size + (framed ? codec::kFrameSizeBytes : 0));
   outbox.take_text(head.written().size());
-  if (framed) write_frame(batch, command, outbox);
+  if (framed) write_frame(batch, command, outbox, size);
 }
 
 void encode_set_body(Work work, Outbox& outbox) {
-  outbox.add_payload({work.command->data, work.command->size});
+  if (!outbox.add_held()) outbox.add_payload({work.command->data, work.command->size});
   resp::Writer tail(outbox.text_space());
   tail.end_payload();
   const std::int64_t ttl_ms = work.batch->options().ttl_ms;

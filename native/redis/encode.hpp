@@ -2,8 +2,8 @@
 // encode: one command of a batch as bytes in an outbox.
 //
 // Framed values: the 64-byte header is made here, so the payload is read once for its checksum
-// just before it is sent. The stripes of one value share a generation over all their checksums;
-// whoever encodes the first of them computes it for all.
+// just before it is sent, and once more where it is encoded. The stripes of one value share a
+// generation over all their checksums; whoever encodes the first of them computes it for all.
 
 #include "redis/outbox.hpp"
 #include "redis/work_queue.hpp"

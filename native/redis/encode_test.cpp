@@ -6,8 +6,10 @@
 #include <vector>
 
 #include "codec/checksum.hpp"
+#include "codec/coded.hpp"
 #include "codec/frame.hpp"
 #include "codec/stripe.hpp"
+#include "codec/test_numbers.hpp"
 
 namespace kvferry::redis {
 namespace {
@@ -122,6 +124,71 @@ TEST(Encode, StripesShareOneGenerationAndTheKeyOfTheValue) {
   }
   EXPECT_EQ(batch.commands().back().stripe, 0u)
       << "stripe 0 makes the value complete, so it is last";
+}
+
+constexpr Batch::Options kCoded{
+    .verb = Verb::kSet, .framed = true, .identity = 7, .codec = codec::Codec::kSplit12};
+
+TEST(EncodeCoded, TheFrameSumsTheContentAndTheBulkIsShorter) {
+  std::vector<std::byte> value = codec::normal_numbers(50'000, 1);
+  Batch coded(kCoded);
+  Batch naive({.verb = Verb::kSet, .framed = true, .identity = 7});
+  Outbox outbox;
+  for (Batch* batch : {&coded, &naive}) {
+    batch->add("key", value);
+    encode({batch, &batch->commands()[0]}, outbox);
+  }
+  const std::string wire = take_sent(outbox);
+  EXPECT_LT(wire.size(), 2 * value.size() * 9 / 10);
+  codec::Frame frame;
+  const auto header = as_bytes(wire).subspan(wire.find("KVFY")).first<codec::kFrameSizeBytes>();
+  ASSERT_EQ(codec::decode_frame(header, frame), codec::FrameFault::kNone);
+  EXPECT_EQ(frame.codec, codec::Codec::kSplit12);
+  EXPECT_EQ(frame.payload_checksum, codec::xxh3_64(value));
+  EXPECT_EQ(coded.commands()[0].generation, naive.commands()[0].generation)
+      << "stripes of writers with different codecs belong together";
+  EXPECT_EQ(frame_of(wire, value.size()).codec, codec::Codec::kRaw) << "the second one";
+}
+
+TEST(EncodeCoded, WhatDoesNotPayIsTheSameAsWithout) {
+  const std::vector<std::byte> noise = codec::random_bytes(100'000, 2);
+  const std::string value(as_text(noise));
+  EXPECT_EQ(encoded(kCoded, "key", value),
+            encoded({.verb = Verb::kSet, .framed = true, .identity = 7}, "key", value));
+}
+
+TEST(EncodeCoded, AHeadWhoseBodyNeverCameLeavesNothingForTheNext) {
+  std::vector<std::byte> value = codec::normal_numbers(5000, 3);
+  Batch coded(kCoded);
+  coded.add("key", value);
+  Outbox outbox;
+  encode_set_head({&coded, &coded.commands()[0]}, outbox);
+  (void)take_sent(outbox);
+  std::string text = "value";
+  Batch plain({.verb = Verb::kSet});
+  plain.add("other", std::as_writable_bytes(std::span(text)));
+  encode({&plain, &plain.commands()[0]}, outbox);
+  EXPECT_EQ(take_sent(outbox), "*3\r\n$3\r\nSET\r\n$5\r\nother\r\n$5\r\nvalue\r\n");
+}
+
+TEST(EncodeCoded, WhatIsHeldSurvivesItsHeadAndGoesWithTheConnection) {
+  std::vector<std::byte> value = codec::normal_numbers(5000, 4);
+  Batch batch(kCoded);
+  batch.add("key", value);
+  const Work work{&batch, &batch.commands()[0]};
+  Outbox outbox;
+  encode_set_head(work, outbox);
+  const std::string head = take_sent(outbox);
+  encode_set_body(work, outbox);
+  EXPECT_GT(outbox.coded().unsent_bytes(), 0u);
+  const std::string parts = head + take_sent(outbox);
+  EXPECT_EQ(outbox.coded().unsent_bytes(), 0u);
+  encode(work, outbox);
+  EXPECT_EQ(take_sent(outbox), parts);
+  encode(work, outbox);
+  outbox.clear();
+  EXPECT_EQ(outbox.coded().unsent_bytes(), 0u);
+  EXPECT_TRUE(outbox.empty());
 }
 
 }  // namespace

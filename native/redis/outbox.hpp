@@ -1,6 +1,6 @@
 #pragma once
 // Outbox: what a connection still has to send, in order: command text from its own memory, payload
-// from the caller's, without a copy of either.
+// from the caller's, without a copy of either, or from its own where it is encoded.
 //
 // Threads: one. Lifetime: payload stays valid until it is sent or the outbox is cleared.
 // Limits: text_bytes_max and pieces_max; room_for_command() says when to stop adding.
@@ -15,6 +15,7 @@
 
 #include "base/bytes.hpp"
 #include "base/check.hpp"
+#include "redis/coded_payloads.hpp"
 
 namespace kvferry::redis {
 
@@ -44,6 +45,14 @@ class Outbox {
     add({begin, size});
   }
   void add_payload(ByteView payload) { add(payload); }
+  // Adds the payload that `coded()` holds; false: it holds none.
+  bool add_held() {
+    if (coded_.held().empty()) return false;
+    add(coded_.held());
+    coded_.added(added_total_);
+    return true;
+  }
+  [[nodiscard]] CodedPayloads& coded() noexcept { return coded_; }
 
   // The next pieces to send in one call. A large payload begins a call of its own: a server that
   // has read the command before the value arrives receives the value where it will stay.
@@ -67,14 +76,16 @@ class Outbox {
       bytes -= part;
       if (piece.iov_len == 0) ++first_;
     }
-    if (empty()) clear();
+    coded_.sent(sent_total_);
+    if (empty()) first_ = count_ = text_used_ = 0;
   }
 
   // Positions in everything that was ever added: what ends at or before sent_total() is sent.
   [[nodiscard]] std::uint64_t added_total() const noexcept { return added_total_; }
   [[nodiscard]] std::uint64_t sent_total() const noexcept { return sent_total_; }
 
-  void clear() noexcept {
+  void clear() {
+    coded_.clear();
     first_ = count_ = text_used_ = 0;
     sent_total_ = added_total_;
   }
@@ -101,6 +112,7 @@ class Outbox {
   std::size_t count_ = 0;
   std::uint64_t added_total_ = 0;
   std::uint64_t sent_total_ = 0;
+  CodedPayloads coded_;
 };
 
 }  // namespace kvferry::redis

@@ -50,6 +50,11 @@ std::span<const iovec> Replies::plan() noexcept {
       planned_target_ = plan_piece(command.data + landed_, owed);
     }
   }
+  if (owed > 0 && landing_ == Landing::kCoded) {
+    const MutableBytes space = decoder_.space();
+    planned_target_ = plan_piece(space.data(), space.size());
+    if (owed > 0) return std::span(pieces_).first(count);  // the rest of it comes there as well
+  }
   if (scratch_begin_ == scratch_end_) scratch_begin_ = scratch_end_ = 0;
   std::size_t space = kScratchBytes - scratch_end_;
   const bool large_next =
@@ -60,6 +65,7 @@ std::span<const iovec> Replies::plan() noexcept {
 }
 
 bool Replies::received(std::size_t count) {
+  gained_ = 0;
   if (planned_frame_ > 0) {
     const std::size_t part = std::min(count, planned_frame_);
     parser_.take_payload(part);
@@ -74,6 +80,7 @@ bool Replies::received(std::size_t count) {
     if (landing_ == Landing::kTarget) {
       note_landed({slot(head_).command->data + landed_, part});
     }
+    if (landing_ == Landing::kCoded && !decode(part)) return false;
     count -= part;
   }
   scratch_end_ += count;
@@ -120,6 +127,12 @@ bool Replies::land(ByteView bytes) {
       note_landed({target, used});
       break;
     }
+    case Landing::kCoded: {
+      const MutableBytes space = decoder_.space();
+      used = std::min(used, space.size());
+      std::memcpy(space.data(), bytes.data(), used);
+      break;
+    }
     case Landing::kText:
       text_.append(as_text(bytes.first(std::min(used, kErrorTextMax - text_.size()))));
       break;
@@ -129,7 +142,24 @@ bool Replies::land(ByteView bytes) {
   scratch_begin_ += used;
   parser_.take_payload(used);
   const bool frame_done = landing_ == Landing::kFrame && frame_filled_ == codec::kFrameSizeBytes;
+  if (landing_ == Landing::kCoded) return decode(used);
   return !frame_done || on_frame_header();
+}
+
+// The next bytes of a coded payload are where the decoder wanted them. What is wrong with them
+// concerns this value alone: the rest of it is read away.
+bool Replies::decode(std::size_t count) {
+  const Work work = slot(head_);
+  const bool sound = decoder_.received(count);
+  const std::size_t fresh = decoder_.filled() - landed_;
+  gained_ += static_cast<std::ptrdiff_t>(fresh) - static_cast<std::ptrdiff_t>(count);
+  note_landed({work.command->data + landed_, fresh});
+  if (sound) return true;
+  landing_ = Landing::kDrain;
+  outcome_ = Status::kCorrupt;
+  work.command->fault = codec::FrameFault::kPayloadChecksum;
+  why_ = codec::name(work.command->fault);
+  return drain(parser_.payload_remaining());
 }
 
 void Replies::note_landed(ByteView piece) noexcept {
@@ -214,7 +244,8 @@ bool Replies::on_frame_header() {
       .payload_size_bytes = work.command->size,
       .original_size_bytes = work.batch->value_size(*work.command),
       .stripe_index = work.command->stripe,
-      .stripe_count = static_cast<std::uint16_t>(stripes.size())};
+      .stripe_count = static_cast<std::uint16_t>(stripes.size()),
+      .decodes = true};
   const std::uint64_t payload = parser_.payload_remaining();
   codec::FrameFault fault = codec::decode_frame(frame_bytes_, frame_);
   if (fault == codec::FrameFault::kNone && frame_.payload_size_bytes != payload) {
@@ -232,6 +263,11 @@ bool Replies::on_frame_header() {
   if (fault == codec::FrameFault::kNone) {
     if (work.batch->place(*work.command)) {
       landing_ = Landing::kTarget;
+      if (frame_.codec != codec::Codec::kRaw) {
+        landing_ = Landing::kCoded;
+        work.command->found = work.command->size;
+        decoder_.start({work.command->data, work.command->size}, payload);
+      }
       return true;
     }
     landing_ = Landing::kDrain;
@@ -253,8 +289,9 @@ bool Replies::on_frame_header() {
 bool Replies::on_payload_end() {
   if (landing_ == Landing::kText) return on_server_error(text_);
   const Work work = slot(head_);
-  if (work && landing_ == Landing::kTarget && work.batch->options().framed &&
-      checksum_.digest() != frame_.payload_checksum) {
+  const bool landed = landing_ == Landing::kTarget || landing_ == Landing::kCoded;
+  if (work && landed && work.batch->options().framed &&
+      (landed_ != work.command->size || checksum_.digest() != frame_.payload_checksum)) {
     outcome_ = Status::kCorrupt;
     work.command->fault = codec::FrameFault::kPayloadChecksum;
     why_ = codec::name(work.command->fault);

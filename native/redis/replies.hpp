@@ -2,8 +2,9 @@
 // Replies: the machine that matches what a connection receives with the commands it sent.
 //
 // It owns no socket. plan() says where the next bytes must go - straight into the caller's buffer
-// when a payload is due - and received() says how many came. Every reply settles the oldest
-// command in flight; what cannot be trusted poisons the stream, and its connection must be closed.
+// when a payload is due, or where a coded one is decoded from - and received() says how many came.
+// Every reply settles the oldest command in flight; what cannot be trusted poisons the stream, and
+// its connection must be closed.
 //
 // Threads: one. Lifetime: a payload target is written only between plan() and received(), and
 // never again after release().
@@ -22,6 +23,7 @@
 #include <utility>
 
 #include "codec/checksum.hpp"
+#include "codec/coded.hpp"
 #include "codec/frame.hpp"
 #include "redis/work_queue.hpp"
 #include "resp/parser.hpp"
@@ -59,11 +61,13 @@ class Replies {
 
   // Payload bytes of the oldest command that are in its target already.
   [[nodiscard]] std::size_t landed() const noexcept {
-    return landing_ == Landing::kTarget ? landed_ : 0;
+    return landing_ == Landing::kTarget || landing_ == Landing::kCoded ? landed_ : 0;
   }
 
   // The first `count` bytes of plan() were filled. False: the stream is poisoned, see reason().
   bool received(std::size_t count);
+  // By how much what that call decoded is more than the bytes that it was decoded from.
+  [[nodiscard]] std::ptrdiff_t gained() const noexcept { return gained_; }
   [[nodiscard]] const std::string& reason() const noexcept { return reason_; }
   // It was our choice: a value that nobody wants is too long to be read away.
   [[nodiscard]] bool declined() const noexcept { return declined_; }
@@ -95,7 +99,7 @@ class Replies {
   }
 
  private:
-  enum class Landing : std::uint8_t { kFrame, kTarget, kText, kDrain };
+  enum class Landing : std::uint8_t { kFrame, kTarget, kCoded, kText, kDrain };
 
   // An empty Work in a slot: a PING or its like, or a command that was released.
   [[nodiscard]] Work& slot(std::size_t index) noexcept { return (*slots_)[index % kInFlightMax]; }
@@ -117,6 +121,7 @@ class Replies {
   bool poison(std::string_view reason);
 
   void note_landed(ByteView piece) noexcept;
+  bool decode(std::size_t count);
   Work take_front();
   void settle_front(Status status, std::string_view why = {});
   void reset() noexcept;
@@ -137,6 +142,7 @@ class Replies {
   std::string_view why_;          // static text
   std::string text_;              // of a bulk error
   codec::Xxh3 checksum_;
+  codec::StripeDecoder decoder_;
   codec::Frame frame_;
   std::array<std::byte, codec::kFrameSizeBytes> frame_bytes_{};
   std::size_t frame_filled_ = 0;
@@ -147,6 +153,7 @@ class Replies {
   std::array<iovec, 3> pieces_{};
   std::size_t planned_frame_ = 0;
   std::size_t planned_target_ = 0;
+  std::ptrdiff_t gained_ = 0;
   std::string reason_;
   bool wants_reconnect_ = false;
   bool declined_ = false;

@@ -128,6 +128,7 @@ void Router::keep_counters(Server& server) {
     sum.fetch_add(part.load(std::memory_order_relaxed), std::memory_order_relaxed);
   };
   add(former_.bytes_received, stats.bytes_received);
+  add(former_.content_received, stats.content_received);
   add(former_.bytes_sent, stats.bytes_sent);
   add(former_.commands_settled, stats.commands_settled);
   add(former_.commands_retried, stats.commands_retried);

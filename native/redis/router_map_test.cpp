@@ -102,6 +102,7 @@ TEST(RouterMap, CountersOfNodesThatAreGoneAreKept) {
   Stats& stats = driver.node("two:1")->stats();
   stats.bytes_received = 1;
   stats.bytes_sent = 2;
+  stats.content_received = 9;
   stats.commands_settled = 3;
   stats.commands_retried = 4;
   stats.connections_opened = 5;
@@ -114,6 +115,7 @@ TEST(RouterMap, CountersOfNodesThatAreGoneAreKept) {
   with(driver, kOne, kLongAfter);
   EXPECT_EQ(former.bytes_sent.load(), 2u);
   EXPECT_EQ(former.bytes_received.load(), 1u);
+  EXPECT_EQ(former.content_received.load(), 9u);
   EXPECT_EQ(former.commands_settled.load(), 3u);
   EXPECT_EQ(former.commands_retried.load(), 4u);
   EXPECT_EQ(former.connections_opened.load(), 5u);

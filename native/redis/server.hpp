@@ -26,6 +26,7 @@ namespace kvferry::redis {
 // Counters since the client was opened. Relaxed: each is right, together they are a snapshot.
 struct Stats {
   std::atomic<std::uint64_t> bytes_received{0};
+  std::atomic<std::uint64_t> content_received{0};  // the same, encoded values as what they become
   std::atomic<std::uint64_t> bytes_sent{0};
   std::atomic<std::uint64_t> commands_settled{0};
   std::atomic<std::uint64_t> commands_retried{0};

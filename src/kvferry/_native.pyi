@@ -112,6 +112,9 @@ class Connector:
     def presence(self) -> tuple[dict[str, int], str] | None:
         """Counters of the presence view and what is in its way, if there is one."""
 
+    def write_as(self, codec: int) -> None:
+        """How values are written from now on: a number of codec/frame.hpp."""
+
     def mode(self) -> str:
         """How the driver works here, e.g. 'direct, io_uring'."""
 
@@ -364,6 +367,14 @@ def checksum(source: Any, target: Any | None = None) -> int:
     """
     XXH3-64 of a buffer, without the GIL. With a target of its length it is copied there first, and what was copied is what is summed.
     """
+
+def encode_value(codec: int, content: Any, payload: Any) -> int:
+    """
+    Writes what the frame would have behind it and returns its length; 0: it does not pay. The payload has room for 4 bytes more for each 64 KiB.
+    """
+
+def decode_value(payload: Any, content: Any) -> bool:
+    """The way back; False: it is damaged."""
 
 class BlockMap:
     """

@@ -306,9 +306,10 @@ def test_the_p2p_guide_s_file_is_read_as_it_is(file: Callable[[str], Path]) -> N
     assert any("lmcache_worker_ports" in note and "no effect" in note for note in notes)
 
 
-def test_each_switch_has_its_own_word_for_off(file: Callable[[str], Path]) -> None:
-    assert examine(file("remote_serde: naive"), environ={}).problems == []
-    assert examine(file("enable_pd: naive"), environ={}).problems != []
+def test_the_serde_of_lmcaches_files_is_naive_or_one_of_ours(file: Callable[[str], Path]) -> None:
+    for word in ("naive", "split12"):
+        assert EngineConfig.load(file(f"remote_serde: {word}"), environ={}).remote_serde == word
+    assert "naive" in message(EngineConfig.load, file("remote_serde: cachegen"), environ={})
 
 
 def test_keys_of_extra_config_may_stand_at_the_top(file: Callable[[str], Path]) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvferry.cli.bench_codec import codec
 from kvferry.cli.bench_engines import engines
 from kvferry.cli.bench_load import memtier_benchmark, redis_benchmark
 
@@ -31,7 +32,7 @@ def bench() -> None:
     """Measure clients against a server, with verified bytes."""
 
 
-for command in (engines, memtier_benchmark, redis_benchmark):
+for command in (codec, engines, memtier_benchmark, redis_benchmark):
     bench.add_command(command)
 
 

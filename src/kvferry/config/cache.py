@@ -44,6 +44,9 @@ class EngineConfig(PeerSettings, frozen=True, kw_only=True):
         prefill_calibration_file: A JSON file that says what computing n tokens takes, which is
             ``a + c n + d n**2`` seconds: {"a_s": ..., "c_s_per_token": ..., "d_s_per_token2": ...}.
             None: it is learned.
+        remote_serde: How chunks are written to stores of type redis: "naive": as they are;
+            "split12": bf16 numbers in three quarters of their bytes, without loss; "auto": the one
+            or the other, as loads have shown the link to be. All are read.
         stores: Where chunks are beside L1 (L2), in the order in which they are asked.
 
     Raises:
@@ -52,7 +55,7 @@ class EngineConfig(PeerSettings, frozen=True, kw_only=True):
 
     guide: ClassVar = (
         *("chunk_size", "max_local_cpu_size", "eviction_policy", "retrieve_timeout_s"),
-        *("lookup_timeout_s", "weights_version"),
+        *("lookup_timeout_s", "weights_version", "remote_serde"),
     )
 
     chunk_size: Annotated[int, setting(ge=1, le=1 << 20, unit="tokens")] = 256
@@ -69,6 +72,7 @@ class EngineConfig(PeerSettings, frozen=True, kw_only=True):
     recompute: Literal["auto", "never"] = "auto"
     weights_version: Text | None = None
     prefill_calibration_file: Path | None = None
+    remote_serde: Literal["naive", "split12", "auto"] = "naive"
     stores: Annotated[tuple[StoreConfig, ...], setting(program=True)] = ()
 
     def _check(self) -> None:

@@ -9,7 +9,7 @@ Source: https://docs.lmcache.ai/api_reference/configurations.html
 
 from __future__ import annotations
 
-__all__ = ["ALIASES", "EXTRA", "FOREIGN", "GONE", "OFF", "OFF_WORDS"]
+__all__ = ["ALIASES", "EXTRA", "FOREIGN", "GONE", "OFF"]
 
 # Their name: ours, and what one of their units is in ours.
 ALIASES: dict[str, tuple[str, float | None]] = {
@@ -37,7 +37,6 @@ _SWITCHES: dict[str, str] = {
     "remote_config_url": "is not here; settings come from the file, the environment and the call",
     "audit_actual_remote_url": _OFF,
     "mp_host": "is no setting of an engine here; use kvferry.server.Client and `kvferry server`",
-    "remote_serde": "is not here: bytes are stored as they are; use naive",
     "save_chunk_meta": (
         "is not possible: the frame in front of each value says what it is; set it to false"
     ),
@@ -84,8 +83,6 @@ _WITHOUT_EFFECT = (
 # Their name: why it must be off, or None.
 FOREIGN: dict[str, str | None] = {**_SWITCHES, **dict.fromkeys(_WITHOUT_EFFECT)}
 
-# Beside the words that switch everything off.
-OFF_WORDS = {"remote_serde": "naive"}
 # Where false says that there is none.
 OFF = ("local_disk", "remote_url")
 

@@ -94,7 +94,6 @@ class Names:
         foreign: Names of others' settings that have no effect; with why, where they must be off.
         elsewhere: Names that belong into another place, with the advice to put them there.
         off: Settings where false says that there is none.
-        off_words: Of `foreign`, what means off beside "false", "none" and the like.
     """
 
     known: Mapping[str, Spec]
@@ -102,7 +101,6 @@ class Names:
     foreign: Mapping[str, str | None] = field(default_factory=dict)
     elsewhere: Mapping[str, str] = field(default_factory=dict)
     off: Container[str] = ()
-    off_words: Mapping[str, str] = field(default_factory=dict)
 
     def take(self, place: Place, settings: Mapping[Any, Any], found: Findings) -> Place:
         """Sort into a place what a mapping says; None is not given."""
@@ -169,7 +167,7 @@ class Names:
         raise ConfigError(f"{where}{unknown(given, close or self.known)}")
 
     def _foreign(self, name: str, at: str, value: Any) -> list[str]:
-        words = ("false", "0", "no", "none", self.off_words.get(name, ""))
+        words = ("false", "0", "no", "none", "")
         off = value in (None, False, "", [], {}) or str(value).lower() in words
         why = self.foreign[name]
         if why is None or off:

@@ -23,7 +23,7 @@ from kvferry.config.file import (
     read_document,
     section_of,
 )
-from kvferry.config.foreign import ALIASES, EXTRA, FOREIGN, GONE, OFF, OFF_WORDS
+from kvferry.config.foreign import ALIASES, EXTRA, FOREIGN, GONE, OFF
 from kvferry.config.places import Findings, Names, Place
 from kvferry.config.setting import Secret, Settings, Text, Word, setting, specs
 from kvferry.config.stores import StoreConfig, store_settings
@@ -71,7 +71,7 @@ class StoreSettings(Settings, frozen=True, kw_only=True):
 
 _SPECIAL = specs(StoreSettings)
 _PLAIN = {name: spec for name, spec in specs(EngineConfig).items() if not spec.program}
-CACHE = Names({**_PLAIN, **_SPECIAL}, ALIASES, FOREIGN, GONE, OFF, OFF_WORDS)
+CACHE = Names({**_PLAIN, **_SPECIAL}, ALIASES, FOREIGN, GONE, OFF)
 _BESIDE = "lookup_backoff_time"  # of peers, and LMCache has it there as well
 _EXTRA = Names(
     {_BESIDE: _PLAIN[_BESIDE], **{name: _SPECIAL[name] for name in EXTRA}}, foreign=FOREIGN

@@ -55,8 +55,8 @@ def load_connector(spec: Mapping[str, Any], space: Space) -> Connector:
 def _server(settings: dict[str, Any], space: Space) -> Connector:
     from kvferry.connectors.redis import RedisConnector
 
-    _check_known("redis", settings, ["url", *specs(ClientConfig)])
-    url = settings.pop("url", None)
+    _check_known("redis", settings, ["url", "serde", *specs(ClientConfig)])
+    url, serde = settings.pop("url", None), settings.pop("serde", "naive")
     if url is None:
         config = ClientConfig(**settings)
     else:
@@ -64,7 +64,7 @@ def _server(settings: dict[str, Any], space: Space) -> Connector:
             if name in settings:
                 raise ConfigError(f"url and {name} are both set; use one of them")
         config = ClientConfig.from_url(url, **settings)
-    return RedisConnector(space, config)
+    return RedisConnector(space, config, serde=serde)
 
 
 def _file(settings: dict[str, Any], space: Space) -> Connector:

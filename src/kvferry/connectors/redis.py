@@ -1,8 +1,9 @@
 """The redis driver: framed values on a Redis or Valkey server, a cluster, a Sentinel's master.
 
-Stored as `CacheNamespace` stores them, so both see each other's values under one prefix. Values
-above 4 MiB lie in stripes under keys of their own. Who evicts is the server (``maxmemory``), or the
-engine by `scan` and `batch_delete`; usage is what the server says that all its data takes.
+Stored as `CacheNamespace` stores them, so both see each other's values under one prefix, however
+they are encoded. Values above 4 MiB lie in stripes under keys of their own. Who evicts is the
+server (``maxmemory``), or the engine by `scan` and `batch_delete`; usage is what the server says
+that all its data takes.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 
+from kvferry import _native
 from kvferry.client.buffers import encode_key
 from kvferry.client.sync import RedisClient
 from kvferry.config import ClientConfig
@@ -22,13 +24,15 @@ from kvferry.connectors.base import Key, ScanBatch, Space, Usage
 from kvferry.connectors.client_connector import ClientConnector
 from kvferry.connectors.control import Control, ControlNode
 from kvferry.connectors.native import as_key
-from kvferry.errors import KVFerryError, ServerError
+from kvferry.errors import ConfigError, KVFerryError, ServerError
 from kvferry.generation import read_name
 
-__all__ = ["DESCRIPTIONS_KEY", "RedisConnector"]
+__all__ = ["CODECS", "DESCRIPTIONS_KEY", "RedisConnector"]
 
 _log = logging.getLogger("kvferry.connectors")
 
+# By the numbers of native/codec/frame.hpp.
+CODECS = {"naive": 0, "split12": 1}
 # A hash of the identities (hex) and their descriptions.
 DESCRIPTIONS_KEY = b"kvf:identities"
 # Who has it evicts, for all processes and identities of the store.
@@ -51,14 +55,33 @@ class RedisConnector(ClientConnector):
         space: What it is opened with.
         config: How the server is reached.
         client: A client to share instead; the connector then leaves it open.
+        serde: How values are written; all are read.
     """
 
     def __init__(
-        self, space: Space, config: ClientConfig, *, client: RedisClient | None = None
+        self,
+        space: Space,
+        config: ClientConfig,
+        *,
+        client: RedisClient | None = None,
+        serde: str = "naive",
     ) -> None:
+        if serde not in CODECS:
+            raise ConfigError(f"serde is one of {', '.join(CODECS)}")
+        self._codec = CODECS[serde]
         self._control = Control(config)
         self._lock_token: bytes | None = None
         super().__init__(space, config, client=client)
+
+    def _open(self, space: Space) -> _native.Connector:
+        connector = super()._open(space)
+        connector.write_as(self._codec)
+        return connector
+
+    def write_as(self, serde: str) -> None:
+        """How values are written from now on: a name of `CODECS`."""
+        self._codec = CODECS[serde]
+        self._handle().write_as(self._codec)
 
     def usage(self, timeout_s: float = CONTROL_TIMEOUT_S) -> Usage:
         """Data and limit of all primaries together; see `Connector`."""

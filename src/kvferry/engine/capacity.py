@@ -85,8 +85,9 @@ class Capacity:
         self._watermark_bytes = int(limit_bytes * watermark)
         self._ratio = ratio
         self._evicts = policy != "none"
+        # Twice, because encoded chunks take less than their length.
         self._index = _native.ChunkCache(
-            limit_bytes // chunk_bytes + 1024, policy if self._evicts else "LRU"
+            2 * limit_bytes // chunk_bytes + 1024, policy if self._evicts else "LRU"
         )
         self._generations: dict[bytes, bytes] = {}  # of chunks in the index that have one
         self._evicted = evicted

@@ -76,6 +76,11 @@ class LoadModel:
         recovered = self._bandwidth * self._recovery(self._loaded_at, now)
         return min(recovered, max(self._prior[1], self._bandwidth))
 
+    @property
+    def seen_bytes_s(self) -> float:
+        """Bytes per second of the loads that were; 0: there was none."""
+        return 0.0 if self._loaded_at is None else self._bandwidth
+
     def predict_s(self, size_bytes: int, now: float, queued_bytes: int = 0) -> float:
         """Seconds to load `size_bytes`, behind what others are loading."""
         return self.fixed_s(now) + (queued_bytes + size_bytes) / self.bandwidth_bytes_s(now)

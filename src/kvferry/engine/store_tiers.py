@@ -8,7 +8,9 @@ from typing import Protocol
 from kvferry.config import EngineConfig, EvictionConfig, StoreConfig
 from kvferry.connectors.base import Connector, Space
 from kvferry.connectors.load import load_connector
+from kvferry.connectors.redis import RedisConnector
 from kvferry.engine.capacity import Capacity
+from kvferry.engine.coding import Coding
 from kvferry.engine.generations import StoreGenerations
 from kvferry.engine.prompt import Prompt
 from kvferry.engine.steps import Steps
@@ -56,8 +58,10 @@ class StoreTier:
         ttl_s: float | None = None,
         lets_go: bool = False,
         clearing: Clears | None = None,
+        coding: Coding | None = None,
     ) -> None:
         self.metrics = metrics
+        self._coding = coding
         self.capacity: Capacity | None = None
         if limit_bytes is not None and eviction is not None:
             self.capacity = Capacity(
@@ -107,6 +111,8 @@ class StoreTier:
             self.metrics.shed(reason if reason in SHED_REASONS else "error", chunks)
         elif chunks:
             self.metrics.stored(self.tier.name, size_bytes, took_s)
+        if self._coding is not None:
+            self._coding.choose(self.tier.figures()["seen_bytes_s"])
 
 
 def space_of(identity: Identity) -> Space:
@@ -143,11 +149,18 @@ def open_tiers(
     tiers: list[StoreTier] = []
     try:
         for store in stores:
+            spec, auto = store.connector_spec(), config.remote_serde == "auto"
+            if store.type == "redis":
+                spec["serde"] = "naive" if auto else config.remote_serde
+            connector = load_connector(spec, space)
+            coding = None
+            if auto and isinstance(connector, RedisConnector):
+                coding = Coding(store.name, connector.write_as)
             # Of files and memory the driver refuses what does not fit, just behind our limit.
             tiers.append(
                 StoreTier(
                     store.name,
-                    load_connector(store.connector_spec(), space),
+                    connector,
                     size,
                     queue,
                     metrics,
@@ -156,6 +169,7 @@ def open_tiers(
                     ttl_s=store.client.ttl_s if store.client is not None else None,
                     lets_go=store.type in ("redis", "memory"),
                     clearing=clearing,
+                    coding=coding,
                 )
             )
         for name, connector in connectors.items():

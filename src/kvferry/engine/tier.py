@@ -342,9 +342,12 @@ class Tier:
             self._drained += chunks
 
     def received_bytes(self) -> int:
-        """What has come from the store so far, for whomever; only differences mean something."""
+        """What has come from the store so far, for whomever; only differences mean something.
+
+        Encoded chunks count as what they become, because a load counts in chunks.
+        """
         stats = self.connector.stats()
-        return stats.get("client_bytes_received", stats.get("bytes_read", 0))
+        return stats.get("client_content_received", stats.get("bytes_read", 0))
 
     def refuse(self, prompt: Prompt, chunks: Sequence[int], result: BatchResult) -> None:
         """Chunks that should be there were not, or were something else.
@@ -394,6 +397,7 @@ class Tier:
             return {
                 "fixed_s": self._load.fixed_s(now),
                 "bandwidth_bytes_s": self._load.bandwidth_bytes_s(now),
+                "seen_bytes_s": self._load.seen_bytes_s,
                 "samples": self._load.samples,
                 "loading_bytes": self._loading_bytes,
                 "drained_chunks": self._drained,

@@ -1,0 +1,115 @@
+#include "codec/coded.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "codec/little_endian.hpp"
+#include "codec/split12.hpp"
+
+namespace kvferry::codec {
+namespace {
+
+// The upper byte of a block's head; the others are the length of what follows.
+enum class Method : std::uint8_t { kPlain = 0, kSplit12 = 1 };
+
+constexpr std::size_t kHeadBytes = 4;
+constexpr std::uint32_t kLengthMask = 0xff'ffff;
+
+std::size_t blocks_of(std::size_t content_size_bytes) noexcept {
+  return content_size_bytes / kCodedBlockBytes + (content_size_bytes % kCodedBlockBytes != 0);
+}
+
+void write_head(Method method, std::size_t length, std::byte* to) noexcept {
+  store_le(static_cast<std::uint32_t>(length) | static_cast<std::uint32_t>(method) << 24, to);
+}
+
+// What is behind the last whole unit stands behind the encoded units, as it is.
+std::size_t encode_units(ByteView content, MutableBytes body) noexcept {
+  const std::size_t rest = content.size() % kSplit12UnitBytes;
+  const std::size_t whole = content.size() - rest;
+  const std::size_t length = whole > 0 ? split12_encode(content.first(whole), body) : 0;
+  if (length == 0) return 0;
+  std::memcpy(body.data() + length, content.data() + whole, rest);
+  return length + rest;
+}
+
+bool decode_units(ByteView body, MutableBytes content) noexcept {
+  const std::size_t rest = content.size() % kSplit12UnitBytes;
+  const std::size_t whole = content.size() - rest;
+  if (body.size() < rest) return false;
+  std::memcpy(content.data() + whole, body.data() + body.size() - rest, rest);
+  return split12_decode(body.first(body.size() - rest), content.first(whole));
+}
+
+// Returns the length with its head.
+std::size_t encode_block(ByteView content, MutableBytes out) noexcept {
+  const MutableBytes body = out.subspan(kHeadBytes);
+  const std::size_t length = encode_units(content, body);
+  if (length > 0) {
+    write_head(Method::kSplit12, length, out.data());
+    return kHeadBytes + length;
+  }
+  write_head(Method::kPlain, content.size(), out.data());
+  std::memcpy(body.data(), content.data(), content.size());
+  return kHeadBytes + content.size();
+}
+
+bool decode_block(Method method, ByteView body, MutableBytes content) noexcept {
+  if (method == Method::kSplit12) return decode_units(body, content);
+  if (method != Method::kPlain || body.size() != content.size()) return false;
+  std::memcpy(content.data(), body.data(), body.size());
+  return true;
+}
+
+}  // namespace
+
+std::size_t coded_size_max(std::size_t content_size_bytes) noexcept {
+  return content_size_bytes + blocks_of(content_size_bytes) * kHeadBytes;
+}
+
+std::size_t encode_stripe(Codec codec, ByteView content, MutableBytes out) noexcept {
+  if (codec != Codec::kSplit12 || !split12_pays(content)) return 0;
+  std::size_t size = 0;
+  for (std::size_t at = 0; at < content.size(); at += kCodedBlockBytes) {
+    const ByteView block = content.subspan(at, std::min(kCodedBlockBytes, content.size() - at));
+    size += encode_block(block, out.subspan(size));
+  }
+  return size <= content.size() / 16 * 15 ? size : 0;
+}
+
+void StripeDecoder::start(MutableBytes content, std::size_t payload_size_bytes) {
+  if (buffer_ == nullptr) buffer_ = std::make_unique_for_overwrite<std::byte[]>(kBufferBytes);
+  buffered_ = 0;
+  content_ = content;
+  filled_ = 0;
+  missing_ = payload_size_bytes;
+}
+
+MutableBytes StripeDecoder::space() noexcept {
+  return {buffer_.get() + buffered_, std::min(kBufferBytes - buffered_, missing_)};
+}
+
+bool StripeDecoder::received(std::size_t count) noexcept {
+  buffered_ += count;
+  missing_ -= count;
+  std::size_t used = 0;
+  while (buffered_ - used >= kHeadBytes) {
+    const std::byte* const head = buffer_.get() + used;
+    const auto word = load_le<std::uint32_t>(head);
+    const std::size_t length = word & kLengthMask;
+    const MutableBytes block =
+        content_.subspan(filled_, std::min(kCodedBlockBytes, content_.size() - filled_));
+    // A block that is no shorter is there as it is; nothing comes behind the last.
+    if (block.empty() || length > block.size()) return false;
+    if (buffered_ - used - kHeadBytes < length) break;
+    const ByteView body(head + kHeadBytes, length);
+    if (!decode_block(static_cast<Method>(word >> 24), body, block)) return false;
+    filled_ += block.size();
+    used += kHeadBytes + length;
+  }
+  std::memmove(buffer_.get(), buffer_.get() + used, buffered_ - used);
+  buffered_ -= used;
+  return missing_ > 0 || (buffered_ == 0 && filled_ == content_.size());
+}
+
+}  // namespace kvferry::codec

@@ -1,0 +1,112 @@
+#include "codec/coded.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "codec/test_numbers.hpp"
+
+namespace kvferry::codec {
+namespace {
+
+std::vector<std::byte> encoded(ByteView content) {
+  std::vector<std::byte> out(coded_size_max(content.size()));
+  out.resize(encode_stripe(Codec::kSplit12, content, out));
+  return out;
+}
+
+// Whether the payload is sound, and what it is then; `step` bytes arrive at a time.
+bool decode(ByteView payload, MutableBytes content, std::size_t step) {
+  StripeDecoder decoder;
+  decoder.start(content, payload.size());
+  while (!payload.empty()) {
+    const MutableBytes space = decoder.space();
+    const std::size_t part = std::min({step, space.size(), payload.size()});
+    if (part == 0) return false;
+    std::ranges::copy(payload.first(part), space.begin());
+    payload = payload.subspan(part);
+    if (!decoder.received(part)) return false;
+  }
+  return decoder.filled() == content.size();
+}
+
+TEST(Coded, ValuesOfAnyLengthComeBackInPiecesOfAnyLength) {
+  for (const std::size_t size : {1000u, 4096u, 65'536u, 65'664u, 131'071u, 300'001u}) {
+    std::vector<std::byte> content = normal_numbers(size / 2, size);
+    content.resize(size);
+    const std::vector<std::byte> payload = encoded(content);
+    ASSERT_FALSE(payload.empty()) << size;
+    EXPECT_LT(payload.size(), size);
+    for (const std::size_t step : {std::size_t{1}, std::size_t{7}, std::size_t{4096}, SIZE_MAX}) {
+      std::vector<std::byte> back(size);
+      ASSERT_TRUE(decode(payload, back, step)) << size << " " << step;
+      EXPECT_TRUE(back == content) << size << " " << step;
+    }
+  }
+}
+
+TEST(Coded, BlocksThatDoNotPayStandAsTheyAre) {
+  std::vector<std::byte> content = normal_numbers(5 * kCodedBlockBytes / 2, 1);
+  const std::vector<std::byte> noise = random_bytes(kCodedBlockBytes, 2);
+  std::ranges::copy(noise, content.begin() + 2 * kCodedBlockBytes);
+  const std::vector<std::byte> payload = encoded(content);
+  ASSERT_FALSE(payload.empty());
+  std::vector<std::byte> back(content.size());
+  ASSERT_TRUE(decode(payload, back, 10'000));
+  EXPECT_TRUE(back == content);
+}
+
+TEST(Coded, WhatDoesNotPayIsNotEncoded) {
+  for (const std::size_t size : {0u, 1u, 2u, 127u, 65'536u, 1'000'000u}) {
+    EXPECT_TRUE(encoded(random_bytes(size, size)).empty()) << size;
+  }
+}
+
+TEST(Coded, ACutOrLongerPayloadIsRefused) {
+  const std::vector<std::byte> content = normal_numbers(70'000, 3);
+  const std::vector<std::byte> payload = encoded(content);
+  std::vector<std::byte> back(content.size());
+  for (std::size_t size = 0; size < payload.size(); size += 997) {
+    EXPECT_FALSE(decode(ByteView(payload).first(size), back, SIZE_MAX)) << size;
+  }
+  std::vector<std::byte> longer = payload;
+  longer.resize(payload.size() + 4);
+  EXPECT_FALSE(decode(longer, back, SIZE_MAX));
+}
+
+// A checksum finds other content; memory beside the value is safe with any.
+TEST(Coded, DamageStaysInsideTheValue) {
+  const std::vector<std::byte> content = normal_numbers(kCodedBlockBytes / 2 + 4096, 4);
+  const std::vector<std::byte> payload = encoded(content);
+  std::mt19937_64 random(5);
+  for (int round = 0; round < 300; ++round) {
+    std::vector<std::byte> bad = payload;
+    const std::size_t where = round % 2 == 0 ? random() % 64 : random() % bad.size();
+    bad[where] ^= static_cast<std::byte>(1 + random() % 255);
+    std::vector<std::byte> back(content.size() + 128, std::byte{0xA5});
+    (void)decode(bad, MutableBytes(back).subspan(64, content.size()), 5000);
+    const auto is_fill = [](std::byte byte) { return byte == std::byte{0xA5}; };
+    EXPECT_TRUE(std::all_of(back.begin(), back.begin() + 64, is_fill));
+    EXPECT_TRUE(std::all_of(back.end() - 64, back.end(), is_fill));
+  }
+}
+
+TEST(Coded, ADecoderIsUsedAgainAfterDamage) {
+  const std::vector<std::byte> content = normal_numbers(40'000, 6);
+  const std::vector<std::byte> payload = encoded(content);
+  std::vector<std::byte> back(content.size());
+  StripeDecoder decoder;
+  decoder.start(back, 1000);
+  std::ranges::fill(decoder.space(), std::byte{0xff});
+  EXPECT_FALSE(decoder.received(1000));
+  decoder.start(back, payload.size());
+  std::ranges::copy(payload, decoder.space().begin());
+  EXPECT_TRUE(decoder.received(payload.size()));
+  EXPECT_TRUE(back == content);
+}
+
+}  // namespace
+}  // namespace kvferry::codec

@@ -1,0 +1,55 @@
+"""`kvferry bench codec`: every byte comes back, of KV and of any file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvferry.cli.main import main
+
+
+def run(*words: str) -> int:
+    return main(["bench", "codec", "--repeat", "1", *words])
+
+
+def measured(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert run("--json", "-", *words) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["codec"] == "split12"
+    return dict(row)
+
+
+def test_kv_of_a_transformer_takes_three_quarters(capsys: pytest.CaptureFixture[str]) -> None:
+    row = measured(capsys, "--tokens", "256")
+    assert "random numbers" in row["run"]["content"]
+    assert row["ratio"] >= 1.30
+
+
+@pytest.mark.parametrize("size", [1, 1000, (4 << 20) + 7])
+def test_a_file_of_noise_is_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], size: int
+) -> None:
+    file = tmp_path / "noise"
+    file.write_bytes(np.random.default_rng(0).bytes(size))
+    row = measured(capsys, "--file", str(file))
+    assert (row["ratio"], row["encode_gb_s"], row["payload_bytes"]) == (1.0, None, size)
+
+
+def test_the_table_is_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "zeros"
+    file.write_bytes(bytes(1 << 20))
+    assert run("--file", str(file)) == 0
+    assert "1.33" in capsys.readouterr().out
+
+
+def test_a_file_that_is_not_there_is_said_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").touch()
+    for name, why in (("none", "cannot be read"), ("empty", "is empty")):
+        assert run("--file", str(tmp_path / name)) == 2
+        assert why in capsys.readouterr().err
