@@ -36,6 +36,7 @@ class Controller:
         jobs: What instances are asked to do.
         journal: What happened.
         prefixes: What was asked for.
+        ending: Set by whoever is about to end it, so that streams of HTTP end by themselves.
     """
 
     def __init__(self, config: ControllerConfig) -> None:
@@ -50,6 +51,7 @@ class Controller:
         self.jobs = Jobs(self.journal)
         self.prefixes = Prefixes()
         self.started = time.time()
+        self.ending = threading.Event()
         self._ports = Ports(config, self.members, self.jobs)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending: asyncio.Event | None = None

@@ -63,6 +63,10 @@ class EngineMetrics:
         except KeyError:
             cell.hit_tokens[tier], cell.hit_bytes[tier] = tokens, size_bytes
 
+    def saved(self, seconds: float) -> None:
+        """So much prefill was predicted for tokens whose KV was used."""
+        self._add("prefill_saved_seconds", "", seconds)
+
     def missed(self, reason: str, chunks: int = 1) -> None:
         """Chunks were wanted and not used; `reason` is one of `MISS_REASONS`."""
         try:
