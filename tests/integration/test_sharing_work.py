@@ -40,7 +40,7 @@ def test_a_controller_is_told_who_read_how_much_from_whom_and_what_it_saved() ->
             assert check(other, tokens) == PROMPT
             traffic = ctl.members.traffic
             wait_for("it is told", lambda: traffic.window(60).tokens["peers"] >= PROMPT)
-            [moved] = traffic.moved()
+            [moved] = traffic.moved(8)
             assert (moved.source, moved.target, moved.tokens) == ("one", "other", PROMPT)
             assert moved.bytes == PROMPT // CHUNK * other.memory.chunk_bytes
             done = traffic.window(60)

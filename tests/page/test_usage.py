@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from kvferry.controller.traffic import Traffic
+from kvferry.engine.work import work_of
+from kvferry.membership.messages import HITS_MAX, Hits, Work
 from support.holdings import tokens
 from support.page_cluster import CHUNK_BYTES, PageCluster, page_cluster
 from support.views import ask
@@ -84,3 +87,29 @@ def test_tables_come_as_csv_too(cluster: PageCluster, path: str, head: str) -> N
         rows = list(csv.DictReader(io.StringIO(reply.read().decode())))
     assert rows
     assert head in rows[0]
+
+
+def test_a_process_that_began_before_the_controller_or_anew_is_not_counted_twice() -> None:
+    traffic = Traffic()
+    traffic.add("two", 0, Work(10, 1.0, (Hits("l1", 5, 50),)), Work(30, 3.0, (Hits("l1", 6, 60),)))
+    traffic.add("two", 1, Work(), Work(5, 2.0, (Hits("peer one", 5, 50),)))
+    done = traffic.window(60)
+    assert (done.requested_tokens, done.saved_s) == (25, 2.0)  # ranks save the same seconds
+    assert done.tokens == {"memory": 1, "peers": 5}
+    traffic.add("two", 0, Work(30, 3.0), Work(1, 0.1))  # fewer than before: nothing to take away
+    assert traffic.window(60).requested_tokens == 25
+    [moved] = traffic.moved(10)
+    assert (moved.source, moved.target) == ("one", "two/1")
+
+
+def test_of_more_tiers_than_fit_always_the_same_are_told() -> None:
+    def told(**tokens: int) -> list[str]:
+        hits = {f"peer {n:03}": 1 for n in range(300)} | tokens
+        said = {"kvferry_tokens_requested_total": 1, "kvferry_prefill_saved_seconds_total": 0.0}
+        work = work_of([{**said, "kvferry_tokens_hit_total": hits, "kvferry_bytes_hit_total": {}}])
+        return [one.tier for one in work.hits]
+
+    first = told(l1=1)
+    assert len(first) == HITS_MAX
+    assert first[0] == "l1"
+    assert told(l1=1, **{"peer 299": 9999}) == first

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from heapq import nlargest
 from itertools import pairwise
+from operator import itemgetter
 
 from kvferry.membership.messages import Work
 
@@ -79,8 +81,8 @@ class Traffic:
         now = clock()
         self._total = Done(now)
         self._samples: deque[Done] = deque([Done(now)], round(HELD_S / _EVERY_S))
-        self._tokens: Counter[tuple[str, str]] = Counter()
-        self._bytes: Counter[tuple[str, str]] = Counter()
+        self._tokens: defaultdict[tuple[str, str], int] = defaultdict(int)
+        self._bytes: defaultdict[tuple[str, str], int] = defaultdict(int)
         self._pairs: deque[tuple[float, dict[tuple[str, str], int]]] = deque(
             [(now, {})], round(_PAIRS_S / _PAIRS_EVERY_S)
         )
@@ -88,12 +90,13 @@ class Traffic:
     def add(self, instance: str, rank: int, before: Work, after: Work) -> None:
         """A process has done more than at its last heartbeat."""
         old = {one.tier: one for one in before.hits}
+        grown = [one for one in after.hits if one != old.get(one.tier)]
         with self._lock:
             total = self._total
             total.requested_tokens += max(0, after.requested_tokens - before.requested_tokens)
             if rank == 0:
                 total.saved_s += max(0.0, after.saved_s - before.saved_s)
-            for hit in after.hits:
+            for hit in grown:
                 was = old.get(hit.tier)
                 tokens = max(0, hit.tokens - (was.tokens if was else 0))
                 size = max(0, hit.bytes - (was.bytes if was else 0))
@@ -140,16 +143,16 @@ class Traffic:
         taken = samples[(len(samples) - 1) % step :: step]
         return [late.since(early) for early, late in pairwise(taken)]
 
-    def moved(self) -> list[Moved]:
+    def moved(self, limit: int) -> list[Moved]:
         """Who has read from whom, the most first."""
         with self._lock:
             began, before = self._pairs[0]
             recent_s = self._clock() - began
-            found = [
+            most = nlargest(limit, self._bytes.items(), key=itemgetter(1))
+            return [
                 Moved(*pair, self._tokens[pair], size, size - before.get(pair, 0), recent_s)
-                for pair, size in self._bytes.items()
+                for pair, size in most
             ]
-        return sorted(found, key=lambda one: -one.bytes)
 
     def _now(self, now: float) -> Done:
         total = self._total

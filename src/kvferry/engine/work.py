@@ -21,6 +21,7 @@ def work_of(snapshots: Iterable[Mapping[str, Any]]) -> Work:
         saved_s += one["kvferry_prefill_saved_seconds_total"]
         tokens.update(one["kvferry_tokens_hit_total"])
         size.update(one["kvferry_bytes_hit_total"])
-    most = [(tier, count) for tier, count in tokens.most_common(HITS_MAX) if count]
-    hits = tuple(Hits(tier, int(count), int(size[tier])) for tier, count in most)
+    # In an order in which what does not fit once never comes back: it would be counted anew.
+    named = sorted((tier for tier in tokens if tokens[tier]), key=lambda t: (t[:5] == "peer ", t))
+    hits = tuple(Hits(tier, int(tokens[tier]), int(size[tier])) for tier in named[:HITS_MAX])
     return Work(requested, float(saved_s), hits)

@@ -116,7 +116,7 @@ class Work(msgspec.Struct, frozen=True):
     Attributes:
         requested_tokens: That a prefix was wanted for.
         saved_s: What prefill of the tokens that tiers gave would have taken, as predicted.
-        hits: By tier; those that gave most, if there are more than fit.
+        hits: By tier; of more than fit, always the same ones.
     """
 
     requested_tokens: _Count = 0

@@ -26,6 +26,7 @@ TABLES = {
     "/v1/transfers": "transfers",
 }
 _PREFIXES = 512
+_TRANSFERS = 2000
 _AGES = ((60.0, "under 1 min"), (600.0, "1 to 10 min"), (3600.0, "10 to 60 min"))
 _OLDER, _NEVER = "over 60 min", "not looked up"
 
@@ -46,7 +47,7 @@ def work(controller: Controller, body: Body) -> dict[str, Any]:
 
 
 def transfers(controller: Controller, body: Body) -> dict[str, Any]:
-    """Who has read how much from whom, the most first."""
+    """Who has read how much from whom: the 2000 pairs with most bytes, these first."""
     rows = [
         {
             "from": one.source,
@@ -57,7 +58,7 @@ def transfers(controller: Controller, body: Body) -> dict[str, Any]:
             "window_bytes": one.recent_bytes,
             "bytes_s": round(one.recent_bytes / one.recent_s) if one.recent_s > 0 else 0,
         }
-        for one in controller.members.traffic.moved()
+        for one in controller.members.traffic.moved(_TRANSFERS)
     ]
     return {"since": round(controller.started, 3), "transfers": rows}
 

@@ -10,7 +10,7 @@ from kvferry.controller.page.html import Html, el, joined
 
 __all__ = ["ROWS_MAX", "Column", "Query", "View", "chosen", "table", "tile"]
 
-ROWS_MAX = 500
+ROWS_MAX = 300
 Query = Mapping[str, str]
 
 
