@@ -168,12 +168,15 @@ stage_native() {
       ! -name '*_test.cpp' ! -path 'native/fuzz/*' -print0 |
       sort --zero-terminated | xargs --null sha256sum
     find src -name '*.py' | sort
+    command -v npm || true
   } | sha256sum)
   if [ "$(cat "$stamp" 2>/dev/null)" = "$key" ]; then return; fi
   say "native extension (Release)"
   "$venv/bin/python" -m pip install --quiet --no-build-isolation --no-deps \
     --config-settings=cmake.define.KVFERRY_TESTS=ON --config-settings=build.targets=kvferry_python \
     --editable . >&2
+  ls "$venv"/lib/python*/site-packages/kvferry/controller/page/lib/htmx.min.js >/dev/null 2>&1 ||
+    say "going on without the controller's page: npm or the package registry is not there"
   echo "$key" >"$stamp"
 }
 

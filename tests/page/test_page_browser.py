@@ -117,7 +117,7 @@ def test_explain_says_of_each_chunk_where_it_is_or_why_not(
     assert "one/0, two/0" in said
     browser.write("[name=prompt]", "What is a cache?")
     browser.click("form button")
-    browser.says("paste tokens", "#explained")
+    browser.says("this controller has no tokenizer", "#explained")
     wrong = [one for one in browser.wrong() if "400" not in one]  # which the browser reports
     assert wrong == []
 

@@ -12,7 +12,6 @@ from kvferry.controller.http.openapi import API
 from kvferry.controller.page import routes
 from kvferry.controller.page.actions import prompt_of
 from kvferry.controller.page.html import el, joined
-from kvferry.errors import UsageError
 from support.page_cluster import PageCluster, page_cluster
 from support.views import ask
 
@@ -87,10 +86,9 @@ def test_texts_are_escaped_and_elements_are_not_escaped_twice() -> None:
     assert joined(inner, "<") == f"{inner}&lt;"
 
 
-def test_what_was_pasted_is_tokens_or_hashes_and_else_a_sentence() -> None:
+def test_what_was_pasted_is_tokens_or_hashes_or_a_text() -> None:
     assert list(prompt_of("[1, 2,3 4]")["tokens"]) == [1, 2, 3, 4]
     digest = "ab" * 16
     assert prompt_of(f'["{digest}", {digest}]') == {"hashes": [digest, digest]}
     assert prompt_of(" \n") == {}
-    with pytest.raises(UsageError, match="tokenizer"):
-        prompt_of("What is a cache?")
+    assert prompt_of("What is 1, 2?") == {"text": "What is 1, 2?"}

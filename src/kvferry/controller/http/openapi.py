@@ -23,6 +23,7 @@ _IDENTITY = said(TEXT, "Digest in hex, a beginning of it, or the model; default:
 _OF = {
     "tokens": _TOKENS,
     "hashes": _HASHES,
+    "text": said(TEXT, "Instead, where the controller has a tokenizer."),
     "identity": _IDENTITY,
     "salt": said(TEXT, "Of the tenant, in hex."),
 }

@@ -18,7 +18,7 @@ from kvferry.keys import DIGEST_BYTES
 __all__ = ["cluster", "explain", "lookup", "node", "nodes", "prefixes"]
 
 Body = Mapping[str, Any]
-_PROMPT = ("tokens", "hashes", "identity", "salt", "limit")
+_PROMPT = ("tokens", "hashes", "text", "identity", "salt", "limit")
 _LIMIT, _LIMIT_MAX = 64, 1024
 _EXPLAINED_MAX = 1024
 _NOBODY_S = 30.0  # for instances to find a controller that has just begun

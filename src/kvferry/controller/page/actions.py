@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,7 +18,8 @@ from kvferry.errors import UsageError
 
 __all__ = ["ActionViews", "prompt_of"]
 
-_HEX_DIGITS = 32
+_HASH = re.compile("[0-9a-fA-F]{32,}")
+_BETWEEN = str.maketrans('[],"', "    ")
 _ACTIONS = {
     "prefetch": "prefetch to the goal",
     "copy": "copy to the goal",
@@ -30,24 +32,15 @@ _ACTIONS = {
 
 
 def prompt_of(text: str) -> dict[str, Any]:
-    """Tokens or hashes that somebody has pasted, as a body names them.
-
-    Raises:
-        UsageError: They are neither.
-    """
-    words = text.replace("[", " ").replace("]", " ").replace(",", " ").replace('"', " ").split()
+    """Tokens, hashes or a text that somebody has pasted, as a body names them."""
+    words = text.translate(_BETWEEN).split()
     if not words:
         return {}
-    if all(len(one) >= _HEX_DIGITS for one in words):
+    if all(_HASH.fullmatch(one) for one in words):
         return {"hashes": words}
-    try:
+    if all(one.isdecimal() and len(one) <= 10 for one in words):
         return {"tokens": array("q", map(int, words))}
-    except (ValueError, OverflowError):
-        pass
-    raise UsageError(
-        "paste tokens, whole numbers with spaces or commas between, or hashes of 32 hexadecimal "
-        "digits; a text has other tokens with each tokenizer, and this controller has none"
-    )
+    return {"text": text}
 
 
 def _prompt_field() -> Html:
@@ -58,7 +51,7 @@ def _prompt_field() -> Html:
             "textarea",
             name="prompt",
             rows=3,
-            placeholder="tokens: 1, 2, 3 ... or hashes of chunks, 32 hexadecimal digits each",
+            placeholder="a text, tokens (1, 2, 3 ...) or hashes of chunks (32 hex digits each)",
             spellcheck="false",
         ),
         class_="wide",
@@ -120,7 +113,7 @@ class ActionViews:
         """For each chunk of a prompt where it is, or why nobody can give it."""
         body = prompt_of(form.get("prompt", ""))
         if not body:
-            raise UsageError("paste the tokens or the hashes of a prompt")
+            raise UsageError("paste a prompt: a text, its tokens, or the hashes of its chunks")
         body |= {name: form[name] for name in ("identity", "salt") if form.get(name)}
         found = views.explain(controller, body)
         shown = {**body, "tokens": list(body["tokens"])} if "tokens" in body else body
