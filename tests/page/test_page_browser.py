@@ -38,12 +38,14 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 @pytest.fixture
-def cluster() -> Iterator[PageCluster]:
+def cluster(browser: Browser) -> Iterator[PageCluster]:
+    browser.leave()
     with page_cluster() as found:
         found.works(2)
         found.beats()
         ask(f"{found.url}/v1/lookup", "POST", {"tokens": tokens(9)})
         yield found
+        browser.leave()  # else its console tells of a controller that is gone
 
 
 def shows(browser: Browser, cluster: PageCluster, view: str, text: str) -> None:

@@ -94,6 +94,11 @@ class Browser:
         SHOTS.mkdir(parents=True, exist_ok=True)
         assert self.driver.save_screenshot(str(SHOTS / f"{name}.png"))
 
+    def leave(self) -> None:
+        """An empty page, and a console that has said nothing."""
+        self.driver.get("about:blank")
+        self.wrong()
+
     def wrong(self) -> list[str]:
         """What the console has said since the last call, but for talk."""
         return [
