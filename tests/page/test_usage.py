@@ -13,6 +13,7 @@ import pytest
 from kvferry.controller.traffic import Traffic
 from kvferry.engine.work import work_of
 from kvferry.membership.messages import HITS_MAX, Hits, Work
+from kvferry.metrics import EngineMetrics
 from support.holdings import tokens
 from support.page_cluster import CHUNK_BYTES, PageCluster, page_cluster
 from support.views import ask
@@ -103,13 +104,16 @@ def test_a_process_that_began_before_the_controller_or_anew_is_not_counted_twice
 
 
 def test_of_more_tiers_than_fit_always_the_same_are_told() -> None:
-    def told(**tokens: int) -> list[str]:
-        hits = {f"peer {n:03}": 1 for n in range(300)} | tokens
-        said = {"kvferry_tokens_requested_total": 1, "kvferry_prefill_saved_seconds_total": 0.0}
-        work = work_of([{**said, "kvferry_tokens_hit_total": hits, "kvferry_bytes_hit_total": {}}])
-        return [one.tier for one in work.hits]
-
-    first = told(l1=1)
-    assert len(first) == HITS_MAX
-    assert first[0] == "l1"
-    assert told(l1=1, **{"peer 299": 9999}) == first
+    metrics = EngineMetrics()
+    for number in range(HITS_MAX + 50):
+        metrics.hit(f"peer {number:03}", 1, 10)
+    metrics.hit("l1", 3, 30)
+    metrics.requested(1000)
+    first = work_of([metrics])
+    assert len(first.hits) == HITS_MAX
+    assert first.hits[0] == Hits("l1", 3, 30)
+    assert first.requested_tokens == 1000
+    metrics.hit(f"peer {HITS_MAX + 10:03}", 9999, 10)  # it gives more than others now
+    second = work_of([metrics, metrics])
+    assert [one.tier for one in second.hits] == [one.tier for one in first.hits]
+    assert second.hits[0] == Hits("l1", 6, 60)

@@ -218,7 +218,7 @@ class Sharing:
 
     def work(self) -> Work:
         """Of all engines that take part."""
-        return work_of([engine.metrics.snapshot() for engine in self.engines])
+        return work_of(engine.metrics for engine in self.engines)
 
     def held(self, identity: bytes) -> Iterable[bytes]:
         """The hashes of all chunks in memory."""
