@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from kvferry.controller.controller import Controller
@@ -131,13 +132,17 @@ def _charts(series: list[Done]) -> list[Html]:
     ]
     saved = [one.saved_s / one.at if one.at else 0.0 for one in series]
     moved = [one.bytes[PEER] / one.at if one.at else 0.0 for one in series]
-    lines = (
-        ("Hit share", hits, [f"{one:.1f} %" for one in hits], 100.0),
-        ("Prefill saved", saved, [f"{one:.2f} s/s" for one in saved], None),
-        ("Read from peers", moved, [figures.rate(one) for one in moved], None),
-    )
     span = figures.duration(sum(one.at for one in series))
+
+    def line(
+        title: str, values: list[float], text: Callable[[float], str], top: float | None = None
+    ) -> Html:
+        most = text(max(values, default=0.0))
+        label = f"{title}, last {span}, at most {most}"
+        return figures.chart(values, [text(one) for one in values], label, top)
+
     return [
-        figures.chart(values, texts, f"{title}, last {span}", top)
-        for title, values, texts, top in lines
+        line("Hit share", hits, lambda one: f"{one:.1f} %", 100.0),
+        line("Prefill saved", saved, lambda one: f"{one:.2f} s/s"),
+        line("Read from peers", moved, figures.rate),
     ]
