@@ -93,6 +93,22 @@ def test_every_view_can_be_had_with_curl(browser: Browser, cluster: PageCluster,
 
 
 @pytest.mark.full
+def test_tables_are_saved_as_csv_and_json(browser: Browser, cluster: PageCluster) -> None:
+    save = "HTMLAnchorElement.prototype.click = function () { window.saved = this.download; }"
+    for view, selector, name in (
+        ("nodes", ".choices .load", "kvferry-nodes.csv"),
+        ("nodes", ".choices .load:nth-of-type(2)", "kvferry-nodes.json"),
+        ("memory", "main h2:last-of-type .load", "kvferry-prefixes.csv"),
+    ):
+        shows(browser, cluster, view, VIEWS[view])
+        browser.run(save)
+        browser.click(selector)
+        browser.until("it is saved", "return window.saved")
+        assert browser.run("return window.saved") == name
+    assert browser.wrong() == []
+
+
+@pytest.mark.full
 def test_rows_are_filtered_by_node_and_name_and_stay_so(
     browser: Browser, cluster: PageCluster
 ) -> None:

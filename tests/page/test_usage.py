@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from kvferry.controller.traffic import Traffic
 from kvferry.engine.work import work_of
-from kvferry.membership.messages import HITS_MAX, Hits, Work
+from kvferry.membership.messages import HITS_MAX, Hits
 from kvferry.metrics import EngineMetrics
 from support.holdings import tokens
 from support.page_cluster import CHUNK_BYTES, PageCluster, page_cluster
@@ -73,34 +72,23 @@ def test_bytes_are_counted_by_model_and_by_prefix(cluster: PageCluster) -> None:
 @pytest.mark.parametrize(
     ("path", "head"),
     [
-        ("/v1/keys", "model"),
-        ("/v1/nodes", "instance"),
-        ("/v1/prefixes", "root"),
-        ("/v1/transfers", "from"),
+        ("/v1/keys?", "instance"),
+        ("/v1/keys?table=prefixes&", "bytes"),
+        ("/v1/keys?table=ages&", "age"),
+        ("/v1/nodes?", "instance"),
+        ("/v1/prefixes?", "root"),
+        ("/v1/transfers?", "from"),
     ],
 )
 def test_tables_come_as_csv_too(cluster: PageCluster, path: str, head: str) -> None:
     cluster.works(1)
     cluster.beats()
     ask(f"{cluster.url}/v1/lookup", "POST", {"tokens": tokens(9)})
-    with urllib.request.urlopen(f"{cluster.url}{path}?format=csv", timeout=30) as reply:
+    with urllib.request.urlopen(f"{cluster.url}{path}format=csv", timeout=30) as reply:
         assert reply.headers["content-type"].startswith("text/csv")
         rows = list(csv.DictReader(io.StringIO(reply.read().decode())))
     assert rows
     assert head in rows[0]
-
-
-def test_a_process_that_began_before_the_controller_or_anew_is_not_counted_twice() -> None:
-    traffic = Traffic()
-    traffic.add("two", 0, Work(10, 1.0, (Hits("l1", 5, 50),)), Work(30, 3.0, (Hits("l1", 6, 60),)))
-    traffic.add("two", 1, Work(), Work(5, 2.0, (Hits("peer one", 5, 50),)))
-    done = traffic.window(60)
-    assert (done.requested_tokens, done.saved_s) == (25, 2.0)  # ranks save the same seconds
-    assert done.tokens == {"memory": 1, "peers": 5}
-    traffic.add("two", 0, Work(30, 3.0), Work(1, 0.1))  # fewer than before: nothing to take away
-    assert traffic.window(60).requested_tokens == 25
-    [moved] = traffic.moved(10)
-    assert (moved.source, moved.target) == ("one", "two/1")
 
 
 def test_of_more_tiers_than_fit_always_the_same_are_told() -> None:
@@ -117,3 +105,7 @@ def test_of_more_tiers_than_fit_always_the_same_are_told() -> None:
     second = work_of([metrics, metrics])
     assert [one.tier for one in second.hits] == [one.tier for one in first.hits]
     assert second.hits[0] == Hits("l1", 6, 60)
+
+
+def test_a_table_that_is_not_there_is_said(cluster: PageCluster) -> None:
+    assert ask(f"{cluster.url}/v1/keys?format=csv&table=x")[0] == 400

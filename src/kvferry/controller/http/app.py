@@ -73,8 +73,11 @@ def make_app(controller: Controller) -> ASGIApp:
             body |= request.path_params
             table = usage.TABLES.get(path) if body.pop("format", "") == "csv" else None
             if table is not None:
-                rows = await run_in_threadpool(answers[method], controller, body)
-                return PlainTextResponse(usage.as_csv(rows[table]), media_type="text/csv")
+                table = body.pop("table", table)
+                tables = await run_in_threadpool(answers[method], controller, body)
+                if not isinstance(tables.get(table), list):
+                    raise CallError(400, UsageError.code, f"{path} has no such table")
+                return PlainTextResponse(usage.as_csv(tables[table]), media_type="text/csv")
             found = await run_in_threadpool(called, answers[method], controller, body)
             return Response(found, media_type="application/json")
 

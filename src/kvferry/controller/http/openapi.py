@@ -63,7 +63,10 @@ _WORK = object_of(
     saved_s=said(NUMBER, "Predicted prefill of what was hit."),
 )
 _WINDOW = {"window_s": said(NUMBER, "Of `work`, 1 to 1800; default 300.")}
-_CSV = {"format": said(TEXT, '"csv": the table alone.')}
+_CSV = {
+    "format": said(TEXT, '"csv": one table alone.'),
+    "table": said(TEXT, "Which one, by its name in the answer; default: the first."),
+}
 _CLUSTER = object_of(
     instances=WHOLE,
     states=_COUNTS,

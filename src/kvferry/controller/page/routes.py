@@ -171,7 +171,6 @@ def _views(acts: ActionViews) -> list[View]:
             "What fills the memory of instances: bytes by model, age and prefix.",
             *(tables.memory, None),
             filtered=True,
-            table=True,
         ),
         View(
             *("prefixes", "Prefixes", "/v1/prefixes"),

@@ -142,10 +142,10 @@ def _choices(view: View, query: Query) -> Html:
             )
         )
     if view.table:
-        parts += [
-            el("button", "CSV", type="button", class_="load", data_path=_csv(view.path)),
-            el("button", "JSON", type="button", class_="load", data_path=view.path[1:]),
-        ]
+        path = f"{view.path[1:]}?format=csv"
+        parts.append(el("button", "CSV", type="button", class_="load", data_path=path))
+    if view.filtered and view.name != "events":  # whose answer has no end
+        parts.append(el("button", "JSON", type="button", class_="load", data_path=view.path[1:]))
     parts.append(
         el(
             "button",
@@ -157,10 +157,6 @@ def _choices(view: View, query: Query) -> Html:
         )
     )
     return el("div", *parts, class_="choices")
-
-
-def _csv(path: str) -> str:
-    return f"{path.removeprefix('/')}?format=csv"
 
 
 def _dialogs() -> Html:

@@ -202,7 +202,7 @@ def memory(controller: Controller, query: Query) -> Html:
     ]
     amount = (Column("Bytes", "now", True), Column(""), Column("Share", "now", True))
     return joined(
-        el("h2", "By model", el("small", "memory of all living processes, now")),
+        _headed("By model", "memory of all living processes, now", "keys"),
         table(
             (
                 Column("Model"),
@@ -218,9 +218,9 @@ def memory(controller: Controller, query: Query) -> Html:
                 len(rows),
             ),
         ),
-        el("h2", "By age", el("small", "time since a prefix was last looked up here")),
+        _headed("By age", "time since a prefix was last looked up here", "ages"),
         table((Column("Age"), *amount), by_age, ""),
-        el("h2", "By prefix", el("small", "of those that were looked up here, all copies")),
+        _headed("By prefix", "of those that were looked up here, all copies", "prefixes"),
         table(
             (
                 Column("Prefix", "hash of its first chunk"),
@@ -234,6 +234,12 @@ def memory(controller: Controller, query: Query) -> Html:
             "No prefix was looked up yet: routers do so with /v1/lookup.",
         ),
     )
+
+
+def _headed(title: str, text: str, name: str) -> Html:
+    path = f"v1/keys?format=csv&table={name}"
+    load = el("button", "CSV", type="button", class_="load", data_path=path)
+    return el("h2", title, el("small", text), load)
 
 
 def events(controller: Controller, query: Query) -> Html:

@@ -78,7 +78,8 @@
     const link = document.createElement("a");
     link.href = URL.createObjectURL(await answer.blob());
     const kind = button.dataset.path.includes("csv") ? "csv" : "json";
-    link.download = `${button.dataset.path.match(/v1\/(\w+)/)[1]}.${kind}`;
+    const name = button.dataset.path.match(/table=(\w+)/) || button.dataset.path.match(/v1\/(\w+)/);
+    link.download = `kvferry-${name[1]}.${kind}`;
     link.click();
     URL.revokeObjectURL(link.href);
   }
