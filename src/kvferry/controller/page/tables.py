@@ -166,11 +166,12 @@ def memory(controller: Controller, query: Query) -> Html:
     rows = [one for one in found["keys"] if chosen(query, one["model"], one["instance"])]
     total = sum(one["bytes"] for one in rows)
     models: dict[str, list[int]] = {}
+    holders: dict[str, set[tuple[str, int]]] = {}
     for one in rows:
-        sums = models.setdefault(one["model"], [0, 0, 0])
+        sums = models.setdefault(one["model"], [0, 0])
         sums[0] += one["bytes"]
         sums[1] += one["chunks"]
-        sums[2] += 1
+        holders.setdefault(one["model"], set()).add((one["instance"], one["rank"]))
     by_model = [
         (
             el("b", name),
@@ -178,9 +179,9 @@ def memory(controller: Controller, query: Query) -> Html:
             figures.bar(size, total, name),
             figures.share(size, total),
             figures.count(chunks),
-            processes,
+            len(holders[name]),
         )
-        for name, (size, chunks, processes) in sorted(models.items(), key=lambda o: -o[1][0])
+        for name, (size, chunks) in sorted(models.items(), key=lambda o: -o[1][0])
     ]
     ages = {one["age"]: one["bytes"] for one in found["ages"]}
     every = sum(ages.values())
@@ -215,7 +216,7 @@ def memory(controller: Controller, query: Query) -> Html:
             (
                 *("all", figures.size(total), "", ""),
                 figures.count(sum(one["chunks"] for one in rows)),
-                len(rows),
+                len(set().union(*holders.values())),
             ),
         ),
         _headed("By age", "time since a prefix was last looked up here", "ages"),
