@@ -39,11 +39,13 @@ missing_programs() {
   done
 }
 
-# Programs that benchmarks compare with, where this distribution has them. (Their tests skip.)
+# Programs that benchmarks compare with, and the browser and the tool for the controller's page,
+# where this distribution has them. (Their tests skip, and the page is left out.)
 missing_rivals() {
   [ "$(id -u)" = 0 ] && command -v apt-cache >/dev/null || return 0
   local program package
-  for program in redis-benchmark:redis-tools memtier_benchmark:memtier-benchmark; do
+  for program in redis-benchmark:redis-tools memtier_benchmark:memtier-benchmark \
+    chromium:chromium chromedriver:chromium-driver npm:npm; do
     package=${program#*:}
     command -v "${program%:*}" >/dev/null && continue
     [ -z "$(apt-cache show --no-all-versions "$package" 2>/dev/null)" ] || echo "$package"
@@ -162,16 +164,19 @@ stage_native() {
   local stamp=$venv/.kvferry-native key
   # The editable install knows each Python module by its path, so moved ones need a new one.
   key=$({
-    find pyproject.toml CMakeLists.txt native bindings -type f \
+    find pyproject.toml CMakeLists.txt native bindings tools/page -type f \
       ! -name '*_test.cpp' ! -path 'native/fuzz/*' -print0 |
       sort --zero-terminated | xargs --null sha256sum
     find src -name '*.py' | sort
+    command -v npm || true
   } | sha256sum)
   if [ "$(cat "$stamp" 2>/dev/null)" = "$key" ]; then return; fi
   say "native extension (Release)"
   "$venv/bin/python" -m pip install --quiet --no-build-isolation --no-deps \
     --config-settings=cmake.define.KVFERRY_TESTS=ON --config-settings=build.targets=kvferry_python \
     --editable . >&2
+  ls "$venv"/lib/python*/site-packages/kvferry/controller/page/lib/htmx.min.js >/dev/null 2>&1 ||
+    say "going on without the controller's page: npm or the package registry is not there"
   echo "$key" >"$stamp"
 }
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from kvferry import Engine
 from kvferry.controller.http.app import make_app
 from kvferry.http.listener import Listener
-from kvferry.membership import Command, HeldIdentity, Reporter, Result, Usage
+from kvferry.membership import Command, HeldIdentity, Reporter, Result, Usage, Work
 from support.engines import CHUNK, IDENTITY, expected, open_engine, prompt
 from support.holdings import controller
 from support.stamps import until
@@ -40,6 +40,10 @@ class EngineHoldings:
     def usage(self) -> Usage:
         """See `Holdings`."""
         return Usage()
+
+    def work(self) -> Work:
+        """See `Holdings`."""
+        return Work()
 
     def held(self, identity: bytes) -> Iterable[bytes]:
         """See `Holdings`."""

@@ -11,7 +11,7 @@ from typing import Any
 from kvferry import _native
 from kvferry.config.controller import ControllerConfig
 from kvferry.controller.controller import Controller
-from kvferry.membership import Command, HeldIdentity, Reporter, Result, Usage
+from kvferry.membership import Command, HeldIdentity, Reporter, Result, Usage, Work
 
 CHUNK = 16
 IDENTITY = HeldIdentity(hashlib.sha256(b"tiny").digest()[:16], "tiny", CHUNK)
@@ -41,6 +41,7 @@ class FakeCache:
         }
         self.known = list(identities or (IDENTITY,))
         self.obeyed: list[Command] = []
+        self.done = Work()
         self.reporter: Reporter | None = None
 
     def identities(self) -> Sequence[HeldIdentity]:
@@ -50,6 +51,10 @@ class FakeCache:
     def usage(self) -> Usage:
         """See `Holdings`."""
         return Usage(1 << 30, 4096 * sum(map(len, self.chunks.values())))
+
+    def work(self) -> Work:
+        """See `Holdings`."""
+        return self.done
 
     def held(self, identity: bytes) -> Iterable[bytes]:
         """See `Holdings`."""

@@ -15,7 +15,7 @@ import random
 import sys
 from collections.abc import Iterable, Sequence
 
-from kvferry.membership import Command, HeldIdentity, Reporter, Result, Usage
+from kvferry.membership import Command, HeldIdentity, Reporter, Result, Usage, Work
 
 __all__ = ["SHARED", "held_by"]
 
@@ -44,6 +44,10 @@ class Held:
     def usage(self) -> Usage:
         """See `Holdings`."""
         return Usage(1 << 40, len(self.hashes))
+
+    def work(self) -> Work:
+        """See `Holdings`."""
+        return Work()
 
     def held(self, identity: bytes) -> Iterable[bytes]:
         """See `Holdings`."""

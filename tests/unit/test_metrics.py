@@ -27,6 +27,7 @@ def use(metrics: EngineMetrics) -> None:
     metrics.requested(1000)
     metrics.hit("l1", 512, 2048)
     metrics.hit("redis", 256, 1024)
+    metrics.saved(0.4)
     for reason in MISS_REASONS:
         metrics.missed(reason, 2)
     for reason in SHED_REASONS:

@@ -54,6 +54,8 @@ class ControllerSettings(Settings, frozen=True, kw_only=True):
         secret_file: A file with the word that instances must know; needed beyond loopback.
         http_token: What callers of HTTP must show; needed beyond loopback.
         token_file: A file with the word that callers of HTTP must show; needed beyond loopback.
+        tokenizer_file: A tokenizer.json of the models that instances run, so that a text can be
+            looked up and explained; it needs `pip install tokenizers`.
         heartbeat_s: How often instances say that they live.
         suspect_s: Silence after which an instance is named last.
         dead_s: Silence after which what an instance held is forgotten.
@@ -61,7 +63,9 @@ class ControllerSettings(Settings, frozen=True, kw_only=True):
         connections_max: Of instances, on all ports together.
     """
 
-    guide: ClassVar = ("host", "port", "monitor_ports", "secret_file", "token_file")
+    guide: ClassVar = (
+        *("host", "port", "monitor_ports", "secret_file", "token_file", "tokenizer_file"),
+    )
 
     host: Annotated[str, setting(min_length=1, use="an address of this host")] = "localhost"
     port: _Port = 9000
@@ -72,6 +76,7 @@ class ControllerSettings(Settings, frozen=True, kw_only=True):
     secret_file: Path | None = None
     http_token: _Word | None = None
     token_file: Path | None = None
+    tokenizer_file: Path | None = None
     heartbeat_s: Annotated[float, setting(gt=0, le=3_600, unit="seconds")] = 1.0
     suspect_s: Annotated[float, setting(gt=0, le=86_400, unit="seconds")] = 3.0
     dead_s: Annotated[float, setting(gt=0, le=86_400, unit="seconds")] = 10.0

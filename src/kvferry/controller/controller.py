@@ -18,6 +18,7 @@ from kvferry.controller.journal import Journal
 from kvferry.controller.members import Members
 from kvferry.controller.ports import Ports
 from kvferry.controller.prefixes import Prefixes
+from kvferry.controller.texts import Tokenizer
 from kvferry.errors import KVFerryError
 
 __all__ = ["Controller"]
@@ -31,11 +32,16 @@ class Controller:
     Args:
         config: Where it listens, and its limits.
 
+    Raises:
+        ConfigError: The tokenizer cannot be used.
+
     Attributes:
         members: Who lives, and what each holds.
         jobs: What instances are asked to do.
         journal: What happened.
         prefixes: What was asked for.
+        tokenizer: For texts, if there is one.
+        ending: Set by whoever is about to end it, so that streams of HTTP end by themselves.
     """
 
     def __init__(self, config: ControllerConfig) -> None:
@@ -49,7 +55,9 @@ class Controller:
         )
         self.jobs = Jobs(self.journal)
         self.prefixes = Prefixes()
+        self.tokenizer = Tokenizer(config.tokenizer_file) if config.tokenizer_file else None
         self.started = time.time()
+        self.ending = threading.Event()
         self._ports = Ports(config, self.members, self.jobs)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending: asyncio.Event | None = None

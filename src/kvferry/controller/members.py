@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 from kvferry import _native
 from kvferry.controller.journal import Journal
+from kvferry.controller.traffic import Traffic
 from kvferry.errors import CapacityError, UsageError
 from kvferry.membership.messages import (
     Begin,
@@ -32,6 +33,7 @@ from kvferry.membership.messages import (
     Synced,
     Update,
     Usage,
+    Work,
     whole,
 )
 
@@ -63,6 +65,7 @@ class Member:
     gap: bool = True  # nothing counts until a snapshot begins
     resyncs: int = 0
     beats: int = 0
+    work: Work = field(default_factory=Work)
     seats: dict[bytes, int] = field(default_factory=dict)
 
     @property
@@ -110,6 +113,7 @@ class Members:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.directory = _native.Directory()
+        self.traffic = Traffic(clock)
         self._journal = journal
         self._suspect_s, self._dead_s = suspect_s, dead_s
         self._members_max = members_max
@@ -174,13 +178,15 @@ class Members:
             member = self._known(key, incarnation)
             return None if member is None else member.seq
 
-    def beat(self, key: Key, incarnation: bytes, usage: Usage) -> bool | None:
+    def beat(self, key: Key, incarnation: bytes, usage: Usage, work: Work) -> bool | None:
         """A member lives; whether it shall send a snapshot. None: not known, it registers first."""
         with self._lock:
             member = self._known(key, incarnation)
             if member is None:
                 return None
-            member.usage, member.heard = usage, self._clock()
+            if member.beats:  # before its first beat it may have done something without us
+                self.traffic.add(*key, member.work, work)
+            member.usage, member.work, member.heard = usage, work, self._clock()
             member.beat_at, member.beats = time.time(), member.beats + 1
             back, member.state = member.state != "alive", "alive"
             resync = member.gap and member.seq > 0
@@ -252,6 +258,7 @@ class Members:
         """Time has passed: call it several times a second. The dead, with seats to be dropped."""
         events: list[tuple[str, Member]] = []
         dead: list[tuple[Key, list[int]]] = []
+        self.traffic.tick()
         with self._lock:
             now = self._clock()
             # The controller was stopped or starved: nobody could be heard meanwhile.

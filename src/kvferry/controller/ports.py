@@ -288,7 +288,7 @@ class Ports:
     async def _heartbeat(self, peer: _Peer, message: Message) -> Message | None:
         if not isinstance(message, Beat):
             raise Malformed(f"{type(message).__name__} does not belong to heartbeat")
-        resync = self._members.beat(peer.key, peer.incarnation, message.usage)
+        resync = self._members.beat(peer.key, peer.incarnation, message.usage, message.work)
         seq = self._members.counted(peer.key, peer.incarnation)
         if resync is None or seq is None:
             return _UNKNOWN

@@ -10,6 +10,7 @@ Streams" (Space-Saving), 2005.
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass
 
 __all__ = ["Prefix", "Prefixes"]
@@ -25,6 +26,7 @@ class Prefix:
         error: By how much `lookups` may be too high.
         found_chunks: What instances held of it, of all look-ups together.
         longest: The hashes of the longest prefix that some instance held at the last look-up.
+        first, last: When it was asked for, in seconds since 1970; `first` since it is counted.
     """
 
     root: bytes
@@ -32,6 +34,8 @@ class Prefix:
     error: int = 0
     found_chunks: int = 0
     longest: bytes = b""
+    first: float = 0.0
+    last: float = 0.0
 
 
 class Prefixes:
@@ -57,6 +61,8 @@ class Prefixes:
                     del self._counts[least.root]
                     prefix.lookups = prefix.error = least.lookups
                 self._counts[root] = prefix
+            prefix.last = time.time()
+            prefix.first = prefix.first or prefix.last
             prefix.lookups += 1
             prefix.found_chunks += chunks
             prefix.longest = held

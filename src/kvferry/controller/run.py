@@ -50,6 +50,7 @@ def run_controller(config: ControllerConfig, *, log_level: str = "info") -> None
         ended = signal.sigwait(_SIGNALS)
         _log.info("%s: ending", signal.Signals(ended).name)
         threading.Thread(target=_at_once, name="kvferry-signals", daemon=True).start()
+        controller.ending.set()
         listener.stop(timeout_s=3.0)
         controller.stop()
         _log.info("ended")

@@ -61,6 +61,9 @@ class Meter:
         for tier, chunks in counts.items():
             if chunks:
                 metrics.hit(tier, chunks * size, chunks * chunk_bytes)
+        prefill = self._engine.prefill
+        if prefill.known:
+            metrics.saved(prefill.predict_s(sum(tokens.values())))
         for loaded in gathered.loads:
             for store, chunks in loaded.chunks.items():
                 metrics.loaded(store, chunks * chunk_bytes, loaded.took_s)

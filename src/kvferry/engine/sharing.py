@@ -27,9 +27,10 @@ from kvferry.config.url import parse_endpoint, show_endpoint
 from kvferry.engine.peers import Peers, open_peer
 from kvferry.engine.prompt import Prompt
 from kvferry.engine.store_tiers import StoreTier, space_of
+from kvferry.engine.work import work_of
 from kvferry.errors import ConfigError, KVFerryError
 from kvferry.keys import DIGEST_BYTES
-from kvferry.membership import Command, HeldIdentity, Peer, Reporter, Result, Usage
+from kvferry.membership import Command, HeldIdentity, Peer, Reporter, Result, Usage, Work
 from kvferry.node.lending import USER, LendingNode
 
 if TYPE_CHECKING:
@@ -202,6 +203,7 @@ class Sharing:
                 engine.identity.model,
                 engine.layout.chunk_size,
                 engine.generation,
+                engine.memory.chunk_bytes,
             )
             for engine in self.engines
         ]
@@ -214,6 +216,10 @@ class Sharing:
             capacity += engine.memory.pages * size
             used += engine.memory.cache.stats()["resident"] * size
         return Usage(capacity, used)
+
+    def work(self) -> Work:
+        """Of all engines that take part."""
+        return work_of(engine.metrics for engine in self.engines)
 
     def held(self, identity: bytes) -> Iterable[bytes]:
         """The hashes of all chunks in memory."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from array import array
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -32,6 +33,7 @@ _BODY_S = 30.0
 _PIECE_BYTES = 8 << 10
 _PAUSE_S = 0.0005
 
+Parse = Callable[[bytes], dict[str, Any]]
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _any = msgspec.json.Decoder()
 _whole = msgspec.json.Decoder(list[int])
@@ -44,8 +46,8 @@ class Bodies:
         self._long = 0
         self._long_max = long_max
 
-    async def read(self, request: Request) -> dict[str, Any]:
-        """The body of a request, parsed.
+    async def read(self, request: Request, parse: Parse | None = None) -> dict[str, Any]:
+        """The body of a request, parsed; `parse` is for another kind than JSON.
 
         Raises:
             CallError: It is too long, comes too slowly, or is no JSON object; or too many are read.
@@ -55,17 +57,17 @@ class Bodies:
         if size is not None and size > BODY_BYTES_MAX:
             raise _too_large()
         if size is not None and size <= _SHORT_BYTES:
-            return await self._read(request)
+            return await self._read(request, parse or parsed)
         if self._long >= self._long_max:
             many = f"{self._long_max} bodies above {_SHORT_BYTES} bytes"
             raise CallError(429, "busy", f"{many} are being read; send it again soon")
         self._long += 1
         try:
-            return await self._read(request)
+            return await self._read(request, parse or parsed)
         finally:
             self._long -= 1
 
-    async def _read(self, request: Request) -> dict[str, Any]:
+    async def _read(self, request: Request, parse: Parse) -> dict[str, Any]:
         raw = bytearray()
         try:
             async with asyncio.timeout(_BODY_S):
@@ -78,7 +80,7 @@ class Bodies:
             raise CallError(408, "deadline", text) from None
         except ClientDisconnect:
             raise CallError(400, "json", "the body is not complete") from None
-        return await run_in_threadpool(parsed, bytes(raw))
+        return await run_in_threadpool(parse, bytes(raw))
 
 
 def parsed(raw: bytes) -> dict[str, Any]:

@@ -9,8 +9,18 @@ Holdings      what the reporter needs of a cache                       holdings.
 
 from __future__ import annotations
 
-from kvferry.membership.holdings import HeldIdentity, Holdings, Usage
-from kvferry.membership.messages import Command, Peer, Result
+from kvferry.membership.holdings import HeldIdentity, Holdings, Usage, Work
+from kvferry.membership.messages import Command, Hits, Peer, Result
 from kvferry.membership.reporter import Reporter
 
-__all__ = ["Command", "HeldIdentity", "Holdings", "Peer", "Reporter", "Result", "Usage"]
+__all__ = [
+    "Command",
+    "HeldIdentity",
+    "Hits",
+    "Holdings",
+    "Peer",
+    "Reporter",
+    "Result",
+    "Usage",
+    "Work",
+]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 
-from kvferry.membership.messages import Command, HeldIdentity, Result, Usage
+from kvferry.membership.messages import Command, HeldIdentity, Result, Usage, Work
 
-__all__ = ["HeldIdentity", "Holdings", "Usage"]
+__all__ = ["HeldIdentity", "Holdings", "Usage", "Work"]
 
 
 class Holdings(Protocol):
@@ -27,6 +27,9 @@ class Holdings(Protocol):
 
     def usage(self) -> Usage:
         """Bytes that it may hold, and holds."""
+
+    def work(self) -> Work:
+        """What was done since the process began."""
 
     def held(self, identity: bytes) -> Iterable[bytes]:
         """The hashes of all chunks of an identity, 16 bytes each, in pieces of any size."""

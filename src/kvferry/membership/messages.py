@@ -25,6 +25,7 @@ from kvferry.keys import DIGEST_BYTES
 
 __all__ = [
     "HASHES_MAX",
+    "HITS_MAX",
     "MESSAGE_BYTES_MAX",
     "VERSION",
     "Beat",
@@ -35,6 +36,7 @@ __all__ = [
     "End",
     "HeldIdentity",
     "Hello",
+    "Hits",
     "Holder",
     "Leave",
     "Locate",
@@ -52,6 +54,7 @@ __all__ = [
     "Update",
     "Usage",
     "Welcome",
+    "Work",
     "decoded",
     "encoded",
     "is_name",
@@ -61,6 +64,7 @@ __all__ = [
 VERSION = 1
 MESSAGE_BYTES_MAX = 2 << 20
 HASHES_MAX = 1 << 15  # in one field of a message
+HITS_MAX = 256  # tiers in a beat
 
 # In one line of a log.
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]+\Z")]
@@ -81,12 +85,14 @@ class HeldIdentity(msgspec.Struct, frozen=True):
         model: Its name.
         chunk_size: Tokens of a chunk.
         generation: What prompts are hashed with now; see `kvferry.generation`.
+        chunk_bytes: Of one in memory; 0: not said.
     """
 
     digest: _Digest
     model: _Text
     chunk_size: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
     generation: _Short = b""
+    chunk_bytes: _Count = 0
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -94,6 +100,28 @@ class Usage(msgspec.Struct, frozen=True):
 
     capacity_bytes: _Count = 0
     used_bytes: _Count = 0
+
+
+class Hits(msgspec.Struct, frozen=True):
+    """What one tier gave: "l1" is the instance's memory, "peer NAME" another instance's."""
+
+    tier: _Text
+    tokens: _Count
+    bytes: _Count
+
+
+class Work(msgspec.Struct, frozen=True):
+    """What a process has done since it began: numbers that only grow.
+
+    Attributes:
+        requested_tokens: That a prefix was wanted for.
+        saved_s: What prefill of the tokens that tiers gave would have taken, as predicted.
+        hits: By tier; of more than fit, always the same ones.
+    """
+
+    requested_tokens: _Count = 0
+    saved_s: float = 0.0
+    hits: Annotated[tuple[Hits, ...], msgspec.Meta(max_length=HITS_MAX)] = ()
 
 
 class Command(msgspec.Struct, frozen=True):
@@ -263,11 +291,13 @@ class Beat(msgspec.Struct, frozen=True, tag="beat"):
         usage: What it holds.
         results: Of commands.
         peers: The number of the last list of peers that it was sent; 0: of none.
+        work: What it has done.
     """
 
     usage: Usage
     results: Annotated[tuple[Result, ...], msgspec.Meta(max_length=256)] = ()
     peers: _Count = 0
+    work: Work = Work()
 
 
 class Peer(msgspec.Struct, frozen=True):

@@ -331,7 +331,12 @@ class Reporter:
                     results = self._results[:_COMMANDS_MAX]
                     if self._heartbeat is not None and self._heartbeat != (address, every_s):
                         return
-                beat = Beat(self._holdings.usage(), tuple(results), self._peers_number)
+                beat = Beat(
+                    self._holdings.usage(),
+                    tuple(results),
+                    self._peers_number,
+                    self._holdings.work(),
+                )
                 pulse = link.ask(beat, Pulse)
                 with self._lock:
                     del self._results[: len(results)]

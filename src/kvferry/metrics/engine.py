@@ -63,6 +63,10 @@ class EngineMetrics:
         except KeyError:
             cell.hit_tokens[tier], cell.hit_bytes[tier] = tokens, size_bytes
 
+    def saved(self, seconds: float) -> None:
+        """So much prefill was predicted for tokens whose KV was used."""
+        self._add("prefill_saved_seconds", "", seconds)
+
     def missed(self, reason: str, chunks: int = 1) -> None:
         """Chunks were wanted and not used; `reason` is one of `MISS_REASONS`."""
         try:
@@ -224,6 +228,11 @@ class EngineMetrics:
         for name, values in self._gauges.copy().items():
             total[name].values.update(values)
         return list(total.values())
+
+    def counted(self, *names: str) -> list[dict[str, float]]:
+        """Counters by label, named without "kvferry_"; nobody is asked for what he counts."""
+        total = self._cells.total()
+        return [total[name].values for name in names]
 
     def snapshot(self) -> dict[str, Any]:
         """All numbers: by name, and below that by label where there is one.

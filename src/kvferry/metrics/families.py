@@ -79,6 +79,7 @@ def _families() -> list[Family]:
         counter("tokens_requested", "Tokens that a prefix was wanted for."),
         counter("tokens_hit", "Tokens whose KV was used, by the tier it came from.", "tier"),
         counter("bytes_hit", "Bytes of KV that were used, by the tier they came from.", "tier"),
+        counter("prefill_saved_seconds", "Predicted prefill of the tokens that were hit."),
         counter("missed_chunks", "Chunks that were wanted and not used, by reason.", "reason"),
         counter("corrupt_values", "Values of stores that were refused and deleted.", "cause"),
         seconds("lookup", "Time that a lookup took."),

@@ -24,7 +24,8 @@ __all__ = ["Actions"]
 Body = Mapping[str, Any]
 _ACTIONS = ("clear", "copy", "delete", "move", "pin", "prefetch", "unpin")
 _NAMES = (
-    *("action", "instance", "to", "tokens", "hashes", "identity", "salt", "wait", "timeout_s"),
+    *("action", "instance", "to", "tokens", "hashes", "text", "identity", "salt"),
+    *("wait", "timeout_s"),
 )
 _WAIT_S, _WAIT_MAX_S = 10.0, 60.0
 _PINS_MAX = 10_000

@@ -27,10 +27,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from kvferry.controller.controller import Controller
-from kvferry.controller.http import familiar, views
+from kvferry.controller.http import familiar, usage, views
 from kvferry.controller.http.actions import Actions
 from kvferry.controller.http.metrics import metrics_text
 from kvferry.controller.http.openapi import API, HEALTH
+from kvferry.controller.page.routes import OPEN, PageRoutes
 from kvferry.errors import UsageError
 from kvferry.http.answers import HANDLERS, CallError, Guard, called
 from kvferry.http.bodies import Bodies
@@ -47,6 +48,7 @@ _ALIVE_S = 10.0
 def make_app(controller: Controller) -> ASGIApp:
     """The application of one controller."""
     bodies, actions, streams = Bodies(), Actions(controller), _Streams(controller)
+    page = PageRoutes(controller, actions, bodies)
 
     async def health(request: Request) -> Response:
         return JSONResponse({"alive": True})
@@ -69,6 +71,13 @@ def make_app(controller: Controller) -> ASGIApp:
             method = "GET" if request.method == "HEAD" else request.method
             body = await bodies.read(request) if method == "POST" else _query(request)
             body |= request.path_params
+            table = usage.TABLES.get(path) if body.pop("format", "") == "csv" else None
+            if table is not None:
+                table = body.pop("table", table)
+                tables = await run_in_threadpool(answers[method], controller, body)
+                if not isinstance(tables.get(table), list):
+                    raise CallError(400, UsageError.code, f"{path} has no such table")
+                return PlainTextResponse(usage.as_csv(tables[table]), media_type="text/csv")
             found = await run_in_threadpool(called, answers[method], controller, body)
             return Response(found, media_type="application/json")
 
@@ -89,6 +98,8 @@ def make_app(controller: Controller) -> ASGIApp:
             route("/v1/lookup", GET=views.lookup, POST=views.lookup),
             route("/v1/explain", POST=views.explain),
             route("/v1/prefixes", GET=views.prefixes),
+            route("/v1/keys", GET=usage.keys),
+            route("/v1/transfers", GET=usage.transfers),
             route("/v1/jobs", GET=actions.jobs, POST=actions.start),
             route("/v1/jobs/{id}", GET=actions.one),
             route("/v1/pins", GET=actions.pins, POST=actions.pin),
@@ -97,10 +108,11 @@ def make_app(controller: Controller) -> ASGIApp:
             *(route(path, POST=as_lmcache(call)) for path, call in familiar.ROUTES.items()),
             route("/controller/workers", GET=familiar.workers),
             route("/controller/key-stats", GET=familiar.key_stats),
+            *page.routes(),
         ],
         exception_handlers=HANDLERS,
     )
-    return Guard(app, partial(getattr, controller.config, "http_token"), HEALTH)
+    return Guard(app, partial(getattr, controller.config, "http_token"), (*HEALTH, *OPEN))
 
 
 def _query(request: Request) -> dict[str, Any]:
@@ -111,8 +123,11 @@ def _query(request: Request) -> dict[str, Any]:
             found["tokens"] = array("q", map(int, found["tokens"].split(",")))
         if "limit" in found:
             found["limit"] = int(found["limit"])
+        if "window_s" in found:
+            found["window_s"] = float(found["window_s"])
     except (ValueError, OverflowError):
-        raise CallError(400, UsageError.code, "tokens and limit are whole numbers") from None
+        text = "tokens and limit are whole numbers, and window_s is a number"
+        raise CallError(400, UsageError.code, text) from None
     if "hashes" in found:
         found["hashes"] = found["hashes"].split(",")
     return found
@@ -122,6 +137,7 @@ class _Streams:
     """Events as they happen; https://html.spec.whatwg.org/multipage/server-sent-events.html."""
 
     def __init__(self, controller: Controller) -> None:
+        self._controller = controller
         self._journal = controller.journal
         self._open = 0
 
@@ -142,7 +158,7 @@ class _Streams:
         try:
             quiet_s = 0.0
             yield ": events of kvferry\n\n"
-            while True:
+            while not self._controller.ending.is_set():
                 events = self._journal.since(last)
                 for event in events:
                     last = event["id"]

@@ -40,15 +40,16 @@ def asked(controller: Controller, body: Mapping[str, Any]) -> list[Asked]:
     """The prompt of a body, once for each way in which living instances hash it.
 
     Raises:
-        UsageError: It names none, or both tokens and hashes, or no identity that is known.
+        UsageError: It names none, or more than one, or no identity that is known; or a text, and
+            this controller has no tokenizer.
     """
     identities = _identities(controller, field(body, "identity", str))
-    tokens, given = body.get("tokens"), body.get("hashes")
-    if (tokens is None) == (given is None):
-        raise UsageError("name either 'tokens' or 'hashes'")
-    if given is not None:
-        return [Asked(_hashes(given), 0, identities)]
-    tokens = field(body, "tokens", array)
+    named = [name for name in ("tokens", "hashes", "text") if body.get(name) is not None]
+    if len(named) != 1:
+        raise UsageError("name either 'tokens' or 'hashes' or a 'text'")
+    if named == ["hashes"]:
+        return [Asked(_hashes(body["hashes"]), 0, identities)]
+    tokens = _text(controller, body) if named == ["text"] else field(body, "tokens", array)
     salt = _hex(field(body, "salt", str, ""), "salt")
     if len(salt) > _SALT_BYTES_MAX:
         raise UsageError(f"'salt' is longer than {_SALT_BYTES_MAX} bytes")
@@ -101,6 +102,15 @@ def _identities(controller: Controller, wanted: str | None) -> dict[bytes, HeldI
     if not found and wanted is not None:
         raise CallError(404, "identity", f"no instance has chunks of {wanted!r}; see /v1/nodes")
     return found
+
+
+def _text(controller: Controller, body: Mapping[str, Any]) -> array[int]:
+    if controller.tokenizer is None:
+        raise UsageError(
+            "this controller has no tokenizer for a text: give it --tokenizer-file, or name tokens "
+            "(whole numbers) or hashes (32 hexadecimal digits each)"
+        )
+    return controller.tokenizer.tokens(field(body, "text", str))
 
 
 def _hashes(given: Any) -> bytes:

@@ -23,6 +23,7 @@ _IDENTITY = said(TEXT, "Digest in hex, a beginning of it, or the model; default:
 _OF = {
     "tokens": _TOKENS,
     "hashes": _HASHES,
+    "text": said(TEXT, "Instead, where the controller has a tokenizer."),
     "identity": _IDENTITY,
     "salt": said(TEXT, "Of the tenant, in hex."),
 }
@@ -54,6 +55,18 @@ _NODE = object_of(
     heartbeat_age_s=NUMBER,
     synced=said(FLAG, "All that it holds is known here."),
 )
+_WORK = object_of(
+    window_s=said(NUMBER, "In how many seconds."),
+    requested_tokens=said(WHOLE, "That a prefix was wanted for."),
+    hit_tokens=said(_COUNTS, "By tier: memory, peers, and stores by name."),
+    hit_bytes=_COUNTS,
+    saved_s=said(NUMBER, "Predicted prefill of what was hit."),
+)
+_WINDOW = {"window_s": said(NUMBER, "Of `work`, 1 to 1800; default 300.")}
+_CSV = {
+    "format": said(TEXT, '"csv": one table alone.'),
+    "table": said(TEXT, "Which one, by its name in the answer; default: the first."),
+}
 _CLUSTER = object_of(
     instances=WHOLE,
     states=_COUNTS,
@@ -62,6 +75,7 @@ _CLUSTER = object_of(
     capacity_bytes=WHOLE,
     used_bytes=WHOLE,
     counts=_COUNTS,
+    work=_WORK,
     alarms=listed(TEXT),
 )
 _PREFIX = object_of(
@@ -73,6 +87,13 @@ _PREFIX = object_of(
     tokens=WHOLE,
     holders=listed(TEXT),
 )
+_KEYS = object_of(
+    keys=listed(object_of(model=TEXT, identity=TEXT, instance=TEXT, rank=WHOLE, bytes=WHOLE)),
+    prefixes=listed(object_of(root=TEXT, model=TEXT, bytes=WHOLE, age_s=NUMBER, copies=WHOLE)),
+    ages=said(listed(object_of(age=TEXT, bytes=WHOLE)), "Since prefixes were last looked up."),
+)
+_TRANSFER = {"from": TEXT, "to": TEXT, "tokens": WHOLE, "bytes": WHOLE, "bytes_s": NUMBER}
+_TRANSFERS = object_of(since=NUMBER, transfers=listed(object_of(**_TRANSFER)))
 _JOB = object_of(
     id=TEXT,
     action=TEXT,
@@ -111,8 +132,14 @@ _MINE = object_of(("instance_id",), instance_id=TEXT, location=TEXT, tokens=_TOK
 _OPERATIONS = (
     Operation("/health", "get", "Whether the controller turns. No token.", None, object_of()),
     Operation("/metrics", "get", "Metrics, as Prometheus reads them.", None, TEXT, "text/plain"),
-    Operation("/v1/cluster", "get", "All in numbers, and what is wrong.", None, _CLUSTER),
-    Operation("/v1/nodes", "get", "Every process.", None, object_of(nodes=listed(_NODE))),
+    Operation(
+        *("/v1/cluster", "get", "All in numbers, and what is wrong.", None, _CLUSTER),
+        *("application/json", _WINDOW),
+    ),
+    Operation(
+        *("/v1/nodes", "get", "Every process.", None, object_of(nodes=listed(_NODE))),
+        *("application/json", _CSV),
+    ),
     Operation(
         "/v1/nodes/{id}", "get", "Those of one instance.", None, object_of(nodes=listed(_NODE))
     ),
@@ -128,7 +155,15 @@ _OPERATIONS = (
         None,
         object_of(since=NUMBER, prefixes=listed(_PREFIX)),
         "application/json",
-        {"limit": WHOLE},
+        {"limit": WHOLE, **_CSV},
+    ),
+    Operation(
+        *("/v1/keys", "get", "What fills the memory of instances.", None, _KEYS),
+        *("application/json", _CSV),
+    ),
+    Operation(
+        *("/v1/transfers", "get", "Who has read how much from whom.", None, _TRANSFERS),
+        *("application/json", _CSV),
     ),
     Operation("/v1/jobs", "get", "The last jobs.", None, object_of(jobs=listed(_JOB))),
     Operation("/v1/jobs", "post", "Have instances do something.", _START, _JOB),

@@ -9,6 +9,7 @@ from typing import Any
 from kvferry import __version__
 from kvferry.controller.controller import Controller
 from kvferry.controller.http.asking import asked, looked_up
+from kvferry.controller.http.usage import work
 from kvferry.controller.members import Member
 from kvferry.errors import UsageError
 from kvferry.http.answers import CallError, check_names, field
@@ -17,7 +18,7 @@ from kvferry.keys import DIGEST_BYTES
 __all__ = ["cluster", "explain", "lookup", "node", "nodes", "prefixes"]
 
 Body = Mapping[str, Any]
-_PROMPT = ("tokens", "hashes", "identity", "salt", "limit")
+_PROMPT = ("tokens", "hashes", "text", "identity", "salt", "limit")
 _LIMIT, _LIMIT_MAX = 64, 1024
 _EXPLAINED_MAX = 1024
 _NOBODY_S = 30.0  # for instances to find a controller that has just begun
@@ -46,6 +47,7 @@ def cluster(controller: Controller, body: Body) -> dict[str, Any]:
         "dead_s": controller.config.dead_s,
         "counts": controller.counts,
         "last_event": controller.journal.last,
+        "work": work(controller, body),
         "alarms": _alarms(controller, living, members),
     }
 
@@ -101,7 +103,8 @@ def explain(controller: Controller, body: Body) -> dict[str, Any]:
         ]
         chain = {member.name for member, _ in states}
         for chunk in range(len(hashes) // DIGEST_BYTES):
-            holders = [member.name for member, held in states if held[chunk]]
+            held_by = (member.name for member, held in states if held[chunk])
+            holders = list(dict.fromkeys(held_by))  # one may hold it for several identities
             chain &= set(holders)
             why = ""
             if not holders:
@@ -137,6 +140,8 @@ def prefixes(controller: Controller, body: Body) -> dict[str, Any]:
                 "lookups": one.lookups,
                 "lookups_error": one.error,
                 "found_chunks": one.found_chunks,
+                "first": round(one.first, 3),
+                "last": round(one.last, 3),
                 "chunks": len(one.longest) // DIGEST_BYTES,
                 "tokens": _tokens(one.longest, found),
                 "holders": [each.member.name for each in found if each.chunks == chunks],
@@ -212,6 +217,8 @@ def _shown(controller: Controller, member: Member) -> dict[str, Any]:
         "chunks": 0 if dead else controller.members.chunks(member),
         "capacity_bytes": member.usage.capacity_bytes,
         "used_bytes": member.usage.used_bytes,
+        "requested_tokens": member.work.requested_tokens,
+        "hit_tokens": {one.tier: one.tokens for one in member.work.hits},
         "registered": round(member.registered_at, 3),
         "heartbeat": round(member.beat_at, 3),
         "heartbeat_age_s": round(time.time() - member.beat_at, 3),

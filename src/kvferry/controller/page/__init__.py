@@ -1,0 +1,12 @@
+"""The page for people: HTML from Python, kept fresh by a stream of events.
+
+PageRoutes    the document, its files, and live views          routes.py
+shell         what stands around a view                        shell.py
+overview      hits, prefill saved, memory, alarms              overview.py
+tables        processes, prefixes, transfers, memory, events   tables.py
+actions       explain, jobs and pins                           actions.py
+parts         what views share                                 parts.py
+figures       numbers and charts                               figures.py
+html          elements, escaped                                html.py
+assets/       our style and script; the libraries come to lib/ when the package is built
+"""
