@@ -168,7 +168,7 @@ def _why(engine: Engine, prompt: Prompt, chunk: int, state: str, told: dict[str,
         name = store.tier.name
         if told[name]:
             reasons.append(f"{name} {told[name]}")
-        elif refusal := store.tier.refusal(digest):
+        elif refusal := store.tier.refusals.why(digest):
             reasons.append(f"{name} had something else there (wrong {refusal}), which was deleted")
         elif store.writer.has_missed(digest):
             reasons.append(f"it was not written to {name} in time")

@@ -15,7 +15,6 @@ import logging
 import math
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
@@ -28,6 +27,7 @@ from kvferry.engine.cost import LoadModel
 from kvferry.engine.losses import Known
 from kvferry.engine.patience import SURE, Odds
 from kvferry.engine.prompt import Prompt
+from kvferry.engine.refusals import Refusals
 from kvferry.engine.steps import Steps, Wait, finish
 from kvferry.errors import KVFerryError
 
@@ -35,7 +35,6 @@ __all__ = ["Tier"]
 
 _log = logging.getLogger("kvferry.engine")
 
-_REMEMBERED = 4096
 # What is asked of a store to see whether it answers.
 _CANARY = "canary"
 # A store that is not used is measured in the background, no more often than this.
@@ -68,6 +67,7 @@ class Tier:
     Attributes:
         capacity: Keeps it below its limit; None: it has none, or evicts by itself.
         known: Chunks that it had when they were last seen there.
+        refusals: Chunks that it had, and that were something else.
         sees: It said what it has without being asked, the last time: a hit waits once.
         lands: Reads may have pages that are taken when values come, see `kvferry.engine.window`.
         lets_go: A job that was cancelled ends soon, whatever the store does: so its buffers may be
@@ -101,7 +101,7 @@ class Tier:
         self._load = LoadModel()
         self._lock = threading.Lock()
         self._loading_bytes = 0
-        self._refused: OrderedDict[bytes, str] = OrderedDict()
+        self.refusals = Refusals()
         self._late: list[_Late] = []
         self._odds = Odds()
         self._answers = 0
@@ -366,29 +366,14 @@ class Tier:
             if status is Status.MISS:
                 missing += prompt.keys(chunk, chunk + 1)
             else:
-                with self._lock:
-                    self._refused[digest] = reason_of(result, index)
+                self.refusals.add(digest, reason_of(result, index))
         with self._lock:
-            while len(self._refused) > _REMEMBERED:
-                self._refused.popitem(last=False)
             self._deleting = [ticket for ticket in self._deleting if not ticket.done]
         if missing:
             with suppress(KVFerryError):  # best effort
                 ticket = self.connector.submit_delete(missing)
                 with self._lock:
                     self._deleting.append(ticket)  # it would be withdrawn with its ticket
-
-    def refusal(self, digest: bytes) -> str | None:
-        """Why the chunk with this hash was refused lately."""
-        with self._lock:
-            return self._refused.get(digest)
-
-    def stored_anew(self, digests: Sequence[bytes]) -> None:
-        """These chunks were written: what was wrong with them is history."""
-        with self._lock:
-            if self._refused:
-                for digest in digests:
-                    self._refused.pop(digest, None)
 
     def figures(self) -> dict[str, float]:
         """What is known of its speed."""

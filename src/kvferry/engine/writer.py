@@ -307,7 +307,7 @@ class Writer:
                 [keys[i] for i in absent], [job.pages[start + i] for i in absent], ttl_s=self._ttl_s
             )
             took_s = time.monotonic() - began
-            tier.stored_anew([prompt.digest(chunks[i]) for i in absent])
+            tier.refusals.stored([prompt.digest(chunks[i]) for i in absent])
             if not written.ok:
                 count = written.prefix_len
                 self._report(count, took_s, "")
