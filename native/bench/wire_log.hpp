@@ -55,7 +55,7 @@ class CommandReader {
       if (body_ == 0) {
         line(bytes, now);
       } else {
-        body(bytes, now);
+        body(bytes);
       }
     }
   }
@@ -88,7 +88,7 @@ class CommandReader {
     line_.clear();
   }
 
-  void body(std::string_view& bytes, Nanos) {
+  void body(std::string_view& bytes) {
     const std::size_t size = std::min(bytes.size(), body_);
     if (word_ < 2 && kept_[word_].size() < kKeptBytes) kept_[word_].append(bytes.substr(0, size));
     bytes.remove_prefix(size);

@@ -20,6 +20,14 @@ from support.serve_demo import DemoServer
 from support.servers import TestServer
 from support.stamps import until
 
+
+@pytest.fixture(autouse=True)
+def _threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the command sets for its process must not reach tests behind: other numbers of threads
+    compute other bits."""
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")
+
+
 TEXT = "A document that is asked about again and again. " * 40
 
 

@@ -19,7 +19,7 @@ import os
 import random
 import shutil
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,9 +136,9 @@ def _tun(stack: ExitStack, kind: str, log: Path) -> TunProcess | None:
         raise UnavailableError(f"no TUN link here: {error}") from error
 
 
-def _free_network(among: Sequence[int] = _NETWORKS) -> int:
+def _free_network() -> int:
     """One of 198.18.0.0/16, which is for tests like this, that no other link of this host has."""
-    for network in random.SystemRandom().sample(among, len(among)):
+    for network in random.SystemRandom().sample(_NETWORKS, len(_NETWORKS)):
         with socket.socket() as probe:
             try:
                 probe.bind((f"198.18.{network}.1", 0))
