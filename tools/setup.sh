@@ -98,11 +98,13 @@ stage_system() {
   local packages
   packages="$(missing_native) $(missing_programs)"
   python=$(find_python) || python=
-  if [ -z "${packages// /}" ] && [ -n "$python" ]; then
-    packages=$(missing_rivals)
-    [ -z "$packages" ] || install_system $packages || say "going on without" $packages
-    return
-  fi
+  [ -z "${packages// /}" ] && [ -n "$python" ] || install_needed "$packages"
+  packages=$(missing_rivals)
+  [ -z "$packages" ] || install_system $packages || say "going on without" $packages
+}
+
+install_needed() {
+  local packages=$1
   command -v apt-get >/dev/null || die "please install what Debian calls" $packages \
     $([ -n "$python" ] || echo "python3, 3.11 or later, with venv and headers")
   if [ "$(id -u)" = 0 ]; then
@@ -110,7 +112,6 @@ stage_system() {
     apt-get update --quiet >&2
   fi
   [ -n "$python" ] || packages="$packages $(python_packages)"
-  packages=$(echo $packages $(missing_rivals))
   [ "$(id -u)" = 0 ] || die "please run: sudo apt-get install --no-install-recommends $packages"
   say "installing $packages"
   install_system $packages
