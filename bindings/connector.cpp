@@ -393,7 +393,7 @@ void bind_connector(nb::module_& module) {
       "open_redis_connector",
       [](const PyClient& client, const nb::bytes& prefix, const nb::bytes& identity,
          std::size_t value_size_bytes, std::string description, const nb::object& seat,
-         std::size_t keys_max, std::uint64_t load_max, bool optional) {
+         std::size_t keys_max, std::uint64_t load_max, bool optional, bool owns) {
         std::optional<redis::PresenceOptions> presence;
         if (!seat.is_none()) {
           presence = {.prefix = {},
@@ -404,14 +404,15 @@ void bind_connector(nb::module_& module) {
         }
         return new PyConnector(value_or_raise(connector::RedisConnector::open(
             make_space(prefix, identity, value_size_bytes, std::move(description)), client.client(),
-            std::move(presence))));
+            std::move(presence), owns)));
       },
       "client"_a, "prefix"_a, "identity"_a, "value_size_bytes"_a, "description"_a, "seat"_a.none(),
-      "keys_max"_a, "load_max"_a, "optional"_a, nb::keep_alive<0, 1>(),
+      "keys_max"_a, "load_max"_a, "optional"_a, "owns"_a = true, nb::keep_alive<0, 1>(),
       nb::sig("def open_redis_connector(client: Client, prefix: bytes, identity: bytes, "
               "value_size_bytes: int, description: str, seat: str | None, keys_max: int, "
-              "load_max: int, optional: bool) -> Connector"),
-      "With a `seat` (see redis::PresenceSeat) it keeps a presence view.");
+              "load_max: int, optional: bool, owns: bool = True) -> Connector"),
+      "With a `seat` (see redis::PresenceSeat) it keeps a presence view. Unless it `owns` what is "
+      "there, it deletes nothing that is of no use.");
 }
 
 }  // namespace kvferry

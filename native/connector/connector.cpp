@@ -133,8 +133,8 @@ void Connector::finished(Job& job) {
 
 void Connector::refused(codec::FrameFault fault, std::string_view key) {
   stats_.faults[static_cast<std::size_t>(fault)].fetch_add(1, std::memory_order_relaxed);
-  log_.push(LogLevel::kWarning, "the value of " + printable(key) + " is not taken and deleted: " +
-                                    std::string(codec::name(fault)));
+  log_.push(LogLevel::kWarning,
+            "the value of " + printable(key) + " is not taken: " + std::string(codec::name(fault)));
 }
 
 std::string full_key(const Space& space, std::string_view key) {

@@ -147,7 +147,7 @@ class Connector : public std::enable_shared_from_this<Connector> {
 
   // The last key of a job has settled. No lock that start() or withdraw() take may be held.
   void finished(Job& job);
-  // A value was not taken: counts the cause and logs it. The driver deletes the value.
+  // A value was not taken: counts the cause and logs it. The driver deletes it, if it may.
   void refused(codec::FrameFault fault, std::string_view key);
   void count_unasked(std::size_t keys) noexcept {
     stats_.keys_unasked.fetch_add(keys, std::memory_order_relaxed);

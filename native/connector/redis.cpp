@@ -41,7 +41,7 @@ class RedisConnector::Exchange final : public redis::BatchListener, public mem::
 
 Result<std::shared_ptr<Connector>> RedisConnector::open(
     Space space, const std::shared_ptr<redis::Client>& client,
-    std::optional<redis::PresenceOptions> presence) {
+    std::optional<redis::PresenceOptions> presence, bool owns) {
   auto event = EventFd::open();
   if (!event) return event.error();
   const redis::PresenceView* view = nullptr;
@@ -50,15 +50,16 @@ Result<std::shared_ptr<Connector>> RedisConnector::open(
     view = client->watch(std::move(*presence));
   }
   return std::shared_ptr<Connector>(
-      std::make_shared<RedisConnector>(std::move(space), std::move(*event), client, view));
+      std::make_shared<RedisConnector>(std::move(space), std::move(*event), client, view, owns));
 }
 
 RedisConnector::RedisConnector(Space space, EventFd event, std::weak_ptr<redis::Client> client,
-                               const redis::PresenceView* view)
+                               const redis::PresenceView* view, bool owns)
     : Connector(std::move(space), std::move(event)),
       identity_(codec::load_le<std::uint64_t>(Connector::space().identity.data())),
       client_(std::move(client)),
-      view_(view) {}
+      view_(view),
+      owns_(owns) {}
 
 Nanos RedisConnector::deadline_for(std::size_t payload_bytes) const noexcept {
   const auto client = client_.lock();
@@ -167,7 +168,8 @@ Outcome RedisConnector::ask(redis::Client& client, const std::shared_ptr<Job>& j
                             .prefix = options.prefix,
                             .framed = true,
                             .identity = identity_,
-                            .codec = codec_.load(std::memory_order_relaxed)});
+                            .codec = codec_.load(std::memory_order_relaxed),
+                            .keeps = !owns_});
   const std::size_t size = space().value_size_bytes;
   const std::size_t count = asked.all ? names.size() : asked.indexes.size();
   const std::size_t leading = asked.leading;
@@ -244,7 +246,7 @@ void RedisConnector::ended(redis::Client& client, Job& job, const Asked& asked,
     if (status == Status::kSizeMismatch) refused(codec::FrameFault::kSize, job.key(index));
     last = job.settle(index, status, sizes[item], item == 0 ? batch.error() : "");
   }
-  if (misfits) delete_misfits(client, job, asked);
+  if (misfits && owns_) delete_misfits(client, job, asked);
   if (last) conclude(job);
 }
 

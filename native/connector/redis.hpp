@@ -29,13 +29,14 @@ namespace kvferry::connector {
 
 class RedisConnector final : public Connector {
  public:
-  // `presence`: the view to keep; its prefix is that of the space. Fails with: kSystem.
+  // `presence`: the view to keep; its prefix is that of the space. `owns`: a value that is of no
+  // use is deleted; else it is for another to do so. Fails with: kSystem.
   static Result<std::shared_ptr<Connector>> open(
       Space space, const std::shared_ptr<redis::Client>& client,
-      std::optional<redis::PresenceOptions> presence = std::nullopt);
+      std::optional<redis::PresenceOptions> presence = std::nullopt, bool owns = true);
 
   RedisConnector(Space space, EventFd event, std::weak_ptr<redis::Client> client,
-                 const redis::PresenceView* view);
+                 const redis::PresenceView* view, bool owns);
 
   [[nodiscard]] std::size_t progress(const Job& job) const override;
   [[nodiscard]] Nanos deadline_for(std::size_t payload_bytes) const noexcept override;
@@ -81,6 +82,7 @@ class RedisConnector final : public Connector {
   const std::weak_ptr<redis::Client> client_;
   const redis::PresenceView* const view_;  // of the client
   std::atomic<codec::Codec> codec_{codec::Codec::kRaw};
+  const bool owns_;
   mutable std::mutex mutex_;
   std::condition_variable none_left_;
   struct Running {

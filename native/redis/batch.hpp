@@ -62,7 +62,7 @@ class Client;
 class BatchListener {
  public:
   virtual ~BatchListener() = default;
-  // The framed value of `command` cannot be trusted, and is being deleted.
+  // The framed value of `command` cannot be trusted; unless the batch `keeps`, it is being deleted.
   virtual void corrupt(const Batch& batch, const Command& command) = 0;
   // The batch is finished; it is not announced on the event fd. Others may be submitted.
   virtual void finished(Client& client, const std::shared_ptr<Batch>& batch) = 0;
@@ -78,6 +78,7 @@ class Batch {
     bool framed = false;         // values carry the header of codec/frame.hpp and may be striped
     std::uint64_t identity = 0;  // framed: what the bytes must be comparable with
     codec::Codec codec = codec::Codec::kRaw;  // framed SET: how values are sent where that pays
+    bool keeps = false;          // framed: what cannot be trusted is another's, and is not deleted
   };
 
   // 512 of the caller, and the number of a stripe.

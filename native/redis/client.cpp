@@ -226,11 +226,13 @@ void Client::finished(Batch& batch) {
 }
 
 void Client::corrupt(Batch& batch, const Command& command) try {
+  const bool keeps = batch.options().keeps;
   log_.push(LogLevel::kWarning, "the value of " + printable(batch.key(command)) +
                                     " is not what was stored there (wrong " +
-                                    std::string(codec::name(command.fault)) +
-                                    "); it is a miss and is being deleted");
+                                    std::string(codec::name(command.fault)) + "); it is a miss" +
+                                    (keeps ? "" : " and is being deleted"));
   if (batch.listener) batch.listener->corrupt(batch, command);
+  if (keeps) return;
   auto removal =
       std::make_shared<Batch>(Batch::Options{.verb = Verb::kDelete, .deadline = deadline_for(0)});
   removal->reserve(1, command.key_length);

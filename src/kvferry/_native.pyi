@@ -134,8 +134,10 @@ def open_memory_connector(prefix: bytes, identity: bytes, value_size_bytes: int,
 
 def open_file_connector(prefix: bytes, identity: bytes, value_size_bytes: int, description: str, path: str, capacity_bytes: int, fsync: int, direct: int, ring: bool, rescan_after_s: float, queued_keys_max: int) -> Connector: ...
 
-def open_redis_connector(client: Client, prefix: bytes, identity: bytes, value_size_bytes: int, description: str, seat: str | None, keys_max: int, load_max: int, optional: bool) -> Connector:
-    """With a `seat` (see redis::PresenceSeat) it keeps a presence view."""
+def open_redis_connector(client: Client, prefix: bytes, identity: bytes, value_size_bytes: int, description: str, seat: str | None, keys_max: int, load_max: int, optional: bool, owns: bool = True) -> Connector:
+    """
+    With a `seat` (see redis::PresenceSeat) it keeps a presence view. Unless it `owns` what is there, it deletes nothing that is of no use.
+    """
 
 class SharedSegment:
     """

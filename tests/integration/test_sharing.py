@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import signal
 import socket
 import threading
@@ -340,6 +341,9 @@ def test_a_peer_that_lies_is_refused(instance: Open) -> None:
         one.tiers.append(open_peer(one, "liar", config))
         assert check(one, tokens) == 0
         assert from_peers(one) == 0
+        asked = server.cli("INFO", "commandstats").decode()
+        assert "cmdstat_get:" in asked
+        assert not re.search("cmdstat_(?:del|unlink):", asked), asked  # not even tried
 
 
 def test_a_port_that_is_taken_is_said(controller: Controller, instance: Open) -> None:

@@ -99,7 +99,7 @@ def test_an_address_of_others_needs_to_know_who_comes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["node", *SMALL, "--listen", "0.0.0.0:0"]) == 2
-    assert "needs password_file or users_file" in capsys.readouterr().err
+    assert "needs password_file, users_file, or TLS" in capsys.readouterr().err
     word = tmp_path / "password"
     word.write_text(PASSWORD + "\n")
     word.chmod(0o600)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from kvferry import _native
 from kvferry.client.presence import view_of
@@ -21,7 +22,12 @@ class ClientConnector(NativeConnector):
         space: What it is opened with.
         config: How the servers are reached.
         client: A client to share instead; the connector then leaves it open.
+
+    Attributes:
+        owns: Whether it deletes values that are of no use.
     """
+
+    owns: ClassVar[bool] = True
 
     def __init__(
         self, space: Space, config: ClientConfig, *, client: RedisClient | None = None
@@ -36,13 +42,18 @@ class ClientConnector(NativeConnector):
 
     def _open(self, space: Space) -> _native.Connector:
         view = view_of(self.config, space.prefix)
+        seat, keys_max, load_max, optional = view or (None, 0, 0, True)
         return _native.open_redis_connector(
             self._client._handle(),
             space.prefix.encode(),
             space.identity,
             space.value_size_bytes,
             space.description,
-            *(view or (None, 0, 0, True)),
+            seat,
+            keys_max,
+            load_max,
+            optional,
+            self.owns,
         )
 
     @property

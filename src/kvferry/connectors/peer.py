@@ -7,7 +7,7 @@ name in front of it, by which stores delete what a clear left behind, is left ou
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from kvferry import _native
 from kvferry.client.native import Verb
@@ -20,6 +20,8 @@ __all__ = ["PeerConnector"]
 
 class PeerConnector(ClientConnector):
     """Chunks that another instance holds; see `Connector`."""
+
+    owns: ClassVar[bool] = False  # that is for their owner
 
     def absent(self, key: Key) -> bool:
         """See `ClientConnector`."""
