@@ -78,7 +78,7 @@ class Batch {
     bool framed = false;         // values carry the header of codec/frame.hpp and may be striped
     std::uint64_t identity = 0;  // framed: what the bytes must be comparable with
     codec::Codec codec = codec::Codec::kRaw;  // framed SET: how values are sent where that pays
-    bool keeps = false;          // framed: what cannot be trusted is another's, and is not deleted
+    bool keeps = false;  // framed: what cannot be trusted is another's, and is not deleted
   };
 
   // 512 of the caller, and the number of a stripe.
