@@ -92,8 +92,8 @@ TEST(Split12, NumbersOfOneScaleTakeThreeQuarters) {
 
 TEST(Split12, OddNumbersAmongOthersComeBack) {
   for (const std::size_t count : {64u, 128u, 192u, 4096u, 32'768u}) {
-    for (const std::uint16_t odd :
-         {0x0000, 0x8000, 0x0001, 0x8001, 0x7f80, 0xff80, 0x7fc1, 0xffff}) {
+    for (const std::uint16_t odd : std::initializer_list<std::uint16_t>{
+             0x0000, 0x8000, 0x0001, 0x8001, 0x7f80, 0xff80, 0x7fc1, 0xffff}) {
       std::vector<std::byte> content = normal_numbers(count, count);
       for (std::size_t at = 5; at < count; at += 37) put_number(content, at, odd);
       const std::vector<std::byte> block = encoded(content);
@@ -106,7 +106,8 @@ TEST(Split12, OddNumbersAmongOthersComeBack) {
 }
 
 TEST(Split12, OneNumberAgainAndAgainComesBack) {
-  for (const std::uint16_t number : {0x0000, 0x8000, 0x3f80, 0x7fc0, 0xffff}) {
+  for (const std::uint16_t number :
+       std::initializer_list<std::uint16_t>{0x0000, 0x8000, 0x3f80, 0x7fc0, 0xffff}) {
     std::vector<std::byte> content(8192);
     for (std::size_t at = 0; at < content.size() / 2; ++at) put_number(content, at, number);
     const std::vector<std::byte> block = encoded(content);

@@ -53,7 +53,9 @@ TEST(Segment, KnowsTheHoldersThatSetsWouldKnow) {
     } else {
       ASSERT_EQ(remove(segment, number, slot), model[number].erase(slot) == 1);
     }
-    if (step % 8 == 0) ASSERT_EQ(kept(segment, numbered(number)), model[number]);
+    if (step % 8 == 0) {
+      ASSERT_EQ(kept(segment, numbered(number)), model[number]);
+    }
     ASSERT_EQ(segment.holds(numbered(number), numbered(number).mixed(), slot),
               model[number].contains(slot));
   }
@@ -92,7 +94,9 @@ TEST(Segment, TakesFewBytesForAnEntryAndGivesThemBack) {
   }
   for (const Slot slots : {2u, 3u, 4u, 256u}) {
     for (std::uint64_t number = 0; number < next; ++number) add(segment, number, slots - 1);
-    if (slots < 256) EXPECT_LE(segment.memory_bytes(), 64 * next * slots) << slots;
+    if (slots < 256) {
+      EXPECT_LE(segment.memory_bytes(), 64 * next * slots) << slots;
+    }
   }
   for (const Slot slot : {0u, 1u, 2u, 3u, 255u}) segment.forget(slot);
   EXPECT_EQ(segment.memory_bytes(), empty);

@@ -43,7 +43,7 @@ class TlsOver : public testing::TestWithParam<Way> {
   Result<std::unique_ptr<Stream>> open(const Peer& peer) {
     TlsConfig config = certificates_.config();
     config.min_version = GetParam().version;
-    auto setup = TlsSetup::load(config);
+    auto setup = TlsSetup::load(config, TlsRole::kClient);
     EXPECT_TRUE(setup);
     return TlsStream::open(*setup, std::move(*open_stream(peer.address())),
                            {.name = "localhost", .peer = "", .ktls = GetParam().socket_bio});

@@ -109,7 +109,9 @@ TEST(TlsGate, NoAnswerIsReceivedBeforeTheSendThatReportsTheLastByte) {
       EXPECT_EQ(talk.read(5), "first");
       stuck.get_future().wait();
       for (int turn = 0; turn < 3; ++turn) {  // what a turn asks for is answered in the next
-        if (new_keys) EXPECT_EQ(SSL_key_update(talk.ssl(), SSL_KEY_UPDATE_REQUESTED), 1);
+        if (new_keys) {
+          EXPECT_EQ(SSL_key_update(talk.ssl(), SSL_KEY_UPDATE_REQUESTED), 1);
+        }
         EXPECT_TRUE(talk.write("+OK"));
       }
       EXPECT_EQ(talk.read(kSize).size(), kSize);

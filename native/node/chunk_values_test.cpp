@@ -48,9 +48,9 @@ class Heard final : public Changes {
 };
 
 struct Fixture {
-  explicit Fixture(std::size_t chunk_bytes = 10'000, std::size_t pages = 8,
+  explicit Fixture(std::size_t size_bytes = 10'000, std::size_t pages = 8,
                    Changes* changes = nullptr)
-      : chunk_bytes(chunk_bytes) {
+      : chunk_bytes(size_bytes) {
     pool = std::move(*mem::PagePool::create(chunk_bytes, pages));
     cache = std::move(*cache::ChunkCache::create(pages, "LRU", true, pool));
     values = std::move(
