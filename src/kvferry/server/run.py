@@ -63,11 +63,13 @@ def run_server(
     """
     log_to_stderr(log_level)
     check_shared_memory(config)
-    if make is None:
-        from kvferry.server.server import Server
-
-        make = Server
+    # From here on: whatever is imported may start threads, and a signal ends a process whose threads
+    # do not all block it.
     with signals_blocked(_SIGNALS):
+        if make is None:
+            from kvferry.server.server import Server
+
+            make = Server
         server = _listening(config, lambda: make(config))
         side = _http(config, server)
         _log.info("kvferry %s: %s", __version__, server_summary(config, side.url if side else None))
