@@ -87,6 +87,7 @@ def pytest_of(directory: Path, source: str, *options: str) -> tuple[int, str]:
     """Exit code and output of a pytest with one file of tests."""
     Path(directory, "test_it.py").write_text(source)
     words = ["-q", "-c", os.devnull, "--rootdir", str(directory), "-p", "no:cacheprovider"]
+    words += ["-p", "no:hypothesispytest"]  # it warns of other packages that are installed
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *words, *options, "test_it.py"],
         cwd=directory,

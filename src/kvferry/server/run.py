@@ -63,8 +63,8 @@ def run_server(
     """
     log_to_stderr(log_level)
     check_shared_memory(config)
-    # From here on: whatever is imported may start threads, and a signal ends a process whose threads
-    # do not all block it.
+    # From here on, because what is imported may start threads: a signal ends a process one of whose
+    # threads does not block it.
     with signals_blocked(_SIGNALS):
         if make is None:
             from kvferry.server.server import Server
