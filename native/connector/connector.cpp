@@ -42,15 +42,18 @@ Result<std::uint64_t> Connector::submit(const std::shared_ptr<Job>& job) {
                      " bytes; every value here has " + std::to_string(space_.value_size_bytes)};
   }
   std::uint64_t id = 0;
+  const bool drained = !job->quiet;
   {
     const std::lock_guard lock(mutex_);
     if (closed_) return Error{Errc::kClosed, "the connector is closed"};
     id = job->id = next_id_++;
     running_.emplace(id, job);
+    if (drained) completions_.reserve();
   }
   if (const Outcome taken = start(job); !taken) {
     const std::lock_guard lock(mutex_);
     running_.erase(id);
+    if (drained) completions_.unreserve();
     return taken.error();
   }
   return id;

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <chrono>
-#include <new>
 
+#include "base/best_effort.hpp"
 #include "base/check.hpp"
 #include "codec/stripe.hpp"
 
@@ -101,10 +101,7 @@ bool Batch::settle(Command& command, Status status, std::string_view why) {
   }
   if (!why.empty()) {
     const std::lock_guard lock(mutex_);
-    try {
-      if (error_.empty()) error_ = why;
-    } catch (const std::bad_alloc&) {  // the status says enough
-    }
+    if (error_.empty()) best_effort([&] { error_ = why; });  // the status says enough
   }
   return unsettled_.fetch_sub(1, std::memory_order_acq_rel) == 1;
 }

@@ -108,6 +108,20 @@ TEST(Completions, OneSignalForAllThatIsReady) {
   EXPECT_TRUE(readable(completions.fd())) << "after a drain the next push signals again";
 }
 
+TEST(Completions, WhatWasReservedIsThereAlsoBehindADrain) {
+  auto event = EventFd::open();
+  ASSERT_TRUE(event);
+  Completions completions(std::move(*event));
+  for (int round = 0; round < 3; ++round) {
+    for (int n = 0; n < 5; ++n) completions.reserve();
+    completions.unreserve();
+    completions.push(numbered(1));
+    EXPECT_EQ(completions.drain().size(), 1u);
+    for (int n = 0; n < 3; ++n) completions.push(numbered(2));
+    EXPECT_EQ(completions.drain().size(), 3u);
+  }
+}
+
 TEST(Completions, NothingIsLostBetweenThreads) {
   auto event = EventFd::open();
   ASSERT_TRUE(event);

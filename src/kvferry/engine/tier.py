@@ -156,7 +156,7 @@ class Tier:
     def look(self, prompt: Prompt, start: int) -> None:
         """Have `sees` be about this prompt; asks nobody."""
         if not self.sees and self._leading is not None:  # else the question finds out
-            self.sees = bool(self._leading(prompt.keys(start, prompt.chunks)))
+            self.sees = bool(self._leading(prompt.keys(start, start + 1)))
 
     def answer(self, asked: Asked) -> Steps[Probe]:
         """Wait for the answer to a question, as long as it says; late, it is left."""
