@@ -51,6 +51,7 @@ namespace {
 // Reads, asks and writes while the allocation of this number fails, and `more` behind it.
 // False: so many allocations were not made.
 bool survives(const Config& config, std::atomic<int>& cuts, long allocation, long more) {
+  const Nanos began = monotonic_ns();
   failures_left.store(0);
   const auto client = open(config);
   std::vector<std::string> written{std::string(300'000, 'a'), "b", std::string(100'000, 'c')};
@@ -69,6 +70,7 @@ bool survives(const Config& config, std::atomic<int>& cuts, long allocation, lon
     EXPECT_NE(run(*client, make_batch(Verb::kTouch, {"a", "no"})), "never finished");
     EXPECT_NE(run(*client, make_batch(Verb::kSet, keys, &written)), "never finished");
   }
+  EXPECT_LT(monotonic_ns() - began, 4 * kSecond) << "a connection was left alone, " << allocation;
   const bool met = failures_left.exchange(0) <= more;
   if (more < 2) {
     EXPECT_EQ(run_until(*client, Verb::kTouch, {"a"}, "OK"), "OK") << "its connections are back";

@@ -133,11 +133,13 @@ void Worker::run() noexcept {
 
 // What cannot be had for one connection may be there for the others, and for this one later.
 template <typename Act>
-void Worker::guard(Connection& connection, Act act) {
+bool Worker::guard(Connection& connection, Act act) {
   try {
     act(connection);
+    return true;
   } catch (const std::bad_alloc&) {
     connection.on_no_memory(monotonic_ns());
+    return false;
   }
 }
 
@@ -149,8 +151,10 @@ void Worker::loop() {
     Nanos now = monotonic_ns();
     Nanos next = kNever;
     for (auto& owned : connections_) {
-      guard(*owned.connection,
-            [&](Connection& connection) { next = std::min(next, connection.tick(now)); });
+      const auto tick = [&](Connection& connection) {
+        next = std::min(next, connection.tick(now));
+      };
+      if (!guard(*owned.connection, tick)) next = now;  // it says then when it wants to be called
     }
     if (sweeps && shared_.router.waiting() > 0) {
       if (now >= sweep_at) {
@@ -159,6 +163,9 @@ void Worker::loop() {
       }
       next = std::min(next, sweep_at);
     }
+    // Nodes that could not be followed for want of memory.
+    const bool behind = generation_ != shared_.router.generation();
+    if (behind) next = std::min(next, add_time(now, kSweepInterval));
     for (const net::Ready& ready : poller_.wait(next == kNever ? kNever : next - now)) {
       if (ready.token == kWakeToken) {
         wake_event_.clear();

@@ -66,8 +66,9 @@ class Worker {
   void follow_router(Nanos now);
   void add_node(const Router::Node& node);
   void loop();
+  // False: there was no memory for it, and the connection has ended.
   template <typename Act>
-  void guard(Connection& connection, Act act);
+  bool guard(Connection& connection, Act act);
   void take_messages(Nanos now);
   [[nodiscard]] Connection* find(std::uint64_t token) noexcept;
 
