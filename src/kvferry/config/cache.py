@@ -12,7 +12,7 @@ from kvferry.config.setting import GB, Path, PolicyName, Text, setting
 from kvferry.config.stores import StoreConfig
 from kvferry.errors import ConfigError, UsageError
 
-__all__ = ["EngineConfig", "chosen_config", "named_stores"]
+__all__ = ["CacheConfig", "chosen_config", "named_stores"]
 
 _log = logging.getLogger("kvferry.config")
 
@@ -20,7 +20,7 @@ _MIB = 1 << 20
 _DAY_S = 86_400.0
 
 
-class EngineConfig(PeerSettings, frozen=True, kw_only=True):
+class CacheConfig(PeerSettings, frozen=True, kw_only=True):
     """What an engine caches, where, and how long it may take.
 
     Attributes:
@@ -127,8 +127,8 @@ class EngineConfig(PeerSettings, frozen=True, kw_only=True):
 
 
 def chosen_config(
-    chunk_size: int, config: EngineConfig | None, settings: dict[str, Any]
-) -> EngineConfig:
+    chunk_size: int, config: CacheConfig | None, settings: dict[str, Any]
+) -> CacheConfig:
     """The settings of an engine with such chunks: those given, or single ones from all sources.
 
     Raises:
@@ -136,10 +136,10 @@ def chosen_config(
         UsageError: Both are given.
     """
     if config is None:
-        config = EngineConfig.load(**{"chunk_size": chunk_size, **settings})
+        config = CacheConfig.load(**{"chunk_size": chunk_size, **settings})
     elif settings:
         raise UsageError("pass either config or single settings, not both")
-    if config.chunk_size not in (chunk_size, EngineConfig().chunk_size):
+    if config.chunk_size not in (chunk_size, CacheConfig().chunk_size):
         raise ConfigError(
             f"chunk_size is {config.chunk_size} in the settings and {chunk_size} in the layout; "
             "make them equal"

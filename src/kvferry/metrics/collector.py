@@ -10,7 +10,7 @@ from kvferry.errors import UsageError
 from kvferry.metrics.exposition import merged
 
 if TYPE_CHECKING:
-    from kvferry.metrics.engine import EngineMetrics
+    from kvferry.metrics.cache import CacheMetrics
 
 __all__ = ["KVFerryCollector"]
 
@@ -24,7 +24,7 @@ class KVFerryCollector:
         UsageError: prometheus-client is not installed.
     """
 
-    def __init__(self, metrics: Iterable[EngineMetrics]) -> None:
+    def __init__(self, metrics: Iterable[CacheMetrics]) -> None:
         self._metrics = list(metrics)
         try:
             self._core = importlib.import_module("prometheus_client.core")

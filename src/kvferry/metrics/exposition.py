@@ -16,7 +16,7 @@ Labels = Mapping[str, str]
 
 
 class Source(Protocol):
-    """What has series: an `EngineMetrics`, and whoever is like it."""
+    """What has series: an `CacheMetrics`, and whoever is like it."""
 
     @property
     def labels(self) -> Labels:
