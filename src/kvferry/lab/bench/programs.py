@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 _SLOW_BUILDS = ("dev", "asan", "ubsan", "tsan", "fuzz")
-_PACKAGE = Path(__file__).resolve().parents[1]
+_PACKAGE = Path(__file__).resolve().parents[2]
 
 
 class ProgramError(KVFerryError):

@@ -12,7 +12,7 @@ from kvferry.testing.transformer import encode
 __all__ = ["Prompt", "load_prompt"]
 
 _FIRST = ("ARCHITECTURE.md", "README.md")
-_PACKAGE = Path(__file__).parents[1]
+_PACKAGE = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ class EnginePlan:
         model: A folder.
         environment: Variables for its processes.
         store: The server program.
-        doors: Of `bench_engines_doors.DOORS`.
+        doors: Of `doors.DOORS`.
         rival_python: The interpreter for the door "lmcache".
         prompt_tokens, prompts, answer_tokens, rounds: Sizes; a prompt has one token more.
         one_process: The engine core in the engine's process, which starts sooner.

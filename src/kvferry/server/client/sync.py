@@ -268,9 +268,8 @@ class Client:
     ) -> int:
         """Forget everything; how many chunks the server's memory lost at once.
 
-        It is done when this returns, whether the server is there or not: see
-        `kvferry.TieredCache.clear` for what each argument says. Other engines of the server go on
-        with what they have.
+        It is done when this returns, whether the server is there or not; the arguments are those of
+        `kvferry.TieredCache.clear`. Other engines of the server go on with what they have.
 
         Raises:
             UnavailableError: `everybody`, and the server or its store does not take it: do it
