@@ -1,4 +1,4 @@
-"""Store the KV of a prompt and retrieve it in another engine: `python examples/cache_numpy.py`."""
+"""Store the KV of a prompt and retrieve it in another cache: `python examples/cache_numpy.py`."""
 
 import numpy as np
 
@@ -12,10 +12,10 @@ chunks = [np.full(layout.chunk_shape, index, np.float16) for index in range(6)]
 settings = {"max_local_cpu_size": 0.1}  # GB of memory
 
 with embedded_store() as store:
-    with TieredCache(identity, remote_url=store.url, **settings) as engine:
-        print("stored:", engine.store(tokens, chunks).chunks, "chunks")  # in memory; the store soon
-    with TieredCache(identity, remote_url=store.url, **settings) as engine:
-        hit = engine.retrieve([*tokens, 7, 8, 9])  # the same beginning
+    with TieredCache(identity, remote_url=store.url, **settings) as cache:
+        print("stored:", cache.store(tokens, chunks).chunks, "chunks")  # in memory; the store soon
+    with TieredCache(identity, remote_url=store.url, **settings) as cache:
+        hit = cache.retrieve([*tokens, 7, 8, 9])  # the same beginning
         print(hit)
         print("equal:", all((a == b).all() for a, b in zip(hit.arrays, chunks, strict=True)))
         hit.release()

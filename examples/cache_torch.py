@@ -11,8 +11,8 @@ chunks = [torch.randn(layout.chunk_shape).to(torch.bfloat16) for _ in range(6)]
 targets = [torch.empty(layout.chunk_shape, dtype=torch.bfloat16) for _ in range(6)]
 
 with embedded_store() as store:
-    with TieredCache(identity, remote_url=store.url, max_local_cpu_size=0.1) as engine:
-        engine.store(tokens.numpy(), chunks)
-    with TieredCache(identity, remote_url=store.url, max_local_cpu_size=0.1) as engine:
-        print(engine.retrieve(tokens.numpy(), into=targets))
+    with TieredCache(identity, remote_url=store.url, max_local_cpu_size=0.1) as cache:
+        cache.store(tokens.numpy(), chunks)
+    with TieredCache(identity, remote_url=store.url, max_local_cpu_size=0.1) as cache:
+        print(cache.retrieve(tokens.numpy(), into=targets))
 print("equal:", all(torch.equal(a, b) for a, b in zip(targets, chunks, strict=True)))

@@ -30,7 +30,7 @@ class Asking:
     """Asks the stores about a prompt, for as long as `with` lasts.
 
     Args:
-        memory, leftovers: Of the engine.
+        memory, leftovers: Of the cache.
         tiers: The stores, in their order.
         prompt: Which.
         patience: Until when to wait for what a store has behind a chunk, and why not at all.

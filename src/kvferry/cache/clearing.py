@@ -1,6 +1,6 @@
-"""Clears of an engine: which generation is in force, and what ends with the one before.
+"""Clears of a cache: which generation is in force, and what ends with the one before.
 
-A clear is over when it returns, whether stores are up or down: from then on the engine makes other
+A clear is over when it returns, whether stores are up or down: from then on the cache makes other
 hashes. What was under way keeps its generation. It may still write: under a name that nobody looks
 for. What is obsolete is deleted in the background, within limits.
 
@@ -25,7 +25,7 @@ from kvferry.errors import KVFerryError
 __all__ = ["Clearing"]
 
 _REMEMBERED = 1000
-# What a store may take to say its generation when an engine begins, before that is a miss.
+# What a store may take to say its generation when a cache begins, before that is a miss.
 _FIRST_S = 1.0
 
 
@@ -33,7 +33,7 @@ class Clearing:
     """See the module.
 
     Args:
-        memory: Of the engine.
+        memory: Of the cache.
         weights_version: The name of its weights, if it was given one.
     """
 
@@ -72,7 +72,7 @@ class Clearing:
         finish(self.settling(timeout_s))
 
     def settling(self, timeout_s: float | None) -> Steps[None]:
-        """Wait until stores have said their generation, in the first second of the engine."""
+        """Wait until stores have said their generation, in the first second of the cache."""
         now, until = time.monotonic(), self._first_until
         if timeout_s is not None:
             until = min(until, now + timeout_s)
@@ -87,7 +87,7 @@ class Clearing:
     # --- Clearing ---
 
     def clear(self, weights_version: str | None) -> int:
-        """Begin another generation of this engine; how many chunks memory forgot."""
+        """Begin another generation of this cache; how many chunks memory forgot."""
         with self._lock:
             ended = self._own
             self._own = drawn() if weights_version is None else named(weights_version)
@@ -95,7 +95,7 @@ class Clearing:
         return self.end(ended, own)
 
     def end(self, ended: bytes, own: bytes) -> int:
-        """Take `own` for this engine's half; `ended` is obsolete. How many chunks memory forgot."""
+        """Take `own` for this cache's half; `ended` is obsolete. How many chunks memory forgot."""
         with self._lock:
             self._own = own
             if ended != own:
@@ -109,7 +109,7 @@ class Clearing:
         return count
 
     def clear_everybody(self) -> int:
-        """Begin another generation of all engines on these stores; how many chunks memory forgot.
+        """Begin another generation of all caches on these stores; how many chunks memory forgot.
 
         Raises:
             UnavailableError, DeadlineExceeded, ServerError: A store does not take it. Others were

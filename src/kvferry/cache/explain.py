@@ -1,6 +1,6 @@
 """Where each chunk of a prompt is, or why it is not, and what a retrieve would do about it.
 
-    >>> print(engine.explain(tokens))                                   # doctest: +SKIP
+    >>> print(cache.explain(tokens))                                   # doctest: +SKIP
     640 tokens, 10 chunks of 64: 2 in l1, 6 in redis, 2 nowhere
       chunks 0-1   l1, redis
       chunks 2-7   redis
@@ -113,28 +113,28 @@ class Explanation:
         )
 
 
-def explain_prompt(engine: TieredCache, prompt: Prompt, timeout_s: float) -> Explanation:
+def explain_prompt(cache: TieredCache, prompt: Prompt, timeout_s: float) -> Explanation:
     """See `TieredCache.explain`. Stores that do not answer in time are said to."""
     until = time.monotonic() + timeout_s
-    memory = [STATES[state] for state in engine.memory.cache.states(prompt.hashes)]
+    memory = [STATES[state] for state in cache.memory.cache.states(prompt.hashes)]
     having: dict[str, list[bool]] = {}
     told: dict[str, str] = {}
-    for store in engine.tiers:
+    for store in cache.tiers:
         having[store.tier.name], told[store.tier.name] = _ask(store, prompt, until)
     places = []
     for chunk, state in enumerate(memory):
         where = [MEMORY] if state in HERE else []
         where += [name for name, has in having.items() if has[chunk]]
-        why = "" if where else _why(engine, prompt, chunk, state, told)
+        why = "" if where else _why(cache, prompt, chunk, state, told)
         places.append(ChunkPlace(chunk=chunk, where=tuple(where), memory=state, why=why))
     missing = next((place.chunk for place in places if not place.where), None)
     return Explanation(
         tokens=prompt.tokens,
         chunk_size=prompt.chunk_size,
         places=tuple(places),
-        decision=_decision(engine, prompt, memory, having),
+        decision=_decision(cache, prompt, memory, having),
         stores=told,
-        identities=tuple(_identities(engine, prompt, missing)) if missing is not None else (),
+        identities=tuple(_identities(cache, prompt, missing)) if missing is not None else (),
     )
 
 
@@ -159,12 +159,12 @@ def _ask(store: StoreTier, prompt: Prompt, until: float) -> tuple[list[bool], st
     return [status is Status.OK for status in result], problem
 
 
-def _why(engine: TieredCache, prompt: Prompt, chunk: int, state: str, told: dict[str, str]) -> str:
+def _why(cache: TieredCache, prompt: Prompt, chunk: int, state: str, told: dict[str, str]) -> str:
     """Why nobody has a chunk."""
     if state == "writing":
         return "it is being stored or loaded at this moment"
     digest, reasons = prompt.digest(chunk), []
-    for store in engine.tiers:
+    for store in cache.tiers:
         name = store.tier.name
         if told[name]:
             reasons.append(f"{name} {told[name]}")
@@ -180,14 +180,14 @@ def _why(engine: TieredCache, prompt: Prompt, chunk: int, state: str, told: dict
 
 
 def _decision(
-    engine: TieredCache, prompt: Prompt, memory: list[str], having: dict[str, list[bool]]
+    cache: TieredCache, prompt: Prompt, memory: list[str], having: dict[str, list[bool]]
 ) -> Decision:
     """What a retrieve would choose, from what was found."""
     size = prompt.chunk_size
     start = held = next((i for i, s in enumerate(memory) if s not in HERE), len(memory))
     offers: list[Offer] = []
     while start < prompt.chunks:
-        for store in engine.tiers:
+        for store in cache.tiers:
             has = having[store.tier.name]
             end = next((i for i in range(start, len(has)) if not has[i]), len(has))
             if end > start:
@@ -197,21 +197,21 @@ def _decision(
                 break
         else:
             break
-    return decide(prompt.tokens, held * size, offers, engine.cost_prefill)
+    return decide(prompt.tokens, held * size, offers, cache.cost_prefill)
 
 
-def _identities(engine: TieredCache, prompt: Prompt, chunk: int) -> Iterator[str]:
+def _identities(cache: TieredCache, prompt: Prompt, chunk: int) -> Iterator[str]:
     """Whether stores have the first missing chunk as that of another identity."""
-    for store in engine.tiers:
+    for store in cache.tiers:
         connector = store.tier.connector
         try:
             others = dict(connector.descriptions())
         except KVFerryError:
             continue
-        others.pop(engine.identity.digest, None)
+        others.pop(cache.identity.digest, None)
         for digest, description in list(others.items())[:_IDENTITIES_MAX]:
             if connector.has_under(digest, prompt.keys(chunk, chunk + 1)[0]):
-                difference = explain_difference(description, engine.identity.description)
+                difference = explain_difference(description, cache.identity.description)
                 yield (
                     f"{store.tier.name} has the same tokens (chunk {chunk}) under an identity that "
                     f"{difference}"

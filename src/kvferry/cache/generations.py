@@ -246,7 +246,7 @@ class StoreGenerations:
                     self._failed = True
                     self._wake.notify_all()
                 return False
-        return True  # another engine may have drawn one too: what lies there counts
+        return True  # another cache may have drawn one too: what lies there counts
 
     def _take(self, mark: Mark, began: float) -> None:
         with self._lock:

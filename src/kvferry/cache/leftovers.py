@@ -14,7 +14,7 @@ __all__ = ["Leftovers"]
 
 
 class Leftovers:
-    """What stores have not let go of. Swept by whoever uses the engine next. Threads: any."""
+    """What stores have not let go of. Swept by whoever uses the cache next. Threads: any."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory

@@ -1,4 +1,4 @@
-"""The life of an engine: what it consists of, from its opening to its close."""
+"""The life of a cache: what it consists of, from its opening to its close."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _open: weakref.WeakSet[CacheLife] = weakref.WeakSet()
 
 
 class CacheLife:
-    """The parts of an engine; its calls are in `kvferry.TieredCache`."""
+    """The parts of a cache; its calls are in `kvferry.TieredCache`."""
 
     def __init__(
         self,
@@ -158,9 +158,9 @@ class CacheLife:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ClosedError("the engine is closed")
+            raise ClosedError("the cache is closed")
         if os.getpid() != self._pid:
-            raise ClosedError("the engine belongs to the process that forked; open another one")
+            raise ClosedError("the cache belongs to the process that forked; open another one")
 
     def _deadline(self, timeout_s: float | None) -> float:
         limit_s = self.config.retrieve_timeout_s if timeout_s is None else timeout_s
@@ -170,11 +170,11 @@ class CacheLife:
         try:
             return self._executor.submit(call, *args)
         except RuntimeError:  # between our check and here
-            raise ClosedError("the engine is closed") from None
+            raise ClosedError("the cache is closed") from None
 
 
 @atexit.register  # after those of the connectors, and therefore called before them
 def _close_all() -> None:
-    for engine in list(_open):
-        if engine._pid == os.getpid():
-            engine.close()
+    for cache in list(_open):
+        if cache._pid == os.getpid():
+            cache.close()

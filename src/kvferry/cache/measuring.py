@@ -29,7 +29,7 @@ class Measuring:
     """Measures stores now and then.
 
     Args:
-        memory, leftovers: Of the engine.
+        memory, leftovers: Of the cache.
         background: Does steps, some time.
     """
 

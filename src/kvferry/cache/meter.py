@@ -1,4 +1,4 @@
-"""From what the engine does to what is counted of it."""
+"""From what the cache does to what is counted of it."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ _CAUSES = {
 
 
 class Meter:
-    """Tells an engine's metrics what happened; gauges are read when somebody asks."""
+    """Tells a cache's metrics what happened; gauges are read when somebody asks."""
 
-    def __init__(self, engine: CacheLife) -> None:
-        self._engine = engine
+    def __init__(self, cache: CacheLife) -> None:
+        self._cache = cache
         self._told: dict[str, int] = {}
         self._lines = Told(_log)
-        engine.metrics.on_collect(self._gauges)
+        cache.metrics.on_collect(self._gauges)
 
     def gathered(self, prompt: Prompt, gathered: Gathered, took_s: float) -> None:
         """A retrieve is over."""
         metrics, size, chunk_bytes = (
             self._metrics,
             prompt.chunk_size,
-            self._engine.memory.chunk_bytes,
+            self._cache.memory.chunk_bytes,
         )
         metrics.requested(prompt.chunks * size)
         metrics.retrieved(took_s)
@@ -61,7 +61,7 @@ class Meter:
         for tier, chunks in counts.items():
             if chunks:
                 metrics.hit(tier, chunks * size, chunks * chunk_bytes)
-        prefill = self._engine.prefill
+        prefill = self._cache.prefill
         if prefill.known:
             metrics.saved(prefill.predict_s(sum(tokens.values())))
         for loaded in gathered.loads:
@@ -81,7 +81,7 @@ class Meter:
         """A store of what is behind `first_chunk` is over; stores get the chunks behind it."""
         size, count = prompt.chunk_size, stored.chunks
         queued = {name: chunks * size for name, chunks in stored.queued.items()}
-        size_bytes = count * self._engine.memory.chunk_bytes
+        size_bytes = count * self._cache.memory.chunk_bytes
         reason = "pool_full" if stored.shed else ""
         given = prompt.tokens - first_chunk * size
         self._lines.stored(given, count * size, queued, size_bytes, took_s, reason)
@@ -101,9 +101,9 @@ class Meter:
 
     def stats(self) -> dict[str, Any]:
         """Everything countable."""
-        engine = self._engine
+        cache = self._cache
         stores = {}
-        for store in engine.tiers:
+        for store in cache.tiers:
             presence = getattr(store.tier.connector, "presence", None)
             stores[store.tier.name] = {
                 "available": store.tier.connector.available,
@@ -113,10 +113,10 @@ class Meter:
                 **store.tier.connector.stats(),
                 **({} if presence is None else {"presence": presence}),
             }
-        prefill = engine.prefill
+        prefill = cache.prefill
         return {
             "metrics": self._metrics.snapshot(),
-            "memory": {"pages": engine.memory.pages, **engine.memory.cache.stats()},
+            "memory": {"pages": cache.memory.pages, **cache.memory.cache.stats()},
             "stores": stores,
             "prefill": {
                 "samples": prefill.samples,
@@ -128,12 +128,12 @@ class Meter:
 
     @property
     def _metrics(self) -> CacheMetrics:
-        return self._engine.metrics
+        return self._cache.metrics
 
     def _gauges(self, metrics: CacheMetrics) -> None:
-        engine = self._engine
-        memory = engine.memory.cache.stats()
-        metrics.pool(memory["resident"], engine.memory.pages)
+        cache = self._cache
+        memory = cache.memory.cache.stats()
+        metrics.pool(memory["resident"], cache.memory.pages)
         self._count("evictions", memory["evictions"], lambda n: metrics.evicted(MEMORY, n))
         self._count(
             "evicted_then_missed",
@@ -141,10 +141,10 @@ class Meter:
             lambda n: metrics.evicted_then_missed(MEMORY, n),
         )
         metrics.write_queue(
-            sum(store.writer.queue_chunks for store in engine.tiers),
-            sum(store.writer.queue_bytes for store in engine.tiers),
+            sum(store.writer.queue_chunks for store in cache.tiers),
+            sum(store.writer.queue_bytes for store in cache.tiers),
         )
-        for store in engine.tiers:
+        for store in cache.tiers:
             name, connector = store.tier.name, store.tier.connector
             metrics.store_state(name, available=connector.available)
             if store.capacity is not None:

@@ -1,9 +1,9 @@
-"""The memory of other instances, as tiers of an engine: read in front of the stores.
+"""The memory of other instances, as tiers of a cache: read in front of the stores.
 
-    peers = Peers(engine, open_peer)
+    peers = Peers(cache, open_peer)
     peers.follow({"instance_1": peer})    # these, from now on, and no others
 
-A peer is one more store to the engine: it is asked at the same moment as the others, a presence
+A peer is one more store to the cache: it is asked at the same moment as the others, a presence
 view knows what it has, and the cost model says whether its copy is worth its way. What it lends is
 checked like what a store answers. A peer that is slow, dead or lies is a shorter prefix.
 
@@ -38,7 +38,7 @@ class PeerTier(StoreTier):
         self.tier.known.forget(which)
 
 
-def open_peer(engine: TieredCache, name: str, config: ClientConfig) -> PeerTier:
+def open_peer(cache: TieredCache, name: str, config: ClientConfig) -> PeerTier:
     """The memory behind a node, as a tier.
 
     Args:
@@ -50,25 +50,25 @@ def open_peer(engine: TieredCache, name: str, config: ClientConfig) -> PeerTier:
     """
     return PeerTier(
         f"peer {name}",
-        PeerConnector(space_of(engine.identity), config),
-        engine.layout.chunk_bytes,
+        PeerConnector(space_of(cache.identity), config),
+        cache.layout.chunk_bytes,
         0,
-        engine.metrics,
+        cache.metrics,
         lets_go=True,
-        clearing=engine.clearing,
+        clearing=cache.clearing,
     )
 
 
 class Peers:
-    """Which peers an engine reads from.
+    """Which peers a cache reads from.
 
     Args:
-        engine: Whose tiers they become; it closes them at its end.
+        cache: Whose tiers they become; it closes them at its end.
         opened: Opens the tier of a peer, of its name and address.
     """
 
-    def __init__(self, engine: TieredCache, opened: Callable[[str, str], StoreTier]) -> None:
-        self._engine = engine
+    def __init__(self, cache: TieredCache, opened: Callable[[str, str], StoreTier]) -> None:
+        self._cache = cache
         self._opened = opened
         self._lock = threading.Lock()
         self._tiers: dict[str, tuple[Peer, StoreTier]] = {}  # by name
@@ -82,10 +82,10 @@ class Peers:
             for name, (peer, tier) in list(self._tiers.items()):
                 if name not in peers or peers[name].address != peer.address:
                     del self._tiers[name]
-                    self._engine.tiers.remove(tier)
+                    self._cache.tiers.remove(tier)
                     gone.append(tier)
             for name, peer in peers.items():
-                if name not in self._tiers and self._engine.available:
+                if name not in self._tiers and self._cache.available:
                     self._join(name, peer)
             self._unmet = [name for name in self._unmet if not self._met(name)]
         for tier in gone:
@@ -102,7 +102,7 @@ class Peers:
         self._refused.pop(name, None)
         self._tiers[name] = (peer, tier)
         self._unmet.append(name)
-        self._engine.tiers.insert(len(self._tiers) - 1, tier)
+        self._cache.tiers.insert(len(self._tiers) - 1, tier)
 
     def _met(self, name: str) -> bool:
         """Whether a peer was reached, which is logged once, or is none any more."""

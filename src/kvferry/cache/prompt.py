@@ -3,7 +3,7 @@
 Tokens behind the last full chunk have no hash: they are always computed, which keeps all values of
 a store at one length. Engines that hash their blocks themselves hand over those hashes instead:
 
-    engine.retrieve(Hashes([block.hash for block in blocks]))
+    cache.retrieve(Hashes([block.hash for block in blocks]))
 
 A hash of theirs must chain over all tokens before it, and be the same in every process.
 """

@@ -22,10 +22,10 @@ __all__ = ["Reader"]
 
 
 class Reader:
-    """The reading half of an engine.
+    """The reading half of a cache.
 
     Args:
-        memory, retriever, meter, storer: Of the engine.
+        memory, retriever, meter, storer: Of the cache.
         layout: Of its chunks.
         keep: Whether what was read stays in memory; else it leaves with its last reader.
     """

@@ -1,4 +1,4 @@
-"""What the calls of the engine return. Tokens count whole chunks; times are in seconds."""
+"""What the calls of the cache return. Tokens count whole chunks; times are in seconds."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """What an instance shares: a node lends its chunks, a controller is told, and peers are read.
 
-    join(engine)     # by an engine whose settings say so, when it is opened
-    leave(engine)    # when it ends
+    join(cache)     # by a cache whose settings say so, when it is opened
+    leave(cache)    # when it ends
 
 A process is one instance, or one rank of one: it has one node and one reporter, whatever the number
-of its engines. The node lends what is in memory. The reporter tells the controller what came and
-went, and is told who else is there; of those, each engine reads from the ones that have chunks of
+of its caches. The node lends what is in memory. The reporter tells the controller what came and
+went, and is told who else is there; of those, each cache reads from the ones that have chunks of
 its identity. Who is known is read on while a controller is away, and for a while after one that has
 begun anew does not name it.
 
@@ -52,13 +52,13 @@ _BACKOFF_S_MAX = 1.0  # of a peer that failed again and again
 
 
 class _Joined:
-    """An engine that takes part."""
+    """A cache that takes part."""
 
-    def __init__(self, engine: TieredCache, peers: Peers) -> None:
-        self.engine = engine
+    def __init__(self, cache: TieredCache, peers: Peers) -> None:
+        self.cache = cache
         self.peers = peers
-        self.identity = engine.identity.digest
-        self.told = engine.memory.cache.watch(_KEPT)
+        self.identity = cache.identity.digest
+        self.told = cache.memory.cache.watch(_KEPT)
 
 
 class Sharing:
@@ -115,35 +115,35 @@ class Sharing:
             _log.info("transfer_channel nixl: chunks go over TCP, which serves in its place")
         return LendingNode(host, ports, self._secret, settings.tls, _IN_FLIGHT_BYTES_MAX)
 
-    # --- Engines ---
+    # --- Caches ---
 
     @property
-    def engines(self) -> list[TieredCache]:
+    def caches(self) -> list[TieredCache]:
         """Those that take part."""
-        return [one.engine for one in self._joined]
+        return [one.cache for one in self._joined]
 
-    def join(self, engine: TieredCache, prepare: Callable[[StoreTier], object]) -> None:
+    def join(self, cache: TieredCache, prepare: Callable[[StoreTier], object]) -> None:
         """Lend what this engine has in memory, and have it read from its peers."""
 
         def opened(name: str, address: str) -> StoreTier:
-            tier = open_peer(engine, name, self._client(address))
+            tier = open_peer(cache, name, self._client(address))
             prepare(tier)
             return tier
 
         if self.node is not None:
-            space = space_of(engine.identity)
-            size = engine.layout.chunk_bytes
-            self.node.lend(engine.memory.cache, space.prefix, space.identity, size)
+            space = space_of(cache.identity)
+            size = cache.layout.chunk_bytes
+            self.node.lend(cache.memory.cache, space.prefix, space.identity, size)
         with self._lock:
-            self._joined = (*self._joined, _Joined(engine, Peers(engine, opened)))
+            self._joined = (*self._joined, _Joined(cache, Peers(cache, opened)))
         self._follow()
 
-    def leave(self, engine: TieredCache) -> bool:
-        """The engine ends; whether it was the last one."""
+    def leave(self, cache: TieredCache) -> bool:
+        """The cache ends; whether it was the last one."""
         if self.node is not None:
-            self.node.recall(space_of(engine.identity).prefix)
+            self.node.recall(space_of(cache.identity).prefix)
         with self._lock:
-            self._joined = tuple(one for one in self._joined if one.engine is not engine)
+            self._joined = tuple(one for one in self._joined if one.cache is not cache)
             return not self._joined
 
     def _client(self, address: str) -> ClientConfig:
@@ -196,70 +196,70 @@ class Sharing:
     # --- What the controller is told: see `kvferry.membership.Holdings` ---
 
     def identities(self) -> Sequence[HeldIdentity]:
-        """Of the engines that take part."""
+        """Of the caches that take part."""
         return [
             HeldIdentity(
-                engine.identity.digest,
-                engine.identity.model,
-                engine.layout.chunk_size,
-                engine.generation,
-                engine.memory.chunk_bytes,
+                cache.identity.digest,
+                cache.identity.model,
+                cache.layout.chunk_size,
+                cache.generation,
+                cache.memory.chunk_bytes,
             )
-            for engine in self.engines
+            for cache in self.caches
         ]
 
     def usage(self) -> Usage:
-        """Of the memory of all engines."""
+        """Of the memory of all caches."""
         capacity = used = 0
-        for engine in self.engines:
-            size = engine.memory.chunk_bytes
-            capacity += engine.memory.pages * size
-            used += engine.memory.cache.stats()["resident"] * size
+        for cache in self.caches:
+            size = cache.memory.chunk_bytes
+            capacity += cache.memory.pages * size
+            used += cache.memory.cache.stats()["resident"] * size
         return Usage(capacity, used)
 
     def work(self) -> Work:
-        """Of all engines that take part."""
-        return work_of(engine.metrics for engine in self.engines)
+        """Of all caches that take part."""
+        return work_of(cache.metrics for cache in self.caches)
 
     def held(self, identity: bytes) -> Iterable[bytes]:
         """The hashes of all chunks in memory."""
-        for engine in self.engines:
-            if engine.identity.digest != identity:
+        for cache in self.caches:
+            if cache.identity.digest != identity:
                 continue
             slot, more = 0, True
             while more:
-                slot, hashes = engine.memory.cache.ready_from(slot, _SLOTS)
+                slot, hashes = cache.memory.cache.ready_from(slot, _SLOTS)
                 yield hashes
                 more = slot != 0
 
     def obey(self, command: Command) -> Result:
         """Do what the controller asks for, to memory alone."""
         chunks, wrong = 0, ""
-        for engine in self.engines:
-            if command.identity and engine.identity.digest != command.identity:
+        for cache in self.caches:
+            if command.identity and cache.identity.digest != command.identity:
                 continue
             try:
-                chunks += self._do(engine, command)
+                chunks += self._do(cache, command)
             except (KVFerryError, TimeoutError) as error:
                 wrong = str(error)
         return Result(command.job, not wrong, chunks, wrong)
 
     @staticmethod
-    def _do(engine: TieredCache, command: Command) -> int:
-        cache, hashes = engine.memory.cache, command.hashes
+    def _do(cache: TieredCache, command: Command) -> int:
+        index, hashes = cache.memory.cache, command.hashes
         match command.action:
             case "clear":
-                return cache.clear()
+                return index.clear()
             case "delete":
-                return cache.remove(hashes)
+                return index.remove(hashes)
             case "pin":
-                return cache.pin(hashes)
+                return index.pin(hashes)
             case "unpin":
-                return cache.unpin(hashes)
-        size = engine.layout.chunk_size
+                return index.unpin(hashes)
+        size = cache.layout.chunk_size
         tokens = len(hashes) // DIGEST_BYTES * size
-        prompt = Prompt(hashes, tokens, size, engine.generation)
-        return engine.prefetch(prompt, timeout_s=_PREFETCH_S).result(_PREFETCH_S + 1) // size
+        prompt = Prompt(hashes, tokens, size, cache.generation)
+        return cache.prefetch(prompt, timeout_s=_PREFETCH_S).result(_PREFETCH_S + 1) // size
 
     # --- The thread ---
 
@@ -276,7 +276,7 @@ class Sharing:
                 _log.exception("what memory holds is not told")
 
     def _tell(self, one: _Joined) -> None:
-        cache = one.engine.memory.cache
+        cache = one.cache.memory.cache
         while not self._closing.is_set():
             found = cache.changes(one.told, _TOLD)
             if found is None:  # too many to be told one by one
@@ -290,54 +290,54 @@ class Sharing:
                 return
 
 
-# One for each process and rank: engines of one process share a node and a reporter.
+# One for each process and rank: caches of one process share a node and a reporter.
 _here: dict[tuple[int, str, int], Sharing] = {}
 _lock = threading.Lock()
 
 
 def join(
-    engine: TieredCache,
+    cache: TieredCache,
     prepare: Callable[[StoreTier], object] = lambda _: None,
     *,
     rank: int | None = None,
 ) -> None:
-    """Have an engine take part, if its settings say so.
+    """Have a cache take part, if its settings say so.
 
     Args:
-        engine: Which.
-        prepare: What is done with the tier of a peer before the engine asks it.
-        rank: Of this process in the instance; default: that of the engine's layout.
+        cache: Which.
+        prepare: What is done with the tier of a peer before the cache asks it.
+        rank: Of this process in the instance; default: that of the cache's layout.
 
     Raises:
         KVFerryError: The node cannot listen where the settings say.
     """
-    settings = engine.config
+    settings = cache.config
     if not settings.enable_controller:
         return
     if rank is None:
-        rank = engine.layout.pp_rank * engine.layout.tp_size + engine.layout.tp_rank
+        rank = cache.layout.pp_rank * cache.layout.tp_size + cache.layout.tp_rank
     with _lock:
         key = (os.getpid(), settings.instance_id, rank)
         if key not in _here:
             _here[key] = Sharing(settings, rank)
-        _here[key].join(engine, prepare)
+        _here[key].join(cache, prepare)
 
 
-def leave(engine: TieredCache) -> None:
-    """The engine ends."""
+def leave(cache: TieredCache) -> None:
+    """The cache ends."""
     last = None
     with _lock:
         for key, sharing in list(_here.items()):
-            if engine in sharing.engines and sharing.leave(engine):
+            if cache in sharing.caches and sharing.leave(cache):
                 last = _here.pop(key)
     if last is not None:
         last.close()
 
 
-def sharing_of(engine: TieredCache) -> Sharing | None:
-    """What this engine takes part in."""
+def sharing_of(cache: TieredCache) -> Sharing | None:
+    """What this cache takes part in."""
     with _lock:
-        return next((one for one in _here.values() if engine in one.engines), None)
+        return next((one for one in _here.values() if cache in one.caches), None)
 
 
 def _of_rank(name: str, ports: Sequence[int], rank: int) -> int:

@@ -1,6 +1,6 @@
 """What a cache in this process says of itself, to `kvferry top` of the same user.
 
-    status = open_status_socket(engine, "vLLM 0.32.0, rank 0")
+    status = open_status_socket(cache, "vLLM 0.32.0, rank 0")
     ...
     status.close()
 
@@ -59,15 +59,15 @@ def folder() -> Path:
     return path
 
 
-def open_status_socket(engine: TieredCache, software: str) -> StatusSocket | None:
+def open_status_socket(cache: TieredCache, software: str) -> StatusSocket | None:
     """A socket for a cache; None where there can be none, which is logged.
 
     Args:
-        engine: The cache.
+        cache: Whose figures are told.
         software: Who uses it, for people.
     """
     try:
-        return StatusSocket(engine, software)
+        return StatusSocket(cache, software)
     except OSError as error:
         _log.info("kvferry top does not see this process: %s", error)
         return None
@@ -108,14 +108,14 @@ class StatusSocket:
     """See the module.
 
     Args:
-        engine, software: See `open_status_socket`.
+        cache, software: See `open_status_socket`.
 
     Raises:
         OSError: The socket cannot be made.
     """
 
-    def __init__(self, engine: TieredCache, software: str) -> None:
-        self._engine = engine
+    def __init__(self, cache: TieredCache, software: str) -> None:
+        self._cache = cache
         self._software = software
         self._pid = os.getpid()
         self._began = time.monotonic()
@@ -144,10 +144,10 @@ class StatusSocket:
 
     def status(self) -> dict[str, Any]:
         """What is shown."""
-        engine = self._engine
-        stats, layout = engine.stats(), engine.layout
+        cache = self._cache
+        stats, layout = cache.stats(), cache.layout
         used = stats["memory"]["resident"]
-        pool_bytes = engine.memory.pages * layout.chunk_bytes
+        pool_bytes = cache.memory.pages * layout.chunk_bytes
         age_s = round(time.monotonic() - self._began, 3)
         return {
             "version": __version__,
@@ -158,8 +158,8 @@ class StatusSocket:
             "pool": {"bytes": pool_bytes, "granted_bytes": pool_bytes},
             "identities": [
                 {
-                    "identity": engine.identity.digest.hex(),
-                    "model": engine.identity.model,
+                    "identity": cache.identity.digest.hex(),
+                    "model": cache.identity.model,
                     "chunk_bytes": layout.chunk_bytes,
                     "chunk_size": layout.chunk_size,
                     "used_bytes": used * layout.chunk_bytes,
@@ -171,7 +171,7 @@ class StatusSocket:
                 {
                     "pid": self._pid,
                     "software": self._software,
-                    "model": engine.identity.model,
+                    "model": cache.identity.model,
                     "age_s": age_s,
                     "requests": stats["metrics"]["kvferry_retrieve_seconds"]["count"],
                     "pages": used,
@@ -192,6 +192,6 @@ class StatusSocket:
     def _text(self) -> bytes:
         try:
             return json.dumps(self.status(), default=str).encode()
-        except Exception:  # ours, or the engine is being closed
+        except Exception:  # ours, or the cache is being closed
             _log.debug("a cache could not be shown", exc_info=True)
             return b"{}"

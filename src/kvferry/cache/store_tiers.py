@@ -1,4 +1,4 @@
-"""The stores of an engine, opened from its settings: each a tier, its writer, and its limit."""
+"""The stores of a cache, opened from its settings: each a tier, its writer, and its limit."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Clears(Protocol):
 
 
 class StoreTier:
-    """One store of an engine.
+    """One store of a cache.
 
     Attributes:
         tier: What it is asked.
@@ -136,9 +136,9 @@ def open_tiers(
     """Open stores of the settings, and take those that are open.
 
     Args:
-        config, identity, metrics: Of the engine.
+        config, identity, metrics: Of the cache.
         connectors: Stores that are open, by name.
-        clearing: Of the engine.
+        clearing: Of the cache.
 
     Raises:
         ConfigError: A store cannot be, or two have the same name.

@@ -1,4 +1,4 @@
-"""The writing half of an engine: chunks into pages now, into stores behind."""
+"""The writing half of a cache: chunks into pages now, into stores behind."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Storer:
     """See `TieredCache.store`.
 
     Args:
-        memory, stores, metrics: Of the engine.
+        memory, stores, metrics: Of the cache.
         copy_threads: Threads that copy from buffers into memory.
         keep: Whether chunks stay in memory when the stores have them.
     """

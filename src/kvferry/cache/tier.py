@@ -1,4 +1,4 @@
-"""L2: one store behind the engine, with what was learnt about it.
+"""L2: one store behind the cache, with what was learnt about it.
 
 A tier answers two questions, both within a limit: how much of a prefix is there (`probe`), and how
 long would loading it take (`predict_s`). What it was asked, and how long that took, it remembers.

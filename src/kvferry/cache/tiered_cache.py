@@ -1,12 +1,12 @@
-"""The engine: memory, stores, and everything in between, behind one object.
+"""The cache: memory, stores, and everything in between, behind one object.
 
     identity = Identity(model="my-model", layout=KVLayout(layers=32, kv_heads=8, head_dim=128))
     with kvferry.TieredCache(identity, remote_url="redis://cache-1") as engine:
-        engine.store(tokens, chunks)              # chunks: one buffer for each full chunk
-        with engine.retrieve(tokens) as hit:      # the longest prefix that pays
+        cache.store(tokens, chunks)              # chunks: one buffer for each full chunk
+        with cache.retrieve(tokens) as hit:      # the longest prefix that pays
             use(hit.tokens, hit.arrays)
 
-One engine holds the KV of one shard of one model, for one tenant (`salt`). Any number of threads
+One cache holds the KV of one shard of one model, for one tenant (`salt`). Any number of threads
 may use it. What its calls promise:
 
 - Every call ends within a stated time; what has arrived by then is the answer, and a miss always is
@@ -16,7 +16,7 @@ may use it. What its calls promise:
   they cannot take in time is dropped and counted, and never keeps anybody waiting.
 - What was stored can be retrieved at once, whether stores have it yet or not.
 
-After a fork the child has to open an engine of its own.
+After a fork the child has to open a cache of its own.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class TieredCache(CacheLife):
         config: The settings; default: `CacheConfig.load`, with the file and the environment.
         salt: Separates tenants: with another salt, the same tokens are other chunks.
         connectors: Stores that are open already, by name, behind those of `config`. They are closed
-            with the engine.
-        memory: Where chunks lie, if it is not the engine's own; see `kvferry.cache.memory`.
+            with the cache.
+        memory: Where chunks lie, if it is not the cache's own; see `kvferry.cache.memory`.
         open_stores: False: somebody else opens those of `config`, and adds them to `tiers`.
         **settings: Single settings, which win over `config`, e.g. `remote_url`,
             `max_local_cpu_size`.
@@ -170,7 +170,7 @@ class TieredCache(CacheLife):
         limit_tokens: int | None = None,
         timeout_s: float | None = None,
     ) -> Future[Retrieved]:
-        """`retrieve` in a thread of the engine. `into` is in use until the future is done."""
+        """`retrieve` in a thread of the cache. `into` is in use until the future is done."""
         prompt = self._read(tokens, limit_tokens)
         return self._start(self.reader.retrieve, prompt, self._deadline(timeout_s), into)
 
@@ -252,14 +252,14 @@ class TieredCache(CacheLife):
     ) -> int:
         """Forget everything, at once, whether stores are up or down; how many chunks memory had.
 
-        What was stored before has names that this engine does not look for any more, and is deleted
-        in the background. Engines of the same identity go on with it, unless `everybody` is said.
+        What was stored before has names that this cache does not look for any more, and is deleted
+        in the background. Caches of the same identity go on with it, unless `everybody` is said.
 
         Args:
             stores: False: empty the memory alone; what stores have is found again.
-            everybody: For all engines on these stores; their memory follows within a second.
+            everybody: For all caches on these stores; their memory follows within a second.
             weights_version: Engines that were given the same name find each other's chunks again.
-                Without, this engine shares with nobody until it is opened anew.
+                Without, this cache shares with nobody until it is opened anew.
 
         Raises:
             KVFerryError: `everybody`, and a store does not take it: do it again.

@@ -1,4 +1,4 @@
-"""What engines have done, from their metrics to what a controller is told."""
+"""What caches have done, from their metrics to what a controller is told."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All settings of an engine, as one frozen object that is checked when it is made."""
+"""All settings of a cache, as one frozen object that is checked when it is made."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DAY_S = 86_400.0
 
 
 class CacheConfig(PeerSettings, frozen=True, kw_only=True):
-    """What an engine caches, where, and how long it may take.
+    """What is cached, where, and how long it may take.
 
     Attributes:
         chunk_size: Tokens of a chunk, the unit of caching.
@@ -39,7 +39,7 @@ class CacheConfig(PeerSettings, frozen=True, kw_only=True):
             is not stored, and counted.
         recompute: "auto" loads what is predicted to be quicker than computing it; "never" loads
             whatever is there.
-        weights_version: Of engines on the same stores, those with the same name share; for weights
+        weights_version: Of caches on the same stores, those with the same name share; for weights
             that were changed in place. None: those that have none either.
         prefill_calibration_file: A JSON file that says what computing n tokens takes, which is
             ``a + c n + d n**2`` seconds: {"a_s": ..., "c_s_per_token": ..., "d_s_per_token2": ...}.
@@ -129,7 +129,7 @@ class CacheConfig(PeerSettings, frozen=True, kw_only=True):
 def chosen_config(
     chunk_size: int, config: CacheConfig | None, settings: dict[str, Any]
 ) -> CacheConfig:
-    """The settings of an engine with such chunks: those given, or single ones from all sources.
+    """The settings of a cache with such chunks: those given, or single ones from all sources.
 
     Raises:
         ConfigError: They name another chunk size, or one cannot be.

@@ -1,4 +1,4 @@
-"""What a connector is: the interface that an engine sees of every store.
+"""What a connector is: the interface that a cache sees of every store.
 
 All values of a connector have one length. It is opened with a `Space`: the prefix of its keys, the
 identity that its bytes must have, and that length. A value that was stored under another key or

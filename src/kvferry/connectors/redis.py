@@ -2,7 +2,7 @@
 
 Stored as `CacheNamespace` stores them, so both see each other's values under one prefix, however
 they are encoded. Values above 4 MiB lie in stripes under keys of their own. Who evicts is the
-server (``maxmemory``), or the engine by `scan` and `batch_delete`; usage is what the server says
+server (``maxmemory``), or the cache by `scan` and `batch_delete`; usage is what the server says
 that all its data takes.
 """
 

@@ -1,4 +1,4 @@
-"""What an engine counts, for Prometheus and for `stats()`.
+"""What a cache counts, for Prometheus and for `stats()`.
 
     metrics = CacheMetrics(stores=["redis"])
     metrics.hit("l1", tokens=512, size_bytes=64 << 20)       # a fraction of a microsecond

@@ -1,4 +1,4 @@
-"""What an engine counts; see the package for how it is read."""
+"""What a cache counts; see the package for how it is read."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _log = logging.getLogger("kvferry.metrics")
 
 
 class CacheMetrics:
-    """The counters of one engine.
+    """The counters of one cache.
 
     Threads: any, at any time; counting waits for nobody. A call fails only for a reason that does
     not exist, which is a bug of the caller.
 
     Args:
         labels: Constant labels of all series, e.g. ``{"instance_rank": "0"}``, for processes with
-            more than one engine.
+            more than one cache.
         stores: Names of the stores, so that their series exist from the beginning.
     """
 

@@ -16,9 +16,9 @@ __all__ = ["KVFerryCollector"]
 
 
 class KVFerryCollector:
-    """A collector over the metrics of some engines, which differ in their constant labels.
+    """A collector over the metrics of some caches, which differ in their constant labels.
 
-    ``prometheus_client.REGISTRY.register(KVFerryCollector([engine.metrics]))``
+    ``prometheus_client.REGISTRY.register(KVFerryCollector([cache.metrics]))``
 
     Raises:
         UsageError: prometheus-client is not installed.
@@ -34,7 +34,7 @@ class KVFerryCollector:
             ) from None
 
     def describe(self) -> list[Any]:
-        """Nothing: names are asked for without asking the engine."""
+        """Nothing: names are asked for without asking the cache."""
         return []
 
     def collect(self) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""The families of an engine's series: names, labels, help, and the values that are known before."""
+"""The families of a cache's series: names, labels, help, and the values that are known before."""
 
 from __future__ import annotations
 
