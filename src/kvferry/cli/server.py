@@ -9,7 +9,7 @@ import click
 
 from kvferry.cli.lazy import check_installed
 from kvferry.cli.options import setting_options
-from kvferry.config.server import ServerSettings
+from kvferry.config.server_settings import ServerSettings
 
 if TYPE_CHECKING:
     from kvferry.config.server import ServerConfig

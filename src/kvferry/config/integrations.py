@@ -7,8 +7,9 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from kvferry._shown import shown
 from kvferry.config.cache import CacheConfig
-from kvferry.config.client import WORKERS_DEFAULT, ClientConfig
-from kvferry.config.client_sources import client_fields, load_client_config
+from kvferry.config.client import ClientConfig, load_client_config
+from kvferry.config.client_settings import WORKERS_DEFAULT
+from kvferry.config.client_sources import client_fields
 from kvferry.config.setting import GB, Path, Settings, setting, specs
 from kvferry.config.url import nearest
 from kvferry.errors import ConfigError
