@@ -268,4 +268,5 @@ class Server:
 
     def metrics_text(self) -> str:
         """All metrics in Prometheus' text format."""
-        return metrics_text(self)
+        caches = [shard.engine.metrics for shard in self.shards]
+        return metrics_text(self.summary(), caches, ready=self.ready)

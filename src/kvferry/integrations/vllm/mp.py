@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 from kvferry.integrations.vllm.affinity import all_processors, thread_start
-from kvferry.integrations.vllm.connector import KvferryConnector
 from kvferry.integrations.vllm.door import (
     all_ranks,
     computing_threads,
@@ -38,6 +37,7 @@ from kvferry.integrations.vllm.held import HeldCache
 from kvferry.integrations.vllm.held_finder import HeldFinder
 from kvferry.integrations.vllm.held_meter import SHOWN
 from kvferry.integrations.vllm.identity import model_identity
+from kvferry.integrations.vllm.in_process import KvferryConnector
 from kvferry.integrations.vllm.mp_settings import MpSettings, read_mp_settings
 from kvferry.integrations.vllm.ranks import RankAnswers, RankFinder, address
 from kvferry.integrations.vllm.scheduler import SchedulerHalf
