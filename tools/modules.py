@@ -65,7 +65,7 @@ def _targets(tree: ast.Module, package: str, modules: Mapping[str, PurePosixPath
                 inner = f"{base}.{alias.name}"
                 if inner in modules:
                     yield inner
-                elif base in modules and inner != "kvferry._native":
+                elif base in modules and base != "kvferry":  # that has only the version for us
                     yield base
 
 
