@@ -18,7 +18,7 @@ __all__ = ["server"]
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 # Options that are not settings of the server itself.
-_NOT_SETTINGS = ("config", "new_curve_keys", "log_level", "check")
+_NOT_SETTINGS = ("config", "log_level", "check")
 
 
 @click.command(
@@ -38,12 +38,6 @@ _NOT_SETTINGS = ("config", "new_curve_keys", "log_level", "check")
 )
 @setting_options(ServerSettings)
 @click.option(
-    "--new-curve-keys",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="DIR",
-    help="Write new server.key and client.key there and end.",
-)
-@click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
@@ -56,15 +50,11 @@ def server(**options: Any) -> None:
     Engines map it as shared memory and copy their chunks straight in and out; the socket carries
     names and page numbers only. It outlives them, so a restarted engine finds its chunks.
     """
-    if options["new_curve_keys"] is not None:
-        check_installed("a server", "zmq", "starlette", "uvicorn")
-        _new_curve_keys(options["new_curve_keys"])
-        return
     config = _config(options)
     if options["check"]:
         _show(config)
         return
-    check_installed("a server", "zmq", "starlette", "uvicorn")
+    check_installed("a server", "starlette", "uvicorn")
     from kvferry.server.run import run_server
 
     run_server(config, log_level=options["log_level"])
@@ -76,13 +66,6 @@ def _config(options: dict[str, Any]) -> ServerConfig:
 
     given = {name: value for name, value in options.items() if name not in _NOT_SETTINGS}
     return ServerConfig.load(options["config"], **given)
-
-
-def _new_curve_keys(directory: Path) -> None:
-    from kvferry.server.curve import new_keys
-
-    for file in new_keys(directory):
-        click.echo(file)
 
 
 def _show(config: ServerConfig) -> None:

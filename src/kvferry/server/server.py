@@ -15,7 +15,7 @@ import secrets
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvferry import __version__
 from kvferry.config.server import ServerConfig
@@ -33,9 +33,6 @@ from kvferry.server.reload import merged
 from kvferry.server.sessions import Session, Sessions
 from kvferry.server.shard import Loop, Shard
 from kvferry.server.store_watch import StoreWatch
-
-if TYPE_CHECKING:
-    from kvferry.server.gate import Gate
 
 __all__ = ["Server"]
 
@@ -71,7 +68,6 @@ class Server:
         self._dispatcher: Dispatcher | None = None
         self._stop = threading.Event()
         self._kept = False  # the segments, for the next server
-        self._gate: Gate | None = None
 
     # --- Life ---
 
@@ -83,7 +79,7 @@ class Server:
             ConfigError: A setting does not go with this host.
         """
         try:
-            self._listen()
+            self.endpoints = [self._listener.listen(each) for each in self.config.endpoints]
             restart.begin(
                 self.config,
                 self._pools,
@@ -94,8 +90,6 @@ class Server:
             self._dispatcher = Dispatcher(
                 self._listener, self._handlers.handle, self._sessions.tick
             )
-            if self._gate is not None:
-                self._gate.start()
             self._watch.start()
             self.state = "ready"
             if not self._stop.is_set():
@@ -104,29 +98,12 @@ class Server:
         finally:
             self.state = "ended"
             self._watch.stop()
-            self._close_sockets()
+            self._listener.close()
             self._pools.close(keep=self._kept)
 
     def _in_background(self, steps: Steps[object]) -> None:
         if self._dispatcher is not None:
             self._dispatcher.in_background(steps)
-
-    def _close_sockets(self) -> None:
-        if self._gate is not None:
-            self._gate.stop()
-            self._gate = None
-        self._listener.close()
-
-    def _listen(self) -> None:
-        config = self.config
-        if config.curve_key_file is None:
-            self.endpoints = [self._listener.listen(endpoint) for endpoint in config.endpoints]
-            return
-        from kvferry.server.gate import Gate
-
-        self._gate = Gate(config.endpoints, Path(config.curve_key_file))
-        self.endpoints = self._gate.endpoints
-        self._listener.listen(self._gate.endpoint, relays=True)
 
     def stop(self) -> None:
         """Begin to drain. Threads: any, but no signal handler."""
@@ -142,7 +119,7 @@ class Server:
         until = time.monotonic() + self.config.drain_s
         for session in list(self._sessions.by_token.values()):
             self._sessions.end(session, "shutdown")
-        self._close_sockets()  # engines see at once that they are on their own
+        self._listener.close()  # engines see at once that they are on their own
         for shard in self.shards:
             if not shard.engine.close(max(0.0, until - time.monotonic())):
                 _log.warning(
@@ -162,8 +139,6 @@ class Server:
             return ["nothing was read: the settings came from a program"]
         try:
             wanted = self.config.again()
-            if self._gate is not None:
-                self._gate.reload()
         except (ConfigError, OSError) as error:
             _log.error("settings were not reloaded: %s", error)
             return [f"nothing was changed: {error}"]

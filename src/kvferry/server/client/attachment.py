@@ -15,17 +15,17 @@ import os
 import secrets
 import struct
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 
 from kvferry import __version__, _exit, _native  # noqa: F401
-from kvferry.errors import KVFerryError, UsageError
+from kvferry.errors import ConfigError, KVFerryError, UsageError
 from kvferry.identity import Identity
 from kvferry.kv_layout import KVLayout
 from kvferry.server.client.control import Control, Gone, Refused, Silent
 from kvferry.server.client.link import Away, Link
-from kvferry.server.client.sockets import new_id
+from kvferry.server.client.replies import new_id
 from kvferry.server.protocol import VERSION, Attached, Done, Register, Registered, Unregister
 
 __all__ = ["Attachment", "Session", "begin", "unregister"]
@@ -129,13 +129,19 @@ class Session:
         return f"<Session with {self.incarnation}>"
 
 
-def begin(control: Control, identity: Identity) -> tuple[Registered, Attachment]:
+def begin(
+    control: Control, identity: Identity, token: Callable[[], str]
+) -> tuple[Registered, Attachment]:
     """Register, map the segment, and have that confirmed.
 
     Raises:
         Gone, Stopped, Silent: As `Control.ask`.
-        Refused: One of both does not accept the other.
+        Refused: One of both does not accept the other, or the token cannot be read.
     """
+    try:
+        shown = token()
+    except ConfigError as error:
+        raise Refused(str(error)) from None
     request = Register(
         new_id(),
         0,
@@ -146,6 +152,7 @@ def begin(control: Control, identity: Identity) -> tuple[Registered, Attachment]
         f"kvferry {__version__}",
         os.getpid(),
         f"{_PROCESS}-{os.getpid()}",  # a forked child has the first half too
+        shown,
     )
     told = control.ask(request, Registered, _REGISTER_S)
     attachment = _attach(told, identity.layout)
