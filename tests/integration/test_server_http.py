@@ -300,7 +300,16 @@ def test_files_that_hold_no_tokens_are_told_apart_and_never_quoted(
     negative.write_text(json.dumps([-1] * CHUNK))
     objects = tmp_path / "objects.npy"
     np.save(objects, np.array([{}], object), allow_pickle=True)
-    names = [secret, ragged, floats, cut, negative, objects, tmp_path, tmp_path / "none", "a.json"]
+    longer = tmp_path / "longer.npy"
+    np.save(longer, np.zeros(CHUNK, np.int64))
+    longer.write_bytes(longer.read_bytes() + b"\0")
+    head = b"{'descr': '<i8', 'fortran_order': False, 'shape': (%d,)}"
+    headers = []
+    for index, text in enumerate((head % (1 << 50), head % -1, b"((((", b"\xff", head + b"'")):
+        headers.append(tmp_path / f"header{index}.npy")
+        headers[-1].write_bytes(b"\x93NUMPY\1\0" + len(text).to_bytes(2, "little") + text)
+    names = [secret, ragged, floats, cut, longer, *headers, negative, objects]
+    names += [tmp_path, tmp_path / "none", Path("a.json")]
     body = {"files": ["/dev/zero", *map(str, names)], "wait": True}
     job = ask(f"{url}/v1/prefetch", "POST", body)[1]
     assert job["state"] == "done"
