@@ -16,7 +16,7 @@ from kvferry.controller.http.app import make_app
 from kvferry.http.listener import Listener
 from support.holdings import CHUNK, IDENTITY, FakeCache, controller, hashes, reporting, tokens
 from support.stamps import until
-from support.views import ask
+from support.views import ask, assert_whole
 
 LIMIT_S = 30.0
 TOKEN = "t0ken-t0ken-t0ken"
@@ -161,7 +161,9 @@ def test_metrics_and_description(cluster: Cluster) -> None:
     text = cluster.get("/metrics")
     assert 'kvferry_controller_members{state="alive"} 2' in text
     assert 'kvferry_controller_chunks{member="two/0"} 7' in text
-    described = cluster.get("/openapi.json")["paths"]
+    document = cluster.get("/openapi.json")
+    assert_whole(document)
+    described = document["paths"]
     assert cluster.get("/health") == {"alive": True}
     assert "/v1/lookup" in cluster.get("/docs")
     for path, operations in described.items():  # nothing is described that is not there

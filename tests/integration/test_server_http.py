@@ -23,7 +23,7 @@ from kvferry.server.http.side import HttpSide
 from support import clock
 from support.engines import CHUNK, IDENTITY, LAYOUT, expected, memory_store, open_engine, prompt
 from support.stamps import until
-from support.views import FakeView, ask
+from support.views import FakeView, ask, assert_whole
 
 TOKEN = "t0ken-t0ken-t0ken"
 OTHER = Identity(model="other", layout=LAYOUT)
@@ -517,6 +517,10 @@ def test_the_description_names_every_route(url: str) -> None:
                 assert ask(url + path)[0] == 200, path
             elif "{" not in path:
                 assert ask(url + path, method.upper(), raw=b"{")[0] == 400, path
+    assert_whole(document)
+    lookup = document["components"]["schemas"]["EnginePromptBody"]
+    assert lookup["required"] == ["tokens"]
+    assert lookup["properties"]["tokens"]["items"] == {"type": "integer"}
     status, page = ask(f"{url}/docs")
     assert status == 200
     assert all(path.replace("{", "&#123;") in page or path in page for path in document["paths"])
