@@ -88,14 +88,13 @@ def test_the_body_of_an_answer_does_not_wait_for_an_acknowledgement_of_its_head(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     delays = []
-    made = listener._Protocol.connection_made
+    accepted = listener._Heads.accepted
 
-    def connection_made(self: Any, transport: Any) -> None:
-        made(self, transport)
-        connection = transport.get_extra_info("socket")
-        delays.append(not connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+    def tell(self: Any, peer: socket.socket, address: Any) -> None:
+        accepted(self, peer, address)
+        delays.append(not peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
 
-    monkeypatch.setattr(listener._Protocol, "connection_made", connection_made)
+    monkeypatch.setattr(listener._Heads, "accepted", tell)
     with served(FakeView(config(), engine)) as url:
         assert ask(f"{url}/healthz")[0] == 200
     assert delays == [False]
@@ -448,15 +447,21 @@ def long_body() -> bytes:
 
 
 def test_who_sends_no_request_is_sent_away(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits for his answer is not."""
     monkeypatch.setattr("kvferry.http.listener.HEAD_S", 1.5)
-    with served(FakeView(config(), engine)) as url:
+    view, go = FakeView(config(), engine), threading.Event()
+    monkeypatch.setattr(view, "status", lambda: {"went": go.wait(20)})
+    with served(view) as url:
         where = ("127.0.0.1", int(url.rsplit(":", 1)[1]))
-        silent, slow, quick = (socket.create_connection(where, 20) for _ in range(3))
+        silent, slow, quick, busy = (socket.create_connection(where, 20) for _ in range(4))
         quick.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
         slow.sendall(b"GET /healthz HTTP/1.1\r\nhost:")
+        busy.sendall(b"GET /v1/status HTTP/1.1\r\nhost: x\r\n\r\n")
         assert to_its_end(quick).endswith(b'{"alive":true}')
         for one in (silent, slow):
             assert to_its_end(one) == b""
+        go.set()
+        assert to_its_end(busy).endswith(b'{"went": true}')
 
 
 def to_its_end(one: socket.socket) -> bytes:
