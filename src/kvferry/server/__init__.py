@@ -8,7 +8,7 @@
     Registry        who may register                           registry.py
     Sessions        who holds what, and until when             sessions.py
     Shard           one identity: an engine, its memory        shard.py
-    Pools           pages within one budget                    pools.py, segments.py
+    Pools           pages within one budget                    pools.py, segments.py, locks.py
     StoreWatch      which stores can be asked                  store_watch.py
     Server          all of it, from start to end               server.py, state.py, restart.py
     HttpSide        health, metrics, control                   http/

@@ -12,6 +12,7 @@ when no thread has begun, or all hang. What comes later than that stays in memor
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Hashable
@@ -155,7 +156,7 @@ class Dispatcher:
         self._requests: defaultdict[type, int] = defaultdict(int)
         self.failures: dict[str, int] = {}
         self.received_bytes = self.sent_bytes = 0
-        self.beat = time.monotonic()
+        self.beat = -math.inf  # it does not turn yet
 
     def run(self) -> None:
         """Serve until `stop`."""
@@ -312,13 +313,6 @@ class Dispatcher:
             "received_bytes": self.received_bytes,
             "sent_bytes": self.sent_bytes,
         }
-
-    @staticmethod
-    def nothing() -> dict[str, Any]:
-        """The `status` of one that has not begun."""
-        requests, connections = ("waiting", "parked"), ("connections", "refused_connections")
-        counters = dict.fromkeys((*requests, *connections, "received_bytes", "sent_bytes"), 0)
-        return {"requests": {}, "failures": {}, **counters}
 
 
 def _nothing() -> None: ...

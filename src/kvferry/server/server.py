@@ -65,7 +65,7 @@ class Server:
         self._registry = Registry(config, self.incarnation, self._pools, self._sessions, self._loop)
         self._handlers = Handlers(config, self.incarnation, self._registry, self._sessions)
         self._watch = StoreWatch(config.engine.stores, lambda: self.shards)
-        self._dispatcher: Dispatcher | None = None
+        self._dispatcher = Dispatcher(self._listener, self._handlers.handle, self._sessions.tick)
         self._stop = threading.Event()
         self._kept = False  # the segments, for the next server
 
@@ -87,9 +87,6 @@ class Server:
                 self._registry.shards,
                 self._loop,
             )
-            self._dispatcher = Dispatcher(
-                self._listener, self._handlers.handle, self._sessions.tick
-            )
             self._watch.start()
             self.state = "ready"
             if not self._stop.is_set():
@@ -102,8 +99,7 @@ class Server:
             self._pools.close(keep=self._kept)
 
     def _in_background(self, steps: Steps[object]) -> None:
-        if self._dispatcher is not None:
-            self._dispatcher.in_background(steps)
+        self._dispatcher.in_background(steps)
 
     def stop(self) -> None:
         """Begin to drain. Threads: any, but no signal handler."""
@@ -111,8 +107,7 @@ class Server:
         if self.state == "ready":
             self.state = "draining"
         self._stop.set()
-        if self._dispatcher is not None:
-            self._dispatcher.stop()
+        self._dispatcher.stop()
 
     def _drain(self) -> None:
         """Let go of the engines, and have the stores get what they were promised."""
@@ -127,8 +122,7 @@ class Server:
                     shard.identity.model,
                     self.config.drain_s,
                 )
-        if self._dispatcher is not None:
-            self._dispatcher.close()
+        self._dispatcher.close()
         if self.config.state_file is not None:
             path, pools = Path(self.config.state_file), self._pools
             self._kept = restart.keep(path, pools, self._sessions, self.shards)
@@ -181,8 +175,7 @@ class Server:
     @property
     def alive(self) -> bool:
         """Whether the loop turns."""
-        loop = self._dispatcher
-        return loop is not None and time.monotonic() - loop.beat < _BEAT_S
+        return time.monotonic() - self._dispatcher.beat < _BEAT_S
 
     @property
     def degraded(self) -> list[str]:
@@ -230,7 +223,6 @@ class Server:
 
     def summary(self) -> dict[str, Any]:
         """The part of `status` that is no engine's."""
-        loop = self._dispatcher
         return {
             "pool": self._pools.status(),
             "stores": self._watch.status(),
@@ -238,7 +230,7 @@ class Server:
             "sessions_ended": dict(self._sessions.ended),
             "fenced_pages": self._sessions.fenced_pages,
             "refusals": self._registry.refusals.status(),
-            "protocol": loop.status() if loop else Dispatcher.nothing(),
+            "protocol": self._dispatcher.status(),
         }
 
     def metrics_text(self) -> str:

@@ -10,10 +10,8 @@ it. With it stays the lock that tells the server so, which gives the pages to no
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
-import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -26,6 +24,7 @@ from kvferry.kv_layout import KVLayout
 from kvferry.server.client.control import Control, Gone, Refused, Silent
 from kvferry.server.client.link import Away, Link
 from kvferry.server.client.replies import new_id
+from kvferry.server.locks import has_server
 from kvferry.server.protocol import VERSION, Attached, Done, Register, Registered, Unregister
 
 __all__ = ["Attachment", "Session", "begin", "unregister"]
@@ -39,9 +38,6 @@ _PROCESS = secrets.token_hex(8)
 # Beyond these a file offset does not go, and a heartbeat makes no sense.
 _OFFSET_MAX = 1 << 62
 _HEARTBEAT_S = (0.01, 60.0)
-# The byte of its segments that a server has locked while it lives; behind the end of every file.
-SERVER_LOCK = 1 << 60
-_FLOCK = struct.Struct("hhqqi4x")  # type, whence, start, length, pid
 
 
 class Attachment:
@@ -215,9 +211,8 @@ def _need_owner(path: str) -> None:
     """
     descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
-        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, SERVER_LOCK, 1, 0)
-        kind = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, asked))[0]
+        owned = has_server(descriptor)
     finally:
         os.close(descriptor)
-    if kind == fcntl.F_UNLCK:
+    if not owned:
         raise UsageError("no cache server owns it")
