@@ -70,6 +70,7 @@ def test_help_names_units_defaults_and_every_setting(capsys: pytest.CaptureFixtu
     # By other options, or none.
     others = {"endpoints", "l2_adapters", "tcp", "http", "http_token", "token"}
     assert set(specs(ServerSettings)) - others <= names
+    assert not {"token", "http_token"} & names  # a secret is no word of a command line
 
 
 def test_every_option_is_in_the_guide() -> None:

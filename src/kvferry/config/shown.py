@@ -7,10 +7,10 @@ from typing import Any
 from msgspec.structs import asdict
 
 from kvferry.config.server import ServerConfig
-from kvferry.config.setting import specs
+from kvferry.config.setting import Settings, specs
 from kvferry.config.stores import StoreConfig
 
-__all__ = ["server_summary", "shown_server", "shown_store"]
+__all__ = ["server_summary", "shown_server", "shown_settings", "shown_store"]
 
 _NOT_PLAIN = ("engine", "again", "http", "token", "http_token", "endpoints")
 
@@ -27,6 +27,14 @@ def shown_store(store: StoreConfig) -> dict[str, Any]:
         elif name not in (*shown, "client", "eviction"):
             shown[name] = value
     return {**shown, **dict(store.client.changed() if store.client is not None else ())}
+
+
+def shown_settings(settings: Settings) -> dict[str, Any]:
+    """All of them by name; secrets are asterisks."""
+    return {
+        name: "***" if spec.secret and getattr(settings, name) else getattr(settings, name)
+        for name, spec in specs(type(settings)).items()
+    }
 
 
 def shown_server(config: ServerConfig) -> dict[str, Any]:
