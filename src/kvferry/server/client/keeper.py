@@ -40,7 +40,7 @@ _log = logging.getLogger("kvferry.server.client")
 _SOON_S = 0.05
 _LATER_S = 1.0
 _REFUSED_S = 10.0
-_LOOK_S = 1.0
+_LOOK_S = 2.0
 # A ping may take so many heartbeats.
 _PATIENCE = 2.0
 # A ping that asks whether a late answer means anything may take so long until it does.
