@@ -152,6 +152,7 @@ def test_nodes_and_cluster_say_who_lives(cluster: Cluster) -> None:
     assert rows["two"]["synced"] is True
     assert cluster.get("/v1/nodes/two")["nodes"][0]["incarnation"] == rows["two"]["incarnation"]
     assert ask(f"{cluster.url}/v1/nodes/nobody")[0] == 404
+    assert ask(f"{cluster.url}/v1/nodes/nobody?id=two")[0] == 404  # the path says who
     whole = cluster.get("/v1/cluster")
     assert (whole["instances"], whole["entries"], whole["alarms"]) == (2, 11, [])
     assert whole["identities"][0]["instances"] == 2

@@ -4,6 +4,6 @@ Listener      a thread that serves an application          listener.py
 Api           routes                                       routes.py
 Bodies        their limits, and how they are parsed        bodies.py
 Guard         tokens and origins; errors; JSON             answers.py
-described     OpenAPI document and page of an Api          description.py
+Description   OpenAPI document and page of an Api          description.py
 as_csv        tables of answers                            tables.py
 """

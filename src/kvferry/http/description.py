@@ -1,20 +1,18 @@
-"""An `Api` as an OpenAPI document, and as a page without outside parts."""
+"""Routes as an OpenAPI document, and as a page without outside parts."""
 
 from __future__ import annotations
 
 import html
 from array import array
-from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
 from kvferry import __version__
 
-if TYPE_CHECKING:
-    from kvferry.http.routes import Api, Operation
-
-__all__ = ["described", "page_of"]
+__all__ = ["Description", "Operation"]
 
 Schema = dict[str, Any]
 
@@ -30,38 +28,136 @@ _TABLES = {
 }
 
 
-def described(api: Api) -> dict[str, Any]:
-    """The document, version 3.1."""
-    schemas, components = _schemas(api)
-    paths: dict[str, Any] = {}
-    for one, (body, answer) in zip(api.operations, schemas, strict=True):
-        resolved = None if body is None else _resolved(body, components)
-        paths.setdefault(one.path, {})[one.method] = _operation(api, one, body, resolved, answer)
-    answers = {
-        code: {"description": text, "content": {"application/json": {"schema": _REFUSED}}}
-        for code, text in api.errors.items()
-    }
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": api.title, "version": __version__, "description": api.text},
-        "security": [{}, {"token": []}],
-        "paths": paths,
-        "components": {
-            "schemas": components,
-            "responses": answers,
-            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
-        },
-    }
+@dataclass(frozen=True)
+class Operation:
+    """A method of a path.
+
+    Attributes:
+        path, method: Where.
+        text: What it does.
+        body: Of what kind its body is, or its query; None: it has none.
+        answer: Of what kind its answer is.
+        media: Of the answer.
+        tables: It may also be had as a table.
+    """
+
+    path: str
+    method: str
+    text: str
+    body: type[msgspec.Struct] | None
+    answer: Any
+    media: str = "application/json"
+    tables: bool = False
 
 
-def _schemas(api: Api) -> tuple[list[tuple[Schema | None, Schema]], dict[str, Schema]]:
-    """The schemas of body and answer of each operation, and what they refer to."""
-    kinds = [kind for one in api.operations for kind in (one.body or int, one.answer)]
-    found, components = msgspec.json.schema_components(
-        kinds, schema_hook=_hook, ref_template=_REF + "{name}"
-    )
-    pairs = zip(api.operations, found[::2], found[1::2], strict=True)
-    return [(body if one.body else None, answer) for one, body, answer in pairs], components
+@dataclass(frozen=True)
+class Description:
+    """What an application answers.
+
+    Attributes:
+        title: For the head of the page.
+        text: What it is for.
+        open_paths: They need no token.
+        errors: Status codes, with what they mean here.
+        operations: All of them.
+    """
+
+    title: str
+    text: str
+    open_paths: Sequence[str]
+    errors: Mapping[str, str]
+    operations: list[Operation] = field(default_factory=list)
+
+    def document(self) -> dict[str, Any]:
+        """The document, version 3.1."""
+        schemas, components = self._schemas()
+        paths: dict[str, Any] = {}
+        for one, (body, answer) in zip(self.operations, schemas, strict=True):
+            resolved = None if body is None else _resolved(body, components)
+            paths.setdefault(one.path, {})[one.method] = self._operation(
+                one, body, resolved, answer
+            )
+        answers = {
+            code: {"description": text, "content": {"application/json": {"schema": _REFUSED}}}
+            for code, text in self.errors.items()
+        }
+        return {
+            "openapi": "3.1.0",
+            "info": {"title": self.title, "version": __version__, "description": self.text},
+            "security": [{}, {"token": []}],
+            "paths": paths,
+            "components": {
+                "schemas": components,
+                "responses": answers,
+                "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+            },
+        }
+
+    def page(self) -> str:
+        """The document as HTML."""
+        schemas, components = self._schemas()
+        parts = []
+        for one, (body, answer) in zip(self.operations, schemas, strict=True):
+            parts.append(f"<h2><code>{one.method.upper()} {html.escape(one.path)}</code></h2>")
+            parts.append(f"<p>{html.escape(one.text)}</p>")
+            what = "Query" if one.method == "get" else "Body"
+            for name, schema in ((what, body), ("Answer", answer)):
+                if schema is None or (name == "Body" and "{" in one.path):
+                    continue
+                fields = _resolved(schema, components)
+                if fields.get("properties"):
+                    needed = () if name == "Answer" else fields.get("required", ())
+                    parts.append(f"<h3>{name}</h3>{_table(fields['properties'], needed)}")
+        errors = "".join(f"<tr><td>{c}<td>{html.escape(t)}" for c, t in self.errors.items())
+        return _PAGE.format(
+            title=html.escape(self.title),
+            version=html.escape(__version__),
+            parts="\n".join(parts),
+            errors=errors,
+        )
+
+    def _schemas(self) -> tuple[list[tuple[Schema | None, Schema]], dict[str, Schema]]:
+        """The schemas of body and answer of each operation, and what they refer to."""
+        kinds = [kind for one in self.operations for kind in (one.body or int, one.answer)]
+        found, components = msgspec.json.schema_components(
+            kinds, schema_hook=_hook, ref_template=_REF + "{name}"
+        )
+        pairs = zip(self.operations, found[::2], found[1::2], strict=True)
+        return [(body if one.body else None, answer) for one, body, answer in pairs], components
+
+    def _operation(
+        self, one: Operation, body: Schema | None, fields: Schema | None, answer: Schema
+    ) -> dict[str, Any]:
+        name = f"{one.method}_{one.path.strip('/').replace('/', '_').replace('.', '_')}"
+        codes = tuple(self.errors) if one.path.startswith("/v1/") else ("401",)
+        if one.path in self.open_paths:
+            codes = ("503",)
+        found: dict[str, Any] = {
+            "summary": one.text,
+            "operationId": name.replace("-", "_").replace("{", "by_").replace("}", ""),
+            "responses": {
+                "200": {"description": "Done.", "content": {one.media: {"schema": answer}}},
+                **{code: {"$ref": f"#/components/responses/{code}"} for code in codes},
+            },
+        }
+        properties = {} if fields is None else fields["properties"]
+        in_path = [name for name in properties if f"{{{name}}}" in one.path]
+        parameters = [_parameter(name, "path", _TEXT) for name in in_path]
+        if one.method == "get":
+            queried = {**properties, **(_TABLES if one.tables else {})}
+            parameters += [
+                _parameter(name, "query", schema)
+                for name, schema in queried.items()
+                if name not in in_path
+            ]
+        elif fields is not None and not in_path:
+            content = {"application/json": {"schema": body}}
+            found["requestBody"] = {"required": "required" in fields, "content": content}
+        if parameters:
+            found["parameters"] = parameters
+        if one.path in self.open_paths:
+            found["security"] = []
+        return found
 
 
 def _hook(kind: type) -> Schema:
@@ -74,68 +170,9 @@ def _resolved(schema: Schema, components: Mapping[str, Schema]) -> Schema:
     return components[schema["$ref"].removeprefix(_REF)] if "$ref" in schema else schema
 
 
-def _operation(
-    api: Api, one: Operation, body: Schema | None, fields: Schema | None, answer: Schema
-) -> dict[str, Any]:
-    name = f"{one.method}_{one.path.strip('/').replace('/', '_').replace('.', '_')}"
-    codes = tuple(api.errors) if one.path.startswith("/v1/") else ("401",)
-    if one.path in api.open_paths:
-        codes = ("503",)
-    found: dict[str, Any] = {
-        "summary": one.text,
-        "operationId": name.replace("-", "_").replace("{", "by_").replace("}", ""),
-        "responses": {
-            "200": {"description": "Done.", "content": {one.media: {"schema": answer}}},
-            **{code: {"$ref": f"#/components/responses/{code}"} for code in codes},
-        },
-    }
-    properties = {} if fields is None else fields["properties"]
-    in_path = [name for name in properties if f"{{{name}}}" in one.path]
-    parameters = [_parameter(name, "path", _TEXT) for name in in_path]
-    if one.method == "get":
-        queried = {**properties, **(_TABLES if one.tables else {})}
-        parameters += [
-            _parameter(name, "query", schema)
-            for name, schema in queried.items()
-            if name not in in_path
-        ]
-    elif fields is not None and not in_path:
-        content = {"application/json": {"schema": body}}
-        found["requestBody"] = {"required": "required" in fields, "content": content}
-    if parameters:
-        found["parameters"] = parameters
-    if one.path in api.open_paths:
-        found["security"] = []
-    return found
-
-
 def _parameter(name: str, where: str, schema: Schema) -> dict[str, Any]:
     found = {"name": name, "in": where, "required": where == "path", "schema": schema}
     return found if where == "path" else {**found, "explode": False}  # commas between items
-
-
-def page_of(api: Api) -> str:
-    """The document as HTML."""
-    schemas, components = _schemas(api)
-    parts = []
-    for one, (body, answer) in zip(api.operations, schemas, strict=True):
-        parts.append(f"<h2><code>{one.method.upper()} {html.escape(one.path)}</code></h2>")
-        parts.append(f"<p>{html.escape(one.text)}</p>")
-        what = "Query" if one.method == "get" else "Body"
-        for name, schema in ((what, body), ("Answer", answer)):
-            if schema is None or (name == "Body" and "{" in one.path):
-                continue
-            fields = _resolved(schema, components)
-            if fields.get("properties"):
-                needed = () if name == "Answer" else fields.get("required", ())
-                parts.append(f"<h3>{name}</h3>{_table(fields['properties'], needed)}")
-    errors = "".join(f"<tr><td>{c}<td>{html.escape(t)}" for c, t in api.errors.items())
-    return _PAGE.format(
-        title=html.escape(api.title),
-        version=html.escape(__version__),
-        parts="\n".join(parts),
-        errors=errors,
-    )
 
 
 def _table(properties: Mapping[str, Schema], needed: Collection[str]) -> str:

@@ -30,10 +30,10 @@ from starlette.types import ASGIApp
 from kvferry.errors import UsageError
 from kvferry.http.answers import HANDLERS, CallError, Guard, as_json, called
 from kvferry.http.bodies import Bodies, asked, converted
-from kvferry.http.description import described, page_of
+from kvferry.http.description import Description, Operation
 from kvferry.http.tables import as_csv
 
-__all__ = ["Alive", "Api", "Operation"]
+__all__ = ["Alive", "Api"]
 
 Endpoint = Callable[[Request], Response] | Callable[[Request], Awaitable[Response]]
 
@@ -42,28 +42,6 @@ class Alive(TypedDict):
     """Whether somebody turns."""
 
     alive: bool
-
-
-@dataclass(frozen=True)
-class Operation:
-    """A method of a path, as it is described.
-
-    Attributes:
-        path, method: Where.
-        text: What it does.
-        body: Of what kind its body is, or its query; None: it has none.
-        answer: Of what kind its answer is.
-        media: Of the answer.
-        tables: It may also be had as a table.
-    """
-
-    path: str
-    method: str
-    text: str
-    body: type[msgspec.Struct] | None
-    answer: Any
-    media: str = "application/json"
-    tables: bool = False
 
 
 class Api:
@@ -75,6 +53,9 @@ class Api:
         of: What calls are about.
         open_paths: They need no token.
         errors: Status codes, with what they mean here.
+
+    Attributes:
+        bodies: What is being read.
     """
 
     def __init__(
@@ -85,10 +66,8 @@ class Api:
         open_paths: Sequence[str],
         errors: Mapping[str, str],
     ) -> None:
-        self.title, self.text = title, text
-        self.open_paths, self.errors = open_paths, errors
         self.bodies = Bodies()
-        self.operations: list[Operation] = []
+        self._description = Description(title, text, open_paths, errors)
         self._of = of
         self._routes: list[Route] = []
         self.plain("/openapi.json", self._document, dict[str, Any])
@@ -106,7 +85,7 @@ class Api:
         for method, call in calls.items():
             hints = get_type_hints(call, include_extras=True)
             kinds[method] = hints.get("body")
-            self.operations.append(
+            self._description.operations.append(
                 Operation(
                     *(path, method.lower(), _first_line(call), hints.get("body"), hints["return"]),
                     tables=bool(table),
@@ -117,7 +96,7 @@ class Api:
             method = "GET" if request.method == "HEAD" else request.method
             given, query = dict(request.path_params), method == "GET"
             if query:
-                given |= request.query_params
+                given = {**request.query_params, **given}
             elif not given:
                 given = await self.bodies.read(request)
             csv = table if given.get("format") == "csv" else ""
@@ -133,7 +112,9 @@ class Api:
         self, path: str, endpoint: Endpoint, answer: Any, media: str = "application/json"
     ) -> None:
         """A path of GET whose endpoint answers by itself."""
-        self.operations.append(Operation(path, "get", _first_line(endpoint), None, answer, media))
+        self._description.operations.append(
+            Operation(path, "get", _first_line(endpoint), None, answer, media)
+        )
         self._routes.append(Route(path, endpoint, methods=["GET"]))
 
     def app(
@@ -150,15 +131,15 @@ class Api:
             others_open: Those of them that need no token.
         """
         app = Starlette(routes=[*self._routes, *others], exception_handlers=HANDLERS)
-        return Guard(app, token, (*self.open_paths, *others_open))
+        return Guard(app, token, (*self._description.open_paths, *others_open))
 
     def _document(self, request: Request) -> Response:
         """This description."""
-        return JSONResponse(described(self))
+        return JSONResponse(self._description.document())
 
     def _page(self, request: Request) -> Response:
         """This description, as a page."""
-        return HTMLResponse(page_of(self))
+        return HTMLResponse(self._description.page())
 
 
 @dataclass(frozen=True)
