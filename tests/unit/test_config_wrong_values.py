@@ -218,7 +218,7 @@ def test_in_flags(capsys: pytest.CaptureFixture[str]) -> None:
     known = {
         name: spec
         for name, spec in SERVER.items()
-        if spec.kind is not bool and name not in ("http_token", "endpoints")
+        if spec.kind is not bool and name not in ("token", "http_token", "endpoints")
     }
     known["l2_adapter"] = specs(ServerSettings)["l2_adapters"]
     for _ in range(TIMES):

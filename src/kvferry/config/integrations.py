@@ -63,14 +63,14 @@ class VllmServerSettings(Settings, frozen=True, kw_only=True):
     Attributes:
         host: "tcp://HOST", "HOST" or "ipc:///PATH".
         port: Of the server, with TCP.
-        curve_key_file: Keys, for a server that asks for them.
+        token_file: Holds the token, for a server that asks for one.
     """
 
     guide: ClassVar = ("host", "port")
 
     host: Annotated[str, setting(min_length=1, use="tcp://HOST or ipc:///PATH")] = "tcp://localhost"
     port: Annotated[int, setting(ge=1, le=65535)] | None = None
-    curve_key_file: Path | None = None
+    token_file: Path | None = None
 
 
 class VllmTierSettings(Settings, frozen=True, kw_only=True):

@@ -90,10 +90,10 @@ class ServerConfig(CommonSettings, frozen=True, kw_only=True):
         for endpoint in endpoints:
             check_endpoint(endpoint)
             host = tcp_host(endpoint)
-            if host is not None and self.curve_key_file is None and not is_loopback(host):
+            if host is not None and self.token is None and not is_loopback(host):
                 raise ConfigError(
-                    f"{endpoint} is reachable from other hosts, which needs curve_key_file; make "
-                    "keys with `kvferry server --new-curve-keys DIR`, or listen on localhost"
+                    f"{endpoint} is reachable from other hosts, which needs a token; set "
+                    "token_file, or listen on localhost or at a Unix socket (ipc)"
                 )
         for endpoint in endpoints:
             if endpoints.count(endpoint) > 1 and not endpoint.endswith((":0", ":*")):

@@ -12,6 +12,7 @@ _NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\Z"
 _ADAPTERS = 'a list of mappings such as {"type": "redis"}'
 _PRINTABLE = "a text of printable ASCII without spaces"
 Address = Annotated[str, setting(min_length=1, use="an address of this host, e.g. localhost")]
+Token = Annotated[str, setting(secret=True, pattern=r"^[!-~]+\Z", use=_PRINTABLE)]
 ListenPort = Annotated[int, setting(ge=0, le=65_535)]
 
 
@@ -20,8 +21,8 @@ class CommonSettings(Settings, frozen=True, kw_only=True):
 
     Attributes:
         chunk_size: Tokens of a chunk, for engines that were told none; None: they know best.
+        token: What engines must show; needed beyond loopback.
         http_token: What callers of HTTP must show; needed beyond loopback.
-        curve_key_file: Keys of CURVE, mode 0600; needed beyond loopback.
         shm_name: What the names of shared segments begin with; a random part follows. Servers of
             one user need names of their own.
         hugepages: Put the pool on huge pages that the system has set aside.
@@ -36,10 +37,8 @@ class CommonSettings(Settings, frozen=True, kw_only=True):
     """
 
     chunk_size: Annotated[int, setting(ge=1, le=1 << 20, unit="tokens")] | None = None
-    http_token: (
-        Annotated[str, setting(secret=True, pattern=r"^[!-~]+\Z", use=_PRINTABLE)] | None
-    ) = None
-    curve_key_file: Path | None = None
+    token: Token | None = None
+    http_token: Token | None = None
     shm_name: Annotated[str, setting(pattern=_NAME, use="a name of letters, digits and -_.")] = (
         "kvferry"
     )
@@ -62,18 +61,19 @@ class ServerSettings(CommonSettings, frozen=True, kw_only=True):
         l2_adapters: The stores behind the pool, in the order in which they are asked.
         endpoints: Where engines connect, all of it at once.
         tcp: Listen at `host` and `port`.
-        host: Where engines connect; beyond this host it needs `curve_key_file`.
+        host: Where engines connect; beyond this host it needs a token.
         port: Where engines connect; 0: any free one.
         ipc: Listen at this Unix socket too.
         http: Serve HTTP.
         http_host: Where HTTP listens; beyond this host it needs a token.
         http_port: Where HTTP listens; 0: no HTTP. If 8080 is taken, the server goes on without
             HTTP and says so; another port that is taken is an error.
+        token_file: A file whose content is asked of engines.
         http_token_file: A file whose content is asked of callers of HTTP.
     """
 
     guide: ClassVar = (
-        *("l1_size_gb", "l2_adapters", "host", "port", "ipc", "curve_key_file"),
+        *("l1_size_gb", "l2_adapters", "host", "port", "ipc", "token_file"),
         *("http_host", "http_port", "http_token_file", "state_file"),
     )
 
@@ -90,6 +90,7 @@ class ServerSettings(CommonSettings, frozen=True, kw_only=True):
     host: Address = "localhost"
     port: ListenPort = 5555
     ipc: Path | None = None
+    token_file: Path | None = None
     http: bool = True
     http_host: Address = "localhost"
     http_port: ListenPort = 8080

@@ -30,6 +30,7 @@ _log = logging.getLogger("kvferry.server")
 
 _SECTION = "server"
 _PREFIX = "KVFERRY_SERVER_"
+_SECRETS = ("token", "http_token")
 _LISTENING = ("tcp", "host", "port", "ipc")
 # Settings of the engine that the server has under names of its own.
 _OF_ENGINE = {
@@ -81,15 +82,15 @@ def gathered(
     found.log(_log)
     settings = together(places)
     kept = {name: value for name, value in settings.items() if name in names}
-    token = strongest_word(places, "http_token", "http_token_file")
+    words = {name: strongest_word(places, name, f"{name}_file") for name in _SECRETS}
     return {
         **kept,
+        **{name: word for name, word in words.items() if word is not None},
         "engine": config,
         "chunk_size": chunk_size,
         "hugepages": config.hugetlb,
         "endpoints": _endpoints(places, {**_DEFAULTS, **settings}),
         "http": tuple(http) if isinstance(http, list | tuple) else _http({**_DEFAULTS, **settings}),
-        **({} if token is None else {"http_token": token}),
     }
 
 
@@ -99,7 +100,7 @@ def _of_file(found: Examined) -> list[Place]:
         return []
     settings = section_of(file, read_document(file), _SECTION)
     place = SERVER.take(Place("file", f"{file}: {_SECTION}: "), settings, found)
-    if "http_token" in place.values:
+    if any(name in place.values for name in _SECRETS):
         found.warnings += open_to_others(file)
     return [place]
 
