@@ -19,7 +19,7 @@ from kvferry.client.batch import BatchResult, Status
 from kvferry.errors import DeadlineExceeded
 from kvferry.lab.bench.data import Chunks
 
-__all__ = ["Call", "Caller"]
+__all__ = ["RepeatedCaller", "TimedCall"]
 
 _PAUSE_S = 0.001
 _LOOK_S = 0.002
@@ -27,7 +27,7 @@ _END_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
-class Call:
+class TimedCall:
     """One batch. Times are of `time.perf_counter()`, in seconds.
 
     Attributes:
@@ -72,7 +72,7 @@ class Call:
         return Status(self.statuses[self.indexes.index(index)]) if index in self.indexes else None
 
 
-class Caller:
+class RepeatedCaller:
     """See the module; a context manager.
 
     Args:
@@ -85,7 +85,7 @@ class Caller:
         self._client, self._chunks, self._limit_s = client, chunks, limit_s
         self._batch = chunks.batches()[0]
         chunks.next_write(self._batch)
-        self.calls: list[Call] = []
+        self.calls: list[TimedCall] = []
         self.verified_bytes = 0
         self._ending = threading.Event()
         self._failure: BaseException | None = None
@@ -104,8 +104,12 @@ class Caller:
             self._check()
 
     def wait_for(
-        self, what: str, condition: Callable[[Call], bool], since_s: float, timeout_s: float = 30.0
-    ) -> Call:
+        self,
+        what: str,
+        condition: Callable[[TimedCall], bool],
+        since_s: float,
+        timeout_s: float = 30.0,
+    ) -> TimedCall:
         """The first call that ended after `since_s` of which `condition` holds."""
         until = time.monotonic() + timeout_s
         at = 0
@@ -146,13 +150,15 @@ class Caller:
         method: Callable[..., BatchResult],
         indexes: Sequence[int],
         buffers: Sequence[memoryview],
-    ) -> Call:
+    ) -> TimedCall:
         keys = [self._chunks.keys[index] for index in indexes]
         away = not self._client.available
         begun_s = time.perf_counter()
         result = method(keys, buffers, timeout_s=self._limit_s)
         ended_s = time.perf_counter()
         refused = away and not self._client.available
-        call = Call(verb, begun_s, ended_s, self._limit_s, refused, indexes, bytes(result.statuses))
+        call = TimedCall(
+            verb, begun_s, ended_s, self._limit_s, refused, indexes, bytes(result.statuses)
+        )
         self.calls.append(call)
         return call

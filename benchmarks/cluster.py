@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing
 
 from benchmarks.bars import Bar, Lab, Target
-from benchmarks.caller import Caller
+from benchmarks.caller import RepeatedCaller
 from benchmarks.latency import native_client
 from benchmarks.throughput import ratio
 from kvferry.lab.bench.clients import open_client
@@ -67,7 +67,7 @@ def cluster_failover(lab: Lab) -> Iterator[Bar]:
             config = cluster.config.replace(timeout_s=_CALL_LIMIT_S)
             with (
                 closing(native_client(config)) as client,
-                Caller(client, chunks, _CALL_LIMIT_S) as caller,
+                RepeatedCaller(client, chunks, _CALL_LIMIT_S) as caller,
             ):
                 losses = range(1 if lab.quick else _SHARDS)
                 found = [_lose_primary(cluster, shard, chunks, caller) for shard in losses]
@@ -87,7 +87,7 @@ def cluster_failover(lab: Lab) -> Iterator[Bar]:
 
 
 def _lose_primary(
-    cluster: LabCluster, shard: int, chunks: Chunks, caller: Caller
+    cluster: LabCluster, shard: int, chunks: Chunks, caller: RepeatedCaller
 ) -> tuple[float, int]:
     """Seconds from the promotion to the first OK; how many reads of other shards went wrong."""
     primary = cluster.shards[shard][0]

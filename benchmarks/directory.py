@@ -19,8 +19,16 @@ from kvferry.config.controller import ControllerConfig
 from kvferry.controller.controller import Controller
 from kvferry.controller.http.app import make_app
 from kvferry.errors import CorruptError
-from kvferry.http.listener import Listener
-from kvferry.membership.messages import Begin, End, HeldIdentity, Part, Register, Synced, Usage
+from kvferry.http.listener import HttpListener
+from kvferry.membership.messages import (
+    Begin,
+    End,
+    HeldIdentity,
+    MemoryUsage,
+    RegisterInstance,
+    SnapshotPart,
+    Synced,
+)
 
 __all__ = ["directory_cost"]
 
@@ -54,7 +62,7 @@ def directory_cost(lab: Lab) -> Iterator[Bar]:
                 lambda prompt: controller.members.directory.lookup(prompt), asked, lab.count(5000)
             )
         yield _bar(f"directory: lookup of {count} chunks that {name}, {where}", _NATIVE, times)
-    listener = Listener(make_app(controller), "127.0.0.1", 0, "another port")
+    listener = HttpListener(make_app(controller), "127.0.0.1", 0, "another port")
     listener.start()
     try:
         with _changing(controller.members.directory):
@@ -71,7 +79,7 @@ def _fill(controller: Controller, each: int) -> list[bytes]:
     prompts = []
     for number in range(_INSTANCES):
         key, incarnation = (f"instance-{number}", 0), pick.randbytes(16)
-        facts = Register(1.0, "", (_IDENTITY,), Usage())
+        facts = RegisterInstance(1.0, "", (_IDENTITY,), MemoryUsage())
         controller.members.register(key, incarnation, "127.0.0.1", facts)
         own = pick.randbytes(16 * each - len(shared))
         prompts.append(own[: 16 * _HASHES])
@@ -79,7 +87,7 @@ def _fill(controller: Controller, each: int) -> list[bytes]:
         identity = _IDENTITY.digest
         controller.members.change(key, incarnation, Begin(1, identity, True))
         for at in range(0, len(held), _PIECE):
-            part = Part(seq, identity, held[at : at + _PIECE])
+            part = SnapshotPart(seq, identity, held[at : at + _PIECE])
             controller.members.change(key, incarnation, part)
             seq += 1
         controller.members.change(key, incarnation, End(seq, identity))
@@ -120,7 +128,7 @@ def _times(ask: Callable[[bytes], object], prompts: list[bytes], rounds: int) ->
     return times
 
 
-def _by_http(listener: Listener, prompts: list[bytes], rounds: int) -> list[float]:
+def _by_http(listener: HttpListener, prompts: list[bytes], rounds: int) -> list[float]:
     connection = http.client.HTTPConnection(listener.url.removeprefix("http://"), timeout=30)
 
     def ask(prompt: bytes) -> object:

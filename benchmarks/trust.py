@@ -10,7 +10,7 @@ from contextlib import closing
 from typing import Any, Self
 
 from benchmarks.bars import Bar, Lab, Target
-from benchmarks.caller import Call, Caller
+from benchmarks.caller import RepeatedCaller, TimedCall
 from benchmarks.latency import native_client
 from kvferry.client.batch import BatchResult, Status
 from kvferry.errors import CorruptError
@@ -39,7 +39,7 @@ def recovery(lab: Lab) -> Iterator[Bar]:
         with (
             LabServer(lab.binary(name)) as server,
             closing(native_client(server.config)) as client,
-            Caller(client, chunks, _CALL_LIMIT_S) as caller,
+            RepeatedCaller(client, chunks, _CALL_LIMIT_S) as caller,
         ):
             for _ in range(lab.rounds):
                 caller.wait_for("all keys", lambda call: call.read_all, time.perf_counter())
@@ -67,7 +67,7 @@ def recovery(lab: Lab) -> Iterator[Bar]:
         yield refusals(name, [call for call in caller.calls if call.refused])
 
 
-def refusals(name: str, calls: Sequence[Call]) -> Bar:
+def refusals(name: str, calls: Sequence[TimedCall]) -> Bar:
     """While no server can be reached every call is UNAVAILABLE, at once."""
     others = [call for call in calls if call.count(Status.UNAVAILABLE) != len(call.statuses)]
     walls_ms = sorted(call.wall_s * 1e3 for call in calls)

@@ -17,7 +17,7 @@ from engines.conftest import VllmVenv
 from kvferry.cli.main import main
 from kvferry.lab.engines.server import EngineServer
 from kvferry.lab.roi.arithmetic import Prefill
-from kvferry.lab.roi.probe import Probe
+from kvferry.lab.roi.probe import PrefillProbe
 
 LEFT_OUT = 2048
 COEFFICIENTS = ("a_s", "c_s_per_token", "d_s_per_token2")
@@ -41,7 +41,7 @@ def test_an_engine_is_calibrated(
     assert [kept[name] for name in COEFFICIENTS] == [prefill[name] for name in COEFFICIENTS]
     for sample in kept["samples"]:
         assert sample["tokens"] == pytest.approx(sample["asked"], rel=0.1), "as vLLM counts"
-    probe = Probe(base_url=server.url)
+    probe = PrefillProbe(base_url=server.url)
     samples = probe.run([256, LEFT_OUT])
     seen_s = median(sample.ttft_s for sample in samples if sample.asked == LEFT_OUT)
     fitted = Prefill(**{name: prefill[name] for name in COEFFICIENTS})

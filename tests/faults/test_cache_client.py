@@ -174,11 +174,11 @@ def test_a_hung_server_costs_one_time_limit(client: Client, server: ScriptedServ
 
 def test_one_answer_that_does_not_come(client: Client, server: ScriptedServer) -> None:
     session = client._keeper.session
-    server.on(p.Lookup, lambda request: None)
+    server.on(p.LookupRequest, lambda request: None)
     with within(TIMEOUT_S + 1.0):
         assert client.lookup(TOKENS).tokens == 0
     assert client.stats()["timeouts"] == 1
-    server.on(p.Lookup, None)
+    server.on(p.LookupRequest, None)
     until(lambda: client.available, LIMIT_S)  # it has answered a ping
     assert client._keeper.session is session
     assert client.lookup(TOKENS).tokens == ALL
@@ -210,7 +210,7 @@ def test_what_comes_too_late_goes_back(client: Client, server: ScriptedServer) -
     assert client.store(other, expected(other)).chunks == 0
     until(lambda: client.available and len(late) == 2, LIMIT_S)
     assert len(server.leases) == 1
-    server.on(p.Lookup, with_late)
+    server.on(p.LookupRequest, with_late)
     assert client.lookup(TOKENS).tokens == ALL
     until(lambda: not server.leases and server.of(p.Abort), LIMIT_S)
     server.on(p.Reserve, None)
@@ -218,17 +218,17 @@ def test_what_comes_too_late_goes_back(client: Client, server: ScriptedServer) -
 
 
 def test_answers_of_others_and_garbage_are_skipped(client: Client, server: ScriptedServer) -> None:
-    def noise(request: p.Lookup) -> list[p.Reply | bytes | None]:
+    def noise(request: p.LookupRequest) -> list[p.Reply | bytes | None]:
         wrong = p.Found(request.id + 1, {"l1": 1})
         return [b"", b"garbage", b"\xff" * 5000, wrong, server.behave(request)]
 
-    server.on(p.Lookup, noise)
+    server.on(p.LookupRequest, noise)
     assert client.lookup(TOKENS).tokens == ALL
     assert client.stats()["nonsense"] == 3
 
 
 def test_an_answer_of_another_kind(client: Client, server: ScriptedServer) -> None:
-    for kind in (p.Lookup, p.Retrieve, p.Reserve, p.Pin, p.Stats, p.Explain):
+    for kind in (p.LookupRequest, p.Retrieve, p.Reserve, p.Pin, p.Stats, p.Explain):
         server.on(kind, lambda request: p.Done(request.id))
     assert client.lookup(TOKENS).tokens == client.pin(TOKENS) == 0
     assert client.retrieve(TOKENS).reason == "unavailable"
@@ -244,7 +244,7 @@ def test_failures_are_misses(
     def fail(request: p.Request) -> p.Reply:
         return p.Failure(request.id, code, "for a reason")
 
-    for kind in (p.Lookup, p.Retrieve, p.Reserve, p.Pin, p.Clear, p.Release):
+    for kind in (p.LookupRequest, p.Retrieve, p.Reserve, p.Pin, p.Clear, p.Release):
         server.on(kind, fail)
     with within(2.0):
         assert client.lookup(TOKENS).tokens == client.pin(TOKENS) == client.clear() == 0
@@ -267,7 +267,7 @@ def test_a_session_that_is_forgotten(client: Client, server: ScriptedServer, cod
             return p.Failure(request.id, code, "who is it?")
         return server.behave(request)
 
-    for kind in (p.Lookup, p.Ping, p.Release):
+    for kind in (p.LookupRequest, p.Ping, p.Release):
         server.on(kind, forgotten)
     client.lookup(TOKENS)
     until(lambda: len(server.of(p.Attached)) == 2, LIMIT_S)
@@ -366,7 +366,7 @@ def test_a_file_that_is_no_segment(
 def test_pages_to_write_that_cannot_be(
     client: Client, server: ScriptedServer, chunks: list[int], pages: list[int]
 ) -> None:
-    server.on(p.Reserve, lambda request: p.Reserved(request.id, 77, chunks, pages))
+    server.on(p.Reserve, lambda request: p.ReservedPages(request.id, 77, chunks, pages))
     before = server.path.read_bytes()
     stored = client.store(TOKENS, [np.ones_like(chunk) for chunk in CHUNKS])
     assert (stored.chunks, stored.shed) == (0, 3)
@@ -395,9 +395,9 @@ def too_many(count: int, request: p.Commit) -> p.Reply:
 
 
 def test_numbers_that_cannot_be(client: Client, server: ScriptedServer) -> None:
-    server.on(p.Lookup, lambda request: p.Found(request.id, {"l1": 4}))
+    server.on(p.LookupRequest, lambda request: p.Found(request.id, {"l1": 4}))
     assert client.lookup(TOKENS).tokens == 0
-    server.on(p.Lookup, lambda request: p.Found(request.id, {"l1": -4}, -1))
+    server.on(p.LookupRequest, lambda request: p.Found(request.id, {"l1": -4}, -1))
     assert client.lookup(TOKENS).tokens == 0
     server.on(p.Pin, lambda request: p.Count(request.id, 1 << 50))
     assert client.pin(TOKENS) == ALL
@@ -410,7 +410,7 @@ def test_numbers_that_cannot_be(client: Client, server: ScriptedServer) -> None:
 
 
 def test_a_server_that_talks_without_end(client: Client, server: ScriptedServer) -> None:
-    server.on(p.Lookup, lambda request: [p.Done(request.id + 1)] * 20_000)
+    server.on(p.LookupRequest, lambda request: [p.Done(request.id + 1)] * 20_000)
     with within(5.0):
         assert client.lookup(TOKENS).tokens == 0
 

@@ -73,7 +73,7 @@ def test_an_engine_that_waits_for_a_store_keeps_nobody_from_memory(
         leased = soon(modest, p.Retrieve, longer, 12 * CHUNK)
         assert len(leased.pages) == 8
         assert leased.reason in ("deadline", "unavailable")
-        assert soon(modest, p.Lookup, longer).tiers["l1"] == 8
+        assert soon(modest, p.LookupRequest, longer).tiers["l1"] == 8
         assert soon(modest, p.Pin, longer, 12 * CHUNK).count == 8
         assert modest.want(p.Report, p.Stats).report["engines"] == 2
         assert server.status()["protocol"]["waiting"] >= MOST  # of the other one
@@ -96,7 +96,7 @@ def test_waits_for_stores_hold_no_thread(tmp_path: Path) -> None:
         until(lambda: server.status()["protocol"]["waiting"] >= 4 * MOST, 30)
         threads = [one for one in threading.enumerate() if one.name.startswith("kvferry-stores")]
         assert len(threads) < 4 * MOST / 8
-        found = soon(peers[4].attach(), p.Lookup, hashes_of(prompt(4 * CHUNK, seed=9)))
+        found = soon(peers[4].attach(), p.LookupRequest, hashes_of(prompt(4 * CHUNK, seed=9)))
         assert isinstance(found, p.Found)
         assert server.status()["protocol"]["waiting"] >= 4 * MOST, "they wait all the same"
     # and the server has ended, with all that waited
@@ -139,9 +139,9 @@ def test_a_process_has_one_share_of_the_pages_however_many_sessions(tmp_path: Pa
                 peer.want(p.Done, p.Attached)
             other.attach()
             whole = hashes_of(prompt(pages * CHUNK))
-            reserved = [peer.want(p.Reserved, p.Reserve, whole) for peer in (one, two, three)]
+            reserved = [peer.want(p.ReservedPages, p.Reserve, whole) for peer in (one, two, three)]
             assert 0 < sum(len(each.pages) for each in reserved) <= pages // 2
-            got = other.want(p.Reserved, p.Reserve, hashes_of(prompt(pages * CHUNK, seed=1)))
+            got = other.want(p.ReservedPages, p.Reserve, hashes_of(prompt(pages * CHUNK, seed=1)))
             assert len(got.pages) >= pages // 5  # of three quarters, as all of it is written to
             one.want(p.Done, p.Abort, reserved[0].reservation)
             assert two.store(prompt(4 * CHUNK, seed=2)) == 4
@@ -184,7 +184,7 @@ def test_a_store_that_does_not_open_keeps_no_engine_waiting(
 
             def offered() -> bool:
                 later[:] = prompt(4 * CHUNK, seed=later[0])
-                reserved = peer.want(p.Reserved, p.Reserve, hashes_of(later))
+                reserved = peer.want(p.ReservedPages, p.Reserve, hashes_of(later))
                 peer.write(reserved, later)
                 return bool(peer.want(p.Committed, p.Commit, reserved.reservation).queued)
 

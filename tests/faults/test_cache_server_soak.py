@@ -80,14 +80,14 @@ class Soak:
         return self.peer.say(kind, *fields, **named)
 
     def look(self, tokens: list[int]) -> None:
-        found = self.say(p.Lookup, hashes_of(tokens), touch=self.rng.random() < 0.5)
+        found = self.say(p.LookupRequest, hashes_of(tokens), touch=self.rng.random() < 0.5)
         assert 0 <= found.tiers["l1"] <= len(tokens) // CHUNK
         self.say(self.rng.choice((p.Ping, p.Stats)))
         self.say(p.Explain, hashes_of(tokens), len(tokens))
 
     def store(self, tokens: list[int]) -> None:
         reserved = self.say(p.Reserve, hashes_of(tokens))
-        assert isinstance(reserved, p.Reserved), reserved
+        assert isinstance(reserved, p.ReservedPages), reserved
         if not reserved.reservation:
             return
         how = self.rng.random()
@@ -118,7 +118,7 @@ class Soak:
         assert self.say(p.Release, [number]).count == 0
         assert self.say(p.Reserve, b"odd").code == "usage"
         self.peer.session = number
-        assert self.say(p.Lookup, hashes_of(tokens)).code == "session"
+        assert self.say(p.LookupRequest, hashes_of(tokens)).code == "session"
         self.peer.session = session
         self.requests += 1
         assert self.peer.raw(self.rng.randbytes(40)).code == "message"

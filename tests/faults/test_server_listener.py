@@ -22,7 +22,7 @@ from kvferry.config.server import ServerConfig
 from kvferry.errors import StoreError
 from kvferry.server import listener
 from kvferry.server import protocol as p
-from kvferry.server.listener import Listener
+from kvferry.server.listener import EngineListener
 from kvferry.server.server import Server
 from kvferry.server.zmtp import GREETING, framed
 from support import clock
@@ -57,9 +57,9 @@ def answers(endpoint: str) -> None:
 
 
 @contextmanager
-def echo(tmp_path: Path, **limits: float) -> Iterator[tuple[Listener, str]]:
+def echo(tmp_path: Path, **limits: float) -> Iterator[tuple[EngineListener, str]]:
     """A listener by itself, whose thread sends each message back."""
-    sockets = Listener(**limits)
+    sockets = EngineListener(**limits)
     endpoint = sockets.listen(f"ipc://{tmp_path}/echo")
     ended = threading.Event()
 
@@ -483,6 +483,6 @@ def test_another_user_is_cut_off_whatever_the_mode_of_the_file(tmp_path: Path) -
 def test_hashes_of_the_longest_prompt_pass(endpoint: str) -> None:
     with Peer(endpoint) as peer:
         peer.attach()
-        found = peer.want(p.Found, p.Lookup, bytes(16 * p.HASHES_MAX))
+        found = peer.want(p.Found, p.LookupRequest, bytes(16 * p.HASHES_MAX))
         assert found.tiers == {"l1": 0}
         assert hashes_of(prompt(CHUNK))

@@ -63,9 +63,9 @@ def test_a_longer_prompt_reserves_what_is_new(connect: Connect) -> None:
     short = prompt(4 * CHUNK, seed=1)
     long = short + prompt(3 * CHUNK, seed=2)
     peer.store(short)
-    reserved = peer.want(p.Reserved, p.Reserve, hashes_of(long))
+    reserved = peer.want(p.ReservedPages, p.Reserve, hashes_of(long))
     assert reserved.chunks == [4, 5, 6]
-    found = peer.want(p.Found, p.Lookup, hashes_of(long))
+    found = peer.want(p.Found, p.LookupRequest, hashes_of(long))
     assert (found.tiers, found.coming) == ({"l1": 4}, 3)
     peer.write(reserved, long)
     assert peer.want(p.Committed, p.Commit, reserved.reservation).chunks == 3
@@ -75,12 +75,12 @@ def test_a_longer_prompt_reserves_what_is_new(connect: Connect) -> None:
 def test_pages_that_were_not_written_are_no_chunks(connect: Connect) -> None:
     peer = connect().attach()
     tokens = prompt(4 * CHUNK)
-    reserved = peer.want(p.Reserved, p.Reserve, hashes_of(tokens))
+    reserved = peer.want(p.ReservedPages, p.Reserve, hashes_of(tokens))
     peer.write(reserved, tokens)
     done = peer.want(p.Committed, p.Commit, reserved.reservation, b"\x01\x01\x00\x01")
     assert done.chunks == 3
     assert peer.read(tokens)[0] == 2
-    reserved = peer.want(p.Reserved, p.Reserve, hashes_of(tokens))
+    reserved = peer.want(p.ReservedPages, p.Reserve, hashes_of(tokens))
     assert reserved.chunks == [2]
     assert type(peer.say(p.Commit, reserved.reservation, b"\x01\x01")) is p.Failure
     peer.want(p.Done, p.Abort, reserved.reservation)
@@ -91,7 +91,7 @@ def test_pages_that_were_not_written_are_no_chunks(connect: Connect) -> None:
 def test_nobody_ends_what_another_one_holds(connect: Connect) -> None:
     one, other = connect().attach(), connect().attach()
     tokens = prompt(2 * CHUNK)
-    reserved = one.want(p.Reserved, p.Reserve, hashes_of(tokens))
+    reserved = one.want(p.ReservedPages, p.Reserve, hashes_of(tokens))
     assert other.want(p.Committed, p.Commit, reserved.reservation).chunks == 0
     other.want(p.Done, p.Abort, reserved.reservation)
     one.write(reserved, tokens)
@@ -106,7 +106,7 @@ def test_pages_come_after_the_lock(server: Server, connect: Connect) -> None:
     peer.register()
     some = hashes_of(prompt(CHUNK))
     for kind, fields in (
-        *((kind, (some,)) for kind in (p.Lookup, p.Reserve, p.Unpin)),
+        *((kind, (some,)) for kind in (p.LookupRequest, p.Reserve, p.Unpin)),
         *((kind, (some, 16)) for kind in (p.Retrieve, p.Prefetch, p.Pin, p.Explain)),
         *((kind, ()) for kind in (p.Stats, p.Clear)),
     ):
@@ -149,7 +149,7 @@ def test_who_does_not_know_the_token_is_told_nothing(tmp_path: Path, token: str 
         assert peer.register(version=99, **more).code == "token"
         assert peer.say(p.Hello, **shown).code == "token"
         assert peer.say(p.Ping).code == "session"
-        assert peer.say(p.Lookup, hashes_of(prompt(CHUNK))).code == "session"
+        assert peer.say(p.LookupRequest, hashes_of(prompt(CHUNK))).code == "session"
         assert server.shards == []
         assert server.status()["pool"]["segments"] == []
         told = peer.register(process="", token="the-token")
@@ -173,7 +173,7 @@ def test_chunks_of_another_size_share_the_pool(
         with Peer(endpoint) as one, Peer(endpoint, identity=wide) as other:
             assert one.say(p.Hello).chunk_size == CHUNK  # before there is a session
             one.attach().store(prompt(CHUNK))
-            assert other.attach().want(p.Reserved, p.Reserve, hashes_of(prompt(CHUNK))).pages
+            assert other.attach().want(p.ReservedPages, p.Reserve, hashes_of(prompt(CHUNK))).pages
             pool = server.status()["pool"]
     assert len(pool["segments"]) == 2
     assert pool["granted_bytes"] <= pool["bytes"] == 1 << 20
@@ -246,9 +246,14 @@ def test_garbage_is_answered_and_hurts_nobody(
 
 def test_hashes_that_are_cut(connect: Connect) -> None:
     peer = connect().attach()
-    for kind, fields in ((p.Lookup, ()), (p.Reserve, ()), (p.Retrieve, (16,)), (p.Unpin, ())):
+    for kind, fields in (
+        (p.LookupRequest, ()),
+        (p.Reserve, ()),
+        (p.Retrieve, (16,)),
+        (p.Unpin, ()),
+    ):
         assert peer.say(kind, b"short", *fields).code == "usage", kind
-    assert peer.say(p.Lookup, bytes(16 * (p.HASHES_MAX + 1))).code == "usage"
+    assert peer.say(p.LookupRequest, bytes(16 * (p.HASHES_MAX + 1))).code == "usage"
 
 
 def test_an_unknown_session(connect: Connect) -> None:
@@ -263,7 +268,7 @@ def test_an_engine_that_leaves_takes_its_holds_along(server: Server, connect: Co
     tokens = prompt(4 * CHUNK)
     peer.store(tokens)
     peer.want(p.Leased, p.Retrieve, hashes_of(tokens), len(tokens))
-    peer.want(p.Reserved, p.Reserve, hashes_of(prompt(4 * CHUNK, seed=9)))
+    peer.want(p.ReservedPages, p.Reserve, hashes_of(prompt(4 * CHUNK, seed=9)))
     peer.want(p.Count, p.Pin, hashes_of(tokens), len(tokens))
     peer.want(p.Done, p.Unregister)
     assert peer.say(p.Ping).code == "session"
@@ -284,10 +289,10 @@ def test_a_silent_engine_loses_its_holds_and_not_the_memory(
     """One that was stopped could wake in the middle of a copy: its pages stay out of use."""
     peer = connect().attach()
     tokens = prompt(4 * CHUNK)
-    reserved = peer.want(p.Reserved, p.Reserve, hashes_of(tokens))
+    reserved = peer.want(p.ReservedPages, p.Reserve, hashes_of(tokens))
     until(lambda: not server.status()["sessions"], 5)
     other = connect().attach()
-    others = other.want(p.Reserved, p.Reserve, hashes_of(tokens))
+    others = other.want(p.ReservedPages, p.Reserve, hashes_of(tokens))
     assert others.chunks == [0, 1, 2, 3]
     assert not set(others.pages) & set(reserved.pages)
     other.write(others, tokens)
@@ -312,7 +317,7 @@ def test_leases_end_at_their_deadline(tmp_path: Path) -> None:
         leased = peer.want(p.Leased, p.Retrieve, hashes_of(tokens), len(tokens))
         until(lambda: not server.status()["sessions"][0]["leases"], 5)
         assert peer.want(p.Count, p.Release, [leased.lease]).count == 0
-        reserved = peer.want(p.Reserved, p.Reserve, hashes_of(prompt(CHUNK, seed=3)))
+        reserved = peer.want(p.ReservedPages, p.Reserve, hashes_of(prompt(CHUNK, seed=3)))
         assert reserved.chunks == [0]
         until(lambda: not server.status()["sessions"], 5)  # who is late may be anything
         assert server.status()["sessions_ended"] == {"late": 1}
@@ -322,10 +327,10 @@ def test_one_engine_cannot_have_all_pages(server: Server, connect: Connect) -> N
     greedy, modest = connect().attach(), connect().attach()
     pages = server.status()["pool"]["bytes"] // LAYOUT.chunk_bytes
     asked = prompt(2 * pages * CHUNK)
-    reserved = greedy.want(p.Reserved, p.Reserve, hashes_of(asked))
+    reserved = greedy.want(p.ReservedPages, p.Reserve, hashes_of(asked))
     assert 0 < len(reserved.pages) <= pages // 2
     assert reserved.shed == 2 * pages - len(reserved.pages)
-    again = greedy.want(p.Reserved, p.Reserve, hashes_of(prompt(8 * CHUNK, seed=4)))
+    again = greedy.want(p.ReservedPages, p.Reserve, hashes_of(prompt(8 * CHUNK, seed=4)))
     assert (again.pages, again.shed) == ([], 8)
     assert modest.store(prompt(4 * CHUNK, seed=5)) == 4
     # Nor by reading, nor by pinning.

@@ -99,11 +99,11 @@ def test_who_still_writes_to_a_page_keeps_it_in_the_next_server(tmp_path: Path) 
     tokens = prompt(4 * CHUNK)
     with keeping(tmp_path) as server:
         late = connect(server).attach()
-        reserved = late.want(p.Reserved, p.Reserve, hashes_of(tokens))
+        reserved = late.want(p.ReservedPages, p.Reserve, hashes_of(tokens))
     try:
         with keeping(tmp_path) as server, connect(server) as peer:
             assert server.status()["fenced_pages"] == 4
-            others = peer.attach().want(p.Reserved, p.Reserve, hashes_of(tokens))
+            others = peer.attach().want(p.ReservedPages, p.Reserve, hashes_of(tokens))
             assert not set(others.pages) & set(reserved.pages)
             late.write(reserved, prompt(4 * CHUNK, 9))  # into nobody's page
             peer.write(others, tokens)

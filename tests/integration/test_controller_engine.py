@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Sequence
 
 from kvferry import TieredCache
 from kvferry.controller.http.app import make_app
-from kvferry.http.listener import Listener
-from kvferry.membership import Command, HeldIdentity, Reporter, Result, Usage, Work
+from kvferry.http.listener import HttpListener
+from kvferry.membership import Command, HeldIdentity, MemoryUsage, Reporter, Result, WorkDone
 from support.engines import CHUNK, IDENTITY, expected, open_engine, prompt
 from support.holdings import controller
 from support.stamps import until
@@ -37,13 +37,13 @@ class EngineHoldings:
         generation = self.engine.generation
         return [HeldIdentity(IDENTITY.digest, IDENTITY.model, CHUNK, generation)]
 
-    def usage(self) -> Usage:
+    def usage(self) -> MemoryUsage:
         """See `Holdings`."""
-        return Usage()
+        return MemoryUsage()
 
-    def work(self) -> Work:
+    def work(self) -> WorkDone:
         """See `Holdings`."""
-        return Work()
+        return WorkDone()
 
     def held(self, identity: bytes) -> Iterable[bytes]:
         """See `Holdings`."""
@@ -57,7 +57,7 @@ class EngineHoldings:
 def test_an_engine_is_found_by_the_tokens_of_its_prompts_also_after_a_clear() -> None:
     tokens = prompt(5 * CHUNK + 3)
     with open_engine() as engine, controller() as ctl:
-        listener = Listener(make_app(ctl), "127.0.0.1", 0, "another port")
+        listener = HttpListener(make_app(ctl), "127.0.0.1", 0, "another port")
         listener.start()
         reporter = Reporter(
             EngineHoldings(engine),

@@ -13,7 +13,7 @@ import pytest
 
 from kvferry.controller.controller import Controller
 from kvferry.controller.http.app import make_app
-from kvferry.http.listener import Listener
+from kvferry.http.listener import HttpListener
 from support.holdings import CHUNK, IDENTITY, FakeCache, controller, hashes, reporting, tokens
 from support.stamps import until
 from support.views import ask, assert_whole
@@ -24,7 +24,7 @@ TOKEN = "t0ken-t0ken-t0ken"
 
 @contextmanager
 def served(of: Controller) -> Iterator[str]:
-    listener = Listener(make_app(of), "127.0.0.1", 0, "choose another --port")
+    listener = HttpListener(make_app(of), "127.0.0.1", 0, "choose another --port")
     listener.start()
     try:
         yield listener.url

@@ -14,7 +14,7 @@ from kvferry.client.batch import BatchResult
 from kvferry.config import ClientConfig
 from kvferry.errors import UnavailableError
 from kvferry.lab.doctor import traffic
-from kvferry.lab.doctor.facts import Need, SameHostFacts
+from kvferry.lab.doctor.facts import ClientNeed, SameHostFacts
 from kvferry.lab.doctor.finding import Severity
 from kvferry.lab.doctor.pure_clients import PureClients
 from kvferry.lab.doctor.run import Visit, visit
@@ -32,7 +32,7 @@ SMALL = Limits(
     connections=(1, 3),
     sizes_bytes=(MIB // 4, MIB),
 )
-NEED = Need(chunk_bytes=MIB)
+NEED = ClientNeed(chunk_bytes=MIB)
 
 
 def silent(_: str) -> None:

@@ -40,7 +40,14 @@ from kvferry.controller.http import views
 from kvferry.controller.http.usage import WindowQuery
 from kvferry.controller.journal import Journal
 from kvferry.controller.members import Change, Members
-from kvferry.membership.messages import Begin, End, Part, Register, Synced, Usage
+from kvferry.membership.messages import (
+    Begin,
+    End,
+    MemoryUsage,
+    RegisterInstance,
+    SnapshotPart,
+    Synced,
+)
 from support.engines import CHUNK, check, expected, open_engine, prompt
 from support.holdings import IDENTITY, hashes
 from support.proxy import FaultProxy
@@ -181,11 +188,11 @@ def test_reaping_the_dead_keeps_nobody_waiting() -> None:
 
     def join(number: int) -> None:
         key, incarnation = (f"n{number}", 0), number.to_bytes(16, "big")
-        facts = Register(1.0, f"127.0.0.1:{7000 + number}", (IDENTITY,), Usage())
+        facts = RegisterInstance(1.0, f"127.0.0.1:{7000 + number}", (IDENTITY,), MemoryUsage())
         assert members.register(key, incarnation, "127.0.0.1", facts) == []
         whole: tuple[Change, ...] = (
             Begin(1, IDENTITY.digest, True),
-            *(Part(2 + i, IDENTITY.digest, held[i * 80_000 :][:80_000]) for i in range(4)),
+            *(SnapshotPart(2 + i, IDENTITY.digest, held[i * 80_000 :][:80_000]) for i in range(4)),
             End(6, IDENTITY.digest),
             Synced(7, (IDENTITY.digest,)),
         )

@@ -13,13 +13,13 @@ from kvferry.errors import UsageError
 from kvferry.membership import Command, Reporter
 from kvferry.membership.framing import Link, Me, RefusedError
 from kvferry.membership.messages import (
+    InstanceRegistered,
     Locate,
     Located,
     Malformed,
-    Register,
-    Registered,
+    MemoryUsage,
+    RegisterInstance,
     Update,
-    Usage,
 )
 from support.holdings import (
     IDENTITY,
@@ -222,9 +222,11 @@ def test_a_stranger_with_the_name_of_an_instance_changes_nothing() -> None:
                 Link.open(f"127.0.0.1:{ctl.ports[port]}", port, Me("one", 0), "", 10)
         link, _ = Link.open(f"127.0.0.1:{ctl.ports['reply']}", "reply", Me("one", 0), "", 10)
         with pytest.raises(RefusedError, match="younger"):
-            link.ask(Register(1.0, "evil:1", (IDENTITY,), Usage()), Registered)
+            link.ask(
+                RegisterInstance(1.0, "evil:1", (IDENTITY,), MemoryUsage()), InstanceRegistered
+            )
         with pytest.raises((RefusedError, OSError)):
-            link.ask(Update(99, MINE, hashes(9)), Registered)
+            link.ask(Update(99, MINE, hashes(9)), InstanceRegistered)
         link.close()
         assert held(ctl, hashes(9)) == {"one": 3}
 
@@ -233,17 +235,17 @@ def test_a_message_that_is_too_long_is_refused_before_it_is_read() -> None:
     with controller() as ctl:
         me = Me("one", 0)
         reply, _ = Link.open(f"127.0.0.1:{ctl.ports['reply']}", "reply", me, "", 10)
-        reply.ask(Register(1.0, "", (IDENTITY,), Usage()), Registered)
+        reply.ask(RegisterInstance(1.0, "", (IDENTITY,), MemoryUsage()), InstanceRegistered)
         reply.close()
         link, _ = Link.open(f"127.0.0.1:{ctl.ports['pull']}", "pull", me, "", 10)
         link._stream.sendall(b"\x7f\xff\xff\xff")
         with pytest.raises(RefusedError, match="a message of 2147483647 bytes"):
-            link.receive(Registered)
+            link.receive(InstanceRegistered)
         link.close()
         link, _ = Link.open(f"127.0.0.1:{ctl.ports['pull']}", "pull", me, "", 10)
         link.send(Update(1, MINE, hashes(1)[:5]))
         with pytest.raises(RefusedError, match="16 bytes"):
-            link.receive(Registered)
+            link.receive(InstanceRegistered)
         link.close()
 
 

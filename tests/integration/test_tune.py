@@ -14,7 +14,7 @@ import pytest
 from kvferry.config import ClientConfig
 from kvferry.errors import CapacityError, CorruptError, UnavailableError, UsageError
 from kvferry.lab.bench.programs import DelayProcess, ProgramError, find_program
-from kvferry.lab.tune.points import Grid, Point
+from kvferry.lab.tune.points import Grid, TunePoint
 from support.proxy import FaultProxy
 from support.servers import TestServer
 
@@ -34,7 +34,7 @@ GRID = Grid(
     window_bytes=(None, MIB // 4),
     chunk_bytes=(MIB // 4, MIB),
 )
-WORST = Point(1, 1, MIB // 4, MIB // 4)
+WORST = TunePoint(1, 1, MIB // 4, MIB // 4)
 SIZE_BYTES = 8 * MIB
 PAIRS = (9, 15, 25, 41)  # more of them only where fewer leave it open
 
@@ -61,10 +61,10 @@ class Judge:
     def __init__(self, meter: TuneMeter) -> None:
         self._meter = meter
 
-    def rate(self, point: Point) -> float:
+    def rate(self, point: TunePoint) -> float:
         return self._meter.turn(point).mix_gbps(2)
 
-    def falls_short(self, one: Point, other: Point, bar: float) -> bool:
+    def falls_short(self, one: TunePoint, other: TunePoint, bar: float) -> bool:
         """Whether `one` is known to be below `bar` times `other`: sign test, 1 % either way.
 
         It ends at once when the median is above the bar, and goes on until it is sure when not.
@@ -108,7 +108,7 @@ def test_what_is_chosen_reaches_the_best_of_a_full_sweep(
     with TuneMeter(distant, SIZE_BYTES) as meter:
         judge = Judge(meter)
         points = GRID.points()
-        rates: dict[Point, list[float]] = {point: [] for point in points}
+        rates: dict[TunePoint, list[float]] = {point: [] for point in points}
         for turn in range(4):
             for point in random.Random(turn).sample(points, len(points)):
                 rates[point].append(judge.rate(point))
@@ -142,8 +142,8 @@ def test_keys_are_ours_expire_and_are_few(valkey: TestServer) -> None:
     valkey.cli("SET", "kvferry:tune:of-another", "stays")
     with TuneMeter(ClientConfig.from_url(valkey.url), 2 * MIB) as meter:
         for connections in (1, 4, 1):
-            meter.turn(Point(connections, 1, None, MIB // 2))
-        meter.turn(Point(1, 1, None, MIB))
+            meter.turn(TunePoint(connections, 1, None, MIB // 2))
+        meter.turn(TunePoint(1, 1, None, MIB))
         new_clients = 2  # their first turn is run twice
         assert meter.verified_bytes == (4 + new_clients) * 2 * MIB
         ours = [key for key in keys(valkey) if not key.endswith(b"of-another")]
@@ -157,7 +157,7 @@ def test_keys_are_ours_expire_and_are_few(valkey: TestServer) -> None:
 def test_many_settings_do_not_pile_up_connections(valkey: TestServer) -> None:
     with TuneMeter(ClientConfig.from_url(valkey.url), MIB) as meter:
         for window in range(1, 40):
-            meter.turn(Point(4, 1, window * 4096, MIB // 2))
+            meter.turn(TunePoint(4, 1, window * 4096, MIB // 2))
         assert int(valkey.info("clients")["connected_clients"]) < 80
     with pytest.raises(UsageError, match="lower --mib"):
         Tune(config=ClientConfig(), size_bytes=1 << 50).run(print)
@@ -179,7 +179,7 @@ def test_a_server_that_evicts_our_values_ends_it(start: Callable[..., TestServer
     server = start("valkey", "--maxmemory", "12mb", "--maxmemory-policy", "allkeys-lru")
     config = ClientConfig.from_url(server.url)
     with TuneMeter(config, 24 * MIB) as meter, pytest.raises(CapacityError, match="evicted"):
-        meter.turn(Point(1, 1, None, MIB))
+        meter.turn(TunePoint(1, 1, None, MIB))
     run = Tune(config=config, size_bytes=24 * MIB, budget_s=1)
     with pytest.raises(CapacityError, match="maxmemory has"):
         run.run(print)

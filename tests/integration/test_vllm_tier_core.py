@@ -14,7 +14,7 @@ from kvferry.connectors import load_connector
 from kvferry.errors import DeadlineExceeded
 from kvferry.integrations.vllm.offload.core import TierCore, TierLimits
 from kvferry.integrations.vllm.offload.lookups import chunk_name
-from kvferry.integrations.vllm.offload.transfers import Finished
+from kvferry.integrations.vllm.offload.transfers import FinishedTransfer
 from support import clock
 from support.connectors import space_of
 from support.corrupt import ServerBytes
@@ -64,19 +64,19 @@ class Primary:
         what(self._job, keys, list(range(len(keys))))
         return self._job
 
-    def await_jobs(self, count: int = 1) -> list[Finished]:
-        done: list[Finished] = []
+    def await_jobs(self, count: int = 1) -> list[FinishedTransfer]:
+        done: list[FinishedTransfer] = []
         until = clock.now_s() + LIMIT_S
         while len(done) < count:
             assert clock.now_s() < until, "a job hangs"
             done += self.core.finished()
         return done
 
-    def store(self, keys: list[bytes]) -> Finished:
+    def store(self, keys: list[bytes]) -> FinishedTransfer:
         self.begin(self.core.store, keys)
         return self.await_jobs()[0]
 
-    def load(self, keys: list[bytes]) -> Finished:
+    def load(self, keys: list[bytes]) -> FinishedTransfer:
         self.begin(self.core.load, keys)
         return self.await_jobs()[0]
 

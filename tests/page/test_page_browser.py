@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvferry.controller.page import routes
-from kvferry.membership import Work
+from kvferry.membership import WorkDone
 from support.browser import Browser, browsing
 from support.holdings import tokens
 from support.page_cluster import PageCluster, page_cluster
@@ -57,7 +57,7 @@ def shows(browser: Browser, cluster: PageCluster, view: str, text: str) -> None:
 def test_the_page_is_live_and_its_console_is_silent(browser: Browser, cluster: PageCluster) -> None:
     browser.size(1440, 900)
     shows(browser, cluster, "overview", "50.0 %")  # 2000 of 4000 tokens
-    cluster.caches[0].done = Work(8000, 20.0)
+    cluster.caches[0].done = WorkDone(8000, 20.0)
     browser.says("20.0 %", "main")  # 2000 of 10 000: it changes by itself
     assert browser.wrong() == []
 

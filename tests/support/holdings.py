@@ -11,7 +11,7 @@ from typing import Any
 from kvferry import _native
 from kvferry.config.controller import ControllerConfig
 from kvferry.controller.controller import Controller
-from kvferry.membership import Command, HeldIdentity, Reporter, Result, Usage, Work
+from kvferry.membership import Command, HeldIdentity, MemoryUsage, Reporter, Result, WorkDone
 
 CHUNK = 16
 IDENTITY = HeldIdentity(hashlib.sha256(b"tiny").digest()[:16], "tiny", CHUNK)
@@ -41,18 +41,18 @@ class FakeCache:
         }
         self.known = list(identities or (IDENTITY,))
         self.obeyed: list[Command] = []
-        self.done = Work()
+        self.done = WorkDone()
         self.reporter: Reporter | None = None
 
     def identities(self) -> Sequence[HeldIdentity]:
         """See `Holdings`."""
         return list(self.known)
 
-    def usage(self) -> Usage:
+    def usage(self) -> MemoryUsage:
         """See `Holdings`."""
-        return Usage(1 << 30, 4096 * sum(map(len, self.chunks.values())))
+        return MemoryUsage(1 << 30, 4096 * sum(map(len, self.chunks.values())))
 
-    def work(self) -> Work:
+    def work(self) -> WorkDone:
         """See `Holdings`."""
         return self.done
 

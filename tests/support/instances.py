@@ -15,7 +15,7 @@ import random
 import sys
 from collections.abc import Iterable, Sequence
 
-from kvferry.membership import Command, HeldIdentity, Reporter, Result, Usage, Work
+from kvferry.membership import Command, HeldIdentity, MemoryUsage, Reporter, Result, WorkDone
 
 __all__ = ["SHARED", "held_by"]
 
@@ -41,13 +41,13 @@ class Held:
         """See `Holdings`."""
         return (_IDENTITY,)
 
-    def usage(self) -> Usage:
+    def usage(self) -> MemoryUsage:
         """See `Holdings`."""
-        return Usage(1 << 40, len(self.hashes))
+        return MemoryUsage(1 << 40, len(self.hashes))
 
-    def work(self) -> Work:
+    def work(self) -> WorkDone:
         """See `Holdings`."""
-        return Work()
+        return WorkDone()
 
     def held(self, identity: bytes) -> Iterable[bytes]:
         """See `Holdings`."""

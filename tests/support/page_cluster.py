@@ -7,8 +7,8 @@ from contextlib import ExitStack, contextmanager
 
 from kvferry.controller.controller import Controller
 from kvferry.controller.http.app import make_app
-from kvferry.http.listener import Listener
-from kvferry.membership import HeldIdentity, Hits, Work
+from kvferry.http.listener import HttpListener
+from kvferry.membership import HeldIdentity, Hits, WorkDone
 from support.holdings import CHUNK, IDENTITY, OTHER, FakeCache, controller, hashes, reporting
 from support.stamps import until
 
@@ -25,7 +25,7 @@ MODELS = (
 class PageCluster:
     """Two instances: "one" holds 4 chunks of a prompt and "two" 7, which reads from "one"."""
 
-    def __init__(self, ctl: Controller, listener: Listener) -> None:
+    def __init__(self, ctl: Controller, listener: HttpListener) -> None:
         self.ctl, self.listener = ctl, listener
         self.url = listener.url
         self.caches = [FakeCache(*MODELS), FakeCache(*MODELS)]
@@ -35,8 +35,10 @@ class PageCluster:
     def works(self, rounds: int) -> None:
         """Tell what was done in so many rounds, all in all."""
         one, two = self.caches
-        one.done = Work(1000 * rounds, 1.5 * rounds, (Hits("l1", 600 * rounds, 6_000 * rounds),))
-        two.done = Work(
+        one.done = WorkDone(
+            1000 * rounds, 1.5 * rounds, (Hits("l1", 600 * rounds, 6_000 * rounds),)
+        )
+        two.done = WorkDone(
             1000 * rounds,
             0.5 * rounds,
             (
@@ -60,7 +62,7 @@ def page_cluster(**settings: str) -> Iterator[PageCluster]:
     """
     with ExitStack() as stack:
         ctl = stack.enter_context(controller(**settings))
-        listener = Listener(make_app(ctl), "127.0.0.1", 0, "choose another --port")
+        listener = HttpListener(make_app(ctl), "127.0.0.1", 0, "choose another --port")
         listener.start()
         stack.callback(listener.stop)
         stack.callback(ctl.ending.set)

@@ -96,7 +96,7 @@ class Peer:
 
     # --- Chunks ---
 
-    def write(self, reserved: p.Reserved, tokens: list[int], salt: bytes = b"") -> None:
+    def write(self, reserved: p.ReservedPages, tokens: list[int], salt: bytes = b"") -> None:
         """Write what belongs there into reserved pages."""
         assert self.pages is not None
         chunks = expected(tokens, self.identity, salt)
@@ -104,7 +104,7 @@ class Peer:
 
     def store(self, tokens: list[int], salt: bytes = b"") -> int:
         """Store a prompt; how many chunks were new."""
-        reserved = self.want(p.Reserved, p.Reserve, hashes_of(tokens, salt))
+        reserved = self.want(p.ReservedPages, p.Reserve, hashes_of(tokens, salt))
         if not reserved.reservation:
             return 0
         self.write(reserved, tokens, salt)

@@ -123,7 +123,7 @@ class ScriptedServer:
             return self.welcome(request)
         if kind is p.Ping:
             return p.Pong(id, self.incarnation, 1.0)
-        if kind is p.Lookup:
+        if kind is p.LookupRequest:
             return p.Found(id, {"l1": len(self._held(request.hashes))})
         if kind is p.Reserve:
             return self._reserve(request)
@@ -171,7 +171,7 @@ class ScriptedServer:
         }
         return p.Registered(request.id, **{**fields, **self.registered})
 
-    def _reserve(self, request: p.Reserve) -> p.Reserved:
+    def _reserve(self, request: p.Reserve) -> p.ReservedPages:
         hashes = _split(request.hashes)
         wanted = [i for i, h in enumerate(hashes) if i >= request.first and h not in self._index]
         taken = len(self._index) + sum(map(len, self._reserved.values()))
@@ -182,7 +182,7 @@ class ScriptedServer:
             self._reserved[number] = {
                 hashes[c]: page for c, page in zip(chunks, pages, strict=True)
             }
-        return p.Reserved(request.id, number, chunks, pages, len(wanted) - len(chunks))
+        return p.ReservedPages(request.id, number, chunks, pages, len(wanted) - len(chunks))
 
     def _held(self, packed: bytes) -> list[int]:
         pages = []

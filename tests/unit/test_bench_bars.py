@@ -10,7 +10,7 @@ from rich.console import Console
 
 from benchmarks import bars, report, tls, trust
 from benchmarks.bars import Bar, Lab, Target, run_bars
-from benchmarks.caller import Call
+from benchmarks.caller import TimedCall
 from kvferry.client.batch import Status
 from kvferry.errors import UnavailableError, UsageError
 
@@ -55,8 +55,8 @@ def test_tls_is_skipped_with_a_reason_where_no_server_has_it(
 
 
 def test_a_call_that_was_not_refused_at_once_leaves_no_figure() -> None:
-    def call(wall_s: float, status: Status) -> Call:
-        return Call("get", 0.0, wall_s, 1.0, True, range(2), bytes([status, status]))
+    def call(wall_s: float, status: Status) -> TimedCall:
+        return TimedCall("get", 0.0, wall_s, 1.0, True, range(2), bytes([status, status]))
 
     refused = [call(0.001 * number, Status.UNAVAILABLE) for number in range(1, 101)]
     bar = trust.refusals("Valkey 9", refused)

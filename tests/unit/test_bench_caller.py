@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from benchmarks.caller import Call, Caller
+from benchmarks.caller import RepeatedCaller, TimedCall
 from kvferry.client.batch import BatchResult, Status
 from kvferry.errors import CorruptError, DeadlineExceeded
 from kvferry.lab.bench.data import Chunks
@@ -49,12 +49,14 @@ def store() -> Store:
     return Store()
 
 
-def caller_of(store: Store) -> Caller:
-    return Caller(store, Chunks(SIZE_BYTES, COUNT, COUNT), limit_s=1.0)
+def caller_of(store: Store) -> RepeatedCaller:
+    return RepeatedCaller(store, Chunks(SIZE_BYTES, COUNT, COUNT), limit_s=1.0)
 
 
-def call(verb: str = "get", statuses: Sequence[Status] = (), indexes: Sequence[int] = ()) -> Call:
-    return Call(verb, 10.0, 10.5, 2.0, False, indexes or range(len(statuses)), bytes(statuses))
+def call(
+    verb: str = "get", statuses: Sequence[Status] = (), indexes: Sequence[int] = ()
+) -> TimedCall:
+    return TimedCall(verb, 10.0, 10.5, 2.0, False, indexes or range(len(statuses)), bytes(statuses))
 
 
 def test_misses_are_stored_and_then_read_and_verified(store: Store) -> None:

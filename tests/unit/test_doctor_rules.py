@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvferry.lab.doctor.examine import _RULES, examine, worst
-from kvferry.lab.doctor.facts import Facts, Need, ServerFacts
+from kvferry.lab.doctor.facts import ClientNeed, Facts, ServerFacts
 from kvferry.lab.doctor.finding import Finding, Severity
 
 INFO, WARN, FAULT = Severity.INFO, Severity.WARN, Severity.FAULT
@@ -63,7 +63,7 @@ GOOD_CONFIG = {
     "timeout": "0",
 }
 GOOD = ServerFacts(address="cache:6379", info=GOOD_INFO, config=GOOD_CONFIG, is_open=False)
-NEED = Need(ttl_s=3600.0)
+NEED = ClientNeed(ttl_s=3600.0)
 
 # id, severity, then what is planted: INFO, CONFIG, other facts of the server, needs of the client
 PLANTED: list[tuple[str, Severity, dict[str, str], dict[str, str], dict[str, Any]]] = [

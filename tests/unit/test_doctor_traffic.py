@@ -7,9 +7,9 @@ import pytest
 from kvferry.lab.doctor.examine import examine
 from kvferry.lab.doctor.facts import (
     BareFacts,
+    ClientNeed,
     Facts,
     HostFacts,
-    Need,
     ServerFacts,
     TrafficFacts,
 )
@@ -22,7 +22,7 @@ NEAR = {1: 1.0e9, 2: 1.9e9, 4: 3.6e9, 8: 4.0e9, 16: 4.05e9, 32: 3.9e9}
 
 
 def found(traffic: TrafficFacts, connections: int = 8) -> dict[str, Finding]:
-    facts = Facts(need=Need(connections=connections), traffic=traffic)
+    facts = Facts(need=ClientNeed(connections=connections), traffic=traffic)
     return {f.id: f for f in examine(facts) if f.scope == "network"}
 
 
@@ -127,7 +127,7 @@ def test_a_rate_is_slow_below_two_gigabytes_or_what_the_engine_computes(
     rate: float, break_even: float | None, severity: Severity
 ) -> None:
     facts = Facts(
-        need=Need(prefill_bytes_s=break_even), traffic=TrafficFacts(by_connections={8: rate})
+        need=ClientNeed(prefill_bytes_s=break_even), traffic=TrafficFacts(by_connections={8: rate})
     )
     (finding,) = (f for f in examine(facts) if f.id == "bandwidth")
     assert finding.severity is severity

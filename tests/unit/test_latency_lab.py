@@ -8,21 +8,21 @@ from pathlib import Path
 import pytest
 
 from kvferry.errors import UsageError
-from kvferry.lab.latency.cells import Cell, CellRun, LatencyPlan
-from kvferry.lab.latency.figures import Row, published, read_rows, row_of, slopes
-from kvferry.lab.latency.report import Report, markdown, table_lines
-from kvferry.lab.latency.waits import Command, read_commands, sequential_waits
-from kvferry.lab.openai_client import Answer, Usage
+from kvferry.lab.latency.cells import CellRun, LatencyCell, LatencyPlan
+from kvferry.lab.latency.figures import LatencyRow, published, read_rows, row_of, slopes
+from kvferry.lab.latency.report import LatencyReport, markdown, table_lines
+from kvferry.lab.latency.waits import SentCommand, read_commands, sequential_waits
+from kvferry.lab.openai_client import Answer, TokenUsage
 from kvferry.lab.roi.published import DELAYS
 
 
 def answer(ttft_s: float, last_s: float, tokens: int, seconds: float) -> Answer:
-    usage = Usage(prompt_tokens=100, output_tokens=tokens, cached_tokens=50)
+    usage = TokenUsage(prompt_tokens=100, output_tokens=tokens, cached_tokens=50)
     return Answer(0.0, "x", ttft_s, last_s, seconds, tokens, usage)
 
 
 def run(answers: list[Answer], waits: list[int | None]) -> CellRun:
-    cell = Cell("ours", "hit", 100, 1, 10.0)
+    cell = LatencyCell("ours", "hit", 100, 1, 10.0)
     return CellRun(
         cell=cell,
         answers=answers,
@@ -63,7 +63,7 @@ def test_one_token_has_no_gap_and_no_answer_no_figure() -> None:
 
 def test_waits_are_counted_by_what_may_depend_on_an_answer() -> None:
     def waits(*commands: tuple[float, str, str], first_token_s: float = 10.0) -> int | None:
-        return sequential_waits([Command(*one) for one in commands], 0.0, first_token_s, 1.0)
+        return sequential_waits([SentCommand(*one) for one in commands], 0.0, first_token_s, 1.0)
 
     assert waits() == 0
     assert waits((0.1, "EXISTS", "a"), (0.5, "EXISTS", "b"), (1.0, "GET", "c")) == 1
@@ -72,7 +72,7 @@ def test_waits_are_counted_by_what_may_depend_on_an_answer() -> None:
     assert waits((-0.1, "GET", "a"), (11.0, "GET", "b"), (9.5, "GET", "c")) == 0
     # A cache looks again before it writes.
     assert waits((0.1, "TOUCH", "a"), (5.0, "TOUCH", "a")) == 1
-    assert sequential_waits([Command(0.1, "GET", "a")], 0.0, 1.0, 0.0) is None
+    assert sequential_waits([SentCommand(0.1, "GET", "a")], 0.0, 1.0, 0.0) is None
 
 
 def test_writes_a_view_looks_for_clears_and_half_a_line_are_no_waits(tmp_path: Path) -> None:
@@ -87,12 +87,15 @@ def test_writes_a_view_looks_for_clears_and_half_a_line_are_no_waits(tmp_path: P
         "2000000000 1 PING \n"
         "40000000"
     )
-    assert read_commands(log) == [Command(2.0, "EXISTS", "early"), Command(3.0, "GET", "late")]
+    assert read_commands(log) == [
+        SentCommand(2.0, "EXISTS", "early"),
+        SentCommand(3.0, "GET", "late"),
+    ]
 
 
 def test_a_slope_is_of_near_distances_alone() -> None:
-    def row(rtt_ms: float, least_s: float, median_s: float) -> Row:
-        return Row(rtt_ms=rtt_ms, ttft_min_s=least_s, ttft_p50_s=median_s, waits=1.0)
+    def row(rtt_ms: float, least_s: float, median_s: float) -> LatencyRow:
+        return LatencyRow(rtt_ms=rtt_ms, ttft_min_s=least_s, ttft_p50_s=median_s, waits=1.0)
 
     rows = [row(0, 0.1, 0.2), row(50, 0.15, 0.275), row(1000, 9.0, 9.0)]
     (found,) = slopes(rows)
@@ -122,7 +125,7 @@ def test_the_table_has_the_published_columns_in_their_order() -> None:
 
 
 def test_a_run_is_a_baseline_of_another_one_and_keeps_no_key(tmp_path: Path) -> None:
-    report = Report(
+    report = LatencyReport(
         plan=LatencyPlan(key="sk-secret", rtt_ms=(0, 10)),
         rows=[replace(row, client="ours") for row in published()[:2]],
         command="kvferry lab latency",

@@ -11,14 +11,14 @@ from kvferry.controller.members import Members
 from kvferry.membership.messages import (
     Begin,
     End,
+    InstanceRefused,
     Malformed,
-    Part,
-    Refused,
-    Register,
+    MemoryUsage,
+    RegisterInstance,
+    SnapshotPart,
     Synced,
     Update,
-    Usage,
-    Work,
+    WorkDone,
 )
 from support.holdings import IDENTITY, OTHER, hashes
 
@@ -45,8 +45,8 @@ def members(clock: Clock) -> Members:
     return Members(Journal(), clock=clock)
 
 
-def facts(started: float = 1.0, **more: Any) -> Register:
-    return Register(started, "127.0.0.1:7000", (IDENTITY,), Usage(), **more)
+def facts(started: float = 1.0, **more: Any) -> RegisterInstance:
+    return RegisterInstance(started, "127.0.0.1:7000", (IDENTITY,), MemoryUsage(), **more)
 
 
 def join(members: Members, key: tuple[str, int] = ONE, incarnation: bytes = FIRST) -> None:
@@ -57,7 +57,7 @@ def snapshot(members: Members, held: bytes, seq: int = 1, **of: Any) -> int:
     key, incarnation = of.get("key", ONE), of.get("incarnation", FIRST)
     for change in (
         Begin(seq, MINE, True),
-        Part(seq + 1, MINE, held),
+        SnapshotPart(seq + 1, MINE, held),
         End(seq + 2, MINE),
         Synced(seq + 3, (MINE,)),
     ):
@@ -92,22 +92,22 @@ def test_a_silent_instance_is_suspect_then_dead_and_its_entries_are_gone(
     snapshot(members, hashes(5))
     snapshot(members, hashes(3), key=TWO)
     for _ in range(11):
-        assert members.beat(TWO, FIRST, Usage(), Work()) is False
+        assert members.beat(TWO, FIRST, MemoryUsage(), WorkDone()) is False
         assert pass_time(members, clock, 0.25) == []
     assert prefixes(members, hashes(5)) == {"one": 5, "two": 3}
     for _ in range(4):
-        members.beat(TWO, FIRST, Usage(), Work())
+        members.beat(TWO, FIRST, MemoryUsage(), WorkDone())
         pass_time(members, clock, 0.25)
     # The suspect comes last, although it holds more.
     assert [found.member.instance for found in members.lookup(hashes(5))] == ["two", "one"]
     died = []
     for _ in range(28):
-        members.beat(TWO, FIRST, Usage(), Work())
+        members.beat(TWO, FIRST, MemoryUsage(), WorkDone())
         died += pass_time(members, clock, 0.25)
     assert died == ["one"]
     assert prefixes(members, hashes(5)) == {"two": 3}
     assert members.directory.stats()["entries"] == 3
-    assert members.beat(ONE, FIRST, Usage(), Work()) is None  # it registers again
+    assert members.beat(ONE, FIRST, MemoryUsage(), WorkDone()) is None  # it registers again
     assert [kind for kind in kinds(members) if kind in ("suspect", "dead")] == ["suspect", "dead"]
 
 
@@ -116,7 +116,7 @@ def test_one_heartbeat_makes_a_suspect_alive_again(members: Members, clock: Cloc
     snapshot(members, hashes(2))
     pass_time(members, clock, 5)
     assert members.all()[0].state == "suspect"
-    assert members.beat(ONE, FIRST, Usage(), Work()) is False
+    assert members.beat(ONE, FIRST, MemoryUsage(), WorkDone()) is False
     assert members.all()[0].state == "alive"
     assert prefixes(members, hashes(2)) == {"one": 2}
 
@@ -135,7 +135,7 @@ def test_an_idle_instance_lives_by_its_heartbeats_alone(members: Members, clock:
     join(members)
     snapshot(members, hashes(2))
     for _ in range(60):
-        members.beat(ONE, FIRST, Usage(), Work())
+        members.beat(ONE, FIRST, MemoryUsage(), WorkDone())
         assert pass_time(members, clock, 1) == []
     assert prefixes(members, hashes(2)) == {"one": 2}
 
@@ -149,9 +149,9 @@ def test_a_new_process_takes_the_place_of_the_one_before(members: Members) -> No
     assert prefixes(members, hashes(5)) == {}
     # What the old one still says counts for nothing.
     assert not members.change(ONE, FIRST, Update(seq + 1, MINE, hashes(5)))
-    assert members.beat(ONE, FIRST, Usage(), Work()) is None
+    assert members.beat(ONE, FIRST, MemoryUsage(), WorkDone()) is None
     refused = members.register(ONE, FIRST, "127.0.0.1", facts(started=1.0))
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, InstanceRefused)
     assert refused.code == "replaced"
     snapshot(members, hashes(1), incarnation=SECOND)
     assert prefixes(members, hashes(5)) == {"one": 1}
@@ -163,12 +163,12 @@ def test_behind_a_gap_nothing_counts_until_the_next_snapshot(members: Members) -
     seq = snapshot(members, hashes(3))
     assert members.change(ONE, FIRST, Update(seq + 2, MINE, hashes(5)))  # one is missing
     assert prefixes(members, hashes(5)) == {"one": 3}  # hints go on
-    assert members.beat(ONE, FIRST, Usage(), Work()) is True
+    assert members.beat(ONE, FIRST, MemoryUsage(), WorkDone()) is True
     assert members.change(ONE, FIRST, Update(seq + 3, MINE, b"", hashes(5)))
     assert prefixes(members, hashes(5)) == {"one": 3}
     seq = snapshot(members, hashes(4), seq + 4)
     assert prefixes(members, hashes(5)) == {"one": 4}
-    assert members.beat(ONE, FIRST, Usage(), Work()) is False
+    assert members.beat(ONE, FIRST, MemoryUsage(), WorkDone()) is False
     assert members.counts["gaps"] == 1
 
 
@@ -184,7 +184,7 @@ def test_a_snapshot_with_a_gap_in_it_is_none(members: Members) -> None:
     ):
         assert members.change(ONE, FIRST, change)
     assert prefixes(members, hashes(5)) == {"one": 3}
-    assert members.beat(ONE, FIRST, Usage(), Work()) is True
+    assert members.beat(ONE, FIRST, MemoryUsage(), WorkDone()) is True
 
 
 def test_what_was_said_already_counts_once(members: Members) -> None:
@@ -220,5 +220,5 @@ def test_there_is_a_limit_on_instances(clock: Clock) -> None:
     members = Members(Journal(), members_max=1, clock=clock)
     join(members)
     refused = members.register(TWO, FIRST, "127.0.0.1", facts())
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, InstanceRefused)
     assert refused.code == "full"

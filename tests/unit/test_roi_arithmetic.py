@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvferry.cache.prefill import PrefillModel
-from kvferry.lab.roi.answer import Question, answer
+from kvferry.lab.roi.answer import RoiQuestion, answer
 from kvferry.lab.roi.arithmetic import Kv, Prefill, Store, crossover
 from kvferry.lab.roi.models import find_model
 from kvferry.lab.roi.money import Day, Prices, account, need_of
@@ -155,7 +155,7 @@ def test_more_hits_never_cost_more(one: float, other: float) -> None:
 
 def test_the_answer_holds_what_its_parts_say_and_no_infinity() -> None:
     case = round_case(fixed_s=100.0)
-    question = Question(
+    question = RoiQuestion(
         model=find_model("llama-3.1-8b"),
         case=case,
         day=Day(requests=10, prompt_tokens=1001, hit_rate=1.0, stored_bytes=1e9),

@@ -14,7 +14,7 @@ import pytest
 
 from kvferry.lab.roi import answer as answers
 from kvferry.lab.roi import arithmetic, money
-from kvferry.lab.roi.answer import Question, answer
+from kvferry.lab.roi.answer import RoiQuestion, answer
 from kvferry.lab.roi.arithmetic import Case, Kv
 from kvferry.lab.roi.models import find_model
 from kvferry.lab.roi.money import Day, Prices
@@ -28,7 +28,7 @@ JS = Path(answers.__file__).with_name("arithmetic.js")
 DAY = Day(requests=1e5, prompt_tokens=8192, hit_rate=2 / 3, stored_bytes=5e11)
 
 
-def questions() -> list[Question]:
+def questions() -> list[RoiQuestion]:
     model = find_model("llama-3.1-8b")
     large, mixed = find_model("llama-3.1-70b"), find_model("gpt-oss-120b")
     cases = [
@@ -46,7 +46,7 @@ def questions() -> list[Question]:
             store=round_case().store,
         ),
     ]
-    first = Question(
+    first = RoiQuestion(
         model=model, case=cases[0], day=DAY, prices=Prices(), shard_bytes=6e10, shard_bytes_s=2e9
     )
     days = [DAY, replace(DAY, prompt_tokens=100), replace(DAY, prompt_tokens=131_072, hit_rate=0)]

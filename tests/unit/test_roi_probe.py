@@ -15,7 +15,7 @@ import pytest
 
 from kvferry.config.calibration import read_calibration
 from kvferry.errors import KVFerryError, UnavailableError, UsageError
-from kvferry.lab.roi.probe import Probe, Sample, write_calibration
+from kvferry.lab.roi.probe import PrefillProbe, PrefillSample, write_calibration
 
 Answer = Callable[[BaseHTTPRequestHandler, dict[str, Any]], None]
 
@@ -72,7 +72,7 @@ def test_a_server_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
     said: list[str] = []
     with serving(streams) as (url, seen):
-        samples = Probe(base_url=url).run([20, 6, 20], said.append)
+        samples = PrefillProbe(base_url=url).run([20, 6, 20], said.append)
     assert [sample.asked for sample in samples] == [6, 20] * 3
     assert [sample.tokens for sample in samples] == [6, 20] * 3, "it is learnt how words are cut"
     assert len(seen[0]["prompt"].split()) == 6, "at first a word is taken for a token"
@@ -91,11 +91,11 @@ def test_what_was_measured_is_fitted_and_kept(tmp_path: Path) -> None:
 
     lengths = (256, 1024, 4096)
     samples = [
-        Sample(asked=n, tokens=n + more, ttft_s=took(n) * times)
+        PrefillSample(asked=n, tokens=n + more, ttft_s=took(n) * times)
         for more, times in ((0, 1), (1, 1), (-1, 7))
         for n in lengths
     ]  # a vocabulary cuts words in its own way; one turn of three was disturbed
-    probe = Probe(base_url="http://user:secret@host:1")
+    probe = PrefillProbe(base_url="http://user:secret@host:1")
     found = probe.fit(samples, 2)
     assert (found.a_s, found.c_s_per_token) == pytest.approx((0.02, 1e-4))
     assert found.gpus == 2
@@ -138,7 +138,7 @@ def is_silent(handler: BaseHTTPRequestHandler, _: dict[str, Any]) -> None:
 )
 def test_servers_that_cannot_be_measured(answer: Answer, said: str) -> None:
     with serving(answer) as (url, _), pytest.raises(UnavailableError, match=said):
-        Probe(base_url=f"{url}/v1/").run([5, 10])
+        PrefillProbe(base_url=f"{url}/v1/").run([5, 10])
 
 
 def test_a_server_that_hangs_is_given_up() -> None:
@@ -152,7 +152,7 @@ def test_a_server_that_hangs_is_given_up() -> None:
 
     with serving(hangs) as (url, _):
         with pytest.raises(UnavailableError, match=r"broke off|cannot be reached"):
-            Probe(base_url=url, model="m", limit_s=0.5).run([5, 10])
+            PrefillProbe(base_url=url, model="m", limit_s=0.5).run([5, 10])
         done.set()
 
 
@@ -167,7 +167,7 @@ def test_a_server_that_only_says_that_it_lives_is_given_up() -> None:
 
     with serving(dribbles) as (url, _):
         with pytest.raises(UnavailableError, match=r"longer than 0\.5 s|broke off|cannot be"):
-            Probe(base_url=url, model="m", limit_s=0.5).run([5, 10])
+            PrefillProbe(base_url=url, model="m", limit_s=0.5).run([5, 10])
         done.set()
 
 
@@ -183,5 +183,5 @@ def test_a_server_that_only_says_that_it_lives_is_given_up() -> None:
 )
 def test_what_cannot_be_asked(url: str, lengths: list[int], said: str) -> None:
     with pytest.raises(KVFerryError, match=said) as error:
-        Probe(base_url=url).run(lengths)
+        PrefillProbe(base_url=url).run(lengths)
     assert isinstance(error.value, (UsageError, UnavailableError))

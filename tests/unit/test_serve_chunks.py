@@ -9,7 +9,7 @@ from kvferry.errors import UsageError
 np = pytest.importorskip("numpy")
 
 from kvferry.lab.serve.asked import text_of  # noqa: E402
-from kvferry.lab.serve.chunks import Chunks  # noqa: E402
+from kvferry.lab.serve.chunks import SequenceChunks  # noqa: E402
 from kvferry.lab.serve.pace import Pace  # noqa: E402
 from kvferry.testing.transformer import Transformer, TransformerConfig, encode  # noqa: E402
 
@@ -24,7 +24,7 @@ def test_one_wrong_byte_anywhere_is_found(size: int) -> None:
     model = Transformer(CONFIG, 1)
     kv = model.new_cache(16)
     model.prefill(encode(b"x" * 15), kv)
-    chunks, made = Chunks(CONFIG, size), np.empty(size, np.uint8)
+    chunks, made = SequenceChunks(CONFIG, size), np.empty(size, np.uint8)
     chunks.make(b"a" * 16, kv.pages[0], made)
     again = model.new_cache(16)
     assert chunks.take([b"a" * 16], [memoryview(made)], again) == 1
@@ -40,7 +40,7 @@ def test_one_wrong_byte_anywhere_is_found(size: int) -> None:
 
 
 def test_what_follows_a_wrong_chunk_is_not_taken() -> None:
-    chunks, pages = Chunks(CONFIG, HEAD + 100), Transformer(CONFIG, 1).new_cache(64).pages
+    chunks, pages = SequenceChunks(CONFIG, HEAD + 100), Transformer(CONFIG, 1).new_cache(64).pages
     made = np.empty((4, HEAD + 100), np.uint8)
     digests = [bytes([n]) * 16 for n in range(4)]
     for n in range(4):
@@ -52,7 +52,7 @@ def test_what_follows_a_wrong_chunk_is_not_taken() -> None:
 
 def test_a_token_smaller_than_the_transformers_own_is_refused() -> None:
     with pytest.raises(UsageError, match="at least 512 bytes"):
-        Chunks(CONFIG, HEAD - 1)
+        SequenceChunks(CONFIG, HEAD - 1)
 
 
 def test_with_a_window_tokens_depend_on_loaded_pages_and_bits_repeat() -> None:

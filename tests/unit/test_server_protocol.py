@@ -31,7 +31,7 @@ REQUESTS: dict[str, tuple[Any, str]] = {
     ),
     "Attached": (p.Attached(*HEAD), f"94 02 {HEAD_HEX}"),
     "Lookup": (
-        p.Lookup(*HEAD, HASHES, False, True, GENERATION, [40, 0, 8, 2, 3]),
+        p.LookupRequest(*HEAD, HASHES, False, True, GENERATION, [40, 0, 8, 2, 3]),
         f"99 03 {HEAD_HEX} c4 20 {HASHES.hex()} c2 c3 {GENERATION_HEX} 95 28 00 08 02 03",
     ),
     "Reserve": (
@@ -95,7 +95,7 @@ REPLIES: dict[str, tuple[Any, str]] = {
         p.Found(7, {"l1": 2}, 1, SHARED, "cut"),
         f"96 67 07 81 a2 6c31 02 01 {SHARED_HEX} a3 637574",
     ),
-    "Reserved": (p.Reserved(7, 5, [0, 2], [8, 9], 1), "96 68 07 05 92 00 02 92 08 09 01"),
+    "Reserved": (p.ReservedPages(7, 5, [0, 2], [8, 9], 1), "96 68 07 05 92 00 02 92 08 09 01"),
     "Committed": (
         p.Committed(7, 2, {"r": 2}, {"f": 1}),
         "95 69 07 02 81 a1 72 02 81 a1 66 01",
@@ -143,8 +143,8 @@ def test_fields_that_are_missing_at_the_end_take_their_defaults() -> None:
     def cut(message: Any, fields: int) -> bytes:
         return msgspec.msgpack.encode(msgspec.msgpack.decode(p.encode(message))[:-fields])
 
-    assert p.decode_request(cut(REQUESTS["Lookup"][0], 4)) == p.Lookup(*HEAD, HASHES)
-    assert p.Lookup(*HEAD, HASHES) == p.Lookup(*HEAD, HASHES, True, True, b"", [])
+    assert p.decode_request(cut(REQUESTS["Lookup"][0], 4)) == p.LookupRequest(*HEAD, HASHES)
+    assert p.LookupRequest(*HEAD, HASHES) == p.LookupRequest(*HEAD, HASHES, True, True, b"", [])
     assert p.decode_request(cut(REQUESTS["Retrieve"][0], 2)) == p.Retrieve(*HEAD, HASHES, 40)
     register = p.decode_request(cut(REQUESTS["Register"][0], 4))
     assert isinstance(register, p.Register)
@@ -188,7 +188,7 @@ def test_a_message_of_the_most_hashes_fits() -> None:
     pages = list(range(1 << 32, (1 << 32) + p.HASHES_MAX))
     assert len(p.encode(p.Retrieve(*HEAD, hashes, 1 << 20))) < p.MESSAGE_BYTES_MAX
     assert len(p.encode(p.Leased(7, 1, pages, {"l1": len(pages)}))) < p.MESSAGE_BYTES_MAX
-    assert len(p.encode(p.Reserved(7, 1, pages, pages))) < p.MESSAGE_BYTES_MAX
+    assert len(p.encode(p.ReservedPages(7, 1, pages, pages))) < p.MESSAGE_BYTES_MAX
 
 
 def test_the_page_names_every_message_and_its_fields() -> None:

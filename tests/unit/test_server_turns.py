@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvferry.server.turns import Job, Turns
+from kvferry.server.turns import Turn, Turns
 from support.stamps import until
 
 
@@ -18,12 +18,12 @@ class Hung:
         self.go = threading.Event()
         self.began: list[tuple[str, int]] = []
 
-    def job(self, who: str, index: int = 0) -> Job:
+    def job(self, who: str, index: int = 0) -> Turn:
         def work() -> None:
             self.began.append((who, index))
             assert self.go.wait(30)
 
-        return Job(who, work)
+        return Turn(who, work)
 
 
 @pytest.fixture

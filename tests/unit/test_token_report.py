@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvferry.lab.openai_client import Answer, OpenAIClient, Usage
+from kvferry.lab.openai_client import Answer, OpenAIClient, TokenUsage
 from kvferry.lab.tokens.report import individual, summary, summary_lines
 from kvferry.lab.tokens.run import TokenPlan, TokenRun
 
@@ -15,7 +15,7 @@ def answer(ttft_s: float, tokens: int = 10) -> Answer:
     return Answer(
         *(0.0, "text", ttft_s, 4.0, 5.0),
         pieces=3,
-        usage=Usage(prompt_tokens=20, output_tokens=tokens),
+        usage=TokenUsage(prompt_tokens=20, output_tokens=tokens),
     )
 
 

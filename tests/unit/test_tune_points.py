@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kvferry.errors import CapacityError, UsageError
-from kvferry.lab.tune.points import Grid, Point, Sample
+from kvferry.lab.tune.points import Grid, TunePoint, TuneSample
 from kvferry.lab.tune.run import check_room
 
 MIB = 1 << 20
@@ -15,9 +15,9 @@ GRID = Grid()
 
 
 def test_the_mix_counts_bytes_and_not_calls() -> None:
-    sample = Sample(get_gbps=4.0, set_gbps=1.0)
+    sample = TuneSample(get_gbps=4.0, set_gbps=1.0)
     assert sample.mix_gbps(2) == pytest.approx(3 / (2 / 4 + 1 / 1))
-    assert Sample(3.0, 3.0).mix_gbps(7) == pytest.approx(3.0)
+    assert TuneSample(3.0, 3.0).mix_gbps(7) == pytest.approx(3.0)
 
 
 def test_grid_holds_each_point_once() -> None:
@@ -25,16 +25,16 @@ def test_grid_holds_each_point_once() -> None:
     assert len(points) == len(set(points)) == (1 + 2 + 3 + 4 + 4 + 4) * 5 * 4
     assert all(point.workers <= point.connections for point in points)
     assert all(GRID.at(point) == point for point in points)
-    assert Point() in points
+    assert TunePoint() in points
 
 
 def test_grid_neighbours_are_one_step_away_and_cover_it() -> None:
-    start = Point(1, 1, None, 4 * MIB)
+    start = TunePoint(1, 1, None, 4 * MIB)
     assert set(GRID.neighbours(start)) == {
-        Point(2, 1, None, 4 * MIB),
-        Point(2, 2, None, 4 * MIB),
-        Point(1, 1, 256 << 10, 4 * MIB),
-        Point(1, 1, None, 2 * MIB),
+        TunePoint(2, 1, None, 4 * MIB),
+        TunePoint(2, 2, None, 4 * MIB),
+        TunePoint(1, 1, 256 << 10, 4 * MIB),
+        TunePoint(1, 1, None, 2 * MIB),
     }
     seen, found = {start}, {start}
     while found:
@@ -45,10 +45,10 @@ def test_grid_neighbours_are_one_step_away_and_cover_it() -> None:
 
 def test_a_point_off_the_grid_moves_onto_it() -> None:
     small = Grid(connections=(2, 4), workers=(3,), window_bytes=(MIB,), chunk_bytes=(MIB,))
-    assert small.at(Point()) == Point(4, 3, MIB, MIB)
-    assert small.at(Point(1, 1)) == Point(2, 2, MIB, MIB)
-    assert small.points() == [Point(2, 2, MIB, MIB), Point(4, 3, MIB, MIB)]
-    assert small.neighbours(Point(2, 2, MIB, MIB)) == [Point(4, 3, MIB, MIB)]
+    assert small.at(TunePoint()) == TunePoint(4, 3, MIB, MIB)
+    assert small.at(TunePoint(1, 1)) == TunePoint(2, 2, MIB, MIB)
+    assert small.points() == [TunePoint(2, 2, MIB, MIB), TunePoint(4, 3, MIB, MIB)]
+    assert small.neighbours(TunePoint(2, 2, MIB, MIB)) == [TunePoint(4, 3, MIB, MIB)]
     with pytest.raises(UsageError, match="workers"):
         replace(small, workers=())
     with pytest.raises(UsageError, match="each once"):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from kvferry.errors import CorruptError, UnavailableError
-from kvferry.lab.tune.points import AXES, Grid, Point, Sample
+from kvferry.lab.tune.points import AXES, Grid, TunePoint, TuneSample
 from kvferry.lab.tune.race import Race
 from kvferry.lab.tune.search import Search
 
@@ -22,10 +22,10 @@ MIB = 1 << 20
 GRID = Grid()
 SEEDS = range(12)
 
-Speed = Callable[[Point], float]
+Speed = Callable[[TunePoint], float]
 
 
-def near(p: Point) -> float:
+def near(p: TunePoint) -> float:
     """Four streams at most; values of 2 MiB suit the server best."""
     streams = min(p.connections, 4)
     speed = {1: 0.55, 2: 0.9, 4: 1.0}[streams] * (0.6 + 0.4 * min(p.workers, streams) / streams)
@@ -33,26 +33,26 @@ def near(p: Point) -> float:
     return 5 * speed / (1 + 0.06 * abs(math.log2((p.window_bytes or MIB // 2) / (MIB // 2))))
 
 
-def far(p: Point) -> float:
+def far(p: TunePoint) -> float:
     """5 ms away, 0.6 GB/s for a connection, 1.5 GB/s for a worker."""
     in_flight = max(p.window_bytes or 20 * MIB, p.chunk_bytes)
     rate = min(min(0.6, in_flight / 0.005 / 1e9) * p.connections, 1.5 * p.workers, 6.0)
     return rate * (1.0 if p.chunk_bytes >= MIB else 0.8)
 
 
-def ridge(p: Point) -> float:
+def ridge(p: TunePoint) -> float:
     """The windows of all connections together should hold 32 MiB: two axes that depend."""
     steps = math.log2((p.window_bytes or MIB) * p.connections / (32 * MIB))
     return 4 / (1 + 0.25 * steps * steps) * (0.7 + 0.3 * min(p.workers, 4) / 4)
 
 
-def many(p: Point) -> float:
+def many(p: TunePoint) -> float:
     """The more connections and workers, the better."""
     speed = 8 * (1 - math.exp(-p.connections / 12)) * (1 - math.exp(-p.workers / 2))
     return speed / (1 + 0.05 * abs(math.log2(p.chunk_bytes / MIB)))
 
 
-def few(p: Point) -> float:
+def few(p: TunePoint) -> float:
     """One core for everything: one connection is best."""
     speed = 3 / (1 + 0.1 * math.log2(p.connections) + 0.1 * math.log2(p.workers))
     return speed * (1 if p.window_bytes in (None, MIB // 4) else 0.9)
@@ -74,19 +74,19 @@ class Machine:
     size_bytes: int = 64 * MIB
     overhead_s: float = 0.06
     now_s: float = 0.0
-    measured: list[Point] = field(default_factory=list)
+    measured: list[TunePoint] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._rng = random.Random(self.seed)
 
-    def turn(self, point: Point) -> Sample:
+    def turn(self, point: TunePoint) -> TuneSample:
         self.measured.append(point)
-        sample = Sample(get_gbps=self._rate(point), set_gbps=0.6 * self._rate(point))
+        sample = TuneSample(get_gbps=self._rate(point), set_gbps=0.6 * self._rate(point))
         spent = self.size_bytes / 1e9 * (1 / sample.get_gbps + 1 / sample.set_gbps)
         self.now_s += spent + self.overhead_s
         return sample
 
-    def _rate(self, point: Point) -> float:
+    def _rate(self, point: TunePoint) -> float:
         drift = 1 + self.drift * math.sin(self.now_s / 7 + self.seed)
         hiccup = 0.5 if self.noise and self._rng.random() < 0.05 else 1.0
         return self.speed(point) * drift * hiccup * math.exp(self._rng.gauss(0, self.noise))
@@ -95,7 +95,7 @@ class Machine:
         return Search(GRID, self.turn, lambda s: s.mix_gbps(2), lambda: self.now_s, seed=self.seed)
 
 
-def reached(speed: Speed, found: Point) -> float:
+def reached(speed: Speed, found: TunePoint) -> float:
     """The speed of a point over that of the best of the grid; no noise in this."""
     return speed(found) / max(map(speed, GRID.points()))
 
@@ -103,15 +103,15 @@ def reached(speed: Speed, found: Point) -> float:
 @pytest.mark.parametrize("speed", [near, far, ridge, many, few])
 def test_without_noise_the_best_is_found(speed: Speed) -> None:
     machine = Machine(speed)
-    assert reached(speed, machine.search().quick(Point(), 60)) >= 0.97
-    assert reached(speed, Point()) < 0.9, "the defaults would do, so this proves nothing"
+    assert reached(speed, machine.search().quick(TunePoint(), 60)) >= 0.97
+    assert reached(speed, TunePoint()) < 0.9, "the defaults would do, so this proves nothing"
 
 
 @pytest.mark.parametrize("speed", [near, far, ridge, many, few])
 @pytest.mark.parametrize("noise", [0.02, 0.08])
 def test_through_noise_and_drift_it_comes_within_a_twentieth(speed: Speed, noise: float) -> None:
     machines = [Machine(speed, seed, noise, drift=0.15) for seed in SEEDS]
-    ratios = [reached(speed, machine.search().quick(Point(), 60)) for machine in machines]
+    ratios = [reached(speed, machine.search().quick(TunePoint(), 60)) for machine in machines]
     assert sum(ratio >= 0.95 for ratio in ratios) >= len(ratios) - 1, ratios
     assert min(ratios) > 0.85
     assert max(machine.now_s for machine in machines) < 62, "the budget is 60 s"
@@ -120,24 +120,24 @@ def test_through_noise_and_drift_it_comes_within_a_twentieth(speed: Speed, noise
 @pytest.mark.parametrize("size_mib", [64, 4096])
 def test_a_slow_server_gets_fewer_turns_and_not_more_time(size_mib: int) -> None:
     machine = Machine(far, size_bytes=size_mib * MIB)
-    found = machine.search().quick(Point(), 60)
-    longest_s = 2.7 * machine.size_bytes / 1e9 / far(Point(1, 1, 256 << 10, MIB // 2))
+    found = machine.search().quick(TunePoint(), 60)
+    longest_s = 2.7 * machine.size_bytes / 1e9 / far(TunePoint(1, 1, 256 << 10, MIB // 2))
     assert machine.now_s < 60 + 3 * longest_s
-    assert far(found) >= far(Point())
+    assert far(found) >= far(TunePoint())
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.03])
 def test_where_all_is_equal_the_defaults_stay(noise: float) -> None:
     for seed in SEEDS:
-        found = Machine(lambda point: 3.0, seed, noise).search().quick(Point(), 60)
-        changed = [axis for axis in AXES if getattr(found, axis) != getattr(Point(), axis)]
+        found = Machine(lambda point: 3.0, seed, noise).search().quick(TunePoint(), 60)
+        changed = [axis for axis in AXES if getattr(found, axis) != getattr(TunePoint(), axis)]
         assert len(changed) <= (1 if noise else 0), found
 
 
 def test_the_sweep_measures_every_point_and_finds_the_best() -> None:
     for seed in SEEDS:
         machine = Machine(ridge, seed, noise=0.05, drift=0.1)
-        found = machine.search().sweep(Point())
+        found = machine.search().sweep(TunePoint())
         assert reached(ridge, found) >= 0.95
         assert set(machine.measured) == set(GRID.points())
 
@@ -145,7 +145,7 @@ def test_the_sweep_measures_every_point_and_finds_the_best() -> None:
 def test_a_duel_sees_small_differences_through_drift() -> None:
     for seed in SEEDS:
         machine = Machine(few, seed, noise=0.02, drift=0.3)
-        one, other = Point(1, 1), Point(2, 1)
+        one, other = TunePoint(1, 1), TunePoint(2, 1)
         entry, reference = machine.search().duel(one, other, 10)
         assert entry.ratio == pytest.approx(few(one) / few(other), rel=0.06)
         assert len(reference.samples) == 2 * len(entry.samples)
@@ -154,13 +154,13 @@ def test_a_duel_sees_small_differences_through_drift() -> None:
 
 
 def test_a_point_that_cannot_be_measured_is_left_out_with_its_reason() -> None:
-    def speed(point: Point) -> float:
+    def speed(point: TunePoint) -> float:
         if point.connections > 8:
             raise UnavailableError("max number of clients reached")
         return many(point)
 
     search = Machine(speed).search()
-    found = search.quick(Point(), 60)
+    found = search.quick(TunePoint(), 60)
     assert many(found) >= 0.95 * max(many(p) for p in GRID.points() if p.connections <= 8)
     assert {point.connections for point in search.failed} == {16, 32}
     assert set(search.failed.values()) == {"max number of clients reached"}
@@ -172,19 +172,21 @@ def test_a_point_that_cannot_be_measured_is_left_out_with_its_reason() -> None:
     ids=["a wrong byte anywhere", "the reference fails"],
 )
 def test_what_ends_the_search(error: Exception, where: int) -> None:
-    def speed(point: Point) -> float:
+    def speed(point: TunePoint) -> float:
         if point.connections == where:
             raise error
         return many(point)
 
     with pytest.raises(type(error), match=str(error)):
-        Machine(speed).search().quick(Point(), 60)
+        Machine(speed).search().quick(TunePoint(), 60)
 
 
 def test_a_race_drops_the_slow_and_measures_the_fast_again() -> None:
-    points = GRID.plane(Point(), "connections", "chunk_bytes")
+    points = GRID.plane(TunePoint(), "connections", "chunk_bytes")
     machine = Machine(ridge)
-    race = Race(machine.turn, lambda s: s.get_gbps, lambda: 0.0, Point(), points, random.Random(1))
+    race = Race(
+        machine.turn, lambda s: s.get_gbps, lambda: 0.0, TunePoint(), points, random.Random(1)
+    )
     race.halve(1.0)
     turns = {entry.point: len(entry.ratios) for entry in race.entries}
     assert turns[min(turns, key=ridge)] == 1
@@ -193,4 +195,4 @@ def test_a_race_drops_the_slow_and_measures_the_fast_again() -> None:
     assert best is not None
     assert ridge(best.point) == max(map(ridge, points))
     for entry in race.entries:
-        assert entry.ratio == pytest.approx(ridge(entry.point) / ridge(Point()))
+        assert entry.ratio == pytest.approx(ridge(entry.point) / ridge(TunePoint()))

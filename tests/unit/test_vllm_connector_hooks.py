@@ -26,7 +26,7 @@ from kvferry.integrations.vllm.shard import Shard
 from support.servers import wait_for
 from support.vllm_shapes import PlainCopier
 
-OURS = ("connector", "mp", "door", "affinity")
+OURS = ("in_process", "connector", "mp", "door", "affinity")
 LAYOUT = KVLayout(layers=1, kv_heads=1, head_dim=8, dtype="uint8", chunk_size=8)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvferry.integrations.vllm.waits import Wait
+from kvferry.integrations.vllm.waits import RequestWait
 
 
 class Clock:
@@ -18,9 +18,9 @@ class Clock:
         return self.now
 
 
-def waiting(clock: Clock, **request: Any) -> tuple[Wait, Any]:
+def waiting(clock: Clock, **request: Any) -> tuple[RequestWait, Any]:
     made = SimpleNamespace(num_output_tokens=0, **request)
-    return Wait(made, clock, lambda: 1000.0), made
+    return RequestWait(made, clock, lambda: 1000.0), made
 
 
 def test_questions_and_loads_count_and_queues_do_not() -> None:

@@ -29,7 +29,7 @@ from kvferry.config import ClientConfig
 from kvferry.config.peers import PeerSettings
 from kvferry.config.url import parse_endpoint, show_endpoint
 from kvferry.errors import ConfigError, KVFerryError
-from kvferry.membership import Command, HeldIdentity, Peer, Reporter, Result, Usage, Work
+from kvferry.membership import Command, HeldIdentity, MemoryUsage, Peer, Reporter, Result, WorkDone
 from kvferry.node.lending import USER, LendingNode
 
 __all__ = ["Sharing", "join", "leave", "sharing_of"]
@@ -204,16 +204,16 @@ class Sharing:
             for cache in self.caches
         ]
 
-    def usage(self) -> Usage:
+    def usage(self) -> MemoryUsage:
         """Of the memory of all caches."""
         capacity = used = 0
         for cache in self.caches:
             size = cache.memory.chunk_bytes
             capacity += cache.memory.pages * size
             used += cache.memory.cache.stats()["resident"] * size
-        return Usage(capacity, used)
+        return MemoryUsage(capacity, used)
 
-    def work(self) -> Work:
+    def work(self) -> WorkDone:
         """Of all caches that take part."""
         return work_of(cache.metrics for cache in self.caches)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from kvferry.membership.messages import HITS_MAX, Hits, Work
+from kvferry.membership.messages import HITS_MAX, Hits, WorkDone
 from kvferry.metrics import CacheMetrics
 
 __all__ = ["work_of"]
@@ -13,7 +13,7 @@ __all__ = ["work_of"]
 _COUNTERS = ("tokens_requested", "prefill_saved_seconds", "tokens_hit", "bytes_hit")
 
 
-def work_of(every: Iterable[CacheMetrics]) -> Work:
+def work_of(every: Iterable[CacheMetrics]) -> WorkDone:
     """The sum of what each engine has counted."""
     requested, saved_s = 0.0, 0.0
     tokens: Counter[str] = Counter()
@@ -29,4 +29,4 @@ def work_of(every: Iterable[CacheMetrics]) -> Work:
     # In an order in which what does not fit once never comes back: it would be counted anew.
     named = sorted((tier for tier in tokens if tokens[tier]), key=lambda t: (t[:5] == "peer ", t))
     hits = tuple(Hits(tier, tokens[tier], size[tier]) for tier in named[:HITS_MAX])
-    return Work(int(requested), float(saved_s), hits)
+    return WorkDone(int(requested), float(saved_s), hits)

@@ -49,7 +49,7 @@ def memtier_benchmark(json_file: str | None, hide_histogram: bool, **o: Any) -> 
     Its own options, as far as they are listed here. Keys stay in the server, as with the original.
     """
     from kvferry.config import ClientConfig
-    from kvferry.lab.bench.load import Load, memtier_load
+    from kvferry.lab.bench.load import LoadPlan, memtier_load
 
     sets, gets = (int(part) for part in _matched("--ratio", r"(\d+):(\d+)", o["ratio"]))
     (requests,) = _matched("--requests", r"(allkeys|[1-9]\d*)", o["requests"])
@@ -60,7 +60,7 @@ def memtier_benchmark(json_file: str | None, hide_histogram: bool, **o: Any) -> 
         raise click.UsageError("--key-pattern P is for SETs and GETs alike")
     if o["key_minimum"] > o["key_maximum"]:
         raise click.UsageError("--key-minimum is above --key-maximum")
-    load = Load(
+    load = LoadPlan(
         sets=sets,
         gets=gets,
         requests=None if requests == "allkeys" else int(requests),
@@ -99,12 +99,12 @@ def redis_benchmark(json_file: str | None, **o: Any) -> None:
     Its own options, as far as they are listed here. Keys stay in the server, as with the original.
     """
     from kvferry.config import ClientConfig
-    from kvferry.lab.bench.load import Load, redis_load
+    from kvferry.lab.bench.load import LoadPlan, redis_load
 
     tests = o["tests"].lower().split(",")
     if not set(tests) <= {"set", "get"}:
         raise click.UsageError("-t knows set and get")
-    load = Load(
+    load = LoadPlan(
         sets=int("set" in tests),
         gets=int("get" in tests),
         requests=o["requests"],

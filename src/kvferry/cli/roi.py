@@ -12,7 +12,7 @@ import click
 from kvferry.cli.roi_options import check_options, roi_options
 
 if TYPE_CHECKING:
-    from kvferry.lab.roi.answer import Question
+    from kvferry.lab.roi.answer import RoiQuestion
     from kvferry.lab.roi.arithmetic import Prefill, Store
     from kvferry.lab.roi.traced import Outcome
 
@@ -76,9 +76,9 @@ def roi(ctx: click.Context, /, **o: Any) -> None:
     return None
 
 
-def _question(o: dict[str, Any]) -> Question:
+def _question(o: dict[str, Any]) -> RoiQuestion:
     """The case and the day that were asked for."""
-    from kvferry.lab.roi.answer import Question
+    from kvferry.lab.roi.answer import RoiQuestion
     from kvferry.lab.roi.arithmetic import Case, Kv
     from kvferry.lab.roi.models import find_model
     from kvferry.lab.roi.money import Day, Prices
@@ -102,7 +102,7 @@ def _question(o: dict[str, Any]) -> Question:
     stored = o["working_set_gb"] * 1e9 if o["working_set_gb"] else max(1.0, misses) * size
     preset = PRESETS.get(o["preset"]) if o["preset"] else None
     price = o["gpu_price"] if o["gpu_price"] is not None else (preset.gpu_hour if preset else 2.0)
-    return Question(
+    return RoiQuestion(
         model=model,
         case=case,
         day=Day(
@@ -164,13 +164,13 @@ def _prefill(o: dict[str, Any], model: Any) -> Prefill:
 
 
 def _measured(o: dict[str, Any], gpus: int) -> Prefill:
-    from kvferry.lab.roi.probe import Probe, write_calibration
+    from kvferry.lab.roi.probe import PrefillProbe, write_calibration
 
     try:
         lengths = [int(word) for word in o["probe_tokens"].split(",")]
     except ValueError:
         raise click.BadParameter(f"--probe-tokens {o['probe_tokens']} is no list") from None
-    probe = Probe(base_url=o["server"], model=o["server_model"])
+    probe = PrefillProbe(base_url=o["server"], model=o["server_model"])
     samples = probe.run(lengths, lambda text: click.echo(text, err=True))
     found = probe.fit(samples, gpus)
     if o["save_calibration"]:
@@ -178,7 +178,7 @@ def _measured(o: dict[str, Any], gpus: int) -> Prefill:
     return found
 
 
-def _traced(question: Question, o: dict[str, Any]) -> tuple[Question, list[Outcome]]:
+def _traced(question: RoiQuestion, o: dict[str, Any]) -> tuple[RoiQuestion, list[Outcome]]:
     from kvferry.cli.trace import capacities_of_text, progress_bar, words_of
     from kvferry.config.setting import policy_name
     from kvferry.lab.roi.traced import outcomes
@@ -219,7 +219,7 @@ def _traced(question: Question, o: dict[str, Any]) -> tuple[Question, list[Outco
     return question, rows
 
 
-def _typical(question: Question, rows: Sequence[Outcome]) -> Question:
+def _typical(question: RoiQuestion, rows: Sequence[Outcome]) -> RoiQuestion:
     """The day of the outcome that saves most: requests of its mean length, and its hits."""
     stored = [row for row in rows if row.policy]
     if not stored:

@@ -18,7 +18,7 @@ from typing import Self
 from kvferry.client.batch import BatchResult, only
 from kvferry.client.buffers import BufferLike, Key
 from kvferry.client.namespace import AsyncCacheNamespace
-from kvferry.client.native import PING_KEY, Frame, NativeClient, Verb, server_info
+from kvferry.client.native import PING_KEY, NativeClient, ValueFrame, Verb, server_info
 from kvferry.config import ClientConfig
 from kvferry.errors import ClosedError, UsageError
 
@@ -142,7 +142,7 @@ class AsyncRedisClient(NativeClient):
         timeout_s: float | None = None,
         ttl_s: float | None = None,
         prefix: bool = False,
-        frame: Frame | None = None,
+        frame: ValueFrame | None = None,
     ) -> BatchResult:
         self._attach()
         batch_id = self._submit(

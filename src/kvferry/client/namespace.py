@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from kvferry.client.batch import BatchResult, only
 from kvferry.client.buffers import BufferLike, Key, encode_key, encode_keys, readable, writable
-from kvferry.client.native import Frame, Verb
+from kvferry.client.native import ValueFrame, Verb
 from kvferry.errors import BadBufferError, UsageError
 
 __all__ = ["AsyncCacheNamespace", "CacheNamespace"]
@@ -47,7 +47,7 @@ class _Namespace:
         if not isinstance(prefix, str):
             raise UsageError(f"a prefix is a str, not {type(prefix).__name__}")
         self._prefix_bytes = encode_key(prefix) if prefix else b""
-        self._frame = Frame(identity, value_size_bytes)
+        self._frame = ValueFrame(identity, value_size_bytes)
         self.prefix = prefix
         self.identity = identity
         self.value_size_bytes = value_size_bytes

@@ -28,7 +28,7 @@ from kvferry.client.times import checked_timeout, ttl_ms
 from kvferry.config import CONNECTIONS_DEFAULT, WORKERS_DEFAULT, ClientConfig, load_client_config
 from kvferry.errors import ClosedError, UsageError
 
-__all__ = ["Frame", "NativeClient", "Verb"]
+__all__ = ["NativeClient", "ValueFrame", "Verb"]
 
 _log = logging.getLogger("kvferry.client")
 _open_clients: weakref.WeakSet[NativeClient] = weakref.WeakSet()
@@ -51,7 +51,7 @@ class Verb(IntEnum):
     PING = 5  # of the node that has the key
 
 
-class Frame:
+class ValueFrame:
     """How the values of a cache namespace are framed; see docs/formats/frame.md.
 
     Args:
@@ -234,7 +234,7 @@ class NativeClient(Presence):
         timeout_s: float | None = None,
         ttl_s: float | None = None,
         prefix: bool = False,
-        frame: Frame | None = None,
+        frame: ValueFrame | None = None,
     ) -> int:
         call = self._call(verb, keys, buffers, timeout_s, ttl_s, prefix, frame)
         return self._handle().submit(*call)
@@ -248,7 +248,7 @@ class NativeClient(Presence):
         timeout_s: float | None = None,
         ttl_s: float | None = None,
         prefix: bool = False,
-        frame: Frame | None = None,
+        frame: ValueFrame | None = None,
     ) -> BatchResult:
         native = self._handle()
         outcome = native.run(*self._call(verb, keys, buffers, timeout_s, ttl_s, prefix, frame))
@@ -263,7 +263,7 @@ class NativeClient(Presence):
         timeout_s: float | None,
         ttl_s: float | None,
         prefix: bool,
-        frame: Frame | None,
+        frame: ValueFrame | None,
     ) -> tuple[Any, ...]:
         if isinstance(keys, str | bytes):
             encode_keys(keys)  # raises: a single key is not a batch

@@ -15,8 +15,8 @@ from kvferry.client.batch import Status
 from kvferry.client.pure.batch import Batch, Call
 from kvferry.client.pure.client import PureRedisClient
 from kvferry.client.pure.cluster import Cluster
-from kvferry.client.pure.connection import Connection, TimedOut
-from kvferry.client.pure.dial import Refused
+from kvferry.client.pure.connection import Connection, ReplyTimedOut
+from kvferry.client.pure.dial import DialRefused
 from kvferry.client.pure.resp import Reply, encode
 from kvferry.client.pure.slots import Address
 from kvferry.config import ClientConfig
@@ -85,9 +85,9 @@ class ControlNode(PureRedisClient):
             raise DeadlineExceeded(f"others asked {self.config.address} for {timeout_s:g} s")
         try:
             return servers.primaries(time.monotonic() + timeout_s)
-        except Refused as error:
+        except DialRefused as error:
             raise UnavailableError(str(error)) from error
-        except TimedOut as error:
+        except ReplyTimedOut as error:
             raise DeadlineExceeded(str(error)) from error
         finally:
             self._lock.release()

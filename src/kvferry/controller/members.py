@@ -26,21 +26,21 @@ from kvferry.membership.messages import (
     Begin,
     End,
     HeldIdentity,
-    Part,
+    InstanceRefused,
+    MemoryUsage,
     Peer,
-    Refused,
-    Register,
+    RegisterInstance,
+    SnapshotPart,
     Synced,
     Update,
-    Usage,
-    Work,
+    WorkDone,
     whole,
 )
 
-__all__ = ["Change", "Found", "Key", "Member", "Members"]
+__all__ = ["Change", "FoundMember", "Key", "Member", "Members"]
 
 Key = tuple[str, int]  # name of the instance, rank
-Change = Update | Begin | Part | End | Synced
+Change = Update | Begin | SnapshotPart | End | Synced
 
 _DEAD_KEPT = 1000
 _SEATS_MAX = 16  # identities of one process
@@ -54,8 +54,8 @@ class Member:
     rank: int
     incarnation: bytes
     host: str
-    facts: Register
-    usage: Usage
+    facts: RegisterInstance
+    usage: MemoryUsage
     registered_at: float  # seconds since 1970
     beat_at: float  # seconds since 1970
     heard: float  # on the clock of `Members`
@@ -65,7 +65,7 @@ class Member:
     gap: bool = True  # nothing counts until a snapshot begins
     resyncs: int = 0
     beats: int = 0
-    work: Work = field(default_factory=Work)
+    work: WorkDone = field(default_factory=WorkDone)
     seats: dict[bytes, int] = field(default_factory=dict)
 
     @property
@@ -85,7 +85,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundMember:
     """A member that holds leading chunks of one identity."""
 
     member: Member
@@ -130,8 +130,8 @@ class Members:
     # --- What members say ---
 
     def register(
-        self, key: Key, incarnation: bytes, host: str, facts: Register
-    ) -> Refused | list[int]:
+        self, key: Key, incarnation: bytes, host: str, facts: RegisterInstance
+    ) -> InstanceRefused | list[int]:
         """A member says what it is; the seats of the process before it, which are to be dropped."""
         gone: list[int] = []
         with self._lock:
@@ -144,9 +144,9 @@ class Members:
             if member is not None and member.facts.started > facts.started:
                 self.counts["stale"] += 1
                 text = f"a younger process at {member.host} is {member.name} now"
-                return Refused("replaced", text)
+                return InstanceRefused("replaced", text)
             if member is None and len(self._members) >= self._members_max:
-                return Refused("full", f"{self._members_max} instances are registered")
+                return InstanceRefused("full", f"{self._members_max} instances are registered")
             if member is not None:
                 gone = self._forget(member)
             now = time.time()
@@ -178,7 +178,7 @@ class Members:
             member = self._known(key, incarnation)
             return None if member is None else member.seq
 
-    def beat(self, key: Key, incarnation: bytes, usage: Usage, work: Work) -> bool | None:
+    def beat(self, key: Key, incarnation: bytes, usage: MemoryUsage, work: WorkDone) -> bool | None:
         """A member lives; whether it shall send a snapshot. None: not known, it registers first."""
         with self._lock:
             member = self._known(key, incarnation)
@@ -238,7 +238,7 @@ class Members:
         elif isinstance(change, Begin):
             if not self.directory.begin(seat):
                 raise CapacityError("the directory has no room for a snapshot")
-        elif isinstance(change, Part):
+        elif isinstance(change, SnapshotPart):
             self.directory.fill(seat, change.hashes)
         elif isinstance(change, End):
             self.directory.finish(seat)
@@ -316,11 +316,11 @@ class Members:
             ]
             return self._peers_number, tuple(found)
 
-    def lookup(self, hashes: bytes) -> list[Found]:
+    def lookup(self, hashes: bytes) -> list[FoundMember]:
         """Who holds leading chunks: those that live first, then the longest."""
         with self._lock:
             found = [
-                Found(*self._of_seat[seat], chunks)
+                FoundMember(*self._of_seat[seat], chunks)
                 for seat, chunks in self.directory.lookup(hashes)
                 if seat in self._of_seat
             ]
@@ -357,14 +357,14 @@ class Members:
         return gone
 
 
-def _readable(facts: Register) -> tuple[str, tuple[bytes, ...]]:
+def _readable(facts: RegisterInstance) -> tuple[str, tuple[bytes, ...]]:
     return facts.address, tuple(one.digest for one in facts.identities)
 
 
 def _hashes(change: Change) -> tuple[bytes, ...]:
     if isinstance(change, Update):
         return (change.added, change.removed)
-    return (change.hashes,) if isinstance(change, Part) else ()
+    return (change.hashes,) if isinstance(change, SnapshotPart) else ()
 
 
 def _begins(change: Change) -> bool:

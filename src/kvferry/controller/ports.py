@@ -26,23 +26,23 @@ from kvferry.membership.messages import (
     Beat,
     Begin,
     Challenge,
-    Done,
+    CommandDone,
     End,
-    Hello,
     Holder,
+    InstanceHello,
+    InstanceRefused,
+    InstanceRegistered,
+    InstanceWelcome,
     Leave,
     Locate,
     Located,
     Malformed,
     Message,
-    Part,
     Pulse,
-    Refused,
-    Register,
-    Registered,
+    RegisterInstance,
+    SnapshotPart,
     Synced,
     Update,
-    Welcome,
     decoded,
     whole,
 )
@@ -58,7 +58,7 @@ _TICK_S = 0.25
 _HELLO_BYTES_MAX = 4096
 _SMALL_HASHES_BYTES = 16 << 10
 _BUFFER_BYTES = 1 << 18
-_UNKNOWN = Refused("unknown", "this incarnation is not registered")
+_UNKNOWN = InstanceRefused("unknown", "this incarnation is not registered")
 
 Answer = Callable[["_Peer", Message], Awaitable["Message | None"]]
 
@@ -66,7 +66,7 @@ Answer = Callable[["_Peer", Message], Awaitable["Message | None"]]
 class _Peer:
     """Who is at the other end of a connection."""
 
-    def __init__(self, hello: Hello, host: str) -> None:
+    def __init__(self, hello: InstanceHello, host: str) -> None:
         self.key: Key = (hello.instance, hello.rank)
         self.incarnation = hello.incarnation
         self.host = host
@@ -198,11 +198,11 @@ class Ports:
                 said = await answer(peer, message)
                 if said is not None:
                     await _sent(writer, said)
-                    if isinstance(said, Refused):
+                    if isinstance(said, InstanceRefused):
                         break
         except (Malformed, KVFerryError) as error:
             self.counts["refused"] += 1
-            await _sent(writer, Refused("malformed", str(error)))
+            await _sent(writer, InstanceRefused("malformed", str(error)))
 
     async def _met(
         self, name: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -210,14 +210,14 @@ class Ports:
         nonce = secrets.token_bytes(NONCE_BYTES)
         await _sent(writer, Challenge(VERSION, nonce))
         hello = await _received(reader, _HELLO_S, _HELLO_BYTES_MAX)
-        if not isinstance(hello, Hello) or hello.port != name:
+        if not isinstance(hello, InstanceHello) or hello.port != name:
             raise Malformed(f"a connection to {name} begins with hello")
         if hello.version != VERSION:
             raise Malformed(f"this controller speaks version {VERSION}")
         secret, nonces = self._config.secret or "", nonce + hello.nonce
         if not hmac.compare_digest(hello.proof, proof(secret, "instance", nonces, hello)):
             self.counts["refused"] += 1
-            await _sent(writer, Refused("secret", "the secret is another one"))
+            await _sent(writer, InstanceRefused("secret", "the secret is another one"))
             return None
         peer = _Peer(hello, str(writer.get_extra_info("peername")[0]))
         seq: int | None = 0
@@ -226,19 +226,21 @@ class Ports:
         if seq is None:
             await _sent(writer, _UNKNOWN)
             return None
-        await _sent(writer, Welcome(proof(secret, "controller", nonces, hello), seq))
+        await _sent(writer, InstanceWelcome(proof(secret, "controller", nonces, hello), seq))
         return peer
 
     # --- What they say ---
 
     async def _pull(self, peer: _Peer, message: Message) -> Message | None:
-        if not isinstance(message, Update | Begin | Part | End | Synced):
+        if not isinstance(message, Update | Begin | SnapshotPart | End | Synced):
             raise Malformed(f"{type(message).__name__} does not belong to pull")
         large = isinstance(message, Begin | End | Synced) or (
             isinstance(message, Update)
             and len(message.added) + len(message.removed) > _SMALL_HASHES_BYTES
         )
-        large = large or (isinstance(message, Part) and len(message.hashes) > _SMALL_HASHES_BYTES)
+        large = large or (
+            isinstance(message, SnapshotPart) and len(message.hashes) > _SMALL_HASHES_BYTES
+        )
         change = self._members.change
         if large:
             known = await asyncio.to_thread(change, peer.key, peer.incarnation, message)
@@ -247,19 +249,19 @@ class Ports:
         return None if known else _UNKNOWN
 
     async def _reply(self, peer: _Peer, message: Message) -> Message | None:
-        if isinstance(message, Register):
+        if isinstance(message, RegisterInstance):
             gone = self._members.register(peer.key, peer.incarnation, peer.host, message)
-            if isinstance(gone, Refused):
+            if isinstance(gone, InstanceRefused):
                 return gone
             if gone:
                 self._jobs.gone(peer.key)
                 await asyncio.to_thread(self._members.drop, gone)
-            return Registered(f":{self.ports['heartbeat']}", self._config.heartbeat_s)
+            return InstanceRegistered(f":{self.ports['heartbeat']}", self._config.heartbeat_s)
         if isinstance(message, Leave):
             gone = self._members.leave(peer.key, peer.incarnation)
             self._jobs.gone(peer.key)
             await asyncio.to_thread(self._members.drop, gone)
-            return Done()
+            return CommandDone()
         if isinstance(message, Locate):
             return self._located(peer, message)
         raise Malformed(f"{type(message).__name__} does not belong to reply")

@@ -17,7 +17,7 @@ from kvferry.config.controller import ControllerConfig
 from kvferry.controller.controller import Controller
 from kvferry.controller.http.app import make_app
 from kvferry.errors import UnavailableError
-from kvferry.http.listener import Listener
+from kvferry.http.listener import HttpListener
 
 __all__ = ["run_controller"]
 
@@ -34,7 +34,9 @@ def run_controller(config: ControllerConfig, *, log_level: str = "info") -> None
     log_to_stderr(log_level)
     with signals_blocked(_SIGNALS):
         controller = Controller(config)
-        listener = Listener(make_app(controller), config.host, config.port, "choose another --port")
+        listener = HttpListener(
+            make_app(controller), config.host, config.port, "choose another --port"
+        )
         controller.start()
         try:
             listener.start()

@@ -18,9 +18,9 @@ from heapq import nlargest
 from itertools import pairwise
 from operator import itemgetter
 
-from kvferry.membership.messages import Work
+from kvferry.membership.messages import WorkDone
 
-__all__ = ["HELD_S", "MEMORY", "PEER", "Done", "Moved", "Traffic"]
+__all__ = ["HELD_S", "MEMORY", "PEER", "DoneTransfer", "Moved", "Traffic"]
 
 MEMORY, PEER = "memory", "peers"
 HELD_S = 1800.0
@@ -31,7 +31,7 @@ _PEER_TIER = "peer "
 
 
 @dataclass
-class Done:
+class DoneTransfer:
     """Sums over all instances; times of prefill are those of rank 0, for all ranks share them.
 
     Attributes:
@@ -45,9 +45,9 @@ class Done:
     tokens: Counter[str] = field(default_factory=Counter)
     bytes: Counter[str] = field(default_factory=Counter)
 
-    def since(self, before: Done) -> Done:
+    def since(self, before: DoneTransfer) -> DoneTransfer:
         """What came behind `before`; `at` is how many seconds that took."""
-        return Done(
+        return DoneTransfer(
             self.at - before.at,
             self.requested_tokens - before.requested_tokens,
             self.saved_s - before.saved_s,
@@ -79,15 +79,15 @@ class Traffic:
         self._clock = clock
         self._lock = threading.Lock()
         now = clock()
-        self._total = Done(now)
-        self._samples: deque[Done] = deque([Done(now)], round(HELD_S / _EVERY_S))
+        self._total = DoneTransfer(now)
+        self._samples: deque[DoneTransfer] = deque([DoneTransfer(now)], round(HELD_S / _EVERY_S))
         self._tokens: defaultdict[tuple[str, str], int] = defaultdict(int)
         self._bytes: defaultdict[tuple[str, str], int] = defaultdict(int)
         self._pairs: deque[tuple[float, dict[tuple[str, str], int]]] = deque(
             [(now, {})], round(_PAIRS_S / _PAIRS_EVERY_S)
         )
 
-    def add(self, instance: str, rank: int, before: Work, after: Work) -> None:
+    def add(self, instance: str, rank: int, before: WorkDone, after: WorkDone) -> None:
         """A process has done more than at its last heartbeat."""
         old = {one.tier: one for one in before.hits}
         grown = [one for one in after.hits if one != old.get(one.tier)]
@@ -127,14 +127,14 @@ class Traffic:
             if now - self._pairs[-1][0] >= _PAIRS_EVERY_S:
                 self._pairs.append((now, dict(self._bytes)))
 
-    def window(self, seconds: float) -> Done:
+    def window(self, seconds: float) -> DoneTransfer:
         """What was done in about the last so many seconds; `at` says in how many."""
         with self._lock:
             now = self._now(self._clock())
             begin = next((one for one in self._samples if one.at >= now.at - seconds), now)
             return now.since(begin)
 
-    def series(self, seconds: float, points: int) -> list[Done]:
+    def series(self, seconds: float, points: int) -> list[DoneTransfer]:
         """The last so many seconds in at most so many pieces, each as `window` gives it."""
         with self._lock:
             now = self._clock()
@@ -154,9 +154,9 @@ class Traffic:
                 for pair, size in most
             ]
 
-    def _now(self, now: float) -> Done:
+    def _now(self, now: float) -> DoneTransfer:
         total = self._total
-        return Done(
+        return DoneTransfer(
             *(now, total.requested_tokens, total.saved_s),
             *(Counter(total.tokens), Counter(total.bytes)),
         )

@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvferry.errors import UnavailableError
 
-__all__ = ["Listener"]
+__all__ = ["HttpListener"]
 
 _log = logging.getLogger("kvferry.http")
 
@@ -37,7 +37,7 @@ _GRACE_S = 2
 HEAD_S = 15.0
 
 
-class Listener:
+class HttpListener:
     """See the module.
 
     Args:

@@ -21,14 +21,14 @@ from typing import Any
 
 from kvferry.errors import UnavailableError
 
-__all__ = ["Answer", "OpenAIClient", "Usage", "streamed"]
+__all__ = ["Answer", "OpenAIClient", "TokenUsage", "streamed"]
 
 _SHORT_S = 30.0
 _ERROR_CHARS_MAX = 500
 
 
 @dataclass(frozen=True)
-class Usage:
+class TokenUsage:
     """What the server counted; None where it does not say."""
 
     prompt_tokens: int | None = None
@@ -55,7 +55,7 @@ class Answer:
     last_s: float = 0.0
     seconds: float = 0.0
     pieces: int = 0
-    usage: Usage = field(default_factory=Usage)
+    usage: TokenUsage = field(default_factory=TokenUsage)
     error: str = ""
     status: int | None = None
 
@@ -174,7 +174,7 @@ def _take(answer: Answer, event: Any, now_s: float) -> None:
     usage = event.get("usage")
     if isinstance(usage, dict):
         details = usage.get("prompt_tokens_details") or {}
-        answer.usage = Usage(
+        answer.usage = TokenUsage(
             usage.get("prompt_tokens"),
             usage.get("completion_tokens"),
             details.get("cached_tokens"),

@@ -9,7 +9,7 @@ Holdings      what the reporter needs of a cache                       holdings.
 
 from __future__ import annotations
 
-from kvferry.membership.holdings import HeldIdentity, Holdings, Usage, Work
+from kvferry.membership.holdings import HeldIdentity, Holdings, MemoryUsage, WorkDone
 from kvferry.membership.messages import Command, Hits, Peer, Result
 from kvferry.membership.reporter import Reporter
 
@@ -18,9 +18,9 @@ __all__ = [
     "HeldIdentity",
     "Hits",
     "Holdings",
+    "MemoryUsage",
     "Peer",
     "Reporter",
     "Result",
-    "Usage",
-    "Work",
+    "WorkDone",
 ]

@@ -22,12 +22,12 @@ from kvferry.membership.messages import (
     MESSAGE_BYTES_MAX,
     VERSION,
     Challenge,
-    Done,
-    Hello,
+    CommandDone,
+    InstanceHello,
+    InstanceRefused,
+    InstanceWelcome,
     Malformed,
     Message,
-    Refused,
-    Welcome,
     decoded,
     encoded,
 )
@@ -43,7 +43,7 @@ NONCE_BYTES = 16
 class RefusedError(UnavailableError):
     """A controller does not take what was said; `code` says why, for programs."""
 
-    def __init__(self, refused: Refused) -> None:
+    def __init__(self, refused: InstanceRefused) -> None:
         super().__init__(f"the controller: {refused.text}")
         self.code = refused.code
 
@@ -63,7 +63,7 @@ def frame(message: object) -> bytes:
     return HEAD.pack(len(raw)) + raw
 
 
-def proof(secret: str, side: str, nonces: bytes, hello: Hello) -> bytes:
+def proof(secret: str, side: str, nonces: bytes, hello: InstanceHello) -> bytes:
     """What shows that a side ("instance" or "controller") knows the secret."""
     who = f"{side}\0{hello.port}\0{hello.rank}\0{hello.instance}".encode()
     text = b"kvferry membership v1\0" + nonces + hello.incarnation + who
@@ -97,7 +97,7 @@ class Link:
     @classmethod
     def open(
         cls, address: str, port: str, me: Me, secret: str, timeout_s: float
-    ) -> tuple[Self, Welcome]:
+    ) -> tuple[Self, InstanceWelcome]:
         """Connect, and show each other the secret.
 
         Raises:
@@ -112,11 +112,12 @@ class Link:
             if challenge.version != VERSION:
                 raise Malformed(f"the controller speaks version {challenge.version}")
             nonce = secrets.token_bytes(NONCE_BYTES)
-            hello = Hello(VERSION, port, me.instance, me.rank, me.incarnation, nonce, b"")
+            hello = InstanceHello(VERSION, port, me.instance, me.rank, me.incarnation, nonce, b"")
             nonces = challenge.nonce + nonce
             shown = proof(secret, "instance", nonces, hello)
             welcome = link.ask(
-                Hello(VERSION, port, me.instance, me.rank, me.incarnation, nonce, shown), Welcome
+                InstanceHello(VERSION, port, me.instance, me.rank, me.incarnation, nonce, shown),
+                InstanceWelcome,
             )
             expected = proof(secret, "controller", nonces, hello)
             if not hmac.compare_digest(welcome.proof, expected):
@@ -157,7 +158,7 @@ class Link:
         if size > MESSAGE_BYTES_MAX:
             raise Malformed(f"a message of {size} bytes")
         found: Message = decoded(self._exactly(size, until))
-        if isinstance(found, Refused):
+        if isinstance(found, InstanceRefused):
             raise RefusedError(found)
         if not isinstance(found, kind):
             raise Malformed(f"{type(found).__name__} where {kind.__name__} belongs")
@@ -171,7 +172,7 @@ class Link:
             Malformed: It said something else.
         """
         if select.select([self._stream], [], [], 0)[0]:
-            self.receive(Done)
+            self.receive(CommandDone)
 
     def close(self) -> None:
         """End it."""

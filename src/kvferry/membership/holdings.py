@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 
-from kvferry.membership.messages import Command, HeldIdentity, Result, Usage, Work
+from kvferry.membership.messages import Command, HeldIdentity, MemoryUsage, Result, WorkDone
 
-__all__ = ["HeldIdentity", "Holdings", "Usage", "Work"]
+__all__ = ["HeldIdentity", "Holdings", "MemoryUsage", "WorkDone"]
 
 
 class Holdings(Protocol):
@@ -25,10 +25,10 @@ class Holdings(Protocol):
     def identities(self) -> Sequence[HeldIdentity]:
         """Of what chunks there may be some."""
 
-    def usage(self) -> Usage:
+    def usage(self) -> MemoryUsage:
         """Bytes that it may hold, and holds."""
 
-    def work(self) -> Work:
+    def work(self) -> WorkDone:
         """What was done since the process began."""
 
     def held(self, identity: bytes) -> Iterable[bytes]:

@@ -1,11 +1,13 @@
 """What instances and controllers say to each other, as msgpack; `framing` puts it on a connection.
 
 Every connection begins alike, whichever port it goes to: the controller sends `Challenge`, the
-instance `Hello`, the controller `Welcome` or `Refused`. Then:
+instance `InstanceHello`, the controller `InstanceWelcome` or `InstanceRefused`. Then:
 
-    reply       `Register`, `Leave` or `Locate`; each is answered, with `Registered`, `Done`,
-                `Located` or `Refused`
-    pull        `Update`, and for a snapshot `Begin`, `Part` ..., `End` for each identity and then
+    reply       `RegisterInstance`, `Leave` or `Locate`; each is answered, with
+    `InstanceRegistered`, `CommandDone`,
+                `Located` or `InstanceRefused`
+    pull        `Update`, and for a snapshot `Begin`, `SnapshotPart` ..., `End` for each identity
+    and then
                 `Synced`. Not answered. Each has the number behind that of the one before; a number
                 that is left out is a gap, behind which nothing counts until a snapshot begins.
     heartbeat   `Beat`, answered with `Pulse`
@@ -32,29 +34,29 @@ __all__ = [
     "Begin",
     "Challenge",
     "Command",
-    "Done",
+    "CommandDone",
     "End",
     "HeldIdentity",
-    "Hello",
     "Hits",
     "Holder",
+    "InstanceHello",
+    "InstanceRefused",
+    "InstanceRegistered",
+    "InstanceWelcome",
     "Leave",
     "Locate",
     "Located",
     "Malformed",
+    "MemoryUsage",
     "Message",
-    "Part",
     "Peer",
     "Pulse",
-    "Refused",
-    "Register",
-    "Registered",
+    "RegisterInstance",
     "Result",
+    "SnapshotPart",
     "Synced",
     "Update",
-    "Usage",
-    "Welcome",
-    "Work",
+    "WorkDone",
     "decoded",
     "encoded",
     "is_name",
@@ -95,7 +97,7 @@ class HeldIdentity(msgspec.Struct, frozen=True):
     chunk_bytes: _Count = 0
 
 
-class Usage(msgspec.Struct, frozen=True):
+class MemoryUsage(msgspec.Struct, frozen=True):
     """What an instance may hold, and holds, in memory."""
 
     capacity_bytes: _Count = 0
@@ -110,7 +112,7 @@ class Hits(msgspec.Struct, frozen=True):
     bytes: _Count
 
 
-class Work(msgspec.Struct, frozen=True):
+class WorkDone(msgspec.Struct, frozen=True):
     """What a process has done since it began: numbers that only grow.
 
     Attributes:
@@ -168,7 +170,7 @@ class Challenge(msgspec.Struct, frozen=True, tag="challenge"):
     nonce: _Short
 
 
-class Hello(msgspec.Struct, frozen=True, tag="hello"):
+class InstanceHello(msgspec.Struct, frozen=True, tag="hello"):
     """Who speaks, and that it knows the secret."""
 
     version: int
@@ -180,25 +182,25 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     proof: _Short
 
 
-class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
+class InstanceWelcome(msgspec.Struct, frozen=True, tag="welcome"):
     """That the controller knows the secret too; of the pull port: the last number that counted."""
 
     proof: _Short
     seq: _Count = 0
 
 
-class Refused(msgspec.Struct, frozen=True, tag="refused"):
+class InstanceRefused(msgspec.Struct, frozen=True, tag="refused"):
     """What was said does not count: a word for programs, a sentence for people."""
 
     code: _Name
     text: _Text
 
 
-class Done(msgspec.Struct, frozen=True, tag="done"):
+class CommandDone(msgspec.Struct, frozen=True, tag="done"):
     """It is done, and there is nothing to say."""
 
 
-class Register(msgspec.Struct, frozen=True, tag="register"):
+class RegisterInstance(msgspec.Struct, frozen=True, tag="register"):
     """What an instance is; said again when something of it has changed.
 
     Attributes:
@@ -214,13 +216,13 @@ class Register(msgspec.Struct, frozen=True, tag="register"):
     started: float
     address: _Text
     identities: Annotated[tuple[HeldIdentity, ...], msgspec.Meta(max_length=256)]
-    usage: Usage
+    usage: MemoryUsage
     actions: Annotated[tuple[_Name, ...], msgspec.Meta(max_length=32)] = ()
     software: _Text = ""
     lookup_address: _Text = ""
 
 
-class Registered(msgspec.Struct, frozen=True, tag="registered"):
+class InstanceRegistered(msgspec.Struct, frozen=True, tag="registered"):
     """Where heartbeats go and how often; `heartbeat` without a host is the host of this port."""
 
     heartbeat: _Text
@@ -262,7 +264,7 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     first: bool = False
 
 
-class Part(msgspec.Struct, frozen=True, tag="part"):
+class SnapshotPart(msgspec.Struct, frozen=True, tag="part"):
     """Some of it."""
 
     seq: _Count
@@ -294,10 +296,10 @@ class Beat(msgspec.Struct, frozen=True, tag="beat"):
         work: What it has done.
     """
 
-    usage: Usage
+    usage: MemoryUsage
     results: Annotated[tuple[Result, ...], msgspec.Meta(max_length=256)] = ()
     peers: _Count = 0
-    work: Work = Work()
+    work: WorkDone = WorkDone()
 
 
 class Peer(msgspec.Struct, frozen=True):
@@ -336,18 +338,18 @@ class Pulse(msgspec.Struct, frozen=True, tag="pulse"):
 
 Message: TypeAlias = (
     Challenge
-    | Hello
-    | Welcome
-    | Refused
-    | Done
-    | Register
-    | Registered
+    | InstanceHello
+    | InstanceWelcome
+    | InstanceRefused
+    | CommandDone
+    | RegisterInstance
+    | InstanceRegistered
     | Leave
     | Locate
     | Located
     | Update
     | Begin
-    | Part
+    | SnapshotPart
     | End
     | Synced
     | Beat

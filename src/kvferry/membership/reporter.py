@@ -34,17 +34,17 @@ from kvferry.membership.messages import (
     Beat,
     Begin,
     Command,
-    Done,
+    CommandDone,
     End,
     HeldIdentity,
+    InstanceRegistered,
     Leave,
     Malformed,
-    Part,
     Peer,
     Pulse,
-    Register,
-    Registered,
+    RegisterInstance,
     Result,
+    SnapshotPart,
     Synced,
     Update,
     is_name,
@@ -222,7 +222,7 @@ class Reporter:
 
     def _register(self) -> None:
         identities = tuple(self._holdings.identities())
-        message = Register(
+        message = RegisterInstance(
             self._started,
             self._address,
             identities,
@@ -233,7 +233,7 @@ class Reporter:
         )
         link, _ = Link.open(self._reply, "reply", self._me, self._secret, _TIMEOUT_S)
         try:
-            found = link.ask(message, Registered)
+            found = link.ask(message, InstanceRegistered)
         finally:
             link.close()
         host, port = found.heartbeat.rpartition(":")[::2]
@@ -268,7 +268,7 @@ class Reporter:
                 for held in self._holdings.held(identity):
                     for at in range(0, len(held), _PIECE):
                         piece = bytes(held[at : at + _PIECE])
-                        link.send(Part(self._next(), identity, piece))
+                        link.send(SnapshotPart(self._next(), identity, piece))
                 link.send(End(self._next(), identity))
             link.send(Synced(self._next(), identities))
         except BaseException:
@@ -295,7 +295,7 @@ class Reporter:
         try:
             link, _ = Link.open(self._reply, "reply", self._me, self._secret, 1.0)
             try:
-                link.ask(Leave(), Done)
+                link.ask(Leave(), CommandDone)
             finally:
                 link.close()
         except (OSError, Malformed):

@@ -23,12 +23,12 @@ import msgspec
 from kvferry.cache.steps import Steps, Wait
 from kvferry.errors import KVFerryError
 from kvferry.server import protocol
-from kvferry.server.listener import Connection, Listener
+from kvferry.server.listener import EngineConnection, EngineListener
 from kvferry.server.protocol import MESSAGE_BYTES_MAX, Failure, Reply, Request
-from kvferry.server.turns import Job, Turns
+from kvferry.server.turns import Turn, Turns
 from kvferry.server.waits import Waits
 
-__all__ = ["Dispatcher", "Later", "Refused"]
+__all__ = ["Dispatcher", "Later", "RequestRefused"]
 
 T = TypeVar("T")
 A = TypeVar("A")
@@ -45,10 +45,10 @@ _SLACK_S, _LOOK_S = 0.05, 0.05
 
 # Whose work it is that nobody waits for, and what it has for a request.
 _BACKGROUND = "background"
-_NOBODYS, _NOWHERE = protocol.Ping(0, 0, 0), cast(Connection, None)
+_NOBODYS, _NOWHERE = protocol.Ping(0, 0, 0), cast(EngineConnection, None)
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """A request is answered with a `Failure`."""
 
     def __init__(self, code: str, text: str) -> None:
@@ -94,13 +94,15 @@ class _Pending:
 
     __slots__ = ("answered", "job", "later", "request", "sender", "steps", "turns", "wait")
 
-    def __init__(self, sender: Connection, request: Request, later: Later, turns: Turns) -> None:
+    def __init__(
+        self, sender: EngineConnection, request: Request, later: Later, turns: Turns
+    ) -> None:
         self.sender = sender
         self.request = request
         self.later = later
         self.turns = turns
         self.answered = False
-        self.job: Job
+        self.job: Turn
         self.steps: Steps[Any] | None = None
         self.wait: Wait | None = None  # what it waits for
 
@@ -127,7 +129,7 @@ class Dispatcher:
 
     Args:
         listener: Where messages come from; the loop owns it.
-        handle: From a request to its reply, or to `Later`; raises `Refused` or `UsageError`.
+        handle: From a request to its reply, or to `Later`; raises `RequestRefused` or `UsageError`.
         tick: Called several times a second.
 
     Attributes:
@@ -137,7 +139,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        listener: Listener,
+        listener: EngineListener,
         handle: Callable[[Request], Reply | Later],
         tick: Callable[[], None],
     ) -> None:
@@ -233,7 +235,7 @@ class Dispatcher:
 
     # --- One request ---
 
-    def _serve(self, sender: Connection, body: bytes | memoryview) -> None:
+    def _serve(self, sender: EngineConnection, body: bytes | memoryview) -> None:
         self.received_bytes += len(body)
         try:
             request = protocol.decode_request(body)
@@ -252,7 +254,7 @@ class Dispatcher:
     def _made(self, request: Request, make: Callable[[A], T], of: A) -> T | Failure:
         try:
             return make(of)
-        except Refused as error:
+        except RequestRefused as error:
             return Failure(request.id, error.code, str(error))
         except KVFerryError as error:
             return Failure(request.id, error.code, str(error))
@@ -260,7 +262,7 @@ class Dispatcher:
             _log.exception("a %s request failed", type(request).__name__)
             return Failure(request.id, "internal", type(error).__name__)
 
-    def _put_off(self, sender: Connection, request: Request, later: Later) -> None:
+    def _put_off(self, sender: EngineConnection, request: Request, later: Later) -> None:
         turns = self._own if later.limit_s is None else self._stores
         pending = _Pending(sender, request, later, turns)
         if not self._begin(pending):
@@ -282,7 +284,7 @@ class Dispatcher:
             self._pending += 1
 
     def _begin(self, pending: _Pending, goes_on: bool = False) -> bool:
-        pending.job = Job(pending.later.who, lambda: self._work(pending))
+        pending.job = Turn(pending.later.who, lambda: self._work(pending))
         return pending.turns.put(pending.job, goes_on=goes_on)
 
     def _work(self, pending: _Pending) -> None:
@@ -290,7 +292,7 @@ class Dispatcher:
         self._done.append((pending, found))
         self._listener.wake()
 
-    def _send(self, sender: Connection, reply: Reply) -> None:
+    def _send(self, sender: EngineConnection, reply: Reply) -> None:
         if type(reply) is Failure:
             self.failures[reply.code] = self.failures.get(reply.code, 0) + 1
         body = protocol.encode(reply)

@@ -19,7 +19,7 @@ from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.config.server import ServerConfig
 from kvferry.errors import UsageError
 from kvferry.server import protocol as p
-from kvferry.server.dispatch import Later, Refused
+from kvferry.server.dispatch import Later, RequestRefused
 from kvferry.server.holding import Holding, seconds_of
 from kvferry.server.registry import Registry
 from kvferry.server.sessions import Session, Sessions
@@ -50,7 +50,7 @@ class Handlers(Holding):
         self._began = time.monotonic()
         self._of: dict[type, Callable[..., p.Reply | Later]] = {
             p.Attached: self._attached,
-            p.Lookup: self._lookup,
+            p.LookupRequest: self._lookup,
             p.Reserve: self._reserve,
             p.Commit: self._commit,
             p.Abort: self._abort,
@@ -82,12 +82,12 @@ class Handlers(Holding):
             return p.Welcome(request.id, p.VERSION, self.config.chunk_size or 0)
         session = self._sessions.by_token.get(request.session)
         if session is None:
-            raise Refused("session", "the session is unknown or has ended; register anew")
+            raise RequestRefused("session", "the session is unknown or has ended; register anew")
         session.seen = time.monotonic()
         session.requests += 1
         # Who cannot map the memory is somebody else's process, and is told nothing.
         if not session.attached and type(request) not in _BEFORE:
-            raise Refused("attach", "map the segment, lock its byte, and say so first")
+            raise RequestRefused("attach", "map the segment, lock its byte, and say so first")
         generation = getattr(request, "generation", None)
         if generation is not None and not session.shard.is_current(generation):
             return self._obsolete(session, request)
@@ -98,14 +98,14 @@ class Handlers(Holding):
     def _register(self, request: p.Register) -> Later:
         self._registry.admit(request)
         if self.draining:
-            raise Refused("draining", "the server is shutting down")
+            raise RequestRefused("draining", "the server is shutting down")
         self._registry.check(request)
         who = request.process or request.digest
         return Later(lambda: self._registry.begin(request), _known, _nothing, who)
 
     def _attached(self, session: Session, request: p.Attached) -> p.Reply:
         if not self._sessions.attach(session):
-            raise Refused("attach", "the lock of the session is not held on its segment")
+            raise RequestRefused("attach", "the lock of the session is not held on its segment")
         return p.Done(request.id)
 
     def _ping(self, session: Session, request: p.Ping) -> p.Reply:
@@ -118,7 +118,7 @@ class Handlers(Holding):
 
     # --- Asking ---
 
-    def _lookup(self, session: Session, request: p.Lookup) -> p.Reply | Later:
+    def _lookup(self, session: Session, request: p.LookupRequest) -> p.Reply | Later:
         shard, hashes = session.shard, request.hashes
         if len(hashes) <= _HASHES_BYTES_MAX:  # what is most often asked, as quickly as can be
             ready, coming = shard.memory.cache.lookup(hashes)
@@ -178,7 +178,7 @@ class Handlers(Holding):
 
     def _observe(self, session: Session, request: p.Observe) -> p.Reply:
         if not (0 <= request.cached_tokens <= request.tokens and 0 <= request.took_s < 86_400):
-            raise Refused("usage", "cached_tokens, tokens and took_s do not go together")
+            raise RequestRefused("usage", "cached_tokens, tokens and took_s do not go together")
         session.shard.engine.observe_prefill(request.tokens, request.cached_tokens, request.took_s)
         return p.Done(request.id)
 
@@ -186,7 +186,7 @@ class Handlers(Holding):
         try:
             session.shard.engine.metrics.add(request.sums, request.histograms)
         except UsageError as error:
-            raise Refused("usage", str(error)) from None
+            raise RequestRefused("usage", str(error)) from None
         return p.Done(request.id)
 
     def _speed(self, session: Session, request: p.Speed) -> p.Reply:
@@ -217,15 +217,15 @@ class Handlers(Holding):
         """Everything was cleared since these hashes were made: nothing is there, or is taken."""
         id, shared = request.id, session.shard.shared
         match request:
-            case p.Lookup():
+            case p.LookupRequest():
                 return p.Found(id, {"l1": 0}, 0, shared)
             case p.Retrieve():
                 return p.Leased(id, 0, [], {"l1": 0}, "never_stored", 0.0, 0.0, shared)
             case p.Reserve():
                 chunks = len(request.hashes) // DIGEST_BYTES
-                return p.Reserved(id, 0, [], [], max(0, chunks - max(0, request.first)))
+                return p.ReservedPages(id, 0, [], [], max(0, chunks - max(0, request.first)))
             case p.Explain():
-                raise Refused("usage", "everything was cleared meanwhile; ask again")
+                raise RequestRefused("usage", "everything was cleared meanwhile; ask again")
         return p.Count(id, 0)
 
 
@@ -234,5 +234,5 @@ def _nothing() -> None: ...
 
 def _known(found: T | None) -> T:
     if found is None:
-        raise Refused("busy", "it was not done in time")
+        raise RequestRefused("busy", "it was not done in time")
     return found

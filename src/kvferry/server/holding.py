@@ -18,10 +18,10 @@ from kvferry.cache.steps import Steps
 from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.config.server import ServerConfig
 from kvferry.server import protocol as p
-from kvferry.server.dispatch import Later, Refused
+from kvferry.server.dispatch import Later, RequestRefused
 from kvferry.server.pools import page_index
 from kvferry.server.sessions import Session, Sessions, Writing
-from kvferry.server.shard import Shard
+from kvferry.server.shard import IdentityShard
 
 __all__ = ["Holding", "seconds_of"]
 
@@ -55,7 +55,7 @@ class Holding:
         prompt = session.shard.prompt(request.hashes, generation=request.generation)
         first = min(max(0, request.first), prompt.chunks)
         if self.draining:
-            return p.Reserved(request.id, 0, [], [], prompt.chunks - first)
+            return p.ReservedPages(request.id, 0, [], [], prompt.chunks - first)
         end = self._end(session, prompt, first)
         if not session.shard.memory.waits_for_room(end - first):
             return self._reserved(session, request, prompt, first)
@@ -85,11 +85,11 @@ class Holding:
             shed += prompt.chunks - end
             shard.engine.metrics.shed("pool_full", shed)
         if not id:
-            return p.Reserved(request.id, 0, [], [], shed)
+            return p.ReservedPages(request.id, 0, [], [], shed)
         writing = Writing(prompt, Pages(id, chunks, handles, 0), time.monotonic() + lease_s)
         session.writings[id] = writing
         session.hold(len(handles))
-        return p.Reserved(request.id, id, chunks, _indexes(handles), shed)
+        return p.ReservedPages(request.id, id, chunks, _indexes(handles), shed)
 
     def _commit(self, session: Session, request: p.Commit) -> p.Reply:
         writing = session.writings.get(request.reservation)
@@ -97,7 +97,7 @@ class Holding:
             return p.Committed(request.id, 0)
         reserved, shard = writing.reserved, session.shard
         if request.ok and len(request.ok) != len(reserved.handles):
-            raise Refused(
+            raise RequestRefused(
                 "usage", f"ok has {len(request.ok)} bytes for {len(reserved.handles)} pages"
             )
         del session.writings[request.reservation]
@@ -146,7 +146,7 @@ class Holding:
         )
 
     def _gather(
-        self, shard: Shard, prompt: Prompt, request: p.Request
+        self, shard: IdentityShard, prompt: Prompt, request: p.Request
     ) -> Callable[[], Steps[Gathered]]:
         """The work of bringing it into memory, whenever it begins."""
         deadline = time.monotonic() + seconds_of(request)
@@ -259,4 +259,4 @@ def seconds_of(request: p.Request) -> float:
 
 def _check_open(session: Session) -> None:
     if session.ended:
-        raise Refused("session", "the session has ended")
+        raise RequestRefused("session", "the session has ended")

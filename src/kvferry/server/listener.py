@@ -25,7 +25,7 @@ from kvferry.errors import StoreError
 from kvferry.server.protocol import MESSAGE_BYTES_MAX
 from kvferry.server.zmtp import GREETING, READY, Wire, WireError, framed
 
-__all__ = ["Connection", "Listener"]
+__all__ = ["EngineConnection", "EngineListener"]
 
 _log = logging.getLogger("kvferry.server")
 
@@ -41,7 +41,7 @@ MESSAGE_S = 30.0
 _IN, _OUT, _BROKEN = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP | select.EPOLLERR
 
 
-class Connection:
+class EngineConnection:
     """One peer."""
 
     __slots__ = ("began", "out", "socket", "waits_since", "wire")
@@ -54,7 +54,7 @@ class Connection:
         self.waits_since = 0.0  # when we first saw a message half, and none was whole since
 
 
-class Listener:
+class EngineListener:
     """All endpoints and all connections of a server.
 
     Args:
@@ -72,7 +72,7 @@ class Listener:
         self._endpoints: dict[int, socket.socket] = {}
         self._paths: list[tuple[Path, int]] = []
         self._watched: dict[int, Callable[[], object]] = {}
-        self._connections: dict[int, Connection] = {}
+        self._connections: dict[int, EngineConnection] = {}
         self._came = memoryview(bytearray(_READ_BYTES))
         self._next_look = 0.0
         self._deaf = False  # there were no descriptors: nobody is accepted for a moment
@@ -120,7 +120,7 @@ class Listener:
             if self._wake >= 0:
                 os.eventfd_write(self._wake, 1)
 
-    def wait(self, timeout_s: float) -> Iterator[tuple[Connection, bytes | memoryview]]:
+    def wait(self, timeout_s: float) -> Iterator[tuple[EngineConnection, bytes | memoryview]]:
         """Messages that came, each with who waits for its reply; it may be woken and have none.
 
         A message is there until the next one is taken.
@@ -144,7 +144,7 @@ class Listener:
             self._next_look = now + self._look_s
             self._look(now)
 
-    def send(self, connection: Connection, body: bytes) -> bool:
+    def send(self, connection: EngineConnection, body: bytes) -> bool:
         """Send a reply, now or when the peer takes it; False: it is gone."""
         data = framed(body)
         if connection.out:
@@ -209,7 +209,7 @@ class Listener:
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30)
         self._epoll.register(peer.fileno(), _IN)
-        connection = self._connections[peer.fileno()] = Connection(peer)
+        connection = self._connections[peer.fileno()] = EngineConnection(peer)
         self._told = False
         self._raw(connection, GREETING)
 
@@ -222,7 +222,9 @@ class Listener:
         for descriptor in self._endpoints:
             self._epoll.modify(descriptor, _IN if whether else 0)
 
-    def _read(self, connection: Connection) -> Iterable[tuple[Connection, bytes | memoryview]]:
+    def _read(
+        self, connection: EngineConnection
+    ) -> Iterable[tuple[EngineConnection, bytes | memoryview]]:
         came, wire = self._came, connection.wire
         try:
             size = connection.socket.recv_into(came)
@@ -249,14 +251,14 @@ class Listener:
             connection.waits_since = 0.0
         return [(connection, message) for message in messages]
 
-    def _raw(self, connection: Connection, data: bytes) -> None:
+    def _raw(self, connection: EngineConnection, data: bytes) -> None:
         """Send a part of the handshake, which fits into any socket's buffer."""
         try:
             connection.socket.send(data)
         except OSError:
             self._drop(connection)
 
-    def _flush(self, connection: Connection) -> None:
+    def _flush(self, connection: EngineConnection) -> None:
         try:
             sent = connection.socket.send(connection.out)
         except BlockingIOError:
@@ -284,7 +286,7 @@ class Listener:
             elif now - connection.waits_since > message_s:
                 self._drop(connection, "half a message")
 
-    def _drop(self, connection: Connection, why: str = "") -> None:
+    def _drop(self, connection: EngineConnection, why: str = "") -> None:
         if why:
             _log.info("a connection was ended: %s", why)
         if self._connections.pop(connection.socket.fileno(), None) is not None:

@@ -25,7 +25,7 @@ from kvferry.server.requests import (
     Counted,
     Explain,
     Hello,
-    Lookup,
+    LookupRequest,
     Observe,
     Pin,
     Ping,
@@ -58,7 +58,7 @@ __all__ = [
     "Found",
     "Hello",
     "Leased",
-    "Lookup",
+    "LookupRequest",
     "Observe",
     "Pin",
     "Ping",
@@ -71,7 +71,7 @@ __all__ = [
     "Report",
     "Request",
     "Reserve",
-    "Reserved",
+    "ReservedPages",
     "Retrieve",
     "Speed",
     "Stats",
@@ -164,7 +164,7 @@ class Found(_Reply, tag=103):
     reason: str = ""
 
 
-class Reserved(_Reply, tag=104):
+class ReservedPages(_Reply, tag=104):
     """Pages to write.
 
     Attributes:
@@ -243,7 +243,7 @@ class Welcome(_Reply, tag=110):
 
 
 _ToSessions: TypeAlias = Welcome | Registered | Done | Pong | Failure
-Reply: TypeAlias = _ToSessions | Found | Reserved | Committed | Leased | Count | Report
+Reply: TypeAlias = _ToSessions | Found | ReservedPages | Committed | Leased | Count | Report
 
 _encoder = msgspec.msgpack.Encoder()
 # Raises msgspec.MsgspecError (DecodeError, ValidationError) for what is no such message.

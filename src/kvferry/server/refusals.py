@@ -18,7 +18,7 @@ from typing import Any
 from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.server.protocol import Register
 
-__all__ = ["Refusals"]
+__all__ = ["RefusedRegistrations"]
 
 _log = logging.getLogger("kvferry.server")
 
@@ -40,7 +40,7 @@ class _Engine:
     at: float
 
 
-class Refusals:
+class RefusedRegistrations:
     """See the module.
 
     Attributes:

@@ -11,11 +11,11 @@ from kvferry.chunks.identity import Identity
 from kvferry.config.server import ServerConfig
 from kvferry.errors import KVFerryError
 from kvferry.server import protocol as p
-from kvferry.server.dispatch import Refused
+from kvferry.server.dispatch import RequestRefused
 from kvferry.server.pools import Pools
-from kvferry.server.refusals import Refusals
+from kvferry.server.refusals import RefusedRegistrations
 from kvferry.server.sessions import SESSIONS_MAX, Sessions
-from kvferry.server.shard import Loop, Shard, identity_of
+from kvferry.server.shard import IdentityShard, Loop, identity_of
 
 __all__ = ["Registry"]
 
@@ -54,8 +54,8 @@ class Registry:
         loop: Loop,
     ) -> None:
         self.config = config
-        self.shards: dict[bytes, Shard] = {}
-        self.refusals = Refusals()
+        self.shards: dict[bytes, IdentityShard] = {}
+        self.refusals = RefusedRegistrations()
         self._incarnation = incarnation
         self._pools = pools
         self._sessions = sessions
@@ -78,7 +78,7 @@ class Registry:
         )
         if isinstance(request, p.Register):
             self.refusals.add(request, "token", text)
-        raise Refused("token", text)
+        raise RequestRefused("token", text)
 
     def check(self, request: p.Register) -> None:
         """Whether there is any sense in opening a session.
@@ -127,7 +127,7 @@ class Registry:
             shared=shard.shared,
         )
 
-    def _shard(self, request: p.Register) -> Shard:
+    def _shard(self, request: p.Register) -> IdentityShard:
         """The shard of an identity; opened when it is the first of its kind."""
         identity = identity_of(request.identity, request.digest)
         with self._opening:
@@ -136,7 +136,7 @@ class Registry:
                 if len(self.shards) >= _SHARDS_MAX:
                     text = f"there are {_SHARDS_MAX} identities already; restart the server"
                     raise self._refused(request, "busy", text)
-                found = self.shards[request.digest] = Shard(
+                found = self.shards[request.digest] = IdentityShard(
                     identity, self.config, self._pools, self._loop
                 )
                 self._say_size(identity)
@@ -156,6 +156,6 @@ class Registry:
                 size,
             )
 
-    def _refused(self, request: p.Register, code: str, text: str) -> Refused:
+    def _refused(self, request: p.Register, code: str, text: str) -> RequestRefused:
         self.refusals.add(request, code, text)
-        return Refused(code, text)
+        return RequestRefused(code, text)

@@ -14,7 +14,7 @@ __all__ = [
     "Counted",
     "Explain",
     "Hello",
-    "Lookup",
+    "LookupRequest",
     "Observe",
     "Pin",
     "Ping",
@@ -75,7 +75,7 @@ class Attached(_Request, tag=2):
     """The sender has mapped the segment and holds the lock that was named. Reply: `Done`."""
 
 
-class Lookup(_Request, tag=3):
+class LookupRequest(_Request, tag=3):
     """How much of a prompt is there. Reply: `Found`.
 
     Attributes:
@@ -125,7 +125,7 @@ class Retrieve(_Request, tag=7):
     Attributes:
         hashes: Of the part of a prompt that is wanted.
         tokens: Of all of it, for the decision between loading and computing.
-        about: See `Lookup`; may be empty.
+        about: See `LookupRequest`; may be empty.
     """
 
     hashes: bytes
@@ -246,6 +246,6 @@ class Counted(_Request, tag=20):
 
 
 _OfSessions: TypeAlias = Hello | Register | Attached | Ping | Unregister
-_OfChunks: TypeAlias = Lookup | Reserve | Commit | Abort | Retrieve | Release | Prefetch
+_OfChunks: TypeAlias = LookupRequest | Reserve | Commit | Abort | Retrieve | Release | Prefetch
 _OfPrompts: TypeAlias = Pin | Unpin | Stats | Observe | Speed | Counted | Clear | Explain
 Request: TypeAlias = _OfSessions | _OfChunks | _OfPrompts

@@ -13,7 +13,7 @@ from kvferry.server import state
 from kvferry.server.pools import Pools
 from kvferry.server.segments import sweep
 from kvferry.server.sessions import Sessions
-from kvferry.server.shard import Loop, Shard, identity_of
+from kvferry.server.shard import IdentityShard, Loop, identity_of
 
 __all__ = ["begin", "keep"]
 
@@ -24,7 +24,7 @@ def begin(
     config: ServerConfig,
     pools: Pools,
     sessions: Sessions,
-    shards: dict[bytes, Shard],
+    shards: dict[bytes, IdentityShard],
     loop: Loop,
 ) -> None:
     """Remove what dead servers left, and take over what one has kept for us.
@@ -45,7 +45,7 @@ def begin(
     taken = lost = 0
     for record in found.shards:
         try:
-            shard = Shard(identity_of(record.identity, record.digest), config, pools, loop)
+            shard = IdentityShard(identity_of(record.identity, record.digest), config, pools, loop)
         except (KVFerryError, OSError) as error:
             _log.warning("an identity of the server before is lost: %s", error)
             continue
@@ -75,7 +75,7 @@ def _take_segment(record: state.SegmentRecord, pools: Pools, sessions: Sessions)
         raise
 
 
-def keep(path: Path, pools: Pools, sessions: Sessions, shards: Sequence[Shard]) -> bool:
+def keep(path: Path, pools: Pools, sessions: Sessions, shards: Sequence[IdentityShard]) -> bool:
     """Leave everything to the next server; whether that could be written down."""
     try:
         count = state.write(path, list(pools.pools.values()), shards, sessions.fences)

@@ -25,13 +25,13 @@ from kvferry.errors import ConfigError, UsageError
 from kvferry.server import restart
 from kvferry.server.dispatch import Dispatcher
 from kvferry.server.handlers import Handlers
-from kvferry.server.listener import Listener
+from kvferry.server.listener import EngineListener
 from kvferry.server.metrics import metrics_text
 from kvferry.server.pools import Pools
 from kvferry.server.registry import Registry
 from kvferry.server.reload import merged
 from kvferry.server.sessions import Session, Sessions
-from kvferry.server.shard import Loop, Shard
+from kvferry.server.shard import IdentityShard, Loop
 from kvferry.server.store_watch import StoreWatch
 
 __all__ = ["Server"]
@@ -60,7 +60,7 @@ class Server:
         self._began = time.monotonic()
         self._pools = Pools(config)
         self._sessions = Sessions(config.client_share, config.dead_after_s, self._session_ended)
-        self._listener = Listener()
+        self._listener = EngineListener()
         self._loop = Loop(self._listener.watch, self._in_background)
         self._registry = Registry(config, self.incarnation, self._pools, self._sessions, self._loop)
         self._handlers = Handlers(config, self.incarnation, self._registry, self._sessions)
@@ -163,7 +163,7 @@ class Server:
     # --- What others see ---
 
     @property
-    def shards(self) -> list[Shard]:
+    def shards(self) -> list[IdentityShard]:
         """All identities."""
         return list(self._registry.shards.values())
 

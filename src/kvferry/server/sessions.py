@@ -33,7 +33,7 @@ from kvferry.cache.memory import Reserved
 from kvferry.cache.prompt import Prompt
 from kvferry.server.locks import FIRST_SESSION_LOCK
 from kvferry.server.pools import Pool, page_index
-from kvferry.server.shard import Shard
+from kvferry.server.shard import IdentityShard
 
 __all__ = ["Session", "Sessions", "Writing"]
 
@@ -85,7 +85,7 @@ class Session:
 
     token: int
     lock: int
-    shard: Shard
+    shard: IdentityShard
     process: Process
     software: str
     pid: int
@@ -138,7 +138,7 @@ class Sessions:
         self._lock = threading.Lock()
         self._processes: dict[str, Process] = {}
 
-    def begin(self, shard: Shard, process: str, software: str, pid: int) -> Session:
+    def begin(self, shard: IdentityShard, process: str, software: str, pid: int) -> Session:
         """A session that has still to attach; one that names no process is its own."""
         now = time.monotonic()
         with self._lock:

@@ -24,7 +24,7 @@ from kvferry.server.pools import Pools, SharedMemory
 from kvferry.server.protocol import HASHES_MAX
 from kvferry.server.telling import Telling
 
-__all__ = ["Loop", "Shard", "identity_of"]
+__all__ = ["IdentityShard", "Loop", "identity_of"]
 
 _log = logging.getLogger("kvferry.server")
 # Numbers that say what there is to know about a prompt; see `protocol.Lookup`.
@@ -67,7 +67,7 @@ def identity_of(fields: Mapping[str, Any], digest: bytes) -> Identity:
     return identity
 
 
-class Shard:
+class IdentityShard:
     """The chunks of one identity.
 
     Args:

@@ -24,7 +24,7 @@ import msgspec
 from kvferry import _native
 from kvferry.errors import ConfigError, KVFerryError, UsageError
 from kvferry.server.pools import Pool, page_index
-from kvferry.server.shard import Shard
+from kvferry.server.shard import IdentityShard
 
 __all__ = ["SegmentRecord", "ShardRecord", "State", "adopt", "read", "write"]
 
@@ -77,7 +77,9 @@ class State(msgspec.Struct, array_like=True, frozen=True):
     shards: list[ShardRecord]
 
 
-def write(path: Path, pools: Sequence[Pool], shards: Sequence[Shard], fences: Fences) -> int:
+def write(
+    path: Path, pools: Sequence[Pool], shards: Sequence[IdentityShard], fences: Fences
+) -> int:
     """Write the state; how many chunks are in it.
 
     Args:
@@ -115,7 +117,7 @@ def write(path: Path, pools: Sequence[Pool], shards: Sequence[Shard], fences: Fe
     return sum(len(shard.pages) for shard in state.shards)
 
 
-def _record(shard: Shard) -> ShardRecord:
+def _record(shard: IdentityShard) -> ShardRecord:
     hashes, parents, handles = shard.memory.cache.entries()
     checksums = _native.page_checksums(shard.memory.pool.pages, handles)
     return ShardRecord(
@@ -157,7 +159,7 @@ def read(path: Path) -> State | None:
     return state
 
 
-def adopt(shard: Shard, record: ShardRecord) -> tuple[int, int]:
+def adopt(shard: IdentityShard, record: ShardRecord) -> tuple[int, int]:
     """Take the chunks of a record whose pages hold what they held; how many, and how many not.
 
     Raises:

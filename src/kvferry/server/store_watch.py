@@ -22,7 +22,7 @@ from kvferry.connectors.base import Space
 from kvferry.connectors.control import ControlNode
 from kvferry.connectors.load import load_connector
 from kvferry.errors import KVFerryError
-from kvferry.server.shard import Shard
+from kvferry.server.shard import IdentityShard
 
 __all__ = ["StoreWatch"]
 
@@ -43,7 +43,7 @@ class StoreWatch:
     """
 
     def __init__(
-        self, stores: Sequence[StoreConfig], shards: Callable[[], Sequence[Shard]]
+        self, stores: Sequence[StoreConfig], shards: Callable[[], Sequence[IdentityShard]]
     ) -> None:
         self._stores = stores
         self._shards = shards

@@ -15,10 +15,10 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Hashable
 
-__all__ = ["Job", "Turns"]
+__all__ = ["Turn", "Turns"]
 
 
-class Job:
+class Turn:
     """Work, and whose it is."""
 
     __slots__ = ("began", "who", "work")
@@ -46,10 +46,10 @@ class Turns:
         self._threads_max = self._idle = threads
         self._jobs_max = jobs_max
         self._running: Counter[Hashable] = Counter()
-        self._queues: dict[Hashable, deque[Job]] = {}  # who is first has the next turn
+        self._queues: dict[Hashable, deque[Turn]] = {}  # who is first has the next turn
         self.waiting = 0
 
-    def put(self, job: Job, *, goes_on: bool = False) -> bool:
+    def put(self, job: Turn, *, goes_on: bool = False) -> bool:
         """Have it run when it is its turn; False: too many wait, and it is not one that goes on."""
         if self.waiting >= self._jobs_max and not goes_on:
             return False
@@ -58,7 +58,7 @@ class Turns:
         self._start()
         return True
 
-    def over(self, job: Job) -> None:
+    def over(self, job: Turn) -> None:
         """Its thread is free again."""
         self._idle += 1
         self._running[job.who] -= 1
@@ -66,7 +66,7 @@ class Turns:
             del self._running[job.who]
         self._start()
 
-    def abandon(self, job: Job) -> bool:
+    def abandon(self, job: Turn) -> bool:
         """Nobody waits for it any more; False: it has begun, and `over` will follow."""
         if job.began:
             return False

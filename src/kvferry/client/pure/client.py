@@ -38,9 +38,9 @@ from kvferry.client.pure.batch import (
     SetBatch,
 )
 from kvferry.client.pure.cluster import Cluster
-from kvferry.client.pure.connection import TimedOut
-from kvferry.client.pure.dial import Refused
-from kvferry.client.pure.node import Node
+from kvferry.client.pure.connection import ReplyTimedOut
+from kvferry.client.pure.dial import DialRefused
+from kvferry.client.pure.node import PureNode
 from kvferry.client.pure.sentinel import Sentinels
 from kvferry.client.times import LIMIT_S_MAX, checked_timeout, ttl_ms
 from kvferry.config import ClientConfig
@@ -265,9 +265,9 @@ class PureRedisClient:
     def _run(self, batch: Batch, deadline: float) -> None:
         try:
             self._servers.run(batch, deadline)
-        except Refused as error:
+        except DialRefused as error:
             batch.finish(Status.UNAVAILABLE, str(error))
-        except TimedOut as error:
+        except ReplyTimedOut as error:
             batch.finish(Status.TIMEOUT, str(error))
         batch.finish(Status.CANCELLED, "the client was closed" if self._closed else None)
 
@@ -295,12 +295,12 @@ def _forget_connections() -> None:
 os.register_at_fork(after_in_child=_forget_connections)
 
 
-def _servers(config: ClientConfig, stats: dict[str, int]) -> Node | Cluster:
+def _servers(config: ClientConfig, stats: dict[str, int]) -> PureNode | Cluster:
     if config.topology == "cluster":
         return Cluster(config, stats)
     if config.topology == "sentinel":
-        return Node(config, stats, Sentinels(config).dial)
-    return Node(config, stats)
+        return PureNode(config, stats, Sentinels(config).dial)
+    return PureNode(config, stats)
 
 
 def _ok_bytes(result: BatchResult) -> int:

@@ -20,9 +20,9 @@ from collections.abc import Iterator
 
 from kvferry.client.batch import Status
 from kvferry.client.pure.batch import Batch, exchange
-from kvferry.client.pure.connection import Disconnected, TimedOut, printable
-from kvferry.client.pure.dial import Refused
-from kvferry.client.pure.node import Node
+from kvferry.client.pure.connection import Disconnected, ReplyTimedOut, printable
+from kvferry.client.pure.dial import DialRefused
+from kvferry.client.pure.node import PureNode
 from kvferry.client.pure.resp import ErrorReply, ProtocolError
 from kvferry.client.pure.slots import Address, SlotMap, key_slot, parse_redirect, parse_slots
 from kvferry.config import ClientConfig
@@ -49,7 +49,7 @@ class Cluster:
         self.closed = False
         self._config = config
         self._stats = stats
-        self._nodes: dict[Address, Node] = {}
+        self._nodes: dict[Address, PureNode] = {}
         self._map: SlotMap | None = None
         self._refreshed = 0.0
         self._stale = False
@@ -73,10 +73,10 @@ class Cluster:
         for node in list(self._nodes.values()):
             node.abort()
 
-    def node(self, address: Address) -> Node:
+    def node(self, address: Address) -> PureNode:
         """The node at an address, met now if it is new."""
         if address not in self._nodes:
-            self._nodes[address] = Node(self._config.for_node(*address), self._stats)
+            self._nodes[address] = PureNode(self._config.for_node(*address), self._stats)
             self._nodes[address].closed = self.closed
         return self._nodes[address]
 
@@ -125,11 +125,11 @@ class Cluster:
             return
         if time.monotonic() >= deadline:
             if self._map is None:
-                raise TimedOut("the deadline passed")
+                raise ReplyTimedOut("the deadline passed")
             return
         try:
             self._adopt(self._ask_for_map(deadline))
-        except Refused as error:
+        except DialRefused as error:
             if self._map is None:
                 raise
             _log.info("%s: %s", self._config.address, error)
@@ -148,14 +148,14 @@ class Cluster:
                     why = printable(reply.text)
                 elif (found := parse_slots(reply, address[0])).nodes:
                     return self._limited(found)
-            except Refused as error:
+            except DialRefused as error:
                 why = error
             except BaseException as error:
                 node.disconnect(str(error) or "interrupted")
-                if not isinstance(error, (Disconnected, ProtocolError, TimedOut)):
+                if not isinstance(error, (Disconnected, ProtocolError, ReplyTimedOut)):
                     raise
                 why = error
-        raise Refused(f"no node of {self._config.address} tells its slots: {why}")
+        raise DialRefused(f"no node of {self._config.address} tells its slots: {why}")
 
     def _limited(self, found: SlotMap) -> SlotMap:
         """The map, with as many replicas as leave us at `nodes_max` nodes."""
@@ -223,9 +223,9 @@ class _Journey:
         self._batch.elsewhere = said
         try:
             self._cluster.node(address).run(self._batch, self._deadline, indices)
-        except Refused as error:
+        except DialRefused as error:
             self._fail(address, Status.UNAVAILABLE, str(error))
-        except TimedOut as error:
+        except ReplyTimedOut as error:
             self._fail(address, Status.TIMEOUT, str(error))
         for index in self._batch.pending(said):
             self._follow(index, said[index], address)
@@ -267,11 +267,11 @@ class _Journey:
             if connection.call(b"ASKING", deadline=self._deadline) != "OK":
                 raise ProtocolError("ASKING was refused")
             exchange(self._batch, connection, self._deadline, [index])
-        except Refused as error:
+        except DialRefused as error:
             self._fail(address, Status.UNAVAILABLE, str(error))
         except BaseException as error:
             node.disconnect(str(error) or "interrupted")
-            if not isinstance(error, (Disconnected, ProtocolError, TimedOut)):
+            if not isinstance(error, (Disconnected, ProtocolError, ReplyTimedOut)):
                 raise
             self._wait = True
         if said:  # not imported any more: back to the map

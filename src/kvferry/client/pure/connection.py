@@ -32,7 +32,7 @@ from kvferry.client.pure.resp import (
     encode,
 )
 
-__all__ = ["Connection", "Disconnected", "TimedOut", "printable", "sentence"]
+__all__ = ["Connection", "Disconnected", "ReplyTimedOut", "printable", "sentence"]
 
 # A header takes a small receive, so that little payload has to be copied behind it.
 HEADER_READ_BYTES = 4 << 10
@@ -59,7 +59,7 @@ class Disconnected(Exception):
     """The connection ended, or could not be made."""
 
 
-class TimedOut(Exception):
+class ReplyTimedOut(Exception):
     """The deadline passed, or the peer owed us bytes and stalled."""
 
 
@@ -238,7 +238,7 @@ class Connection:
         """Limit the next call of the kernel."""
         left_s = deadline - time.monotonic()
         if left_s <= 0:
-            raise TimedOut("the deadline passed")
+            raise ReplyTimedOut("the deadline passed")
         wait_s = min(left_s, self._stall_timeout_s)
         if wait_s != self._armed_s:
             try:
@@ -249,8 +249,8 @@ class Connection:
 
     def _raise_timed_out(self, deadline: float, verb: str) -> NoReturn:
         if time.monotonic() >= deadline:
-            raise TimedOut("the deadline passed") from None
-        raise TimedOut(f"the server {verb} nothing for {self._stall_timeout_s:g} s") from None
+            raise ReplyTimedOut("the deadline passed") from None
+        raise ReplyTimedOut(f"the server {verb} nothing for {self._stall_timeout_s:g} s") from None
 
     def _last_words(self) -> str:
         """The error that a server sent before it closed, e.g. about too many clients."""

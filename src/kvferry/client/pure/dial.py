@@ -17,21 +17,27 @@ import socket
 import ssl
 import time
 
-from kvferry.client.pure.connection import Connection, Disconnected, TimedOut, printable, sentence
+from kvferry.client.pure.connection import (
+    Connection,
+    Disconnected,
+    ReplyTimedOut,
+    printable,
+    sentence,
+)
 from kvferry.client.pure.resp import ErrorReply, ProtocolError, Reply
 from kvferry.client.pure.tls import TlsConnection, TlsRefused, client_context, shake_hands
 from kvferry.config import ClientConfig
 from kvferry.credentials import Credentials, provided
 from kvferry.errors import UnavailableError
 
-__all__ = ["Backoff", "Refused", "dial"]
+__all__ = ["Backoff", "DialRefused", "dial"]
 
 # New credentials are fetched when this much of their time is over.
 _RENEWED_AT = 0.9
 _NO_HELLO = ("ERR unknown command", "ERR wrong number of arguments", "ERR syntax error", "NOPROTO")
 
 
-class Refused(Exception):
+class DialRefused(Exception):
     """There is no connection to be had now: the server is away, or it refuses us.
 
     Attributes:
@@ -58,7 +64,7 @@ class Backoff:
     def check(self) -> None:
         """Raise Refused while it is too early, with the reason of the last failure."""
         if time.monotonic() < self._until:
-            raise Refused(self._why)
+            raise DialRefused(self._why)
 
     def failed(self, why: str, *, final: bool = False) -> None:
         """Wait before the next attempt; for the longest time if there is no hope."""
@@ -89,11 +95,11 @@ def dial(config: ClientConfig, deadline: float) -> Connection:
         context = client_context(config) if config.tls else None
         addresses = _resolve(config)
     except TlsRefused as error:
-        raise Refused(f"cannot connect to {config.address}: {error}", final=True) from error
+        raise DialRefused(f"cannot connect to {config.address}: {error}", final=True) from error
     except OSError as error:
-        raise Refused(f"{config.address} has no address: {error.strerror}") from error
+        raise DialRefused(f"{config.address} has no address: {error.strerror}") from error
     except UnicodeError as error:
-        raise Refused(f"{config.address} can be no host name") from error
+        raise DialRefused(f"{config.address} can be no host name") from error
     limit = min(deadline, time.monotonic() + config.connect_timeout_s)
     why, final = "", False
     for index, (family, address) in enumerate(addresses):
@@ -105,15 +111,15 @@ def dial(config: ClientConfig, deadline: float) -> Connection:
             _greet(connection, config, credentials, until)
         except OSError as error:
             why, final = sentence(error), False
-        except (Disconnected, ProtocolError, TimedOut) as error:
+        except (Disconnected, ProtocolError, ReplyTimedOut) as error:
             why, final = str(error), isinstance(error, TlsRefused)
         else:
             if credentials is not None and credentials.expires_in_s is not None:
                 connection.good_until = asked + _RENEWED_AT * credentials.expires_in_s
             return connection
         if time.monotonic() >= deadline:
-            raise TimedOut("the deadline passed while connecting")
-    raise Refused(f"cannot connect to {config.address}: {why}", final=final)
+            raise ReplyTimedOut("the deadline passed while connecting")
+    raise DialRefused(f"cannot connect to {config.address}: {why}", final=final)
 
 
 def _credentials(config: ClientConfig) -> Credentials | None:
@@ -121,7 +127,7 @@ def _credentials(config: ClientConfig) -> Credentials | None:
         try:
             return provided(config.credentials)
         except UnavailableError as error:
-            raise Refused(str(error)) from None
+            raise DialRefused(str(error)) from None
     if config.password is None:
         return None
     return Credentials(config.username, config.password)
@@ -210,4 +216,4 @@ def _check(reply: Reply, user: Credentials | None) -> None:
         text = reply.text
         if user is not None and user.password:
             text = text.replace(user.password, "***")
-        raise Refused(printable(text))
+        raise DialRefused(printable(text))

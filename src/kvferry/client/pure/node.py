@@ -12,19 +12,19 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from kvferry.client.pure.batch import Batch, exchange
-from kvferry.client.pure.connection import Connection, Disconnected, TimedOut
-from kvferry.client.pure.dial import Backoff, Refused, dial
+from kvferry.client.pure.connection import Connection, Disconnected, ReplyTimedOut
+from kvferry.client.pure.dial import Backoff, DialRefused, dial
 from kvferry.client.pure.resp import ProtocolError
 from kvferry.config import ClientConfig
 
-__all__ = ["Dial", "Node"]
+__all__ = ["Dial", "PureNode"]
 
 _log = logging.getLogger("kvferry.client.pure.client")
 
 Dial: TypeAlias = Callable[[float], Connection]  # takes the deadline
 
 
-class Node:
+class PureNode:
     """A server and the connection to it. One thread at a time; any may `abort`.
 
     Args:
@@ -62,19 +62,19 @@ class Node:
         tries = 0
         while not self.closed and (todo := batch.pending(among)):
             if time.monotonic() >= deadline:
-                raise TimedOut("the deadline passed")
+                raise ReplyTimedOut("the deadline passed")
             try:
                 connection = self.connect(deadline)
                 exchange(batch, connection, deadline, todo)
-            except Refused:
+            except DialRefused:
                 raise
             except (Disconnected, ProtocolError) as error:
                 self.disconnect(str(error))
                 tries = tries + 1 if len(batch.pending(among)) == len(todo) else 1
                 if tries >= self.config.attempts_max and not self.closed:
-                    raise Refused(str(error)) from error
+                    raise DialRefused(str(error)) from error
             except BaseException as error:  # e.g. KeyboardInterrupt in the middle of a reply
-                self.disconnect(str(error) if isinstance(error, TimedOut) else "interrupted")
+                self.disconnect(str(error) if isinstance(error, ReplyTimedOut) else "interrupted")
                 raise
             else:
                 if connection.worn_out:
@@ -94,9 +94,9 @@ class Node:
         self._backoff.check()
         try:
             self._connection = self._dial(deadline) if self._dial else dial(self.config, deadline)
-        except (Refused, TimedOut) as error:
+        except (DialRefused, ReplyTimedOut) as error:
             self._stats["connect_failures"] += 1
-            self._backoff.failed(str(error), final=isinstance(error, Refused) and error.final)
+            self._backoff.failed(str(error), final=isinstance(error, DialRefused) and error.final)
             _log.warning("%s: %s", self.config.address, error)
             raise
         self._stats["connects"] += 1

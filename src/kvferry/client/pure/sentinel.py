@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import time
 
-from kvferry.client.pure.connection import Connection, Disconnected, TimedOut, printable
-from kvferry.client.pure.dial import Refused, dial
+from kvferry.client.pure.connection import Connection, Disconnected, ReplyTimedOut, printable
+from kvferry.client.pure.dial import DialRefused, dial
 from kvferry.client.pure.resp import ErrorReply, ProtocolError
 from kvferry.config import ClientConfig
 from kvferry.errors import ConfigError
@@ -49,15 +49,15 @@ class Sentinels:
                     self._seeds.remove(seed)
                     self._seeds.insert(0, seed)
                     return connection
-            except Refused as error:
+            except DialRefused as error:
                 why = str(error)
                 if error.final:
                     raise
-            except (Disconnected, ProtocolError, TimedOut) as error:
+            except (Disconnected, ProtocolError, ReplyTimedOut) as error:
                 why = f"{seed[0]}:{seed[1]}: {error}"
             if time.monotonic() >= deadline:
-                raise TimedOut("the deadline passed while connecting")
-        raise Refused(f"cannot connect to {self._config.address}: {why}")
+                raise ReplyTimedOut("the deadline passed while connecting")
+        raise DialRefused(f"cannot connect to {self._config.address}: {why}")
 
     def _master(self, seed: tuple[str, int], deadline: float) -> tuple[str, int]:
         until = min(deadline, time.monotonic() + self._config.connect_timeout_s)
@@ -69,9 +69,11 @@ class Sentinels:
             connection.close()
         match reply:
             case None:
-                raise Refused(f"the Sentinel {seed[0]}:{seed[1]} watches no master of that name")
+                raise DialRefused(
+                    f"the Sentinel {seed[0]}:{seed[1]} watches no master of that name"
+                )
             case ErrorReply():
-                raise Refused(f"the Sentinel {seed[0]}:{seed[1]}: {printable(reply.text)}")
+                raise DialRefused(f"the Sentinel {seed[0]}:{seed[1]}: {printable(reply.text)}")
             case [bytes() as host, bytes() as port] if _is_port(port):
                 return host.decode(errors="replace"), int(port)
         raise ProtocolError("a Sentinel's reply is no address")
@@ -87,9 +89,9 @@ class Sentinels:
             reply = connection.call(b"ROLE", deadline=until)
             if isinstance(reply, ErrorReply):
                 if reply.code != "NOPERM":  # who may not ask has to believe the Sentinel
-                    raise Refused(f"{config.address}: {printable(reply.text)}")
+                    raise DialRefused(f"{config.address}: {printable(reply.text)}")
             elif not isinstance(reply, list) or reply[:1] != [b"master"]:
-                raise Refused(f"{config.address} is not the master that a Sentinel says it is")
+                raise DialRefused(f"{config.address} is not the master that a Sentinel says it is")
             refresh = time.monotonic() + self._config.topology_refresh_s
             connection.good_until = min(connection.good_until, refresh)
         except BaseException:

@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from kvferry.controller.controller import Controller
 from kvferry.controller.http.answers import JobRows, PinRow, PinRows
-from kvferry.controller.http.asking import Asked, PromptBody, asked, instance_of
+from kvferry.controller.http.asking import AskedPrompt, PromptBody, asked, instance_of
 from kvferry.controller.jobs import Job, JobRow, Step
 from kvferry.controller.members import Member
 from kvferry.errors import UsageError
@@ -131,7 +131,7 @@ class Actions:
         return self._controller.jobs.start(action, steps)
 
     def _steps(
-        self, action: str, members: Sequence[Member], prompts: Sequence[Asked]
+        self, action: str, members: Sequence[Member], prompts: Sequence[AskedPrompt]
     ) -> list[Step]:
         return [
             self._step(action, [member], identity, one.hashes)
@@ -142,7 +142,7 @@ class Actions:
         ]
 
     def _fetches(
-        self, sources: Sequence[Member], targets: Sequence[Member], prompts: Sequence[Asked]
+        self, sources: Sequence[Member], targets: Sequence[Member], prompts: Sequence[AskedPrompt]
     ) -> list[Step]:
         """Each rank of the target reads from the rank of the source that has the same identity."""
         steps = []

@@ -12,13 +12,13 @@ from kvferry import _native
 from kvferry.chunks.generation import salted
 from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.controller.controller import Controller
-from kvferry.controller.members import Found, Member
+from kvferry.controller.members import FoundMember, Member
 from kvferry.errors import UsageError
 from kvferry.http.answers import CallError
 from kvferry.http.bodies import Tokens
 from kvferry.membership.messages import HASHES_MAX, HeldIdentity
 
-__all__ = ["Asked", "PromptBody", "asked", "instance_of", "looked_up"]
+__all__ = ["AskedPrompt", "PromptBody", "asked", "instance_of", "looked_up"]
 
 _SALT_BYTES_MAX = 1024
 
@@ -42,7 +42,7 @@ class PromptBody(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class Asked:
+class AskedPrompt:
     """A prompt as instances of one way of hashing know it.
 
     Attributes:
@@ -56,7 +56,7 @@ class Asked:
     identities: dict[bytes, HeldIdentity]
 
 
-def asked(controller: Controller, body: PromptBody) -> list[Asked]:
+def asked(controller: Controller, body: PromptBody) -> list[AskedPrompt]:
     """The prompt of a body, once for each way in which living instances hash it.
 
     Raises:
@@ -67,7 +67,7 @@ def asked(controller: Controller, body: PromptBody) -> list[Asked]:
     if [body.tokens, body.hashes, body.text].count(None) != 2:
         raise UsageError("name either 'tokens' or 'hashes' or a 'text'")
     if body.hashes is not None:
-        return [Asked(_hashes(body.hashes), 0, identities)]
+        return [AskedPrompt(_hashes(body.hashes), 0, identities)]
     tokens = body.tokens if body.text is None else _text(controller, body.text)
     salt = _hex(body.salt, "salt")
     if len(salt) > _SALT_BYTES_MAX:
@@ -78,11 +78,13 @@ def asked(controller: Controller, body: PromptBody) -> list[Asked]:
     found = []
     for (size, generation), members in groups.items():
         hashes = _native.hash_chunks(tokens, size, salted(salt, generation))
-        found.append(Asked(hashes[: HASHES_MAX * DIGEST_BYTES], size, members))
+        found.append(AskedPrompt(hashes[: HASHES_MAX * DIGEST_BYTES], size, members))
     return found
 
 
-def looked_up(controller: Controller, prompts: Iterable[Asked]) -> list[tuple[Found, int]]:
+def looked_up(
+    controller: Controller, prompts: Iterable[AskedPrompt]
+) -> list[tuple[FoundMember, int]]:
     """Who holds leading chunks, with the tokens of a chunk there."""
     found = []
     for one in prompts:

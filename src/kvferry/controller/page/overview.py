@@ -12,7 +12,7 @@ from kvferry.controller.page import figures
 from kvferry.controller.page.html import Html, el
 from kvferry.controller.page.parts import Query, tile
 from kvferry.controller.page.tables import events_table
-from kvferry.controller.traffic import HELD_S, MEMORY, PEER, Done
+from kvferry.controller.traffic import HELD_S, MEMORY, PEER, DoneTransfer
 
 __all__ = ["WINDOWS", "overview", "window_of"]
 
@@ -126,7 +126,7 @@ def _instances(found: ClusterReport) -> Html:
     )
 
 
-def _charts(series: list[Done]) -> list[Html]:
+def _charts(series: list[DoneTransfer]) -> list[Html]:
     hits = [
         sum(one.tokens.values()) / one.requested_tokens * 100 if one.requested_tokens else 0.0
         for one in series

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from kvferry.controller.controller import Controller
 from kvferry.controller.page.html import Html, el, joined
 
-__all__ = ["ROWS_MAX", "Column", "Query", "View", "chosen", "table", "tile"]
+__all__ = ["ROWS_MAX", "Column", "PageView", "Query", "chosen", "table", "tile"]
 
 ROWS_MAX = 300
 Query = Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class View:
+class PageView:
     """A tab of the page.
 
     Attributes:

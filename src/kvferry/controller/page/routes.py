@@ -24,7 +24,7 @@ from kvferry.controller.http.actions import Actions
 from kvferry.controller.page import overview, tables
 from kvferry.controller.page.actions import ActionViews
 from kvferry.controller.page.html import Html, el
-from kvferry.controller.page.parts import View
+from kvferry.controller.page.parts import PageView
 from kvferry.controller.page.shell import document, live
 from kvferry.errors import KVFerryError, UsageError
 from kvferry.http.answers import CallError
@@ -108,7 +108,7 @@ class PageRoutes:
             del headers["content-encoding"]
         return Response(raw, media_type=kind, headers=headers)
 
-    def _asked(self, request: Request) -> tuple[View, dict[str, str]]:
+    def _asked(self, request: Request) -> tuple[PageView, dict[str, str]]:
         query = dict(request.query_params)
         return self._views.get(query.get("view", ""), self._views["overview"]), query
 
@@ -122,7 +122,7 @@ class PageRoutes:
             self._fresh(*self._asked(request)), media_type="text/event-stream", headers=headers
         )
 
-    async def _fresh(self, view: View, query: dict[str, str]) -> AsyncIterator[str]:
+    async def _fresh(self, view: PageView, query: dict[str, str]) -> AsyncIterator[str]:
         self._streams += 1
         try:
             sent = None
@@ -151,53 +151,53 @@ class PageRoutes:
         return run
 
 
-def _views(acts: ActionViews) -> list[View]:
+def _views(acts: ActionViews) -> list[PageView]:
     return [
-        View(
+        PageView(
             *("overview", "Overview", "/v1/cluster"),
             "What caches give, and what is wrong. Refreshed every second.",
             *(overview.overview, None),
             windowed=True,
         ),
-        View(
+        PageView(
             *("nodes", "Nodes", "/v1/nodes"),
             "Every process beside the others, as of its last heartbeat.",
             *(tables.nodes, None),
             filtered=True,
             table=True,
         ),
-        View(
+        PageView(
             *("memory", "Memory", "/v1/keys"),
             "What fills the memory of instances: bytes by model, age and prefix.",
             *(tables.memory, None),
             filtered=True,
         ),
-        View(
+        PageView(
             *("prefixes", "Prefixes", "/v1/prefixes"),
             "What was looked up most, since the controller began.",
             *(tables.prefixes, None),
             filtered=True,
             table=True,
         ),
-        View(
+        PageView(
             *("transfers", "Transfers", "/v1/transfers"),
             "Who reads from whose memory.",
             *(tables.transfers, None),
             filtered=True,
             table=True,
         ),
-        View(
+        PageView(
             *("explain", "Explain", "/v1/cluster"),
             "For each chunk of a prompt where it is, or why nobody can give it.",
             *(acts.explain, acts.explain_form),
         ),
-        View(
+        PageView(
             *("jobs", "Jobs and pins", "/v1/jobs"),
             "What instances were asked to do.",
             *(acts.jobs, acts.jobs_form),
             filtered=True,
         ),
-        View(
+        PageView(
             *("events", "Events", "/v1/events?last=0"),
             "What happened, the youngest first; the last 1000.",
             *(tables.events, None),

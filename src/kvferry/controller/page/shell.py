@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 from kvferry import __version__
 from kvferry.controller.page.html import Html, el, joined
 from kvferry.controller.page.overview import WINDOWS
-from kvferry.controller.page.parts import Query, View
+from kvferry.controller.page.parts import PageView, Query
 
 __all__ = ["document", "live"]
 
@@ -22,7 +22,7 @@ _KEYS = (
 )
 
 
-def document(view: View, views: Sequence[View], query: Query) -> str:
+def document(view: PageView, views: Sequence[PageView], query: Query) -> str:
     """The page with one view in it."""
     head = el(
         "head",
@@ -78,7 +78,7 @@ def document(view: View, views: Sequence[View], query: Query) -> str:
     return f"<!doctype html>{el('html', head, body, lang='en')}"
 
 
-def live(view: View, query: Query) -> Html:
+def live(view: PageView, query: Query) -> Html:
     """Where a view comes, once a second."""
     return el(
         "main",
@@ -97,12 +97,12 @@ _CONFIG = (
 )
 
 
-def _asked(view: View, query: Query) -> str:
+def _asked(view: PageView, query: Query) -> str:
     kept = {name: query[name] for name in ("q", "window") if query.get(name)}
     return urlencode({"view": view.name, **kept})
 
 
-def _choices(view: View, query: Query) -> Html:
+def _choices(view: PageView, query: Query) -> Html:
     asked = {name: query[name] for name in ("window",) if query.get(name)}
     parts: list[Html | None] = []
     if view.windowed:

@@ -28,13 +28,13 @@ from kvferry.client.buffers import (
     readable,
     writable,
 )
-from kvferry.client.native import Frame, Verb
+from kvferry.client.native import ValueFrame, Verb
 from kvferry.client.sync import RedisClient
 from kvferry.config.integrations import LmcacheSettings
 from kvferry.errors import CapacityError, ClosedError, UsageError
-from kvferry.integrations.lmcache.names import Names
+from kvferry.integrations.lmcache.names import ChunkNames
 
-__all__ = ["BatchClosedError", "BatchUsageError", "Batches", "Finished"]
+__all__ = ["BatchClosedError", "BatchUsageError", "Batches", "FinishedBatch"]
 
 _all: weakref.WeakSet[Batches] = weakref.WeakSet()
 
@@ -48,7 +48,7 @@ class BatchClosedError(ClosedError, RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class FinishedBatch:
     """One batch that is done.
 
     Attributes:
@@ -96,11 +96,11 @@ class _Batch:
                 self.statuses[index] = status
         self.error = self.error or error
 
-    def finished(self) -> Finished:
-        return Finished(self.batch_id, self.verb, bytes(self.statuses), self.error)
+    def finished(self) -> FinishedBatch:
+        return FinishedBatch(self.batch_id, self.verb, bytes(self.statuses), self.error)
 
 
-_Part = tuple[list[int] | None, Sequence[Key], Sequence[BufferLike] | None, Frame | None]
+_Part = tuple[list[int] | None, Sequence[Key], Sequence[BufferLike] | None, ValueFrame | None]
 
 
 class Batches:
@@ -108,7 +108,7 @@ class Batches:
 
     def __init__(self, settings: LmcacheSettings) -> None:
         self.settings = settings
-        self.names = Names(settings)
+        self.names = ChunkNames(settings)
         self.client = RedisClient.from_config(settings.client)
         self.client._watch(settings.client, self.names.prefix)
         self._begin()
@@ -117,7 +117,7 @@ class Batches:
     def _begin(self) -> None:
         self._lock = threading.Lock()
         self._parts: dict[int, tuple[_Batch, list[int] | None]] = {}  # by the native batch's id
-        self._refused: deque[Finished] = deque()  # those that no native batch completes
+        self._refused: deque[FinishedBatch] = deque()  # those that no native batch completes
         self._next_id = 1
         self._closed = False
 
@@ -186,7 +186,7 @@ class Batches:
         where: list[int] | None,
         names: Sequence[Key],
         buffers: Sequence[BufferLike] | None,
-        frame: Frame | None,
+        frame: ValueFrame | None,
     ) -> None:
         try:
             limit_s = self.settings.lookup_s if buffers is None else self.settings.deadline_s
@@ -200,17 +200,17 @@ class Batches:
             self._parts[native_id] = batch, where
             batch.parts += 1
 
-    def drain(self) -> list[Finished]:
+    def drain(self) -> list[FinishedBatch]:
         """Every batch that is done, oldest first. Never blocks; may be empty."""
         with self._lock:
-            done: list[Finished] = []
+            done: list[FinishedBatch] = []
             for native_id, result in self.client.drain_completions():
                 self._settle(native_id, result, done)
             while self._refused:
                 done.append(self._refused.popleft())
             return done
 
-    def _settle(self, native_id: int, result: BatchResult, done: list[Finished]) -> None:
+    def _settle(self, native_id: int, result: BatchResult, done: list[FinishedBatch]) -> None:
         batch, where = self._parts.pop(native_id)
         batch.take(where, result.statuses, result.error)
         batch.parts -= 1

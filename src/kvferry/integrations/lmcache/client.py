@@ -31,7 +31,7 @@ from typing import Any
 from kvferry.client.batch import Status
 from kvferry.client.buffers import BufferLike, Key
 from kvferry.client.native import Verb
-from kvferry.integrations.lmcache.batches import Batches, Finished
+from kvferry.integrations.lmcache.batches import Batches, FinishedBatch
 from kvferry.integrations.lmcache.settings import read_settings
 
 __all__ = ["Completion", "KvferryClient", "LMCacheRedisClient"]
@@ -138,7 +138,7 @@ def _list(buffers: Sequence[BufferLike]) -> Sequence[BufferLike]:
     return buffers
 
 
-def _completion(finished: Finished) -> Completion:
+def _completion(finished: FinishedBatch) -> Completion:
     mask = finished.mask
     if finished.verb in (Verb.GET, Verb.SET):
         ok = all(mask)

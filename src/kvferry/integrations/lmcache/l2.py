@@ -35,7 +35,7 @@ from lmcache.v1.platform import create_event_notifier
 from kvferry.client.batch import Status
 from kvferry.client.native import Verb
 from kvferry.errors import ConfigError, KVFerryError
-from kvferry.integrations.lmcache.batches import BatchClosedError, Batches, Finished
+from kvferry.integrations.lmcache.batches import BatchClosedError, Batches, FinishedBatch
 from kvferry.integrations.lmcache.settings import read_settings
 from kvferry.integrations.lmcache.usage import ServerUsage
 
@@ -218,7 +218,7 @@ class KvferryL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache is 
                 _log.debug("completions cannot be had: %s", error)
                 return
 
-    def _complete(self, finished: Sequence[Finished]) -> None:
+    def _complete(self, finished: Sequence[FinishedBatch]) -> None:
         """LMCache's listeners are told without our lock, and those who wait after them."""
         told: list[Callable[[], None]] = []
         afterwards: list[Callable[[], None]] = []
@@ -235,7 +235,7 @@ class KvferryL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache is 
         for call in (*told, *afterwards):
             call()
 
-    def _settle(self, each: Finished, keys: list[Any], sizes: list[int]) -> list[Any]:
+    def _settle(self, each: FinishedBatch, keys: list[Any], sizes: list[int]) -> list[Any]:
         ok = [key for key, status in zip(keys, each.statuses, strict=True) if status == Status.OK]
         if each.verb is Verb.SET:
             return self._settle_store(each, keys, sizes)
@@ -253,7 +253,7 @@ class KvferryL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache is 
         freed = [self._sizes.pop(key) for key in counted]
         return [lambda: self._notify_keys_deleted(counted, freed)] if counted else []
 
-    def _settle_store(self, each: Finished, keys: list[Any], sizes: list[int]) -> list[Any]:
+    def _settle_store(self, each: FinishedBatch, keys: list[Any], sizes: list[int]) -> list[Any]:
         landed: list[Any] = []
         added: list[int] = []
         for key, size, status in zip(keys, sizes, each.statuses, strict=True):

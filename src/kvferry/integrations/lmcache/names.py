@@ -17,10 +17,10 @@ from operator import methodcaller
 
 from kvferry.chunks.keys import describe_identity, identity_digest
 from kvferry.client.buffers import KEY_SIZE_BYTES_MAX, Key
-from kvferry.client.native import Frame
+from kvferry.client.native import ValueFrame
 from kvferry.config.integrations import LmcacheSettings
 
-__all__ = ["Names"]
+__all__ = ["ChunkNames"]
 
 _STRIPE_BYTES = 4 << 20  # native/codec/stripe.hpp
 _SUFFIX_BYTES = 16  # of stripes that follow: "#" and their number
@@ -28,7 +28,7 @@ _HEAD_BYTES = 256
 _is_ascii = methodcaller("isascii")
 
 
-class Names:
+class ChunkNames:
     """Makes names of keys, and frames for lengths. Any thread."""
 
     def __init__(self, settings: LmcacheSettings) -> None:
@@ -64,10 +64,10 @@ class Names:
             return None
         return name[len(prefix) : len(name) - len(suffix)].decode(errors="replace")
 
-    def frame(self, size_bytes: int) -> Frame:
+    def frame(self, size_bytes: int) -> ValueFrame:
         """The frame of values of this length."""
         self._stripes_max = max(self._stripes_max, -(-size_bytes // _STRIPE_BYTES))
-        return Frame(self._identity, size_bytes)
+        return ValueFrame(self._identity, size_bytes)
 
     def to_delete(self, names: Sequence[Key]) -> list[Key]:
         """The names, then those of all stripes that values of the lengths seen so far may have."""

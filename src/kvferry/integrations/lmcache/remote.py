@@ -31,7 +31,7 @@ from kvferry.client.buffers import Key
 from kvferry.client.native import Verb
 from kvferry.config.integrations import LmcacheSettings
 from kvferry.errors import KVFerryError
-from kvferry.integrations.lmcache.names import Names
+from kvferry.integrations.lmcache.names import ChunkNames
 from kvferry.integrations.lmcache.scan import keys_of
 from kvferry.integrations.lmcache.space import engine_settings
 
@@ -76,7 +76,7 @@ class KvferryConnector(RemoteConnector):  # type: ignore[misc]  # LMCache is not
             super().__init__(config, metadata)
         self.loop = loop
         self.local_cpu_backend = local_cpu_backend
-        self._names = Names(self._settings)
+        self._names = ChunkNames(self._settings)
         self._client = AsyncRedisClient.from_config(self._settings.client)
         self._client._watch(self._settings.client, self._names.prefix)
         _log.info("LMCache's chunks of %d bytes go to %s", self.full_chunk_size_bytes, self)

@@ -7,7 +7,7 @@ import re
 from kvferry.config.integrations import LmcacheSettings
 from kvferry.connectors.control import Control
 from kvferry.errors import ServerError
-from kvferry.integrations.lmcache.names import Names
+from kvferry.integrations.lmcache.names import ChunkNames
 
 __all__ = ["keys_of"]
 
@@ -16,7 +16,7 @@ _PAGE_TIMEOUT_S = 1.0
 _GLOB = re.compile(r"([*?\[\]\\^-])")
 
 
-def keys_of(settings: LmcacheSettings, names: Names) -> list[str]:
+def keys_of(settings: LmcacheSettings, names: ChunkNames) -> list[str]:
     """At most `KEYS_MAX` of them, as LMCache named them. Without a namespace: all keys there are.
 
     Raises:

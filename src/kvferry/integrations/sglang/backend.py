@@ -26,7 +26,7 @@ from sglang.srt.mem_cache.hicache_storage import HiCacheStorage
 
 from kvferry.client.sync import RedisClient
 from kvferry.errors import ConfigError
-from kvferry.integrations.sglang.hits import Need, restorable_prefixes
+from kvferry.integrations.sglang.hits import PoolNeed, restorable_prefixes
 from kvferry.integrations.sglang.identity import (
     has_draft,
     heads_of,
@@ -184,13 +184,13 @@ class KvferryHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not the
         """`batch_set_v1` of the pool of each transfer."""
         return {t.name: self._move(t, store=True) for t in transfers}
 
-    def _need(self, keys: Sequence[str], transfer: Any) -> Need:
+    def _need(self, keys: Sequence[str], transfer: Any) -> PoolNeed:
         name, own = _name_of(transfer.name), list(transfer.keys or ())
         policy = _name_of(transfer.hit_policy)
         asked = own if policy == "block_groups" else keys
         pool = self._pools.get(name)
         pages = [False] * len(asked) if pool is None else pool.exists(asked)
-        return Need(
+        return PoolNeed(
             name,
             policy,
             pages,

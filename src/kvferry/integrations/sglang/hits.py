@@ -16,11 +16,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Need", "restorable_prefixes"]
+__all__ = ["PoolNeed", "restorable_prefixes"]
 
 
 @dataclass(frozen=True)
-class Need:
+class PoolNeed:
     """What is known of one pool.
 
     Attributes:
@@ -40,7 +40,9 @@ class Need:
     group_pages: int = 0
 
 
-def restorable_prefixes(kv_pages: int, needs: Sequence[Need]) -> tuple[list[int], dict[str, int]]:
+def restorable_prefixes(
+    kv_pages: int, needs: Sequence[PoolNeed]
+) -> tuple[list[int], dict[str, int]]:
     """All lengths that can be restored, and for each pool the longest that it allows by itself.
 
     Args:
@@ -66,7 +68,7 @@ def restorable_prefixes(kv_pages: int, needs: Sequence[Need]) -> tuple[list[int]
     return lengths, longest
 
 
-def _allowed(need: Need, kv_pages: int) -> list[int]:
+def _allowed(need: PoolNeed, kv_pages: int) -> list[int]:
     pages = list(need.pages[:kv_pages])
     pages += [False] * (kv_pages - len(pages))
     missing = next((index for index, there in enumerate(pages) if not there), kv_pages)
@@ -82,7 +84,7 @@ def _allowed(need: Need, kv_pages: int) -> list[int]:
     return allowed
 
 
-def _groups(need: Need) -> int:
+def _groups(need: PoolNeed) -> int:
     size = need.group_pages
     if size < 1:
         return 0

@@ -33,7 +33,7 @@ from kvferry.config.integrations import SglangSettings
 from kvferry.connectors.base import Key, Space, Ticket
 from kvferry.connectors.redis import RedisConnector
 from kvferry.errors import KVFerryError
-from kvferry.integrations.sglang.places import Part
+from kvferry.integrations.sglang.places import PagePart
 
 __all__ = ["PageStore"]
 
@@ -72,7 +72,7 @@ class PageStore:
         self,
         client: RedisClient,
         fields: Mapping[str, str | int],
-        parts: Sequence[Part],
+        parts: Sequence[PagePart],
         settings: SglangSettings,
     ) -> None:
         self.parts = tuple(parts)

@@ -22,11 +22,11 @@ from typing import Any
 from kvferry.client.buffers import BufferLike, readable
 from kvferry.errors import ConfigError
 
-__all__ = ["Part", "Places"]
+__all__ = ["PagePart", "Places"]
 
 
 @dataclass(frozen=True)
-class Part:
+class PagePart:
     """One value of a stored page: what its key ends in, and its length."""
 
     suffix: str
@@ -58,17 +58,17 @@ class Places:
         self._split = split
         self._array: dict[int, type[ctypes.Array[ctypes.c_ubyte]]] = {}
         self.in_place = True
-        self.parts: list[Part] = []
+        self.parts: list[PagePart] = []
         if hasattr(pool, "kv_buffer") and pool.kv_buffer is None:
             return
         try:
             _, sizes = self._meta(first_page)
         except Exception as error:
             self.in_place = False
-            self.parts = [Part("", _flat_bytes(pool, error))]
+            self.parts = [PagePart("", _flat_bytes(pool, error))]
             return
         self.parts = [
-            Part(suffix, int(size))
+            PagePart(suffix, int(size))
             for suffix, size in zip(_suffixes(len(sizes), split, first_group), sizes, strict=True)
         ]
         self._flat_order = _flat_order(pool, len(self.parts), split)

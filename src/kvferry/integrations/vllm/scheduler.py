@@ -32,7 +32,7 @@ from kvferry.errors import UsageError
 from kvferry.integrations.vllm.backend import Finder, LoadJob, SaveJob, Work
 from kvferry.integrations.vllm.hashing import RequestHashes, request_hashes
 from kvferry.integrations.vllm.questions import Question, Questions
-from kvferry.integrations.vllm.waits import Wait
+from kvferry.integrations.vllm.waits import RequestWait
 
 __all__ = ["SchedulerHalf"]
 
@@ -48,7 +48,7 @@ class _Request:
 
     request: Any
     hashes: RequestHashes | None
-    wait: Wait
+    wait: RequestWait
     question: Question | None = None
     preemptions: int = 0
     local_tokens: int = 0  # of the prefix, as the engine's own cache has them
@@ -347,7 +347,7 @@ class SchedulerHalf:
         if known is None:
             generation = self._generation
             hashes = self._hasher(request, self._chunk_size, generation)
-            known = _Request(request, hashes, Wait(request), generation=generation)
+            known = _Request(request, hashes, RequestWait(request), generation=generation)
             known.preemptions = request.num_preemptions
             self._requests[request.request_id] = known
         return known

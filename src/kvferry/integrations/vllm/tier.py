@@ -40,7 +40,7 @@ from kvferry.integrations.vllm.offload.series import AVAILABLE, SERIES, Observed
 from kvferry.integrations.vllm.offload.sources import Address, Sources
 from kvferry.integrations.vllm.offload.steps import TierSteps
 from kvferry.integrations.vllm.offload.threads import in_the_background
-from kvferry.integrations.vllm.offload.transfers import Finished
+from kvferry.integrations.vllm.offload.transfers import FinishedTransfer
 from kvferry.integrations.vllm.series import forget_series
 from kvferry.integrations.vllm.speed import device_ops_s, guess, guess_of
 from kvferry.integrations.vllm.tier_identity import (
@@ -269,7 +269,7 @@ class KvferryTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
             start = min(ends) - self.core.patience.chunk_tokens
             self._steps.stored(request.req_id, start, max(ends))
 
-    def _result(self, job: Finished) -> Any:
+    def _result(self, job: FinishedTransfer) -> Any:
         self._tell(job)
         if job.took_s:
             self._observed.seconds["load" if job.is_load else "store"].append(job.took_s)
@@ -283,7 +283,7 @@ class KvferryTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
         known = {name: value for name, value in told.items() if name in _RESULT_FIELDS}
         return JobResult(job_id=job.job, success=job.success, **known)
 
-    def _tell(self, job: Finished) -> None:
+    def _tell(self, job: FinishedTransfer) -> None:
         size = self.core.patience.chunk_tokens
         tokens, came = len(job.keys) * size, {self._store: len(job.done) * size}
         if job.is_load and size:

@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Wait"]
+__all__ = ["RequestWait"]
 
 
-class Wait:
+class RequestWait:
     """Of one request, until its first token.
 
     Args:

@@ -21,14 +21,14 @@ from kvferry.config import ClientConfig
 from kvferry.errors import UnavailableError, UsageError
 from kvferry.lab.bench.programs import run_load
 
-__all__ = ["Load", "LoadRow", "call_program", "memtier_load", "memtier_stats", "redis_load"]
+__all__ = ["LoadPlan", "LoadRow", "call_program", "memtier_load", "memtier_stats", "redis_load"]
 
 _TRIES = 3
 _LATENCIES_MS = {"p50_ms": "p50.00", "p99_ms": "p99.00"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Load:
+class LoadPlan:
     """What is asked for.
 
     Attributes:
@@ -86,7 +86,7 @@ class LoadRow:
         return asdict(self)
 
 
-def memtier_load(config: ClientConfig, load: Load) -> tuple[list[LoadRow], str]:
+def memtier_load(config: ClientConfig, load: LoadPlan) -> tuple[list[LoadRow], str]:
     """Make the load; returns the rows, and why it was not memtier_benchmark that made it.
 
     Raises:
@@ -153,7 +153,7 @@ def memtier_stats(command: list[str]) -> dict[str, Any]:
     raise UnavailableError("memtier_benchmark gave no figure")
 
 
-def redis_load(config: ClientConfig, load: Load) -> tuple[list[LoadRow], str]:
+def redis_load(config: ClientConfig, load: LoadPlan) -> tuple[list[LoadRow], str]:
     """The same as redis-benchmark makes it: all SETs, then all GETs, of `requests` together."""
     program, why = _find("redis-benchmark", config)
     total = load.requests or 1
@@ -193,7 +193,7 @@ def redis_load(config: ClientConfig, load: Load) -> tuple[list[LoadRow], str]:
 
 
 def _own_load(
-    config: ClientConfig, load: Load, requests: int, ratio: tuple[int, int] | None = None
+    config: ClientConfig, load: LoadPlan, requests: int, ratio: tuple[int, int] | None = None
 ) -> list[LoadRow]:
     sets, gets = ratio or (load.sets, load.gets)
     numbers = {

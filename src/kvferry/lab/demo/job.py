@@ -11,13 +11,13 @@ from kvferry.chunks.layout import KVLayout
 from kvferry.config import CacheConfig
 from kvferry.testing.transformer import KVCache, Transformer, TransformerConfig
 
-__all__ = ["Job", "chunk_buffers", "open_engine", "warm_up"]
+__all__ = ["DemoJob", "chunk_buffers", "open_engine", "warm_up"]
 
 _GIB = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class DemoJob:
     """One demo run, as process 1 hands it to process 2. `run` is new in each."""
 
     url: str
@@ -71,7 +71,7 @@ class Job:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> Job:
+    def from_json(cls, text: str) -> DemoJob:
         """Read what `to_json` wrote."""
         fields = json.loads(text)
         fields["model"] = TransformerConfig(**fields["model"])
@@ -83,13 +83,13 @@ def chunk_buffers(kv: KVCache, chunks: int) -> list[memoryview]:
     return [memoryview(page).cast("B") for page in kv.pages[:chunks]]
 
 
-def warm_up(model: Transformer, job: Job) -> None:
+def warm_up(model: Transformer, job: DemoJob) -> None:
     """Let BLAS start its threads and size its buffers before anything is timed."""
     prompt = job.prompt[: model.config.page_tokens + 8]
     model.generate(prompt, model.new_cache(len(prompt) + 2), 2)
 
 
-def open_engine(job: Job) -> TieredCache:
+def open_engine(job: DemoJob) -> TieredCache:
     """The cache of one process: memory for the chunks of this prompt, and the store."""
     size_bytes = (job.chunks + 1) * (job.model.page_bytes + 4096)
     config = CacheConfig.load(

@@ -9,21 +9,21 @@ from pathlib import Path
 from kvferry.errors import UsageError
 from kvferry.testing.transformer import encode
 
-__all__ = ["Prompt", "load_prompt"]
+__all__ = ["DemoPrompt", "load_prompt"]
 
 _FIRST = ("ARCHITECTURE.md", "README.md")
 _PACKAGE = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
-class Prompt:
+class DemoPrompt:
     """Tokens, and the files that they were read from."""
 
     tokens: list[int]
     sources: list[str]
 
 
-def load_prompt(tokens: int, package: Path = _PACKAGE) -> Prompt:
+def load_prompt(tokens: int, package: Path = _PACKAGE) -> DemoPrompt:
     """Read the project's documents, or where there are none the package's own sources.
 
     Raises:
@@ -37,7 +37,7 @@ def load_prompt(tokens: int, package: Path = _PACKAGE) -> Prompt:
         sources.append(name)
     if len(text) + 1 < tokens:
         raise UsageError(f"the documents here make {len(text) + 1} tokens, not {tokens}")
-    return Prompt(encode(text)[:tokens], sources)
+    return DemoPrompt(encode(text)[:tokens], sources)
 
 
 def _documents(package: Path) -> Iterator[tuple[Path, str]]:

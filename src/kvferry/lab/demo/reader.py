@@ -13,7 +13,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 
-from kvferry.lab.demo.job import Job, chunk_buffers, open_engine, warm_up
+from kvferry.lab.demo.job import DemoJob, chunk_buffers, open_engine, warm_up
 from kvferry.testing.transformer import F32, KVCache, Transformer
 
 __all__ = ["ReaderReport", "read"]
@@ -36,7 +36,7 @@ class ReaderReport:
     different_chunks: list[int]
 
 
-def read(job: Job) -> ReaderReport:
+def read(job: DemoJob) -> ReaderReport:
     """Answer the prompt with and without the stored chunks."""
     model = Transformer(job.model, job.seed)
     warm_up(model, job)
@@ -90,7 +90,7 @@ def _different(loaded: KVCache, computed: KVCache, chunks: int) -> list[int]:
 def main() -> int:
     """Run as `python -m kvferry.lab.demo.reader`."""
     try:
-        json.dump(asdict(read(Job.from_json(sys.stdin.read()))), sys.stdout)
+        json.dump(asdict(read(DemoJob.from_json(sys.stdin.read()))), sys.stdout)
     except KeyboardInterrupt:
         return 130
     return 0

@@ -21,8 +21,8 @@ from kvferry.cache.store_tiers import space_of
 from kvferry.config import ClientConfig
 from kvferry.errors import KVFerryError, UsageError
 from kvferry.lab.demo.clients import ClientSpeed, compare_clients
-from kvferry.lab.demo.job import Job, chunk_buffers, open_engine, warm_up
-from kvferry.lab.demo.prompt import Prompt, load_prompt
+from kvferry.lab.demo.job import DemoJob, chunk_buffers, open_engine, warm_up
+from kvferry.lab.demo.prompt import DemoPrompt, load_prompt
 from kvferry.lab.demo.reader import ReaderReport
 from kvferry.lab.demo.store import open_store
 from kvferry.lab.machine import machine_facts
@@ -146,7 +146,7 @@ def run_demo(
         )
     prompt = load_prompt(settings.tokens)
     with open_store(settings.store) as (url, server, address):
-        job = Job(
+        job = DemoJob(
             url=url,
             model=settings.model,
             seed=settings.seed,
@@ -159,10 +159,10 @@ def run_demo(
 
 def _run(
     settings: DemoSettings,
-    job: Job,
+    job: DemoJob,
     server: str,
     address: ClientConfig,
-    prompt: Prompt,
+    prompt: DemoPrompt,
     progress: Callable[[str], None],
     between_processes: Callable[[str, list[str]], None],
 ) -> DemoResult:
@@ -208,7 +208,7 @@ def _run(
     )
 
 
-def _read_in_another_process(job: Job) -> ReaderReport:
+def _read_in_another_process(job: DemoJob) -> ReaderReport:
     command = [sys.executable, "-m", "kvferry.lab.demo.reader"]
     done = subprocess.run(
         command, input=job.to_json(), capture_output=True, text=True, timeout=_READER_TIMEOUT_S

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from kvferry.lab.doctor import rules_clients, rules_disk, rules_engine, rules_memory, rules_trust
-from kvferry.lab.doctor.facts import Facts, Need, ServerFacts
+from kvferry.lab.doctor.facts import ClientNeed, Facts, ServerFacts
 from kvferry.lab.doctor.finding import Finding, Severity, Unread, info
 from kvferry.lab.doctor.rules_cluster import examine_cluster
 from kvferry.lab.doctor.rules_host import examine_host
@@ -19,7 +19,7 @@ from kvferry.lab.doctor.rules_traffic import examine_traffic
 
 __all__ = ["examine", "worst"]
 
-_Rule = Callable[[ServerFacts, Need], Finding | None]
+_Rule = Callable[[ServerFacts, ClientNeed], Finding | None]
 _RULES: tuple[_Rule, ...] = (
     *rules_engine.RULES,
     *rules_memory.RULES,
@@ -42,7 +42,7 @@ def worst(findings: Iterable[Finding]) -> Severity:
     return max((finding.severity for finding in findings), default=Severity.OK)
 
 
-def _server(server: ServerFacts, need: Need) -> Iterator[Finding]:
+def _server(server: ServerFacts, need: ClientNeed) -> Iterator[Finding]:
     hidden: dict[str, None] = {}  # in order
     for rule in _RULES:
         try:

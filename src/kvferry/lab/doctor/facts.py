@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from kvferry.lab.doctor.finding import Unread
 
 __all__ = [
-    *("BareFacts", "ClusterFacts", "Facts", "HostFacts", "Need", "NodeLine"),
+    *("BareFacts", "ClusterFacts", "Facts", "HostFacts", "ClientNeed", "NodeLine"),
     *("SameHostFacts", "ServerFacts", "ServerPlace", "TrafficFacts"),
 ]
 
@@ -21,7 +21,7 @@ _UNITS = {"": 1, "b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Need:
+class ClientNeed:
     """What the client is going to ask of a server.
 
     Attributes:
@@ -200,7 +200,7 @@ class TrafficFacts:
 
     Attributes:
         rtt_s: Round trip of a PING, the median.
-        by_connections: Rate with so many connections, of `Need.chunk_bytes` values.
+        by_connections: Rate with so many connections, of `ClientNeed.chunk_bytes` values.
         by_size: Rate for values of so many bytes, with the best number of connections.
         skipped: Why nothing was measured, or not all; empty if all was.
     """
@@ -261,7 +261,7 @@ class SameHostFacts:
 class Facts:
     """All of it."""
 
-    need: Need = field(default_factory=Need)
+    need: ClientNeed = field(default_factory=ClientNeed)
     servers: tuple[ServerFacts, ...] = ()
     cluster: ClusterFacts | None = None
     host: HostFacts = field(default_factory=HostFacts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvferry.lab.doctor.facts import Need, ServerFacts
+from kvferry.lab.doctor.facts import ClientNeed, ServerFacts
 from kvferry.lab.doctor.finding import Finding, fault, ok, size_text, warn
 
 __all__ = ["RULES"]
@@ -20,7 +20,7 @@ _COUNTERS = {
 }
 
 
-def output_buffer(server: ServerFacts, need: Need) -> Finding | None:
+def output_buffer(server: ServerFacts, need: ClientNeed) -> Finding | None:
     """Replies of many megabytes may wait to be sent."""
     limits = buffer_limits(server, "normal")
     if limits is None:
@@ -36,20 +36,20 @@ def output_buffer(server: ServerFacts, need: Need) -> Finding | None:
     return ok("output-buffer", "no limit" if not hard else size_text(hard))
 
 
-def query_buffer(server: ServerFacts, need: Need) -> Finding | None:
+def query_buffer(server: ServerFacts, need: ClientNeed) -> Finding | None:
     """A SET's value fits into what a client may send."""
     name = "client-query-buffer-limit"
     why = "a client that sends a longer request is cut off: SET never works"
     return _room(server, need, "query-buffer", name, why, "1gb")
 
 
-def bulk_length(server: ServerFacts, need: Need) -> Finding | None:
+def bulk_length(server: ServerFacts, need: ClientNeed) -> Finding | None:
     """A value may be as long as ours."""
     why = "a longer value is a protocol error, and the connection ends: SET never works"
     return _room(server, need, "bulk-length", "proto-max-bulk-len", why, "512mb")
 
 
-def client_memory(server: ServerFacts, need: Need) -> Finding | None:
+def client_memory(server: ServerFacts, need: ClientNeed) -> Finding | None:
     """All clients together may hold their replies."""
     name, text = "maxmemory-clients", server.setting("maxmemory-clients")
     if text is None:
@@ -69,7 +69,7 @@ def client_memory(server: ServerFacts, need: Need) -> Finding | None:
     return ok(name, seen)
 
 
-def max_clients(server: ServerFacts, need: Need) -> Finding | None:
+def max_clients(server: ServerFacts, need: ClientNeed) -> Finding | None:
     """There is room for our connections."""
     limit, used = server.count("maxclients"), server.count("connected_clients")
     if limit is None or used is None:
@@ -86,7 +86,7 @@ def max_clients(server: ServerFacts, need: Need) -> Finding | None:
     return ok("maxclients", seen)
 
 
-def idle_timeout(server: ServerFacts, _: Need) -> Finding | None:
+def idle_timeout(server: ServerFacts, _: ClientNeed) -> Finding | None:
     """Idle connections stay open."""
     idle_s = server.setting_bytes("timeout")
     if idle_s is None:
@@ -100,7 +100,7 @@ def idle_timeout(server: ServerFacts, _: Need) -> Finding | None:
     return ok("timeout", f"{idle_s} s" if idle_s else "never")
 
 
-def backlog(server: ServerFacts, _: Need) -> Finding | None:
+def backlog(server: ServerFacts, _: ClientNeed) -> Finding | None:
     """Many may connect in one moment."""
     length = server.setting_bytes("tcp-backlog")
     if length is None:
@@ -114,7 +114,7 @@ def backlog(server: ServerFacts, _: Need) -> Finding | None:
     return ok("tcp-backlog", str(length))
 
 
-def cut_off(server: ServerFacts, _: Need) -> Finding | None:
+def cut_off(server: ServerFacts, _: ClientNeed) -> Finding | None:
     """No client was thrown out for what it held."""
     counts = {what: server.count(name) for name, what in _COUNTERS.items()}
     seen = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
@@ -139,7 +139,7 @@ def buffer_limits(server: ServerFacts, of: str) -> tuple[int, int, int] | None:
 
 
 def _room(
-    server: ServerFacts, need: Need, check: str, name: str, why: str, default: str
+    server: ServerFacts, need: ClientNeed, check: str, name: str, why: str, default: str
 ) -> Finding | None:
     limit = server.setting_bytes(name)
     if limit is None:

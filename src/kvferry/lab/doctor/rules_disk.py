@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from kvferry.lab.doctor.facts import Need, ServerFacts
+from kvferry.lab.doctor.facts import ClientNeed, ServerFacts
 from kvferry.lab.doctor.finding import Finding, fault, info, ok, warn
 
 __all__ = ["RULES"]
 
 
-def snapshots(server: ServerFacts, _: Need) -> Finding | None:
+def snapshots(server: ServerFacts, _: ClientNeed) -> Finding | None:
     """No save points."""
     points = server.setting("save")
     if not points:
@@ -20,7 +20,7 @@ def snapshots(server: ServerFacts, _: Need) -> Finding | None:
     return warn("save", f"save {points}", why, 'CONFIG SET save ""')
 
 
-def append_only(server: ServerFacts, _: Need) -> Finding | None:
+def append_only(server: ServerFacts, _: ClientNeed) -> Finding | None:
     """No append-only file."""
     enabled = server.count("aof_enabled")
     if enabled is None:
@@ -31,7 +31,7 @@ def append_only(server: ServerFacts, _: Need) -> Finding | None:
     return warn("appendonly", "appendonly yes", why, "CONFIG SET appendonly no")
 
 
-def failed_save(server: ServerFacts, _: Need) -> Finding | None:
+def failed_save(server: ServerFacts, _: ClientNeed) -> Finding | None:
     """A snapshot that failed makes the server refuse writes."""
     status = server.info.get("rdb_last_bgsave_status")
     if status is None:
@@ -45,7 +45,7 @@ def failed_save(server: ServerFacts, _: Need) -> Finding | None:
     return fault("bgsave", "the last snapshot failed", why, fix)
 
 
-def huge_pages(server: ServerFacts, _: Need) -> Finding | None:
+def huge_pages(server: ServerFacts, _: ClientNeed) -> Finding | None:
     """Huge pages suit a server that never forks, and no other."""
     disabled = server.setting("disable-thp")
     if disabled != "no":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvferry.lab.doctor.facts import Need, ServerFacts
+from kvferry.lab.doctor.facts import ClientNeed, ServerFacts
 from kvferry.lab.doctor.finding import Finding, fault, info, ok, size_text, warn
 
 __all__ = ["RULES"]
@@ -16,7 +16,7 @@ _LOGS = (
 )
 
 
-def version(server: ServerFacts, _: Need) -> Finding | None:
+def version(server: ServerFacts, _: ClientNeed) -> Finding | None:
     """Which server it is."""
     if not server.info:
         return info(
@@ -32,7 +32,7 @@ def version(server: ServerFacts, _: Need) -> Finding | None:
     return ok("server", name)
 
 
-def loading(server: ServerFacts, _: Need) -> Finding | None:
+def loading(server: ServerFacts, _: ClientNeed) -> Finding | None:
     """It is ready."""
     if server.info.get("loading") == "1":
         why = "every command is answered with LOADING, which the client takes as unavailable"
@@ -40,7 +40,7 @@ def loading(server: ServerFacts, _: Need) -> Finding | None:
     return None
 
 
-def copy_avoidance(server: ServerFacts, need: Need) -> Finding | None:
+def copy_avoidance(server: ServerFacts, need: ClientNeed) -> Finding | None:
     """Large replies are sent from where the value is, not from a copy."""
     check, since = "copy-avoidance", _COPY_AVOIDANCE.get(server.kind)
     if since is None:
@@ -62,7 +62,7 @@ def copy_avoidance(server: ServerFacts, need: Need) -> Finding | None:
     return ok(check, "yes")
 
 
-def io_threads(server: ServerFacts, _: Need) -> Finding | None:
+def io_threads(server: ServerFacts, _: ClientNeed) -> Finding | None:
     """As many as the cores can feed."""
     text, cores = server.setting("io-threads"), server.cores
     if text is None or not text.isdigit():
@@ -87,7 +87,7 @@ def io_threads(server: ServerFacts, _: Need) -> Finding | None:
     return ok("io-threads", seen)
 
 
-def command_log(server: ServerFacts, need: Need) -> Finding | None:
+def command_log(server: ServerFacts, need: ClientNeed) -> Finding | None:
     """Large requests and replies are not what it should note."""
     noisy = []
     for name, what in _LOGS:
@@ -107,7 +107,7 @@ def command_log(server: ServerFacts, need: Need) -> Finding | None:
     return warn("commandlog", seen, why, fix)
 
 
-def slow_log(server: ServerFacts, _: Need) -> Finding | None:
+def slow_log(server: ServerFacts, _: ClientNeed) -> Finding | None:
     """It notes what is slow, not everything."""
     for name in ("commandlog-execution-slower-than", "slowlog-log-slower-than"):
         least_us = server.setting_bytes(name)
@@ -120,7 +120,7 @@ def slow_log(server: ServerFacts, _: Need) -> Finding | None:
     return None
 
 
-def latency_monitor(server: ServerFacts, _: Need) -> Finding | None:
+def latency_monitor(server: ServerFacts, _: ClientNeed) -> Finding | None:
     """It watches for what is rare."""
     least_ms = server.setting_bytes("latency-monitor-threshold")
     if least_ms is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvferry.lab.doctor.facts import Need, ServerFacts
+from kvferry.lab.doctor.facts import ClientNeed, ServerFacts
 from kvferry.lab.doctor.finding import Finding, fault, info, ok, size_text, warn
 
 __all__ = ["RULES"]
@@ -13,7 +13,7 @@ _FULL = 0.95
 _FRAGMENTED_BYTES_MIN = 1 << 30
 
 
-def maxmemory(server: ServerFacts, need: Need) -> Finding | None:
+def maxmemory(server: ServerFacts, need: ClientNeed) -> Finding | None:
     """There is a limit, it fits into the machine, and chunks fit into it."""
     limit, machine = server.count("maxmemory"), server.count("total_system_memory")
     if limit is None:
@@ -38,7 +38,7 @@ def maxmemory(server: ServerFacts, need: Need) -> Finding | None:
     return ok("maxmemory", f"{size_text(limit)}: room for {room:,} values of {_chunk(need)}")
 
 
-def maxmemory_policy(server: ServerFacts, need: Need) -> Finding | None:
+def maxmemory_policy(server: ServerFacts, need: ClientNeed) -> Finding | None:
     """What is forgotten when memory is full."""
     policy, check = server.info.get("maxmemory_policy"), "maxmemory-policy"
     if not policy:
@@ -68,7 +68,7 @@ def maxmemory_policy(server: ServerFacts, need: Need) -> Finding | None:
     return ok(check, policy)
 
 
-def evictions(server: ServerFacts, _: Need) -> Finding | None:
+def evictions(server: ServerFacts, _: ClientNeed) -> Finding | None:
     """How much was evicted, beside how much was found."""
     evicted = server.count("evicted_keys")
     if evicted is None:
@@ -80,7 +80,7 @@ def evictions(server: ServerFacts, _: Need) -> Finding | None:
     return info("evictions", seen, "the cache is full; more memory would keep more of it")
 
 
-def allocator(server: ServerFacts, need: Need) -> Finding | None:
+def allocator(server: ServerFacts, need: ClientNeed) -> Finding | None:
     """From what size on a value costs a page fault for each 4 KiB."""
     name = server.info.get("mem_allocator", "")
     if name.startswith("jemalloc"):
@@ -109,7 +109,7 @@ def allocator(server: ServerFacts, need: Need) -> Finding | None:
     return info("allocator", seen, why, fix)
 
 
-def activedefrag(server: ServerFacts, _: Need) -> Finding | None:
+def activedefrag(server: ServerFacts, _: ClientNeed) -> Finding | None:
     """Nothing is moved about for large values."""
     if server.setting("activedefrag") == "yes":
         why = "it takes up to a quarter of the main thread, and values of megabytes never need it"
@@ -117,7 +117,7 @@ def activedefrag(server: ServerFacts, _: Need) -> Finding | None:
     return ok("activedefrag", "off")
 
 
-def fragmentation(server: ServerFacts, _: Need) -> Finding | None:
+def fragmentation(server: ServerFacts, _: ClientNeed) -> Finding | None:
     """Memory that the allocator holds and nobody uses."""
     used, resident = server.count("used_memory"), server.count("used_memory_rss")
     if not used or not resident:
@@ -128,7 +128,7 @@ def fragmentation(server: ServerFacts, _: Need) -> Finding | None:
     return ok("fragmentation", seen)
 
 
-def lazy_flush(server: ServerFacts, _: Need) -> Finding | None:
+def lazy_flush(server: ServerFacts, _: ClientNeed) -> Finding | None:
     """Whether a FLUSHALL stops everything else; DEL of one string never is lazy."""
     if server.setting("lazyfree-lazy-user-flush") == "no":
         why = "FLUSHALL of a full cache frees it on the main thread: nobody is served meanwhile"
@@ -137,7 +137,7 @@ def lazy_flush(server: ServerFacts, _: Need) -> Finding | None:
     return ok("lazy-flush", "FLUSHALL frees in the background")
 
 
-def _chunk(need: Need) -> str:
+def _chunk(need: ClientNeed) -> str:
     return size_text(need.chunk_bytes)
 
 

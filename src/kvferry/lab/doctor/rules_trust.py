@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvferry.lab.doctor.facts import Need, ServerFacts
+from kvferry.lab.doctor.facts import ClientNeed, ServerFacts
 from kvferry.lab.doctor.finding import Finding, fault, info, ok, size_text, warn
 from kvferry.lab.doctor.rules_clients import buffer_limits
 
@@ -14,7 +14,7 @@ _BACKLOG_BYTES_MIN = 256 << 20
 _EXPIRES_S = 14 * 86_400
 
 
-def password(server: ServerFacts, _: Need) -> Finding | None:
+def password(server: ServerFacts, _: ClientNeed) -> Finding | None:
     """Strangers are not let in."""
     if server.is_open is None:
         return None
@@ -33,7 +33,7 @@ def password(server: ServerFacts, _: Need) -> Finding | None:
     return fault("password", f"{seen}, protected-mode no", why, fix)
 
 
-def encryption(server: ServerFacts, _: Need) -> Finding | None:
+def encryption(server: ServerFacts, _: ClientNeed) -> Finding | None:
     """Nobody on the way can read along."""
     if server.tls and not server.is_verified:
         why = "whoever is on the way can answer in the server's place, and is told the password"
@@ -48,7 +48,7 @@ def encryption(server: ServerFacts, _: Need) -> Finding | None:
     return info("tls", seen, why, "tls-port 6379, port 0   (configuration file); then rediss://")
 
 
-def certificate(server: ServerFacts, _: Need) -> Finding | None:
+def certificate(server: ServerFacts, _: ClientNeed) -> Finding | None:
     """The server's certificate lasts (Valkey 9.1 and later say so)."""
     left_s = server.count("tls_server_cert_expires_in_seconds")
     if not server.tls or left_s is None:
@@ -61,7 +61,7 @@ def certificate(server: ServerFacts, _: Need) -> Finding | None:
     return ok("tls-certificate", f"expires in {days}")
 
 
-def role(server: ServerFacts, _: Need) -> Finding | None:
+def role(server: ServerFacts, _: ClientNeed) -> Finding | None:
     """It takes writes."""
     name = server.info.get("role")
     if name is None:
@@ -75,7 +75,7 @@ def role(server: ServerFacts, _: Need) -> Finding | None:
     )
 
 
-def write_quorum(server: ServerFacts, _: Need) -> Finding | None:
+def write_quorum(server: ServerFacts, _: ClientNeed) -> Finding | None:
     """No write waits for replicas that are not there."""
     least, have = server.setting_bytes("min-replicas-to-write"), server.count("connected_slaves")
     if least is None or have is None:
@@ -87,7 +87,7 @@ def write_quorum(server: ServerFacts, _: Need) -> Finding | None:
     return ok("write-quorum", f"{least} of {have} replicas")
 
 
-def replication(server: ServerFacts, _: Need) -> Finding | None:
+def replication(server: ServerFacts, _: ClientNeed) -> Finding | None:
     """What replicas cost when megabytes are written, where there are any."""
     count = server.count("connected_slaves")
     if not count:

@@ -12,9 +12,9 @@ from kvferry.lab.doctor.bare_tcp import measure_bare
 from kvferry.lab.doctor.cluster import read_cluster
 from kvferry.lab.doctor.examine import examine
 from kvferry.lab.doctor.facts import (
+    ClientNeed,
     ClusterFacts,
     Facts,
-    Need,
     SameHostFacts,
     ServerFacts,
     TrafficFacts,
@@ -63,7 +63,7 @@ def visit(plan: Visit, say: Callable[[str], None] = lambda _: None) -> tuple[Fac
         UnavailableError: No server can be reached, or it refuses us.
     """
     config = plan.config
-    need = Need(
+    need = ClientNeed(
         connections=config.connections or CONNECTIONS_DEFAULT,
         ttl_s=config.ttl_s,
         prefill_bytes_s=plan.engine.made_bytes_s(plan.model) if plan.model else None,
@@ -154,7 +154,7 @@ def _known(ways: Ways) -> SameHostFacts:
 
 
 def _compare(
-    ways: Ways, need: Need, limits: Limits, say: Callable[[str], None]
+    ways: Ways, need: ClientNeed, limits: Limits, say: Callable[[str], None]
 ) -> SameHostFacts | None:
     try:
         return measure_ways(ways, need, limits, say)
@@ -164,7 +164,7 @@ def _compare(
 
 def _measure(
     config: ClientConfig,
-    need: Need,
+    need: ClientNeed,
     servers: Sequence[ServerFacts],
     limits: Limits,
     say: Callable[[str], None],

@@ -13,7 +13,7 @@ from kvferry.config import ClientConfig
 from kvferry.config.url import is_loopback
 from kvferry.embedded.store import embedded_store
 from kvferry.errors import KVFerryError
-from kvferry.lab.doctor.facts import Need, SameHostFacts
+from kvferry.lab.doctor.facts import ClientNeed, SameHostFacts
 from kvferry.lab.doctor.traffic import Limits, measure_rate
 from kvferry.lab.servers.same_host import Ways, tcp_config, ways_to
 
@@ -32,7 +32,7 @@ def find_ways(config: ClientConfig, is_alone: bool) -> Ways | None:
 
 
 def measure_ways(
-    ways: Ways, need: Need, limits: Limits, say: Callable[[str], None]
+    ways: Ways, need: ClientNeed, limits: Limits, say: Callable[[str], None]
 ) -> SameHostFacts:
     """GET over each way, or over those of a server that is started for it.
 

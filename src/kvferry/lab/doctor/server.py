@@ -13,8 +13,8 @@ import time
 from collections.abc import Mapping
 
 from kvferry._host import usable_cores
-from kvferry.client.pure.connection import Disconnected, TimedOut
-from kvferry.client.pure.dial import Refused, dial
+from kvferry.client.pure.connection import Disconnected, ReplyTimedOut
+from kvferry.client.pure.dial import DialRefused, dial
 from kvferry.client.pure.resp import Reply
 from kvferry.client.pure.tls import client_context, shake_hands
 from kvferry.config import ClientConfig
@@ -85,7 +85,7 @@ def _is_open(config: ClientConfig) -> bool | None:
     stranger = config.replace(username=None, password=None, credentials=None)
     try:
         dial(stranger, time.monotonic() + ANSWER_S).close()
-    except (Refused, TimedOut) as error:
+    except (DialRefused, ReplyTimedOut) as error:
         return False if _NO_STRANGERS.search(str(error)) else None
     return True
 

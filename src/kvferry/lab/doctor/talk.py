@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import Self
 
-from kvferry.client.pure.connection import Connection, Disconnected, TimedOut
-from kvferry.client.pure.dial import Refused, dial
+from kvferry.client.pure.connection import Connection, Disconnected, ReplyTimedOut
+from kvferry.client.pure.dial import DialRefused, dial
 from kvferry.client.pure.resp import ErrorReply, ProtocolError, Reply
 from kvferry.config import ClientConfig
 from kvferry.errors import UnavailableError
@@ -28,7 +28,7 @@ class Talk:
         self._address = config.address
         try:
             self._connection: Connection = dial(config, time.monotonic() + ANSWER_S)
-        except (Refused, TimedOut) as error:
+        except (DialRefused, ReplyTimedOut) as error:
             raise UnavailableError(str(error)) from None
 
     def __enter__(self) -> Self:
@@ -46,7 +46,7 @@ class Talk:
         encoded = [word.encode() for word in words]
         try:
             reply = self._connection.call(*encoded, deadline=time.monotonic() + ANSWER_S)
-        except (Disconnected, TimedOut, ProtocolError) as error:
+        except (Disconnected, ReplyTimedOut, ProtocolError) as error:
             raise UnavailableError(f"{self._address}: {error}") from None
         return None if isinstance(reply, ErrorReply) else reply
 

@@ -19,7 +19,7 @@ from kvferry._host import available_memory_bytes
 from kvferry.client.batch import BatchResult
 from kvferry.config import ClientConfig
 from kvferry.errors import CorruptError, KVFerryError
-from kvferry.lab.doctor.facts import Need, ServerFacts, TrafficFacts
+from kvferry.lab.doctor.facts import ClientNeed, ServerFacts, TrafficFacts
 from kvferry.lab.doctor.pure_clients import PureClients
 from kvferry.lab.doctor.rules_traffic import knee
 from kvferry.lab.doctor.talk import Talk
@@ -96,7 +96,7 @@ def room_bytes(servers: Sequence[ServerFacts]) -> tuple[int, str]:
 
 
 def measure_rate(
-    config: ClientConfig, need: Need, limits: Limits, say: Callable[[str], None]
+    config: ClientConfig, need: ClientNeed, limits: Limits, say: Callable[[str], None]
 ) -> TrafficFacts:
     """Rates by connections and by size; what failed on the way stands in `skipped`."""
     sweep = _Sweep(config, limits)

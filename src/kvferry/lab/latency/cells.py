@@ -29,7 +29,7 @@ from kvferry.lab.prometheus_text import retrieves
 from kvferry.lab.serve.child import served
 from kvferry.lab.tokens.run import random_text
 
-__all__ = ["CLIENTS", "WORKLOADS", "Cell", "CellRun", "LatencyPlan", "run_cells"]
+__all__ = ["CLIENTS", "WORKLOADS", "CellRun", "LatencyCell", "LatencyPlan", "run_cells"]
 
 # Name: the presence view, and how serve-demo asks its store.
 CLIENTS = {
@@ -72,7 +72,7 @@ class LatencyPlan:
 
 
 @dataclass(frozen=True, order=True)
-class Cell:
+class LatencyCell:
     """One of them."""
 
     client: str
@@ -93,7 +93,7 @@ class CellRun:
         up_bytes, down_bytes: Over the link meanwhile, to the store and from it; None: no link.
     """
 
-    cell: Cell
+    cell: LatencyCell
     answers: list[Answer]
     waits: list[int | None]
     seconds: float
@@ -120,7 +120,7 @@ def run_cells(
                 say(f"{client}: {plan.requests} prompts of {tokens} tokens are stored")
                 asker.fill()
             for rtt_ms, workload, many in product(plan.rtt_ms, plan.workloads, plan.concurrency):
-                cell = Cell(client, workload, tokens, many, rtt_ms)
+                cell = LatencyCell(client, workload, tokens, many, rtt_ms)
                 say(f"{client}: {workload}, {tokens} tokens, {many} at a time, RTT {rtt_ms:g} ms")
                 yield asker.run(cell)
 
@@ -176,7 +176,7 @@ class _Asker:
             self._ask(number, 1)
         self._settle()
 
-    def run(self, cell: Cell) -> CellRun:
+    def run(self, cell: LatencyCell) -> CellRun:
         """One cell."""
         plan, far = self._plan, self._far
         if far is not None:
@@ -211,7 +211,7 @@ class _Asker:
             down_bytes=None if after is None else after[1] - before[1],
         )
 
-    def _waits(self, cell: Cell, asked: list[tuple[float, Answer]]) -> list[int | None]:
+    def _waits(self, cell: LatencyCell, asked: list[tuple[float, Answer]]) -> list[int | None]:
         if self._far is None or cell.concurrency > 1:
             return [None] * len(asked)
         commands = read_commands(self._far.log)

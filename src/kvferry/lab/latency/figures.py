@@ -21,14 +21,14 @@ from kvferry.lab.latency.cells import CellRun
 from kvferry.lab.openai_client import Answer
 from kvferry.lab.tokens.report import quantile
 
-__all__ = ["Row", "Slope", "published", "read_rows", "row_of", "series_of", "slopes"]
+__all__ = ["LatencyRow", "Slope", "published", "read_rows", "row_of", "series_of", "slopes"]
 
 _NEAR_MS = 100.0  # what lies farther is another regime: it would outweigh all the rest
 _FILE_BYTES_MAX = 256 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class LatencyRow:
     """One cell. Times are in seconds; None: not measured.
 
     Attributes:
@@ -84,7 +84,7 @@ class Slope:
     waits: float | None
 
 
-def row_of(run: CellRun) -> Row:
+def row_of(run: CellRun) -> LatencyRow:
     """The figures of a cell; failed requests are in none but their number."""
     fine = [answer for answer in run.answers if not answer.error]
     ttft = sorted(answer.ttft_s or answer.seconds for answer in fine)
@@ -94,7 +94,7 @@ def row_of(run: CellRun) -> Row:
     seconds = max(run.seconds, 1e-9)
     asked = max(1, len(run.answers))
     cell = run.cell
-    return Row(
+    return LatencyRow(
         rtt_ms=cell.rtt_ms,
         client=cell.client,
         workload=cell.workload,
@@ -121,15 +121,15 @@ def row_of(run: CellRun) -> Row:
     )
 
 
-def series_of(rows: Iterable[Row]) -> dict[tuple[str, str, int, int], list[Row]]:
+def series_of(rows: Iterable[LatencyRow]) -> dict[tuple[str, str, int, int], list[LatencyRow]]:
     """Rows of one client, workload, length and concurrency, near ones first."""
-    found: dict[tuple[str, str, int, int], list[Row]] = {}
+    found: dict[tuple[str, str, int, int], list[LatencyRow]] = {}
     for row in sorted(rows, key=lambda row: row.rtt_ms):
         found.setdefault(row.series, []).append(row)
     return found
 
 
-def slopes(rows: Iterable[Row]) -> list[Slope]:
+def slopes(rows: Iterable[LatencyRow]) -> list[Slope]:
     """Of each series with two distances or more."""
     found = []
     for series, line in series_of(rows).items():
@@ -149,7 +149,7 @@ def slopes(rows: Iterable[Row]) -> list[Slope]:
     return found
 
 
-def read_rows(file: Path) -> list[Row]:
+def read_rows(file: Path) -> list[LatencyRow]:
     """The rows of a JSON file of this command, or of one like it.
 
     Raises:
@@ -164,15 +164,15 @@ def read_rows(file: Path) -> list[Row]:
         raise UsageError(f"{file} has no rows of kvferry lab latency") from None
 
 
-def published() -> list[Row]:
+def published() -> list[LatencyRow]:
     """The seven rows of the experiment that this one repeats; the file names its source."""
     return _rows(json.loads(files(__package__).joinpath("published.json").read_text()))
 
 
-def _rows(found: Mapping[str, Any]) -> list[Row]:
-    known = {field.name for field in fields(Row)}
+def _rows(found: Mapping[str, Any]) -> list[LatencyRow]:
+    known = {field.name for field in fields(LatencyRow)}
     rows = [{**found.get("all_rows", {}), **row} for row in found["rows"]]
-    return [Row(**{name: row[name] for name in row if name in known}) for row in rows]
+    return [LatencyRow(**{name: row[name] for name in row if name in known}) for row in rows]
 
 
 def _inter_token_s(answer: Answer) -> float:

@@ -13,8 +13,8 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from kvferry.lab.latency.figures import Row, series_of
-from kvferry.lab.latency.report import Report
+from kvferry.lab.latency.figures import LatencyRow, series_of
+from kvferry.lab.latency.report import LatencyReport
 
 __all__ = ["write_plot"]
 
@@ -31,12 +31,15 @@ _PANELS = (
     ("completed requests", "1/min", "completed_per_min", 1.0),
 )
 
-Line = tuple[str, list[Row]]
+Line = tuple[str, list[LatencyRow]]
 Styles = dict[str, dict[str, Any]]
 
 
 def write_plot(
-    file: Path, report: Report, published: Sequence[Row], baseline: Sequence[Row]
+    file: Path,
+    report: LatencyReport,
+    published: Sequence[LatencyRow],
+    baseline: Sequence[LatencyRow],
 ) -> None:
     """Draw a run, the published rows, and those of another run."""
     matplotlib = importlib.import_module("matplotlib")
@@ -64,7 +67,7 @@ def write_plot(
     pyplot.close(figure)
 
 
-def _lines(rows: Sequence[Row], prefix: str, workload: str, choose: Any) -> list[Line]:
+def _lines(rows: Sequence[LatencyRow], prefix: str, workload: str, choose: Any) -> list[Line]:
     """The series of a workload with the least concurrency and the shortest or longest prompts."""
     rows = [row for row in rows if row.workload == workload]
     if not rows:
@@ -119,7 +122,7 @@ def _draw_hits(axes: Any, lines: Sequence[Line], styles: Styles) -> None:
         axes.text(0.5, 0.5, "none were asked for", transform=axes.transAxes, ha="center")
 
 
-def _line(axes: Any, rows: Sequence[Row], field: str, scale: float, **style: Any) -> None:
+def _line(axes: Any, rows: Sequence[LatencyRow], field: str, scale: float, **style: Any) -> None:
     there = [row for row in rows if getattr(row, field) is not None]
     values = [getattr(row, field) * scale for row in there]
     axes.plot([row.rtt_ms for row in there], values, **style)
@@ -133,7 +136,7 @@ def _logarithmic(axes: Any) -> None:
     axes.yaxis.set_minor_formatter(ticker.NullFormatter())
 
 
-def _distances(axes: Any, rows: Sequence[Row]) -> None:
+def _distances(axes: Any, rows: Sequence[LatencyRow]) -> None:
     """The axis below: even up to 50 ms, in decades behind."""
     axes.set_xscale("symlog", linthresh=_LINEAR_MS, linscale=2)
     ticks = sorted({row.rtt_ms for row in rows})

@@ -10,11 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from kvferry.lab.latency.cells import LatencyPlan
-from kvferry.lab.latency.figures import Row, Slope, series_of, slopes
+from kvferry.lab.latency.figures import LatencyRow, Slope, series_of, slopes
 from kvferry.lab.latency.link import FarStore
 from kvferry.lab.table import number
 
-__all__ = ["COLUMNS", "Report", "extra_lines", "markdown", "named", "slope_lines", "table_lines"]
+__all__ = [
+    "COLUMNS",
+    "LatencyReport",
+    "extra_lines",
+    "markdown",
+    "named",
+    "slope_lines",
+    "table_lines",
+]
 
 # Heading, field, decimals: the published order.
 COLUMNS = (
@@ -42,7 +50,7 @@ _EXTRA = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class LatencyReport:
     """All that is known of a run.
 
     Attributes:
@@ -53,7 +61,7 @@ class Report:
     """
 
     plan: LatencyPlan
-    rows: list[Row]
+    rows: list[LatencyRow]
     command: str
     machine: str
     link: str
@@ -61,8 +69,14 @@ class Report:
 
     @classmethod
     def of(
-        cls, plan: LatencyPlan, rows: list[Row], far: FarStore | None, *, command: str, machine: str
-    ) -> Report:
+        cls,
+        plan: LatencyPlan,
+        rows: list[LatencyRow],
+        far: FarStore | None,
+        *,
+        command: str,
+        machine: str,
+    ) -> LatencyReport:
         """With what the link says of itself."""
         link = "somebody else's"
         if far is not None:
@@ -81,13 +95,13 @@ class Report:
         found["slopes"] = [asdict(slope) for slope in slopes(self.rows)]
         (folder / "latency.json").write_text(json.dumps(found, indent=1) + "\n")
         with (folder / "latency.csv").open("w", newline="") as file:
-            writer = csv.DictWriter(file, [field.name for field in fields(Row)])
+            writer = csv.DictWriter(file, [field.name for field in fields(LatencyRow)])
             writer.writeheader()
             writer.writerows(rows)
         (folder / "README.md").write_text(markdown(self))
 
 
-def markdown(report: Report) -> str:
+def markdown(report: LatencyReport) -> str:
     """The page."""
     lines = ["# The distance to a store", "", "```", report.command, "```", "", report.machine, ""]
     lines += [*_diagram(report), "", "![Six panels over the round trip](output.png)", ""]
@@ -103,12 +117,12 @@ def named(series: tuple[str, str, int, int]) -> str:
     return f"{client}, {workload}, {tokens:,} tokens, {many} at a time"
 
 
-def table_lines(rows: Sequence[Row]) -> list[str]:
+def table_lines(rows: Sequence[LatencyRow]) -> list[str]:
     """The table that was published, in Markdown."""
     return _table(COLUMNS, rows)
 
 
-def extra_lines(rows: Sequence[Row]) -> list[str]:
+def extra_lines(rows: Sequence[LatencyRow]) -> list[str]:
     """What is known besides."""
     return _table(_EXTRA, rows)
 
@@ -127,7 +141,7 @@ def slope_lines(found: Sequence[Slope]) -> list[str]:
     return lines
 
 
-def _table(columns: Sequence[tuple[str, str, int]], rows: Sequence[Row]) -> list[str]:
+def _table(columns: Sequence[tuple[str, str, int]], rows: Sequence[LatencyRow]) -> list[str]:
     lines = [f"| {' | '.join(name for name, *_ in columns)} |", "|---:" * len(columns) + "|"]
     for row in rows:
         cells = [_cell(getattr(row, field), field, digits) for _, field, digits in columns]
@@ -143,7 +157,7 @@ def _cell(value: float | None, field: str, digits: int) -> str:
     return number(value, digits).replace(",", "")
 
 
-def _diagram(report: Report) -> Iterator[str]:
+def _diagram(report: LatencyReport) -> Iterator[str]:
     """The set-up as it was."""
     plan = report.plan
     many = " and ".join(map(str, plan.concurrency))

@@ -12,9 +12,9 @@ from pathlib import Path
 from kvferry.config import ClientConfig
 from kvferry.errors import UsageError
 from kvferry.lab.latency.cells import LatencyPlan, run_cells
-from kvferry.lab.latency.figures import Row, row_of
+from kvferry.lab.latency.figures import LatencyRow, row_of
 from kvferry.lab.latency.link import FarStore, far_store, proxied
-from kvferry.lab.latency.report import Report
+from kvferry.lab.latency.report import LatencyReport
 from kvferry.lab.machine import machine_facts, machine_line
 
 __all__ = ["remove_left", "run_latency"]
@@ -30,7 +30,7 @@ def run_latency(
     listen_port: int | None,
     command: str,
     say: Callable[[str], None],
-) -> Report:
+) -> LatencyReport:
     """Make the distance, ask, and take all of it down.
 
     Args:
@@ -47,14 +47,14 @@ def run_latency(
     """
     remove_left()
     with tempfile.TemporaryDirectory(prefix=f"{_PREFIX}{os.getpid()}-") as name:
-        folder, rows = Path(name), list[Row]()
+        folder, rows = Path(name), list[LatencyRow]()
         with _link(plan, link, store_url, listen_port, folder) as far:
             if far is not None:
                 say(f"link: {far.kind}, {far.store}")
             for run in run_cells(plan, far, folder, say):
                 rows.append(row_of(run))
             machine = machine_line(machine_facts())
-            return Report.of(plan, rows, far, command=command, machine=machine)
+            return LatencyReport.of(plan, rows, far, command=command, machine=machine)
 
 
 def remove_left() -> None:

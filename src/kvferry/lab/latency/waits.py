@@ -17,12 +17,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Command", "read_commands", "sequential_waits"]
+__all__ = ["SentCommand", "read_commands", "sequential_waits"]
 
 _READS = frozenset(("EXISTS", "TOUCH", "GET", "MGET", "GETRANGE", "STRLEN", "HGET", "HMGET"))
 
 
-class Command(NamedTuple):
+class SentCommand(NamedTuple):
     """A command that left the client; the moment is of `time.monotonic`."""
 
     at_s: float
@@ -30,7 +30,7 @@ class Command(NamedTuple):
     key: str
 
 
-def read_commands(log: Path) -> list[Command]:
+def read_commands(log: Path) -> list[SentCommand]:
     """Those of a link's log that a request may wait for, in the order of time."""
     text = log.read_text(errors="replace")  # the last line may be on its way
     lines = [line.split(" ") for line in text.split("\n")[:-1]]
@@ -38,14 +38,14 @@ def read_commands(log: Path) -> list[Command]:
     return sorted(_read(lines, views))
 
 
-def _read(lines: Iterable[Sequence[str]], views: set[str]) -> Iterator[Command]:
+def _read(lines: Iterable[Sequence[str]], views: set[str]) -> Iterator[SentCommand]:
     for at_ns, connection, name, key in lines:
         if name.upper() in _READS and connection not in views and not key.endswith(":generation"):
-            yield Command(int(at_ns) / 1e9, name.upper(), key)
+            yield SentCommand(int(at_ns) / 1e9, name.upper(), key)
 
 
 def sequential_waits(
-    commands: Iterable[Command], sent_s: float, first_token_s: float, rtt_s: float
+    commands: Iterable[SentCommand], sent_s: float, first_token_s: float, rtt_s: float
 ) -> int | None:
     """Of one request, among commands in the order of time; None without a distance."""
     if rtt_s <= 0:

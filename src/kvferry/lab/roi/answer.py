@@ -1,6 +1,6 @@
 """Everything that `kvferry roi` says of one case: in seconds, in bytes and in money.
 
-Units: seconds, bytes, tokens; `Day` and `Account` are of one day.
+Units: seconds, bytes, tokens; `Day` and `DayAccount` are of one day.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any
 
 from kvferry.lab.doctor.model import ModelShape
 from kvferry.lab.roi.arithmetic import Case
-from kvferry.lab.roi.money import Account, Day, Need, Prices, account, need_of
+from kvferry.lab.roi.money import Day, DayAccount, Prices, ServerNeed, account, need_of
 
-__all__ = ["LENGTHS", "RULE_BYTES_S", "Answer", "Length", "Question", "answer", "finite"]
+__all__ = ["LENGTHS", "RULE_BYTES_S", "Length", "RoiAnswer", "RoiQuestion", "answer", "finite"]
 
 # Of the curves.
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
@@ -22,7 +22,7 @@ RULE_BYTES_S = 2e9
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class RoiQuestion:
     """What is asked.
 
     Attributes:
@@ -58,7 +58,7 @@ class Length:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class RoiAnswer:
     """What there is to say.
 
     Attributes:
@@ -74,8 +74,8 @@ class Answer:
     curve: tuple[Length, ...]
     crossover_tokens: float
     store_bytes_s: float
-    bill: Account
-    need: Need
+    bill: DayAccount
+    need: ServerNeed
 
     @property
     def sooner(self) -> bool:
@@ -101,11 +101,11 @@ class Answer:
         return dict(finite(found))
 
 
-def answer(question: Question) -> Answer:
+def answer(question: RoiQuestion) -> RoiAnswer:
     """Do the arithmetic."""
     case, day = question.case, question.day
     bill = account(case, day, question.prices)
-    return Answer(
+    return RoiAnswer(
         bytes_per_token=case.kv.whole_bytes + case.kv.window_bytes,
         at=_length(case, day.prompt_tokens),
         curve=tuple(_length(case, tokens) for tokens in LENGTHS),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from kvferry.lab.roi.arithmetic import Case
 
-__all__ = ["Account", "Day", "Need", "Prices", "account", "need_of"]
+__all__ = ["Day", "DayAccount", "Prices", "ServerNeed", "account", "need_of"]
 
 DAY_S = 86_400
 MONTH_DAYS = 30
@@ -43,7 +43,7 @@ class Day:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Account:
+class DayAccount:
     """Of one day.
 
     Attributes:
@@ -75,7 +75,7 @@ class Account:
         return self.read_bytes_s + self.written_bytes_s
 
 
-def account(case: Case, day: Day, prices: Prices) -> Account:
+def account(case: Case, day: Day, prices: Prices) -> DayAccount:
     """The day of requests of one length."""
     kept = case.kept_tokens(day.prompt_tokens)
     hits = day.requests * day.hit_rate * case.pays(day.prompt_tokens, kept)
@@ -100,12 +100,12 @@ def settle(
     stored_bytes: float,
     gpus: int,
     prices: Prices,
-) -> Account:
+) -> DayAccount:
     """The account of a day from its sums; seconds are the engine's, whatever its GPUs."""
     gpu_money = saved_s * gpus / 3600 * prices.gpu_hour
     ram_bytes = stored_bytes * BILLED
     ram_month = ram_bytes / 1e9 * prices.ram_gb_month
-    return Account(
+    return DayAccount(
         gpu_s_before=before_s * gpus,
         gpu_s_after=(before_s - saved_s) * gpus,
         gpu_money_saved=gpu_money,
@@ -119,7 +119,7 @@ def settle(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Need:
+class ServerNeed:
     """Servers for a working set.
 
     Attributes:
@@ -140,14 +140,14 @@ class Need:
 
 
 def need_of(
-    case: Case, day: Day, bill: Account, *, shard_bytes: float, shard_bytes_s: float
-) -> Need:
+    case: Case, day: Day, bill: DayAccount, *, shard_bytes: float, shard_bytes_s: float
+) -> ServerNeed:
     """How many servers of such a size and bandwidth; the chunks of a prompt lie on all of them."""
     for_memory = max(1, math.ceil(bill.ram_bytes / shard_bytes))
     wanted = max(bill.traffic_bytes_s, case.break_even_bytes_s(day.prompt_tokens))
     for_bandwidth = max(1, math.ceil(wanted / shard_bytes_s)) if math.isfinite(wanted) else None
     shards = max(for_memory, for_bandwidth or 1)
-    return Need(
+    return ServerNeed(
         for_memory=for_memory,
         for_bandwidth=for_bandwidth,
         memory_bytes=bill.ram_bytes / shards,

@@ -8,14 +8,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from kvferry.lab.roi.answer import Question
+from kvferry.lab.roi.answer import RoiQuestion
 
 __all__ = ["question_data", "write_page"]
 
 _HERE = Path(__file__).parent
 
 
-def question_data(question: Question) -> dict[str, Any]:
+def question_data(question: RoiQuestion) -> dict[str, Any]:
     """What the arithmetic of the page takes."""
     return {
         "case": asdict(question.case),
@@ -24,7 +24,7 @@ def question_data(question: Question) -> dict[str, Any]:
     }
 
 
-def write_page(file: Path, question: Question, command: str) -> None:
+def write_page(file: Path, question: RoiQuestion, command: str) -> None:
     """Write the page."""
     title = (
         f"{question.model.name}; {question.case.prefill.source}; store: "

@@ -13,7 +13,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from kvferry.lab.roi.answer import RULE_BYTES_S, Answer, Question
+from kvferry.lab.roi.answer import RULE_BYTES_S, RoiAnswer, RoiQuestion
 from kvferry.lab.roi.traced import Outcome
 
 __all__ = ["write_plot"]
@@ -24,7 +24,7 @@ _GREYS = ("black", "0.35", "0.55")
 
 
 def write_plot(
-    file: Path, question: Question, found: Answer, rows: Sequence[Outcome], command: str
+    file: Path, question: RoiQuestion, found: RoiAnswer, rows: Sequence[Outcome], command: str
 ) -> None:
     """With outcomes of a replay their times and their money, else the curves of one case."""
     matplotlib = importlib.import_module("matplotlib")
@@ -54,7 +54,7 @@ def _styles() -> Iterator[dict[str, Any]]:
         yield {"marker": mark, "linestyle": dash, "color": grey, "markersize": 4}
 
 
-def _lengths(axes: Any, found: Answer) -> None:
+def _lengths(axes: Any, found: RoiAnswer) -> None:
     """The axis of the prompt."""
     axes.set_xscale("log", base=2)
     axes.set_xticks([row.tokens for row in found.curve])
@@ -63,7 +63,7 @@ def _lengths(axes: Any, found: Answer) -> None:
     axes.set_xlabel("prompt, tokens (K: 1,024)")
 
 
-def _curves(axes: Any, question: Question, found: Answer) -> None:
+def _curves(axes: Any, question: RoiQuestion, found: RoiAnswer) -> None:
     store = question.case.store.bytes_s / 1e9
     tokens, styles = [row.tokens for row in found.curve], _styles()
     axes.plot(tokens, [row.compute_s for row in found.curve], label="computed", **next(styles))
@@ -83,7 +83,7 @@ def _curves(axes: Any, question: Question, found: Answer) -> None:
     axes.set_title(f"{question.model.name}", fontsize="medium")
 
 
-def _even(axes: Any, question: Question, found: Answer) -> None:
+def _even(axes: Any, question: RoiQuestion, found: RoiAnswer) -> None:
     shown = [row for row in found.curve if math.isfinite(row.break_even_bytes_s)]
     styles = _styles()
     axes.plot(

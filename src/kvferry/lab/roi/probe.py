@@ -29,7 +29,7 @@ from kvferry.lab.roi.arithmetic import Prefill
 from kvferry.lab.roi.fit import fit_prefill
 from kvferry.lab.top.watch import NoRedirection
 
-__all__ = ["Probe", "Sample", "write_calibration"]
+__all__ = ["PrefillProbe", "PrefillSample", "write_calibration"]
 
 _LIMIT_S = 300.0
 _LINE_BYTES_MAX = 1 << 20
@@ -45,7 +45,7 @@ _WORDS = _COMMON.split()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample:
+class PrefillSample:
     """One request.
 
     Attributes:
@@ -60,7 +60,7 @@ class Sample:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Probe:
+class PrefillProbe:
     """Measures one server.
 
     Attributes:
@@ -74,7 +74,7 @@ class Probe:
 
     def run(
         self, lengths: Sequence[int], say: Callable[[str], object] = lambda _: None
-    ) -> list[Sample]:
+    ) -> list[PrefillSample]:
         """Each length several times, in turn; the first turn warms up and is left out.
 
         Raises:
@@ -96,9 +96,9 @@ class Probe:
                     samples.append(sample)
         return samples
 
-    def fit(self, samples: Sequence[Sample], gpus: int = 1) -> Prefill:
+    def fit(self, samples: Sequence[PrefillSample], gpus: int = 1) -> Prefill:
         """The coefficients, from the median of each length."""
-        lengths: dict[int, list[Sample]] = {}
+        lengths: dict[int, list[PrefillSample]] = {}
         for sample in samples:
             lengths.setdefault(sample.asked, []).append(sample)
         rows = [
@@ -119,7 +119,7 @@ class Probe:
             raise UnavailableError(f"{_public(self.base_url)} lists no model: use --server-model")
         return str(first["id"])
 
-    def _ask(self, model: str, length: int, words: int) -> Sample:
+    def _ask(self, model: str, length: int, words: int) -> PrefillSample:
         body = {
             "model": model,
             "prompt": " ".join(random.SystemRandom().choices(_WORDS, k=words)),
@@ -139,7 +139,7 @@ class Probe:
                     tokens = usage["prompt_tokens"]
         if ttft_s is None:
             raise UnavailableError(f"{_public(self.base_url)} sent no token")
-        return Sample(asked=length, tokens=tokens, ttft_s=ttft_s)
+        return PrefillSample(asked=length, tokens=tokens, ttft_s=ttft_s)
 
     def _events(self, reply: http.client.HTTPResponse, began: float) -> Iterator[Mapping[str, Any]]:
         """The objects of a stream of server-sent events."""
@@ -182,7 +182,7 @@ class Probe:
         return reply
 
 
-def write_calibration(path: Path, found: Prefill, samples: Sequence[Sample]) -> None:
+def write_calibration(path: Path, found: Prefill, samples: Sequence[PrefillSample]) -> None:
     """What `prefill_calibration_file` and `--calibration` read, and what it was made of."""
     shown = {
         "a_s": found.a_s,

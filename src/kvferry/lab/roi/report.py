@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from kvferry.lab.roi.answer import RULE_BYTES_S, Answer, Length, Question, finite
+from kvferry.lab.roi.answer import RULE_BYTES_S, Length, RoiAnswer, RoiQuestion, finite
 from kvferry.lab.roi.money import BILLED, DAY_S, Prices
 from kvferry.lab.roi.traced import Outcome
 from kvferry.lab.roi.validate import Check
@@ -37,7 +37,7 @@ def command() -> str:
     return re.sub(r"://[^@/\s]*@", "://***@", shlex.join(["kvferry", *sys.argv[1:]]))
 
 
-def say(console: Console, question: Question, found: Answer) -> None:
+def say(console: Console, question: RoiQuestion, found: RoiAnswer) -> None:
     """One case."""
     _say_case(console, question)
     at, day, bill = found.at, question.day, found.bill
@@ -68,7 +68,7 @@ def say(console: Console, question: Question, found: Answer) -> None:
     console.print(_verdict(found), soft_wrap=True)
 
 
-def _say_case(console: Console, question: Question) -> None:
+def _say_case(console: Console, question: RoiQuestion) -> None:
     case, model = question.case, question.model
     console.print(
         facts(
@@ -101,7 +101,7 @@ def _say_case(console: Console, question: Question) -> None:
     )
 
 
-def _layers(question: Question) -> str:
+def _layers(question: RoiQuestion) -> str:
     model, kv = question.model, question.case.kv
     if not model.sliding_layers:
         return f"{model.kv_layers} layers"
@@ -148,7 +148,7 @@ def _crossover(tokens: float) -> str:
     return f"prefixes above {tokens:,.0f} tokens are loaded sooner than computed"
 
 
-def _money(prices: Prices, found: Answer) -> str:
+def _money(prices: Prices, found: RoiAnswer) -> str:
     bill = found.bill
     text = (
         f"{bill.gpu_money_saved:,.2f} a day saved at {prices.gpu_hour:g} per GPU-hour, "
@@ -160,7 +160,7 @@ def _money(prices: Prices, found: Answer) -> str:
     return f"{text}; a month of memory is paid back in {bill.payback_days:,.1f} days"
 
 
-def _need(question: Question, found: Answer) -> str:
+def _need(question: RoiQuestion, found: RoiAnswer) -> str:
     need, bill = found.need, found.bill
     servers = "server" if need.shards == 1 else "servers"
     text = (
@@ -176,7 +176,7 @@ def _need(question: Question, found: Answer) -> str:
     )
 
 
-def _verdict(found: Answer) -> str:
+def _verdict(found: RoiAnswer) -> str:
     at = found.at
     if not found.sooner:
         return (
@@ -196,7 +196,7 @@ def _verdict(found: Answer) -> str:
     return f"It pays in time, not in money: {sooner}, and that costs {cost} a day."
 
 
-def say_outcomes(console: Console, question: Question, rows: Sequence[Outcome]) -> None:
+def say_outcomes(console: Console, question: RoiQuestion, rows: Sequence[Outcome]) -> None:
     """Policies and sizes, a table for each trace."""
     _say_case(console, question)
     for trace in dict.fromkeys(row.trace for row in rows):
@@ -281,7 +281,7 @@ def _digits(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-def as_json(question: Question, found: Answer | None, rows: Sequence[Outcome]) -> str:
+def as_json(question: RoiQuestion, found: RoiAnswer | None, rows: Sequence[Outcome]) -> str:
     """The command, what it rests on, and the answers; fields are in docs/guides/roi.md."""
     model, case = question.model, question.case
     shown: dict[str, Any] = {

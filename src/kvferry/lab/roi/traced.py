@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kvferry.lab.roi.arithmetic import Case
-from kvferry.lab.roi.money import Account, Prices, settle
+from kvferry.lab.roi.money import DayAccount, Prices, settle
 from kvferry.lab.trace.format import HASH_BYTES, Trace
 from kvferry.lab.trace.replay import prefix_hits
 
@@ -29,7 +29,7 @@ class Outcome:
 
     Attributes:
         policy: Empty: without a store.
-        capacity_bytes: Of KV; the memory is more, see `Account.ram_bytes`.
+        capacity_bytes: Of KV; the memory is more, see `DayAccount.ram_bytes`.
         hit_rate: Share of tokens that were there, in an unbroken run from the beginning.
         loaded_rate: Share of tokens that were there and sooner loaded than computed.
         ttft_s: Percentile to seconds.
@@ -49,7 +49,7 @@ class Outcome:
     ttft_s: dict[int, float]
     ttft_mean_s: float
     gpu_s: float
-    day: Account
+    day: DayAccount
 
 
 def outcomes(

@@ -18,17 +18,17 @@ from starlette.types import ASGIApp
 
 from kvferry.http.answers import CallError
 from kvferry.http.bodies import Bodies
-from kvferry.lab.serve.asked import Asked, BadRequest, asked_of, text_of
+from kvferry.lab.serve.asked import AskedCompletion, BadRequest, asked_of, text_of
 from kvferry.lab.serve.batcher import Batcher
 from kvferry.lab.serve.replies import DONE, Reply, error_body, event
-from kvferry.lab.serve.sequence import Failed, Finished, Running, Token
+from kvferry.lab.serve.sequence import Failed, FinishedSequence, Running, Token
 
 __all__ = ["make_app"]
 
 _LONG_BODIES_MAX = 64
 _METRICS = "text/plain; version=0.0.4; charset=utf-8"
 
-Event = tuple[int, Token | Finished | Failed]
+Event = tuple[int, Token | FinishedSequence | Failed]
 
 
 def make_app(batcher: Batcher, model: str, length_max: int, metrics: Callable[[], str]) -> ASGIApp:
@@ -87,7 +87,7 @@ def make_app(batcher: Batcher, model: str, length_max: int, metrics: Callable[[]
 class _Answering:
     """The prompts of one request, in the batcher. Threads: the loop of HTTP."""
 
-    def __init__(self, batcher: Batcher, asked: Asked) -> None:
+    def __init__(self, batcher: Batcher, asked: AskedCompletion) -> None:
         self.reply = Reply(asked)
         self.new_tokens = asked.new_tokens
         self._batcher = batcher
@@ -111,7 +111,7 @@ class _Answering:
             index, what = await self._events.get()
             if isinstance(what, Failed):
                 raise BadRequest(what.why, status=503)
-            if isinstance(what, Finished):
+            if isinstance(what, FinishedSequence):
                 left -= 1
                 self.reply.cached_tokens += what.cached_tokens
                 continue
@@ -128,7 +128,7 @@ class _Answering:
         return JSONResponse(self.reply.whole())
 
     def _submit(self, index: int) -> Running:
-        def heard(what: Token | Finished | Failed) -> None:
+        def heard(what: Token | FinishedSequence | Failed) -> None:
             try:
                 self._loop.call_soon_threadsafe(self._events.put_nowait, (index, what))
             except RuntimeError:  # the loop has ended, and with it who asked

@@ -9,7 +9,7 @@ from typing import Any
 
 from kvferry.testing.transformer import BOS, VOCABULARY, encode
 
-__all__ = ["Asked", "BadRequest", "asked_of", "text_of"]
+__all__ = ["AskedCompletion", "BadRequest", "asked_of", "text_of"]
 
 # As OpenAI's completions; a model that knows no end needs some number in a chat as well.
 _COMPLETION_TOKENS, _CHAT_TOKENS = 16, 64
@@ -42,7 +42,7 @@ class BadRequest(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class AskedCompletion:
     """One request; each prompt gets an answer of its own."""
 
     model: str
@@ -58,7 +58,9 @@ class Asked:
         return sum(map(len, self.prompts))
 
 
-def asked_of(body: Mapping[str, Any], *, chat: bool, models: str, length_max: int) -> Asked:
+def asked_of(
+    body: Mapping[str, Any], *, chat: bool, models: str, length_max: int
+) -> AskedCompletion:
     """Read a body of /v1/completions or /v1/chat/completions.
 
     Sampling parameters are taken and have no effect: decoding is greedy.
@@ -99,7 +101,7 @@ def asked_of(body: Mapping[str, Any], *, chat: bool, models: str, length_max: in
     stream = bool(body.get("stream"))
     if options and not stream:
         raise BadRequest("`stream_options` needs `stream`.", "stream_options")
-    return Asked(
+    return AskedCompletion(
         model=models,
         chat=chat,
         prompts=prompts,

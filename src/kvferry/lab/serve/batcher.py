@@ -22,12 +22,12 @@ import numpy as np
 
 from kvferry.cache import TieredCache
 from kvferry.cache.prompt import read_prompt
-from kvferry.lab.serve.chunks import Chunks
+from kvferry.lab.serve.chunks import SequenceChunks
 from kvferry.lab.serve.pace import Pace
-from kvferry.lab.serve.sequence import Failed, Finished, Heard, Running, Token
+from kvferry.lab.serve.sequence import Failed, FinishedSequence, Heard, Running, Token
 from kvferry.testing.transformer import Transformer
 
-__all__ = ["Batcher", "Counts"]
+__all__ = ["Batcher", "BatcherCounts"]
 
 _log = logging.getLogger("kvferry.lab.serve")
 
@@ -36,7 +36,7 @@ _STAGED = 256 << 20  # bytes that are given to the cache at a time
 
 
 @dataclass
-class Counts:
+class BatcherCounts:
     """What the batcher has done."""
 
     requests: int = 0
@@ -65,14 +65,14 @@ class Batcher:
     def __init__(
         self,
         model: Transformer,
-        chunks: Chunks,
+        chunks: SequenceChunks,
         cache: TieredCache | None,
         pace: Pace | None,
         *,
         sequences_max: int,
         step_tokens: int,
     ) -> None:
-        self.counts = Counts()
+        self.counts = BatcherCounts()
         self._model = model
         self._chunks = chunks
         self._cache = cache
@@ -283,4 +283,4 @@ class Batcher:
         if one.done:
             with self._changed:
                 self._running.remove(one)
-            one.heard(Finished(one.cached_tokens))
+            one.heard(FinishedSequence(one.cached_tokens))

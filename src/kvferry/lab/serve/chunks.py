@@ -18,7 +18,7 @@ import numpy.typing as npt
 from kvferry.errors import UsageError
 from kvferry.testing.transformer import KVCache, TransformerConfig
 
-__all__ = ["Chunks"]
+__all__ = ["SequenceChunks"]
 
 U8: TypeAlias = npt.NDArray[np.uint8]
 
@@ -28,7 +28,7 @@ _PIECE_BYTES = 256 * _BLOCK_BYTES  # what is compared at a time stays in the pro
 _PLACES = 4096
 
 
-class Chunks:
+class SequenceChunks:
     """Makes and checks chunks. Holds no state, so any number of threads may use it.
 
     Args:

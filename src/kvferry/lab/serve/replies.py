@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvferry.lab.serve.asked import Asked
+from kvferry.lab.serve.asked import AskedCompletion
 
 __all__ = ["DONE", "Reply", "error_body", "event"]
 
@@ -37,7 +37,7 @@ class Reply:
         cached_tokens: Of their prompts.
     """
 
-    asked: Asked
+    asked: AskedCompletion
     texts: list[str] = field(init=False)
     output_tokens: int = 0
     cached_tokens: int = 0

@@ -18,11 +18,11 @@ from kvferry.chunks.layout import KVLayout
 from kvferry.config import CacheConfig
 from kvferry.config.calibration import read_calibration
 from kvferry.errors import UsageError
-from kvferry.http.listener import Listener
+from kvferry.http.listener import HttpListener
 from kvferry.lab.doctor.model import load_model
 from kvferry.lab.serve.app import make_app
 from kvferry.lab.serve.batcher import Batcher
-from kvferry.lab.serve.chunks import Chunks
+from kvferry.lab.serve.chunks import SequenceChunks
 from kvferry.lab.serve.in_turn import InTurn
 from kvferry.lab.serve.metrics import metrics_text
 from kvferry.lab.serve.pace import Pace
@@ -132,7 +132,7 @@ class ServeSettings:
 
 
 @contextmanager
-def serving(settings: ServeSettings, config: CacheConfig) -> Iterator[Listener]:
+def serving(settings: ServeSettings, config: CacheConfig) -> Iterator[HttpListener]:
     """A server that answers as long as the block.
 
     Raises:
@@ -141,7 +141,7 @@ def serving(settings: ServeSettings, config: CacheConfig) -> Iterator[Listener]:
     """
     shape = settings.transformer(config.chunk_size)
     layout = settings.layout(shape)
-    chunks = Chunks(shape, layout.chunk_bytes)
+    chunks = SequenceChunks(shape, layout.chunk_bytes)
     model = Transformer(shape, settings.seed)
     with ExitStack() as stack:
         cache = None
@@ -157,7 +157,7 @@ def serving(settings: ServeSettings, config: CacheConfig) -> Iterator[Listener]:
         stack.callback(batcher.close)
         name, length_max = settings.served_model_name, settings.max_model_len
         app = make_app(batcher, name, length_max, partial(metrics_text, batcher, cache))
-        http = Listener(app, settings.host, settings.port, "choose another --port")
+        http = HttpListener(app, settings.host, settings.port, "choose another --port")
         http.start()
         stack.callback(http.stop)
         stack.callback(batcher.close)  # before that, so that those who wait are told

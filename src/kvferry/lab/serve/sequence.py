@@ -10,7 +10,7 @@ import numpy as np
 
 from kvferry.testing.transformer import BOS, F32, KVCache, Transformer
 
-__all__ = ["Failed", "Finished", "Heard", "Running", "Token"]
+__all__ = ["Failed", "FinishedSequence", "Heard", "Running", "Token"]
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Token:
 
 
 @dataclass(frozen=True)
-class Finished:
+class FinishedSequence:
     """The answer is complete."""
 
     cached_tokens: int
@@ -34,7 +34,7 @@ class Failed:
     why: str
 
 
-Heard = Callable[[Token | Finished | Failed], None]
+Heard = Callable[[Token | FinishedSequence | Failed], None]
 
 
 @dataclass(eq=False)
@@ -45,7 +45,7 @@ class Running:
         prompt: Its tokens.
         new_tokens: How many are to be said.
         heard: Is told each event, in a thread of the batcher; returns at once. What comes behind
-            `Finished` or `Failed` does not count.
+            `FinishedSequence` or `Failed` does not count.
         digests: A hash of the prefix for each full chunk.
         began: When it was submitted, on the clock of `time.monotonic`.
         queued, queued_at: What is computed before it, as of that moment; see

@@ -17,8 +17,8 @@ from kvferry.lab.trace.format import HASH_BYTES, Trace
 
 __all__ = [
     "POLICIES",
-    "Point",
     "Replay",
+    "ReplayPoint",
     "Replayer",
     "capacities_of",
     "new_cache",
@@ -33,7 +33,7 @@ _PARTS = (1 / 64, 1 / 16, 1 / 4, 1 / 2, 1)  # of the distinct chunks, where nobo
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class ReplayPoint:
     """What one policy makes of one trace with one capacity.
 
     Rates are parts of all chunks that were asked for. `prefix_hit_rate` counts those in an unbroken
@@ -76,7 +76,7 @@ class Point:
         return {**asdict(self), **{name: round(getattr(self, name), 6) for name in rates}}
 
 
-Replayer = Callable[[Trace, str, int, bool, int, Callable[[int], object]], Point]
+Replayer = Callable[[Trace, str, int, bool, int, Callable[[int], object]], ReplayPoint]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +110,7 @@ class Replay:
         self,
         progress: Callable[[int], object] = lambda _: None,
         replayer: Replayer | None = None,
-    ) -> Iterator[Point]:
+    ) -> Iterator[ReplayPoint]:
         """Every combination; `progress` hears of requests as they are done.
 
         Args:
@@ -132,7 +132,7 @@ def replay(
     leaf_first: bool = True,
     chunk_bytes: int = 0,
     progress: Callable[[int], object] = lambda _: None,
-) -> Point:
+) -> ReplayPoint:
     """Replay one trace through one index.
 
     Raises:
@@ -188,9 +188,9 @@ def point_of(
     hits: tuple[int, int],
     elapsed_s: float,
     verified_bytes: int = 0,
-) -> Point:
+) -> ReplayPoint:
     """What came out of a replay; `hits` are those in the prefix and all of them."""
-    return Point(
+    return ReplayPoint(
         trace=trace.name,
         policy=policy,
         order="leaf-first" if leaf_first else "plain",

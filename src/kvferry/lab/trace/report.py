@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from kvferry.lab.machine import machine_facts, machine_line
 from kvferry.lab.table import facts, table
 from kvferry.lab.trace.format import Trace
-from kvferry.lab.trace.replay import Point
+from kvferry.lab.trace.replay import ReplayPoint
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,7 +30,7 @@ def _run() -> dict[str, Any]:
     return {"command": command, "machine": machine_facts()}
 
 
-def say(console: Console, traces: Sequence[Trace], points: Sequence[Point]) -> None:
+def say(console: Console, traces: Sequence[Trace], points: Sequence[ReplayPoint]) -> None:
     """What was replayed, and a table for each trace."""
     run = _run()
     console.print(
@@ -51,7 +51,7 @@ def say(console: Console, traces: Sequence[Trace], points: Sequence[Point]) -> N
         console.print(f"{verified / 1e9:.3f} GB were loaded from the store, every byte as stored")
 
 
-def _cells(point: Point) -> list[str]:
+def _cells(point: ReplayPoint) -> list[str]:
     return [
         point.policy,
         point.order,
@@ -68,7 +68,7 @@ def _percent(part: int, whole: int) -> str:
     return f"{100 * part / whole:.1f}" if whole else "-"
 
 
-def as_json(traces: Sequence[Trace], points: Sequence[Point]) -> str:
+def as_json(traces: Sequence[Trace], points: Sequence[ReplayPoint]) -> str:
     """The command and the machine, what the traces are, and a row for each point."""
     shown = [
         {
@@ -85,7 +85,7 @@ def as_json(traces: Sequence[Trace], points: Sequence[Point]) -> str:
     return json.dumps({"run": _run(), "traces": shown, "points": rows}, indent=1)
 
 
-def write_csv(file: Path, points: Sequence[Point]) -> None:
+def write_csv(file: Path, points: Sequence[ReplayPoint]) -> None:
     """One line for each point, after a head."""
     rows = [point.to_dict() for point in points]
     with file.open("w", newline="") as stream:
@@ -94,7 +94,7 @@ def write_csv(file: Path, points: Sequence[Point]) -> None:
         writer.writerows(rows)
 
 
-def write_plot(file: Path, points: Sequence[Point]) -> None:
+def write_plot(file: Path, points: Sequence[ReplayPoint]) -> None:
     """Usable-prefix hit rate over capacity, a line for each policy, one drawing for each trace."""
     matplotlib = importlib.import_module("matplotlib")
     matplotlib.use("Agg")

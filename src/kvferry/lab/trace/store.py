@@ -21,7 +21,7 @@ from kvferry.client.batch import Status
 from kvferry.client.sync import RedisClient
 from kvferry.errors import CorruptError, KVFerryError, UnavailableError
 from kvferry.lab.trace.format import HASH_BYTES, Trace
-from kvferry.lab.trace.replay import Point, new_cache, point_of
+from kvferry.lab.trace.replay import ReplayPoint, new_cache, point_of
 
 if TYPE_CHECKING:
     from kvferry.client.namespace import CacheNamespace
@@ -65,7 +65,7 @@ class StoreReplay:
         capacity: int,
         leaf_first: bool = True,
         progress: Callable[[int], object] = lambda _: None,
-    ) -> Point:
+    ) -> ReplayPoint:
         """Replay a trace; the numbers are those of the index, and `verified_bytes`.
 
         Raises:

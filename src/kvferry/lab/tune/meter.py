@@ -25,7 +25,7 @@ from kvferry.client.sync import RedisClient
 from kvferry.config import ClientConfig
 from kvferry.errors import CapacityError, KVFerryError, UnavailableError
 from kvferry.lab.bench.data import Chunks
-from kvferry.lab.tune.points import Point, Sample
+from kvferry.lab.tune.points import TunePoint, TuneSample
 
 __all__ = ["KEY_PREFIX", "TuneMeter"]
 
@@ -90,7 +90,7 @@ class TuneMeter:
         except KVFerryError:
             return {}
 
-    def turn(self, point: Point) -> Sample:
+    def turn(self, point: TunePoint) -> TuneSample:
         """Measure a point.
 
         Raises:
@@ -104,7 +104,7 @@ class TuneMeter:
             self._drop(point)  # it would go on dialling, and disturb the others
             raise
 
-    def _turn(self, point: Point) -> Sample:
+    def _turn(self, point: TunePoint) -> TuneSample:
         chunks = self._chunks_of(point.chunk_bytes)
         client, is_new = self._client_of(point)
         batch = range(len(chunks.keys))
@@ -117,9 +117,9 @@ class TuneMeter:
             get_s = _timed(lambda: client.batch_get(chunks.keys, chunks.targets))
             self.verified_bytes += chunks.verify(batch, chunks.targets)
         gigabytes = len(batch) * chunks.size_bytes / 1e9
-        return Sample(get_gbps=gigabytes / get_s, set_gbps=gigabytes / set_s)
+        return TuneSample(get_gbps=gigabytes / get_s, set_gbps=gigabytes / set_s)
 
-    def _client_of(self, point: Point) -> tuple[RedisClient, bool]:
+    def _client_of(self, point: TunePoint) -> tuple[RedisClient, bool]:
         client = self._clients.pop(_settings(point), None)
         is_new = client is None
         if client is None:
@@ -145,7 +145,7 @@ class TuneMeter:
                 raise UnavailableError(f"only {there} of {wanted} connections could be opened")
             time.sleep(0.005)
 
-    def _drop(self, point: Point) -> None:
+    def _drop(self, point: TunePoint) -> None:
         client = self._clients.pop(_settings(point), None)
         if client is not None:
             client.close()
@@ -159,7 +159,7 @@ class TuneMeter:
         return self._chunks[size_bytes]
 
 
-def _settings(point: Point) -> tuple[object, ...]:
+def _settings(point: TunePoint) -> tuple[object, ...]:
     return tuple(point.client.values())
 
 

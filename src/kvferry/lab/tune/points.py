@@ -14,7 +14,7 @@ from typing import Any
 from kvferry.config import CONNECTIONS_DEFAULT, WORKERS_DEFAULT
 from kvferry.errors import UsageError
 
-__all__ = ["AXES", "STRIPE_BYTES", "Grid", "Point", "Sample"]
+__all__ = ["AXES", "STRIPE_BYTES", "Grid", "TunePoint", "TuneSample"]
 
 _KIB, _MIB = 1 << 10, 1 << 20
 
@@ -22,7 +22,7 @@ STRIPE_BYTES = 4 * _MIB  # a constant of the stored format: native/codec/stripe.
 
 
 @dataclass(frozen=True)
-class Point:
+class TunePoint:
     """Settings to measure; `window_bytes` None is the window that adapts."""
 
     connections: int = CONNECTIONS_DEFAULT
@@ -47,11 +47,11 @@ class Point:
         )
 
 
-AXES = tuple(axis.name for axis in fields(Point))
+AXES = tuple(axis.name for axis in fields(TunePoint))
 
 
 @dataclass(frozen=True)
-class Sample:
+class TuneSample:
     """One measurement of a point. Units: GB/s, GB = 10^9 bytes of payload."""
 
     get_gbps: float
@@ -85,12 +85,12 @@ class Grid:
         found: Sequence[Any] = getattr(self, axis)
         return found
 
-    def points(self) -> list[Point]:
+    def points(self) -> list[TunePoint]:
         """All of them."""
         product = itertools.product(*(self.values(axis) for axis in AXES))
-        return _distinct(self.at(Point(*values)) for values in product)
+        return _distinct(self.at(TunePoint(*values)) for values in product)
 
-    def at(self, point: Point) -> Point:
+    def at(self, point: TunePoint) -> TunePoint:
         """The point of this grid that is the given one, or else the nearest below on each axis."""
         nearest = {
             axis: _nearest(getattr(point, axis), self.values(axis))
@@ -100,13 +100,13 @@ class Grid:
         found = replace(point, **nearest)
         return replace(found, workers=min(found.workers, found.connections))
 
-    def plane(self, point: Point, *axes: str) -> list[Point]:
+    def plane(self, point: TunePoint, *axes: str) -> list[TunePoint]:
         """The points that differ from this one along these axes only, itself included."""
         product = itertools.product(*(self.values(axis) for axis in axes))
         moved = (replace(point, **dict(zip(axes, values, strict=True))) for values in product)
         return _distinct(self.at(other) for other in moved)
 
-    def neighbours(self, point: Point) -> list[Point]:
+    def neighbours(self, point: TunePoint) -> list[TunePoint]:
         """The points one step away along one axis, or along connections and workers at once.
 
         The latter because a connection more may need a worker more to be worth anything.
@@ -115,7 +115,7 @@ class Grid:
         steps = (self._step(point, axes, by) for axes in moves for by in (-1, 1))
         return [other for other in _distinct(steps) if other != point]
 
-    def _step(self, point: Point, axes: Sequence[str], by: int) -> Point:
+    def _step(self, point: TunePoint, axes: Sequence[str], by: int) -> TunePoint:
         """The point itself where the grid ends."""
         moved: dict[str, Any] = {}
         for axis in axes:
@@ -135,5 +135,5 @@ def _nearest(wanted: Any, values: Sequence[Any]) -> Any:
     return max((value for value in numbers if value <= wanted), default=values[0])
 
 
-def _distinct(points: Iterable[Point]) -> list[Point]:
+def _distinct(points: Iterable[TunePoint]) -> list[TunePoint]:
     return list(dict.fromkeys(points))

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kvferry.errors import DeadlineExceeded, ServerError, SystemResourceError, UnavailableError
-from kvferry.lab.tune.points import AXES, Point, Sample
+from kvferry.lab.tune.points import AXES, TunePoint, TuneSample
 
 __all__ = ["Entry", "Race"]
 
@@ -39,9 +39,9 @@ class Entry:
         error: Why it was taken out, where it could not be measured.
     """
 
-    point: Point
+    point: TunePoint
     ratios: list[float] = field(default_factory=list)
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[TuneSample] = field(default_factory=list)
     error: str | None = None
 
     @property
@@ -78,11 +78,11 @@ class Race:
 
     def __init__(
         self,
-        turn: Callable[[Point], Sample],
-        score: Callable[[Sample], float],
+        turn: Callable[[TunePoint], TuneSample],
+        score: Callable[[TuneSample], float],
         clock: Callable[[], float],
-        reference: Point,
-        points: Sequence[Point],
+        reference: TunePoint,
+        points: Sequence[TunePoint],
         rng: random.Random,
     ) -> None:
         self._turn, self._score, self._clock, self._rng = turn, score, clock, rng
@@ -135,7 +135,7 @@ class Race:
         equal = (entry for entry in winners if entry.ratio >= winners[0].ratio - _TIE)
         return min(equal, key=lambda entry: self._changes(entry.point), default=None)
 
-    def _changes(self, point: Point) -> tuple[int, int]:
+    def _changes(self, point: TunePoint) -> tuple[int, int]:
         changed = [
             axis for axis in AXES if getattr(point, axis) != getattr(self.reference.point, axis)
         ]
@@ -145,7 +145,7 @@ class Race:
         sound = (entry for entry in entries if entry.error is None)
         return sorted(sound, key=lambda entry: entry.ratio, reverse=True)
 
-    def _seen(self, entries: Sequence[Entry]) -> Iterator[tuple[Entry, Sample]]:
+    def _seen(self, entries: Sequence[Entry]) -> Iterator[tuple[Entry, TuneSample]]:
         for entry in entries:
             try:
                 yield entry, self._turn(entry.point)

@@ -9,7 +9,7 @@ from typing import Any
 
 from kvferry import __version__
 from kvferry.lab.machine import machine_facts
-from kvferry.lab.tune.points import STRIPE_BYTES, Point, Sample
+from kvferry.lab.tune.points import STRIPE_BYTES, TunePoint, TuneSample
 
 __all__ = ["TuneResult"]
 
@@ -26,11 +26,11 @@ class TuneResult:
         sweep_ratio: The rate that the search reached without it, over that of `sweep_best`.
     """
 
-    best: Point
-    before: Point
+    best: TunePoint
+    before: TunePoint
     ratio: float
-    sample: Sample
-    before_sample: Sample
+    sample: TuneSample
+    before_sample: TuneSample
     get_weight: float
     server: str
     address: str
@@ -39,8 +39,8 @@ class TuneResult:
     verified_bytes: int
     elapsed_s: float
     date: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
-    failed: Mapping[Point, str] = field(default_factory=dict)
-    sweep_best: Point | None = None
+    failed: Mapping[TunePoint, str] = field(default_factory=dict)
+    sweep_best: TunePoint | None = None
     sweep_ratio: float | None = None
 
     @property

@@ -19,7 +19,7 @@ from kvferry._host import available_memory_bytes
 from kvferry.config import CONNECTIONS_DEFAULT, WORKERS_DEFAULT, ClientConfig
 from kvferry.errors import CapacityError, UsageError
 from kvferry.lab.tune.meter import TuneMeter
-from kvferry.lab.tune.points import Grid, Point, Sample
+from kvferry.lab.tune.points import Grid, TunePoint, TuneSample
 from kvferry.lab.tune.result import TuneResult
 from kvferry.lab.tune.search import Search
 
@@ -102,15 +102,15 @@ class Tune:
                 sweep_ratio=sweep_ratio,
             )
 
-    def _before(self) -> Point:
-        point = Point(
+    def _before(self) -> TunePoint:
+        point = TunePoint(
             connections=self.config.connections or CONNECTIONS_DEFAULT,
             workers=self.config.workers or WORKERS_DEFAULT,
             window_bytes=self.config.window_bytes,
         )
         return self.grid.at(point)
 
-    def _score(self, sample: Sample) -> float:
+    def _score(self, sample: TuneSample) -> float:
         return sample.mix_gbps(self.get_weight)
 
 
@@ -143,8 +143,8 @@ def check_room(info: Mapping[str, str], need_bytes: int, allow_eviction: bool = 
         )
 
 
-def _median(samples: Sequence[Sample]) -> Sample:
-    return Sample(
+def _median(samples: Sequence[TuneSample]) -> TuneSample:
+    return TuneSample(
         get_gbps=statistics.median(sample.get_gbps for sample in samples),
         set_gbps=statistics.median(sample.set_gbps for sample in samples),
     )

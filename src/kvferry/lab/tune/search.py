@@ -21,7 +21,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from kvferry.lab.tune.points import AXES, Grid, Point, Sample
+from kvferry.lab.tune.points import AXES, Grid, TunePoint, TuneSample
 from kvferry.lab.tune.race import Entry, Race
 
 __all__ = ["Search"]
@@ -49,8 +49,8 @@ class Search:
     def __init__(
         self,
         grid: Grid,
-        turn: Callable[[Point], Sample],
-        score: Callable[[Sample], float],
+        turn: Callable[[TunePoint], TuneSample],
+        score: Callable[[TuneSample], float],
         clock: Callable[[], float],
         *,
         seed: int = 0,
@@ -60,9 +60,9 @@ class Search:
         self._measure = turn
         self._rng = random.Random(seed)
         self.turns = 0
-        self.failed: dict[Point, str] = {}
+        self.failed: dict[TunePoint, str] = {}
 
-    def quick(self, start: Point, budget_s: float) -> Point:
+    def quick(self, start: TunePoint, budget_s: float) -> TunePoint:
         """The best point that can be found in this time, from `start`."""
         end = self._clock() + budget_s
         best = self._grid.at(start)
@@ -88,7 +88,7 @@ class Search:
             unchanged = unchanged + 1 if best == before else 0
         return self._plain(best, self._grid.at(start), end)
 
-    def sweep(self, reference: Point) -> Point:
+    def sweep(self, reference: TunePoint) -> TunePoint:
         """The best point of the whole grid, whatever time that takes."""
         race = self._race(self._grid.at(reference), self._grid.points())
         for number in range(_SWEEP_ROUNDS):
@@ -102,7 +102,7 @@ class Search:
         best = final.best()
         return final.reference.point if best is None else best.point
 
-    def duel(self, one: Point, other: Point, budget_s: float) -> tuple[Entry, Entry]:
+    def duel(self, one: TunePoint, other: TunePoint, budget_s: float) -> tuple[Entry, Entry]:
         """Both points in turn; the ratios of the first are over the second."""
         end = self._clock() + budget_s
         race, entry = self._race(other, []), Entry(one)
@@ -113,8 +113,8 @@ class Search:
         return entry, race.reference
 
     def _step(
-        self, name: str, best: Point, points: Sequence[Point], end: float, share: float
-    ) -> Point:
+        self, name: str, best: TunePoint, points: Sequence[TunePoint], end: float, share: float
+    ) -> TunePoint:
         """One race for a share of the time that is left; the best point after it."""
         now = self._clock()
         race = self._race(best, [point for point in points if point not in self.failed])
@@ -126,7 +126,7 @@ class Search:
         found = race.best(_MARGIN)
         return best if found is None else found.point
 
-    def _plain(self, best: Point, start: Point, end: float) -> Point:
+    def _plain(self, best: TunePoint, start: TunePoint, end: float) -> TunePoint:
         """The point with the axes of `start` wherever that is as fast."""
         while self._clock() < end:
             points = [replace(best, **{axis: getattr(start, axis)}) for axis in AXES]
@@ -143,10 +143,10 @@ class Search:
             best = max(equal, key=lambda entry: entry.ratio).point
         return best
 
-    def _race(self, reference: Point, points: Sequence[Point]) -> Race:
+    def _race(self, reference: TunePoint, points: Sequence[TunePoint]) -> Race:
         return Race(self._turn, self._score, self._clock, reference, points, self._rng)
 
-    def _turn(self, point: Point) -> Sample:
+    def _turn(self, point: TunePoint) -> TuneSample:
         self.turns += 1
         return self._measure(point)
 

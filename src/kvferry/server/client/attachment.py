@@ -21,13 +21,13 @@ from kvferry import __version__, _exit, _native  # noqa: F401
 from kvferry.chunks.identity import Identity
 from kvferry.chunks.layout import KVLayout
 from kvferry.errors import ConfigError, KVFerryError, UsageError
-from kvferry.server.client.control import Control, Gone, Refused, Silent
-from kvferry.server.client.link import Away, Link
+from kvferry.server.client.control import Gone, ServerControl, ServerRefused, Silent
+from kvferry.server.client.link import Away, ServerLink
 from kvferry.server.client.replies import new_id
 from kvferry.server.locks import has_server
 from kvferry.server.protocol import VERSION, Attached, Done, Register, Registered, Unregister
 
-__all__ = ["Attachment", "Session", "begin", "unregister"]
+__all__ = ["Attachment", "ClientSession", "begin", "unregister"]
 
 # Making room for pages may take a server a while; everything else does not.
 _REGISTER_S = 10.0
@@ -98,7 +98,7 @@ class Attachment:
 
 
 @dataclass(eq=False, slots=True)
-class Session:
+class ClientSession:
     """A session that the server has confirmed.
 
     Attributes:
@@ -115,7 +115,7 @@ class Session:
     number: int
     incarnation: str
     attachment: Attachment
-    link: Link
+    link: ServerLink
     heartbeat_s: float
     shared: bytes
     doubted: bool = False
@@ -126,18 +126,18 @@ class Session:
 
 
 def begin(
-    control: Control, identity: Identity, token: Callable[[], str]
+    control: ServerControl, identity: Identity, token: Callable[[], str]
 ) -> tuple[Registered, Attachment]:
     """Register, map the segment, and have that confirmed.
 
     Raises:
-        Gone, Stopped, Silent: As `Control.ask`.
+        Gone, Stopped, Silent: As `ServerControl.ask`.
         Refused: One of both does not accept the other, or the token cannot be read.
     """
     try:
         shown = token()
     except ConfigError as error:
-        raise Refused(str(error)) from None
+        raise ServerRefused(str(error)) from None
     request = Register(
         new_id(),
         0,
@@ -161,20 +161,22 @@ def begin(
     return told, attachment
 
 
-def unregister(control: Control, session: Session) -> None:
+def unregister(control: ServerControl, session: ClientSession) -> None:
     """Say goodbye; but not while somebody copies: then the lock of the segment says it, in time."""
     session.link.close(_UNREGISTER_S)
     if not session.attachment.busy:
         request = Unregister(new_id(), session.number, int(_UNREGISTER_S * 1000))
-        with suppress(Gone, Refused, Silent):
+        with suppress(Gone, ServerRefused, Silent):
             control.ask(request, Done, _UNREGISTER_S, last=True)
 
 
 def _attach(told: Registered, layout: KVLayout) -> Attachment:
     if told.version != VERSION:
-        raise Refused(f"the server speaks version {told.version} of the protocol, we {VERSION}")
+        raise ServerRefused(
+            f"the server speaks version {told.version} of the protocol, we {VERSION}"
+        )
     if told.page_bytes != layout.chunk_bytes:
-        raise Refused(
+        raise ServerRefused(
             f"the server's pages have {told.page_bytes} bytes, our chunks {layout.chunk_bytes}"
         )
     low_s, high_s = _HEARTBEAT_S
@@ -189,14 +191,14 @@ def _attach(told: Registered, layout: KVLayout) -> Attachment:
         and told.lease_s > 0
     )
     if not possible:
-        raise Refused("what the server says about its segment cannot be; nothing was mapped")
+        raise ServerRefused("what the server says about its segment cannot be; nothing was mapped")
     try:
         _need_owner(told.path)
         pages = _native.SharedPages(
             told.path, told.segment_bytes, told.page_stride, told.page_bytes, told.pages, told.lock
         )
     except (KVFerryError, OSError, MemoryError, ValueError, OverflowError) as error:
-        raise Refused(
+        raise ServerRefused(
             f"the server's segment cannot be used: {error}; server and engines must run as one "
             "user and see one /dev/shm"
         ) from error

@@ -9,10 +9,10 @@ import logging
 import time
 from typing import Any, TypeVar
 
-from kvferry.server.client.attachment import Session
+from kvferry.server.client.attachment import ClientSession
 from kvferry.server.client.counters import Counters
 from kvferry.server.client.keeper import Keeper
-from kvferry.server.client.link import Away, TimedOut
+from kvferry.server.client.link import Away, LinkTimedOut
 from kvferry.server.client.replies import new_id
 from kvferry.server.protocol import Count, Failure, Release, Reply, Request
 
@@ -43,7 +43,7 @@ class Caller:
         self.timeout_s = timeout_s
         self._warned: set[str] = set()
 
-    def session(self) -> Session | None:
+    def session(self) -> ClientSession | None:
         """What there is to ask; None, and counted, if the server is away."""
         session = self.keeper.session
         if session is not None and session.suspected:
@@ -55,7 +55,7 @@ class Caller:
 
     def ask(
         self,
-        session: Session,
+        session: ClientSession,
         answer: type[T],
         kind: type[Request],
         *fields: Any,
@@ -83,7 +83,7 @@ class Caller:
             reply = session.link.ask(request, until)
         except Away:
             self.counters.add("unavailable")
-        except TimedOut:
+        except LinkTimedOut:
             self.counters.add("timeouts")
             if waits_s is None:
                 self.keeper.doubt(session)
@@ -104,7 +104,7 @@ class Caller:
         self.counters.add("nonsense")
         self._warn("nonsense", "the cache server said what cannot be; it was ignored")
 
-    def release(self, session: Session, lease: int) -> bool:
+    def release(self, session: ClientSession, lease: int) -> bool:
         """End a lease; whether it was in force all the time."""
         if self.keeper.session is session and self.keeper.ours:
             if session.doubted:  # nobody waits for it now
@@ -116,15 +116,15 @@ class Caller:
         self.counters.add("lost_leases")
         return False
 
-    def forget(self, session: Session, lease: int) -> None:
+    def forget(self, session: ClientSession, lease: int) -> None:
         """End a lease, if there is one; nobody waits for it."""
         self.keeper.forgotten.lease(session.number, lease)
 
-    def abort(self, session: Session, reservation: int) -> None:
+    def abort(self, session: ClientSession, reservation: int) -> None:
         """End a reservation, if there is one; nobody waits for it."""
         self.keeper.forgotten.reservation(session.number, reservation)
 
-    def _failed(self, session: Session, failure: Failure) -> None:
+    def _failed(self, session: ClientSession, failure: Failure) -> None:
         self.counters.add("failures")
         if failure.code in ("session", "attach"):
             self.keeper.lose(session)

@@ -20,7 +20,7 @@ from kvferry.server.client.counters import Counters
 from kvferry.server.client.replies import read_reply
 from kvferry.server.protocol import Failure, Reply, Request, encode
 
-__all__ = ["Control", "Gone", "Refused", "Silent", "Stopped", "Wake"]
+__all__ = ["Gone", "ServerControl", "ServerRefused", "Silent", "Stopped", "Wake"]
 
 T = TypeVar("T", bound=Reply)
 
@@ -39,7 +39,7 @@ class Silent(Exception):
     """The server is there and does not do what it should; the text says what."""
 
 
-class Refused(Exception):
+class ServerRefused(Exception):
     """Client and server cannot work together; the text is for people."""
 
 
@@ -83,7 +83,7 @@ class Wake:
         os.close(self.fd)
 
 
-class Control:
+class ServerControl:
     """A connection, or the attempts to make one.
 
     Args:
@@ -127,7 +127,7 @@ class Control:
             last: Also while the client is being closed.
 
         Raises:
-            Gone, Refused, Stopped: As `poll`; and what only people can mend is `Refused`.
+            Gone, Refused, Stopped: As `poll`; and what only people can mend is `ServerRefused`.
             Silent: There is no answer, or it is that this cannot be now.
         """
         self.send(request)
@@ -140,9 +140,9 @@ class Control:
             if isinstance(reply, kind):
                 return reply
             if not isinstance(reply, Failure):
-                raise Refused("what the server answers cannot be")
+                raise ServerRefused("what the server answers cannot be")
             if reply.code in _FINAL:
-                raise Refused(reply.text)
+                raise ServerRefused(reply.text)
             raise Silent(reply.text)
         raise Silent("it does not answer")
 
@@ -186,7 +186,7 @@ class Control:
             until = min(until, time.monotonic() + _CONNECT_S)
             self._channel = Channel(self._url, self._wake.fd, until)
         except NoServer as error:
-            raise Refused(f"what listens there is no cache server: {error}") from None
+            raise ServerRefused(f"what listens there is no cache server: {error}") from None
         except Broken:
             self._wake.sleep(min(self._retry_s, until - time.monotonic()))
             self._retry_s = min(2 * self._retry_s, _RETRY_S[1])

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from kvferry.server.client.replies import new_id
-from kvferry.server.protocol import Abort, Leased, Release, Reply, Request, Reserved
+from kvferry.server.protocol import Abort, Leased, Release, Reply, Request, ReservedPages
 
 __all__ = ["Forgotten"]
 
@@ -47,7 +47,7 @@ class Forgotten:
         """A reply that came too late: what it gives goes back."""
         if isinstance(reply, Leased):
             self.lease(session, reply.lease)
-        elif isinstance(reply, Reserved):
+        elif isinstance(reply, ReservedPages):
             self.reservation(session, reply.reservation)
 
     def take(self, session: int) -> Iterator[Request]:

@@ -6,7 +6,7 @@ import os
 import time
 
 from kvferry.server.client.address import read_url, token_reader
-from kvferry.server.client.control import Control, Gone, Refused, Silent, Wake
+from kvferry.server.client.control import Gone, ServerControl, ServerRefused, Silent, Wake
 from kvferry.server.client.counters import Counters
 from kvferry.server.client.replies import new_id
 from kvferry.server.protocol import Hello, Welcome
@@ -31,7 +31,7 @@ def greet(
     """
     token = token_reader(token_file)()
     until = time.monotonic() + timeout_s
-    control = Control(read_url(url), Counters(), Wake())
+    control = ServerControl(read_url(url), Counters(), Wake())
     try:
         while not control.connected and time.monotonic() < until:
             control.poll(until)
@@ -39,7 +39,7 @@ def greet(
         if not control.connected or left_s <= 0:
             return None
         return control.ask(Hello(new_id(), 0, int(left_s * 1000), token), Welcome, left_s)
-    except (Gone, Refused, Silent):
+    except (Gone, ServerRefused, Silent):
         return None
     finally:
         control.close()

@@ -23,11 +23,11 @@ from collections.abc import Callable
 from functools import partial
 
 from kvferry.chunks.identity import Identity
-from kvferry.server.client.attachment import Session, begin, unregister
-from kvferry.server.client.control import Control, Gone, Refused, Silent, Stopped, Wake
+from kvferry.server.client.attachment import ClientSession, begin, unregister
+from kvferry.server.client.control import Gone, ServerControl, ServerRefused, Silent, Stopped, Wake
 from kvferry.server.client.counters import Counters
 from kvferry.server.client.forgotten import Forgotten
-from kvferry.server.client.link import Link
+from kvferry.server.client.link import ServerLink
 from kvferry.server.client.notices import Notices
 from kvferry.server.client.replies import new_id
 from kvferry.server.protocol import Failure, Ping, Pong
@@ -76,7 +76,7 @@ class Keeper:
         *,
         prefault: bool,
     ) -> None:
-        self.session: Session | None = None
+        self.session: ClientSession | None = None
         self.refused = ""
         self._url = url
         self._identity = identity
@@ -85,8 +85,8 @@ class Keeper:
         self._prefault = prefault
         self._notices = Notices(url)
         self._wake = Wake()
-        self._lost: Session | None = None
-        self._suspected: Session | None = None
+        self._lost: ClientSession | None = None
+        self._suspected: ClientSession | None = None
         self.forgotten = Forgotten(self._wake)
         self._known = threading.Condition()
         self._sessions = 0
@@ -107,23 +107,23 @@ class Keeper:
             self._known.wait_for(lambda: self.session or self.refused, timeout_s)
         return self.session is not None
 
-    def doubt(self, session: Session) -> None:
+    def doubt(self, session: ClientSession) -> None:
         """A call of this session got no answer in time."""
         session.doubted = True
         self._wake()
 
-    def suspect(self, session: Session) -> None:
+    def suspect(self, session: ClientSession) -> None:
         """A call of this session that may wait for stores got no answer in time."""
         self._suspected = session
         session.suspected = True
         self._wake()
 
-    def sure(self, session: Session) -> None:
+    def sure(self, session: ClientSession) -> None:
         """Wait until a suspected session has shown that it lives, or is doubted; a moment."""
         with self._known:
             self._known.wait_for(lambda: not session.suspected, 2 * _SUSPECT_S)
 
-    def lose(self, session: Session) -> None:
+    def lose(self, session: ClientSession) -> None:
         """The server does not know this session any more."""
         self._lost = session
         self._wake()
@@ -152,7 +152,7 @@ class Keeper:
 
     def _live(self) -> float:
         """One life of a connection; how long to wait for the next."""
-        control = Control(self._url, self._counters, self._wake)
+        control = ServerControl(self._url, self._counters, self._wake)
         try:
             self._connect(control)
             self._hold(control)
@@ -163,28 +163,28 @@ class Keeper:
         except Silent as error:
             self._notices.missed(str(error), at_once=True)
             return _LATER_S
-        except Refused as error:
+        except ServerRefused as error:
             self._refuse(str(error))
             return self._wait_refused(control)
         finally:
             control.close()
         return _SOON_S
 
-    def _connect(self, control: Control) -> None:
+    def _connect(self, control: ServerControl) -> None:
         while not control.connected:
             self._notices.missed("nobody answers")
             control.poll(time.monotonic() + _LOOK_S)
 
-    def _hold(self, control: Control) -> None:
+    def _hold(self, control: ServerControl) -> None:
         """A session from its beginning to its end."""
         told, attachment = begin(control, self._identity, self._token)
         late = partial(self.forgotten.late, told.session)
         try:
-            link = Link(self._url, self._counters, late)
+            link = ServerLink(self._url, self._counters, late)
         except OSError as error:  # no descriptors left
             attachment.close()
             raise Silent(str(error)) from None
-        session = Session(
+        session = ClientSession(
             told.session, told.incarnation, attachment, link, told.heartbeat_s, told.shared
         )
         if self._prefault and told.prefault:
@@ -201,7 +201,7 @@ class Keeper:
                 unregister(control, session)
             session.attachment.close()
 
-    def _serve(self, control: Control, session: Session) -> None:
+    def _serve(self, control: ServerControl, session: ClientSession) -> None:
         """Ping until something ends the session."""
         next_ping = time.monotonic() + session.heartbeat_s
         answer_until: float | None = None
@@ -238,12 +238,12 @@ class Keeper:
 
     # --- Pieces ---
 
-    def _judge(self, session: Session) -> None:
+    def _judge(self, session: ClientSession) -> None:
         with self._known:
             session.suspected = False
             self._known.notify_all()
 
-    def _publish(self, session: Session) -> None:
+    def _publish(self, session: ClientSession) -> None:
         self._sessions += 1
         if self._sessions > 1:
             self._counters.add("reconnects")
@@ -258,7 +258,7 @@ class Keeper:
             self.refused = text
             self._known.notify_all()
 
-    def _wait_refused(self, control: Control) -> float:
+    def _wait_refused(self, control: ServerControl) -> float:
         """A server that refuses us is not asked again soon, unless it goes; the rest to wait."""
         until = time.monotonic() + _REFUSED_S
         try:
@@ -266,6 +266,6 @@ class Keeper:
                 control.poll(until)
         except Gone:
             return _SOON_S
-        except Refused:
+        except ServerRefused:
             pass
         return until - time.monotonic()

@@ -1,9 +1,9 @@
 """Requests to a server for as long as it is there: a few sockets, taken in turns.
 
 Who calls takes a free socket, or makes one, sends one request, and waits for its reply on the spot:
-no message passes from thread to thread. Every wait also watches a descriptor that `Link.end` makes
-readable, so all calls end at once when the server is found to be gone. A link that has ended stays
-so; with another session comes another link.
+no message passes from thread to thread. Every wait also watches a descriptor that `ServerLink.end`
+makes readable, so all calls end at once when the server is found to be gone. A link that has ended
+stays so; with another session comes another link.
 
 Threads: any. A socket belongs to whoever has taken it.
 """
@@ -22,7 +22,7 @@ from kvferry.server.client.counters import Counters
 from kvferry.server.client.replies import read_reply
 from kvferry.server.protocol import Reply, Request, encode
 
-__all__ = ["Away", "Link", "TimedOut"]
+__all__ = ["Away", "LinkTimedOut", "ServerLink"]
 
 # Calls under way at once; more of them wait for one of these to end.
 _SOCKETS_MAX = 64
@@ -32,11 +32,11 @@ class Away(Exception):
     """The server is not there: nothing was sent, or nobody will answer."""
 
 
-class TimedOut(Exception):
+class LinkTimedOut(Exception):
     """No answer in time: whether the request was done is not known."""
 
 
-class Link:
+class ServerLink:
     """The way to one server.
 
     Args:
@@ -72,7 +72,7 @@ class Link:
             channel.send(frame, until)
             self._counters.asked(len(frame))
             return self._receive(channel, request.id, until)
-        except (Away, TimedOut):
+        except (Away, LinkTimedOut):
             raise
         except BaseException as error:  # also an interrupt: half a message may be on its way
             if channel is not None:
@@ -113,7 +113,7 @@ class Link:
                     return reply
                 self._late(reply)
             if frame is None or time.monotonic() >= until:  # or a server that talks without end
-                raise TimedOut
+                raise LinkTimedOut
 
     # --- Sockets ---
 

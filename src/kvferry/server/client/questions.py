@@ -23,7 +23,7 @@ from kvferry.server.client.caller import Caller
 from kvferry.server.client.transfer import about_of, in_tokens
 from kvferry.server.protocol import HASHES_MAX, Count, Done, Found, Reply, Report, Request
 
-__all__ = ["Questions"]
+__all__ = ["LookupQuestions"]
 
 T = TypeVar("T", bound=Reply)
 
@@ -31,7 +31,7 @@ T = TypeVar("T", bound=Reply)
 _STORES_SHARE = 0.8
 
 
-class Questions:
+class LookupQuestions:
     """See the calls of `Client`."""
 
     def __init__(self, caller: Caller) -> None:
@@ -60,7 +60,7 @@ class Questions:
             limits = {"waits_s": waits_s, "limit_s": limit_s}
         found = self._ask(
             Found,
-            protocol.Lookup,
+            protocol.LookupRequest,
             prompt.first(HASHES_MAX),
             True,
             touch,

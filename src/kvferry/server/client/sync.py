@@ -43,7 +43,7 @@ from kvferry.server.client.address import read_url, token_reader
 from kvferry.server.client.caller import Caller
 from kvferry.server.client.counters import Counters
 from kvferry.server.client.keeper import Keeper
-from kvferry.server.client.questions import Questions
+from kvferry.server.client.questions import LookupQuestions
 from kvferry.server.client.transfer import Transfer
 
 __all__ = ["Client"]
@@ -114,7 +114,7 @@ class Client:
         self._finalizer = weakref.finalize(self, self._keeper.close)
         self._caller = Caller(self._keeper, self._counters, timeout_s)
         threads = copy_threads or min(_COPY_THREADS, os.cpu_count() or 1)
-        self._questions = Questions(self._caller)
+        self._questions = LookupQuestions(self._caller)
         self._transfer = Transfer(self._caller, self.layout, threads)
         self._keeper.wait(_FIRST_WAIT_S)
 

@@ -21,7 +21,7 @@ from kvferry.chunks.elements import ELEMENTS
 from kvferry.chunks.layout import KVLayout
 from kvferry.client.buffers import BufferLike, readable
 from kvferry.errors import SystemResourceError
-from kvferry.server.client.attachment import Session
+from kvferry.server.client.attachment import ClientSession
 from kvferry.server.client.caller import Caller
 from kvferry.server.client.link import Away
 from kvferry.server.protocol import (
@@ -30,7 +30,7 @@ from kvferry.server.protocol import (
     Committed,
     Leased,
     Reserve,
-    Reserved,
+    ReservedPages,
     Retrieve,
 )
 
@@ -81,7 +81,9 @@ class Transfer:
         if session is None:
             return Stored(chunks=0, known=0, shed=wanted)
         hashes = prompt.first(end)
-        told = self._caller.ask(session, Reserved, Reserve, hashes, first_chunk, prompt.generation)
+        told = self._caller.ask(
+            session, ReservedPages, Reserve, hashes, first_chunk, prompt.generation
+        )
         if told is None:
             return Stored(chunks=0, known=0, shed=wanted)
         if not _possible(told, session, first_chunk, end):
@@ -108,7 +110,7 @@ class Transfer:
         )
 
     def _write(
-        self, session: Session, told: Reserved, views: Sequence[memoryview]
+        self, session: ClientSession, told: ReservedPages, views: Sequence[memoryview]
     ) -> Committed | None:
         try:
             with session.attachment.used() as pages:
@@ -155,7 +157,7 @@ class Transfer:
         return self._read(prompt, session, told, given)
 
     def _read(
-        self, prompt: Prompt, session: Session, told: Leased, into: Sequence[memoryview]
+        self, prompt: Prompt, session: ClientSession, told: Leased, into: Sequence[memoryview]
     ) -> Retrieved:
         count = len(told.pages)
         try:
@@ -172,7 +174,7 @@ class Transfer:
         self._caller.counters.add("bytes_retrieved", count * self._layout.chunk_bytes)
         return Retrieved(**self._fields(prompt, told))
 
-    def _show(self, prompt: Prompt, session: Session, told: Leased) -> Retrieved:
+    def _show(self, prompt: Prompt, session: ClientSession, told: Leased) -> Retrieved:
         try:
             with session.attachment.used() as pages:
                 views = [memoryview(pages.view(page)).toreadonly() for page in told.pages]
@@ -218,7 +220,7 @@ def in_tokens(chunks: Mapping[str, int], chunk_size: int) -> dict[str, int]:
     return {MEMORY: 0, **{name: max(0, n) * chunk_size for name, n in chunks.items()}}
 
 
-def _possible(told: Reserved, session: Session, first: int, end: int) -> bool:
+def _possible(told: ReservedPages, session: ClientSession, first: int, end: int) -> bool:
     """Whether these can be pages for chunks of the prompt."""
     ascending = all(a < b for a, b in zip(told.chunks, told.chunks[1:], strict=False))
     return (

@@ -12,7 +12,7 @@ in threads of a pool, each within the limits of the engine.
 from __future__ import annotations
 
 from kvferry.errors import UsageError
-from kvferry.http.listener import Listener
+from kvferry.http.listener import HttpListener
 from kvferry.server.http.app import make_app
 from kvferry.server.http.calls import Pins
 from kvferry.server.http.prefetch import Prefetches
@@ -21,7 +21,7 @@ from kvferry.server.view import ServerView
 __all__ = ["HttpSide"]
 
 
-class HttpSide(Listener):
+class HttpSide(HttpListener):
     """HTTP for one server.
 
     Args:

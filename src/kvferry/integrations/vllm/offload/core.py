@@ -29,8 +29,8 @@ from kvferry.connectors.base import Connector
 from kvferry.errors import DeadlineExceeded
 from kvferry.integrations.vllm.offload.lookups import KNOWN_MAX, Lookups, chunk_names
 from kvferry.integrations.vllm.offload.patience import Patience
-from kvferry.integrations.vllm.offload.transfers import Finished, TransferLimits, Transfers
-from kvferry.integrations.vllm.offload.wire import Wire
+from kvferry.integrations.vllm.offload.transfers import FinishedTransfer, TransferLimits, Transfers
+from kvferry.integrations.vllm.offload.wire import OffloadWire
 
 __all__ = ["TierCore", "TierLimits"]
 
@@ -72,7 +72,7 @@ class TierCore:
     Attributes:
         lookup: ``lookup(request, key)``: whether the store has a chunk; None: ask again in the next
             step.
-        counts: Counters since the beginning, see `Lookups`, `Transfers` and `Wire`.
+        counts: Counters since the beginning, see `Lookups`, `Transfers` and `OffloadWire`.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class TierCore:
         self.counts: Counter[str] = Counter()
         self._clock = clock
         self._known = KnownChunks(KNOWN_MAX)
-        self._wire = Wire(connector, self.counts, clock)
+        self._wire = OffloadWire(connector, self.counts, clock)
         self._lookups = Lookups(self._wire, self._known, self.counts, patience)
         self._transfers = Transfers(
             self._wire,
@@ -130,7 +130,7 @@ class TierCore:
         self._job = max(self._job, job)
         self._transfers.store(job, keys, rows)
 
-    def finished(self) -> list[Finished]:
+    def finished(self) -> list[FinishedTransfer]:
         """What is over since the last call. Also looks after everything that runs: once a step."""
         if not self._closed:
             self._wire.poll()

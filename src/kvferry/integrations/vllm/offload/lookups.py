@@ -23,7 +23,7 @@ from kvferry import _native
 from kvferry._native import KnownChunks, chunk_names
 from kvferry.client.batch import BatchResult, Status
 from kvferry.integrations.vllm.offload.patience import Patience
-from kvferry.integrations.vllm.offload.wire import Wire
+from kvferry.integrations.vllm.offload.wire import OffloadWire
 
 __all__ = ["KNOWN_MAX", "Lookups", "chunk_name", "chunk_names"]
 
@@ -67,7 +67,7 @@ class Lookups:
     """
 
     def __init__(
-        self, wire: Wire, known: KnownChunks, counts: Counter[str], patience: Patience
+        self, wire: OffloadWire, known: KnownChunks, counts: Counter[str], patience: Patience
     ) -> None:
         self._wire = wire
         self._known = known

@@ -27,7 +27,7 @@ from contextlib import ExitStack
 
 from kvferry.errors import ConfigError, KVFerryError
 from kvferry.integrations.vllm.offload.core import TierCore
-from kvferry.integrations.vllm.offload.transfers import Finished
+from kvferry.integrations.vllm.offload.transfers import FinishedTransfer
 
 __all__ = ["Address", "AllowedHosts", "Sources"]
 
@@ -93,7 +93,7 @@ class Sources:
         self._nodes: OrderedDict[Address, TierCore] = OrderedDict()  # named last is last
         self._requests: dict[str, Address | None] = {}
         self._places: OrderedDict[bytes, Address] = OrderedDict()
-        self._parts: dict[int, list[Finished | None]] = {}  # jobs of several cores
+        self._parts: dict[int, list[FinishedTransfer | None]] = {}  # jobs of several cores
         self._cleared = False
         self.counts: Counter[str] = Counter()
 
@@ -131,9 +131,9 @@ class Sources:
             core = self._own if place is None else self._nodes[place]
             core.load(job, some, their_rows)
 
-    def finished(self) -> list[Finished]:
+    def finished(self) -> list[FinishedTransfer]:
         """As `TierCore.finished`."""
-        over: list[Finished] = []
+        over: list[FinishedTransfer] = []
         for core in (self._own, *self._nodes.values()):
             for job in core.finished():
                 if core is not self._own:
@@ -143,7 +143,7 @@ class Sources:
                     over.append(whole)
         return over
 
-    def _whole(self, job: Finished) -> Finished | None:
+    def _whole(self, job: FinishedTransfer) -> FinishedTransfer | None:
         """The job, when all of its parts are over."""
         parts = self._parts.get(job.job)
         if parts is None or not job.is_load:
@@ -153,7 +153,7 @@ class Sources:
         if len(done) < len(parts):
             return None
         del self._parts[job.job]
-        return Finished(
+        return FinishedTransfer(
             job=job.job,
             is_load=True,
             success=all(part.success for part in done),

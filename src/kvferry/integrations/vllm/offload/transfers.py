@@ -13,7 +13,8 @@ Stores are shed (finished, without success) when the store is down, and when mor
 `store_bytes_max` wait: rows that are being stored cannot be used for anything else. What the store
 was heard to have is not stored again.
 
-Ownership: the rows belong to the job until `take` has given it back. Threads: that of the `Wire`.
+Ownership: the rows belong to the job until `take` has given it back. Threads: that of the
+`OffloadWire`.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from dataclasses import dataclass
 
 from kvferry.client.batch import BatchResult, Status
 from kvferry.integrations.vllm.offload.patience import Patience
-from kvferry.integrations.vllm.offload.wire import Wire
+from kvferry.integrations.vllm.offload.wire import OffloadWire
 
-__all__ = ["Finished", "TransferLimits", "Transfers"]
+__all__ = ["FinishedTransfer", "TransferLimits", "Transfers"]
 
 _STATUS = tuple(status.name.lower() for status in Status)
 
@@ -52,7 +53,7 @@ class TransferLimits:
 
 
 @dataclass(slots=True)
-class Finished:
+class FinishedTransfer:
     """A job that is over.
 
     Attributes:
@@ -105,7 +106,7 @@ class Transfers:
 
     def __init__(
         self,
-        wire: Wire,
+        wire: OffloadWire,
         view: memoryview,
         row_bytes: int,
         names_of: Callable[[Sequence[bytes]], list[str]],
@@ -123,7 +124,7 @@ class Transfers:
         self._counts = counts
         self._patience = patience
         self._running: dict[int, _Job] = {}  # by batch
-        self._finished: list[Finished] = []
+        self._finished: list[FinishedTransfer] = []
         self._store_bytes = 0
         self._moved_at = self._look_at = 0.0
 
@@ -163,7 +164,7 @@ class Transfers:
         else:
             self._begin(entry, [rows[index] for index in wanted])
 
-    def take(self) -> list[Finished]:
+    def take(self) -> list[FinishedTransfer]:
         """Every job that finished since the last call."""
         finished, self._finished = self._finished, []
         return finished
@@ -259,5 +260,7 @@ class Transfers:
 
     def _end(self, entry: _Job, success: bool, done: Sequence[bytes], took_s: float) -> None:
         size_bytes = len(done) * self._row_bytes
-        ended = Finished(entry.job, entry.is_load, success, done, took_s, size_bytes, entry.keys)
+        ended = FinishedTransfer(
+            entry.job, entry.is_load, success, done, took_s, size_bytes, entry.keys
+        )
         self._finished.append(ended)

@@ -27,7 +27,7 @@ from kvferry.client.batch import BatchResult, Status
 from kvferry.connectors.base import BufferLike, Connector
 from kvferry.errors import KVFerryError
 
-__all__ = ["Then", "Wire"]
+__all__ = ["OffloadWire", "Then"]
 
 _log = logging.getLogger("kvferry.integrations")
 
@@ -42,11 +42,11 @@ _CANARY_TIMEOUT_S = 1.0
 _SILENT = bytes((Status.TIMEOUT, Status.UNAVAILABLE))
 
 
-class Wire:
+class OffloadWire:
     """See the head of this module.
 
     Args:
-        connector: The store; `Wire` alone drains it, and closes it.
+        connector: The store; `OffloadWire` alone drains it, and closes it.
         counts: Counts ``batches``, ``refused_batches`` and ``gate_shut``.
         clock: Seconds that only grow.
     """
