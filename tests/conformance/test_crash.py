@@ -1,4 +1,4 @@
-"""Writers that are killed at any moment: readers find whole values or none, and no leftovers."""
+"""Writers that are killed at any moment: readers find whole values or none, and no pending."""
 
 from __future__ import annotations
 

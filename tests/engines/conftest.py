@@ -9,7 +9,7 @@ newest_vllm      the same for 0.32.0 alone
 engine_python    engine_python("vllm-lmcache"): the interpreter of any recipe, or a skip
 model            model("tiny"), model("small"), model("mla"), model("tiny", seed=2): a folder with
                  config, tokenizer and random weights of std >= 0.05, made once
-door             each of doors.DOORS with a cache, one after the other
+integration             each of integrations.INTEGRATIONS with a cache, one after the other
 run_engine       run_engine(vllm, model("tiny"), transfer, one_process=True, **settings) opens
                  an EngineProcess (kvferry.lab.engines.process), closed after the test
 serve_engine     serve_engine(vllm, model("tiny"), transfer, "--option"): an EngineServer
@@ -40,7 +40,7 @@ import pytest
 from engine_lane.install import InstallError, environment_for, home, install
 from engine_lane.models import model as make_model
 
-from engines.doors import DOORS, Door
+from engines.integrations import INTEGRATIONS, Integration
 from kvferry.lab.engines.process import EngineProcess
 from kvferry.lab.engines.server import EngineServer
 from support.servers import TestServer, start_server
@@ -131,9 +131,9 @@ def newest_vllm() -> VllmVenv:
     return VllmVenv(NEWEST, _python_of(f"vllm-{NEWEST}"))
 
 
-@pytest.fixture(params=[name for name in DOORS if name != "none"], scope="session")
-def door(request: pytest.FixtureRequest) -> Door:
-    return DOORS[request.param]
+@pytest.fixture(params=[name for name in INTEGRATIONS if name != "none"], scope="session")
+def integration(request: pytest.FixtureRequest) -> Integration:
+    return INTEGRATIONS[request.param]
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""One door of one vLLM with a store behind a proxy: what the scenarios run on.
+"""One integration of one vLLM with a store behind a proxy: what the scenarios run on.
 
     lane.writer                  an engine that fills the store; lane.ask(name) completes a prompt
     lane.reader                  another process, opened after the writer has ended
@@ -6,8 +6,8 @@
     lane.right(name)             what an engine without cache says to it
     lane.recover()               heal what a test broke, and wait until chunks are stored again
 
-Engines start in 15 s or more, so all scenarios of a door share two. Each has a prompt of its own,
-which nobody else asks for, so that its chunks are in the store and in no memory.
+Engines start in 15 s or more, so all scenarios of an integration share two. Each has a prompt of
+its own, which nobody else asks for, so that its chunks are in the store and in no memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from engines.conftest import OLDEST, VllmVenv, prompt
-from engines.doors import CHUNK, Door
+from engines.integrations import CHUNK, Integration
 from engines.stored import frames, quiet, settle
 from kvferry.lab.engines.process import EngineProcess, Generated, Output
 from support.proxy import FaultProxy
@@ -38,7 +38,7 @@ class Lane:
     """See this module's comment."""
 
     vllm: VllmVenv
-    door: Door
+    integration: Integration
     model: Path
     folder: Path
     open_engine: Callable[..., EngineProcess]
@@ -132,5 +132,5 @@ class Lane:
         folder = self.folder / name
         folder.mkdir()
         url = self.proxy.url
-        transfer = self._life.enter_context(self.door.behind(url, folder, self.vllm.version))
+        transfer = self._life.enter_context(self.integration.behind(url, folder, self.vllm.version))
         return self.open_engine(self._life, self.vllm, self.model, transfer)

@@ -29,13 +29,13 @@ def test_small(newest_vllm: VllmVenv, model: Callable[..., Path], tmp_path: Path
     environment = environment_for(newest_vllm.python)
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=1700)
     assert done.returncode == 0, done.stdout + done.stderr
-    rows = {row["door"]: row for row in json.loads(figures.read_text())["doors"]}
+    rows = {row["integration"]: row for row in json.loads(figures.read_text())["integrations"]}
     assert list(rows) == ["none", "tier", "connector", "mp"]
-    for door, row in rows.items():
+    for integration, row in rows.items():
         assert not row["error"]
         assert row["wrong_answers"] == 0
         assert row["ttft_cold_s"] > 0
-        if door == "none":
+        if integration == "none":
             assert row["hit_tokens"] == row["loaded_bytes"] == 0
         else:
             assert row["hit_tokens"] == 576  # whole chunks, without the last token

@@ -11,7 +11,7 @@ import pytest
 from engine_lane.install import environment_for
 
 from engines.conftest import VllmVenv
-from engines.doors import CHUNK, DOORS
+from engines.integrations import CHUNK, INTEGRATIONS
 from kvferry.cli.main import main
 from kvferry.lab.engines.process import quiet_environment
 from kvferry.lab.engines.server import EngineServer
@@ -35,7 +35,7 @@ def test_long_documents_and_tokens_against_vllm(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with (
-        DOORS["connector"].behind(store.url, tmp_path, newest_vllm.version) as transfer,
+        INTEGRATIONS["connector"].behind(store.url, tmp_path, newest_vllm.version) as transfer,
         serve_engine(newest_vllm, model("tiny"), transfer, *OPTIONS) as engine,
     ):
         words: tuple[object, ...] = (

@@ -1,5 +1,6 @@
 """What only the in-process connector has: chunks of several blocks, memory that no store backs,
-latent KV, requests that end early. What it shares with other doors is in test_vllm_scenarios.py.
+latent KV, requests that end early. What it shares with other integrations is in
+test_vllm_scenarios.py.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from engines.conftest import VllmVenv, prompt
-from engines.doors import PATIENCE_S, connector
+from engines.integrations import PATIENCE_S, connector
 from engines.stored import FORGERIES, frames, settle
 from kvferry.lab.engines.process import EngineProcess
 from support.proxy import FaultProxy

@@ -1,4 +1,4 @@
-"""Each door of a real vLLM, at defaults, with its store farther and farther away.
+"""Each integration of a real vLLM, at defaults, with its store farther and farther away.
 
 A first engine fills the store, a second one asks from each distance for prompts that no memory has.
 What a hit costs is counted in round trips: how much later the first token comes at 100 ms than
@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from engines.conftest import VllmVenv, prompt
-from engines.doors import connector
+from engines.integrations import connector
 from engines.stored import frames, settle
 from kvferry.lab.engines.process import EngineProcess, Output
 from support.cache_server import CacheServerProcess
@@ -65,7 +65,7 @@ def _tier(url: str, folder: Path) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("door", "chunk"),
+    ("integration", "chunk"),
     [
         pytest.param(_in_process, CHUNK, id="connector"),
         pytest.param(_mp, CHUNK, id="mp"),
@@ -73,7 +73,7 @@ def _tier(url: str, folder: Path) -> Iterator[dict[str, Any]]:
     ],
 )
 def test_a_hit_waits_for_one_round_trip_at_any_distance(
-    door: Callable[[str, Path], Any],
+    integration: Callable[[str, Path], Any],
     chunk: int,
     newest_vllm: VllmVenv,
     model: Callable[..., Path],
@@ -87,7 +87,7 @@ def test_a_hit_waits_for_one_round_trip_at_any_distance(
         url = f"{proxy.url}?same_host=tcp"
 
         def opened(life: ExitStack, name: str) -> EngineProcess:
-            transfer = life.enter_context(door(url, tmp_path / name))
+            transfer = life.enter_context(integration(url, tmp_path / name))
             return open_engine(life, newest_vllm, model("tiny"), transfer)
 
         with ExitStack() as life:

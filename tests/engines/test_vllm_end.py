@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from engines.conftest import VllmVenv, prompt
-from engines.doors import CHUNK, DOORS
+from engines.integrations import CHUNK, INTEGRATIONS
 from engines.stored import frames
 from kvferry.lab.engines.server import EngineServer
 from support.proxy import FaultProxy
@@ -37,7 +37,7 @@ def test_what_waits_for_the_store_is_written_at_the_end(
     """SIGINT of a supervisor goes to the server, that of a terminal to all its processes."""
     with (
         FaultProxy(store.host, store.port) as proxy,
-        DOORS["connector"].behind(proxy.url, tmp_path, newest_vllm.version) as transfer,
+        INTEGRATIONS["connector"].behind(proxy.url, tmp_path, newest_vllm.version) as transfer,
     ):
         server = serve_engine(newest_vllm, model("tiny"), transfer, "--shutdown-timeout", "60")
         proxy.up.bandwidth_bytes_per_s = int(CHUNKS * CHUNK_BYTES / QUEUE_S)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from engines.conftest import OLDEST, VllmVenv, prompt
-from engines.doors import CHUNK, Door
+from engines.integrations import CHUNK, Integration
 from engines.stored import frames, settle
 from kvferry.lab.engines.process import EngineProcess
 from kvferry.lab.engines.server import EngineServer
@@ -32,7 +32,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 def test_wrong_identity(
     newest_vllm: VllmVenv,
-    door: Door,
+    integration: Integration,
     model: Callable[..., Path],
     run_engine: Callable[..., EngineProcess],
     store: TestServer,
@@ -48,7 +48,7 @@ def test_wrong_identity(
         folder = tmp_path / name.replace(" ", "-")
         folder.mkdir()
         before = frames(store)
-        with door.behind(store.url, folder, newest_vllm.version) as transfer:
+        with integration.behind(store.url, folder, newest_vllm.version) as transfer:
             engine = run_engine(newest_vllm, here, transfer, **OTHERS.get(name, {}))
             said[name] = engine.generate([ASKED], 12).outputs[0]
             if name == "first":
@@ -62,7 +62,7 @@ def test_wrong_identity(
 
 def test_preemption(
     vllm: VllmVenv,
-    door: Door,
+    integration: Integration,
     model: Callable[..., Path],
     run_engine: Callable[..., EngineProcess],
     store: TestServer,
@@ -72,7 +72,7 @@ def test_preemption(
     asked = [prompt(300, seed) for seed in range(5)]
     tight = {"max_model_len": 1024, "num_gpu_blocks_override": 40}  # five need 5 x 16 blocks
     right = run_engine(vllm, model("tiny"), **tight).generate(asked, 200)
-    with door.behind(store.url, tmp_path, vllm.version) as transfer:
+    with integration.behind(store.url, tmp_path, vllm.version) as transfer:
         engine = run_engine(vllm, model("tiny"), transfer, **tight)
         for _ in range(2):  # the second time from the cache
             said = engine.generate(asked, 200)
@@ -87,7 +87,7 @@ def test_preemption(
 
 def test_as_users_start_it(
     vllm: VllmVenv,
-    door: Door,
+    integration: Integration,
     model: Callable[..., Path],
     serve_engine: Callable[..., EngineServer],
     run_engine: Callable[..., EngineProcess],
@@ -95,7 +95,7 @@ def test_as_users_start_it(
     tmp_path: Path,
 ) -> None:
     """`vllm serve`, then an engine of three processes: what the first stored, the second loads."""
-    with door.behind(store.url, tmp_path, vllm.version) as transfer:
+    with integration.behind(store.url, tmp_path, vllm.version) as transfer:
         server = serve_engine(vllm, model("tiny"), transfer)
         cold = server.complete(ASKED, 12)
         for _ in range(20):
@@ -106,7 +106,7 @@ def test_as_users_start_it(
         server.close()
     again = tmp_path / "again"
     again.mkdir()
-    with door.behind(store.url, again, vllm.version) as transfer:
+    with integration.behind(store.url, again, vllm.version) as transfer:
         engine = run_engine(vllm, model("tiny"), transfer, one_process=False)
         warm = engine.generate([ASKED], 12).outputs[0]
         engine.close()

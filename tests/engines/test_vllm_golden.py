@@ -18,7 +18,7 @@ import pytest
 from engine_lane.install import environment_for
 
 from engines.conftest import PLUGINS, VllmVenv, prompt
-from engines.doors import connector
+from engines.integrations import connector
 from kvferry.lab.engines.process import EngineProcess
 
 BLOCK, CHUNK = 32, 64  # tokens

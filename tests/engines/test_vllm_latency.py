@@ -1,4 +1,4 @@
-"""`kvferry lab latency` against a real vLLM behind each of our doors: what waits for the store."""
+"""`kvferry lab latency` against a real vLLM behind each integration: what waits for the store."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engines.conftest import VllmVenv
-from engines.doors import DOORS
+from engines.integrations import INTEGRATIONS
 from kvferry.cli.main import main
 from kvferry.lab.engines.server import EngineServer
 from kvferry.lab.latency.figures import read_rows
@@ -22,12 +22,12 @@ RTT_MS = "0,100"
 @pytest.mark.engines
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
-    ("door", "workload"),
-    # The other doors have memory of their own in front of the store, which would have all hits.
+    ("integration", "workload"),
+    # The others have memory of their own in front of the store, which would have all hits.
     [("connector", "miss"), ("mp", "miss"), ("tier", "miss"), ("connector", "hit")],
 )
 def test_a_miss_waits_for_nothing_and_a_hit_for_one_round_trip(
-    door: str,
+    integration: str,
     workload: str,
     newest_vllm: VllmVenv,
     model: Callable[..., Path],
@@ -36,11 +36,11 @@ def test_a_miss_waits_for_nothing_and_a_hit_for_one_round_trip(
     tmp_path: Path,
 ) -> None:
     port = free_port()
-    (folder := tmp_path / "door").mkdir()
+    (folder := tmp_path / "integration").mkdir()
     far = f"redis://127.0.0.1:{port}?same_host=tcp"
     settings = {"local_cpu": False} if workload == "hit" else {}
     with (
-        DOORS[door].behind(far, folder, newest_vllm.version, **settings) as transfer,
+        INTEGRATIONS[integration].behind(far, folder, newest_vllm.version, **settings) as transfer,
         serve_engine(newest_vllm, model("tiny"), transfer, *OPTIONS) as engine,
     ):
         words = [
@@ -50,6 +50,6 @@ def test_a_miss_waits_for_nothing_and_a_hit_for_one_round_trip(
         ]
         assert main(["lab", "latency", *words, "--results-dir", str(tmp_path / "result")]) == 0
     near, distant = read_rows(tmp_path / "result" / "latency.json")
-    print(door, workload, near, distant, sep="\n")
+    print(integration, workload, near, distant, sep="\n")
     assert distant.waits == (1 if workload == "hit" else 0)
     assert (distant.hit_share or 0.0) >= (0.9 if workload == "hit" else 0.0)

@@ -1,4 +1,4 @@
-"""vLLM's own ``/metrics`` shows our cache: the dashboard's panels after a run of each door."""
+"""vLLM's own ``/metrics`` shows our cache: the dashboard's panels after a run of each way in."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from engines.conftest import VllmVenv, prompt
-from engines.doors import CHUNK, DOORS, connector
+from engines.integrations import CHUNK, INTEGRATIONS, connector
 from engines.stored import DAMAGE, frames
 from kvferry.cli.main import main
 from kvferry.lab.engines.server import EngineServer
@@ -159,7 +159,7 @@ def test_the_tier_lights_the_panels_of_its_store(
     store: TestServer,
     tmp_path: Path,
 ) -> None:
-    with DOORS["tier"].behind(store.url, tmp_path, newest_vllm.version) as transfer:
+    with INTEGRATIONS["tier"].behind(store.url, tmp_path, newest_vllm.version) as transfer:
         assert transfer is not None
         transfer["kv_connector_extra_config"]["cpu_bytes_to_use"] = MIB << 20
         few = ("--num-gpu-blocks-override", "40", "--max-model-len", "1024")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from engines.conftest import VllmVenv, prompt
-from engines.doors import CHUNK, connector
+from engines.integrations import CHUNK, connector
 from kvferry.lab.engines.process import EngineProcess
 from support.cache_server import CacheServerProcess
 from support.servers import TestServer

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from engines.conftest import VllmVenv, prompt
-from engines.doors import connector
+from engines.integrations import connector
 from engines.stored import frames, settle
 from kvferry.lab.engines.process import EngineProcess
 from support.proxy import FaultProxy

@@ -1,4 +1,5 @@
-"""What an engine with a cache says is what it says without, through every door of every version.
+"""What an engine with a cache says is what it says without, through every integration of every
+version.
 
 First an engine that fills the store, then another process, which finds it full: it is lied to, and
 then the store breaks in every way. Order matters in this file: see lane.py.
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from engines.conftest import OLDEST, VllmVenv, prompt
-from engines.doors import CHUNK, Door
+from engines.integrations import CHUNK, Integration
 from engines.lane import CHUNKS, FAULT_LIMIT_S, SAID, TOKENS, Lane
 from engines.stored import DAMAGE, FORGERIES
 from kvferry.lab.engines.process import EngineProcess
@@ -33,7 +34,7 @@ NAMES = (
 @pytest.fixture(scope="module")
 def lane(
     vllm: VllmVenv,
-    door: Door,
+    integration: Integration,
     model: Callable[..., Path],
     plain: Callable[..., EngineProcess],
     open_engine: Callable[..., EngineProcess],
@@ -43,7 +44,7 @@ def lane(
     folder = tmp_path_factory.mktemp("lane")
     with ExitStack() as stack:
         yield Lane(
-            *(vllm, door, model("tiny"), folder, open_engine, plain(vllm), stack, prompts),
+            *(vllm, integration, model("tiny"), folder, open_engine, plain(vllm), stack, prompts),
         )
 
 
@@ -128,7 +129,7 @@ def test_damage_is_noticed(lane: Lane, how: str) -> None:
 def test_what_did_not_come_is_not_among_the_cached_tokens(lane: Lane) -> None:
     """One chunk is damaged: it is found, and what lies behind it is computed."""
     _ = lane.reader
-    if lane.door.name == "tier" or lane.vllm.version == OLDEST:
+    if lane.integration.name == "tier" or lane.vllm.version == OLDEST:
         pytest.skip("vLLM reports what was promised, and tells us nothing of it")
     DAMAGE["flipped"](lane.store, lane.keys("part")[CHUNKS // 2 :][:1], ())
     said = lane.ask("part")

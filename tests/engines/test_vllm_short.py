@@ -1,4 +1,4 @@
-"""Every door of vLLM in short: another process gets the KV from the store, or computes it.
+"""Every integration of vLLM in short: another process gets the KV from the store, or computes it.
 
 The long suite is in test_vllm_scenarios.py and its neighbours.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from engines.conftest import VllmVenv, prompt
-from engines.doors import CHUNK, Door
+from engines.integrations import CHUNK, Integration
 from engines.stored import DAMAGE, FORGERIES, frames, settle
 from kvferry.lab.engines.process import EngineProcess
 from support.servers import TestServer
@@ -23,7 +23,7 @@ TOKENS = CHUNK * CHUNKS + 5
 @pytest.mark.timeout(900)
 def test_a_new_process_loads_what_is_right_and_computes_the_rest(
     newest_vllm: VllmVenv,
-    door: Door,
+    integration: Integration,
     model: Callable[..., Path],
     run_engine: Callable[..., EngineProcess],
     store: TestServer,
@@ -31,7 +31,7 @@ def test_a_new_process_loads_what_is_right_and_computes_the_rest(
 ) -> None:
     whole, damaged, forged = (prompt(TOKENS, seed) for seed in range(3))
     keys = []
-    with door.behind(store.url, tmp_path, newest_vllm.version) as transfer:
+    with integration.behind(store.url, tmp_path, newest_vllm.version) as transfer:
         engine = run_engine(newest_vllm, model("tiny"), transfer)
         cold = []
         for asked in (whole, damaged, forged):
@@ -46,7 +46,7 @@ def test_a_new_process_loads_what_is_right_and_computes_the_rest(
     FORGERIES["swapped"](store, keys[2], keys[0])
     again = tmp_path / "again"
     again.mkdir()
-    with door.behind(store.url, again, newest_vllm.version) as transfer:
+    with integration.behind(store.url, again, newest_vllm.version) as transfer:
         engine = run_engine(newest_vllm, model("tiny"), transfer)
         warm = [engine.generate([asked], 12).outputs[0] for asked in (whole, damaged, forged)]
         hits = engine.metrics()["vllm:external_prefix_cache_hits"]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from engines.conftest import VllmVenv
-from engines.doors import DOORS
+from engines.integrations import INTEGRATIONS
 from kvferry.client.pure.client import PureRedisClient
 from kvferry.lab.engines.process import EngineProcess
 from support.proxy import FaultProxy
@@ -61,7 +61,7 @@ class Engines:
         self, url: str, options: dict[str, Any] | None = None, **settings: Any
     ) -> EngineProcess:
         chosen = {**PATIENT, **(options or {})}
-        behind = DOORS["tier"].behind(url, self.folder, self.vllm.version, **chosen)
+        behind = INTEGRATIONS["tier"].behind(url, self.folder, self.vllm.version, **chosen)
         transfer = self.stack.enter_context(behind)
         model = settings.pop("model", self.model)
         return self.run(self.vllm, model, transfer, **settings)

@@ -15,7 +15,7 @@ from statistics import median, quantiles
 import pytest
 
 from engines.conftest import VllmVenv, prompt
-from engines.doors import connector
+from engines.integrations import connector
 from kvferry.lab.engines.process import EngineProcess
 from support.proxy import FaultProxy
 from support.servers import start_server

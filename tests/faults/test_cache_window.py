@@ -107,7 +107,7 @@ def test_a_question_without_an_answer_costs_no_page_in_the_end(valkey: TestServe
     with opened(valkey.url, lookup_timeout_s=0.2) as (engine, store, tokens):
         store.ask = lambda *_, **__: Never()
         assert engine.retrieve(tokens).reason == "deadline"
-        wait_for("the reads to end", lambda: engine._retriever.leftovers.sweep() == 0, LIMIT_S)
+        wait_for("the reads to end", lambda: engine._retriever.pending.sweep() == 0, LIMIT_S)
         assert drained(engine) == FEW, "what came was of no use, and is counted"
         memory = engine.stats()["memory"]
         assert (memory["resident"], memory["reservations"]) == (0, 0)
@@ -129,7 +129,7 @@ def test_a_clear_between_the_question_and_its_answer(valkey: TestServer, stores:
         with engine.retrieve(tokens) as hit:
             pages = [bytes(page) for page in hit.pages]
             assert pages == [chunk.tobytes() for chunk in expected(tokens)][: len(pages)]
-        engine._retriever.leftovers.sweep(LIMIT_S)
+        engine._retriever.pending.sweep(LIMIT_S)
         assert cleared == [FEW], "they had their pages"
         if stores:
             assert engine.retrieve(tokens).tokens == 0, "what was cleared is not found"
@@ -147,7 +147,7 @@ def test_a_memory_without_room_loads_what_it_can(valkey: TestServer) -> None:
             assert kept.tokens == len(other)
             assert engine.retrieve(tokens).reason == "pool_full"
             assert [bytes(page) for page in kept.pages] == [c.tobytes() for c in expected(other)]
-        engine._retriever.leftovers.sweep(LIMIT_S)
+        engine._retriever.pending.sweep(LIMIT_S)
         check(engine, tokens, want=len(tokens))
 
 
@@ -206,7 +206,7 @@ def test_many_at_once_with_clears_never_see_another_byte(valkey: TestServer, see
         for thread in threads:
             thread.join(60)
         assert not problems, problems
-        wait_for("the reads to end", lambda: engine._retriever.leftovers.sweep() == 0, LIMIT_S)
+        wait_for("the reads to end", lambda: engine._retriever.pending.sweep() == 0, LIMIT_S)
 
         def quiet() -> bool:
             memory = engine.stats()["memory"]

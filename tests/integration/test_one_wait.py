@@ -118,7 +118,7 @@ def test_a_miss_waits_once_and_costs_no_page_and_evicts_nothing(valkey: TestServ
         assert waits.depth == 1, waits.jobs
         assert waits.of("read") == [(1, FEW)]
         assert len(waits.jobs) == 2, "nothing follows"
-        assert engine._retriever.leftovers.sweep(LIMIT_S) == 0
+        assert engine._retriever.pending.sweep(LIMIT_S) == 0
         assert memory_of(engine) == before
         check(engine, here, want=len(here))
 
@@ -154,7 +154,7 @@ def test_a_lookup_and_the_retrieve_behind_it_wait_once(valkey: TestServer) -> No
         resident = memory_of(engine)
         with store.counting() as waits:
             assert engine.lookup(prompt(FEW * CHUNK, seed=2)).tokens == 0
-            assert engine._retriever.leftovers.sweep(LIMIT_S) == 0
+            assert engine._retriever.pending.sweep(LIMIT_S) == 0
         assert waits.depth == 1, waits.jobs
         assert memory_of(engine) == resident
 

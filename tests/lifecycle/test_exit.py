@@ -114,7 +114,7 @@ def test_exit_with_work_in_flight(deaf: ScriptedServer, program: str) -> None:
 
 
 @pytest.mark.parametrize("ending", ["sys.exit(0)", "raise SystemExit", "os._exit(0)"])
-def test_exit_by_other_doors(deaf: ScriptedServer, ending: str) -> None:
+def test_exit_by_other_integrations(deaf: ScriptedServer, ending: str) -> None:
     assert run_program(START + SUBMITTED + ending, deaf.port, within_s=3) == ""
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from kvferry.cache import loader
 from kvferry.cache.cost import Budget
-from kvferry.cache.leftovers import Leftovers
 from kvferry.cache.loader import Load
 from kvferry.cache.memory import Memory, Reserved
 from kvferry.cache.parts import Part
+from kvferry.cache.pending import PendingLoads
 from kvferry.cache.prefill import PrefillModel
 from kvferry.cache.prompt import read_prompt
 from kvferry.cache.steps import finish
@@ -56,7 +56,7 @@ def test_many_loads_are_looked_at_less_often(
     budget = Budget(CHUNK, 0, prefill, now, now + 1e6)
     with memory_store("looks") as connector:
         tier = Tier("looks", connector, LAYOUT.chunk_bytes)
-        load: Any = Load(memory, tokens, budget, Leftovers(memory))
+        load: Any = Load(memory, tokens, budget, PendingLoads(memory))
         looks = Looks()
         part = Part(tier, 1, Reserved(0, [0], [], 0), cast("Ticket", looks))
         load._tier, load._start = tier, 0

@@ -88,7 +88,7 @@ class Bench:
         held = self.memory.ready(prompt)[0]
         ttft_s = self.clock.now - began + self.prefill.predict_s(TOKENS, held * SIZE)
         self.clock.now = began + max(ttft_s, self.prefill.total_s(*prompt.queued))
-        self.retriever.leftovers.sweep()
+        self.retriever.pending.sweep()
         self.store.forget_jobs()
         self.memory.cache.clear()
         while self.later:

@@ -170,10 +170,10 @@ def test_figures_are_shown_and_written(tmp_path: Path, capsys: pytest.CaptureFix
     file = tmp_path / "figures.json"
     write_json(str(file), {"command": "x"}, rows)
     written = json.loads(file.read_text())
-    assert written["doors"][1]["ttft_warm_s"] == 0.5
-    assert written["doors"][1]["hit_tokens"] == 4000
-    assert written["doors"][1]["passes"]["cold"][0]["ttft_s"] == [9, 11, 10]
-    assert written["doors"][2]["ttft_cold_s"] is None
+    assert written["integrations"][1]["ttft_warm_s"] == 0.5
+    assert written["integrations"][1]["hit_tokens"] == 4000
+    assert written["integrations"][1]["passes"]["cold"][0]["ttft_s"] == [9, 11, 10]
+    assert written["integrations"][2]["ttft_cold_s"] is None
     pytest.importorskip("matplotlib")
     write_plot(str(tmp_path / "figures.svg"), rows)
     assert "</svg>" in (tmp_path / "figures.svg").read_text()

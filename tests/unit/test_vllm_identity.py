@@ -187,9 +187,11 @@ def test_the_element_type(cache: str, model: str, named: str) -> None:
     assert kv_dtype(config("m", **changes)) == named
 
 
-def test_a_door_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    door = versions.Door("tier", "0.22.1", ("json:loads", "json:JSONDecoder.nothing|none", "nix:x"))
-    monkeypatch.setattr(versions, "DOORS", {"tier": door})
+def test_an_integration_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    integration = versions.Integration(
+        "tier", "0.22.1", ("json:loads", "json:JSONDecoder.nothing|none", "nix:x")
+    )
+    monkeypatch.setattr(versions, "INTEGRATIONS", {"tier": integration})
     assert versions.missing("tier") == ["json:JSONDecoder.nothing|none", "nix:x"]
     monkeypatch.setattr(versions, "vllm_version", lambda: "0.9.2")
     with pytest.raises(UsageError, match=r"vLLM 0\.9\.2 is older than .* JSONDecoder\.nothing or"):
@@ -203,7 +205,7 @@ def test_a_door_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="not installed"):
         versions.need("tier")
     monkeypatch.setattr(
-        versions, "DOORS", {"tier": versions.Door("tier", "0.22.1", ("json:loads",))}
+        versions, "INTEGRATIONS", {"tier": versions.Integration("tier", "0.22.1", ("json:loads",))}
     )
     versions.need("tier")
 

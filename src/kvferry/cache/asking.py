@@ -13,8 +13,8 @@ from types import TracebackType
 from typing import Self
 
 from kvferry.cache.answers import Asked, Probe
-from kvferry.cache.leftovers import Leftovers
 from kvferry.cache.memory import Memory
+from kvferry.cache.pending import PendingLoads
 from kvferry.cache.prompt import Prompt
 from kvferry.cache.steps import Steps
 from kvferry.cache.tier import Tier
@@ -30,7 +30,7 @@ class Asking:
     """Asks the stores about a prompt, for as long as `with` lasts.
 
     Args:
-        memory, leftovers: Of the cache.
+        memory, pending: Of the cache.
         tiers: The stores, in their order.
         prompt: Which.
         patience: Until when to wait for what a store has behind a chunk, and why not at all.
@@ -44,7 +44,7 @@ class Asking:
     def __init__(
         self,
         memory: Memory,
-        leftovers: Leftovers,
+        pending: PendingLoads,
         tiers: Iterable[Tier],
         prompt: Prompt,
         patience: Callable[[Tier, int], tuple[float, str]],
@@ -53,7 +53,7 @@ class Asking:
         touch: bool = True,
     ) -> None:
         self._memory = memory
-        self._leftovers = leftovers
+        self._pending = pending
         self.tiers = list(tiers)
         self._prompt = prompt
         self._patience = patience
@@ -74,7 +74,7 @@ class Asking:
     ) -> None:
         window, self.window = self.window, None
         if window is not None:
-            window.drop(self._leftovers)
+            window.drop(self._pending)
         for tier, asked in self._asked.items():
             tier.leave(asked)
 

@@ -133,7 +133,7 @@ class CacheLife:
         until = time.monotonic() + timeout_s
         self.learning.close(min(_NOTE_S, timeout_s))
         done = [store.close(max(0.0, until - time.monotonic())) for store in self.tiers]
-        self._retriever.leftovers.sweep(0.2)
+        self._retriever.pending.sweep(0.2)
         return all(done)
 
     def __enter__(self) -> Self:

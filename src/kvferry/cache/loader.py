@@ -12,7 +12,7 @@ load that is cut leaves a usable prefix. It is cut
 Its first part may be on its way before anybody knew that it is there: see `kvferry.cache.window`.
 
 A part that was cut ends soon, but not at once: a store may still be writing into its pages. They go
-back when it has ended, which `Leftovers` sees to, and nobody waits for that.
+back when it has ended, which `PendingLoads` sees to, and nobody waits for that.
 
 Chunks for which there is no page can land in buffers of the caller (`direct`), where nobody else
 sees them. Then a cut has to wait until the store has let go of them: only for stores that do.
@@ -27,9 +27,9 @@ from collections.abc import Callable, Sequence
 from kvferry.cache.answers import reason_of
 from kvferry.cache.cost import IN_SIGHT, Budget
 from kvferry.cache.flow import Flow
-from kvferry.cache.leftovers import Leftovers
 from kvferry.cache.memory import HERE, STATES, Memory, PagesGone, Reserved
 from kvferry.cache.parts import Loaded, Part, Wanted, cut_up
+from kvferry.cache.pending import PendingLoads
 from kvferry.cache.prompt import Prompt
 from kvferry.cache.steps import Steps, Wait, finish
 from kvferry.cache.tier import Tier
@@ -73,7 +73,7 @@ class Load:
         memory: Where to.
         prompt: What.
         budget: Until when.
-        leftovers: Takes what was cut.
+        pending: Takes what was cut.
         arrived: Called with chunks and their pages (direct: no pages) when they have arrived and
             before anybody else sees them: the pages are the caller's for that long.
         direct: Buffers for all chunks of the prompt: land there, and not in memory.
@@ -84,14 +84,14 @@ class Load:
         memory: Memory,
         prompt: Prompt,
         budget: Budget,
-        leftovers: Leftovers,
+        pending: PendingLoads,
         arrived: Callable[[Sequence[int], Sequence[int]], None] | None = None,
         direct: Sequence[BufferLike] | None = None,
     ) -> None:
         self._memory = memory
         self._prompt = prompt
         self._budget = budget
-        self._leftovers = leftovers
+        self._pending = pending
         self._arrived = arrived
         self._direct = direct
         self._parts: list[Part] = []
@@ -200,7 +200,7 @@ class Load:
             reserved = Reserved(0, chunks, pages, 0)
             self._parts.append(Part(window.tier, end, reserved, window.ticket, window, items))
         else:
-            window.drop(self._leftovers)
+            window.drop(self._pending)
         self._others += sorted(set(range(first.start, end)) - set(chunks))
         if count < wanted_here:  # there may be room for who asks for it before the values come
             self._outcome.again = True
@@ -360,7 +360,7 @@ class Load:
                         f"{part.tier.name} holds on to buffers of a load that was withdrawn"
                     )
                 window = part.window
-                self._leftovers.add(part.ticket, part.reserved.id if window is None else window.end)
+                self._pending.add(part.ticket, part.reserved.id if window is None else window.end)
                 whole = False
             elif whole:
                 whole = self._take(part, result)

@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable
 
 from kvferry.cache.cost import Budget
-from kvferry.cache.leftovers import Leftovers
 from kvferry.cache.loader import Load
 from kvferry.cache.memory import Memory
 from kvferry.cache.parts import Wanted
+from kvferry.cache.pending import PendingLoads
 from kvferry.cache.prefill import PrefillModel
 from kvferry.cache.prompt import Prompt
 from kvferry.cache.steps import Steps
@@ -29,18 +29,18 @@ class Measuring:
     """Measures stores now and then.
 
     Args:
-        memory, leftovers: Of the cache.
+        memory, pending: Of the cache.
         background: Does steps, some time.
     """
 
     def __init__(
         self,
         memory: Memory,
-        leftovers: Leftovers,
+        pending: PendingLoads,
         background: Callable[[Steps[object]], object],
     ) -> None:
         self._memory = memory
-        self._leftovers = leftovers
+        self._pending = pending
         self._background = background
 
     def measure(self, tier: Tier, prompt: Prompt, start: int) -> None:
@@ -55,6 +55,6 @@ class Measuring:
         there = (yield from tier.answer(asked)).end
         end = min(there, start + max(1, _BYTES // tier.chunk_bytes))
         if end > start:
-            load = Load(self._memory, prompt, patient, self._leftovers)
+            load = Load(self._memory, prompt, patient, self._pending)
             load.begin([Wanted(tier, start, end)])
             yield from load.finishing()

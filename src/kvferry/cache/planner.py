@@ -14,12 +14,12 @@ from kvferry.cache.answers import Probe
 from kvferry.cache.asking import Asking
 from kvferry.cache.cost import Budget, Decision, Offer, decide
 from kvferry.cache.gathered import Plan
-from kvferry.cache.leftovers import Leftovers
 from kvferry.cache.losing import Losing
 from kvferry.cache.measuring import Measuring
 from kvferry.cache.memory import Memory
 from kvferry.cache.parts import Wanted
 from kvferry.cache.patience import Account
+from kvferry.cache.pending import PendingLoads
 from kvferry.cache.prefill import PrefillModel
 from kvferry.cache.prompt import Prompt
 from kvferry.cache.steps import Steps
@@ -51,8 +51,8 @@ class Planner(ABC):
         self._prefill = prefill
         self.account = Account()
         self.losing = Losing()
-        self.leftovers = Leftovers(memory)
-        self._measure = Measuring(memory, self.leftovers, background).measure
+        self.pending = PendingLoads(memory)
+        self._measure = Measuring(memory, self.pending, background).measure
 
     @property
     def _tiers(self) -> list[Tier]:
@@ -102,7 +102,7 @@ class Planner(ABC):
                 self._measure(tier, prompt, start)
             return until, declined
 
-        parts = (self._memory, self.leftovers, self._tiers)
+        parts = (self._memory, self.pending, self._tiers)
         return Asking(*parts, prompt, patience, budget.deadline, touch=touch)
 
     def plan(self, prompt: Prompt, held: int, budget: Budget, asking: Asking) -> Steps[Plan]:

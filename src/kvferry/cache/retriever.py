@@ -76,7 +76,7 @@ class Retriever(Planner):
         self, prompt: Prompt, deadline: float, into: Sequence[BufferLike] | None = None
     ) -> Steps[Gathered]:
         """Bring as much of the prompt as pays into memory, or into the buffers."""
-        self.leftovers.sweep()
+        self.pending.sweep()
         held, coming = self._memory.ready(prompt)
         gathered = Gathered(held, bytearray(prompt.chunks))
         with self.budget(prompt, held, deadline) as budget:
@@ -139,7 +139,7 @@ class Retriever(Planner):
             if coming:
                 gathered.waited = True
                 limit = budget.until(prompt.position(held))
-                sweep = self.leftovers.sweep
+                sweep = self.pending.sweep
                 came = yield from self._memory.await_more(prompt, held, limit, sweep)
                 # Those that do not come after all, we can perhaps have ourselves.
                 if not came and time.monotonic() >= limit:
@@ -201,7 +201,7 @@ class Retriever(Planner):
 
     def _begin(self, prompt: Prompt, plan: Plan, budget: Budget, asking: Asking) -> None:
         """Begin to load, for the retrieve that follows."""
-        load = Load(self._memory, prompt, budget, self.leftovers)
+        load = Load(self._memory, prompt, budget, self.pending)
         first = plan.wanted[0]
         if not load.begin(plan.wanted, asking.take(first.tier, first.start)):
             return
@@ -274,7 +274,7 @@ class Retriever(Planner):
                 if not plan.wanted:
                     flight.missed = plan.reason if plan.reason == "never_stored" else ""
                     return False
-                load = Load(self._memory, prompt, budget, self.leftovers, arrived)
+                load = Load(self._memory, prompt, budget, self.pending, arrived)
                 window = asking.take(plan.wanted[0].tier, plan.wanted[0].start)
                 begun = load.begin(plan.wanted, window)
         gathered.plain |= load.again
@@ -343,7 +343,7 @@ class Retriever(Planner):
                 break
             usable.append(piece)
         if usable:
-            load = Load(self._memory, prompt, budget, self.leftovers, arrived, direct=into)
+            load = Load(self._memory, prompt, budget, self.pending, arrived, direct=into)
             load.begin(usable)
             loaded = yield from self._finish(prompt, load, usable, budget, gathered)
             if not loaded.reason:

@@ -298,5 +298,5 @@ class TieredCache(CacheLife):
 
     def stats(self) -> dict[str, Any]:
         """Everything countable: metrics, memory, and what is known of each store."""
-        self._retriever.leftovers.sweep()
+        self._retriever.pending.sweep()
         return self._meter.stats()

@@ -1,4 +1,4 @@
-"""One line in the log for each retrieve and each store, the same in all doors.
+"""One line in the log for each retrieve and each store, the same in all integrations.
 
     Retrieved 4096 out of 4200 tokens (memory 1024, redis 3072): 0.54 GB in 150 ms, 3.6 GB/s
     Stored 4096 out of 4200 tokens (redis 3072): 0.54 GB in 12 ms, 45.0 GB/s

@@ -6,7 +6,7 @@ no page and evicts nothing, and null replies are a few bytes. A read that was se
 withdrawn: what comes and is of no use is read away, and counted (`Tier.drained`).
 
 The window is what a round trip carries, as the store is known: more would not come sooner for being
-asked for now. Threads: one; the sweep of `Leftovers` may be another.
+asked for now. Threads: one; the sweep of `PendingLoads` may be another.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from typing import Protocol, cast
 
 from kvferry import _native
-from kvferry.cache.leftovers import Leftovers
 from kvferry.cache.memory import Memory
+from kvferry.cache.pending import PendingLoads
 from kvferry.cache.prompt import Prompt
 from kvferry.cache.tier import Tier
 from kvferry.client.batch import BatchResult, Status
@@ -93,10 +93,10 @@ class Window:
         sizes = zip(result.sizes, wanted, strict=True)
         self.tier.drained(sum(1 for size, used in sizes if size and not used))
 
-    def drop(self, leftovers: Leftovers) -> None:
+    def drop(self, pending: PendingLoads) -> None:
         """Nobody wants them. Cancelling could cost the connection, so they come to their end."""
         self._landing.keep(0)
-        leftovers.add(self.ticket, self.end)
+        pending.add(self.ticket, self.end)
 
 
 def open_window(

@@ -9,17 +9,21 @@ from typing import Any
 import click
 
 _PATH = click.Path(exists=True, path_type=Path)
-_DOORS = "none,tier,connector,mp"
+_INTEGRATIONS = "none,tier,connector,mp"
 
 
 @click.command(
-    epilog="Exit codes: 0 all measured, 1 a door has no figures or wrong answers, 2 usage.  "
+    epilog="Exit codes: 0 all measured, 1 one has no figures or wrong answers, 2 usage.  "
     "Example: kvferry bench engines --python venv/bin/python --model MODEL --json engines.json"
 )
 @click.option("--python", type=_PATH, required=True, help="Interpreter of vLLM's environment.")
 @click.option("--model", type=_PATH, required=True, help="Folder of the model.")
-@click.option("--doors", default=_DOORS, show_default=True, help="In this order, by commas.")
-@click.option("--rival-python", type=_PATH, help="Of vLLM's with LMCache: adds the door lmcache.")
+@click.option(
+    "--integrations", default=_INTEGRATIONS, show_default=True, help="In this order, by commas."
+)
+@click.option(
+    "--rival-python", type=_PATH, help="Of vLLM's with LMCache: adds the integration lmcache."
+)
 @click.option("--store", type=_PATH, help="Server program.  [default: the wheel's Valkey]")
 @click.option("--prompt-tokens", type=int, default=4096, show_default=True)
 @click.option("--prompts", type=int, default=2, show_default=True, help="Of a round.")
@@ -38,7 +42,7 @@ _DOORS = "none,tier,connector,mp"
 @click.option("--plot", "plot_file", help="Draw times to the first token into this file.")
 @click.pass_context
 def engines(ctx: click.Context, /, json_file: str | None, plot_file: str | None, **o: Any) -> None:
-    """Start vLLM again and again, without a cache and with each of our doors, and compare.
+    """Start vLLM again and again, without a cache and with each of our integrations, and compare.
 
     kvferry has to be installed in vLLM's environment. The store is started for the run.
     """
@@ -55,9 +59,9 @@ def engines(ctx: click.Context, /, json_file: str | None, plot_file: str | None,
 
     if plot_file:
         check_plot()
-    doors = o["doors"].split(",")
-    if o["rival_python"] and "lmcache" not in doors:
-        doors.append("lmcache")
+    integrations = o["integrations"].split(",")
+    if o["rival_python"] and "lmcache" not in integrations:
+        integrations.append("lmcache")
     module, _, spec = o["tier_spec"].rpartition(":")
     python = o["python"].absolute()
     plan = EnginePlan(
@@ -65,7 +69,7 @@ def engines(ctx: click.Context, /, json_file: str | None, plot_file: str | None,
         model=o["model"].absolute(),
         environment=_environment(python, o["paths"]),
         store=find_server(o["store"]),
-        doors=doors,
+        integrations=integrations,
         rival_python=o["rival_python"] and o["rival_python"].absolute(),
         rival_environment=_environment(o["rival_python"] or python, o["paths"]),
         **{name: o[name] for name in ("prompt_tokens", "prompts", "answer_tokens", "rounds")},
@@ -73,9 +77,11 @@ def engines(ctx: click.Context, /, json_file: str | None, plot_file: str | None,
         threads=o["threads"] or usable_cores(),
         tier_spec=(spec, module or None),
     )
-    unknown = set(doors) - {"none", "tier", "connector", "mp", "lmcache"}
-    if unknown or ("lmcache" in doors and not plan.rival_python):
-        raise click.UsageError(f"no such door, or no --rival-python for it: {sorted(unknown)}")
+    unknown = set(integrations) - {"none", "tier", "connector", "mp", "lmcache"}
+    if unknown or ("lmcache" in integrations and not plan.rival_python):
+        raise click.UsageError(
+            f"no such integration, or no --rival-python for it: {sorted(unknown)}"
+        )
     to_stderr = json_file == "-"
     wide = None if os.isatty(2 if to_stderr else 1) else 120  # a pipe has no width of its own
     console = Console(stderr=to_stderr, width=wide)

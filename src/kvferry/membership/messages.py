@@ -3,11 +3,9 @@
 Every connection begins alike, whichever port it goes to: the controller sends `Challenge`, the
 instance `InstanceHello`, the controller `InstanceWelcome` or `InstanceRefused`. Then:
 
-    reply       `RegisterInstance`, `Leave` or `Locate`; each is answered, with
-    `InstanceRegistered`, `CommandDone`,
-                `Located` or `InstanceRefused`
-    pull        `Update`, and for a snapshot `Begin`, `SnapshotPart` ..., `End` for each identity
-    and then
+    reply       `RegisterInstance`, `Leave` or `Locate`; the answers are `InstanceRegistered`,
+                `CommandDone`, `Located` or `InstanceRefused`
+    pull        `Update`; for a snapshot `Begin`, `SnapshotPart` ..., `End` for each identity, then
                 `Synced`. Not answered. Each has the number behind that of the one before; a number
                 that is left out is a gap, behind which nothing counts until a snapshot begins.
     heartbeat   `Beat`, answered with `Pulse`

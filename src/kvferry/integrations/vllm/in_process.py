@@ -1,4 +1,4 @@
-"""vLLM's door to a cache in its own processes: the connector `KvferryConnector`.
+"""vLLM with a cache in its own processes: the connector `KvferryConnector`.
 
     vllm serve MODEL --kv-transfer-config '{"kv_connector": "KvferryConnector",
         "kv_role": "kv_both", "kv_load_failure_policy": "recompute"}'
@@ -30,7 +30,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
 )
 
-from kvferry.integrations.vllm import door
+from kvferry.integrations.vllm import opening
 from kvferry.integrations.vllm.backend import Work
 from kvferry.integrations.vllm.logs import show_logs
 from kvferry.integrations.vllm.ranks import RankFinder
@@ -59,11 +59,11 @@ class KvferryConnector(KVConnectorBase_V1):  # type: ignore[misc]
         ConfigError, UsageError: Settings that cannot be, or an engine that cannot be cached.
     """
 
-    _door = "connector"
+    _integration = "connector"
     _at_exit: Any  # closes the worker, if nobody else does
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
-        need(self._door)
+        need(self._integration)
         show_logs()
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         self._spec = check_engine(vllm_config, kv_cache_config)
@@ -80,16 +80,16 @@ class KvferryConnector(KVConnectorBase_V1):  # type: ignore[misc]
                 _log.info("kv_load_failure_policy is set to recompute: no request fails for KV")
             self._ranks, self._scheduler = self._open_scheduler(vllm_config, transfer)
 
-    # --- What another door has its own of ---
+    # --- What another integration has its own of ---
 
     def _read_settings(self, *, beside_scheduler: bool) -> None:
         self._settings = read_settings(self._extra, self._block_size, quiet=beside_scheduler)
 
     def _open_scheduler(self, vllm_config: Any, transfer: Any) -> tuple[RankFinder, SchedulerHalf]:
-        return door.open_scheduler(vllm_config, transfer, self._settings, self._block_size)
+        return opening.open_scheduler(vllm_config, transfer, self._settings, self._block_size)
 
     def _open_worker(self, kv_caches: dict[str, Any]) -> WorkerHalf:
-        self._answers, worker = door.open_worker(
+        self._answers, worker = opening.open_worker(
             self._vllm_config, self._kv_cache_config, self._spec, self._settings, kv_caches
         )
         return worker

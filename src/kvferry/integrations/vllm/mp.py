@@ -1,4 +1,4 @@
-"""vLLM's door to a cache server: the connector `KvferryMPConnector`.
+"""vLLM with a cache server: the connector `KvferryMPConnector`.
 
     kvferry server --l1-size-gb 10 --port 6555
     vllm serve MODEL --kv-transfer-config '{"kv_connector": "KvferryMPConnector",
@@ -25,7 +25,13 @@ from pathlib import Path
 from typing import Any
 
 from kvferry.integrations.vllm.affinity import all_processors, thread_start
-from kvferry.integrations.vllm.door import (
+from kvferry.integrations.vllm.held import HeldCache
+from kvferry.integrations.vllm.held_finder import HeldFinder
+from kvferry.integrations.vllm.held_meter import SHOWN
+from kvferry.integrations.vllm.identity import model_identity
+from kvferry.integrations.vllm.in_process import KvferryConnector
+from kvferry.integrations.vllm.mp_settings import MpSettings, read_mp_settings
+from kvferry.integrations.vllm.opening import (
     all_ranks,
     computing_threads,
     expect_speed,
@@ -33,12 +39,6 @@ from kvferry.integrations.vllm.door import (
     save_bytes,
     this_shard,
 )
-from kvferry.integrations.vllm.held import HeldCache
-from kvferry.integrations.vllm.held_finder import HeldFinder
-from kvferry.integrations.vllm.held_meter import SHOWN
-from kvferry.integrations.vllm.identity import model_identity
-from kvferry.integrations.vllm.in_process import KvferryConnector
-from kvferry.integrations.vllm.mp_settings import MpSettings, read_mp_settings
 from kvferry.integrations.vllm.ranks import RankAnswers, RankFinder, address
 from kvferry.integrations.vllm.scheduler import SchedulerHalf
 from kvferry.integrations.vllm.shard import identity_of, shard_layout
@@ -62,7 +62,7 @@ _GREET_S = 1.0
 class KvferryMPConnector(KvferryConnector):
     """See the module, and `KvferryConnector`."""
 
-    _door = "mp"
+    _integration = "mp"
 
     def _read_settings(self, *, beside_scheduler: bool) -> None:
         self._agreed = True

@@ -1,16 +1,16 @@
-"""Which of our doors into vLLM work with which version, and what each of them needs to find there.
+"""Which of our integrations work with which vLLM, and what each of them needs to find there.
 
-The table says what was tested. It does not decide: a door looks for what it needs (`missing`), so a
-version between the tested ones, or after them, works as long as that is there. `need` refuses with
-one sentence otherwise.
+The table says what was tested. It does not decide: an integration looks for what it needs
+(`missing`), so a version between the tested ones, or after them, works as long as that is there.
+`need` refuses with one sentence otherwise.
 
-    | door      | from   | tested          |
-    |-----------|--------|-----------------|
-    | tier      | 0.22.1 | 0.22.1, 0.32.0  |
-    | connector | 0.22.1 | 0.22.1, 0.32.0  |
-    | mp        | 0.22.1 | 0.22.1, 0.32.0  |
+    | integration | from   | tested          |
+    |-------------|--------|-----------------|
+    | tier        | 0.22.1 | 0.22.1, 0.32.0  |
+    | connector   | 0.22.1 | 0.22.1, 0.32.0  |
+    | mp          | 0.22.1 | 0.22.1, 0.32.0  |
 
-Nothing of vLLM is imported before a door is asked for.
+Nothing of vLLM is imported before an integration is asked for.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from types import MappingProxyType
 
 from kvferry.errors import UsageError
 
-__all__ = ["DOORS", "TESTED", "Door", "missing", "need", "vllm_version"]
+__all__ = ["INTEGRATIONS", "TESTED", "Integration", "missing", "need", "vllm_version"]
 
 TESTED = ("0.22.1", "0.32.0")
 
@@ -33,7 +33,7 @@ _CONNECTOR = "vllm.distributed.kv_transfer.kv_connector.v1.base"
 
 
 @dataclass(frozen=True)
-class Door:
+class Integration:
     """A way into vLLM.
 
     Attributes:
@@ -48,9 +48,9 @@ class Door:
     needs: tuple[str, ...]
 
 
-DOORS: Mapping[str, Door] = MappingProxyType(
+INTEGRATIONS: Mapping[str, Integration] = MappingProxyType(
     {
-        "tier": Door(
+        "tier": Integration(
             "tier",
             "0.22.1",
             (
@@ -63,7 +63,7 @@ DOORS: Mapping[str, Door] = MappingProxyType(
                 f"{_OFFLOAD}.tiering.spec:TieringOffloadingSpec",
             ),
         ),
-        "connector": Door(
+        "connector": Integration(
             "connector",
             "0.22.1",
             (
@@ -74,7 +74,7 @@ DOORS: Mapping[str, Door] = MappingProxyType(
                 f"{_CONNECTOR}:SupportsHMA",
             ),
         ),
-        "mp": Door(
+        "mp": Integration(
             "mp",
             "0.22.1",
             (
@@ -97,28 +97,32 @@ def vllm_version() -> str:
     return ""
 
 
-def missing(door: str) -> list[str]:
-    """What a door needs and the vLLM that is installed does not have."""
-    return [need for need in DOORS[door].needs if not _there(need)]
+def missing(integration: str) -> list[str]:
+    """What an integration needs and the vLLM that is installed does not have."""
+    return [need for need in INTEGRATIONS[integration].needs if not _there(need)]
 
 
-def need(door: str) -> None:
-    """Refuse to open a door that this vLLM does not have.
+def need(integration: str) -> None:
+    """Refuse to open an integration that this vLLM does not have.
 
     Raises:
         UsageError: One sentence: what is missing, which versions are tested.
     """
-    lacking = missing(door)
+    lacking = missing(integration)
     if not lacking:
         return
     version = vllm_version()
     if not version:
-        raise UsageError(f"kvferry's door {door!r} needs vLLM, which is not installed")
+        raise UsageError(
+            f"kvferry's integration {integration!r} needs vLLM, which is not installed"
+        )
     names = ", ".join(re.sub(r"^.*:", "", name).replace("|", " or ") for name in lacking)
-    age = "is older than" if _key(version) < _key(DOORS[door].since) else "does not fit"
+    age = (
+        "is older than" if _key(version) < _key(INTEGRATIONS[integration].since) else "does not fit"
+    )
     raise UsageError(
-        f"vLLM {version} {age} what kvferry's door {door!r} needs: it has no {names}; "
-        f"tested with vLLM {' and '.join(TESTED)}"
+        f"vLLM {version} {age} what kvferry's integration {integration!r} needs: "
+        f"it has no {names}; tested with vLLM {' and '.join(TESTED)}"
     )
 
 

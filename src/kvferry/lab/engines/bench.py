@@ -3,11 +3,11 @@
     plan = EnginePlan(python=Path("build/engines/vllm-0.32.0/bin/python"), model=Path(...))
     rows = run(plan, say=print)
 
-For each round and each door in turn: an empty store, a new engine, the prompts of this round one
-after the other ("cold"), all of them again ("again": from the engine's own cache), then its end,
-and another new engine with the same prompts ("warm"). What the last one does not compute came out
-of the store. All doors get the same prompts, each round others, and the order of the doors turns by
-one with each round.
+For each round and each integration in turn: an empty store, a new engine, the prompts of this round
+one after the other ("cold"), all of them again ("again": from the engine's own cache), then its
+end, and another new engine with the same prompts ("warm"). What the last one does not compute came
+out of the store. All integrations get the same prompts, each round others, and the order of the
+integrations turns by one with each round.
 
 A wrong answer is counted, and makes a row worthless. Right is what an engine says that computes as
 much: arithmetic of 16 bits rounds a token that is computed alone unlike one that is computed with
@@ -31,7 +31,7 @@ from typing import Any
 
 from kvferry.embedded.program import ServerBinary
 from kvferry.lab.bench.server import ServerProbe
-from kvferry.lab.engines.doors import DoorSetting, OpenDoor, open_door
+from kvferry.lab.engines.integrations import IntegrationSetting, OpenIntegration, open_integration
 from kvferry.lab.engines.process import EngineProcess, Generated
 from kvferry.lab.servers.server import LabServer
 
@@ -52,20 +52,20 @@ class EnginePlan:
         model: A folder.
         environment: Variables for its processes.
         store: The server program.
-        doors: Of `doors.DOORS`.
-        rival_python: The interpreter for the door "lmcache".
+        integrations: Of `integrations.INTEGRATIONS`.
+        rival_python: The interpreter for the integration "lmcache".
         prompt_tokens, prompts, answer_tokens, rounds: Sizes; a prompt has one token more.
         one_process: The engine core in the engine's process, which starts sooner.
         threads: Of the engine; all cores that are free.
         dtype, block_size, chunk_tokens: Of the engine and its chunks.
-        tier_spec: See `DoorSetting`.
+        tier_spec: See `IntegrationSetting`.
     """
 
     python: Path
     model: Path
     environment: Mapping[str, str]
     store: ServerBinary
-    doors: Sequence[str]
+    integrations: Sequence[str]
     rival_python: Path | None = None
     rival_environment: Mapping[str, str] = field(default_factory=dict)
     prompt_tokens: int = 4096
@@ -98,9 +98,9 @@ class Pass:
 
 @dataclass
 class EngineRow:
-    """One door, over all rounds. Times are medians."""
+    """One integration, over all rounds. Times are medians."""
 
-    door: str
+    integration: str
     cold: list[Pass] = field(default_factory=list)
     again: list[Pass] = field(default_factory=list)
     warm: list[Pass] = field(default_factory=list)
@@ -130,7 +130,7 @@ class EngineRow:
     def to_dict(self) -> dict[str, Any]:
         """For JSON: medians, and all that they are made of."""
         return {
-            "door": self.door,
+            "integration": self.integration,
             "ttft_cold_s": self.ttft_s("cold"),
             "ttft_again_s": self.ttft_s("again"),
             "ttft_warm_s": self.ttft_s("warm"),
@@ -159,42 +159,47 @@ class EngineRow:
 
 
 def run(plan: EnginePlan, say: Callable[[str], None]) -> list[EngineRow]:
-    """Measure; a door that fails has its reason in its row, and is left out from then on."""
-    rows = {door: EngineRow(door) for door in plan.doors}
+    """Measure; one that fails has its reason in its row, and is left out from then on."""
+    rows = {integration: EngineRow(integration) for integration in plan.integrations}
     with LabServer(plan.store, ["maxmemory 8gb"]) as server:
         for turn in range(plan.rounds):
-            order = [*plan.doors[turn % len(plan.doors) :], *plan.doors[: turn % len(plan.doors)]]
-            for door in order:
-                row = rows[door]
+            order = [
+                *plan.integrations[turn % len(plan.integrations) :],
+                *plan.integrations[: turn % len(plan.integrations)],
+            ]
+            for integration in order:
+                row = rows[integration]
                 if row.error:
                     continue
-                say(f"round {turn + 1} of {plan.rounds}: {door}")
+                say(f"round {turn + 1} of {plan.rounds}: {integration}")
                 try:
-                    _measure(plan, door, turn, server, row)
+                    _measure(plan, integration, turn, server, row)
                 except Exception as error:
                     row.error = f"{type(error).__name__}: {error}"
-                    say(f"{door}: {row.error}")
+                    say(f"{integration}: {row.error}")
             told = [row for row in rows.values() if len(row.again) > turn]
-            for row in told:  # a cold answer was computed, whatever its door
+            for row in told:  # a cold answer was computed, whatever its integration
                 row.count_wrong_answers(turn, told[0].cold[turn], told[0].again[turn])
     return list(rows.values())
 
 
-def _measure(plan: EnginePlan, door: str, turn: int, server: LabServer, row: EngineRow) -> None:
+def _measure(
+    plan: EnginePlan, integration: str, turn: int, server: LabServer, row: EngineRow
+) -> None:
     with ServerProbe(server.config) as probe:
         probe.command("FLUSHALL")
         for which, counter in (
             ("cold", "total_net_input_bytes"),
             ("warm", "total_net_output_bytes"),
         ):
-            with open_engine(plan, door, server.port) as (engine, _):
+            with open_engine(plan, integration, server.port) as (engine, _):
                 engine.generate([Random(turn).choices(WORDS, k=plan.block_size - 1)], 4)
                 before = _count(probe, counter)
                 asked = plan.asked(turn)
                 said = _ask(engine, asked, plan.answer_tokens)
-                if door != "none":
+                if integration != "none":
                     _settle(engine, probe)
-                moved = _count(probe, counter) - before if door != "none" else 0
+                moved = _count(probe, counter) - before if integration != "none" else 0
                 getattr(row, which).append(_pass(said, moved))
                 if which == "cold":
                     row.again.append(_pass(_ask(engine, asked, plan.answer_tokens), 0))
@@ -216,13 +221,15 @@ def _pass(said: list[Generated], moved: int) -> Pass:
 
 
 @contextmanager
-def open_engine(plan: EnginePlan, door: str, port: int) -> Iterator[tuple[EngineProcess, OpenDoor]]:
-    """A new engine behind a door, over the store at a port."""
-    rival = door == "lmcache"
+def open_engine(
+    plan: EnginePlan, integration: str, port: int
+) -> Iterator[tuple[EngineProcess, OpenIntegration]]:
+    """A new engine behind an integration, over the store at a port."""
+    rival = integration == "lmcache"
     python = plan.rival_python if rival else plan.python
-    assert python is not None, "the door lmcache needs its own environment"
+    assert python is not None, "the integration lmcache needs its own environment"
     environment = plan.rival_environment if rival else plan.environment
-    setting = DoorSetting(
+    setting = IntegrationSetting(
         store_port=port,
         python=python,
         environment=environment,
@@ -241,7 +248,7 @@ def open_engine(plan: EnginePlan, door: str, port: int) -> Iterator[tuple[Engine
         "disable_log_stats": False,
         "seed": 0,
     }
-    with open_door(door, setting) as opened:
+    with open_integration(integration, setting) as opened:
         if opened.transfer:
             engine["kv_transfer_config"] = opened.transfer
         with EngineProcess(

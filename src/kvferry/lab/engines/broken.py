@@ -2,10 +2,10 @@
 
     rows = run_broken(plan, say=print)
 
-For each door an engine is started over a good store and warmed up, beside one without a cache. Then
-the store, or the cache server of a door that has one, is killed or stopped, and new prompts go to
-the two engines in turn. The first one finds out; the others should cost what they cost the engine
-without a cache.
+For each integration an engine is started over a good store and warmed up, beside one without a
+cache. Then the store, or the cache server of an integration that has one, is killed or stopped, and
+new prompts go to the two engines in turn. The first one finds out; the others should cost what they
+cost the engine without a cache.
 
 Threads: the caller's.
 """
@@ -36,15 +36,15 @@ _MORE_TOKENS = 7  # than one chunk
 
 
 def run_broken(plan: EnginePlan, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Measure; one object for each door and way, times in milliseconds."""
+    """Measure; one object for each integration and way, times in milliseconds."""
     rows = []
     with LabServer(plan.store) as idle, open_engine(plan, "none", idle.port) as (plain, _):
-        for door in plan.doors:
-            for way in WAYS if door != "none" else [""]:
-                say(f"broken store: {door} {way}")
-                row: dict[str, Any] = {"door": door, "way": way}
+        for integration in plan.integrations:
+            for way in WAYS if integration != "none" else [""]:
+                say(f"broken store: {integration} {way}")
+                row: dict[str, Any] = {"integration": integration, "way": way}
                 try:
-                    row |= _one(plan, door, way, plain)
+                    row |= _one(plan, integration, way, plain)
                 except Exception as error:
                     row["error"] = f"{type(error).__name__}: {error}"
                     say(row["error"])
@@ -56,9 +56,10 @@ def say_broken_rows(console: Console, rows: Sequence[dict[str, Any]]) -> None:
     """A table for people."""
     names = ("plain_ms", "first_added_ms", "added_ms", "added_p90_ms")
     cells = [
-        [row["door"], row["way"], *(number(row.get(name), 2) for name in names)] for row in rows
+        [row["integration"], row["way"], *(number(row.get(name), 2) for name in names)]
+        for row in rows
     ]
-    columns = ("door", "store", "without ms", "first +ms", "later +ms", "later p90 +ms")
+    columns = ("integration", "store", "without ms", "first +ms", "later +ms", "later p90 +ms")
     console.print(table(columns, cells))
     console.print(
         "TTFT after the store, or the cache server, was killed or stopped, beyond that of an "
@@ -67,9 +68,12 @@ def say_broken_rows(console: Console, rows: Sequence[dict[str, Any]]) -> None:
     )
 
 
-def _one(plan: EnginePlan, door: str, way: str, plain: EngineProcess) -> dict[str, float]:
-    draw = Random(f"kvferry {door} {way}")
-    with LabServer(plan.store) as store, open_engine(plan, door, store.port) as (engine, opened):
+def _one(plan: EnginePlan, integration: str, way: str, plain: EngineProcess) -> dict[str, float]:
+    draw = Random(f"kvferry {integration} {way}")
+    with (
+        LabServer(plan.store) as store,
+        open_engine(plan, integration, store.port) as (engine, opened),
+    ):
         for _ in range(_WARM_UP):
             _ttfts_ms(plan, draw, engine, plain)
         victim = opened.server_pid or store.pid

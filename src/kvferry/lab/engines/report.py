@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["header", "say_header", "say_rows", "write_json", "write_plot"]
 
 _COLUMNS = (
-    "door",
+    "integration",
     "cold s",
     "again s",
     "warm s",
@@ -61,11 +61,11 @@ def say_header(console: Console, facts: dict[str, Any]) -> None:
 
 
 def say_rows(console: Console, rows: Sequence[EngineRow]) -> None:
-    """The table, and why a door has no figures."""
+    """The table, and why an integration has no figures."""
     console.print(table(_COLUMNS, [_cells(row) for row in rows]))
     for row in rows:
         if row.error:
-            text = f"{row.door}: {row.error.splitlines()[0]}"
+            text = f"{row.integration}: {row.error.splitlines()[0]}"
             console.print(text, highlight=False, markup=False)
     console.print(
         "medians over all prompts and rounds; cold, again, warm: to the first token, computed, "
@@ -78,7 +78,9 @@ def say_rows(console: Console, rows: Sequence[EngineRow]) -> None:
 
 def write_json(target: str, facts: dict[str, Any], rows: Sequence[EngineRow]) -> None:
     """One object; "-" is stdout."""
-    text = json.dumps({"run": facts, "doors": [row.to_dict() for row in rows]}, indent=1) + "\n"
+    text = (
+        json.dumps({"run": facts, "integrations": [row.to_dict() for row in rows]}, indent=1) + "\n"
+    )
     if target == "-":
         sys.stdout.write(text)
     else:
@@ -86,7 +88,7 @@ def write_json(target: str, facts: dict[str, Any], rows: Sequence[EngineRow]) ->
 
 
 def write_plot(file: str, rows: Sequence[EngineRow]) -> None:
-    """Two bars a door: time to the first token, cold and warm, with every single one as a dot."""
+    """Two bars each: time to the first token, cold and warm, with every single one as a dot."""
     matplotlib = importlib.import_module("matplotlib")
     matplotlib.use("Agg")
     pyplot = importlib.import_module("matplotlib.pyplot")
@@ -99,7 +101,7 @@ def write_plot(file: str, rows: Sequence[EngineRow]) -> None:
         for place, row in zip(places, shown, strict=True):
             dots = [value for one in getattr(row, which) for value in one.ttft_s]
             axes.plot([place] * len(dots), dots, "k.", markersize=3)
-    axes.set_xticks(range(len(shown)), [row.door for row in shown])
+    axes.set_xticks(range(len(shown)), [row.integration for row in shown])
     axes.set_ylabel("time to the first token, s")
     axes.grid(alpha=0.3, axis="y")
     axes.legend()
@@ -111,7 +113,7 @@ def _cells(row: EngineRow) -> list[str]:
     cold, warm = row.ttft_s("cold"), row.ttft_s("warm")
     loaded = row.loaded_bytes()
     return [
-        row.door,
+        row.integration,
         number(cold),
         number(row.ttft_s("again"), 3),
         number(warm, 3),

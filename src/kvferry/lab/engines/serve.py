@@ -1,7 +1,7 @@
-"""`vllm bench serve --dataset-name prefix_repetition` against each door, as others measure.
+"""`vllm bench serve --dataset-name prefix_repetition` against each integration, as others measure.
 
-Each door's server is started twice over the same store: first it is empty, then it has what the
-first one stored. The load generator is vLLM's own, of the engine's environment.
+Each integration's server is started twice over the same store: first it is empty, then it has what
+the first one stored. The load generator is vLLM's own, of the engine's environment.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvferry.lab.bench.server import ServerProbe
 from kvferry.lab.engines.bench import EnginePlan
-from kvferry.lab.engines.doors import DoorSetting, open_door
+from kvferry.lab.engines.integrations import IntegrationSetting, open_integration
 from kvferry.lab.engines.process import EngineError, quiet_environment
 from kvferry.lab.engines.server import EngineServer
 from kvferry.lab.servers.server import LabServer
@@ -33,17 +33,17 @@ _TAKEN = ("mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "request_throughput", "
 
 
 def run_serve_bench(plan: EnginePlan, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Measure; one object for each door and pass. A door that fails has an ``error``."""
+    """Measure; one object for each integration and pass. One that fails has an ``error``."""
     rows = []
     with LabServer(plan.store, ["maxmemory 8gb"]) as store:
-        for door in plan.doors:
+        for integration in plan.integrations:
             with ServerProbe(store.config) as probe:
                 probe.command("FLUSHALL")
             for which in ("empty store", "full store"):
-                say(f"vllm bench serve: {door}, {which}")
-                row: dict[str, Any] = {"door": door, "store": which}
+                say(f"vllm bench serve: {integration}, {which}")
+                row: dict[str, Any] = {"integration": integration, "store": which}
                 try:
-                    row |= _one(plan, door, store.port)
+                    row |= _one(plan, integration, store.port)
                 except Exception as error:
                     row["error"] = f"{type(error).__name__}: {error}"
                     say(row["error"])
@@ -54,10 +54,15 @@ def run_serve_bench(plan: EnginePlan, say: Callable[[str], None]) -> list[dict[s
 def say_serve_rows(console: Console, rows: Sequence[dict[str, Any]]) -> None:
     """A table for people."""
     cells = [
-        [row["door"], row["store"], *(number(row.get(name), 1) for name in _TAKEN), row_hits(row)]
+        [
+            row["integration"],
+            row["store"],
+            *(number(row.get(name), 1) for name in _TAKEN),
+            row_hits(row),
+        ]
         for row in rows
     ]
-    columns = ("door", "store", "mean TTFT ms", "p99 TTFT ms", "mean TPOT ms", "requests/s")
+    columns = ("integration", "store", "mean TTFT ms", "p99 TTFT ms", "mean TPOT ms", "requests/s")
     console.print(table((*columns, "completed", "hit tokens"), cells))
 
 
@@ -66,11 +71,11 @@ def row_hits(row: dict[str, Any]) -> str:
     return number(row.get("hit_tokens"), 0)
 
 
-def _one(plan: EnginePlan, door: str, store_port: int) -> dict[str, Any]:
-    python = plan.rival_python if door == "lmcache" else plan.python
+def _one(plan: EnginePlan, integration: str, store_port: int) -> dict[str, Any]:
+    python = plan.rival_python if integration == "lmcache" else plan.python
     assert python is not None
-    environment = plan.rival_environment if door == "lmcache" else plan.environment
-    setting = DoorSetting(
+    environment = plan.rival_environment if integration == "lmcache" else plan.environment
+    setting = IntegrationSetting(
         store_port=store_port,
         python=python,
         environment=environment,
@@ -83,7 +88,7 @@ def _one(plan: EnginePlan, door: str, store_port: int) -> dict[str, Any]:
         *("--max-model-len", str(plan.prompt_tokens + _SUFFIX_TOKENS + 256)),
         *("--max-num-batched-tokens", "2048"),
     ]
-    with open_door(door, setting) as opened:
+    with open_integration(integration, setting) as opened:
         if opened.transfer:
             arguments += ["--kv-transfer-config", json.dumps(opened.transfer)]
         command = python.with_name("vllm")

@@ -1,16 +1,16 @@
 """The ways by which a vLLM gets its KV from us, for scenarios that are written once for all.
 
-    door = DOORS["connector"]
-    with door.behind(store_url, folder, vllm.version) as transfer:   # kv_transfer_config
+    integration = INTEGRATIONS["connector"]
+    with integration.behind(store_url, folder, vllm.version) as transfer:   # kv_transfer_config
 
 none        no cache: what all others are compared with
 tier        a secondary tier under vLLM's own OffloadingConnector
 connector   KvferryConnector, in the engine's process
 mp          KvferryMPConnector, over a `kvferry server` of its own, which ends with the ``with``
 
-Chunks are of 32 tokens, one block of these engines. Each door's own memory is 64 MiB and new, so a
-first load comes from the store. What is there is loaded even where so small a model computes it
-sooner. `behind(..., **settings)` adds settings of kvferry.
+Chunks are of 32 tokens, one block of these engines. Each integration's own memory is 64 MiB and
+new, so a first load comes from the store. What is there is loaded even where so small a model
+computes it sooner. `behind(..., **settings)` adds settings of kvferry.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Behind = Callable[..., AbstractContextManager[Transfer]]
 
 
 @dataclass(frozen=True)
-class Door:
+class Integration:
     """One way.
 
     Attributes:
@@ -99,12 +99,12 @@ def _mp(url: str, folder: Path, version: str, **settings: Any) -> Iterator[Trans
         yield connector("KvferryMPConnector", extra)
 
 
-DOORS = {
-    door.name: door
-    for door in (
-        Door("none", _none),
-        Door("tier", _tier),
-        Door("connector", _connector),
-        Door("mp", _mp),
+INTEGRATIONS = {
+    integration.name: integration
+    for integration in (
+        Integration("none", _none),
+        Integration("tier", _tier),
+        Integration("connector", _connector),
+        Integration("mp", _mp),
     )
 }

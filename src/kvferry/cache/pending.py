@@ -10,10 +10,10 @@ from kvferry.cache.memory import Memory
 from kvferry.client.batch import BatchResult
 from kvferry.connectors.base import Ticket
 
-__all__ = ["Leftovers"]
+__all__ = ["PendingLoads"]
 
 
-class Leftovers:
+class PendingLoads:
     """What stores have not let go of. Swept by whoever uses the cache next. Threads: any."""
 
     def __init__(self, memory: Memory) -> None:

@@ -1,11 +1,12 @@
 """The ways to KV that `kvferry bench engines` compares, each with what has to run beside it.
 
-    with open_door("mp", setting) as door:
-        door.transfer                                 # kv_transfer_config of the engine, or None
+    with open_integration("mp", setting) as integration:
+        integration.transfer                          # kv_transfer_config of the engine, or None
 
 `none` has no cache. `tier`, `connector` and `mp` are ours, as their guides have them; `lmcache` is
 LMCache's server with its RESP client, of the environment that has it. All use the same store.
-A server that a door needs is a process of its own, new each time, so that it brings nothing along.
+A server that an integration needs is a process of its own, new each time, so that it brings nothing
+along.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from typing import Any
 from kvferry.errors import StoreError
 from kvferry.lab.servers.server import HOST, free_port
 
-__all__ = ["DOORS", "DoorSetting", "OpenDoor", "open_door"]
+__all__ = ["INTEGRATIONS", "IntegrationSetting", "OpenIntegration", "open_integration"]
 
-DOORS = ("none", "tier", "connector", "mp", "lmcache")
+INTEGRATIONS = ("none", "tier", "connector", "mp", "lmcache")
 _OURS = "kvferry.integrations.vllm"
 _START_S = 180.0
 _STOP_S = 20.0
@@ -38,15 +39,15 @@ _GB = 1 << 30
 
 
 @dataclass(frozen=True)
-class DoorSetting:
-    """What all doors share.
+class IntegrationSetting:
+    """What all integrations share.
 
     Attributes:
         store_port: Of the store, on this host.
         python: The engine's interpreter.
         environment: Variables for what runs in its environment.
         chunk_tokens: Size of a chunk. The tier's chunk is a block of the engine.
-        memory_gb: What each door may keep in memory of this host, beside the store.
+        memory_gb: What each integration may keep in memory of this host, beside the store.
         tier_spec: (spec_name, spec_module_path or None) of the OffloadingConnector.
     """
 
@@ -64,24 +65,24 @@ class DoorSetting:
 
 
 @dataclass(frozen=True)
-class OpenDoor:
-    """What an engine is told, and the process of the server beside it, where the door has one."""
+class OpenIntegration:
+    """What an engine is told, and the process of the server beside it, where there is one."""
 
     transfer: dict[str, Any] | None
     server_pid: int | None = None
 
 
 @contextmanager
-def open_door(name: str, setting: DoorSetting) -> Iterator[OpenDoor]:
-    """What runs beside an engine of this door, and how the engine is told.
+def open_integration(name: str, setting: IntegrationSetting) -> Iterator[OpenIntegration]:
+    """What runs beside an engine of this integration, and how the engine is told.
 
     Raises:
         StoreError: A server that it needs does not start.
     """
     if name == "none":
-        yield OpenDoor(None)
+        yield OpenIntegration(None)
     elif name == "tier":
-        yield OpenDoor(_transfer("OffloadingConnector", None, _tier(setting)))
+        yield OpenIntegration(_transfer("OffloadingConnector", None, _tier(setting)))
     elif name == "connector":
         values = {
             "remote_url": setting.store_url,
@@ -89,7 +90,7 @@ def open_door(name: str, setting: DoorSetting) -> Iterator[OpenDoor]:
             "max_local_cpu_size": setting.memory_gb,
         }
         transfer = _transfer("KvferryConnector", f"{_OURS}.connector", _prefixed(values))
-        yield OpenDoor(transfer)
+        yield OpenIntegration(transfer)
     elif name == "mp":
         with _kvferry_server(setting) as (port, pid):
             values = {
@@ -98,13 +99,13 @@ def open_door(name: str, setting: DoorSetting) -> Iterator[OpenDoor]:
                 "chunk_size": setting.chunk_tokens,
             }
             transfer = _transfer("KvferryMPConnector", f"{_OURS}.mp", _prefixed(values))
-            yield OpenDoor(transfer, pid)
+            yield OpenIntegration(transfer, pid)
     elif name == "lmcache":
         with _lmcache_server(setting) as (port, pid):
             extra = {"lmcache.mp.host": f"tcp://{HOST}", "lmcache.mp.port": port}
-            yield OpenDoor(_transfer("LMCacheMPConnector", None, extra), pid)
+            yield OpenIntegration(_transfer("LMCacheMPConnector", None, extra), pid)
     else:
-        raise ValueError(f"no door {name!r}")
+        raise ValueError(f"no integration {name!r}")
 
 
 def _transfer(name: str, module: str | None, extra: Mapping[str, Any]) -> dict[str, Any]:
@@ -121,7 +122,7 @@ def _prefixed(values: Mapping[str, Any]) -> dict[str, Any]:
     return {f"kvferry.{name}": value for name, value in values.items()}
 
 
-def _tier(setting: DoorSetting) -> dict[str, Any]:
+def _tier(setting: IntegrationSetting) -> dict[str, Any]:
     name, module = setting.tier_spec
     tier = {
         "type": "KvferryTier",
@@ -134,7 +135,7 @@ def _tier(setting: DoorSetting) -> dict[str, Any]:
 
 
 @contextmanager
-def _kvferry_server(setting: DoorSetting) -> Iterator[tuple[int, int]]:
+def _kvferry_server(setting: IntegrationSetting) -> Iterator[tuple[int, int]]:
     """Its port and its process."""
     port = free_port()
     store = json.dumps({"type": "resp", "host": HOST, "port": setting.store_port})
@@ -148,7 +149,7 @@ def _kvferry_server(setting: DoorSetting) -> Iterator[tuple[int, int]]:
 
 
 @contextmanager
-def _lmcache_server(setting: DoorSetting) -> Iterator[tuple[int, int]]:
+def _lmcache_server(setting: IntegrationSetting) -> Iterator[tuple[int, int]]:
     port = free_port()
     store = json.dumps({"type": "resp", "host": HOST, "port": setting.store_port})
     command = [
