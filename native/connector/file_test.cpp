@@ -211,7 +211,7 @@ TEST(FileConnector, CapacityHoldsForAllWhoShareTheDirectory) {
   buffers.emplace_back(kSize);
   const auto job = make_job({.verb = Verb::kSet}, {"d"}, &buffers);
   EXPECT_EQ(run(*peer, job), "SERVER_ERROR");
-  EXPECT_NE(job->error().find("full: 49152 of 49152"), std::string::npos) << job->error();
+  EXPECT_NE(job->error().text.find("full: 49152 of 49152"), std::string::npos) << job->error().text;
   EXPECT_EQ(set(*store, "a", 4), "OK") << "a value replaces its like";
   EXPECT_EQ(run(*store, make_job({.verb = Verb::kDelete}, {"c"})), "OK");
   EXPECT_EQ(set(*peer, "d", 5), "OK");
@@ -406,7 +406,7 @@ TEST(FileConnector, WhatTheDiskRefusesIsAStatusWithItsWords) {
     buffers.emplace_back(kSize);
     const auto job = make_job({.verb = Verb::kSet}, {"new"}, &buffers);
     EXPECT_EQ(run(*store, job), "SERVER_ERROR");
-    EXPECT_NE(job->error().find("No space left"), std::string::npos) << job->error();
+    EXPECT_NE(job->error().text.find("No space left"), std::string::npos) << job->error().text;
     EXPECT_EQ(get(*store, "new"), "MISS");
     EXPECT_TRUE(store->available()) << "a full disk is no broken one";
   }

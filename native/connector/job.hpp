@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -67,7 +68,7 @@ class Job {
   // The outcome of one key; `size` is the length of its value where that is known. The first `why`
   // is kept. Returns true for the last key: then the caller must see that the job finishes.
   [[nodiscard]] bool settle(std::size_t index, Status status, std::uint64_t size = 0,
-                            std::string_view why = {});
+                            Reason why = {});
 
   // How many leading keys are OK by now; their buffers are final.
   [[nodiscard]] std::size_t progress() const noexcept;
@@ -85,7 +86,8 @@ class Job {
     return items_[index].value_size;
   }
   void results(std::uint8_t* statuses, std::uint64_t* sizes) const noexcept;
-  [[nodiscard]] const std::string& error() const noexcept { return error_; }
+  // The first that was told; valid as long as this.
+  [[nodiscard]] Reason error() const noexcept { return {error_, error_code_}; }
   [[nodiscard]] Nanos elapsed() const noexcept {
     return unasked ? 0 : finished_at_ - submitted_at_;
   }
@@ -114,9 +116,10 @@ class Job {
   std::atomic<std::size_t> prefix_end_{SIZE_MAX};
   std::atomic<bool> cancelled_{false};
   std::atomic<bool> finished_{false};
-  std::mutex mutex_;  // guards error_ and the wait
+  std::mutex mutex_;  // guards error_, error_code_ and the wait
   std::condition_variable done_;
   std::string error_;
+  std::optional<Errc> error_code_;
   Nanos submitted_at_ = monotonic_ns();
   Nanos finished_at_ = 0;
 };

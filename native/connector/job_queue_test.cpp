@@ -28,7 +28,7 @@ TEST(Job, ProgressCountsLeadingKeysOnly) {
   EXPECT_FALSE(job->wait(monotonic_ns() + kMilli));
   job->finish();
   EXPECT_TRUE(job->wait(0));
-  EXPECT_EQ(job->error(), "first");
+  EXPECT_EQ(job->error().text, "first");
 }
 
 TEST(Job, BehindTheEndOfAPrefixNothingIsToBeDone) {

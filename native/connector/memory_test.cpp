@@ -63,7 +63,7 @@ TEST(MemoryConnector, AFullStoreSaysSoAndStillReplaces) {
   buffers.emplace_back(kSize);
   const auto job = make_job({.verb = Verb::kSet}, {"c"}, &buffers);
   EXPECT_EQ(run(*store, job), "SERVER_ERROR");
-  EXPECT_NE(job->error().find("full: 2128 of 2128"), std::string::npos) << job->error();
+  EXPECT_NE(job->error().text.find("full: 2128 of 2128"), std::string::npos) << job->error().text;
   EXPECT_EQ(set(*store, "a", 3), "OK");
   expect_value(*store, "a", 3);
   EXPECT_EQ(run(*store, make_job({.verb = Verb::kDelete}, {"b"})), "OK");

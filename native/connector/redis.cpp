@@ -244,7 +244,7 @@ void RedisConnector::ended(redis::Client& client, Job& job, const Asked& asked,
     const auto status = static_cast<Status>(statuses[item]);
     misfits = misfits || status == Status::kSizeMismatch || status == Status::kCorrupt;
     if (status == Status::kSizeMismatch) refused(codec::FrameFault::kSize, job.key(index));
-    last = job.settle(index, status, sizes[item], item == 0 ? batch.error() : "");
+    last = job.settle(index, status, sizes[item], item == 0 ? batch.error() : Reason{});
   }
   if (misfits && owns_) delete_misfits(client, job, asked);
   if (last) conclude(job);

@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -122,7 +123,7 @@ class Batch {
 
   // The outcome of one command. `why` is kept if it is the batch's first. Returns true for the
   // last command: then the caller must hand the batch to its completion.
-  [[nodiscard]] bool settle(Command& command, Status status, std::string_view why = {});
+  [[nodiscard]] bool settle(Command& command, Status status, Reason why = {});
 
   // Stripe 0 of a striped SET is sent when all others are stored. After settle() of one of those:
   // the command that may now go (or must fail, as `status` says), if this was the last.
@@ -141,7 +142,8 @@ class Batch {
   [[nodiscard]] std::size_t item_count() const noexcept { return items_.size(); }
   // One status per key and the size of each value; requires finished().
   void results(std::uint8_t* statuses, std::uint64_t* sizes) const;
-  [[nodiscard]] const std::string& error() const noexcept { return error_; }
+  // The first that was told; valid as long as this.
+  [[nodiscard]] Reason error() const noexcept { return {error_, error_code_}; }
   [[nodiscard]] Nanos elapsed() const noexcept { return finished_at_ - submitted_at_; }
   [[nodiscard]] std::size_t payload_bytes() const noexcept { return payload_bytes_; }
 
@@ -173,9 +175,10 @@ class Batch {
   std::atomic<bool> cancelled_{false};
   std::atomic<bool> finished_{false};
   std::mutex stamp_mutex_;
-  std::mutex mutex_;  // guards error_ and the wait
+  std::mutex mutex_;  // guards error_, error_code_ and the wait
   std::condition_variable done_;
   std::string error_;
+  std::optional<Errc> error_code_;
   Nanos submitted_at_ = monotonic_ns();
   Nanos finished_at_ = 0;
 };

@@ -168,9 +168,10 @@ void Connection::flush(Nanos now) {
     const net::IoResult io = stream_->send(outbox_.pieces());
     if (io.state == net::IoState::kWouldBlock) return watch(true, true);
     if (io.state != net::IoState::kOk) {
-      const std::string why = stream_->failure(io);
+      Error why = failure(io, state_ == State::kUp ? Errc::kDisconnect : Errc::kConnect);
       if (state_ == State::kUp) return end(End::kBroken, why, now);
-      return dial_failed({Errc::kConnect, server_.endpoint().text() + ": " + why}, now);
+      why.context.insert(0, server_.endpoint().text() + ": ");
+      return dial_failed(std::move(why), now);
     }
     last_progress_ = now;
     server_.stats().bytes_sent.fetch_add(io.bytes, std::memory_order_relaxed);

@@ -100,7 +100,7 @@ TEST(Places, StayTheSameWhenACommandIsRepeated) {
   const std::string reply = framed_reply(frame_for("large", kLarge, kIdentity), kLarge);
   {
     struct Sink final : ReplySink {
-      void settled(Work, Status, std::string_view) override {}
+      void settled(Work, Status, Reason) override {}
       void redirected(Work, std::string_view) override {}
     } sink;
     Replies broken(sink, 1 << 20, 1 << 20);

@@ -335,8 +335,8 @@ bool Replies::on_server_error(std::string_view text) {
   wants_reconnect_ = wants_reconnect_ || kind == ServerErrorKind::kReconnect;
   const bool released = released_.test(head_ % kInFlightMax);
   if (!slot(head_) && !released && text.starts_with("WRONGPASS")) {
-    // Its word, by which callers tell the kind of error; its text may repeat secrets.
-    return poison("the server refuses the new credentials: WRONGPASS");
+    // Its text may repeat secrets.
+    return poison("the server refuses the new credentials: WRONGPASS", Errc::kAuth);
   }
   if (kind == ServerErrorKind::kRedirect) {
     if (const Work work = take_front()) sink_.redirected(work, text);
@@ -351,7 +351,8 @@ bool Replies::on_server_error(std::string_view text) {
   }
   const bool of_command = kind == ServerErrorKind::kCommand || kind == ServerErrorKind::kUnknown ||
                           text.starts_with("NOPERM");
-  settle_front(of_command ? Status::kServerError : Status::kUnavailable, printable(text));
+  const std::string why = printable(text);
+  settle_front(of_command ? Status::kServerError : Status::kUnavailable, {why, error_code(text)});
   return true;
 }
 
@@ -403,12 +404,12 @@ Work Replies::take_front() {
   return slot(head_++);
 }
 
-void Replies::settle_front(Status status, std::string_view why) {
+void Replies::settle_front(Status status, Reason why) {
   if (const Work work = take_front()) sink_.settled(work, status, why);
 }
 
-bool Replies::poison(std::string_view reason) {
-  reason_ = printable(reason);
+bool Replies::poison(std::string_view why, Errc code) {
+  error_ = {code, printable(why)};
   return false;
 }
 

@@ -33,7 +33,7 @@ namespace kvferry::redis {
 // Where outcomes go.
 class ReplySink {
  public:
-  virtual void settled(Work work, Status status, std::string_view why) = 0;
+  virtual void settled(Work work, Status status, Reason why) = 0;
   // The server says who has the key: it answered MOVED, ASK or TRYAGAIN.
   virtual void redirected(Work work, std::string_view answer) = 0;
 
@@ -64,11 +64,11 @@ class Replies {
     return landing_ == Landing::kTarget || landing_ == Landing::kCoded ? landed_ : 0;
   }
 
-  // The first `count` bytes of plan() were filled. False: the stream is poisoned, see reason().
+  // The first `count` bytes of plan() were filled. False: the stream is poisoned, see error().
   bool received(std::size_t count);
   // By how much what that call decoded is more than the bytes that it was decoded from.
   [[nodiscard]] std::ptrdiff_t gained() const noexcept { return gained_; }
-  [[nodiscard]] const std::string& reason() const noexcept { return reason_; }
+  [[nodiscard]] const Error& error() const noexcept { return error_; }
   // It was our choice: a value that nobody wants is too long to be read away.
   [[nodiscard]] bool declined() const noexcept { return declined_; }
   // The server answered in a way that says: connect anew (READONLY, NOAUTH, ...).
@@ -118,12 +118,12 @@ class Replies {
   bool on_server_error(std::string_view text);
   bool surprise();
   bool drain(std::uint64_t length);
-  bool poison(std::string_view reason);
+  bool poison(std::string_view why, Errc code = Errc::kProtocol);
 
   void note_landed(ByteView piece) noexcept;
   bool decode(std::size_t count);
   Work take_front();
-  void settle_front(Status status, std::string_view why = {});
+  void settle_front(Status status, Reason why = {});
   void reset() noexcept;
 
   ReplySink& sink_;
@@ -154,7 +154,7 @@ class Replies {
   std::size_t planned_frame_ = 0;
   std::size_t planned_target_ = 0;
   std::ptrdiff_t gained_ = 0;
-  std::string reason_;
+  Error error_;  // why the stream is poisoned
   bool wants_reconnect_ = false;
   bool declined_ = false;
 };

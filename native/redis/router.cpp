@@ -71,7 +71,7 @@ void Router::settle_down(Server& server) {
   if (server.retired()) return server.retire();
   if (server.available()) return;
   dispatcher_.suspect();
-  server.refuse_all(Status::kUnavailable, server.down_reason());
+  server.refuse_all(Status::kUnavailable, server.down_error());
 }
 
 void Router::route(Work work) {
@@ -180,7 +180,7 @@ void Router::sweep(Nanos now) {
   for (const Node& node : nodes()) node.server->sweep(now);
 }
 
-void Router::refuse_all(Status status, std::string_view why) {
+void Router::refuse_all(Status status, Reason why) {
   std::vector<Parked> parked;
   {
     const std::lock_guard lock(mutex_);
@@ -215,9 +215,9 @@ bool Router::small_lanes_up() const {
 }
 
 std::string Router::down_reason() const {
-  if (view() == nullptr) return lobby_.down_reason();
+  if (view() == nullptr) return lobby_.down_error().context;
   for (const Node& node : nodes()) {
-    if (!node.server->available()) return node.server->down_reason();
+    if (!node.server->available()) return node.server->down_error().context;
   }
   return "no node serves the key's slot";
 }

@@ -59,7 +59,7 @@ class Router {
   // What waits everywhere: settles what expired or was cancelled, and sends on what was parked long
   // enough; or settles all of it.
   void sweep(Nanos now);
-  void refuse_all(Status status, std::string_view why);
+  void refuse_all(Status status, Reason why);
   void fail_for_good(std::string_view why);
   [[nodiscard]] std::size_t waiting() const;
 

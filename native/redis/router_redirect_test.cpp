@@ -122,7 +122,7 @@ TEST(RouterRedirect, TwoNodesThatNameEachOtherAreNotAskedForEver) {
   EXPECT_GT(waits, Router::kRedirectsMax / 2) << "it gives the cluster time to make up its mind";
   EXPECT_LT(now, 10 * kSecond);
   EXPECT_EQ(statuses(*batch), "UNAVAILABLE");
-  EXPECT_NE(batch->error().find("redirects without end"), std::string::npos);
+  EXPECT_NE(batch->error().text.find("redirects without end"), std::string::npos);
 }
 
 TEST(RouterRedirect, OneThatMakesNoSenseIsAServerError) {
@@ -149,7 +149,8 @@ TEST(RouterRedirect, WithoutAClusterItSaysWhatToUse) {
     driver.take();
     driver.redirect("a", "MOVED 15495 elsewhere:1");
     EXPECT_EQ(statuses(*batch), "SERVER_ERROR");
-    EXPECT_NE(batch->error().find("redis+cluster://"), std::string::npos) << batch->error();
+    EXPECT_NE(batch->error().text.find("redis+cluster://"), std::string::npos)
+        << batch->error().text;
     EXPECT_EQ(driver.nodes().find("elsewhere"), std::string::npos);
   }
 }

@@ -48,7 +48,7 @@ TEST(Router, AKeyWhoseSlotNobodyServesIsUnavailable) {
   driver.apply({"0-5460 one:1", "10923-16383 three:1"});
   const auto batch = driver.submit(Verb::kGet, {"a", "b", "c"});
   EXPECT_EQ(statuses(*batch), "PENDING PENDING UNAVAILABLE");
-  EXPECT_NE(batch->error().find("no node of the cluster"), std::string::npos);
+  EXPECT_NE(batch->error().text.find("no node of the cluster"), std::string::npos);
   EXPECT_GT(driver.suspicions(), 0) << "the next map may know more";
   EXPECT_EQ(driver.take(), "one:1=b three:1=a");
   const auto nowhere = driver.submit(Verb::kDelete, {"c"});
@@ -80,7 +80,7 @@ TEST(Router, TheLobbyRefusesWhenNobodyKnowsTheNodes) {
   EXPECT_EQ(statuses(*early), "PENDING PENDING") << "one refusal may be a restart";
   driver.router().no_topology({Errc::kConnect, "seed:1: connection refused"});
   EXPECT_EQ(statuses(*early), "UNAVAILABLE UNAVAILABLE");
-  EXPECT_EQ(early->error(), "seed:1: connection refused");
+  EXPECT_EQ(early->error().text, "seed:1: connection refused");
   EXPECT_FALSE(driver.router().available());
   EXPECT_EQ(driver.router().down_reason(), "seed:1: connection refused");
   EXPECT_TRUE(driver.submit(Verb::kSet, {"a"})->finished()) << "from now on at once";
@@ -134,7 +134,7 @@ TEST(Router, ANodeThatIsDownRefusesItsPartAtOnce) {
   EXPECT_GT(suspicions, 0);
   const auto after = driver.submit(Verb::kGet, {"a", "b", "c"});
   EXPECT_EQ(statuses(*after), "PENDING PENDING UNAVAILABLE");
-  EXPECT_EQ(after->error(), "no answer");
+  EXPECT_EQ(after->error().text, "no answer");
   EXPECT_GT(driver.suspicions(), suspicions) << "somebody may have taken its place";
   EXPECT_TRUE(driver.router().available()) << "the others serve";
   EXPECT_EQ(driver.router().down_reason(), "no answer");

@@ -162,7 +162,7 @@ TEST(TopologyWatch, WhatCannotBeKnownIsAskedLessAndLessOften) {
   EXPECT_GE(looks[3].at - looks[2].at, 400 * kMilli);
   EXPECT_TRUE(batch->wait(monotonic_ns() + kPatience));
   EXPECT_EQ(statuses(*batch), "UNAVAILABLE");
-  EXPECT_EQ(batch->error(), "refused");
+  EXPECT_EQ(batch->error().text, "refused");
 }
 
 TEST(TopologyWatch, TheSameProblemIsLoggedOnce) {

@@ -26,6 +26,7 @@ from kvferry.client.pure_node import Node
 from kvferry.client.pure_resp import ErrorReply, ProtocolError
 from kvferry.client.pure_slots import Address, SlotMap, key_slot, parse_redirect, parse_slots
 from kvferry.config import ClientConfig
+from kvferry.errors import UnavailableError
 
 __all__ = ["Cluster"]
 
@@ -136,7 +137,7 @@ class Cluster:
         self._refreshed = time.monotonic()
 
     def _ask_for_map(self, deadline: float) -> SlotMap:
-        why: object = "it has no nodes"
+        why, kind = "it has no nodes", UnavailableError
         for address in self._candidates():
             if time.monotonic() >= deadline or self.closed:
                 break
@@ -145,17 +146,17 @@ class Cluster:
             try:
                 reply = node.connect(until).call(b"CLUSTER", b"SLOTS", deadline=until)
                 if isinstance(reply, ErrorReply):
-                    why = printable(reply.text)
+                    why, kind = printable(reply.text), reply.kind
                 elif (found := parse_slots(reply, address[0])).nodes:
                     return self._limited(found)
             except Refused as error:
-                why = error
+                why, kind = str(error), error.kind
             except BaseException as error:
                 node.disconnect(str(error) or "interrupted")
                 if not isinstance(error, (Disconnected, ProtocolError, TimedOut)):
                     raise
-                why = error
-        raise Refused(f"no node of {self._config.address} tells its slots: {why}")
+                why, kind = str(error), error.kind
+        raise Refused(f"no node of {self._config.address} tells its slots: {why}", kind)
 
     def _limited(self, found: SlotMap) -> SlotMap:
         """The map, with as many replicas as leave us at `nodes_max` nodes."""
@@ -188,7 +189,8 @@ class _Journey:
         self._deadline = deadline
         self._slots = [key_slot(key) for key in batch.keys]
         self._redirects = [0] * len(batch.keys)
-        self._failed: dict[Address, tuple[Status, str]] = {}  # nodes, for the rest of the batch
+        # Nodes that are not asked again in this batch, and why.
+        self._failed: dict[Address, tuple[Status, str, type[UnavailableError] | None]] = {}
         self._wait = False
 
     def run(self) -> None:
@@ -212,8 +214,8 @@ class _Journey:
                 self._cluster.doubt()
                 self._batch.settle(index, Status.UNAVAILABLE, error=f"no node serves slot {slot}")
             elif owner in self._failed:
-                status, why = self._failed[owner]
-                self._batch.settle(index, status, error=why)
+                status, why, kind = self._failed[owner]
+                self._batch.settle(index, status, error=why, kind=kind)
             else:
                 split.setdefault(owner, []).append(index)
         return split
@@ -224,14 +226,20 @@ class _Journey:
         try:
             self._cluster.node(address).run(self._batch, self._deadline, indices)
         except Refused as error:
-            self._fail(address, Status.UNAVAILABLE, str(error))
+            self._fail(address, Status.UNAVAILABLE, str(error), error.kind)
         except TimedOut as error:
             self._fail(address, Status.TIMEOUT, str(error))
         for index in self._batch.pending(said):
             self._follow(index, said[index], address)
 
-    def _fail(self, address: Address, status: Status, why: str) -> None:
-        self._failed[address] = (status, why)
+    def _fail(
+        self,
+        address: Address,
+        status: Status,
+        why: str,
+        kind: type[UnavailableError] | None = None,
+    ) -> None:
+        self._failed[address] = (status, why, kind)
         self._cluster.doubt()
 
     def _follow(self, index: int, text: str, asked: Address) -> None:
@@ -268,7 +276,7 @@ class _Journey:
                 raise ProtocolError("ASKING was refused")
             exchange(self._batch, connection, self._deadline, [index])
         except Refused as error:
-            self._fail(address, Status.UNAVAILABLE, str(error))
+            self._fail(address, Status.UNAVAILABLE, str(error), error.kind)
         except BaseException as error:
             node.disconnect(str(error) or "interrupted")
             if not isinstance(error, (Disconnected, ProtocolError, TimedOut)):

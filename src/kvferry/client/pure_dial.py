@@ -35,11 +35,15 @@ class Refused(Exception):
     """There is no connection to be had now: the server is away, or it refuses us.
 
     Attributes:
+        kind: What it is to a caller whose batch it ends.
         final: Whether trying again soon will not help either.
     """
 
-    def __init__(self, text: str, *, final: bool = False) -> None:
+    def __init__(
+        self, text: str, kind: type[UnavailableError] = UnavailableError, *, final: bool = False
+    ) -> None:
         super().__init__(text)
+        self.kind = kind
         self.final = final
 
 
@@ -53,20 +57,20 @@ class Backoff:
         self._min_s, self._max_s = min_s, max_s
         self._failures = 0
         self._until = 0.0
-        self._why = ""
+        self._last = Refused("")
 
     def check(self) -> None:
         """Raise Refused while it is too early, with the reason of the last failure."""
         if time.monotonic() < self._until:
-            raise Refused(self._why)
+            raise Refused(str(self._last), self._last.kind)
 
-    def failed(self, why: str, *, final: bool = False) -> None:
+    def failed(self, why: Refused) -> None:
         """Wait before the next attempt; for the longest time if there is no hope."""
         ceiling_s = min(self._min_s * 2.0 ** min(self._failures, 60), self._max_s)
         self._failures += 1
-        wait_s = self._max_s if final else random.uniform(ceiling_s / 8, ceiling_s)
+        wait_s = self._max_s if why.final else random.uniform(ceiling_s / 8, ceiling_s)
         self._until = time.monotonic() + wait_s
-        self._why = why
+        self._last = why
 
     def reset(self) -> None:
         """After success."""
@@ -89,13 +93,13 @@ def dial(config: ClientConfig, deadline: float) -> Connection:
         context = client_context(config) if config.tls else None
         addresses = _resolve(config)
     except TlsRefused as error:
-        raise Refused(f"cannot connect to {config.address}: {error}", final=True) from error
+        raise _refused(config, error) from error
     except OSError as error:
         raise Refused(f"{config.address} has no address: {error.strerror}") from error
     except UnicodeError as error:
         raise Refused(f"{config.address} can be no host name") from error
     limit = min(deadline, time.monotonic() + config.connect_timeout_s)
-    why, final = "", False
+    why = Disconnected()
     for index, (family, address) in enumerate(addresses):
         # An address that swallows packets leaves the others their share of the time.
         now = time.monotonic()
@@ -103,17 +107,24 @@ def dial(config: ClientConfig, deadline: float) -> Connection:
         try:
             connection = _open(config, family, address, context, until)
             _greet(connection, config, credentials, until)
+        except Disconnected as error:
+            why = error
         except OSError as error:
-            why, final = sentence(error), False
-        except (Disconnected, ProtocolError, TimedOut) as error:
-            why, final = str(error), isinstance(error, TlsRefused)
+            why = Disconnected(sentence(error))
+        except (ProtocolError, TimedOut) as error:
+            why = Disconnected(str(error))
         else:
             if credentials is not None and credentials.expires_in_s is not None:
                 connection.good_until = asked + _RENEWED_AT * credentials.expires_in_s
             return connection
         if time.monotonic() >= deadline:
             raise TimedOut("the deadline passed while connecting")
-    raise Refused(f"cannot connect to {config.address}: {why}", final=final)
+    raise _refused(config, why)
+
+
+def _refused(config: ClientConfig, why: Disconnected) -> Refused:
+    final = isinstance(why, TlsRefused)
+    return Refused(f"cannot connect to {config.address}: {why}", why.kind, final=final)
 
 
 def _credentials(config: ClientConfig) -> Credentials | None:
@@ -121,7 +132,7 @@ def _credentials(config: ClientConfig) -> Credentials | None:
         try:
             return provided(config.credentials)
         except UnavailableError as error:
-            raise Refused(str(error)) from None
+            raise Refused(str(error), type(error)) from None
     if config.password is None:
         return None
     return Credentials(config.username, config.password)
@@ -167,7 +178,7 @@ def _greet(
     except BaseException as error:
         connection.close()
         # In TLS 1.3 a server refuses us after our handshake, and its words may be lost on the way.
-        mute = isinstance(error, Disconnected) and "TLS" not in str(error)
+        mute = isinstance(error, Disconnected) and not isinstance(error, TlsRefused)
         if mute and config.tls and not config.tls_cert_file:
             hint = "right after the TLS handshake: it may want a client certificate"
             raise Disconnected(f"{error}, {hint}") from error
@@ -210,4 +221,4 @@ def _check(reply: Reply, user: Credentials | None) -> None:
         text = reply.text
         if user is not None and user.password:
             text = text.replace(user.password, "***")
-        raise Refused(printable(text))
+        raise Refused(printable(text), reply.kind)

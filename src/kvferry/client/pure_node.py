@@ -72,7 +72,7 @@ class Node:
                 self.disconnect(str(error))
                 tries = tries + 1 if len(batch.pending(among)) == len(todo) else 1
                 if tries >= self.config.attempts_max and not self.closed:
-                    raise Refused(str(error)) from error
+                    raise Refused(str(error), error.kind) from error
             except BaseException as error:  # e.g. KeyboardInterrupt in the middle of a reply
                 self.disconnect(str(error) if isinstance(error, TimedOut) else "interrupted")
                 raise
@@ -96,7 +96,7 @@ class Node:
             self._connection = self._dial(deadline) if self._dial else dial(self.config, deadline)
         except (Refused, TimedOut) as error:
             self._stats["connect_failures"] += 1
-            self._backoff.failed(str(error), final=isinstance(error, Refused) and error.final)
+            self._backoff.failed(error if isinstance(error, Refused) else Refused(str(error)))
             _log.warning("%s: %s", self.config.address, error)
             raise
         self._stats["connects"] += 1

@@ -15,7 +15,7 @@ from kvferry.client.pure_connection import Connection, Disconnected, TimedOut, p
 from kvferry.client.pure_dial import Refused, dial
 from kvferry.client.pure_resp import ErrorReply, ProtocolError
 from kvferry.config import ClientConfig
-from kvferry.errors import ConfigError
+from kvferry.errors import ConfigError, UnavailableError
 
 __all__ = ["Sentinels"]
 
@@ -38,7 +38,7 @@ class Sentinels:
             Refused: No Sentinel answers, or none names a server that takes us and is the master.
             TimedOut: The deadline passed first.
         """
-        why = ""
+        why, kind = "", UnavailableError
         tried: set[tuple[str, int]] = set()
         for seed in tuple(self._seeds):
             try:
@@ -50,14 +50,14 @@ class Sentinels:
                     self._seeds.insert(0, seed)
                     return connection
             except Refused as error:
-                why = str(error)
+                why, kind = str(error), error.kind
                 if error.final:
                     raise
             except (Disconnected, ProtocolError, TimedOut) as error:
-                why = f"{seed[0]}:{seed[1]}: {error}"
+                why, kind = f"{seed[0]}:{seed[1]}: {error}", error.kind
             if time.monotonic() >= deadline:
                 raise TimedOut("the deadline passed while connecting")
-        raise Refused(f"cannot connect to {self._config.address}: {why}")
+        raise Refused(f"cannot connect to {self._config.address}: {why}", kind)
 
     def _master(self, seed: tuple[str, int], deadline: float) -> tuple[str, int]:
         until = min(deadline, time.monotonic() + self._config.connect_timeout_s)
@@ -71,7 +71,8 @@ class Sentinels:
             case None:
                 raise Refused(f"the Sentinel {seed[0]}:{seed[1]} watches no master of that name")
             case ErrorReply():
-                raise Refused(f"the Sentinel {seed[0]}:{seed[1]}: {printable(reply.text)}")
+                text = f"the Sentinel {seed[0]}:{seed[1]}: {printable(reply.text)}"
+                raise Refused(text, reply.kind)
             case [bytes() as host, bytes() as port] if _is_port(port):
                 return host.decode(errors="replace"), int(port)
         raise ProtocolError("a Sentinel's reply is no address")
@@ -87,7 +88,7 @@ class Sentinels:
             reply = connection.call(b"ROLE", deadline=until)
             if isinstance(reply, ErrorReply):
                 if reply.code != "NOPERM":  # who may not ask has to believe the Sentinel
-                    raise Refused(f"{config.address}: {printable(reply.text)}")
+                    raise Refused(f"{config.address}: {printable(reply.text)}", reply.kind)
             elif not isinstance(reply, list) or reply[:1] != [b"master"]:
                 raise Refused(f"{config.address} is not the master that a Sentinel says it is")
             refresh = time.monotonic() + self._config.topology_refresh_s
