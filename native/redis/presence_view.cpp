@@ -3,10 +3,11 @@
 #include <poll.h>
 
 #include <algorithm>
-#include <array>
 #include <exception>
 #include <random>
 #include <utility>
+
+#include "redis/server_error.hpp"
 
 namespace kvferry::redis {
 namespace {
@@ -29,11 +30,7 @@ PresenceState::Seed random_seed() {
 
 // A server's no to what the view asks, as long as it has not only just begun or lost its friends.
 bool is_lasting(const Error& error) {
-  constexpr std::array<std::string_view, 4> kPassing{"LOADING", "CLUSTERDOWN", "MASTERDOWN",
-                                                     "BUSY"};
-  return error.code == Errc::kServer && std::ranges::none_of(kPassing, [&](std::string_view word) {
-           return error.context.starts_with(word);
-         });
+  return error.code == Errc::kServer && classify(error.context) != ServerErrorKind::kBusy;
 }
 
 }  // namespace
