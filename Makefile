@@ -3,7 +3,7 @@
 # Settings: ONLY=redis.Client of `make native`, the native tests whose names begin so; TEST_WORKERS=6
 # processes of Python tests; FUZZ_SECONDS=60 for each fuzzer; SIM_SECONDS=60 of new schedules, or
 # SEED= of one; SOAK_SECONDS=600 of chaos, and with STAGE= and SEED= one certain run of it; BENCH=
-# more options of bench-engines, say --serve-bench; WERROR=ON makes compiler warnings errors.
+# more options of bench and bench-engines, say "--only tls"; WERROR=ON makes compiler warnings errors.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -97,8 +97,8 @@ soak: setup  ## servers killed, ways cut, every answer checked, for SOAK_SECONDS
 	  $(if $(PURE),--pure)
 	@$(if $(STAGE)$(SEED),,$(BIN)/pytest -m soak)
 
-bench: setup  ## the benchmark's bars; results in build/bench.json
-	@mkdir -p build && $(BIN)/kvferry bench bars --json build/bench.json
+bench: setup  ## this project's promises, measured; results in build/bench.json
+	@$(BIN)/python -m benchmarks --json build/bench.json $(BENCH)
 
 docs: setup  ## links and examples of every Markdown page
 	@$(BIN)/python tools/pages.py

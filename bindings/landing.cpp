@@ -60,7 +60,7 @@ std::shared_ptr<Landing> landing_of(nb::handle object) {
 void bind_landing(nb::module_& m) {
   nb::class_<LandingOwner>(m, "Landing",
                            "Pages for hashes[first:] that are taken when values come. Goes where "
-                           "buffers of a GET go. See kvferry.engine.window.")
+                           "buffers of a GET go. See kvferry.cache.window.")
       .def("__init__", &create, "cache"_a, "hashes"_a, "first"_a, "ttl_s"_a)
       .def(
           "place",

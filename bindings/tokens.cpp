@@ -144,7 +144,8 @@ void bind_tokens(nb::module_& m) {
         "parent"_a = nb::none(),
         nb::sig("def hash_chunks(tokens: typing.Any, chunk_size: int, salt: bytes = b'', "
                 "parent: bytes | None = None) -> bytes"),
-        "16 bytes for each full chunk, as kvferry.keys computes them. `parent` continues a chain.");
+        "16 bytes for each full chunk, as kvferry.chunks.keys computes them. `parent` continues a "
+        "chain.");
 }
 
 }  // namespace kvferry

@@ -21,11 +21,11 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from kvferry.chunks.keys import describe_identity, identity_digest
 from kvferry.client.batch import BatchResult, Status
 from kvferry.connectors import BlockingConnector, Space, Usage, load_connector
 from kvferry.connectors.base import BufferLike, Key, ScanBatch
 from kvferry.errors import ClosedError, UnavailableError
-from kvferry.keys import describe_identity, identity_digest
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS chunks (

@@ -1,12 +1,12 @@
 """Keep chunks in a pool of equal NumPy pages: `python examples/numpy_pool.py`.
 
 The pool's memory is allocated once. A page is a buffer for the client and an array for you: stored
-from there, loaded into there, no copy in between. `kvferry.keys` names chunks so that equal keys
-mean equal prefixes of tokens.
+from there, loaded into there, no copy in between. `kvferry.chunks.keys` names chunks so that equal
+keys mean equal prefixes of tokens.
 """
 
 import kvferry
-from kvferry.keys import chunk_keys, describe_identity, identity_digest
+from kvferry.chunks.keys import chunk_keys, describe_identity, identity_digest
 
 SHAPE = (8, 2, 64, 4, 64)  # layers, K and V, tokens, KV heads, head size: 1 MiB
 identity = identity_digest(describe_identity(model="example", dtype="float32", shape=str(SHAPE)))

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kvferry.cli.options import option_of
-from kvferry.config import ClientConfig, EngineConfig, EvictionConfig, StoreConfig, integrations
+from kvferry.config import CacheConfig, ClientConfig, EvictionConfig, StoreConfig, integrations
 from kvferry.config.controller import ControllerSettings
 from kvferry.config.node import NodeSettings
 from kvferry.config.server import ServerSettings
@@ -28,7 +28,7 @@ from kvferry.config.spec import Spec
 CLASSES: dict[str, type[Settings]] = {
     each.__name__: each
     for each in (
-        *(ClientConfig, EngineConfig, EvictionConfig, StoreConfig, StoreSettings, ServerSettings),
+        *(ClientConfig, CacheConfig, EvictionConfig, StoreConfig, StoreSettings, ServerSettings),
         *(integrations.VllmConnectorSettings, integrations.VllmServerSettings),
         *(integrations.VllmTierSettings, integrations.SglangSettings),
         *(integrations.LmcacheSettings, ControllerSettings, NodeSettings),

@@ -30,11 +30,10 @@ PY_LAYERS = (
     ("_native",),
     ("_*",),  # private modules of the package's top, for whoever is above
     ("credentials",),
-    ("config", "errors", "keys", "generation", "kv_layout", "units", "logs", "metrics", "embedded"),
-    ("identity",),
+    ("config", "errors", "chunks", "units", "logs", "metrics", "embedded"),
     ("pool", "client", "http", "membership", "node"),
     ("connectors",),
-    ("engine",),
+    ("cache",),
     ("testing",),
     ("server", "peer", "controller"),
     ("lab",),

@@ -19,12 +19,12 @@ import sys
 import time
 from collections.abc import Sequence
 
+from kvferry.chunks.keys import describe_identity, identity_digest
 from kvferry.config import ClientConfig
 from kvferry.connectors.base import Space
 from kvferry.connectors.redis import RedisConnector
 from kvferry.integrations.vllm.offload.core import TierCore, TierLimits
 from kvferry.integrations.vllm.offload.threads import in_the_background
-from kvferry.keys import describe_identity, identity_digest
 
 REQUEST_CHUNKS = 128
 JOB_CHUNKS = 16

@@ -4,8 +4,8 @@
 //   hash[-1] = cut("kvferry chunk v1\0" + salt)
 //   hash[i]  = cut(hash[i-1] + the tokens of chunk i, each as a little-endian u32)
 //
-// Byte for byte what kvferry.keys computes, which is the specification and the tests' oracle.
-// Threads: any; nothing is shared.
+// Byte for byte what kvferry.chunks.keys computes, which is the specification and the tests'
+// oracle. Threads: any; nothing is shared.
 
 #include <cstdint>
 #include <span>

@@ -26,7 +26,7 @@ std::vector<std::byte> hashes_of(const std::vector<std::uint32_t>& tokens, std::
   return hashes;
 }
 
-// The values are those of kvferry.keys.
+// The values are those of kvferry.chunks.keys.
 TEST(ChunkHash, IsTheSpecifiedOne) {
   std::vector<std::uint32_t> tokens(10);
   std::iota(tokens.begin(), tokens.end(), 0u);

@@ -24,50 +24,49 @@ _HOME = {
     "CacheNamespace": "kvferry.client.namespace",
     "ClientConfig": "kvferry.config",
     "Credentials": "kvferry.credentials",
-    "Engine": "kvferry.engine",
-    "EngineConfig": "kvferry.config",
+    "TieredCache": "kvferry.cache",
+    "CacheConfig": "kvferry.config",
     "EvictionConfig": "kvferry.config",
-    "Hashes": "kvferry.engine",
-    "Identity": "kvferry.identity",
+    "Hashes": "kvferry.cache",
+    "Identity": "kvferry.chunks.identity",
     "KVFerryError": "kvferry.errors",
-    "KVLayout": "kvferry.kv_layout",
+    "KVLayout": "kvferry.chunks.layout",
     "PagePool": "kvferry.pool",
     "RedisClient": "kvferry.client.sync",
     "Status": "kvferry.client.batch",
     "StoreConfig": "kvferry.config",
-    "embedded_store": "kvferry.embedded",
+    "embedded_store": "kvferry.embedded.store",
     "load_client_config": "kvferry.config",
 }
 
 if TYPE_CHECKING:
+    from kvferry.cache import Hashes, TieredCache
+    from kvferry.chunks.identity import Identity
+    from kvferry.chunks.layout import KVLayout
     from kvferry.client.aio import AsyncRedisClient
     from kvferry.client.batch import BatchResult, Status
     from kvferry.client.namespace import AsyncCacheNamespace, CacheNamespace
     from kvferry.client.sync import RedisClient
     from kvferry.config import (
+        CacheConfig,
         ClientConfig,
-        EngineConfig,
         EvictionConfig,
         StoreConfig,
         load_client_config,
     )
     from kvferry.credentials import Credentials
-    from kvferry.embedded import embedded_store
-    from kvferry.engine import Engine, Hashes
+    from kvferry.embedded.store import embedded_store
     from kvferry.errors import KVFerryError
-    from kvferry.identity import Identity
-    from kvferry.kv_layout import KVLayout
     from kvferry.pool import PagePool
 
 __all__ = [
     "AsyncCacheNamespace",
     "AsyncRedisClient",
     "BatchResult",
+    "CacheConfig",
     "CacheNamespace",
     "ClientConfig",
     "Credentials",
-    "Engine",
-    "EngineConfig",
     "EvictionConfig",
     "Hashes",
     "Identity",
@@ -77,6 +76,7 @@ __all__ = [
     "RedisClient",
     "Status",
     "StoreConfig",
+    "TieredCache",
     "__version__",
     "embedded_store",
     "load_client_config",

@@ -341,7 +341,7 @@ class Page:
 
 def hash_chunks(tokens: Any, chunk_size: int, salt: bytes = b'', parent: bytes | None = None) -> bytes:
     """
-    16 bytes for each full chunk, as kvferry.keys computes them. `parent` continues a chain.
+    16 bytes for each full chunk, as kvferry.chunks.keys computes them. `parent` continues a chain.
     """
 
 class PageView(Buffer):
@@ -607,7 +607,7 @@ class Directory:
 
 class Landing:
     """
-    Pages for hashes[first:] that are taken when values come. Goes where buffers of a GET go. See kvferry.engine.window.
+    Pages for hashes[first:] that are taken when values come. Goes where buffers of a GET go. See kvferry.cache.window.
     """
 
     def __init__(self, cache: ChunkCache, hashes: bytes, first: int, ttl_s: float) -> None: ...

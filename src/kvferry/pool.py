@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from kvferry import _native
-from kvferry._elements import ELEMENTS, element_name
+from kvferry.chunks.elements import ELEMENTS, element_name
 from kvferry.errors import ClosedError, UsageError
 
 if TYPE_CHECKING:

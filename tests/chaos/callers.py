@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from kvferry import AsyncRedisClient, RedisClient
 from kvferry.client.batch import BatchResult, Status
-from kvferry.client.pure import PureRedisClient
+from kvferry.client.pure.client import PureRedisClient
 from support.history import Verb
 
 __all__ = ["Awaited", "Blocking", "Caller", "Request", "Submitted"]

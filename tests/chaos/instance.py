@@ -36,7 +36,7 @@ from typing import Any
 
 from chaos.journal import Journal
 from chaos.watch import Usage, Watch, return_large_blocks
-from kvferry import Engine, Identity, KVLayout
+from kvferry import Identity, KVLayout, TieredCache
 from support.engines import CHUNK, check, expected, open_engine, pages_gb, prompt
 
 __all__ = ["IDENTITY", "LENGTH", "PROMPTS", "SHARED", "main"]
@@ -70,7 +70,7 @@ class _Instance:
         self.journal = Journal()
         self.watch = Watch(self.journal, LATE_S, HUNG_S)
         self.before = Usage(), _segments()
-        self.engine: Engine = open_engine(identity=IDENTITY, **SETTINGS, **sharing)
+        self.engine: TieredCache = open_engine(identity=IDENTITY, **SETTINGS, **sharing)
         self.done: Counter[str] = Counter()
         self.running = threading.Event()
         self.ended = threading.Event()

@@ -24,7 +24,7 @@ from chaos.lanes import Lane
 from chaos.troubles import NAME_PREFIX, Troubles, server_troubles
 from chaos.ways import damages, toxics
 from kvferry import AsyncRedisClient, RedisClient
-from kvferry.client.pure import PureRedisClient
+from kvferry.client.pure.client import PureRedisClient
 from support.cluster import start_cluster
 from support.proxy import FaultProxy
 from support.sentinel import start_sentinels

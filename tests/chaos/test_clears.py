@@ -10,8 +10,8 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from kvferry import Engine
-from kvferry.engine.prompt import read_prompt
+from kvferry import TieredCache
+from kvferry.cache.prompt import read_prompt
 from kvferry.errors import KVFerryError
 from support import clock
 from support.engines import CHUNK, expected, open_engine, pages_gb, prompt
@@ -30,7 +30,7 @@ class Engines:
     Weights have a name; two engines with the same one compute the same KV.
     """
 
-    def __init__(self, engines: Sequence[Engine]) -> None:
+    def __init__(self, engines: Sequence[TieredCache]) -> None:
         self.engines = engines
         self.weights = ["shared"] * len(engines)
         self.locks = [threading.Lock() for _ in engines]

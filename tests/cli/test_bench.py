@@ -13,15 +13,16 @@ from typing import Any
 import pytest
 import redis
 
+from benchmarks import trust
+from benchmarks.__main__ import main as measure
+from benchmarks.bars import Lab
+from benchmarks.report import GROUPS
 from kvferry.cli.main import main
 from kvferry.config import ClientConfig
-from kvferry.lab import bench_bars_trust
-from kvferry.lab.bench_adapters import ThreadedClient, redis_arguments
-from kvferry.lab.bench_bars import Lab
-from kvferry.lab.bench_bars_report import GROUPS
-from kvferry.lab.bench_clients import CLIENT_TYPES, NOTED_TYPES
-from kvferry.lab.bench_data import Value
-from kvferry.lab.bench_programs import ProgramError, find_program
+from kvferry.lab.bench.adapters import ThreadedClient, redis_arguments
+from kvferry.lab.bench.clients import CLIENT_TYPES, NOTED_TYPES
+from kvferry.lab.bench.data import Value
+from kvferry.lab.bench.programs import ProgramError, find_program
 from support.cluster import Cluster
 from support.proxy import FaultProxy
 from support.sentinel import SentinelGroup
@@ -260,8 +261,8 @@ def test_a_password_is_not_repeated(
 @pytest.mark.skipif(not NATIVE, reason="the bars are the native client's, which is not built")
 def test_a_silence_that_begins_late_is_met_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where batches are tiny and the machine is busy, all calls were over before it began."""
-    monkeypatch.setattr(bench_bars_trust, "_INTO_TRANSFER_S", 0.3)
-    for bar in bench_bars_trust.black_hole(Lab(quick=True)):
+    monkeypatch.setattr(trust, "_INTO_TRANSFER_S", 0.3)
+    for bar in trust.black_hole(Lab(quick=True)):
         assert bar.value is not None, bar
         waited = re.search(r"(\d+) waited", bar.detail)
         assert waited is not None, bar
@@ -273,7 +274,7 @@ def test_a_silence_that_begins_late_is_met_all_the_same(monkeypatch: pytest.Monk
 @pytest.mark.skipif(not NATIVE, reason="the bars are the native client's, which is not built")
 def test_quick_bars_measure_every_group(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "build" / "bench.json"
-    assert main(["bench", "bars", "--quick", "--json", str(file)]) == 0
+    assert measure(["--quick", "--json", str(file)]) == 0
     document = json.loads(file.read_text())
     assert document["quick"] is True
     names = [bar["name"] for bar in document["bars"]]
@@ -291,10 +292,10 @@ def test_quick_bars_measure_every_group(tmp_path: Path, capsys: pytest.CaptureFi
 
 @pytest.mark.skipif(not NATIVE, reason="the bars are the native client's, which is not built")
 def test_strict_bars_say_no_when_one_falls_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvferry.lab import bench_bars_throughput
-    from kvferry.lab.bench_bars import Target
+    from benchmarks import throughput
+    from benchmarks.bars import Target
 
-    monkeypatch.setattr(bench_bars_throughput, "_PURE", Target(">=", 1e6, "x redis-py"))
-    command = ["bench", "bars", "--quick", "--only", "pure_client"]
-    assert main(command) == 0
-    assert main([*command, "--strict"]) == 1
+    monkeypatch.setattr(throughput, "_PURE", Target(">=", 1e6, "x redis-py"))
+    command = ["--quick", "--only", "pure_client"]
+    assert measure(command) == 0
+    assert measure([*command, "--strict"]) == 1

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner
 
+from kvferry.chunks.identity import Identity
 from kvferry.cli.main import cli
-from kvferry.identity import Identity
 from support.engines import CHUNK, IDENTITY, LAYOUT, check, expected, open_engine, prompt
 from support.servers import TestServer, wait_for
 

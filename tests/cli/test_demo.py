@@ -20,10 +20,10 @@ import pytest
 import redis
 
 from kvferry.cli.main import COMMANDS, main
-from kvferry.embedded import embedded_store
+from kvferry.embedded.store import embedded_store
 from kvferry.errors import UsageError
-from kvferry.lab import demo
-from kvferry.lab.demo_prompt import load_prompt
+from kvferry.lab.demo import run as demo
+from kvferry.lab.demo.prompt import load_prompt
 
 T = TypeVar("T")
 SLOW = "loading was not faster than computing"

@@ -13,7 +13,7 @@ import pytest
 
 from kvferry.cli.doctor import doctor
 from kvferry.cli.main import main
-from kvferry.embedded import embedded_store
+from kvferry.embedded.store import embedded_store
 from kvferry.lab.doctor import bare_tcp
 from kvferry.lab.doctor.bare_tcp import BareServer
 from kvferry.lab.doctor.prefill import GPUS

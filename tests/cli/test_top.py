@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from kvferry import Engine
+from kvferry import TieredCache
+from kvferry.cache.status_socket import open_status_socket
 from kvferry.cli.main import main
 from kvferry.config.server import ServerConfig
-from kvferry.engine.status_socket import open_status_socket
 from kvferry.errors import UsageError
-from kvferry.lab.watch import Watch, counters
-from kvferry.lab.watch_here import WatchHere
-from kvferry.lab.watch_page import page
+from kvferry.lab.top.here import WatchHere
+from kvferry.lab.top.page import page
+from kvferry.lab.top.watch import Watch, counters
 from kvferry.server.http.side import HttpSide
 from support.engines import CHUNK, check, expected, memory_store, open_engine, prompt
 from support.views import FakeView
@@ -63,7 +63,7 @@ class LiveView(FakeView):
 
 @contextmanager
 def served(
-    engine: Engine, token: str | None = None, port: int = 0, **told: Any
+    engine: TieredCache, token: str | None = None, port: int = 0, **told: Any
 ) -> Iterator[HttpSide]:
     view = LiveView(ServerConfig(http=("127.0.0.1", port), http_token=token), engine)
     view.told = told
@@ -76,7 +76,7 @@ def served(
 
 
 @pytest.fixture
-def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+def engine(request: pytest.FixtureRequest) -> Iterator[TieredCache]:
     with open_engine(memory_store(request.node.name)) as engine:
         yield engine
 
@@ -103,7 +103,7 @@ def frame(watch: Watch) -> str:
 
 
 def test_one_frame_shows_pool_tiers_stores_and_engines(
-    engine: Engine, capsys: pytest.CaptureFixture[str]
+    engine: TieredCache, capsys: pytest.CaptureFixture[str]
 ) -> None:
     engine.store(TOKENS, expected(TOKENS))
     assert engine.flush()
@@ -121,7 +121,7 @@ def test_one_frame_shows_pool_tiers_stores_and_engines(
     assert "an engine" in lines["4711"]
 
 
-def test_refused_engines_are_shown(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refused_engines_are_shown(engine: TieredCache, capsys: pytest.CaptureFixture[str]) -> None:
     refused = {"pid": 4712, "software": "kvferry 9", "model": "m", "count": 3, "text": "too large"}
     with served(engine, refusals={"by_code": {"identity": 3}, "engines": [refused]}) as side:
         assert main(["top", side.url, "--once"]) == 0
@@ -129,7 +129,7 @@ def test_refused_engines_are_shown(engine: Engine, capsys: pytest.CaptureFixture
     assert line.split() == ["4712", "kvferry", "9", "m", "3", "too", "large"]
 
 
-def test_rates_are_those_since_the_look_before(engine: Engine) -> None:
+def test_rates_are_those_since_the_look_before(engine: TieredCache) -> None:
     engine.store(TOKENS, expected(TOKENS))
     with served(engine) as side:
         watch = Watch(side.url)
@@ -149,7 +149,7 @@ def test_rates_are_those_since_the_look_before(engine: Engine) -> None:
         assert watch.rate("hit", "l1") == 0
 
 
-def test_a_server_that_goes_is_away_until_it_is_back(engine: Engine) -> None:
+def test_a_server_that_goes_is_away_until_it_is_back(engine: TieredCache) -> None:
     with served(engine) as side:
         port = int(side.url.rsplit(":", 1)[1])
         watch = Watch(side.url)
@@ -168,7 +168,7 @@ def test_a_server_that_goes_is_away_until_it_is_back(engine: Engine) -> None:
         assert "AWAY" not in frame(watch)
 
 
-def test_a_server_that_began_anew_has_no_rates_yet(engine: Engine) -> None:
+def test_a_server_that_began_anew_has_no_rates_yet(engine: TieredCache) -> None:
     with served(engine) as side:
         watch = Watch(side.url)
         watch.look()
@@ -178,7 +178,7 @@ def test_a_server_that_began_anew_has_no_rates_yet(engine: Engine) -> None:
 
 
 def test_the_token_comes_from_a_file_or_the_environment(
-    engine: Engine,
+    engine: TieredCache,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -207,7 +207,7 @@ def test_nobody_there(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_without_a_url_the_caches_in_processes_of_this_user_are_shown(
-    engine: Engine, here: Path, capsys: pytest.CaptureFixture[str]
+    engine: TieredCache, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     windows = [open_status_socket(engine, f"an engine, rank {rank}") for rank in (0, 1)]
     assert all(windows)
@@ -228,7 +228,7 @@ def test_without_a_url_the_caches_in_processes_of_this_user_are_shown(
     assert [*(here / "kvferry").iterdir()] == []
 
 
-def test_rates_of_processes_begin_anew_when_one_goes(engine: Engine, here: Path) -> None:
+def test_rates_of_processes_begin_anew_when_one_goes(engine: TieredCache, here: Path) -> None:
     first, second = open_status_socket(engine, "a"), open_status_socket(engine, "b")
     assert first is not None
     assert second is not None
@@ -247,7 +247,7 @@ def test_rates_of_processes_begin_anew_when_one_goes(engine: Engine, here: Path)
     assert "runs here" in (watch.problem or "")
 
 
-def test_nobody_else_may_enter_the_folder_of_the_sockets(engine: Engine, here: Path) -> None:
+def test_nobody_else_may_enter_the_folder_of_the_sockets(engine: TieredCache, here: Path) -> None:
     window = open_status_socket(engine, "an engine")
     assert window is not None
     folder = here / "kvferry"
@@ -304,7 +304,7 @@ def test_others_that_answer(status: int, body: bytes, said: str) -> None:
     assert "AWAY" in frame(watch)
 
 
-def test_a_status_of_another_version_is_shown_as_far_as_it_goes(engine: Engine) -> None:
+def test_a_status_of_another_version_is_shown_as_far_as_it_goes(engine: TieredCache) -> None:
     odd: dict[str, Any] = {
         "identities": [3, {"stores": 5, "metrics": {"kvferry_tokens_hit_total": {"l1": "x"}}}]
     }
@@ -319,7 +319,7 @@ def test_a_status_of_another_version_is_shown_as_far_as_it_goes(engine: Engine) 
 
 
 def test_the_live_view_goes_on_until_it_is_interrupted(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    engine: TieredCache, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     looks: list[float] = []
 

@@ -20,8 +20,8 @@ SAYS = {
         "damaged: CORRUPT",
         "afterwards: MISS",
     ],
-    "engine_numpy.py": ["stored: 6 chunks", "<Retrieved 96 tokens (96 from redis)>", "equal: True"],
-    "engine_torch.py": ["<Retrieved 96 tokens (96 from redis)>", "equal: True"],
+    "cache_numpy.py": ["stored: 6 chunks", "<Retrieved 96 tokens (96 from redis)>", "equal: True"],
+    "cache_torch.py": ["<Retrieved 96 tokens (96 from redis)>", "equal: True"],
     "numpy_pool.py": [
         "loaded: 3 of 3 chunks of 1048576 bytes",
         "equal: True",

@@ -20,7 +20,7 @@ import pytest
 from engine_lane.install import environment_for, home
 
 from engines.conftest import VllmVenv
-from kvferry.lab.engine_process import quiet_environment
+from kvferry.lab.engines.process import quiet_environment
 from support import resp_guide as guide
 from support.own_network import OwnNetwork, Running
 from support.secrets import register

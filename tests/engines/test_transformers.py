@@ -177,7 +177,7 @@ def test_an_older_environment_shares_with_a_newer_one(run: Run) -> None:
 
 @pytest.mark.engines
 def test_the_example(engine_python: Callable[[str], Path]) -> None:
-    from kvferry._server_binary import find_server
+    from kvferry.embedded.program import find_server
 
     python = engine_python(RECIPE)
     environment = {**environment_for(python), "KVFERRY_SERVER_BINARY": str(find_server().path)}

@@ -12,7 +12,7 @@ import pytest
 from engines.conftest import VllmVenv, prompt
 from engines.doors import CHUNK, DOORS
 from engines.stored import frames
-from kvferry.lab.engine_server import EngineServer
+from kvferry.lab.engines.server import EngineServer
 from support.proxy import FaultProxy
 from support.servers import TestServer
 from support.stamps import until

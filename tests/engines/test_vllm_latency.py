@@ -10,9 +10,9 @@ import pytest
 from engines.conftest import VllmVenv
 from engines.doors import DOORS
 from kvferry.cli.main import main
-from kvferry.lab.engine_server import EngineServer
+from kvferry.lab.engines.server import EngineServer
 from kvferry.lab.latency.figures import read_rows
-from kvferry.lab.servers import free_port
+from kvferry.lab.servers.server import free_port
 from support.servers import TestServer
 
 OPTIONS = ("--no-enable-prefix-caching", "--enable-prompt-tokens-details")

@@ -15,7 +15,7 @@ from engines.conftest import VllmVenv, prompt
 from engines.doors import CHUNK, DOORS, connector
 from engines.stored import DAMAGE, frames
 from kvferry.cli.main import main
-from kvferry.lab.engine_server import EngineServer
+from kvferry.lab.engines.server import EngineServer
 from support.cache_server import CacheServerProcess
 from support.dashboard import dark, page
 from support.servers import TestServer

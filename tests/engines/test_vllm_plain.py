@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from engines.conftest import VllmVenv
-from kvferry.lab.engine_process import EngineProcess
+from kvferry.lab.engines.process import EngineProcess
 
 
 @pytest.mark.engines

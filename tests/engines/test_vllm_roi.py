@@ -15,7 +15,7 @@ import pytest
 
 from engines.conftest import VllmVenv
 from kvferry.cli.main import main
-from kvferry.lab.engine_server import EngineServer
+from kvferry.lab.engines.server import EngineServer
 from kvferry.lab.roi.arithmetic import Prefill
 from kvferry.lab.roi.probe import Probe
 

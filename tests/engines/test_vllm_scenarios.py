@@ -16,7 +16,7 @@ from engines.conftest import OLDEST, VllmVenv, prompt
 from engines.doors import CHUNK, Door
 from engines.lane import CHUNKS, FAULT_LIMIT_S, SAID, TOKENS, Lane
 from engines.stored import DAMAGE, FORGERIES
-from kvferry.lab.engine_process import EngineProcess
+from kvferry.lab.engines.process import EngineProcess
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(1800)]
 

@@ -13,7 +13,7 @@ import pytest
 from engines.conftest import VllmVenv, prompt
 from engines.doors import CHUNK, Door
 from engines.stored import DAMAGE, FORGERIES, frames, settle
-from kvferry.lab.engine_process import EngineProcess
+from kvferry.lab.engines.process import EngineProcess
 from support.servers import TestServer
 
 CHUNKS = 10

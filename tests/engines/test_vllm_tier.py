@@ -15,8 +15,8 @@ import pytest
 
 from engines.conftest import VllmVenv
 from engines.doors import DOORS
-from kvferry.client.pure import PureRedisClient
-from kvferry.lab.engine_process import EngineProcess
+from kvferry.client.pure.client import PureRedisClient
+from kvferry.lab.engines.process import EngineProcess
 from support.proxy import FaultProxy
 from support.servers import TestServer
 

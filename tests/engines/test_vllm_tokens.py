@@ -16,7 +16,7 @@ import pytest
 
 from engines.conftest import VllmVenv, prompt
 from engines.doors import connector
-from kvferry.lab.engine_process import EngineProcess
+from kvferry.lab.engines.process import EngineProcess
 from support.proxy import FaultProxy
 from support.servers import start_server
 

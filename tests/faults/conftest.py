@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from kvferry import RedisClient
-from kvferry.client.pure import PureRedisClient
+from kvferry.client.pure.client import PureRedisClient
 from support.deployments import Deployment, deployment
 from support.proxy import FaultProxy
 from support.servers import KINDS, TestServer

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from kvferry.client.batch import Status
-from kvferry.client.pure import PureRedisClient
+from kvferry.client.pure.client import PureRedisClient
 from support.proxy import FaultProxy
 from support.servers import TestServer
 from support.stamps import KIB, MIB, WrongBytes, check, fetch, poisoned, store, until, within

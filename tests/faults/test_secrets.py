@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kvferry import AsyncRedisClient, ClientConfig, RedisClient
-from kvferry.client.pure import PureRedisClient
+from kvferry.client.pure.client import PureRedisClient
 from kvferry.errors import KVFerryError
 from support.scripted import Close, Command, MiniStore, ScriptedServer, answer, resp2_only
 from support.servers import TestServer, free_port

@@ -16,7 +16,7 @@ import pytest
 
 from kvferry import errors
 from kvferry.client.batch import Status
-from kvferry.client.pure import PureRedisClient
+from kvferry.client.pure.client import PureRedisClient
 from support import clock
 from support.proxy import FaultProxy
 from support.scripted import MiniStore, ScriptedServer, Silence

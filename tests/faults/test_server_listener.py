@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from kvferry.config import EngineConfig
+from kvferry.config import CacheConfig
 from kvferry.config.server import ServerConfig
 from kvferry.errors import StoreError
 from kvferry.server import Client, listener
@@ -389,7 +389,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Path], Ser
 
     def server_at(path: Path) -> Server:
         config = ServerConfig(
-            engine=EngineConfig(max_local_cpu_size=1 / 1024),
+            engine=CacheConfig(max_local_cpu_size=1 / 1024),
             endpoints=(f"ipc://{path}",),
             http=None,
             curve_key_file=None if keys is None else str(keys),

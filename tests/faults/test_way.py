@@ -17,7 +17,7 @@ from typing import Any, Self
 import pytest
 
 from kvferry.client.batch import Status
-from kvferry.client.pure import PureRedisClient
+from kvferry.client.pure.client import PureRedisClient
 from support.certificates import certificates
 from support.proxy import FaultProxy
 from support.servers import TestServer

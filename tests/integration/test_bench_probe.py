@@ -8,15 +8,15 @@ from collections.abc import Callable
 
 import pytest
 
-from kvferry._server_binary import find_server
-from kvferry.client.pure import PureRedisClient
+from kvferry.client.pure.client import PureRedisClient
 from kvferry.config import ClientConfig
+from kvferry.embedded.program import find_server
 from kvferry.errors import DeadlineExceeded, StoreError, UnavailableError
-from kvferry.lab.bench_probe import ClusterProbe, open_probe, server_of, shards_of
-from kvferry.lab.bench_server import ServerProbe
-from kvferry.lab.certificates import lab_certificate
-from kvferry.lab.cluster import LabCluster
-from kvferry.lab.servers import LabServer, has_tls, wait_until
+from kvferry.lab.bench.probe import ClusterProbe, open_probe, server_of, shards_of
+from kvferry.lab.bench.server import ServerProbe
+from kvferry.lab.servers.certificates import lab_certificate
+from kvferry.lab.servers.cluster import LabCluster
+from kvferry.lab.servers.server import LabServer, has_tls, wait_until
 from support.cluster import Cluster
 from support.sentinel import SentinelGroup
 from support.servers import TestServer

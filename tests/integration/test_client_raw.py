@@ -12,7 +12,7 @@ import pytest
 
 from kvferry import AsyncCacheNamespace, AsyncRedisClient, CacheNamespace, RedisClient, Status
 from kvferry.client.batch import BatchResult
-from kvferry.client.pure import PureRedisClient
+from kvferry.client.pure.client import PureRedisClient
 from support import clock
 from support.pure import MIB, payload
 from support.scripted import MiniStore, ScriptedServer, silent

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvferry import Engine, Identity, KVLayout, Status
+from kvferry import Identity, KVLayout, Status, TieredCache
 from kvferry.config import ClientConfig
 from kvferry.connectors import load_connector
 from kvferry.connectors.redis import CODECS, RedisConnector
@@ -192,7 +192,7 @@ def test_a_link_that_was_seen_to_be_slow_gets_encoded_chunks(valkey: TestServer)
 
 
 @contextlib.contextmanager
-def counted(engine: Engine, size_bytes: int) -> Iterator[None]:
+def counted(engine: TieredCache, size_bytes: int) -> Iterator[None]:
     """What a load expects is what its flow is seen to bring, however that is encoded."""
     tier = engine.tiers[0].tier
     before = tier.received_bytes()

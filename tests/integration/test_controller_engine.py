@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from kvferry import Engine
+from kvferry import TieredCache
 from kvferry.controller.http.app import make_app
 from kvferry.http.listener import Listener
 from kvferry.membership import Command, HeldIdentity, Reporter, Result, Usage, Work
@@ -16,7 +16,7 @@ from support.views import ask
 LIMIT_S = 30.0
 
 
-def resident(engine: Engine) -> bytes:
+def resident(engine: TieredCache) -> bytes:
     """The hashes of all chunks in memory."""
     return engine.memory.cache.entries()[0]
 
@@ -24,7 +24,7 @@ def resident(engine: Engine) -> bytes:
 class EngineHoldings:
     """What an engine holds in memory; it does a clear, and nothing else."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: TieredCache) -> None:
         self.engine = engine
 
     @property

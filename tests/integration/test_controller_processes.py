@@ -140,7 +140,7 @@ def test_a_directory_of_ten_million_is_complete_again_within_twenty_seconds() ->
     print(json.dumps(measured))
     assert measured["complete_s"] <= 20
     assert measured["bytes_per_entry"] <= 64
-    # How fast look-ups are says `kvferry bench bars --only directory_cost`; here none ever waits.
+    # How fast look-ups are says `python -m benchmarks --only directory_cost`; here none ever waits.
     assert measured["lookup_p99_s"] <= 0.5
     assert measured["slowest_lookup_while_filling_s"] <= 2
 

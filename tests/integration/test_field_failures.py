@@ -30,15 +30,15 @@ from typing import Any
 
 import pytest
 
-from kvferry import Engine
+from kvferry import TieredCache
+from kvferry.cache.peers import open_peer
+from kvferry.chunks.keys import chunk_hashes
 from kvferry.config import ClientConfig
 from kvferry.config.controller import ControllerConfig
 from kvferry.controller.controller import Controller
 from kvferry.controller.http import views
 from kvferry.controller.journal import Journal
 from kvferry.controller.members import Change, Members
-from kvferry.engine.peers import open_peer
-from kvferry.keys import chunk_hashes
 from kvferry.membership.messages import Begin, End, Part, Register, Synced, Usage
 from support.engines import CHUNK, check, expected, open_engine, prompt
 from support.holdings import IDENTITY, hashes
@@ -61,7 +61,7 @@ def address_of(controller: Controller, name: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def reads_over(engine: Engine, name: str, way: FaultProxy, **settings: Any) -> None:
+def reads_over(engine: TieredCache, name: str, way: FaultProxy, **settings: Any) -> None:
     """It has a peer behind a proxy."""
     config = ClientConfig(host=way.host, port=way.port, same_host="tcp", **settings)
     engine.tiers.append(open_peer(engine, name, config))
@@ -250,7 +250,7 @@ def test_lending_a_pool_locks_no_memory() -> None:
 def test_hashes_are_the_same_in_every_process(seed: str) -> None:
     tokens = prompt(3 * CHUNK)
     source = (
-        "import sys; from kvferry.keys import chunk_hashes\n"
+        "import sys; from kvferry.chunks.keys import chunk_hashes\n"
         "print(*(each.hex() for each in chunk_hashes(eval(sys.argv[1]), 16)))"
     )
     done = subprocess.run(

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from kvferry import Engine
-from kvferry.engine.generations import Mark
-from kvferry.engine.prompt import read_prompt
+from kvferry import TieredCache
+from kvferry.cache.generations import Mark
+from kvferry.cache.prompt import read_prompt
 from kvferry.errors import KVFerryError
 from support.engines import CHUNK, IDENTITY, Chunk, expected, open_engine, prompt
 from support.servers import TestServer, wait_for
@@ -21,7 +21,7 @@ MARK = f"kvf:{IDENTITY.digest.hex()}:generation"
 PATIENT_S = 30.0
 
 
-def on(server: TestServer, **settings: Any) -> Engine:
+def on(server: TestServer, **settings: Any) -> TieredCache:
     return open_engine(stores=[{"type": "redis", "url": server.url}], **settings)
 
 
@@ -30,12 +30,12 @@ def kv(version: str, tokens: Sequence[int] = TOKENS) -> list[Chunk]:
     return expected(tokens, salt=version.encode())
 
 
-def put(engine: Engine, version: str = "old") -> None:
+def put(engine: TieredCache, version: str = "old") -> None:
     engine.store(TOKENS, kv(version))
     assert engine.flush(PATIENT_S)
 
 
-def found(engine: Engine, *, memory: bool = True) -> str:
+def found(engine: TieredCache, *, memory: bool = True) -> str:
     """Of which version all chunks of the prompt are; "" if none is found."""
     if not memory:
         engine.clear(stores=False)

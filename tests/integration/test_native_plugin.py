@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvferry import Status
-from kvferry.config import EngineConfig
+from kvferry.config import CacheConfig
 from kvferry.config.stores import StoreConfig
 from kvferry.connectors import Connector, load_connector
 from kvferry.connectors.native_plugin import NativePluginConnector
@@ -166,7 +166,7 @@ def test_a_server_goes_on_without_a_store_that_cannot_be_opened(
 ) -> None:
     good, bad = store_of(name), store_of(name, password="wrong")
     absent = StoreConfig.of(type="native_plugin", module_path="not.there", class_name="Client")
-    stores_given = EngineConfig(stores=(bad, good, absent)).stores
+    stores_given = CacheConfig(stores=(bad, good, absent)).stores
     with running(tmp_path, mib=4, engine={"stores": list(stores_given)}) as server:
 
         def warned() -> str:

@@ -15,11 +15,11 @@ from typing import Any, cast
 
 import pytest
 
-from kvferry import Engine, StoreConfig
+from kvferry import StoreConfig, TieredCache
+from kvferry.cache.prefill import PrefillModel
 from kvferry.config import ClientConfig
 from kvferry.connectors.base import Connector
 from kvferry.connectors.redis import RedisConnector
-from kvferry.engine.prefill import PrefillModel
 from kvferry.integrations.vllm.held import HeldCache
 from kvferry.server import Client
 from support.cache_server import running
@@ -51,7 +51,7 @@ def counted(
     pages: int = 64,
     enable_async_loading: bool = False,
     **settings: Any,
-) -> Iterator[tuple[Engine, CountedStore]]:
+) -> Iterator[tuple[TieredCache, CountedStore]]:
     """An engine whose store is counted and is thought to be far away."""
     config = ClientConfig.from_url(url, presence=presence, **settings)
     store = CountedStore(RedisConnector(space(), config))
@@ -65,7 +65,7 @@ def counted(
         yield engine, store
 
 
-def put(engine: Engine, tokens: list[int]) -> list[int]:
+def put(engine: TieredCache, tokens: list[int]) -> list[int]:
     """The prompt is in the store, and not in memory."""
     engine.store(tokens, expected(tokens))
     assert engine.flush()
@@ -73,7 +73,7 @@ def put(engine: Engine, tokens: list[int]) -> list[int]:
     return tokens
 
 
-def memory_of(engine: Engine) -> tuple[int, int]:
+def memory_of(engine: TieredCache) -> tuple[int, int]:
     stats = engine.stats()["memory"]
     return stats["resident"], stats["evictions"]
 
@@ -357,7 +357,7 @@ def test_in_a_cluster_every_node_is_asked_and_read_at_once(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("_EVERY_S", "_VALID_S"):  # else the mark of clears is a GET more, once a second
-        monkeypatch.setattr(f"kvferry.engine.generations.{name}", 3600.0)
+        monkeypatch.setattr(f"kvferry.cache.generations.{name}", 3600.0)
     with counted(cluster.url, **cluster.settings) as (engine, store):
         tokens = put(engine, prompt(FEW * 2 * CHUNK, seed=1))
         before = commands(cluster)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from kvferry import Engine
+from kvferry import TieredCache
 from kvferry.client.batch import Status
 from kvferry.config import ClientConfig
 from kvferry.connectors.redis import RedisConnector
@@ -63,13 +63,13 @@ def await_presence(store: Any, wanted: str = "synced") -> None:
 
 
 @contextmanager
-def cache(server: TestServer, **settings: Any) -> Iterator[Engine]:
+def cache(server: TestServer, **settings: Any) -> Iterator[TieredCache]:
     store = {"type": "redis", "url": server.url, **settings}
     with open_engine(stores=[store]) as engine:
         yield engine
 
 
-def store_of(engine: Engine) -> Any:
+def store_of(engine: TieredCache) -> Any:
     return engine.tiers[0].tier.connector
 
 

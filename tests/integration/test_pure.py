@@ -14,7 +14,7 @@ import redis
 
 from kvferry import errors
 from kvferry.client.batch import Status
-from kvferry.client.pure import PureRedisClient
+from kvferry.client.pure.client import PureRedisClient
 from support.pure import MIB, connect, payload
 from support.scripted import (
     Handler,

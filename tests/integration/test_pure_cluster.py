@@ -11,8 +11,8 @@ import pytest
 
 from kvferry import errors
 from kvferry.client.batch import Status
-from kvferry.client.pure import PureRedisClient
-from kvferry.client.pure_cluster import REFRESH_MIN_S
+from kvferry.client.pure.client import PureRedisClient
+from kvferry.client.pure.cluster import REFRESH_MIN_S
 from support import clock
 from support.cluster import Cluster, key_slot
 from support.pure import MIB, payload

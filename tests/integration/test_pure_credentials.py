@@ -10,7 +10,7 @@ import pytest
 
 from kvferry import Credentials, errors
 from kvferry.client.batch import Status
-from kvferry.client.pure import PureRedisClient
+from kvferry.client.pure.client import PureRedisClient
 from support.pure import connect
 from support.servers import TestServer
 from support.stamps import within

@@ -15,7 +15,7 @@ import pytest
 
 from kvferry import errors
 from kvferry.client.batch import Status
-from kvferry.client.pure import PureRedisClient
+from kvferry.client.pure.client import PureRedisClient
 from support.proxy import FaultProxy
 from support.pure import MIB, connect, payload
 from support.scripted import (

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from kvferry import errors
-from kvferry.client import pure_connection
 from kvferry.client.batch import Status
-from kvferry.client.pure import PureRedisClient
-from kvferry.client.pure_cluster import STRANGERS_MAX
-from kvferry.client.pure_connection import HEADER_READ_BYTES, Connection
+from kvferry.client.pure import connection as pure_connection
+from kvferry.client.pure.client import PureRedisClient
+from kvferry.client.pure.cluster import STRANGERS_MAX
+from kvferry.client.pure.connection import HEADER_READ_BYTES, Connection
 from security.crowd import SLOTS, Crowd, loopback, slots_reply
 from support.pure import MIB
 from support.resp import bulk

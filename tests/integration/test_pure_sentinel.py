@@ -10,7 +10,7 @@ import pytest
 
 from kvferry import errors
 from kvferry.client.batch import Status
-from kvferry.client.pure import PureRedisClient
+from kvferry.client.pure.client import PureRedisClient
 from support import clock
 from support.pure import payload
 from support.scripted import Action, Command, Handler, MiniStore, ScriptedServer, answer

@@ -17,8 +17,8 @@ import pytest
 
 from kvferry import errors
 from kvferry.client.batch import Status
-from kvferry.client.pure import PureRedisClient
-from kvferry.client.pure_tls import shake_hands
+from kvferry.client.pure.client import PureRedisClient
+from kvferry.client.pure.tls import shake_hands
 from support.certificates import Certificates
 from support.proxy import Direction, FaultProxy
 from support.pure import MIB, payload

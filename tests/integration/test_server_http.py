@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvferry import Engine, Identity
+from kvferry import Identity, TieredCache
 from kvferry.config.server import ServerConfig
 from kvferry.errors import UnavailableError
 from kvferry.http import listener
@@ -45,13 +45,13 @@ def served(view: FakeView) -> Iterator[str]:
 
 
 @pytest.fixture
-def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+def engine(request: pytest.FixtureRequest) -> Iterator[TieredCache]:
     with open_engine(memory_store(request.node.name)) as engine:
         yield engine
 
 
 @pytest.fixture
-def url(engine: Engine) -> Iterator[str]:
+def url(engine: TieredCache) -> Iterator[str]:
     with served(FakeView(config(), engine)) as url:
         yield url
 
@@ -67,7 +67,7 @@ def error(answer: tuple[int, Any]) -> tuple[int, str]:
 # --- Health ---
 
 
-def test_health_says_what_the_server_says(engine: Engine) -> None:
+def test_health_says_what_the_server_says(engine: TieredCache) -> None:
     view = FakeView(config(), engine)
     with served(view) as url:
         assert ask(f"{url}/healthz") == (200, {"alive": True})
@@ -85,7 +85,7 @@ def test_health_says_what_the_server_says(engine: Engine) -> None:
 
 
 def test_the_body_of_an_answer_does_not_wait_for_an_acknowledgement_of_its_head(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+    engine: TieredCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     delays = []
     made = listener._Protocol.connection_made
@@ -102,7 +102,7 @@ def test_the_body_of_an_answer_does_not_wait_for_an_acknowledgement_of_its_head(
 
 
 def test_calls_that_hang_do_not_keep_health_waiting(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+    engine: TieredCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go = threading.Event()
     view = FakeView(config(), engine)
@@ -128,7 +128,7 @@ def test_calls_that_hang_do_not_keep_health_waiting(
 # --- What there is ---
 
 
-def test_status_metrics_and_config(engine: Engine) -> None:
+def test_status_metrics_and_config(engine: TieredCache) -> None:
     view = FakeView(config(http_token=TOKEN, chunk_size=CHUNK), engine)
     bearer = f"Bearer {TOKEN}"
     with served(view) as url:
@@ -145,7 +145,7 @@ def test_status_metrics_and_config(engine: Engine) -> None:
         assert TOKEN not in json.dumps(shown)
 
 
-def test_lookup_counts_tokens_of_each_tier(engine: Engine, url: str) -> None:
+def test_lookup_counts_tokens_of_each_tier(engine: TieredCache, url: str) -> None:
     engine.store(TOKENS, expected(TOKENS))
     assert engine.flush()
     body = {"tokens": TOKENS}
@@ -169,7 +169,7 @@ def test_a_salt_leads_to_the_chunks_of_its_tenant() -> None:
         tenant.store(TOKENS, chunks)
         hashes = tenant.keys(TOKENS)
     with open_engine() as engine, served(FakeView(config(), engine)) as url:
-        from kvferry.engine import Hashes
+        from kvferry.cache import Hashes
 
         engine.store(Hashes([bytes.fromhex(key) for key in hashes]), chunks)
         body = {"tokens": TOKENS, "salt": salt.hex()}
@@ -177,7 +177,7 @@ def test_a_salt_leads_to_the_chunks_of_its_tenant() -> None:
         assert ask(f"{url}/v1/lookup", "POST", {"tokens": TOKENS})[1]["tokens"] == 0
 
 
-def test_explain_names_the_place_of_each_chunk(engine: Engine, url: str) -> None:
+def test_explain_names_the_place_of_each_chunk(engine: TieredCache, url: str) -> None:
     engine.store(TOKENS[: 2 * CHUNK], expected(TOKENS)[:2])
     status, found = ask(f"{url}/v1/explain", "POST", {"tokens": TOKENS})
     assert status == 200
@@ -186,7 +186,7 @@ def test_explain_names_the_place_of_each_chunk(engine: Engine, url: str) -> None
     assert "5 chunks of 16" in found["text"]
 
 
-def test_clear_spares_stores_unless_it_is_said(engine: Engine, url: str) -> None:
+def test_clear_spares_stores_unless_it_is_said(engine: TieredCache, url: str) -> None:
     engine.store(TOKENS, expected(TOKENS))
     assert engine.flush()
     status, found = ask(f"{url}/v1/clear", "POST", {})
@@ -199,7 +199,7 @@ def test_clear_spares_stores_unless_it_is_said(engine: Engine, url: str) -> None
 # --- Pins ---
 
 
-def test_pins_are_set_listed_and_undone(engine: Engine, url: str) -> None:
+def test_pins_are_set_listed_and_undone(engine: TieredCache, url: str) -> None:
     engine.store(TOKENS, expected(TOKENS))
     status, pin = ask(f"{url}/v1/pins", "POST", {"tokens": TOKENS})
     assert (status, pin["tokens"]) == (200, 5 * CHUNK)
@@ -216,7 +216,7 @@ def test_pins_are_set_listed_and_undone(engine: Engine, url: str) -> None:
     assert pinned(engine) == 0
 
 
-def test_undoing_a_pin_by_its_tokens_spares_pins_of_others(engine: Engine, url: str) -> None:
+def test_undoing_a_pin_by_its_tokens_spares_pins_of_others(engine: TieredCache, url: str) -> None:
     engine.store(TOKENS[: 2 * CHUNK], expected(TOKENS)[:2])
     assert ask(f"{url}/v1/pins", "POST", {"tokens": TOKENS})[1]["tokens"] == 2 * CHUNK
     engine.store(TOKENS, expected(TOKENS))
@@ -233,21 +233,21 @@ def test_what_nobody_has_is_not_pinned(url: str) -> None:
     assert ask(f"{url}/v1/pins")[1] == {"pins": []}
 
 
-def test_pins_are_gone_with_their_chunks(engine: Engine, url: str) -> None:
+def test_pins_are_gone_with_their_chunks(engine: TieredCache, url: str) -> None:
     engine.store(TOKENS, expected(TOKENS))
     ask(f"{url}/v1/pins", "POST", {"tokens": TOKENS})
     ask(f"{url}/v1/clear", "POST", {})
     assert ask(f"{url}/v1/pins")[1] == {"pins": []}
 
 
-def pinned(engine: Engine) -> int:
+def pinned(engine: TieredCache) -> int:
     return sum(place.memory == "pinned" for place in engine.explain(TOKENS).places)
 
 
 # --- Prefetches ---
 
 
-def test_token_files_are_loaded_into_memory(engine: Engine, url: str, tmp_path: Path) -> None:
+def test_token_files_are_loaded_into_memory(engine: TieredCache, url: str, tmp_path: Path) -> None:
     files = []
     for index, kind in enumerate(("json", "<i4", "<i8", "<u4")):
         tokens = prompt(2 * CHUNK, seed=100 + index)
@@ -271,7 +271,7 @@ def test_token_files_are_loaded_into_memory(engine: Engine, url: str, tmp_path: 
 
 
 def test_progress_of_a_prefetch_that_nobody_waits_for(
-    engine: Engine, url: str, tmp_path: Path
+    engine: TieredCache, url: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "a.json"
     file.write_text(json.dumps(TOKENS))
@@ -311,7 +311,7 @@ def test_files_that_hold_no_tokens_are_told_apart_and_never_quoted(
 # --- Who may ask ---
 
 
-def test_with_a_token_only_health_is_open(engine: Engine) -> None:
+def test_with_a_token_only_health_is_open(engine: TieredCache) -> None:
     with served(FakeView(config(http_token=TOKEN), engine)) as url:
         for path in ("/healthz", "/readyz"):
             assert ask(url + path)[0] == 200
@@ -322,7 +322,7 @@ def test_with_a_token_only_health_is_open(engine: Engine) -> None:
         assert ask(f"{url}/v1/status", Authorization=f"bearer {TOKEN}")[0] == 200
 
 
-def test_a_page_in_a_browser_changes_nothing(engine: Engine, url: str) -> None:
+def test_a_page_in_a_browser_changes_nothing(engine: TieredCache, url: str) -> None:
     engine.store(TOKENS, expected(TOKENS))
     refused = ask(f"{url}/v1/clear", "POST", {}, Origin="https://evil.example")
     assert error(refused) == (403, "origin")
@@ -371,7 +371,7 @@ def test_paths_and_methods_that_are_not_there(url: str) -> None:
     assert error(ask(f"{url}/v1/status", "POST", {})) == (405, "method")
 
 
-def test_identities_that_are_not_there(engine: Engine) -> None:
+def test_identities_that_are_not_there(engine: TieredCache) -> None:
     with open_engine(identity=OTHER) as other, served(FakeView(config(), engine, other)) as url:
         body: dict[str, Any] = {"tokens": TOKENS}
         assert error(ask(f"{url}/v1/lookup", "POST", body)) == (400, "identity")
@@ -380,7 +380,7 @@ def test_identities_that_are_not_there(engine: Engine) -> None:
         assert (status, found["model"]) == (200, "other")
 
 
-def test_a_server_that_is_not_ready_says_so(engine: Engine) -> None:
+def test_a_server_that_is_not_ready_says_so(engine: TieredCache) -> None:
     view = FakeView(config(), engine)
     view.state = "draining"
     with served(view) as url:
@@ -438,7 +438,9 @@ def long_body() -> bytes:
     return json.dumps({"tokens": list(range(100_000))}).encode()
 
 
-def test_who_sends_no_request_is_sent_away(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_sends_no_request_is_sent_away(
+    engine: TieredCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("kvferry.http.listener.HEAD_S", 1.5)
     with served(FakeView(config(), engine)) as url:
         where = ("127.0.0.1", int(url.rsplit(":", 1)[1]))
@@ -455,7 +457,9 @@ def to_its_end(one: socket.socket) -> bytes:
         return b"".join(iter(lambda: one.recv(4096), b""))
 
 
-def test_a_bug_is_told_without_its_text(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_is_told_without_its_text(
+    engine: TieredCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
     view = FakeView(config(), engine)
 
     def fail() -> dict[str, Any]:
@@ -469,7 +473,7 @@ def test_a_bug_is_told_without_its_text(engine: Engine, monkeypatch: pytest.Monk
         assert ask(f"{url}/healthz")[0] == 200
 
 
-def test_an_engine_that_was_closed_is_no_bug(url: str, engine: Engine) -> None:
+def test_an_engine_that_was_closed_is_no_bug(url: str, engine: TieredCache) -> None:
     engine.close()
     assert error(ask(f"{url}/v1/lookup", "POST", {"tokens": TOKENS})) == (503, "closed")
 
@@ -477,7 +481,7 @@ def test_an_engine_that_was_closed_is_no_bug(url: str, engine: Engine) -> None:
 # --- Life ---
 
 
-def test_a_port_that_is_taken(engine: Engine) -> None:
+def test_a_port_that_is_taken(engine: TieredCache) -> None:
     with served(FakeView(config(), engine)) as url:
         port = int(url.rsplit(":", 1)[1])
         taken = HttpSide(FakeView(config().replace(http=("127.0.0.1", port)), engine))
@@ -486,7 +490,7 @@ def test_a_port_that_is_taken(engine: Engine) -> None:
         taken.stop()
 
 
-def test_it_ends_while_somebody_waits(engine: Engine, tmp_path: Path) -> None:
+def test_it_ends_while_somebody_waits(engine: TieredCache, tmp_path: Path) -> None:
     view = FakeView(config(), engine)
     side = HttpSide(view)
     side.start()

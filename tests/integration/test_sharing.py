@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from kvferry import Engine, Identity, KVLayout
+from kvferry import Identity, KVLayout, TieredCache
+from kvferry.cache.peers import open_peer
+from kvferry.cache.prompt import read_prompt
+from kvferry.cache.sharing import sharing_of
 from kvferry.config import ClientConfig
 from kvferry.connectors.peer import PeerConnector
 from kvferry.controller.controller import Controller
-from kvferry.engine.peers import open_peer
-from kvferry.engine.prompt import read_prompt
-from kvferry.engine.sharing import sharing_of
 from kvferry.errors import ConfigError, UnavailableError, UsageError
 from kvferry.membership import Command
 from kvferry.server import Client
@@ -188,7 +188,7 @@ def test_an_owner_under_pressure_lends_whole_chunks_or_none(instance: Open) -> N
         meets(reader, *sorted({"one", "reader0", "reader1"} - {readers_name(reader)}))
     stop, problems, hits = threading.Event(), [], [0]
 
-    def read(reader: Engine, seed: int) -> None:
+    def read(reader: TieredCache, seed: int) -> None:
         rng = random.Random(seed)
         try:
             while not stop.is_set():
@@ -216,7 +216,7 @@ def test_an_owner_under_pressure_lends_whole_chunks_or_none(instance: Open) -> N
     wait_for("pages come back", lambda: one.memory.cache.stats()["leases"] == 0)
 
 
-def readers_name(engine: Engine) -> str:
+def readers_name(engine: TieredCache) -> str:
     return str(engine.config.lmcache_instance_id)
 
 
@@ -298,7 +298,7 @@ def test_peers_that_know_each_other_go_on_without_a_controller() -> None:
 def test_who_does_not_know_the_secret_reads_nothing(tmp_path: Path) -> None:
     with running_controller(secret="right") as controller, ExitStack() as stack:
 
-        def opened(name: str, secret: str) -> Engine:
+        def opened(name: str, secret: str) -> TieredCache:
             settings = sharing(controller, name, p2p_secret=secret)
             return stack.enter_context(open_engine(**settings))
 
@@ -377,7 +377,7 @@ def test_a_controller_steers_what_memory_holds(controller: Controller, instance:
     meets(other, "one")
     finds(other, tokens)
 
-    def asked(engine: Engine, action: str, hashes: bytes = b"") -> int:
+    def asked(engine: TieredCache, action: str, hashes: bytes = b"") -> int:
         part = sharing_of(engine)
         assert part is not None
         result = part.obey(Command("job", action, IDENTITY.digest, hashes))

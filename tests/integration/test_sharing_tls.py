@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from kvferry.cache.peers import open_peer
 from kvferry.config import ClientConfig
-from kvferry.engine.peers import open_peer
 from kvferry.errors import ConfigError, TlsError
 from support.certificates import Certificate, Certificates
 from support.engines import check, expected, prompt

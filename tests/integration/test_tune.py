@@ -13,16 +13,16 @@ import pytest
 
 from kvferry.config import ClientConfig
 from kvferry.errors import CapacityError, CorruptError, UnavailableError, UsageError
-from kvferry.lab.bench_programs import DelayProcess, ProgramError, find_program
-from kvferry.lab.tune_points import Grid, Point
+from kvferry.lab.bench.programs import DelayProcess, ProgramError, find_program
+from kvferry.lab.tune.points import Grid, Point
 from support.proxy import FaultProxy
 from support.servers import TestServer
 
 if importlib.util.find_spec("kvferry._native") is None:
     pytest.skip("tune measures the native client, which is not built", allow_module_level=True)
 
-from kvferry.lab.tune import Tune
-from kvferry.lab.tune_meter import KEY_PREFIX, TuneMeter
+from kvferry.lab.tune.meter import KEY_PREFIX, TuneMeter
+from kvferry.lab.tune.run import Tune
 
 MIB = 1 << 20
 BAR = 0.95

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from kvferry import Engine, Identity, KVLayout
-from kvferry.engine.prompt import read_prompt
+from kvferry import Identity, KVLayout, TieredCache
+from kvferry.cache.prompt import read_prompt
 from kvferry.integrations.vllm.backend import Work
 from kvferry.integrations.vllm.finder import BackendFinder
 from kvferry.integrations.vllm.ranks import RankFinder, address
@@ -43,7 +43,7 @@ class Vllm:
             "lookup_timeout_s": LIMIT_S,
             **settings,
         }
-        self.engine = Engine(Identity(model="halves", layout=LAYOUT), **given)
+        self.engine = TieredCache(Identity(model="halves", layout=LAYOUT), **given)
         self.finder = BackendFinder([self.engine])
         self.scheduler = SchedulerHalf(
             self.finder, chunk_size=CHUNK, block_size=BLOCK, limit_s=SOON_S
@@ -276,12 +276,12 @@ def test_values_that_are_not_what_they_were_are_not_loaded(
 
 WORKER = """
 import sys
-from kvferry import Engine, Identity, KVLayout
+from kvferry import TieredCache, Identity, KVLayout
 from kvferry.integrations.vllm.finder import BackendFinder
 from kvferry.integrations.vllm.ranks import RankAnswers, address
 
 layout = KVLayout(layers=1, kv_heads=1, head_dim=8, dtype="uint8", chunk_size=8)
-with Engine(Identity(model="memory alone", layout=layout), max_local_cpu_size=0.001) as engine:
+with TieredCache(Identity(model="memory alone", layout=layout), max_local_cpu_size=0.001) as engine:
     engine.store(list(range(80)), [bytes(layout.chunk_bytes)] * 10)
     finder = BackendFinder([engine])
     let_go = lambda: print("left alone", flush=True) is None

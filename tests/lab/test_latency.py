@@ -17,14 +17,14 @@ from urllib.parse import urlsplit
 import pytest
 
 from kvferry.cli.main import main
-from kvferry.client.pure import PureRedisClient
+from kvferry.client.pure.client import PureRedisClient
 from kvferry.config import ClientConfig
 from kvferry.errors import UnavailableError
 from kvferry.lab.latency.figures import read_rows
 from kvferry.lab.latency.link import FarStore, far_store, proxied
 from kvferry.lab.latency.run import remove_left
 from kvferry.lab.latency.waits import read_commands
-from kvferry.lab.servers import free_port
+from kvferry.lab.servers.server import free_port
 from support.serve_demo import DemoServer
 from support.servers import TestServer
 from support.stamps import until

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from kvferry.cli.main import main
-from kvferry.config import EngineConfig
+from kvferry.config import CacheConfig
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "p2p"
 
 
 def test_the_example_files_are_two_instances_of_one_controller() -> None:
     one, other = (
-        EngineConfig.load(EXAMPLES / f"example{number}.yaml", environ={}) for number in (1, 2)
+        CacheConfig.load(EXAMPLES / f"example{number}.yaml", environ={}) for number in (1, 2)
     )
     assert one.enable_p2p
     assert other.enable_p2p

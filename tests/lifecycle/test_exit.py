@@ -23,7 +23,7 @@ def deaf() -> Iterator[ScriptedServer]:
 START = """
 import asyncio, os, signal, sys, threading, time
 import kvferry
-from kvferry.client.pure import PureRedisClient
+from kvferry.client.pure.client import PureRedisClient
 PORT = int(sys.argv[1])
 # No stall on a busy machine: what is said of one would be heard at the end.
 PATIENT = {"timeout_s": 60, "connect_timeout_s": 60, "stall_timeout_s": 60}

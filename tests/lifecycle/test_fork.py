@@ -12,7 +12,7 @@ from support.servers import TestServer
 START = """
 import asyncio, gc, multiprocessing, os, sys, threading, time
 import kvferry
-from kvferry.client.pure import PureRedisClient
+from kvferry.client.pure.client import PureRedisClient
 PORT, SIZE = int(sys.argv[1]), 1 << 20
 
 def fork(work, leave=sys.exit):

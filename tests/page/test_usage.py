@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from kvferry.engine.work import work_of
+from kvferry.cache.work import work_of
 from kvferry.membership.messages import HITS_MAX, Hits
-from kvferry.metrics import EngineMetrics
+from kvferry.metrics import CacheMetrics
 from support.holdings import tokens
 from support.page_cluster import CHUNK_BYTES, PageCluster, page_cluster
 from support.views import ask
@@ -92,7 +92,7 @@ def test_tables_come_as_csv_too(cluster: PageCluster, path: str, head: str) -> N
 
 
 def test_of_more_tiers_than_fit_always_the_same_are_told() -> None:
-    metrics = EngineMetrics()
+    metrics = CacheMetrics()
     for number in range(HITS_MAX + 50):
         metrics.hit(f"peer {number:03}", 1, 10)
     metrics.hit("l1", 3, 30)

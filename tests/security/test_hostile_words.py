@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvferry import RedisClient
-from kvferry.client.pure import PureRedisClient
+from kvferry.client.pure.client import PureRedisClient
 from kvferry.errors import KVFerryError
 from support.resp import bulk
 from support.scripted import Action, Command, MiniStore, ScriptedServer, answer

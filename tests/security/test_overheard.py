@@ -15,7 +15,7 @@ LEAKS = """
 import logging, subprocess, sys, warnings
 import pytest
 from kvferry import BatchResult, ClientConfig, Credentials, RedisClient, errors
-from kvferry.client.pure import PureRedisClient
+from kvferry.client.pure.client import PureRedisClient
 from support.secrets import register, secret
 
 S = secret("planted")
@@ -47,7 +47,7 @@ def test_cause_of_an_error():
 def test_child(): subprocess.run([sys.executable, "-c", f"print('{S}')"], capture_output=True)
 def test_result(): BatchResult(b"", (), 0.0, f"WRONGPASS {S}")
 def test_variable_of_ours(monkeypatch):
-    from kvferry.client import pure_dial
+    from kvferry.client.pure import dial as pure_dial
     def reveal(config):
         words = [config.password]
         raise errors.AuthError("no")
@@ -55,7 +55,7 @@ def test_variable_of_ours(monkeypatch):
     with pytest.raises(errors.AuthError):
         reveal(ClientConfig(password=S))
 def test_variable_when_nobody_expects(monkeypatch):
-    from kvferry.client import pure_dial
+    from kvferry.client.pure import dial as pure_dial
     def reveal(config):
         words = (b"AUTH", config.password.encode())
         try:

@@ -11,7 +11,7 @@ import pytest
 
 from kvferry import RedisClient
 from kvferry.client.batch import Status
-from kvferry.client.pure import PureRedisClient
+from kvferry.client.pure.client import PureRedisClient
 from kvferry.config import ClientConfig
 from kvferry.lab.doctor.run import Visit, visit
 from kvferry.lab.doctor.traffic import Limits

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from kvferry import RedisClient
-from kvferry.client.pure import PureRedisClient
+from kvferry.client.pure.client import PureRedisClient
 from kvferry.errors import KVFerryError
 from support import clock
 

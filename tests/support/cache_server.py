@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
-from kvferry.config import EngineConfig
+from kvferry.config import CacheConfig
 from kvferry.config.server import ServerConfig
 from kvferry.server.segments import SHARED_MEMORY
 from kvferry.server.server import Server
@@ -27,7 +27,7 @@ def running(tmp_path: Path, *, mib: float = 16, **settings: Any) -> Iterator[Ser
     """A server in a thread of this process, on an ipc socket: `server.config.endpoints[0]`."""
     engine = settings.pop("engine", {})
     config = ServerConfig(
-        engine=EngineConfig(max_local_cpu_size=mib / 1024, **engine),
+        engine=CacheConfig(max_local_cpu_size=mib / 1024, **engine),
         **{"endpoints": (f"ipc://{tmp_path}/server",), "http": None, "drain_s": 5.0, **settings},
     )
     server = Server(config)

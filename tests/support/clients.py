@@ -21,7 +21,7 @@ from typing import Any
 
 from kvferry import AsyncCacheNamespace, AsyncRedisClient, RedisClient
 from kvferry.client.batch import BatchResult, Status
-from kvferry.client.pure import PureRedisClient
+from kvferry.client.pure.client import PureRedisClient
 from support import clock
 from support.servers import TestServer
 from support.stamps import until

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from kvferry.client.pure import PureRedisClient
+from kvferry.chunks.keys import describe_identity, identity_digest
+from kvferry.client.pure.client import PureRedisClient
 from kvferry.connectors import Connector, Space, load_connector
-from kvferry.keys import describe_identity, identity_digest
 from support.native_client import stores
 from support.servers import TestServer
 

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvferry import Engine, EngineConfig, Identity, KVLayout, StoreConfig
+from kvferry import CacheConfig, Identity, KVLayout, StoreConfig, TieredCache
+from kvferry.cache.store_tiers import space_of
+from kvferry.chunks.keys import chunk_hashes
 from kvferry.connectors.base import Connector, Space
 from kvferry.connectors.memory import MemoryConnector
-from kvferry.engine.store_tiers import space_of
-from kvferry.keys import chunk_hashes
 
 CHUNK = 16  # tokens
 LAYOUT = KVLayout(layers=2, kv_heads=2, head_dim=8, dtype="float32", chunk_size=CHUNK)
@@ -57,7 +57,9 @@ def pages_gb(count: int, layout: KVLayout = LAYOUT) -> float:
     return count * (-(-layout.chunk_bytes // unit) * unit) / (1 << 30)
 
 
-def open_engine(*connectors: Connector, identity: Identity = IDENTITY, **settings: Any) -> Engine:
+def open_engine(
+    *connectors: Connector, identity: Identity = IDENTITY, **settings: Any
+) -> TieredCache:
     """An engine with a small memory that reads neither file nor environment."""
     stores = settings.pop("stores", ())
     salt = settings.pop("salt", b"")
@@ -66,9 +68,9 @@ def open_engine(*connectors: Connector, identity: Identity = IDENTITY, **setting
         "max_local_cpu_size": pages_gb(256, identity.layout),
         **settings,
     }
-    config = EngineConfig(stores=tuple(StoreConfig.of(**store) for store in stores), **settings)
+    config = CacheConfig(stores=tuple(StoreConfig.of(**store) for store in stores), **settings)
     named = {f"store{index}": one for index, one in enumerate(connectors)}
-    return Engine(identity, config, salt=salt, connectors=named)
+    return TieredCache(identity, config, salt=salt, connectors=named)
 
 
 def memory_store(name: str, identity: Identity = IDENTITY, **options: Any) -> MemoryConnector:
@@ -81,7 +83,9 @@ def space(identity: Identity = IDENTITY) -> Space:
     return space_of(identity)
 
 
-def check(engine: Engine, tokens: Sequence[int], want: int | None = None, **options: Any) -> int:
+def check(
+    engine: TieredCache, tokens: Sequence[int], want: int | None = None, **options: Any
+) -> int:
     """Retrieve a prompt both ways and compare every byte; how many tokens there were.
 
     Fails if there are not `want` tokens, where that is given.

@@ -27,7 +27,7 @@ import pytest
 
 import kvferry
 from kvferry import BatchResult, ClientConfig, Credentials, RedisClient
-from kvferry.client.pure import PureRedisClient
+from kvferry.client.pure.client import PureRedisClient
 from kvferry.errors import KVFerryError
 from support import secrets, summary
 

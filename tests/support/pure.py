@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from kvferry.client.pure import PureRedisClient
+from kvferry.client.pure.client import PureRedisClient
 
 MIB = 1 << 20
 

@@ -9,8 +9,8 @@ from typing import Any, Self, TypeVar
 import zmq
 
 from kvferry import _native
-from kvferry.identity import Identity
-from kvferry.keys import chunk_hashes
+from kvferry.chunks.identity import Identity
+from kvferry.chunks.keys import chunk_hashes
 from kvferry.server import protocol as p
 from support.engines import CHUNK, IDENTITY, expected
 

@@ -21,7 +21,7 @@ from typing import Any, Self, TypeAlias
 
 import zmq
 
-from kvferry.kv_layout import KVLayout
+from kvferry.chunks.layout import KVLayout
 from kvferry.server import protocol as p
 
 HASH_BYTES = 16

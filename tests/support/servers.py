@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Self
 
-from kvferry._server_binary import ServerBinary, find_server
-from kvferry._supervised import SupervisedServer
+from kvferry.embedded.program import ServerBinary, find_server
+from kvferry.embedded.supervision import SupervisedServer
 from support import clock
 from support.proxy import FaultProxy
 from support.resp import ReplyError, encode, read_reply

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from kvferry import Engine
+from kvferry import TieredCache
 from kvferry.config.controller import ControllerConfig
 from kvferry.controller.controller import Controller
 from kvferry.server import Client
@@ -38,7 +38,7 @@ __all__ = [
 PROMPT = 40 * CHUNK  # tokens
 _TESTS = str(Path(__file__).parents[1])
 
-Open = Callable[..., Engine]
+Open = Callable[..., TieredCache]
 
 _OWNER = """
 import json, resource, sys
@@ -89,13 +89,13 @@ def instances(controller: Controller) -> Iterator[Open]:
     """Opens engines that share, by their names; they end with the block."""
     with ExitStack() as stack:
 
-        def opened(name: str, **settings: Any) -> Engine:
+        def opened(name: str, **settings: Any) -> TieredCache:
             return stack.enter_context(open_engine(**sharing(controller, name, **settings)))
 
         yield opened
 
 
-def peers_of(engine: Engine) -> list[str]:
+def peers_of(engine: TieredCache) -> list[str]:
     """The tiers of the peers that it is connected to."""
     return [
         tier.tier.name
@@ -104,12 +104,12 @@ def peers_of(engine: Engine) -> list[str]:
     ]
 
 
-def meets(engine: Engine, *names: str) -> None:
+def meets(engine: TieredCache, *names: str) -> None:
     """Wait until these are its peers, and no others."""
     wait_for("it knows its peers", lambda: sorted(peers_of(engine)) == [f"peer {n}" for n in names])
 
 
-def finds(engine: Engine | Client, tokens: list[int]) -> None:
+def finds(engine: TieredCache | Client, tokens: list[int]) -> None:
     """Wait until all of a prompt of PROMPT tokens is found."""
     wait_for("it is found", lambda: engine.contains(tokens) == PROMPT)
 
@@ -120,7 +120,7 @@ def told(controller: Controller) -> int:
     return sum(map(controller.members.chunks, members)) if members else -1
 
 
-def from_peers(engine: Engine) -> float:
+def from_peers(engine: TieredCache) -> float:
     """How many tokens it has had from peers."""
     hits = engine.stats()["metrics"]["kvferry_tokens_hit_total"]
     return float(sum(count for tier, count in hits.items() if tier.startswith("peer ")))

@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from kvferry.cache.prompt import Prompt
 from kvferry.client.batch import BatchResult, Status
-from kvferry.engine.prompt import Prompt
 
 
 class FakeClock:

@@ -7,7 +7,7 @@ import urllib.error
 import urllib.request
 from typing import Any
 
-from kvferry import Engine
+from kvferry import TieredCache
 from kvferry.config.server import ServerConfig
 from kvferry.errors import UsageError
 from kvferry.metrics.exposition import exposition
@@ -19,7 +19,7 @@ class FakeView:
     It implements what the protocol promises of `engine`: a digest, its beginning, or a model.
     """
 
-    def __init__(self, config: ServerConfig, *engines: Engine) -> None:
+    def __init__(self, config: ServerConfig, *engines: TieredCache) -> None:
         self.config = config
         self.engines = list(engines)
         self.alive = True
@@ -38,7 +38,7 @@ class FakeView:
         """See `ServerView`."""
         return {"state": self.state, **self.told, "odd": float("inf")}
 
-    def engine(self, identity: str | None) -> Engine:
+    def engine(self, identity: str | None) -> TieredCache:
         """See `ServerView`."""
         found = [
             engine

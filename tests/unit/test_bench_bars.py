@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import pytest
 from rich.console import Console
 
+from benchmarks import bars, report, tls, trust
+from benchmarks.bars import Bar, Lab, Target, run_bars
+from benchmarks.caller import Call
 from kvferry.client.batch import Status
 from kvferry.errors import UnavailableError, UsageError
-from kvferry.lab import bench_bars, bench_bars_report, bench_bars_tls, bench_bars_trust
-from kvferry.lab.bench_bars import Bar, Lab, Target, run_bars
-from kvferry.lab.bench_caller import Call
 
 AT_LEAST = Target(">=", 0.97, "x floor")
 AT_MOST = Target("<=", 3, "RTT")
@@ -37,9 +37,9 @@ def test_what_was_skipped_neither_holds_nor_falls_short() -> None:
     assert Bar(name="a", target=AT_MOST, value=4).falls_short
     assert not Bar(name="a", target=AT_MOST, value=3).falls_short
     shown = Console(record=True, width=200, file=io.StringIO())
-    bench_bars_report.say_bar(shown, skipped, quick=False)
+    report.say_bar(shown, skipped, quick=False)
     held = Bar(name="b", target=AT_MOST, value=1.0)
-    bench_bars_report.say_table(shown, [skipped, held], quick=False)
+    report.say_table(shown, [skipped, held], quick=False)
     said = shown.export_text()
     assert "skipped     a: not measured (no TLS here)" in said
     assert "1 of 1 bars hold, 1 skipped" in said
@@ -48,8 +48,8 @@ def test_what_was_skipped_neither_holds_nor_falls_short() -> None:
 def test_tls_is_skipped_with_a_reason_where_no_server_has_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(bench_bars_tls, "has_tls", lambda path: False)
-    (bar,) = run_bars([bench_bars_tls.tls_values], Lab(quick=True))
+    monkeypatch.setattr(tls, "has_tls", lambda path: False)
+    (bar,) = run_bars([tls.tls_values], Lab(quick=True))
     assert bar.skipped
     assert "install redis-server 7" in bar.why()
 
@@ -59,10 +59,10 @@ def test_a_call_that_was_not_refused_at_once_leaves_no_figure() -> None:
         return Call("get", 0.0, wall_s, 1.0, True, range(2), bytes([status, status]))
 
     refused = [call(0.001 * number, Status.UNAVAILABLE) for number in range(1, 101)]
-    bar = bench_bars_trust.refusals("Valkey 9", refused)
+    bar = trust.refusals("Valkey 9", refused)
     assert bar.value == pytest.approx(99)
     assert not bar.holds
-    bar = bench_bars_trust.refusals("Valkey 9", [*refused, call(0.001, Status.TIMEOUT)])
+    bar = trust.refusals("Valkey 9", [*refused, call(0.001, Status.TIMEOUT)])
     assert bar.value is None
     assert bar.why() == "1 of 101 calls had another outcome"
 
@@ -70,7 +70,7 @@ def test_a_call_that_was_not_refused_at_once_leaves_no_figure() -> None:
 def test_the_longest_known_reason_is_shown_for_a_shortfall_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(bench_bars, "NOTES", {"GET": "general", "GET 4": "special"})
+    monkeypatch.setattr(bars, "NOTES", {"GET": "general", "GET 4": "special"})
     assert Bar(name="GET 4 MiB", target=AT_LEAST, value=0.5).why() == "special"
     assert Bar(name="GET 1 MiB", target=AT_LEAST, value=0.5).why() == "general"
     assert Bar(name="GET 4 MiB", target=AT_LEAST, value=1.0).why() == ""
@@ -93,12 +93,12 @@ def test_a_group_that_fails_is_a_bar_that_falls_short() -> None:
 
 
 def test_groups_are_chosen_by_name() -> None:
-    assert [g.__name__ for g in bench_bars_report.select(["distant", "memory"])] == [
+    assert [g.__name__ for g in report.select(["distant", "memory"])] == [
         "distant_exists",
         "distant_get",
         "memory_growth",
         "engine_memory",
     ]
-    assert bench_bars_report.select([]) == list(bench_bars_report.GROUPS)
+    assert report.select([]) == list(report.GROUPS)
     with pytest.raises(UsageError, match="same_connections"):
-        bench_bars_report.select(["nothing like it"])
+        report.select(["nothing like it"])

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from benchmarks.caller import Call, Caller
 from kvferry.client.batch import BatchResult, Status
 from kvferry.errors import CorruptError, DeadlineExceeded
-from kvferry.lab.bench_caller import Call, Caller
-from kvferry.lab.bench_data import Chunks
+from kvferry.lab.bench.data import Chunks
 
 SIZE_BYTES = 4096
 COUNT = 4

@@ -10,9 +10,9 @@ import pytest
 from kvferry.config import ClientConfig
 from kvferry.credentials import Credentials
 from kvferry.errors import UsageError
-from kvferry.lab.bench_adapters import NotMeasured, redis_arguments
-from kvferry.lab.bench_clients import config_url, open_client
-from kvferry.lab.bench_programs import FloorProcess, ProgramError
+from kvferry.lab.bench.adapters import NotMeasured, redis_arguments
+from kvferry.lab.bench.clients import config_url, open_client
+from kvferry.lab.bench.programs import FloorProcess, ProgramError
 
 pytestmark = pytest.mark.presence
 

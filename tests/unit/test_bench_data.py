@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kvferry.errors import CorruptError, UsageError
-from kvferry.lab.bench_data import Chunks
+from kvferry.lab.bench.data import Chunks
 
 SIZE_BYTES = 10_001  # neither whole pages nor whole words
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.bars import Lab
+from benchmarks.disk import SequentialFile
+from benchmarks.hits import hit_rates
+from benchmarks.prompt import FRAME_BYTES, PromptKV
 from kvferry.errors import CorruptError
-from kvferry.lab.bench_bars import Lab
-from kvferry.lab.bench_bars_hits import hit_rates
-from kvferry.lab.bench_disk import SequentialFile
-from kvferry.lab.bench_prompt import FRAME_BYTES, PromptKV
-from kvferry.lab.trace_made import made_trace
-from kvferry.lab.trace_replay import replay
+from kvferry.lab.trace.made import made_trace
+from kvferry.lab.trace.replay import replay
 
 EXTRACT = Path(__file__).parents[1] / "data" / "traces" / "mooncake_conversation.jsonl.gz"
 

@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 
 from kvferry import RedisClient
+from kvferry.cache.memory import Memory
 from kvferry.cli.main import main
-from kvferry.client.pure import PureRedisClient
+from kvferry.client.pure.client import PureRedisClient
 from kvferry.config import (
+    CacheConfig,
     ClientConfig,
-    EngineConfig,
     EvictionConfig,
     StoreConfig,
     examine,
@@ -31,11 +32,10 @@ from kvferry.config import (
 from kvferry.config.server import ServerConfig, ServerSettings
 from kvferry.config.setting import specs
 from kvferry.config.sources import StoreSettings
-from kvferry.engine.memory import Memory
 from kvferry.integrations.sglang.settings import read_settings as read_sglang
 from kvferry.integrations.vllm.offload.options import read_options
 from kvferry.integrations.vllm.settings import read_settings as read_connector
-from kvferry.lab.same_host import tcp_config
+from kvferry.lab.servers.same_host import tcp_config
 from support.config import SECRET, message, written
 
 # The RESP guide's.
@@ -71,7 +71,7 @@ def file(tmp_path: Path) -> Callable[..., Path]:
     return written(tmp_path)
 
 
-def client_of(config: EngineConfig | ServerConfig) -> ClientConfig:
+def client_of(config: CacheConfig | ServerConfig) -> ClientConfig:
     store = (config.engine if isinstance(config, ServerConfig) else config).stores[0]
     assert store.client is not None
     return store.client
@@ -96,7 +96,7 @@ MINE = f"host: of-the-file, port: 6380, username: writer, password: {SECRET}"
         (f"client: {{{MINE}}}", lambda path: load_client_config(path, environ=FULL)),
         (
             f"engine: {{stores: [{{type: resp, {MINE}}}]}}",
-            lambda path: client_of(EngineConfig.load(path, environ=FULL)),
+            lambda path: client_of(CacheConfig.load(path, environ=FULL)),
         ),
         (
             f"server: {{l2_adapters: [{{type: resp, {MINE}}}]}}",
@@ -104,7 +104,7 @@ MINE = f"host: of-the-file, port: 6380, username: writer, password: {SECRET}"
         ),
         (
             f"client: {{{MINE}}}\nengine: {{stores: [{{type: redis}}]}}",
-            lambda path: client_of(EngineConfig.load(path, environ=FULL)),
+            lambda path: client_of(CacheConfig.load(path, environ=FULL)),
         ),
     ],
 )
@@ -118,10 +118,10 @@ def test_a_file_with_host_user_and_password_wins_over_the_environment(
 
 def test_a_setting_of_the_cache_has_that_order_too(file: Callable[[str], Path]) -> None:
     path, environ = file("engine: {chunk_size: 64}"), {"KVFERRY_CHUNK_SIZE": "32"}
-    assert EngineConfig.load(path, environ=environ, chunk_size=128).chunk_size == 128
-    assert EngineConfig.load(path, environ=environ).chunk_size == 64
-    assert EngineConfig.load(environ=environ).chunk_size == 32
-    assert EngineConfig.load(environ={}).chunk_size == 256
+    assert CacheConfig.load(path, environ=environ, chunk_size=128).chunk_size == 128
+    assert CacheConfig.load(path, environ=environ).chunk_size == 64
+    assert CacheConfig.load(environ=environ).chunk_size == 32
+    assert CacheConfig.load(environ={}).chunk_size == 256
     named = {"KVFERRY_CONFIG_FILE": str(path), **environ}
     assert read_connector({"kvferry.chunk_size": 128}, 16, environ=named).engine.chunk_size == 128
     assert read_connector({}, 16, environ=named).engine.chunk_size == 64
@@ -144,8 +144,8 @@ def test_lmcache_s_variables_of_the_cache_are_read_where_no_file_is_named(
     file: Callable[[str], Path],
 ) -> None:
     environ = {"LMCACHE_CHUNK_SIZE": "64", "LMCACHE_MAX_LOCAL_CPU_SIZE": "2"}
-    assert EngineConfig.load(environ=environ).chunk_size == 64
-    config = EngineConfig.load(file("chunk_size: 16\n"), environ=environ)
+    assert CacheConfig.load(environ=environ).chunk_size == 64
+    config = CacheConfig.load(file("chunk_size: 16\n"), environ=environ)
     assert (config.chunk_size, config.max_local_cpu_size) == (16, 5)
 
 
@@ -172,7 +172,7 @@ def test_host_and_port_fall_back_to_the_environment(
         monkeypatch.setenv(name, value)
     if place == "file":
         text = json.dumps({"engine": {"stores": [{"type": "redis", **given}]}})
-        address = client_of(EngineConfig.load(file(text))).address
+        address = client_of(CacheConfig.load(file(text))).address
     elif place == "json":
         address = client_of(ServerConfig.load(l2_adapter=[{"type": "resp", **given}])).address
     elif place == "tier":
@@ -269,7 +269,7 @@ def test_what_tune_writes_is_read_by_all_readers(
     save_client_settings(path, {"connections": 6, "workers": 2}, others=tuned)
     client = load_client_config(path, environ={})
     assert (client.address, client.connections, client.workers) == ("localhost:6379", 6, 2)
-    engine = EngineConfig.load(path, environ={})
+    engine = CacheConfig.load(path, environ={})
     assert (engine.chunk_size, client_of(engine).connections) == (16, 6)
     assert client_of(ServerConfig.load(path, environ={})).connections == 6
     assert main(["config", "check", str(path)]) == 0
@@ -290,7 +290,7 @@ def test_keys_of_lmcache_that_mean_nothing_here_are_listed(file: Callable[[str],
 
 def test_the_p2p_guide_s_file_is_read_as_it_is(file: Callable[[str], Path]) -> None:
     path = file(P2P_CONFIG.format(on=True).replace("100", "1"))
-    config = EngineConfig.load(path, environ={})
+    config = CacheConfig.load(path, environ={})
     assert (config.p2p_host, config.p2p_init_ports, config.p2p_lookup_ports) == (
         "localhost",
         (8200,),
@@ -308,24 +308,24 @@ def test_the_p2p_guide_s_file_is_read_as_it_is(file: Callable[[str], Path]) -> N
 
 def test_the_serde_of_lmcaches_files_is_naive_or_one_of_ours(file: Callable[[str], Path]) -> None:
     for word in ("naive", "split12"):
-        assert EngineConfig.load(file(f"remote_serde: {word}"), environ={}).remote_serde == word
-    assert "naive" in message(EngineConfig.load, file("remote_serde: cachegen"), environ={})
+        assert CacheConfig.load(file(f"remote_serde: {word}"), environ={}).remote_serde == word
+    assert "naive" in message(CacheConfig.load, file("remote_serde: cachegen"), environ={})
 
 
 def test_keys_of_extra_config_may_stand_at_the_top(file: Callable[[str], Path]) -> None:
     text = f"{RESP_CONFIG}extra_config:\nusername: me\npassword: {SECRET}\nresp_num_threads: 4\n"
-    client = client_of(EngineConfig.load(file(text), environ={}))
+    client = client_of(CacheConfig.load(file(text), environ={}))
     assert (client.username, client.password, client.connections) == ("me", SECRET, 4)
 
 
 def test_a_key_that_lmcache_does_not_have_either_is_an_error(file: Callable[[str], Path]) -> None:
-    said = message(EngineConfig.load, file("lookup_backof_time: 1\nchunk_size: 16\n"), environ={})
+    said = message(CacheConfig.load, file("lookup_backof_time: 1\nchunk_size: 16\n"), environ={})
     assert "'lookup_backof_time'; did you mean 'lookup_backoff_time'?" in said
 
 
 def test_one_store_needs_no_list(file: Callable[[str], Path]) -> None:
     one = file(f"engine: {{stores: {json.dumps(RESP_ADAPTER)}}}")
-    assert client_of(EngineConfig.load(one, environ={})).connections == 8
+    assert client_of(CacheConfig.load(one, environ={})).connections == 8
     assert client_of(ServerConfig.load(environ={}, l2_adapter=RESP_ADAPTER)).connections == 8
 
 
@@ -335,7 +335,7 @@ def test_one_store_needs_no_list(file: Callable[[str], Path]) -> None:
 def test_an_eviction_block_needs_a_capacity(file: Callable[[str], Path]) -> None:
     for call in (
         lambda: ServerConfig.load(environ={}, l2_adapter=[{**RESP_ADAPTER, "eviction": EVICTION}]),
-        lambda: EngineConfig.load(
+        lambda: CacheConfig.load(
             file(json.dumps({"engine": {"stores": [{**RESP_ADAPTER, "eviction": EVICTION}]}})),
             environ={},
         ),
@@ -350,9 +350,7 @@ def test_an_eviction_block_needs_a_capacity(file: Callable[[str], Path]) -> None
 def test_memory_that_the_host_does_not_have_is_one_sentence(
     monkeypatch: pytest.MonkeyPatch, free_gb: float
 ) -> None:
-    monkeypatch.setattr(
-        "kvferry.engine.memory.available_memory_bytes", lambda: int(free_gb * 2**30)
-    )
+    monkeypatch.setattr("kvferry.cache.memory.available_memory_bytes", lambda: int(free_gb * 2**30))
     size = 100 << 40 if free_gb > 100 else 100 << 30
     said = message(Memory.private, 1 << 20, size, "LRU", hugetlb=False, prefault=False)
     assert "max_local_cpu_size is 1" in said
@@ -365,9 +363,9 @@ def test_a_setting_that_went_says_what_to_do_instead(
     file: Callable[[str], Path], name: str
 ) -> None:
     instead = "write a_s, c_s_per_token and d_s_per_token2 into prefill_calibration_file"
-    assert instead in message(EngineConfig.load, file(f"engine: {{{name}: 1}}"), environ={})
-    assert instead in message(EngineConfig.load, environ={f"KVFERRY_{name.upper()}": "1"})
-    assert instead in message(EngineConfig.load, environ={}, **{name: 1})
+    assert instead in message(CacheConfig.load, file(f"engine: {{{name}: 1}}"), environ={})
+    assert instead in message(CacheConfig.load, environ={f"KVFERRY_{name.upper()}": "1"})
+    assert instead in message(CacheConfig.load, environ={}, **{name: 1})
 
 
 # --- What a guide has to explain ---
@@ -375,7 +373,7 @@ def test_a_setting_that_went_says_what_to_do_instead(
 
 def test_every_setting_says_what_it_is_and_a_guide_explains_forty_at_most() -> None:
     classes = (
-        *(ClientConfig, EngineConfig, StoreSettings, StoreConfig, EvictionConfig, ServerSettings),
+        *(ClientConfig, CacheConfig, StoreSettings, StoreConfig, EvictionConfig, ServerSettings),
         *(integrations.VllmConnectorSettings, integrations.VllmServerSettings),
         *(integrations.VllmTierSettings, integrations.SglangSettings),
         integrations.LmcacheSettings,

@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from kvferry.cli.main import main
-from kvferry.config import ClientConfig, EngineConfig, StoreConfig, load_client_config
+from kvferry.config import CacheConfig, ClientConfig, StoreConfig, load_client_config
 from kvferry.config.integrations import VllmConnectorSettings, VllmTierSettings
 from kvferry.config.server import ServerConfig, ServerSettings
 from kvferry.config.setting import specs
@@ -119,7 +119,7 @@ def test_in_yaml(tmp_path: Path) -> None:
     pick, path = random.Random(1), tmp_path / "config.yaml"
     readers: list[tuple[str, Mapping[str, Spec], Callable[..., object]]] = [
         ("client", specs(ClientConfig), load_client_config),
-        ("engine", CACHE.known, EngineConfig.load),
+        ("engine", CACHE.known, CacheConfig.load),
         ("server", SERVER, ServerConfig.load),
     ]
     for _ in range(TIMES):
@@ -142,7 +142,7 @@ def test_anything_else_in_yaml_is_a_config_error_or_right(tmp_path: Path) -> Non
         section = pick.choice(("client", "engine", "server", "stores", ""))
         head = f"{section}:\n  " if section else ""
         path.write_text(f"{head}{name}: {noise}", encoding="utf-8")
-        for read in (load_client_config, EngineConfig.load, ServerConfig.load):
+        for read in (load_client_config, CacheConfig.load, ServerConfig.load):
             with suppress(ConfigError):
                 read(path, environ={})
 
@@ -197,8 +197,8 @@ def test_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     pick = random.Random(5)
     resp = {name: specs(ClientConfig)[name] for name in ("port",)}
     readers: list[tuple[str, Mapping[str, Spec], Callable[..., object]]] = [
-        ("KVFERRY_", CACHE.known, EngineConfig.load),
-        ("LMCACHE_", CACHE.known, EngineConfig.load),
+        ("KVFERRY_", CACHE.known, CacheConfig.load),
+        ("LMCACHE_", CACHE.known, CacheConfig.load),
         ("KVFERRY_SERVER_", SERVER, ServerConfig.load),
         ("KVFERRY_RESP_", resp, ClientConfig.from_env),
         ("LMCACHE_RESP_", resp, ClientConfig.from_env),

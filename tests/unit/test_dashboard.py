@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from kvferry.metrics import EngineMetrics
+from kvferry.metrics import CacheMetrics
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "deploy" / "grafana" / "kvferry.json"
 SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
 SERIES = {
     family.name + suffix: family
-    for family in EngineMetrics(stores=["redis"]).families()
+    for family in CacheMetrics(stores=["redis"]).families()
     for suffix in SUFFIXES[family.kind]
 }
 

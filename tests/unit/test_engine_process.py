@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from kvferry.lab.bench_engines import EngineRow, Pass
-from kvferry.lab.bench_engines_report import say_rows, write_json, write_plot
-from kvferry.lab.engine_process import EngineError, EngineProcess
+from kvferry.lab.engines.bench import EngineRow, Pass
+from kvferry.lab.engines.process import EngineError, EngineProcess
+from kvferry.lab.engines.report import say_rows, write_json, write_plot
 from kvferry.lab.table import console
 from support import clock
 

@@ -1,4 +1,4 @@
-"""The native chunk hashes against kvferry.keys, for everything that tokens may come in."""
+"""The native chunk hashes against kvferry.chunks.keys, for everything that tokens may come in."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvferry._native import hash_chunks
+from kvferry.chunks.keys import chunk_hashes
 from kvferry.errors import UsageError
-from kvferry.keys import chunk_hashes
 
 TOKENS = random.Random(1).choices(range(2**32), k=100)
 SMALL = [token % 100 for token in TOKENS]

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvferry.chunks.identity import Identity, difference, explain_difference
+from kvferry.chunks.layout import KVLayout
 from kvferry.errors import UsageError
-from kvferry.identity import Identity, difference, explain_difference
-from kvferry.kv_layout import KVLayout
 
 GOLDEN = [
     "9ea81aec99043fced26af633f699b153",
@@ -54,7 +54,7 @@ def test_golden_digests() -> None:
 
 def test_the_digest_does_not_depend_on_the_process() -> None:
     code = (
-        "from kvferry.identity import Identity; from kvferry.kv_layout import KVLayout\n"
+        "from kvferry.chunks.identity import Identity; from kvferry.chunks.layout import KVLayout\n"
         "layout = KVLayout(layers=2, kv_heads=2, head_dim=8)\n"
         "extra = {name: 1 for name in {'a', 'b', 'c', 'd'}}\n"
         "print(Identity(model='m', layout=layout, extra=extra).digest.hex())"

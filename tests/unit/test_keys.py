@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvferry.chunks.keys import chunk_hashes, chunk_keys, describe_identity, identity_digest
 from kvferry.errors import UsageError
-from kvferry.keys import chunk_hashes, chunk_keys, describe_identity, identity_digest
 
 IDENTITY = identity_digest(describe_identity(model="tiny", dtype="float32"))
 TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=40)
@@ -74,7 +74,7 @@ def test_bytes_are_one_token_each() -> None:
 
 def test_another_process_with_another_hash_seed_agrees() -> None:
     code = (
-        "from kvferry.keys import *;"
+        "from kvferry.chunks.keys import *;"
         "i = identity_digest(describe_identity(model='tiny', dtype='float32'));"
         "print(*chunk_keys(range(8), 4, i))"
     )

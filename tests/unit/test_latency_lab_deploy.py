@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kvferry.config import EngineConfig
+from kvferry.config import CacheConfig
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "latency-lab"
 # What stands in for programs of the container; tc writes down what it is told.
@@ -63,6 +63,6 @@ def test_both_ends_may_be_delayed_and_hits_cross_the_link() -> None:
     services = yaml.safe_load((FOLDER / "compose.yaml").read_text())["services"]
     assert all(one["cap_add"] == ["NET_ADMIN"] for one in services.values())
     assert set(services["engine"]["networks"]) == {"far", "near"}
-    config = EngineConfig.load(FOLDER / "kvferry.yaml", environ={})
+    config = CacheConfig.load(FOLDER / "kvferry.yaml", environ={})
     assert not config.local_cpu
     assert [store.address for store in config.stores] == ["store:6379"]

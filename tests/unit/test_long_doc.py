@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from kvferry.errors import UsageError
-from kvferry.lab.long_doc import LongDocPlan, LongDocRun, Record
-from kvferry.lab.long_doc_hits import best_hits, hit_loss
-from kvferry.lab.long_doc_report import loss_lines, mean_ttft, missed_expectations, result_lines
+from kvferry.lab.long_doc.hits import best_hits, hit_loss
+from kvferry.lab.long_doc.report import loss_lines, mean_ttft, missed_expectations, result_lines
+from kvferry.lab.long_doc.run import LongDocPlan, LongDocRun, Record
 
 
 def record(document: int, number: int = 0, **more: Any) -> Record:

@@ -11,18 +11,18 @@ from collections.abc import Callable
 import pytest
 
 from kvferry.errors import UsageError
-from kvferry.metrics import DECISIONS, MISS_REASONS, SHED_REASONS, EngineMetrics
+from kvferry.metrics import DECISIONS, MISS_REASONS, SHED_REASONS, CacheMetrics
 from kvferry.metrics.exposition import exposition
 
 COST_LIMIT_S = 2e-6  # of a call, on a machine that does other things as well
 
 
 @pytest.fixture
-def metrics() -> EngineMetrics:
-    return EngineMetrics(stores=["redis", "file"])
+def metrics() -> CacheMetrics:
+    return CacheMetrics(stores=["redis", "file"])
 
 
-def use(metrics: EngineMetrics) -> None:
+def use(metrics: CacheMetrics) -> None:
     """Everything that can be counted, once."""
     metrics.requested(1000)
     metrics.hit("l1", 512, 2048)
@@ -50,7 +50,7 @@ def use(metrics: EngineMetrics) -> None:
     metrics.store_state("redis", available=False, used_bytes=10, capacity_bytes=100)
 
 
-def test_a_snapshot_has_every_number(metrics: EngineMetrics) -> None:
+def test_a_snapshot_has_every_number(metrics: CacheMetrics) -> None:
     use(metrics)
     taken = metrics.snapshot()
     assert taken["kvferry_tokens_requested_total"] == 1000
@@ -77,12 +77,12 @@ def test_a_snapshot_has_every_number(metrics: EngineMetrics) -> None:
     assert taken["kvferry_write_queue_bytes"] == 4096
     assert taken["kvferry_store_available"]["redis"] == 0
     assert taken["kvferry_store_used_bytes"]["redis"] == 10
-    untouched = EngineMetrics(stores=["redis", "file"]).snapshot()
+    untouched = CacheMetrics(stores=["redis", "file"]).snapshot()
     same = [name for name in taken if taken[name] == untouched[name]]
     assert same == []  # use() leaves nothing out
 
 
-def test_what_does_not_exist_is_a_bug(metrics: EngineMetrics) -> None:
+def test_what_does_not_exist_is_a_bug(metrics: CacheMetrics) -> None:
     calls: tuple[Callable[[str], None], ...] = (metrics.missed, metrics.shed, metrics.decided)
     for call in calls:
         with pytest.raises(UsageError, match="nonsense"):
@@ -92,10 +92,10 @@ def test_what_does_not_exist_is_a_bug(metrics: EngineMetrics) -> None:
     with pytest.raises(UsageError, match="nonsense"):
         metrics.copied("nonsense", 1, 1)
     with pytest.raises(UsageError, match="no name of a label"):
-        EngineMetrics({"a-b": "1"})
+        CacheMetrics({"a-b": "1"})
 
 
-def test_a_store_that_was_not_announced_counts_as_well(metrics: EngineMetrics) -> None:
+def test_a_store_that_was_not_announced_counts_as_well(metrics: CacheMetrics) -> None:
     metrics.loaded("late", 1, 0.1)
     metrics.hit("late", 1, 1)
     taken = metrics.snapshot()
@@ -103,7 +103,7 @@ def test_a_store_that_was_not_announced_counts_as_well(metrics: EngineMetrics) -
     assert taken["kvferry_tokens_hit_total"]["late"] == 1
 
 
-def test_observations_that_are_no_numbers_spoil_no_sum(metrics: EngineMetrics) -> None:
+def test_observations_that_are_no_numbers_spoil_no_sum(metrics: CacheMetrics) -> None:
     metrics.predicted("load", 1e-300, 1e300)
     metrics.predicted("load", 0.0, 1.0)
     metrics.retrieved(float("nan"))
@@ -113,7 +113,7 @@ def test_observations_that_are_no_numbers_spoil_no_sum(metrics: EngineMetrics) -
     assert metrics.snapshot()["kvferry_prediction_ratio"]["load"] == {"count": 1, "sum": 0.0}
 
 
-def test_no_count_is_lost_between_threads(metrics: EngineMetrics) -> None:
+def test_no_count_is_lost_between_threads(metrics: CacheMetrics) -> None:
     def work() -> None:
         for _ in range(5000):
             metrics.hit("l1", 1, 2)
@@ -132,7 +132,7 @@ def test_no_count_is_lost_between_threads(metrics: EngineMetrics) -> None:
     assert taken["kvferry_load_seconds"]["redis"]["count"] == 20_000
 
 
-def test_what_a_thread_counted_outlives_it_and_its_memory_does_not(metrics: EngineMetrics) -> None:
+def test_what_a_thread_counted_outlives_it_and_its_memory_does_not(metrics: CacheMetrics) -> None:
     for _ in range(50):
         thread = threading.Thread(target=use, args=(metrics,))
         thread.start()
@@ -144,7 +144,7 @@ def test_what_a_thread_counted_outlives_it_and_its_memory_does_not(metrics: Engi
     assert taken["kvferry_pool_pages"] == 8
 
 
-def test_reading_while_others_count_loses_nothing(metrics: EngineMetrics) -> None:
+def test_reading_while_others_count_loses_nothing(metrics: CacheMetrics) -> None:
     done = threading.Event()
 
     def work() -> None:
@@ -165,7 +165,7 @@ def test_reading_while_others_count_loses_nothing(metrics: EngineMetrics) -> Non
     assert sum(value["count"] for value in taken["kvferry_load_seconds"].values()) == 3000
 
 
-def test_counting_is_cheap(metrics: EngineMetrics) -> None:
+def test_counting_is_cheap(metrics: CacheMetrics) -> None:
     calls: list[Callable[[], None]] = [
         lambda: metrics.hit("l1", 256, 1 << 20),
         lambda: metrics.missed("evicted"),
@@ -185,7 +185,7 @@ def test_counting_is_cheap(metrics: EngineMetrics) -> None:
 
 
 def test_gauges_may_be_read_when_they_are_asked_for(
-    metrics: EngineMetrics, caplog: pytest.LogCaptureFixture
+    metrics: CacheMetrics, caplog: pytest.LogCaptureFixture
 ) -> None:
     used = iter((1, 2, 3))
     remove = metrics.on_collect(lambda m: m.pool(next(used), 8))
@@ -195,7 +195,7 @@ def test_gauges_may_be_read_when_they_are_asked_for(
     remove()
     assert metrics.snapshot()["kvferry_pool_pages_used"] == 2
 
-    def broken(_: EngineMetrics) -> None:
+    def broken(_: CacheMetrics) -> None:
         raise RuntimeError("closed")
 
     metrics.on_collect(broken)
@@ -203,7 +203,7 @@ def test_gauges_may_be_read_when_they_are_asked_for(
     assert "gauges could not be read" in caplog.text
 
 
-def test_the_child_of_a_fork_does_not_hang(metrics: EngineMetrics) -> None:
+def test_the_child_of_a_fork_does_not_hang(metrics: CacheMetrics) -> None:
     metrics.hit("l1", 1, 1)
     with metrics._cells._lock:  # another thread is reading while this one forks
         child = os.fork()
@@ -213,7 +213,7 @@ def test_the_child_of_a_fork_does_not_hang(metrics: EngineMetrics) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
 
 
-def test_text_is_that_of_prometheus(metrics: EngineMetrics) -> None:
+def test_text_is_that_of_prometheus(metrics: CacheMetrics) -> None:
     use(metrics)
     lines = metrics.text().splitlines()
     assert "# TYPE kvferry_tokens_hit_total counter" in lines
@@ -226,7 +226,7 @@ def test_text_is_that_of_prometheus(metrics: EngineMetrics) -> None:
     assert "kvferry_pool_pages 8" in lines
 
 
-def test_libraries_read_our_text(metrics: EngineMetrics) -> None:
+def test_libraries_read_our_text(metrics: CacheMetrics) -> None:
     pytest.importorskip("prometheus_client")
     plain_parser = importlib.import_module("prometheus_client.parser")
     strict_parser = importlib.import_module("prometheus_client.openmetrics.parser")
@@ -240,7 +240,7 @@ def test_libraries_read_our_text(metrics: EngineMetrics) -> None:
     assert len(samples[0]) > 100
 
 
-def test_a_registry_of_prometheus_reads_the_same(metrics: EngineMetrics) -> None:
+def test_a_registry_of_prometheus_reads_the_same(metrics: CacheMetrics) -> None:
     prometheus = pytest.importorskip("prometheus_client")
     parser = importlib.import_module("prometheus_client.parser")
     use(metrics)
@@ -258,7 +258,7 @@ def test_several_engines_differ_in_their_labels() -> None:
     prometheus = pytest.importorskip("prometheus_client")
     from kvferry.metrics.collector import KVFerryCollector
 
-    ranks = [EngineMetrics({"rank": str(rank), "model": 'a"b\\\n'}) for rank in range(2)]
+    ranks = [CacheMetrics({"rank": str(rank), "model": 'a"b\\\n'}) for rank in range(2)]
     ranks[1].hit("l1", 7, 1)
     text = exposition(ranks)
     assert text.count("# TYPE kvferry_tokens_hit_total counter") == 1

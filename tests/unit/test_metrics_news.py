@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from kvferry.errors import UsageError
-from kvferry.metrics import EngineMetrics
+from kvferry.metrics import CacheMetrics
 from kvferry.metrics.news import News, add_news, observations
 from kvferry.metrics.series import RATIO_BOUNDS, SECONDS_BOUNDS, SHARE_BOUNDS, HistogramValue
 
 
 def test_only_what_is_new_is_told() -> None:
-    metrics = EngineMetrics(stores=["redis"])
+    metrics = CacheMetrics(stores=["redis"])
     news = News(metrics, "0")
     first = news.take()
     assert first["counters"]["kvferry_tokens_hit"] == {"l1": 0, "redis": 0}  # they exist
@@ -35,7 +35,7 @@ def test_only_what_is_new_is_told() -> None:
 
 
 def test_some_families_alone_are_told() -> None:
-    metrics = EngineMetrics()
+    metrics = CacheMetrics()
     news = News(metrics, only=("kvferry_ttft_share",))
     metrics.requested(5)
     metrics.first_token(1.0, 2.0)
@@ -47,7 +47,7 @@ def test_some_families_alone_are_told() -> None:
 def test_news_of_several_are_added_up_and_their_gauges_stay_apart() -> None:
     total: dict[str, Any] = {}
     for rank in (0, 1):
-        metrics = EngineMetrics()
+        metrics = CacheMetrics()
         metrics.hit("l1", 10 * (rank + 1), 1)
         metrics.retrieved(0.5)
         metrics.pool(rank, 8)
@@ -74,7 +74,7 @@ def test_observations_have_the_counts_and_the_sum_of_a_histogram(bounds: tuple[f
 
 
 def test_a_server_counts_what_its_engines_tell() -> None:
-    engine, server = EngineMetrics(), EngineMetrics(stores=["redis"])
+    engine, server = CacheMetrics(), CacheMetrics(stores=["redis"])
     engine.requested(512)
     engine.missed("never_stored", 2)
     engine.first_token(0.1, 0.4)
@@ -109,7 +109,7 @@ NONSENSE: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("sums", "histograms"), NONSENSE)
 def test_a_server_takes_no_nonsense(sums: dict[str, Any], histograms: dict[str, Any]) -> None:
-    server = EngineMetrics()
+    server = CacheMetrics()
     before = server.snapshot()
     with pytest.raises(UsageError):
         server.add({"kvferry_tokens_requested": {"": 5}, **sums}, histograms)

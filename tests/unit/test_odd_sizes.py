@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvferry import ClientConfig, Credentials, RedisClient, errors
-from kvferry.client.pure import PureRedisClient
+from kvferry.client.pure.client import PureRedisClient
 from kvferry.connectors import Space
 from kvferry.credentials import provided
 from support.servers import free_port

@@ -6,8 +6,8 @@ import tracemalloc
 
 import pytest
 
-from kvferry.client.pure_cluster import STRANGERS_MAX, Cluster
-from kvferry.client.pure_resp import (
+from kvferry.client.pure.cluster import STRANGERS_MAX, Cluster
+from kvferry.client.pure.resp import (
     NEED_MORE,
     REPLY_BYTES_MAX,
     REPLY_VALUES_MAX,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvferry.client.pure_resp import (
+from kvferry.client.pure.resp import (
     NEED_MORE,
     BulkHead,
     ErrorReply,

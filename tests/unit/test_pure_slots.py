@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from kvferry.client.pure_resp import ProtocolError
-from kvferry.client.pure_slots import SLOTS, key_slot, parse_redirect, parse_slots
+from kvferry.client.pure.resp import ProtocolError
+from kvferry.client.pure.slots import SLOTS, key_slot, parse_redirect, parse_slots
 
 ID = b"0" * 40
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvferry.engine.prefill import PrefillModel
+from kvferry.cache.prefill import PrefillModel
 from kvferry.lab.roi.answer import Question, answer
 from kvferry.lab.roi.arithmetic import Kv, Prefill, Store, crossover
 from kvferry.lab.roi.models import find_model

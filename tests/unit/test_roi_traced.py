@@ -13,8 +13,8 @@ from kvferry.errors import UsageError
 from kvferry.lab.roi.money import Prices
 from kvferry.lab.roi.replayed import replayed
 from kvferry.lab.roi.traced import outcomes
-from kvferry.lab.trace_format import Trace, load_trace
-from kvferry.lab.trace_replay import prefix_hits, replay
+from kvferry.lab.trace.format import Trace, load_trace
+from kvferry.lab.trace.replay import prefix_hits, replay
 from support.roi import round_case
 
 MOONCAKE = (

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kvferry.config import EngineConfig, examine
+from kvferry.config import CacheConfig, examine
 from kvferry.config.server import ServerConfig, ServerSettings
 from kvferry.config.server_sources import SERVER
 from kvferry.config.setting import specs
@@ -132,8 +132,8 @@ def test_an_old_file_without_sections_is_understood(file: Callable[[str], Path])
 def test_the_call_may_have_settings_of_engines() -> None:
     config = load(engine={"retrieve_timeout_s": 4, "max_local_cpu_size": 1})
     assert (config.engine.retrieve_timeout_s, config.engine.max_local_cpu_size) == (4, 1)
-    engine = EngineConfig(retrieve_timeout_s=5)
-    assert load(engine=engine, l1_size_gb=3).engine == EngineConfig(
+    engine = CacheConfig(retrieve_timeout_s=5)
+    assert load(engine=engine, l1_size_gb=3).engine == CacheConfig(
         retrieve_timeout_s=5, max_local_cpu_size=3
     )
 
@@ -363,7 +363,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"client_share": 1.1}, "client_share=1.1"),
     ({"drain_s": -1}, "drain_s=-1"),
     ({"retrieve_timeout_s": 3}, "retrieve_timeout_s is a setting of engines"),
-    ({"engine": 5}, "engine is no EngineConfig"),
+    ({"engine": 5}, "engine is no CacheConfig"),
     ({"engine": {"chunk_sizes": 5}}, "unknown setting 'chunk_sizes'"),
 ]
 
@@ -442,12 +442,12 @@ def test_a_variable_that_was_mistyped(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_pool_that_does_not_fit(tmp_path: Path) -> None:
     size = os.statvfs(tmp_path)
     free_gb = size.f_bavail * size.f_frsize / GIB
-    too_much = ServerConfig(engine=EngineConfig(max_local_cpu_size=free_gb * 2 + 1))
+    too_much = ServerConfig(engine=CacheConfig(max_local_cpu_size=free_gb * 2 + 1))
     text = message(check_shared_memory, too_much, shm=tmp_path)
     assert f"{free_gb * 2 + 1:.2f} GB" in text
     assert "--shm-size=" in text
     assert "Kubernetes" in text
-    check_shared_memory(ServerConfig(engine=EngineConfig(max_local_cpu_size=0.001)), shm=tmp_path)
+    check_shared_memory(ServerConfig(engine=CacheConfig(max_local_cpu_size=0.001)), shm=tmp_path)
     assert "mount" in message(check_shared_memory, too_much, shm=tmp_path / "none")
 
 
@@ -457,7 +457,7 @@ def test_huge_pages_that_were_not_set_aside(tmp_path: Path) -> None:
     meminfo.write_text("HugePages_Free:      512\nHugepagesize:       2048 kB\n")
     files = {"mounts": mounts, "meminfo": meminfo}
     one, two = (
-        ServerConfig(hugepages=True, engine=EngineConfig(max_local_cpu_size=gb)) for gb in (1, 2)
+        ServerConfig(hugepages=True, engine=CacheConfig(max_local_cpu_size=gb)) for gb in (1, 2)
     )
     assert "mount -t hugetlbfs" in message(check_shared_memory, one, **files)
     mounts.write_text(f"none {tmp_path} hugetlbfs rw 0 0\n")
@@ -467,7 +467,7 @@ def test_huge_pages_that_were_not_set_aside(tmp_path: Path) -> None:
 
 def test_a_node_that_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "node0").mkdir()
-    engine = EngineConfig(max_local_cpu_size=0.001)
+    engine = CacheConfig(max_local_cpu_size=0.001)
     check_shared_memory(ServerConfig(numa=0, engine=engine), nodes=tmp_path)
     assert "numa=1" in message(
         check_shared_memory, ServerConfig(numa=1, engine=engine), nodes=tmp_path

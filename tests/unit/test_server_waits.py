@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
+from kvferry.cache.steps import Steps, Wait
 from kvferry.connectors.memory import MemoryConnector
-from kvferry.engine.steps import Steps, Wait
 from kvferry.server import protocol as p
 from kvferry.server.dispatch import Dispatcher, Later
 from kvferry.server.listener import Listener, Route

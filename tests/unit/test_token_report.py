@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kvferry.lab.openai_client import Answer, OpenAIClient, Usage
-from kvferry.lab.token_benchmark import TokenPlan, TokenRun
-from kvferry.lab.token_report import individual, summary, summary_lines
+from kvferry.lab.tokens.report import individual, summary, summary_lines
+from kvferry.lab.tokens.run import TokenPlan, TokenRun
 
 PLAN = TokenPlan(model="org/My Model--1.5", mean_input_tokens=5, mean_output_tokens=7)
 

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from kvferry.engine.told import Told
+from kvferry.cache.told import Told
 from support.engines import CHUNK, expected, memory_store, open_engine, prompt
 
 LOG = logging.getLogger("kvferry.tests.told")

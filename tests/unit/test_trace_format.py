@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from kvferry import keys
+from kvferry.chunks import keys
 from kvferry.errors import UsageError
-from kvferry.lab.trace_format import HASH_BYTES, Trace, TraceOptions, load_trace
+from kvferry.lab.trace.format import HASH_BYTES, Trace, TraceOptions, load_trace
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "traces"
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from kvferry.errors import CapacityError, UsageError
-from kvferry.lab.tune import check_room
-from kvferry.lab.tune_points import Grid, Point, Sample
+from kvferry.lab.tune.points import Grid, Point, Sample
+from kvferry.lab.tune.run import check_room
 
 MIB = 1 << 20
 GRID = Grid()

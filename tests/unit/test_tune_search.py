@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from kvferry.errors import CorruptError, UnavailableError
-from kvferry.lab.tune_points import AXES, Grid, Point, Sample
-from kvferry.lab.tune_race import Race
-from kvferry.lab.tune_search import Search
+from kvferry.lab.tune.points import AXES, Grid, Point, Sample
+from kvferry.lab.tune.race import Race
+from kvferry.lab.tune.search import Search
 
 MIB = 1 << 20
 GRID = Grid()

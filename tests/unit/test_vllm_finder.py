@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from kvferry import Engine, Identity, KVLayout
-from kvferry.engine.prompt import Prompt, read_prompt
+from kvferry import Identity, KVLayout, TieredCache
+from kvferry.cache.prompt import Prompt, read_prompt
 from kvferry.errors import ClosedError, UsageError
 from kvferry.integrations.vllm import rank as rank_module
 from kvferry.integrations.vllm import ranks
 from kvferry.integrations.vllm.explain import explained, running, teller
 from kvferry.integrations.vllm.finder import BackendFinder
 from kvferry.integrations.vllm.ranks import RankAnswers, RankFinder, address
-from kvferry.metrics import EngineMetrics
+from kvferry.metrics import CacheMetrics
 from support.clock import now_s
 from support.stamps import until
 
@@ -35,7 +35,7 @@ class Cache:
         self.asks_stores = True
         self.limits: list[float | None] = []
         self.error: Exception | None = None
-        self.metrics = EngineMetrics()
+        self.metrics = CacheMetrics()
 
     def lookup(self, tokens: Any, *, timeout_s: float | None = None) -> Any:
         self.limits.append(timeout_s)
@@ -403,7 +403,9 @@ def test_a_name_is_free_again_when_its_owner_is_closed(engine_id: str) -> None:
 
 def test_a_prompt_is_explained_by_the_engines_that_run(engine_id: str) -> None:
     layout = KVLayout(layers=1, kv_heads=1, head_dim=8, dtype="uint8", chunk_size=8)
-    with Engine(Identity(model="explained", layout=layout), max_local_cpu_size=0.001) as engine:
+    with TieredCache(
+        Identity(model="explained", layout=layout), max_local_cpu_size=0.001
+    ) as engine:
         answers = RankAnswers(address(engine_id, 0), BackendFinder([engine]), teller(engine))
         try:
             engine.store(list(range(80)), [bytes(layout.chunk_bytes)] * 10)

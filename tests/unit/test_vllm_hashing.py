@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from kvferry.chunks.keys import DIGEST_BYTES, chunk_hashes
 from kvferry.integrations.vllm.hashing import request_hashes, request_salt
 from kvferry.integrations.weights import fingerprint
-from kvferry.keys import DIGEST_BYTES, chunk_hashes
 
 SIZE = 8
 TOKENS = [(7 * i * i + 3) % 50_000 for i in range(100)]

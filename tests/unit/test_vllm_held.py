@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
+from kvferry.cache import Lookup, Retrieved, Stored
+from kvferry.cache.prefill import Coefficients
+from kvferry.cache.prompt import Prompt, Tokens
 from kvferry.client.buffers import BufferLike
-from kvferry.engine import Lookup, Retrieved, Stored
-from kvferry.engine.prefill import Coefficients
-from kvferry.engine.prompt import Prompt, Tokens
 from kvferry.errors import ClosedError
 from kvferry.integrations.vllm.held import HeldCache
 from kvferry.integrations.vllm.held_finder import HeldFinder
-from kvferry.metrics import EngineMetrics
+from kvferry.metrics import CacheMetrics
 from support.stamps import until
 
 SIZE = 4  # tokens of a chunk
@@ -388,7 +388,7 @@ def test_the_server_is_told_what_only_the_engine_knows() -> None:
         "kvferry_memory_bytes": {"in": 30},
     }
     assert [*histograms] == ["kvferry_memory_seconds", "kvferry_ttft_share"]
-    EngineMetrics().add(sums, histograms)  # the server takes it
+    CacheMetrics().add(sums, histograms)  # the server takes it
     taken = held.metrics.snapshot()  # and what the engine shows is all of it
     assert taken["kvferry_tokens_requested_total"] == 5 * SIZE
     assert taken["kvferry_tokens_hit_total"]["l1"] == 2 * SIZE

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from kvferry import Identity
+from kvferry.chunks.layout import KVLayout
 from kvferry.errors import UsageError
 from kvferry.integrations.vllm import versions
 from kvferry.integrations.vllm.identity import kv_dtype, model_identity
 from kvferry.integrations.vllm.platform import platform_fields
-from kvferry.kv_layout import KVLayout
 
 VERSIONS = ("0.22.1", "0.32.0")
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from kvferry.engine.prompt import Prompt
+from kvferry.cache.prompt import Prompt
+from kvferry.chunks.keys import DIGEST_BYTES, chunk_hashes
 from kvferry.errors import UsageError
 from kvferry.integrations.vllm import questions
 from kvferry.integrations.vllm.backend import Work
 from kvferry.integrations.vllm.scheduler import SchedulerHalf
-from kvferry.keys import DIGEST_BYTES, chunk_hashes
 from support import clock
 from support.vllm_shapes import EngineRequest, PrefillStats, SchedulerStep
 

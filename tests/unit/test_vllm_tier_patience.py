@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvferry.engine.prefill import PrefillModel
+from kvferry.cache.prefill import PrefillModel
 from kvferry.integrations.vllm.offload.patience import Patience
 
 CHUNK_TOKENS, CHUNK_BYTES = 256, 32 << 20

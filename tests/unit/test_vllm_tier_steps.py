@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from kvferry.engine.prefill import PrefillModel
+from kvferry.cache.prefill import PrefillModel
 from kvferry.integrations.vllm.offload.steps import TierSteps
 
 STEP_S = 0.5

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from kvferry import Engine, Identity, KVLayout
-from kvferry.engine.prompt import Prompt
+from kvferry import Identity, KVLayout, TieredCache
+from kvferry.cache.prompt import Prompt
+from kvferry.chunks.keys import chunk_hashes
 from kvferry.integrations.vllm.backend import LoadJob, SaveJob, Work
 from kvferry.integrations.vllm.steps import HostSteps
 from kvferry.integrations.vllm.worker import WorkerHalf
-from kvferry.keys import chunk_hashes
-from kvferry.metrics import EngineMetrics
+from kvferry.metrics import CacheMetrics
 from support import clock
 from support.vllm_shapes import PlainCopier, SlowDevice
 
@@ -29,7 +29,7 @@ HASHES = b"".join(chunk_hashes(TOKENS, CHUNK))
 class Cache:
     """An engine, and what a test wants to go wrong with it."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: TieredCache) -> None:
         self.engine = engine
         self.go = threading.Event()
         self.go.set()
@@ -75,7 +75,7 @@ class Cache:
         self.steps.append((new_tokens, pairs, decodes, took_s))
 
     @property
-    def metrics(self) -> EngineMetrics:
+    def metrics(self) -> CacheMetrics:
         return self.engine.metrics
 
     def stats(self) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class Cache:
 @pytest.fixture
 def cache() -> Iterator[Cache]:
     identity = Identity(model="worker-half", layout=LAYOUT)
-    with Engine(identity, max_local_cpu_size=0.001, prefault=False) as engine:
+    with TieredCache(identity, max_local_cpu_size=0.001, prefault=False) as engine:
         made = Cache(engine)
         yield made
         made.go.set()
@@ -512,7 +512,7 @@ def test_loads_that_nobody_was_told_of_are_reported_by_who_comes_after(cache: Ca
     step(half, Work(loads=[load(0, [22, -1], "running")]))
     left = half.abandon()  # other tensors have come
     identity = Identity(model="worker-half", layout=LAYOUT)
-    with Engine(identity, max_local_cpu_size=0.001, prefault=False) as engine:
+    with TieredCache(identity, max_local_cpu_size=0.001, prefault=False) as engine:
         heir = half_of(Cache(engine), plain())
         heir.inherit(left)
         assert reported(heir, 2) == ({"over", "running"}, {20, 21, 22})

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kvferry import Engine, Identity, KVLayout
+from kvferry import Identity, KVLayout, TieredCache
+from kvferry.chunks.keys import chunk_hashes
 from kvferry.integrations.vllm.backend import LoadJob, SaveJob, Work
 from kvferry.integrations.vllm.worker import WorkerHalf
-from kvferry.keys import chunk_hashes
 from support.stamps import until
 from support.vllm_shapes import PlainCopier
 
@@ -24,7 +24,7 @@ def step(half: WorkerHalf, work: Work) -> None:
 def test_what_the_cache_counts_is_told_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     """First tokens by one rank alone: all of them see the same."""
     identity = Identity(model="worker-news", layout=LAYOUT)
-    with Engine(identity, max_local_cpu_size=0.001, prefault=False) as engine:
+    with TieredCache(identity, max_local_cpu_size=0.001, prefault=False) as engine:
         halves = [
             WorkerHalf(
                 engine,

@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -81,10 +80,10 @@ def client(ctx: click.Context, /, json_file: str | None, plot_file: str | None, 
 
     User and password are taken from KVFERRY_RESP_USERNAME and KVFERRY_RESP_PASSWORD.
     """
-    from kvferry.lab import bench_report as report
-    from kvferry.lab.bench_plot import check_plot, write_plot
-    from kvferry.lab.bench_probe import open_probe
-    from kvferry.lab.bench_run import ClientBench
+    from kvferry.lab.bench import report
+    from kvferry.lab.bench.plot import check_plot, write_plot
+    from kvferry.lab.bench.probe import open_probe
+    from kvferry.lab.bench.run import ClientBench
 
     if plot_file:
         check_plot()
@@ -106,7 +105,7 @@ def client(ctx: click.Context, /, json_file: str | None, plot_file: str | None, 
         compare=bool(o["compare"]),
         with_floor=o["floor"],
     )
-    console = _console(to_stderr=json_file == "-")
+    console = console_for(to_stderr=json_file == "-")
     with _store(o["store"], plan.config, plan.bytes_max) as config:
         plan = replace(plan, config=config)
         with open_probe(config) as probe:
@@ -123,7 +122,8 @@ def client(ctx: click.Context, /, json_file: str | None, plot_file: str | None, 
     ctx.exit(1 if any(row.error for row in rows) else 0)
 
 
-def _console(*, to_stderr: bool) -> Console:
+def console_for(*, to_stderr: bool) -> Console:
+    """Where figures are said: as wide as the terminal, and wide enough in a pipe."""
     from rich.console import Console
 
     wide = None if os.isatty(2 if to_stderr else 1) else 140  # a pipe has no width of its own
@@ -145,47 +145,8 @@ def _store(store: str | None, config: ClientConfig, bytes_max: int) -> Iterator[
     if store is None:
         yield config
         return
-    from kvferry.embedded import embedded_store
-    from kvferry.lab.same_host import tcp_config
+    from kvferry.embedded.store import embedded_store
+    from kvferry.lab.servers.same_host import tcp_config
 
     with embedded_store(maxmemory_mb=bytes_max // (1 << 20) + 256) as own:
         yield tcp_config(own)
-
-
-@bench.command(
-    epilog="Exit codes: 0 measured, whatever holds; 1 something falls short and --strict is "
-    "given; 2 usage.  Example: kvferry bench bars --json build/bench.json"
-)
-@click.option("--json", "json_file", help="Write the bars to this file; - is stdout.")
-@click.option("--quick", is_flag=True, help="Tiny sizes: shows that it works, claims nothing.")
-@click.option("--strict", is_flag=True, help="Exit with 1 when a bar falls short.")
-@click.option(
-    "--trace",
-    type=click.Path(path_type=Path),
-    help="Hit rates of this trace (see `kvferry trace replay`).  [default: a made one]",
-)
-@click.option("--only", multiple=True, help="Groups whose name contains this; may be repeated.")
-@click.pass_context
-def bars(
-    ctx: click.Context,
-    /,
-    json_file: str | None,
-    quick: bool,
-    strict: bool,
-    trace: Path | None,
-    only: tuple[str, ...],
-) -> None:
-    """Measure every promise about speed and recovery, on servers of its own, and say which hold."""
-    from kvferry.lab import bench_bars_report as report
-    from kvferry.lab.bench_bars import Lab, run_bars
-
-    groups = report.select(only)
-    console = _console(to_stderr=json_file == "-")
-    lab = Lab(quick, trace)
-    facts = report.header(lab)
-    report.say_header(console, facts)
-    measured = run_bars(groups, lab, lambda bar: report.say_bar(console, bar, quick))
-    report.say_table(console, measured, quick)
-    if json_file:
-        report.write_json(json_file, {**facts, "quick": quick}, measured)
-    ctx.exit(1 if strict and any(bar.falls_short for bar in measured) else 0)

@@ -27,7 +27,7 @@ __all__ = ["codec"]
 def codec(file: Path | None, tokens: int, repeat: int, json_file: str | None) -> None:
     """Encode and decode KV by each codec, in one thread, and compare every byte."""
     from kvferry.connectors.redis import CODECS
-    from kvferry.lab import bench_codec as bench
+    from kvferry.lab.bench import codec as bench
 
     content, what = bench.content_of(file, tokens)
     rows = [bench.measure(name, content, repeat) for name in CODECS if name != "naive"]

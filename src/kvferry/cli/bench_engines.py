@@ -45,13 +45,13 @@ def engines(ctx: click.Context, /, json_file: str | None, plot_file: str | None,
     from rich.console import Console
 
     from kvferry._host import usable_cores
-    from kvferry._server_binary import find_server
-    from kvferry.lab import bench_engines_report as report
-    from kvferry.lab.bench_engines import EnginePlan, run
-    from kvferry.lab.bench_engines_broken import run_broken, say_broken_rows
-    from kvferry.lab.bench_engines_serve import run_serve_bench, say_serve_rows
-    from kvferry.lab.bench_plot import check_plot
-    from kvferry.lab.engine_process import versions_of
+    from kvferry.embedded.program import find_server
+    from kvferry.lab.bench.plot import check_plot
+    from kvferry.lab.engines import report
+    from kvferry.lab.engines.bench import EnginePlan, run
+    from kvferry.lab.engines.broken import run_broken, say_broken_rows
+    from kvferry.lab.engines.process import versions_of
+    from kvferry.lab.engines.serve import run_serve_bench, say_serve_rows
 
     if plot_file:
         check_plot()

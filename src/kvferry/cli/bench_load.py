@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from kvferry.lab.bench_load import LoadRow
+    from kvferry.lab.bench.load import LoadRow
 
 __all__ = ["memtier_benchmark", "redis_benchmark"]
 
@@ -49,7 +49,7 @@ def memtier_benchmark(json_file: str | None, hide_histogram: bool, **o: Any) -> 
     Its own options, as far as they are listed here. Keys stay in the server, as with the original.
     """
     from kvferry.config import ClientConfig
-    from kvferry.lab.bench_load import Load, memtier_load
+    from kvferry.lab.bench.load import Load, memtier_load
 
     sets, gets = (int(part) for part in _matched("--ratio", r"(\d+):(\d+)", o["ratio"]))
     (requests,) = _matched("--requests", r"(allkeys|[1-9]\d*)", o["requests"])
@@ -99,7 +99,7 @@ def redis_benchmark(json_file: str | None, **o: Any) -> None:
     Its own options, as far as they are listed here. Keys stay in the server, as with the original.
     """
     from kvferry.config import ClientConfig
-    from kvferry.lab.bench_load import Load, redis_load
+    from kvferry.lab.bench.load import Load, redis_load
 
     tests = o["tests"].lower().split(",")
     if not set(tests) <= {"set", "get"}:

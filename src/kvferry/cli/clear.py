@@ -43,7 +43,7 @@ def clear(
     if not everybody:
         raise UsageError(
             "say --everybody: this is for all engines on the store. One engine is cleared by "
-            "itself: Engine.clear(), or vLLM's reset_prefix_cache with its connector"
+            "itself: TieredCache.clear(), or vLLM's reset_prefix_cache with its connector"
         )
     count = 0
     for text in clear_everybody(load_client_config(file, url=url), identity):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from kvferry.lab.demo import DemoResult, DemoSettings
+    from kvferry.lab.demo.run import DemoResult, DemoSettings
 
 __all__ = ["demo"]
 
@@ -43,7 +43,7 @@ def demo(
     it; process 2 loads it and writes on, and also computes everything itself, to compare.
     """
     try:
-        from kvferry.lab.demo import run_demo
+        from kvferry.lab.demo.run import run_demo
     except ModuleNotFoundError as error:
         if error.name != "numpy":
             raise
@@ -64,7 +64,7 @@ def demo(
 def _settings(
     store: str, tokens: int | None, chunk_tokens: int | None, seed: int, small: bool
 ) -> DemoSettings:
-    from kvferry.lab.demo import SMALL, DemoSettings
+    from kvferry.lab.demo.run import SMALL, DemoSettings
 
     settings = replace(SMALL if small else DemoSettings(), store=store, seed=seed)
     if tokens is not None:
@@ -88,7 +88,7 @@ def _progress() -> Iterator[Callable[[str], None]]:
 
 
 def _print(result: DemoResult) -> None:
-    from kvferry.lab.demo_clients import socket_gain
+    from kvferry.lab.demo.clients import socket_gain
     from kvferry.lab.table import console, facts, number, table
 
     out = console()

@@ -90,7 +90,7 @@ def latency(ctx: click.Context, /, **o: Any) -> None:
 
     OPENAI_API_KEY is sent to the server at --base-url.
     """
-    from kvferry.lab.bench_plot import check_plot
+    from kvferry.lab.bench.plot import check_plot
     from kvferry.lab.latency.figures import published, read_rows, series_of, slopes
     from kvferry.lab.latency.report import named, slope_lines, table_lines
     from kvferry.lab.latency.run import run_latency

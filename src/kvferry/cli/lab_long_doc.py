@@ -104,10 +104,10 @@ def long_doc_qa(ctx: click.Context, /, **o: Any) -> None:
 
     Writes warmup_round.csv and query_round.csv, a line for each request.
     """
-    from kvferry.lab import long_doc_report as report
-    from kvferry.lab.bench_plot import check_plot
-    from kvferry.lab.long_doc import LongDocPlan, run_long_doc
-    from kvferry.lab.long_doc_hits import hit_loss
+    from kvferry.lab.bench.plot import check_plot
+    from kvferry.lab.long_doc import report
+    from kvferry.lab.long_doc.hits import hit_loss
+    from kvferry.lab.long_doc.run import LongDocPlan, run_long_doc
     from kvferry.lab.openai_client import OpenAIClient
     from kvferry.lab.prometheus_text import capacity_tokens
     from kvferry.lab.table import console
@@ -126,7 +126,7 @@ def long_doc_qa(ctx: click.Context, /, **o: Any) -> None:
         texts = [f"\nResponse of request {r.prompt_id}: {r.text}\n" for r in run.records]
         o["output"].write_text("".join(texts))
     if o["visualize"]:
-        from kvferry.lab.long_doc_plot import plot_rounds
+        from kvferry.lab.long_doc.plot import plot_rounds
 
         plot_rounds(run, o["results_dir"], shlex.join(["kvferry", *sys.argv[1:]]))
     if o["as_json"]:
@@ -147,7 +147,7 @@ def long_doc_qa(ctx: click.Context, /, **o: Any) -> None:
 
 def _plan(o: dict[str, Any]) -> dict[str, Any]:
     """What was said, over the preset, over the defaults."""
-    from kvferry.lab.long_doc import PRESETS, LongDocPlan
+    from kvferry.lab.long_doc.run import PRESETS, LongDocPlan
 
     chosen: dict[str, Any] = dict(PRESETS[o["preset"]]) if o["preset"] else {}
     chosen |= {name: o[name] for name in _PLAN if o[name] is not None}

@@ -57,8 +57,8 @@ def tokens(ctx: click.Context, /, **o: Any) -> None:
     with the same names and fields.
     """
     from kvferry.lab.openai_client import OpenAIClient
-    from kvferry.lab.token_benchmark import TokenPlan, run_tokens
-    from kvferry.lab.token_report import summary_lines, write_results
+    from kvferry.lab.tokens.report import summary_lines, write_results
+    from kvferry.lab.tokens.run import TokenPlan, run_tokens
 
     if o["llm_api"] != "openai":
         raise UsageError(f"--llm-api {o['llm_api']} is not known; openai is")

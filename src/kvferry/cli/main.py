@@ -21,7 +21,7 @@ from kvferry import __version__
 from kvferry.cli.lazy import lazy_group
 from kvferry.errors import KVFerryError, UsageError
 
-__all__ = ["COMMANDS", "main"]
+__all__ = ["COMMANDS", "main", "run_command"]
 
 # name -> (where it is, its line in --help): listing commands must not import them
 COMMANDS = {
@@ -67,8 +67,13 @@ def cli() -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command line and return its exit code."""
+    return run_command(cli, argv, "kvferry")
+
+
+def run_command(command: click.Command, argv: list[str] | None, name: str) -> int:
+    """As `main`, for one command: a failure is a line and the exit code that it has everywhere."""
     try:
-        code = cli.main(argv, prog_name="kvferry", standalone_mode=False)
+        code = command.main(argv, prog_name=name, standalone_mode=False)
         return code if isinstance(code, int) else 0
     except click.ClickException as error:
         error.show()

@@ -40,7 +40,7 @@ def roi(ctx: click.Context, /, **o: Any) -> None:
     if o["validate"]:
         ctx.exit(_validate(o["as_json"]))
     check_options(ctx, o)
-    from kvferry.lab.bench_plot import check_plot
+    from kvferry.lab.bench.plot import check_plot
     from kvferry.lab.roi import report
     from kvferry.lab.roi.answer import answer
     from kvferry.lab.roi.replayed import replayed
@@ -182,8 +182,8 @@ def _traced(question: Question, o: dict[str, Any]) -> tuple[Question, list[Outco
     from kvferry.cli.trace import capacities_of_text, progress_bar, words_of
     from kvferry.config.setting import policy_name
     from kvferry.lab.roi.traced import outcomes
-    from kvferry.lab.trace_format import TraceOptions, load_trace
-    from kvferry.lab.trace_replay import POLICIES, capacities_of, new_cache
+    from kvferry.lab.trace.format import TraceOptions, load_trace
+    from kvferry.lab.trace.replay import POLICIES, capacities_of, new_cache
 
     words = words_of(o["policy"]) if o["policy"] else POLICIES
     policies = [policy_name(word) or word for word in words]

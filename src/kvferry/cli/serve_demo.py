@@ -87,8 +87,8 @@ def serve_demo(config: str | None, log_level: str, **options: Any) -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
     check_installed("this server", "numpy", "starlette", "uvicorn", extra="numpy,server")
-    from kvferry.config import EngineConfig
+    from kvferry.config import CacheConfig
     from kvferry.lab.serve.run import ServeSettings
     from kvferry.lab.serve.run import serve_demo as serve
 
-    serve(ServeSettings(**options), EngineConfig.load(config), log_level)
+    serve(ServeSettings(**options), CacheConfig.load(config), log_level)

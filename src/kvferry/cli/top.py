@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from kvferry.lab.watch import Watch
+    from kvferry.lab.top.watch import Watch
 
 __all__ = ["top"]
 
@@ -52,7 +52,7 @@ def top(
     back.
     """
     from kvferry.lab.table import console
-    from kvferry.lab.watch_page import page
+    from kvferry.lab.top.page import page
 
     watch = _watch(url, token_file)
     if once:
@@ -66,8 +66,8 @@ def top(
 
 
 def _watch(url: str | None, token_file: Path | None) -> Watch:
-    from kvferry.lab.watch import Watch
-    from kvferry.lab.watch_here import WatchHere
+    from kvferry.lab.top.here import WatchHere
+    from kvferry.lab.top.watch import Watch
 
     if url is None:
         here = WatchHere()
@@ -81,7 +81,7 @@ def _live(watch: Watch, interval_s: float) -> None:
     from rich.live import Live
 
     from kvferry.lab.table import console
-    from kvferry.lab.watch_page import page
+    from kvferry.lab.top.page import page
 
     out = console()
     with Live(console=out, screen=out.is_terminal, auto_refresh=False) as live:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from kvferry.lab.trace_format import Trace
-    from kvferry.lab.trace_replay import Replayer
+    from kvferry.lab.trace.format import Trace
+    from kvferry.lab.trace.replay import Replayer
 
 __all__ = ["capacities_of_text", "progress_bar", "trace", "words_of"]
 
@@ -81,11 +81,11 @@ def replay(
     is a chunk in an unbroken run from the beginning of its request.
     """
     from kvferry.config.setting import policy_name
-    from kvferry.lab import trace_report as report
-    from kvferry.lab.bench_plot import check_plot
+    from kvferry.lab.bench.plot import check_plot
     from kvferry.lab.table import console
-    from kvferry.lab.trace_format import TraceOptions, load_trace
-    from kvferry.lab.trace_replay import POLICIES, Replay, capacities_of, new_cache
+    from kvferry.lab.trace import report
+    from kvferry.lab.trace.format import TraceOptions, load_trace
+    from kvferry.lab.trace.replay import POLICIES, Replay, capacities_of, new_cache
 
     if plot_file:
         check_plot()
@@ -160,14 +160,14 @@ def capacities_of_text(text: str, chunk_bytes: int) -> list[int]:
 def _replayer(store: str, largest_bytes: int) -> Iterator[Replayer]:
     """What replays against a store: the named one, or our own with room enough."""
     try:
-        from kvferry.lab.trace_store import StoreReplay
+        from kvferry.lab.trace.store import StoreReplay
     except ModuleNotFoundError as error:
         if error.name != "numpy":
             raise
         raise click.ClickException("--store needs NumPy: pip install 'kvferry[numpy]'") from None
     from kvferry.client.sync import RedisClient
     from kvferry.config import ClientConfig
-    from kvferry.embedded import embedded_store
+    from kvferry.embedded.store import embedded_store
 
     click.echo(f"the store will hold up to {largest_bytes / (1 << 30):.2f} GB", err=True)
     with ExitStack() as stack:

@@ -12,8 +12,8 @@ import click
 
 if TYPE_CHECKING:
     from kvferry.config import ClientConfig
-    from kvferry.lab.tune_points import Grid
-    from kvferry.lab.tune_result import TuneResult
+    from kvferry.lab.tune.points import Grid
+    from kvferry.lab.tune.result import TuneResult
 
 __all__ = ["tune"]
 
@@ -91,7 +91,7 @@ def tune(url: str | None, file: Path | None, dry_run: bool, as_json: bool, **opt
     machine that does nothing else.
     """
     try:
-        from kvferry.lab.tune import Tune
+        from kvferry.lab.tune.run import Tune
     except ModuleNotFoundError as error:
         if error.name != "numpy":
             raise
@@ -133,7 +133,7 @@ def _server(url: str | None, file: Path | None) -> ClientConfig:
 
 
 def _grid(options: dict[str, Any]) -> Grid:
-    from kvferry.lab.tune_points import Grid
+    from kvferry.lab.tune.points import Grid
 
     axes = {
         "connections": options["connections"],

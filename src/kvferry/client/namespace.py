@@ -78,7 +78,7 @@ class CacheNamespace(_Namespace):
         client: Moves the bytes.
         prefix: Goes before every key, e.g. ``"kv:"``.
         identity: What the bytes are comparable with: a digest of at least 8 bytes, the first 8 of
-            which enter every frame; see `kvferry.keys.identity_digest`.
+            which enter every frame; see `kvferry.chunks.keys.identity_digest`.
         value_size_bytes: Length of every value. Above 4 MiB, no key may end in ``#`` and digits:
             those are the names of stripes.
 

@@ -23,7 +23,7 @@ from kvferry.client.buffers import BufferLike, Key, encode_keys
 from kvferry.client.inherited import Inherited
 from kvferry.client.presence import Presence
 from kvferry.client.provider import provide_to
-from kvferry.client.pure import PureRedisClient
+from kvferry.client.pure.client import PureRedisClient
 from kvferry.client.times import checked_timeout, ttl_ms
 from kvferry.config import CONNECTIONS_DEFAULT, WORKERS_DEFAULT, ClientConfig, load_client_config
 from kvferry.errors import ClosedError, UsageError
@@ -66,7 +66,7 @@ class Frame:
 
     def __init__(self, identity: bytes, value_size_bytes: int) -> None:
         if not isinstance(identity, bytes) or len(identity) < 8:
-            raise UsageError("an identity digest has at least 8 bytes; see kvferry.keys")
+            raise UsageError("an identity digest has at least 8 bytes; see kvferry.chunks.keys")
         whole = isinstance(value_size_bytes, int) and not isinstance(value_size_bytes, bool)
         if not whole or not 1 <= value_size_bytes <= FRAMED_SIZE_BYTES_MAX:
             raise UsageError(

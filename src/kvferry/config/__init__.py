@@ -7,9 +7,9 @@
       stores:
         - {type: redis, url: "redis://cache-1:6379", max_capacity_gb: 500}
 
-    config = EngineConfig.load("kvferry.yaml", retrieve_timeout_s=2)
+    config = CacheConfig.load("kvferry.yaml", retrieve_timeout_s=2)
 
-A setting is a field of a class here (`ClientConfig`, `EngineConfig`, `StoreConfig`,
+A setting is a field of a class here (`ClientConfig`, `CacheConfig`, `StoreConfig`,
 `ServerSettings`, and those of `config.integrations`). The call wins over the file, that over the
 environment, and that over the defaults, setting by setting. In the environment a setting of the
 cache is ``KVFERRY_`` and its name in capitals; where no file is named also ``LMCACHE_``, which is
@@ -29,7 +29,7 @@ a secret.
 
 from __future__ import annotations
 
-from kvferry.config.cache import EngineConfig, chosen_config
+from kvferry.config.cache import CacheConfig, chosen_config
 from kvferry.config.client import CONNECTIONS_DEFAULT, WORKERS_DEFAULT, ClientConfig
 from kvferry.config.client_sources import load_client_config, save_client_settings
 from kvferry.config.sources import Examined, examine
@@ -38,8 +38,8 @@ from kvferry.config.stores import EvictionConfig, StoreConfig
 __all__ = [
     "CONNECTIONS_DEFAULT",
     "WORKERS_DEFAULT",
+    "CacheConfig",
     "ClientConfig",
-    "EngineConfig",
     "EvictionConfig",
     "Examined",
     "StoreConfig",

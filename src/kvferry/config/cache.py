@@ -1,4 +1,4 @@
-"""All settings of an engine, as one frozen object that is checked when it is made."""
+"""All settings of a cache, as one frozen object that is checked when it is made."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvferry.config.setting import GB, Path, PolicyName, Text, setting
 from kvferry.config.stores import StoreConfig
 from kvferry.errors import ConfigError, UsageError
 
-__all__ = ["EngineConfig", "chosen_config", "named_stores"]
+__all__ = ["CacheConfig", "chosen_config", "named_stores"]
 
 _log = logging.getLogger("kvferry.config")
 
@@ -20,8 +20,8 @@ _MIB = 1 << 20
 _DAY_S = 86_400.0
 
 
-class EngineConfig(PeerSettings, frozen=True, kw_only=True):
-    """What an engine caches, where, and how long it may take.
+class CacheConfig(PeerSettings, frozen=True, kw_only=True):
+    """What is cached, where, and how long it may take.
 
     Attributes:
         chunk_size: Tokens of a chunk, the unit of caching.
@@ -39,7 +39,7 @@ class EngineConfig(PeerSettings, frozen=True, kw_only=True):
             is not stored, and counted.
         recompute: "auto" loads what is predicted to be quicker than computing it; "never" loads
             whatever is there.
-        weights_version: Of engines on the same stores, those with the same name share; for weights
+        weights_version: Of caches on the same stores, those with the same name share; for weights
             that were changed in place. None: those that have none either.
         prefill_calibration_file: A JSON file that says what computing n tokens takes, which is
             ``a + c n + d n**2`` seconds: {"a_s": ..., "c_s_per_token": ..., "d_s_per_token2": ...}.
@@ -127,19 +127,19 @@ class EngineConfig(PeerSettings, frozen=True, kw_only=True):
 
 
 def chosen_config(
-    chunk_size: int, config: EngineConfig | None, settings: dict[str, Any]
-) -> EngineConfig:
-    """The settings of an engine with such chunks: those given, or single ones from all sources.
+    chunk_size: int, config: CacheConfig | None, settings: dict[str, Any]
+) -> CacheConfig:
+    """The settings of a cache with such chunks: those given, or single ones from all sources.
 
     Raises:
         ConfigError: They name another chunk size, or one cannot be.
         UsageError: Both are given.
     """
     if config is None:
-        config = EngineConfig.load(**{"chunk_size": chunk_size, **settings})
+        config = CacheConfig.load(**{"chunk_size": chunk_size, **settings})
     elif settings:
         raise UsageError("pass either config or single settings, not both")
-    if config.chunk_size not in (chunk_size, EngineConfig().chunk_size):
+    if config.chunk_size not in (chunk_size, CacheConfig().chunk_size):
         raise ConfigError(
             f"chunk_size is {config.chunk_size} in the settings and {chunk_size} in the layout; "
             "make them equal"

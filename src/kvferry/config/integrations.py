@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from kvferry._shown import shown
-from kvferry.config.cache import EngineConfig
+from kvferry.config.cache import CacheConfig
 from kvferry.config.client import WORKERS_DEFAULT, ClientConfig
 from kvferry.config.client_sources import client_fields, load_client_config
 from kvferry.config.setting import GB, Path, Settings, setting, specs
@@ -48,7 +48,7 @@ class VllmConnectorSettings(Settings, frozen=True, kw_only=True):
     save_generated: bool = True
     save_buffer_gb: Annotated[float, setting(gt=0, le=1 << 20, unit="GB")] | None = None
     layerwise: Literal["auto", "always"] = "auto"
-    engine: Annotated[EngineConfig, setting(program=True)] = EngineConfig()
+    engine: Annotated[CacheConfig, setting(program=True)] = CacheConfig()
 
     @property
     def save_bytes_max(self) -> int | None:

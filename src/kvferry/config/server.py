@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Annotated, Any, ClassVar, Self
 
-from kvferry.config.cache import EngineConfig
+from kvferry.config.cache import CacheConfig
 from kvferry.config.endpoints import check_endpoint, plain_endpoint, tcp_host
 from kvferry.config.setting import Path, PolicyName, Settings, setting, specs
 from kvferry.config.url import is_loopback
@@ -140,7 +140,7 @@ class ServerConfig(_Common, frozen=True, kw_only=True):
         ConfigError: A setting cannot be, or contradicts another one.
     """
 
-    engine: Annotated[EngineConfig, setting(program=True)] = EngineConfig()
+    engine: Annotated[CacheConfig, setting(program=True)] = CacheConfig()
     endpoints: Annotated[
         tuple[str, ...],
         setting(use="a list with at least one endpoint, e.g. tcp://127.0.0.1:5555", quoted=False),
@@ -156,8 +156,8 @@ class ServerConfig(_Common, frozen=True, kw_only=True):
         )
 
     def _check(self) -> None:
-        if not isinstance(self.engine, EngineConfig):
-            raise ConfigError("engine is no EngineConfig; make it with EngineConfig.load(...)")
+        if not isinstance(self.engine, CacheConfig):
+            raise ConfigError("engine is no CacheConfig; make it with CacheConfig.load(...)")
         self._check_endpoints()
         self._check_http()
         if self.dead_after_s <= self.heartbeat_s:
@@ -219,7 +219,7 @@ class ServerConfig(_Common, frozen=True, kw_only=True):
             path: The file; default: ``KVFERRY_CONFIG_FILE``, then ``LMCACHE_CONFIG_FILE``, or none.
             environ: Default: of this process.
             **overrides: Names of `ServerSettings`, where not None; `http` may also be a pair, and
-                `engine` an `EngineConfig` or a mapping of its settings.
+                `engine` a `CacheConfig` or a mapping of its settings.
 
         Raises:
             ConfigError: The file is missing or malformed, or a setting is; the text names it.

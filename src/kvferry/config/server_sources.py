@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvferry.config.cache import EngineConfig
+from kvferry.config.cache import CacheConfig
 from kvferry.config.endpoints import address_of, endpoints_of
 from kvferry.config.file import (
     FILE_VARIABLES,
@@ -115,16 +115,16 @@ def _of_environ(environ: Mapping[str, str], found: Findings) -> Place:
 
 def _engine(
     engine: Any, places: Sequence[Place], environ: Mapping[str, str], found: Examined
-) -> tuple[EngineConfig, int | None]:
+) -> tuple[CacheConfig, int | None]:
     """The settings of the engines, and the chunk size if any source names one."""
     own = {place.kind: _for_engine(place) for place in places}
-    if isinstance(engine, EngineConfig):
+    if isinstance(engine, CacheConfig):
         mixed = together(list(own.values()))
         if "stores" in mixed:
-            raise ConfigError("pass either an EngineConfig or l2_adapters; both name stores")
+            raise ConfigError("pass either a CacheConfig or l2_adapters; both name stores")
         return engine.replace(**mixed), mixed.get("chunk_size")
     if not isinstance(engine, Mapping):
-        raise ConfigError("engine is no EngineConfig and no mapping of settings")
+        raise ConfigError("engine is no CacheConfig and no mapping of settings")
     clash = [name for name in own["call"].values if name in engine]
     if clash:
         raise ConfigError(f"engine: {clash[0]} is there a second time; keep one")
@@ -134,7 +134,7 @@ def _engine(
         order += [own.pop(place.kind)] if place.kind in own else []
         order.append(place)
     resolved(order, environ, found)
-    config = EngineConfig(**found.settings())
+    config = CacheConfig(**found.settings())
     size, source = found.values["chunk_size"]
     return config, None if source == "default" else size
 

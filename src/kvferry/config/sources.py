@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from kvferry.config.cache import EngineConfig, named_stores
+from kvferry.config.cache import CacheConfig, named_stores
 from kvferry.config.client import ClientConfig
 from kvferry.config.client_sources import (
     client_fields,
@@ -70,7 +70,7 @@ class StoreSettings(Settings, frozen=True, kw_only=True):
 
 
 _SPECIAL = specs(StoreSettings)
-_PLAIN = {name: spec for name, spec in specs(EngineConfig).items() if not spec.program}
+_PLAIN = {name: spec for name, spec in specs(CacheConfig).items() if not spec.program}
 CACHE = Names({**_PLAIN, **_SPECIAL}, ALIASES, FOREIGN, GONE, OFF)
 _BESIDE = "lookup_backoff_time"  # of peers, and LMCache has it there as well
 _EXTRA = Names(
@@ -95,7 +95,7 @@ class Examined(Findings):
     client: dict[str, Any] = field(default_factory=dict)
 
     def settings(self) -> dict[str, Any]:
-        """The keywords of `EngineConfig`.
+        """The keywords of `CacheConfig`.
 
         Raises:
             ConfigError: There is a problem; the text is the first one.
@@ -112,7 +112,7 @@ def examine(
     environ: Mapping[str, str] | None = None,
     **overrides: Any,
 ) -> Examined:
-    """Read all sources and find all problems; the arguments are those of `EngineConfig.load`.
+    """Read all sources and find all problems; the arguments are those of `CacheConfig.load`.
 
     Raises:
         ConfigError: The file is missing, unreadable or no YAML.

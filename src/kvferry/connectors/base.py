@@ -1,4 +1,4 @@
-"""What a connector is: the interface that an engine sees of every store.
+"""What a connector is: the interface that a cache sees of every store.
 
 All values of a connector have one length. It is opened with a `Space`: the prefix of its keys, the
 identity that its bytes must have, and that length. A value that was stored under another key or
@@ -25,10 +25,10 @@ from dataclasses import dataclass
 from typing import Protocol, Self, TypeAlias, runtime_checkable
 
 from kvferry._shown import shown
+from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.client.batch import BatchResult
 from kvferry.client.buffers import BufferLike, Key, encode_key
 from kvferry.errors import UsageError
-from kvferry.keys import DIGEST_BYTES
 
 __all__ = ["BufferLike", "Connector", "Key", "ScanBatch", "Space", "Ticket", "Usage"]
 
@@ -41,10 +41,10 @@ class Space:
 
     Attributes:
         prefix: Goes before every key, e.g. ``"kvf:<identity>:"``; may be empty.
-        identity: 16 bytes; see `kvferry.keys.identity_digest`.
+        identity: 16 bytes; see `kvferry.chunks.keys.identity_digest`.
         value_size_bytes: Length of every value.
-        description: The identity in words (`kvferry.keys.describe_identity`). The store keeps it,
-            so that others can be told in what their identity differs.
+        description: The identity in words (`kvferry.chunks.keys.describe_identity`). The store
+            keeps it, so that others can be told in what their identity differs.
 
     Raises:
         UsageError: A field cannot be right.
@@ -59,7 +59,7 @@ class Space:
         if self.prefix:
             encode_key(self.prefix)
         if not isinstance(self.identity, bytes) or len(self.identity) != DIGEST_BYTES:
-            raise UsageError(f"an identity has {DIGEST_BYTES} bytes; see kvferry.keys")
+            raise UsageError(f"an identity has {DIGEST_BYTES} bytes; see kvferry.chunks.keys")
         size = self.value_size_bytes
         if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= 1 << 37:
             raise UsageError(f"value_size_bytes={shown(size)} is no length from 1 to 128 GiB")

@@ -107,7 +107,7 @@ class BlockingConnector(Defaults, ABC):
         return 0
 
     def scan(self, limit: int = 1000) -> Iterator[ScanBatch]:
-        """Nothing, by default: the engine then forgets at a restart what the store holds."""
+        """Nothing, by default: the cache then forgets at a restart what the store holds."""
         return iter(())
 
     def descriptions(self) -> Mapping[bytes, str]:

@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from kvferry.client.batch import Status
-from kvferry.client.pure import PureRedisClient
-from kvferry.client.pure_batch import Batch, Call
-from kvferry.client.pure_cluster import Cluster
-from kvferry.client.pure_connection import Connection, TimedOut
-from kvferry.client.pure_dial import Refused
-from kvferry.client.pure_resp import Reply, encode
-from kvferry.client.pure_slots import Address
+from kvferry.client.pure.batch import Batch, Call
+from kvferry.client.pure.client import PureRedisClient
+from kvferry.client.pure.cluster import Cluster
+from kvferry.client.pure.connection import Connection, TimedOut
+from kvferry.client.pure.dial import Refused
+from kvferry.client.pure.resp import Reply, encode
+from kvferry.client.pure.slots import Address
 from kvferry.config import ClientConfig
 from kvferry.errors import DeadlineExceeded, UnavailableError
 

@@ -1,6 +1,6 @@
 """Making room among the chunks of other identities that share a store.
 
-Whoever fills a store first would otherwise keep it: each engine knows, and evicts, its own chunks.
+Whoever fills a store first would otherwise keep it: each cache knows, and evicts, its own chunks.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Stored as `CacheNamespace` stores them, so both see each other's values under one prefix, however
 they are encoded. Values above 4 MiB lie in stripes under keys of their own. Who evicts is the
-server (``maxmemory``), or the engine by `scan` and `batch_delete`; usage is what the server says
+server (``maxmemory``), or the cache by `scan` and `batch_delete`; usage is what the server says
 that all its data takes.
 """
 
@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 
 from kvferry import _native
+from kvferry.chunks.generation import read_name
 from kvferry.client.buffers import encode_key
 from kvferry.client.sync import RedisClient
 from kvferry.config import ClientConfig
@@ -25,7 +26,6 @@ from kvferry.connectors.client_connector import ClientConnector
 from kvferry.connectors.control import Control, ControlNode
 from kvferry.connectors.native import as_key
 from kvferry.errors import ConfigError, KVFerryError, ServerError
-from kvferry.generation import read_name
 
 __all__ = ["CODECS", "DESCRIPTIONS_KEY", "RedisConnector"]
 
@@ -190,7 +190,7 @@ class RedisConnector(ClientConnector):
         }
 
     def read_mark(self, timeout_s: float) -> bytes | None:
-        """What lies under ``kvf:<identity>:generation``; see `kvferry.engine.generations`.
+        """What lies under ``kvf:<identity>:generation``; see `kvferry.cache.generations`.
 
         Raises:
             UnavailableError, DeadlineExceeded, ServerError: The store does not say.

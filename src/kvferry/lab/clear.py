@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from kvferry.cache.generations import StoreGenerations
+from kvferry.chunks.generation import shared_of
 from kvferry.config import ClientConfig
 from kvferry.connectors.base import Space
 from kvferry.connectors.redis import RedisConnector
-from kvferry.engine.generations import StoreGenerations
-from kvferry.generation import shared_of
 
 __all__ = ["clear_everybody"]
 

@@ -21,11 +21,11 @@ from pathlib import Path
 from kvferry.config.controller import ControllerConfig
 from kvferry.config.setting import GB
 from kvferry.controller.controller import Controller
-from kvferry.lab.long_doc import LongDocPlan, LongDocRun, run_long_doc
-from kvferry.lab.long_doc_report import mean_ttft
+from kvferry.lab.long_doc.report import mean_ttft
+from kvferry.lab.long_doc.run import LongDocPlan, LongDocRun, run_long_doc
 from kvferry.lab.openai_client import OpenAIClient
 from kvferry.lab.serve.child import served
-from kvferry.lab.servers import wait_until
+from kvferry.lab.servers.server import wait_until
 
 __all__ = ["PUBLISHED", "Measured", "P2PPlan", "measured_rounds", "run_p2p"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 
-from kvferry.keys import DIGEST_BYTES
+from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.membership.messages import HASHES_MAX
 
 __all__ = ["Backlog", "Change"]

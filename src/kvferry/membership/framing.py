@@ -16,8 +16,8 @@ import struct
 import time
 from typing import Self, TypeVar
 
+from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.errors import UnavailableError
-from kvferry.keys import DIGEST_BYTES
 from kvferry.membership.messages import (
     MESSAGE_BYTES_MAX,
     VERSION,

@@ -21,7 +21,7 @@ from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
-from kvferry.keys import DIGEST_BYTES
+from kvferry.chunks.keys import DIGEST_BYTES
 
 __all__ = [
     "HASHES_MAX",
@@ -84,7 +84,7 @@ class HeldIdentity(msgspec.Struct, frozen=True):
         digest: Of the `Identity`.
         model: Its name.
         chunk_size: Tokens of a chunk.
-        generation: What prompts are hashed with now; see `kvferry.generation`.
+        generation: What prompts are hashed with now; see `kvferry.chunks.generation`.
         chunk_bytes: Of one in memory; 0: not said.
     """
 

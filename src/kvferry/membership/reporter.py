@@ -24,8 +24,8 @@ from contextlib import suppress
 from typing import Any
 
 from kvferry import __version__
+from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.errors import UsageError
-from kvferry.keys import DIGEST_BYTES
 from kvferry.membership.backlog import Backlog
 from kvferry.membership.framing import Link, Me, RefusedError, host_and_port
 from kvferry.membership.holdings import Holdings

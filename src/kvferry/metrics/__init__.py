@@ -1,6 +1,6 @@
-"""What an engine counts, for Prometheus and for `stats()`.
+"""What a cache counts, for Prometheus and for `stats()`.
 
-    metrics = EngineMetrics(stores=["redis"])
+    metrics = CacheMetrics(stores=["redis"])
     metrics.hit("l1", tokens=512, size_bytes=64 << 20)       # a fraction of a microsecond
     metrics.text()                                            # what Prometheus scrapes
     metrics.snapshot()["kvferry_tokens_hit_total"]["l1"]      # 512
@@ -11,7 +11,7 @@ docs/guides/metrics.md has the list of the series; deploy/grafana/kvferry.json s
 
 from __future__ import annotations
 
-from kvferry.metrics.engine import EngineMetrics
+from kvferry.metrics.cache import CacheMetrics
 from kvferry.metrics.families import DECISIONS, MISS_REASONS, SHED_REASONS
 
-__all__ = ["DECISIONS", "MISS_REASONS", "SHED_REASONS", "EngineMetrics"]
+__all__ = ["DECISIONS", "MISS_REASONS", "SHED_REASONS", "CacheMetrics"]

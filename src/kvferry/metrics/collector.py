@@ -10,21 +10,21 @@ from kvferry.errors import UsageError
 from kvferry.metrics.exposition import merged
 
 if TYPE_CHECKING:
-    from kvferry.metrics.engine import EngineMetrics
+    from kvferry.metrics.cache import CacheMetrics
 
 __all__ = ["KVFerryCollector"]
 
 
 class KVFerryCollector:
-    """A collector over the metrics of some engines, which differ in their constant labels.
+    """A collector over the metrics of some caches, which differ in their constant labels.
 
-    ``prometheus_client.REGISTRY.register(KVFerryCollector([engine.metrics]))``
+    ``prometheus_client.REGISTRY.register(KVFerryCollector([cache.metrics]))``
 
     Raises:
         UsageError: prometheus-client is not installed.
     """
 
-    def __init__(self, metrics: Iterable[EngineMetrics]) -> None:
+    def __init__(self, metrics: Iterable[CacheMetrics]) -> None:
         self._metrics = list(metrics)
         try:
             self._core = importlib.import_module("prometheus_client.core")
@@ -34,7 +34,7 @@ class KVFerryCollector:
             ) from None
 
     def describe(self) -> list[Any]:
-        """Nothing: names are asked for without asking the engine."""
+        """Nothing: names are asked for without asking the cache."""
         return []
 
     def collect(self) -> Iterator[Any]:

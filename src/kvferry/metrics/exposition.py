@@ -16,7 +16,7 @@ Labels = Mapping[str, str]
 
 
 class Source(Protocol):
-    """What has series: an `EngineMetrics`, and whoever is like it."""
+    """What has series: an `CacheMetrics`, and whoever is like it."""
 
     @property
     def labels(self) -> Labels:
@@ -27,14 +27,14 @@ class Source(Protocol):
 
 
 def merged(metrics: Iterable[Source]) -> Iterator[list[tuple[Labels, Family]]]:
-    """The families of several engines by name, each with the constant labels of its engine."""
+    """The families of several caches by name, each with the constant labels of its cache."""
     rows = [[(one.labels, family) for family in one.families()] for one in metrics]
     for group in zip(*rows, strict=True):
         yield list(group)
 
 
 def exposition(metrics: Iterable[Source], *, openmetrics: bool = False) -> str:
-    """All series of some engines, which differ in their constant labels."""
+    """All series of some caches, which differ in their constant labels."""
     lines: list[str] = []
     for group in merged(metrics):
         first = group[0][1]

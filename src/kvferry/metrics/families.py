@@ -1,4 +1,4 @@
-"""The families of an engine's series: names, labels, help, and the values that are known before."""
+"""The families of a cache's series: names, labels, help, and the values that are known before."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = [
     "PREDICTED",
     "SHED_REASONS",
     "WAYS",
-    "engine_families",
+    "cache_families",
 ]
 
 MISS_REASONS = (
@@ -44,7 +44,7 @@ FROM_OTHERS = (
 _CAUSES = ("checksum", "identity", "key", "size", "version", "header", "generation")
 
 
-def engine_families(stores: Iterable[str]) -> dict[str, Family]:
+def cache_families(stores: Iterable[str]) -> dict[str, Family]:
     """New families by their names without the prefix ``kvferry_``, all at zero."""
     made = {family.name.removeprefix("kvferry_"): family for family in _families()}
     stores = tuple(stores)

@@ -1,6 +1,6 @@
 """What was counted since the last look, as plain numbers that other processes can add up.
 
-    news = News(engine.metrics)
+    news = News(cache.metrics)
     news.take()    # {"counters": {"kvferry_tokens_hit": {"l1": 512}}, ...}: what has grown
     add_news(sums, news.take())
 

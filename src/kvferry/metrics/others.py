@@ -1,4 +1,4 @@
-"""What engines have counted is added to the metrics of the cache server that they use.
+"""What caches have counted is added to the metrics of the cache server that they use.
 
 Series go by their names and labels: counters as sums, histograms as a sum and how often something
 was observed below each bound.

@@ -19,7 +19,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from kvferry.engine.steps import Steps, Wait
+from kvferry.cache.steps import Steps, Wait
 from kvferry.errors import KVFerryError
 from kvferry.server import protocol
 from kvferry.server.listener import Listener, Route

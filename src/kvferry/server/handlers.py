@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from kvferry.cache import Lookup
+from kvferry.cache.steps import Steps
+from kvferry.chunks.generation import own_of
+from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.config.server import ServerConfig
-from kvferry.engine import Lookup
-from kvferry.engine.steps import Steps
 from kvferry.errors import UsageError
-from kvferry.generation import own_of
-from kvferry.keys import DIGEST_BYTES
 from kvferry.server import protocol as p
 from kvferry.server.dispatch import Later, Refused
 from kvferry.server.holding import Holding, seconds_of

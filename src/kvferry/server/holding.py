@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from kvferry.cache.memory import Reserved as Pages
+from kvferry.cache.prompt import Prompt
+from kvferry.cache.retriever import Gathered
+from kvferry.cache.steps import Steps
+from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.config.server import ServerConfig
-from kvferry.engine.memory import Reserved as Pages
-from kvferry.engine.prompt import Prompt
-from kvferry.engine.retriever import Gathered
-from kvferry.engine.steps import Steps
-from kvferry.keys import DIGEST_BYTES
 from kvferry.server import protocol as p
 from kvferry.server.dispatch import Later, Refused
 from kvferry.server.pools import page_index

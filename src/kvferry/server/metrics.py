@@ -15,7 +15,7 @@ __all__ = ["ServerMetrics", "metrics_text"]
 
 
 class ServerMetrics:
-    """The families of one server, read when somebody asks; shaped like `EngineMetrics`."""
+    """The families of one server, read when somebody asks; shaped like `CacheMetrics`."""
 
     def __init__(self, server: Server) -> None:
         self.labels: Mapping[str, str] = {}

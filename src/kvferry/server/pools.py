@@ -20,9 +20,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from kvferry import _exit, _native  # noqa: F401
-from kvferry.engine.memory import Memory, Reserved
+from kvferry.cache.memory import Memory, Reserved
+from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.errors import UsageError
-from kvferry.keys import DIGEST_BYTES
 from kvferry.server.segments import create_segment
 
 if TYPE_CHECKING:

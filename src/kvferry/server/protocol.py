@@ -7,7 +7,7 @@ them takes their defaults. Whatever changes the meaning of a field is another `V
 No payload is in any message: `pages` are indexes of pages in the shared segment that `Registered`
 names. Page i begins at byte ``i * page_stride``.
 
-Hashes are the 16-byte hashes of the chunks of a prompt (`kvferry.engine.Hashes`), root first, one
+Hashes are the 16-byte hashes of the chunks of a prompt (`kvferry.cache.Hashes`), root first, one
 after the other. They are made by the client; tokens and salts are never sent.
 """
 
@@ -154,7 +154,7 @@ class Found(_Reply, tag=103):
     Attributes:
         tiers: How many each tier gives, in the order in which they follow; "l1" is first.
         coming: Right behind those in memory, being stored or loaded there.
-        reason: Why it is not more; see `kvferry.engine.Lookup`.
+        reason: Why it is not more; see `kvferry.cache.Lookup`.
     """
 
     tiers: dict[str, int]
@@ -200,7 +200,7 @@ class Leased(_Reply, tag=106):
         lease: Its id; 0: there is none.
         pages: One for each leading chunk.
         tiers: How many chunks each tier gave.
-        reason: Why it is not more; see `kvferry.engine.Retrieved`.
+        reason: Why it is not more; see `kvferry.cache.Retrieved`.
         lookup_s, load_s: Time for asking the stores, and for loading.
     """
 

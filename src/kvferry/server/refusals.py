@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from kvferry.keys import DIGEST_BYTES
+from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.server.protocol import Register
 
 __all__ = ["Refusals"]

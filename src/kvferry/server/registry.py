@@ -6,9 +6,9 @@ import logging
 import threading
 import time
 
+from kvferry.chunks.identity import Identity
 from kvferry.config.server import ServerConfig
 from kvferry.errors import KVFerryError
-from kvferry.identity import Identity
 from kvferry.server import protocol as p
 from kvferry.server.dispatch import Refused
 from kvferry.server.pools import Pools

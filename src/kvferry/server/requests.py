@@ -77,7 +77,7 @@ class Lookup(_Request, tag=3):
         hashes: Of the prompt.
         stores: Ask the stores for what memory does not have.
         touch: What is found counts as used.
-        generation: Of the hashes; see `kvferry.generation`.
+        generation: Of the hashes; see `kvferry.chunks.generation`.
         about: What is to know of the prompt, see the format page. With it the stores are asked as
             long as that pays, and only what pays to load is counted.
     """
@@ -213,7 +213,7 @@ class Hello(_Request, tag=18):
 
 class Speed(_Request, tag=19):
     """How long the sender's engine computes, in steps of so many tokens of prompts (0: of all);
-    a, c, d and e of `kvferry.engine.prefill`. Reply: `Done`."""
+    a, c, d and e of `kvferry.cache.prefill`. Reply: `Done`."""
 
     coefficients: tuple[float, float, float, float]
     step_tokens: int = 0

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvferry import __version__
+from kvferry.cache import TieredCache
+from kvferry.cache.steps import Steps
 from kvferry.config.server import ServerConfig
-from kvferry.engine import Engine
-from kvferry.engine.steps import Steps
 from kvferry.errors import ConfigError, UsageError
 from kvferry.server import restart
 from kvferry.server.dispatch import Dispatcher
@@ -214,7 +214,7 @@ class Server:
         """Stores that cannot be asked at present."""
         return self._watch.degraded()
 
-    def engine(self, identity: str | None = None) -> Engine:
+    def engine(self, identity: str | None = None) -> TieredCache:
         """The engine of an identity.
 
         Args:

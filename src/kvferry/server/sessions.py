@@ -29,8 +29,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from kvferry.engine.memory import Reserved
-from kvferry.engine.prompt import Prompt
+from kvferry.cache.memory import Reserved
+from kvferry.cache.prompt import Prompt
 from kvferry.server.pools import Pool, page_index
 from kvferry.server.shard import Shard
 

@@ -8,18 +8,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
-from kvferry.config import EngineConfig
+from kvferry.cache import TieredCache
+from kvferry.cache.prompt import Prompt
+from kvferry.cache.steps import Steps
+from kvferry.cache.store_tiers import StoreTier, open_tiers
+from kvferry.chunks.generation import FIRST, shared_of
+from kvferry.chunks.identity import Identity
+from kvferry.chunks.keys import DIGEST_BYTES
+from kvferry.chunks.layout import KVLayout
+from kvferry.config import CacheConfig
 from kvferry.config.server import ServerConfig
 from kvferry.connectors.base import Connector
-from kvferry.engine import Engine
-from kvferry.engine.prompt import Prompt
-from kvferry.engine.steps import Steps
-from kvferry.engine.store_tiers import StoreTier, open_tiers
 from kvferry.errors import KVFerryError, UsageError
-from kvferry.generation import FIRST, shared_of
-from kvferry.identity import Identity
-from kvferry.keys import DIGEST_BYTES
-from kvferry.kv_layout import KVLayout
 from kvferry.server.pools import Pools, SharedMemory
 from kvferry.server.protocol import HASHES_MAX
 from kvferry.server.telling import Telling
@@ -91,7 +91,7 @@ class Shard:
         try:
             # The server's own is for engines that name none; this one has chosen.
             settings = config.engine.replace(chunk_size=identity.layout.chunk_size)
-            self.engine = Engine(identity, settings, memory=self.memory, open_stores=False)
+            self.engine = TieredCache(identity, settings, memory=self.memory, open_stores=False)
         except BaseException:
             self.memory.pool.members.remove(self.memory)
             raise
@@ -107,7 +107,7 @@ class Shard:
             target=self._open, args=(config.engine,), name="kvferry-open", daemon=True
         ).start()
 
-    def _open(self, config: EngineConfig) -> None:
+    def _open(self, config: CacheConfig) -> None:
         """One store after the other; those that cannot be opened are left out."""
         engine = self.engine
         try:
@@ -143,7 +143,7 @@ class Shard:
         self._loop.watch(connector.event_fd(), telling.drain)
 
     def _share(self) -> None:
-        from kvferry.engine.sharing import join  # for those alone who share
+        from kvferry.cache.sharing import join  # for those alone who share
 
         try:
             join(self.engine, self._told_by, rank=0)  # one process has the chunks of all ranks

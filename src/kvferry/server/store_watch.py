@@ -16,12 +16,12 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.config import StoreConfig
 from kvferry.connectors.base import Space
 from kvferry.connectors.control import ControlNode
 from kvferry.connectors.load import load_connector
 from kvferry.errors import KVFerryError
-from kvferry.keys import DIGEST_BYTES
 from kvferry.server.shard import Shard
 
 __all__ = ["StoreWatch"]

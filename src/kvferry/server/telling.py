@@ -55,7 +55,7 @@ class _Ticket:
         return result.prefix_len
 
     def tell(self, call: Callable[[], object]) -> None:
-        """Call this when it is done; see `kvferry.engine.steps.Awaited`."""
+        """Call this when it is done; see `kvferry.cache.steps.Awaited`."""
         self._tell = call
         if self.result is not None:
             call()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from kvferry.cache import TieredCache
 from kvferry.config.server import ServerConfig
-from kvferry.engine import Engine
 
 __all__ = ["ServerView"]
 
@@ -47,7 +47,7 @@ class ServerView(Protocol):
         granted, free, pages ...), identities [...], sessions [...], requests (counters), stores.
         """
 
-    def engine(self, identity: str | None) -> Engine:
+    def engine(self, identity: str | None) -> TieredCache:
         """The engine of one identity.
 
         Args:

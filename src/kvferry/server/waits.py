@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from kvferry.engine.steps import Awaited, Wait
+from kvferry.cache.steps import Awaited, Wait
 
 __all__ = ["Waits"]
 

@@ -15,7 +15,8 @@ from unittest.mock import MagicMock
 
 import torch
 
-from kvferry import Engine, Identity, KVLayout
+from kvferry import Identity, KVLayout, TieredCache
+from kvferry.chunks.keys import chunk_hashes
 from kvferry.client.dlpack import view_memory
 from kvferry.errors import BadBufferError, UsageError
 from kvferry.integrations.vllm.backend import SaveJob, Work
@@ -23,7 +24,6 @@ from kvferry.integrations.vllm.blocks import BlockCopier
 from kvferry.integrations.vllm.layouts import read_layout
 from kvferry.integrations.vllm.staging import CudaBlocks
 from kvferry.integrations.vllm.worker import WorkerHalf
-from kvferry.keys import chunk_hashes
 from kvferry.pool import PagePool
 
 LAYERS, BLOCKS, HEADS, TOKENS, DIM = 3, 64, 4, 16, 64
@@ -170,7 +170,7 @@ def check_blocks_that_are_taken_away() -> None:
         layers=LAYERS, kv_heads=HEADS, head_dim=DIM, dtype="bfloat16", chunk_size=2 * TOKENS
     )
     assert layout.chunk_bytes == 2 * copier.block_bytes
-    engine = Engine(Identity(model="taken away", layout=layout), max_local_cpu_size=0.01)
+    engine = TieredCache(Identity(model="taken away", layout=layout), max_local_cpu_size=0.01)
     half = WorkerHalf(
         engine,
         copier,

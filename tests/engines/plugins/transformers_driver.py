@@ -17,7 +17,7 @@ from transformers import (
     StaticCache,
 )
 
-from kvferry import Engine
+from kvferry import TieredCache
 from kvferry.errors import UsageError
 from kvferry.integrations.transformers import KvferryCache
 from support.line_process import serve
@@ -71,7 +71,7 @@ class Run:
             output = self.answer(past)
             stored = cache.save(output, past)
             again = cache.save(output, past)
-            kept = isinstance(cache.store, Engine) and cache.store.flush(10)
+            kept = isinstance(cache.store, TieredCache) and cache.store.flush(10)
         return {
             "known": known,
             "tokens": output[0].tolist(),

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvferry import _native
+from kvferry.chunks.generation import salted
+from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.controller.controller import Controller
 from kvferry.controller.members import Found, Member
 from kvferry.errors import UsageError
-from kvferry.generation import salted
 from kvferry.http.answers import CallError, field
-from kvferry.keys import DIGEST_BYTES
 from kvferry.membership.messages import HASHES_MAX, HeldIdentity
 
 __all__ = ["Asked", "asked", "instance_of", "looked_up"]

@@ -12,7 +12,7 @@ __all__ = ["metrics_text"]
 
 
 class _ControllerMetrics:
-    """The families of one controller, read when somebody asks; shaped like `EngineMetrics`."""
+    """The families of one controller, read when somebody asks; shaped like `CacheMetrics`."""
 
     def __init__(self, controller: Controller) -> None:
         self.labels: Mapping[str, str] = {}

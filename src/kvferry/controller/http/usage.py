@@ -8,11 +8,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.controller.controller import Controller
 from kvferry.controller.traffic import HELD_S
 from kvferry.errors import UsageError
 from kvferry.http.answers import field
-from kvferry.keys import DIGEST_BYTES
 
 __all__ = ["TABLES", "WINDOW_S", "as_csv", "keys", "transfers", "work"]
 

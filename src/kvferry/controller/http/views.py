@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvferry import __version__
+from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.controller.controller import Controller
 from kvferry.controller.http.asking import asked, looked_up
 from kvferry.controller.http.usage import work
 from kvferry.controller.members import Member
 from kvferry.errors import UsageError
 from kvferry.http.answers import CallError, check_names, field
-from kvferry.keys import DIGEST_BYTES
 
 __all__ = ["cluster", "explain", "lookup", "node", "nodes", "prefixes"]
 

@@ -15,10 +15,10 @@ import hashlib
 from collections.abc import Sequence
 from operator import methodcaller
 
+from kvferry.chunks.keys import describe_identity, identity_digest
 from kvferry.client.buffers import KEY_SIZE_BYTES_MAX, Key
 from kvferry.client.native import Frame
 from kvferry.config.integrations import LmcacheSettings
-from kvferry.keys import describe_identity, identity_digest
 
 __all__ = ["Names"]
 

@@ -24,6 +24,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from kvferry.chunks.generation import drawn
+from kvferry.chunks.keys import describe_identity, identity_digest
 from kvferry.client.batch import BatchResult, Status
 from kvferry.client.buffers import BufferLike
 from kvferry.client.sync import RedisClient
@@ -31,9 +33,7 @@ from kvferry.config.integrations import SglangSettings
 from kvferry.connectors.base import Key, Space, Ticket
 from kvferry.connectors.redis import RedisConnector
 from kvferry.errors import KVFerryError
-from kvferry.generation import drawn
 from kvferry.integrations.sglang.places import Part
-from kvferry.keys import describe_identity, identity_digest
 
 __all__ = ["PageStore"]
 

@@ -2,8 +2,8 @@
 
 A connector lives twice in an engine: one half beside the scheduler, which knows requests and block
 ids and decides; one half in each worker, which has the tensors and moves bytes. Neither half knows
-vLLM or torch, and both work with every cache that has the shape of `Backend`: `kvferry.Engine` in
-the process of the worker, `kvferry.server.Client` for the memory of a cache server.
+vLLM or torch, and both work with every cache that has the shape of `Backend`: `kvferry.TieredCache`
+in the process of the worker, `kvferry.server.Client` for the memory of a cache server.
 
 - The scheduler half asks a `Finder` how much of a prompt *every* rank could load.
 - The worker half brings chunks from a `Backend` and has a `Copier` put them into blocks, and back.
@@ -16,16 +16,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from kvferry.cache import Lookup, Retrieved, Stored
+from kvferry.cache.prompt import Prompt, Tokens
 from kvferry.client.buffers import BufferLike
-from kvferry.engine import Lookup, Retrieved, Stored
-from kvferry.engine.prompt import Prompt, Tokens
-from kvferry.metrics import EngineMetrics
+from kvferry.metrics import CacheMetrics
 
 __all__ = ["Backend", "Cache", "Copier", "Finder", "LoadJob", "SaveJob", "Work"]
 
 
 class Cache(Protocol):
-    """What every cache of ours can do; see `kvferry.Engine` for what each call promises."""
+    """What every cache of ours can do; see `kvferry.TieredCache` for what each call promises."""
 
     @property
     def available(self) -> bool:
@@ -48,14 +48,15 @@ class Cache(Protocol):
 
     @property
     def generation(self) -> bytes:
-        """What hashes have to begin with, as far as the cache knows; see `kvferry.generation`."""
+        """What hashes have to begin with, as far as the cache knows; see
+        `kvferry.chunks.generation`."""
 
     def renewed(self, ended: bytes, own: bytes) -> object: ...
 
     def observe_step(self, new_tokens: int, pairs: int, decodes: int, took_s: float) -> None: ...
 
     @property
-    def metrics(self) -> EngineMetrics:
+    def metrics(self) -> CacheMetrics:
         """What it counts, and others with it."""
 
     def stats(self) -> dict[str, Any]: ...
@@ -92,7 +93,7 @@ class Finder(Protocol):
     def renewed(self, ended: bytes, own: bytes) -> None:
         """This engine has cleared: `own` is its half of generations, and not `ended` any more.
 
-        Does not wait; see `kvferry.Engine.renewed`.
+        Does not wait; see `kvferry.TieredCache.renewed`.
         """
 
     def close(self) -> object: ...
@@ -149,7 +150,7 @@ class LoadJob:
         block_ids: Where each block of them is to come; -1: that one is not wanted.
         generation: Of the hashes.
         tokens, start_tokens, computed_tokens, queued: Of the prompt, see
-            `kvferry.engine.prompt.Prompt`.
+            `kvferry.cache.prompt.Prompt`.
     """
 
     request_id: str
@@ -190,7 +191,7 @@ class Work:
         saves: To be taken out of their blocks before anybody else gets those.
         given: Blocks that somebody was given in this step, and that may be written from now on.
         computes: Whether the engine computes anything in this step.
-        new_tokens, pairs, decodes: How much of it; see `kvferry.engine.prefill`.
+        new_tokens, pairs, decodes: How much of it; see `kvferry.cache.prefill`.
         first_tokens: Of each request that had its first token since: how long it waited for the
             cache, and how long for the token, in seconds.
     """

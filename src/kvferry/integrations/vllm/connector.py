@@ -3,11 +3,11 @@
     vllm serve MODEL --kv-transfer-config '{"kv_connector": "KvferryConnector",
         "kv_role": "kv_both", "kv_load_failure_policy": "recompute"}'
 
-Each worker has an engine (`kvferry.Engine`) with memory of its own, and the stores of the settings
-(`settings`). The scheduler asks the workers what they could load (`ranks`), has them load while the
-request waits, and has what was computed saved. The decisions are in `scheduler`, the moves in
-`worker`; here is what connects them to vLLM, of any version from 0.22.1 on: hooks that a version
-does not have are not called by it, and nothing newer than that is imported.
+Each worker has an engine (`kvferry.TieredCache`) with memory of its own, and the stores of the
+settings (`settings`). The scheduler asks the workers what they could load (`ranks`), has them load
+while the request waits, and has what was computed saved. The decisions are in `scheduler`, the
+moves in `worker`; here is what connects them to vLLM, of any version from 0.22.1 on: hooks that a
+version does not have are not called by it, and nothing newer than that is imported.
 
 No request fails because of a cache: what cannot be loaded is computed. vLLM would let requests fail
 unless ``kv_load_failure_policy`` is "recompute", so this connector sets it, and says so.

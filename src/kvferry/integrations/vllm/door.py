@@ -9,10 +9,10 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from kvferry.cache import TieredCache
+from kvferry.cache.prefill import Coefficients
+from kvferry.cache.status_socket import open_status_socket
 from kvferry.config.integrations import VllmConnectorSettings
-from kvferry.engine import Engine
-from kvferry.engine.prefill import Coefficients
-from kvferry.engine.status_socket import open_status_socket
 from kvferry.integrations.vllm.affinity import all_processors, thread_start
 from kvferry.integrations.vllm.blocks import BlockCopier
 from kvferry.integrations.vllm.explain import teller
@@ -115,7 +115,7 @@ def open_worker(
     threads = computing_threads()
     with all_processors():
         # What is looked up is loaded: so the reads leave with the question.
-        engine = Engine(identity, config.replace(enable_async_loading=True))
+        engine = TieredCache(identity, config.replace(enable_async_loading=True))
         engine.learning.know_device(device_name(device, threads))
     expect_speed(engine.learning.expect, vllm_config, device, threads)
     rank = shard.pp_rank * vllm_config.parallel_config.tensor_parallel_size + shard.tp_rank

@@ -5,13 +5,13 @@
     kvferry explain --model DIR --prompt-file prompt.txt  as the model's tokenizer reads it
 
 Every worker of `KvferryConnector` on this host and of this user is asked, at the socket where its
-scheduler asks it (`ranks`), and answers as `kvferry.Engine.explain` does: which chunks are in its
-memory and in its stores, why others are not, and under which other identities a store has them.
+scheduler asks it (`ranks`), and answers as `kvferry.TieredCache.explain` does: which chunks are in
+its memory and in its stores, why others are not, and under which other identities a store has them.
 Nothing counts as used by that.
 
 The same from outside, with nothing but the identity that stands in vLLM's log:
 
-    keys = kvferry.keys.chunk_keys(tokens, 256, bytes.fromhex("c8ba2dc60798e8ea..."))
+    keys = kvferry.chunks.keys.chunk_keys(tokens, 256, bytes.fromhex("c8ba2dc60798e8ea..."))
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvferry.engine.prompt import Prompt, read_prompt
+from kvferry.cache.prompt import Prompt, read_prompt
 from kvferry.integrations.vllm.hashing import request_salt
 from kvferry.integrations.vllm.ranks import address, ask_text
 
 if TYPE_CHECKING:
-    from kvferry.engine import Engine
+    from kvferry.cache import TieredCache
 
 __all__ = ["explained", "running", "teller"]
 
 _LIMIT_S = 10.0
 
 
-def teller(engine: Engine) -> Callable[[Prompt], str]:
+def teller(engine: TieredCache) -> Callable[[Prompt], str]:
     """What a rank explains; of an empty prompt a JSON object about itself."""
 
     def tell(prompt: Prompt) -> str:

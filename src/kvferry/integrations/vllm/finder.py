@@ -1,7 +1,7 @@
 """How much of a prompt should be loaded: what the caches of this process have and what of it pays.
 
 A cache waits for its stores as long as an answer can pay, and not at all for one that does not
-answer (`kvferry.engine.tier`).
+answer (`kvferry.cache.tier`).
 
 Threads: any.
 """
@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from kvferry.engine.prompt import Prompt
+from kvferry.cache.prompt import Prompt
+from kvferry.chunks.generation import shared_of
 from kvferry.errors import KVFerryError
-from kvferry.generation import shared_of
 from kvferry.integrations.vllm.backend import Backend
 from kvferry.integrations.vllm.held_meter import count_rest
 
@@ -25,7 +25,7 @@ _log = logging.getLogger("kvferry.integrations.vllm")
 
 
 class _Cache(Backend, Protocol):
-    """A cache that knows its stores: `kvferry.Engine`."""
+    """A cache that knows its stores: `kvferry.TieredCache`."""
 
     @property
     def asks_stores(self) -> bool: ...

@@ -1,8 +1,8 @@
 """The hashes of a request's chunks: all that changes its KV, and nothing of the process.
 
-A chunk of a plain request has exactly the hash that `kvferry.keys` gives its tokens, so whoever
-knows the tokens can name the chunk: `engine.keys(tokens)`, `engine.explain(tokens)`. What else
-changes KV is folded in:
+A chunk of a plain request has exactly the hash that `kvferry.chunks.keys` gives its tokens, so
+whoever knows the tokens can name the chunk: `engine.keys(tokens)`, `engine.explain(tokens)`. What
+else changes KV is folded in:
 
 - The salt of the request (``cache_salt``) and its LoRA adapter (name, and a fingerprint of its
   files) make another root of the chain, and thereby other hashes from the first chunk on.
@@ -34,10 +34,10 @@ from functools import cache
 from typing import Any
 
 from kvferry import _native
+from kvferry.chunks.generation import FIRST, salted
+from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.errors import UsageError
-from kvferry.generation import FIRST, salted
 from kvferry.integrations.weights import fingerprint, is_known
-from kvferry.keys import DIGEST_BYTES
 
 __all__ = ["RequestHashes", "request_hashes", "request_salt"]
 
@@ -114,7 +114,7 @@ def request_hashes(
     Args:
         request: A ``vllm.v1.request.Request``, or what looks like one.
         chunk_size: Tokens per chunk.
-        generation: Of the hashes; see `kvferry.generation`.
+        generation: Of the hashes; see `kvferry.chunks.generation`.
         lora_digest: Fingerprint of the files of an adapter; default: `weights.fingerprint`.
     """
     if getattr(request, "prompt_embeds", None) is not None or not request.prompt_token_ids:

@@ -28,15 +28,15 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Protocol
 
+from kvferry.cache import Lookup, Retrieved, Stored
+from kvferry.cache.prefill import Coefficients, PrefillModel
+from kvferry.cache.prompt import Prompt, Tokens
+from kvferry.cache.store_tiers import MEMORY
+from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.client.buffers import BufferLike
-from kvferry.engine import Lookup, Retrieved, Stored
-from kvferry.engine.prefill import Coefficients, PrefillModel
-from kvferry.engine.prompt import Prompt, Tokens
-from kvferry.engine.store_tiers import MEMORY
 from kvferry.errors import KVFerryError
 from kvferry.integrations.vllm.held_meter import HeldMeter
-from kvferry.keys import DIGEST_BYTES
-from kvferry.metrics import EngineMetrics
+from kvferry.metrics import CacheMetrics
 
 __all__ = ["HeldCache"]
 
@@ -286,7 +286,7 @@ class HeldCache:
             self._teller.submit(self._client.expect_prefill, known, self.prefill.step_tokens)
 
     @property
-    def metrics(self) -> EngineMetrics:
+    def metrics(self) -> CacheMetrics:
         """What the engine sees of the server."""
         return self._meter.metrics
 

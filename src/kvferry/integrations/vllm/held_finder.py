@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from kvferry.engine.prompt import Prompt
+from kvferry.cache.prompt import Prompt
+from kvferry.chunks.generation import shared_of
 from kvferry.errors import KVFerryError
-from kvferry.generation import shared_of
 from kvferry.integrations.vllm.held import HeldCache
 
 __all__ = ["HeldFinder"]

@@ -12,9 +12,9 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from kvferry.engine import Lookup, Retrieved, Stored
-from kvferry.engine.prompt import Prompt
-from kvferry.metrics import MISS_REASONS, EngineMetrics
+from kvferry.cache import Lookup, Retrieved, Stored
+from kvferry.cache.prompt import Prompt
+from kvferry.metrics import MISS_REASONS, CacheMetrics
 from kvferry.metrics.news import News, add_news
 
 __all__ = ["SHOWN", "HeldMeter", "count_rest"]
@@ -29,7 +29,7 @@ SHOWN = (
 )
 
 
-def count_rest(metrics: EngineMetrics, prompt: Prompt, found: int, reason: str) -> None:
+def count_rest(metrics: CacheMetrics, prompt: Prompt, found: int, reason: str) -> None:
     """A look-up found so many chunks of a prompt; nobody asks for the rest any more.
 
     What the engine has itself was not wanted.
@@ -51,9 +51,9 @@ class HeldMeter:
     """
 
     def __init__(self, chunk_bytes: int) -> None:
-        self.metrics = EngineMetrics()
+        self.metrics = CacheMetrics()
         self._chunk_bytes = chunk_bytes
-        self._unasked = EngineMetrics()
+        self._unasked = CacheMetrics()
         self._lock = threading.Lock()
         self._news = (News(self.metrics, only=_OF_ENGINE), News(self._unasked, only=_UNASKED))
 

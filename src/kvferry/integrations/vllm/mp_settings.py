@@ -76,7 +76,7 @@ def read_mp_settings(
         environ: Default: of this process.
         quiet: Say nothing in the log; another half of the connector has done so.
         chunk_size: Is asked with `url` and `curve_key_file` where no setting names one; 0: the
-            default of `EngineConfig`.
+            default of `CacheConfig`.
 
     Raises:
         ConfigError: A setting is unknown or cannot be; the text names it.

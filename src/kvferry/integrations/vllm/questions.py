@@ -16,7 +16,7 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as LateError
 
-from kvferry.engine.prompt import Prompt
+from kvferry.cache.prompt import Prompt
 from kvferry.integrations.vllm.backend import Finder
 
 __all__ = ["Question", "Questions"]

@@ -8,7 +8,7 @@ import struct
 import threading
 import time
 
-from kvferry.generation import FIRST, shared_of
+from kvferry.chunks.generation import FIRST, shared_of
 
 __all__ = ["ANSWER", "GRACE_S", "Rank", "read"]
 

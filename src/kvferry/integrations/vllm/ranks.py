@@ -35,12 +35,12 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from kvferry.engine.prompt import Prompt
+from kvferry.cache.prompt import Prompt
+from kvferry.chunks.generation import FIRST
+from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.errors import UsageError
-from kvferry.generation import FIRST
 from kvferry.integrations.vllm.backend import Finder
 from kvferry.integrations.vllm.rank import ANSWER, GRACE_S, Rank, read
-from kvferry.keys import DIGEST_BYTES
 
 __all__ = ["RankAnswers", "RankFinder", "address", "ask_text"]
 

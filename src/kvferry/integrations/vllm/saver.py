@@ -21,14 +21,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from kvferry.cache.prompt import Prompt
+from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.client.buffers import BufferLike
 from kvferry.client.dlpack import view_memory
-from kvferry.engine.prompt import Prompt
 from kvferry.errors import KVFerryError
 from kvferry.integrations.vllm.backend import Backend, Copier, SaveJob
 from kvferry.integrations.vllm.counts import Counts
 from kvferry.integrations.vllm.gate import BlockGate
-from kvferry.keys import DIGEST_BYTES
 from kvferry.pool import Page, PagePool
 
 __all__ = ["Saver"]

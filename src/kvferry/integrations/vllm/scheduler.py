@@ -25,14 +25,14 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from kvferry.engine.prompt import Prompt
+from kvferry.cache.prompt import Prompt
+from kvferry.chunks.generation import FIRST, drawn, joined, named
+from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.errors import UsageError
-from kvferry.generation import FIRST, drawn, joined, named
 from kvferry.integrations.vllm.backend import Finder, LoadJob, SaveJob, Work
 from kvferry.integrations.vllm.hashing import RequestHashes, request_hashes
 from kvferry.integrations.vllm.questions import Question, Questions
 from kvferry.integrations.vllm.waits import Wait
-from kvferry.keys import DIGEST_BYTES
 
 __all__ = ["SchedulerHalf"]
 
@@ -73,7 +73,7 @@ class SchedulerHalf:
         limit_s: The longest that the finder may take for an answer.
         loads, saves: Whether this engine loads and saves at all.
         save_generated: Whether chunks with generated tokens are saved.
-        weights_version: The name of the weights, see `kvferry.generation`.
+        weights_version: The name of the weights, see `kvferry.chunks.generation`.
         hasher: For tests; as `request_hashes`.
     """
 

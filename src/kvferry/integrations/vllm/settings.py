@@ -3,7 +3,7 @@
     --kv-transfer-config '{"kv_connector": "KvferryConnector", ...,
                            "kv_connector_extra_config": {"kvferry.remote_url": "redis://cache-1"}}'
 
-A key ``kvferry.NAME`` is a setting of `kvferry.EngineConfig`, or one of these, which only the
+A key ``kvferry.NAME`` is a setting of `kvferry.CacheConfig`, or one of these, which only the
 connector has:
 
     save_generated   save chunks with generated tokens too, when they are full; default: true
@@ -31,7 +31,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kvferry.config import EngineConfig, examine
+from kvferry.config import CacheConfig, examine
 from kvferry.config.integrations import VllmConnectorSettings
 from kvferry.config.setting import specs
 from kvferry.errors import ConfigError
@@ -93,7 +93,7 @@ def read_settings(
                 block_size,
                 settings["chunk_size"],
             )
-    return connector.replace(engine=EngineConfig(**settings))
+    return connector.replace(engine=CacheConfig(**settings))
 
 
 def rounded_chunk_size(chunk_size: int, block_size: int) -> int:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from kvferry.chunks.identity import Identity
+from kvferry.chunks.layout import KVLayout
 from kvferry.errors import UsageError
-from kvferry.identity import Identity
-from kvferry.kv_layout import KVLayout
 
 __all__ = ["Shard", "check_engine", "identity_of", "shard_layout"]
 

@@ -15,7 +15,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from kvferry.engine.prefill import Coefficients
+from kvferry.cache.prefill import Coefficients
 
 __all__ = ["device_name", "device_ops_s", "guess", "guess_of"]
 

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 __all__ = ["CudaSteps", "HostSteps", "Steps", "Totals", "step_clock"]
 
-# Tokens of prompts, pairs, and sequences that went on; see `kvferry.engine.prefill`.
+# Tokens of prompts, pairs, and sequences that went on; see `kvferry.cache.prefill`.
 Totals = tuple[int, int, int]
 
 # Steps whose events may be outstanding; a step beyond that is not measured.

@@ -28,8 +28,9 @@ import time
 from collections.abc import Collection, Iterable
 from typing import Any
 
+from kvferry.cache.told import Told
+from kvferry.chunks.keys import identity_digest
 from kvferry.connectors.base import Space
-from kvferry.engine.told import Told
 from kvferry.errors import UsageError
 from kvferry.integrations.vllm.offload.core import TierCore, TierLimits
 from kvferry.integrations.vllm.offload.families import STORE_AVAILABLE
@@ -48,7 +49,6 @@ from kvferry.integrations.vllm.tier_identity import (
     warn_of_random_seed,
 )
 from kvferry.integrations.vllm.versions import need
-from kvferry.keys import identity_digest
 
 need("tier")
 

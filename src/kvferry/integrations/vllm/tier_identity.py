@@ -22,11 +22,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+from kvferry.chunks.keys import describe_identity
 from kvferry.errors import ConfigError
 from kvferry.integrations.vllm.identity import kv_dtype, model_identity, plain_text
 from kvferry.integrations.vllm.platform import platform_fields
 from kvferry.integrations.weights import fingerprint, hub_place, is_known
-from kvferry.keys import describe_identity
 
 __all__ = ["chunk_tokens", "describe_rows", "warn_of_random_seed"]
 
@@ -50,7 +50,7 @@ def chunk_tokens(spec: Any) -> int:
 
 
 def describe_rows(spec: Any, row_bytes: int, extra: str = "") -> str:
-    """The identity of rows, in words; see `kvferry.keys.describe_identity`.
+    """The identity of rows, in words; see `kvferry.chunks.keys.describe_identity`.
 
     Args:
         spec: An ``OffloadingSpec`` of either version, or anything shaped like one.

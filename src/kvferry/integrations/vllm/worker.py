@@ -26,16 +26,16 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from kvferry.cache.prompt import Prompt
+from kvferry.cache.status_socket import StatusSocket
+from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.client.buffers import BufferLike
-from kvferry.engine.prompt import Prompt
-from kvferry.engine.status_socket import StatusSocket
 from kvferry.errors import KVFerryError
 from kvferry.integrations.vllm.backend import Backend, Copier, LoadJob, Work
 from kvferry.integrations.vllm.counts import Counts
 from kvferry.integrations.vllm.gate import BlockGate
 from kvferry.integrations.vllm.saver import Saver
 from kvferry.integrations.vllm.steps import HostSteps, Steps
-from kvferry.keys import DIGEST_BYTES
 from kvferry.metrics.news import News
 
 __all__ = ["WorkerHalf"]
@@ -47,7 +47,7 @@ _COUNTED = (
     *("failed_chunks", "declined_chunks", "late_chunks"),
     *("saved_chunks", "saved_bytes", "known_chunks", "shed_chunks", "lost_chunks", "save_s"),
 )
-# Chunks that did not come although they are there: why, by the reasons of `kvferry.Engine`.
+# Chunks that did not come although they are there: why, by the reasons of `kvferry.TieredCache`.
 _WHY = {"not_worth_loading": "declined_chunks", "cut": "declined_chunks", "deadline": "late_chunks"}
 # At the end: vLLM gives its workers 5 s, and 4 s more before it kills them.
 _CLOSE_S = 4.0

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from kvferry.client.batch import BatchResult
-from kvferry.client.pure import PureRedisClient
+from kvferry.client.pure.client import PureRedisClient
 from kvferry.config import ClientConfig
 
 __all__ = ["PureClients"]

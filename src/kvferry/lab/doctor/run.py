@@ -27,7 +27,7 @@ from kvferry.lab.doctor.same_host import find_ways, measure_ways
 from kvferry.lab.doctor.server import read_server
 from kvferry.lab.doctor.talk import Talk
 from kvferry.lab.doctor.traffic import Limits, measure_rate, measure_rtt, room_bytes
-from kvferry.lab.same_host import Ways
+from kvferry.lab.servers.same_host import Ways
 
 __all__ = ["Visit", "visit"]
 

@@ -11,11 +11,11 @@ from dataclasses import replace
 
 from kvferry.config import ClientConfig
 from kvferry.config.url import is_loopback
-from kvferry.embedded import embedded_store
+from kvferry.embedded.store import embedded_store
 from kvferry.errors import KVFerryError
 from kvferry.lab.doctor.facts import Need, SameHostFacts
 from kvferry.lab.doctor.traffic import Limits, measure_rate
-from kvferry.lab.same_host import Ways, tcp_config, ways_to
+from kvferry.lab.servers.same_host import Ways, tcp_config, ways_to
 
 __all__ = ["find_ways", "measure_ways"]
 

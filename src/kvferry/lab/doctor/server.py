@@ -13,10 +13,10 @@ import time
 from collections.abc import Mapping
 
 from kvferry._host import usable_cores
-from kvferry.client.pure_connection import Disconnected, TimedOut
-from kvferry.client.pure_dial import Refused, dial
-from kvferry.client.pure_resp import Reply
-from kvferry.client.pure_tls import client_context, shake_hands
+from kvferry.client.pure.connection import Disconnected, TimedOut
+from kvferry.client.pure.dial import Refused, dial
+from kvferry.client.pure.resp import Reply
+from kvferry.client.pure.tls import client_context, shake_hands
 from kvferry.config import ClientConfig
 from kvferry.errors import UnavailableError
 from kvferry.lab.doctor.facts import ServerFacts

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from typing import Self
 
-from kvferry.client.pure_connection import Connection, Disconnected, TimedOut
-from kvferry.client.pure_dial import Refused, dial
-from kvferry.client.pure_resp import ErrorReply, ProtocolError, Reply
+from kvferry.client.pure.connection import Connection, Disconnected, TimedOut
+from kvferry.client.pure.dial import Refused, dial
+from kvferry.client.pure.resp import ErrorReply, ProtocolError, Reply
 from kvferry.config import ClientConfig
 from kvferry.errors import UnavailableError
 

@@ -27,7 +27,7 @@ from kvferry.lab.latency.waits import read_commands, sequential_waits
 from kvferry.lab.openai_client import Answer, OpenAIClient
 from kvferry.lab.prometheus_text import retrieves
 from kvferry.lab.serve.child import served
-from kvferry.lab.token_benchmark import random_text
+from kvferry.lab.tokens.run import random_text
 
 __all__ = ["CLIENTS", "WORKLOADS", "Cell", "CellRun", "LatencyPlan", "run_cells"]
 

@@ -19,7 +19,7 @@ from typing import Any
 from kvferry.errors import UsageError
 from kvferry.lab.latency.cells import CellRun
 from kvferry.lab.openai_client import Answer
-from kvferry.lab.token_report import quantile
+from kvferry.lab.tokens.report import quantile
 
 __all__ = ["Row", "Slope", "published", "read_rows", "row_of", "series_of", "slopes"]
 

@@ -25,18 +25,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvferry._host import available_memory_bytes
-from kvferry._server_binary import find_server
 from kvferry.config import ClientConfig
+from kvferry.embedded.program import find_server
 from kvferry.errors import UnavailableError, UsageError
-from kvferry.lab.bench_programs import (
+from kvferry.lab.bench.programs import (
     DelayProcess,
     FloorProcess,
     LinkProcess,
     ProgramError,
     TunProcess,
 )
-from kvferry.lab.bench_server import ServerProbe
-from kvferry.lab.servers import LabServer
+from kvferry.lab.bench.server import ServerProbe
+from kvferry.lab.servers.server import LabServer
 
 __all__ = ["KINDS", "FarStore", "far_store", "proxied"]
 

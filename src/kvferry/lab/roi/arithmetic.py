@@ -1,7 +1,7 @@
 """The arithmetic of a cache for KV: what it takes to compute a prompt, to load it, and what pays.
 
 Computing ``n`` tokens behind ``m`` that are there takes ``a + c (n - m) + d (n^2 - m^2)``, the form
-that the engine learns (`kvferry.engine.prefill`). Loading ``b`` bytes takes ``f + b / B``: a fixed
+that the engine learns (`kvferry.cache.prefill`). Loading ``b`` bytes takes ``f + b / B``: a fixed
 part and a bandwidth. A hit loads the full chunks of a prompt and computes the rest of it, at least
 one token, so ``a`` is paid in both cases.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvferry.engine.prefill import PrefillModel
+from kvferry.cache.prefill import PrefillModel
 from kvferry.errors import UsageError
 from kvferry.lab.roi.arithmetic import Prefill
 

@@ -27,7 +27,7 @@ from typing import Any
 from kvferry.errors import UnavailableError, UsageError
 from kvferry.lab.roi.arithmetic import Prefill
 from kvferry.lab.roi.fit import fit_prefill
-from kvferry.lab.watch import NoRedirection
+from kvferry.lab.top.watch import NoRedirection
 
 __all__ = ["Probe", "Sample", "write_calibration"]
 

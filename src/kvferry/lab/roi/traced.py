@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from kvferry.lab.roi.arithmetic import Case
 from kvferry.lab.roi.money import Account, Prices, settle
-from kvferry.lab.trace_format import HASH_BYTES, Trace
-from kvferry.lab.trace_replay import prefix_hits
+from kvferry.lab.trace.format import HASH_BYTES, Trace
+from kvferry.lab.trace.replay import prefix_hits
 
 __all__ = ["PERCENTILES", "Outcome", "outcomes"]
 

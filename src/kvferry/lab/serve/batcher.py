@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kvferry.engine import Engine
-from kvferry.engine.prompt import read_prompt
+from kvferry.cache import TieredCache
+from kvferry.cache.prompt import read_prompt
 from kvferry.lab.serve.chunks import Chunks
 from kvferry.lab.serve.pace import Pace
 from kvferry.lab.serve.sequence import Failed, Finished, Heard, Running, Token
@@ -66,7 +66,7 @@ class Batcher:
         self,
         model: Transformer,
         chunks: Chunks,
-        cache: Engine | None,
+        cache: TieredCache | None,
         pace: Pace | None,
         *,
         sequences_max: int,

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kvferry._supervised import SupervisedServer
+from kvferry.embedded.supervision import SupervisedServer
 from kvferry.errors import UnavailableError
-from kvferry.lab.servers import free_port, wait_until
+from kvferry.lab.servers.server import free_port, wait_until
 
 __all__ = ["served"]
 

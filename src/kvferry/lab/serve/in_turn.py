@@ -15,14 +15,14 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from kvferry.cache import TieredCache
+from kvferry.cache.prompt import Prompt
+from kvferry.cache.results import Retrieved, Stored
+from kvferry.chunks.identity import Identity
 from kvferry.client.batch import Status
-from kvferry.client.pure import PureRedisClient
-from kvferry.config import EngineConfig
-from kvferry.engine import Engine
-from kvferry.engine.prompt import Prompt
-from kvferry.engine.results import Retrieved, Stored
+from kvferry.client.pure.client import PureRedisClient
+from kvferry.config import CacheConfig
 from kvferry.errors import UsageError
-from kvferry.identity import Identity
 
 __all__ = ["InTurn"]
 
@@ -30,14 +30,14 @@ _META = b"kv"
 _WRITES_S = 600.0
 
 
-class InTurn(Engine):
+class InTurn(TieredCache):
     """See the head of this module. Faults of the store are misses.
 
     Raises:
         UsageError: There is not one store.
     """
 
-    def __init__(self, identity: Identity, config: EngineConfig) -> None:
+    def __init__(self, identity: Identity, config: CacheConfig) -> None:
         clients = [store.client for store in config.stores if store.client is not None]
         if len(clients) != 1:
             raise UsageError("a cache that asks in turn has one store, a Redis or Valkey")

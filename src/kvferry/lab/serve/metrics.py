@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from kvferry.engine import Engine
+from kvferry.cache import TieredCache
 from kvferry.lab.serve.batcher import Batcher
 from kvferry.metrics.exposition import exposition
 from kvferry.metrics.series import Family
@@ -27,7 +27,7 @@ _TEXTS = {
 class _Counted:
     """The families of one batcher, as they are now."""
 
-    def __init__(self, batcher: Batcher, cache: Engine | None) -> None:
+    def __init__(self, batcher: Batcher, cache: TieredCache | None) -> None:
         self.labels: dict[str, str] = {}
         self._batcher = batcher
         self._cache = cache
@@ -63,7 +63,7 @@ class _Counted:
         return family
 
 
-def metrics_text(batcher: Batcher, cache: Engine | None) -> str:
+def metrics_text(batcher: Batcher, cache: TieredCache | None) -> str:
     """All series, in Prometheus' text format."""
     engine = exposition([cache.metrics]) if cache is not None else ""
     return exposition([_Counted(batcher, cache)]) + engine

@@ -12,7 +12,7 @@ class Pace:
     """Of each step the time that it takes at least.
 
     A step that reads ``n`` tokens of prompts takes ``a + c n + d pairs``, pairs as in
-    `kvferry.engine.prefill`. One in which sequences go on by a token each reads all weights once,
+    `kvferry.cache.prefill`. One in which sequences go on by a token each reads all weights once,
     and takes `decode_s` at least: what computing takes and what memory takes overlap.
 
     Attributes:

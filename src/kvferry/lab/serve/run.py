@@ -12,13 +12,13 @@ from functools import partial
 from pathlib import Path
 
 from kvferry._process import log_to_stderr, signals_blocked
-from kvferry.config import EngineConfig
+from kvferry.cache import TieredCache
+from kvferry.chunks.identity import Identity
+from kvferry.chunks.layout import KVLayout
+from kvferry.config import CacheConfig
 from kvferry.config.calibration import read_calibration
-from kvferry.engine import Engine
 from kvferry.errors import UsageError
 from kvferry.http.listener import Listener
-from kvferry.identity import Identity
-from kvferry.kv_layout import KVLayout
 from kvferry.lab.doctor.model import load_model
 from kvferry.lab.serve.app import make_app
 from kvferry.lab.serve.batcher import Batcher
@@ -44,7 +44,7 @@ class ServeSettings:
         model: A config.json, or its directory: KV has the size of that model's.
         bytes_per_token: The size of KV, where no model says it; None: the transformer's own.
         prefill_tokens_per_s: The pace of reading prompts; None: as fast as this machine is.
-        prefill_calibration: Instead, a file with a, c and d; see `EngineConfig`.
+        prefill_calibration: Instead, a file with a, c and d; see `CacheConfig`.
         decode_tokens_per_s: The pace of one sequence's answer, where there is a pace.
         max_model_len: Of prompt and answer, in tokens.
         max_num_seqs: Sequences that are computed at a time.
@@ -132,7 +132,7 @@ class ServeSettings:
 
 
 @contextmanager
-def serving(settings: ServeSettings, config: EngineConfig) -> Iterator[Listener]:
+def serving(settings: ServeSettings, config: CacheConfig) -> Iterator[Listener]:
     """A server that answers as long as the block.
 
     Raises:
@@ -146,7 +146,7 @@ def serving(settings: ServeSettings, config: EngineConfig) -> Iterator[Listener]
     with ExitStack() as stack:
         cache = None
         if settings.cache:
-            kind = InTurn if settings.client == "in-turn" else Engine
+            kind = InTurn if settings.client == "in-turn" else TieredCache
             cache = kind(_identity(settings, shape, layout), config)
             stack.callback(cache.close)
         batcher = Batcher(
@@ -168,7 +168,7 @@ def serving(settings: ServeSettings, config: EngineConfig) -> Iterator[Listener]
         yield http
 
 
-def serve_demo(settings: ServeSettings, config: EngineConfig, log_level: str = "info") -> None:
+def serve_demo(settings: ServeSettings, config: CacheConfig, log_level: str = "info") -> None:
     """Serve until SIGTERM or Ctrl-C; a second one ends the process at once. In the main thread."""
     log_to_stderr(log_level)
     with signals_blocked(_SIGNALS):
@@ -203,7 +203,7 @@ def _identity(settings: ServeSettings, shape: TransformerConfig, layout: KVLayou
     )
 
 
-def _caches(cache: Engine | None) -> str:
+def _caches(cache: TieredCache | None) -> str:
     if cache is None:
         return "no cache"
     stores = [f"{store.name} at {store.address}" for store in cache.config.stores]

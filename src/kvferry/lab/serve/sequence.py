@@ -49,7 +49,7 @@ class Running:
         digests: A hash of the prefix for each full chunk.
         began: When it was submitted, on the clock of `time.monotonic`.
         queued, queued_at: What is computed before it, as of that moment; see
-            `kvferry.engine.prompt.Prompt`.
+            `kvferry.cache.prompt.Prompt`.
         waited_s: What it waited for the cache.
         cached_tokens: How much of the prompt was loaded.
         stored_chunks: How many leading chunks the cache has or was given.

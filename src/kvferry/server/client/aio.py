@@ -16,12 +16,12 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from kvferry.cache import Lookup, Retrieved, Stored
+from kvferry.cache.explain import Explanation
+from kvferry.cache.prompt import Tokens
+from kvferry.chunks.identity import Identity
 from kvferry.client.buffers import BufferLike
-from kvferry.engine import Lookup, Retrieved, Stored
-from kvferry.engine.explain import Explanation
-from kvferry.engine.prompt import Tokens
 from kvferry.errors import ClosedError
-from kvferry.identity import Identity
 from kvferry.server.client.sync import Client
 
 __all__ = ["AsyncClient"]

@@ -20,9 +20,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 
 from kvferry import __version__, _exit, _native  # noqa: F401
+from kvferry.chunks.identity import Identity
+from kvferry.chunks.layout import KVLayout
 from kvferry.errors import KVFerryError, UsageError
-from kvferry.identity import Identity
-from kvferry.kv_layout import KVLayout
 from kvferry.server.client.control import Control, Gone, Refused, Silent
 from kvferry.server.client.link import Away, Link
 from kvferry.server.client.sockets import new_id

@@ -23,7 +23,7 @@ from functools import partial
 
 import zmq
 
-from kvferry.identity import Identity
+from kvferry.chunks.identity import Identity
 from kvferry.server.client.attachment import Session, begin, unregister
 from kvferry.server.client.control import Control, Gone, Refused, Silent, Stopped, Wake
 from kvferry.server.client.counters import Counters

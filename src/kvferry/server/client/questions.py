@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from kvferry.engine import Lookup
-from kvferry.engine.cost import decide
-from kvferry.engine.explain import ChunkPlace, Explanation
-from kvferry.engine.prefill import Coefficients, PrefillModel
-from kvferry.engine.prompt import Prompt
-from kvferry.engine.store_tiers import MEMORY
+from kvferry.cache import Lookup
+from kvferry.cache.cost import decide
+from kvferry.cache.explain import ChunkPlace, Explanation
+from kvferry.cache.prefill import Coefficients, PrefillModel
+from kvferry.cache.prompt import Prompt
+from kvferry.cache.store_tiers import MEMORY
 from kvferry.server import protocol
 from kvferry.server.client.caller import Caller
 from kvferry.server.client.transfer import about_of, in_tokens

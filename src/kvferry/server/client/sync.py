@@ -1,4 +1,4 @@
-"""The engine's side of the cache server: the same calls as `kvferry.Engine`, for a pool of others.
+"""The engine's side of the cache server: the calls of `kvferry.TieredCache`, for a pool of others.
 
     client = Client(identity, "ipc:///run/kvferry.sock")
     client.store(tokens, chunks)
@@ -31,15 +31,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from kvferry.cache import Lookup, Retrieved, Stored
+from kvferry.cache.explain import Explanation
+from kvferry.cache.prefill import Coefficients
+from kvferry.cache.prompt import Prompt, Tokens, read_prompt
+from kvferry.cache.told import Told
+from kvferry.chunks.generation import FIRST, drawn, joined, named, own_of, shared_of
+from kvferry.chunks.identity import Identity
 from kvferry.client.buffers import BufferLike
-from kvferry.engine import Lookup, Retrieved, Stored
-from kvferry.engine.explain import Explanation
-from kvferry.engine.prefill import Coefficients
-from kvferry.engine.prompt import Prompt, Tokens, read_prompt
-from kvferry.engine.told import Told
 from kvferry.errors import ClosedError, UnavailableError
-from kvferry.generation import FIRST, drawn, joined, named, own_of, shared_of
-from kvferry.identity import Identity
 from kvferry.server.client.address import curve_keys, read_url
 from kvferry.server.client.caller import Caller
 from kvferry.server.client.counters import Counters
@@ -255,7 +255,7 @@ class Client:
 
     @property
     def generation(self) -> bytes:
-        """What prompts are hashed with from now on; see `kvferry.generation`."""
+        """What prompts are hashed with from now on; see `kvferry.chunks.generation`."""
         session = self._keeper.session
         return joined(self._own, session.shared if session is not None else shared_of(FIRST))
 
@@ -268,8 +268,8 @@ class Client:
     ) -> int:
         """Forget everything; how many chunks the server's memory lost at once.
 
-        It is done when this returns, whether the server is there or not: see `kvferry.Engine.clear`
-        for what each argument says. Other engines of the server go on with what they have.
+        It is done when this returns, whether the server is there or not; the arguments are those of
+        `kvferry.TieredCache.clear`. Other engines of the server go on with what they have.
 
         Raises:
             UnavailableError: `everybody`, and the server or its store does not take it: do it
@@ -288,7 +288,7 @@ class Client:
         return count or 0
 
     def renewed(self, ended: bytes, own: bytes) -> int:
-        """Somebody who hashes prompts for this client has cleared; see `kvferry.generation`.
+        """Somebody who hashes prompts for this client has cleared; see `kvferry.chunks.generation`.
 
         Args:
             ended, own: His half before, and from now on.
@@ -317,7 +317,7 @@ class Client:
         self._questions.observe(tokens, cached_tokens, took_s)
 
     def expect_prefill(self, coefficients: Coefficients, step_tokens: int = 0) -> None:
-        """Tell how long the engine computes, as it was learnt; see `kvferry.engine.prefill`."""
+        """Tell how long the engine computes, as it was learnt; see `kvferry.cache.prefill`."""
         self._check_open()
         self._questions.speed(coefficients, step_tokens)
 

@@ -13,14 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from kvferry._elements import ELEMENTS
+from kvferry.cache import Retrieved, Stored
+from kvferry.cache.buffers import check_lengths, targets, wanted_chunks
+from kvferry.cache.prompt import Prompt
+from kvferry.cache.store_tiers import MEMORY
+from kvferry.chunks.elements import ELEMENTS
+from kvferry.chunks.layout import KVLayout
 from kvferry.client.buffers import BufferLike, readable
-from kvferry.engine import Retrieved, Stored
-from kvferry.engine.buffers import check_lengths, targets, wanted_chunks
-from kvferry.engine.prompt import Prompt
-from kvferry.engine.store_tiers import MEMORY
 from kvferry.errors import SystemResourceError
-from kvferry.kv_layout import KVLayout
 from kvferry.server.client.attachment import Session
 from kvferry.server.client.caller import Caller
 from kvferry.server.client.link import Away

@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from kvferry.engine import Engine
-from kvferry.engine.prompt import Prompt, read_prompt
+from kvferry.cache import TieredCache
+from kvferry.cache.prompt import Prompt, read_prompt
+from kvferry.chunks.generation import joined, named
 from kvferry.errors import UsageError
-from kvferry.generation import joined, named
 from kvferry.http.answers import CallError, check_names, field
 from kvferry.server.view import ServerView
 
@@ -35,7 +35,7 @@ _SALT_BYTES_MAX = 1024
 _PROMPT = ("tokens", "identity", "salt", "weights_version")
 
 
-def engine_of(view: ServerView, body: Mapping[str, Any]) -> Engine:
+def engine_of(view: ServerView, body: Mapping[str, Any]) -> TieredCache:
     """The engine of the identity that a body names.
 
     Raises:
@@ -52,7 +52,7 @@ def engine_of(view: ServerView, body: Mapping[str, Any]) -> Engine:
 
 
 def prompt_of(
-    engine: Engine, tokens: Any, salt_hex: str | None, weights_version: str | None = None
+    engine: TieredCache, tokens: Any, salt_hex: str | None, weights_version: str | None = None
 ) -> Prompt:
     """A prompt as engines read it that were given this name of their weights, or none.
 
@@ -69,7 +69,7 @@ def prompt_of(
     return read_prompt(tokens, engine.layout.chunk_size, salt, generation=generation)
 
 
-def _prompt(view: ServerView, body: Mapping[str, Any]) -> tuple[Engine, Prompt]:
+def _prompt(view: ServerView, body: Mapping[str, Any]) -> tuple[TieredCache, Prompt]:
     check_names(body, _PROMPT)
     tokens = field(body, "tokens", array)
     if tokens is None:
@@ -79,7 +79,7 @@ def _prompt(view: ServerView, body: Mapping[str, Any]) -> tuple[Engine, Prompt]:
     return engine, prompt_of(engine, tokens, salt, version)
 
 
-def _whose(engine: Engine) -> dict[str, str]:
+def _whose(engine: TieredCache) -> dict[str, str]:
     return {"identity": engine.identity.digest.hex(), "model": engine.identity.model}
 
 
@@ -111,7 +111,7 @@ def explain(view: ServerView, body: Mapping[str, Any]) -> dict[str, Any]:
 @dataclass(frozen=True)
 class _Pin:
     id: str
-    engine: Engine
+    engine: TieredCache
     prompt: Prompt  # what was pinned
     asked: bytes  # the hashes of all that was asked for
     shown: dict[str, Any]

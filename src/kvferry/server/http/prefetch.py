@@ -12,7 +12,7 @@ from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvferry.engine import Engine
+from kvferry.cache import TieredCache
 from kvferry.errors import KVFerryError, UsageError
 from kvferry.http import answers
 from kvferry.http.answers import CallError, check_names
@@ -35,7 +35,7 @@ _GRACE_S = 5.0  # of a load beyond its own limit
 @dataclass
 class _Job:
     id: str
-    engine: Engine
+    engine: TieredCache
     files: list[str]
     salt: str | None
     results: list[dict[str, Any]] = field(default_factory=list)

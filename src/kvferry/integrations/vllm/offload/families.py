@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvferry.metrics.families import engine_families
+from kvferry.metrics.families import cache_families
 
 __all__ = ["FAMILIES", "STORE_AVAILABLE", "increases"]
 
@@ -46,7 +46,7 @@ _NAMES = (
     *("load_seconds", "store_seconds", "load_bytes", "store_bytes", "shed_chunks"),
     "store_available",
 )
-_all = engine_families(())
+_all = cache_families(())
 FAMILIES = {_all[name].name: _all[name] for name in _NAMES}
 
 

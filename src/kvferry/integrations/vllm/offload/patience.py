@@ -1,6 +1,6 @@
 """How long a tier waits for its store, and what of it is worth loading.
 
-The same rules as in an engine of ours (`kvferry.engine.cost`), by what is known here: how many
+The same rules as in an engine of ours (`kvferry.cache.cost`), by what is known here: how many
 tokens a chunk has, what computing them may take, and how the store has done so far. Without the
 first two, or with limits of the user, the limits are fixed.
 
@@ -12,9 +12,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from kvferry.engine.cost import Budget, LoadModel
-from kvferry.engine.patience import Account, Odds
-from kvferry.engine.prefill import PrefillModel
+from kvferry.cache.cost import Budget, LoadModel
+from kvferry.cache.patience import Account, Odds
+from kvferry.cache.prefill import PrefillModel
 
 __all__ = ["Patience"]
 

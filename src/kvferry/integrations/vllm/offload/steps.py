@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from kvferry.engine.prefill import PrefillModel
+from kvferry.cache.prefill import PrefillModel
 
 __all__ = ["TierSteps"]
 

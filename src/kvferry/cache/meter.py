@@ -1,0 +1,168 @@
+"""From what the cache does to what is counted of it."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from kvferry.cache.prompt import Prompt
+from kvferry.cache.results import Stored
+from kvferry.cache.retriever import Gathered
+from kvferry.cache.store_tiers import MEMORY
+from kvferry.cache.told import Told
+from kvferry.metrics import MISS_REASONS, CacheMetrics
+
+if TYPE_CHECKING:
+    from kvferry.cache.life import CacheLife
+
+__all__ = ["Meter"]
+
+_log = logging.getLogger("kvferry.cache")
+
+# The word of a connector's counter, and that of the metrics.
+_CAUSES = {
+    "payload_checksum": "checksum",
+    "header_checksum": "header",
+    "identity": "identity",
+    "key": "key",
+    "stripe": "key",
+    "size": "size",
+    "shape": "size",
+    "version": "version",
+    "magic": "header",
+    "codec": "version",
+    "flags": "version",
+    "generation": "generation",
+}
+
+
+class Meter:
+    """Tells a cache's metrics what happened; gauges are read when somebody asks."""
+
+    def __init__(self, cache: CacheLife) -> None:
+        self._cache = cache
+        self._told: dict[str, int] = {}
+        self._lines = Told(_log)
+        cache.metrics.on_collect(self._gauges)
+
+    def gathered(self, prompt: Prompt, gathered: Gathered, took_s: float) -> None:
+        """A retrieve is over."""
+        metrics, size, chunk_bytes = (
+            self._metrics,
+            prompt.chunk_size,
+            self._cache.memory.chunk_bytes,
+        )
+        metrics.requested(prompt.chunks * size)
+        metrics.retrieved(took_s)
+        counts = {MEMORY: gathered.memory_chunks, **gathered.chunks}
+        tokens = {tier: chunks * size for tier, chunks in counts.items()}
+        chunks_bytes = sum(counts.values()) * chunk_bytes
+        self._lines.retrieved(prompt.tokens, tokens, chunks_bytes, took_s, gathered.reason)
+        for tier, chunks in counts.items():
+            if chunks:
+                metrics.hit(tier, chunks * size, chunks * chunk_bytes)
+        prefill = self._cache.prefill
+        if prefill.known:
+            metrics.saved(prefill.predict_s(sum(tokens.values())))
+        for loaded in gathered.loads:
+            for store, chunks in loaded.chunks.items():
+                metrics.loaded(store, chunks * chunk_bytes, loaded.took_s)
+        if gathered.waited:
+            metrics.waited_for_flight()
+        missed = prompt.chunks - sum(counts.values())
+        if missed > 0 and gathered.reason:
+            reason = gathered.reason if gathered.reason in MISS_REASONS else "error"
+            metrics.missed(reason, missed)
+        plan = gathered.plan
+        if plan is not None and plan.offers:
+            self._decided(gathered)
+
+    def stored(self, prompt: Prompt, first_chunk: int, stored: Stored, took_s: float) -> None:
+        """A store of what is behind `first_chunk` is over; stores get the chunks behind it."""
+        size, count = prompt.chunk_size, stored.chunks
+        queued = {name: chunks * size for name, chunks in stored.queued.items()}
+        size_bytes = count * self._cache.memory.chunk_bytes
+        reason = "pool_full" if stored.shed else ""
+        given = prompt.tokens - first_chunk * size
+        self._lines.stored(given, count * size, queued, size_bytes, took_s, reason)
+
+    def _decided(self, gathered: Gathered) -> None:
+        plan = gathered.plan
+        assert plan is not None
+        if gathered.reason == "cut":
+            self._metrics.decided("cut")
+        elif not plan.wanted:
+            self._metrics.decided("recompute")
+        else:
+            whole = plan.decision.reason in ("all", "unknown_prefill")
+            self._metrics.decided("load" if whole else "load_part")
+            if not gathered.reason:
+                self._metrics.predicted("load", plan.decision.load_s, gathered.load_s)
+
+    def stats(self) -> dict[str, Any]:
+        """Everything countable."""
+        cache = self._cache
+        stores = {}
+        for store in cache.tiers:
+            presence = getattr(store.tier.connector, "presence", None)
+            stores[store.tier.name] = {
+                "available": store.tier.connector.available,
+                "queue_bytes": store.writer.queue_bytes,
+                "written_again_chunks": store.writer.written_again,
+                **store.tier.figures(),
+                **store.tier.connector.stats(),
+                **({} if presence is None else {"presence": presence}),
+            }
+        prefill = cache.prefill
+        return {
+            "metrics": self._metrics.snapshot(),
+            "memory": {"pages": cache.memory.pages, **cache.memory.cache.stats()},
+            "stores": stores,
+            "prefill": {
+                "samples": prefill.samples,
+                "a_s": prefill.a_s,
+                "c_s_per_token": prefill.c_s_per_token,
+                "d_s_per_token2": prefill.d_s_per_token2,
+            },
+        }
+
+    @property
+    def _metrics(self) -> CacheMetrics:
+        return self._cache.metrics
+
+    def _gauges(self, metrics: CacheMetrics) -> None:
+        cache = self._cache
+        memory = cache.memory.cache.stats()
+        metrics.pool(memory["resident"], cache.memory.pages)
+        self._count("evictions", memory["evictions"], lambda n: metrics.evicted(MEMORY, n))
+        self._count(
+            "evicted_then_missed",
+            memory["evicted_then_missed"],
+            lambda n: metrics.evicted_then_missed(MEMORY, n),
+        )
+        metrics.write_queue(
+            sum(store.writer.queue_chunks for store in cache.tiers),
+            sum(store.writer.queue_bytes for store in cache.tiers),
+        )
+        for store in cache.tiers:
+            name, connector = store.tier.name, store.tier.connector
+            metrics.store_state(name, available=connector.available)
+            if store.capacity is not None:
+                metrics.store_state(
+                    name,
+                    used_bytes=store.capacity.used_bytes,
+                    capacity_bytes=store.capacity.limit_bytes,
+                )
+            for counter, value in connector.stats().items():
+                cause = _CAUSES.get(counter.removeprefix("refused_"))
+                if counter.startswith("refused_") and cause is not None:
+                    self._count(
+                        f"{name} {counter}", value, lambda n, cause=cause: metrics.corrupt(cause, n)
+                    )
+
+    def _count(self, name: str, value: int, tell: Any) -> None:
+        """Tell by how much a counter of somebody else's has grown."""
+        grown = value - self._told.get(name, 0)
+        if grown > 0:
+            self._told[name] = value
+            tell(grown)

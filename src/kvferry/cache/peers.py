@@ -1,0 +1,120 @@
+"""The memory of other instances, as tiers of a cache: read in front of the stores.
+
+    peers = Peers(cache, open_peer)
+    peers.follow({"instance_1": peer})    # these, from now on, and no others
+
+A peer is one more store to the cache: it is asked at the same moment as the others, a presence
+view knows what it has, and the cost model says whether its copy is worth its way. What it lends is
+checked like what a store answers. A peer that is slow, dead or lies is a shorter prefix.
+
+Threads: any.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+
+from kvferry.cache.store_tiers import StoreTier, space_of
+from kvferry.cache.tiered_cache import TieredCache
+from kvferry.config import ClientConfig
+from kvferry.connectors.peer import PeerConnector
+from kvferry.errors import KVFerryError
+from kvferry.membership import Peer
+
+__all__ = ["PeerTier", "Peers", "open_peer"]
+
+_log = logging.getLogger("kvferry.cache")
+
+
+class PeerTier(StoreTier):
+    """The memory of another instance: its owner alone writes there, and deletes."""
+
+    writes = False
+
+    def forget(self, which: Callable[[bytes], bool]) -> None:
+        """See `StoreTier`; what is there is its owner's."""
+        self.tier.known.forget(which)
+
+
+def open_peer(cache: TieredCache, name: str, config: ClientConfig) -> PeerTier:
+    """The memory behind a node, as a tier.
+
+    Args:
+        name: Of the instance.
+        config: How its node is reached.
+
+    Raises:
+        KVFerryError: It cannot be opened. (A node that is away can: it may come.)
+    """
+    return PeerTier(
+        f"peer {name}",
+        PeerConnector(space_of(cache.identity), config),
+        cache.layout.chunk_bytes,
+        0,
+        cache.metrics,
+        lets_go=True,
+        clearing=cache.clearing,
+    )
+
+
+class Peers:
+    """Which peers a cache reads from.
+
+    Args:
+        cache: Whose tiers they become; it closes them at its end.
+        opened: Opens the tier of a peer, of its name and address.
+    """
+
+    def __init__(self, cache: TieredCache, opened: Callable[[str, str], StoreTier]) -> None:
+        self._cache = cache
+        self._opened = opened
+        self._lock = threading.Lock()
+        self._tiers: dict[str, tuple[Peer, StoreTier]] = {}  # by name
+        self._unmet: list[str] = []  # names of peers that nothing was heard of yet
+        self._refused: dict[str, str] = {}  # name: address of what could not be opened
+
+    def follow(self, peers: Mapping[str, Peer]) -> None:
+        """Read from these from now on, by their names, and from no others."""
+        gone: list[StoreTier] = []
+        with self._lock:
+            for name, (peer, tier) in list(self._tiers.items()):
+                if name not in peers or peers[name].address != peer.address:
+                    del self._tiers[name]
+                    self._cache.tiers.remove(tier)
+                    gone.append(tier)
+            for name, peer in peers.items():
+                if name not in self._tiers and self._cache.available:
+                    self._join(name, peer)
+            self._unmet = [name for name in self._unmet if not self._met(name)]
+        for tier in gone:
+            tier.close(0.0)
+
+    def _join(self, name: str, peer: Peer) -> None:
+        try:
+            tier = self._opened(name, peer.address)
+        except (KVFerryError, OSError) as error:
+            if self._refused.get(name) != peer.address:
+                _log.warning("peer %s at %s cannot be read from: %s", name, peer.address, error)
+            self._refused[name] = peer.address
+            return
+        self._refused.pop(name, None)
+        self._tiers[name] = (peer, tier)
+        self._unmet.append(name)
+        self._cache.tiers.insert(len(self._tiers) - 1, tier)
+
+    def _met(self, name: str) -> bool:
+        """Whether a peer was reached, which is logged once, or is none any more."""
+        found = self._tiers.get(name)
+        if found is None:
+            return True
+        peer, tier = found
+        if not tier.tier.connector.stats().get("client_connections_up"):
+            return False
+        _log.info(
+            "Established connection to peer_init_url %s. The peer_lookup_url: %s",
+            peer.address,
+            peer.lookup_address or peer.address,
+        )
+        return True

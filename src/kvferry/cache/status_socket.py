@@ -1,0 +1,197 @@
+"""What a cache in this process says of itself, to `kvferry top` of the same user.
+
+    status = open_status_socket(cache, "vLLM 0.32.0, rank 0")
+    ...
+    status.close()
+
+It listens on a Unix socket in a folder of this user, which nobody else may enter: ``kvferry`` in
+``XDG_RUNTIME_DIR``, else ``kvferry-UID`` in the folder for temporary files. Whoever connects is
+sent one JSON object, shaped as the status of a cache server, and the end. Nothing is read. What a
+process that was killed has left there goes with the next look (`looks`).
+
+Threads: any. One of its own answers, one connection after the other.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+import socket
+import stat
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvferry import __version__
+
+if TYPE_CHECKING:
+    from kvferry.cache.tiered_cache import TieredCache
+
+__all__ = ["StatusSocket", "folder", "looks", "open_status_socket"]
+
+_log = logging.getLogger("kvferry.cache")
+
+_LIMIT_S = 2.0
+_ANSWER_BYTES_MAX = 64 << 20
+_numbers = itertools.count()
+
+
+def folder() -> Path:
+    """The folder of this user's sockets, which is made if it is not there.
+
+    Raises:
+        OSError: It cannot be made, or others may enter it.
+    """
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    path = Path(runtime) / "kvferry" if runtime else Path(tempfile.gettempdir())
+    path = path if runtime else path / f"kvferry-{os.getuid()}"
+    path.mkdir(mode=0o700, exist_ok=True)
+    found = path.lstat()
+    ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+    if not ours or found.st_mode & 0o077:
+        raise PermissionError(f"{path} is no folder of this user alone")
+    return path
+
+
+def open_status_socket(cache: TieredCache, software: str) -> StatusSocket | None:
+    """A socket for a cache; None where there can be none, which is logged.
+
+    Args:
+        cache: Whose figures are told.
+        software: Who uses it, for people.
+    """
+    try:
+        return StatusSocket(cache, software)
+    except OSError as error:
+        _log.info("kvferry top does not see this process: %s", error)
+        return None
+
+
+def looks() -> Iterator[dict[str, Any]]:
+    """What every process of this user says that has one.
+
+    Raises:
+        OSError: There is no folder for them.
+    """
+    for path in sorted(folder().glob("*.sock")):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
+            line.settimeout(_LIMIT_S)
+            try:
+                line.connect(str(path))
+                said = json.loads(_all_of(line))
+            except ConnectionRefusedError:  # its process was killed
+                path.unlink(missing_ok=True)
+                continue
+            except (OSError, ValueError):
+                continue
+        if isinstance(said, dict):
+            yield said
+
+
+def _all_of(line: socket.socket) -> bytes:
+    until = time.monotonic() + _LIMIT_S
+    data = bytearray()
+    while part := line.recv(1 << 20):
+        data += part
+        if len(data) > _ANSWER_BYTES_MAX or time.monotonic() > until:
+            raise TimeoutError
+    return bytes(data)
+
+
+class StatusSocket:
+    """See the module.
+
+    Args:
+        cache, software: See `open_status_socket`.
+
+    Raises:
+        OSError: The socket cannot be made.
+    """
+
+    def __init__(self, cache: TieredCache, software: str) -> None:
+        self._cache = cache
+        self._software = software
+        self._pid = os.getpid()
+        self._began = time.monotonic()
+        number = next(_numbers)
+        self._incarnation = f"{self._pid}-{number}-{time.time_ns()}"
+        self._path = folder() / f"{self._pid}-{number}.sock"
+        self._path.unlink(missing_ok=True)  # of a process that had our number
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._socket.bind(str(self._path))
+            self._socket.listen()
+        except OSError:
+            self._socket.close()
+            raise
+        self._thread = threading.Thread(target=self._answer, name="kvferry-status", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Show nothing any more."""
+        if os.getpid() == self._pid:  # a child's parent still listens
+            self._path.unlink(missing_ok=True)
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+            self._thread.join(_LIMIT_S)
+        self._socket.close()
+
+    def status(self) -> dict[str, Any]:
+        """What is shown."""
+        cache = self._cache
+        stats, layout = cache.stats(), cache.layout
+        used = stats["memory"]["resident"]
+        pool_bytes = cache.memory.pages * layout.chunk_bytes
+        age_s = round(time.monotonic() - self._began, 3)
+        return {
+            "version": __version__,
+            "incarnation": self._incarnation,
+            "pid": self._pid,
+            "uptime_s": age_s,
+            "state": "ready",
+            "pool": {"bytes": pool_bytes, "granted_bytes": pool_bytes},
+            "identities": [
+                {
+                    "identity": cache.identity.digest.hex(),
+                    "model": cache.identity.model,
+                    "chunk_bytes": layout.chunk_bytes,
+                    "chunk_size": layout.chunk_size,
+                    "used_bytes": used * layout.chunk_bytes,
+                    "engines": 1,
+                    **stats,
+                }
+            ],
+            "sessions": [
+                {
+                    "pid": self._pid,
+                    "software": self._software,
+                    "model": cache.identity.model,
+                    "age_s": age_s,
+                    "requests": stats["metrics"]["kvferry_retrieve_seconds"]["count"],
+                    "pages": used,
+                }
+            ],
+        }
+
+    def _answer(self) -> None:
+        while True:
+            try:
+                line = self._socket.accept()[0]
+            except OSError:
+                return
+            with line, suppress(OSError):
+                line.settimeout(_LIMIT_S)
+                line.sendall(self._text())
+
+    def _text(self) -> bytes:
+        try:
+            return json.dumps(self.status(), default=str).encode()
+        except Exception:  # ours, or the cache is being closed
+            _log.debug("a cache could not be shown", exc_info=True)
+            return b"{}"

@@ -1,0 +1,157 @@
+"""The writing half of a cache: chunks into pages now, into stores behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+
+from kvferry.cache.buffers import wanted_chunks
+from kvferry.cache.memory import Memory, PagesGone, Reserved
+from kvferry.cache.prompt import Prompt
+from kvferry.cache.results import Stored
+from kvferry.cache.store_tiers import StoreTier
+from kvferry.cache.writer import Hold, WriteJob
+from kvferry.connectors.base import BufferLike
+from kvferry.metrics import CacheMetrics
+
+__all__ = ["Storer"]
+
+
+class Storer:
+    """See `TieredCache.store`.
+
+    Args:
+        memory, stores, metrics: Of the cache.
+        copy_threads: Threads that copy from buffers into memory.
+        keep: Whether chunks stay in memory when the stores have them.
+    """
+
+    def __init__(
+        self,
+        memory: Memory,
+        stores: Sequence[StoreTier],
+        metrics: CacheMetrics,
+        copy_threads: int,
+        *,
+        keep: bool,
+    ) -> None:
+        self._memory = memory
+        self._stores = stores
+        self._metrics = metrics
+        self._copy_threads = copy_threads
+        self._keep = keep
+        for store in stores:
+            self.begin(store)
+
+    def begin(self, store: StoreTier) -> None:
+        """Write this store anew what it loses; to be called before it is one of the stores."""
+        if self._keep and store.writes:
+            store.writer.lease = partial(self._leased, store)
+
+    @property
+    def _written(self) -> list[StoreTier]:
+        return [store for store in self._stores if store.writes]
+
+    def store(self, prompt: Prompt, chunks: Sequence[BufferLike], first_chunk: int) -> Stored:
+        """Keep the chunks from `first_chunk` on. Raises as `TieredCache.store`."""
+        wanted = wanted_chunks(prompt, chunks, first_chunk)
+        self.offer_again(prompt)
+        reserved = self._memory.reserve(prompt.hashes, first_chunk)
+        known, shed = wanted - len(reserved.chunks) - reserved.shed, reserved.shed
+        if shed:
+            self._metrics.shed("pool_full", shed)
+        if not reserved.chunks:
+            return Stored(chunks=0, known=known, shed=shed)
+        try:
+            buffers = [chunks[chunk - first_chunk] for chunk in reserved.chunks]
+            self._memory.copy_in(reserved.handles, buffers, self._copy_threads)
+        except PagesGone:  # somebody clears the cache at this moment
+            self._memory.abort(reserved.id)
+            return Stored(chunks=0, known=known, shed=shed)
+        except BaseException:
+            self._memory.abort(reserved.id)
+            raise
+        done, queued, dropped = self.written(prompt, reserved)
+        return Stored(chunks=done, known=known, shed=shed, queued=queued, dropped=dropped)
+
+    def written(
+        self, prompt: Prompt, reserved: Reserved
+    ) -> tuple[int, dict[str, int], dict[str, int]]:
+        """All reserved pages hold their chunks now: commit them, and offer them to the stores.
+
+        Returns how many became chunks, and for each store how many it will get, and will not.
+        """
+        stores = self._written
+        if not stores and self._keep:
+            return self._memory.commit(reserved.id), {}, {}
+        count = len(reserved.chunks)
+        try:
+            views = self._memory.views(reserved.handles)
+        except PagesGone:
+            self._memory.abort(reserved.id)
+            return 0, {}, {}
+        done, lease = self._memory.commit_held(reserved.id)
+        if done < count:  # somebody cleared the cache, or this took minutes
+            self._memory.cache.release(lease)
+            return done, {}, {}
+        hold = Hold(self._leaver(prompt, reserved.chunks, lease))
+        queued: dict[str, int] = {}
+        dropped: dict[str, int] = {}
+        for store in stores:
+            accepted = store.writer.offer(WriteJob(prompt, reserved.chunks, views, hold.share()))
+            (queued if accepted else dropped)[store.tier.name] = count
+        hold.end()
+        return done, queued, dropped
+
+    def offer_again(self, prompt: Prompt) -> None:
+        """What a store did not take the last time, and memory still has, may go there now."""
+        for store in self._written:
+            missed = store.writer.missed(prompt)
+            if not missed or not store.tier.connector.available:
+                continue
+            lease, handles = self._memory.acquire(prompt.hashes)
+            chunks = [chunk for chunk in missed if chunk < len(handles)]
+            hold = Hold(partial(self._memory.cache.release, lease))
+            with suppress(PagesGone):
+                views = self._memory.views([handles[chunk] for chunk in chunks])
+                if chunks:
+                    store.writer.offer(WriteJob(prompt, chunks, views, hold.share()))
+            hold.end()
+
+    @property
+    def looks(self) -> bool:
+        """Whether `notice` would have an effect now."""
+        return any(store.writer.looks for store in self._written)
+
+    def notice(self, prompt: Prompt, held: int) -> None:
+        """Somebody asks for a prompt whose first `held` chunks memory has.
+
+        What the stores have lost of it, and then whatever they have lost, is written again, in the
+        background.
+        """
+        for store in self._written if held else ():
+            store.writer.notice(prompt, held)
+
+    def _leased(self, store: StoreTier, prompt: Prompt, chunks: list[int]) -> WriteJob | None:
+        """A job of those chunks that memory still has."""
+        lease, handles = self._memory.acquire(prompt.first(chunks[-1] + 1))
+        here = [chunk for chunk in chunks if chunk < len(handles)]
+        store.tier.known.discard(prompt, chunks[len(here) :])
+        release = partial(self._memory.cache.release, lease)
+        if here:
+            with suppress(PagesGone):
+                views = self._memory.views([handles[chunk] for chunk in here])
+                return WriteJob(prompt, here, views, release)
+        release()
+        return None
+
+    def _leaver(self, prompt: Prompt, chunks: Sequence[int], lease: int) -> Callable[[], object]:
+        if self._keep:
+            return partial(self._memory.cache.release, lease)
+
+        def leave() -> None:  # memory is a way through: nothing stays
+            self._memory.cache.release(lease)
+            self._memory.cache.remove(b"".join(prompt.digest(chunk) for chunk in chunks))
+
+        return leave

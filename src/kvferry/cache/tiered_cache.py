@@ -1,0 +1,302 @@
+"""The cache: memory, stores, and everything in between, behind one object.
+
+    identity = Identity(model="my-model", layout=KVLayout(layers=32, kv_heads=8, head_dim=128))
+    with kvferry.TieredCache(identity, remote_url="redis://cache-1") as engine:
+        cache.store(tokens, chunks)              # chunks: one buffer for each full chunk
+        with cache.retrieve(tokens) as hit:      # the longest prefix that pays
+            use(hit.tokens, hit.arrays)
+
+One cache holds the KV of one shard of one model, for one tenant (`salt`). Any number of threads
+may use it. What its calls promise:
+
+- Every call ends within a stated time; what has arrived by then is the answer, and a miss always is
+  one. No fault of a store is an exception.
+- Bytes are those that were stored under this identity for exactly this prefix, or there are none.
+- `store` returns when the caller's buffers may be reused. Stores get the chunks behind it; what
+  they cannot take in time is dropped and counted, and never keeps anybody waiting.
+- What was stored can be retrieved at once, whether stores have it yet or not.
+
+After a fork the child has to open a cache of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from kvferry.cache.explain import Explanation, explain_prompt
+from kvferry.cache.life import FLUSH_S, CacheLife
+from kvferry.cache.prompt import Prompt, Tokens
+from kvferry.cache.results import Lookup, Retrieved, Stored
+from kvferry.cache.steps import Steps, finish
+from kvferry.cache.store_tiers import MEMORY
+from kvferry.connectors.base import BufferLike
+
+__all__ = ["TieredCache"]
+
+
+class TieredCache(CacheLife):
+    """A tiered cache of the KV of one shard of one model.
+
+    Args:
+        identity: What the bytes are; its layout says how long and of what shape a chunk is.
+        config: The settings; default: `CacheConfig.load`, with the file and the environment.
+        salt: Separates tenants: with another salt, the same tokens are other chunks.
+        connectors: Stores that are open already, by name, behind those of `config`. They are closed
+            with the cache.
+        memory: Where chunks lie, if it is not the cache's own; see `kvferry.cache.memory`.
+        open_stores: False: somebody else opens those of `config`, and adds them to `tiers`.
+        **settings: Single settings, which win over `config`, e.g. `remote_url`,
+            `max_local_cpu_size`.
+
+    Raises:
+        ConfigError: A setting cannot be, or the host does not have that memory.
+    """
+
+    @property
+    def available(self) -> bool:
+        """Whether it is open: there is always memory."""
+        return not self._closed
+
+    @property
+    def asks_stores(self) -> bool:
+        """Whether a lookup has a store to ask that is there, and so may take its time."""
+        return any(store.tier.connector.available and not store.tier.silent for store in self.tiers)
+
+    # --- Asking ---
+
+    def lookup(self, tokens: Tokens, *, timeout_s: float | None = None) -> Lookup:
+        """How much of a prompt could be had now; what stores have counts as used.
+
+        With `enable_async_loading` it also begins to load what pays, so that the `retrieve` that
+        follows finds it in memory.
+
+        Args:
+            tokens: Of the prompt.
+            timeout_s: Limit for asking stores; default: as long as an answer can pay, and
+                `lookup_timeout_s` at most.
+        """
+        return finish(self.lookup_steps(tokens, timeout_s))
+
+    def lookup_steps(self, tokens: Tokens, timeout_s: float | None) -> Steps[Lookup]:
+        """`lookup`, in steps."""
+        yield from self.clearing.settling(timeout_s)
+        prompt, begin = self._read(tokens), self.config.enable_async_loading
+        return (yield from self.looking(prompt, timeout_s, touch=True, begin=begin))
+
+    def contains(self, tokens: Tokens, *, timeout_s: float | None = None) -> int:
+        """How many tokens of the prefix some tier has. Changes nothing: nothing counts as used."""
+        self.clearing.settled(timeout_s)
+        return finish(self.looking(self._read(tokens), timeout_s, touch=False)).tokens
+
+    def looking(
+        self,
+        prompt: Prompt,
+        timeout_s: float | None = None,
+        *,
+        touch: bool,
+        limit_s: float | None = None,
+        begin: bool = False,
+    ) -> Steps[Lookup]:
+        """What `lookup` and `contains` answer, in steps.
+
+        Chunks that the engine has itself (`Prompt.computed_tokens`) are not asked for, and count
+        like those in memory.
+
+        Args:
+            prompt: Which.
+            timeout_s: See `lookup`.
+            touch: What is found in stores counts as used.
+            limit_s: The longest that may be waited where it pays; default: `retrieve_timeout_s`.
+            begin: A retrieve follows: begin to load what pays.
+        """
+        began = time.monotonic()
+        self.storer.notice(prompt, self.memory.ready(prompt)[0])
+        first, rest = prompt.behind_computed()
+        deadline = self._deadline(limit_s)
+        how = {"touch": touch, "begin": begin}
+        found = yield from self._retriever.looking(rest, timeout_s, deadline, **how)
+        if first:
+            found = found.behind(first * prompt.chunk_size, MEMORY)
+        self.metrics.looked_up(time.monotonic() - began)
+        return found
+
+    def keys(self, tokens: Tokens) -> list[str]:
+        """The names of a prompt's full chunks in every store, behind ``kvf:<identity>:``."""
+        prompt = self._read(tokens)
+        return prompt.keys(0, prompt.chunks)
+
+    def explain(self, tokens: Tokens, *, timeout_s: float = 5.0) -> Explanation:
+        """Where each chunk of a prompt is, or why it is not, and what would be done about it."""
+        return explain_prompt(self, self._read(tokens), timeout_s)
+
+    # --- Loading ---
+
+    def retrieve(
+        self,
+        tokens: Tokens,
+        into: Sequence[BufferLike] | None = None,
+        *,
+        limit_tokens: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Retrieved:
+        """Bring the prefix of a prompt, as much of it as pays.
+
+        Args:
+            tokens: Of the whole prompt, those behind the last full chunk too: what they cost to
+                compute enters the decision.
+            into: A writable buffer for each full chunk of the prompt (or of `limit_tokens`); those
+                behind the result are undefined. None: the result has pages to read from.
+            limit_tokens: Take no more than so many; e.g. all but the last one, for engines that
+                have to compute a token.
+            timeout_s: Limit of the call; default: `retrieve_timeout_s`.
+
+        Raises:
+            UsageError: `into` has too few buffers; nothing was loaded.
+            BadBufferError: A buffer is read-only or has another length.
+        """
+        self.clearing.settled(timeout_s)
+        prompt = self._read(tokens, limit_tokens)
+        return self.reader.retrieve(prompt, self._deadline(timeout_s), into)
+
+    def begin_retrieve(
+        self,
+        tokens: Tokens,
+        into: Sequence[BufferLike] | None = None,
+        *,
+        limit_tokens: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Future[Retrieved]:
+        """`retrieve` in a thread of the cache. `into` is in use until the future is done."""
+        prompt = self._read(tokens, limit_tokens)
+        return self._start(self.reader.retrieve, prompt, self._deadline(timeout_s), into)
+
+    async def aretrieve(
+        self,
+        tokens: Tokens,
+        into: Sequence[BufferLike] | None = None,
+        *,
+        limit_tokens: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Retrieved:
+        """`retrieve` for asyncio."""
+        future = self.begin_retrieve(tokens, into, limit_tokens=limit_tokens, timeout_s=timeout_s)
+        return await asyncio.wrap_future(future)
+
+    def prefetch(self, tokens: Tokens, *, timeout_s: float | None = None) -> Future[int]:
+        """Bring the prefix of a prompt into memory, in a thread; how many tokens are there then."""
+        prompt, deadline = self._read(tokens), self._deadline(timeout_s)
+
+        def run() -> int:
+            self.reader.gather(prompt, deadline)
+            return self.memory.ready(prompt)[0] * prompt.chunk_size
+
+        return self._start(run)
+
+    # --- Storing ---
+
+    def store(
+        self, tokens: Tokens, chunks: Sequence[BufferLike], *, first_chunk: int = 0
+    ) -> Stored:
+        """Keep the KV of a prompt: in memory now, in the stores soon.
+
+        Args:
+            tokens: Of the whole prompt, from its beginning.
+            chunks: A buffer for each full chunk from `first_chunk` on, of the layout's length;
+                free to be reused when the call returns.
+            first_chunk: How many full chunks of the prefix are left out, e.g. because they came
+                from here.
+
+        Raises:
+            UsageError: The number of buffers is another one.
+            BadBufferError: A buffer is not contiguous, or has another length.
+        """
+        prompt = self._read(tokens)
+        if isinstance(tokens, Prompt) and prompt.chunks < tokens.chunks:  # of before a clear
+            return Stored(chunks=0, known=0, shed=len(chunks))
+        began = time.monotonic()
+        stored = self.storer.store(prompt, chunks, first_chunk)
+        self._meter.stored(prompt, first_chunk, stored, time.monotonic() - began)
+        return stored
+
+    # --- Keeping ---
+
+    def pin(self, tokens: Tokens, *, timeout_s: float | None = None) -> int:
+        """Load the prefix of a prompt and keep it in memory until `unpin`; how many tokens are.
+
+        Pins are counted: what was pinned twice is kept until it was unpinned twice.
+        """
+        prompt = self._read(tokens)
+        self.reader.gather(prompt, self._deadline(timeout_s))
+        return self.memory.cache.pin(prompt.hashes) * prompt.chunk_size
+
+    def unpin(self, tokens: Tokens) -> int:
+        """Undo a `pin`; how many tokens lost one."""
+        prompt = self._read(tokens)
+        return self.memory.cache.unpin(prompt.hashes) * prompt.chunk_size
+
+    @property
+    def generation(self) -> bytes:
+        """What prompts are hashed with from now on; see `kvferry.chunks.generation`."""
+        return self.clearing.generation
+
+    def clear(
+        self,
+        *,
+        stores: bool = True,
+        everybody: bool = False,
+        weights_version: str | None = None,
+    ) -> int:
+        """Forget everything, at once, whether stores are up or down; how many chunks memory had.
+
+        What was stored before has names that this cache does not look for any more, and is deleted
+        in the background. Caches of the same identity go on with it, unless `everybody` is said.
+
+        Args:
+            stores: False: empty the memory alone; what stores have is found again.
+            everybody: For all caches on these stores; their memory follows within a second.
+            weights_version: Engines that were given the same name find each other's chunks again.
+                Without, this cache shares with nobody until it is opened anew.
+
+        Raises:
+            KVFerryError: `everybody`, and a store does not take it: do it again.
+        """
+        self._check_open()
+        if not stores:
+            return self.memory.cache.clear()
+        clearing = self.clearing
+        return clearing.clear_everybody() if everybody else clearing.clear(weights_version)
+
+    def renewed(self, ended: bytes, own: bytes) -> None:
+        """Who hashes prompts for this engine has cleared: his own half of the generation."""
+        self._check_open()
+        self.clearing.end(ended, own)
+
+    def flush(self, timeout_s: float = FLUSH_S) -> bool:
+        """Wait until the stores have what they will get; False: it takes longer."""
+        until = time.monotonic() + timeout_s
+        return all(store.writer.flush(max(0.0, until - time.monotonic())) for store in self.tiers)
+
+    # --- Knowing ---
+
+    def observe_prefill(self, tokens: int, cached_tokens: int, took_s: float) -> None:
+        """Tell what the engine took to compute a prompt behind `cached_tokens` of its tokens.
+
+        From a few of these the cost model knows when loading pays. It is not learnt when the
+        settings have the coefficients.
+        """
+        if tokens > cached_tokens:
+            pairs = tokens * tokens - cached_tokens * cached_tokens
+            self.observe_step(tokens - cached_tokens, pairs, 0, took_s)
+
+    def observe_step(self, new_tokens: int, pairs: int, decodes: int, took_s: float) -> None:
+        """Tell what a step of the engine took, by its totals; see `PrefillModel.observe_step`."""
+        self.learning.observe(new_tokens, pairs, decodes, took_s)
+
+    def stats(self) -> dict[str, Any]:
+        """Everything countable: metrics, memory, and what is known of each store."""
+        self._retriever.leftovers.sweep()
+        return self._meter.stats()

@@ -1,0 +1,343 @@
+"""Writing behind: chunks that are in memory go to a store when there is time, or not at all.
+
+One thread for each store takes chunks from a queue and writes them in batches, root first, so that
+what is there at any moment is a usable prefix. The chunks keep their pages until they are written;
+that is why the queue is bounded in bytes. What does not fit is dropped and counted: it stays in
+memory, and the engine is never kept waiting. What the store has already is not sent again. When
+nothing waits, what the store has lost is written again (see `kvferry.cache.losses`).
+
+Threads: `offer`, `notice`, `flush` and `close` from any; the rest is the writer's own.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvferry.cache.answers import REASONS
+from kvferry.cache.capacity import Capacity
+from kvferry.cache.losses import Losses
+from kvferry.cache.prompt import Prompt
+from kvferry.cache.tier import Tier
+from kvferry.client.batch import Status
+from kvferry.errors import KVFerryError
+
+__all__ = ["Hold", "WriteJob", "Writer"]
+
+_log = logging.getLogger("kvferry.cache")
+
+# One batch: enough to fill the wire, little enough that capacity is asked for often.
+_BATCH_BYTES = 64 << 20
+# Chunks that are in memory and in no store, to be offered again when they are stored again.
+_MISSED_MAX = 100_000
+
+
+@dataclass(frozen=True)
+class WriteJob:
+    """Chunks of one prompt that are to be written.
+
+    Attributes:
+        prompt: What they belong to.
+        chunks: Their indexes, ascending.
+        pages: Their bytes.
+        release: To be called once, when the pages are no longer needed.
+    """
+
+    prompt: Prompt
+    chunks: list[int]
+    pages: list[memoryview]
+    release: Callable[[], object]
+
+
+class Hold:
+    """Pages that several writers share: given back when the last of them is done with them."""
+
+    def __init__(self, release: Callable[[], object]) -> None:
+        self._release = release
+        self._lock = threading.Lock()
+        self._shares = 1
+
+    def share(self) -> Callable[[], None]:
+        """Another share, to be ended once by what is returned."""
+        with self._lock:
+            self._shares += 1
+        return self.end
+
+    def end(self) -> None:
+        """End one share."""
+        with self._lock:
+            self._shares -= 1
+            last = self._shares == 0
+        if last:
+            self._release()
+
+
+class Writer:
+    """The queue of one store, and the thread that empties it.
+
+    Args:
+        tier: The store.
+        queue_bytes_max: Limit of what waits and is being written.
+        capacity: Keeps the store below its limit; None: it has none.
+        ttl_s: Time to live of what is written; None: the store's default.
+        report: Called with the number of chunks, seconds and a reason ("" for written chunks).
+
+    Attributes:
+        described: Whether the store knows what our identity is in words.
+        lease: Makes a job of chunks of a prompt that memory still has; None: nothing is written
+            again.
+        written_again: Chunks that the store had lost and has again.
+    """
+
+    def __init__(
+        self,
+        tier: Tier,
+        queue_bytes_max: int,
+        capacity: Capacity | None,
+        ttl_s: float | None,
+        report: Callable[[int, float, str], None],
+    ) -> None:
+        self._tier = tier
+        self._bytes_max = queue_bytes_max
+        self._capacity = capacity
+        self._ttl_s = ttl_s
+        self._report = report
+        self._lock = threading.Lock()
+        self._wake = threading.Condition(self._lock)
+        self._idle = threading.Condition(self._lock)
+        self._jobs: deque[WriteJob] = deque()
+        self._bytes = 0  # in the queue and in the thread's hands
+        self._current: WriteJob | None = None  # in the thread's hands
+        self._closing = False
+        self._missed: OrderedDict[bytes, None] = OrderedDict()
+        self._losses = Losses(tier, ttl_s)
+        self.described = True
+        self.lease: Callable[[Prompt, list[int]], WriteJob | None] | None = None
+        self.written_again = 0
+        self._written = 0
+        self._thread: threading.Thread | None = None  # from the first moment that there is work
+
+    @property
+    def queue_bytes(self) -> int:
+        """Bytes that wait or are being written."""
+        return self._bytes
+
+    @property
+    def queue_chunks(self) -> int:
+        """Chunks that wait or are being written."""
+        return self._bytes // self._tier.chunk_bytes
+
+    def has_missed(self, digest: bytes) -> bool:
+        """Whether this chunk should have been written and was not."""
+        return digest in self._missed
+
+    def offer(self, job: WriteJob) -> bool:
+        """Queue a job; False: there is no room for it, and it is over."""
+        size = len(job.chunks) * self._tier.chunk_bytes
+        with self._lock:
+            reason = "cancelled" if self._closing else "queue_full"
+            if not self._closing and self._bytes + size <= self._bytes_max:
+                self._bytes += size
+                self._jobs.append(job)
+                self._begin()
+                return True
+            self._miss(job)
+        self._report(len(job.chunks), 0.0, reason)
+        job.release()
+        return False
+
+    def missed(self, prompt: Prompt) -> list[int]:
+        """The chunks of a prompt that should have been written and were not."""
+        if not self._missed:
+            return []
+        with self._lock:
+            return [i for i in range(prompt.chunks) if prompt.digest(i) in self._missed]
+
+    def drop(self, which: Callable[[bytes], bool]) -> None:
+        """Write nothing of these generations that is not being written yet."""
+        with self._lock:
+            dropped = [job for job in self._jobs if which(job.prompt.generation)]
+            self._jobs = deque(job for job in self._jobs if not which(job.prompt.generation))
+        for job in dropped:
+            self._report(len(job.chunks), 0.0, "cancelled")
+            self._end(job, "")
+
+    def writes(self, which: Callable[[bytes], bool]) -> bool:
+        """Whether something of these generations waits or is being written."""
+        with self._lock:
+            jobs = [*self._jobs, *([self._current] if self._current is not None else [])]
+            return any(which(job.prompt.generation) for job in jobs)
+
+    @property
+    def looks(self) -> bool:
+        """Whether `notice` has an effect now."""
+        return self.lease is not None and self._losses.idle
+
+    def notice(self, prompt: Prompt, held: int) -> None:
+        """Somebody asks for a prompt whose first `held` chunks memory has: has the store, too?"""
+        if self.looks and self._losses.notice(prompt, held, self.missed(prompt)):
+            with self._lock:
+                self._begin()
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until everything that was offered is written or given up; False: it took longer."""
+        with self._lock:
+            return self._idle.wait_for(lambda: self._bytes == 0, timeout_s)
+
+    def close(self, timeout_s: float) -> bool:
+        """Write what waits, for `timeout_s` at most; drop the rest. Whether all was written."""
+        done = self.flush(timeout_s)
+        with self._lock:
+            self._closing = True
+            dropped = list(self._jobs)
+            self._jobs.clear()
+            self._wake.notify()
+            thread = self._thread
+        if self._capacity is not None:
+            self._capacity.stop()
+        for job in dropped:
+            self._report(len(job.chunks), 0.0, "cancelled")
+            self._end(job, "cancelled")
+        if thread is not None:
+            thread.join(max(0.2, timeout_s))
+        return done and not dropped
+
+    # --- The thread ---
+
+    def _begin(self) -> None:
+        """With the lock: there is something to do."""
+        if self._thread is None and not self._closing:
+            name = f"kvferry-write-{self._tier.name}"
+            self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+            self._thread.start()
+        self._wake.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                while not self._jobs:
+                    if self._closing:
+                        return
+                    due_s = self._losses.due_s()
+                    if due_s == 0.0:
+                        break
+                    self._wake.wait(due_s)
+                job = self._current = self._jobs.popleft() if self._jobs else None
+            if job is None:
+                self._look_after_losses()
+                continue
+            self._try(job)
+            del job  # its pages with it
+            self._current = None
+
+    def _try(self, job: WriteJob) -> str:
+        try:
+            reason = self._write(job)
+        except KVFerryError as error:
+            reason = "error"
+            self._report(len(job.chunks), 0.0, reason)
+            _log.warning("writing to %s failed: %s", self._tier.name, error)
+        except Exception:
+            reason = "error"
+            self._report(len(job.chunks), 0.0, reason)
+            _log.exception("writing to %s failed", self._tier.name)
+        self._end(job, reason)
+        return reason
+
+    def _look_after_losses(self) -> None:
+        """Ask, or write one batch, of what the store has lost."""
+        assert self.lease is not None
+        chunks_max = max(1, min(_BATCH_BYTES, self._bytes_max) // self._tier.chunk_bytes)
+        try:
+            if self._losses.look():
+                _log.info("%s lost chunks that it had; they are written again", self._tier.name)
+                self.described = False
+            wanted = self._losses.next(chunks_max)
+            job = None if wanted is None else self.lease(*wanted)
+        except Exception as error:
+            if not isinstance(error, KVFerryError):
+                _log.exception("asking %s for what it lost failed", self._tier.name)
+            self._losses.give_up()
+            return
+        if job is None:
+            return
+        with self._lock:
+            self._bytes += len(job.chunks) * self._tier.chunk_bytes
+            self._current = job
+        began, before = time.monotonic(), self._written
+        if self._try(job):
+            self._losses.give_up()
+        self.written_again += self._written - before
+        self._losses.rest(time.monotonic() - began)
+
+    def _write(self, job: WriteJob) -> str:
+        """Write a job in batches; why it was not written to its end, or ""."""
+        size = _BATCH_BYTES
+        if self._capacity is not None:
+            size = min(size, self._capacity.step_bytes)
+        step = max(1, size // self._tier.chunk_bytes)
+        for start in range(0, len(job.chunks), step):
+            reason = self._write_batch(job, start, min(start + step, len(job.chunks)))
+            if reason:
+                self._report(len(job.chunks) - start, 0.0, reason)
+                return reason
+        return ""
+
+    def _write_batch(self, job: WriteJob, start: int, end: int) -> str:
+        tier, prompt = self._tier, job.prompt
+        if not tier.connector.available:
+            return "unavailable"
+        chunks = job.chunks[start:end]
+        names = prompt.keys(chunks[0], chunks[-1] + 1)
+        keys = [names[chunk - chunks[0]] for chunk in chunks]
+        there = tier.connector.batch_exists(keys, touch=True)
+        absent = [i for i, status in enumerate(there) if status is Status.MISS]
+        if there.count(Status.OK) + len(absent) < len(keys):
+            return REASONS.get(next(s for s in there if s not in (Status.OK, Status.MISS)), "error")
+        if absent:
+            size_bytes = len(absent) * tier.chunk_bytes
+            if self._capacity is not None and not self._capacity.make_room(size_bytes):
+                return "store_full"
+            began = time.monotonic()
+            written = tier.connector.batch_set(
+                [keys[i] for i in absent], [job.pages[start + i] for i in absent], ttl_s=self._ttl_s
+            )
+            took_s = time.monotonic() - began
+            tier.refusals.stored([prompt.digest(chunks[i]) for i in absent])
+            if not written.ok:
+                count = written.prefix_len
+                self._report(count, took_s, "")
+                _log.warning("%s did not take a chunk: %s", tier.name, written.error)
+                return REASONS.get(written[count], "error")
+            self._written += len(absent)
+            self._report(len(absent), took_s, "")
+            if not self.described:
+                tier.connector.describe()
+                self.described = True
+        if self.lease is not None:
+            tier.known.add(prompt, chunks)
+        if self._capacity is not None:
+            self._capacity.stored(prompt.first(chunks[-1] + 1), chunks[0], prompt.generation)
+        return ""
+
+    def _end(self, job: WriteJob, reason: str) -> None:
+        job.release()
+        with self._lock:
+            if reason:
+                self._miss(job)
+            elif self._missed:
+                for chunk in job.chunks:
+                    self._missed.pop(job.prompt.digest(chunk), None)
+            self._bytes -= len(job.chunks) * self._tier.chunk_bytes
+            if self._bytes == 0:
+                self._idle.notify_all()
+
+    def _miss(self, job: WriteJob) -> None:
+        for chunk in job.chunks:
+            self._missed[job.prompt.digest(chunk)] = None
+        while len(self._missed) > _MISSED_MAX:
+            self._missed.popitem(last=False)

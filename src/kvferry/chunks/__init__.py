@@ -1,0 +1,1 @@
+"""Chunks: what they are called (`identity`, `generation`, `keys`), their shape (`layout`)."""

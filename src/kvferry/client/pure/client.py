@@ -1,0 +1,312 @@
+"""The client in pure Python: the same interface as the native one, the standard library alone.
+
+    with PureRedisClient(host="localhost", port=6379) as client:
+        client.set("key", buffer)    # sent without a copy
+        client.get("key", buffer)    # True: filled in place; False: no such key
+
+For hosts without the extension, and the oracle that tests compare the native client with. One
+connection to each server, made at the first use; values go straight between the socket and the
+caller's memory. Clusters are asked node by node; reads go to primaries; there is no presence view.
+
+- A batch ends by its deadline and has one status per key; a missing key is MISS, never an error.
+- A connection with an unfinished or surprising reply is reset and never used again. What it left
+  open is asked for again on a new one (all commands are idempotent; a repeated DEL may answer MISS
+  for a key that its first try deleted), at most `attempts_max` times without progress.
+- While the server is away, calls answer UNAVAILABLE at once and dial again after a random wait.
+- A server that stalls costs its batch TIMEOUT; the content of the targets is then undefined.
+- Threads may share a client: batches wait for each other. A forked child dials for itself.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from typing import Any, Self
+
+from kvferry.client import buffers as _buffers
+from kvferry.client.batch import BatchResult, Status, only
+from kvferry.client.buffers import BufferLike, Key
+from kvferry.client.pure.batch import (
+    GET_WINDOW_BYTES,
+    Batch,
+    Call,
+    CountBatch,
+    GetBatch,
+    SetBatch,
+)
+from kvferry.client.pure.cluster import Cluster
+from kvferry.client.pure.connection import TimedOut
+from kvferry.client.pure.dial import Refused
+from kvferry.client.pure.node import Node
+from kvferry.client.pure.sentinel import Sentinels
+from kvferry.client.times import LIMIT_S_MAX, checked_timeout, ttl_ms
+from kvferry.config import ClientConfig
+from kvferry.errors import BadBufferError, ClosedError, ServerError
+
+__all__ = ["PureRedisClient"]
+
+_CLOSE_WAIT_S = 1.0
+_COUNTERS = (
+    "batches",
+    "keys",
+    "bytes_received",
+    "bytes_sent",
+    "connects",
+    "connect_failures",
+    "disconnects",
+    *(status.name.lower() for status in Status),
+)
+
+
+class PureRedisClient:
+    """A client of a Redis or Valkey server, a cluster of them, or one that Sentinels watch.
+
+    Args:
+        host: Server; else ``KVFERRY_RESP_HOST``, ``LMCACHE_RESP_HOST``, "localhost".
+        port: TCP port; else from the environment likewise, or 6379.
+        settings: Fields of `ClientConfig`.
+
+    Raises:
+        ConfigError: A setting is unknown, malformed or contradicts another one.
+    """
+
+    def __init__(self, host: str | None = None, port: int | None = None, **settings: Any) -> None:
+        self._start(ClientConfig.from_env(host=host, port=port, **settings))
+
+    @classmethod
+    def from_url(cls, url: str, **overrides: Any) -> Self:
+        """A client of the server that a URL names; see `ClientConfig.from_url`."""
+        return cls.from_config(ClientConfig.from_url(url, **overrides))
+
+    @classmethod
+    def from_config(cls, config: ClientConfig) -> Self:
+        """A client with these settings; the environment is not read."""
+        client = cls.__new__(cls)
+        client._start(config)
+        return client
+
+    def _start(self, config: ClientConfig) -> None:
+        self.config = config
+        self._lock = threading.Lock()  # held while a batch uses the connections
+        self._stats = dict.fromkeys(_COUNTERS, 0)
+        self._servers = _servers(config, self._stats)
+        self._closed = False
+        _clients.add(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<PureRedisClient {self.config.address}{' closed' if self._closed else ''}>"
+
+    # One key. These raise what a batch reports as a status, except a miss.
+
+    def get(self, key: Key, buffer: BufferLike) -> bool:
+        """Read a value into `buffer`; False if there is no such key.
+
+        Raises:
+            SizeMismatchError: The value is not as long as the buffer.
+            ServerError, DeadlineExceeded, UnavailableError, AuthError, TlsError: As they say.
+        """
+        return only(self.batch_get([key], [buffer]))
+
+    def set(self, key: Key, buffer: BufferLike, *, ttl_s: float | None = None) -> None:
+        """Store a value; `ttl_s` limits its life (else the setting of that name does).
+
+        What it promises: `RedisClient.set`.
+        """
+        only(self.batch_set([key], [buffer], ttl_s=ttl_s))
+
+    def exists(self, key: Key) -> bool:
+        """Whether the key is there."""
+        return only(self.batch_exists([key]))
+
+    def delete(self, key: Key) -> bool:
+        """Delete a key; False if there was none."""
+        return only(self.batch_delete([key]))
+
+    # Many keys.
+
+    def batch_get(
+        self,
+        keys: Sequence[Key],
+        buffers: Sequence[BufferLike],
+        *,
+        prefix: bool = False,
+        timeout_s: float | None = None,
+    ) -> BatchResult:
+        """Read many values, each into its buffer.
+
+        Args:
+            keys: One per buffer.
+            buffers: Writable, contiguous, as long as the values; the content of those whose key is
+                not OK is undefined.
+            prefix: Stop asking after the first key that is not OK; the rest is CANCELLED.
+            timeout_s: Limit of the whole batch; ``None``: by the settings and the bytes.
+
+        Raises:
+            UsageError: Nothing was sent.
+            ClosedError: The client was closed.
+        """
+        buffers = list(buffers)
+        encoded = _buffers.check_batch(keys, buffers)
+        targets = [_buffers.writable(buffer) for buffer in buffers]
+        _buffers.check_targets(targets)
+        batch = GetBatch(
+            encoded,
+            targets,
+            window_bytes=self.config.window_bytes or GET_WINDOW_BYTES,
+            drain_bytes_max=self.config.drain_bytes_max,
+            prefix=prefix,
+        )
+        result = self._execute(batch, sum(map(len, targets)), timeout_s)
+        self._stats["bytes_received"] += _ok_bytes(result)
+        return result
+
+    def batch_set(
+        self,
+        keys: Sequence[Key],
+        buffers: Sequence[BufferLike],
+        *,
+        ttl_s: float | None = None,
+        timeout_s: float | None = None,
+    ) -> BatchResult:
+        """Store many values; arguments and errors as `set` and `batch_get`."""
+        buffers = list(buffers)
+        encoded = _buffers.check_batch(keys, buffers)
+        values = [_buffers.readable(buffer) for buffer in buffers]
+        limit = self.config.value_size_bytes_max
+        for index, value in enumerate(values):
+            if len(value) > limit:
+                raise BadBufferError(
+                    f"value {index} has {len(value)} bytes, more than value_size_bytes_max={limit}"
+                )
+        batch = SetBatch(encoded, values, ttl_ms(self.config.ttl_s if ttl_s is None else ttl_s))
+        result = self._execute(batch, sum(map(len, values)), timeout_s)
+        self._stats["bytes_sent"] += _ok_bytes(result)
+        return result
+
+    def batch_exists(
+        self,
+        keys: Sequence[Key],
+        *,
+        prefix: bool = False,
+        touch: bool = False,
+        timeout_s: float | None = None,
+    ) -> BatchResult:
+        """Ask which keys are there; `touch` also marks them as used, against eviction."""
+        verb = b"TOUCH" if touch else b"EXISTS"
+        batch = CountBatch(verb, _buffers.encode_keys(keys), prefix=prefix)
+        return self._execute(batch, 0, timeout_s)
+
+    def batch_delete(self, keys: Sequence[Key], *, timeout_s: float | None = None) -> BatchResult:
+        """Delete many keys; MISS where there was none."""
+        return self._execute(CountBatch(b"DEL", _buffers.encode_keys(keys)), 0, timeout_s)
+
+    # The server.
+
+    def ping(self) -> float:
+        """The time of a PING and its answer, in seconds; at first use, with connecting."""
+        call = Call(b"PING")
+        result = self._execute(call, 0, None)
+        only(result)
+        return result.elapsed_s
+
+    def server_info(self) -> dict[str, str]:
+        """INFO of the server, e.g. ``redis_version``, ``maxmemory_policy``."""
+        call = Call(b"INFO")
+        only(self._execute(call, 0, None))
+        if not isinstance(call.reply, bytes):
+            raise ServerError("INFO was answered with something else than text")
+        lines = call.reply.decode(errors="replace").splitlines()
+        return dict(line.split(":", 1) for line in lines if ":" in line and line[0] != "#")
+
+    # The client itself.
+
+    def stats(self) -> dict[str, int]:
+        """Counters since the start: batches, connections, bytes, and keys by their status."""
+        return dict(self._stats)
+
+    def close(self) -> None:
+        """End the connections; a batch in another thread ends as CANCELLED. Idempotent."""
+        self._closed = True
+        self._servers.abort()
+        if self._lock.acquire(timeout=_CLOSE_WAIT_S):  # else its holder will clean up
+            try:
+                self._servers.disconnect()
+            finally:
+                self._lock.release()
+
+    def _execute(self, batch: Batch, size_bytes: int, timeout_s: float | None) -> BatchResult:
+        if self._closed:
+            raise ClosedError(f"{self!r} cannot be used any more")
+        limit_s = _limit_s(self.config, size_bytes, timeout_s)
+        started = time.monotonic()
+        if self._lock.acquire(timeout=limit_s):
+            try:
+                self._run(batch, started + limit_s)
+            finally:
+                if self._closed:
+                    self._servers.disconnect()
+                self._lock.release()
+        else:
+            batch.finish(Status.TIMEOUT, f"other batches used the connection for {limit_s:g} s")
+        elapsed_s = time.monotonic() - started
+        result = BatchResult(bytes(batch.statuses), batch.sizes, elapsed_s, batch.error, batch.kind)
+        self._count(result)
+        return result
+
+    def _run(self, batch: Batch, deadline: float) -> None:
+        try:
+            self._servers.run(batch, deadline)
+        except Refused as error:
+            batch.finish(Status.UNAVAILABLE, str(error), error.kind)
+        except TimedOut as error:
+            batch.finish(Status.TIMEOUT, str(error))
+        batch.finish(Status.CANCELLED, "the client was closed" if self._closed else None)
+
+    def _count(self, result: BatchResult) -> None:
+        self._stats["batches"] += 1
+        self._stats["keys"] += len(result)
+        for status in Status:
+            self._stats[status.name.lower()] += result.count(status)
+
+    def _after_fork(self) -> None:
+        # In the child: the lock may be held by a thread that is not here, and the connections
+        # belong to the parent; closing our descriptors of them leaves the parent's alone.
+        self._lock = threading.Lock()
+        self._servers.disconnect()
+
+
+_clients: weakref.WeakSet[PureRedisClient] = weakref.WeakSet()
+
+
+def _forget_connections() -> None:
+    for client in _clients:
+        client._after_fork()
+
+
+os.register_at_fork(after_in_child=_forget_connections)
+
+
+def _servers(config: ClientConfig, stats: dict[str, int]) -> Node | Cluster:
+    if config.topology == "cluster":
+        return Cluster(config, stats)
+    if config.topology == "sentinel":
+        return Node(config, stats, Sentinels(config).dial)
+    return Node(config, stats)
+
+
+def _ok_bytes(result: BatchResult) -> int:
+    return sum(size for size, status in zip(result.sizes, result, strict=True) if not status)
+
+
+def _limit_s(config: ClientConfig, size_bytes: int, timeout_s: float | None) -> float:
+    limit_s = checked_timeout(timeout_s)
+    return min(config.deadline_s(size_bytes), LIMIT_S_MAX) if limit_s is None else limit_s

@@ -1,0 +1,127 @@
+"""One server: the connection that is kept to it, and how a batch is asked of it.
+
+A connection with an unfinished or surprising reply is reset and never used again; what it left
+open is asked for on a new one, a few times. While the server is away, dialling waits.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from kvferry.client.pure.batch import Batch, exchange
+from kvferry.client.pure.connection import Connection, Disconnected, TimedOut
+from kvferry.client.pure.dial import Backoff, Refused, dial
+from kvferry.client.pure.resp import ProtocolError
+from kvferry.config import ClientConfig
+
+__all__ = ["Dial", "Node"]
+
+_log = logging.getLogger("kvferry.client.pure.client")
+
+Dial: TypeAlias = Callable[[float], Connection]  # takes the deadline
+
+
+class Node:
+    """A server and the connection to it. One thread at a time; any may `abort`.
+
+    Args:
+        stats: Counters, of which connects, connect_failures and disconnects are kept here.
+        dial: How a connection is made; by default, to what the settings name.
+
+    Attributes:
+        closed: Whether `abort` was called.
+    """
+
+    def __init__(
+        self, config: ClientConfig, stats: dict[str, int], dial: Dial | None = None
+    ) -> None:
+        self.config = config
+        self.closed = False
+        self._stats = stats
+        self._dial = dial
+        self._connection: Connection | None = None
+        self._backoff = Backoff(config.reconnect_min_s, config.reconnect_max_s)
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection; it may have ended since."""
+        return self._connection is not None
+
+    def run(self, batch: Batch, deadline: float, among: Sequence[int] | None = None) -> None:
+        """Ask for every key, or every one of some, that has no outcome.
+
+        Afterwards all have one, except those that are elsewhere and those behind the batch's end.
+
+        Raises:
+            Refused: The server is away, or refuses us.
+            TimedOut: The deadline passed, or the server stalled.
+        """
+        tries = 0
+        while not self.closed and (todo := batch.pending(among)):
+            if time.monotonic() >= deadline:
+                raise TimedOut("the deadline passed")
+            try:
+                connection = self.connect(deadline)
+                exchange(batch, connection, deadline, todo)
+            except Refused:
+                raise
+            except (Disconnected, ProtocolError) as error:
+                self.disconnect(str(error))
+                tries = tries + 1 if len(batch.pending(among)) == len(todo) else 1
+                if tries >= self.config.attempts_max and not self.closed:
+                    raise Refused(str(error), error.kind) from error
+            except BaseException as error:  # e.g. KeyboardInterrupt in the middle of a reply
+                self.disconnect(str(error) if isinstance(error, TimedOut) else "interrupted")
+                raise
+            else:
+                if connection.worn_out:
+                    self.disconnect("the server asked for a new connection")
+                return
+
+    def connect(self, deadline: float) -> Connection:
+        """The connection, ready for a request.
+
+        Raises:
+            Refused, TimedOut: There is none to be had.
+        """
+        if self._connection is not None:
+            if self._connection.is_clean():
+                return self._connection
+            self.disconnect("it ended while idle, or its time was over")
+        self._backoff.check()
+        try:
+            self._connection = self._dial(deadline) if self._dial else dial(self.config, deadline)
+        except (Refused, TimedOut) as error:
+            self._stats["connect_failures"] += 1
+            self._backoff.failed(error if isinstance(error, Refused) else Refused(str(error)))
+            _log.warning("%s: %s", self.config.address, error)
+            raise
+        self._stats["connects"] += 1
+        self._backoff.reset()
+        _log.info("connected to %s", self.config.address)
+        return self._connection
+
+    def disconnect(self, why: str | None = None) -> None:
+        """End the connection, if there is one.
+
+        `why`: it is of no use any more, and may owe answers: it is reset. ``None``: it is closed,
+        by a client that is done, or by a forked child that has a copy.
+        """
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        if why is None:
+            connection.close()
+            return
+        connection.reset()
+        self._stats["disconnects"] += 1
+        _log.info("closed the connection to %s: %s", self.config.address, why)
+
+    def abort(self) -> None:
+        """End it for good; a batch in another thread finds out soon."""
+        self.closed = True
+        if (connection := self._connection) is not None:
+            connection.abort()

@@ -1,0 +1,1 @@
+"""`kvferry bench client`, `codec`, `load`: clients, disks and codecs beside their references."""

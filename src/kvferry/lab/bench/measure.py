@@ -1,0 +1,317 @@
+"""Interleaved rounds: floor, client, client, floor, client, ... over the same server.
+
+One round of an operation runs every floor once and every client once, so that what else the
+machine does hits all of them alike; figures are medians over the rounds, after one round that is
+thrown away. Only the calls into the client are inside the clock and the CPU meters; stamping,
+poisoning and verification of every byte are outside. A client that serves a wrong byte loses its
+row and keeps its error.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from kvferry.config import ClientConfig
+from kvferry.errors import CorruptError, KVFerryError
+from kvferry.lab.bench.adapters import BenchClient
+from kvferry.lab.bench.data import WARM_BYTES, Chunks
+from kvferry.lab.bench.probe import open_probe, server_of
+from kvferry.lab.bench.programs import FloorProcess
+from kvferry.lab.bench.server import ServerProbe
+
+__all__ = ["Floor", "Row", "floors", "measure"]
+
+_SAMPLE_KEYS = 4  # of each written batch, read back through another connection
+
+
+@dataclass(kw_only=True)
+class Row:
+    """One client, one operation. GB are 10^9 bytes; percentiles are per batch, to its last byte."""
+
+    client: str
+    op: str
+    chunk_bytes: int
+    connections: int
+    batch: int
+    rounds: int
+    server: str = ""
+    gbps: float | None = None
+    gbps_min: float | None = None
+    gbps_max: float | None = None
+    ops_per_s: float | None = None
+    hits: int | None = None
+    keys: int = 0
+    p50_ms: float | None = None
+    p99_ms: float | None = None
+    client_cpu_s_per_gb: float | None = None
+    server_cpu_s_per_gb: float | None = None
+    floor_gbps: float | None = None
+    floor_cpu_s_per_gb: float | None = None
+    floor_ratio: float | None = None
+    floor_cpu_ratio: float | None = None
+    floor: str | None = None  # which of the floors was the best
+    verified_bytes: int = 0
+    error: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields, for JSON."""
+        return asdict(self)
+
+
+@dataclass
+class Floor:
+    """The floor with one number of connections, in its variants: with and without MSG_WAITALL, or
+    with TLS and with and without OpenSSL's read-ahead. `only`: the client that it is compared
+    with, where that goes another way than the others."""
+
+    connections: int
+    programs: list[FloorProcess]
+    only: str | None = None
+    gbps: dict[str, list[float]] = field(default_factory=dict)
+    cpu: dict[str, list[float]] = field(default_factory=dict)
+
+    def round(self) -> None:
+        """Run each variant once."""
+        for program in self.programs:
+            variant = program.variant
+            figures = program.round()
+            self.gbps.setdefault(variant, []).append(figures["gbps"])
+            self.cpu.setdefault(variant, []).append(figures["cpu_s_per_gb"])
+
+    def forget(self) -> None:
+        """Drop what was measured so far: it was the warm-up."""
+        self.gbps.clear()
+        self.cpu.clear()
+
+    def best(self) -> tuple[float, float, str]:
+        """The highest GB/s and the lowest CPU of its variants, and which variant was fastest."""
+        rates = {variant: statistics.median(all_) for variant, all_ in self.gbps.items()}
+        fastest = max(rates, key=lambda variant: rates[variant])
+        cpu = min(statistics.median(all_) for all_ in self.cpu.values())
+        return rates[fastest], cpu, f"{fastest}, {self.connections} connections"
+
+
+@contextmanager
+def floors(
+    config: ClientConfig,
+    op: str,
+    size_bytes: int,
+    batch: int,
+    connections: Sequence[int],
+    *,
+    shared_prefix: str | None = None,
+    only: str | None = None,
+) -> Iterator[list[Floor]]:
+    """One Floor per number of connections, connected; their keys are removed at the end.
+
+    Args:
+        only: See `Floor`.
+        shared_prefix: Use keys that begin so and are the caller's; GET finds them there.
+    """
+    config = server_of(config)
+    options = [{"read_ahead": on} if config.tls else {"waitall": on} for on in (False, True)]
+    with ExitStack() as stack:
+        found = []
+        keys: set[str] = set()
+        for count in connections:
+            programs = [
+                stack.enter_context(
+                    FloorProcess(
+                        config,
+                        op=op,
+                        size_bytes=size_bytes,
+                        connections=count,
+                        ops=batch,
+                        rewarm=min(batch, -(-WARM_BYTES // size_bytes)),
+                        prefix=shared_prefix or "kvferry-floor:",
+                        existing=shared_prefix is not None and op == "get",
+                        **option,
+                    )
+                )
+                for option in options
+            ]
+            keys.update(programs[0].keys)
+            found.append(Floor(count, programs, only))
+        try:
+            yield found
+        finally:
+            if shared_prefix is None:
+                with open_probe(config) as probe:
+                    probe.delete(sorted(keys))
+
+
+def measure(
+    op: str,
+    clients: Sequence[BenchClient],
+    chunks: Chunks,
+    probe: ServerProbe,
+    *,
+    floor: Sequence[Floor] = (),
+    rounds: int = 5,
+    best_of_all: bool = False,
+) -> list[Row]:
+    """Measure one operation of every client; one row each, in their order.
+
+    Args:
+        op: "set", "get" or "exists".
+        floor: Floors to run in the same rounds; a row is compared with the best of those that
+            have its number of connections, or with `best_of_all`.
+    """
+    runs = [_Run(op, client, chunks, probe) for client in clients]
+    for number in range(rounds + 1):
+        for one in floor:
+            one.round()
+        for run in runs:
+            run.round()
+        if number == 0:
+            for one in floor:
+                one.forget()
+            for run in runs:
+                run.forget()
+    return [run.row(floor, rounds, best_of_all) for run in runs]
+
+
+class _Run:
+    """The rounds of one client."""
+
+    def __init__(self, op: str, client: BenchClient, chunks: Chunks, probe: ServerProbe) -> None:
+        self._op, self._client, self._chunks, self._probe = op, client, chunks, probe
+        self._verified = 0
+        self._hits = 0
+        self._error: str | None = None
+        self._walls: list[list[float]] = []  # per round, per batch
+        self._cpu: list[float] = []  # per round
+        self._server_cpu: list[float] = []
+
+    def round(self) -> None:
+        """All batches once. After an error there are no more."""
+        if self._error is not None:
+            return
+        walls: list[float] = []
+        self._cpu.append(0.0)
+        self._server_cpu.append(0.0)
+        try:
+            for batch in self._chunks.batches():
+                walls.append(self._batch(batch))
+        except (KVFerryError, OSError) as error:
+            self._error = f"{type(error).__name__}: {error}"
+        except Exception as error:  # of a foreign client
+            self._error = f"{self._client.name} failed: {type(error).__name__}: {error}"
+        self._walls.append(walls)
+
+    def forget(self) -> None:
+        for figures in (self._walls, self._cpu, self._server_cpu):
+            figures.clear()
+
+    def _batch(self, batch: range) -> float:
+        chunks, client = self._chunks, self._client
+        keys = [chunks.keys[index] for index in batch]
+        if client.counts_itself:
+            call = client.set_batch if self._op == "set" else client.get_batch
+            buffers = chunks.sources if self._op == "set" else chunks.targets
+            _, wall_s = self._timed(lambda: call(keys, buffers[: len(batch)]))
+        elif self._op == "set":
+            chunks.next_write(batch)
+            sources = chunks.sources[: len(batch)]
+            if warm := self._rewarm_keys(batch):
+                client.set_batch(keys[:warm], sources[:warm])
+            _, wall_s = self._timed(lambda: client.set_batch(keys, sources))
+            self._verify_sample(batch)
+        elif self._op == "get":
+            chunks.expect(batch)
+            targets = chunks.targets[: len(batch)]
+            chunks.poison()
+            warm = self._rewarm_keys(batch)
+            warm_values = client.get_batch(keys[:warm], chunks.warm_targets[:warm]) if warm else ()
+            values, wall_s = self._timed(lambda: client.get_batch(keys, targets))
+            self._verified += chunks.verify(batch, values)
+            chunks.verify(batch[:warm], warm_values)
+        else:
+            hits, wall_s = self._timed(lambda: client.exists_batch(keys))
+            self._hits = hits
+            if hits != len(batch):
+                raise CorruptError(
+                    f"{len(batch) - hits} of {len(batch)} keys are said not to exist"
+                )
+        return wall_s
+
+    def _rewarm_keys(self, batch: range) -> int:
+        """How many keys to run uncounted before a batch: only the first of a turn needs it."""
+        if batch.start:
+            return 0
+        return min(len(batch), len(self._chunks.warm_targets))
+
+    def _timed(self, call: Callable[[], Any]) -> tuple[Any, float]:
+        server_before = self._probe.cpu_s()
+        gc.collect()
+        gc.disable()
+        try:
+            cpu = self._client.cpu_s()
+            start = time.perf_counter()
+            value = call()
+            wall_s = time.perf_counter() - start
+            self._cpu[-1] += (self._client.cpu_s() - cpu) / self._client.times
+        finally:
+            gc.enable()
+        server_after = self._probe.cpu_s()
+        if server_before is not None and server_after is not None:
+            self._server_cpu[-1] += (server_after - server_before) / self._client.times
+        return value, wall_s if self._client.wall_s is None else self._client.wall_s
+
+    def _verify_sample(self, batch: range) -> None:
+        """Read some of the keys just written, spread over the batch, without the client."""
+        step = max(1, len(batch) // _SAMPLE_KEYS)
+        for index in range(batch.start, batch.stop, step):
+            value = self._probe.get(self._chunks.keys[index])
+            self._verified += self._chunks.verify_one(batch, index, value)
+
+    def row(self, floor: Sequence[Floor], rounds: int, best_of_all: bool) -> Row:
+        chunks, client = self._chunks, self._client
+        row = Row(
+            client=client.name,
+            op=self._op,
+            chunk_bytes=chunks.size_bytes,
+            connections=client.connections,
+            batch=chunks.batch,
+            rounds=rounds,
+            keys=len(chunks.keys),
+            error=self._error,
+        )
+        if self._error is not None:
+            return row
+        row.verified_bytes = self._verified
+        per_batch = sorted(wall for walls in self._walls for wall in walls)
+        row.p50_ms = statistics.median(per_batch) * 1e3
+        row.p99_ms = per_batch[min(len(per_batch) - 1, int(len(per_batch) * 0.99))] * 1e3
+        wall_s = [sum(walls) for walls in self._walls]
+        row.ops_per_s = len(chunks.keys) / statistics.median(wall_s)
+        if self._op == "exists":
+            row.hits = sum(len(batch) for batch in chunks.batches())
+            return row
+        gigabytes = len(chunks.keys) * chunks.size_bytes / 1e9
+        rates = [gigabytes / wall for wall in wall_s]
+        row.gbps = statistics.median(rates)
+        row.gbps_min, row.gbps_max = min(rates), max(rates)
+        row.client_cpu_s_per_gb = statistics.median(self._cpu) / gigabytes
+        row.server_cpu_s_per_gb = statistics.median(self._server_cpu) / gigabytes or None
+        own = [one for one in floor if one.only == client.name]
+        floor = own or [one for one in floor if one.only is None]
+        if not best_of_all:
+            floor = [one for one in floor if one.connections == row.connections]
+        _compare(row, floor)
+        return row
+
+
+def _compare(row: Row, floor: Sequence[Floor]) -> None:
+    if not floor or row.gbps is None or row.client_cpu_s_per_gb is None:
+        return
+    row.floor_gbps, _, row.floor = max(one.best() for one in floor)
+    row.floor_cpu_s_per_gb = min(one.best()[1] for one in floor)
+    row.floor_ratio = row.gbps / row.floor_gbps
+    row.floor_cpu_ratio = row.client_cpu_s_per_gb / row.floor_cpu_s_per_gb

@@ -1,0 +1,1 @@
+"""`kvferry demo`: one process computes KV and stores it, another one loads it."""

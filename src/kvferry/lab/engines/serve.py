@@ -1,0 +1,119 @@
+"""`vllm bench serve --dataset-name prefix_repetition` against each door, as others measure.
+
+Each door's server is started twice over the same store: first it is empty, then it has what the
+first one stored. The load generator is vLLM's own, of the engine's environment.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvferry.lab.bench.server import ServerProbe
+from kvferry.lab.engines.bench import EnginePlan
+from kvferry.lab.engines.doors import DoorSetting, open_door
+from kvferry.lab.engines.process import EngineError, quiet_environment
+from kvferry.lab.engines.server import EngineServer
+from kvferry.lab.servers.server import LabServer
+from kvferry.lab.table import number, table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["run_serve_bench", "say_serve_rows"]
+
+_SUFFIX_TOKENS = 128
+_REQUESTS_A_PREFIX = 2
+_LIMIT_S = 1800
+_TAKEN = ("mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "request_throughput", "completed")
+
+
+def run_serve_bench(plan: EnginePlan, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Measure; one object for each door and pass. A door that fails has an ``error``."""
+    rows = []
+    with LabServer(plan.store, ["maxmemory 8gb"]) as store:
+        for door in plan.doors:
+            with ServerProbe(store.config) as probe:
+                probe.command("FLUSHALL")
+            for which in ("empty store", "full store"):
+                say(f"vllm bench serve: {door}, {which}")
+                row: dict[str, Any] = {"door": door, "store": which}
+                try:
+                    row |= _one(plan, door, store.port)
+                except Exception as error:
+                    row["error"] = f"{type(error).__name__}: {error}"
+                    say(row["error"])
+                rows.append(row)
+    return rows
+
+
+def say_serve_rows(console: Console, rows: Sequence[dict[str, Any]]) -> None:
+    """A table for people."""
+    cells = [
+        [row["door"], row["store"], *(number(row.get(name), 1) for name in _TAKEN), row_hits(row)]
+        for row in rows
+    ]
+    columns = ("door", "store", "mean TTFT ms", "p99 TTFT ms", "mean TPOT ms", "requests/s")
+    console.print(table((*columns, "completed", "hit tokens"), cells))
+
+
+def row_hits(row: dict[str, Any]) -> str:
+    """Of the external cache, for the table."""
+    return number(row.get("hit_tokens"), 0)
+
+
+def _one(plan: EnginePlan, door: str, store_port: int) -> dict[str, Any]:
+    python = plan.rival_python if door == "lmcache" else plan.python
+    assert python is not None
+    environment = plan.rival_environment if door == "lmcache" else plan.environment
+    setting = DoorSetting(
+        store_port=store_port,
+        python=python,
+        environment=environment,
+        chunk_tokens=plan.chunk_tokens,
+        tier_spec=plan.tier_spec,
+    )
+    arguments = [
+        *(str(plan.model), "--dtype", plan.dtype, "--enforce-eager", "--seed", "0"),
+        *("--block-size", str(plan.block_size), "--max-num-seqs", "4"),
+        *("--max-model-len", str(plan.prompt_tokens + _SUFFIX_TOKENS + 256)),
+        *("--max-num-batched-tokens", "2048"),
+    ]
+    with open_door(door, setting) as opened:
+        if opened.transfer:
+            arguments += ["--kv-transfer-config", json.dumps(opened.transfer)]
+        command = python.with_name("vllm")
+        with EngineServer(command, arguments, environment, threads=plan.threads) as server:
+            found = _load(plan, command, environment, server.url)
+            hits = server.metrics().get("vllm:external_prefix_cache_hits_total", 0.0)
+            return {**found, "hit_tokens": hits}
+
+
+def _load(plan: EnginePlan, command: Path, environment: Any, url: str) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="kvferry-bench-") as folder:
+        words = [
+            *(str(command), "bench", "serve", "--backend", "openai", "--base-url", url),
+            *("--model", "model", "--tokenizer", str(plan.model), "--seed", "1"),
+            *("--dataset-name", "prefix_repetition", "--ignore-eos", "--max-concurrency", "2"),
+            *("--num-prompts", str(plan.prompts * _REQUESTS_A_PREFIX)),
+            *("--prefix-repetition-num-prefixes", str(plan.prompts)),
+            *("--prefix-repetition-prefix-len", str(plan.prompt_tokens - _SUFFIX_TOKENS)),
+            *("--prefix-repetition-suffix-len", str(_SUFFIX_TOKENS)),
+            *("--prefix-repetition-output-len", str(plan.answer_tokens)),
+            *("--save-result", "--result-dir", folder, "--result-filename", "result.json"),
+        ]
+        done = subprocess.run(
+            words,
+            env=quiet_environment(environment, one_process=False),
+            capture_output=True,
+            text=True,
+            timeout=_LIMIT_S,
+        )
+        if done.returncode:
+            raise EngineError("vllm bench serve: " + done.stderr.strip()[-800:])
+        result = json.loads(Path(folder, "result.json").read_text())
+    return {name: result.get(name) for name in _TAKEN}

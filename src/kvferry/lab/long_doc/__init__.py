@@ -1,0 +1,1 @@
+"""`kvferry lab long-doc-qa`: many long prompts, each asked again and again."""

@@ -1,0 +1,1 @@
+"""`kvferry lab tokens`: llmperf's token benchmark."""

@@ -1,0 +1,1 @@
+"""`kvferry top`: a server or caches of this host, seen again and again."""

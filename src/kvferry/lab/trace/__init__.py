@@ -1,0 +1,1 @@
+"""`kvferry trace`: request traces, replayed through the index and against stores."""

@@ -1,0 +1,1 @@
+"""`kvferry tune`: which settings are the best for a server."""
