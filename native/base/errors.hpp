@@ -59,9 +59,6 @@ struct Reason {
   std::optional<Errc> code;  // none: the status says enough
 };
 
-[[nodiscard]] std::string_view name(Status status) noexcept;
-[[nodiscard]] std::string_view name(Errc code) noexcept;
-
 // "<action>: <strerror(sys_errno)>" with code kSystem unless stated.
 [[nodiscard]] Error system_error(std::string_view action, int sys_errno, Errc code = Errc::kSystem);
 

@@ -89,11 +89,6 @@ std::vector<Task> JobQueue::close() {
   return left;
 }
 
-std::size_t JobQueue::waiting() const {
-  const std::lock_guard lock(mutex_);
-  return waiting_;
-}
-
 std::vector<Task> JobQueue::take_withdrawn(Nanos now) {
   std::vector<Task> tasks;
   for (auto& entries : lanes_) {

@@ -52,8 +52,6 @@ class JobQueue {
   // Ends all sleeping; takes what is left. Nothing comes in any more.
   std::vector<Task> close();
 
-  [[nodiscard]] std::size_t waiting() const;
-
  private:
   struct Entry {
     std::shared_ptr<Job> job;

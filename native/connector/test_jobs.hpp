@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "base/test_names.hpp"
 #include "connector/connector.hpp"
 
 namespace kvferry::connector {

@@ -16,6 +16,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/test_names.hpp"
 #include "codec/checksum.hpp"
 #include "codec/frame.hpp"
 #include "codec/stripe.hpp"

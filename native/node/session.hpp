@@ -109,7 +109,6 @@ class Session {
 
   // Nothing: it has answered.
   std::optional<WriteOptions> set_options(const Arguments& arguments);
-  void store_value(const Arguments& arguments, const WriteOptions& options);
   std::vector<std::string> matching(std::uint64_t& cursor, std::size_t count,
                                     std::string_view pattern);
   void expire_at(const Arguments& arguments, std::int64_t unit_ms, std::string_view name);

@@ -6,6 +6,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/test_names.hpp"
 #include "codec/stripe.hpp"
 
 namespace kvferry::redis {

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "base/test_names.hpp"
 #include "fuzz/scripted_cluster.hpp"
 #include "redis/topology_source.hpp"
 

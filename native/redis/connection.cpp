@@ -187,10 +187,10 @@ bool Connection::still_sends() noexcept {
 void Connection::release(Nanos now) {
   if (state_ != State::kUp) return;
   now_ = now;
-  const Replies::Release released = replies_.release(now);
+  const bool can_drain = replies_.release(now);
   next_deadline_ = replies_.next_deadline();
   if (replies_.overdue() > 0) drain_deadline_ = add_time(now, config_.stall_timeout);
-  if (released == Replies::Release::kTooMuch) {
+  if (!can_drain) {
     end(End::kWithdrawn, "more is owed than may be drained", now);
   } else if (answered_early_) {
     end(End::kWithdrawn, "a value was withdrawn while it was being sent", now);

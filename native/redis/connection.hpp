@@ -112,7 +112,7 @@ class Connection final : private ReplySink {
   void pump_small(Nanos now);
   void authenticate_again(Nanos now);
   void pump_data(Nanos now);
-  bool take(Lane lane, std::size_t bytes_max, Nanos now);
+  bool take(Lane lane, Nanos now);
   void take_head_early(Nanos now);
   // Whether the command may still be sent; settles it if not.
   bool accept(Work work, Nanos now);

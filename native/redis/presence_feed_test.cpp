@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "base/test_names.hpp"
+
 namespace kvferry::redis {
 namespace {
 

@@ -4,6 +4,8 @@
 
 #include <string>
 
+#include "base/test_names.hpp"
+
 namespace kvferry::redis {
 namespace {
 

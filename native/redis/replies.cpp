@@ -368,23 +368,19 @@ bool Replies::drain(std::uint64_t length) {
   return poison("an unwanted value is larger than the drain limit");
 }
 
-Replies::Release Replies::release(Nanos now) {
+bool Replies::release(Nanos now) {
   std::uint64_t owed = 0;
-  bool writes = false;
   for (std::size_t index = head_; index != tail_; ++index) {
     Work& work = slot(index);
     if (!work) continue;
     const bool cancelled = work.batch->cancelled();
     if (!cancelled && work.batch->options().deadline > now) continue;
-    const Verb verb = work.batch->options().verb;
-    if (verb == Verb::kGet) owed += work.command->size;
-    writes = writes || verb == Verb::kSet;
+    if (work.batch->options().verb == Verb::kGet) owed += work.command->size;
     if (index == head_) landing_ = Landing::kDrain;
     released_.set(index % kInFlightMax);
     sink_.settled(std::exchange(work, {}), cancelled ? Status::kCancelled : Status::kTimeout, {});
   }
-  if (owed > drain_bytes_max_) return Release::kTooMuch;
-  return writes ? Release::kWrites : Release::kDone;
+  return owed <= drain_bytes_max_;
 }
 
 Nanos Replies::next_deadline() const noexcept {

@@ -74,14 +74,10 @@ class Replies {
   // The server answered in a way that says: connect anew (READONLY, NOAUTH, ...).
   [[nodiscard]] bool wants_reconnect() const noexcept { return wants_reconnect_; }
 
-  // Lets go of every command whose batch was cancelled or is past its deadline: it settles, its
-  // target is not touched again, and its reply will be drained.
-  enum class Release : std::uint8_t {
-    kDone,
-    kTooMuch,  // more payload is owed than may be drained: close the connection
-    kWrites,   // commands that carry payload were released: if it is not all sent, close
-  };
-  Release release(Nanos now);
+  // Withdraws every command whose batch was cancelled or is past its deadline: it settles, its
+  // target is not touched again, and its reply will be drained. False: more payload is owed than
+  // may be drained, so the connection must be closed.
+  bool release(Nanos now);
 
   // Replies still owed for commands that were released.
   [[nodiscard]] std::size_t overdue() const noexcept { return released_.count(); }

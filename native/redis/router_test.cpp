@@ -1,5 +1,6 @@
 // Router: where commands go, without a socket. The slots of the keys: a 15495, b 3300, c 7365.
 #include "redis/router.hpp"
+#include "base/test_names.hpp"
 
 #include <gtest/gtest.h>
 

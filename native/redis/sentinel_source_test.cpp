@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/test_names.hpp"
 #include "fuzz/scripted_server.hpp"
 #include "redis/topology_source.hpp"
 

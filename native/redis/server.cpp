@@ -77,7 +77,7 @@ void Server::sweep(Nanos now) {
 
 void Server::refuse_all(Status status, Reason why) {
   for (const Lane lane : {Lane::kSmall, Lane::kRead, Lane::kWrite}) {
-    while (const Work work = queue_.pull(lane, SIZE_MAX)) settle(work, status, why);
+    while (const Work work = queue_.pull(lane)) settle(work, status, why);
   }
 }
 

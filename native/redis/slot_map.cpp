@@ -104,14 +104,6 @@ Result<SlotMap> SlotMap::build(std::vector<SlotRange> ranges) {
   return map;
 }
 
-std::vector<std::size_t> SlotMap::slots_per_shard() const {
-  std::vector<std::size_t> counts(shards_.size(), 0);
-  for (const std::uint16_t shard : slots_) {
-    if (shard != kNoShard) ++counts[shard];
-  }
-  return counts;
-}
-
 // Both are in normal form: shards by lowest slot, replicas by endpoint.
 bool operator==(const SlotMap& one, const SlotMap& other) noexcept {
   const auto same_node = [](const Node& a, const Node& b) {

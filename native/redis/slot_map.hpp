@@ -67,8 +67,6 @@ class SlotMap {
 
   // The number of slots that somebody serves; kSlotCount in a cluster that is whole.
   [[nodiscard]] std::size_t covered() const noexcept { return covered_; }
-  // For each shard the number of its slots: equal numbers are a balanced cluster.
-  [[nodiscard]] std::vector<std::size_t> slots_per_shard() const;
 
   friend bool operator==(const SlotMap& one, const SlotMap& other) noexcept;
 

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "base/test_names.hpp"
+
 namespace kvferry::redis {
 namespace {
 
@@ -28,12 +30,13 @@ std::string show(const Result<SlotMap>& result) {
   if (!result) return std::string(name(result.error().code)) + ": " + result.error().context;
   const SlotMap& map = *result;
   std::string out = std::to_string(map.covered()) + ":";
-  const std::vector<std::size_t> counts = map.slots_per_shard();
-  for (std::size_t index = 0; index < counts.size(); ++index) {
+  for (std::size_t index = 0; index < map.shards().size(); ++index) {
     const Shard& shard = map.shards()[index];
     out += (index == 0 ? " " : ", ") + show(shard.primary);
     for (const Node& replica : shard.replicas) out += " (" + show(replica) + ")";
-    out += " " + std::to_string(counts[index]);
+    std::size_t count = 0;
+    for (std::size_t slot = 0; slot < kSlotCount; ++slot) count += map.shard_of(slot) == index;
+    out += " " + std::to_string(count);
   }
   return out;
 }

@@ -108,23 +108,4 @@ Result<Role> parse_role(const Value& reply) {
   return Role{.kind = RoleKind::kMaster, .master = {}, .offset = *offset};
 }
 
-std::optional<SwitchMaster> parse_switch_master(std::string_view message) {
-  std::array<std::string_view, 4> words;  // from the back, because a name may hold spaces
-  for (std::size_t index = words.size(); index-- > 0;) {
-    const std::size_t space = message.rfind(' ');
-    if (space == std::string_view::npos) return std::nullopt;
-    words[index] = message.substr(space + 1);
-    message = message.substr(0, space);
-  }
-  const auto old_port = parse_number<std::uint16_t>(words[1]);
-  const auto new_port = parse_number<std::uint16_t>(words[3]);
-  if (message.empty() || !old_port || !new_port) return std::nullopt;
-  auto old_master = make_endpoint(words[0], *old_port);
-  auto new_master = make_endpoint(words[2], *new_port);
-  if (!old_master || !new_master) return std::nullopt;
-  return SwitchMaster{.name = std::string(message),
-                      .old_master = *std::move(old_master),
-                      .new_master = *std::move(new_master)};
-}
-
 }  // namespace kvferry::redis

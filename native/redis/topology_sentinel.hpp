@@ -45,13 +45,4 @@ struct Role {
 // ROLE.
 Result<Role> parse_role(const resp::Value& reply);
 
-struct SwitchMaster {
-  std::string name;
-  net::Endpoint old_master;
-  net::Endpoint new_master;
-};
-
-// The text of a "+switch-master" message: name, old host and port, new host and port.
-[[nodiscard]] std::optional<SwitchMaster> parse_switch_master(std::string_view message);
-
 }  // namespace kvferry::redis

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "base/test_names.hpp"
+
 namespace kvferry::redis {
 namespace {
 
@@ -131,25 +133,6 @@ TEST(Sentinel, Roles) {
            "*5\r\n$5\r\nslave\r\n" + host + ":1\r\n_\r\n:1\r\n"}) {
     EXPECT_EQ(show(parse_role(reply(stream))), "protocol: ROLE: the reply is not what it should be")
         << stream;
-  }
-}
-
-TEST(Sentinel, SwitchMaster) {
-  const auto shown = [](std::string_view message) {
-    const std::optional<SwitchMaster> change = parse_switch_master(message);
-    return change ? change->name + ": " + change->old_master.text() + " to " +
-                        change->new_master.text()
-                  : "none";
-  };
-  EXPECT_EQ(shown("mymaster 127.0.0.1 6379 127.0.0.1 6380"),
-            "mymaster: 127.0.0.1:6379 to 127.0.0.1:6380");
-  EXPECT_EQ(shown("a b ::1 1 cache.example 65535"), "a b: [::1]:1 to cache.example:65535");
-  for (const std::string_view message :
-       {"", "mymaster", "mymaster 127.0.0.1 6379 127.0.0.1", "127.0.0.1 6379 127.0.0.1 6380",
-        " 127.0.0.1 6379 127.0.0.1 6380", "m 127.0.0.1 0 127.0.0.1 6380",
-        "m 127.0.0.1 1 127.0.0.1 65536", "m 127.0.0.1 1 127.0.0.1 x", "m  1 127.0.0.1 1",
-        "m 127.0.0.1 1 127.0.0.1 1 ", "m a/b 1 127.0.0.1 1", "    "}) {
-    EXPECT_EQ(shown(message), "none") << message;
   }
 }
 

@@ -247,7 +247,7 @@ void SimClient::plant() {
   if (servers.empty() || !context_.random.one_in(64)) return;
   redis::Server& server = *servers[0];
   if (context_.plant == Plant::kForgetCommand) {
-    [[maybe_unused]] const redis::Work lost = server.queue().pull(redis::Lane::kRead, SIZE_MAX);
+    [[maybe_unused]] const redis::Work lost = server.queue().pull(redis::Lane::kRead);
   } else if (context_.plant == Plant::kLeakStream) {
     [[maybe_unused]] const bool entered =
         server.gate().try_enter(redis::Direction::kRead, context_.journal.now());

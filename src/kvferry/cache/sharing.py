@@ -36,7 +36,7 @@ from kvferry.node.lending import USER, LendingNode
 if TYPE_CHECKING:
     from kvferry.cache.tiered_cache import TieredCache
 
-__all__ = ["Sharing", "join", "leave", "sharing_of"]
+__all__ = ["Sharing", "join", "leave"]
 
 _log = logging.getLogger("kvferry.cache")
 
@@ -332,12 +332,6 @@ def leave(cache: TieredCache) -> None:
                 last = _here.pop(key)
     if last is not None:
         last.close()
-
-
-def sharing_of(cache: TieredCache) -> Sharing | None:
-    """What this cache takes part in."""
-    with _lock:
-        return next((one for one in _here.values() if cache in one.caches), None)
 
 
 def _of_rank(name: str, ports: Sequence[int], rank: int) -> int:

@@ -18,7 +18,7 @@ from pathlib import Path
 from kvferry import _native
 from kvferry.errors import ConfigError
 
-__all__ = ["create_segment", "directory", "shared_memory_bytes", "sweep"]
+__all__ = ["create_segment", "directory", "sweep"]
 
 _log = logging.getLogger("kvferry.server")
 
@@ -40,12 +40,6 @@ def directory(hugepages: bool) -> Path:
             "(mount one with: mount -t hugetlbfs none /dev/hugepages)"
         )
     return SHARED_MEMORY
-
-
-def shared_memory_bytes() -> int:
-    """How much shared memory is free."""
-    stat = os.statvfs(SHARED_MEMORY)
-    return stat.f_bavail * stat.f_frsize
 
 
 def create_segment(
