@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 import callers
+import headers
 
 # Lowest first. A module may use its own layer's part and anything lower; those that share a line
 # do not see each other: what two of them need moves one line down.
@@ -95,6 +96,7 @@ def check(root: Path, waivers: Mapping[str, str] = WAIVERS, aims: bool = False) 
             rules += [_imports(path, text)]
         findings += [finding for rule in rules for finding in rule]
     findings += [Finding(*where) for where in callers.uncalled(root, files)]
+    findings += [Finding(*where) for where in headers.circles(root, files)]
     return findings
 
 

@@ -21,7 +21,7 @@ class RedisConnector::Exchange final : public redis::BatchListener, public mem::
     }
     owner_->refused(command.fault, job_->key(asked_.index(command.item)));
   }
-  void finished(redis::Client& client, const std::shared_ptr<redis::Batch>& batch) override {
+  void finished(redis::BatchTaker& client, const std::shared_ptr<redis::Batch>& batch) override {
     batch->listener = nullptr;  // the caller holds this
     owner_->ended(client, *job_, asked_, *batch);
   }
@@ -231,7 +231,7 @@ std::size_t RedisConnector::progress(const Job& job) const {
   return job.progress();
 }
 
-void RedisConnector::ended(redis::Client& client, Job& job, const Asked& asked,
+void RedisConnector::ended(redis::BatchTaker& client, Job& job, const Asked& asked,
                            const redis::Batch& batch) {
   const std::size_t count = asked.all ? job.size() : asked.indexes.size();
   std::vector<std::uint8_t> statuses(count);
@@ -261,7 +261,7 @@ void RedisConnector::conclude(Job& job) {
   none_left_.notify_all();
 }
 
-void RedisConnector::delete_misfits(redis::Client& client, const Job& job, const Asked& asked) {
+void RedisConnector::delete_misfits(redis::BatchTaker& client, const Job& job, const Asked& asked) {
   auto removal = std::make_shared<redis::Batch>(redis::Batch::Options{
       .verb = redis::Verb::kDelete, .deadline = client.deadline_for(0), .framed = true});
   const std::size_t count = asked.all ? job.size() : asked.indexes.size();

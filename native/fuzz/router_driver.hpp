@@ -141,7 +141,7 @@ class RouterDriver final : public Dispatcher {
   void corrupt(Batch&, const Command&) override {}
   void wake_workers() override { wake_ups_.fetch_add(1); }
   void route(Work work) override { router_.route(work); }
-  void redirected(Server& from, Work work, std::string_view answer) override {
+  void redirected(AskedNode& from, Work work, std::string_view answer) override {
     router_.redirected(from, work, answer, 0);
   }
   void suspect() override { suspicions_.fetch_add(1); }

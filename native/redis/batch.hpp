@@ -24,7 +24,7 @@
 
 #include "base/bytes.hpp"
 #include "base/clock.hpp"
-#include "base/errors.hpp"
+#include "base/result.hpp"
 #include "codec/frame.hpp"
 #include "mem/places.hpp"
 
@@ -56,7 +56,18 @@ struct Command {
 };
 
 class Batch;
-class Client;
+
+// Takes batches: the client, as a listener sees it.
+class BatchTaker {
+ public:
+  // The batch's id. Fails with: see Client.
+  virtual Result<std::uint64_t> submit(const std::shared_ptr<Batch>& batch) = 0;
+  // The deadline of a batch of `payload_bytes` that is submitted now.
+  [[nodiscard]] virtual Nanos deadline_for(std::size_t payload_bytes) const noexcept = 0;
+
+ protected:
+  ~BatchTaker() = default;
+};
 
 // Hears of what happens to a batch: in a thread of the client, which must not be kept and cannot
 // end the client.
@@ -66,7 +77,7 @@ class BatchListener {
   // The framed value of `command` cannot be trusted; unless the batch `keeps`, it is being deleted.
   virtual void corrupt(const Batch& batch, const Command& command) = 0;
   // The batch is finished; it is not announced on the event fd. Others may be submitted.
-  virtual void finished(Client& client, const std::shared_ptr<Batch>& batch) = 0;
+  virtual void finished(BatchTaker& client, const std::shared_ptr<Batch>& batch) = 0;
 };
 
 class Batch {

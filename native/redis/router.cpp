@@ -119,7 +119,7 @@ Server& Router::reader(const Shard& shard) noexcept {
   return found != nullptr ? *found : *shard.primary;
 }
 
-void Router::redirected(Server& from, Work work, std::string_view answer, Nanos now) {
+void Router::redirected(AskedNode& from, Work work, std::string_view answer, Nanos now) {
   Command& command = *work.command;
   if (config_.topology != Topology::kCluster) {
     return from.settle(work, Status::kServerError,

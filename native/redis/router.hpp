@@ -34,7 +34,7 @@ class Router {
   Outcome submit(const std::shared_ptr<Batch>& batch);
   // One command to the node that has its key; its batch must be running.
   void route(Work work);
-  void redirected(Server& from, Work work, std::string_view answer, Nanos now);
+  void redirected(AskedNode& from, Work work, std::string_view answer, Nanos now);
 
   // The topology as it is now. The first one opens the lobby. Fails with: kCapacity (more nodes
   // than nodes_max; the earlier map stays).

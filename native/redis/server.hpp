@@ -50,13 +50,13 @@ struct Shortcut {
   std::uint64_t version = 0;  // 0: there is none
 };
 
-class Server {
+class Server final : public AskedNode {
  public:
   Server(const Config& config, net::Endpoint endpoint, NodeRole role, LogSink& log,
          Dispatcher& dispatcher);
 
   [[nodiscard]] const Config& config() const noexcept { return config_; }
-  [[nodiscard]] const net::Endpoint& endpoint() const noexcept { return endpoint_; }
+  [[nodiscard]] const net::Endpoint& endpoint() const noexcept override { return endpoint_; }
   [[nodiscard]] NodeRole role() const noexcept { return role_; }
   [[nodiscard]] WorkQueue& queue() noexcept { return queue_; }
   [[nodiscard]] std::size_t waiting() const noexcept { return queue_.waiting(); }
@@ -65,8 +65,7 @@ class Server {
   void wake_workers() const { dispatcher_.wake_workers(); }
   void log(LogLevel level, std::string text) { log_.push(level, std::move(text)); }
 
-  // The outcome of one command.
-  void settle(Work work, Status status, Reason why);
+  void settle(Work work, Status status, Reason why) override;
   // A connection could not finish it; another will.
   void put_back(Work work);
   // The node answered that another one has the key.

@@ -113,12 +113,14 @@ void SimClient::wake_workers() {
   for (auto& worker : workers_) worker->wake();
 }
 
-void SimClient::redirected(redis::Server& from, redis::Work work, std::string_view answer) {
+void SimClient::redirected(redis::AskedNode& from, redis::Work work, std::string_view answer) {
   const Nanos now = context_.journal.now();
   context_.journal.note(answer.starts_with("TRYAGAIN") ? "told to try again" : "redirected",
                         static_cast<std::int64_t>(work.batch->id), work.command->redirects);
   if (context_.plant == Plant::kStaleNode && answer.starts_with("MOVED")) {
-    from.put_back(work);
+    for (const redis::Router::Node& node : router_.nodes()) {
+      if (node.server.get() == &from) node.server->put_back(work);
+    }
     return wake_workers();
   }
   router_.redirected(from, work, answer, now);

@@ -50,7 +50,7 @@ class SimClient final : private redis::Dispatcher {
   void corrupt(redis::Batch& batch, const redis::Command& command) override;
   void wake_workers() override;
   void route(redis::Work work) override { router_.route(work); }
-  void redirected(redis::Server& from, redis::Work work, std::string_view answer) override;
+  void redirected(redis::AskedNode& from, redis::Work work, std::string_view answer) override;
   void suspect() override;
 
   bool step_names();
