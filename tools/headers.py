@@ -1,7 +1,10 @@
-"""headers: circles between the native headers of a layer.
+"""headers: circles between the native headers of a layer, and classes that share a name.
 
 A header leads to those of its own layer that it includes, and to those that define what it declares
 ahead (`class Server;`): what two headers need of each other belongs into a third one below both.
+Class names are unique over the headers of the extension. Nested classes, and those of sources,
+tests, the simulator, fuzzers and benchmarks, are seen in one place only and may be called as they
+like.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
-__all__ = ["ONE_MACHINE", "circles"]
+__all__ = ["ONE_MACHINE", "circles", "namesakes"]
 
 # Header: why it may declare ahead what includes it.
 ONE_MACHINE = {"native/node/commands.hpp": "a table of methods of Session, which Session reads"}
@@ -59,6 +62,15 @@ def _round_trip(
     return next(
         (found for to in leads[path] if (found := _round_trip(to, leads, done, [*way, path]))), []
     )
+
+
+def namesakes(root: Path, files: Iterable[PurePosixPath]) -> Iterator[Where]:
+    """Yield every class whose name another one had before."""
+    first: dict[str, PurePosixPath] = {}
+    for path, line, name in _classes(_headers(root, files)):
+        if name in first:
+            yield path, line, f"class {name} is in {first[name]}, too"
+        first.setdefault(name, path)
 
 
 def _headers(root: Path, files: Iterable[PurePosixPath]) -> dict[PurePosixPath, str]:

@@ -97,6 +97,7 @@ def check(root: Path, waivers: Mapping[str, str] = WAIVERS, aims: bool = False) 
         findings += [finding for rule in rules for finding in rule]
     findings += [Finding(*where) for where in callers.uncalled(root, files)]
     findings += [Finding(*where) for where in headers.circles(root, files)]
+    findings += [Finding(*where) for where in headers.namesakes(root, files)]
     return findings
 
 

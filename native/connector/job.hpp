@@ -3,8 +3,8 @@
 //
 // A job owns its key bytes; payload memory belongs to the caller, who keeps it valid until the job
 // is finished: then no thread and no kernel call can touch it any more. What a GET reads may also
-// land where `places` says when a value comes. Keys come as the caller knows them; the store puts
-// the prefix of its space before them.
+// go into memory that `source` names when it comes. Keys come as the caller knows them; the store
+// puts the prefix of its space before them.
 //
 // Threads: built by one thread, then worked on by those of a driver. Each key is settled exactly
 // once, by any thread; whoever settles the last one finishes the job. What settle() published is
@@ -23,17 +23,17 @@
 #include "base/bytes.hpp"
 #include "base/clock.hpp"
 #include "base/errors.hpp"
-#include "mem/places.hpp"
+#include "mem/buffer_source.hpp"
 
 namespace kvferry::connector {
 
 // The numbers cross into Python; those of redis::Verb are the same.
-enum class Verb : std::uint8_t { kGet = 0, kSet = 1, kExists = 2, kTouch = 3, kDelete = 4 };
+enum class JobVerb : std::uint8_t { kGet = 0, kSet = 1, kExists = 2, kTouch = 3, kDelete = 4 };
 
 class Job {
  public:
   struct Options {
-    Verb verb = Verb::kGet;
+    JobVerb verb = JobVerb::kGet;
     Nanos deadline = kNever;
     std::int64_t ttl_ms = 0;  // SET: 0 = no expiry
     bool prefix = false;      // stop asking after the first key that is not OK
@@ -96,7 +96,7 @@ class Job {
   bool quiet = false;    // somebody waits for it: it is not announced on the event fd
   // GET: where values land, by index; their buffers have a length and no memory. Shared with
   // whoever submitted the job. Only drivers that say so take it.
-  std::shared_ptr<mem::Places> places;
+  std::shared_ptr<mem::BufferSource> source;
   bool unasked = false;  // set by the driver: it was answered without asking the store
 
  private:

@@ -72,14 +72,14 @@ std::span<Command> Batch::stripes(const Command& command) noexcept {
 }
 
 Status Batch::withdrawn(const Command& command) const noexcept {
-  if (cancelled() || (places != nullptr && !places->wanted())) return Status::kCancelled;
+  if (cancelled() || (source != nullptr && !source->wanted())) return Status::kCancelled;
   if (command.item > prefix_end_.load(std::memory_order_relaxed)) return Status::kCancelled;
   return Status::kPending;
 }
 
-bool Batch::place(Command& command) const {
-  if (places == nullptr) return true;
-  std::byte* start = places->place(command.item);
+bool Batch::assign_buffer(Command& command) const {
+  if (source == nullptr) return true;
+  std::byte* start = source->buffer(command.item);
   if (start == nullptr) return false;
   if (items_[command.item].stripes > 1) {
     start += codec::stripe_extent(codec::stripe_plan(value_size(command)), command.stripe).offset;

@@ -5,7 +5,7 @@
 // all) is noted when it is added, and the client refuses the batch.
 // A batch owns its key bytes; payload memory belongs to the caller, who keeps it valid until the
 // batch is finished (finished = no thread and no kernel call can still touch it). What a GET of
-// framed values reads may also land where `places` says when it comes.
+// framed values reads may also go into memory that `source` names when it comes.
 // Each key is one item. An item is one command on the wire, or several when its value is striped.
 //
 // Threads: built by one thread, then pulled apart by workers. A worker settles each command exactly
@@ -26,7 +26,7 @@
 #include "base/clock.hpp"
 #include "base/result.hpp"
 #include "codec/frame.hpp"
-#include "mem/places.hpp"
+#include "mem/buffer_source.hpp"
 
 namespace kvferry::redis {
 
@@ -123,7 +123,7 @@ class Batch {
   // Guards the stamping of striped values, whose stripes may be encoded by several workers.
   [[nodiscard]] std::mutex& stamp_mutex() noexcept { return stamp_mutex_; }
   // A sound value is about to come: sets where it lands. False: nobody wants it.
-  [[nodiscard]] bool place(Command& command) const;
+  [[nodiscard]] bool assign_buffer(Command& command) const;
   // Whether a command need not be sent: the batch was cancelled, its prefix ended before it, or
   // nobody wants what it brings.
   [[nodiscard]] Status withdrawn(const Command& command) const noexcept;
@@ -163,7 +163,7 @@ class Batch {
   // Instead of the event fd; shared with whoever submitted the batch. Null: there is none.
   std::shared_ptr<BatchListener> listener;
   // GET, framed: where values land that were added without memory; shared with whoever submitted.
-  std::shared_ptr<mem::Places> places;
+  std::shared_ptr<mem::BufferSource> source;
 
  private:
   struct Item {

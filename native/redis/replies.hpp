@@ -61,7 +61,8 @@ class Replies {
 
   // Payload bytes of the oldest command that are in its target already.
   [[nodiscard]] std::size_t landed() const noexcept {
-    return landing_ == Landing::kTarget || landing_ == Landing::kCoded ? landed_ : 0;
+    return destination_ == Destination::kTarget || destination_ == Destination::kCoded ? landed_
+                                                                                       : 0;
   }
 
   // The first `count` bytes of plan() were filled. False: the stream is poisoned, see error().
@@ -95,7 +96,7 @@ class Replies {
   }
 
  private:
-  enum class Landing : std::uint8_t { kFrame, kTarget, kCoded, kText, kDrain };
+  enum class Destination : std::uint8_t { kFrame, kTarget, kCoded, kText, kDrain };
 
   // An empty Work in a slot: a PING or its like, or a command that was released.
   [[nodiscard]] Work& slot(std::size_t index) noexcept { return (*slots_)[index % kInFlightMax]; }
@@ -105,7 +106,7 @@ class Replies {
 
   // Each returns false when the stream is poisoned.
   bool parse();
-  bool land(ByteView bytes);
+  bool store_payload(ByteView bytes);
   bool on_token(const resp::Token& token);
   bool on_bulk(std::uint64_t length);
   bool on_frame_header();
@@ -132,7 +133,7 @@ class Replies {
   std::bitset<kInFlightMax> released_;  // by slot
 
   // The bulk that is coming in.
-  Landing landing_ = Landing::kDrain;
+  Destination destination_ = Destination::kDrain;
   std::size_t landed_ = 0;        // bytes of the target that are filled
   Status outcome_ = Status::kOk;  // how the command settles once the payload is complete
   std::string_view why_;          // static text

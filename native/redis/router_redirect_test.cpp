@@ -158,7 +158,7 @@ TEST(RouterRedirect, WithoutAClusterItSaysWhatToUse) {
 TEST(RouterRedirect, NodesThatNoMapNamesAreLimited) {
   RouterDriver driver;
   with(driver, kOne);
-  for (std::size_t port = 1; port <= Router::kStrangersMax; ++port) {
+  for (std::size_t port = 1; port <= Router::kUnmappedNodesMax; ++port) {
     driver.submit(Verb::kGet, {"a"});
     driver.take();
     driver.redirect("a", "ASK 15495 10.0.0.1:" + std::to_string(port));
@@ -168,12 +168,12 @@ TEST(RouterRedirect, NodesThatNoMapNamesAreLimited) {
   const auto batch = driver.submit(Verb::kGet, {"a"});
   ASSERT_EQ(driver.take(), "one:1=a");
   driver.redirect("a", "MOVED 15495 one:2");
-  EXPECT_EQ(driver.router().nodes().size(), 1 + Router::kStrangersMax);
+  EXPECT_EQ(driver.router().nodes().size(), 1 + Router::kUnmappedNodesMax);
   EXPECT_EQ(statuses(*batch), "PENDING");
   driver.router().release_parked(kLongAfter);
   EXPECT_EQ(driver.take(), "one:1=a") << "it waits for a map that is of use";
   with(driver, kTwo);
-  EXPECT_EQ(driver.router().nodes().size(), 2 + Router::kStrangersMax) << "a map's word counts";
+  EXPECT_EQ(driver.router().nodes().size(), 2 + Router::kUnmappedNodesMax) << "a map's word counts";
   with(driver, kOne);
   with(driver, kOne, kLongAfter);
   EXPECT_EQ(driver.nodes(), "one:1") << "and those that no map names go";

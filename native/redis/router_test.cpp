@@ -114,7 +114,7 @@ TEST(Router, ABatchThatDoesNotFitIsRefusedWhole) {
   config.queued_commands_max = 4;
   RouterDriver driver(config);
   EXPECT_FALSE(driver.router().submit(driver.batch(Verb::kGet, {"a", "b", "c", "d", "e"})));
-  EXPECT_EQ(driver.router().waiting(), 0u) << "the lobby has the same limit";
+  EXPECT_EQ(driver.router().waiting(), 0u) << "what waits for a map has the same limit";
   driver.apply(kThree);
   driver.submit(Verb::kGet, {"a", "b", "c"});
   const Outcome full = driver.router().submit(driver.batch(Verb::kGet, {"a", "b"}));
@@ -146,11 +146,11 @@ TEST(Router, ANodeThatIsDownRefusesItsPartAtOnce) {
 
 TEST(Router, SweepsEveryQueue) {
   RouterDriver driver;
-  const auto lobby = driver.submit(Verb::kGet, {"a"}, 100);
+  const auto early = driver.submit(Verb::kGet, {"a"}, 100);
   driver.router().sweep(99);
-  EXPECT_EQ(statuses(*lobby), "PENDING");
+  EXPECT_EQ(statuses(*early), "PENDING");
   driver.router().sweep(100);
-  EXPECT_EQ(statuses(*lobby), "TIMEOUT");
+  EXPECT_EQ(statuses(*early), "TIMEOUT");
   driver.apply(kThree);
   const auto expiring = driver.submit(Verb::kGet, {"a", "b"}, 200);
   const auto cancelled = driver.submit(Verb::kSet, {"b", "c"});

@@ -49,19 +49,19 @@ void TopologyWatch::run() noexcept {
 }
 
 void TopologyWatch::loop() {
-  Nanos look_at = 0;
-  Nanos looked_at = -kGapMin;
+  Nanos refresh_at = 0;
+  Nanos refreshed_at = -kGapMin;
   Nanos parked_at = kNever;
   bool suspected = false;
   while (!stopping_.load(std::memory_order_acquire)) {
-    const bool announced = wait(std::min(look_at, parked_at));
+    const bool announced = wait(std::min(refresh_at, parked_at));
     suspected = suspected_.exchange(false, std::memory_order_acq_rel) || announced || suspected;
-    if (suspected) look_at = std::min(look_at, looked_at + kGapMin);
-    if (monotonic_ns() >= look_at) {
+    if (suspected) refresh_at = std::min(refresh_at, refreshed_at + kGapMin);
+    if (monotonic_ns() >= refresh_at) {
       suspected = false;
-      const Nanos good_for = look();
-      looked_at = monotonic_ns();
-      look_at = add_time(looked_at, good_for);
+      const Nanos good_for = refresh();
+      refreshed_at = monotonic_ns();
+      refresh_at = add_time(refreshed_at, good_for);
     }
     parked_at = router_.release_parked(monotonic_ns());
   }
@@ -81,12 +81,12 @@ bool TopologyWatch::wait(Nanos until) {
   return false;
 }
 
-Nanos TopologyWatch::soon() noexcept {
+Nanos TopologyWatch::retry_delay() noexcept {
   troubled_for_ = std::clamp(2 * troubled_for_, kTroubledMin, kTroubledMax);
   return troubled_for_;
 }
 
-Nanos TopologyWatch::look() {
+Nanos TopologyWatch::refresh() {
   std::vector<net::Endpoint> known;
   bool troubled = false;
   for (const Router::Node& node : router_.nodes()) {
@@ -105,10 +105,10 @@ Nanos TopologyWatch::look() {
       log_.push(LogLevel::kWarning, "the topology is not known: " + problem_);
     }
     router_.no_topology(error);
-    return soon();
+    return retry_delay();
   }
   problem_.clear();
-  if (troubled) return soon();
+  if (troubled) return retry_delay();
   troubled_for_ = 0;
   const Nanos usual =
       config_.topology == Topology::kSentinel ? kSentinelPoll : config_.topology_refresh;

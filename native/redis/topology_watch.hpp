@@ -32,8 +32,8 @@ class TopologyWatch {
   // Until `until`, a signal, or an announcement; true for the last.
   bool wait(Nanos until);
   // Returns how long this map may be trusted.
-  Nanos look();
-  Nanos soon() noexcept;
+  Nanos refresh();
+  Nanos retry_delay() noexcept;
 
   const Config& config_;
   Router& router_;

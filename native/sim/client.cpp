@@ -4,7 +4,7 @@
 #include <set>
 #include <utility>
 
-#include "sim/places.hpp"
+#include "sim/addresses.hpp"
 #include "sim/tokens.hpp"
 
 namespace kvferry::sim {

@@ -77,3 +77,34 @@ def test_exceptions_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     ways = [way for _, _, way in headers.circles(ROOT, files)]
     assert len(ways) == len(excepted)
     assert all(PurePosixPath(path).name in way for path in excepted for way in ways)
+
+
+def test_class_of_a_name_that_is_taken_is_found(tmp_path: Path) -> None:
+    files = {
+        "native/net/a.hpp": "class A {};\nenum class Way : int { kUp };",
+        "native/redis/a.hpp": "// a\nclass A final : public B {};\nstruct Way {};",
+    }
+    assert [str(path) + f":{line} {text}" for path, line, text in _namesakes(tmp_path, files)] == [
+        "native/redis/a.hpp:2 class A is in native/net/a.hpp, too",
+        "native/redis/a.hpp:3 class Way is in native/net/a.hpp, too",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("native/net/b.hpp", "class A;"),
+        ("native/net/b.hpp", "// class A {};"),
+        ("native/net/b.hpp", "class B {\n  struct A {};\n};"),
+        ("native/net/b.hpp", "struct B::A {};"),
+        ("native/net/b.cpp", "class A {};"),
+        ("native/net/test_b.hpp", "class A {};"),
+        ("native/sim/b.hpp", "class A {};"),
+    ],
+)
+def test_name_is_free_elsewhere(tmp_path: Path, path: str, text: str) -> None:
+    assert _namesakes(tmp_path, {"native/net/a.hpp": "class A {};", path: text}) == []
+
+
+def _namesakes(root: Path, files: dict[str, str]) -> list[headers.Where]:
+    return list(headers.namesakes(root, plant(root, files)))

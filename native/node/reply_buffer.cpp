@@ -1,17 +1,17 @@
-#include "node/outbox.hpp"
+#include "node/reply_buffer.hpp"
 
 namespace kvferry::node {
 
-std::string& Outbox::text() {
+std::string& ReplyBuffer::text() {
   if (items_.empty() || items_.back().value != nullptr) items_.emplace_back();
   return items_.back().text;
 }
 
-void Outbox::value(ValuePtr value, InFlight::Ticket ticket) {
+void ReplyBuffer::value(ValuePtr value, InFlight::Ticket ticket) {
   items_.push_back({.text = {}, .value = std::move(value), .ticket = std::move(ticket)});
 }
 
-std::size_t Outbox::gather(std::span<iovec> pieces) const {
+std::size_t ReplyBuffer::gather(std::span<iovec> pieces) const {
   std::size_t count = 0;
   std::size_t offset = offset_;
   for (const Item& item : items_) {
@@ -33,7 +33,7 @@ std::size_t Outbox::gather(std::span<iovec> pieces) const {
   return count;
 }
 
-void Outbox::sent(std::size_t bytes) {
+void ReplyBuffer::sent(std::size_t bytes) {
   offset_ += bytes;
   while (!items_.empty() && offset_ >= items_.front().size()) {
     offset_ -= items_.front().size();
@@ -41,7 +41,7 @@ void Outbox::sent(std::size_t bytes) {
   }
 }
 
-std::size_t Outbox::bytes() const noexcept {
+std::size_t ReplyBuffer::bytes() const noexcept {
   std::size_t bytes = 0;
   for (const Item& item : items_) bytes += item.size();
   return bytes - offset_;

@@ -1,4 +1,4 @@
-#include "node/node.hpp"
+#include "node/node_server.hpp"
 
 #include <algorithm>
 #include <system_error>
@@ -14,7 +14,7 @@ constexpr std::size_t kThreadsMax = 256;
 
 }  // namespace
 
-Result<std::unique_ptr<Node>> Node::open(NodeOptions options) {
+Result<std::unique_ptr<NodeServer>> NodeServer::open(NodeOptions options) {
   if (options.listen.empty() || options.threads < 1 || options.threads > kThreadsMax) {
     return Error{Errc::kInvalidArgument, "a node needs an address and 1 to 256 threads"};
   }
@@ -22,19 +22,20 @@ Result<std::unique_ptr<Node>> Node::open(NodeOptions options) {
   if (!access) return access.error();
   auto event = EventFd::open();
   if (!event) return event.error();
-  std::unique_ptr<Node> node(new Node(std::move(options), std::move(*access), std::move(*event)));
+  std::unique_ptr<NodeServer> node(
+      new NodeServer(std::move(options), std::move(*access), std::move(*event)));
   const Outcome started = node->start();
   if (!started) return started.error();
   return node;
 }
 
-Node::Node(NodeOptions options, Access access, EventFd event)
+NodeServer::NodeServer(NodeOptions options, Access access, EventFd event)
     : options_(std::move(options)),
       access_(std::move(access)),
       clients_(options_.connections_max, options_.limits.announced_bytes_max),
       event_(std::move(event)) {}
 
-Outcome Node::start() {
+Outcome NodeServer::start() {
   // The addresses first: a second node on them must not take the first one's state.
   for (const net::Endpoint& endpoint : options_.listen) {
     auto listener = net::Listener::open(endpoint);
@@ -74,7 +75,7 @@ Outcome Node::start() {
     if (context_->facts.port == 0) context_->facts.port = listener.endpoint().port;
   }
   for (std::size_t i = 0; i < options_.threads; ++i) {
-    auto worker = Worker::open(*context_, options_.pace);
+    auto worker = NodeWorker::open(*context_, options_.pace);
     if (!worker) return worker.error();
     workers_.push_back(std::move(*worker));
   }
@@ -85,7 +86,7 @@ Outcome Node::start() {
   }
   try {
     for (std::size_t i = 0; i < workers_.size(); ++i) {
-      Worker* worker = workers_[i].get();
+      NodeWorker* worker = workers_[i].get();
       threads_.emplace_back("kvferry-node-" + std::to_string(i), [worker] { worker->run(); });
     }
     threads_.emplace_back("kvferry-node", [this] { run(); });
@@ -95,9 +96,9 @@ Outcome Node::start() {
   return Done{};
 }
 
-Node::~Node() { (void)stop(); }
+NodeServer::~NodeServer() { (void)stop(); }
 
-Outcome Node::stop() {
+Outcome NodeServer::stop() {
   if (stopping_.exchange(true, std::memory_order_relaxed)) return Done{};
   event_.signal();
   for (const auto& worker : workers_) worker->stop();
@@ -114,13 +115,13 @@ Outcome Node::stop() {
   return kept;
 }
 
-std::vector<net::Endpoint> Node::endpoints() const {
+std::vector<net::Endpoint> NodeServer::endpoints() const {
   std::vector<net::Endpoint> out;
   for (const net::Listener& listener : listeners_) out.push_back(listener.endpoint());
   return out;
 }
 
-void Node::run() {
+void NodeServer::run() {
   auto poller = net::Poller::open();
   if (!poller) return;  // out of descriptors at the start: nobody can connect
   (void)poller->watch(event_.fd(), 0, true, false);
@@ -141,7 +142,7 @@ void Node::run() {
   }
 }
 
-bool Node::accept_all() {
+bool NodeServer::accept_all() {
   for (net::Listener& listener : listeners_) {
     for (;;) {
       auto accepted = listener.accept();

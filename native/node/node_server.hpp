@@ -1,7 +1,8 @@
 #pragma once
-// Node: a RESP server over values in memory: listeners, I/O threads, and the store between them.
+// NodeServer: a RESP server over values in memory: listeners, I/O threads, and the store between
+// them.
 //
-//   Listener(s) ── accept thread ──► Worker (thread) ── Session ──► Values
+//   Listener(s) ── accept thread ──► NodeWorker (thread) ── Session ──► Values
 //                                     Mailbox ◄── Clients ◄── changes
 //
 // Threads: "kvferry-node" accepts, deals connections out, and removes what has expired;
@@ -35,7 +36,7 @@ namespace kvferry::node {
 struct NodeOptions {
   std::vector<net::Endpoint> listen;
   net::TlsConfig tls{};  // for TCP, where enabled; a Unix socket is open to our user alone
-  bool lends = false;    // no store of its own: what caches lend, see Node::lend()
+  bool lends = false;    // no store of its own: what caches lend, see NodeServer::lend()
   StoreOptions store{};
   std::vector<UserOptions> users{};
   std::string state_file{};  // empty: none
@@ -47,15 +48,15 @@ struct NodeOptions {
   std::string version = "0";
 };
 
-class Node {
+class NodeServer {
  public:
   // Reads the state, listens and serves. Fails with: kInvalidArgument for options; kConnect when an
   // address is taken; kCertificate for TLS files of no use; kSystem without memory, threads or
   // descriptors, or when the state cannot be read.
-  static Result<std::unique_ptr<Node>> open(NodeOptions options);
-  ~Node();
-  Node(const Node&) = delete;
-  Node& operator=(const Node&) = delete;
+  static Result<std::unique_ptr<NodeServer>> open(NodeOptions options);
+  ~NodeServer();
+  NodeServer(const NodeServer&) = delete;
+  NodeServer& operator=(const NodeServer&) = delete;
 
   // Fails with: kSystem when the state cannot be written; the node has ended all the same.
   Outcome stop();
@@ -70,12 +71,12 @@ class Node {
 
   // Where it listens, with ports.
   [[nodiscard]] std::vector<net::Endpoint> endpoints() const;
-  [[nodiscard]] Usage usage() const { return values_->usage(); }
+  [[nodiscard]] ValuesUsage usage() const { return values_->usage(); }
   [[nodiscard]] const Context& context() const noexcept { return *context_; }
   [[nodiscard]] const Loaded& loaded() const noexcept { return loaded_; }
 
  private:
-  Node(NodeOptions options, Access access, EventFd event);
+  NodeServer(NodeOptions options, Access access, EventFd event);
   Outcome start();
   // False: there are no descriptors left.
   bool accept_all();
@@ -96,7 +97,7 @@ class Node {
   std::atomic<bool> stopping_{false};  // relaxed: event_ makes it seen
   std::vector<net::Listener> listeners_;
   std::shared_ptr<net::TlsContext> tls_;  // owners: this, and its streams; null: none
-  std::vector<std::unique_ptr<Worker>> workers_;
+  std::vector<std::unique_ptr<NodeWorker>> workers_;
   std::vector<Thread> threads_;
 };
 

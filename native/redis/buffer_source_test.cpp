@@ -1,6 +1,6 @@
 // Values whose place is named when they come.
 
-#include "mem/places.hpp"
+#include "mem/buffer_source.hpp"
 
 #include <gtest/gtest.h>
 
@@ -14,10 +14,10 @@ namespace {
 constexpr std::uint64_t kIdentity = 42;
 const std::string kLarge(40'000, 'x');
 
-class Targets final : public mem::Places {
+class Targets final : public mem::BufferSource {
  public:
   explicit Targets(std::vector<GuardedTarget*> targets) : targets_(std::move(targets)) {}
-  std::byte* place(std::size_t index) noexcept override {
+  std::byte* buffer(std::size_t index) noexcept override {
     asked.push_back(index);
     return targets_[index] != nullptr ? targets_[index]->bytes().data() : nullptr;
   }
@@ -30,13 +30,13 @@ class Targets final : public mem::Places {
   std::vector<GuardedTarget*> targets_;
 };
 
-TEST(Places, AreAskedForWhenASoundValueComesAndNotBefore) {
+TEST(BufferSource, IsAskedWhenASoundValueComesAndNotBefore) {
   for (const std::size_t step : {1u, 3u, 63u, 64u, 65u, 66u, 100u, 4096u, 100'000u}) {
     GuardedTarget large(kLarge.size()), small(11);
     const auto targets =
         std::make_shared<Targets>(std::vector<GuardedTarget*>{nullptr, &large, nullptr, &small});
     Batch batch({.verb = Verb::kGet, .framed = true, .identity = kIdentity});
-    batch.places = targets;
+    batch.source = targets;
     const auto add = [&](std::string_view key, std::size_t size) {
       batch.add(key, {static_cast<std::byte*>(nullptr), size});
     };
@@ -64,10 +64,10 @@ TEST(Places, AreAskedForWhenASoundValueComesAndNotBefore) {
   }
 }
 
-TEST(Places, AreNotAskedForAnythingElse) {
+TEST(BufferSource, IsNotAskedForAnythingElse) {
   const auto targets = std::make_shared<Targets>(std::vector<GuardedTarget*>(3));
   Batch batch({.verb = Verb::kGet, .framed = true, .identity = kIdentity});
-  batch.places = targets;
+  batch.source = targets;
   for (const std::string_view key : {"shape", "other", "short"}) {
     batch.add(key, {static_cast<std::byte*>(nullptr), 11});
   }
@@ -80,10 +80,10 @@ TEST(Places, AreNotAskedForAnythingElse) {
   EXPECT_TRUE(driver.trace().starts_with("shape=SIZE_MISMATCH")) << driver.trace();
 }
 
-TEST(Places, WhatIsNotWantedNeedNotBeSent) {
+TEST(BufferSource, WhatIsNotWantedNeedNotBeSent) {
   const auto targets = std::make_shared<Targets>(std::vector<GuardedTarget*>(1));
   Batch batch({.verb = Verb::kGet, .framed = true, .identity = kIdentity});
-  batch.places = targets;
+  batch.source = targets;
   batch.add("k", {static_cast<std::byte*>(nullptr), 11});
   EXPECT_EQ(batch.withdrawn(batch.commands()[0]), Status::kPending);
   targets->is_wanted = false;
@@ -91,11 +91,11 @@ TEST(Places, WhatIsNotWantedNeedNotBeSent) {
 }
 
 // What a connection that broke had begun to receive lands in the same place when it is repeated.
-TEST(Places, StayTheSameWhenACommandIsRepeated) {
+TEST(BufferSource, SaysTheSameWhenACommandIsRepeated) {
   GuardedTarget large(kLarge.size());
   const auto targets = std::make_shared<Targets>(std::vector<GuardedTarget*>{&large});
   Batch batch({.verb = Verb::kGet, .framed = true, .identity = kIdentity});
-  batch.places = targets;
+  batch.source = targets;
   batch.add("large", {static_cast<std::byte*>(nullptr), kLarge.size()});
   const std::string reply = framed_reply(frame_for("large", kLarge, kIdentity), kLarge);
   {

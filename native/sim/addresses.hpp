@@ -1,5 +1,5 @@
 #pragma once
-// Places: where the nodes of a schedule are. All have one host name; the port says which it is.
+// Addresses: where the nodes of a schedule are. All have one host name; the port says which it is.
 
 #include <arpa/inet.h>
 #include <netinet/in.h>

@@ -1,5 +1,6 @@
 #pragma once
-// Outbox: what one connection has still to send, in order: text, and values from their own memory.
+// ReplyBuffer: what one connection has still to send, in order: text, and values from their own
+// memory.
 //
 // A value is held until its last byte was sent, or the outbox goes.
 // Threads: one.
@@ -16,7 +17,7 @@
 
 namespace kvferry::node {
 
-class Outbox {
+class ReplyBuffer {
  public:
   // Text goes to the end of this.
   [[nodiscard]] std::string& text();
