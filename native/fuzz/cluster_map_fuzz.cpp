@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "fuzz/fuzz.hpp"
-#include "redis/redirect.hpp"
-#include "redis/topology_cluster.hpp"
-#include "redis/topology_endpoint.hpp"
-#include "redis/topology_sentinel.hpp"
+#include "redis/cluster/redirect.hpp"
+#include "redis/cluster/topology_cluster.hpp"
+#include "redis/cluster/topology_endpoint.hpp"
+#include "redis/cluster/topology_sentinel.hpp"
 
 namespace {
 

@@ -21,13 +21,13 @@
 #include "base/log_sink.hpp"
 #include "net/resolver.hpp"
 #include "redis/batch.hpp"
+#include "redis/cluster/topology_watch.hpp"
 #include "redis/completions.hpp"
 #include "redis/config.hpp"
 #include "redis/credentials.hpp"
-#include "redis/presence_view.hpp"
+#include "redis/presence/view.hpp"
 #include "redis/router.hpp"
 #include "redis/same_host.hpp"
-#include "redis/topology_watch.hpp"
 #include "redis/worker.hpp"
 
 namespace kvferry::redis {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "redis/redirect.hpp"
+#include "redis/cluster/redirect.hpp"
 
 namespace kvferry::redis {
 namespace {

@@ -19,8 +19,8 @@
 #include <string>
 #include <vector>
 
+#include "redis/cluster/slot_map.hpp"
 #include "redis/server.hpp"
-#include "redis/slot_map.hpp"
 
 namespace kvferry::redis {
 

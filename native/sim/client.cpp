@@ -10,7 +10,7 @@
 namespace kvferry::sim {
 namespace {
 
-// As in redis/topology_watch.cpp.
+// As in redis/cluster/topology_watch.cpp.
 constexpr Nanos kGapMin = 20 * kMilli;
 constexpr Nanos kTroubledMin = 100 * kMilli;
 constexpr Nanos kTroubledMax = 1 * kSecond;
@@ -268,7 +268,8 @@ std::uint64_t SimClient::settled() const {
 
 void SimClient::check_closed() {
   Journal& journal = context_.journal;
-  // The lobby's counters are not to be seen, so equality is asked only where it settles nothing.
+  // What settles before there is a map is counted where nobody can see it, so equality is asked
+  // only where there always is one.
   ledger_.check_end(settled(), config_.topology == redis::Topology::kStandalone);
   if (const std::size_t waiting = router_.waiting(); waiting > 0) {
     journal.fail(std::to_string(waiting) + " commands still wait");

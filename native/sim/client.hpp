@@ -2,8 +2,8 @@
 // SimClient: redis::Client without threads: the real router, servers and connections, the loops of
 // the workers (worker.hpp) and of the control thread, and the calls of a caller.
 //
-// It follows redis/client.cpp, redis/worker.cpp and redis/topology_watch.cpp line by line where the
-// order of things matters; what changes there must change here.
+// It follows redis/client.cpp, redis/worker.cpp and redis/cluster/topology_watch.cpp line by line
+// where the order of things matters; what changes there must change here.
 
 #include <memory>
 #include <vector>
