@@ -19,7 +19,6 @@ __all__ = ["CALLED_ELSEWHERE", "uncalled"]
 
 # Name: who calls it, where no file of this tree does.
 CALLED_ELSEWHERE = {
-    "apply_client": "programs: clients of a cache server with CURVE",
     "arelease": "programs: the asyncio client of a cache server",
     "page_nbytes": "programs: what a namespace over pages is opened with",
 }

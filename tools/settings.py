@@ -20,7 +20,7 @@ from kvferry.cli.options import option_of
 from kvferry.config import CacheConfig, ClientConfig, EvictionConfig, StoreConfig, integrations
 from kvferry.config.controller import ControllerSettings
 from kvferry.config.node import NodeSettings
-from kvferry.config.server import ServerSettings
+from kvferry.config.server_settings import ServerSettings
 from kvferry.config.setting import Settings, specs
 from kvferry.config.sources import StoreSettings
 from kvferry.config.spec import Spec

@@ -9,12 +9,11 @@
 #include "codec/coded.hpp"
 #include "codec/test_numbers.hpp"
 #include "fuzz/reply_driver.hpp"
+#include "fuzz/test_framed.hpp"
 #include "redis/replies.hpp"
 
 namespace kvferry::redis {
 namespace {
-
-constexpr std::uint64_t kIdentity = 42;
 
 struct Coded {
   codec::Frame frame;
@@ -31,24 +30,9 @@ Coded coded(std::string_view key, const std::vector<std::byte>& content) {
   return out;
 }
 
-// What becomes of one value of that content between two others.
 std::string outcome(const std::vector<std::byte>& content, const std::string& reply,
                     std::size_t step = SIZE_MAX, std::size_t drain_bytes_max = 1 * kMiB) {
-  GuardedTarget target(content.size());
-  Batch batch({.verb = Verb::kGet, .framed = true, .identity = kIdentity});
-  batch.add("k", target.bytes());
-  Batch next({.verb = Verb::kTouch});
-  next.add("n", {});
-  ReplyDriver driver(drain_bytes_max);
-  driver.expect(batch);
-  driver.expect(next);
-  const bool alive = driver.deliver(reply + ":1\r\n", step);
-  EXPECT_TRUE(target.intact());
-  if (batch.commands()[0].status == Status::kOk) {
-    EXPECT_TRUE(target.text() == as_text(content)) << "wrong bytes";
-    EXPECT_EQ(batch.commands()[0].found, content.size());
-  }
-  return driver.trace() + (alive ? "" : "!");
+  return framed_outcome(as_text(content), reply, step, drain_bytes_max);
 }
 
 TEST(RepliesCoded, AValueIsTheSameHoweverItIsCut) {

@@ -5,11 +5,10 @@
 #include <string>
 
 #include "fuzz/reply_driver.hpp"
+#include "fuzz/test_framed.hpp"
 
 namespace kvferry::redis {
 namespace {
-
-constexpr std::uint64_t kIdentity = 42;
 
 // Three reads in flight; the middle one is withdrawn after `position` bytes of the stream.
 void withdraw_at(std::size_t position, bool framed, bool expired, std::size_t step) {
@@ -142,22 +141,9 @@ TEST(RepliesRelease, KnowsTheEarliestDeadline) {
 
 constexpr std::string_view kPayload = "seventeen bytes..";
 
-std::string framed_outcome(const std::string& stream, std::size_t step = SIZE_MAX,
-                           std::size_t drain_bytes_max = 64 * kKiB) {
-  GuardedTarget target(kPayload.size());
-  Batch batch({.verb = Verb::kGet, .framed = true, .identity = kIdentity});
-  batch.add("k", target.bytes());
-  Batch next({.verb = Verb::kTouch});
-  next.add("n", {});
-  ReplyDriver driver(drain_bytes_max);
-  driver.expect(batch);
-  driver.expect(next);
-  const bool alive = driver.deliver(stream + ":1\r\n", step);
-  EXPECT_TRUE(target.intact());
-  if (batch.commands()[0].status == Status::kOk) {
-    EXPECT_EQ(target.text(), kPayload);
-  }
-  return driver.trace() + (alive ? "" : "!");
+std::string outcome(const std::string& reply, std::size_t step = SIZE_MAX,
+                    std::size_t drain_bytes_max = 64 * kKiB) {
+  return framed_outcome(kPayload, reply, step, drain_bytes_max);
 }
 
 TEST(RepliesFramed, EveryFaultIsNamed) {
@@ -180,7 +166,7 @@ TEST(RepliesFramed, EveryFaultIsNamed) {
     codec::Frame frame = frame_for("k", kPayload, kIdentity);
     change(frame);
     for (const std::size_t step : {std::size_t{1}, std::size_t{64}, std::size_t{70}, SIZE_MAX}) {
-      EXPECT_EQ(framed_outcome(framed_reply(frame, kPayload), step), "k=" + expected + " n=OK");
+      EXPECT_EQ(outcome(framed_reply(frame, kPayload), step), "k=" + expected + " n=OK");
     }
   }
 }
@@ -191,9 +177,9 @@ TEST(RepliesFramed, AValueOfAnotherKeyPoisonsTheStream) {
   other_stripe.stripe_count = 2;
   other_stripe.payload_size_bytes = kPayload.size() - 1;
   for (const std::size_t step : {std::size_t{1}, std::size_t{70}, SIZE_MAX}) {
-    EXPECT_EQ(framed_outcome(framed_reply(other_key, kPayload), step), "k=CORRUPT(key)!");
+    EXPECT_EQ(outcome(framed_reply(other_key, kPayload), step), "k=CORRUPT(key)!");
     const std::string cut = framed_reply(other_stripe, kPayload.substr(1));
-    EXPECT_EQ(framed_outcome(cut, step), "k=CORRUPT(stripe)!");
+    EXPECT_EQ(outcome(cut, step), "k=CORRUPT(stripe)!");
   }
 }
 
@@ -203,8 +189,8 @@ TEST(RepliesFramed, EveryFlippedBitIsCaught) {
   for (std::size_t at = begin; at < good.size() - 2; ++at) {
     std::string bad = good;
     bad[at] = static_cast<char>(bad[at] ^ (1 << (at % 8)));
-    EXPECT_TRUE(framed_outcome(bad).starts_with("k=CORRUPT(")) << at;
-    EXPECT_TRUE(framed_outcome(bad, 9).ends_with(" n=OK")) << at;
+    EXPECT_TRUE(outcome(bad).starts_with("k=CORRUPT(")) << at;
+    EXPECT_TRUE(outcome(bad, 9).ends_with(" n=OK")) << at;
   }
 }
 
@@ -213,23 +199,23 @@ TEST(RepliesFramed, OtherLengthsAreDrained) {
                                     "a payload that is far longer than the reader's buffer"}) {
     const std::string reply = framed_reply(frame_for("k", payload, kIdentity), payload);
     for (const std::size_t step : {std::size_t{1}, std::size_t{66}, SIZE_MAX}) {
-      EXPECT_EQ(framed_outcome(reply, step), "k=SIZE_MISMATCH(size) n=OK") << payload;
+      EXPECT_EQ(outcome(reply, step), "k=SIZE_MISMATCH(size) n=OK") << payload;
     }
   }
   const std::string longer =
       framed_reply(frame_for("k", std::string(200, 'x'), kIdentity), std::string(200, 'x'));
-  EXPECT_EQ(framed_outcome(longer, SIZE_MAX, 100), "k=SIZE_MISMATCH(size)!");
-  EXPECT_EQ(framed_outcome(longer, 1, 100), "k=SIZE_MISMATCH(size)!");
+  EXPECT_EQ(outcome(longer, SIZE_MAX, 100), "k=SIZE_MISMATCH(size)!");
+  EXPECT_EQ(outcome(longer, 1, 100), "k=SIZE_MISMATCH(size)!");
 }
 
 TEST(RepliesFramed, ShortAndForeignValuesAreCorrupt) {
   for (const std::size_t size : {0u, 1u, 17u, 63u}) {
     const std::string reply = "$" + std::to_string(size) + "\r\n" + std::string(size, 'v') + "\r\n";
-    EXPECT_EQ(framed_outcome(reply), "k=CORRUPT(a value without a frame) n=OK");
-    EXPECT_EQ(framed_outcome(reply, 1), "k=CORRUPT(a value without a frame) n=OK");
+    EXPECT_EQ(outcome(reply), "k=CORRUPT(a value without a frame) n=OK");
+    EXPECT_EQ(outcome(reply, 1), "k=CORRUPT(a value without a frame) n=OK");
   }
-  EXPECT_EQ(framed_outcome("$81\r\n" + std::string(81, 'v') + "\r\n"), "k=CORRUPT(magic) n=OK");
-  EXPECT_EQ(framed_outcome("$-1\r\n"), "k=MISS n=OK");
+  EXPECT_EQ(outcome("$81\r\n" + std::string(81, 'v') + "\r\n"), "k=CORRUPT(magic) n=OK");
+  EXPECT_EQ(outcome("$-1\r\n"), "k=MISS n=OK");
 }
 
 }  // namespace

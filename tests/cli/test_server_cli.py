@@ -15,11 +15,10 @@ from typing import Any
 
 import click
 import pytest
-import zmq
 
 from kvferry.cli.main import main
 from kvferry.cli.server import server as command
-from kvferry.config.server import ServerSettings
+from kvferry.config.server_settings import ServerSettings
 from kvferry.config.setting import specs
 from kvferry.server import Client
 from support.engines import CHUNK, IDENTITY, expected, prompt
@@ -68,8 +67,10 @@ def test_help_names_units_defaults_and_every_setting(capsys: pytest.CaptureFixtu
     for text in ("2^30 bytes", "[default: LRU]", "KVFERRY_RESP_PASSWORD", "SIGHUP", "Exit codes"):
         assert text in out
     names = {option.name for option in command.params}
-    others = {"endpoints", "l2_adapters", "tcp", "http", "http_token"}  # by other options, or none
+    # By other options, or none.
+    others = {"endpoints", "l2_adapters", "tcp", "http", "http_token", "token"}
     assert set(specs(ServerSettings)) - others <= names
+    assert not {"token", "http_token"} & names  # a secret is no word of a command line
 
 
 def test_every_option_is_in_the_guide() -> None:
@@ -139,7 +140,7 @@ def test_several_adapters_keep_their_order(capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--host", "0.0.0.0"], "curve_key_file"),
+        (["--host", "0.0.0.0"], "token_file"),
         (["--http-host", "0.0.0.0"], "http_token"),
         (["--l1-size-gb", "0"], "--l1-size-gb='0' is not valid; use a number of GB"),
         (["--l1-size-gb", "ten"], "--l1-size-gb='ten' is not valid; use a number of GB"),
@@ -172,16 +173,6 @@ def test_a_pool_that_does_not_fit_is_refused_at_once(capsys: pytest.CaptureFixtu
     said = capsys.readouterr().err
     assert "1000000.00 GB" in said
     assert "--shm-size" in said
-
-
-def test_new_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["server", "--new-curve-keys", str(tmp_path / "keys")]) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        str(tmp_path / "keys" / "server.key"),
-        str(tmp_path / "keys" / "client.key"),
-    ]
-    assert main(["server", "--new-curve-keys", str(tmp_path / "keys")]) == 2
-    assert "there already" in capsys.readouterr().err
 
 
 # --- Processes ---
@@ -254,33 +245,31 @@ def test_ports_that_are_taken(name: str) -> None:
     assert not list(Path("/dev/shm").glob(f"{name}-*"))
 
 
-def test_with_keys_only_who_has_one_is_served(tmp_path: Path, name: str) -> None:
-    assert main(["server", "--new-curve-keys", str(tmp_path)]) == 0
-    keys, where = ("--curve-key-file", tmp_path / "server.key"), tmp_path / "socket"
-    with Server(*small(name, *keys, "--host", "::1", "--ipc", where, "--no-http")) as process:
-        endpoint, _ = process.started()
-        assert endpoint.startswith("tcp://[::1]:")
-        assert where.stat().st_mode & 0o777 == 0o600
-        with Client(IDENTITY, endpoint, curve_key_file=tmp_path / "client.key") as client:
+def test_beyond_this_host_only_who_has_the_token_is_served(tmp_path: Path, name: str) -> None:
+    file, where = tmp_path / "token", tmp_path / "socket"
+    file.write_text(secret("first"))
+    file.chmod(0o600)
+    options = ("--token-file", file, "--host", "0.0.0.0", "--ipc", where, "--no-http")
+    with Server(*small(name, *options)) as process:
+        endpoint = process.started()[0].replace("0.0.0.0", "127.0.0.1")
+        with Client(IDENTITY, endpoint, token_file=file) as client:
             until(lambda: client.available, 10)
             assert client.store(TOKENS, expected(TOKENS)).chunks == 4
         with Client(IDENTITY, endpoint) as stranger:
-            assert not stranger.available
+            until(lambda: stranger.refused, 10)
             assert stranger.lookup(TOKENS).tokens == 0
-        public, private = (key.decode() for key in zmq.curve_keypair())
-        server_file = json.loads((tmp_path / "server.key").read_text())
-        late = {"public": public, "secret": private, "server": server_file["public"]}
-        (tmp_path / "late.key").write_text(json.dumps(late))
-        (tmp_path / "late.key").chmod(0o600)
-        server_file["clients"].append(public)
-        (tmp_path / "server.key").write_text(json.dumps(server_file))
+        process.says("an engine was refused: kvferry .* it shows no token")
+        file.write_text(secret("second"))
         process.send(signal.SIGHUP)
+        process.says("token has changed")
         for url in (endpoint, f"ipc://{where}"):
-            with Client(IDENTITY, url, curve_key_file=tmp_path / "late.key") as client:
+            with Client(IDENTITY, url, token_file=file) as client:
                 until(lambda client=client: client.available, 20)
                 assert client.lookup(TOKENS).tokens == 4 * CHUNK
         process.send(signal.SIGTERM)
         assert process.ends() == 0
+    assert secret("first") not in process.said
+    assert secret("second") not in process.said
 
 
 def test_ipv6_and_a_unix_socket(tmp_path: Path, name: str) -> None:

@@ -10,26 +10,24 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
-import zmq
 
 from kvferry.config import CacheConfig
 from kvferry.config.server import ServerConfig
 from kvferry.errors import StoreError
-from kvferry.server import Client, listener
+from kvferry.server import listener
 from kvferry.server import protocol as p
-from kvferry.server.curve import apply_client, new_keys
 from kvferry.server.listener import Listener
 from kvferry.server.server import Server
 from kvferry.server.zmtp import GREETING, framed
 from support import clock
 from support.cache_server import CacheServerProcess, running
-from support.engines import CHUNK, IDENTITY, blanks, expected, prompt
+from support.engines import CHUNK, prompt
 from support.raw_peer import Peer, hashes_of
 from support.stamps import until, within
 from support.wire_peer import DEALER, WirePeer
@@ -67,8 +65,8 @@ def echo(tmp_path: Path, **limits: float) -> Iterator[tuple[Listener, str]]:
 
     def run() -> None:
         while not ended.is_set():
-            for route, body in sockets.wait(0.05):
-                sockets.send(route, bytes(body))
+            for sender, body in sockets.wait(0.05):
+                sockets.send(sender, bytes(body))
         sockets.close()
 
     thread = threading.Thread(target=run)
@@ -365,12 +363,11 @@ def test_libzmq_over_tcp(tmp_path: Path, host: str) -> None:
             assert other.read(tokens)[0] == 8
             for size in (0, 1, 254, 255, 256, 257, 70_000, p.MESSAGE_BYTES_MAX):
                 assert one.raw(b"\xc1" * size).code == "message"
-            assert one.raw(PING, PING).code == "message"
-            assert one.raw(PING, b"").code == "message"
-            one.socket.send(bytes(p.MESSAGE_BYTES_MAX + 1))
-            until(lambda: status(server, "refused_connections") == 1, 5)
-            assert other.read(tokens)[0] == 8
-            until(lambda: isinstance(one.raw(PING, timeout_s=0.2), p.Failure), 5)  # it came back
+            for count, frames in enumerate(([bytes(p.MESSAGE_BYTES_MAX + 1)], [PING, PING]), 1):
+                one.socket.send_multipart(frames)
+                until(lambda count=count: status(server, "refused_connections") == count, 5)
+                assert other.read(tokens)[0] == 8
+                until(lambda: isinstance(one.raw(PING, timeout_s=0.2), p.Failure), 5)  # it is back
 
 
 def test_a_stream_of_requests_is_answered_in_order(endpoint: str) -> None:
@@ -380,23 +377,14 @@ def test_a_stream_of_requests_is_answered_in_order(endpoint: str) -> None:
         assert [peer.answer().id for _ in range(2000)] == list(range(2000))
 
 
-# --- Files of Unix sockets; with keys, libzmq makes them ---
+# --- Files of Unix sockets ---
 
 
-@pytest.fixture(params=["plain", "curve"])
-def make(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Path], Server]:
-    keys = new_keys(tmp_path / "keys")[0] if request.param == "curve" else None
-
-    def server_at(path: Path) -> Server:
-        config = ServerConfig(
-            engine=CacheConfig(max_local_cpu_size=1 / 1024),
-            endpoints=(f"ipc://{path}",),
-            http=None,
-            curve_key_file=None if keys is None else str(keys),
-        )
-        return Server(config)
-
-    return server_at
+def server_at(path: Path) -> Server:
+    config = ServerConfig(
+        engine=CacheConfig(max_local_cpu_size=1 / 1024), endpoints=(f"ipc://{path}",), http=None
+    )
+    return Server(config)
 
 
 @contextmanager
@@ -413,12 +401,10 @@ def served(server: Server) -> Iterator[None]:
         assert not thread.is_alive()
 
 
-def test_the_file_of_a_socket_is_for_its_user_alone(
-    make: Callable[[Path], Server], tmp_path: Path
-) -> None:
+def test_the_file_of_a_socket_is_for_its_user_alone(tmp_path: Path) -> None:
     path, mask = tmp_path / "s", os.umask(0)
     try:
-        with served(make(path)):
+        with served(server_at(path)):
             assert stat.S_ISSOCK(path.stat().st_mode)
             assert stat.S_IMODE(path.stat().st_mode) == 0o600
             assert os.umask(0) == 0
@@ -427,36 +413,30 @@ def test_the_file_of_a_socket_is_for_its_user_alone(
         os.umask(mask)
 
 
-def test_the_socket_of_a_living_server_is_left_alone(
-    make: Callable[[Path], Server], tmp_path: Path
-) -> None:
+def test_the_socket_of_a_living_server_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "s"
-    with served(make(path)):
+    with served(server_at(path)):
         inode = path.stat().st_ino
         for _ in range(2):
             with pytest.raises(StoreError, match="listens there already"):
-                make(path).run()
+                server_at(path).run()
         assert path.stat().st_ino == inode
         with socket.socket(socket.AF_UNIX) as peer:
             peer.connect(str(path))
 
 
-def test_the_socket_of_a_dead_server_is_replaced(
-    make: Callable[[Path], Server], tmp_path: Path
-) -> None:
+def test_the_socket_of_a_dead_server_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
         dead.listen()
-    with served(make(path)), socket.socket(socket.AF_UNIX) as peer:
+    with served(server_at(path)), socket.socket(socket.AF_UNIX) as peer:
         peer.connect(str(path))
     assert not path.exists()
 
 
 @pytest.mark.parametrize("kind", ["file", "directory", "link", "datagrams"])
-def test_what_is_no_socket_of_ours_is_left_alone(
-    make: Callable[[Path], Server], tmp_path: Path, kind: str
-) -> None:
+def test_what_is_no_socket_of_ours_is_left_alone(tmp_path: Path, kind: str) -> None:
     path, target = tmp_path / "s", tmp_path / "target"
     target.write_text("precious")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagrams:
@@ -470,7 +450,7 @@ def test_what_is_no_socket_of_ours_is_left_alone(
             datagrams.bind(str(path))
         before = path.lstat()
         with pytest.raises(StoreError, match="cannot listen at"):
-            make(path).run()
+            server_at(path).run()
         assert (path.lstat().st_ino, path.lstat().st_size) == (before.st_ino, before.st_size)
     assert target.read_text() == "precious"
 
@@ -498,73 +478,6 @@ def test_another_user_is_cut_off_whatever_the_mode_of_the_file(tmp_path: Path) -
         assert told.stdout == "b''\n", told.stderr
         assert status(server, "refused_connections") == 1
         answers(server.endpoints[0])
-
-
-# --- Keys ---
-
-
-def test_clients_with_keys_and_without(tmp_path: Path) -> None:
-    """Through libzmq; several at once, and nobody gets another one's replies."""
-    server_file, client_file = new_keys(tmp_path / "keys")
-    _, wrong = new_keys(tmp_path / "wrong")
-    endpoints = ("tcp://127.0.0.1:*", f"ipc://{tmp_path}/server")
-    # Nobody is given up because six of them, the server and the gate share a full machine.
-    patient = {"heartbeat_s": 5.0, "dead_after_s": 30.0, "curve_key_file": server_file}
-    with running(tmp_path, mib=4, endpoints=endpoints, **patient) as server:
-
-        def work(seed: int) -> None:
-            endpoint = server.endpoints[seed % 2]
-            with Client(IDENTITY, endpoint, timeout_s=20.0, curve_key_file=client_file) as client:
-                assert client.wait(10)
-                for step in range(10):
-                    tokens = prompt((seed + 1) * CHUNK, seed * 100 + step)
-                    assert client.store(tokens, expected(tokens)).chunks == seed + 1
-                    buffers = blanks(seed + 1)
-                    assert client.retrieve(tokens, buffers).tokens == (seed + 1) * CHUNK
-                    for buffer, chunk in zip(buffers, expected(tokens), strict=True):
-                        assert bytes(buffer) == chunk.tobytes()
-
-        for keys in (None, wrong):
-            with Client(IDENTITY, server.endpoints[0], curve_key_file=keys) as stranger:
-                assert stranger.lookup(prompt(CHUNK)).tokens == 0
-                assert not stranger.available
-        assert status(server, "received_bytes") == 0
-        with ThreadPoolExecutor(6) as pool:
-            for done in [pool.submit(work, seed) for seed in range(6)]:
-                done.result()
-        assert status(server, "connections") == 1  # that of the gate
-        assert status(server, "refused_connections") == 0
-        assert not server.status()["protocol"]["failures"]
-
-
-def test_a_message_of_many_frames_through_the_gate(tmp_path: Path) -> None:
-    """It is refused as without keys, and its sender gets one frame back."""
-    server_file, client_file = new_keys(tmp_path / "keys")
-    with running(tmp_path, mib=1, curve_key_file=server_file) as server:
-        context = zmq.Context[zmq.Socket[bytes]]()
-        with context.socket(zmq.DEALER) as dealer:
-            dealer.linger = 0
-            apply_client(dealer, client_file)
-            dealer.connect(server.endpoints[0])
-            for frames in ([PING], [PING, PING], [b"", PING], [b""], [bytes(4000)] * 5):
-                dealer.send_multipart(frames)
-                assert dealer.poll(20_000)
-                [reply] = dealer.recv_multipart()
-                code = "session" if frames == [PING] else "message"
-                assert p.decode_reply(reply).code == code
-            for size in (p.MESSAGE_BYTES_MAX, 5000):
-                dealer.send_multipart([bytes(size), bytes(size)])  # the gate comes back after that
-            until(lambda: answer(dealer) == "session", 10)
-        context.term()
-        assert server.ready
-
-
-def answer(dealer: zmq.Socket[bytes]) -> str:
-    dealer.send(PING)
-    if not dealer.poll(300):
-        return ""
-    reply = p.decode_reply(dealer.recv_multipart()[-1])
-    return reply.code if isinstance(reply, p.Failure) else ""
 
 
 def test_hashes_of_the_longest_prompt_pass(endpoint: str) -> None:

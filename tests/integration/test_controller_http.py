@@ -16,7 +16,7 @@ from kvferry.controller.http.app import make_app
 from kvferry.http.listener import Listener
 from support.holdings import CHUNK, IDENTITY, FakeCache, controller, hashes, reporting, tokens
 from support.stamps import until
-from support.views import ask
+from support.views import ask, assert_whole
 
 LIMIT_S = 30.0
 TOKEN = "t0ken-t0ken-t0ken"
@@ -152,6 +152,7 @@ def test_nodes_and_cluster_say_who_lives(cluster: Cluster) -> None:
     assert rows["two"]["synced"] is True
     assert cluster.get("/v1/nodes/two")["nodes"][0]["incarnation"] == rows["two"]["incarnation"]
     assert ask(f"{cluster.url}/v1/nodes/nobody")[0] == 404
+    assert ask(f"{cluster.url}/v1/nodes/nobody?id=two")[0] == 404  # the path says who
     whole = cluster.get("/v1/cluster")
     assert (whole["instances"], whole["entries"], whole["alarms"]) == (2, 11, [])
     assert whole["identities"][0]["instances"] == 2
@@ -161,7 +162,9 @@ def test_metrics_and_description(cluster: Cluster) -> None:
     text = cluster.get("/metrics")
     assert 'kvferry_controller_members{state="alive"} 2' in text
     assert 'kvferry_controller_chunks{member="two/0"} 7' in text
-    described = cluster.get("/openapi.json")["paths"]
+    document = cluster.get("/openapi.json")
+    assert_whole(document)
+    described = document["paths"]
     assert cluster.get("/health") == {"alive": True}
     assert "/v1/lookup" in cluster.get("/docs")
     for path, operations in described.items():  # nothing is described that is not there

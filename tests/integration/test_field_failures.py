@@ -37,6 +37,7 @@ from kvferry.config import ClientConfig
 from kvferry.config.controller import ControllerConfig
 from kvferry.controller.controller import Controller
 from kvferry.controller.http import views
+from kvferry.controller.http.usage import WindowQuery
 from kvferry.controller.journal import Journal
 from kvferry.controller.members import Change, Members
 from kvferry.membership.messages import Begin, End, Part, Register, Synced, Usage
@@ -94,7 +95,7 @@ def test_an_empty_directory_is_an_alarm_and_heartbeats_are_on_and_far_below_thei
     with running_controller() as controller:
 
         def alarms() -> str:
-            return "; ".join(views.cluster(controller, {})["alarms"])
+            return "; ".join(views.cluster(controller, WindowQuery())["alarms"])
 
         assert "no instance has registered: every look-up misses" in alarms()
         with instances(controller) as opened:

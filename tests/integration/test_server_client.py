@@ -367,18 +367,6 @@ def test_tcp(open_client: Open) -> None:
         assert client.store(tokens, expected(tokens)).chunks == 2
 
 
-def test_without_its_packages_it_says_what_to_install() -> None:
-    code = (
-        "import sys; sys.modules['zmq'] = None\n"
-        "import kvferry.server\n"
-        "try: kvferry.server.Client\n"
-        "except Exception as error: print(type(error).__name__, error)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stdout.startswith("ConfigError"), done.stderr
-    assert "pip install 'kvferry[server]'" in done.stdout
-
-
 def test_the_secret_of_a_session_is_in_no_text(
     client: Client, server: ScriptedServer, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -18,11 +19,12 @@ import pytest
 
 from kvferry.errors import ConfigError
 from kvferry.server import Client
-from kvferry.server.curve import new_keys
+from kvferry.server.client.greet import greet
 from kvferry.server.server import Server
 from support.cache_server import CacheServerProcess, running
 from support.engines import CHUNK, IDENTITY, LAYOUT, blanks, expected, prompt
 from support.model_worker import MODEL
+from support.secrets import secret
 from support.stamps import until
 
 TESTS = Path(__file__).parents[1]
@@ -184,28 +186,51 @@ def test_an_engine_that_was_stopped_registers_anew(server: Server) -> None:
         assert engine.wait(LIMIT_S) == 0
 
 
-def test_keys(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """CURVE: who has the right key is served, everybody else is told that he is not."""
-    server_file, client_file = new_keys(tmp_path / "keys")
-    _, other_file = new_keys(tmp_path / "others")
-    stranger = json.loads(other_file.read_text())
-    stranger["server"] = json.loads(client_file.read_text())["server"]
-    stranger_file = tmp_path / "stranger.key"
-    stranger_file.write_text(json.dumps(stranger))
-    stranger_file.chmod(0o600)
+def test_with_a_token_only_who_has_it_is_served(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everybody else is told that he is not, and finds nothing; the token stands in no text."""
+    caplog.set_level(logging.DEBUG)
+    right, wrong = tmp_path / "right", tmp_path / "wrong"
+    for file in (right, wrong):
+        file.write_text(f"{secret(file.name)}\n")
+        file.chmod(0o600)
     tokens = prompt(2 * CHUNK)
-    with running(tmp_path, mib=1, curve_key_file=server_file) as server:
+    with running(tmp_path, mib=1, token=secret("right")) as server:
         url = server.config.endpoints[0]
-        with Client(IDENTITY, url, timeout_s=PATIENT_S, curve_key_file=client_file) as client:
+        with Client(IDENTITY, url, timeout_s=PATIENT_S, token_file=right) as client:
             assert client.wait(LIMIT_S), client.refused
             assert client.store(tokens, expected(tokens)).chunks == 2
+        for shown in (None, wrong):
+            with Client(IDENTITY, url, token_file=shown) as stranger:
+                until(lambda stranger=stranger: stranger.refused, LIMIT_S)
+                assert "token_file" in stranger.refused
+                assert stranger.lookup(tokens).tokens == 0
+                assert stranger.store(tokens, expected(tokens)).chunks == 0
+            assert greet(url, token_file=shown, timeout_s=PATIENT_S) is None
+        assert greet(url, token_file=right, timeout_s=PATIENT_S) is not None
+        assert server.status()["refusals"]["by_code"] == {"token": 2}
+        monkeypatch.setenv("KVFERRY_SERVER_TOKEN_FILE", str(right))
+        with Client(IDENTITY, url, timeout_s=PATIENT_S) as client:
+            assert client.wait(LIMIT_S), client.refused
             assert client.retrieve(tokens, blanks(2)).tokens == 2 * CHUNK
-        for keys in (None, stranger_file, other_file):
-            with Client(IDENTITY, url, curve_key_file=keys) as client:
-                assert client.lookup(tokens).tokens == 0
-                if keys is not other_file:  # a server with other keys does not even say no
-                    until(lambda client=client: client.refused, LIMIT_S)
-    secrets = [json.loads(file.read_text())["secret"] for file in (client_file, stranger_file)]
-    assert not any(secret in caplog.text for secret in secrets)
+        texts = caplog.text + repr(server.config) + json.dumps(server.status())
+    monkeypatch.delenv("KVFERRY_SERVER_TOKEN_FILE")
+    assert secret("right") not in texts
+    assert secret("wrong") not in texts
     with pytest.raises(ConfigError, match="nowhere"):
-        Client(IDENTITY, url, curve_key_file=tmp_path / "nowhere")
+        Client(IDENTITY, url, token_file=tmp_path / "nowhere")
+
+
+def test_a_token_may_be_renewed_while_engines_run(tmp_path: Path) -> None:
+    """The file is read for each session, so a client that was refused comes in by itself."""
+    file = tmp_path / "token"
+    file.write_text("before")
+    file.chmod(0o600)
+    with Client(IDENTITY, f"ipc://{tmp_path}/server", token_file=file) as client:
+        with running(tmp_path, mib=1, token="before"):
+            assert client.wait(LIMIT_S), client.refused
+        until(lambda: not client.available, LIMIT_S)
+        file.write_text("after")
+        with running(tmp_path, mib=1, token="after"):
+            assert client.wait(LIMIT_S), client.refused

@@ -23,7 +23,7 @@ from kvferry.server.http.side import HttpSide
 from support import clock
 from support.engines import CHUNK, IDENTITY, LAYOUT, expected, memory_store, open_engine, prompt
 from support.stamps import until
-from support.views import FakeView, ask
+from support.views import FakeView, ask, assert_whole
 
 TOKEN = "t0ken-t0ken-t0ken"
 OTHER = Identity(model="other", layout=LAYOUT)
@@ -88,14 +88,13 @@ def test_the_body_of_an_answer_does_not_wait_for_an_acknowledgement_of_its_head(
     engine: TieredCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     delays = []
-    made = listener._Protocol.connection_made
+    accepted = listener._Heads.accepted
 
-    def connection_made(self: Any, transport: Any) -> None:
-        made(self, transport)
-        connection = transport.get_extra_info("socket")
-        delays.append(not connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+    def tell(self: Any, peer: socket.socket, address: Any) -> None:
+        accepted(self, peer, address)
+        delays.append(not peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
 
-    monkeypatch.setattr(listener._Protocol, "connection_made", connection_made)
+    monkeypatch.setattr(listener._Heads, "accepted", tell)
     with served(FakeView(config(), engine)) as url:
         assert ask(f"{url}/healthz")[0] == 200
     assert delays == [False]
@@ -300,7 +299,16 @@ def test_files_that_hold_no_tokens_are_told_apart_and_never_quoted(
     negative.write_text(json.dumps([-1] * CHUNK))
     objects = tmp_path / "objects.npy"
     np.save(objects, np.array([{}], object), allow_pickle=True)
-    names = [secret, ragged, floats, cut, negative, objects, tmp_path, tmp_path / "none", "a.json"]
+    longer = tmp_path / "longer.npy"
+    np.save(longer, np.zeros(CHUNK, np.int64))
+    longer.write_bytes(longer.read_bytes() + b"\0")
+    head = b"{'descr': '<i8', 'fortran_order': False, 'shape': (%d,)}"
+    headers = []
+    for index, text in enumerate((head % (1 << 50), head % -1, b"((((", b"\xff", head + b"'")):
+        headers.append(tmp_path / f"header{index}.npy")
+        headers[-1].write_bytes(b"\x93NUMPY\1\0" + len(text).to_bytes(2, "little") + text)
+    names = [secret, ragged, floats, cut, longer, *headers, negative, objects]
+    names += [tmp_path, tmp_path / "none", Path("a.json")]
     body = {"files": ["/dev/zero", *map(str, names)], "wait": True}
     job = ask(f"{url}/v1/prefetch", "POST", body)[1]
     assert job["state"] == "done"
@@ -441,15 +449,21 @@ def long_body() -> bytes:
 def test_who_sends_no_request_is_sent_away(
     engine: TieredCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Who waits for his answer is not."""
     monkeypatch.setattr("kvferry.http.listener.HEAD_S", 1.5)
-    with served(FakeView(config(), engine)) as url:
+    view, go = FakeView(config(), engine), threading.Event()
+    monkeypatch.setattr(view, "status", lambda: {"went": go.wait(20)})
+    with served(view) as url:
         where = ("127.0.0.1", int(url.rsplit(":", 1)[1]))
-        silent, slow, quick = (socket.create_connection(where, 20) for _ in range(3))
+        silent, slow, quick, busy = (socket.create_connection(where, 20) for _ in range(4))
         quick.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
         slow.sendall(b"GET /healthz HTTP/1.1\r\nhost:")
+        busy.sendall(b"GET /v1/status HTTP/1.1\r\nhost: x\r\n\r\n")
         assert to_its_end(quick).endswith(b'{"alive":true}')
         for one in (silent, slow):
             assert to_its_end(one) == b""
+        go.set()
+        assert to_its_end(busy).endswith(b'{"went": true}')
 
 
 def to_its_end(one: socket.socket) -> bytes:
@@ -512,6 +526,10 @@ def test_the_description_names_every_route(url: str) -> None:
                 assert ask(url + path)[0] == 200, path
             elif "{" not in path:
                 assert ask(url + path, method.upper(), raw=b"{")[0] == 400, path
+    assert_whole(document)
+    lookup = document["components"]["schemas"]["EnginePromptBody"]
+    assert lookup["required"] == ["tokens"]
+    assert lookup["properties"]["tokens"]["items"] == {"type": "integer"}
     status, page = ask(f"{url}/docs")
     assert status == 200
     assert all(path.replace("{", "&#123;") in page or path in page for path in document["paths"])

@@ -12,8 +12,9 @@ import redis
 from kvferry.client.sync import RedisClient
 from kvferry.config import ClientConfig
 from kvferry.errors import CorruptError, KVFerryError, UnavailableError
-from kvferry.lab.trace.format import Trace, TraceOptions, load_trace
+from kvferry.lab.trace.format import Trace, load_trace
 from kvferry.lab.trace.replay import replay
+from kvferry.lab.trace.sequenced import TraceOptions
 from kvferry.lab.trace.store import StoreReplay, payload
 from support.servers import TestServer
 

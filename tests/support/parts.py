@@ -25,7 +25,7 @@ SAMPLES = {"cli": 4, "faults": 8, "harness": 8, "integration": 4, "security": 8}
 MATRICES = {"faults", "security"}
 VERBS = ("engines", "gpu", "soak")
 # In ids of parameters: other clients, servers and ways. As fixtures: servers of other ways.
-OTHERS = {"asyncio", "cluster", "curve", "pure", "redis7", "sentinel", "tls", "unix"}
+OTHERS = {"asyncio", "cluster", "pure", "redis7", "sentinel", "tls", "unix"}
 OTHER_FIXTURES = {
     "certs",
     "cluster",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import urllib.error
 import urllib.request
 from typing import Any
@@ -88,3 +89,17 @@ def ask(
         with error:
             status, text, kind = error.code, error.read(), error.headers.get_content_type()
     return status, json.loads(text) if kind == "application/json" else text.decode()
+
+
+def assert_whole(document: Any) -> None:
+    """Whatever a description refers to is in it, and every operation says what it does."""
+    text = json.dumps(document)
+    for place in re.findall(r'"\$ref": "#/([^"]+)"', text):
+        found = document
+        for name in place.split("/"):
+            found = found[name]
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            assert operation["summary"], path
+            named = {one["name"] for one in operation.get("parameters", ()) if one["in"] == "path"}
+            assert named == set(re.findall(r"{(\w+)}", path))

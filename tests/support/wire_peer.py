@@ -8,10 +8,10 @@ from contextlib import suppress
 from typing import Self
 
 from kvferry.config.endpoints import ipc_path
-from kvferry.server.zmtp import GREETING, READY, Wire, framed
+from kvferry.server.zmtp import GREETING, READY_CLIENT, Wire, framed
 
 LIMIT_S = 10.0
-DEALER = READY.replace(b"\x00\x06ROUTER", b"\x00\x06DEALER")
+DEALER = READY_CLIENT
 
 
 class WirePeer:
@@ -35,7 +35,7 @@ class WirePeer:
             host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
             self.socket = socket.create_connection((host.strip("[]"), int(port)), LIMIT_S)
         self._wire = Wire(64 << 20)
-        self._messages: list[list[bytes]] = []
+        self._messages: list[bytes] = []
 
     def send(self, data: bytes) -> Self:
         """Bytes as they are."""
@@ -58,8 +58,7 @@ class WirePeer:
         """The next reply."""
         while not self._messages:
             self._messages += self._wire.feed(self._receive())
-        [body] = self._messages.pop(0)
-        return body
+        return self._messages.pop(0)
 
     def _receive(self) -> bytes:
         data = self.socket.recv(1 << 16)

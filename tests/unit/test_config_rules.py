@@ -29,7 +29,8 @@ from kvferry.config import (
     load_client_config,
     save_client_settings,
 )
-from kvferry.config.server import ServerConfig, ServerSettings
+from kvferry.config.server import ServerConfig
+from kvferry.config.server_settings import ServerSettings
 from kvferry.config.setting import specs
 from kvferry.config.sources import StoreSettings
 from kvferry.integrations.sglang.settings import read_settings as read_sglang

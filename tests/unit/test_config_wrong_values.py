@@ -22,7 +22,8 @@ import yaml
 from kvferry.cli.main import main
 from kvferry.config import CacheConfig, ClientConfig, StoreConfig, load_client_config
 from kvferry.config.integrations import VllmConnectorSettings, VllmTierSettings
-from kvferry.config.server import ServerConfig, ServerSettings
+from kvferry.config.server import ServerConfig
+from kvferry.config.server_settings import ServerSettings
 from kvferry.config.setting import specs
 from kvferry.config.sources import CACHE
 from kvferry.config.spec import Spec
@@ -217,7 +218,7 @@ def test_in_flags(capsys: pytest.CaptureFixture[str]) -> None:
     known = {
         name: spec
         for name, spec in SERVER.items()
-        if spec.kind is not bool and name not in ("http_token", "endpoints")
+        if spec.kind is not bool and name not in ("token", "http_token", "endpoints")
     }
     known["l2_adapter"] = specs(ServerSettings)["l2_adapters"]
     for _ in range(TIMES):

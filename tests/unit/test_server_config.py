@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from kvferry.config import CacheConfig, examine
-from kvferry.config.server import ServerConfig, ServerSettings
+from kvferry.config.server import ServerConfig
+from kvferry.config.server_settings import ServerSettings
 from kvferry.config.server_sources import SERVER
 from kvferry.config.setting import specs
 from kvferry.config.shown import server_summary, shown_server
@@ -57,7 +58,7 @@ SOURCES: list[tuple[str, Any, Any, Any, Callable[[ServerConfig], Any]]] = [
     ("hugepages", True, False, True, lambda c: c.hugepages),
     ("numa", 1, 2, 3, lambda c: c.numa),
     ("state_file", "/a", "/b", "/c", lambda c: str(c.state_file)),
-    ("curve_key_file", "/a", "/b", "/c", lambda c: str(c.curve_key_file)),
+    ("token", "one", "two", "three", lambda c: c.token),
     ("lease_s", 1.5, 2.5, 3.5, lambda c: c.lease_s),
     ("heartbeat_s", 1.5, 2.5, 3.5, lambda c: c.heartbeat_s),
     ("dead_after_s", 11, 12, 13, lambda c: c.dead_after_s),
@@ -287,15 +288,15 @@ def test_the_strongest_that_speaks_of_listening_wins(file: Callable[[str], Path]
     assert load(path, endpoints=["ipc:///b"]).endpoints == ("ipc:///b",)
 
 
-def test_beyond_this_host_it_takes_keys() -> None:
-    assert "curve_key_file" in message(load, endpoints=["tcp://*:5555"])
+def test_beyond_this_host_it_takes_a_token() -> None:
+    assert "token_file" in message(load, endpoints=["tcp://*:5555"])
     for host in ("0.0.0.0", "*", "192.0.2.7", "::", "2001:db8::1"):
-        assert "curve_key_file" in message(load, host=host)
-        assert load(host=host, curve_key_file="/k").curve_key_file == "/k"
+        assert "token_file" in message(load, host=host)
+        assert load(host=host, token="t").token == "t"
         assert "http_token" in message(load, http_host=host)
         assert load(http_host=host, http_token="t").http is not None
     for host in ("localhost", "127.0.0.1", "127.8.8.8", "::1"):
-        assert load(host=host, http_host=host).curve_key_file is None
+        assert load(host=host, http_host=host).token is None
     assert is_loopback("::ffff:192.0.2.1") is False
 
 
@@ -306,26 +307,28 @@ def test_http_can_be_off() -> None:
     assert load(None, {"KVFERRY_SERVER_HTTP": "off", "KVFERRY_SERVER_HTTP_PORT": "99"}).http is None
 
 
-def test_a_token_from_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = tmp_path / "token"
+@pytest.mark.parametrize("name", ["token", "http_token"])
+def test_a_token_from_a_file(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path, setting = tmp_path / "token", f"{name}_file"
     path.write_text(f"{SECRET}\n")
     path.chmod(0o600)
-    assert load(http_token_file=path).http_token == SECRET
+    assert getattr(load(None, None, **{setting: path}), name) == SECRET
     assert not caplog.records
     path.chmod(0o644)
-    assert load(None, {"KVFERRY_SERVER_HTTP_TOKEN_FILE": str(path)}).http_token == SECRET
+    assert getattr(load(None, {PREFIX + setting.upper(): str(path)}), name) == SECRET
     assert "chmod 600" in caplog.text
     for content in ("", "two words", "\x07", "x" * 5000):
         path.write_text(content)
-        assert "http_token_file" in message(load, http_token_file=path)
-    assert "No such file" in message(load, http_token_file=tmp_path / "none")
-    assert "keep one" in message(load, http_token_file=path, http_token=SECRET)
+        assert setting in message(load, **{setting: path})
+    assert "No such file" in message(load, **{setting: tmp_path / "none"})
+    assert "keep one" in message(load, **{setting: path, name: SECRET})
 
 
+@pytest.mark.parametrize("name", ["token", "http_token"])
 def test_a_token_in_a_file_that_others_may_open(
-    file: Callable[..., Path], caplog: pytest.LogCaptureFixture
+    name: str, file: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    load(file(f"server: {{http_token: {SECRET}}}", 0o644))
+    load(file(f"server: {{{name}: {SECRET}}}", 0o644))
     assert "chmod 600" in caplog.text
     assert SECRET not in caplog.text
 
@@ -352,6 +355,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"endpoints": ["ipc:///a"], "port": 3}, "the same; keep one"),
     ({"http_port": -1}, "http_port=-1"),
     ({"http_token": f"{SECRET} "}, "http_token is not valid"),
+    ({"token": f"{SECRET} "}, "token is not valid"),
+    ({"curve_key_file": "/k"}, "unknown setting 'curve_key_file'"),
     ({"http_token": ["x", SECRET]}, "http_token is not valid"),
     ({"shm_name": "a/b"}, "shm_name='a/b'"),
     ({"shm_name": "../b"}, "shm_name='../b'"),
@@ -495,6 +500,7 @@ def test_shown_settings_are_json_without_secrets(caplog: pytest.LogCaptureFixtur
             {**REDIS, "password": SECRET},
             {"type": "plugin", "module_path": "m", "class_name": "C", "params": {"k": SECRET}},
         ],
+        token=SECRET,
         http_token=SECRET,
         state_file="/s",
     )
@@ -502,4 +508,5 @@ def test_shown_settings_are_json_without_secrets(caplog: pytest.LogCaptureFixtur
     assert SECRET not in text + repr(config) + caplog.text
     found = json.loads(text)
     assert (found["state_file"], found["http_port"], found["http_token"]) == ("/s", 8080, "***")
+    assert found["token"] == "***"
     assert found["stores"][0]["connections"] == 8

@@ -24,10 +24,10 @@ HEAD_HEX = "07 09 cc fa"
 REQUESTS: dict[str, tuple[Any, str]] = {
     "Register": (
         p.Register(
-            *HEAD, 1, {"model": "m", "layout": {"layers": 2}}, b"d" * 16, "kvferry 1", 4, "p"
+            *HEAD, 1, {"model": "m", "layout": {"layers": 2}}, b"d" * 16, "kvferry 1", 4, "p", "t"
         ),
-        f"9a 01 {HEAD_HEX} 01 82 a5 6d6f64656c a1 6d a6 6c61796f7574 81 a6 6c6179657273 02"
-        f" c4 10 {'64' * 16} a9 6b7666657272792031 04 a1 70",
+        f"9b 01 {HEAD_HEX} 01 82 a5 6d6f64656c a1 6d a6 6c61796f7574 81 a6 6c6179657273 02"
+        f" c4 10 {'64' * 16} a9 6b7666657272792031 04 a1 70 a1 74",
     ),
     "Attached": (p.Attached(*HEAD), f"94 02 {HEAD_HEX}"),
     "Lookup": (
@@ -69,7 +69,7 @@ REQUESTS: dict[str, tuple[Any, str]] = {
         p.Explain(*HEAD, HASHES, 40, GENERATION),
         f"97 11 {HEAD_HEX} c4 20 {HASHES.hex()} 28 {GENERATION_HEX}",
     ),
-    "Hello": (p.Hello(*HEAD), f"94 12 {HEAD_HEX}"),
+    "Hello": (p.Hello(*HEAD, "t"), f"95 12 {HEAD_HEX} a1 74"),
     "Speed": (
         p.Speed(*HEAD, (0.5, 2.0, 0.0, 1.0), 64),
         f"96 13 {HEAD_HEX} 94 cb 3fe0000000000000 cb 4000000000000000 cb 0000000000000000"
@@ -146,9 +146,12 @@ def test_fields_that_are_missing_at_the_end_take_their_defaults() -> None:
     assert p.decode_request(cut(REQUESTS["Lookup"][0], 4)) == p.Lookup(*HEAD, HASHES)
     assert p.Lookup(*HEAD, HASHES) == p.Lookup(*HEAD, HASHES, True, True, b"", [])
     assert p.decode_request(cut(REQUESTS["Retrieve"][0], 2)) == p.Retrieve(*HEAD, HASHES, 40)
-    register = p.decode_request(cut(REQUESTS["Register"][0], 3))
+    register = p.decode_request(cut(REQUESTS["Register"][0], 4))
     assert isinstance(register, p.Register)
-    assert (register.software, register.pid, register.process) == ("", 0, "")
+    told = (register.software, register.pid, register.process, register.token)
+    assert told == ("", 0, "", "")
+    hello = p.decode_request(cut(REQUESTS["Hello"][0], 1))
+    assert hello == p.Hello(*HEAD)
     assert p.decode_reply(cut(REPLIES["Leased"][0], 4)) == p.Leased(7, 5, [8, 9], {"l1": 2})
     assert p.decode_reply(cut(REPLIES["Committed"][0], 2)) == p.Committed(7, 2)
     assert p.decode_reply(cut(REPLIES["Registered"][0], 2)).prefault is False

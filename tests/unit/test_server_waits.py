@@ -13,7 +13,7 @@ from kvferry.cache.steps import Steps, Wait
 from kvferry.connectors.memory import MemoryConnector
 from kvferry.server import protocol as p
 from kvferry.server.dispatch import Dispatcher, Later
-from kvferry.server.listener import Listener, Route
+from kvferry.server.listener import Connection, Listener
 from kvferry.server.telling import Telling
 from kvferry.server.waits import Waits
 from support.engines import LAYOUT, memory_store
@@ -133,10 +133,10 @@ class Silent:
 
     def __init__(self) -> None:
         self.sent: list[bytes] = []
-        self.came: list[tuple[Route, bytes]] = []
+        self.came: list[tuple[Connection, bytes]] = []
         self._woken = threading.Event()
 
-    def wait(self, timeout_s: float) -> Iterator[tuple[Route, bytes]]:
+    def wait(self, timeout_s: float) -> Iterator[tuple[Connection, bytes]]:
         self._woken.wait(timeout_s)
         self._woken.clear()
         came, self.came = self.came, []
@@ -145,7 +145,7 @@ class Silent:
     def wake(self) -> None:
         self._woken.set()
 
-    def send(self, route: Route, body: bytes) -> bool:
+    def send(self, route: Connection, body: bytes) -> bool:
         self.sent.append(body)
         return True
 
@@ -180,7 +180,7 @@ def test_hundreds_wait_for_a_store_and_no_thread_with_them() -> None:
     thread.start()
     try:
         ping = [p.encode(p.Ping(number, 0, 0)) for number in range(count)]
-        listener.came = [(cast(Route, None), body) for body in ping]
+        listener.came = [(cast(Connection, None), body) for body in ping]
         listener.wake()
         until(lambda: loop.status()["parked"] == count, 30)
         threads = [one for one in threading.enumerate() if one not in before and one is not thread]

@@ -12,7 +12,8 @@ import pytest
 
 from kvferry.chunks import keys
 from kvferry.errors import UsageError
-from kvferry.lab.trace.format import HASH_BYTES, Trace, TraceOptions, load_trace
+from kvferry.lab.trace.format import HASH_BYTES, Trace, load_trace
+from kvferry.lab.trace.sequenced import TraceOptions
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "traces"
 

@@ -72,18 +72,19 @@ def test_what_the_engine_decides_can_be_set() -> None:
         kvferry__chunk_size=20,
         kvferry__retrieve_timeout_s=3,
         kvferry__save_generated=False,
-        kvferry__mp__curve_key_file="/keys/client.key",
+        kvferry__mp__token_file="/run/token",
     )
     assert settings.connector.engine.chunk_size == 32  # whole blocks
     assert settings.connector.engine.retrieve_timeout_s == 3
     assert settings.connector.save_generated is False
-    assert settings.curve_key_file == Path("/keys/client.key")
+    assert settings.token_file == Path("/run/token")
 
 
 @pytest.mark.parametrize(
     ("extra", "said"),
     [
         ({"kvferry__mp__hots": "x"}, "kvferry.mp.hots"),
+        ({"kvferry__mp__curve_key_file": "/k"}, "kvferry.mp.curve_key_file"),
         ({"kvferry__remote_url": "redis://cache-1"}, "kvferry.remote_url"),
         ({"kvferry__max_local_cpu_size": 5}, "kvferry.max_local_cpu_size"),
         ({"kvferry__nonsense": 5}, "kvferry.nonsense"),

@@ -17,18 +17,15 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 from kvferry.cache.cost import Decision, Offer, decide
+from kvferry.cache.life import CacheLife
 from kvferry.cache.memory import HERE, STATES
 from kvferry.cache.prompt import Prompt
 from kvferry.cache.store_tiers import MEMORY, StoreTier
 from kvferry.chunks.identity import explain_difference
 from kvferry.client.batch import Status
 from kvferry.errors import KVFerryError
-
-if TYPE_CHECKING:
-    from kvferry.cache.tiered_cache import TieredCache
 
 __all__ = ["ChunkPlace", "Explanation", "explain_prompt"]
 
@@ -113,7 +110,7 @@ class Explanation:
         )
 
 
-def explain_prompt(cache: TieredCache, prompt: Prompt, timeout_s: float) -> Explanation:
+def explain_prompt(cache: CacheLife, prompt: Prompt, timeout_s: float) -> Explanation:
     """See `TieredCache.explain`. Stores that do not answer in time are said to."""
     until = time.monotonic() + timeout_s
     memory = [STATES[state] for state in cache.memory.cache.states(prompt.hashes)]
@@ -159,7 +156,7 @@ def _ask(store: StoreTier, prompt: Prompt, until: float) -> tuple[list[bool], st
     return [status is Status.OK for status in result], problem
 
 
-def _why(cache: TieredCache, prompt: Prompt, chunk: int, state: str, told: dict[str, str]) -> str:
+def _why(cache: CacheLife, prompt: Prompt, chunk: int, state: str, told: dict[str, str]) -> str:
     """Why nobody has a chunk."""
     if state == "writing":
         return "it is being stored or loaded at this moment"
@@ -180,7 +177,7 @@ def _why(cache: TieredCache, prompt: Prompt, chunk: int, state: str, told: dict[
 
 
 def _decision(
-    cache: TieredCache, prompt: Prompt, memory: list[str], having: dict[str, list[bool]]
+    cache: CacheLife, prompt: Prompt, memory: list[str], having: dict[str, list[bool]]
 ) -> Decision:
     """What a retrieve would choose, from what was found."""
     size = prompt.chunk_size
@@ -200,7 +197,7 @@ def _decision(
     return decide(prompt.tokens, held * size, offers, cache.cost_prefill)
 
 
-def _identities(cache: TieredCache, prompt: Prompt, chunk: int) -> Iterator[str]:
+def _identities(cache: CacheLife, prompt: Prompt, chunk: int) -> Iterator[str]:
     """Whether stores have the first missing chunk as that of another identity."""
     for store in cache.tiers:
         connector = store.tier.connector

@@ -28,10 +28,10 @@ from kvferry.connectors.base import Connector
 from kvferry.errors import ClosedError
 from kvferry.metrics import CacheMetrics
 
-if TYPE_CHECKING:
-    from kvferry.cache.tiered_cache import TieredCache
-
 __all__ = ["FLUSH_S", "CacheLife"]
+
+if TYPE_CHECKING:
+    from kvferry.cache.peers import Sharer
 
 T = TypeVar("T")
 
@@ -112,7 +112,7 @@ class CacheLife:
         from kvferry.cache.sharing import join  # for those alone who share
 
         try:
-            join(cast("TieredCache", self))
+            join(cast("Sharer", self))
         except BaseException:
             self.close(0.0)
             raise
@@ -128,7 +128,7 @@ class CacheLife:
         if self.config.enable_controller:
             from kvferry.cache.sharing import leave
 
-            leave(cast("TieredCache", self))
+            leave(cast("Sharer", self))
         self._executor.shutdown(wait=False, cancel_futures=True)
         until = time.monotonic() + timeout_s
         self.learning.close(min(_NOTE_S, timeout_s))

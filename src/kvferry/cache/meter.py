@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
+from kvferry.cache.memory import Memory
+from kvferry.cache.prefill import PrefillModel
 from kvferry.cache.prompt import Prompt
 from kvferry.cache.results import Stored
 from kvferry.cache.retriever import Gathered
-from kvferry.cache.store_tiers import MEMORY
+from kvferry.cache.store_tiers import MEMORY, StoreTier
 from kvferry.cache.told import Told
 from kvferry.metrics import MISS_REASONS, CacheMetrics
-
-if TYPE_CHECKING:
-    from kvferry.cache.life import CacheLife
 
 __all__ = ["Meter"]
 
@@ -36,10 +36,23 @@ _CAUSES = {
 }
 
 
+class Metered(Protocol):
+    """What is read of a cache, whose part the meter is."""
+
+    @property
+    def metrics(self) -> CacheMetrics: ...
+    @property
+    def memory(self) -> Memory: ...
+    @property
+    def tiers(self) -> Sequence[StoreTier]: ...
+    @property
+    def prefill(self) -> PrefillModel: ...
+
+
 class Meter:
     """Tells a cache's metrics what happened; gauges are read when somebody asks."""
 
-    def __init__(self, cache: CacheLife) -> None:
+    def __init__(self, cache: Metered) -> None:
         self._cache = cache
         self._told: dict[str, int] = {}
         self._lines = Told(_log)

@@ -15,17 +15,47 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Protocol
 
+from kvferry.cache.clearing import Clearing
+from kvferry.cache.memory import Memory
+from kvferry.cache.prompt import Prompt
 from kvferry.cache.store_tiers import StoreTier, space_of
-from kvferry.cache.tiered_cache import TieredCache
-from kvferry.config import ClientConfig
+from kvferry.chunks.identity import Identity
+from kvferry.chunks.layout import KVLayout
+from kvferry.config import CacheConfig, ClientConfig
 from kvferry.connectors.peer import PeerConnector
 from kvferry.errors import KVFerryError
 from kvferry.membership import Peer
+from kvferry.metrics import CacheMetrics
 
-__all__ = ["PeerTier", "Peers", "open_peer"]
+__all__ = ["PeerTier", "Peers", "Sharer", "open_peer"]
 
 _log = logging.getLogger("kvferry.cache")
+
+
+class Sharer(Protocol):
+    """What is read of a `TieredCache` that takes part, which is above all of this."""
+
+    identity: Identity
+    layout: KVLayout
+    config: CacheConfig
+    metrics: CacheMetrics
+    memory: Memory
+    clearing: Clearing
+    tiers: list[StoreTier]
+
+    @property
+    def available(self) -> bool:
+        """See `TieredCache`."""
+
+    @property
+    def generation(self) -> bytes:
+        """See `TieredCache`."""
+
+    def prefetch(self, tokens: Prompt, *, timeout_s: float | None = None) -> Future[int]:
+        """See `TieredCache`."""
 
 
 class PeerTier(StoreTier):
@@ -38,7 +68,7 @@ class PeerTier(StoreTier):
         self.tier.known.forget(which)
 
 
-def open_peer(cache: TieredCache, name: str, config: ClientConfig) -> PeerTier:
+def open_peer(cache: Sharer, name: str, config: ClientConfig) -> PeerTier:
     """The memory behind a node, as a tier.
 
     Args:
@@ -67,7 +97,7 @@ class Peers:
         opened: Opens the tier of a peer, of its name and address.
     """
 
-    def __init__(self, cache: TieredCache, opened: Callable[[str, str], StoreTier]) -> None:
+    def __init__(self, cache: Sharer, opened: Callable[[str, str], StoreTier]) -> None:
         self._cache = cache
         self._opened = opened
         self._lock = threading.Lock()

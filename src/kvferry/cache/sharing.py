@@ -19,9 +19,8 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import TYPE_CHECKING
 
-from kvferry.cache.peers import Peers, open_peer
+from kvferry.cache.peers import Peers, Sharer, open_peer
 from kvferry.cache.prompt import Prompt
 from kvferry.cache.store_tiers import StoreTier, space_of
 from kvferry.cache.work import work_of
@@ -32,9 +31,6 @@ from kvferry.config.url import parse_endpoint, show_endpoint
 from kvferry.errors import ConfigError, KVFerryError
 from kvferry.membership import Command, HeldIdentity, Peer, Reporter, Result, Usage, Work
 from kvferry.node.lending import USER, LendingNode
-
-if TYPE_CHECKING:
-    from kvferry.cache.tiered_cache import TieredCache
 
 __all__ = ["Sharing", "join", "leave"]
 
@@ -54,7 +50,7 @@ _BACKOFF_S_MAX = 1.0  # of a peer that failed again and again
 class _Joined:
     """A cache that takes part."""
 
-    def __init__(self, cache: TieredCache, peers: Peers) -> None:
+    def __init__(self, cache: Sharer, peers: Peers) -> None:
         self.cache = cache
         self.peers = peers
         self.identity = cache.identity.digest
@@ -118,11 +114,11 @@ class Sharing:
     # --- Caches ---
 
     @property
-    def caches(self) -> list[TieredCache]:
+    def caches(self) -> list[Sharer]:
         """Those that take part."""
         return [one.cache for one in self._joined]
 
-    def join(self, cache: TieredCache, prepare: Callable[[StoreTier], object]) -> None:
+    def join(self, cache: Sharer, prepare: Callable[[StoreTier], object]) -> None:
         """Lend what this engine has in memory, and have it read from its peers."""
 
         def opened(name: str, address: str) -> StoreTier:
@@ -138,7 +134,7 @@ class Sharing:
             self._joined = (*self._joined, _Joined(cache, Peers(cache, opened)))
         self._follow()
 
-    def leave(self, cache: TieredCache) -> bool:
+    def leave(self, cache: Sharer) -> bool:
         """The cache ends; whether it was the last one."""
         if self.node is not None:
             self.node.recall(space_of(cache.identity).prefix)
@@ -245,7 +241,7 @@ class Sharing:
         return Result(command.job, not wrong, chunks, wrong)
 
     @staticmethod
-    def _do(cache: TieredCache, command: Command) -> int:
+    def _do(cache: Sharer, command: Command) -> int:
         index, hashes = cache.memory.cache, command.hashes
         match command.action:
             case "clear":
@@ -296,7 +292,7 @@ _lock = threading.Lock()
 
 
 def join(
-    cache: TieredCache,
+    cache: Sharer,
     prepare: Callable[[StoreTier], object] = lambda _: None,
     *,
     rank: int | None = None,
@@ -323,7 +319,7 @@ def join(
         _here[key].join(cache, prepare)
 
 
-def leave(cache: TieredCache) -> None:
+def leave(cache: Sharer) -> None:
     """The cache ends."""
     last = None
     with _lock:

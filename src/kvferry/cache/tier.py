@@ -22,7 +22,7 @@ from typing import NamedTuple
 from kvferry.cache.answers import REASONS, Asked, Probe, reason_of
 from kvferry.cache.capacity import Capacity
 from kvferry.cache.cost import LoadModel
-from kvferry.cache.losses import Known
+from kvferry.cache.known import Known
 from kvferry.cache.patience import SURE, Odds
 from kvferry.cache.prompt import Prompt
 from kvferry.cache.refusals import Refusals

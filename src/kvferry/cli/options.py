@@ -16,7 +16,7 @@ from kvferry.config.spec import Spec
 __all__ = ["option_of", "setting_options"]
 
 # A secret is no word of a command line, and `endpoints` are host, port and ipc in one.
-_NOT_OPTIONS = ("http_token", "password", "secret", "p2p_secret", "endpoints")
+_NOT_OPTIONS = ("token", "http_token", "password", "secret", "p2p_secret", "endpoints")
 
 _METAVARS = {"tokens": "TOKENS", "GB": "GB", "seconds": "S"}
 

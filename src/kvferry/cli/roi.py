@@ -182,8 +182,9 @@ def _traced(question: Question, o: dict[str, Any]) -> tuple[Question, list[Outco
     from kvferry.cli.trace import capacities_of_text, progress_bar, words_of
     from kvferry.config.setting import policy_name
     from kvferry.lab.roi.traced import outcomes
-    from kvferry.lab.trace.format import TraceOptions, load_trace
+    from kvferry.lab.trace.format import load_trace
     from kvferry.lab.trace.replay import POLICIES, capacities_of, new_cache
+    from kvferry.lab.trace.sequenced import TraceOptions
 
     words = words_of(o["policy"]) if o["policy"] else POLICIES
     policies = [policy_name(word) or word for word in words]

@@ -93,7 +93,7 @@ def _live(watch: Watch, interval_s: float) -> None:
 
 def _token(file: Path | None) -> str | None:
     """The token, as the server itself would read it."""
-    from kvferry.config.server_sources import read_token
+    from kvferry.config.file import read_token
 
     if file is None and (named := os.environ.get(f"{_TOKEN}_FILE")):
         file = Path(named)

@@ -84,8 +84,9 @@ def replay(
     from kvferry.lab.bench.plot import check_plot
     from kvferry.lab.table import console
     from kvferry.lab.trace import report
-    from kvferry.lab.trace.format import TraceOptions, load_trace
+    from kvferry.lab.trace.format import load_trace
     from kvferry.lab.trace.replay import POLICIES, Replay, capacities_of, new_cache
+    from kvferry.lab.trace.sequenced import TraceOptions
 
     if plot_file:
         check_plot()

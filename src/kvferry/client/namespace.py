@@ -16,18 +16,28 @@ A namespace has no life of its own: it lasts as long as its client, and costs no
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from kvferry.client.batch import BatchResult, only
 from kvferry.client.buffers import BufferLike, Key, encode_key, encode_keys, readable, writable
 from kvferry.client.native import Frame, Verb
 from kvferry.errors import BadBufferError, UsageError
 
-if TYPE_CHECKING:
-    from kvferry.client.aio import AsyncRedisClient
-    from kvferry.client.sync import RedisClient
-
 __all__ = ["AsyncCacheNamespace", "CacheNamespace"]
+
+
+class Runs(Protocol):
+    """What a namespace needs of a `RedisClient`, which is above it."""
+
+    def _run(self, *request: Any, **limits: Any) -> BatchResult: ...
+    def presence(self, keys: Sequence[Key]) -> list[bool | None]: ...
+
+
+class Awaits(Protocol):
+    """What a namespace needs of an `AsyncRedisClient`, which is above it."""
+
+    async def _await(self, *request: Any, **limits: Any) -> BatchResult: ...
+    def presence(self, keys: Sequence[Key]) -> list[bool | None]: ...
 
 
 class _Namespace:
@@ -75,7 +85,7 @@ class CacheNamespace(_Namespace):
     """A cache namespace of a `RedisClient`, whose arguments, results and errors it shares.
 
     Args:
-        client: Moves the bytes.
+        client: A `RedisClient`; moves the bytes.
         prefix: Goes before every key, e.g. ``"kv:"``.
         identity: What the bytes are comparable with: a digest of at least 8 bytes, the first 8 of
             which enter every frame; see `kvferry.chunks.keys.identity_digest`.
@@ -87,7 +97,7 @@ class CacheNamespace(_Namespace):
     """
 
     def __init__(
-        self, client: RedisClient, *, prefix: str, identity: bytes, value_size_bytes: int
+        self, client: Runs, *, prefix: str, identity: bytes, value_size_bytes: int
     ) -> None:
         super().__init__(prefix, identity, value_size_bytes)
         self.client = client
@@ -172,7 +182,7 @@ class AsyncCacheNamespace(_Namespace):
     """`CacheNamespace` for asyncio, over an `AsyncRedisClient`: the same, awaited."""
 
     def __init__(
-        self, client: AsyncRedisClient, *, prefix: str, identity: bytes, value_size_bytes: int
+        self, client: Awaits, *, prefix: str, identity: bytes, value_size_bytes: int
     ) -> None:
         super().__init__(prefix, identity, value_size_bytes)
         self.client = client

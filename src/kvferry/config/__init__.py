@@ -30,8 +30,9 @@ a secret.
 from __future__ import annotations
 
 from kvferry.config.cache import CacheConfig, chosen_config
-from kvferry.config.client import CONNECTIONS_DEFAULT, WORKERS_DEFAULT, ClientConfig
-from kvferry.config.client_sources import load_client_config, save_client_settings
+from kvferry.config.client import ClientConfig, load_client_config
+from kvferry.config.client_settings import CONNECTIONS_DEFAULT, WORKERS_DEFAULT
+from kvferry.config.client_sources import save_client_settings
 from kvferry.config.sources import Examined, examine
 from kvferry.config.stores import EvictionConfig, StoreConfig
 

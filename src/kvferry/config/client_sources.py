@@ -38,10 +38,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kvferry.config.client import ClientConfig
+from kvferry.config.client_settings import ClientSettings
 from kvferry.config.file import (
-    find_config_file,
-    open_to_others,
     read_document,
     section_of,
     write_sections,
@@ -55,7 +53,6 @@ __all__ = [
     "client_fields",
     "file_fields",
     "limits_of",
-    "load_client_config",
     "merged_client",
     "save_client_settings",
     "secrets_in",
@@ -65,7 +62,7 @@ _log = logging.getLogger("kvferry.config")
 
 ENV_URL = "KVFERRY_RESP_URL"
 _PREFIXES = ("KVFERRY_RESP_", "LMCACHE_RESP_")
-_SECRETS = {"params", *(name for name, spec in specs(ClientConfig).items() if spec.secret)}
+_SECRETS = {"params", *(name for name, spec in specs(ClientSettings).items() if spec.secret)}
 _URL_WITH_SECRET = re.compile(r"://[^/?#@]*:[^/?#]+@|[?&]\w*password=")
 _ADDRESS = ("host", "port")
 _USER = ("username", "password")
@@ -74,42 +71,6 @@ _SERVER = (
     *(*_ADDRESS, *_USER, "credentials", "unix_path", "db"),
     *("topology", "nodes", "read_from", "availability_zone"),
 )
-
-
-def load_client_config(
-    path: str | os.PathLike[str] | None = None,
-    *,
-    section: str = "client",
-    environ: Mapping[str, str] | None = None,
-    url: str | None = None,
-    **overrides: Any,
-) -> ClientConfig:
-    """The settings of this call, of a section of the file, and of the environment.
-
-    Args:
-        path: The file; default: ``KVFERRY_CONFIG_FILE``, or none.
-        section: Where in the file.
-        environ: Default: of this process.
-        url: The server; `overrides` win over it.
-        **overrides: Fields of `ClientConfig`, where not None.
-
-    Raises:
-        ConfigError: The file is missing or malformed, or a setting is.
-    """
-    environ = os.environ if environ is None else environ
-    file = find_config_file(path, environ)
-    found = {} if file is None else file_fields(file, read_document(file), section)
-    call = {name: value for name, value in {"url": url, **overrides}.items() if value is not None}
-    if file is not None and secrets_in(found):
-        for text in open_to_others(file):
-            _log.warning("%s", text)
-    try:
-        return ClientConfig(**merged_client(call, found, environ=environ))
-    except ConfigError as error:
-        if not found:
-            raise
-        text = f"{error} (the settings of {file} took part)"
-    raise ConfigError(text)
 
 
 def merged_client(
@@ -125,7 +86,7 @@ def merged_client(
         ConfigError: A name is unknown, or a URL or a variable malformed.
     """
     environ = os.environ if environ is None else environ
-    known = specs(ClientConfig)
+    known = specs(ClientSettings)
     found: dict[str, Any] = {}
     by_url = False
     for place in places:
@@ -154,7 +115,7 @@ def client_fields(given: Mapping[str, Any], where: str = "") -> dict[str, Any]:
     Raises:
         ConfigError: A name is unknown, or a value cannot be.
     """
-    known = specs(ClientConfig)
+    known = specs(ClientSettings)
     for name in given:
         if name not in ("url", *known):
             raise ConfigError(f"{where}{unknown(name, ('url', *known))}")
@@ -188,7 +149,7 @@ def file_fields(file: Path, document: Mapping[str, Any], section: str) -> dict[s
     """
     given = section_of(file, document, section)
     where = f"{file}: {section}: "
-    for name, spec in specs(ClientConfig).items():
+    for name, spec in specs(ClientSettings).items():
         if spec.program and name in given:
             raise ConfigError(f"{where}{name} is a function; pass it in the program")
     client_fields(given, where)
@@ -227,7 +188,7 @@ def save_client_settings(
         OSError: The file cannot be written; it is as it was.
     """
     file = Path(path)
-    ClientConfig(**client_fields(settings))
+    ClientSettings(**client_fields(settings))
     before = section_of(file, read_document(file), section) if file.exists() else {}
     after = {**before, **settings}
     client_fields(after, f"{file}: {section}: ")

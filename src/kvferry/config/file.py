@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import logging
 import os
 import secrets
 from collections.abc import Hashable, Mapping, Sequence
@@ -33,10 +34,14 @@ __all__ = [
     "find_config_file",
     "open_to_others",
     "read_document",
+    "read_token",
     "section_of",
     "write_sections",
 ]
 
+_log = logging.getLogger("kvferry.config")
+
+_TOKEN_BYTES_MAX = 4096
 FILE_VARIABLE = "KVFERRY_CONFIG_FILE"
 FILE_VARIABLES = (FILE_VARIABLE, "LMCACHE_CONFIG_FILE")  # of a cache
 _SIZE_BYTES_MAX = 1 << 20
@@ -178,3 +183,26 @@ def _replace(path: Path, content: bytes) -> None:
         os.fsync(directory)  # the rename itself
     finally:
         os.close(directory)
+
+
+def read_token(file: Path, name: str = "http_token_file") -> str:
+    """The word that a file holds.
+
+    Args:
+        file: Its path.
+        name: Of the setting that names it.
+
+    Raises:
+        ConfigError: It is missing, or holds something else.
+    """
+    try:
+        with file.open("rb") as stream:
+            raw = stream.read(_TOKEN_BYTES_MAX + 1)
+    except OSError as error:
+        raise ConfigError(f"{name} {file}: {error.strerror}") from None
+    token = raw.decode("ascii", "replace").strip()
+    if len(raw) > _TOKEN_BYTES_MAX or not token or not all("!" <= char <= "~" for char in token):
+        raise ConfigError(f"{name} {file} does not hold one word of printable ASCII")
+    for text in open_to_others(file):
+        _log.warning("%s", text)
+    return token

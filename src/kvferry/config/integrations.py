@@ -7,8 +7,9 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from kvferry._shown import shown
 from kvferry.config.cache import CacheConfig
-from kvferry.config.client import WORKERS_DEFAULT, ClientConfig
-from kvferry.config.client_sources import client_fields, load_client_config
+from kvferry.config.client import ClientConfig, load_client_config
+from kvferry.config.client_settings import WORKERS_DEFAULT
+from kvferry.config.client_sources import client_fields
 from kvferry.config.setting import GB, Path, Settings, setting, specs
 from kvferry.config.url import nearest
 from kvferry.errors import ConfigError
@@ -62,14 +63,14 @@ class VllmServerSettings(Settings, frozen=True, kw_only=True):
     Attributes:
         host: "tcp://HOST", "HOST" or "ipc:///PATH".
         port: Of the server, with TCP.
-        curve_key_file: Keys, for a server that asks for them.
+        token_file: Holds the token, for a server that asks for one.
     """
 
     guide: ClassVar = ("host", "port")
 
     host: Annotated[str, setting(min_length=1, use="tcp://HOST or ipc:///PATH")] = "tcp://localhost"
     port: Annotated[int, setting(ge=1, le=65535)] | None = None
-    curve_key_file: Path | None = None
+    token_file: Path | None = None
 
 
 class VllmTierSettings(Settings, frozen=True, kw_only=True):

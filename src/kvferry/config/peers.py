@@ -6,6 +6,7 @@ import socket
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal
 
+from kvferry.config.file import read_token
 from kvferry.config.setting import Host, Path, Secret, Settings, Text, setting
 from kvferry.config.tls import check_key_pair
 from kvferry.config.url import is_loopback, parse_endpoint
@@ -118,8 +119,6 @@ class PeerSettings(Settings, frozen=True, kw_only=True):
         """
         if self.p2p_secret_file is None:
             return self.p2p_secret or ""
-        from kvferry.config.server_sources import read_token
-
         return read_token(FilePath(self.p2p_secret_file), "p2p_secret_file")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +15,22 @@ from kvferry.config.file import (
     find_config_file,
     open_to_others,
     read_document,
+    read_token,
     section_of,
 )
 from kvferry.config.places import Findings, Names, Place, together
-from kvferry.config.server import ServerConfig, ServerSettings
+from kvferry.config.server_settings import ServerSettings
 from kvferry.config.setting import specs
 from kvferry.config.sources import CACHE, Examined, cache_places, resolved
 from kvferry.errors import ConfigError
 
-__all__ = ["SERVER", "gathered", "read_token", "strongest_word"]
+__all__ = ["SERVER", "gathered", "strongest_word"]
 
 _log = logging.getLogger("kvferry.server")
 
 _SECTION = "server"
 _PREFIX = "KVFERRY_SERVER_"
-_TOKEN_BYTES_MAX = 4096
+_SECRETS = ("token", "http_token")
 _LISTENING = ("tcp", "host", "port", "ipc")
 # Settings of the engine that the server has under names of its own.
 _OF_ENGINE = {
@@ -60,8 +61,9 @@ def gathered(
     path: str | os.PathLike[str] | None,
     environ: Mapping[str, str] | None,
     overrides: Mapping[str, Any],
+    names: Container[str],
 ) -> dict[str, Any]:
-    """The keywords of `ServerConfig`, from all sources; see `ServerConfig.load`.
+    """The keywords of a server's configuration that are in `names`, from all sources.
 
     Raises:
         ConfigError: A file is missing or malformed, or a setting is unknown or cannot be.
@@ -79,16 +81,16 @@ def gathered(
     config, chunk_size = _engine(engine, places, environ, found)
     found.log(_log)
     settings = together(places)
-    kept = {name: settings[name] for name in specs(ServerConfig) if name in settings}
-    token = strongest_word(places, "http_token", "http_token_file")
+    kept = {name: value for name, value in settings.items() if name in names}
+    words = {name: strongest_word(places, name, f"{name}_file") for name in _SECRETS}
     return {
         **kept,
+        **{name: word for name, word in words.items() if word is not None},
         "engine": config,
         "chunk_size": chunk_size,
         "hugepages": config.hugetlb,
         "endpoints": _endpoints(places, {**_DEFAULTS, **settings}),
         "http": tuple(http) if isinstance(http, list | tuple) else _http({**_DEFAULTS, **settings}),
-        **({} if token is None else {"http_token": token}),
     }
 
 
@@ -98,7 +100,7 @@ def _of_file(found: Examined) -> list[Place]:
         return []
     settings = section_of(file, read_document(file), _SECTION)
     place = SERVER.take(Place("file", f"{file}: {_SECTION}: "), settings, found)
-    if "http_token" in place.values:
+    if any(name in place.values for name in _SECRETS):
         found.warnings += open_to_others(file)
     return [place]
 
@@ -177,26 +179,3 @@ def strongest_word(places: Sequence[Place], name: str, file: str) -> str | None:
         if name in place.values:
             return str(place.values[name])
     return None
-
-
-def read_token(file: Path, name: str = "http_token_file") -> str:
-    """The word that a file holds.
-
-    Args:
-        file: Its path.
-        name: Of the setting that names it.
-
-    Raises:
-        ConfigError: It is missing, or holds something else.
-    """
-    try:
-        with file.open("rb") as stream:
-            raw = stream.read(_TOKEN_BYTES_MAX + 1)
-    except OSError as error:
-        raise ConfigError(f"{name} {file}: {error.strerror}") from None
-    token = raw.decode("ascii", "replace").strip()
-    if len(raw) > _TOKEN_BYTES_MAX or not token or not all("!" <= char <= "~" for char in token):
-        raise ConfigError(f"{name} {file} does not hold one word of printable ASCII")
-    for text in open_to_others(file):
-        _log.warning("%s", text)
-    return token

@@ -7,12 +7,12 @@ from typing import Any
 from msgspec.structs import asdict
 
 from kvferry.config.server import ServerConfig
-from kvferry.config.setting import specs
+from kvferry.config.setting import Settings, specs
 from kvferry.config.stores import StoreConfig
 
-__all__ = ["server_summary", "shown_server", "shown_store"]
+__all__ = ["server_summary", "shown_server", "shown_settings", "shown_store"]
 
-_NOT_PLAIN = ("engine", "again", "http", "http_token", "endpoints")
+_NOT_PLAIN = ("engine", "again", "http", "token", "http_token", "endpoints")
 
 
 def shown_store(store: StoreConfig) -> dict[str, Any]:
@@ -29,6 +29,14 @@ def shown_store(store: StoreConfig) -> dict[str, Any]:
     return {**shown, **dict(store.client.changed() if store.client is not None else ())}
 
 
+def shown_settings(settings: Settings) -> dict[str, Any]:
+    """All of them by name; secrets are asterisks."""
+    return {
+        name: "***" if spec.secret and getattr(settings, name) else getattr(settings, name)
+        for name, spec in specs(type(settings)).items()
+    }
+
+
 def shown_server(config: ServerConfig) -> dict[str, Any]:
     """All settings by name, as JSON knows them; secrets are asterisks."""
     return {
@@ -36,6 +44,7 @@ def shown_server(config: ServerConfig) -> dict[str, Any]:
         "endpoints": list(config.endpoints),
         "http_host": config.http[0] if config.http else None,
         "http_port": config.http[1] if config.http else 0,
+        "token": None if config.token is None else "***",
         "http_token": None if config.http_token is None else "***",
         "engine": {n: v for n, v in asdict(config.engine).items() if n != "stores"},
         "stores": [shown_store(store) for store in config.engine.stores],

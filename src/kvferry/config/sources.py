@@ -1,4 +1,4 @@
-"""Where the settings of an engine come from, which wins, and all that is wrong with them."""
+"""Where the settings of a cache come from, which wins, and all that is wrong with them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from kvferry.config.cache import CacheConfig, named_stores
+from kvferry.config.cache_settings import CacheSettings, named_stores
 from kvferry.config.client import ClientConfig
 from kvferry.config.client_sources import (
     client_fields,
@@ -70,7 +70,7 @@ class StoreSettings(Settings, frozen=True, kw_only=True):
 
 
 _SPECIAL = specs(StoreSettings)
-_PLAIN = {name: spec for name, spec in specs(CacheConfig).items() if not spec.program}
+_PLAIN = {name: spec for name, spec in specs(CacheSettings).items() if not spec.program}
 CACHE = Names({**_PLAIN, **_SPECIAL}, ALIASES, FOREIGN, GONE, OFF)
 _BESIDE = "lookup_backoff_time"  # of peers, and LMCache has it there as well
 _EXTRA = Names(

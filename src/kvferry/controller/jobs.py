@@ -12,19 +12,33 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, TypedDict
+
+from msgspec import Meta
 
 from kvferry.controller.journal import Journal
 from kvferry.controller.members import Key
 from kvferry.errors import CapacityError
 from kvferry.membership.messages import Command, Result
 
-__all__ = ["Job", "Jobs", "Step"]
+__all__ = ["Job", "JobRow", "Jobs", "Step"]
 
 _KEPT = 1000
 _WAITING_MAX = 256  # commands of one member
 _AT_ONCE = 16
 _ANSWER_S = 120.0
+
+
+class JobRow(TypedDict):
+    """How far a job is."""
+
+    id: str
+    action: str
+    state: Annotated[str, Meta(description='"running", "done" or "failed".')]
+    chunks: int
+    text: Annotated[str, Meta(description="Why it failed.")]
+    since: float
+    waits_for: list[str]
 
 
 @dataclass(frozen=True)
@@ -57,7 +71,7 @@ class Job:
     waits_for: dict[str, Key] = field(default_factory=dict)  # commands, by their id
     ended: threading.Event = field(default_factory=threading.Event)
 
-    def shown(self) -> dict[str, Any]:
+    def shown(self) -> JobRow:
         """As JSON knows it."""
         return {
             "id": self.id,
@@ -155,7 +169,7 @@ class Jobs:
         with self._lock:
             return self._jobs.get(id)
 
-    def all(self) -> list[dict[str, Any]]:
+    def all(self) -> list[JobRow]:
         """The last ones, the youngest first."""
         with self._lock:
             return [job.shown() for job in reversed(self._jobs.values())]

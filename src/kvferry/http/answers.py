@@ -12,8 +12,7 @@ from __future__ import annotations
 import hmac
 import json
 import math
-from array import array
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from kvferry.config.url import is_loopback, nearest
+from kvferry.config.url import is_loopback
 from kvferry.errors import (
     CapacityError,
     ClosedError,
@@ -33,7 +32,7 @@ from kvferry.errors import (
     UsageError,
 )
 
-__all__ = ["HANDLERS", "CallError", "Guard", "called", "check_names", "field"]
+__all__ = ["HANDLERS", "CallError", "Guard", "as_json", "called"]
 
 _CODES = {404: "not_found", 405: "method"}
 _STATUS: tuple[tuple[type[KVFerryError], int], ...] = (
@@ -43,14 +42,6 @@ _STATUS: tuple[tuple[type[KVFerryError], int], ...] = (
     (UnavailableError, 503),
     (DeadlineExceeded, 504),
 )
-_KINDS: dict[type, str] = {
-    int: "a whole number",
-    str: "a text",
-    bool: "true or false",
-    list: "a list",
-    array: "a list",
-    float: "a number",
-}
 
 
 class CallError(Exception):
@@ -69,44 +60,21 @@ class CallError(Exception):
         self.text = text
 
 
-def field(body: Mapping[str, Any], name: str, kind: type, default: Any = None) -> Any:
-    """A value of a body, or the default where it is not there or null.
-
-    Raises:
-        UsageError: It is of another kind.
-    """
-    value = body.get(name)
-    if value is None:
-        return default
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if not isinstance(value, kind):
-        raise UsageError(f"{name!r} is no {_KINDS[kind].split(' ', 1)[-1]}; use {_KINDS[kind]}")
-    return value
-
-
-def check_names(body: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Whether a body has these names only.
-
-    Raises:
-        UsageError: There is another one.
-    """
-    for name in body:
-        if name not in known:
-            raise UsageError(f"unknown name {name!r} in the body{nearest(name, known)}")
-
-
-def called(call: Callable[..., Any], *arguments: Any) -> bytes:
-    """Call, and make JSON of what comes back; in a thread.
+def called(call: Callable[[], Any]) -> Any:
+    """What a call returns; in a thread.
 
     Raises:
         CallError: Instead of every error of ours.
     """
     try:
-        found = call(*arguments)
+        return call()
     except KVFerryError as error:
         status = next((code for kind, code in _STATUS if isinstance(error, kind)), 500)
         raise CallError(status, error.code, str(error)) from None
+
+
+def as_json(found: Any) -> bytes:
+    """An answer."""
     return json.dumps(_finite(found), allow_nan=False).encode()
 
 

@@ -4,7 +4,7 @@ Engines are answered by another thread of this process, and Python runs one at a
 that is parsed in one go keeps all of them waiting for a tenth of a second. So a list of tokens is
 parsed in pieces, with a pause behind each, and becomes 8 bytes a token.
 
-Threads: the loop of HTTP for `Bodies`; any for `parsed` and `numbers`.
+Threads: the loop of HTTP for `Bodies`; any for the others.
 """
 
 from __future__ import annotations
@@ -12,17 +12,26 @@ from __future__ import annotations
 import asyncio
 import time
 from array import array
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 
+from kvferry.config.url import nearest
 from kvferry.errors import UsageError
 from kvferry.http.answers import CallError
 
-__all__ = ["BODY_BYTES_MAX", "Bodies", "numbers", "parsed"]
+__all__ = ["BODY_BYTES_MAX", "Bodies", "ById", "Tokens", "asked", "converted", "numbers", "parsed"]
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+if TYPE_CHECKING:
+    Tokens: TypeAlias = array[int]
+else:
+    Tokens = Annotated[array, msgspec.Meta(description="Of the prompt, 0 to 2^32 - 1.")]
 
 # Half a million tokens; a longer prompt comes in a token file.
 BODY_BYTES_MAX = 4 << 20
@@ -32,6 +41,13 @@ _LONG_MAX = 2
 _BODY_S = 30.0
 _PIECE_BYTES = 8 << 10
 _PAUSE_S = 0.0005
+
+
+class ById(msgspec.Struct):
+    """What a path names."""
+
+    id: str
+
 
 Parse = Callable[[bytes], dict[str, Any]]
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -104,6 +120,57 @@ def parsed(raw: bytes) -> dict[str, Any]:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise CallError(400, "json", "the body is no JSON") from None
     return found
+
+
+def converted(given: Mapping[str, Any], kind: type[T], *, strict: bool = True) -> T:
+    """A body of a kind; what is null is not given.
+
+    Args:
+        given: As `parsed` or `asked` have it.
+        kind: With what may be in it.
+        strict: Numbers are no texts.
+
+    Raises:
+        UsageError: It cannot be one.
+    """
+    given = {name: value for name, value in given.items() if value is not None}
+    if kind.__struct_config__.forbid_unknown_fields:
+        for name in given:
+            if name not in kind.__struct_fields__:
+                close = nearest(name, kind.__struct_fields__)
+                raise UsageError(f"unknown name {name!r} in the body{close}")
+    try:
+        return msgspec.convert(given, kind, strict=strict, dec_hook=_tokens)
+    except msgspec.ValidationError as error:
+        text, _, place = str(error).partition(" - at `$.")
+    what = f"{place.rstrip('`')!r}" if place else "the body"
+    raise UsageError(f"{what}: {text[:1].lower()}{text[1:]}")
+
+
+def asked(query: Mapping[str, str], kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """A query as a body: lists have commas between."""
+    info = msgspec.inspect.type_info(kind)
+    assert isinstance(info, msgspec.inspect.StructType)
+    lists = {field.name for field in info.fields if _is_list(field.type)}
+    return {name: text.split(",") if name in lists else text for name, text in query.items()}
+
+
+def _is_list(kind: msgspec.inspect.Type) -> bool:
+    if isinstance(kind, msgspec.inspect.Metadata):
+        return _is_list(kind.type)
+    if isinstance(kind, msgspec.inspect.UnionType):
+        return any(map(_is_list, kind.types))
+    return isinstance(kind, msgspec.inspect.ListType | msgspec.inspect.CustomType)
+
+
+def _tokens(kind: type, value: Any) -> Any:
+    """What msgspec asks of kinds that it does not know: there are tokens alone."""
+    if isinstance(value, array):
+        return value
+    if isinstance(value, list):  # of a query
+        with suppress(ValueError, OverflowError):
+            return array("q", map(int, value))
+    raise ValueError("no list of whole numbers")
 
 
 def numbers(raw: bytes) -> array[int]:

@@ -10,15 +10,19 @@ It touches no signals. Calls that wait belong into the threads of the applicatio
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import socket
 import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvferry.errors import UnavailableError
 
@@ -29,7 +33,7 @@ _log = logging.getLogger("kvferry.http")
 _CONNECTIONS_MAX = 256
 _IDLE_S = 5
 _GRACE_S = 2
-# For the head of a request; then the connection ends, at the latest after twice this time.
+# For the head of a request; then the connection ends.
 HEAD_S = 15.0
 
 
@@ -44,10 +48,10 @@ class Listener:
     """
 
     def __init__(self, app: ASGIApp, host: str, port: int, advice: str) -> None:
-        self._app = app
+        self._heads = _Heads(app)
         self._host, self._port = host, port
         self._advice = advice
-        self._socket: socket.socket | None = None
+        self._socket: _Listening | None = None
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
 
@@ -69,18 +73,18 @@ class Listener:
         except OSError as error:
             reason = os.strerror(error.errno) if error.errno else str(error)
         else:
-            self._serve(listening)
+            self._serve(_Listening(fileno=listening.detach()))
             return
         raise UnavailableError(
             f"HTTP cannot listen at {self._host} port {self._port}: {reason}; {self._advice}"
         )
 
-    def _serve(self, listening: socket.socket) -> None:
+    def _serve(self, listening: _Listening) -> None:
+        listening.tell = self._heads.accepted
         self._port = listening.getsockname()[1]
         config = uvicorn.Config(
-            self._app,
-            loop="asyncio",
-            http=_Protocol,
+            self._heads,
+            http="h11",
             ws="none",
             lifespan="off",
             log_config=None,
@@ -98,12 +102,17 @@ class Listener:
         self._thread.start()
 
     def _run(self) -> None:
-        assert self._server is not None
-        assert self._socket is not None
         try:
-            self._server.run(sockets=[self._socket])
+            asyncio.run(self._answer())
         except Exception:
             _log.exception("HTTP has ended")
+
+    async def _answer(self) -> None:
+        assert self._server is not None
+        assert self._socket is not None
+        watch = asyncio.create_task(self._heads.watch())
+        await self._server.serve(sockets=[self._socket])
+        watch.cancel()
 
     def stop(self, timeout_s: float = 5.0) -> None:
         """Answer what is under way, for `timeout_s` at most, and end."""
@@ -117,27 +126,63 @@ class Listener:
         self._socket.close()
 
 
-class _Protocol(H11Protocol):
-    """A connection, which ends if it sends no whole head of a request in time.
+class _Listening(socket.socket):
+    """A listening socket that tells whom it accepts."""
 
-    Else somebody who sends nothing could hold all the connections that there may be.
-    """
+    tell: Callable[[socket.socket, Any], None]
 
-    def connection_made(self, transport: Any) -> None:
-        """See `asyncio.Protocol`."""
-        super().connection_made(transport)
+    def accept(self) -> tuple[socket.socket, Any]:
+        """See `socket.socket`."""
+        peer, address = super().accept()
         # asyncio does so only for sockets that were made with the number of the protocol, and else
         # the body of an answer waits 40 ms for the other side to acknowledge its head.
-        connection = transport.get_extra_info("socket")
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.loop.call_later(HEAD_S, self._look, None)
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.tell(peer, address)
+        return peer, address
 
-    def _look(self, before: object) -> None:
-        """`before` is what the connection was about at the last look."""
-        now = self.cycle
-        if self.transport.is_closing():
-            return
-        if now is before and (now is None or now.response_complete):
-            self.transport.close()
-        else:
-            self.loop.call_later(HEAD_S, self._look, now)
+
+@dataclass
+class _Peer:
+    socket: socket.socket
+    idle_since: float
+    answering: int = 0
+
+
+class _Heads:
+    """The application, and an eye on connections that send no whole head of a request in time.
+
+    Else somebody who sends nothing could hold all the connections that there may be. Threads: the
+    loop's.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._peers: dict[Any, _Peer] = {}
+
+    def accepted(self, peer: socket.socket, address: Any) -> None:
+        """There is one more."""
+        self._peers[address[:2]] = _Peer(peer, time.monotonic())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        peer = self._peers.get(tuple(scope.get("client") or ()))
+        if peer is not None:
+            peer.answering += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            if peer is not None:
+                peer.answering -= 1
+                peer.idle_since = time.monotonic()
+
+    async def watch(self) -> None:
+        """Send them away, for ever."""
+        while True:
+            await asyncio.sleep(HEAD_S / 4)
+            late = time.monotonic() - HEAD_S
+            for address, peer in list(self._peers.items()):
+                if peer.socket.fileno() < 0:
+                    del self._peers[address]
+                elif not peer.answering and peer.idle_since < late:
+                    with suppress(OSError):  # it has gone
+                        peer.socket.shutdown(socket.SHUT_RDWR)

@@ -9,7 +9,7 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvferry.config.server_sources import read_token
+from kvferry.config.file import read_token
 from kvferry.errors import UnavailableError, UsageError
 
 __all__ = ["ask_server"]

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvferry.errors import UsageError
-from kvferry.metrics.exposition import merged
-
-if TYPE_CHECKING:
-    from kvferry.metrics.cache import CacheMetrics
+from kvferry.metrics.exposition import Source, merged
 
 __all__ = ["KVFerryCollector"]
 
@@ -24,7 +21,7 @@ class KVFerryCollector:
         UsageError: prometheus-client is not installed.
     """
 
-    def __init__(self, metrics: Iterable[CacheMetrics]) -> None:
+    def __init__(self, metrics: Iterable[Source]) -> None:
         self._metrics = list(metrics)
         try:
             self._core = importlib.import_module("prometheus_client.core")

@@ -2,13 +2,13 @@
 
     Client          the engine's side                          client/
     protocol        what is said                               protocol.py
-    Listener        sockets: bytes to messages                 listener.py, zmtp.py, gate.py
+    Listener        sockets: bytes to messages                 listener.py, zmtp.py
     Dispatcher      the loop: messages to replies              dispatch.py, turns.py
     Handlers        what each message does                     handlers.py, holding.py
     Registry        who may register                           registry.py
     Sessions        who holds what, and until when             sessions.py
     Shard           one identity: an engine, its memory        shard.py
-    Pools           pages within one budget                    pools.py, segments.py
+    Pools           pages within one budget                    pools.py, segments.py, locks.py
     StoreWatch      which stores can be asked                  store_watch.py
     Server          all of it, from start to end               server.py, state.py, restart.py
     HttpSide        health, metrics, control                   http/
@@ -17,15 +17,13 @@
 Engines register, are told of a shared segment, map it, and copy their chunks straight in and out.
 The socket carries hashes and page numbers only.
 
-Names load on first use: settings can be read where pyzmq and msgspec are not installed.
+Names load on first use: settings can be read without the rest.
 """
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
-
-from kvferry.errors import ConfigError
 
 _HOME = {
     "AsyncClient": "kvferry.server.client.aio",
@@ -45,12 +43,4 @@ def __getattr__(name: str) -> Any:
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module 'kvferry.server' has no attribute {name!r}")
-    try:
-        return getattr(importlib.import_module(home), name)
-    except ModuleNotFoundError as error:
-        if error.name not in ("zmq", "msgspec"):
-            raise
-        raise ConfigError(
-            f"kvferry.server.{name} needs {error.name}, which is not installed: "
-            "run `pip install 'kvferry[server]'`"
-        ) from error
+    return getattr(importlib.import_module(home), name)

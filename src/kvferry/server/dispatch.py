@@ -12,6 +12,7 @@ when no thread has begun, or all hang. What comes later than that stays in memor
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Hashable
@@ -22,7 +23,7 @@ import msgspec
 from kvferry.cache.steps import Steps, Wait
 from kvferry.errors import KVFerryError
 from kvferry.server import protocol
-from kvferry.server.listener import Listener, Route
+from kvferry.server.listener import Connection, Listener
 from kvferry.server.protocol import MESSAGE_BYTES_MAX, Failure, Reply, Request
 from kvferry.server.turns import Job, Turns
 from kvferry.server.waits import Waits
@@ -44,7 +45,7 @@ _SLACK_S, _LOOK_S = 0.05, 0.05
 
 # Whose work it is that nobody waits for, and what it has for a request.
 _BACKGROUND = "background"
-_NOBODYS, _NOWHERE = protocol.Ping(0, 0, 0), cast(Route, None)
+_NOBODYS, _NOWHERE = protocol.Ping(0, 0, 0), cast(Connection, None)
 
 
 class Refused(Exception):
@@ -91,10 +92,10 @@ class Later:
 class _Pending:
     """A request that was put off."""
 
-    __slots__ = ("answered", "job", "later", "request", "route", "steps", "turns", "wait")
+    __slots__ = ("answered", "job", "later", "request", "sender", "steps", "turns", "wait")
 
-    def __init__(self, route: Route, request: Request, later: Later, turns: Turns) -> None:
-        self.route = route
+    def __init__(self, sender: Connection, request: Request, later: Later, turns: Turns) -> None:
+        self.sender = sender
         self.request = request
         self.later = later
         self.turns = turns
@@ -155,7 +156,7 @@ class Dispatcher:
         self._requests: defaultdict[type, int] = defaultdict(int)
         self.failures: dict[str, int] = {}
         self.received_bytes = self.sent_bytes = 0
-        self.beat = time.monotonic()
+        self.beat = -math.inf  # it does not turn yet
 
     def run(self) -> None:
         """Serve until `stop`."""
@@ -172,8 +173,8 @@ class Dispatcher:
                 wake = min(next_tick, self._next_look) if self._limited else next_tick
                 if (next_wait := self._waits.next_at) is not None:
                     wake = min(wake, next_wait)
-                for route, body in listener.wait(max(0.0, wake - now)):
-                    self._serve(route, body)
+                for sender, body in listener.wait(max(0.0, wake - now)):
+                    self._serve(sender, body)
                 while self._background:
                     self._begin_background(self._background.popleft())
                 while self._done:
@@ -228,25 +229,25 @@ class Dispatcher:
         self._limited.pop(pending, None)
         if type(found) is not Failure:
             found = self._made(pending.request, pending.later.reply, found)
-        self._send(pending.route, found)
+        self._send(pending.sender, found)
 
     # --- One request ---
 
-    def _serve(self, route: Route, body: bytes | memoryview) -> None:
+    def _serve(self, sender: Connection, body: bytes | memoryview) -> None:
         self.received_bytes += len(body)
         try:
             request = protocol.decode_request(body)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             text = f"cannot be read as one frame of a message: {error}"
-            self._send(route, Failure(_id_of(body), "message", text))
+            self._send(sender, Failure(_id_of(body), "message", text))
             return
         kind = type(request)
         self._requests[kind] += 1
         reply = self._made(request, self._handle, request)
         if isinstance(reply, Later):
-            self._put_off(route, request, reply)
+            self._put_off(sender, request, reply)
         else:
-            self._send(route, reply)
+            self._send(sender, reply)
 
     def _made(self, request: Request, make: Callable[[A], T], of: A) -> T | Failure:
         try:
@@ -259,9 +260,9 @@ class Dispatcher:
             _log.exception("a %s request failed", type(request).__name__)
             return Failure(request.id, "internal", type(error).__name__)
 
-    def _put_off(self, route: Route, request: Request, later: Later) -> None:
+    def _put_off(self, sender: Connection, request: Request, later: Later) -> None:
         turns = self._own if later.limit_s is None else self._stores
-        pending = _Pending(route, request, later, turns)
+        pending = _Pending(sender, request, later, turns)
         if not self._begin(pending):
             later.over()
             self._answer(pending, Failure(request.id, "busy", "too many requests are waiting"))
@@ -269,7 +270,7 @@ class Dispatcher:
         self._pending += 1
         if later.at_once is not None:
             pending.answered = True
-            self._send(route, later.at_once)
+            self._send(sender, later.at_once)
         elif later.limit_s is not None:
             self._limited[pending] = time.monotonic() + later.limit_s + _SLACK_S
 
@@ -289,7 +290,7 @@ class Dispatcher:
         self._done.append((pending, found))
         self._listener.wake()
 
-    def _send(self, route: Route, reply: Reply) -> None:
+    def _send(self, sender: Connection, reply: Reply) -> None:
         if type(reply) is Failure:
             self.failures[reply.code] = self.failures.get(reply.code, 0) + 1
         body = protocol.encode(reply)
@@ -297,7 +298,7 @@ class Dispatcher:
             body = protocol.encode(
                 Failure(reply.id, "usage", "the answer is too long; ask for less")
             )
-        if self._listener.send(route, body):
+        if self._listener.send(sender, body):
             self.sent_bytes += len(body)
 
     def status(self) -> dict[str, Any]:
@@ -312,13 +313,6 @@ class Dispatcher:
             "received_bytes": self.received_bytes,
             "sent_bytes": self.sent_bytes,
         }
-
-    @staticmethod
-    def nothing() -> dict[str, Any]:
-        """The `status` of one that has not begun."""
-        requests, connections = ("waiting", "parked"), ("connections", "refused_connections")
-        counters = dict.fromkeys((*requests, *connections, "received_bytes", "sent_bytes"), 0)
-        return {"requests": {}, "failures": {}, **counters}
 
 
 def _nothing() -> None: ...

@@ -78,6 +78,7 @@ class Handlers(Holding):
         if type(request) is p.Register:
             return self._register(request)
         if type(request) is p.Hello:
+            self._registry.admit(request)
             return p.Welcome(request.id, p.VERSION, self.config.chunk_size or 0)
         session = self._sessions.by_token.get(request.session)
         if session is None:
@@ -95,6 +96,7 @@ class Handlers(Holding):
     # --- Beginning and ending ---
 
     def _register(self, request: p.Register) -> Later:
+        self._registry.admit(request)
         if self.draining:
             raise Refused("draining", "the server is shutting down")
         self._registry.check(request)

@@ -25,7 +25,7 @@ from kvferry.errors import StoreError
 from kvferry.server.protocol import MESSAGE_BYTES_MAX
 from kvferry.server.zmtp import GREETING, READY, Wire, WireError, framed
 
-__all__ = ["Connection", "Listener", "Route", "remove_own", "remove_stale"]
+__all__ = ["Connection", "Listener"]
 
 _log = logging.getLogger("kvferry.server")
 
@@ -42,26 +42,16 @@ _IN, _OUT, _BROKEN = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP | select.E
 
 
 class Connection:
-    """One peer.
+    """One peer."""
 
-    Attributes:
-        relays: It passes on messages of others: each has an envelope, which its reply gets back.
-    """
+    __slots__ = ("began", "out", "socket", "waits_since", "wire")
 
-    __slots__ = ("began", "out", "relays", "socket", "waits_since", "wire")
-
-    def __init__(self, peer: socket.socket, relays: bool) -> None:
+    def __init__(self, peer: socket.socket) -> None:
         self.socket = peer
-        self.relays = relays
         self.wire = Wire(MESSAGE_BYTES_MAX)
         self.out = bytearray()
         self.began = time.monotonic()
         self.waits_since = 0.0  # when we first saw a message half, and none was whole since
-
-
-# Where a reply goes: a connection, and the envelope of the request.
-Route = tuple[Connection, list[bytes]]
-_NO_ENVELOPE: list[bytes] = []
 
 
 class Listener:
@@ -79,7 +69,7 @@ class Listener:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._wake_lock = threading.Lock()
         self._epoll.register(self._wake, _IN)
-        self._endpoints: dict[int, tuple[socket.socket, bool]] = {}
+        self._endpoints: dict[int, socket.socket] = {}
         self._paths: list[tuple[Path, int]] = []
         self._watched: dict[int, Callable[[], object]] = {}
         self._connections: dict[int, Connection] = {}
@@ -89,7 +79,7 @@ class Listener:
         self._told = False  # that there were none, since the last one was accepted
         self.refused = 0
 
-    def listen(self, endpoint: str, *, relays: bool = False) -> str:
+    def listen(self, endpoint: str) -> str:
         """Listen; the endpoint as it is, with the port that it got.
 
         Raises:
@@ -106,7 +96,7 @@ class Listener:
         server.setblocking(False)
         if path is not None:
             self._paths.append((Path(path), os.stat(path).st_ino))
-        self._endpoints[server.fileno()] = (server, relays)
+        self._endpoints[server.fileno()] = server
         self._epoll.register(server.fileno(), _IN)
         if path is not None:
             return endpoint
@@ -130,8 +120,8 @@ class Listener:
             if self._wake >= 0:
                 os.eventfd_write(self._wake, 1)
 
-    def wait(self, timeout_s: float) -> Iterator[tuple[Route, bytes | memoryview]]:
-        """Messages that came, each with where its reply goes; it may be woken and have none.
+    def wait(self, timeout_s: float) -> Iterator[tuple[Connection, bytes | memoryview]]:
+        """Messages that came, each with who waits for its reply; it may be woken and have none.
 
         A message is there until the next one is taken.
         """
@@ -148,18 +138,15 @@ class Listener:
             elif descriptor in self._watched:
                 self._watched[descriptor]()
             elif descriptor in self._endpoints:
-                self._accept(*self._endpoints[descriptor])
+                self._accept(self._endpoints[descriptor])
         now = time.monotonic()
         if now >= self._next_look:
             self._next_look = now + self._look_s
             self._look(now)
 
-    def send(self, route: Route, body: bytes) -> bool:
+    def send(self, connection: Connection, body: bytes) -> bool:
         """Send a reply, now or when the peer takes it; False: it is gone."""
-        connection, envelope = route
         data = framed(body)
-        if envelope:
-            data = b"".join([*(framed(frame, more=True) for frame in envelope), data])
         if connection.out:
             if len(connection.out) + len(data) > _UNREAD_BYTES_MAX:
                 self._drop(connection, "it does not read its replies")
@@ -184,10 +171,10 @@ class Listener:
             return
         for connection in list(self._connections.values()):
             self._drop(connection)
-        for server, _ in self._endpoints.values():
+        for server in self._endpoints.values():
             server.close()
         for path, inode in self._paths:
-            remove_own(path, inode)
+            _remove_own(path, inode)
         self._endpoints.clear()
         self._epoll.close()
         with self._wake_lock:
@@ -196,7 +183,7 @@ class Listener:
 
     # --- One connection ---
 
-    def _accept(self, server: socket.socket, relays: bool) -> None:
+    def _accept(self, server: socket.socket) -> None:
         for _ in range(64):
             try:
                 peer, _ = server.accept()
@@ -207,11 +194,11 @@ class Listener:
                     self._hear(False)
                 return
             try:
-                self._begin(peer, relays)
+                self._begin(peer)
             except OSError:  # it has gone already, or the system has no room for it
                 peer.close()
 
-    def _begin(self, peer: socket.socket, relays: bool) -> None:
+    def _begin(self, peer: socket.socket) -> None:
         if len(self._connections) >= CONNECTIONS_MAX or not _is_ours(peer):
             self.refused += 1
             peer.close()
@@ -222,7 +209,7 @@ class Listener:
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30)
         self._epoll.register(peer.fileno(), _IN)
-        connection = self._connections[peer.fileno()] = Connection(peer, relays)
+        connection = self._connections[peer.fileno()] = Connection(peer)
         self._told = False
         self._raw(connection, GREETING)
 
@@ -235,7 +222,7 @@ class Listener:
         for descriptor in self._endpoints:
             self._epoll.modify(descriptor, _IN if whether else 0)
 
-    def _read(self, connection: Connection) -> Iterable[tuple[Route, bytes | memoryview]]:
+    def _read(self, connection: Connection) -> Iterable[tuple[Connection, bytes | memoryview]]:
         came, wire = self._came, connection.wire
         try:
             size = connection.socket.recv_into(came)
@@ -246,9 +233,9 @@ class Listener:
         if not size:
             self._drop(connection)
             return ()
-        if not connection.relays and (begin := wire.only(came, size)):
+        if begin := wire.only(came, size):
             connection.waits_since = 0.0
-            return (((connection, _NO_ENVELOPE), came[begin:size]),)
+            return ((connection, came[begin:size]),)
         was_ready = wire.ready
         try:
             messages = wire.feed(bytes(came[:size]))
@@ -260,12 +247,7 @@ class Listener:
             self._raw(connection, READY)
         if messages:
             connection.waits_since = 0.0
-        found: list[tuple[Route, bytes | memoryview]] = []
-        for frames in messages:
-            envelope = frames[:1] if connection.relays else []
-            whole = len(frames) == len(envelope) + 1
-            found.append(((connection, envelope), frames[-1] if whole else b""))  # "": no message
-        return found
+        return [(connection, message) for message in messages]
 
     def _raw(self, connection: Connection, data: bytes) -> None:
         """Send a part of the handshake, which fits into any socket's buffer."""
@@ -325,7 +307,7 @@ def _tcp(endpoint: str) -> socket.socket:
 
 
 def _unix(path: Path) -> socket.socket:
-    remove_stale(path)
+    _remove_stale(path)
     server = socket.socket(socket.AF_UNIX)
     mask = os.umask(0o177)
     try:
@@ -339,7 +321,7 @@ def _unix(path: Path) -> socket.socket:
     return server
 
 
-def remove_stale(path: Path) -> None:
+def _remove_stale(path: Path) -> None:
     """Remove the socket of a server that died; that of a living one is an error.
 
     Raises:
@@ -360,7 +342,7 @@ def remove_stale(path: Path) -> None:
             raise OSError(errno.EADDRINUSE, "a server listens there already")
 
 
-def remove_own(path: Path, inode: int) -> None:
+def _remove_own(path: Path, inode: int) -> None:
     """Remove the file of our socket, unless somebody else has put another one there."""
     with suppress(OSError):
         if path.stat().st_ino == inode:

@@ -1,15 +1,13 @@
-"""What the server itself counts, beside what each identity's engine does."""
+"""What the server itself counts, beside what each identity's cache does."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from kvferry.metrics import CacheMetrics
 from kvferry.metrics.exposition import exposition
 from kvferry.metrics.series import Family
-
-if TYPE_CHECKING:
-    from kvferry.server.server import Server
 
 __all__ = ["ServerMetrics", "metrics_text"]
 
@@ -17,13 +15,14 @@ __all__ = ["ServerMetrics", "metrics_text"]
 class ServerMetrics:
     """The families of one server, read when somebody asks; shaped like `CacheMetrics`."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, status: Mapping[str, Any], *, ready: bool) -> None:
         self.labels: Mapping[str, str] = {}
-        self._server = server
+        self._status = status
+        self._ready = ready
 
     def families(self) -> list[Family]:
         """All families as they are now."""
-        status = self._server.summary()
+        status = self._status
         protocol, pool = status["protocol"], status["pool"]
         return [
             _family("requests", "counter", "Messages by kind.", protocol["requests"], "kind"),
@@ -54,14 +53,14 @@ class ServerMetrics:
                 {name: int(bool(s["available"])) for name, s in status["stores"].items()},
                 "store",
             ),
-            _family("ready", "gauge", "1: engines are served.", int(self._server.ready)),
+            _family("ready", "gauge", "1: engines are served.", int(self._ready)),
         ]
 
 
-def metrics_text(server: Server) -> str:
-    """All series of a server and its engines in Prometheus' text format."""
-    engines = [shard.engine.metrics for shard in server.shards]
-    return exposition([ServerMetrics(server)]) + (exposition(engines) if engines else "")
+def metrics_text(status: Mapping[str, Any], caches: Sequence[CacheMetrics], *, ready: bool) -> str:
+    """All series of a server and of its caches, one for each identity, in Prometheus' format."""
+    own = exposition([ServerMetrics(status, ready=ready)])
+    return own + (exposition(caches) if caches else "")
 
 
 def _family(

@@ -99,9 +99,10 @@ class Failure(_Reply, tag=0):
     """The request was refused; nothing of it was done.
 
     Attributes:
-        code: "message" (cannot be read), "version", "identity" (not served here), "session"
-            (unknown or ended: register anew), "attach" (the lock is not held), "usage", "draining"
-            (the server ends), "busy" (too much is under way), "internal".
+        code: "message" (cannot be read), "version", "token" (none, or another one, was shown),
+            "identity" (not served here), "session" (unknown or ended: register anew), "attach" (the
+            lock is not held), "usage", "draining" (the server ends), "busy" (too much is under
+            way), "internal".
         text: For people: what is wrong and what to do.
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import logging
 import threading
 import time
@@ -41,7 +42,7 @@ class Registry:
         shards: By the digest of their identity.
         refusals: Who was refused, and why.
 
-    Threads: any for `begin`, which may make memory; the loop's for `check`.
+    Threads: any for `begin`, which may make memory; the loop's for the others.
     """
 
     def __init__(
@@ -60,6 +61,24 @@ class Registry:
         self._sessions = sessions
         self._loop = loop
         self._opening = threading.Lock()
+
+    def admit(self, request: p.Hello | p.Register) -> None:
+        """Whether this one may ask at all.
+
+        Raises:
+            Refused: He does not know the token.
+        """
+        token = self.config.token
+        if token is None or hmac.compare_digest(request.token.encode(), token.encode()):
+            return
+        what = "another token" if request.token else "no token"
+        text = (
+            f"it shows {what}: this server asks for one; give the engine the file of the server's "
+            "token_file, as token_file or in KVFERRY_SERVER_TOKEN_FILE"
+        )
+        if isinstance(request, p.Register):
+            self.refusals.add(request, "token", text)
+        raise Refused("token", text)
 
     def check(self, request: p.Register) -> None:
         """Whether there is any sense in opening a session.

@@ -9,10 +9,10 @@ from kvferry.config.setting import Settings, specs
 
 __all__ = ["merged"]
 
+_SECRET = ("token", "http_token")
 # What can change while the server runs; the rest needs a restart.
-LIVE = ("lease_s", "heartbeat_s", "dead_after_s", "client_share", "drain_s", "http_token")
+LIVE = ("lease_s", "heartbeat_s", "dead_after_s", "client_share", "drain_s", *_SECRET)
 LIVE_ENGINE = ("lookup_timeout_s", "retrieve_timeout_s", "max_local_cpu_size")
-_SECRET = ("http_token",)
 
 
 def merged(config: ServerConfig, wanted: ServerConfig) -> tuple[ServerConfig, list[str]]:

@@ -56,6 +56,7 @@ class Register(_Request, tag=1):
         pid: For people; 0: unknown.
         process: The same for all sessions of an engine process, which share what one may have, and
             for no other one; "": the session is alone.
+        token: What the server asks for, if it does.
     """
 
     version: int
@@ -64,6 +65,10 @@ class Register(_Request, tag=1):
     software: str = ""
     pid: int = 0
     process: str = ""
+    token: str = ""
+
+    def __repr__(self) -> str:
+        return f"<Register of {self.software!r} (pid {self.pid})>"  # no secret
 
 
 class Attached(_Request, tag=2):
@@ -208,7 +213,16 @@ class Explain(_Request, tag=17):
 
 
 class Hello(_Request, tag=18):
-    """What engines that come have to know. It needs no session. Reply: `Welcome`."""
+    """What engines that come have to know. It needs no session. Reply: `Welcome`.
+
+    Attributes:
+        token: As in `Register`.
+    """
+
+    token: str = ""
+
+    def __repr__(self) -> str:
+        return f"<Hello {self.id}>"  # no secret
 
 
 class Speed(_Request, tag=19):

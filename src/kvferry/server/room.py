@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import struct
 from pathlib import Path
 
 from kvferry.config.server import ServerConfig
 from kvferry.config.setting import GB
 from kvferry.errors import ConfigError
+from kvferry.server.locks import has_server
 
 __all__ = ["check_shared_memory", "hugetlbfs"]
 
@@ -17,9 +16,6 @@ SHM = Path("/dev/shm")
 MEMINFO = Path("/proc/meminfo")
 MOUNTS = Path("/proc/mounts")
 NODES = Path("/sys/devices/system/node")
-# The byte of a segment that its server locks while it lives, far behind its end.
-_LOCK_OF_SERVER = 1 << 60
-_FLOCK = struct.Struct("hhqqi4x")
 
 
 def check_shared_memory(
@@ -66,9 +62,7 @@ def _left_behind(shm: Path, name: str) -> int:
             continue
         try:
             facts = os.fstat(handle)
-            lock = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _LOCK_OF_SERVER, 1, 0)
-            lock = fcntl.fcntl(handle, fcntl.F_OFD_GETLK, lock)
-            if facts.st_uid == os.getuid() and _FLOCK.unpack(lock)[0] == fcntl.F_UNLCK:
+            if facts.st_uid == os.getuid() and not has_server(handle):
                 found += facts.st_blocks * 512
         except OSError:
             pass

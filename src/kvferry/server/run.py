@@ -14,7 +14,7 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol
 
 from kvferry import __version__
 from kvferry._process import log_to_stderr, signals_blocked
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from kvferry.server.http.side import HttpSide
 
 __all__ = ["Runnable", "run_server"]
-
-T = TypeVar("T")
 
 _log = logging.getLogger("kvferry.server")
 
@@ -59,7 +57,7 @@ def run_server(
 
     Raises:
         ConfigError: The host cannot give what the settings promise.
-        UnavailableError: A port or path is taken.
+        StoreError, UnavailableError: A port or path is taken.
     """
     log_to_stderr(log_level)
     check_shared_memory(config)
@@ -70,7 +68,7 @@ def run_server(
             from kvferry.server.server import Server
 
             make = Server
-        server = _listening(config, lambda: make(config))
+        server = make(config)
         side = _http(config, server)
         _log.info("kvferry %s: %s", __version__, server_summary(config, side.url if side else None))
         ended = threading.Event()
@@ -79,7 +77,7 @@ def run_server(
         )
         listener.start()
         try:
-            _listening(config, server.run)
+            server.run()
         finally:
             ended.set()
             if side is not None:
@@ -105,18 +103,6 @@ def _http(config: ServerConfig, server: Runnable) -> HttpSide | None:
         _log.warning("going on without HTTP: %s", error)
         return None
     return side
-
-
-def _listening(config: ServerConfig, call: Callable[[], T]) -> T:
-    """A call that may find a port taken, with a sentence about that."""
-    import zmq
-
-    try:
-        return call()
-    except zmq.ZMQError as error:
-        reason = error.strerror
-    where = ", ".join(config.endpoints)
-    raise UnavailableError(f"cannot listen at {where}: {reason}; choose another --port or --ipc")
 
 
 def _listen(server: Runnable, ended: threading.Event) -> None:

@@ -8,33 +8,28 @@ that lock has found the segment of a server that was killed.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import secrets
-import struct
 from pathlib import Path
 
 from kvferry import _native
 from kvferry.errors import ConfigError
+from kvferry.server.locks import has_server
+from kvferry.server.room import hugetlbfs
 
 __all__ = ["create_segment", "directory", "sweep"]
 
 _log = logging.getLogger("kvferry.server")
 
 SHARED_MEMORY = Path("/dev/shm")
-# The byte that a living server has locked; far behind the end of every file.
-SERVER_LOCK = 1 << 60
-_FLOCK = struct.Struct("hhqqi4x")  # type, whence, start, length, pid
 
 
 def directory(hugepages: bool) -> Path:
     """Where segments are made. Without a file system of huge pages it is shared memory."""
     if hugepages:
-        for line in Path("/proc/mounts").read_text().splitlines():
-            _, place, kind, *_ = line.split()
-            if kind == "hugetlbfs" and os.access(place, os.W_OK):
-                return Path(place)
+        if (place := hugetlbfs()) is not None:
+            return place
         _log.warning(
             "no file system of huge pages can be written; using plain shared memory "
             "(mount one with: mount -t hugetlbfs none /dev/hugepages)"
@@ -79,10 +74,8 @@ def _abandoned(path: Path) -> bool:
     except OSError:
         return False
     try:
-        lock = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, SERVER_LOCK, 1, 0)
-        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, lock)
+        return not has_server(descriptor)
     except OSError:
         return False
     finally:
         os.close(descriptor)
-    return True

@@ -15,7 +15,7 @@ import secrets
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvferry import __version__
 from kvferry.cache import TieredCache
@@ -33,9 +33,6 @@ from kvferry.server.reload import merged
 from kvferry.server.sessions import Session, Sessions
 from kvferry.server.shard import Loop, Shard
 from kvferry.server.store_watch import StoreWatch
-
-if TYPE_CHECKING:
-    from kvferry.server.gate import Gate
 
 __all__ = ["Server"]
 
@@ -68,10 +65,9 @@ class Server:
         self._registry = Registry(config, self.incarnation, self._pools, self._sessions, self._loop)
         self._handlers = Handlers(config, self.incarnation, self._registry, self._sessions)
         self._watch = StoreWatch(config.engine.stores, lambda: self.shards)
-        self._dispatcher: Dispatcher | None = None
+        self._dispatcher = Dispatcher(self._listener, self._handlers.handle, self._sessions.tick)
         self._stop = threading.Event()
         self._kept = False  # the segments, for the next server
-        self._gate: Gate | None = None
 
     # --- Life ---
 
@@ -83,7 +79,7 @@ class Server:
             ConfigError: A setting does not go with this host.
         """
         try:
-            self._listen()
+            self.endpoints = [self._listener.listen(each) for each in self.config.endpoints]
             restart.begin(
                 self.config,
                 self._pools,
@@ -91,11 +87,6 @@ class Server:
                 self._registry.shards,
                 self._loop,
             )
-            self._dispatcher = Dispatcher(
-                self._listener, self._handlers.handle, self._sessions.tick
-            )
-            if self._gate is not None:
-                self._gate.start()
             self._watch.start()
             self.state = "ready"
             if not self._stop.is_set():
@@ -104,29 +95,11 @@ class Server:
         finally:
             self.state = "ended"
             self._watch.stop()
-            self._close_sockets()
+            self._listener.close()
             self._pools.close(keep=self._kept)
 
     def _in_background(self, steps: Steps[object]) -> None:
-        if self._dispatcher is not None:
-            self._dispatcher.in_background(steps)
-
-    def _close_sockets(self) -> None:
-        if self._gate is not None:
-            self._gate.stop()
-            self._gate = None
-        self._listener.close()
-
-    def _listen(self) -> None:
-        config = self.config
-        if config.curve_key_file is None:
-            self.endpoints = [self._listener.listen(endpoint) for endpoint in config.endpoints]
-            return
-        from kvferry.server.gate import Gate
-
-        self._gate = Gate(config.endpoints, Path(config.curve_key_file))
-        self.endpoints = self._gate.endpoints
-        self._listener.listen(self._gate.endpoint, relays=True)
+        self._dispatcher.in_background(steps)
 
     def stop(self) -> None:
         """Begin to drain. Threads: any, but no signal handler."""
@@ -134,15 +107,14 @@ class Server:
         if self.state == "ready":
             self.state = "draining"
         self._stop.set()
-        if self._dispatcher is not None:
-            self._dispatcher.stop()
+        self._dispatcher.stop()
 
     def _drain(self) -> None:
         """Let go of the engines, and have the stores get what they were promised."""
         until = time.monotonic() + self.config.drain_s
         for session in list(self._sessions.by_token.values()):
             self._sessions.end(session, "shutdown")
-        self._close_sockets()  # engines see at once that they are on their own
+        self._listener.close()  # engines see at once that they are on their own
         for shard in self.shards:
             if not shard.engine.close(max(0.0, until - time.monotonic())):
                 _log.warning(
@@ -150,8 +122,7 @@ class Server:
                     shard.identity.model,
                     self.config.drain_s,
                 )
-        if self._dispatcher is not None:
-            self._dispatcher.close()
+        self._dispatcher.close()
         if self.config.state_file is not None:
             path, pools = Path(self.config.state_file), self._pools
             self._kept = restart.keep(path, pools, self._sessions, self.shards)
@@ -162,8 +133,6 @@ class Server:
             return ["nothing was read: the settings came from a program"]
         try:
             wanted = self.config.again()
-            if self._gate is not None:
-                self._gate.reload()
         except (ConfigError, OSError) as error:
             _log.error("settings were not reloaded: %s", error)
             return [f"nothing was changed: {error}"]
@@ -206,8 +175,7 @@ class Server:
     @property
     def alive(self) -> bool:
         """Whether the loop turns."""
-        loop = self._dispatcher
-        return loop is not None and time.monotonic() - loop.beat < _BEAT_S
+        return time.monotonic() - self._dispatcher.beat < _BEAT_S
 
     @property
     def degraded(self) -> list[str]:
@@ -255,7 +223,6 @@ class Server:
 
     def summary(self) -> dict[str, Any]:
         """The part of `status` that is no engine's."""
-        loop = self._dispatcher
         return {
             "pool": self._pools.status(),
             "stores": self._watch.status(),
@@ -263,9 +230,10 @@ class Server:
             "sessions_ended": dict(self._sessions.ended),
             "fenced_pages": self._sessions.fenced_pages,
             "refusals": self._registry.refusals.status(),
-            "protocol": loop.status() if loop else Dispatcher.nothing(),
+            "protocol": self._dispatcher.status(),
         }
 
     def metrics_text(self) -> str:
         """All metrics in Prometheus' text format."""
-        return metrics_text(self)
+        caches = [shard.engine.metrics for shard in self.shards]
+        return metrics_text(self.summary(), caches, ready=self.ready)

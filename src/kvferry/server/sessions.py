@@ -31,13 +31,12 @@ from dataclasses import dataclass, field
 
 from kvferry.cache.memory import Reserved
 from kvferry.cache.prompt import Prompt
+from kvferry.server.locks import FIRST_SESSION_LOCK
 from kvferry.server.pools import Pool, page_index
 from kvferry.server.shard import Shard
 
 __all__ = ["Session", "Sessions", "Writing"]
 
-# The first of the bytes that sessions lock: behind the end of every segment.
-FIRST_LOCK = 1 << 61
 SESSIONS_MAX = 4096
 # How long a client may take to map the segment.
 ATTACH_S = 10.0
@@ -135,7 +134,7 @@ class Sessions:
         self._ticked = time.monotonic()
         self._old: list[tuple[Pool, int, list[int]]] = []
         # A client of an earlier server may hold a lock on the same segment still.
-        self._last_lock = FIRST_LOCK + (secrets.randbits(40) << 16)
+        self._last_lock = FIRST_SESSION_LOCK + (secrets.randbits(40) << 16)
         self._lock = threading.Lock()
         self._processes: dict[str, Process] = {}
 

@@ -1,4 +1,4 @@
-"""ZeroMQ's wire protocol, ZMTP 3, as far as a ROUTER without encryption needs it.
+"""ZeroMQ's wire protocol, ZMTP 3, as far as messages of one frame without encryption need it.
 
 A machine without a socket: `feed` takes what came and returns whole messages; what is to be sent is
 bytes too. So one thread can serve every connection, which takes a third of the time that handing
@@ -13,39 +13,43 @@ from __future__ import annotations
 
 import struct
 
-__all__ = ["GREETING", "READY", "Wire", "WireError", "framed"]
+__all__ = ["GREETING", "READY", "READY_CLIENT", "Wire", "WireError", "framed"]
 
 _MORE, _LONG, _COMMAND = 1, 2, 4
 _U64 = struct.Struct(">Q")
 _U64_BEHIND = struct.Struct(">BQ")
-# What goes before a short body, by whether more follow and by its length.
-_SHORT = [[bytes((more, size)) for size in range(256)] for more in (0, _MORE)]
+# What goes before a short body, by its length.
+_SHORT = [bytes((0, size)) for size in range(256)]
 _U32 = struct.Struct(">I")
 
 # Signature, version 3.0, the mechanism NULL, and that of it we are not the server.
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
 _SOCKET_TYPE = b"\x0bSocket-Type"
 _COMMAND_READY = b"\x05READY"
-_BODY = _COMMAND_READY + _SOCKET_TYPE + _U32.pack(6) + b"ROUTER"
-READY = bytes([_COMMAND, len(_BODY)]) + _BODY
+
+
+def _ready(socket_type: bytes) -> bytes:
+    body = _COMMAND_READY + _SOCKET_TYPE + _U32.pack(len(socket_type)) + socket_type
+    return bytes([_COMMAND, len(body)]) + body
+
+
+# The end of the handshake, as a server and as a client say it.
+READY, READY_CLIENT = _ready(b"ROUTER"), _ready(b"DEALER")
 _PEERS = (b"DEALER", b"ROUTER")
 # A greeting, and metadata of the peer's socket.
 _HANDSHAKE_BYTES_MAX = 64 + 9 + 4096
-_FRAMES_MAX = 8
-# What a relay may put before a message.
-_ENVELOPE_BYTES_MAX = 4096
 
 
 class WireError(Exception):
     """The peer does not speak the protocol, or says too much; the connection is of no use."""
 
 
-def framed(body: bytes, more: bool = False) -> bytes:
-    """A frame of a message."""
+def framed(body: bytes) -> bytes:
+    """A message, which is one frame."""
     size = len(body)
     if size < 256:
-        return _SHORT[more][size] + body
-    return _U64_BEHIND.pack(_LONG | more, size) + body
+        return _SHORT[size] + body
+    return _U64_BEHIND.pack(_LONG, size) + body
 
 
 class Wire:
@@ -61,7 +65,7 @@ class Wire:
         ready: The handshake is over: messages may be sent.
     """
 
-    __slots__ = ("_buffer", "_frames", "_greeted", "_held", "_need", "_size_bytes_max", "ready")
+    __slots__ = ("_buffer", "_greeted", "_need", "_size_bytes_max", "ready")
 
     def __init__(self, size_bytes_max: int) -> None:
         self.ready = False
@@ -69,39 +73,38 @@ class Wire:
         self._size_bytes_max = size_bytes_max
         self._buffer = bytearray()
         self._need = 0  # how many bytes the buffer has to have before there is anything to do
-        self._frames: list[bytes] = []
-        self._held = 0  # bytes of those frames
 
     @property
     def half(self) -> bool:
         """Whether the peer has begun something that it has still to finish."""
-        return bool(self._buffer or self._frames)
+        return bool(self._buffer)
 
     def only(self, data: bytes | memoryview, size: int) -> int:
-        """Where the body begins, if what came, so many bytes, is exactly one message of one frame:
-        what nearly always comes, as cheaply as can be. Else 0, and it is for `feed`."""
-        if self._buffer or self._frames or not self.ready or size < 2:
+        """Where the body begins, if what came, so many bytes, is exactly one message: what
+        nearly always comes, as cheaply as can be. Else 0, and it is for `feed`."""
+        if self._buffer or not self.ready or size < 2:
             return 0
         if data[0] == _LONG and size >= 9 and _U64.unpack_from(data, 1)[0] == size - 9:
             return 9 if size - 9 <= self._size_bytes_max else 0
         return 2 if data[0] == 0 and data[1] == size - 2 <= self._size_bytes_max else 0
 
-    def feed(self, data: bytes) -> list[list[bytes]]:
-        """Take what came; the messages that are complete now, each its frames.
+    def feed(self, data: bytes) -> list[bytes]:
+        """Take what came; the messages that are complete now.
 
         Raises:
             WireError: The connection has to end.
         """
         begin = self.only(data, len(data))
         if begin:
-            return [[data[begin:]]]
+            return [data[begin:]]
         if self._buffer:
             self._buffer += data
             if len(self._buffer) < self._need:
                 return []
             data = bytes(self._buffer)
             self._buffer.clear()
-        at, need, messages = 0, 2, []
+        at, need = 0, 2
+        messages: list[bytes] = []
         if not self._greeted:
             at = self._greet(data)
         size = len(data)
@@ -109,6 +112,8 @@ class Wire:
             flags = data[at]
             if flags > 6 or flags == _COMMAND | _MORE:
                 raise WireError("reserved flags of a frame are set")
+            if flags & _MORE:
+                raise WireError("a message of more than one frame")
             if flags & _LONG:
                 if size - at < 9:
                     need = 9
@@ -118,8 +123,6 @@ class Wire:
                 length, begin = data[at + 1], at + 2
             if length > (self._size_bytes_max if self.ready else _HANDSHAKE_BYTES_MAX):
                 raise WireError(f"a frame of {length} bytes")
-            if self._frames and self._held + length > self._size_bytes_max + _ENVELOPE_BYTES_MAX:
-                raise WireError(f"a message of more than {self._size_bytes_max} bytes")
             if size - begin < length:
                 need = begin + length - at
                 break
@@ -130,14 +133,7 @@ class Wire:
             elif not self.ready:
                 raise WireError("a message before the handshake")
             else:
-                self._frames.append(body)
-                if not flags & _MORE:
-                    messages.append(self._frames)
-                    self._frames, self._held = [], 0
-                    continue
-                self._held += length
-                if len(self._frames) > _FRAMES_MAX:
-                    raise WireError("a message of too many frames")
+                messages.append(body)
         if at < size:
             self._buffer += data[at:]
             self._need = need
@@ -153,7 +149,7 @@ class Wire:
             return 0
         mechanism = data[12:32].rstrip(b"\0")
         if mechanism != b"NULL":
-            raise WireError(f"the mechanism {mechanism!r}; this endpoint has no keys")
+            raise WireError(f"the mechanism {mechanism!r}; it has to be NULL")
         self._greeted = True
         return 64
 

@@ -6,5 +6,5 @@ views         what there is, and where what is                  views.py
 actions       what instances are asked to do: jobs and pins     actions.py
 familiar      the routes of LMCache's controller                familiar.py
 metrics       series for Prometheus                             metrics.py
-API           the description of all of it                      openapi.py
+answers       what they answer, as types                        answers.py
 """

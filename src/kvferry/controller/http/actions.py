@@ -8,27 +8,52 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
 
 from kvferry.controller.controller import Controller
-from kvferry.controller.http.asking import Asked, asked, instance_of
-from kvferry.controller.jobs import Job, Step
+from kvferry.controller.http.answers import JobRows, PinRow, PinRows
+from kvferry.controller.http.asking import Asked, PromptBody, asked, instance_of
+from kvferry.controller.jobs import Job, JobRow, Step
 from kvferry.controller.members import Member
 from kvferry.errors import UsageError
-from kvferry.http.answers import CallError, check_names, field
+from kvferry.http.answers import CallError
+from kvferry.http.bodies import ById
 from kvferry.membership.messages import Command
 
-__all__ = ["Actions"]
+__all__ = ["Actions", "JobBody", "PinBody", "no_such"]
 
-Body = Mapping[str, Any]
 _ACTIONS = ("clear", "copy", "delete", "move", "pin", "prefetch", "unpin")
-_NAMES = (
-    *("action", "instance", "to", "tokens", "hashes", "text", "identity", "salt"),
-    *("wait", "timeout_s"),
-)
-_WAIT_S, _WAIT_MAX_S = 10.0, 60.0
 _PINS_MAX = 10_000
+
+
+class PinBody(PromptBody, kw_only=True):
+    """Whose memory keeps a prompt."""
+
+    instance: Annotated[
+        str, Meta(description="Who does it; of copy, move and prefetch: who holds the chunks.")
+    ]
+    wait: Annotated[bool, Meta(description="Answer when it has ended, or after timeout_s.")] = False
+    timeout_s: Annotated[float, Meta(ge=0, le=60)] = 10.0
+
+
+class JobBody(PinBody, kw_only=True):
+    """What is to be done by whom."""
+
+    action: Annotated[str, Meta(description=f"One of {', '.join(_ACTIONS)}.")]
+    to: Annotated[
+        str | None, Meta(description="Of copy, move and prefetch: who is to have the chunks.")
+    ] = None
+
+
+@dataclass(frozen=True)
+class _SetPin:
+    body: PinBody
+    since: float
 
 
 class Actions:
@@ -41,30 +66,28 @@ class Actions:
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
         self._lock = threading.Lock()
-        self._pins: dict[str, dict[str, Any]] = {}
+        self._pins: dict[str, _SetPin] = {}
 
     # --- Jobs ---
 
-    def start(self, controller: Controller, body: Body) -> dict[str, Any]:
-        """Begin a job; with `wait` also its end, if that comes in time."""
-        check_names(body, _NAMES)
-        action = field(body, "action", str)
-        if action not in _ACTIONS:
-            if action in ("compress", "decompress"):
-                raise no_such(action)
+    def start(self, controller: Controller, body: JobBody) -> JobRow:
+        """Have instances do something."""
+        if body.action not in _ACTIONS:
+            if body.action in ("compress", "decompress"):
+                raise no_such(body.action)
             raise UsageError(f"'action' is one of {', '.join(_ACTIONS)}")
-        job = self.job(action, body)
-        if field(body, "wait", bool, False):
-            job.ended.wait(_timeout(body))
+        job = self.job(body)
+        if body.wait:
+            job.ended.wait(body.timeout_s)
         return job.shown()
 
-    def jobs(self, controller: Controller, body: Body) -> dict[str, Any]:
+    def jobs(self, controller: Controller) -> JobRows:
         """The last jobs."""
         return {"jobs": controller.jobs.all()}
 
-    def one(self, controller: Controller, body: Body) -> dict[str, Any]:
+    def one(self, controller: Controller, body: ById) -> JobRow:
         """How far a job is."""
-        return self.found(field(body, "id", str, "")).shown()
+        return self.found(body.id).shown()
 
     def found(self, id: str) -> Job:
         """A job.
@@ -77,19 +100,16 @@ class Actions:
             raise CallError(404, "job", "there is no job with this id")
         return job
 
-    def job(self, action: str, body: Body) -> Job:
+    def job(self, body: JobBody) -> Job:
         """Begin one.
 
         Raises:
             CallError: Nobody can do that; 501 if it is an action that an instance does not take.
             UsageError: The body cannot be right.
         """
-        name = field(body, "instance", str)
-        if name is None:
-            raise UsageError("name the 'instance'")
-        members = instance_of(self._controller, name)
+        action, members = body.action, instance_of(self._controller, body.instance)
         if action == "clear":
-            identities = self._whose(members, field(body, "identity", str))
+            identities = self._whose(members, body.identity)
             return self._begin(action, [self._step("clear", members, one) for one in identities])
         prompts = [one for one in asked(self._controller, body) if one.hashes]
         if not prompts:
@@ -97,10 +117,9 @@ class Actions:
         if action not in ("move", "copy", "prefetch"):
             return self._begin(action, self._steps(action, members, prompts))
         # A prefetch names who holds the chunks; a copy and a move name where they go.
-        target = field(body, "to", str)
-        if target is None:
+        if body.to is None:
             raise UsageError("name 'to': the instance that is to have the chunks")
-        targets = instance_of(self._controller, target)
+        targets = instance_of(self._controller, body.to)
         steps = self._fetches(members, targets, prompts)
         if action == "move":
             steps += self._steps("delete", members, prompts)
@@ -168,55 +187,49 @@ class Actions:
 
     # --- Pins ---
 
-    def pin(self, controller: Controller, body: Body) -> dict[str, Any]:
+    def pin(self, controller: Controller, body: PinBody) -> PinRow:
         """Keep a prompt's chunks in the memory of an instance."""
-        check_names(body, _NAMES[1:])
         with self._lock:
             if len(self._pins) >= _PINS_MAX:
                 raise CallError(503, "busy", f"there are {_PINS_MAX} pins; remove some first")
-        job = self.job("pin", body)
-        kept = {name: value for name, value in body.items() if name not in ("wait", "timeout_s")}
+        job = self.job(_job_of(body, "pin"))
         with self._lock:
-            self._pins[job.id] = {"body": kept, "since": round(time.time(), 3)}
-        job.ended.wait(_timeout(body) if field(body, "wait", bool, False) else 0)
+            self._pins[job.id] = _SetPin(body, round(time.time(), 3))
+        job.ended.wait(body.timeout_s if body.wait else 0)
         return self._shown_pin(job.id)
 
-    def pins(self, controller: Controller, body: Body) -> dict[str, Any]:
-        """Those that were set here, the oldest first."""
+    def pins(self, controller: Controller) -> PinRows:
+        """Pins that were set here, the oldest first."""
         with self._lock:
             ids = list(self._pins)
         return {"pins": [self._shown_pin(id) for id in ids]}
 
-    def unpin(self, controller: Controller, body: Body) -> dict[str, Any]:
-        """Undo one."""
+    def unpin(self, controller: Controller, body: ById) -> JobRow:
+        """Undo a pin."""
         with self._lock:
-            pin = self._pins.pop(field(body, "id", str, ""), None)
+            pin = self._pins.pop(body.id, None)
         if pin is None:
             raise CallError(404, "pin", "there is no pin with this id")
-        return self.job("unpin", pin["body"]).shown()
+        return self.job(_job_of(pin.body, "unpin")).shown()
 
-    def _shown_pin(self, id: str) -> dict[str, Any]:
+    def _shown_pin(self, id: str) -> PinRow:
         job = self._controller.jobs.get(id)
         with self._lock:
             pin = self._pins.get(id)
-        shown = job.shown() if job is not None else {"state": "forgotten"}
         return {
             "id": id,
-            "instance": pin["body"].get("instance") if pin else None,
-            "since": pin["since"] if pin else None,
-            "state": shown["state"],
-            "chunks": shown.get("chunks"),
-            "text": shown.get("text"),
+            "instance": pin.body.instance if pin else None,
+            "since": pin.since if pin else None,
+            "state": job.state if job is not None else "forgotten",
+            "chunks": job.chunks if job is not None else None,
+            "text": job.text if job is not None else None,
         }
+
+
+def _job_of(body: PinBody, action: str) -> JobBody:
+    return JobBody(action=action, **msgspec.structs.asdict(body))
 
 
 def no_such(action: str) -> CallError:
     """That nobody does this."""
     return CallError(501, "unsupported", f"{action} is not done here: chunks stay as they are")
-
-
-def _timeout(body: Body) -> float:
-    seconds = field(body, "timeout_s", float, _WAIT_S)
-    if not 0 <= seconds <= _WAIT_MAX_S:
-        raise UsageError(f"'timeout_s' is 0 to {_WAIT_MAX_S:g}")
-    return float(seconds)

@@ -1,4 +1,4 @@
-"""The routes of the controller. Who may ask, and how errors look, says `kvferry.http.answers`.
+"""The routes of the controller; how they are described and read says `kvferry.http.routes`.
 
 Health is answered by the loop of HTTP; everything else runs in its threads. A stream of events
 holds a connection and no thread, and there is a limit on them.
@@ -8,38 +8,39 @@ from __future__ import annotations
 
 import asyncio
 import json
-from array import array
-from collections.abc import AsyncIterator, Callable, Mapping
-from functools import partial
+from collections.abc import AsyncIterator, Callable
+from functools import partial, wraps
 from typing import Any
 
-from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import (
-    HTMLResponse,
-    JSONResponse,
-    PlainTextResponse,
-    Response,
-    StreamingResponse,
-)
-from starlette.routing import Route
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.types import ASGIApp
 
 from kvferry.controller.controller import Controller
 from kvferry.controller.http import familiar, usage, views
 from kvferry.controller.http.actions import Actions
 from kvferry.controller.http.metrics import metrics_text
-from kvferry.controller.http.openapi import API, HEALTH
 from kvferry.controller.page.routes import OPEN, PageRoutes
-from kvferry.errors import UsageError
-from kvferry.http.answers import HANDLERS, CallError, Guard, called
-from kvferry.http.bodies import Bodies
+from kvferry.http.answers import CallError
+from kvferry.http.routes import Alive, Api
 
 __all__ = ["make_app"]
 
-Call = Callable[[Controller, Mapping[str, Any]], Any]
+Call = Callable[[Controller, Any], Any]
 
+_TEXT = "Which instances there are, what each of them holds, and what they should do."
+_ERRORS = {
+    "400": "The request cannot be right.",
+    "401": "The token is missing, or another one.",
+    "403": "A web page of another host asked.",
+    "404": "No such path, instance, identity, pin or job.",
+    "408": "The body did not come in time.",
+    "413": "The body is larger than 4 MiB.",
+    "429": "Other long bodies are being read; it may be sent again in a second.",
+    "501": "It is not done here, or the instance does not do it.",
+    "502": "The instance failed.",
+    "503": "Too much waits.",
+}
 _STREAMS_MAX = 64
 _LOOK_S = 0.2
 _ALIVE_S = 10.0
@@ -47,90 +48,48 @@ _ALIVE_S = 10.0
 
 def make_app(controller: Controller) -> ASGIApp:
     """The application of one controller."""
-    bodies, actions, streams = Bodies(), Actions(controller), _Streams(controller)
-    page = PageRoutes(controller, actions, bodies)
-
-    async def health(request: Request) -> Response:
-        return JSONResponse({"alive": True})
+    actions, streams = Actions(controller), _Streams(controller)
 
     def metrics(request: Request) -> Response:
+        """Metrics, as Prometheus reads them."""
         return PlainTextResponse(
             metrics_text(controller), media_type="text/plain; version=0.0.4; charset=utf-8"
         )
 
-    def document(request: Request) -> Response:
-        return JSONResponse(API.document())
-
-    def docs(request: Request) -> Response:
-        return HTMLResponse(API.page())
-
-    def route(path: str, **answers: Call) -> Route:
-        """A path whose methods are answers that get a body of JSON, or the query."""
-
-        async def run(request: Request) -> Response:
-            method = "GET" if request.method == "HEAD" else request.method
-            body = await bodies.read(request) if method == "POST" else _query(request)
-            body |= request.path_params
-            table = usage.TABLES.get(path) if body.pop("format", "") == "csv" else None
-            if table is not None:
-                table = body.pop("table", table)
-                tables = await run_in_threadpool(answers[method], controller, body)
-                if not isinstance(tables.get(table), list):
-                    raise CallError(400, UsageError.code, f"{path} has no such table")
-                return PlainTextResponse(usage.as_csv(tables[table]), media_type="text/csv")
-            found = await run_in_threadpool(called, answers[method], controller, body)
-            return Response(found, media_type="application/json")
-
-        return Route(path, run, methods=list(answers))
-
     def as_lmcache(call: familiar.Call) -> Call:
-        return lambda controller, body: call(controller, actions, body)
+        @wraps(call)
+        def run(controller: Controller, body: Any) -> Any:
+            return call(controller, actions, body)
 
-    app = Starlette(
-        routes=[
-            Route("/health", health, methods=["GET"]),
-            Route("/metrics", metrics),
-            Route("/openapi.json", document),
-            Route("/docs", docs),
-            route("/v1/cluster", GET=views.cluster),
-            route("/v1/nodes", GET=views.nodes),
-            route("/v1/nodes/{id}", GET=views.node),
-            route("/v1/lookup", GET=views.lookup, POST=views.lookup),
-            route("/v1/explain", POST=views.explain),
-            route("/v1/prefixes", GET=views.prefixes),
-            route("/v1/keys", GET=usage.keys),
-            route("/v1/transfers", GET=usage.transfers),
-            route("/v1/jobs", GET=actions.jobs, POST=actions.start),
-            route("/v1/jobs/{id}", GET=actions.one),
-            route("/v1/pins", GET=actions.pins, POST=actions.pin),
-            route("/v1/pins/{id}", DELETE=actions.unpin),
-            Route("/v1/events", streams.open),
-            *(route(path, POST=as_lmcache(call)) for path, call in familiar.ROUTES.items()),
-            route("/controller/workers", GET=familiar.workers),
-            route("/controller/key-stats", GET=familiar.key_stats),
-            *page.routes(),
-        ],
-        exception_handlers=HANDLERS,
-    )
-    return Guard(app, partial(getattr, controller.config, "http_token"), (*HEALTH, *OPEN))
+        return run
+
+    api = Api("kvferry controller", _TEXT, controller, ("/health",), _ERRORS)
+    api.plain("/health", _health, Alive)
+    api.plain("/metrics", metrics, str, "text/plain")
+    api.call("/v1/cluster", GET=views.cluster)
+    api.call("/v1/nodes", table="nodes", GET=views.nodes)
+    api.call("/v1/nodes/{id}", GET=views.node)
+    api.call("/v1/lookup", GET=views.lookup, POST=views.lookup)
+    api.call("/v1/explain", POST=views.explain)
+    api.call("/v1/prefixes", table="prefixes", GET=views.prefixes)
+    api.call("/v1/keys", table="keys", GET=usage.keys)
+    api.call("/v1/transfers", table="transfers", GET=usage.transfers)
+    api.call("/v1/jobs", GET=actions.jobs, POST=actions.start)
+    api.call("/v1/jobs/{id}", GET=actions.one)
+    api.call("/v1/pins", GET=actions.pins, POST=actions.pin)
+    api.call("/v1/pins/{id}", DELETE=actions.unpin)
+    api.plain("/v1/events", streams.open, str, "text/event-stream")
+    for path, call in familiar.ROUTES.items():
+        api.call(path, POST=as_lmcache(call))
+    api.call("/controller/workers", GET=familiar.workers)
+    api.call("/controller/key-stats", GET=familiar.key_stats)
+    page = PageRoutes(controller, actions, api.bodies)
+    return api.app(partial(getattr, controller.config, "http_token"), page.routes(), OPEN)
 
 
-def _query(request: Request) -> dict[str, Any]:
-    """The query as a body: lists have commas between, numbers are numbers."""
-    found: dict[str, Any] = dict(request.query_params)
-    try:
-        if "tokens" in found:
-            found["tokens"] = array("q", map(int, found["tokens"].split(",")))
-        if "limit" in found:
-            found["limit"] = int(found["limit"])
-        if "window_s" in found:
-            found["window_s"] = float(found["window_s"])
-    except (ValueError, OverflowError):
-        text = "tokens and limit are whole numbers, and window_s is a number"
-        raise CallError(400, UsageError.code, text) from None
-    if "hashes" in found:
-        found["hashes"] = found["hashes"].split(",")
-    return found
+async def _health(request: Request) -> Response:
+    """Whether the controller turns. Needs no token."""
+    return JSONResponse({"alive": True})
 
 
 class _Streams:
@@ -142,7 +101,7 @@ class _Streams:
         self._open = 0
 
     async def open(self, request: Request) -> Response:
-        """A stream, from the event behind the last one that the caller has."""
+        """What happens, as it happens; behind the event `last`, or that of Last-Event-ID."""
         text = request.headers.get("last-event-id") or request.query_params.get("last", "")
         last = int(text) if text.isdecimal() and len(text) < 18 else self._journal.last
         if self._open >= _STREAMS_MAX:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
+
+from msgspec import Meta, Struct
 
 from kvferry import _native
 from kvferry.chunks.generation import salted
@@ -13,12 +14,31 @@ from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.controller.controller import Controller
 from kvferry.controller.members import Found, Member
 from kvferry.errors import UsageError
-from kvferry.http.answers import CallError, field
+from kvferry.http.answers import CallError
+from kvferry.http.bodies import Tokens
 from kvferry.membership.messages import HASHES_MAX, HeldIdentity
 
-__all__ = ["Asked", "asked", "instance_of", "looked_up"]
+__all__ = ["Asked", "PromptBody", "asked", "instance_of", "looked_up"]
 
 _SALT_BYTES_MAX = 1024
+
+
+class PromptBody(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A prompt: its tokens, or the hashes of its chunks, or its text."""
+
+    tokens: Tokens | None = None
+    hashes: Annotated[
+        list[str] | None,
+        Meta(description="Of its chunks instead, 32 hexadecimal digits each."),
+    ] = None
+    text: Annotated[
+        str | None, Meta(description="Instead, where the controller has a tokenizer.")
+    ] = None
+    identity: Annotated[
+        str | None,
+        Meta(description="Digest in hex, a beginning of it, or the model; default: all of them."),
+    ] = None
+    salt: Annotated[str, Meta(description="Of the tenant, in hex.")] = ""
 
 
 @dataclass(frozen=True)
@@ -36,21 +56,20 @@ class Asked:
     identities: dict[bytes, HeldIdentity]
 
 
-def asked(controller: Controller, body: Mapping[str, Any]) -> list[Asked]:
+def asked(controller: Controller, body: PromptBody) -> list[Asked]:
     """The prompt of a body, once for each way in which living instances hash it.
 
     Raises:
         UsageError: It names none, or more than one, or no identity that is known; or a text, and
             this controller has no tokenizer.
     """
-    identities = _identities(controller, field(body, "identity", str))
-    named = [name for name in ("tokens", "hashes", "text") if body.get(name) is not None]
-    if len(named) != 1:
+    identities = _identities(controller, body.identity)
+    if [body.tokens, body.hashes, body.text].count(None) != 2:
         raise UsageError("name either 'tokens' or 'hashes' or a 'text'")
-    if named == ["hashes"]:
-        return [Asked(_hashes(body["hashes"]), 0, identities)]
-    tokens = _text(controller, body) if named == ["text"] else field(body, "tokens", array)
-    salt = _hex(field(body, "salt", str, ""), "salt")
+    if body.hashes is not None:
+        return [Asked(_hashes(body.hashes), 0, identities)]
+    tokens = body.tokens if body.text is None else _text(controller, body.text)
+    salt = _hex(body.salt, "salt")
     if len(salt) > _SALT_BYTES_MAX:
         raise UsageError(f"'salt' is longer than {_SALT_BYTES_MAX} bytes")
     groups: dict[tuple[int, bytes], dict[bytes, HeldIdentity]] = {}
@@ -104,18 +123,16 @@ def _identities(controller: Controller, wanted: str | None) -> dict[bytes, HeldI
     return found
 
 
-def _text(controller: Controller, body: Mapping[str, Any]) -> array[int]:
+def _text(controller: Controller, text: str) -> Tokens:
     if controller.tokenizer is None:
         raise UsageError(
             "this controller has no tokenizer for a text: give it --tokenizer-file, or name tokens "
             "(whole numbers) or hashes (32 hexadecimal digits each)"
         )
-    return controller.tokenizer.tokens(field(body, "text", str))
+    return controller.tokenizer.tokens(text)
 
 
-def _hashes(given: Any) -> bytes:
-    if not isinstance(given, list) or not all(isinstance(one, str) for one in given):
-        raise UsageError("'hashes' is no list of texts; write 32 hexadecimal digits for each chunk")
+def _hashes(given: Sequence[str]) -> bytes:
     if len(given) > HASHES_MAX:
         raise UsageError(f"'hashes' has more than {HASHES_MAX} of them")
     raw = [_hex(one, "hashes") for one in given]

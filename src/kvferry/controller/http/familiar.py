@@ -11,125 +11,166 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
 
 from kvferry.controller.controller import Controller
-from kvferry.controller.http.actions import Actions, no_such
-from kvferry.controller.http.asking import asked, instance_of
+from kvferry.controller.http.actions import Actions, JobBody, no_such
+from kvferry.controller.http.asking import PromptBody, asked, instance_of
+from kvferry.controller.http.views import LookupBody
 from kvferry.controller.http.views import lookup as looked_up
 from kvferry.controller.jobs import Job
 from kvferry.controller.members import Member
-from kvferry.errors import UsageError
-from kvferry.http.answers import CallError, field
+from kvferry.http.answers import CallError
+from kvferry.http.bodies import Tokens
 from kvferry.membership.framing import host_and_port
 from kvferry.membership.messages import Malformed
 
 __all__ = ["ROUTES", "key_stats", "workers"]
 
-Body = Mapping[str, Any]
-Call = Callable[[Controller, Actions, Body], dict[str, Any]]
+Call = Callable[[Controller, Actions, Any], Any]
 
 LOCATION = "LocalCPUBackend"
 _WAIT_S = 10.0
 
 
-def lookup(controller: Controller, actions: Actions, body: Body) -> dict[str, Any]:
-    """{"tokens"} -> how many of them each instance has."""
-    found = looked_up(controller, {"tokens": body.get("tokens")})["instances"]
+class LmcacheBody(Struct, kw_only=True):
+    event_id: str | None = None
+
+
+class LmcacheTokens(LmcacheBody, kw_only=True):
+    tokens: Tokens
+
+
+class LmcacheAddress(LmcacheBody, kw_only=True):
+    ip: str
+
+
+class LmcacheInstance(LmcacheBody, kw_only=True):
+    instance_id: str
+
+
+class LmcacheRanks(LmcacheInstance, kw_only=True):
+    worker_ids: list[int] = []
+
+
+class LmcacheLocated(LmcacheInstance, kw_only=True):
+    location: str = LOCATION
+
+
+class LmcachePrompt(LmcacheLocated, kw_only=True):
+    tokens: Tokens
+
+
+class LmcacheMove(LmcacheBody, kw_only=True):
+    old_position: Annotated[tuple[str, str], Meta(description="[instance, location]")]
+    new_position: tuple[str, str]
+    tokens: Tokens
+    copy: bool = False
+
+
+class LmcacheEvent(Struct):
+    event_id: str
+
+
+class LmcacheWorkerQuery(Struct):
+    instance_id: str | None = None
+    worker_id: Annotated[int, Meta(ge=0)] | None = None
+
+
+def lookup(controller: Controller, actions: Actions, body: LmcacheTokens) -> dict[str, Any]:
+    """As LMCache: the tokens that each instance has."""
+    found = looked_up(controller, LookupBody(tokens=body.tokens))["instances"]
     info: dict[str, Any] = {}
     for one in found:  # the longest first: of two models of one instance that one counts
         info.setdefault(one["instance"], [LOCATION, one["tokens"]])
     return {"event_id": _event(body), "layout_info": info}
 
 
-def query_instance(controller: Controller, actions: Actions, body: Body) -> dict[str, Any]:
-    """{"ip"} -> the instance there."""
-    ip = field(body, "ip", str)
-    if ip is None:
-        raise UsageError("name the 'ip'")
+def query_instance(
+    controller: Controller, actions: Actions, body: LmcacheAddress
+) -> dict[str, Any]:
+    """As LMCache: the instance at an address."""
     for one in controller.members.living():
-        if ip in (one.host, _address(one)[0]):
+        if body.ip in (one.host, _address(one)[0]):
             return {"event_id": _event(body), "res": one.instance, "instance_id": one.instance}
-    raise CallError(404, "instance", f"no instance at {ip!r} is registered")
+    raise CallError(404, "instance", f"no instance at {body.ip!r} is registered")
 
 
-def query_worker_info(controller: Controller, actions: Actions, body: Body) -> dict[str, Any]:
-    """{"instance_id", "worker_ids"} -> where they are."""
-    members = instance_of(controller, _instance(body))
-    wanted = field(body, "worker_ids", list)
-    if wanted:
-        members = [one for one in members if one.rank in wanted]
+def query_worker_info(
+    controller: Controller, actions: Actions, body: LmcacheRanks
+) -> dict[str, Any]:
+    """As LMCache: where the ranks of an instance are."""
+    members = instance_of(controller, body.instance_id)
+    if body.worker_ids:
+        members = [one for one in members if one.rank in body.worker_ids]
     return {"event_id": _event(body), "worker_infos": [_worker(controller, m) for m in members]}
 
 
-def health(controller: Controller, actions: Actions, body: Body) -> dict[str, Any]:
-    """{"instance_id"} -> 0 for each rank that is heard, -1 for one that is not."""
+def health(controller: Controller, actions: Actions, body: LmcacheInstance) -> dict[str, Any]:
+    """As LMCache: whether an instance is heard."""
     codes = {
         str(one.rank): 0 if one.state == "alive" else -1
         for one in controller.members.all()
-        if one.instance == _instance(body)
+        if one.instance == body.instance_id
     }
     whole = 0 if codes and not any(codes.values()) else -1
     return {"event_id": _event(body), "error_code": whole, "error_codes": codes}
 
 
-def clear(controller: Controller, actions: Actions, body: Body) -> dict[str, Any]:
-    """{"instance_id", "location"} -> how many tokens are forgotten."""
-    members = instance_of(controller, _instance(body))
-    return _done(actions, "clear", body, {"instance": members[0].instance}, _sizes(members))
+def clear(controller: Controller, actions: Actions, body: LmcacheLocated) -> dict[str, Any]:
+    """As LMCache: forget all."""
+    _check_location(body.location)
+    members = instance_of(controller, body.instance_id)
+    asked_for = JobBody(action="clear", instance=body.instance_id)
+    return _done(actions, asked_for, _sizes(members))
 
 
-def pin(controller: Controller, actions: Actions, body: Body) -> dict[str, Any]:
-    """{"instance_id", "location", "tokens"} -> how many tokens are pinned."""
+def pin(controller: Controller, actions: Actions, body: LmcachePrompt) -> dict[str, Any]:
+    """As LMCache: keep a prompt."""
     return _of_prompt(controller, actions, "pin", body)
 
 
-def unpin(controller: Controller, actions: Actions, body: Body) -> dict[str, Any]:
-    """{"instance_id", "location", "tokens"} -> how many tokens were pinned."""
+def unpin(controller: Controller, actions: Actions, body: LmcachePrompt) -> dict[str, Any]:
+    """As LMCache: let it go."""
     return _of_prompt(controller, actions, "unpin", body)
 
 
-def move(controller: Controller, actions: Actions, body: Body) -> dict[str, Any]:
-    """{"old_position", "new_position", "tokens", "copy"} -> how many tokens are there now."""
-    places = []
-    for name in ("old_position", "new_position"):
-        place = field(body, name, list)
-        if place is None or len(place) != 2 or not all(isinstance(x, str) for x in place):
-            raise UsageError(f"{name!r} is [instance, location]")
-        _check_location(place[1])
-        places.append(place[0])
-    action = "copy" if field(body, "copy", bool, False) else "move"
-    asked_for = {"instance": places[0], "to": places[1], "tokens": body.get("tokens")}
-    members = instance_of(controller, places[1])
-    return _done(actions, action, body, asked_for, _sizes(members))
+def move(controller: Controller, actions: Actions, body: LmcacheMove) -> dict[str, Any]:
+    """As LMCache: have another instance have a prompt."""
+    (old, old_location), (new, new_location) = body.old_position, body.new_position
+    _check_location(old_location)
+    _check_location(new_location)
+    action = "copy" if body.copy else "move"
+    asked_for = JobBody(action=action, instance=old, to=new, tokens=body.tokens)
+    return _done(actions, asked_for, _sizes(instance_of(controller, new)))
 
 
-def compress(controller: Controller, actions: Actions, body: Body) -> dict[str, Any]:
-    """It is not done here."""
+def compress(controller: Controller, actions: Actions, body: LmcacheBody) -> dict[str, Any]:
+    """As LMCache; it is not done here."""
     raise no_such("compress")
 
 
-def decompress(controller: Controller, actions: Actions, body: Body) -> dict[str, Any]:
-    """It is not done here."""
+def decompress(controller: Controller, actions: Actions, body: LmcacheBody) -> dict[str, Any]:
+    """As LMCache; it is not done here."""
     raise no_such("decompress")
 
 
-def check_finish(controller: Controller, actions: Actions, body: Body) -> dict[str, Any]:
-    """{"event_id"} -> how far that is."""
-    state = actions.found(field(body, "event_id", str, "")).state
+def check_finish(controller: Controller, actions: Actions, body: LmcacheEvent) -> dict[str, Any]:
+    """As LMCache: how far a job is."""
+    state = actions.found(body.event_id).state
     return {"status": {"running": "pending", "done": "success"}.get(state, state)}
 
 
-def workers(controller: Controller, body: Body) -> dict[str, Any]:
-    """All ranks, those of an instance, or one."""
+def workers(controller: Controller, body: LmcacheWorkerQuery) -> dict[str, Any]:
+    """As LMCache: the ranks of all instances, of one, or one rank."""
     members = controller.members.living()
-    name, rank = body.get("instance_id"), body.get("worker_id")
-    if rank is not None and not str(rank).isdecimal():
-        raise UsageError("'worker_id' is a whole number")
+    name, rank = body.instance_id, body.worker_id
     if name is not None:
         members = [one for one in members if one.instance == name]
     if rank is not None:
-        members = [one for one in members if one.rank == int(rank)]
+        members = [one for one in members if one.rank == rank]
     rows = [_worker(controller, one) for one in members]
     if rank is not None and name is not None:
         if not rows:
@@ -138,8 +179,8 @@ def workers(controller: Controller, body: Body) -> dict[str, Any]:
     return {"workers": rows, "total_count": len(rows)}
 
 
-def key_stats(controller: Controller, body: Body) -> dict[str, Any]:
-    """How many chunks each instance holds."""
+def key_stats(controller: Controller) -> dict[str, Any]:
+    """As LMCache: chunks of each instance."""
     members = controller.members.living()
     rows: dict[str, dict[str, Any]] = {}
     for one in members:
@@ -171,25 +212,24 @@ ROUTES: dict[str, Call] = {
 }
 
 
-def _of_prompt(controller: Controller, actions: Actions, action: str, body: Body) -> dict[str, Any]:
-    members = instance_of(controller, _instance(body))
-    asked_for = {"instance": members[0].instance, "tokens": body.get("tokens")}
-    asked(controller, {"tokens": body.get("tokens")})
-    return _done(actions, action, body, asked_for, _sizes(members))
-
-
-def _done(
-    actions: Actions, action: str, body: Body, asked_for: Body, sizes: Mapping[str, int]
+def _of_prompt(
+    controller: Controller, actions: Actions, action: str, body: LmcachePrompt
 ) -> dict[str, Any]:
+    _check_location(body.location)
+    members = instance_of(controller, body.instance_id)
+    asked(controller, PromptBody(tokens=body.tokens))
+    asked_for = JobBody(action=action, instance=body.instance_id, tokens=body.tokens)
+    return _done(actions, asked_for, _sizes(members))
+
+
+def _done(actions: Actions, body: JobBody, sizes: Mapping[str, int]) -> dict[str, Any]:
     """Do it and wait for a while; `num_tokens` is 0 as long as it runs."""
-    if action != "move" and action != "copy":
-        _check_location(field(body, "location", str, LOCATION))
-    job: Job = actions.job(action, {k: v for k, v in asked_for.items() if v is not None})
+    job: Job = actions.job(body)
     job.ended.wait(_WAIT_S)
     if job.state == "failed":
         raise CallError(502, "instance", job.text)
     # Each rank has its part of every chunk: what all of them did is done.
-    chunks = job.chunks // max(1, len(sizes)) if action == "clear" else job.least or 0
+    chunks = job.chunks // max(1, len(sizes)) if body.action == "clear" else job.least or 0
     tokens = chunks * max(sizes.values(), default=0) if job.state == "done" else 0
     return {"event_id": job.id, "num_tokens": tokens}
 
@@ -207,15 +247,8 @@ def _check_location(location: str) -> None:
         raise CallError(501, "unsupported", f"a controller sees {LOCATION} alone, not {location!r}")
 
 
-def _instance(body: Body) -> str:
-    name = field(body, "instance_id", str)
-    if name is None:
-        raise UsageError("name the 'instance_id'")
-    return str(name)
-
-
-def _event(body: Body) -> str:
-    return str(body.get("event_id") or secrets.token_hex(8))
+def _event(body: LmcacheBody) -> str:
+    return body.event_id or secrets.token_hex(8)
 
 
 def _address(member: Member) -> tuple[str, int]:

@@ -2,41 +2,41 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated
+
+from msgspec import Meta, Struct
 
 from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.controller.controller import Controller
+from kvferry.controller.http.answers import (
+    HeldPrefix,
+    KeyRow,
+    KeysReport,
+    TransferRow,
+    TransferRows,
+    WorkReport,
+)
 from kvferry.controller.traffic import HELD_S
-from kvferry.errors import UsageError
-from kvferry.http.answers import field
 
-__all__ = ["TABLES", "WINDOW_S", "as_csv", "keys", "transfers", "work"]
+__all__ = ["WindowQuery", "keys", "transfers", "work"]
 
-Body = Mapping[str, Any]
-WINDOW_S = 300.0
-# Of the answer of a path, the list that is its table as CSV.
-TABLES = {
-    "/v1/nodes": "nodes",
-    "/v1/prefixes": "prefixes",
-    "/v1/keys": "keys",
-    "/v1/transfers": "transfers",
-}
 _PREFIXES = 512
 _TRANSFERS = 2000
 _AGES = ((60.0, "under 1 min"), (600.0, "1 to 10 min"), (3600.0, "10 to 60 min"))
 _OLDER, _NEVER = "over 60 min", "not looked up"
 
 
-def work(controller: Controller, body: Body) -> dict[str, Any]:
+class WindowQuery(Struct):
+    """The time that is looked at."""
+
+    window_s: Annotated[float, Meta(ge=1, le=HELD_S, description="Of `work`.")] = 300.0
+
+
+def work(controller: Controller, body: WindowQuery) -> WorkReport:
     """Hits by tier and prefill that was saved, in the last `window_s` seconds."""
-    seconds = field(body, "window_s", float, WINDOW_S)
-    if not 1 <= seconds <= HELD_S:
-        raise UsageError(f"'window_s' is 1 to {HELD_S:g}")
-    done = controller.members.traffic.window(seconds)
+    done = controller.members.traffic.window(body.window_s)
     return {
         "window_s": round(done.at, 1),
         "requested_tokens": done.requested_tokens,
@@ -46,9 +46,9 @@ def work(controller: Controller, body: Body) -> dict[str, Any]:
     }
 
 
-def transfers(controller: Controller, body: Body) -> dict[str, Any]:
+def transfers(controller: Controller) -> TransferRows:
     """Who has read how much from whom: the 2000 pairs with most bytes, these first."""
-    rows = [
+    rows: list[TransferRow] = [
         {
             "from": one.source,
             "to": one.target,
@@ -63,12 +63,12 @@ def transfers(controller: Controller, body: Body) -> dict[str, Any]:
     return {"since": round(controller.started, 3), "transfers": rows}
 
 
-def keys(controller: Controller, body: Body) -> dict[str, Any]:
+def keys(controller: Controller) -> KeysReport:
     """What fills the memory of instances: bytes by model and process, by prefix, and by age.
 
     The age is the time since a prefix was last looked up here, which is all that is known of it.
     """
-    rows: list[dict[str, Any]] = []
+    rows: list[KeyRow] = []
     sizes: dict[bytes, int] = {}
     for member in controller.members.living():
         for digest, seat in list(member.seats.items()):
@@ -102,9 +102,9 @@ def keys(controller: Controller, body: Body) -> dict[str, Any]:
     }
 
 
-def _prefixes(controller: Controller, sizes: Mapping[bytes, int]) -> list[dict[str, Any]]:
+def _prefixes(controller: Controller, sizes: Mapping[bytes, int]) -> list[HeldPrefix]:
     """The longest prefix of each root that was looked up, wherever it is."""
-    found: list[dict[str, Any]] = []
+    found: list[HeldPrefix] = []
     now = time.time()
     for prefix in controller.prefixes.top(_PREFIXES):
         holders = controller.members.lookup(prefix.longest or prefix.root)
@@ -124,22 +124,3 @@ def _prefixes(controller: Controller, sizes: Mapping[bytes, int]) -> list[dict[s
         )
     found.sort(key=lambda one: -one["bytes"])
     return found
-
-
-def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A table with its heads; what is a list or has parts is one text."""
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(rows[0] if rows else ())
-    for row in rows:
-        writer.writerow([_cell(one) for one in row.values()])
-    return text.getvalue()
-
-
-def _cell(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        value = " ".join(f"{name}={one}" for name, one in value.items())
-    elif isinstance(value, list | tuple):
-        value = " ".join(_cell(one) if isinstance(one, str) else str(one) for one in value)
-    # A name that a spreadsheet would take for a formula.
-    return f"'{value}" if isinstance(value, str) and value[:1] in "=+-@" and value else value

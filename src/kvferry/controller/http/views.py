@@ -3,28 +3,59 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
 
 from kvferry import __version__
 from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.controller.controller import Controller
-from kvferry.controller.http.asking import asked, looked_up
-from kvferry.controller.http.usage import work
+from kvferry.controller.http.answers import (
+    ChunkRow,
+    ClusterReport,
+    ExplainReport,
+    IdentityRow,
+    LookedUp,
+    NodeRow,
+    NodeRows,
+    OneInstance,
+    PrefixRow,
+    PrefixRows,
+)
+from kvferry.controller.http.asking import PromptBody, asked, looked_up
+from kvferry.controller.http.usage import WindowQuery, work
 from kvferry.controller.members import Member
-from kvferry.errors import UsageError
-from kvferry.http.answers import CallError, check_names, field
+from kvferry.http.answers import CallError
+from kvferry.http.bodies import ById
 
-__all__ = ["cluster", "explain", "lookup", "node", "nodes", "prefixes"]
+__all__ = [
+    "LookupBody",
+    "PrefixesBody",
+    "cluster",
+    "explain",
+    "lookup",
+    "node",
+    "nodes",
+    "prefixes",
+]
 
-Body = Mapping[str, Any]
-_PROMPT = ("tokens", "hashes", "text", "identity", "salt", "limit")
-_LIMIT, _LIMIT_MAX = 64, 1024
 _EXPLAINED_MAX = 1024
 _NOBODY_S = 30.0  # for instances to find a controller that has just begun
 
 
-def cluster(controller: Controller, body: Body) -> dict[str, Any]:
+class LookupBody(PromptBody, kw_only=True):
+    """A prompt, and how many instances are to be named."""
+
+    limit: Annotated[int, Meta(ge=1, le=1024)] = 64
+
+
+class PrefixesBody(Struct):
+    """How many prefixes are to be named."""
+
+    limit: Annotated[int, Meta(ge=1, le=512)] = 50
+
+
+def cluster(controller: Controller, body: WindowQuery) -> ClusterReport:
     """All of it in numbers, and what is wrong."""
     members = controller.members.all()
     states = [one.state for one in members]
@@ -52,29 +83,27 @@ def cluster(controller: Controller, body: Body) -> dict[str, Any]:
     }
 
 
-def nodes(controller: Controller, body: Body) -> dict[str, Any]:
+def nodes(controller: Controller) -> NodeRows:
     """Every process of every instance; the dead ones too, as long as they are remembered."""
     return {"nodes": [_shown(controller, one) for one in controller.members.all()]}
 
 
-def node(controller: Controller, body: Body) -> dict[str, Any]:
+def node(controller: Controller, body: ById) -> OneInstance:
     """The processes of one instance."""
-    name = field(body, "id", str, "")
+    name = body.id
     found = [one for one in controller.members.all() if one.instance == name]
     if not found:
         raise CallError(404, "instance", f"no instance {name!r} is known; see /v1/nodes")
     return {"instance": name, "nodes": [_shown(controller, one) for one in found]}
 
 
-def lookup(controller: Controller, body: Body) -> dict[str, Any]:
+def lookup(controller: Controller, body: LookupBody) -> LookedUp:
     """Which instances hold how much of a prompt: the longest prefix first, the suspect last.
 
     An instance of several ranks holds what all of its ranks hold.
     """
-    check_names(body, _PROMPT)
-    limit = _limit(body, _LIMIT, _LIMIT_MAX)
     prompts = asked(controller, body)
-    rows = []
+    rows: list[Any] = []
     for one in _by_instance(controller, looked_up(controller, prompts)):
         chunks = min(one["ranks"].values())
         if chunks:
@@ -82,15 +111,15 @@ def lookup(controller: Controller, body: Body) -> dict[str, Any]:
     rows.sort(key=lambda one: (one["state"] != "alive", -one["tokens"]))
     for row in rows:
         row["ranks"] = {str(rank): chunks for rank, chunks in sorted(row["ranks"].items())}
-    return {"chunks": _chunks(prompts), "instances": rows[:limit]}
+    return {"chunks": _chunks(prompts), "instances": rows[: body.limit]}
 
 
-def explain(controller: Controller, body: Body) -> dict[str, Any]:
+def explain(controller: Controller, body: LookupBody) -> ExplainReport:
     """For each chunk of a prompt who holds it; or why nobody can give it."""
-    check_names(body, _PROMPT)
     prompts = asked(controller, body)
     directory = controller.members.directory
-    shown, cut = [], False
+    shown: list[ChunkRow] = []
+    cut = False
     for one in prompts:
         count = len(one.hashes) // DIGEST_BYTES
         cut |= count > _EXPLAINED_MAX
@@ -123,15 +152,16 @@ def explain(controller: Controller, body: Body) -> dict[str, Any]:
                 }
             )
     found = lookup(controller, body)
-    return {"chunks": shown, "truncated": cut, "instances": found["instances"]} | (
-        {} if controller.members.living() else {"why": "no instance is registered"}
-    )
+    told: ExplainReport = {"chunks": shown, "truncated": cut, "instances": found["instances"]}
+    if not controller.members.living():
+        told["why"] = "no instance is registered"
+    return told
 
 
-def prefixes(controller: Controller, body: Body) -> dict[str, Any]:
+def prefixes(controller: Controller, body: PrefixesBody) -> PrefixRows:
     """The prefixes that were asked for most since the controller began, and who holds them now."""
-    rows = []
-    for one in controller.prefixes.top(_limit(body, 50, 512)):
+    rows: list[PrefixRow] = []
+    for one in controller.prefixes.top(body.limit):
         found = controller.members.lookup(one.longest or one.root)
         chunks = max(1, len(one.longest) // DIGEST_BYTES)
         rows.append(
@@ -192,14 +222,7 @@ def _chunks(prompts: Any) -> int:
     return max((len(one.hashes) // DIGEST_BYTES for one in prompts), default=0)
 
 
-def _limit(body: Body, default: int, most: int) -> int:
-    limit = field(body, "limit", int, default)
-    if isinstance(limit, bool) or not 1 <= limit <= most:
-        raise UsageError(f"'limit' is 1 to {most}")
-    return int(limit)
-
-
-def _shown(controller: Controller, member: Member) -> dict[str, Any]:
+def _shown(controller: Controller, member: Member) -> NodeRow:
     dead = member.state == "dead"
     return {
         "instance": member.instance,
@@ -228,8 +251,8 @@ def _shown(controller: Controller, member: Member) -> dict[str, Any]:
     }
 
 
-def _identities(living: list[Member]) -> list[dict[str, Any]]:
-    found: dict[bytes, dict[str, Any]] = {}
+def _identities(living: list[Member]) -> list[IdentityRow]:
+    found: dict[bytes, IdentityRow] = {}
     for member in living:
         for digest, one in member.identities.items():
             row = found.setdefault(

@@ -10,11 +10,15 @@ from typing import Any
 
 from kvferry.controller.controller import Controller
 from kvferry.controller.http import views
-from kvferry.controller.http.actions import Actions
+from kvferry.controller.http.actions import Actions, JobBody, PinBody
+from kvferry.controller.http.answers import PinRow
+from kvferry.controller.http.usage import WindowQuery
+from kvferry.controller.jobs import JobRow
 from kvferry.controller.page import figures
 from kvferry.controller.page.html import Html, el, joined
 from kvferry.controller.page.parts import Column, Query, chosen, table
 from kvferry.errors import UsageError
+from kvferry.http.bodies import ById, converted
 
 __all__ = ["ActionViews", "prompt_of"]
 
@@ -96,7 +100,7 @@ class ActionViews:
         """Below the form: whose chunks can be asked about."""
         rows = [
             (el("b", one["model"]), one["chunk_size"], one["instances"], el("code", one["digest"]))
-            for one in views.cluster(controller, {})["identities"]
+            for one in views.cluster(controller, WindowQuery())["identities"]
         ]
         columns = (
             Column("Model"),
@@ -115,7 +119,7 @@ class ActionViews:
         if not body:
             raise UsageError("paste a prompt: a text, its tokens, or the hashes of its chunks")
         body |= {name: form[name] for name in ("identity", "salt") if form.get(name)}
-        found = views.explain(controller, body)
+        found = views.explain(controller, converted(body, views.LookupBody))
         shown = {**body, "tokens": list(body["tokens"])} if "tokens" in body else body
         rows, marks = [], []
         for one in found["chunks"]:
@@ -174,12 +178,12 @@ class ActionViews:
         """Jobs, and pins with what undoes them."""
         jobs = [
             one
-            for one in self._actions.jobs(controller, {})["jobs"]
+            for one in self._actions.jobs(controller)["jobs"]
             if chosen(query, one["action"], one["state"], one["text"], *one["waits_for"])
         ]
         pins = [
             one
-            for one in self._actions.pins(controller, {})["pins"]
+            for one in self._actions.pins(controller)["pins"]
             if chosen(query, one["instance"], one["state"])
         ]
         pin_rows = [
@@ -241,12 +245,14 @@ class ActionViews:
         body = prompt_of(form.get("prompt", ""))
         body |= {name: form[name] for name in ("instance", "to", "identity") if form.get(name)}
         action = form.get("action", "")
+        found: JobRow | PinRow
         if action == "pin":
-            found = self._actions.pin(controller, body)
+            body.pop("to", None)
+            found = self._actions.pin(controller, converted(body, PinBody))
             path = "/v1/pins"
         else:
             body["action"] = action
-            found = self._actions.start(controller, body)
+            found = self._actions.start(controller, converted(body, JobBody))
             path = "/v1/jobs"
         shown = {**body, "tokens": list(body["tokens"])} if "tokens" in body else body
         text = f"{action} {found['id']}: {found['state']}"
@@ -254,7 +260,7 @@ class ActionViews:
 
     def unpin(self, controller: Controller, form: Mapping[str, str]) -> Html:
         """Undo a pin; how that began."""
-        found = self._actions.unpin(controller, form)
+        found = self._actions.unpin(controller, converted(form, ById))
         return el("p", f"unpin {found['id']}: {found['state']}", class_="said")
 
 

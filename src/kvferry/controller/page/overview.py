@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from kvferry.controller.controller import Controller
 from kvferry.controller.http import views
+from kvferry.controller.http.answers import ClusterReport, WorkReport
+from kvferry.controller.http.usage import WindowQuery
 from kvferry.controller.page import figures
 from kvferry.controller.page.html import Html, el
 from kvferry.controller.page.parts import Query, tile
@@ -29,7 +30,7 @@ def window_of(query: Query) -> float:
 def overview(controller: Controller, query: Query) -> Html:
     """See the module."""
     seconds = window_of(query)
-    found = views.cluster(controller, {"window_s": seconds})
+    found = views.cluster(controller, WindowQuery(seconds))
     window = f"last {WINDOWS[f'{seconds:g}']}"
     if found["work"]["window_s"] < 0.9 * seconds:
         window += f", {figures.duration(found['work']['window_s'])} so far"
@@ -58,7 +59,7 @@ def _alarms(alarms: list[str]) -> Html:
     return el("ul", *(el("li", one) for one in alarms), class_="alarms", id="alarms", role="alert")
 
 
-def _hits(work: dict[str, Any], window: str) -> Html:
+def _hits(work: WorkReport, window: str) -> Html:
     wanted, tokens = work["requested_tokens"], work["hit_tokens"]
     order = [one for one in (MEMORY, PEER) if one in tokens]
     order += sorted(one for one in tokens if one not in order)
@@ -84,7 +85,7 @@ def _hits(work: dict[str, Any], window: str) -> Html:
     )
 
 
-def _saved(work: dict[str, Any], window: str) -> Html:
+def _saved(work: WorkReport, window: str) -> Html:
     rate = work["saved_s"] / work["window_s"] if work["window_s"] else 0.0
     return tile(
         "Prefill saved",
@@ -95,7 +96,7 @@ def _saved(work: dict[str, Any], window: str) -> Html:
     )
 
 
-def _memory(found: dict[str, Any]) -> Html:
+def _memory(found: ClusterReport) -> Html:
     used, room = found["used_bytes"], found["capacity_bytes"]
     return tile(
         "Memory of instances",
@@ -107,7 +108,7 @@ def _memory(found: dict[str, Any]) -> Html:
     )
 
 
-def _instances(found: dict[str, Any]) -> Html:
+def _instances(found: ClusterReport) -> Html:
     states = found["states"]
     return tile(
         "Instances",

@@ -20,7 +20,7 @@ _PREFIXES = 200
 def nodes(controller: Controller, query: Query) -> Html:
     """Processes beside each other, with totals."""
     rows, marks, shown = [], [], []
-    found = views.nodes(controller, {})["nodes"]
+    found = views.nodes(controller)["nodes"]
     for one in sorted(found, key=lambda each: (each["instance"], each["rank"])):
         models = ", ".join(sorted({each["model"] for each in one["identities"]}))
         if not chosen(query, one["instance"], one["host"], one["address"], one["state"], models):
@@ -75,7 +75,7 @@ def nodes(controller: Controller, query: Query) -> Html:
 def prefixes(controller: Controller, query: Query) -> Html:
     """What was looked up most."""
     rows = []
-    for one in views.prefixes(controller, {"limit": _PREFIXES})["prefixes"]:
+    for one in views.prefixes(controller, views.PrefixesBody(_PREFIXES))["prefixes"]:
         if not chosen(query, one["root"], *one["holders"]):
             continue
         error = f" \N{MINUS SIGN}{one['lookups_error']}" if one["lookups_error"] else ""
@@ -105,7 +105,7 @@ def prefixes(controller: Controller, query: Query) -> Html:
 
 def transfers(controller: Controller, query: Query) -> Html:
     """Who reads from whom: live rates as a matrix, and all pairs below it."""
-    found = usage.transfers(controller, {})["transfers"]
+    found = usage.transfers(controller)["transfers"]
     found = [one for one in found if chosen(query, one["from"], one["to"])]
     if not found:
         return el("p", "No instance has read from another one yet.", class_="quiet")
@@ -162,7 +162,7 @@ def _matrix(found: Sequence[Mapping[str, Any]], window: str) -> Html:
 
 def memory(controller: Controller, query: Query) -> Html:
     """What fills the memory: by model, by prefix, by age."""
-    found = usage.keys(controller, {})
+    found = usage.keys(controller)
     rows = [one for one in found["keys"] if chosen(query, one["model"], one["instance"])]
     total = sum(one["bytes"] for one in rows)
     models: dict[str, list[int]] = {}

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 from kvferry.integrations.vllm.affinity import all_processors, thread_start
-from kvferry.integrations.vllm.connector import KvferryConnector
 from kvferry.integrations.vllm.door import (
     all_ranks,
     computing_threads,
@@ -38,6 +37,7 @@ from kvferry.integrations.vllm.held import HeldCache
 from kvferry.integrations.vllm.held_finder import HeldFinder
 from kvferry.integrations.vllm.held_meter import SHOWN
 from kvferry.integrations.vllm.identity import model_identity
+from kvferry.integrations.vllm.in_process import KvferryConnector
 from kvferry.integrations.vllm.mp_settings import MpSettings, read_mp_settings
 from kvferry.integrations.vllm.ranks import RankAnswers, RankFinder, address
 from kvferry.integrations.vllm.scheduler import SchedulerHalf
@@ -75,7 +75,7 @@ class KvferryMPConnector(KvferryConnector):
         self._settings = self._mp.connector
         self._held: HeldCache | None = None
 
-    def _size_of_ranks(self, url: str, curve_key_file: Path | None) -> int:
+    def _size_of_ranks(self, url: str, token_file: Path | None) -> int:
         """What the ranks took, which are there before the scheduler is."""
         ranks = RankFinder(self._names(), 0.0)
         size = ranks.chunk_size()
@@ -123,7 +123,7 @@ class KvferryMPConnector(KvferryConnector):
                 identity,
                 self._mp.url,
                 retrieve_timeout_s=config.retrieve_timeout_s,
-                curve_key_file=self._mp.curve_key_file,
+                token_file=self._mp.token_file,
                 weights_version=config.weights_version or "",
             )
         rank = shard.pp_rank * vllm_config.parallel_config.tensor_parallel_size + shard.tp_rank
@@ -185,9 +185,9 @@ class KvferryMPConnector(KvferryConnector):
         return sent, received
 
 
-def _size_of_server(url: str, curve_key_file: Path | None) -> int:
+def _size_of_server(url: str, token_file: Path | None) -> int:
     """What a server was started with; 0: nothing, or it is not there."""
-    welcome = greet(url, curve_key_file=curve_key_file, timeout_s=_GREET_S)
+    welcome = greet(url, token_file=token_file, timeout_s=_GREET_S)
     if welcome is None or not welcome.chunk_size:
         return 0
     _log.info("kvferry: chunk_size %d, as the server at %s says", welcome.chunk_size, url)

@@ -51,12 +51,12 @@ class MpSettings:
 
     Attributes:
         url: Of the server.
-        curve_key_file: See `kvferry.server.Client`.
+        token_file: See `kvferry.server.Client`.
         connector: Of it, `connector.engine` counts what `ENGINE` names.
     """
 
     url: str
-    curve_key_file: Path | None
+    token_file: Path | None
     connector: VllmConnectorSettings
 
 
@@ -75,7 +75,7 @@ def read_mp_settings(
         block_size: Tokens of a block of vLLM.
         environ: Default: of this process.
         quiet: Say nothing in the log; another half of the connector has done so.
-        chunk_size: Is asked with `url` and `curve_key_file` where no setting names one; 0: the
+        chunk_size: Is asked with `url` and `token_file` where no setting names one; 0: the
             default of `CacheConfig`.
 
     Raises:
@@ -104,13 +104,13 @@ def read_mp_settings(
                 "the memory and the stores; give it to kvferry server"
             )
     url = _url(ours, environ)
-    given = ours.get("curve_key_file", ("", None))[1]
-    given = specs(VllmServerSettings)["curve_key_file"].check(given, f"{_MP}curve_key_file")
-    keys = None if given is None else Path(given)
-    ask = None if chunk_size is None else partial(chunk_size, url, keys)
+    given = ours.get("token_file", ("", None))[1]
+    given = specs(VllmServerSettings)["token_file"].check(given, f"{_MP}token_file")
+    token_file = None if given is None else Path(given)
+    ask = None if chunk_size is None else partial(chunk_size, url, token_file)
     return MpSettings(
         url=url,
-        curve_key_file=keys,
+        token_file=token_file,
         connector=read_settings(rest, block_size, environ=environ, quiet=quiet, chunk_size=ask),
     )
 

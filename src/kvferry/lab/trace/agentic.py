@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from kvferry.errors import UsageError
-from kvferry.lab.trace.format import Sequenced, TraceOptions
+from kvferry.lab.trace.sequenced import Sequenced, TraceOptions
 
 __all__ = ["sequenced"]
 

@@ -25,42 +25,14 @@ from typing import Any
 
 from kvferry import _native
 from kvferry.errors import UsageError
+from kvferry.lab.trace import agentic, text
+from kvferry.lab.trace.sequenced import Sequenced, TraceOptions
 
-__all__ = ["Sequenced", "Trace", "TraceOptions", "load_trace"]
+__all__ = ["Trace", "load_trace"]
 
 HASH_BYTES = 16
 _LINE_BYTES_MAX = 64 << 20
 _LENGTHS_ONLY = ("ContextTokens", "num_prefill_tokens", "Request tokens")
-
-
-@dataclass(frozen=True, kw_only=True)
-class TraceOptions:
-    """How to read a trace.
-
-    Attributes:
-        block_tokens: Tokens of a block of the file; None: as its format says.
-        chunk_tokens: Tokens of a chunk of the cache, a multiple of that; None: one block, and 512
-            for agentic traces, 256 for text.
-        limit: Read this many requests at most.
-        users: Sessions that run at the same time, where the file has sessions without a common
-            clock.
-        warm: Part of the tool and system prompt that sessions of one model share, where the file
-            does not say.
-    """
-
-    block_tokens: int | None = None
-    chunk_tokens: int | None = None
-    limit: int | None = None
-    users: int = 40
-    warm: float = 0.5
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sequenced:
-    """One request as a format knows it: numbers that stand for blocks, below 2**32, and a salt."""
-
-    blocks: array[int]
-    salt: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -118,8 +90,6 @@ def load_trace(
         UsageError: The file cannot be read, its format is unknown, a line of it is malformed, or
             it says nothing about what requests share.
     """
-    from kvferry.lab.trace import agentic, text
-
     options = options or TraceOptions()
     lines = _Lines(path)
     first = lines.first()

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from kvferry.errors import UsageError
-from kvferry.lab.trace.format import Sequenced
+from kvferry.lab.trace.sequenced import Sequenced
 
 __all__ = ["sequenced"]
 

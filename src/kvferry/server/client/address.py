@@ -1,18 +1,21 @@
-"""Where a client finds its server, and with which keys."""
+"""Where a client finds its server, and what it shows it."""
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+from kvferry.config.file import read_token
 from kvferry.errors import ConfigError
-from kvferry.server.client.sockets import CurveKeys
 
-__all__ = ["DEFAULT_URL", "curve_keys", "read_url"]
+__all__ = ["DEFAULT_URL", "read_url", "token_reader"]
 
 DEFAULT_URL = "tcp://localhost:5555"
 _VARIABLE = "KVFERRY_SERVER_URL"
+_TOKEN = "KVFERRY_SERVER_TOKEN"
 _TCP = re.compile(r"tcp://(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?", re.ASCII)
 # As the system has it: of the address of a socket in the file system.
 _IPC_BYTES_MAX = 107
@@ -39,13 +42,24 @@ def read_url(url: str | None) -> str:
     raise ConfigError(f"{where}={url!r} is no tcp://HOST:PORT and no ipc:///PATH")
 
 
-def curve_keys(path: Path) -> CurveKeys:
-    """The keys of a client from its file.
+def token_reader(file: str | os.PathLike[str] | None) -> Callable[[], str]:
+    """Reads the token of a server anew at each call, which raises ConfigError; "": there is none.
+
+    Args:
+        file: That holds it; None: the token or the file that the environment names, as for the
+            server.
 
     Raises:
-        ConfigError: The file cannot be read, or holds none.
+        ConfigError: The file cannot be read, or holds no token.
     """
-    from kvferry.server.curve import client_keys
-
-    public, secret, server = client_keys(path)
-    return CurveKeys(client_public=public, client_secret=secret, server_public=server)
+    name, word = "token_file", ""
+    if file is None:
+        name, word = f"{_TOKEN}_FILE", os.environ.get(_TOKEN, "")
+        file = os.environ.get(name) or None
+        if word and file is not None:
+            raise ConfigError(f"{_TOKEN} and {name} are the same; keep one")
+    if file is None:
+        return lambda: word
+    read = partial(read_token, Path(file), name)
+    read()
+    return read

@@ -10,22 +10,21 @@ it. With it stays the lock that tells the server so, which gives the pages to no
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
-import struct
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 
 from kvferry import __version__, _exit, _native  # noqa: F401
 from kvferry.chunks.identity import Identity
 from kvferry.chunks.layout import KVLayout
-from kvferry.errors import KVFerryError, UsageError
+from kvferry.errors import ConfigError, KVFerryError, UsageError
 from kvferry.server.client.control import Control, Gone, Refused, Silent
 from kvferry.server.client.link import Away, Link
-from kvferry.server.client.sockets import new_id
+from kvferry.server.client.replies import new_id
+from kvferry.server.locks import has_server
 from kvferry.server.protocol import VERSION, Attached, Done, Register, Registered, Unregister
 
 __all__ = ["Attachment", "Session", "begin", "unregister"]
@@ -39,9 +38,6 @@ _PROCESS = secrets.token_hex(8)
 # Beyond these a file offset does not go, and a heartbeat makes no sense.
 _OFFSET_MAX = 1 << 62
 _HEARTBEAT_S = (0.01, 60.0)
-# The byte of its segments that a server has locked while it lives; behind the end of every file.
-SERVER_LOCK = 1 << 60
-_FLOCK = struct.Struct("hhqqi4x")  # type, whence, start, length, pid
 
 
 class Attachment:
@@ -129,13 +125,19 @@ class Session:
         return f"<Session with {self.incarnation}>"
 
 
-def begin(control: Control, identity: Identity) -> tuple[Registered, Attachment]:
+def begin(
+    control: Control, identity: Identity, token: Callable[[], str]
+) -> tuple[Registered, Attachment]:
     """Register, map the segment, and have that confirmed.
 
     Raises:
         Gone, Stopped, Silent: As `Control.ask`.
-        Refused: One of both does not accept the other.
+        Refused: One of both does not accept the other, or the token cannot be read.
     """
+    try:
+        shown = token()
+    except ConfigError as error:
+        raise Refused(str(error)) from None
     request = Register(
         new_id(),
         0,
@@ -146,6 +148,7 @@ def begin(control: Control, identity: Identity) -> tuple[Registered, Attachment]
         f"kvferry {__version__}",
         os.getpid(),
         f"{_PROCESS}-{os.getpid()}",  # a forked child has the first half too
+        shown,
     )
     told = control.ask(request, Registered, _REGISTER_S)
     attachment = _attach(told, identity.layout)
@@ -208,9 +211,8 @@ def _need_owner(path: str) -> None:
     """
     descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
-        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, SERVER_LOCK, 1, 0)
-        kind = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, asked))[0]
+        owned = has_server(descriptor)
     finally:
         os.close(descriptor)
-    if kind == fcntl.F_UNLCK:
+    if not owned:
         raise UsageError("no cache server owns it")

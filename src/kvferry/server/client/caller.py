@@ -13,7 +13,7 @@ from kvferry.server.client.attachment import Session
 from kvferry.server.client.counters import Counters
 from kvferry.server.client.keeper import Keeper
 from kvferry.server.client.link import Away, TimedOut
-from kvferry.server.client.sockets import new_id
+from kvferry.server.client.replies import new_id
 from kvferry.server.protocol import Count, Failure, Release, Reply, Request
 
 __all__ = ["Caller"]

@@ -1,8 +1,7 @@
-"""A connection for one request at a time: without keys a plain socket that speaks ZMTP, with keys
-one of libzmq.
+"""A connection to a server: a plain socket that speaks ZMTP.
 
-Who waits for a reply on a plain socket is woken by the reply itself. Through libzmq a thread of its
-own would be woken first, and pass it on: several times the cost of all the rest; see
+Who waits for a reply is woken by the reply itself. Through a library with a thread of its own that
+would be woken first, and pass it on: several times the cost of all the rest; see
 docs/decisions/0015-the-servers-socket.md.
 
 Threads: one at a time.
@@ -10,83 +9,53 @@ Threads: one at a time.
 
 from __future__ import annotations
 
+import errno
+import os
 import select
 import socket
 import struct
 import time
 from collections import deque
-from typing import Protocol
 
-import zmq
-
-from kvferry.server.client.sockets import CurveKeys, open_socket, poll_ms
 from kvferry.server.protocol import MESSAGE_BYTES_MAX
-from kvferry.server.zmtp import GREETING, Wire, WireError, framed
+from kvferry.server.zmtp import GREETING, READY_CLIENT, Wire, WireError, framed
 
-__all__ = ["Broken", "Channel", "open_channel"]
+__all__ = ["Broken", "Channel", "NoServer"]
 
 # An answer from memory takes no longer, if all is well; until then nothing else is waited for.
 _SOON_MS = 2
 _READ_BYTES = 1 << 15
-_TYPE = b"\x05READY\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER"
-_HELLO = GREETING + bytes((4, len(_TYPE))) + _TYPE
 
 
 class Broken(Exception):
     """The connection is of no more use."""
 
 
-class Channel(Protocol):
-    """What a caller needs of a connection."""
-
-    def send(self, frame: bytes, until: float) -> None:
-        """Send a request, until a moment of ``time.monotonic``.
-
-        Raises:
-            Broken: It did not go, or not as a whole.
-        """
-
-    def receive(self, until: float) -> bytes | None:
-        """What came; None: nothing by then, or somebody ended the wait.
-
-        Raises:
-            Broken: Nothing will come any more.
-        """
-
-    def close(self) -> None:
-        """End the connection."""
+class NoServer(Broken):
+    """Whoever listens there speaks something else."""
 
 
-def open_channel(
-    context: zmq.Context[zmq.Socket[bytes]],
-    url: str,
-    keys: CurveKeys | None,
-    ended_fd: int,
-    until: float,
-) -> Channel:
-    """A connection to a server.
+class Channel:
+    """A connection, from its beginning to its end.
 
     Args:
+        url: Of the server.
         ended_fd: Every wait ends when it is readable.
+        until: When it has to be there, by ``time.monotonic``.
 
     Raises:
         Broken: There is none.
     """
-    if keys is None:
-        return _Plain(url, ended_fd, until)
-    return _Keyed(context, url, keys, ended_fd)
 
-
-class _Plain:
     def __init__(self, url: str, ended_fd: int, until: float) -> None:
         self._wire = Wire(MESSAGE_BYTES_MAX)
         self._came: deque[bytes] = deque()
-        self._socket = _connected(url, until)
+        self._socket = _connected(url, ended_fd, until)
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
         self._poll.register(ended_fd, select.POLLIN)
         try:
-            self._send(_HELLO, until)
+            self._send(GREETING + READY_CLIENT, until)
             while not self._wire.ready:
                 if not self._read(until):
                     raise Broken
@@ -95,7 +64,27 @@ class _Plain:
             raise
 
     def send(self, frame: bytes, until: float) -> None:
+        """Send a request, until a moment of ``time.monotonic``.
+
+        Raises:
+            Broken: It did not go, or not as a whole.
+        """
         self._send(framed(frame), until)
+
+    def receive(self, until: float) -> bytes | None:
+        """What came; None: nothing by then, or somebody ended the wait.
+
+        Raises:
+            Broken: Nothing will come any more.
+        """
+        while not self._came:
+            if not self._read(until):
+                return None
+        return self._came.popleft()
+
+    def close(self) -> None:
+        """End the connection."""
+        self._socket.close()
 
     def _send(self, data: bytes, until: float) -> None:
         while True:
@@ -110,21 +99,15 @@ class _Plain:
             data = data[sent:]
             poll = select.poll()
             poll.register(self._socket, select.POLLOUT)
-            if not poll.poll(poll_ms(until)):
+            if not poll.poll(_poll_ms(until)):
                 raise Broken
-
-    def receive(self, until: float) -> bytes | None:
-        while not self._came:
-            if not self._read(until):
-                return None
-        return self._came.popleft()
 
     def _read(self, until: float) -> bool:
         """Take what comes; False: nothing did, or the wait was ended."""
         try:
             data = self._socket.recv(_READ_BYTES)  # no longer than _SOON_MS
         except BlockingIOError:
-            ready = self._poll.poll(poll_ms(until))
+            ready = self._poll.poll(_poll_ms(until))
             if not any(descriptor == self._socket.fileno() for descriptor, _ in ready):
                 return False
             try:
@@ -138,78 +121,62 @@ class _Plain:
         if not data:
             raise Broken
         try:
-            self._came += [frames[-1] for frames in self._wire.feed(data)]
-        except WireError:
-            raise Broken from None
+            self._came += self._wire.feed(data)
+        except WireError as error:
+            raise (Broken if self._wire.ready else NoServer)(str(error)) from None
         return True
 
-    def close(self) -> None:
-        self._socket.close()
 
-
-def _connected(url: str, until: float) -> socket.socket:
-    limit_s = max(0.001, until - time.monotonic())
+def _connected(url: str, ended_fd: int, until: float) -> socket.socket:
+    """A socket of any of the server's addresses; each has its share of the time."""
     try:
-        if url.startswith("ipc://"):
-            made = socket.socket(socket.AF_UNIX)
-            try:
-                made.settimeout(limit_s)
-                made.connect(url.removeprefix("ipc://"))
-            except BaseException:
-                made.close()
-                raise
-        else:
-            host, _, port = url.removeprefix("tcp://").rpartition(":")
-            made = socket.create_connection((host.strip("[]"), int(port)), limit_s)
-            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        addresses = _addresses(url)
     except OSError:
         raise Broken from None
-    made.settimeout(None)
-    soon = struct.pack("ll", 0, _SOON_MS * 1000)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, soon)
+    for left, (family, address) in zip(range(len(addresses), 0, -1), addresses, strict=True):
+        now = time.monotonic()
+        try:
+            return _dialled(family, address, ended_fd, now + max(0.0, until - now) / left)
+        except OSError:
+            pass
+    raise Broken
+
+
+def _addresses(url: str) -> list[tuple[int, str | tuple[object, ...]]]:
+    if url.startswith("ipc://"):
+        return [(socket.AF_UNIX, url.removeprefix("ipc://"))]
+    host, _, port = url.removeprefix("tcp://").rpartition(":")
+    found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    return [(family, address) for family, *_, address in found]
+
+
+def _dialled(
+    family: int, address: str | tuple[object, ...], ended_fd: int, until: float
+) -> socket.socket:
+    made = socket.socket(family)
+    try:
+        made.setblocking(False)
+        error = made.connect_ex(address)
+        if error == errno.EINPROGRESS:
+            poll = select.poll()
+            poll.register(made, select.POLLOUT)
+            poll.register(ended_fd, select.POLLIN)
+            ready = poll.poll(_poll_ms(until))
+            there = any(descriptor == made.fileno() for descriptor, _ in ready)
+            error = made.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) if there else errno.EAGAIN
+        if error:
+            raise OSError(error, os.strerror(error))
+        made.setblocking(True)
+        if family != socket.AF_UNIX:
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        soon = struct.pack("ll", 0, _SOON_MS * 1000)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, soon)
+    except BaseException:
+        made.close()
+        raise
     return made
 
 
-class _Keyed:
-    def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], url: str, keys: CurveKeys, ended_fd: int
-    ) -> None:
-        try:
-            self._socket = open_socket(context, url, keys)
-            self._socket.setsockopt(zmq.RCVTIMEO, _SOON_MS)
-            self._socket.connect(url)  # it fails for no address that the client accepted
-        except zmq.ZMQError:  # no descriptors left
-            raise Broken from None
-        self._poller = zmq.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
-        self._poller.register(ended_fd, zmq.POLLIN)
-
-    def send(self, frame: bytes, until: float) -> None:
-        try:
-            self._socket.send(frame, zmq.NOBLOCK)
-            return
-        except zmq.Again:  # a new socket that is still connecting
-            self._poller.modify(self._socket, zmq.POLLOUT)
-        try:
-            self._poller.poll(poll_ms(until))
-        finally:
-            self._poller.modify(self._socket, zmq.POLLIN)
-        try:
-            self._socket.send(frame, zmq.NOBLOCK)
-        except zmq.Again:
-            raise Broken from None
-
-    def receive(self, until: float) -> bytes | None:
-        frame = self._read(0)
-        if frame is None and self._poller.poll(poll_ms(until)):
-            frame = self._read(zmq.NOBLOCK)
-        return frame
-
-    def _read(self, flags: int) -> bytes | None:
-        try:
-            return self._socket.recv(flags)
-        except zmq.Again:
-            return None
-
-    def close(self) -> None:
-        self._socket.close(linger=0)
+def _poll_ms(until: float) -> int:
+    """Milliseconds to a moment of ``time.monotonic``, rounded up, and not negative."""
+    return max(0, int((until - time.monotonic()) * 1000 + 0.999))

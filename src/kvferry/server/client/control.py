@@ -1,7 +1,8 @@
-"""The socket over which a client stays in touch with its server, and sees it go.
+"""The connection over which a client stays in touch with its server, and sees it go.
 
-It tells three things apart: the server is not there, it is there, and it refuses our keys. A server
-that dies closes its sockets, which the kernel does for it: `Gone` is raised within milliseconds.
+It tells three things apart: the server is not there, it is there, and what is there is none. A
+server that dies closes its sockets, which the kernel does for it: `Gone` is raised within
+milliseconds.
 
 Threads: one, its keeper. A `Wake` may be called by any.
 """
@@ -14,25 +15,20 @@ import time
 from contextlib import suppress
 from typing import TypeVar
 
-import zmq
-from zmq.utils.monitor import parse_monitor_message
-
+from kvferry.server.client.channel import Broken, Channel, NoServer
 from kvferry.server.client.counters import Counters
-from kvferry.server.client.sockets import CurveKeys, open_socket, poll_ms, read_reply
+from kvferry.server.client.replies import read_reply
 from kvferry.server.protocol import Failure, Reply, Request, encode
 
 __all__ = ["Control", "Gone", "Refused", "Silent", "Stopped", "Wake"]
 
 T = TypeVar("T", bound=Reply)
 
-_HERE = zmq.EVENT_HANDSHAKE_SUCCEEDED
-_GONE = zmq.EVENT_DISCONNECTED
-_KEYS = zmq.EVENT_HANDSHAKE_FAILED_AUTH
-_PROTOCOL = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-# Messages handled in one go; the rest is there the next time.
-_BURST = 256
+# Of an attempt to connect; and between two of them, at first and at most.
+_CONNECT_S = 2.0
+_RETRY_S = (0.05, 1.0)
 # Failures that only people can mend.
-_FINAL = ("version", "identity", "usage", "message")
+_FINAL = ("version", "token", "identity", "usage", "message")
 
 
 class Gone(Exception):
@@ -88,52 +84,39 @@ class Wake:
 
 
 class Control:
-    """A connection, or the attempt to make one.
+    """A connection, or the attempts to make one.
 
     Args:
-        context, url, keys, counters: As those of a `Link`.
+        url, counters: As those of a `Link`.
         wake: Ends a `poll` before its time.
-
-    Raises:
-        zmq.ZMQError: There are no descriptors left.
     """
 
-    def __init__(
-        self,
-        context: zmq.Context[zmq.Socket[bytes]],
-        url: str,
-        keys: CurveKeys | None,
-        counters: Counters,
-        wake: Wake,
-    ) -> None:
+    def __init__(self, url: str, counters: Counters, wake: Wake) -> None:
+        self._url = url
         self._counters = counters
         self._wake = wake
-        self.connected = False
-        self._socket = open_socket(context, url, keys)
-        try:
-            self._monitor = self._socket.get_monitor_socket(_HERE | _GONE | _KEYS | _PROTOCOL)
-        except BaseException:
-            self._socket.close(linger=0)
-            raise
-        self._poller = zmq.Poller()
-        for watched in (self._socket, self._monitor, wake.fd):
-            self._poller.register(watched, zmq.POLLIN)
-        self._socket.connect(url)
+        self._channel: Channel | None = None
+        self._retry_s = _RETRY_S[0]
 
-    def poll(self, until: float) -> list[Reply]:
-        """Wait for replies, for `wake`, or until a moment of ``time.monotonic``.
+    @property
+    def connected(self) -> bool:
+        """Whether a server is there."""
+        return self._channel is not None
+
+    def poll(self, until: float) -> Reply | None:
+        """Wait for a reply, for `wake`, or until a moment of ``time.monotonic``.
 
         Raises:
             Gone: The server was there, and is not any more.
-            Refused: It is there and does not accept us.
+            Refused: What is there is no cache server.
             Stopped: The client is being closed.
         """
         if self._wake.stopped:
             raise Stopped
-        replies = self._poll(until)
+        reply = self._poll(until)
         if self._wake.stopped:
             raise Stopped
-        return replies
+        return reply
 
     def ask(self, request: Request, kind: type[T], limit_s: float, *, last: bool = False) -> T:
         """One exchange, when there is no session to wait for another way.
@@ -151,68 +134,59 @@ class Control:
         poll = self._poll if last else self.poll
         until = time.monotonic() + limit_s
         while time.monotonic() < until:
-            for reply in poll(until):
-                if reply.id != request.id:
-                    continue
-                if isinstance(reply, kind):
-                    return reply
-                if not isinstance(reply, Failure):
-                    raise Refused("what the server answers cannot be")
-                if reply.code in _FINAL:
-                    raise Refused(reply.text)
-                raise Silent(reply.text)
+            reply = poll(until)
+            if reply is None or reply.id != request.id:
+                continue
+            if isinstance(reply, kind):
+                return reply
+            if not isinstance(reply, Failure):
+                raise Refused("what the server answers cannot be")
+            if reply.code in _FINAL:
+                raise Refused(reply.text)
+            raise Silent(reply.text)
         raise Silent("it does not answer")
 
     def send(self, request: Request) -> None:
-        """Send a request; a server that takes none shows that by its silence."""
+        """Send a request.
+
+        Raises:
+            Gone: There is nobody who takes it.
+        """
         frame = encode(request)
         try:
-            self._socket.send(frame, zmq.NOBLOCK)
-        except zmq.Again:
-            return
+            if self._channel is None:
+                raise Gone
+            self._channel.send(frame, time.monotonic())
+        except Broken:
+            raise Gone from None
         self._counters.exchanged(len(frame), 0)
 
     def close(self) -> None:
-        """Close the sockets."""
-        self._socket.disable_monitor()
-        self._monitor.close(linger=0)
-        self._socket.close(linger=0)
+        """End the connection."""
+        if self._channel is not None:
+            self._channel.close()
 
-    def _poll(self, until: float) -> list[Reply]:
-        ready = dict(self._poller.poll(poll_ms(until)))
-        if self._wake.fd in ready:
-            self._wake.clear()
-        replies = self._receive() if self._socket in ready else []
-        if self._monitor in ready:
-            self._watch()
-        return replies
+    def _poll(self, until: float) -> Reply | None:
+        if self._channel is None:
+            self._connect(until)
+            return None
+        try:
+            frame = self._channel.receive(until)
+        except Broken:
+            raise Gone from None
+        self._wake.clear()
+        return None if frame is None else read_reply(frame, self._counters)
 
-    def _receive(self) -> list[Reply]:
-        replies: list[Reply] = []
-        for _ in range(_BURST):
-            try:
-                frame = self._socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                break
-            reply = read_reply(frame, self._counters)
-            if reply is not None:
-                replies.append(reply)
-        return replies
-
-    def _watch(self) -> None:
-        while True:
-            try:
-                event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))["event"]
-            except zmq.Again:
-                return
-            if event == _HERE:
-                self.connected = True
-            elif event == _GONE and self.connected:
-                raise Gone
-            elif event == _KEYS:
-                raise Refused("the server does not know our CURVE key")
-            elif event == _PROTOCOL:
-                raise Refused(
-                    "what listens there is no cache server, or one side uses CURVE and the other "
-                    "does not"
-                )
+    def _connect(self, until: float) -> None:
+        """Try it once, and wait a moment if nobody is there."""
+        self._wake.clear()  # it is readable for whoever is to be stopped, who looks
+        if self._wake.stopped:
+            return
+        try:
+            until = min(until, time.monotonic() + _CONNECT_S)
+            self._channel = Channel(self._url, self._wake.fd, until)
+        except NoServer as error:
+            raise Refused(f"what listens there is no cache server: {error}") from None
+        except Broken:
+            self._wake.sleep(min(self._retry_s, until - time.monotonic()))
+            self._retry_s = min(2 * self._retry_s, _RETRY_S[1])

@@ -12,7 +12,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from kvferry.server.client.sockets import new_id
+from kvferry.server.client.replies import new_id
 from kvferry.server.protocol import Abort, Leased, Release, Reply, Request, Reserved
 
 __all__ = ["Forgotten"]

@@ -19,9 +19,8 @@ import math
 import os
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
-
-import zmq
 
 from kvferry.chunks.identity import Identity
 from kvferry.server.client.attachment import Session, begin, unregister
@@ -30,7 +29,7 @@ from kvferry.server.client.counters import Counters
 from kvferry.server.client.forgotten import Forgotten
 from kvferry.server.client.link import Link
 from kvferry.server.client.notices import Notices
-from kvferry.server.client.sockets import CurveKeys, new_id
+from kvferry.server.client.replies import new_id
 from kvferry.server.protocol import Failure, Ping, Pong
 
 __all__ = ["Keeper"]
@@ -41,7 +40,7 @@ _log = logging.getLogger("kvferry.server.client")
 _SOON_S = 0.05
 _LATER_S = 1.0
 _REFUSED_S = 10.0
-_LOOK_S = 1.0
+_LOOK_S = 2.0
 # A ping may take so many heartbeats.
 _PATIENCE = 2.0
 # A ping that asks whether a late answer means anything may take so long until it does.
@@ -58,7 +57,7 @@ class Keeper:
     Args:
         url: Of the server.
         identity: To register with.
-        keys: For CURVE; None: none.
+        token: Reads what to show the server; "": nothing.
         counters: Of the client.
         prefault: Fill the page tables at once where the server says that it costs no memory.
 
@@ -72,7 +71,7 @@ class Keeper:
         self,
         url: str,
         identity: Identity,
-        keys: CurveKeys | None,
+        token: Callable[[], str],
         counters: Counters,
         *,
         prefault: bool,
@@ -81,11 +80,10 @@ class Keeper:
         self.refused = ""
         self._url = url
         self._identity = identity
-        self._keys = keys
+        self._token = token
         self._counters = counters
         self._prefault = prefault
         self._notices = Notices(url)
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._wake = Wake()
         self._lost: Session | None = None
         self._suspected: Session | None = None
@@ -143,25 +141,18 @@ class Keeper:
     # --- The thread ---
 
     def _run(self) -> None:
-        try:
-            while not self._wake.stopped:
-                try:
-                    self._wake.sleep(self._live())
-                except Stopped:
-                    break
-                except Exception:  # a mistake of ours must not cost more than the cache
-                    _log.exception("the keeper of the session with %s failed", self._url)
-                    self._wake.sleep(_LATER_S)
-        finally:
-            self._context.term()
+        while not self._wake.stopped:
+            try:
+                self._wake.sleep(self._live())
+            except Stopped:
+                break
+            except Exception:  # a mistake of ours must not cost more than the cache
+                _log.exception("the keeper of the session with %s failed", self._url)
+                self._wake.sleep(_LATER_S)
 
     def _live(self) -> float:
         """One life of a connection; how long to wait for the next."""
-        try:
-            control = Control(self._context, self._url, self._keys, self._counters, self._wake)
-        except zmq.ZMQError as error:  # no descriptors left
-            self._notices.missed(str(error))
-            return _LATER_S
+        control = Control(self._url, self._counters, self._wake)
         try:
             self._connect(control)
             self._hold(control)
@@ -186,10 +177,10 @@ class Keeper:
 
     def _hold(self, control: Control) -> None:
         """A session from its beginning to its end."""
-        told, attachment = begin(control, self._identity)
+        told, attachment = begin(control, self._identity, self._token)
         late = partial(self.forgotten.late, told.session)
         try:
-            link = Link(self._context, self._url, self._keys, self._counters, late)
+            link = Link(self._url, self._counters, late)
         except OSError as error:  # no descriptors left
             attachment.close()
             raise Silent(str(error)) from None
@@ -217,15 +208,15 @@ class Keeper:
         doubt_at = math.inf
         while True:
             wake = next_ping if answer_until is None else min(answer_until, doubt_at)
-            for reply in control.poll(wake):
-                if isinstance(reply, Pong):
-                    if reply.incarnation != session.incarnation:
-                        raise _Ended("another server answers")
-                    session.doubted, answer_until, doubt_at = False, None, math.inf
-                    self._judge(session)
-                    session.shared = reply.shared or session.shared
-                elif isinstance(reply, Failure) and reply.code in ("session", "attach"):
-                    raise _Ended(f"the session ended: {reply.text}")
+            reply = control.poll(wake)
+            if isinstance(reply, Pong):
+                if reply.incarnation != session.incarnation:
+                    raise _Ended("another server answers")
+                session.doubted, answer_until, doubt_at = False, None, math.inf
+                self._judge(session)
+                session.shared = reply.shared or session.shared
+            elif isinstance(reply, Failure) and reply.code in ("session", "attach"):
+                raise _Ended(f"the session ended: {reply.text}")
             if self._lost is session:
                 raise _Ended("the session ended")
             for request in self.forgotten.take(session.number):

@@ -17,11 +17,9 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-import zmq
-
-from kvferry.server.client.channel import Broken, Channel, open_channel
+from kvferry.server.client.channel import Broken, Channel
 from kvferry.server.client.counters import Counters
-from kvferry.server.client.sockets import CurveKeys, read_reply
+from kvferry.server.client.replies import read_reply
 from kvferry.server.protocol import Reply, Request, encode
 
 __all__ = ["Away", "Link", "TimedOut"]
@@ -42,24 +40,13 @@ class Link:
     """The way to one server.
 
     Args:
-        context: Of the client; it outlives the link.
         url: Of the server.
-        keys: For CURVE; None: none.
         counters: Of the client.
         late: Called with replies that came after their time: they may hold a lease.
     """
 
-    def __init__(
-        self,
-        context: zmq.Context[zmq.Socket[bytes]],
-        url: str,
-        keys: CurveKeys | None,
-        counters: Counters,
-        late: Callable[[Reply], None],
-    ) -> None:
-        self._context = context
+    def __init__(self, url: str, counters: Counters, late: Callable[[Reply], None]) -> None:
         self._url = url
-        self._keys = keys
         self._counters = counters
         self._late = late
         self._ended_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -152,7 +139,7 @@ class Link:
 
     def _connect(self, until: float) -> Channel:
         try:
-            return open_channel(self._context, self._url, self._keys, self._ended_fd, until)
+            return Channel(self._url, self._ended_fd, until)
         except BaseException as error:
             self._give(None)
             if isinstance(error, Broken):

@@ -27,7 +27,6 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -40,7 +39,7 @@ from kvferry.chunks.generation import FIRST, drawn, joined, named, own_of, share
 from kvferry.chunks.identity import Identity
 from kvferry.client.buffers import BufferLike
 from kvferry.errors import ClosedError, UnavailableError
-from kvferry.server.client.address import curve_keys, read_url
+from kvferry.server.client.address import read_url, token_reader
 from kvferry.server.client.caller import Caller
 from kvferry.server.client.counters import Counters
 from kvferry.server.client.keeper import Keeper
@@ -71,7 +70,8 @@ class Client:
         timeout_s: Limit of each question that the server answers from memory.
         retrieve_timeout_s: Limit for calls that may load from stores.
         copy_threads: Threads that copy; default: the processors of this machine, 4 at most.
-        curve_key_file: Keys for a server that asks for them.
+        token_file: Holds the token for a server that asks for one; read for each session. Default:
+            ``KVFERRY_SERVER_TOKEN_FILE``, else ``KVFERRY_SERVER_TOKEN`` is the token.
         weights_version: Of engines on the same stores, those with the same name share; for weights
             that were changed in place.
         prefault: Fill the page tables at the beginning, where that takes no memory of the server.
@@ -79,7 +79,7 @@ class Client:
     It waits for the server for half a second, so that short programs find it, and never longer.
 
     Raises:
-        ConfigError: The URL or the file of keys cannot be.
+        ConfigError: The URL or the file of the token cannot be.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Client:
         timeout_s: float = 0.5,
         retrieve_timeout_s: float = 10.0,
         copy_threads: int | None = None,
-        curve_key_file: str | os.PathLike[str] | None = None,
+        token_file: str | os.PathLike[str] | None = None,
         weights_version: str = "",
         prefault: bool = True,
     ) -> None:
@@ -106,10 +106,10 @@ class Client:
         self._retrieve_timeout_s = retrieve_timeout_s
         self._pid = os.getpid()
         self._closed = False
-        keys = curve_keys(Path(curve_key_file)) if curve_key_file is not None else None
+        token = token_reader(token_file)
         self._counters = Counters()
         self._executor = ThreadPoolExecutor(_BACKGROUND_THREADS, "kvferry-client")
-        self._keeper = Keeper(self.url, identity, keys, self._counters, prefault=prefault)
+        self._keeper = Keeper(self.url, identity, token, self._counters, prefault=prefault)
         # At the latest at the end of the program.
         self._finalizer = weakref.finalize(self, self._keeper.close)
         self._caller = Caller(self._keeper, self._counters, timeout_s)

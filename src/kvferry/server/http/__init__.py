@@ -3,5 +3,4 @@
 HttpSide      a thread that serves                         side.py
 make_app      routes                                       app.py
 calls         what each route does                         calls.py, prefetch.py, token_files.py
-API           the description of all of it                 openapi.py
 """

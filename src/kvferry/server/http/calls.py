@@ -1,8 +1,9 @@
 """What the HTTP side does for its callers: one function for each, without any HTTP in it.
 
-A call gets the server's view and a parsed body, may wait within the limits of the engine, and
-returns what JSON is made of. Bodies name prompts by their tokens; the hashes that the cache knows
-are made here, with the tenant's salt where there is one.
+A call gets the server's view and a body of its kind, may wait within the limits of the engine, and
+returns what JSON is made of; `kvferry.http.routes` describes it by its annotations. Bodies name
+prompts by their tokens; the hashes that the cache knows are made here, with the tenant's salt where
+there is one.
 """
 
 from __future__ import annotations
@@ -10,40 +11,129 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from array import array
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Annotated, Any, NotRequired, TypedDict
+
+import msgspec
 
 from kvferry.cache import TieredCache
 from kvferry.cache.prompt import Prompt, read_prompt
 from kvferry.chunks.generation import joined, named
 from kvferry.errors import UsageError
-from kvferry.http.answers import CallError, check_names, field
+from kvferry.http.answers import CallError
+from kvferry.http.bodies import Tokens
 from kvferry.server.view import ServerView
 
 __all__ = [
+    "IdentityName",
     "Pins",
+    "SaltHex",
+    "Whose",
     "engine_of",
     "explain",
     "lookup",
     "prompt_of",
+    "whose",
 ]
 
 _PINS_MAX = 10_000
 _SALT_BYTES_MAX = 1024
-_PROMPT = ("tokens", "identity", "salt", "weights_version")
+
+IdentityName = Annotated[
+    str | None,
+    msgspec.Meta(description="Digest in hex, a beginning of it, or the model; default: the only."),
+]
+SaltHex = Annotated[str | None, msgspec.Meta(description="Of the tenant, in hex.")]
+_Version = Annotated[
+    str | None, msgspec.Meta(description="Of engines that were given this name of their weights.")
+]
 
 
-def engine_of(view: ServerView, body: Mapping[str, Any]) -> TieredCache:
-    """The engine of the identity that a body names.
+class _Named(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    identity: IdentityName = None
+    salt: SaltHex = None
+    weights_version: _Version = None
+
+
+class EnginePromptBody(_Named, kw_only=True):
+    """A prompt of an engine."""
+
+    tokens: Tokens
+
+
+class UnpinBody(_Named, kw_only=True):
+    """A pin, by its id alone or by the prompt."""
+
+    id: str | None = None
+    tokens: Tokens | None = None
+
+
+class ClearBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Whose chunks are forgotten."""
+
+    identity: IdentityName = None
+    stores: Annotated[
+        bool, msgspec.Meta(description="For all engines on its stores, and not in memory alone.")
+    ] = False
+
+
+class Whose(TypedDict):
+    """An identity: its digest, and the model."""
+
+    identity: str
+    model: str
+
+
+class LookupReport(Whose):
+    """How much of a prompt there is."""
+
+    prompt_tokens: int
+    tokens: Annotated[int, msgspec.Meta(description="Of the prefix that some tier has.")]
+    tiers: Annotated[
+        dict[str, int], msgspec.Meta(description='Tokens that each gives; "l1" is memory.')
+    ]
+    arriving_tokens: Annotated[
+        int, msgspec.Meta(description="Right behind those in memory, on their way.")
+    ]
+
+
+class Pinned(Whose):
+    """A pin."""
+
+    id: Annotated[str | None, msgspec.Meta(description="null: nothing of the prompt could be had.")]
+    prompt_tokens: int
+    tokens: int
+    since: NotRequired[Annotated[float, msgspec.Meta(description="Seconds since 1970.")]]
+
+
+class PinnedList(TypedDict):
+    """The pins that were set over HTTP."""
+
+    pins: list[Pinned]
+
+
+class Unpinned(Whose):
+    """How many tokens lost a pin."""
+
+    tokens: int
+
+
+class Cleared(Whose):
+    """How many chunks memory lost."""
+
+    chunks: int
+    stores: bool
+
+
+def engine_of(view: ServerView, identity: str | None) -> TieredCache:
+    """The engine of an identity.
 
     Raises:
         CallError: There is none, or the server is not ready for it.
     """
     if not view.ready:
         raise CallError(503, "not_ready", "the server starts, or ends; ask again later")
-    identity = field(body, "identity", str)
     try:
         return view.engine(identity)
     except UsageError as error:
@@ -69,26 +159,22 @@ def prompt_of(
     return read_prompt(tokens, engine.layout.chunk_size, salt, generation=generation)
 
 
-def _prompt(view: ServerView, body: Mapping[str, Any]) -> tuple[TieredCache, Prompt]:
-    check_names(body, _PROMPT)
-    tokens = field(body, "tokens", array)
-    if tokens is None:
-        raise UsageError("the body has no 'tokens'; write the tokens of the prompt as a list")
-    salt, version = field(body, "salt", str), field(body, "weights_version", str)
-    engine = engine_of(view, body)
-    return engine, prompt_of(engine, tokens, salt, version)
+def _prompt(view: ServerView, body: EnginePromptBody | UnpinBody) -> tuple[TieredCache, Prompt]:
+    engine = engine_of(view, body.identity)
+    return engine, prompt_of(engine, body.tokens, body.salt, body.weights_version)
 
 
-def _whose(engine: TieredCache) -> dict[str, str]:
+def whose(engine: TieredCache) -> Whose:
+    """Of what identity an engine is."""
     return {"identity": engine.identity.digest.hex(), "model": engine.identity.model}
 
 
-def lookup(view: ServerView, body: Mapping[str, Any]) -> dict[str, Any]:
+def lookup(view: ServerView, body: EnginePromptBody) -> LookupReport:
     """How much of a prompt each tier has."""
     engine, prompt = _prompt(view, body)
     found = engine.lookup(prompt)
     return {
-        **_whose(engine),
+        **whose(engine),
         "prompt_tokens": prompt.tokens,
         "tokens": found.tokens,
         "tiers": dict(found.tiers),
@@ -96,12 +182,12 @@ def lookup(view: ServerView, body: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def explain(view: ServerView, body: Mapping[str, Any]) -> dict[str, Any]:
+def explain(view: ServerView, body: EnginePromptBody) -> dict[str, Any]:
     """Where each chunk of a prompt is, or why it is not."""
     engine, prompt = _prompt(view, body)
     found = engine.explain(prompt)
     return {
-        **_whose(engine),
+        **whose(engine),
         **asdict(found),
         "usable_tokens": found.usable_tokens,
         "text": str(found),
@@ -114,7 +200,7 @@ class _Pin:
     engine: TieredCache
     prompt: Prompt  # what was pinned
     asked: bytes  # the hashes of all that was asked for
-    shown: dict[str, Any]
+    shown: Pinned
 
 
 class Pins:
@@ -128,13 +214,13 @@ class Pins:
         self._pins: dict[str, _Pin] = {}
         self._coming = 0
 
-    def list(self, view: ServerView, body: Mapping[str, Any]) -> dict[str, Any]:
-        """All of them, the oldest first."""
+    def list(self, view: ServerView) -> PinnedList:
+        """Pins that were set here, the oldest first."""
         with self._lock:
             return {"pins": [pin.shown for pin in self._pins.values()]}
 
-    def add(self, view: ServerView, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Load the prefix of a prompt and keep it in memory."""
+    def add(self, view: ServerView, body: EnginePromptBody) -> Pinned:
+        """Load a prompt's prefix and keep it in memory."""
         engine, prompt = _prompt(view, body)
         with self._lock:
             if len(self._pins) + self._coming >= _PINS_MAX:
@@ -145,54 +231,55 @@ class Pins:
         finally:
             with self._lock:
                 self._coming -= 1
-        shown: dict[str, Any] = {
+        shown: Pinned = {
+            "identity": engine.identity.digest.hex(),
+            "model": engine.identity.model,
             "id": None,
-            **_whose(engine),
             "prompt_tokens": prompt.tokens,
             "tokens": tokens,
         }
         if tokens:
             chunks = tokens // engine.layout.chunk_size
             held = replace(prompt, hashes=prompt.first(chunks))
-            shown |= {"id": secrets.token_hex(8), "since": round(time.time(), 3)}
-            pin = _Pin(shown["id"], engine, held, prompt.hashes, shown)
+            id = secrets.token_hex(8)
+            shown["id"], shown["since"] = id, round(time.time(), 3)
+            pin = _Pin(id, engine, held, prompt.hashes, shown)
             with self._lock:
                 self._pins[pin.id] = pin
         return shown
 
-    def remove(self, view: ServerView, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Undo one, by its id or its tokens; how many tokens lost a pin."""
-        check_names(body, ("id", *_PROMPT))
-        wanted = field(body, "id", str)
-        if wanted is not None and len(body) > 1:
+    def remove(self, view: ServerView, body: UnpinBody) -> Unpinned:
+        """Undo a pin, by its id or its tokens; how many tokens lost one."""
+        if body.id is not None and body != UnpinBody(id=body.id):
             raise UsageError("the body has an 'id' and more; the id alone says which pin it is")
-        if wanted is None:
+        if body.id is None:
+            if body.tokens is None:
+                raise UsageError("name the 'id' of the pin, or the 'tokens' of its prompt")
             engine, prompt = _prompt(view, body)
             pin = self._taken(lambda pin: pin.engine is engine and pin.asked == prompt.hashes)
             if pin is None:  # set by others
-                return {"tokens": engine.unpin(prompt), **_whose(engine)}
+                return {"tokens": engine.unpin(prompt), **whose(engine)}
         else:
-            pin = self._taken(lambda pin: pin.id == wanted)
+            pin = self._taken(lambda pin: pin.id == body.id)
             if pin is None:
                 raise CallError(404, "pin", "there is no pin with this id")
-        return {"tokens": pin.engine.unpin(pin.prompt), **_whose(pin.engine)}
+        return {"tokens": pin.engine.unpin(pin.prompt), **whose(pin.engine)}
 
-    def clear(self, view: ServerView, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Forget everything of an identity, pins too, and in the stores if that is said."""
-        check_names(body, ("identity", "stores"))
-        stores = field(body, "stores", bool, False)  # then for everybody: here are no engines
-        engine = engine_of(view, body)
+    def clear(self, view: ServerView, body: ClearBody) -> Cleared:
+        """Forget all chunks of an identity, pins too, and in the stores if that is said."""
+        stores = body.stores  # then for everybody: here are no engines
+        engine = engine_of(view, body.identity)
         with self._lock:
             gone = [pin.id for pin in self._pins.values() if pin.engine is engine]
             for id in gone:
                 del self._pins[id]
         return {
-            **_whose(engine),
+            **whose(engine),
             "chunks": engine.clear(stores=stores, everybody=stores),
             "stores": stores,
         }
 
-    def _taken(self, fits: Any) -> _Pin | None:
+    def _taken(self, fits: Callable[[_Pin], bool]) -> _Pin | None:
         with self._lock:
             pin = next((pin for pin in self._pins.values() if fits(pin)), None)
             return None if pin is None else self._pins.pop(pin.id)

@@ -7,16 +7,18 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Mapping
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, NotRequired, TypedDict
+
+import msgspec
 
 from kvferry.cache import TieredCache
-from kvferry.errors import KVFerryError, UsageError
-from kvferry.http import answers
-from kvferry.http.answers import CallError, check_names
+from kvferry.errors import KVFerryError
+from kvferry.http.answers import CallError
+from kvferry.http.bodies import ById
 from kvferry.server.http import calls
+from kvferry.server.http.calls import IdentityName, SaltHex, Whose
 from kvferry.server.http.token_files import read_tokens
 from kvferry.server.view import ServerView
 
@@ -32,23 +34,69 @@ _WAIT_MAX_S = 600.0
 _GRACE_S = 5.0  # of a load beyond its own limit
 
 
+class PrefetchBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Prompts to load."""
+
+    files: Annotated[
+        list[str],
+        msgspec.Meta(
+            min_length=1,
+            max_length=_FILES_MAX,
+            description="Absolute paths on the host of the server: JSON lists, or .npy of int32, "
+            "uint32, int64.",
+        ),
+    ]
+    identity: IdentityName = None
+    salt: SaltHex = None
+    wait: Annotated[
+        bool, msgspec.Meta(description="Answer when all are done, or after timeout_s.")
+    ] = False
+    timeout_s: Annotated[float, msgspec.Meta(gt=0, le=_WAIT_MAX_S)] = _WAIT_S
+
+
+class PrefetchFile(TypedDict):
+    """What became of a file."""
+
+    file: str
+    prompt_tokens: int
+    tokens: int
+    error: str | None
+    took_s: NotRequired[float]
+
+
+class PrefetchReport(Whose):
+    """How far a prefetch is."""
+
+    id: str
+    state: Annotated[str, msgspec.Meta(description='"waiting", "running", "done" or "stopped".')]
+    files: int
+    finished: int
+    tokens: int
+    results: list[PrefetchFile] | None
+
+
+class PrefetchReports(TypedDict):
+    """The last prefetches, without their files."""
+
+    jobs: list[PrefetchReport]
+
+
 @dataclass
 class _Job:
     id: str
     engine: TieredCache
     files: list[str]
     salt: str | None
-    results: list[dict[str, Any]] = field(default_factory=list)
+    results: list[PrefetchFile] = field(default_factory=list)
     state: str = "waiting"
     done: threading.Event = field(default_factory=threading.Event)
 
-    def shown(self) -> dict[str, Any]:
+    def shown(self) -> PrefetchReport:
         """As JSON; `results` grows while it runs."""
         results = list(self.results)
         return {
             "id": self.id,
-            "identity": self.engine.identity.digest.hex(),
-            "model": self.engine.identity.model,
+            **calls.whose(self.engine),
             "state": self.state,
             "files": len(self.files),
             "finished": len(results),
@@ -70,37 +118,26 @@ class Prefetches:
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def add(self, view: ServerView, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Begin a job, and wait for it if that is wanted; at most `timeout_s`."""
-        check_names(body, ("files", "identity", "salt", "wait", "timeout_s"))
-        files = answers.field(body, "files", list)
-        if not files or not all(isinstance(name, str) for name in files):
-            raise UsageError("'files' is no list of paths; name at least one token file")
-        if len(files) > _FILES_MAX:
-            raise UsageError(f"'files' has more than {_FILES_MAX} paths; send several requests")
-        wait = answers.field(body, "wait", bool, False)
-        timeout_s = answers.field(body, "timeout_s", float, _WAIT_S)
-        if not 0 < timeout_s <= _WAIT_MAX_S:
-            raise UsageError(f"'timeout_s' is not above 0 to {_WAIT_MAX_S:g}")
-        salt = answers.field(body, "salt", str)
-        engine = calls.engine_of(view, body)
-        calls.prompt_of(engine, [], salt)  # says now what is wrong with the salt
-        job = _Job(secrets.token_hex(8), engine, list(files), salt)
+    def add(self, view: ServerView, body: PrefetchBody) -> PrefetchReport:
+        """Load prompts of token files into memory."""
+        engine = calls.engine_of(view, body.identity)
+        calls.prompt_of(engine, [], body.salt)  # says now what is wrong with the salt
+        job = _Job(secrets.token_hex(8), engine, body.files, body.salt)
         self._begin(job)
-        if wait:
-            job.done.wait(timeout_s)
+        if body.wait:
+            job.done.wait(body.timeout_s)
         return job.shown()
 
-    def list(self, view: ServerView, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The jobs that are known, without their files."""
+    def list(self, view: ServerView) -> PrefetchReports:
+        """The last prefetches, without their files."""
         with self._lock:
             jobs = list(self._jobs.values())
         return {"jobs": [{**job.shown(), "results": None} for job in jobs]}
 
-    def get(self, view: ServerView, body: Mapping[str, Any]) -> dict[str, Any]:
-        """One job, by its id."""
+    def get(self, view: ServerView, body: ById) -> PrefetchReport:
+        """How far a prefetch is."""
         with self._lock:
-            job = self._jobs.get(body["id"])
+            job = self._jobs.get(body.id)
         if job is None:
             raise CallError(404, "prefetch", "there is no prefetch with this id, or not any more")
         return job.shown()
@@ -142,9 +179,9 @@ class Prefetches:
             job.state = "done" if len(job.results) == len(job.files) else "stopped"
             job.done.set()
 
-    def _one(self, job: _Job, file: str) -> dict[str, Any]:
+    def _one(self, job: _Job, file: str) -> PrefetchFile:
         began = time.monotonic()
-        result: dict[str, Any] = {"file": file, "prompt_tokens": 0, "tokens": 0, "error": None}
+        result: PrefetchFile = {"file": file, "prompt_tokens": 0, "tokens": 0, "error": None}
         try:
             prompt = calls.prompt_of(job.engine, read_tokens(file), job.salt)
             result["prompt_tokens"] = prompt.tokens
