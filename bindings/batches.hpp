@@ -23,9 +23,10 @@ namespace kvferry {
 inline constexpr Nanos kSignalCheckInterval = 50 * kMilli;
 
 // Types for the stub that nanobind cannot know.
-#define KVFERRY_OUTCOME "tuple[bytes, bytes, float, str | None]"
+#define KVFERRY_OUTCOME "tuple[bytes, bytes, float, str | None, type[Exception] | None]"
 
-// One status byte per key, one u64 per key, seconds, and the first error text or None.
+// One status byte per key, one u64 per key, seconds; of the first error its text, or None, and the
+// exception that stands for its kind, or None where the statuses say enough.
 // `request`: results(statuses, sizes), error(), elapsed().
 template <typename Request>
 nanobind::tuple outcome_of(const Request& request, std::size_t count) {
@@ -37,8 +38,12 @@ nanobind::tuple outcome_of(const Request& request, std::size_t count) {
                   reinterpret_cast<std::uint64_t*>(PyBytes_AS_STRING(sizes.ptr())));
   const double elapsed_s = static_cast<double>(request.elapsed()) / static_cast<double>(kSecond);
   nb::object error = nb::none();
-  if (!request.error().empty()) error = readable(request.error());
-  return nb::make_tuple(std::move(statuses), std::move(sizes), elapsed_s, std::move(error));
+  nb::object kind = nb::none();
+  const Reason why = request.error();
+  if (!why.text.empty()) error = readable(why.text);
+  if (why.code) kind = exception_class(*why.code);
+  return nb::make_tuple(std::move(statuses), std::move(sizes), elapsed_s, std::move(error),
+                        std::move(kind));
 }
 
 // Keys, and buffers or None, as sequences of one length. Raises UsageError when they are not.

@@ -225,7 +225,7 @@ nb::list PyClient::nodes() {
     row["address"] = readable(server.endpoint().text());
     row["role"] = server.role() == redis::NodeRole::kPrimary ? "primary" : "replica";
     row["available"] = server.available();
-    row["down_reason"] = readable(server.available() ? "" : server.down_reason());
+    row["down_reason"] = readable(server.available() ? "" : server.down_error().context);
     row["server"] = readable(info.server);
     row["server_version"] = readable(info.version);
     row["availability_zone"] = readable(info.zone);

@@ -29,8 +29,8 @@ namespace {
 
 using connector::Connector;
 using connector::Job;
+using connector::JobVerb;
 using connector::Space;
-using connector::Verb;
 
 double seconds(Nanos time) noexcept {
   return static_cast<double>(time) / static_cast<double>(kSecond);
@@ -59,13 +59,14 @@ class PyConnector {
                        std::int64_t ttl_ms, bool prefix, bool quiet) {
     release_discarded();
     if (exiting_elsewhere()) raise({Errc::kClosed, "the interpreter is ending"});
-    if (verb < 0 || verb > static_cast<int>(Verb::kDelete)) {
+    if (verb < 0 || verb > static_cast<int>(JobVerb::kDelete)) {
       raise({Errc::kInvalidArgument, "not a verb: " + std::to_string(verb)});
     }
     const auto landing = landing_of(buffers);
     const BatchArguments arguments(keys, landing ? nb::handle(Py_None) : buffers);
-    const Job::Options options{.verb = static_cast<Verb>(verb), .ttl_ms = ttl_ms, .prefix = prefix};
-    const bool payload = options.verb == Verb::kGet || options.verb == Verb::kSet;
+    const Job::Options options{
+        .verb = static_cast<JobVerb>(verb), .ttl_ms = ttl_ms, .prefix = prefix};
+    const bool payload = options.verb == JobVerb::kGet || options.verb == JobVerb::kSet;
     if (payload != (arguments.has_buffers() || landing)) {
       raise({Errc::kInvalidArgument, "GET and SET have one buffer per key, the others have none"});
     }
@@ -73,14 +74,14 @@ class PyConnector {
     if (landing) check_landing(*landing, count);
     auto lease = std::make_unique<Lease>(arguments.has_buffers() ? count : 0);
     const auto job = std::make_shared<Job>(options);
-    job->places = landing;
+    job->source = landing;
     job->reserve(count, count * arguments.key(0).size());
     for (std::size_t index = 0; index < count; ++index) {
       MutableBytes memory;
       if (landing) {
         memory = {static_cast<std::byte*>(nullptr), connector_->space().value_size_bytes};
       } else if (payload) {
-        memory = arguments.buffer(index, *lease, options.verb == Verb::kGet);
+        memory = arguments.buffer(index, *lease, options.verb == JobVerb::kGet);
         const std::size_t expected = connector_->space().value_size_bytes;
         if (memory.size() != expected) {
           raise_bad_buffer("buffer " + std::to_string(index) + " has " +
@@ -90,7 +91,7 @@ class PyConnector {
       }
       job->add(arguments.key(index), memory);
     }
-    if (options.verb == Verb::kGet && !landing) lease->check_disjoint();
+    if (options.verb == JobVerb::kGet && !landing) lease->check_disjoint();
     job->set_deadline(timeout_s < 0 ? connector_->deadline_for(job->payload_bytes())
                                     : add_time(monotonic_ns(), from_seconds(timeout_s)));
     job->quiet = quiet;
@@ -240,17 +241,17 @@ class PyConnector {
     static constexpr const char* kKeys[] = {
         "keys_ok",      "keys_miss",        "keys_size_mismatch", "keys_corrupt",
         "keys_timeout", "keys_unavailable", "keys_server_error",  "keys_cancelled"};
-    const connector::Stats& stats = connector_->stats();
+    const connector::ConnectorStats& stats = connector_->stats();
     nb::dict out;
     out["jobs"] = stats.jobs.load(std::memory_order_relaxed);
     out["jobs_running"] = connector_->running();
     out["bytes_read"] = stats.bytes_read.load(std::memory_order_relaxed);
     out["bytes_written"] = stats.bytes_written.load(std::memory_order_relaxed);
     out["keys_unasked"] = stats.keys_unasked.load(std::memory_order_relaxed);
-    for (std::size_t index = 0; index < connector::Stats::kStatuses; ++index) {
+    for (std::size_t index = 0; index < connector::ConnectorStats::kStatuses; ++index) {
       out[kKeys[index]] = stats.keys[index].load(std::memory_order_relaxed);
     }
-    for (std::size_t index = 1; index < connector::Stats::kFaults; ++index) {
+    for (std::size_t index = 1; index < connector::ConnectorStats::kFaults; ++index) {
       std::string key = "refused_" + std::string(name(static_cast<codec::FrameFault>(index)));
       std::ranges::replace(key, ' ', '_');
       out[key.c_str()] = stats.faults[index].load(std::memory_order_relaxed);

@@ -48,9 +48,12 @@ nb::object readable(std::string_view text) {
   return decoded;
 }
 
+nb::object exception_class(Errc code) {
+  return nb::module_::import_("kvferry.errors").attr(python_class(code));
+}
+
 void raise(const Error& error) {
-  const nb::object kind = nb::module_::import_("kvferry.errors").attr(python_class(error.code));
-  PyErr_SetObject(kind.ptr(), readable(error.context).ptr());
+  PyErr_SetObject(exception_class(error.code).ptr(), readable(error.context).ptr());
   throw nb::python_error();
 }
 

@@ -12,6 +12,9 @@ namespace kvferry {
 // A text that others may have had a part in, as a str; what is not UTF-8 in it is escaped.
 nanobind::object readable(std::string_view text);
 
+// The exception that stands for errors of this kind.
+nanobind::object exception_class(Errc code);
+
 // Raises the Python exception for `error`. Requires: the GIL.
 [[noreturn]] void raise(const Error& error);
 

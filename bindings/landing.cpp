@@ -68,7 +68,7 @@ void bind_landing(nb::module_& m) {
             if (index < 0 || static_cast<std::size_t>(index) >= self.landing->size()) {
               raise({Errc::kInvalidArgument, "no such chunk"});
             }
-            return self.landing->place(static_cast<std::size_t>(index)) != nullptr;
+            return self.landing->buffer(static_cast<std::size_t>(index)) != nullptr;
           },
           "index"_a, "A value comes; whether there is a page for it.")
       .def(

@@ -1,22 +1,18 @@
 // What a store was heard to have: the answers for one request, and what is known to be there.
 //
 // A scheduler asks key by key, in a loop that the GPU waits for, so nothing here allocates Python
-// objects but where names are wanted. Keys are vLLM's: the hash of a block, and four bytes for the
-// group of layers. A chunk is named in the store by 128 bits of its key: those of the hash for the
-// first group, of SHA-256 over all of the key for the others.
+// objects but where names are wanted. Keys are vLLM's: see cache/vllm_key.hpp.
 
 #include <nanobind/nanobind.h>
 
-#include <algorithm>
 #include <array>
-#include <cstring>
 #include <string_view>
 #include <vector>
 
 #include "base/errors.hpp"
 #include "cache/answers.hpp"
-#include "cache/chunk_hash.hpp"
 #include "cache/known_chunks.hpp"
+#include "cache/vllm_key.hpp"
 #include "errors.hpp"
 
 namespace nb = nanobind;
@@ -31,20 +27,13 @@ using cache::Hashes;
 using cache::kHashBytes;
 using cache::KnownChunks;
 
-constexpr std::array<std::byte, 4> kFirstGroup{};
-
 ByteView view_of(const nb::bytes& bytes) {
   return {static_cast<const std::byte*>(bytes.data()), bytes.size()};
 }
 
 ChunkHash hash_of_key(PyObject* key) {
   if (!PyBytes_Check(key)) raise({Errc::kInvalidArgument, "the key of a chunk must be bytes"});
-  const ByteView bytes = view_of(nb::borrow<nb::bytes>(key));
-  if (bytes.size() >= kHashBytes + kFirstGroup.size() &&
-      std::ranges::equal(bytes.last(kFirstGroup.size()), kFirstGroup)) {
-    return ChunkHash::load(bytes.data());
-  }
-  return value_or_raise(cache::hash_of(bytes));
+  return value_or_raise(cache::hash_of_vllm_key(view_of(nb::borrow<nb::bytes>(key))));
 }
 
 template <typename Use>

@@ -4,7 +4,7 @@
 // shell: its threads are the parent's.
 // Threads: any. stop() may write the state for a while; it has released the GIL.
 
-#include "node/node.hpp"
+#include "node/node_server.hpp"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
@@ -32,7 +32,7 @@ namespace {
 
 class NodeOwner {
  public:
-  explicit NodeOwner(std::unique_ptr<node::Node> node) : node_(std::move(node)) {}
+  explicit NodeOwner(std::unique_ptr<node::NodeServer> node) : node_(std::move(node)) {}
   NodeOwner(const NodeOwner&) = delete;
   NodeOwner& operator=(const NodeOwner&) = delete;
   ~NodeOwner() {
@@ -40,17 +40,17 @@ class NodeOwner {
   }
 
   // Null once stopped.
-  [[nodiscard]] node::Node* get() const {
+  [[nodiscard]] node::NodeServer* get() const {
     return ::getpid() == process_ && !stopped_ ? node_.get() : nullptr;
   }
-  [[nodiscard]] node::Node& running() const {
-    node::Node* const node = get();
+  [[nodiscard]] node::NodeServer& running() const {
+    node::NodeServer* const node = get();
     if (node == nullptr) raise({Errc::kClosed, "the node was stopped, or is another process's"});
     return *node;
   }
 
   Outcome stop() {
-    node::Node* const node = get();
+    node::NodeServer* const node = get();
     if (node == nullptr) return Done{};
     stopped_ = true;
     const GilRelease released;
@@ -58,7 +58,7 @@ class NodeOwner {
   }
 
  private:
-  std::unique_ptr<node::Node> node_;
+  std::unique_ptr<node::NodeServer> node_;
   const pid_t process_ = ::getpid();
   bool stopped_ = false;
 };
@@ -105,9 +105,9 @@ void start_node(NodeOwner* self, const nb::sequence& listen, std::size_t size_by
   options.limits.request.value_bytes_max = value_bytes_max;
   options.pace.window = from_seconds(stall_timeout_s);
   options.version = std::move(version);
-  Result<std::unique_ptr<node::Node>> made = [&] {
+  Result<std::unique_ptr<node::NodeServer>> made = [&] {
     const GilRelease released;
-    return node::Node::open(std::move(options));
+    return node::NodeServer::open(std::move(options));
   }();
   new (self) NodeOwner(value_or_raise(std::move(made)));
 }
@@ -119,8 +119,8 @@ nb::list endpoints(const NodeOwner& self) {
 }
 
 nb::dict stats(const NodeOwner& self) {
-  const node::Node& node = self.running();
-  const node::Usage usage = node.usage();
+  const node::NodeServer& node = self.running();
+  const node::ValuesUsage usage = node.usage();
   const node::Counters& counters = node.context().counters;
   const auto sum = [](const auto& counter) { return counter.load(std::memory_order_relaxed); };
   nb::dict out;
@@ -168,7 +168,7 @@ void bind_node(nb::module_& module) {
           "lend",
           [](const NodeOwner& self, const CacheOwner& cache, const std::string& prefix,
              const nb::bytes& identity, std::size_t chunk_bytes) {
-            node::Node& node = self.running();
+            node::NodeServer& node = self.running();
             if (!node.lends()) {
               raise({Errc::kInvalidArgument, "this node has a store of its own"});
             }

@@ -3,7 +3,7 @@
 
 #include <nanobind/nanobind.h>
 
-#include "redis/presence_view.hpp"
+#include "redis/presence/view.hpp"
 
 namespace kvferry {
 

@@ -10,7 +10,7 @@ import ast
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
-__all__ = ["NAMED_BY_USERS", "circles", "twice"]
+__all__ = ["NAMED_BY_USERS", "circles", "namesakes"]
 
 # Classes of one name: why.
 NAMED_BY_USERS = {"KvferryConnector": "vLLM and LMCache load a class by this name, each its own"}
@@ -32,7 +32,7 @@ def circles(root: Path, files: Iterable[PurePosixPath]) -> Iterator[Where]:
             yield modules[way[0]], 1, "a circle of imports: " + " -> ".join(way)
 
 
-def twice(root: Path, files: Iterable[PurePosixPath]) -> Iterator[Where]:
+def namesakes(root: Path, files: Iterable[PurePosixPath]) -> Iterator[Where]:
     """Yield every class of the package that has the name of another one, but for private ones."""
     first: dict[str, PurePosixPath] = {}
     for path in filter(_ours, files):

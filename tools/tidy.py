@@ -16,6 +16,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+import callers
+import headers
+import modules
+
 # Lowest first. A module may use its own layer's part and anything lower; those that share a line
 # do not see each other: what two of them need moves one line down.
 CPP_LAYERS = (
@@ -82,7 +86,8 @@ class Finding(NamedTuple):
 def check(root: Path, waivers: Mapping[str, str] = WAIVERS, aims: bool = False) -> list[Finding]:
     """Return what breaks the rules under ``root``, in the order of the paths."""
     findings: list[Finding] = []
-    for path in source_files(root):
+    files = list(source_files(root))
+    for path in files:
         text = (root / path).read_text(encoding="utf-8")
         lines = text.splitlines()
         rules = [_lines(path, lines), _size(path, len(lines), waivers, aims)]
@@ -91,6 +96,11 @@ def check(root: Path, waivers: Mapping[str, str] = WAIVERS, aims: bool = False) 
         if path.parts[:2] == ("src", "kvferry") and path.suffix == ".py":
             rules += [_imports(path, text)]
         findings += [finding for rule in rules for finding in rule]
+    findings += [Finding(*where) for where in callers.uncalled(root, files)]
+    findings += [Finding(*where) for where in headers.circles(root, files)]
+    findings += [Finding(*where) for where in headers.namesakes(root, files)]
+    findings += [Finding(*where) for where in modules.circles(root, files)]
+    findings += [Finding(*where) for where in modules.namesakes(root, files)]
     return findings
 
 

@@ -5,6 +5,7 @@
 #include "base/event_fd.hpp"
 #include "base/log_sink.hpp"
 #include "base/result.hpp"
+#include "base/test_names.hpp"
 
 namespace kvferry {
 namespace {

@@ -3,9 +3,11 @@
 //
 // Status is the outcome of one key; it crosses into Python as one byte, so its numbers are fixed.
 // Error is why a call or a connection failed; it travels in Result<T> and never as an exception.
+// Reason is why a key has no value: what of an Error a batch keeps.
 // Secrets and payload never enter `context`.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -44,8 +46,18 @@ struct Error {
   std::string context;  // a sentence for people: address, action, server text
 };
 
-[[nodiscard]] std::string_view name(Status status) noexcept;
-[[nodiscard]] std::string_view name(Errc code) noexcept;
+// A view: it lives no longer than what it was made of.
+struct Reason {
+  Reason() = default;
+  Reason(const char* told) : text(told) {}                               // NOLINT implicit
+  Reason(std::string_view told) : text(told) {}                          // NOLINT implicit
+  Reason(const std::string& told) : text(told) {}                        // NOLINT implicit
+  Reason(const Error& error) : text(error.context), code(error.code) {}  // NOLINT implicit
+  Reason(std::string_view told, std::optional<Errc> kind) : text(told), code(kind) {}
+
+  std::string_view text;
+  std::optional<Errc> code;  // none: the status says enough
+};
 
 // "<action>: <strerror(sys_errno)>" with code kSystem unless stated.
 [[nodiscard]] Error system_error(std::string_view action, int sys_errno, Errc code = Errc::kSystem);

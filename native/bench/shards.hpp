@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "bench/channel_open.hpp"
-#include "redis/slot_map.hpp"
-#include "redis/topology_cluster.hpp"
+#include "redis/cluster/slot_map.hpp"
+#include "redis/cluster/topology_cluster.hpp"
 #include "resp/value.hpp"
 
 namespace kvferry::bench {

@@ -51,11 +51,11 @@ ChunkCache::ChunkCache(std::shared_ptr<mem::PagePool> pool, Clock clock)
 ChunkCache::~ChunkCache() {
   if (!index_) return;
   index_->clear();
-  holders_.for_each([this](const Holder& holder) { let_go(holder); });
+  holders_.for_each([this](const Holder& holder) { release_pages(holder); });
 }
 
 // The holder's right to touch memory ends.
-void ChunkCache::let_go(const Holder& holder) {
+void ChunkCache::release_pages(const Holder& holder) {
   for (const std::uint64_t page : holder.pages) {
     [[maybe_unused]] const auto outcome = pool_->release(PageHandle::unpack(page));
   }
@@ -119,7 +119,7 @@ bool ChunkCache::release(std::uint64_t lease_id) {
   if (found == nullptr || found->kind != Holder::Kind::kLease) return false;
   const Holder holder = holders_.erase(lease_id);
   if (!holder.expired) index_->release(holder.refs);
-  let_go(holder);
+  release_pages(holder);
   return !holder.expired;
 }
 
@@ -174,7 +174,7 @@ Result<std::size_t> ChunkCache::commit(std::uint64_t reservation_id,
   }
   const Holder holder = holders_.erase(reservation_id);
   const std::size_t count = holder.expired ? 0 : index_->commit(holder.refs, ok);
-  let_go(holder);
+  release_pages(holder);
   return count;
 }
 
@@ -190,7 +190,7 @@ ChunkCache::Lease ChunkCache::commit_leased(std::uint64_t reservation_id, Nanos 
     index_->hold(writer.refs, reader.refs);
     lease_pages(reader);
   }
-  let_go(writer);
+  release_pages(writer);
   if (reader.refs.empty()) return {};
   Lease lease{0, reader.pages};
   if (!pool_) lease.pages.assign(reader.refs.size(), 0);
@@ -205,7 +205,7 @@ bool ChunkCache::abort(std::uint64_t reservation_id) {
   if (found == nullptr || found->kind != Holder::Kind::kReservation) return false;
   const Holder holder = holders_.erase(reservation_id);
   if (!holder.expired) index_->abort(holder.refs);
-  let_go(holder);
+  release_pages(holder);
   return !holder.expired;
 }
 
@@ -227,7 +227,7 @@ bool ChunkCache::revoke(std::uint64_t id) {
       index_->abort(holder.refs);
     }
   }
-  let_go(holder);
+  release_pages(holder);
   return true;
 }
 

@@ -140,7 +140,7 @@ class ChunkCache {
   ChunkCache(std::shared_ptr<mem::PagePool> pool, Clock clock);
 
   void expire();
-  void let_go(const Holder& holder);
+  void release_pages(const Holder& holder);
   void lease_pages(Holder& holder);
   Reservation keep(Holder holder, Reservation reservation);
 

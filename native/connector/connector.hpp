@@ -62,7 +62,7 @@ struct ScanPage {
 };
 
 // Counters since the connector was opened; each is read on its own.
-struct Stats {
+struct ConnectorStats {
   using Counter = std::atomic<std::uint64_t>;
   static constexpr std::size_t kStatuses = 8;
   static constexpr std::size_t kFaults = codec::kFrameFaultsCount;
@@ -130,7 +130,7 @@ class Connector : public std::enable_shared_from_this<Connector> {
 
   [[nodiscard]] bool forked() const noexcept;
   [[nodiscard]] const Space& space() const noexcept { return space_; }
-  [[nodiscard]] const Stats& stats() const noexcept { return stats_; }
+  [[nodiscard]] const ConnectorStats& stats() const noexcept { return stats_; }
   [[nodiscard]] LogSink& log() noexcept { return log_; }
   [[nodiscard]] std::size_t running() const;
 
@@ -158,7 +158,7 @@ class Connector : public std::enable_shared_from_this<Connector> {
   const pid_t owner_pid_;
   LogSink log_;
   Completions<Job> completions_;
-  Stats stats_;
+  ConnectorStats stats_;
   mutable std::mutex mutex_;
   // Shared with the driver's threads and, until it has drained, with the caller.
   std::unordered_map<std::uint64_t, std::shared_ptr<Job>> running_;

@@ -50,7 +50,7 @@ Result<std::shared_ptr<Connector>> FileConnector::open(Space space, const FileOp
   const Threads threads = connector->ring_ ? kRingThreads : kPlainThreads;
   Outcome started = connector->launch(threads);
   if (started) {
-    started = connector->launch_also("kvferry-scan", [](PooledConnector& self, Lane) {
+    started = connector->launch_also("kvferry-scan", [](PooledConnector& self, JobLane) {
       static_cast<FileConnector&>(self).keep_count();
     });
   }
@@ -131,8 +131,8 @@ std::unique_ptr<BlockIo> FileConnector::make_io() {
   return BlockIo::open_plain();
 }
 
-void FileConnector::work(Lane lane) {
-  if (lane == Lane::kSmall) return PooledConnector::work(lane);
+void FileConnector::work(JobLane lane) {
+  if (lane == JobLane::kSmall) return PooledConnector::work(lane);
   const std::unique_ptr<BlockIo> io = make_io();
   std::vector<std::unique_ptr<Slot>> idle;
   for (std::size_t index = 0; index < io->depth(); ++index) {
@@ -167,17 +167,17 @@ void FileConnector::work(Lane lane) {
   }
 }
 
-Answer FileConnector::perform(Job& job, std::size_t index) {
+KeyOutcome FileConnector::perform(Job& job, std::size_t index) {
   const std::string name = file_name(full_key(space(), job.key(index)));
-  const Verb verb = job.options().verb;
-  if (verb != Verb::kDelete) return present(name, verb == Verb::kTouch);
+  const JobVerb verb = job.options().verb;
+  if (verb != JobVerb::kDelete) return present(name, verb == JobVerb::kTouch);
   const int error = store_->remove(name);
   if (error == ENOENT) return {.status = Status::kMiss, .size = 0, .why = {}};
-  return error == 0 ? Answer{} : failure("cannot delete a value", error);
+  return error == 0 ? KeyOutcome{} : failure("cannot delete a value", error);
 }
 
-Answer FileConnector::present(const std::string& name, bool touch) {
-  const Answer miss{.status = Status::kMiss, .size = 0, .why = {}};
+KeyOutcome FileConnector::present(const std::string& name, bool touch) {
+  const KeyOutcome miss{.status = Status::kMiss, .size = 0, .why = {}};
   struct stat found{};
   if (const int error = store_->facts(name, found); error != 0) {
     return error == ENOENT ? miss : failure("cannot look for a value", error);
@@ -193,7 +193,7 @@ Answer FileConnector::present(const std::string& name, bool touch) {
   return {};
 }
 
-Answer FileConnector::failure(const char* action, int error) {
+KeyOutcome FileConnector::failure(const char* action, int error) {
   // A disk that is full is no disk that fails.
   if (error != ENOSPC && error != EDQUOT) {
     failures_.fetch_add(1, std::memory_order_relaxed);

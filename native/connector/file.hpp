@@ -56,8 +56,8 @@ class FileConnector final : public PooledConnector {
  private:
   struct Slot;
 
-  void work(Lane lane) override;
-  Answer perform(Job& job, std::size_t index) override;
+  void work(JobLane lane) override;
+  KeyOutcome perform(Job& job, std::size_t index) override;
   void stop(Nanos until) override;
   [[nodiscard]] std::unique_ptr<BlockIo> make_io();
   [[nodiscard]] bool goes_straight(MutableBytes memory) const noexcept;
@@ -70,11 +70,11 @@ class FileConnector final : public PooledConnector {
   bool received(Slot& slot);
   bool written(Slot& slot);
 
-  Answer present(const std::string& name, bool touch);
-  bool done(Slot& slot, Answer answer);
+  KeyOutcome present(const std::string& name, bool touch);
+  bool done(Slot& slot, KeyOutcome answer);
   bool failed(Slot& slot, const char* action, int error);
   bool refuse(Slot& slot, codec::FrameFault fault, std::uint64_t size);
-  [[nodiscard]] Answer failure(const char* action, int error);
+  [[nodiscard]] KeyOutcome failure(const char* action, int error);
   [[nodiscard]] bool read_head(const std::string& name, FileHead& head) const;
   [[nodiscard]] bool expired(const FileHead& head) const noexcept;
   [[nodiscard]] bool make_room(const std::string& name, std::int64_t size_bytes);

@@ -32,7 +32,7 @@ Status Job::withdrawn(std::size_t index, Nanos now) const noexcept {
   return Status::kPending;
 }
 
-bool Job::settle(std::size_t index, Status status, std::uint64_t size, std::string_view why) {
+bool Job::settle(std::size_t index, Status status, std::uint64_t size, Reason why) {
   Item& item = items_[index];
   item.value_size = size;
   // Pairs with progress().
@@ -43,9 +43,12 @@ bool Job::settle(std::size_t index, Status status, std::uint64_t size, std::stri
            !prefix_end_.compare_exchange_weak(end, index, std::memory_order_relaxed)) {
     }
   }
-  if (!why.empty()) {
+  if (!why.text.empty()) {
     const std::lock_guard lock(mutex_);
-    if (error_.empty()) error_ = why;
+    if (error_.empty()) {
+      error_code_ = why.code;
+      error_ = why.text;
+    }
   }
   return unsettled_.fetch_sub(1, std::memory_order_acq_rel) == 1;
 }

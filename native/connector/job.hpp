@@ -3,8 +3,8 @@
 //
 // A job owns its key bytes; payload memory belongs to the caller, who keeps it valid until the job
 // is finished: then no thread and no kernel call can touch it any more. What a GET reads may also
-// land where `places` says when a value comes. Keys come as the caller knows them; the store puts
-// the prefix of its space before them.
+// go into memory that `source` names when it comes. Keys come as the caller knows them; the store
+// puts the prefix of its space before them.
 //
 // Threads: built by one thread, then worked on by those of a driver. Each key is settled exactly
 // once, by any thread; whoever settles the last one finishes the job. What settle() published is
@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -22,17 +23,17 @@
 #include "base/bytes.hpp"
 #include "base/clock.hpp"
 #include "base/errors.hpp"
-#include "mem/places.hpp"
+#include "mem/buffer_source.hpp"
 
 namespace kvferry::connector {
 
 // The numbers cross into Python; those of redis::Verb are the same.
-enum class Verb : std::uint8_t { kGet = 0, kSet = 1, kExists = 2, kTouch = 3, kDelete = 4 };
+enum class JobVerb : std::uint8_t { kGet = 0, kSet = 1, kExists = 2, kTouch = 3, kDelete = 4 };
 
 class Job {
  public:
   struct Options {
-    Verb verb = Verb::kGet;
+    JobVerb verb = JobVerb::kGet;
     Nanos deadline = kNever;
     std::int64_t ttl_ms = 0;  // SET: 0 = no expiry
     bool prefix = false;      // stop asking after the first key that is not OK
@@ -67,7 +68,7 @@ class Job {
   // The outcome of one key; `size` is the length of its value where that is known. The first `why`
   // is kept. Returns true for the last key: then the caller must see that the job finishes.
   [[nodiscard]] bool settle(std::size_t index, Status status, std::uint64_t size = 0,
-                            std::string_view why = {});
+                            Reason why = {});
 
   // How many leading keys are OK by now; their buffers are final.
   [[nodiscard]] std::size_t progress() const noexcept;
@@ -85,7 +86,8 @@ class Job {
     return items_[index].value_size;
   }
   void results(std::uint8_t* statuses, std::uint64_t* sizes) const noexcept;
-  [[nodiscard]] const std::string& error() const noexcept { return error_; }
+  // The first that was told; valid as long as this.
+  [[nodiscard]] Reason error() const noexcept { return {error_, error_code_}; }
   [[nodiscard]] Nanos elapsed() const noexcept {
     return unasked ? 0 : finished_at_ - submitted_at_;
   }
@@ -94,7 +96,7 @@ class Job {
   bool quiet = false;    // somebody waits for it: it is not announced on the event fd
   // GET: where values land, by index; their buffers have a length and no memory. Shared with
   // whoever submitted the job. Only drivers that say so take it.
-  std::shared_ptr<mem::Places> places;
+  std::shared_ptr<mem::BufferSource> source;
   bool unasked = false;  // set by the driver: it was answered without asking the store
 
  private:
@@ -114,9 +116,10 @@ class Job {
   std::atomic<std::size_t> prefix_end_{SIZE_MAX};
   std::atomic<bool> cancelled_{false};
   std::atomic<bool> finished_{false};
-  std::mutex mutex_;  // guards error_ and the wait
+  std::mutex mutex_;  // guards error_, error_code_ and the wait
   std::condition_variable done_;
   std::string error_;
+  std::optional<Errc> error_code_;
   Nanos submitted_at_ = monotonic_ns();
   Nanos finished_at_ = 0;
 };

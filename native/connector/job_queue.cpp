@@ -6,9 +6,9 @@
 
 namespace kvferry::connector {
 
-Lane lane_of(Verb verb) noexcept {
-  if (verb == Verb::kGet) return Lane::kRead;
-  return verb == Verb::kSet ? Lane::kWrite : Lane::kSmall;
+JobLane lane_of(JobVerb verb) noexcept {
+  if (verb == JobVerb::kGet) return JobLane::kRead;
+  return verb == JobVerb::kSet ? JobLane::kWrite : JobLane::kSmall;
 }
 
 Outcome JobQueue::push(const std::shared_ptr<Job>& job) {
@@ -33,7 +33,7 @@ Outcome JobQueue::push(const std::shared_ptr<Job>& job) {
   return Done{};
 }
 
-Task JobQueue::pull(Lane which, bool wait) {
+Task JobQueue::pull(JobLane which, bool wait) {
   const auto lane = static_cast<std::size_t>(which);
   std::deque<Entry>& entries = lanes_[lane];
   std::unique_lock lock(mutex_);
@@ -46,7 +46,7 @@ Task JobQueue::pull(Lane which, bool wait) {
   return task;
 }
 
-std::vector<Task> JobQueue::overdue() {
+std::vector<Task> JobQueue::take_ended() {
   std::unique_lock lock(mutex_);
   for (;;) {
     if (closed_) return {};
@@ -87,11 +87,6 @@ std::vector<Task> JobQueue::close() {
   for (auto& more : more_) more.notify_all();
   due_.notify_all();
   return left;
-}
-
-std::size_t JobQueue::waiting() const {
-  const std::lock_guard lock(mutex_);
-  return waiting_;
 }
 
 std::vector<Task> JobQueue::take_withdrawn(Nanos now) {

@@ -20,10 +20,10 @@
 
 namespace kvferry::connector {
 
-enum class Lane : std::uint8_t { kSmall = 0, kRead = 1, kWrite = 2 };
+enum class JobLane : std::uint8_t { kSmall = 0, kRead = 1, kWrite = 2 };
 inline constexpr std::size_t kLanes = 3;
 
-[[nodiscard]] Lane lane_of(Verb verb) noexcept;
+[[nodiscard]] JobLane lane_of(JobVerb verb) noexcept;
 
 // One key of a job. Empty: there is none.
 struct Task {
@@ -41,18 +41,16 @@ class JobQueue {
 
   // Takes the next key of the lane; with `wait` sleeps until there is one. Empty: there is none,
   // or the queue was closed. What was withdrawn meanwhile comes all the same: look at it.
-  Task pull(Lane lane, bool wait);
+  Task pull(JobLane lane, bool wait);
 
   // Sleeps until keys are withdrawn or late although nobody pulls them, and takes those. Empty:
   // the queue was closed. For one thread.
-  std::vector<Task> overdue();
-  // A job was cancelled: overdue() looks again.
+  std::vector<Task> take_ended();
+  // A job was cancelled: take_ended() looks again.
   void look();
 
   // Ends all sleeping; takes what is left. Nothing comes in any more.
   std::vector<Task> close();
-
-  [[nodiscard]] std::size_t waiting() const;
 
  private:
   struct Entry {
@@ -68,7 +66,7 @@ class JobQueue {
   std::array<std::condition_variable, kLanes> more_;
   std::condition_variable due_;
   std::size_t waiting_ = 0;
-  bool looking_ = false;  // overdue() should look again
+  bool looking_ = false;  // take_ended() should look again
   bool closed_ = false;
 };
 

@@ -23,7 +23,7 @@ Landing::~Landing() { abort(); }
 
 std::size_t Landing::page_size_bytes() const noexcept { return cache_->pool()->page_size_bytes(); }
 
-std::byte* Landing::place(std::size_t index) noexcept {
+std::byte* Landing::buffer(std::size_t index) noexcept {
   try {
     const std::lock_guard lock(mutex_);
     if (index >= wanted_ && items_[index].state == State::kNone) return nullptr;

@@ -2,9 +2,9 @@
 // Landing: pages of a cache for chunks that a store is asked for before anybody knows whether it
 // has them.
 //
-// A chunk gets its page when its value comes (place()), or when somebody else has said that it will
-// (keep()). So what is not there costs no page, and evicts nothing. A chunk that others bring, that
-// has no room, or that is not wanted any more gets none, and its value is read away.
+// A chunk gets its page when its value comes (buffer()), or when somebody else has said that it
+// will (keep()). So what is not there costs no page, and evicts nothing. A chunk that others bring,
+// that has no room, or that is not wanted any more gets none, and its value is read away.
 //
 // Life: made for hashes[first:]; submitted as the places of a job; keep() says how many are wanted;
 // when the job is finished, commit() or abort() ends it. Until then nobody else gets its pages.
@@ -18,11 +18,11 @@
 
 #include "base/clock.hpp"
 #include "cache/chunk_cache.hpp"
-#include "mem/places.hpp"
+#include "mem/buffer_source.hpp"
 
 namespace kvferry::connector {
 
-class Landing final : public mem::Places {
+class Landing final : public mem::BufferSource {
  public:
   // Crosses into Python as one byte, so the numbers are fixed.
   enum class State : std::uint8_t { kNone = 0, kPlaced = 1, kElsewhere = 2, kNoRoom = 3 };
@@ -38,7 +38,7 @@ class Landing final : public mem::Places {
   [[nodiscard]] std::size_t size() const noexcept { return items_.size(); }
   [[nodiscard]] std::size_t page_size_bytes() const noexcept;
 
-  std::byte* place(std::size_t index) noexcept override;
+  std::byte* buffer(std::size_t index) noexcept override;
   [[nodiscard]] bool wanted() const noexcept override;
 
   // Only the first `count` are wanted from now on, and those get their pages now.

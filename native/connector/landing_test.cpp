@@ -63,12 +63,12 @@ std::vector<std::string> keys_of(std::size_t count) {
 }
 
 std::shared_ptr<Job> job_of(const std::shared_ptr<Landing>& landing, std::size_t size = kSmall) {
-  auto job = std::make_shared<Job>(Job::Options{.verb = Verb::kGet});
+  auto job = std::make_shared<Job>(Job::Options{.verb = JobVerb::kGet});
   for (const std::string& key : keys_of(landing->size())) {
     job->add(key, {static_cast<std::byte*>(nullptr), size});
   }
   job->quiet = true;
-  job->places = landing;
+  job->source = landing;
   return job;
 }
 
@@ -128,7 +128,7 @@ TEST(Landing, WhatIsHereOrHasNoRoomIsReadAway) {
   std::vector<std::uint64_t> handles(3);
   landing->states(states, handles);
   EXPECT_EQ(states, (std::vector<std::uint8_t>{2, 1, 3}));
-  EXPECT_EQ(run(*store.connector, make_job({.verb = Verb::kExists}, {"k0"})), "OK")
+  EXPECT_EQ(run(*store.connector, make_job({.verb = JobVerb::kExists}, {"k0"})), "OK")
       << "the connection goes on";
 }
 
@@ -138,7 +138,7 @@ TEST(Landing, NothingComesInBehindAClear) {
     ASSERT_EQ(set(*store.connector, "k" + std::to_string(i), i), "OK");
   const Pages pages(2);
   const auto landing = pages.landing(2);
-  ASSERT_NE(landing->place(0), nullptr);
+  ASSERT_NE(landing->buffer(0), nullptr);
   pages.cache->clear();
   EXPECT_EQ(run(*store.connector, job_of(landing)), "OK CANCELLED");
   EXPECT_EQ(landing->commit(kAll), 0u);
@@ -167,7 +167,7 @@ TEST(Landing, WhatIsNotWantedAnyMoreGetsNoPageAndItsPagesComeBack) {
 TEST(Landing, AParentThatComesBehindItsChildIsItsParentStill) {
   const Pages pages(3);
   const auto landing = pages.landing(3);
-  for (const std::size_t index : {2u, 0u, 1u}) ASSERT_NE(landing->place(index), nullptr);
+  for (const std::size_t index : {2u, 0u, 1u}) ASSERT_NE(landing->buffer(index), nullptr);
   EXPECT_EQ(landing->commit(kAll), 3u);
   const auto gone = pages.cache->evict(1);
   const auto bytes = Pages::hashes(2, 1);
@@ -187,9 +187,9 @@ TEST(Landing, ValuesThatAreNotWhatTheyShouldBeCostNoPage) {
 TEST(Landing, OnlyReadsLandAndOnlyWhereTheStoreSaysSo) {
   Store store;
   const Pages pages(1);
-  auto job = std::make_shared<Job>(Job::Options{.verb = Verb::kExists});
+  auto job = std::make_shared<Job>(Job::Options{.verb = JobVerb::kExists});
   job->add("k0", {});
-  job->places = pages.landing(1);
+  job->source = pages.landing(1);
   EXPECT_FALSE(store.connector->submit(job));
 }
 

@@ -152,30 +152,30 @@ Result<std::shared_ptr<Connector>> MemoryConnector::open(Space space, const std:
   return std::shared_ptr<Connector>(std::move(connector));
 }
 
-Answer MemoryConnector::perform(Job& job, std::size_t index) {
+KeyOutcome MemoryConnector::perform(Job& job, std::size_t index) {
   const std::string key = full_key(space(), job.key(index));
   switch (job.options().verb) {
-    case Verb::kGet:
+    case JobVerb::kGet:
       return get(key, job.buffer(index));
-    case Verb::kSet:
+    case JobVerb::kSet:
       return set(key, job.buffer(index), job.options().ttl_ms);
-    case Verb::kExists:
-    case Verb::kTouch: {
+    case JobVerb::kExists:
+    case JobVerb::kTouch: {
       const auto value = store_->find(key);
       if (!value) return {.status = Status::kMiss, .size = 0, .why = {}};
-      if (job.options().verb == Verb::kTouch) {
+      if (job.options().verb == JobVerb::kTouch) {
         const_cast<MemoryStore::Value&>(*value).used.store(monotonic_ns(),
                                                            std::memory_order_relaxed);
       }
       return {};
     }
-    case Verb::kDelete:
+    case JobVerb::kDelete:
       return {.status = store_->erase(key) ? Status::kOk : Status::kMiss, .size = 0, .why = {}};
   }
   return {.status = Status::kServerError, .size = 0, .why = "not a verb"};
 }
 
-Answer MemoryConnector::get(const std::string& key, MutableBytes target) {
+KeyOutcome MemoryConnector::get(const std::string& key, MutableBytes target) {
   const auto value = store_->find(key);
   if (!value) return {.status = Status::kMiss, .size = 0, .why = {}};
   codec::Frame frame;
@@ -204,7 +204,7 @@ Answer MemoryConnector::get(const std::string& key, MutableBytes target) {
   return {.status = Status::kOk, .size = target.size(), .why = {}};
 }
 
-Answer MemoryConnector::set(const std::string& key, ByteView source, std::int64_t ttl_ms) {
+KeyOutcome MemoryConnector::set(const std::string& key, ByteView source, std::int64_t ttl_ms) {
   // A value replaces its like without needing a place for both: the old one goes first.
   const std::size_t cost = MemoryStore::cost(source.size());
   if (!store_->reserve(cost)) {

@@ -86,9 +86,9 @@ class MemoryConnector final : public PooledConnector {
   }
 
  private:
-  Answer perform(Job& job, std::size_t index) override;
-  Answer get(const std::string& key, MutableBytes target);
-  Answer set(const std::string& key, ByteView source, std::int64_t ttl_ms);
+  KeyOutcome perform(Job& job, std::size_t index) override;
+  KeyOutcome get(const std::string& key, MutableBytes target);
+  KeyOutcome set(const std::string& key, ByteView source, std::int64_t ttl_ms);
 
   const std::shared_ptr<MemoryStore> store_;  // shared with the store's other connectors
 };

@@ -10,11 +10,11 @@ Outcome PooledConnector::launch(const Threads& threads) {
   static constexpr std::array<const char*, kLanes> kNames = {"kvferry-small-", "kvferry-read-",
                                                              "kvferry-write-"};
   try {
-    run([](PooledConnector& self, Lane) { self.keep(); }, Lane::kSmall, "kvferry-keeper");
+    run([](PooledConnector& self, JobLane) { self.keep(); }, JobLane::kSmall, "kvferry-keeper");
     for (std::size_t lane = 0; lane < kLanes; ++lane) {
       for (std::size_t index = 0; index < threads[lane]; ++index) {
-        run([](PooledConnector& self, Lane which) { self.work(which); }, static_cast<Lane>(lane),
-            kNames[lane] + std::to_string(index));
+        run([](PooledConnector& self, JobLane which) { self.work(which); },
+            static_cast<JobLane>(lane), kNames[lane] + std::to_string(index));
       }
     }
   } catch (const std::system_error& problem) {
@@ -26,7 +26,7 @@ Outcome PooledConnector::launch(const Threads& threads) {
 
 Outcome PooledConnector::launch_also(const std::string& name, Body body) {
   try {
-    run(body, Lane::kSmall, name);
+    run(body, JobLane::kSmall, name);
   } catch (const std::system_error& problem) {
     close();
     return Error{Errc::kSystem, std::string("cannot start a thread: ") + problem.what()};
@@ -34,7 +34,7 @@ Outcome PooledConnector::launch_also(const std::string& name, Body body) {
   return Done{};
 }
 
-void PooledConnector::run(Body body, Lane lane, const std::string& name) {
+void PooledConnector::run(Body body, JobLane lane, const std::string& name) {
   // Keeps the object while the thread lives, however long that is.
   auto self = std::static_pointer_cast<PooledConnector>(shared_from_this());
   {
@@ -57,9 +57,9 @@ void PooledConnector::run(Body body, Lane lane, const std::string& name) {
   }
 }
 
-void PooledConnector::work(Lane lane) {
+void PooledConnector::work(JobLane lane) {
   while (Task task = next(lane, true)) {
-    Answer answer;
+    KeyOutcome answer;
     try {
       answer = perform(*task.job, task.index);
     } catch (const std::exception& problem) {
@@ -69,7 +69,7 @@ void PooledConnector::work(Lane lane) {
   }
 }
 
-Task PooledConnector::next(Lane lane, bool wait) {
+Task PooledConnector::next(JobLane lane, bool wait) {
   while (Task task = queue_.pull(lane, wait)) {
     const Status status = task.job->withdrawn(task.index, monotonic_ns());
     if (status == Status::kPending) return task;
@@ -78,14 +78,14 @@ Task PooledConnector::next(Lane lane, bool wait) {
   return {};
 }
 
-void PooledConnector::settle(const Task& task, const Answer& answer) {
+void PooledConnector::settle(const Task& task, const KeyOutcome& answer) {
   const bool last = task.job->settle(task.index, answer.status, answer.size, answer.why);
   if (last) finished(*task.job);
 }
 
 void PooledConnector::keep() {
   for (;;) {
-    const std::vector<Task> tasks = queue_.overdue();
+    const std::vector<Task> tasks = queue_.take_ended();
     if (tasks.empty()) return;
     for (const Task& task : tasks) {
       Status status = task.job->withdrawn(task.index, monotonic_ns());

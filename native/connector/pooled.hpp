@@ -22,7 +22,7 @@
 namespace kvferry::connector {
 
 // The outcome of one key.
-struct Answer {
+struct KeyOutcome {
   Status status = Status::kOk;
   std::uint64_t size = 0;  // of the value, where that is known
   std::string why;
@@ -41,24 +41,24 @@ class PooledConnector : public Connector {
   // Starts the threads. Requires: a shared_ptr owns this. Fails with: kSystem.
   Outcome launch(const Threads& threads);
   // One thread more. It must end soon after stop() was called.
-  using Body = void (*)(PooledConnector&, Lane);
+  using Body = void (*)(PooledConnector&, JobLane);
   Outcome launch_also(const std::string& name, Body body);
 
   // Does one key. Any of the lane's threads; may block; an exception becomes kServerError.
-  virtual Answer perform(Job& job, std::size_t index) = 0;
+  virtual KeyOutcome perform(Job& job, std::size_t index) = 0;
   // The body of a lane's thread: one key after another, until the queue is closed.
-  virtual void work(Lane lane);
+  virtual void work(JobLane lane);
 
   // The next key that is to be done; settles what was withdrawn. Empty: see JobQueue::pull().
-  Task next(Lane lane, bool wait);
-  void settle(const Task& task, const Answer& answer);
+  Task next(JobLane lane, bool wait);
+  void settle(const Task& task, const KeyOutcome& answer);
 
   Outcome start(const std::shared_ptr<Job>& job) override { return queue_.push(job); }
   void withdraw(Job&) override { queue_.look(); }
   void stop(Nanos until) override;
 
  private:
-  void run(Body body, Lane lane, const std::string& name);
+  void run(Body body, JobLane lane, const std::string& name);
   void keep();
 
   JobQueue queue_;

@@ -9,7 +9,7 @@
 
 namespace kvferry::connector {
 // What a batch knows of its job. Keeps both alive until the batch is finished.
-class RedisConnector::Exchange final : public redis::BatchListener, public mem::Places {
+class RedisConnector::Exchange final : public redis::BatchListener, public mem::BufferSource {
  public:
   Exchange(std::shared_ptr<RedisConnector> owner, std::shared_ptr<Job> job, Asked asked)
       : owner_(std::move(owner)), job_(std::move(job)), asked_(std::move(asked)) {}
@@ -21,15 +21,15 @@ class RedisConnector::Exchange final : public redis::BatchListener, public mem::
     }
     owner_->refused(command.fault, job_->key(asked_.index(command.item)));
   }
-  void finished(redis::Client& client, const std::shared_ptr<redis::Batch>& batch) override {
+  void finished(redis::BatchTaker& client, const std::shared_ptr<redis::Batch>& batch) override {
     batch->listener = nullptr;  // the caller holds this
     owner_->ended(client, *job_, asked_, *batch);
   }
 
-  std::byte* place(std::size_t item) noexcept override {
-    return job_->places->place(asked_.index(item));
+  std::byte* buffer(std::size_t item) noexcept override {
+    return job_->source->buffer(asked_.index(item));
   }
-  [[nodiscard]] bool wanted() const noexcept override { return job_->places->wanted(); }
+  [[nodiscard]] bool wanted() const noexcept override { return job_->source->wanted(); }
 
  private:
   const std::shared_ptr<RedisConnector> owner_;
@@ -106,8 +106,8 @@ RedisConnector::Asked RedisConnector::choose(const Job& job,
                                              const std::vector<std::string>& names) const {
   const Job::Options& options = job.options();
   Asked asked{.indexes = {}, .leading = names.size(), .all = true};
-  const bool answerable = options.verb == Verb::kGet || options.verb == Verb::kTouch ||
-                          (options.verb == Verb::kExists && options.prefix);
+  const bool answerable = options.verb == JobVerb::kGet || options.verb == JobVerb::kTouch ||
+                          (options.verb == JobVerb::kExists && options.prefix);
   if (view_ == nullptr || !answerable) return asked;
   const std::vector<std::string_view> keys(names.begin(), names.end());
   std::vector<redis::Presence> known(keys.size(), redis::Presence::kUnknown);
@@ -185,7 +185,7 @@ Outcome RedisConnector::ask(redis::Client& client, const std::shared_ptr<Job>& j
   const auto exchange = std::make_shared<Exchange>(
       std::static_pointer_cast<RedisConnector>(shared_from_this()), job, std::move(asked));
   batch->listener = exchange;
-  if (job->places != nullptr) batch->places = exchange;
+  if (job->source != nullptr) batch->source = exchange;
   {
     const std::lock_guard lock(mutex_);
     batches_.emplace(job->id, Running{batch, 0, leading});
@@ -231,7 +231,7 @@ std::size_t RedisConnector::progress(const Job& job) const {
   return job.progress();
 }
 
-void RedisConnector::ended(redis::Client& client, Job& job, const Asked& asked,
+void RedisConnector::ended(redis::BatchTaker& client, Job& job, const Asked& asked,
                            const redis::Batch& batch) {
   const std::size_t count = asked.all ? job.size() : asked.indexes.size();
   std::vector<std::uint8_t> statuses(count);
@@ -244,7 +244,7 @@ void RedisConnector::ended(redis::Client& client, Job& job, const Asked& asked,
     const auto status = static_cast<Status>(statuses[item]);
     misfits = misfits || status == Status::kSizeMismatch || status == Status::kCorrupt;
     if (status == Status::kSizeMismatch) refused(codec::FrameFault::kSize, job.key(index));
-    last = job.settle(index, status, sizes[item], item == 0 ? batch.error() : "");
+    last = job.settle(index, status, sizes[item], item == 0 ? batch.error() : Reason{});
   }
   if (misfits && owns_) delete_misfits(client, job, asked);
   if (last) conclude(job);
@@ -261,7 +261,7 @@ void RedisConnector::conclude(Job& job) {
   none_left_.notify_all();
 }
 
-void RedisConnector::delete_misfits(redis::Client& client, const Job& job, const Asked& asked) {
+void RedisConnector::delete_misfits(redis::BatchTaker& client, const Job& job, const Asked& asked) {
   auto removal = std::make_shared<redis::Batch>(redis::Batch::Options{
       .verb = redis::Verb::kDelete, .deadline = client.deadline_for(0), .framed = true});
   const std::size_t count = asked.all ? job.size() : asked.indexes.size();

@@ -74,9 +74,9 @@ class RedisConnector final : public Connector {
   void settle_absent(Job& job, const Asked& asked);
   void withdraw(Job& job) override;
   void stop(Nanos until) override;
-  void ended(redis::Client& client, Job& job, const Asked& asked, const redis::Batch& batch);
+  void ended(redis::BatchTaker& client, Job& job, const Asked& asked, const redis::Batch& batch);
   void conclude(Job& job);
-  void delete_misfits(redis::Client& client, const Job& job, const Asked& asked);
+  void delete_misfits(redis::BatchTaker& client, const Job& job, const Asked& asked);
 
   const std::uint64_t identity_;
   const std::weak_ptr<redis::Client> client_;

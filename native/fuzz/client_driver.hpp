@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/test_names.hpp"
 #include "redis/client.hpp"
 
 namespace kvferry::redis {

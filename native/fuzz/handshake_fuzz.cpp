@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <string>
 
+#include "base/test_names.hpp"
 #include "fuzz/fuzz.hpp"
 #include "redis/handshake.hpp"
 

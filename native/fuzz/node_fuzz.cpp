@@ -80,7 +80,7 @@ std::string answers(std::string_view input, kvferry::fuzz::Cutting cutting) {
     }
     while (session.unsent_bytes() > 0) take();
   }
-  const node::Usage usage = rig.store->usage();
+  const node::ValuesUsage usage = rig.store->usage();
   const bool full = usage.evicted > 0 || usage.refused > 0;
   const bool told =
       out.find("invalidate") != std::string::npos || out.find("server_name:") != std::string::npos;

@@ -186,12 +186,12 @@ class Run {
  private:
   bool withdraw(const Withdrawal& withdrawal) {
     if (!withdrawal.expires) batches_[withdrawal.command].cancel();
-    const auto how = driver_.replies().release(withdrawal.expires ? kDeadline : 0);
+    const bool can_drain = driver_.replies().release(withdrawal.expires ? kDeadline : 0);
     for (std::size_t index = 0; index < batches_.size(); ++index) {
       if (batches_[index].finished() && !released_[index])
         released_[index] = targets_[index].text();
     }
-    return how != Replies::Release::kTooMuch;
+    return can_drain;
   }
 
   // What must hold at the end; adds the bytes that callers may use to the trace.

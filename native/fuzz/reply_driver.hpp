@@ -16,6 +16,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/test_names.hpp"
 #include "codec/checksum.hpp"
 #include "codec/frame.hpp"
 #include "codec/stripe.hpp"
@@ -112,11 +113,11 @@ class ReplyDriver final : private ReplySink {
     return moved;
   }
 
-  void settled(Work work, Status status, std::string_view why) override {
+  void settled(Work work, Status status, Reason why) override {
     if (!settled_.insert(work.command).second) throw std::logic_error("a command settled twice");
     if (!trace_.empty()) trace_ += ' ';
     trace_ += std::string(work.batch->key(*work.command)) + "=" + std::string(name(status));
-    if (!why.empty()) trace_ += "(" + std::string(why) + ")";
+    if (!why.text.empty()) trace_ += "(" + std::string(why.text) + ")";
     if (work.batch->settle(*work.command, status, why)) work.batch->finish();
   }
 

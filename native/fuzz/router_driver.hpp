@@ -14,6 +14,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/test_names.hpp"
 #include "redis/router.hpp"
 
 namespace kvferry::redis {
@@ -92,7 +93,7 @@ class RouterDriver final : public Dispatcher {
     for (const Router::Node& node : router_.nodes()) {
       std::string& keys = taken[name_of(*node.server)];
       for (const Lane lane : {Lane::kSmall, Lane::kRead, Lane::kWrite}) {
-        while (const Work work = node.server->queue().pull(lane, SIZE_MAX)) {
+        while (const Work work = node.server->queue().pull(lane)) {
           const std::string key(work.batch->key(*work.command));
           keys += (keys.empty() ? "" : " ") + key;
           held_[key] = {node.server, work};
@@ -140,7 +141,7 @@ class RouterDriver final : public Dispatcher {
   void corrupt(Batch&, const Command&) override {}
   void wake_workers() override { wake_ups_.fetch_add(1); }
   void route(Work work) override { router_.route(work); }
-  void redirected(Server& from, Work work, std::string_view answer) override {
+  void redirected(AskedNode& from, Work work, std::string_view answer) override {
     router_.redirected(from, work, answer, 0);
   }
   void suspect() override { suspicions_.fetch_add(1); }

@@ -10,7 +10,7 @@
 #include <memory>
 
 #include "fuzz/scripted_server.hpp"
-#include "redis/slot_map.hpp"
+#include "redis/cluster/slot_map.hpp"
 
 namespace kvferry::redis {
 

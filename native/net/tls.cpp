@@ -127,8 +127,6 @@ KtlsOffer probe_ktls() noexcept {
   return {.openssl = kBuiltIn, .kernel = kernel};
 }
 
-std::string tls_library() { return OpenSSL_version(OPENSSL_VERSION); }
-
 Result<std::shared_ptr<TlsContext>> TlsContext::open(TlsConfig config, Notify notify,
                                                      TlsRole role) {
   const FileMarks marks = marks_of(config);

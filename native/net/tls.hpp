@@ -59,9 +59,6 @@ struct KtlsOffer {
 };
 [[nodiscard]] KtlsOffer probe_ktls() noexcept;
 
-// "OpenSSL 3.0.19 27 Jan 2026": the library that is loaded.
-[[nodiscard]] std::string tls_library();
-
 class TlsContext {
  public:
   using Notify = std::function<void(LogLevel, std::string)>;

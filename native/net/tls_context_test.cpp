@@ -171,7 +171,6 @@ TEST_F(TlsFiles, WithoutANameThereIsNothingToVerify) {
 TEST(TlsHost, SaysWhatItOffers) {
   const KtlsOffer offer = probe_ktls();
   EXPECT_EQ(offer.kernel, probe_ktls().kernel);
-  EXPECT_NE(tls_library().find("OpenSSL"), std::string::npos);
 }
 
 }  // namespace

@@ -39,11 +39,11 @@ class One {
 
 }  // namespace
 
-class ChunkValues::Lent final : public Value {
+class ChunkValues::Lent final : public StoredValue {
  public:
   Lent(std::shared_ptr<cache::ChunkCache> cache, std::uint64_t lease, const codec::Frame& frame,
        MutableBytes payload) noexcept
-      : Value(codec::kFrameSizeBytes + payload.size()),
+      : StoredValue(codec::kFrameSizeBytes + payload.size()),
         cache_(std::move(cache)),
         lease_(lease),
         payload_(payload) {
@@ -184,7 +184,7 @@ std::uint64_t ChunkValues::scan(std::uint64_t cursor, std::size_t count, UnixMs 
   return next;
 }
 
-Usage ChunkValues::usage() const {
+ValuesUsage ChunkValues::usage() const {
   const auto stats = cache_->stats().index;
   const std::size_t stride = cache_->pool()->page_stride_bytes();
   return {.size_bytes = cache_->capacity() * stride,

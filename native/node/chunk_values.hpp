@@ -45,7 +45,7 @@ class ChunkValues final : public LentOnly {
   std::optional<Facts> facts(std::string_view key, UnixMs now, bool use) override;
   std::uint64_t scan(std::uint64_t cursor, std::size_t count, UnixMs now,
                      const Visit& visit) override;
-  Usage usage() const override;
+  ValuesUsage usage() const override;
   void sweep(UnixMs now) override;
 
  private:

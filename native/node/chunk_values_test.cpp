@@ -78,7 +78,7 @@ struct Fixture {
 };
 
 // All of a value, piece by piece.
-std::vector<std::byte> bytes_of(const Value& value) {
+std::vector<std::byte> bytes_of(const StoredValue& value) {
   std::vector<std::byte> all;
   while (all.size() < value.size_bytes()) {
     const ByteView piece = value.piece(all.size());
@@ -88,7 +88,7 @@ std::vector<std::byte> bytes_of(const Value& value) {
 }
 
 // What a reader does with it: the payload, or nothing where the frame is not the one asked for.
-std::optional<std::vector<std::byte>> payload_of(const Value& value, std::uint64_t number,
+std::optional<std::vector<std::byte>> payload_of(const StoredValue& value, std::uint64_t number,
                                                  const codec::StripePlan& plan, std::size_t stripe,
                                                  std::uint64_t* generation = nullptr) {
   const std::vector<std::byte> all = bytes_of(value);

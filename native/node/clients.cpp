@@ -26,20 +26,20 @@ void Clients::remove(std::uint64_t id) {
   entries_.erase(at);
 }
 
-void Clients::update(std::uint64_t id, const std::function<void(Client&)>& change) {
+void Clients::update(std::uint64_t id, const std::function<void(ClientEntry&)>& change) {
   const std::lock_guard lock(mutex_);
   const auto at = entries_.find(id);
   if (at == entries_.end()) return;
-  Client& facts = at->second.facts;
+  ClientEntry& facts = at->second.facts;
   const bool before = facts.tracking;
   change(facts);
   if (facts.tracking && !before) tracking_.fetch_add(1, std::memory_order_relaxed);
   if (!facts.tracking && before) tracking_.fetch_sub(1, std::memory_order_relaxed);
 }
 
-std::vector<Client> Clients::list() const {
+std::vector<ClientEntry> Clients::list() const {
   const std::lock_guard lock(mutex_);
-  std::vector<Client> out;
+  std::vector<ClientEntry> out;
   out.reserve(entries_.size());
   for (const auto& [id, entry] : entries_) out.push_back(entry.facts);
   return out;

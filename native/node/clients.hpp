@@ -25,7 +25,7 @@
 
 namespace kvferry::node {
 
-struct Client {
+struct ClientEntry {
   std::uint64_t id = 0;
   std::string address;
   UnixMs since = 0;
@@ -52,8 +52,8 @@ class Clients final : public Changes {
   void remove(std::uint64_t id);
 
   // Changes what is known of a client.
-  void update(std::uint64_t id, const std::function<void(Client&)>& change);
-  [[nodiscard]] std::vector<Client> list() const;
+  void update(std::uint64_t id, const std::function<void(ClientEntry&)>& change);
+  [[nodiscard]] std::vector<ClientEntry> list() const;
   [[nodiscard]] std::size_t count() const;
   [[nodiscard]] std::size_t tracking_count() const noexcept {
     return tracking_.load(std::memory_order_relaxed);
@@ -74,7 +74,7 @@ class Clients final : public Changes {
 
  private:
   struct Entry {
-    Client facts;
+    ClientEntry facts;
     Mailbox* mailbox = nullptr;
     News news;
     std::size_t news_bytes = 0;

@@ -10,7 +10,7 @@
 namespace kvferry::node {
 namespace {
 
-using C = Command;
+using C = CommandSpec;
 using S = Session;
 
 constexpr std::array kCommands{
@@ -54,16 +54,16 @@ bool less(std::string_view a, std::string_view b) noexcept { return a < b; }
 
 }  // namespace
 
-std::span<const Command> all_commands() noexcept { return kCommands; }
+std::span<const CommandSpec> all_commands() noexcept { return kCommands; }
 
-const Command* find_command(std::string_view name) noexcept {
+const CommandSpec* find_command(std::string_view name) noexcept {
   std::array<char, kNameBytesMax> upper{};
   if (name.size() > upper.size()) return nullptr;
   std::ranges::transform(name, upper.begin(), [](char c) {
     return c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c;
   });
   const std::string_view wanted{upper.data(), name.size()};
-  const auto at = std::ranges::lower_bound(kCommands, wanted, less, &Command::name);
+  const auto at = std::ranges::lower_bound(kCommands, wanted, less, &CommandSpec::name);
   return at != kCommands.end() && at->name == wanted ? &*at : nullptr;
 }
 

@@ -14,7 +14,7 @@ namespace kvferry::node {
 class Session;
 using Arguments = std::vector<std::string>;
 
-struct Command {
+struct CommandSpec {
   enum Flags : std::uint8_t {
     kNone = 0,
     kRead = 1,    // its keys must be readable
@@ -32,9 +32,9 @@ struct Command {
   std::string_view summary;
 };
 
-[[nodiscard]] std::span<const Command> all_commands() noexcept;
+[[nodiscard]] std::span<const CommandSpec> all_commands() noexcept;
 // By its name in any case; null: there is none.
-[[nodiscard]] const Command* find_command(std::string_view name) noexcept;
+[[nodiscard]] const CommandSpec* find_command(std::string_view name) noexcept;
 
 [[nodiscard]] bool same_word(std::string_view a, std::string_view b) noexcept;
 [[nodiscard]] std::string lower(std::string_view text);

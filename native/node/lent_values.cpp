@@ -80,11 +80,11 @@ std::uint64_t LentValues::scan(std::uint64_t cursor, std::size_t count, UnixMs n
   return next == UINT32_MAX ? 0 : std::uint64_t{next} << 32;
 }
 
-Usage LentValues::usage() const {
+ValuesUsage LentValues::usage() const {
   const std::shared_lock lock(mutex_);
-  Usage sum;
+  ValuesUsage sum;
   for (const auto& [prefix, lent] : all_) {
-    const Usage one = lent.values->usage();
+    const ValuesUsage one = lent.values->usage();
     sum.size_bytes += one.size_bytes;
     sum.used_bytes += one.used_bytes;
     sum.value_bytes += one.value_bytes;

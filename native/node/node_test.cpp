@@ -1,5 +1,5 @@
 // The node over real sockets: several threads, slow readers, limits, its end and its return.
-#include "node/node.hpp"
+#include "node/node_server.hpp"
 
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -119,7 +119,7 @@ class NodeTest : public testing::Test {
   }
 
   void start() {
-    auto node = Node::open(options_);
+    auto node = NodeServer::open(options_);
     ASSERT_TRUE(node.has_value()) << node.error().context;
     node_ = std::move(*node);
   }
@@ -129,7 +129,7 @@ class NodeTest : public testing::Test {
 
   std::string path_;
   NodeOptions options_;
-  std::unique_ptr<Node> node_;
+  std::unique_ptr<NodeServer> node_;
 };
 
 TEST_F(NodeTest, LargeValuesTravelOverTcpAndUnix) {
@@ -207,7 +207,7 @@ TEST_F(NodeTest, StateComesBackAfterAnOrderlyEnd) {
 TEST_F(NodeTest, AddressThatIsTakenIsAnErrorAndOneLeftBehindIsNot) {
   start();
   options_.listen = {unix_endpoint()};
-  EXPECT_FALSE(Node::open(options_).has_value());
+  EXPECT_FALSE(NodeServer::open(options_).has_value());
   EXPECT_EQ(peer(1).ask({"PING"}, 7), "+PONG\r\n");  // still there
   (void)node_->stop();
   {

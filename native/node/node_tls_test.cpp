@@ -11,7 +11,7 @@
 #include "base/thread.hpp"
 #include "net/tls_test_certificates.hpp"
 #include "net/tls_test_client.hpp"
-#include "node/node.hpp"
+#include "node/node_server.hpp"
 #include "node/test_store.hpp"
 
 namespace kvferry::node {
@@ -48,7 +48,7 @@ class NodeTls : public testing::Test {
   }
 
   void start() {
-    auto node = Node::open(options_);
+    auto node = NodeServer::open(options_);
     ASSERT_TRUE(node.has_value()) << node.error().context;
     node_ = std::move(*node);
   }
@@ -79,7 +79,7 @@ class NodeTls : public testing::Test {
   const Certificates certificates_;
   const std::string base_ = certificates_.base;
   NodeOptions options_;
-  std::unique_ptr<Node> node_;
+  std::unique_ptr<NodeServer> node_;
 };
 
 TEST_F(NodeTls, ValuesTravelBothWaysWithAndWithoutTheKernel) {
@@ -199,11 +199,11 @@ TEST_F(NodeTls, ARenewedAuthorityTurnsAwayThoseOfTheOldOneAlsoWhoCouldResume) {
 
 TEST_F(NodeTls, FilesOfNoUseAndAMissingCertificateAreSaidAtTheStart) {
   options_.tls.cert_file = base_ + "-none.crt";
-  auto node = Node::open(options_);
+  auto node = NodeServer::open(options_);
   ASSERT_FALSE(node.has_value());
   EXPECT_EQ(node.error().code, Errc::kCertificate);
   options_.tls = {.enabled = true};
-  node = Node::open(options_);
+  node = NodeServer::open(options_);
   ASSERT_FALSE(node.has_value());
   EXPECT_EQ(node.error().code, Errc::kInvalidArgument);
 }

@@ -104,7 +104,7 @@ void Session::begin_value() {
   value_size_ = parser_.value_remaining();
   value_.reset();
   value_refused_.clear();
-  const Command* set = find_command("SET");
+  const CommandSpec* set = find_command("SET");
   value_refused_ = refusal(*set, parser_.arguments());
   if (!value_refused_.empty()) return;
   auto ticket = context_.in_flight.take(value_size_);
@@ -141,7 +141,7 @@ void Session::value_arrived(ByteView bytes) {
 void Session::execute() {
   const Arguments& arguments = parser_.arguments();
   Counters::add(context_.counters.commands);
-  const Command* found = find_command(arguments[0]);
+  const CommandSpec* found = find_command(arguments[0]);
   if (found == nullptr) {
     fail(unknown(arguments));
   } else if (!arity_fits(found->arity, arguments.size())) {
@@ -155,13 +155,13 @@ void Session::execute() {
   value_ticket_ = {};
 }
 
-std::string Session::refusal(const Command& command, const Arguments& arguments) const {
-  if ((command.flags & Command::kNoAuth) != 0) return {};
+std::string Session::refusal(const CommandSpec& command, const Arguments& arguments) const {
+  if ((command.flags & CommandSpec::kNoAuth) != 0) return {};
   if (user_ == nullptr) return "NOAUTH Authentication required.";
-  const bool writes = (command.flags & Command::kWrite) != 0;
-  const bool reads = (command.flags & Command::kRead) != 0;
+  const bool writes = (command.flags & CommandSpec::kWrite) != 0;
+  const bool reads = (command.flags & CommandSpec::kRead) != 0;
   if ((writes && !user_->writes()) || (reads && !user_->reads()) ||
-      ((command.flags & Command::kAdmin) != 0 && !user_->admin)) {
+      ((command.flags & CommandSpec::kAdmin) != 0 && !user_->admin)) {
     return "NOPERM User " + user_->name + " has no permissions to run the '" + lower(command.name) +
            "' command";
   }
@@ -197,8 +197,8 @@ void Session::unknown_subcommand(const Arguments& arguments) {
 void Session::log_in(const User* user) {
   user_ = user;
   parser_.set_authenticated(user != nullptr);
-  context_.clients.update(id_,
-                          [&](Client& facts) { facts.user = user != nullptr ? user->name : ""; });
+  context_.clients.update(
+      id_, [&](ClientEntry& facts) { facts.user = user != nullptr ? user->name : ""; });
 }
 
 bool Session::log_in(std::string_view name, std::string_view password) {

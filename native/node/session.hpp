@@ -22,8 +22,8 @@
 #include "base/bytes.hpp"
 #include "node/commands.hpp"
 #include "node/context.hpp"
-#include "node/outbox.hpp"
 #include "node/reply.hpp"
+#include "node/reply_buffer.hpp"
 #include "node/request_parser.hpp"
 
 namespace kvferry::node {
@@ -102,14 +102,13 @@ class Session {
   void value_arrived(ByteView bytes);
   void execute();
   // Why this user may not run it with these arguments; empty: he may.
-  [[nodiscard]] std::string refusal(const Command& command, const Arguments& arguments) const;
+  [[nodiscard]] std::string refusal(const CommandSpec& command, const Arguments& arguments) const;
   void log_in(const User* user);
   bool log_in(std::string_view name, std::string_view password);
   void set_name(std::string_view name);
 
   // Nothing: it has answered.
   std::optional<WriteOptions> set_options(const Arguments& arguments);
-  void store_value(const Arguments& arguments, const WriteOptions& options);
   std::vector<std::string> matching(std::uint64_t& cursor, std::size_t count,
                                     std::string_view pattern);
   void expire_at(const Arguments& arguments, std::int64_t unit_ms, std::string_view name);
@@ -126,7 +125,7 @@ class Session {
   const std::uint64_t id_;
   const User* user_;  // of Access; null: unknown
   RequestParser parser_;
-  Outbox outbox_;
+  ReplyBuffer outbox_;
   std::string pending_;  // received and not parsed
   bool resp3_ = false;
   bool closing_ = false;  // when all is sent
@@ -134,7 +133,7 @@ class Session {
   UnixMs now_ = 0;
 
   // The value of a SET that arrives.
-  std::shared_ptr<Value> value_;
+  std::shared_ptr<StoredValue> value_;
   InFlight::Ticket value_ticket_;
   std::size_t value_size_ = 0;
   std::string value_refused_;  // why it is read away

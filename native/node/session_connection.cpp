@@ -13,7 +13,7 @@ namespace {
 constexpr std::size_t kPrefixesMax = 64;
 
 // One line of CLIENT LIST.
-std::string line_of(const Client& client, UnixMs now) {
+std::string line_of(const ClientEntry& client, UnixMs now) {
   return "id=" + std::to_string(client.id) + " addr=" + client.address + " name=" + client.name +
          " age=" + std::to_string(std::max<UnixMs>(now - client.since, 0) / 1000) +
          " flags=" + (client.tracking ? "tB" : "N") + " db=0" + " user=" + client.user +
@@ -63,7 +63,7 @@ void Session::select(const Arguments& arguments) {
 
 void Session::reset(const Arguments&) {
   resp3_ = false;
-  context_.clients.update(id_, [](Client& client) {
+  context_.clients.update(id_, [](ClientEntry& client) {
     client.name.clear();
     client.protocol = 2;
     client.tracking = false;
@@ -119,7 +119,7 @@ void Session::hello(const Arguments& arguments) {
   if (name_at != 0) set_name(arguments[name_at]);
   if (protocol) {
     resp3_ = *protocol == 3;
-    context_.clients.update(id_, [&](Client& client) {
+    context_.clients.update(id_, [&](ClientEntry& client) {
       client.protocol = static_cast<int>(*protocol);
       client.tracking = client.tracking && resp3_;
     });
@@ -131,7 +131,7 @@ void Session::hello(const Arguments& arguments) {
 }
 
 void Session::set_name(std::string_view name) {
-  context_.clients.update(id_, [&](Client& client) { client.name = name; });
+  context_.clients.update(id_, [&](ClientEntry& client) { client.name = name; });
 }
 
 // --- CLIENT -------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ void Session::client(const Arguments& arguments) {
   } else if (same_word(word, "GETNAME")) {
     if (!has_arity(arguments, 2)) return;
     std::string name;
-    context_.clients.update(id_, [&](const Client& client) { name = client.name; });
+    context_.clients.update(id_, [&](const ClientEntry& client) { name = client.name; });
     if (name.empty()) {
       reply().null();
     } else {
@@ -166,7 +166,7 @@ void Session::client(const Arguments& arguments) {
       return fail("ERR " + lower(arguments[2]) +
                   " cannot contain spaces, newlines or special characters.");
     }
-    context_.clients.update(id_, [&](Client& client) {
+    context_.clients.update(id_, [&](ClientEntry& client) {
       (library ? client.library : client.library_version) = arguments[3];
     });
     reply().simple("OK");
@@ -185,7 +185,7 @@ void Session::client(const Arguments& arguments) {
 
 void Session::client_info() {
   std::string line;
-  context_.clients.update(id_, [&](const Client& client) { line = line_of(client, now_); });
+  context_.clients.update(id_, [&](const ClientEntry& client) { line = line_of(client, now_); });
   reply().verbatim(line + "\n");
 }
 
@@ -212,7 +212,7 @@ void Session::client_list(const Arguments& arguments) {
     }
   }
   std::string out;
-  for (const Client& client : context_.clients.list()) {
+  for (const ClientEntry& client : context_.clients.list()) {
     if (none || (!ids.empty() && std::ranges::find(ids, client.id) == ids.end())) continue;
     out += line_of(client, now_) + "\n";
   }
@@ -260,7 +260,7 @@ void Session::client_kill(const Arguments& arguments) {
     }
   }
   std::int64_t count = 0;
-  for (const Client& client : context_.clients.list()) {
+  for (const ClientEntry& client : context_.clients.list()) {
     const bool me = client.id == id_;
     if (none || (me && skip_me) || (id && client.id != *id) ||
         (!address.empty() && client.address != address) || (!user.empty() && client.user != user)) {
@@ -311,7 +311,7 @@ void Session::client_tracking(const Arguments& arguments) {
       }
     }
   }
-  context_.clients.update(id_, [&](Client& client) {
+  context_.clients.update(id_, [&](ClientEntry& client) {
     client.tracking = on;
     client.prefixes = std::move(prefixes);
   });

@@ -42,7 +42,7 @@ struct Section {
 };
 
 std::vector<Section> sections(const Context& context, UnixMs now) {
-  const Usage usage = context.values.usage();
+  const ValuesUsage usage = context.values.usage();
   const Counters& counters = context.counters;
   const auto number_of = [](std::uint64_t value) { return std::to_string(value); };
   std::vector<Section> out{
@@ -187,25 +187,25 @@ void Session::command(const Arguments& arguments) {
     return;
   }
   if (!listing && !docs && !same_word(arguments[1], "INFO")) return unknown_subcommand(arguments);
-  std::vector<const Command*> wanted;  // null: a name that is none
+  std::vector<const CommandSpec*> wanted;  // null: a name that is none
   for (std::size_t i = 2; i < arguments.size(); ++i) {
-    const Command* found = find_command(arguments[i]);
+    const CommandSpec* found = find_command(arguments[i]);
     if (found != nullptr || !docs) wanted.push_back(found);
   }
   if (arguments.size() <= 2) {
-    for (const Command& one : all_commands()) wanted.push_back(&one);
+    for (const CommandSpec& one : all_commands()) wanted.push_back(&one);
   }
   Reply out = reply();
   docs ? out.map(wanted.size()) : out.array(wanted.size());
-  for (const Command* one : wanted) {
+  for (const CommandSpec* one : wanted) {
     if (one == nullptr) {
       out.null();
     } else if (docs) {
       out.bulk(lower(one->name)).map(2).bulk("summary").bulk(one->summary);
       out.bulk("group").bulk(one->first_key != 0 ? "string" : "server");
     } else {
-      const bool writes = (one->flags & Command::kWrite) != 0;
-      const bool reads = (one->flags & Command::kRead) != 0;
+      const bool writes = (one->flags & CommandSpec::kWrite) != 0;
+      const bool reads = (one->flags & CommandSpec::kRead) != 0;
       out.array(10).bulk(lower(one->name)).integer(one->arity);
       out.set(writes || reads ? 1 : 0);
       if (writes || reads) out.simple(writes ? "write" : "readonly");

@@ -26,7 +26,7 @@ inline std::unique_ptr<ValueStore> test_store(std::size_t pages, Changes* change
   return std::move(*store);
 }
 
-inline void fill(const Value& value, std::string_view text) {
+inline void fill(const StoredValue& value, std::string_view text) {
   for (std::size_t offset = 0; offset < text.size();) {
     const MutableBytes piece = value.piece(offset);
     std::memcpy(piece.data(), text.data() + offset, piece.size());
@@ -34,7 +34,7 @@ inline void fill(const Value& value, std::string_view text) {
   }
 }
 
-inline std::string content(const Value& value) {
+inline std::string content(const StoredValue& value) {
   std::string out;
   while (out.size() < value.size_bytes()) out += as_text(value.piece(out.size()));
   return out;

@@ -10,11 +10,11 @@ namespace kvferry::node {
 namespace {
 
 // A value in pages of the pool; they go back with it.
-class PagedValue final : public Value {
+class PagedValue final : public StoredValue {
  public:
   PagedValue(std::shared_ptr<mem::PagePool> pool, std::vector<mem::PageHandle> pages,
              std::size_t size_bytes)
-      : Value(size_bytes), pool_(std::move(pool)), pages_(std::move(pages)) {
+      : StoredValue(size_bytes), pool_(std::move(pool)), pages_(std::move(pages)) {
     memory_.reserve(pages_.size());
     for (const mem::PageHandle page : pages_) memory_.push_back(pool_->bytes(page)->data());
   }
@@ -183,7 +183,7 @@ std::vector<ValueStore::Kept> ValueStore::all(UnixMs now) const {
   return kept;
 }
 
-Usage ValueStore::usage() const {
+ValuesUsage ValueStore::usage() const {
   const mem::PoolStats pool = pool_->stats();
   const std::size_t page = pool_->page_stride_bytes();
   const std::lock_guard lock(mutex_);
@@ -218,7 +218,7 @@ bool ValueStore::evict_one(int& passed, Keys& gone) {
   return false;
 }
 
-Result<std::shared_ptr<Value>> ValueStore::reserve(std::size_t size_bytes) {
+Result<std::shared_ptr<StoredValue>> ValueStore::reserve(std::size_t size_bytes) {
   const std::size_t page = pool_->page_size_bytes();
   const std::size_t count = size_bytes == 0 ? 1 : (size_bytes - 1) / page + 1;
   if (count > entries_.capacity()) {
@@ -236,11 +236,12 @@ Result<std::shared_ptr<Value>> ValueStore::reserve(std::size_t size_bytes) {
   }
   tell(gone);
   if (!room) return Error{Errc::kCapacity, "all pages are in use"};
-  return std::shared_ptr<Value>(std::make_shared<PagedValue>(pool_, std::move(pages), size_bytes));
+  return std::shared_ptr<StoredValue>(
+      std::make_shared<PagedValue>(pool_, std::move(pages), size_bytes));
 }
 
-bool ValueStore::commit(std::string_view key, std::shared_ptr<Value> value, WriteOptions options,
-                        UnixMs now) {
+bool ValueStore::commit(std::string_view key, std::shared_ptr<StoredValue> value,
+                        WriteOptions options, UnixMs now) {
   Keys changed;
   Dropped dropped;
   bool stored = true;

@@ -50,15 +50,15 @@ class ValueStore final : public Values {
 
   ValuePtr hold(std::string_view key, UnixMs now) override;
   std::optional<Facts> facts(std::string_view key, UnixMs now, bool use) override;
-  Result<std::shared_ptr<Value>> reserve(std::size_t size_bytes) override;
-  bool commit(std::string_view key, std::shared_ptr<Value> value, WriteOptions options,
+  Result<std::shared_ptr<StoredValue>> reserve(std::size_t size_bytes) override;
+  bool commit(std::string_view key, std::shared_ptr<StoredValue> value, WriteOptions options,
               UnixMs now) override;
   bool remove(std::string_view key, UnixMs now) override;
   bool expire(std::string_view key, UnixMs at, UnixMs now) override;
   void clear() override;
   std::uint64_t scan(std::uint64_t cursor, std::size_t count, UnixMs now,
                      const Visit& visit) override;
-  Usage usage() const override;
+  ValuesUsage usage() const override;
   void sweep(UnixMs now) override;
 
   struct Kept {
@@ -72,11 +72,11 @@ class ValueStore final : public Values {
  private:
   struct Slot {
     std::string key;
-    std::shared_ptr<Value> value;
+    std::shared_ptr<StoredValue> value;
     UnixMs expires = kForever;
   };
   using Keys = std::vector<std::string>;
-  using Dropped = std::vector<std::shared_ptr<Value>>;  // freed without the lock
+  using Dropped = std::vector<std::shared_ptr<StoredValue>>;  // freed without the lock
 
   ValueStore(std::shared_ptr<mem::PagePool> pool, Changes* changes);
 

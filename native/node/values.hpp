@@ -2,9 +2,9 @@
 // Values: what a node lends out, as its connections see it: look up and hold, reserve and commit,
 // remove, scan, usage. ValueStore is one implementation; a pool that others own can be another.
 //
-// A Value is memory in pieces. Whoever holds one keeps its memory: what is evicted, removed or
-// replaced meanwhile is gone for who asks next, and its pages come back when the last holder lets
-// go. So eviction cannot race with sending.
+// A StoredValue is memory in pieces. Whoever holds one keeps its memory: what is evicted, removed
+// or replaced meanwhile is gone for who asks next, and its pages come back when the last holder
+// lets go. So eviction cannot race with sending.
 //
 // Times are Unix time in milliseconds, because clients name moments and states outlive a process.
 // Threads: every call from any thread. Failure: kCapacity when there is no room now,
@@ -27,12 +27,12 @@ namespace kvferry::node {
 using UnixMs = std::int64_t;
 inline constexpr UnixMs kForever = INT64_MAX;
 
-class Value {
+class StoredValue {
  public:
-  explicit Value(std::size_t size_bytes) noexcept : size_bytes_(size_bytes) {}
-  virtual ~Value() = default;
-  Value(const Value&) = delete;
-  Value& operator=(const Value&) = delete;
+  explicit StoredValue(std::size_t size_bytes) noexcept : size_bytes_(size_bytes) {}
+  virtual ~StoredValue() = default;
+  StoredValue(const StoredValue&) = delete;
+  StoredValue& operator=(const StoredValue&) = delete;
 
   [[nodiscard]] std::size_t size_bytes() const noexcept { return size_bytes_; }
   // The consecutive memory that begins at `offset`, up to the end of its piece.
@@ -46,7 +46,7 @@ class Value {
 };
 
 // Owners: the index, connections that send or receive it.
-using ValuePtr = std::shared_ptr<const Value>;
+using ValuePtr = std::shared_ptr<const StoredValue>;
 
 struct Facts {
   std::size_t size_bytes = 0;
@@ -60,7 +60,7 @@ struct WriteOptions {
   bool keep_ttl = false;
 };
 
-struct Usage {
+struct ValuesUsage {
   std::size_t size_bytes = 0;   // the limit
   std::size_t used_bytes = 0;   // of what is there, arrives, or is still being sent
   std::size_t value_bytes = 0;  // of what is there, without the rest of its last pages
@@ -87,10 +87,10 @@ class Values {
   virtual std::optional<Facts> facts(std::string_view key, UnixMs now, bool use) = 0;
 
   // Memory for a value that arrives; what is in its way is evicted.
-  virtual Result<std::shared_ptr<Value>> reserve(std::size_t size_bytes) = 0;
+  virtual Result<std::shared_ptr<StoredValue>> reserve(std::size_t size_bytes) = 0;
   // Makes it the value of `key`. False: `if_absent`, and there is one.
-  virtual bool commit(std::string_view key, std::shared_ptr<Value> value, WriteOptions options,
-                      UnixMs now) = 0;
+  virtual bool commit(std::string_view key, std::shared_ptr<StoredValue> value,
+                      WriteOptions options, UnixMs now) = 0;
 
   virtual bool remove(std::string_view key, UnixMs now) = 0;
   // False: not there. A moment that has passed removes it.
@@ -102,7 +102,7 @@ class Values {
   using Visit = std::function<void(std::string_view key)>;
   virtual std::uint64_t scan(std::uint64_t cursor, std::size_t count, UnixMs now,
                              const Visit& visit) = 0;
-  virtual Usage usage() const = 0;
+  virtual ValuesUsage usage() const = 0;
   // Removes some of what has expired; to be called every now and then.
   virtual void sweep(UnixMs now) = 0;
 };
@@ -110,12 +110,12 @@ class Values {
 // Values that others own, and that nobody can change from here.
 class LentOnly : public Values {
  public:
-  Result<std::shared_ptr<Value>> reserve(std::size_t /*size_bytes*/) final {
+  Result<std::shared_ptr<StoredValue>> reserve(std::size_t /*size_bytes*/) final {
     return Error{Errc::kInvalidArgument,
                  "this is the memory of a cache, which lends and takes not"};
   }
-  bool commit(std::string_view /*key*/, std::shared_ptr<Value> /*value*/, WriteOptions /*options*/,
-              UnixMs /*now*/) final {
+  bool commit(std::string_view /*key*/, std::shared_ptr<StoredValue> /*value*/,
+              WriteOptions /*options*/, UnixMs /*now*/) final {
     return false;
   }
   bool remove(std::string_view /*key*/, UnixMs /*now*/) final { return false; }

@@ -29,35 +29,36 @@ UnixMs unix_ms() noexcept {
   return static_cast<UnixMs>(ts.tv_sec) * 1000 + ts.tv_nsec / 1'000'000;
 }
 
-Result<std::unique_ptr<Worker>> Worker::open(Context& context, PaceLimits pace) {
+Result<std::unique_ptr<NodeWorker>> NodeWorker::open(Context& context, PaceLimits pace) {
   auto poller = net::Poller::open();
   if (!poller) return poller.error();
   auto event = EventFd::open();
   if (!event) return event.error();
   const int mail = event->fd();
-  std::unique_ptr<Worker> worker(new Worker(context, pace, std::move(*poller), std::move(*event)));
+  std::unique_ptr<NodeWorker> worker(
+      new NodeWorker(context, pace, std::move(*poller), std::move(*event)));
   const Outcome watched = worker->poller_.watch(mail, kMailToken, true, false);
   if (!watched) return watched.error();
   return worker;
 }
 
-Worker::Worker(Context& context, PaceLimits pace, net::Poller poller, EventFd event)
+NodeWorker::NodeWorker(Context& context, PaceLimits pace, net::Poller poller, EventFd event)
     : context_(context),
       pace_(pace),
       poller_(std::move(poller)),
       mailbox_(std::move(event)),
       scratch_(kScratchBytes) {}
 
-Worker::~Worker() {
+NodeWorker::~NodeWorker() {
   for (const auto& [id, connection] : connections_) context_.clients.remove(id);
 }
 
-void Worker::stop() noexcept {
+void NodeWorker::stop() noexcept {
   stopping_.store(true, std::memory_order_relaxed);
   mailbox_.wake();
 }
 
-void Worker::run() {
+void NodeWorker::run() {
   while (!stopping_.load(std::memory_order_relaxed)) {
     const auto ready = poller_.wait(again_.empty() ? kJudgeEvery : 0);
     std::vector<std::uint64_t> turns = std::exchange(again_, {});
@@ -79,7 +80,7 @@ void Worker::run() {
   }
 }
 
-void Worker::read_mail() {
+void NodeWorker::read_mail() {
   Mailbox::Mail mail = mailbox_.take();
   for (NewConnection& connection : mail.connections) add(std::move(connection));
   for (const std::uint64_t id : mail.clients) {
@@ -90,7 +91,7 @@ void Worker::read_mail() {
   }
 }
 
-void Worker::add(NewConnection connection) {
+void NodeWorker::add(NewConnection connection) {
   Counters::add(context_.counters.connections);
   const auto id = context_.clients.add(connection.address, unix_ms(), &mailbox_);
   if (!id) {
@@ -107,7 +108,7 @@ void Worker::add(NewConnection connection) {
   serve(*id);
 }
 
-void Worker::end(std::uint64_t id) {
+void NodeWorker::end(std::uint64_t id) {
   const auto at = connections_.find(id);
   poller_.forget(at->second->stream->fd());
   context_.clients.remove(id);
@@ -115,12 +116,12 @@ void Worker::end(std::uint64_t id) {
   count_.fetch_sub(1, std::memory_order_relaxed);
 }
 
-void Worker::serve(std::uint64_t id) {
+void NodeWorker::serve(std::uint64_t id) {
   const auto at = connections_.find(id);
   if (at != connections_.end() && !serve(id, *at->second)) end(id);
 }
 
-bool Worker::serve(std::uint64_t id, Connection& connection) {
+bool NodeWorker::serve(std::uint64_t id, Connection& connection) {
   if (!connection.connected && !greet(connection)) return false;
   bool moved = connection.connected;
   for (int round = 0; moved; ++round) {
@@ -135,7 +136,7 @@ bool Worker::serve(std::uint64_t id, Connection& connection) {
   return watch(id, connection);
 }
 
-bool Worker::greet(Connection& connection) {
+bool NodeWorker::greet(Connection& connection) {
   const net::IoResult result = connection.stream->finish_connect();
   connection.connected = result.state == net::IoState::kOk;
   if (connection.connected || result.state == net::IoState::kWouldBlock) return true;
@@ -143,7 +144,7 @@ bool Worker::greet(Connection& connection) {
   return false;
 }
 
-bool Worker::receive(Connection& connection, bool& moved) {
+bool NodeWorker::receive(Connection& connection, bool& moved) {
   Session& session = connection.session;
   if (!connection.readable || !session.wants_bytes()) return true;
   std::array<iovec, kPiecesMax> pieces;
@@ -167,7 +168,7 @@ bool Worker::receive(Connection& connection, bool& moved) {
   return true;
 }
 
-bool Worker::flush(Connection& connection, bool& moved) {
+bool NodeWorker::flush(Connection& connection, bool& moved) {
   Session& session = connection.session;
   while (session.unsent_bytes() > 0) {
     std::array<iovec, kPiecesMax> pieces;
@@ -184,7 +185,7 @@ bool Worker::flush(Connection& connection, bool& moved) {
   return true;
 }
 
-bool Worker::watch(std::uint64_t id, Connection& connection) {
+bool NodeWorker::watch(std::uint64_t id, Connection& connection) {
   const Session& session = connection.session;
   bool reads = session.wants_bytes();
   bool writes = session.unsent_bytes() > 0;
@@ -201,7 +202,7 @@ bool Worker::watch(std::uint64_t id, Connection& connection) {
   return poller_.watch(connection.stream->fd(), id, reads, writes).has_value();
 }
 
-void Worker::judge_paces(Nanos now) {
+void NodeWorker::judge_paces(Nanos now) {
   judged_at_ = now;
   std::vector<std::uint64_t> slow;
   for (auto& [id, connection] : connections_) {

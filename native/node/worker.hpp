@@ -1,5 +1,5 @@
 #pragma once
-// Worker: one I/O thread of a node: its connections, from the first byte to the last.
+// NodeWorker: one I/O thread of a node: its connections, from the first byte to the last.
 //
 // Threads: run() is the thread; mailbox(), connections() and stop() are for others.
 // Failure: what goes wrong with a connection ends that connection.
@@ -22,12 +22,12 @@ namespace kvferry::node {
 
 [[nodiscard]] UnixMs unix_ms() noexcept;
 
-class Worker {
+class NodeWorker {
  public:
-  static Result<std::unique_ptr<Worker>> open(Context& context, PaceLimits pace);
-  ~Worker();
-  Worker(const Worker&) = delete;
-  Worker& operator=(const Worker&) = delete;
+  static Result<std::unique_ptr<NodeWorker>> open(Context& context, PaceLimits pace);
+  ~NodeWorker();
+  NodeWorker(const NodeWorker&) = delete;
+  NodeWorker& operator=(const NodeWorker&) = delete;
 
   void run();
   // Ends run() soon; the connections end with the worker.
@@ -51,7 +51,7 @@ class Worker {
   };
   using Connections = std::unordered_map<std::uint64_t, std::unique_ptr<Connection>>;
 
-  Worker(Context& context, PaceLimits pace, net::Poller poller, EventFd event);
+  NodeWorker(Context& context, PaceLimits pace, net::Poller poller, EventFd event);
 
   void read_mail();
   void add(NewConnection connection);

@@ -72,14 +72,14 @@ std::span<Command> Batch::stripes(const Command& command) noexcept {
 }
 
 Status Batch::withdrawn(const Command& command) const noexcept {
-  if (cancelled() || (places != nullptr && !places->wanted())) return Status::kCancelled;
+  if (cancelled() || (source != nullptr && !source->wanted())) return Status::kCancelled;
   if (command.item > prefix_end_.load(std::memory_order_relaxed)) return Status::kCancelled;
   return Status::kPending;
 }
 
-bool Batch::place(Command& command) const {
-  if (places == nullptr) return true;
-  std::byte* start = places->place(command.item);
+bool Batch::assign_buffer(Command& command) const {
+  if (source == nullptr) return true;
+  std::byte* start = source->buffer(command.item);
   if (start == nullptr) return false;
   if (items_[command.item].stripes > 1) {
     start += codec::stripe_extent(codec::stripe_plan(value_size(command)), command.stripe).offset;
@@ -88,7 +88,7 @@ bool Batch::place(Command& command) const {
   return true;
 }
 
-bool Batch::settle(Command& command, Status status, std::string_view why) {
+bool Batch::settle(Command& command, Status status, Reason why) {
   check(status != Status::kPending, "what settles has an outcome");
   // Pairs with progress().
   const Status before = std::atomic_ref(command.status).exchange(status, std::memory_order_acq_rel);
@@ -99,9 +99,12 @@ bool Batch::settle(Command& command, Status status, std::string_view why) {
            !prefix_end_.compare_exchange_weak(end, command.item, std::memory_order_relaxed)) {
     }
   }
-  if (!why.empty()) {
+  if (!why.text.empty()) {
     const std::lock_guard lock(mutex_);
-    if (error_.empty()) best_effort([&] { error_ = why; });  // the status says enough
+    if (error_.empty()) {
+      error_code_ = why.code;
+      best_effort([&] { error_ = why.text; });  // the status says enough
+    }
   }
   return unsettled_.fetch_sub(1, std::memory_order_acq_rel) == 1;
 }

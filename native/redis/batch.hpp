@@ -5,7 +5,7 @@
 // all) is noted when it is added, and the client refuses the batch.
 // A batch owns its key bytes; payload memory belongs to the caller, who keeps it valid until the
 // batch is finished (finished = no thread and no kernel call can still touch it). What a GET of
-// framed values reads may also land where `places` says when it comes.
+// framed values reads may also go into memory that `source` names when it comes.
 // Each key is one item. An item is one command on the wire, or several when its value is striped.
 //
 // Threads: built by one thread, then pulled apart by workers. A worker settles each command exactly
@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -23,9 +24,9 @@
 
 #include "base/bytes.hpp"
 #include "base/clock.hpp"
-#include "base/errors.hpp"
+#include "base/result.hpp"
 #include "codec/frame.hpp"
-#include "mem/places.hpp"
+#include "mem/buffer_source.hpp"
 
 namespace kvferry::redis {
 
@@ -55,7 +56,18 @@ struct Command {
 };
 
 class Batch;
-class Client;
+
+// Takes batches: the client, as a listener sees it.
+class BatchTaker {
+ public:
+  // The batch's id. Fails with: see Client.
+  virtual Result<std::uint64_t> submit(const std::shared_ptr<Batch>& batch) = 0;
+  // The deadline of a batch of `payload_bytes` that is submitted now.
+  [[nodiscard]] virtual Nanos deadline_for(std::size_t payload_bytes) const noexcept = 0;
+
+ protected:
+  ~BatchTaker() = default;
+};
 
 // Hears of what happens to a batch: in a thread of the client, which must not be kept and cannot
 // end the client.
@@ -65,7 +77,7 @@ class BatchListener {
   // The framed value of `command` cannot be trusted; unless the batch `keeps`, it is being deleted.
   virtual void corrupt(const Batch& batch, const Command& command) = 0;
   // The batch is finished; it is not announced on the event fd. Others may be submitted.
-  virtual void finished(Client& client, const std::shared_ptr<Batch>& batch) = 0;
+  virtual void finished(BatchTaker& client, const std::shared_ptr<Batch>& batch) = 0;
 };
 
 class Batch {
@@ -111,7 +123,7 @@ class Batch {
   // Guards the stamping of striped values, whose stripes may be encoded by several workers.
   [[nodiscard]] std::mutex& stamp_mutex() noexcept { return stamp_mutex_; }
   // A sound value is about to come: sets where it lands. False: nobody wants it.
-  [[nodiscard]] bool place(Command& command) const;
+  [[nodiscard]] bool assign_buffer(Command& command) const;
   // Whether a command need not be sent: the batch was cancelled, its prefix ended before it, or
   // nobody wants what it brings.
   [[nodiscard]] Status withdrawn(const Command& command) const noexcept;
@@ -122,7 +134,7 @@ class Batch {
 
   // The outcome of one command. `why` is kept if it is the batch's first. Returns true for the
   // last command: then the caller must hand the batch to its completion.
-  [[nodiscard]] bool settle(Command& command, Status status, std::string_view why = {});
+  [[nodiscard]] bool settle(Command& command, Status status, Reason why = {});
 
   // Stripe 0 of a striped SET is sent when all others are stored. After settle() of one of those:
   // the command that may now go (or must fail, as `status` says), if this was the last.
@@ -141,7 +153,8 @@ class Batch {
   [[nodiscard]] std::size_t item_count() const noexcept { return items_.size(); }
   // One status per key and the size of each value; requires finished().
   void results(std::uint8_t* statuses, std::uint64_t* sizes) const;
-  [[nodiscard]] const std::string& error() const noexcept { return error_; }
+  // The first that was told; valid as long as this.
+  [[nodiscard]] Reason error() const noexcept { return {error_, error_code_}; }
   [[nodiscard]] Nanos elapsed() const noexcept { return finished_at_ - submitted_at_; }
   [[nodiscard]] std::size_t payload_bytes() const noexcept { return payload_bytes_; }
 
@@ -150,7 +163,7 @@ class Batch {
   // Instead of the event fd; shared with whoever submitted the batch. Null: there is none.
   std::shared_ptr<BatchListener> listener;
   // GET, framed: where values land that were added without memory; shared with whoever submitted.
-  std::shared_ptr<mem::Places> places;
+  std::shared_ptr<mem::BufferSource> source;
 
  private:
   struct Item {
@@ -173,9 +186,10 @@ class Batch {
   std::atomic<bool> cancelled_{false};
   std::atomic<bool> finished_{false};
   std::mutex stamp_mutex_;
-  std::mutex mutex_;  // guards error_ and the wait
+  std::mutex mutex_;  // guards error_, error_code_ and the wait
   std::condition_variable done_;
   std::string error_;
+  std::optional<Errc> error_code_;
   Nanos submitted_at_ = monotonic_ns();
   Nanos finished_at_ = 0;
 };

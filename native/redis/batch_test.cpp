@@ -6,6 +6,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/test_names.hpp"
 #include "codec/stripe.hpp"
 
 namespace kvferry::redis {
@@ -62,10 +63,10 @@ TEST(Batch, TheFirstReasonIsKept) {
   Batch batch({.verb = Verb::kTouch});
   for (const char* key : {"a", "b", "c"}) batch.add(key, {});
   EXPECT_FALSE(batch.settle(batch.commands()[0], Status::kMiss));
-  EXPECT_EQ(batch.error(), "");
+  EXPECT_EQ(batch.error().text, "");
   EXPECT_FALSE(batch.settle(batch.commands()[1], Status::kServerError, "first"));
   EXPECT_TRUE(batch.settle(batch.commands()[2], Status::kServerError, "second"));
-  EXPECT_EQ(batch.error(), "first");
+  EXPECT_EQ(batch.error().text, "first");
 }
 
 TEST(Batch, APrefixEndsAtItsFirstHole) {

@@ -247,7 +247,7 @@ void Client::wake_workers() {
   for (auto& worker : workers_) worker->wake();
 }
 
-void Client::redirected(Server& from, Work work, std::string_view answer) {
+void Client::redirected(AskedNode& from, Work work, std::string_view answer) {
   router_.redirected(from, work, answer, monotonic_ns());
 }
 

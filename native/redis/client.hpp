@@ -21,18 +21,18 @@
 #include "base/log_sink.hpp"
 #include "net/resolver.hpp"
 #include "redis/batch.hpp"
+#include "redis/cluster/topology_watch.hpp"
 #include "redis/completions.hpp"
 #include "redis/config.hpp"
 #include "redis/credentials.hpp"
-#include "redis/presence_view.hpp"
+#include "redis/presence/view.hpp"
 #include "redis/router.hpp"
 #include "redis/same_host.hpp"
-#include "redis/topology_watch.hpp"
 #include "redis/worker.hpp"
 
 namespace kvferry::redis {
 
-class Client final : private Dispatcher {
+class Client final : public BatchTaker, private Dispatcher {
  public:
   // Starts the workers, which connect at once; does not wait for them. `transport`: how to reach
   // the nodes. `credentials`: if given, asked for each connection attempt.
@@ -47,7 +47,7 @@ class Client final : private Dispatcher {
   // Hands a batch over and names it. With `batch->quiet` the caller wait()s for it; otherwise it
   // comes back through drain(). While the server is down it finishes at once.
   // Fails with: kClosed, kForked, kCapacity, kInvalidArgument (see Batch::refusal()).
-  Result<std::uint64_t> submit(const std::shared_ptr<Batch>& batch);
+  Result<std::uint64_t> submit(const std::shared_ptr<Batch>& batch) override;
 
   // Withdraws a batch; it still finishes, soon: when no buffer of it can be touched any more.
   // Unknown or finished ids are ignored.
@@ -57,8 +57,7 @@ class Client final : private Dispatcher {
   [[nodiscard]] int event_fd() const noexcept { return completions_.fd(); }
   std::vector<std::shared_ptr<Batch>> drain() { return completions_.drain(); }
 
-  // The deadline of a batch of `payload_bytes` that is submitted now.
-  [[nodiscard]] Nanos deadline_for(std::size_t payload_bytes) const noexcept;
+  [[nodiscard]] Nanos deadline_for(std::size_t payload_bytes) const noexcept override;
 
   // Cancels everything, joins the workers. Idempotent.
   void close();
@@ -95,7 +94,7 @@ class Client final : private Dispatcher {
   void corrupt(Batch& batch, const Command& command) override;
   void wake_workers() override;
   void route(Work work) override { router_.route(work); }
-  void redirected(Server& from, Work work, std::string_view answer) override;
+  void redirected(AskedNode& from, Work work, std::string_view answer) override;
   void suspect() override;
 
   const Config config_;

@@ -31,7 +31,7 @@ void expect_quick_end(Client& client, const std::shared_ptr<Batch>& waiting) {
   EXPECT_LT(monotonic_ns() - begin, 5 * kSecond);
   ASSERT_TRUE(waiting->finished());
   for (const Command& command : waiting->commands()) {
-    EXPECT_EQ(command.status, Status::kCancelled) << waiting->error();
+    EXPECT_EQ(command.status, Status::kCancelled) << waiting->error().text;
   }
   EXPECT_EQ(client.running(), 0u);
 }

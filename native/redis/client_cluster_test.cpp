@@ -165,7 +165,7 @@ TEST(ClientCluster, WithoutAMapItIsUnavailableAndComesBack) {
   const auto client = open(config_for(cluster.port(0)));
   const auto batch = make_batch(Verb::kTouch, {"a"});
   EXPECT_EQ(run(*client, batch), "UNAVAILABLE");
-  EXPECT_NE(batch->error().find("CLUSTERDOWN"), std::string::npos) << batch->error();
+  EXPECT_NE(batch->error().text.find("CLUSTERDOWN"), std::string::npos) << batch->error().text;
   broken = false;
   EXPECT_EQ(run_until(*client, Verb::kTouch, {"a", "b"}, "MISS MISS"), "MISS MISS");
 }
@@ -179,7 +179,7 @@ TEST(ClientCluster, NodesThatNameEachOtherEndAsUnavailable) {
   const auto client = open(config_for(cluster.port(0)));
   const auto batch = make_batch(Verb::kGet, {"a", "b"});
   EXPECT_EQ(run(*client, batch), "UNAVAILABLE UNAVAILABLE");
-  EXPECT_NE(batch->error().find("without end"), std::string::npos) << batch->error();
+  EXPECT_NE(batch->error().text.find("without end"), std::string::npos) << batch->error().text;
   EXPECT_EQ(run(*client, make_batch(Verb::kTouch, {"a", "b"})), "MISS MISS");
 }
 

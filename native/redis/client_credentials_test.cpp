@@ -103,7 +103,8 @@ TEST(ClientCredentials, AHostThatWasOutOfThreadsForAWhileCostsTheDialsOfThatWhil
     const NoThreads none;
     go.set_value();
     EXPECT_EQ(run_until(*client, Verb::kTouch, {"k"}, "UNAVAILABLE"), "UNAVAILABLE");
-    EXPECT_NE(node.down_reason().find("no thread"), std::string::npos) << node.down_reason();
+    EXPECT_NE(node.down_error().context.find("no thread"), std::string::npos)
+        << node.down_error().context;
     EXPECT_GE(node.stats().dials_failed.load(), 3u);
   }
   EXPECT_EQ(run_until(*client, Verb::kTouch, {"k"}, "MISS"), "MISS");
@@ -122,11 +123,11 @@ TEST(ClientCredentials, ThoseThatAreTooLongAreRefusedWithAReason) {
   for (const char* what : {"user name", "password"}) {
     EXPECT_EQ(run_until(*client, Verb::kTouch, {"k"}, "UNAVAILABLE"), "UNAVAILABLE");
     const Nanos until = monotonic_ns() + kPatience;
-    while (node.down_reason().find(what) == std::string::npos && monotonic_ns() < until) {
+    while (node.down_error().context.find(what) == std::string::npos && monotonic_ns() < until) {
     }
-    EXPECT_EQ(node.down_reason(), std::string("the ") + what +
-                                      " that was provided has 100000 bytes; "
-                                      "servers take at most 16384");
+    EXPECT_EQ(node.down_error().context, std::string("the ") + what +
+                                             " that was provided has 100000 bytes; "
+                                             "servers take at most 16384");
     long_user = false;
   }
 }
@@ -182,7 +183,7 @@ TEST(ClientCredentials, AnAuthNeverComesBetweenTheHeadOfASetAndItsValue) {
   provider.source->provide(Credentials{.username = "me", .password = "two"});
   client->cancel(0);  // unknown: it only makes the workers look around
   go.set_value();
-  EXPECT_EQ(outcome(*sets), "OK OK OK OK OK OK") << sets->error();
+  EXPECT_EQ(outcome(*sets), "OK OK OK OK OK OK") << sets->error().text;
   provider.source->provide(Credentials{.username = "me", .password = "three"});
   std::vector<std::string> read(written.size(), std::string(300'000, '.'));
   EXPECT_EQ(run(*client, make_batch(Verb::kGet, keys, &read)), "OK OK OK OK OK OK");
@@ -247,7 +248,7 @@ TEST(ClientCredentials, WhileARenewalIsRefusedEveryAnswerSaysSo) {
     const auto batch = make_batch(Verb::kGet, {"k"});
     if (run(*client, batch) == "MISS") continue;
     ++refused;
-    EXPECT_NE(batch->error().find("WRONGPASS"), std::string::npos) << batch->error();
+    EXPECT_NE(batch->error().text.find("WRONGPASS"), std::string::npos) << batch->error().text;
   }
   EXPECT_EQ(refused, 100);
 }
@@ -262,7 +263,7 @@ TEST(ClientCredentials, AProviderThatFailsIsUnavailableAndComesBack) {
   const auto client = open(config_for(server.port()), provider.source);
   const auto batch = make_batch(Verb::kGet, {"k"});
   EXPECT_EQ(run(*client, batch), "UNAVAILABLE");
-  EXPECT_NE(batch->error().find("LookupError"), std::string::npos) << batch->error();
+  EXPECT_NE(batch->error().text.find("LookupError"), std::string::npos) << batch->error().text;
   EXPECT_EQ(server.accepted(), 0) << "without credentials nothing is dialled";
   fails = false;
   EXPECT_EQ(run_until(*client, Verb::kGet, {"k"}, "MISS"), "MISS");
@@ -277,7 +278,8 @@ TEST(ClientCredentials, AProviderThatNeverAnswersIsGivenUp) {
   ASSERT_TRUE(client);
   const auto batch = make_batch(Verb::kGet, {"k"});
   EXPECT_EQ(run(**client, batch), "UNAVAILABLE");
-  EXPECT_NE(batch->error().find("no credentials in time"), std::string::npos) << batch->error();
+  EXPECT_NE(batch->error().text.find("no credentials in time"), std::string::npos)
+      << batch->error().text;
   source->provide(Credentials{.username = "me", .password = "pw"});  // to whoever still waits
   (*client)->close();
   EXPECT_TRUE(source->closed());

@@ -136,7 +136,7 @@ TEST(Client, ACommandThatBreaksEveryConnectionIsGivenUp) {
   std::string value(5, '.');
   const auto batch = make_batch(Verb::kGet, {"k"}, nullptr);
   EXPECT_EQ(run(*client, batch), "UNAVAILABLE");
-  EXPECT_NE(batch->error().find("127.0.0.1"), std::string::npos) << batch->error();
+  EXPECT_NE(batch->error().text.find("127.0.0.1"), std::string::npos) << batch->error().text;
   EXPECT_EQ(run(*client, make_batch(Verb::kTouch, {"k"})), "MISS") << "the client lives on";
 }
 
@@ -238,7 +238,7 @@ TEST(Client, ARefusingPortIsUnavailable) {
   }
   const auto client = open(config_for(port));
   EXPECT_EQ(run(*client, make_batch(Verb::kTouch, {"k"})), "UNAVAILABLE");
-  EXPECT_NE(only_node(*client).down_reason().find("127.0.0.1"), std::string::npos);
+  EXPECT_NE(only_node(*client).down_error().context.find("127.0.0.1"), std::string::npos);
 }
 
 TEST(Client, WrongCredentialsAreUnavailableAndKeptSecret) {
@@ -252,8 +252,8 @@ TEST(Client, WrongCredentialsAreUnavailableAndKeptSecret) {
   const auto client = open(config);
   const auto batch = make_batch(Verb::kTouch, {"k"});
   EXPECT_EQ(run(*client, batch), "UNAVAILABLE");
-  EXPECT_NE(batch->error().find("WRONGPASS"), std::string::npos) << batch->error();
-  EXPECT_EQ(batch->error().find("hunter2"), std::string::npos);
+  EXPECT_NE(batch->error().text.find("WRONGPASS"), std::string::npos) << batch->error().text;
+  EXPECT_EQ(batch->error().text.find("hunter2"), std::string::npos);
   std::uint64_t dropped = 0;
   for (const LogLine& line : client->log().drain(dropped)) {
     EXPECT_EQ(line.text.find("hunter2"), std::string::npos) << line.text;
@@ -407,7 +407,7 @@ TEST(Client, OneBufferMayBeWrittenUnderManyKeys) {
   batch->quiet = true;
   batch->add("a", std::as_writable_bytes(std::span(value)));
   batch->add("b", std::as_writable_bytes(std::span(value)));
-  EXPECT_EQ(run(*client, batch), "OK OK") << batch->error();
+  EXPECT_EQ(run(*client, batch), "OK OK") << batch->error().text;
 }
 
 TEST(Client, ADeadlineIsKept) {
@@ -551,7 +551,8 @@ TEST(Client, AValueThatTheServerDoesNotTakeIsRefusedInItsWords) {
   std::vector<std::string> values{std::string(64 << 20, 'v')};
   const auto batch = make_batch(Verb::kSet, {"k"}, &values);
   EXPECT_EQ(run(*client, batch), "SERVER_ERROR");
-  EXPECT_NE(batch->error().find("invalid bulk length"), std::string::npos) << batch->error();
+  EXPECT_NE(batch->error().text.find("invalid bulk length"), std::string::npos)
+      << batch->error().text;
 }
 
 TEST(Client, TooMuchWorkIsRefusedWhole) {

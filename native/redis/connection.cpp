@@ -31,19 +31,21 @@ Connection::Connection(Server& server, const Environment& environment, std::uint
 
 // --- Ending ---
 
-void Connection::end(End how, std::string_view why, Nanos now) {
+void Connection::end(End how, Reason why, Nanos now) {
   now_ = now;
-  lose(how, server_.endpoint().text() + ": " + std::string(why), now);
+  const std::string text = server_.endpoint().text() + ": " + std::string(why.text);
+  lose(how, {text, why.code}, now);
 }
 
-void Connection::lose(End how, std::string_view reason, Nanos now) {
+void Connection::lose(End how, Reason reason, Nanos now) {
   leave_unix();
   stay();
   drop_stream();
   state_ = State::kWaiting;
   dial_at_ = add_time(now, backoff_.next());
   give_back(how, reason, now);
-  best_effort([&] { server_.log(LogLevel::kInfo, "connection lost: " + std::string(reason)); });
+  best_effort(
+      [&] { server_.log(LogLevel::kInfo, "connection lost: " + std::string(reason.text)); });
   if (how != End::kWithdrawn) {
     server_.stats().connections_broken.fetch_add(1, std::memory_order_relaxed);
   }
@@ -51,7 +53,12 @@ void Connection::lose(End how, std::string_view reason, Nanos now) {
   server_.wake_workers();  // others may take what was given back
 }
 
-void Connection::give_back(End how, std::string_view reason, Nanos now) {
+Error Connection::failure(const net::IoResult& io, Errc usual) const {
+  const bool refused = io.state == net::IoState::kRefused;
+  return {refused ? Errc::kCertificate : usual, stream_->failure(io)};
+}
+
+void Connection::give_back(End how, Reason reason, Nanos now) {
   replies_.abandon([&](Work work) {
     Command& command = *work.command;
     if (work.batch->cancelled()) {
@@ -180,10 +187,10 @@ bool Connection::still_sends() noexcept {
 void Connection::release(Nanos now) {
   if (state_ != State::kUp) return;
   now_ = now;
-  const Replies::Release released = replies_.release(now);
+  const bool can_drain = replies_.release(now);
   next_deadline_ = replies_.next_deadline();
   if (replies_.overdue() > 0) drain_deadline_ = add_time(now, config_.stall_timeout);
-  if (released == Replies::Release::kTooMuch) {
+  if (!can_drain) {
     end(End::kWithdrawn, "more is owed than may be drained", now);
   } else if (answered_early_) {
     end(End::kWithdrawn, "a value was withdrawn while it was being sent", now);
@@ -219,7 +226,8 @@ void Connection::on_replies(Nanos now) {
     for (const iovec& piece : pieces) planned += piece.iov_len;
     const net::IoResult io = stream_->receive(pieces);
     if (io.state == net::IoState::kWouldBlock) break;
-    if (io.state != net::IoState::kOk) return end(End::kBroken, stream_->failure(io), now);
+    if (io.state != net::IoState::kOk)
+      return end(End::kBroken, failure(io, Errc::kDisconnect), now);
     taken += std::max(io.bytes, kTurnBytes / kTurnReceives);
     last_progress_ = now;
     probing_ = false;
@@ -230,7 +238,7 @@ void Connection::on_replies(Nanos now) {
         io.bytes + static_cast<std::size_t>(replies_.gained()), std::memory_order_relaxed);
     if (!sound) {
       // What else was in flight does not pay for a choice of ours.
-      return end(replies_.declined() ? End::kWithdrawn : End::kBroken, replies_.reason(), now);
+      return end(replies_.declined() ? End::kWithdrawn : End::kBroken, replies_.error(), now);
     }
     if (answered_early_) return end(End::kBroken, "an answer came before its value was sent", now);
     if (replies_.wants_reconnect()) return end(End::kBroken, "the server asks to reconnect", now);
@@ -253,7 +261,7 @@ bool Connection::let_go(Work work) {
   return held_.command != &command && command.sent_at <= outbox_.sent_total();
 }
 
-void Connection::settled(Work work, Status status, std::string_view why) {
+void Connection::settled(Work work, Status status, Reason why) {
   const Verb verb = work.batch->options().verb;
   const bool withdrawn = status == Status::kCancelled || status == Status::kTimeout;
   std::string early;
@@ -264,7 +272,8 @@ void Connection::settled(Work work, Status status, std::string_view why) {
     if (!withdrawn) {
       status = Status::kServerError;
       early = "the server answered before the command was sent";
-      if (!why.empty()) early.append(": ").append(why);  // e.g. that no value may be so long
+      // It may say why, e.g. that no value may be so long.
+      if (!why.text.empty()) early.append(": ").append(why.text);
       why = early;
     }
   }

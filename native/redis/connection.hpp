@@ -74,7 +74,7 @@ class Connection final : private ReplySink {
   };
   enum class End : std::uint8_t { kBroken, kSilent, kWithdrawn };
 
-  void settled(Work work, Status status, std::string_view why) override;
+  void settled(Work work, Status status, Reason why) override;
   void redirected(Work work, std::string_view answer) override;
   // The command is answered; false if it was not even sent.
   bool let_go(Work work);
@@ -101,16 +101,18 @@ class Connection final : private ReplySink {
   void become_up(Nanos now);
   void on_replies(Nanos now);
   // The connection is of no use any more: gives its commands back and dials again later.
-  void end(End how, std::string_view why, Nanos now);
-  void lose(End how, std::string_view reason, Nanos now);
+  void end(End how, Reason why, Nanos now);
+  // Why the stream ended: kCertificate where one side refused the other, else as `usual`.
+  [[nodiscard]] Error failure(const net::IoResult& io, Errc usual) const;
+  void lose(End how, Reason reason, Nanos now);
   // Commands that were sent and not answered go to other connections, or are given up.
-  void give_back(End how, std::string_view reason, Nanos now);
+  void give_back(End how, Reason reason, Nanos now);
   void drop_stream();
 
   void pump_small(Nanos now);
   void authenticate_again(Nanos now);
   void pump_data(Nanos now);
-  bool take(Lane lane, std::size_t bytes_max, Nanos now);
+  bool take(Lane lane, Nanos now);
   void take_head_early(Nanos now);
   // Whether the command may still be sent; settles it if not.
   bool accept(Work work, Nanos now);

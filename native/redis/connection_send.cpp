@@ -33,7 +33,7 @@ void Connection::pump(Nanos now) {
 void Connection::pump_small(Nanos now) {
   // Nor between the head of a SET and its value, where it would be taken for a part of it.
   if (role_ == Role::kData && (held_ || replies_.overdue() > 0)) return;
-  while (take(Lane::kSmall, SIZE_MAX, now)) {
+  while (take(Lane::kSmall, now)) {
   }
 }
 
@@ -64,7 +64,7 @@ void Connection::pump_data(Nanos now) {
   const bool yields = server_.gate().crowded(direction_);
   while (!held_ && !yields) {
     if (stream_bytes_ - replies_.landed() >= limit && stream_bytes_ > 0) break;
-    if (!take(lane, SIZE_MAX, now)) break;
+    if (!take(lane, now)) break;
     // What is encoded is sent while the next value is, and takes little memory meanwhile.
     if (outbox_.coded().unsent_bytes() == 0) continue;
     if (!watching_writable_) flush(now);
@@ -86,7 +86,7 @@ void Connection::take_head_early(Nanos now) {
   if (moving_ || held_ || replies_.in_flight() != 1 || !outbox_.room_for_command()) return;
   // Near the end of the work another connection may be free sooner.
   if (server_.queue().waiting() <= config_.connections) return;
-  const Work work = server_.queue().pull(Lane::kWrite, SIZE_MAX);
+  const Work work = server_.queue().pull(Lane::kWrite);
   if (!work || !accept(work, now)) return;
   put_asking(work);
   encode_set_head(work, outbox_);
@@ -95,9 +95,9 @@ void Connection::take_head_early(Nanos now) {
   stream_bytes_ += work.command->size;
 }
 
-bool Connection::take(Lane lane, std::size_t bytes_max, Nanos now) {
+bool Connection::take(Lane lane, Nanos now) {
   if (moving_ || replies_.room() < 2 || !outbox_.room_for_command()) return false;
-  const Work work = server_.queue().pull(lane, bytes_max);
+  const Work work = server_.queue().pull(lane);
   if (!work) return false;
   if (!accept(work, now)) return true;
   put(work);
@@ -168,9 +168,10 @@ void Connection::flush(Nanos now) {
     const net::IoResult io = stream_->send(outbox_.pieces());
     if (io.state == net::IoState::kWouldBlock) return watch(true, true);
     if (io.state != net::IoState::kOk) {
-      const std::string why = stream_->failure(io);
+      Error why = failure(io, state_ == State::kUp ? Errc::kDisconnect : Errc::kConnect);
       if (state_ == State::kUp) return end(End::kBroken, why, now);
-      return dial_failed({Errc::kConnect, server_.endpoint().text() + ": " + why}, now);
+      why.context.insert(0, server_.endpoint().text() + ": ");
+      return dial_failed(std::move(why), now);
     }
     last_progress_ = now;
     server_.stats().bytes_sent.fetch_add(io.bytes, std::memory_order_relaxed);

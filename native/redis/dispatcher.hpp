@@ -1,16 +1,27 @@
 #pragma once
 // Dispatcher: what the nodes of a client need of the whole: a place for commands that belong
-// elsewhere, and somebody who hears of finished batches. Implemented by Router and Client.
+// elsewhere, and somebody who hears of finished batches. Implemented by Client. AskedNode: what the
+// whole needs of the node that sent a command elsewhere. Implemented by Server.
 //
 // Threads: any. No call is made while a lock of a Server is held.
 
 #include <string_view>
 
+#include "base/errors.hpp"
+#include "net/address.hpp"
 #include "redis/work_queue.hpp"
 
 namespace kvferry::redis {
 
-class Server;
+class AskedNode {
+ public:
+  [[nodiscard]] virtual const net::Endpoint& endpoint() const noexcept = 0;
+  // The outcome of one command.
+  virtual void settle(Work work, Status status, Reason why) = 0;
+
+ protected:
+  ~AskedNode() = default;
+};
 
 class Dispatcher {
  public:
@@ -22,7 +33,7 @@ class Dispatcher {
   // Sends a command to the node that it belongs to now, which may not be the one that had it.
   virtual void route(Work work) = 0;
   // `from` answered MOVED, ASK or TRYAGAIN.
-  virtual void redirected(Server& from, Work work, std::string_view answer) = 0;
+  virtual void redirected(AskedNode& from, Work work, std::string_view answer) = 0;
   // A node was lost or has changed its role: the topology should be looked at again.
   virtual void suspect() = 0;
 

@@ -144,10 +144,7 @@ Handshake::State Handshake::on_reply(Outbox& outbox) {
   const bool optional = step_ == Step::kName && kind != ServerErrorKind::kReconnect &&
                         !refusal_.starts_with("ERR max number of clients");
   if (refused && !optional) {
-    const bool credentials =
-        kind == ServerErrorKind::kCredentials || kind == ServerErrorKind::kReconnect;
-    return fail(credentials ? Errc::kAuth : Errc::kServer,
-                refusal_text(refusal_, greeting_.password));
+    return fail(error_code(refusal_), refusal_text(refusal_, greeting_.password));
   }
   if (step_ == Step::kHello) {
     for (std::size_t index = 0; index + 1 < words.size(); index += 2) {

@@ -98,7 +98,7 @@ TEST(IoThread, WithoutMemoryEndsAConnectionAndNotTheProcess) {
 class Unbelieving final : public BatchListener {
  public:
   void corrupt(const Batch&, const Command&) override {}
-  void finished(Client&, const std::shared_ptr<Batch>&) override { check(false, "this holds"); }
+  void finished(BatchTaker&, const std::shared_ptr<Batch>&) override { check(false, "this holds"); }
 };
 
 TEST(IoThread, WithAFailedCheckFailsTheClientClosedAndNotTheProcess) {

@@ -1,5 +1,6 @@
 // Link to a scripted server. No wait is without a limit, and nothing sleeps.
 #include "redis/link.hpp"
+#include "base/test_names.hpp"
 
 #include <gtest/gtest.h>
 

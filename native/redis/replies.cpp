@@ -37,20 +37,20 @@ std::span<const iovec> Replies::plan() noexcept {
     return static_cast<std::size_t>(size);
   };
   planned_frame_ = planned_target_ = 0;
-  if (owed > 0 && landing_ == Landing::kFrame) {
+  if (owed > 0 && destination_ == Destination::kFrame) {
     planned_frame_ =
         plan_piece(frame_bytes_.data() + frame_filled_, codec::kFrameSizeBytes - frame_filled_);
   }
   // Behind a frame header the payload goes to its target only if it has the right length; whether
   // it is the right payload is known before the command settles. Where no target was named, the
   // header decides whether there is one.
-  if (owed > 0 && (landing_ == Landing::kFrame || landing_ == Landing::kTarget)) {
+  if (owed > 0 && (destination_ == Destination::kFrame || destination_ == Destination::kTarget)) {
     const Command& command = *slot(head_).command;
     if (command.size - landed_ == owed && command.data != nullptr) {
       planned_target_ = plan_piece(command.data + landed_, owed);
     }
   }
-  if (owed > 0 && landing_ == Landing::kCoded) {
+  if (owed > 0 && destination_ == Destination::kCoded) {
     const MutableBytes space = decoder_.space();
     planned_target_ = plan_piece(space.data(), space.size());
     if (owed > 0) return std::span(pieces_).first(count);  // the rest of it comes there as well
@@ -77,10 +77,10 @@ bool Replies::received(std::size_t count) {
     const std::size_t part = std::min(count, planned_target_);
     parser_.take_payload(part);
     // After a bad frame header the landing is kDrain: these bytes only passed through.
-    if (landing_ == Landing::kTarget) {
+    if (destination_ == Destination::kTarget) {
       note_landed({slot(head_).command->data + landed_, part});
     }
-    if (landing_ == Landing::kCoded && !decode(part)) return false;
+    if (destination_ == Destination::kCoded && !decode(part)) return false;
     count -= part;
   }
   scratch_end_ += count;
@@ -94,7 +94,7 @@ bool Replies::parse() {
       if (input.empty()) break;
       const std::size_t part =
           static_cast<std::size_t>(std::min<std::uint64_t>(owed, input.size()));
-      if (!land(input.first(part))) return false;
+      if (!store_payload(input.first(part))) return false;
       continue;
     }
     std::size_t consumed = 0;
@@ -113,36 +113,37 @@ bool Replies::parse() {
   return true;
 }
 
-bool Replies::land(ByteView bytes) {
+bool Replies::store_payload(ByteView bytes) {
   std::size_t used = bytes.size();
-  switch (landing_) {
-    case Landing::kFrame:
+  switch (destination_) {
+    case Destination::kFrame:
       used = std::min(used, codec::kFrameSizeBytes - frame_filled_);
       std::memcpy(frame_bytes_.data() + frame_filled_, bytes.data(), used);
       frame_filled_ += used;
       break;
-    case Landing::kTarget: {
+    case Destination::kTarget: {
       std::byte* target = slot(head_).command->data + landed_;
       std::memcpy(target, bytes.data(), used);
       note_landed({target, used});
       break;
     }
-    case Landing::kCoded: {
+    case Destination::kCoded: {
       const MutableBytes space = decoder_.space();
       used = std::min(used, space.size());
       std::memcpy(space.data(), bytes.data(), used);
       break;
     }
-    case Landing::kText:
+    case Destination::kText:
       text_.append(as_text(bytes.first(std::min(used, kErrorTextMax - text_.size()))));
       break;
-    case Landing::kDrain:
+    case Destination::kDrain:
       break;
   }
   scratch_begin_ += used;
   parser_.take_payload(used);
-  const bool frame_done = landing_ == Landing::kFrame && frame_filled_ == codec::kFrameSizeBytes;
-  if (landing_ == Landing::kCoded) return decode(used);
+  const bool frame_done =
+      destination_ == Destination::kFrame && frame_filled_ == codec::kFrameSizeBytes;
+  if (destination_ == Destination::kCoded) return decode(used);
   return !frame_done || on_frame_header();
 }
 
@@ -155,7 +156,7 @@ bool Replies::decode(std::size_t count) {
   gained_ += static_cast<std::ptrdiff_t>(fresh) - static_cast<std::ptrdiff_t>(count);
   note_landed({work.command->data + landed_, fresh});
   if (sound) return true;
-  landing_ = Landing::kDrain;
+  destination_ = Destination::kDrain;
   outcome_ = Status::kCorrupt;
   work.command->fault = codec::FrameFault::kPayloadChecksum;
   why_ = codec::name(work.command->fault);
@@ -177,7 +178,7 @@ bool Replies::on_token(const resp::Token& token) {
     return poison("an unwanted bulk is larger than the drain limit");
   }
   if (token.in_extra) {
-    if (starts_payload) landing_ = Landing::kDrain;
+    if (starts_payload) destination_ = Destination::kDrain;
     return true;
   }
   if (in_flight() == 0) {
@@ -190,7 +191,7 @@ bool Replies::on_token(const resp::Token& token) {
     case Type::kBulk:
       return on_bulk(static_cast<std::uint64_t>(token.integer));
     case Type::kBulkError:
-      landing_ = Landing::kText;
+      destination_ = Destination::kText;
       text_.clear();
       return true;
     case Type::kPayloadEnd:
@@ -207,7 +208,7 @@ bool Replies::on_token(const resp::Token& token) {
 }
 
 bool Replies::on_bulk(std::uint64_t length) {
-  landing_ = Landing::kDrain;
+  destination_ = Destination::kDrain;
   outcome_ = Status::kOk;
   why_ = {};
   const Work work = slot(head_);
@@ -221,7 +222,7 @@ bool Replies::on_bulk(std::uint64_t length) {
       work.command->fault = codec::FrameFault::kMagic;
       return true;
     }
-    landing_ = Landing::kFrame;
+    destination_ = Destination::kFrame;
     frame_filled_ = 0;
     checksum_.reset();
     return true;
@@ -231,7 +232,7 @@ bool Replies::on_bulk(std::uint64_t length) {
     outcome_ = Status::kSizeMismatch;
     return drain(length);
   }
-  landing_ = Landing::kTarget;
+  destination_ = Destination::kTarget;
   return true;
 }
 
@@ -261,16 +262,16 @@ bool Replies::on_frame_header() {
     }
   }
   if (fault == codec::FrameFault::kNone) {
-    if (work.batch->place(*work.command)) {
-      landing_ = Landing::kTarget;
+    if (work.batch->assign_buffer(*work.command)) {
+      destination_ = Destination::kTarget;
       if (frame_.codec != codec::Codec::kRaw) {
-        landing_ = Landing::kCoded;
+        destination_ = Destination::kCoded;
         work.command->found = work.command->size;
         decoder_.start({work.command->data, work.command->size}, payload);
       }
       return true;
     }
-    landing_ = Landing::kDrain;
+    destination_ = Destination::kDrain;
     outcome_ = Status::kCancelled;
     return drain(payload);
   }
@@ -280,16 +281,16 @@ bool Replies::on_frame_header() {
     settle_front(Status::kCorrupt, codec::name(fault));
     return poison("a value of another key");
   }
-  landing_ = Landing::kDrain;
+  destination_ = Destination::kDrain;
   outcome_ = fault == codec::FrameFault::kSize ? Status::kSizeMismatch : Status::kCorrupt;
   why_ = codec::name(fault);
   return drain(payload);
 }
 
 bool Replies::on_payload_end() {
-  if (landing_ == Landing::kText) return on_server_error(text_);
+  if (destination_ == Destination::kText) return on_server_error(text_);
   const Work work = slot(head_);
-  const bool landed = landing_ == Landing::kTarget || landing_ == Landing::kCoded;
+  const bool landed = destination_ == Destination::kTarget || destination_ == Destination::kCoded;
   if (work && landed && work.batch->options().framed &&
       (landed_ != work.command->size || checksum_.digest() != frame_.payload_checksum)) {
     outcome_ = Status::kCorrupt;
@@ -335,8 +336,8 @@ bool Replies::on_server_error(std::string_view text) {
   wants_reconnect_ = wants_reconnect_ || kind == ServerErrorKind::kReconnect;
   const bool released = released_.test(head_ % kInFlightMax);
   if (!slot(head_) && !released && text.starts_with("WRONGPASS")) {
-    // Its word, by which callers tell the kind of error; its text may repeat secrets.
-    return poison("the server refuses the new credentials: WRONGPASS");
+    // Its text may repeat secrets.
+    return poison("the server refuses the new credentials: WRONGPASS", Errc::kAuth);
   }
   if (kind == ServerErrorKind::kRedirect) {
     if (const Work work = take_front()) sink_.redirected(work, text);
@@ -351,7 +352,8 @@ bool Replies::on_server_error(std::string_view text) {
   }
   const bool of_command = kind == ServerErrorKind::kCommand || kind == ServerErrorKind::kUnknown ||
                           text.starts_with("NOPERM");
-  settle_front(of_command ? Status::kServerError : Status::kUnavailable, printable(text));
+  const std::string why = printable(text);
+  settle_front(of_command ? Status::kServerError : Status::kUnavailable, {why, error_code(text)});
   return true;
 }
 
@@ -367,23 +369,19 @@ bool Replies::drain(std::uint64_t length) {
   return poison("an unwanted value is larger than the drain limit");
 }
 
-Replies::Release Replies::release(Nanos now) {
+bool Replies::release(Nanos now) {
   std::uint64_t owed = 0;
-  bool writes = false;
   for (std::size_t index = head_; index != tail_; ++index) {
     Work& work = slot(index);
     if (!work) continue;
     const bool cancelled = work.batch->cancelled();
     if (!cancelled && work.batch->options().deadline > now) continue;
-    const Verb verb = work.batch->options().verb;
-    if (verb == Verb::kGet) owed += work.command->size;
-    writes = writes || verb == Verb::kSet;
-    if (index == head_) landing_ = Landing::kDrain;
+    if (work.batch->options().verb == Verb::kGet) owed += work.command->size;
+    if (index == head_) destination_ = Destination::kDrain;
     released_.set(index % kInFlightMax);
     sink_.settled(std::exchange(work, {}), cancelled ? Status::kCancelled : Status::kTimeout, {});
   }
-  if (owed > drain_bytes_max_) return Release::kTooMuch;
-  return writes ? Release::kWrites : Release::kDone;
+  return owed <= drain_bytes_max_;
 }
 
 Nanos Replies::next_deadline() const noexcept {
@@ -399,16 +397,16 @@ Nanos Replies::next_deadline() const noexcept {
 Work Replies::take_front() {
   check(in_flight() > 0, "a reply is taken only where one is owed");
   released_.reset(head_ % kInFlightMax);
-  landing_ = Landing::kDrain;
+  destination_ = Destination::kDrain;
   return slot(head_++);
 }
 
-void Replies::settle_front(Status status, std::string_view why) {
+void Replies::settle_front(Status status, Reason why) {
   if (const Work work = take_front()) sink_.settled(work, status, why);
 }
 
-bool Replies::poison(std::string_view reason) {
-  reason_ = printable(reason);
+bool Replies::poison(std::string_view why, Errc code) {
+  error_ = {code, printable(why)};
   return false;
 }
 
@@ -417,7 +415,7 @@ void Replies::reset() noexcept {
   head_ = tail_ = 0;
   released_.reset();
   scratch_begin_ = scratch_end_ = 0;
-  landing_ = Landing::kDrain;
+  destination_ = Destination::kDrain;
   wants_reconnect_ = declined_ = false;
 }
 

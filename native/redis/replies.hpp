@@ -33,7 +33,7 @@ namespace kvferry::redis {
 // Where outcomes go.
 class ReplySink {
  public:
-  virtual void settled(Work work, Status status, std::string_view why) = 0;
+  virtual void settled(Work work, Status status, Reason why) = 0;
   // The server says who has the key: it answered MOVED, ASK or TRYAGAIN.
   virtual void redirected(Work work, std::string_view answer) = 0;
 
@@ -61,27 +61,24 @@ class Replies {
 
   // Payload bytes of the oldest command that are in its target already.
   [[nodiscard]] std::size_t landed() const noexcept {
-    return landing_ == Landing::kTarget || landing_ == Landing::kCoded ? landed_ : 0;
+    return destination_ == Destination::kTarget || destination_ == Destination::kCoded ? landed_
+                                                                                       : 0;
   }
 
-  // The first `count` bytes of plan() were filled. False: the stream is poisoned, see reason().
+  // The first `count` bytes of plan() were filled. False: the stream is poisoned, see error().
   bool received(std::size_t count);
   // By how much what that call decoded is more than the bytes that it was decoded from.
   [[nodiscard]] std::ptrdiff_t gained() const noexcept { return gained_; }
-  [[nodiscard]] const std::string& reason() const noexcept { return reason_; }
+  [[nodiscard]] const Error& error() const noexcept { return error_; }
   // It was our choice: a value that nobody wants is too long to be read away.
   [[nodiscard]] bool declined() const noexcept { return declined_; }
   // The server answered in a way that says: connect anew (READONLY, NOAUTH, ...).
   [[nodiscard]] bool wants_reconnect() const noexcept { return wants_reconnect_; }
 
-  // Lets go of every command whose batch was cancelled or is past its deadline: it settles, its
-  // target is not touched again, and its reply will be drained.
-  enum class Release : std::uint8_t {
-    kDone,
-    kTooMuch,  // more payload is owed than may be drained: close the connection
-    kWrites,   // commands that carry payload were released: if it is not all sent, close
-  };
-  Release release(Nanos now);
+  // Withdraws every command whose batch was cancelled or is past its deadline: it settles, its
+  // target is not touched again, and its reply will be drained. False: more payload is owed than
+  // may be drained, so the connection must be closed.
+  bool release(Nanos now);
 
   // Replies still owed for commands that were released.
   [[nodiscard]] std::size_t overdue() const noexcept { return released_.count(); }
@@ -99,7 +96,7 @@ class Replies {
   }
 
  private:
-  enum class Landing : std::uint8_t { kFrame, kTarget, kCoded, kText, kDrain };
+  enum class Destination : std::uint8_t { kFrame, kTarget, kCoded, kText, kDrain };
 
   // An empty Work in a slot: a PING or its like, or a command that was released.
   [[nodiscard]] Work& slot(std::size_t index) noexcept { return (*slots_)[index % kInFlightMax]; }
@@ -109,7 +106,7 @@ class Replies {
 
   // Each returns false when the stream is poisoned.
   bool parse();
-  bool land(ByteView bytes);
+  bool store_payload(ByteView bytes);
   bool on_token(const resp::Token& token);
   bool on_bulk(std::uint64_t length);
   bool on_frame_header();
@@ -118,12 +115,12 @@ class Replies {
   bool on_server_error(std::string_view text);
   bool surprise();
   bool drain(std::uint64_t length);
-  bool poison(std::string_view reason);
+  bool poison(std::string_view why, Errc code = Errc::kProtocol);
 
   void note_landed(ByteView piece) noexcept;
   bool decode(std::size_t count);
   Work take_front();
-  void settle_front(Status status, std::string_view why = {});
+  void settle_front(Status status, Reason why = {});
   void reset() noexcept;
 
   ReplySink& sink_;
@@ -136,7 +133,7 @@ class Replies {
   std::bitset<kInFlightMax> released_;  // by slot
 
   // The bulk that is coming in.
-  Landing landing_ = Landing::kDrain;
+  Destination destination_ = Destination::kDrain;
   std::size_t landed_ = 0;        // bytes of the target that are filled
   Status outcome_ = Status::kOk;  // how the command settles once the payload is complete
   std::string_view why_;          // static text
@@ -154,7 +151,7 @@ class Replies {
   std::size_t planned_frame_ = 0;
   std::size_t planned_target_ = 0;
   std::ptrdiff_t gained_ = 0;
-  std::string reason_;
+  Error error_;  // why the stream is poisoned
   bool wants_reconnect_ = false;
   bool declined_ = false;
 };

@@ -124,7 +124,7 @@ TEST(RepliesCoded, MemoryIsTheCallersAgainAtEveryPointOfTheStream) {
     driver.expect(batch);
     ASSERT_TRUE(driver.deliver(std::string_view(reply).substr(0, position), 500));
     batch.cancel();
-    EXPECT_EQ(driver.replies().release(0), Replies::Release::kDone);
+    EXPECT_TRUE(driver.replies().release(0));
     EXPECT_TRUE(batch.finished());
     const std::string frozen = target.text();
     ASSERT_TRUE(driver.deliver(std::string_view(reply).substr(position), 3000));

@@ -39,10 +39,10 @@ void withdraw_at(std::size_t position, bool framed, bool expired, std::size_t st
   const std::string stream = reply("a", before) + reply("b", value) + reply("c", after);
   ASSERT_TRUE(driver.deliver(std::string_view(stream).substr(0, position), step));
   if (!expired) inner.cancel();
-  EXPECT_EQ(driver.replies().release(999), Replies::Release::kDone);
+  EXPECT_TRUE(driver.replies().release(999));
   if (expired) {
     EXPECT_EQ(inner.finished(), position >= stream.size() - reply("c", after).size());
-    EXPECT_EQ(driver.replies().release(1000), Replies::Release::kDone);
+    EXPECT_TRUE(driver.replies().release(1000));
   }
   EXPECT_TRUE(inner.finished()) << "the caller has its memory back";
   const std::string frozen = target.text();
@@ -79,14 +79,14 @@ TEST(RepliesRelease, SaysWhenMoreIsOwedThanMayBeDrained) {
   batch.add("k", target.bytes());
   ReplyDriver driver(100);
   driver.expect(batch);
-  EXPECT_EQ(driver.replies().release(0), Replies::Release::kDone) << "nothing was withdrawn";
+  EXPECT_TRUE(driver.replies().release(0)) << "nothing was withdrawn";
   batch.cancel();
-  EXPECT_EQ(driver.replies().release(0), Replies::Release::kTooMuch);
+  EXPECT_FALSE(driver.replies().release(0));
   EXPECT_TRUE(batch.finished());
-  EXPECT_EQ(driver.replies().release(0), Replies::Release::kDone) << "it settles once";
+  EXPECT_TRUE(driver.replies().release(0)) << "it settles once";
 }
 
-TEST(RepliesRelease, SaysThatWritesWereWithdrawn) {
+TEST(RepliesRelease, OweNothingForWrites) {
   GuardedTarget source(5);
   Batch writes({.verb = Verb::kSet});
   Batch probes({.verb = Verb::kTouch});
@@ -96,9 +96,9 @@ TEST(RepliesRelease, SaysThatWritesWereWithdrawn) {
   driver.expect(writes);
   driver.expect(probes);
   probes.cancel();
-  EXPECT_EQ(driver.replies().release(0), Replies::Release::kDone);
+  EXPECT_TRUE(driver.replies().release(0));
   writes.cancel();
-  EXPECT_EQ(driver.replies().release(0), Replies::Release::kWrites);
+  EXPECT_TRUE(driver.replies().release(0));
   EXPECT_TRUE(driver.deliver("+OK\r\n:1\r\n")) << "their replies are of no interest";
   EXPECT_EQ(driver.trace(), "p=CANCELLED w=CANCELLED");
 }
@@ -115,7 +115,7 @@ TEST(RepliesRelease, AReleasedCommandMayFailOrMissUnseen) {
     driver.expect(withdrawn);
     driver.expect(next);
     withdrawn.cancel();
-    EXPECT_EQ(driver.replies().release(0), Replies::Release::kDone);
+    EXPECT_TRUE(driver.replies().release(0));
     ASSERT_TRUE(driver.deliver(std::string(reply) + "$5\r\nhello\r\n", 1)) << reply;
     EXPECT_EQ(driver.trace(), "k=CANCELLED n=OK") << reply;
     EXPECT_EQ(target.text(), "hello");
@@ -133,7 +133,7 @@ TEST(RepliesRelease, KnowsTheEarliestDeadline) {
   driver.expect(late);
   driver.expect(early);
   EXPECT_EQ(driver.replies().next_deadline(), 100);
-  EXPECT_EQ(driver.replies().release(100), Replies::Release::kDone);
+  EXPECT_TRUE(driver.replies().release(100));
   EXPECT_EQ(driver.replies().next_deadline(), 500);
 }
 

@@ -115,10 +115,10 @@ TEST(Replies, WhatIsNoRespPoisonsAndSettlesNothing) {
 TEST(Replies, NobodyAsked) {
   ReplyDriver driver;
   EXPECT_FALSE(driver.deliver("+OK\r\n"));
-  EXPECT_EQ(driver.replies().reason(), "a reply that nobody asked for");
+  EXPECT_EQ(driver.replies().error().context, "a reply that nobody asked for");
   ReplyDriver refused;
   EXPECT_FALSE(refused.deliver("-ERR max number of clients reached\r\n"));
-  EXPECT_EQ(refused.replies().reason(), "ERR max number of clients reached");
+  EXPECT_EQ(refused.replies().error().context, "ERR max number of clients reached");
   ReplyDriver bulk;
   EXPECT_FALSE(bulk.deliver("$5\r\n"));
 }

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "redis/redirect.hpp"
+#include "redis/cluster/redirect.hpp"
 
 namespace kvferry::redis {
 namespace {
@@ -17,7 +17,7 @@ Router::Router(const Config& config, LogSink& log, Dispatcher& dispatcher)
     : config_(config),
       log_(log),
       dispatcher_(dispatcher),
-      lobby_(config, config.endpoint, NodeRole::kPrimary, log, dispatcher) {
+      unmapped_(config, config.endpoint, NodeRole::kPrimary, log, dispatcher) {
   if (config.topology != Topology::kStandalone) return;
   auto view = std::make_shared<View>();
   view->shards.push_back({node_at(config.endpoint, NodeRole::kPrimary, false), {}});
@@ -30,20 +30,20 @@ Outcome Router::submit(const std::shared_ptr<Batch>& batch) {
   const bool one_node =
       view == nullptr || (view->slots.empty() && view->shards[0].replicas.empty());
   if (one_node) {
-    Server& server = view == nullptr ? lobby_ : *view->shards[0].primary;
+    Server& server = view == nullptr ? unmapped_ : *view->shards[0].primary;
     if (!server.queue().push(batch)) return full;
-    settle_down(server);
+    check_after_push(server);
     return Done{};
   }
   if (waiting() + batch->sendable() > config_.queued_commands_max) return full;
   std::vector<std::pair<Server*, std::vector<std::uint32_t>>> tiles;
-  std::vector<std::uint32_t> homeless;
+  std::vector<std::uint32_t> unserved;
   const auto& commands = batch->commands();
   for (std::uint32_t index = 0; index < commands.size(); ++index) {
     if (commands[index].deferred) continue;
     Server* server = target(*view, *batch, commands[index]);
     if (server == nullptr) {
-      homeless.push_back(index);
+      unserved.push_back(index);
       continue;
     }
     auto tile = std::ranges::find(tiles, server, &decltype(tiles)::value_type::first);
@@ -56,36 +56,36 @@ Outcome Router::submit(const std::shared_ptr<Batch>& batch) {
       server->queue().put_back({batch.get(), &batch->commands()[index]});
     }
   }
-  for (const auto& tile : tiles) settle_down(*tile.first);
-  for (const std::uint32_t index : homeless) {
-    lobby_.settle({batch.get(), &batch->commands()[index]}, Status::kUnavailable,
-                  "no node of the cluster serves the key's slot");
+  for (const auto& tile : tiles) check_after_push(*tile.first);
+  for (const std::uint32_t index : unserved) {
+    unmapped_.settle({batch.get(), &batch->commands()[index]}, Status::kUnavailable,
+                     "no node of the cluster serves the key's slot");
   }
-  if (!homeless.empty()) dispatcher_.suspect();
+  if (!unserved.empty()) dispatcher_.suspect();
   return Done{};
 }
 
 // The checks come after the push, so that a breaker that opens or a node that leaves in between
 // misses nothing.
-void Router::settle_down(Server& server) {
+void Router::check_after_push(Server& server) {
   if (server.retired()) return server.retire();
   if (server.available()) return;
   dispatcher_.suspect();
-  server.refuse_all(Status::kUnavailable, server.down_reason());
+  server.refuse_all(Status::kUnavailable, server.down_error());
 }
 
 void Router::route(Work work) {
   const auto view = this->view();
-  if (view == nullptr) return hand_over(lobby_, work);
+  if (view == nullptr) return enqueue(unmapped_, work);
   Server* server = target(*view, *work.batch, *work.command);
-  if (server != nullptr) return hand_over(*server, work);
+  if (server != nullptr) return enqueue(*server, work);
   dispatcher_.suspect();
-  lobby_.settle(work, Status::kUnavailable, "no node of the cluster serves the key's slot");
+  unmapped_.settle(work, Status::kUnavailable, "no node of the cluster serves the key's slot");
 }
 
-void Router::hand_over(Server& server, Work work) {
+void Router::enqueue(Server& server, Work work) {
   server.queue().put_back(work);
-  settle_down(server);
+  check_after_push(server);
   dispatcher_.wake_workers();
 }
 
@@ -119,7 +119,7 @@ Server& Router::reader(const Shard& shard) noexcept {
   return found != nullptr ? *found : *shard.primary;
 }
 
-void Router::redirected(Server& from, Work work, std::string_view answer, Nanos now) {
+void Router::redirected(AskedNode& from, Work work, std::string_view answer, Nanos now) {
   Command& command = *work.command;
   if (config_.topology != Topology::kCluster) {
     return from.settle(work, Status::kServerError,
@@ -139,11 +139,11 @@ void Router::redirected(Server& from, Work work, std::string_view answer, Nanos 
   command.primary_only = true;
   if (redirect->kind == RedirectKind::kAsk) {
     command.asking = true;
-    return hand_over(*to, work);
+    return enqueue(*to, work);
   }
   move_slot(redirect->slot, to);
   if (command.redirects > kRedirectsAtOnce) return park(work, later);
-  hand_over(*to, work);
+  enqueue(*to, work);
 }
 
 void Router::park(Work work, Nanos until) {
@@ -176,35 +176,35 @@ Nanos Router::release_parked(Nanos now) {
 
 void Router::sweep(Nanos now) {
   release_parked(now);  // the control thread may be waiting for an answer
-  lobby_.sweep(now);
+  unmapped_.sweep(now);
   for (const Node& node : nodes()) node.server->sweep(now);
 }
 
-void Router::refuse_all(Status status, std::string_view why) {
+void Router::refuse_all(Status status, Reason why) {
   std::vector<Parked> parked;
   {
     const std::lock_guard lock(mutex_);
     parked = std::exchange(parked_, {});
   }
-  for (const Parked& each : parked) lobby_.settle(each.work, status, why);
-  lobby_.refuse_all(status, why);
+  for (const Parked& each : parked) unmapped_.settle(each.work, status, why);
+  unmapped_.refuse_all(status, why);
   for (const Node& node : nodes()) node.server->refuse_all(status, why);
 }
 
 void Router::fail_for_good(std::string_view why) {
-  lobby_.fail_for_good(why);
+  unmapped_.fail_for_good(why);
   for (const Node& node : nodes()) node.server->fail_for_good(why);
 }
 
 std::size_t Router::waiting() const {
   const std::lock_guard lock(mutex_);
-  std::size_t count = lobby_.waiting() + parked_.size();
+  std::size_t count = unmapped_.waiting() + parked_.size();
   for (const auto& [name, node] : nodes_) count += node.server->waiting();
   return count;
 }
 
 bool Router::available() const {
-  if (view() == nullptr) return lobby_.available();
+  if (view() == nullptr) return unmapped_.available();
   return std::ranges::any_of(nodes(), [](const Node& node) { return node.server->available(); });
 }
 
@@ -215,9 +215,9 @@ bool Router::small_lanes_up() const {
 }
 
 std::string Router::down_reason() const {
-  if (view() == nullptr) return lobby_.down_reason();
+  if (view() == nullptr) return unmapped_.down_error().context;
   for (const Node& node : nodes()) {
-    if (!node.server->available()) return node.server->down_reason();
+    if (!node.server->available()) return node.server->down_error().context;
   }
   return "no node serves the key's slot";
 }

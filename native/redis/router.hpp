@@ -4,10 +4,11 @@
 // A standalone server is one node for every slot. A cluster has a node for each shard, and its
 // replicas if reads may go there; a Sentinel's master is one node that another replaces. apply()
 // brings a new map: nodes that left give their work back, and it is routed again.
-// Before the first map, work waits in the lobby, which has a breaker like any node.
+// Before the first map, work waits in a node of its own, `unmapped_`, which has a breaker like any.
 //
 // Threads: any. The map is an immutable snapshot; a MOVED replaces it by one that differs.
-// Limits: nodes_max nodes, kStrangersMax beyond the map, kRedirectsMax redirects of one command.
+// Limits: nodes_max nodes, kUnmappedNodesMax beyond the map, kRedirectsMax redirects of one
+// command.
 
 #include <array>
 #include <atomic>
@@ -18,14 +19,14 @@
 #include <string>
 #include <vector>
 
+#include "redis/cluster/slot_map.hpp"
 #include "redis/server.hpp"
-#include "redis/slot_map.hpp"
 
 namespace kvferry::redis {
 
 class Router {
  public:
-  static constexpr std::size_t kStrangersMax = 16;  // nodes that only redirects have named
+  static constexpr std::size_t kUnmappedNodesMax = 16;  // nodes that only redirects have named
   static constexpr int kRedirectsMax = 16;
 
   Router(const Config& config, LogSink& log, Dispatcher& dispatcher);
@@ -34,12 +35,12 @@ class Router {
   Outcome submit(const std::shared_ptr<Batch>& batch);
   // One command to the node that has its key; its batch must be running.
   void route(Work work);
-  void redirected(Server& from, Work work, std::string_view answer, Nanos now);
+  void redirected(AskedNode& from, Work work, std::string_view answer, Nanos now);
 
-  // The topology as it is now. The first one opens the lobby. Fails with: kCapacity (more nodes
-  // than nodes_max; the earlier map stays).
+  // The topology as it is now. The first one routes what waited for it. Fails with: kCapacity (more
+  // nodes than nodes_max; the earlier map stays).
   Outcome apply(const SlotMap& map, Nanos now);
-  // There is none: work in the lobby is refused once that is certain.
+  // There is none: work that waits for the first is refused once that is certain.
   void no_topology(const Error& error);
 
   // Sends on what waited for its node to be ready; when to call next.
@@ -59,7 +60,7 @@ class Router {
   // What waits everywhere: settles what expired or was cancelled, and sends on what was parked long
   // enough; or settles all of it.
   void sweep(Nanos now);
-  void refuse_all(Status status, std::string_view why);
+  void refuse_all(Status status, Reason why);
   void fail_for_good(std::string_view why);
   [[nodiscard]] std::size_t waiting() const;
 
@@ -93,18 +94,18 @@ class Router {
   [[nodiscard]] Server* target(const View& view, const Batch& batch,
                                const Command& command) noexcept;
   [[nodiscard]] Server& reader(const Shard& shard) noexcept;
-  void hand_over(Server& server, Work work);
-  void settle_down(Server& server);
+  void enqueue(Server& server, Work work);
+  void check_after_push(Server& server);
   void park(Work work, Nanos until);
-  // Null: there are too many. `stranger`: no map has named it.
-  std::shared_ptr<Server> node_at(const net::Endpoint& endpoint, NodeRole role, bool stranger);
+  // Null: there are too many. `by_redirect`: no map has named it.
+  std::shared_ptr<Server> node_at(const net::Endpoint& endpoint, NodeRole role, bool by_redirect);
   void move_slot(std::uint16_t slot, const std::shared_ptr<Server>& to);
   void keep_counters(Server& server);
 
   const Config& config_;
   LogSink& log_;
   Dispatcher& dispatcher_;
-  Server lobby_;  // no connection ever serves it
+  Server unmapped_;  // no connection ever serves it
   Stats former_;
   std::atomic<std::uint64_t> generation_{0};
   std::atomic<std::uint32_t> turn_{0};  // of the replicas

@@ -83,28 +83,28 @@ Outcome Router::apply(const SlotMap& map, Nanos now) {
     keep_counters(*server);
     server->retire();
   }
-  if (!lobby_.retired()) lobby_.retire();  // from now on there is somewhere to go
+  if (!unmapped_.retired()) unmapped_.retire();  // from now on there is somewhere to go
   // A map is asked for every few seconds, and mostly says what the one before it said.
   if (is_news || generation() != before) dispatcher_.wake_workers();
   return Done{};
 }
 
 void Router::no_topology(const Error& error) {
-  if (view() == nullptr) lobby_.on_dial_failed(error);
+  if (view() == nullptr) unmapped_.on_dial_failed(error);
 }
 
 std::shared_ptr<Server> Router::node_at(const net::Endpoint& endpoint, NodeRole role,
-                                        bool stranger) {
+                                        bool by_redirect) {
   const std::lock_guard lock(mutex_);
   const std::string name = name_of(endpoint, role);
   if (const auto found = nodes_.find(name); found != nodes_.end()) {
     found->second.absent_since = kNever;
     return found->second.server;
   }
-  if (stranger) {
+  if (by_redirect) {
     // A map's word is checked as a whole; a redirect's is not, and each costs sockets.
     const std::size_t known = view_ == nullptr ? 0 : view_->named;
-    if (nodes_.size() >= known + kStrangersMax) return nullptr;
+    if (nodes_.size() >= known + kUnmappedNodesMax) return nullptr;
   }
   auto server = std::make_shared<Server>(config_, endpoint, role, log_, dispatcher_);
   nodes_.emplace(name, Node{.ordinal = created_++, .server = server});

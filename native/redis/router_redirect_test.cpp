@@ -122,7 +122,7 @@ TEST(RouterRedirect, TwoNodesThatNameEachOtherAreNotAskedForEver) {
   EXPECT_GT(waits, Router::kRedirectsMax / 2) << "it gives the cluster time to make up its mind";
   EXPECT_LT(now, 10 * kSecond);
   EXPECT_EQ(statuses(*batch), "UNAVAILABLE");
-  EXPECT_NE(batch->error().find("redirects without end"), std::string::npos);
+  EXPECT_NE(batch->error().text.find("redirects without end"), std::string::npos);
 }
 
 TEST(RouterRedirect, OneThatMakesNoSenseIsAServerError) {
@@ -149,7 +149,8 @@ TEST(RouterRedirect, WithoutAClusterItSaysWhatToUse) {
     driver.take();
     driver.redirect("a", "MOVED 15495 elsewhere:1");
     EXPECT_EQ(statuses(*batch), "SERVER_ERROR");
-    EXPECT_NE(batch->error().find("redis+cluster://"), std::string::npos) << batch->error();
+    EXPECT_NE(batch->error().text.find("redis+cluster://"), std::string::npos)
+        << batch->error().text;
     EXPECT_EQ(driver.nodes().find("elsewhere"), std::string::npos);
   }
 }
@@ -157,7 +158,7 @@ TEST(RouterRedirect, WithoutAClusterItSaysWhatToUse) {
 TEST(RouterRedirect, NodesThatNoMapNamesAreLimited) {
   RouterDriver driver;
   with(driver, kOne);
-  for (std::size_t port = 1; port <= Router::kStrangersMax; ++port) {
+  for (std::size_t port = 1; port <= Router::kUnmappedNodesMax; ++port) {
     driver.submit(Verb::kGet, {"a"});
     driver.take();
     driver.redirect("a", "ASK 15495 10.0.0.1:" + std::to_string(port));
@@ -167,12 +168,12 @@ TEST(RouterRedirect, NodesThatNoMapNamesAreLimited) {
   const auto batch = driver.submit(Verb::kGet, {"a"});
   ASSERT_EQ(driver.take(), "one:1=a");
   driver.redirect("a", "MOVED 15495 one:2");
-  EXPECT_EQ(driver.router().nodes().size(), 1 + Router::kStrangersMax);
+  EXPECT_EQ(driver.router().nodes().size(), 1 + Router::kUnmappedNodesMax);
   EXPECT_EQ(statuses(*batch), "PENDING");
   driver.router().release_parked(kLongAfter);
   EXPECT_EQ(driver.take(), "one:1=a") << "it waits for a map that is of use";
   with(driver, kTwo);
-  EXPECT_EQ(driver.router().nodes().size(), 2 + Router::kStrangersMax) << "a map's word counts";
+  EXPECT_EQ(driver.router().nodes().size(), 2 + Router::kUnmappedNodesMax) << "a map's word counts";
   with(driver, kOne);
   with(driver, kOne, kLongAfter);
   EXPECT_EQ(driver.nodes(), "one:1") << "and those that no map names go";

@@ -1,5 +1,6 @@
 // Router: where commands go, without a socket. The slots of the keys: a 15495, b 3300, c 7365.
 #include "redis/router.hpp"
+#include "base/test_names.hpp"
 
 #include <gtest/gtest.h>
 
@@ -48,7 +49,7 @@ TEST(Router, AKeyWhoseSlotNobodyServesIsUnavailable) {
   driver.apply({"0-5460 one:1", "10923-16383 three:1"});
   const auto batch = driver.submit(Verb::kGet, {"a", "b", "c"});
   EXPECT_EQ(statuses(*batch), "PENDING PENDING UNAVAILABLE");
-  EXPECT_NE(batch->error().find("no node of the cluster"), std::string::npos);
+  EXPECT_NE(batch->error().text.find("no node of the cluster"), std::string::npos);
   EXPECT_GT(driver.suspicions(), 0) << "the next map may know more";
   EXPECT_EQ(driver.take(), "one:1=b three:1=a");
   const auto nowhere = driver.submit(Verb::kDelete, {"c"});
@@ -80,7 +81,7 @@ TEST(Router, TheLobbyRefusesWhenNobodyKnowsTheNodes) {
   EXPECT_EQ(statuses(*early), "PENDING PENDING") << "one refusal may be a restart";
   driver.router().no_topology({Errc::kConnect, "seed:1: connection refused"});
   EXPECT_EQ(statuses(*early), "UNAVAILABLE UNAVAILABLE");
-  EXPECT_EQ(early->error(), "seed:1: connection refused");
+  EXPECT_EQ(early->error().text, "seed:1: connection refused");
   EXPECT_FALSE(driver.router().available());
   EXPECT_EQ(driver.router().down_reason(), "seed:1: connection refused");
   EXPECT_TRUE(driver.submit(Verb::kSet, {"a"})->finished()) << "from now on at once";
@@ -113,7 +114,7 @@ TEST(Router, ABatchThatDoesNotFitIsRefusedWhole) {
   config.queued_commands_max = 4;
   RouterDriver driver(config);
   EXPECT_FALSE(driver.router().submit(driver.batch(Verb::kGet, {"a", "b", "c", "d", "e"})));
-  EXPECT_EQ(driver.router().waiting(), 0u) << "the lobby has the same limit";
+  EXPECT_EQ(driver.router().waiting(), 0u) << "what waits for a map has the same limit";
   driver.apply(kThree);
   driver.submit(Verb::kGet, {"a", "b", "c"});
   const Outcome full = driver.router().submit(driver.batch(Verb::kGet, {"a", "b"}));
@@ -134,7 +135,7 @@ TEST(Router, ANodeThatIsDownRefusesItsPartAtOnce) {
   EXPECT_GT(suspicions, 0);
   const auto after = driver.submit(Verb::kGet, {"a", "b", "c"});
   EXPECT_EQ(statuses(*after), "PENDING PENDING UNAVAILABLE");
-  EXPECT_EQ(after->error(), "no answer");
+  EXPECT_EQ(after->error().text, "no answer");
   EXPECT_GT(driver.suspicions(), suspicions) << "somebody may have taken its place";
   EXPECT_TRUE(driver.router().available()) << "the others serve";
   EXPECT_EQ(driver.router().down_reason(), "no answer");
@@ -145,11 +146,11 @@ TEST(Router, ANodeThatIsDownRefusesItsPartAtOnce) {
 
 TEST(Router, SweepsEveryQueue) {
   RouterDriver driver;
-  const auto lobby = driver.submit(Verb::kGet, {"a"}, 100);
+  const auto early = driver.submit(Verb::kGet, {"a"}, 100);
   driver.router().sweep(99);
-  EXPECT_EQ(statuses(*lobby), "PENDING");
+  EXPECT_EQ(statuses(*early), "PENDING");
   driver.router().sweep(100);
-  EXPECT_EQ(statuses(*lobby), "TIMEOUT");
+  EXPECT_EQ(statuses(*early), "TIMEOUT");
   driver.apply(kThree);
   const auto expiring = driver.submit(Verb::kGet, {"a", "b"}, 200);
   const auto cancelled = driver.submit(Verb::kSet, {"b", "c"});

@@ -17,7 +17,7 @@ Server::Server(const Config& config, net::Endpoint endpoint, NodeRole role, LogS
       queue_(config.queued_commands_max),
       gate_(config.connections) {}
 
-void Server::settle(Work work, Status status, std::string_view why) {
+void Server::settle(Work work, Status status, Reason why) {
   const bool no_answer = status == Status::kMiss || status == Status::kUnavailable;
   if (role_ == NodeRole::kReplica && no_answer && !work.command->primary_only) {
     // It may lag behind its primary, which has the last word.
@@ -75,9 +75,9 @@ void Server::sweep(Nanos now) {
   }
 }
 
-void Server::refuse_all(Status status, std::string_view why) {
+void Server::refuse_all(Status status, Reason why) {
   for (const Lane lane : {Lane::kSmall, Lane::kRead, Lane::kWrite}) {
-    while (const Work work = queue_.pull(lane, SIZE_MAX)) settle(work, status, why);
+    while (const Work work = queue_.pull(lane)) settle(work, status, why);
   }
 }
 
@@ -94,7 +94,7 @@ void Server::on_up(bool data, const ServerInfo& info) {
   publish(lock);
 }
 
-void Server::on_lost(bool data, bool silent, std::string_view why, Nanos now) {
+void Server::on_lost(bool data, bool silent, Reason why, Nanos now) {
   stats_.connections_lost.fetch_add(1, std::memory_order_relaxed);
   lose_shortcut();
   if (silent) suspected_at_.store(now, std::memory_order_relaxed);
@@ -104,7 +104,7 @@ void Server::on_lost(bool data, bool silent, std::string_view why, Nanos now) {
   } else {
     small_lane_up_.store(false, std::memory_order_relaxed);
   }
-  down_reason_ = why;
+  down_error_ = {why.code.value_or(Errc::kDisconnect), std::string(why.text)};
   publish(lock);
   if (data) dispatcher_.suspect();
 }
@@ -124,7 +124,7 @@ void Server::on_dial_failed(const Error& error) {
   const bool decisive =
       error.code == Errc::kTimeout || error.code == Errc::kAuth || error.code == Errc::kCertificate;
   std::unique_lock lock(mutex_);
-  down_reason_ = error.context;
+  down_error_ = error;
   breaker_.on_dial_failed(decisive ? Breaker::Failure::kDecisive : Breaker::Failure::kRefused);
   publish(lock);
 }
@@ -172,18 +172,19 @@ void Server::note_zone(std::string_view zone) noexcept {
 void Server::fail_for_good(std::string_view why) {
   std::unique_lock lock(mutex_);
   failed_ = true;
-  down_reason_ = why;
+  down_error_ = {Errc::kSystem, std::string(why)};
   publish(lock);
 }
 
 void Server::publish(std::unique_lock<std::mutex>& lock) {
   const bool now_available = !failed_ && !breaker_.open();
   const bool was_available = available_.exchange(now_available, std::memory_order_acq_rel);
-  const std::string why = down_reason_;
+  const Error why = down_error_;
   lock.unlock();
   if (!now_available) refuse_all(Status::kUnavailable, why);
   if (was_available && !now_available) {
-    best_effort([&] { log(LogLevel::kWarning, endpoint_.text() + " is unavailable: " + why); });
+    best_effort(
+        [&] { log(LogLevel::kWarning, endpoint_.text() + " is unavailable: " + why.context); });
     dispatcher_.suspect();
   }
   if (!was_available && now_available) {
@@ -192,9 +193,9 @@ void Server::publish(std::unique_lock<std::mutex>& lock) {
   }
 }
 
-std::string Server::down_reason() const {
+Error Server::down_error() const {
   const std::lock_guard lock(mutex_);
-  return down_reason_.empty() ? "the server is unavailable" : down_reason_;
+  return down_error_;
 }
 
 int Server::connections_up() const {

@@ -50,13 +50,13 @@ struct Shortcut {
   std::uint64_t version = 0;  // 0: there is none
 };
 
-class Server {
+class Server final : public AskedNode {
  public:
   Server(const Config& config, net::Endpoint endpoint, NodeRole role, LogSink& log,
          Dispatcher& dispatcher);
 
   [[nodiscard]] const Config& config() const noexcept { return config_; }
-  [[nodiscard]] const net::Endpoint& endpoint() const noexcept { return endpoint_; }
+  [[nodiscard]] const net::Endpoint& endpoint() const noexcept override { return endpoint_; }
   [[nodiscard]] NodeRole role() const noexcept { return role_; }
   [[nodiscard]] WorkQueue& queue() noexcept { return queue_; }
   [[nodiscard]] std::size_t waiting() const noexcept { return queue_.waiting(); }
@@ -65,8 +65,7 @@ class Server {
   void wake_workers() const { dispatcher_.wake_workers(); }
   void log(LogLevel level, std::string text) { log_.push(level, std::move(text)); }
 
-  // The outcome of one command.
-  void settle(Work work, Status status, std::string_view why);
+  void settle(Work work, Status status, Reason why) override;
   // A connection could not finish it; another will.
   void put_back(Work work);
   // The node answered that another one has the key.
@@ -75,7 +74,7 @@ class Server {
   void suspect() const { dispatcher_.suspect(); }
   // Settles what waits in the queue and will not be sent: cancelled, expired; or `all` of it.
   void sweep(Nanos now);
-  void refuse_all(Status status, std::string_view why);
+  void refuse_all(Status status, Reason why);
 
   // The node left the topology: what waits goes elsewhere, now and later.
   void retire();
@@ -83,7 +82,7 @@ class Server {
 
   // Health, told by connections. `data`: it carries values, not only small commands.
   void on_up(bool data, const ServerInfo& info);
-  void on_lost(bool data, bool silent, std::string_view why, Nanos now);
+  void on_lost(bool data, bool silent, Reason why, Nanos now);
   // It was up, ended of its own will, and dials again at once.
   void on_left(bool data);
   void on_dial_failed(const Error& error);
@@ -118,14 +117,14 @@ class Server {
     return suspected_at_.load(std::memory_order_relaxed);
   }
 
-  // False while the breaker is open; down_reason() then says why.
+  // False while the breaker is open; down_error() then says why.
   [[nodiscard]] bool available() const noexcept {
     return available_.load(std::memory_order_acquire);
   }
   [[nodiscard]] bool small_lane_up() const noexcept {
     return small_lane_up_.load(std::memory_order_relaxed);
   }
-  [[nodiscard]] std::string down_reason() const;
+  [[nodiscard]] Error down_error() const;
   [[nodiscard]] int connections_up() const;
   [[nodiscard]] ServerInfo info() const;
   // Whether it is in the availability zone that the configuration names.
@@ -150,7 +149,7 @@ class Server {
   mutable std::mutex mutex_;
   Breaker breaker_;
   bool failed_ = false;
-  std::string down_reason_;
+  Error down_error_{Errc::kConnect, "the server is unavailable"};
   ServerInfo info_;
   Shortcut shortcut_;                               // the last one, even when it was lost
   std::atomic<std::uint64_t> shortcut_version_{0};  // 0 while there is none

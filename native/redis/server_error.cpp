@@ -36,6 +36,12 @@ ServerErrorKind classify(std::string_view text) noexcept {
   return ServerErrorKind::kCommand;
 }
 
+Errc error_code(std::string_view text) noexcept {
+  const bool refused =
+      classify(text) == ServerErrorKind::kCredentials || text.starts_with("NOAUTH");
+  return refused ? Errc::kAuth : Errc::kServer;
+}
+
 std::string printable(std::string_view text) {
   std::string out(text.substr(0, kErrorTextMax));
   std::ranges::replace_if(out, [](char c) { return c < 0x20 || c > 0x7e; }, '?');

@@ -4,6 +4,8 @@
 #include <string>
 #include <string_view>
 
+#include "base/errors.hpp"
+
 namespace kvferry::redis {
 
 inline constexpr std::size_t kErrorTextMax = 200;
@@ -18,6 +20,9 @@ enum class ServerErrorKind {
 };
 
 [[nodiscard]] ServerErrorKind classify(std::string_view text) noexcept;
+
+// kAuth where it refuses who we are, else kServer.
+[[nodiscard]] Errc error_code(std::string_view text) noexcept;
 
 // `text` cut to kErrorTextMax, and ASCII without control characters: what may go into a log.
 [[nodiscard]] std::string printable(std::string_view text);

@@ -36,6 +36,19 @@ TEST(ServerError, KindsFollowTheFirstWord) {
   for (const auto& [text, kind] : cases) EXPECT_EQ(classify(text), kind) << text;
 }
 
+TEST(ServerError, OnlyARefusalOfWhoWeAreIsAboutCredentials) {
+  for (const std::string_view text :
+       {"NOAUTH Authentication required.", "WRONGPASS invalid username-password pair",
+        "NOPERM User x has no permissions", "ERR invalid password", "ERR Client sent AUTH, but"}) {
+    EXPECT_EQ(error_code(text), Errc::kAuth) << text;
+  }
+  for (const std::string_view text :
+       {"READONLY You can't write", "LOADING NOAUTH is not what this is about", "ERR syntax error",
+        "REDIRECT 127.0.0.1:1", ""}) {
+    EXPECT_EQ(error_code(text), Errc::kServer) << text;
+  }
+}
+
 TEST(ServerError, WhatMayGoIntoALogIsShortAscii) {
   EXPECT_EQ(printable("ERR plain text"), "ERR plain text");
   EXPECT_EQ(printable(std::string_view("a\0b\r\n\x1b[31m\x7f", 11)), "a?b???[31m?");

@@ -48,12 +48,11 @@ bool WorkQueue::push(Tile tile, std::size_t count) {
   return true;
 }
 
-Work WorkQueue::pull(Lane lane, std::size_t bytes_max) {
+Work WorkQueue::pull(Lane lane) {
   const std::lock_guard lock(mutex_);
   Queue& from = queue(lane);
   if (!from.returned.empty()) {
     const Work work = from.returned.front();
-    if (work.command->size > bytes_max) return {};
     from.returned.pop_front();
     check(waiting_ > 0, "what waits is counted");
     --waiting_;
@@ -62,7 +61,6 @@ Work WorkQueue::pull(Lane lane, std::size_t bytes_max) {
   if (from.tiles.empty()) return {};
   Tile& tile = from.tiles.front();
   Command* command = tile.front();
-  if (command->size > bytes_max) return {};
   check(waiting_ > 0, "what waits is counted");
   --waiting_;
   ++tile.next;

@@ -41,8 +41,8 @@ class WorkQueue {
   // The same for some commands of a batch, by index and none of them deferred: one node's tile.
   [[nodiscard]] bool push(const std::shared_ptr<Batch>& batch, std::vector<std::uint32_t> commands);
 
-  // Takes the next command of the lane, unless its payload is larger than bytes_max.
-  Work pull(Lane lane, std::size_t bytes_max);
+  // Takes the next command of the lane.
+  Work pull(Lane lane);
 
   // Gives back a command whose connection broke; it goes first.
   void put_back(Work work);

@@ -20,9 +20,9 @@ std::shared_ptr<Batch> batch_of(Verb verb, const std::vector<std::string>& keys,
 }
 
 // The keys that the lane gives out until it refuses, "a b c".
-std::string pull_all(WorkQueue& queue, Lane lane, std::size_t bytes_max = SIZE_MAX) {
+std::string pull_all(WorkQueue& queue, Lane lane) {
   std::string keys;
-  while (const Work work = queue.pull(lane, bytes_max)) {
+  while (const Work work = queue.pull(lane)) {
     keys += (keys.empty() ? "" : " ") + std::string(work.batch->key(*work.command));
   }
   return keys;
@@ -56,27 +56,14 @@ TEST(WorkQueue, LanesDoNotWaitForEachOther) {
   EXPECT_EQ(queue.waiting(), 0u);
 }
 
-TEST(WorkQueue, WhatIsLargerThanTheRoomWaits) {
-  WorkQueue queue(100);
-  const auto batch = batch_of(Verb::kGet, {"a"}, 1000);
-  ASSERT_TRUE(queue.push(batch));
-  EXPECT_FALSE(queue.pull(Lane::kRead, 999));
-  EXPECT_TRUE(queue.has_work(Lane::kRead));
-  const Work work = queue.pull(Lane::kRead, 1000);
-  ASSERT_TRUE(work);
-  queue.put_back(work);
-  EXPECT_FALSE(queue.pull(Lane::kRead, 999)) << "given back, it is as large as before";
-  EXPECT_TRUE(queue.pull(Lane::kRead, 1000));
-}
-
 TEST(WorkQueue, WhatIsGivenBackGoesFirstAndInOrder) {
   WorkQueue queue(100);
   const auto first = batch_of(Verb::kSet, {"a", "b", "c"});
   const auto second = batch_of(Verb::kSet, {"d"});
   ASSERT_TRUE(queue.push(first));
   ASSERT_TRUE(queue.push(second));
-  const Work a = queue.pull(Lane::kWrite, SIZE_MAX);
-  const Work b = queue.pull(Lane::kWrite, SIZE_MAX);
+  const Work a = queue.pull(Lane::kWrite);
+  const Work b = queue.pull(Lane::kWrite);
   queue.put_back(a);
   queue.put_back(b);
   EXPECT_EQ(queue.waiting(), 4u);
@@ -101,7 +88,7 @@ TEST(WorkQueue, TheLimitHoldsWhenWorkComesBackToAFullQueue) {
   const auto second = batch_of(Verb::kGet, {"c"});
   const auto third = batch_of(Verb::kGet, {"d"});
   ASSERT_TRUE(queue.push(first));
-  const Work work = queue.pull(Lane::kRead, SIZE_MAX);
+  const Work work = queue.pull(Lane::kRead);
   ASSERT_TRUE(queue.push(second));
   queue.put_back(work);  // a connection broke: it may always give back
   EXPECT_EQ(queue.waiting(), 3u);
@@ -114,7 +101,7 @@ TEST(WorkQueue, RemovesWhatWasCancelledOrIsPastItsDeadline) {
   const auto expiring = batch_of(Verb::kGet, {"c", "d"}, 0, 1000);
   const auto cancelled = batch_of(Verb::kDelete, {"e"});
   for (const auto& batch : {expiring, lasting, cancelled}) ASSERT_TRUE(queue.push(batch));
-  const Work c = queue.pull(Lane::kRead, SIZE_MAX);
+  const Work c = queue.pull(Lane::kRead);
   EXPECT_EQ(keys_of(queue.remove(999, false)), "");
   cancelled->cancel();
   EXPECT_EQ(keys_of(queue.remove(999, false)), "e");
@@ -130,7 +117,7 @@ TEST(WorkQueue, RemovesEverything) {
   const auto writes = batch_of(Verb::kSet, {"c"});
   ASSERT_TRUE(queue.push(reads));
   ASSERT_TRUE(queue.push(writes));
-  queue.put_back(queue.pull(Lane::kRead, SIZE_MAX));
+  queue.put_back(queue.pull(Lane::kRead));
   EXPECT_EQ(keys_of(queue.remove(0, true)), "a b c");
   EXPECT_EQ(queue.waiting(), 0u);
   for (const Lane lane : {Lane::kSmall, Lane::kRead, Lane::kWrite}) {
@@ -143,9 +130,9 @@ TEST(WorkQueue, KeepsABatchOnlyWhileCommandsOfItWait) {
   auto batch = batch_of(Verb::kGet, {"a", "b"});
   ASSERT_TRUE(queue.push(batch));
   EXPECT_EQ(batch.use_count(), 2);
-  (void)queue.pull(Lane::kRead, SIZE_MAX);
+  (void)queue.pull(Lane::kRead);
   EXPECT_EQ(batch.use_count(), 2);
-  (void)queue.pull(Lane::kRead, SIZE_MAX);
+  (void)queue.pull(Lane::kRead);
   EXPECT_EQ(batch.use_count(), 1);
 }
 
@@ -159,7 +146,7 @@ TEST(WorkQueue, ATileIsSomeCommandsOfABatch) {
   EXPECT_EQ(pull_all(queue, Lane::kRead), "b d e");
   ASSERT_TRUE(queue.push(batch, {0, 2, 3}));
   EXPECT_FALSE(queue.push(batch, {0, 1, 2})) << "three more are too many";
-  EXPECT_EQ(keys_of({queue.pull(Lane::kRead, SIZE_MAX)}), "a");
+  EXPECT_EQ(keys_of({queue.pull(Lane::kRead)}), "a");
   EXPECT_EQ(keys_of(queue.remove(1000, false)), "c d") << "and not what other nodes have";
   EXPECT_EQ(queue.waiting(), 0u);
   EXPECT_FALSE(queue.has_work(Lane::kRead));

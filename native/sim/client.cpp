@@ -4,13 +4,13 @@
 #include <set>
 #include <utility>
 
-#include "sim/places.hpp"
+#include "sim/addresses.hpp"
 #include "sim/tokens.hpp"
 
 namespace kvferry::sim {
 namespace {
 
-// As in redis/topology_watch.cpp.
+// As in redis/cluster/topology_watch.cpp.
 constexpr Nanos kGapMin = 20 * kMilli;
 constexpr Nanos kTroubledMin = 100 * kMilli;
 constexpr Nanos kTroubledMax = 1 * kSecond;
@@ -113,12 +113,14 @@ void SimClient::wake_workers() {
   for (auto& worker : workers_) worker->wake();
 }
 
-void SimClient::redirected(redis::Server& from, redis::Work work, std::string_view answer) {
+void SimClient::redirected(redis::AskedNode& from, redis::Work work, std::string_view answer) {
   const Nanos now = context_.journal.now();
   context_.journal.note(answer.starts_with("TRYAGAIN") ? "told to try again" : "redirected",
                         static_cast<std::int64_t>(work.batch->id), work.command->redirects);
   if (context_.plant == Plant::kStaleNode && answer.starts_with("MOVED")) {
-    from.put_back(work);
+    for (const redis::Router::Node& node : router_.nodes()) {
+      if (node.server.get() == &from) node.server->put_back(work);
+    }
     return wake_workers();
   }
   router_.redirected(from, work, answer, now);
@@ -247,7 +249,7 @@ void SimClient::plant() {
   if (servers.empty() || !context_.random.one_in(64)) return;
   redis::Server& server = *servers[0];
   if (context_.plant == Plant::kForgetCommand) {
-    [[maybe_unused]] const redis::Work lost = server.queue().pull(redis::Lane::kRead, SIZE_MAX);
+    [[maybe_unused]] const redis::Work lost = server.queue().pull(redis::Lane::kRead);
   } else if (context_.plant == Plant::kLeakStream) {
     [[maybe_unused]] const bool entered =
         server.gate().try_enter(redis::Direction::kRead, context_.journal.now());
@@ -266,7 +268,8 @@ std::uint64_t SimClient::settled() const {
 
 void SimClient::check_closed() {
   Journal& journal = context_.journal;
-  // The lobby's counters are not to be seen, so equality is asked only where it settles nothing.
+  // What settles before there is a map is counted where nobody can see it, so equality is asked
+  // only where there always is one.
   ledger_.check_end(settled(), config_.topology == redis::Topology::kStandalone);
   if (const std::size_t waiting = router_.waiting(); waiting > 0) {
     journal.fail(std::to_string(waiting) + " commands still wait");

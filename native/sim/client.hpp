@@ -2,8 +2,8 @@
 // SimClient: redis::Client without threads: the real router, servers and connections, the loops of
 // the workers (worker.hpp) and of the control thread, and the calls of a caller.
 //
-// It follows redis/client.cpp, redis/worker.cpp and redis/topology_watch.cpp line by line where the
-// order of things matters; what changes there must change here.
+// It follows redis/client.cpp, redis/worker.cpp and redis/cluster/topology_watch.cpp line by line
+// where the order of things matters; what changes there must change here.
 
 #include <memory>
 #include <vector>
@@ -50,7 +50,7 @@ class SimClient final : private redis::Dispatcher {
   void corrupt(redis::Batch& batch, const redis::Command& command) override;
   void wake_workers() override;
   void route(redis::Work work) override { router_.route(work); }
-  void redirected(redis::Server& from, redis::Work work, std::string_view answer) override;
+  void redirected(redis::AskedNode& from, redis::Work work, std::string_view answer) override;
   void suspect() override;
 
   bool step_names();

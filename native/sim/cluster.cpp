@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "sim/places.hpp"
+#include "sim/addresses.hpp"
 
 namespace kvferry::sim {
 

@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "redis/slot_map.hpp"
+#include "redis/cluster/slot_map.hpp"
 #include "sim/network.hpp"
 #include "sim/node.hpp"
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-#include "redis/slot_map.hpp"
+#include "redis/cluster/slot_map.hpp"
 
 namespace kvferry::sim {
 

@@ -199,7 +199,7 @@ void Ledger::fail(const Request& request, const redis::Command& command, const s
   journal_.fail("batch " + std::to_string(request.batch->id) + ", verb " +
                 std::to_string(static_cast<int>(request.batch->options().verb)) + ", key " +
                 std::string(request.batch->key(command)) + ": " + rule + " (" +
-                request.batch->error() + ")");
+                std::string(request.batch->error().text) + ")");
 }
 
 }  // namespace kvferry::sim

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <utility>
 
-#include "sim/places.hpp"
+#include "sim/addresses.hpp"
 
 namespace kvferry::sim {
 

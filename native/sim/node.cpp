@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "codec/checksum.hpp"
-#include "sim/places.hpp"
+#include "sim/addresses.hpp"
 #include "sim/tokens.hpp"
 
 namespace kvferry::sim {

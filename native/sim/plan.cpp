@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 
-#include "sim/places.hpp"
+#include "sim/addresses.hpp"
 
 namespace kvferry::sim {
 namespace {

@@ -30,12 +30,12 @@ class Client:
     def submit(self, verb: int, keys: Any, buffers: Any | None, timeout_s: float, ttl_ms: int, prefix: bool, identity: int | None, value_size_bytes: int) -> int:
         """Returns the id at once; see drain()."""
 
-    def run(self, verb: int, keys: Any, buffers: Any | None, timeout_s: float, ttl_ms: int, prefix: bool, identity: int | None, value_size_bytes: int) -> tuple[bytes, bytes, float, str | None]:
+    def run(self, verb: int, keys: Any, buffers: Any | None, timeout_s: float, ttl_ms: int, prefix: bool, identity: int | None, value_size_bytes: int) -> tuple[bytes, bytes, float, str | None, type[Exception] | None]:
         """
         Waits without the GIL: statuses, sizes as u64, seconds, the first error.
         """
 
-    def drain(self) -> list[tuple[int, tuple[bytes, bytes, float, str | None]]]: ...
+    def drain(self) -> list[tuple[int, tuple[bytes, bytes, float, str | None, type[Exception] | None]]]: ...
 
     def drain_log(self) -> list[tuple[int, str]]: ...
 
@@ -77,7 +77,7 @@ class Connector:
     def submit(self, verb: int, keys: Any, buffers: Any | None, timeout_s: float, ttl_ms: int, prefix: bool, quiet: bool) -> int:
         """Returns the id at once: for wait() if it is quiet, else for drain()."""
 
-    def wait(self, job_id: int, timeout_s: float) -> tuple[bytes, bytes, float, str | None] | None:
+    def wait(self, job_id: int, timeout_s: float) -> tuple[bytes, bytes, float, str | None, type[Exception] | None] | None:
         """
         Waits without the GIL; None while the job still runs. To be discarded in the end.
         """
@@ -86,7 +86,7 @@ class Connector:
 
     def progress(self, job_id: int) -> int: ...
 
-    def drain(self) -> list[tuple[int, tuple[bytes, bytes, float, str | None]]]: ...
+    def drain(self) -> list[tuple[int, tuple[bytes, bytes, float, str | None, type[Exception] | None]]]: ...
 
     def drain_log(self) -> list[tuple[int, str]]: ...
 

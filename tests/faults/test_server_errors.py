@@ -65,6 +65,34 @@ def test_server_that_cannot_serve_is_unavailable(
         assert code in str(result.error)
 
 
+@pytest.mark.parametrize(
+    ("text", "raised"),
+    [
+        ("LOADING what TLS: or NOAUTH mean", errors.UnavailableError),
+        ("READONLY not WRONGPASS", errors.UnavailableError),
+        ("CLUSTERDOWN the server ended TLS", errors.UnavailableError),
+        ("NOAUTH Authentication required.", errors.AuthError),
+        ("WRONGPASS invalid username-password pair", errors.AuthError),
+        ("NOPERM this user has no permissions", errors.ServerError),
+        ("ERR not about NOAUTH", errors.ServerError),
+    ],
+)
+def test_kind_of_an_error_is_not_read_out_of_its_text(
+    text: str, raised: type[errors.KVFerryError], connect: Connect
+) -> None:
+    def refuse(command: Command) -> bytes | None:
+        return f"-{text}\r\n".encode() if command.name == b"EXISTS" else None
+
+    with ScriptedServer(refuse, MiniStore()) as server:
+        client = connect(server)
+        with within(3), pytest.raises(errors.KVFerryError) as caught:
+            client.exists("k")
+        assert type(caught.value) is raised
+        with within(3), pytest.raises(errors.KVFerryError) as caught:
+            client.batch_exists(["k", "l"]).raise_for_errors()
+        assert type(caught.value) is raised
+
+
 def test_loading_ends(connect: Connect) -> None:
     with ScriptedServer(loading(times=3), MiniStore()) as server:
         client = connect(server)

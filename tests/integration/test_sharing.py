@@ -19,7 +19,6 @@ import pytest
 from kvferry import Identity, KVLayout, TieredCache
 from kvferry.cache.peers import open_peer
 from kvferry.cache.prompt import read_prompt
-from kvferry.cache.sharing import sharing_of
 from kvferry.config import ClientConfig
 from kvferry.connectors.peer import PeerConnector
 from kvferry.controller.controller import Controller
@@ -50,6 +49,7 @@ from support.sharing import (
     peers_of,
     running_controller,
     sharing,
+    sharing_of,
     told,
 )
 
@@ -278,7 +278,6 @@ def test_peers_that_know_each_other_go_on_without_a_controller() -> None:
         ports = controller.ports
         first.close()
         part = sharing_of(other)
-        assert part is not None
         part._meet(())  # as a controller says that has begun anew, before the others are back
         time.sleep(1.2)  # it is looked at twice a second
         assert peers_of(other) == ["peer one"]
@@ -379,7 +378,6 @@ def test_a_controller_steers_what_memory_holds(controller: Controller, instance:
 
     def asked(engine: TieredCache, action: str, hashes: bytes = b"") -> int:
         part = sharing_of(engine)
-        assert part is not None
         result = part.obey(Command("job", action, IDENTITY.digest, hashes))
         assert result.ok, result
         return result.chunks

@@ -68,11 +68,11 @@ def test_a_class_with_the_name_of_another_one_is_found(tmp_path: Path) -> None:
             "tests/unit/test_a.py": "class Chunk: ...",
         },
     )
-    assert list(modules.twice(tmp_path, files)) == [
+    assert list(modules.namesakes(tmp_path, files)) == [
         (PurePosixPath(P + "b.py"), 2, f"{P}a.py has a class Chunk already")
     ]
 
 
 def test_this_tree_has_neither() -> None:
     files = list(tidy.source_files(ROOT))
-    assert [*modules.circles(ROOT, files), *modules.twice(ROOT, files)] == []
+    assert [*modules.circles(ROOT, files), *modules.namesakes(ROOT, files)] == []

@@ -59,7 +59,7 @@ VIOLATIONS = {
     ),
     "lazy import": (
         "src/kvferry/client/a.py",
-        "def f() -> None:\n    from kvferry import cli",
+        "def f() -> None:\n    from kvferry import cli\n\n\nf()",
         2,
         "client uses cli",
     ),

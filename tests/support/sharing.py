@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from kvferry import TieredCache
+from kvferry.cache import sharing as of_cache
+from kvferry.cache.sharing import Sharing
 from kvferry.config.controller import ControllerConfig
 from kvferry.controller.controller import Controller
 from kvferry.server import Client
@@ -32,6 +34,7 @@ __all__ = [
     "peers_of",
     "running_controller",
     "sharing",
+    "sharing_of",
     "told",
 ]
 
@@ -136,3 +139,8 @@ def owner(
     program = Program(_OWNER, _TESTS, json.dumps(sharing(controller, name)), prompts, tokens, limit)
     assert program.read_line(60) == "ready"
     return program
+
+
+def sharing_of(cache: TieredCache) -> Sharing:
+    """What this cache takes part in."""
+    return next(one for one in of_cache._here.values() if cache in one.caches)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from kvferry import errors
@@ -101,12 +104,29 @@ def test_server_code_is_the_first_word() -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("status", "kind", "raised"),
     [
-        "WRONGPASS invalid username-password pair",
-        "localhost:6379: NOAUTH Authentication required.",
+        (Status.UNAVAILABLE, errors.AuthError, errors.AuthError),
+        (Status.UNAVAILABLE, errors.TlsError, errors.TlsError),
+        (Status.UNAVAILABLE, errors.ServerError, errors.UnavailableError),
+        (Status.UNAVAILABLE, None, errors.UnavailableError),
+        (Status.SERVER_ERROR, errors.AuthError, errors.ServerError),  # the kind of another key
     ],
 )
-def test_refused_credentials_have_a_class_of_their_own(text: str) -> None:
-    with pytest.raises(errors.AuthError):
-        result(Status.UNAVAILABLE, error=text).raise_for_errors()
+def test_kind_says_more_than_the_status_where_it_agrees_with_it(
+    status: Status, kind: type[Exception] | None, raised: type[Exception]
+) -> None:
+    told = BatchResult(bytes([status]), [0], 0.0, "WRONGPASS, or TLS: whatever", kind)
+    with pytest.raises(errors.KVFerryError) as caught:
+        told.raise_for_errors()
+    assert type(caught.value) is raised
+
+
+def test_each_kind_of_native_error_has_one_exception() -> None:
+    root = Path(__file__).resolve().parents[2]
+    declared = (root / "native/base/errors.hpp").read_text()
+    codes = re.findall(r"^ +(k\w+),", declared.partition("enum class Errc")[2].split("};")[0], re.M)
+    table = (root / "bindings/errors.cpp").read_text()
+    classes = dict(re.findall(r'case Errc::(k\w+):\s+return "(\w+)";', table))
+    assert list(classes) == codes
+    assert set(classes.values()) < set(errors.__all__)

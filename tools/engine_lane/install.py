@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import os
 import shutil
 import subprocess
@@ -197,13 +196,3 @@ def _locked(path: Path) -> Iterator[None]:
 
 def _say(what: str) -> None:
     print(f"engines: {what}", file=sys.stderr, flush=True)
-
-
-def installed_versions(python: Path, names: Iterable[str]) -> dict[str, str]:
-    """What an environment has of these distributions, asked of itself."""
-    code = (
-        "import json, sys, importlib.metadata as m\n"
-        "print(json.dumps({n: m.version(n) for n in sys.argv[1:]}))"
-    )
-    found: dict[str, str] = json.loads(_run([python, "-c", code, *names]))
-    return found

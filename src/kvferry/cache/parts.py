@@ -84,7 +84,7 @@ class Part:
             return result
         statuses = bytes(result.statuses[item] for item in self.items)
         sizes = [result.sizes[item] for item in self.items]
-        return BatchResult(statuses, sizes, result.elapsed_s, result.error)
+        return BatchResult(statuses, sizes, result.elapsed_s, result.error, result.kind)
 
 
 def cut_up(wanted: Sequence[Wanted], total: int) -> Iterator[tuple[Tier, int, int]]:

@@ -32,7 +32,7 @@ from kvferry.errors import ConfigError, KVFerryError
 from kvferry.membership import Command, HeldIdentity, MemoryUsage, Peer, Reporter, Result, WorkDone
 from kvferry.node.lending import USER, LendingNode
 
-__all__ = ["Sharing", "join", "leave", "sharing_of"]
+__all__ = ["Sharing", "join", "leave"]
 
 _log = logging.getLogger("kvferry.cache")
 
@@ -328,12 +328,6 @@ def leave(cache: Sharer) -> None:
                 last = _here.pop(key)
     if last is not None:
         last.close()
-
-
-def sharing_of(cache: Sharer) -> Sharing | None:
-    """What this cache takes part in."""
-    with _lock:
-        return next((one for one in _here.values() if cache in one.caches), None)
 
 
 def _of_rank(name: str, ports: Sequence[int], rank: int) -> int:

@@ -11,19 +11,7 @@ from enum import IntEnum
 
 from kvferry import errors
 
-__all__ = ["AUTH_ERRORS", "TLS_ERRORS", "BatchResult", "Status", "only"]
-
-# How the refusal of a user or password begins; the long ones are of Redis before version 6.
-AUTH_ERRORS = ("WRONGPASS", "NOAUTH", "NOPERM", "ERR AUTH", "ERR invalid pass", "ERR Client sent")
-
-# What the refusals of TLS say: native/net/tls_failure.cpp, tls_setup.cpp; pure_tls.py.
-TLS_ERRORS = (
-    "certificate is refused",
-    "the server ended TLS",
-    "the server does not speak TLS",
-    "TLS: ",
-    *(f"cannot use the {what}" for what in ("CA", "certificate", "key")),
-)
+__all__ = ["BatchResult", "Status", "from_native", "only"]
 
 
 class Status(IntEnum):
@@ -59,9 +47,10 @@ class BatchResult(Sequence[Status]):
             0 where nothing is known.
         elapsed_s: From submission to the last reply, in seconds; 0: nobody was asked.
         error: The first error text met (server or transport), or ``None``.
+        kind: The exception that `error` would be, where that is known.
     """
 
-    __slots__ = ("elapsed_s", "error", "sizes", "statuses")
+    __slots__ = ("elapsed_s", "error", "kind", "sizes", "statuses")
 
     def __init__(
         self,
@@ -69,11 +58,13 @@ class BatchResult(Sequence[Status]):
         sizes: Sequence[int],
         elapsed_s: float,
         error: str | None = None,
+        kind: type[Exception] | None = None,
     ) -> None:
         self.statuses = statuses
         self.sizes = sizes
         self.elapsed_s = elapsed_s
         self.error = error
+        self.kind = kind
 
     def __len__(self) -> int:
         return len(self.statuses)
@@ -110,12 +101,16 @@ class BatchResult(Sequence[Status]):
                 text = self.error or status.name
                 if status is Status.SIZE_MISMATCH:
                     text = f"the stored value has {self.sizes[index]} bytes, unlike the buffer"
-                refused = kind is errors.UnavailableError
-                if refused and any(words in text for words in AUTH_ERRORS):
-                    kind = errors.AuthError
-                elif refused and any(words in text for words in TLS_ERRORS):
-                    kind = errors.TlsError
+                if self.kind is not None and issubclass(self.kind, kind):
+                    kind = self.kind  # AuthError, say: the status has less to say
                 raise kind(f"{text} (key {index} of {len(self)})")
+
+
+def from_native(
+    statuses: bytes, sizes: bytes, elapsed_s: float, error: str | None, kind: type[Exception] | None
+) -> BatchResult:
+    """A result as the native clients and connectors tell it."""
+    return BatchResult(statuses, memoryview(sizes).cast("Q"), elapsed_s, error, kind)
 
 
 def only(result: BatchResult) -> bool:

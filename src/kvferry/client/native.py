@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from kvferry import _native
 from kvferry._shown import shown
-from kvferry.client.batch import BatchResult
+from kvferry.client.batch import BatchResult, from_native
 from kvferry.client.buffers import BufferLike, Key, encode_keys
 from kvferry.client.inherited import Inherited
 from kvferry.client.presence import Presence
@@ -172,7 +172,7 @@ class NativeClient(Presence):
     def drain_completions(self) -> list[tuple[int, BatchResult]]:
         """Take every finished batch, oldest first: its id and its result. Never blocks."""
         native = self._handle()
-        completions = [(batch_id, _result(*outcome)) for batch_id, outcome in native.drain()]
+        completions = [(batch_id, from_native(*outcome)) for batch_id, outcome in native.drain()]
         self._emit_log(native)
         return completions
 
@@ -253,7 +253,7 @@ class NativeClient(Presence):
         native = self._handle()
         outcome = native.run(*self._call(verb, keys, buffers, timeout_s, ttl_s, prefix, frame))
         self._emit_log(native)
-        return _result(*outcome)
+        return from_native(*outcome)
 
     def _call(
         self,
@@ -284,10 +284,6 @@ class NativeClient(Presence):
     def _emit_log(self, native: _native.Client) -> None:
         for level, text in native.drain_log():
             _log.log(level, "%s", text)
-
-
-def _result(statuses: bytes, sizes: bytes, elapsed_s: float, error: str | None) -> BatchResult:
-    return BatchResult(statuses, memoryview(sizes).cast("Q"), elapsed_s, error)
 
 
 def server_info(config: ClientConfig) -> dict[str, str]:

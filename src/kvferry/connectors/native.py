@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 from kvferry import _native
-from kvferry.client.batch import BatchResult
+from kvferry.client.batch import BatchResult, from_native
 from kvferry.client.buffers import encode_keys
 from kvferry.client.inherited import Inherited
 from kvferry.client.native import Verb  # first of all: its clients are closed after us
@@ -53,7 +53,7 @@ class _Ticket:
         if self._result is None:
             outcome = self._native.wait(self._id, max(0.0, timeout_s))
             if outcome is not None:
-                self._result = _result(*outcome)
+                self._result = from_native(*outcome)
                 _emit_log(self._native)
         return self._result
 
@@ -222,7 +222,7 @@ class NativeConnector(Defaults, ABC):
     def drain_completions(self) -> list[tuple[int, BatchResult]]:
         """See `Connector`."""
         native = self._handle()
-        completions = [(job_id, _result(*outcome)) for job_id, outcome in native.drain()]
+        completions = [(job_id, from_native(*outcome)) for job_id, outcome in native.drain()]
         _emit_log(native)
         return completions
 
@@ -373,10 +373,6 @@ def as_key(key: bytes) -> Key:
 def _emit_log(native: _native.Connector) -> None:
     for level, text in native.drain_log():
         _log.log(level, "%s", text)
-
-
-def _result(statuses: bytes, sizes: bytes, elapsed_s: float, error: str | None) -> BatchResult:
-    return BatchResult(statuses, memoryview(sizes).cast("Q"), elapsed_s, error)
 
 
 def _after_fork_in_child() -> None:

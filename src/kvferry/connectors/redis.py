@@ -199,7 +199,7 @@ class RedisConnector(ClientConnector):
         try:
             reply = self._control.ask(b"GET", key, key=key, timeout_s=timeout_s)
         except ServerError as error:
-            if "WRONGTYPE" not in str(error):
+            if error.server_code != "WRONGTYPE":
                 raise
             return b"another type"
         return reply if isinstance(reply, bytes) else None

@@ -18,7 +18,7 @@ from kvferry.errors import ConfigError
 from kvferry.server.locks import has_server
 from kvferry.server.room import hugetlbfs
 
-__all__ = ["create_segment", "directory", "shared_memory_bytes", "sweep"]
+__all__ = ["create_segment", "directory", "sweep"]
 
 _log = logging.getLogger("kvferry.server")
 
@@ -35,12 +35,6 @@ def directory(hugepages: bool) -> Path:
             "(mount one with: mount -t hugetlbfs none /dev/hugepages)"
         )
     return SHARED_MEMORY
-
-
-def shared_memory_bytes() -> int:
-    """How much shared memory is free."""
-    stat = os.statvfs(SHARED_MEMORY)
-    return stat.f_bavail * stat.f_frsize
 
 
 def create_segment(

@@ -68,6 +68,7 @@ class Batch:
         self.statuses = bytearray([_PENDING]) * len(keys)
         self.sizes = [0] * len(keys)
         self.error: str | None = None
+        self.kind: type[Exception] | None = None
         self.depth_max = min(DEPTH_MAX, REQUESTS_BYTES_MAX // (64 + max(map(len, keys))))
         self._prefix = prefix
         self.end = len(keys)
@@ -90,20 +91,33 @@ class Batch:
         indices = range(self.end) if among is None else among
         return [i for i in indices if i < self.end and self.statuses[i] == _PENDING]
 
-    def settle(self, index: int, status: Status, size: int = 0, error: str | None = None) -> None:
+    def settle(
+        self,
+        index: int,
+        status: Status,
+        size: int = 0,
+        error: str | None = None,
+        kind: type[Exception] | None = None,
+    ) -> None:
         """The outcome of one key."""
         self.statuses[index] = status
         self.sizes[index] = size
-        self.error = self.error or error
+        self._note(error, kind)
         if self._prefix and status is not Status.OK:
             self.end = min(self.end, index)
 
-    def finish(self, status: Status, error: str | None = None) -> None:
+    def finish(
+        self, status: Status, error: str | None = None, kind: type[Exception] | None = None
+    ) -> None:
         """One outcome for all keys that have none."""
         if _PENDING in self.statuses:
             self.statuses = self.statuses.replace(bytes([_PENDING]), bytes([status]))
-            self.error = self.error or error
+            self._note(error, kind)
         self.end = 0
+
+    def _note(self, error: str | None, kind: type[Exception] | None) -> None:
+        if self.error is None:
+            self.error, self.kind = error, kind
 
     def receive(self, index: int, connection: Connection, reply: Reply, deadline: float) -> None:
         """Settle a key by its reply."""
@@ -116,7 +130,7 @@ class Batch:
         connection.worn_out |= reply.code in _RECONNECT
         away = reply.code in _UNAVAILABLE
         status = Status.UNAVAILABLE if away else Status.SERVER_ERROR
-        self.settle(index, status, error=printable(reply.text))
+        self.settle(index, status, error=printable(reply.text), kind=reply.kind)
 
     def surprise(self, index: int) -> ProtocolError:
         """The error to raise for a reply that this command cannot have."""
@@ -228,7 +242,7 @@ def exchange(
     """Ask for every key, or every one of some, that has no outcome; settle it by its reply.
 
     Raises:
-        Disconnected, TimedOut, ProtocolError: The connection must be closed; keys without an
+        Disconnected, ReplyTimedOut, ProtocolError: The connection must be closed; keys without an
             outcome stay pending.
     """
     todo = deque(batch.pending(among))

@@ -258,7 +258,7 @@ class PureRedisClient:
         else:
             batch.finish(Status.TIMEOUT, f"other batches used the connection for {limit_s:g} s")
         elapsed_s = time.monotonic() - started
-        result = BatchResult(bytes(batch.statuses), batch.sizes, elapsed_s, batch.error)
+        result = BatchResult(bytes(batch.statuses), batch.sizes, elapsed_s, batch.error, batch.kind)
         self._count(result)
         return result
 
@@ -266,7 +266,7 @@ class PureRedisClient:
         try:
             self._servers.run(batch, deadline)
         except DialRefused as error:
-            batch.finish(Status.UNAVAILABLE, str(error))
+            batch.finish(Status.UNAVAILABLE, str(error), error.kind)
         except ReplyTimedOut as error:
             batch.finish(Status.TIMEOUT, str(error))
         batch.finish(Status.CANCELLED, "the client was closed" if self._closed else None)

@@ -26,6 +26,7 @@ from kvferry.client.pure.node import PureNode
 from kvferry.client.pure.resp import ErrorReply, ProtocolError
 from kvferry.client.pure.slots import Address, SlotMap, key_slot, parse_redirect, parse_slots
 from kvferry.config import ClientConfig
+from kvferry.errors import UnavailableError
 
 __all__ = ["Cluster"]
 
@@ -58,7 +59,7 @@ class Cluster:
         """Ask for every key that has no outcome.
 
         Raises:
-            Refused, TimedOut: There is no map to be had.
+            DialRefused, ReplyTimedOut: There is no map to be had.
         """
         _Journey(self, batch, deadline).run()
 
@@ -97,7 +98,7 @@ class Cluster:
         """Everybody who serves slots, by a map that is not old.
 
         Raises:
-            Refused, TimedOut: There is none, and none is to be had.
+            DialRefused, ReplyTimedOut: There is none, and none is to be had.
         """
         self.refresh_if_due(deadline)
         owners = self._map.owners if self._map else []
@@ -117,7 +118,7 @@ class Cluster:
         """Ask for the map if it is old or doubted.
 
         Raises:
-            Refused, TimedOut: There is none, and none is to be had.
+            DialRefused, ReplyTimedOut: There is none, and none is to be had.
         """
         age_s = time.monotonic() - self._refreshed
         doubted = self._stale and age_s >= REFRESH_MIN_S
@@ -136,7 +137,7 @@ class Cluster:
         self._refreshed = time.monotonic()
 
     def _ask_for_map(self, deadline: float) -> SlotMap:
-        why: object = "it has no nodes"
+        why, kind = "it has no nodes", UnavailableError
         for address in self._candidates():
             if time.monotonic() >= deadline or self.closed:
                 break
@@ -145,17 +146,17 @@ class Cluster:
             try:
                 reply = node.connect(until).call(b"CLUSTER", b"SLOTS", deadline=until)
                 if isinstance(reply, ErrorReply):
-                    why = printable(reply.text)
+                    why, kind = printable(reply.text), reply.kind
                 elif (found := parse_slots(reply, address[0])).nodes:
                     return self._limited(found)
             except DialRefused as error:
-                why = error
+                why, kind = str(error), error.kind
             except BaseException as error:
                 node.disconnect(str(error) or "interrupted")
                 if not isinstance(error, (Disconnected, ProtocolError, ReplyTimedOut)):
                     raise
-                why = error
-        raise DialRefused(f"no node of {self._config.address} tells its slots: {why}")
+                why, kind = str(error), error.kind
+        raise DialRefused(f"no node of {self._config.address} tells its slots: {why}", kind)
 
     def _limited(self, found: SlotMap) -> SlotMap:
         """The map, with as many replicas as leave us at `nodes_max` nodes."""
@@ -188,7 +189,8 @@ class _Journey:
         self._deadline = deadline
         self._slots = [key_slot(key) for key in batch.keys]
         self._redirects = [0] * len(batch.keys)
-        self._failed: dict[Address, tuple[Status, str]] = {}  # nodes, for the rest of the batch
+        # Nodes that are not asked again in this batch, and why.
+        self._failed: dict[Address, tuple[Status, str, type[UnavailableError] | None]] = {}
         self._wait = False
 
     def run(self) -> None:
@@ -212,8 +214,8 @@ class _Journey:
                 self._cluster.doubt()
                 self._batch.settle(index, Status.UNAVAILABLE, error=f"no node serves slot {slot}")
             elif owner in self._failed:
-                status, why = self._failed[owner]
-                self._batch.settle(index, status, error=why)
+                status, why, kind = self._failed[owner]
+                self._batch.settle(index, status, error=why, kind=kind)
             else:
                 split.setdefault(owner, []).append(index)
         return split
@@ -224,14 +226,20 @@ class _Journey:
         try:
             self._cluster.node(address).run(self._batch, self._deadline, indices)
         except DialRefused as error:
-            self._fail(address, Status.UNAVAILABLE, str(error))
+            self._fail(address, Status.UNAVAILABLE, str(error), error.kind)
         except ReplyTimedOut as error:
             self._fail(address, Status.TIMEOUT, str(error))
         for index in self._batch.pending(said):
             self._follow(index, said[index], address)
 
-    def _fail(self, address: Address, status: Status, why: str) -> None:
-        self._failed[address] = (status, why)
+    def _fail(
+        self,
+        address: Address,
+        status: Status,
+        why: str,
+        kind: type[UnavailableError] | None = None,
+    ) -> None:
+        self._failed[address] = (status, why, kind)
         self._cluster.doubt()
 
     def _follow(self, index: int, text: str, asked: Address) -> None:
@@ -268,7 +276,7 @@ class _Journey:
                 raise ProtocolError("ASKING was refused")
             exchange(self._batch, connection, self._deadline, [index])
         except DialRefused as error:
-            self._fail(address, Status.UNAVAILABLE, str(error))
+            self._fail(address, Status.UNAVAILABLE, str(error), error.kind)
         except BaseException as error:
             node.disconnect(str(error) or "interrupted")
             if not isinstance(error, (Disconnected, ProtocolError, ReplyTimedOut)):

@@ -31,6 +31,7 @@ from kvferry.client.pure.resp import (
     ReplyParser,
     encode,
 )
+from kvferry.errors import UnavailableError
 
 __all__ = ["Connection", "Disconnected", "ReplyTimedOut", "printable", "sentence"]
 
@@ -58,9 +59,13 @@ _TEXT_MAX = 200
 class Disconnected(Exception):
     """The connection ended, or could not be made."""
 
+    kind: type[UnavailableError] = UnavailableError  # what it is to a caller whose batch it ends
+
 
 class ReplyTimedOut(Exception):
     """The deadline passed, or the peer owed us bytes and stalled."""
+
+    kind = UnavailableError
 
 
 def printable(text: str) -> str:
@@ -110,7 +115,7 @@ class Connection:
             except BlockingIOError:
                 self._raise_timed_out(deadline, "accepted")
             except OSError as error:
-                raise Disconnected(self._last_words() or self._sentence(error)) from error
+                raise (self._last_words() or self._ended(error)) from error
             _drop_sent(left, sent)
         self._unsent_bytes = self._read_unsent_bytes()
 
@@ -206,7 +211,7 @@ class Connection:
                 return
             self._raise_timed_out(deadline, "sent")
         except OSError as error:
-            raise Disconnected(self._sentence(error)) from error
+            raise self._ended(error) from error
         if not data:
             raise Disconnected("the server closed the connection")
         self._parser.feed(data)
@@ -229,7 +234,7 @@ class Connection:
         except BlockingIOError:
             self._raise_timed_out(deadline, "sent")
         except OSError as error:
-            raise Disconnected(self._sentence(error)) from error
+            raise self._ended(error) from error
         if not got:
             raise Disconnected("the server closed the connection in the middle of a value")
         return got
@@ -244,7 +249,7 @@ class Connection:
             try:
                 self._set_wait(wait_s)
             except OSError as error:
-                raise Disconnected(self._sentence(error)) from error
+                raise self._ended(error) from error
             self._armed_s = wait_s
 
     def _raise_timed_out(self, deadline: float, verb: str) -> NoReturn:
@@ -252,16 +257,16 @@ class Connection:
             raise ReplyTimedOut("the deadline passed") from None
         raise ReplyTimedOut(f"the server {verb} nothing for {self._stall_timeout_s:g} s") from None
 
-    def _last_words(self) -> str:
+    def _last_words(self) -> Disconnected | None:
         """The error that a server sent before it closed, e.g. about too many clients."""
         try:
             self._parser.feed(self._receive_at_once())
             reply = self._parser.next()
         except (BlockingIOError, ProtocolError):
-            return ""
+            return None
         except OSError as error:  # of TLS: an alert
-            return self._sentence(error)
-        return printable(reply.text) if isinstance(reply, ErrorReply) else ""
+            return self._ended(error)
+        return Disconnected(printable(reply.text)) if isinstance(reply, ErrorReply) else None
 
     # The calls of the kernel. One that would have waited for longer than it may is BlockingIOError.
 
@@ -286,8 +291,8 @@ class Connection:
         """How many bytes were received, into one target after the other."""
         return self._sock.recvmsg_into(targets, 0, socket.MSG_WAITALL)[0]
 
-    def _sentence(self, error: OSError) -> str:
-        return sentence(error)
+    def _ended(self, error: OSError) -> Disconnected:
+        return Disconnected(sentence(error))
 
 
 def _drop_sent(parts: list[bytes | memoryview], sent: int) -> None:

@@ -41,11 +41,15 @@ class DialRefused(Exception):
     """There is no connection to be had now: the server is away, or it refuses us.
 
     Attributes:
+        kind: What it is to a caller whose batch it ends.
         final: Whether trying again soon will not help either.
     """
 
-    def __init__(self, text: str, *, final: bool = False) -> None:
+    def __init__(
+        self, text: str, kind: type[UnavailableError] = UnavailableError, *, final: bool = False
+    ) -> None:
         super().__init__(text)
+        self.kind = kind
         self.final = final
 
 
@@ -59,20 +63,20 @@ class Backoff:
         self._min_s, self._max_s = min_s, max_s
         self._failures = 0
         self._until = 0.0
-        self._why = ""
+        self._last = DialRefused("")
 
     def check(self) -> None:
-        """Raise Refused while it is too early, with the reason of the last failure."""
+        """Raise DialRefused while it is too early, with the reason of the last failure."""
         if time.monotonic() < self._until:
-            raise DialRefused(self._why)
+            raise DialRefused(str(self._last), self._last.kind)
 
-    def failed(self, why: str, *, final: bool = False) -> None:
+    def failed(self, why: DialRefused) -> None:
         """Wait before the next attempt; for the longest time if there is no hope."""
         ceiling_s = min(self._min_s * 2.0 ** min(self._failures, 60), self._max_s)
         self._failures += 1
-        wait_s = self._max_s if final else random.uniform(ceiling_s / 8, ceiling_s)
+        wait_s = self._max_s if why.final else random.uniform(ceiling_s / 8, ceiling_s)
         self._until = time.monotonic() + wait_s
-        self._why = why
+        self._last = why
 
     def reset(self) -> None:
         """After success."""
@@ -86,8 +90,8 @@ def dial(config: ClientConfig, deadline: float) -> Connection:
     Name look-up is the system's and has its own time limits.
 
     Raises:
-        Refused: No address accepted us, or the server refused us; the text says why.
-        TimedOut: The deadline passed first.
+        DialRefused: No address accepted us, or the server refused us; the text says why.
+        ReplyTimedOut: The deadline passed first.
     """
     asked = time.monotonic()
     credentials = _credentials(config)
@@ -95,13 +99,13 @@ def dial(config: ClientConfig, deadline: float) -> Connection:
         context = client_context(config) if config.tls else None
         addresses = _resolve(config)
     except TlsRefused as error:
-        raise DialRefused(f"cannot connect to {config.address}: {error}", final=True) from error
+        raise _refused(config, error) from error
     except OSError as error:
         raise DialRefused(f"{config.address} has no address: {error.strerror}") from error
     except UnicodeError as error:
         raise DialRefused(f"{config.address} can be no host name") from error
     limit = min(deadline, time.monotonic() + config.connect_timeout_s)
-    why, final = "", False
+    why = Disconnected()
     for index, (family, address) in enumerate(addresses):
         # An address that swallows packets leaves the others their share of the time.
         now = time.monotonic()
@@ -109,17 +113,24 @@ def dial(config: ClientConfig, deadline: float) -> Connection:
         try:
             connection = _open(config, family, address, context, until)
             _greet(connection, config, credentials, until)
+        except Disconnected as error:
+            why = error
         except OSError as error:
-            why, final = sentence(error), False
-        except (Disconnected, ProtocolError, ReplyTimedOut) as error:
-            why, final = str(error), isinstance(error, TlsRefused)
+            why = Disconnected(sentence(error))
+        except (ProtocolError, ReplyTimedOut) as error:
+            why = Disconnected(str(error))
         else:
             if credentials is not None and credentials.expires_in_s is not None:
                 connection.good_until = asked + _RENEWED_AT * credentials.expires_in_s
             return connection
         if time.monotonic() >= deadline:
             raise ReplyTimedOut("the deadline passed while connecting")
-    raise DialRefused(f"cannot connect to {config.address}: {why}", final=final)
+    raise _refused(config, why)
+
+
+def _refused(config: ClientConfig, why: Disconnected) -> DialRefused:
+    final = isinstance(why, TlsRefused)
+    return DialRefused(f"cannot connect to {config.address}: {why}", why.kind, final=final)
 
 
 def _credentials(config: ClientConfig) -> Credentials | None:
@@ -127,7 +138,7 @@ def _credentials(config: ClientConfig) -> Credentials | None:
         try:
             return provided(config.credentials)
         except UnavailableError as error:
-            raise DialRefused(str(error)) from None
+            raise DialRefused(str(error), type(error)) from None
     if config.password is None:
         return None
     return Credentials(config.username, config.password)
@@ -173,7 +184,7 @@ def _greet(
     except BaseException as error:
         connection.close()
         # In TLS 1.3 a server refuses us after our handshake, and its words may be lost on the way.
-        mute = isinstance(error, Disconnected) and "TLS" not in str(error)
+        mute = isinstance(error, Disconnected) and not isinstance(error, TlsRefused)
         if mute and config.tls and not config.tls_cert_file:
             hint = "right after the TLS handshake: it may want a client certificate"
             raise Disconnected(f"{error}, {hint}") from error
@@ -216,4 +227,4 @@ def _check(reply: Reply, user: Credentials | None) -> None:
         text = reply.text
         if user is not None and user.password:
             text = text.replace(user.password, "***")
-        raise DialRefused(printable(text))
+        raise DialRefused(printable(text), reply.kind)

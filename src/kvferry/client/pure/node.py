@@ -56,8 +56,8 @@ class PureNode:
         Afterwards all have one, except those that are elsewhere and those behind the batch's end.
 
         Raises:
-            Refused: The server is away, or refuses us.
-            TimedOut: The deadline passed, or the server stalled.
+            DialRefused: The server is away, or refuses us.
+            ReplyTimedOut: The deadline passed, or the server stalled.
         """
         tries = 0
         while not self.closed and (todo := batch.pending(among)):
@@ -72,7 +72,7 @@ class PureNode:
                 self.disconnect(str(error))
                 tries = tries + 1 if len(batch.pending(among)) == len(todo) else 1
                 if tries >= self.config.attempts_max and not self.closed:
-                    raise DialRefused(str(error)) from error
+                    raise DialRefused(str(error), error.kind) from error
             except BaseException as error:  # e.g. KeyboardInterrupt in the middle of a reply
                 self.disconnect(str(error) if isinstance(error, ReplyTimedOut) else "interrupted")
                 raise
@@ -85,7 +85,7 @@ class PureNode:
         """The connection, ready for a request.
 
         Raises:
-            Refused, TimedOut: There is none to be had.
+            DialRefused, ReplyTimedOut: There is none to be had.
         """
         if self._connection is not None:
             if self._connection.is_clean():
@@ -96,7 +96,9 @@ class PureNode:
             self._connection = self._dial(deadline) if self._dial else dial(self.config, deadline)
         except (DialRefused, ReplyTimedOut) as error:
             self._stats["connect_failures"] += 1
-            self._backoff.failed(str(error), final=isinstance(error, DialRefused) and error.final)
+            self._backoff.failed(
+                error if isinstance(error, DialRefused) else DialRefused(str(error))
+            )
             _log.warning("%s: %s", self.config.address, error)
             raise
         self._stats["connects"] += 1

@@ -24,6 +24,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Literal, TypeAlias
 
+from kvferry.errors import AuthError, UnavailableError
+
 __all__ = [
     "NEED_MORE",
     "BulkHead",
@@ -50,8 +52,18 @@ _BIG_NUMBER = re.compile(rb"[+-]?\d{1,4000}")
 _DOUBLE = re.compile(rb"[+-]?(\d+(\.\d*)?([eE][+-]?\d+)?|inf|nan)")
 
 
+# How the refusal of a user or password begins, as in native/redis/server_error.cpp; the long ones
+# are of Redis before version 6.
+_CREDENTIALS = (
+    *("NOAUTH", "WRONGPASS", "NOPERM"),
+    *("ERR AUTH", "ERR invalid password", "ERR Client sent AUTH"),
+)
+
+
 class ProtocolError(Exception):
     """The peer broke the protocol; what follows on this connection means nothing."""
+
+    kind: type[UnavailableError] = UnavailableError
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +76,11 @@ class ErrorReply:
     def code(self) -> str:
         """Its first word."""
         return self.text.partition(" ")[0]
+
+    @property
+    def kind(self) -> type[UnavailableError]:
+        """What it is where it means that the server does not serve us."""
+        return AuthError if self.text.startswith(_CREDENTIALS) else UnavailableError
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from kvferry.client.pure.connection import Connection, Disconnected, ReplyTimedO
 from kvferry.client.pure.dial import DialRefused, dial
 from kvferry.client.pure.resp import ErrorReply, ProtocolError
 from kvferry.config import ClientConfig
-from kvferry.errors import ConfigError
+from kvferry.errors import ConfigError, UnavailableError
 
 __all__ = ["Sentinels"]
 
@@ -35,10 +35,10 @@ class Sentinels:
         """A connection to the master.
 
         Raises:
-            Refused: No Sentinel answers, or none names a server that takes us and is the master.
-            TimedOut: The deadline passed first.
+            DialRefused: No Sentinel answers, or none names a server that takes us and is the
+            master. ReplyTimedOut: The deadline passed first.
         """
-        why = ""
+        why, kind = "", UnavailableError
         tried: set[tuple[str, int]] = set()
         for seed in tuple(self._seeds):
             try:
@@ -50,14 +50,14 @@ class Sentinels:
                     self._seeds.insert(0, seed)
                     return connection
             except DialRefused as error:
-                why = str(error)
+                why, kind = str(error), error.kind
                 if error.final:
                     raise
             except (Disconnected, ProtocolError, ReplyTimedOut) as error:
-                why = f"{seed[0]}:{seed[1]}: {error}"
+                why, kind = f"{seed[0]}:{seed[1]}: {error}", error.kind
             if time.monotonic() >= deadline:
                 raise ReplyTimedOut("the deadline passed while connecting")
-        raise DialRefused(f"cannot connect to {self._config.address}: {why}")
+        raise DialRefused(f"cannot connect to {self._config.address}: {why}", kind)
 
     def _master(self, seed: tuple[str, int], deadline: float) -> tuple[str, int]:
         until = min(deadline, time.monotonic() + self._config.connect_timeout_s)
@@ -73,7 +73,8 @@ class Sentinels:
                     f"the Sentinel {seed[0]}:{seed[1]} watches no master of that name"
                 )
             case ErrorReply():
-                raise DialRefused(f"the Sentinel {seed[0]}:{seed[1]}: {printable(reply.text)}")
+                text = f"the Sentinel {seed[0]}:{seed[1]}: {printable(reply.text)}"
+                raise DialRefused(text, reply.kind)
             case [bytes() as host, bytes() as port] if _is_port(port):
                 return host.decode(errors="replace"), int(port)
         raise ProtocolError("a Sentinel's reply is no address")
@@ -89,7 +90,7 @@ class Sentinels:
             reply = connection.call(b"ROLE", deadline=until)
             if isinstance(reply, ErrorReply):
                 if reply.code != "NOPERM":  # who may not ask has to believe the Sentinel
-                    raise DialRefused(f"{config.address}: {printable(reply.text)}")
+                    raise DialRefused(f"{config.address}: {printable(reply.text)}", reply.kind)
             elif not isinstance(reply, list) or reply[:1] != [b"master"]:
                 raise DialRefused(f"{config.address} is not the master that a Sentinel says it is")
             refresh = time.monotonic() + self._config.topology_refresh_s

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 
 from kvferry.client.pure.connection import HEADER_READ_BYTES, Connection, Disconnected, sentence
 from kvferry.config import ClientConfig
+from kvferry.errors import TlsError
 
 __all__ = ["TlsConnection", "TlsRefused", "client_context", "shake_hands"]
 
@@ -35,6 +36,8 @@ _NO_NAME = "TLS: that host name can be in no certificate"
 
 class TlsRefused(Disconnected):
     """A certificate, a file of ours or a rule of either side forbids this connection."""
+
+    kind = TlsError
 
 
 def client_context(config: ClientConfig) -> ssl.SSLContext:
@@ -159,8 +162,12 @@ class TlsConnection(Connection):
         except TimeoutError:
             raise BlockingIOError from None
 
-    def _sentence(self, error: OSError) -> str:
-        return _failure(error) if isinstance(error, ssl.SSLError) else sentence(error)
+    def _ended(self, error: OSError) -> Disconnected:
+        if isinstance(error, ssl.SSLEOFError):
+            return Disconnected("the server closed the connection")
+        if isinstance(error, ssl.SSLError):
+            return TlsRefused(_failure(error))
+        return super()._ended(error)
 
 
 def _set_ciphers(context: ssl.SSLContext, ciphers: str | None) -> None:
@@ -190,8 +197,6 @@ def _failure(error: ssl.SSLError) -> str:
     """Why TLS ended, in the words of the native client."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the server's certificate is refused: {error.verify_message.rstrip('.')}"
-    if isinstance(error, ssl.SSLEOFError):
-        return "the server closed the connection"
     reason = _reason(error)
     if getattr(error, "reason", None) in _FOREIGN:
         return f"the server does not speak TLS on this port ({reason})"

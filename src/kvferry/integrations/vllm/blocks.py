@@ -192,17 +192,6 @@ class BlockCopier:
         """
         self._device.copy(block_ids, pages, True, self._regions(layer_index), after)
 
-    def scatter_layer(
-        self,
-        layer_index: int,
-        pages: Sequence[BufferLike],
-        block_ids: Sequence[int],
-        *,
-        after: Fence = None,
-    ) -> None:
-        """Copy one layer out of pages into blocks; see `scatter`."""
-        self._device.copy(block_ids, pages, False, self._regions(layer_index), after)
-
     def pin(self, memories: Sequence[BufferLike]) -> None:
         """Let the device reach these, of which pages are parts, without a copy in between.
 

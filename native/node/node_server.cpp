@@ -1,0 +1,166 @@
+#include "node/node_server.hpp"
+
+#include <algorithm>
+#include <system_error>
+#include <utility>
+
+#include "net/poller.hpp"
+
+namespace kvferry::node {
+namespace {
+
+constexpr Nanos kSweepEvery = 100 * kMilli;
+constexpr std::size_t kThreadsMax = 256;
+
+}  // namespace
+
+Result<std::unique_ptr<NodeServer>> NodeServer::open(NodeOptions options) {
+  if (options.listen.empty() || options.threads < 1 || options.threads > kThreadsMax) {
+    return Error{Errc::kInvalidArgument, "a node needs an address and 1 to 256 threads"};
+  }
+  auto access = Access::create(options.users);
+  if (!access) return access.error();
+  auto event = EventFd::open();
+  if (!event) return event.error();
+  std::unique_ptr<NodeServer> node(
+      new NodeServer(std::move(options), std::move(*access), std::move(*event)));
+  const Outcome started = node->start();
+  if (!started) return started.error();
+  return node;
+}
+
+NodeServer::NodeServer(NodeOptions options, Access access, EventFd event)
+    : options_(std::move(options)),
+      access_(std::move(access)),
+      clients_(options_.connections_max, options_.limits.announced_bytes_max),
+      event_(std::move(event)) {}
+
+Outcome NodeServer::start() {
+  // The addresses first: a second node on them must not take the first one's state.
+  for (const net::Endpoint& endpoint : options_.listen) {
+    auto listener = net::Listener::open(endpoint);
+    if (!listener) return listener.error();
+    listeners_.push_back(std::move(*listener));
+  }
+  if (options_.tls.enabled) {
+    auto tls = net::TlsContext::open(
+        options_.tls,
+        [this](LogLevel level, const std::string&) {
+          if (level == LogLevel::kWarning) Counters::add(counters_.tls_files_refused);
+        },
+        net::TlsRole::kServer);
+    if (!tls) return tls.error();
+    tls_ = std::move(*tls);
+  }
+  if (options_.lends) {
+    auto lent = std::make_unique<LentValues>(&clients_);
+    lent_ = lent.get();
+    values_ = std::move(lent);
+  } else {
+    auto store = ValueStore::create(options_.store, &clients_);
+    if (!store) return store.error();
+    store_ = store->get();
+    values_ = std::move(*store);
+  }
+  const std::size_t half = options_.store.size_bytes / 2;
+  in_flight_ = std::make_unique<InFlight>(
+      options_.in_flight_bytes_max > 0 ? options_.in_flight_bytes_max : half);
+  context_.reset(new Context{*values_, access_, clients_, *in_flight_, counters_, options_.limits,
+                             NodeFacts{.version = options_.version,
+                                       .policy = options_.store.policy,
+                                       .port = 0,
+                                       .threads = static_cast<int>(options_.threads),
+                                       .since = unix_ms()}});
+  for (const net::Listener& listener : listeners_) {
+    if (context_->facts.port == 0) context_->facts.port = listener.endpoint().port;
+  }
+  for (std::size_t i = 0; i < options_.threads; ++i) {
+    auto worker = NodeWorker::open(*context_, options_.pace);
+    if (!worker) return worker.error();
+    workers_.push_back(std::move(*worker));
+  }
+  if (store_ != nullptr && !options_.state_file.empty()) {
+    auto loaded = load_state(*store_, options_.state_file, unix_ms());
+    if (!loaded) return loaded.error();
+    loaded_ = *loaded;
+  }
+  try {
+    for (std::size_t i = 0; i < workers_.size(); ++i) {
+      NodeWorker* worker = workers_[i].get();
+      threads_.emplace_back("kvferry-node-" + std::to_string(i), [worker] { worker->run(); });
+    }
+    threads_.emplace_back("kvferry-node", [this] { run(); });
+  } catch (const std::system_error& error) {
+    return system_error("start a thread", error.code().value());
+  }
+  return Done{};
+}
+
+NodeServer::~NodeServer() { (void)stop(); }
+
+Outcome NodeServer::stop() {
+  if (stopping_.exchange(true, std::memory_order_relaxed)) return Done{};
+  event_.signal();
+  for (const auto& worker : workers_) worker->stop();
+  const bool served = threads_.size() > workers_.size();
+  for (Thread& thread : threads_) thread.join();
+  workers_.clear();
+  // Kept while the addresses are still ours, so that who takes them next finds it complete.
+  Outcome kept = Done{};
+  if (served && store_ != nullptr && !options_.state_file.empty()) {
+    const auto saved = save_state(*store_, options_.state_file, unix_ms());
+    if (!saved) kept = saved.error();
+  }
+  listeners_.clear();
+  return kept;
+}
+
+std::vector<net::Endpoint> NodeServer::endpoints() const {
+  std::vector<net::Endpoint> out;
+  for (const net::Listener& listener : listeners_) out.push_back(listener.endpoint());
+  return out;
+}
+
+void NodeServer::run() {
+  auto poller = net::Poller::open();
+  if (!poller) return;  // out of descriptors at the start: nobody can connect
+  (void)poller->watch(event_.fd(), 0, true, false);
+  bool watching = false;
+  while (!stopping_.load(std::memory_order_relaxed)) {
+    for (std::size_t i = 0; !watching && i < listeners_.size(); ++i) {
+      (void)poller->watch(listeners_[i].fd(), i + 1, true, false);
+    }
+    watching = true;
+    const auto ready = poller->wait(kSweepEvery);
+    if (!ready.empty() && !accept_all()) {
+      // Out of descriptors. Those who wait stay ready, so they are looked at again in a while.
+      for (const net::Listener& listener : listeners_) poller->forget(listener.fd());
+      (void)poller->wait(kSweepEvery);
+      watching = false;
+    }
+    values_->sweep(unix_ms());
+  }
+}
+
+bool NodeServer::accept_all() {
+  for (net::Listener& listener : listeners_) {
+    for (;;) {
+      auto accepted = listener.accept();
+      if (!accepted) return false;
+      if (!*accepted) break;
+      std::unique_ptr<net::Stream> stream = std::move((*accepted)->stream);
+      if (tls_ && !listener.endpoint().is_unix()) {
+        auto secured = tls_->accept_over(std::move(stream));
+        if (!secured) continue;  // no memory for it
+        stream = std::move(*secured);
+      }
+      const auto worker = std::ranges::min_element(
+          workers_, {}, [](const auto& one) { return one->connections(); });
+      (*worker)->expect_one();
+      (*worker)->mailbox().give({std::move(stream), std::move((*accepted)->peer)});
+    }
+  }
+  return true;
+}
+
+}  // namespace kvferry::node
