@@ -127,7 +127,7 @@ def test_loads_that_were_not_reported_survive_a_second_set_of_tensors(
     halves = [Half(lost), Half([])]
     opened = list(reversed(halves))
     answers = SimpleNamespace(close=lambda: None)
-    monkeypatch.setattr(vllm.integration, "open_worker", lambda *_: (answers, opened.pop()))
+    monkeypatch.setattr(vllm.opening, "open_worker", lambda *_: (answers, opened.pop()))
     made = connector(vllm, "connector", Role.WORKER)
     made.register_kv_caches({})
     made.register_kv_caches({})
@@ -146,7 +146,7 @@ def test_a_connector_that_is_dropped_without_a_word_is_closed(
 ) -> None:
     half = Half([])
     answers = SimpleNamespace(close=lambda: None)
-    monkeypatch.setattr(vllm.integration, "open_worker", lambda *_: (answers, half))
+    monkeypatch.setattr(vllm.opening, "open_worker", lambda *_: (answers, half))
     made = connector(vllm, "connector", Role.WORKER)
     made.register_kv_caches({})
     del made
@@ -165,7 +165,7 @@ def test_before_it_sleeps_vllm_has_every_rank_leave_its_blocks(
 
     ranks = SimpleNamespace(let_go=noted("let go"))
     half = SimpleNamespace(clear=noted("clear"), close=noted("close"))
-    monkeypatch.setattr(vllm.integration, "open_scheduler", lambda *_: (ranks, half))
+    monkeypatch.setattr(vllm.opening, "open_scheduler", lambda *_: (ranks, half))
     made = connector(vllm, "connector", Role.SCHEDULER)
     assert made.reset_cache()
     assert done == ["let go", "clear"]
