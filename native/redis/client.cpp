@@ -205,6 +205,12 @@ std::size_t Client::running() const {
   return running_.size();
 }
 
+std::uint64_t Client::wake_ups() const noexcept {
+  std::uint64_t sum = 0;
+  for (const auto& worker : workers_) sum += worker->wake_ups();
+  return sum;
+}
+
 void Client::finished(Batch& batch) {
   std::shared_ptr<Batch> owner;
   {

@@ -83,6 +83,8 @@ class Client final : private Dispatcher {
   // To be called in a forked child.
   void forked_away() noexcept;
   [[nodiscard]] std::size_t running() const;
+  // How often its I/O threads have waited for something to do.
+  [[nodiscard]] std::uint64_t wake_ups() const noexcept;
 
  private:
   static constexpr std::size_t kViewsMax = 16;

@@ -218,6 +218,7 @@ void Connection::on_replies(Nanos now) {
     std::size_t planned = 0;
     for (const iovec& piece : pieces) planned += piece.iov_len;
     const net::IoResult io = stream_->receive(pieces);
+    server_.stats().receives.fetch_add(1, std::memory_order_relaxed);
     if (io.state == net::IoState::kWouldBlock) break;
     if (io.state != net::IoState::kOk) return end(End::kBroken, stream_->failure(io), now);
     taken += std::max(io.bytes, kTurnBytes / kTurnReceives);

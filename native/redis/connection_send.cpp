@@ -166,6 +166,7 @@ void Connection::leave_stream(Nanos now) {
 void Connection::flush(Nanos now) {
   while (!outbox_.empty()) {
     const net::IoResult io = stream_->send(outbox_.pieces());
+    server_.stats().sends.fetch_add(1, std::memory_order_relaxed);
     if (io.state == net::IoState::kWouldBlock) return watch(true, true);
     if (io.state != net::IoState::kOk) {
       const std::string why = stream_->failure(io);

@@ -28,6 +28,8 @@ struct Stats {
   std::atomic<std::uint64_t> bytes_received{0};
   std::atomic<std::uint64_t> content_received{0};  // the same, encoded values as what they become
   std::atomic<std::uint64_t> bytes_sent{0};
+  std::atomic<std::uint64_t> receives{0};  // calls, those that moved nothing as well
+  std::atomic<std::uint64_t> sends{0};
   std::atomic<std::uint64_t> commands_settled{0};
   std::atomic<std::uint64_t> commands_retried{0};
   std::atomic<std::uint64_t> connections_opened{0};

@@ -166,7 +166,9 @@ void Worker::loop() {
     // Nodes that could not be followed for want of memory.
     const bool behind = generation_ != shared_.router.generation();
     if (behind) next = std::min(next, add_time(now, kSweepInterval));
-    for (const net::Ready& ready : poller_.wait(next == kNever ? kNever : next - now)) {
+    const auto all_ready = poller_.wait(next == kNever ? kNever : next - now);
+    wake_ups_.fetch_add(1, std::memory_order_relaxed);
+    for (const net::Ready& ready : all_ready) {
       if (ready.token == kWakeToken) {
         wake_event_.clear();
       } else if (Connection* connection = find(ready.token)) {

@@ -46,6 +46,10 @@ class Worker {
   void release_withdrawn() noexcept;
   // Ends every connection and the thread; returns when both have ended.
   void stop() noexcept;
+  // How often it has waited for something to do; any thread.
+  [[nodiscard]] std::uint64_t wake_ups() const noexcept {
+    return wake_ups_.load(std::memory_order_relaxed);
+  }
 
  private:
   struct Resolved {
@@ -80,6 +84,7 @@ class Worker {
   std::atomic<bool> wake_pending_{false};
   std::atomic<bool> release_pending_{false};
   std::atomic<bool> stopping_{false};
+  std::atomic<std::uint64_t> wake_ups_{0};
   std::mutex mutex_;  // guards resolved_ and authorized_
   std::vector<Resolved> resolved_;
   std::vector<Authorized> authorized_;
