@@ -149,7 +149,9 @@ Nanos Connection::tick(Nanos now) {
   if (busy()) {
     const Nanos stalled_at = add_time(last_progress_, config_.stall_timeout);
     const Nanos due = replies_.overdue() > 0 ? drain_deadline_ : next_deadline_;
-    if (now < stalled_at) return std::min({stalled_at, due, next_deadline_});
+    if (now < stalled_at) {
+      return std::min({stalled_at, due, next_deadline_, look_at_unsent(now)});
+    }
     on_replies(now);  // the low-water mark may have hidden what came
     if (state_ == State::kUp && last_progress_ < now && still_sends()) last_progress_ = now;
     if (state_ == State::kUp && last_progress_ < now) {
@@ -170,11 +172,21 @@ Nanos Connection::tick(Nanos now) {
   return add_time(now, config_.stall_timeout);
 }
 
-// The kernel holds megabytes that it still sends over a slow link.
+// The kernel holds megabytes that it still sends over a slow link. What it holds is asked some time
+// after a send, so that those who are quick never ask; when to look.
+Nanos Connection::look_at_unsent(Nanos now) noexcept {
+  if (unsent_bytes_ || !streaming_ || direction_ != Direction::kWrite) return kNever;
+  const Nanos at = add_time(last_progress_, config_.stall_timeout / 8);
+  if (now < at) return at;
+  unsent_bytes_ = stream_->unsent_bytes();
+  return kNever;
+}
+
 bool Connection::still_sends() noexcept {
   if (!streaming_ || direction_ != Direction::kWrite) return false;
   const std::size_t unsent = stream_->unsent_bytes();
-  return std::exchange(unsent_bytes_, unsent) > unsent;
+  const std::optional before = std::exchange(unsent_bytes_, unsent);
+  return before ? *before > unsent : unsent > 0;  // a thread that slept has not looked
 }
 
 void Connection::release(Nanos now) {

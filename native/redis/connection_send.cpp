@@ -165,7 +165,11 @@ void Connection::leave_stream(Nanos now) {
 
 void Connection::flush(Nanos now) {
   while (!outbox_.empty()) {
-    const net::IoResult io = stream_->send(outbox_.pieces());
+    // A server that owes us nothing waits: it would wake up twice for a value and its head.
+    const auto pieces = outbox_.pieces(replies_.in_flight() <= 1);
+    std::size_t planned = 0;
+    for (const iovec& piece : pieces) planned += piece.iov_len;
+    const net::IoResult io = stream_->send(pieces);
     server_.stats().sends.fetch_add(1, std::memory_order_relaxed);
     if (io.state == net::IoState::kWouldBlock) return watch(true, true);
     if (io.state != net::IoState::kOk) {
@@ -174,10 +178,11 @@ void Connection::flush(Nanos now) {
       return dial_failed({Errc::kConnect, server_.endpoint().text() + ": " + why}, now);
     }
     last_progress_ = now;
+    unsent_bytes_.reset();
     server_.stats().bytes_sent.fetch_add(io.bytes, std::memory_order_relaxed);
     outbox_.sent(io.bytes);
+    if (io.bytes < planned) return watch(true, true);  // no room is left for more
   }
-  if (streaming_ && direction_ == Direction::kWrite) unsent_bytes_ = stream_->unsent_bytes();
   watch(true, false);
 }
 
