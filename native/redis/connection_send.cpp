@@ -33,7 +33,13 @@ void Connection::pump(Nanos now) {
 void Connection::pump_small(Nanos now) {
   // Nor between the head of a SET and its value, where it would be taken for a part of it.
   if (role_ == Role::kData && (held_ || replies_.overdue() > 0)) return;
-  while (take(Lane::kSmall, SIZE_MAX, now)) {
+  for (;;) {
+    while (take(Lane::kSmall, SIZE_MAX, now)) {
+    }
+    if (outbox_.room_for_command() || watching_writable_) return;
+    // What found no room goes behind what has left now, instead of behind its answer.
+    flush(now);
+    if (state_ != State::kUp || !outbox_.empty()) return;
   }
 }
 
