@@ -85,6 +85,8 @@ class Client final : private Dispatcher {
   [[nodiscard]] std::size_t running() const;
   // How often its I/O threads have waited for something to do.
   [[nodiscard]] std::uint64_t wake_ups() const noexcept;
+  // How often they have looked at a connection.
+  [[nodiscard]] std::uint64_t visits() const noexcept;
 
  private:
   static constexpr std::size_t kViewsMax = 16;
@@ -96,6 +98,7 @@ class Client final : private Dispatcher {
   void finished(Batch& batch) override;
   void corrupt(Batch& batch, const Command& command) override;
   void wake_workers() override;
+  void wake(std::size_t worker, const Server& server) override;
   void route(Work work) override { router_.route(work); }
   void redirected(Server& from, Work work, std::string_view answer) override;
   void suspect() override;

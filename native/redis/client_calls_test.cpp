@@ -1,13 +1,14 @@
 // What a client asks of the system for what it does: counted, not timed.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "fuzz/client_driver.hpp"
-#include "fuzz/scripted_server.hpp"
+#include "fuzz/scripted_cluster.hpp"
 
 namespace kvferry::redis {
 namespace {
@@ -22,9 +23,12 @@ Server& only_node(Client& client) { return *client.router().nodes().at(0).server
 
 // From then on it has nothing to do but what it is told.
 void await_all(Client& client) {
-  Server& node = only_node(client);
   const auto up = [&] {
-    return node.small_lane_up() && node.connections_up() == int(client.config().connections);
+    const auto nodes = client.router().nodes();
+    return std::ranges::all_of(nodes, [&](const Router::Node& node) {
+      const int data = static_cast<int>(client.config().connections);
+      return node.server->small_lane_up() && node.server->connections_up() == data;
+    });
   };
   for (const Nanos until = monotonic_ns() + kPatience; !up() && monotonic_ns() < until;) {
     std::this_thread::yield();
@@ -62,6 +66,38 @@ TEST(ClientCalls, AThousandQuestionsTakeOneRoundTrip) {
   const std::uint64_t before = client->wake_ups();
   EXPECT_EQ(run(*client, make_batch(Verb::kExists, keys)).substr(0, 5), "OK OK");
   EXPECT_LE(client->wake_ups() - before, 2u) << "one to ask, one for the answers";
+}
+
+TEST(ClientCalls, OneValueWakesOneOfFourWorkers) {
+  ScriptedServer server;
+  server.put("k", "value");
+  Config config = config_for(server.port());
+  config.connections = config.workers = 4;
+  const auto client = open(config);
+  await_all(*client);
+  std::vector<std::string> value{"....."};
+  const std::uint64_t before = client->wake_ups();
+  EXPECT_EQ(run(*client, make_batch(Verb::kGet, {"k"}, &value)), "OK");
+  EXPECT_LE(client->wake_ups() - before, 2u) << "one to ask, one for the answer";
+}
+
+TEST(ClientCalls, NodesWithNothingToDoAreNotLookedAt) {
+  constexpr std::size_t kNodes = 16;
+  constexpr std::uint64_t kValues = 50;
+  ScriptedCluster cluster(kNodes);
+  Config config = config_for(cluster.port(0));
+  config.topology = Topology::kCluster;
+  config.connections = config.workers = 1;
+  const auto client = open(config);
+  std::vector<std::string> value{"value"};
+  ASSERT_EQ(run(*client, make_batch(Verb::kSet, {"a"}, &value)), "OK");
+  ASSERT_EQ(client->router().nodes().size(), kNodes);
+  await_all(*client);
+  const std::uint64_t before = client->visits();
+  for (std::uint64_t i = 0; i < kValues; ++i) {
+    ASSERT_EQ(run(*client, make_batch(Verb::kGet, {"a"}, &value)), "OK");
+  }
+  EXPECT_LE(client->visits() - before, 3 * kValues) << "to ask, and for the answer";
 }
 
 }  // namespace

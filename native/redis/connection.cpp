@@ -78,6 +78,7 @@ void Connection::on_no_memory(Nanos now) {
 }
 
 void Connection::drop_stream() {
+  if (role_ == Role::kData) server_.gate().stir(this);
   if (stream_) environment_.watcher.forget(stream_->fd());
   // What was sent and not answered is about to be repeated elsewhere, or given up. A proper end
   // would still deliver it, perhaps behind a newer value of the same key.
@@ -139,13 +140,14 @@ Nanos Connection::tick(Nanos now) {
     case State::kUp:
       break;
   }
-  if (more_) on_replies(now);
+  const bool resumed = more_;
+  if (resumed) on_replies(now);
   if (now >= next_deadline_) release(now);
   if (state_ == State::kUp && replies_.overdue() > 0 && now >= drain_deadline_) {
     end(End::kWithdrawn, "what was withdrawn takes too long to drain", now);
   }
   if (state_ != State::kUp) return dial_at_;
-  if (more_) return now;
+  if (resumed) return now;  // there may be room for more work
   if (busy()) {
     const Nanos stalled_at = add_time(last_progress_, config_.stall_timeout);
     const Nanos due = replies_.overdue() > 0 ? drain_deadline_ : next_deadline_;
@@ -153,6 +155,7 @@ Nanos Connection::tick(Nanos now) {
       return std::min({stalled_at, due, next_deadline_, look_at_unsent(now)});
     }
     on_replies(now);  // the low-water mark may have hidden what came
+    if (state_ == State::kUp && last_progress_ == now) return now;
     if (state_ == State::kUp && last_progress_ < now && still_sends()) last_progress_ = now;
     if (state_ == State::kUp && last_progress_ < now) {
       end(End::kSilent, "no byte moved within the stall limit", now);
@@ -283,7 +286,7 @@ void Connection::settled(Work work, Status status, std::string_view why) {
   }
   if (streaming_ && status == Status::kOk && (verb == Verb::kGet || verb == Verb::kSet) &&
       server_.gate().completed(direction_, work.command->size, now_)) {
-    server_.wake_workers();
+    server_.wake_for_streams();
   }
   if (status == Status::kUnavailable) server_.suspect();  // CLUSTERDOWN, READONLY, ...
   server_.settle(work, status, why);

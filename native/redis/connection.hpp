@@ -40,6 +40,7 @@ class Connection final : private ReplySink {
     std::function<void(const net::Endpoint&, std::uint64_t token, std::uint64_t dial)> resolve;
     std::function<void(std::uint64_t token, std::uint64_t dial)> ask_credentials;
     const CredentialSource* credentials = nullptr;  // null: those of the configuration
+    std::size_t worker = 0;                         // its number
   };
 
   // `first`: of its node; it probes while the others wait for the breaker to close.
@@ -111,6 +112,10 @@ class Connection final : private ReplySink {
   void pump_small(Nanos now);
   void authenticate_again(Nanos now);
   void pump_data(Nanos now);
+  // Takes a place in the gate if there is one and work for it; otherwise it rests.
+  void start_stream(Nanos now);
+  // It was perhaps woken for work that it cannot take now: wakes somebody else.
+  void pass_on();
   bool take(Lane lane, std::size_t bytes_max, Nanos now);
   void take_head_early(Nanos now);
   // Whether the command may still be sent; settles it if not.

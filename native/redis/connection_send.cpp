@@ -22,7 +22,7 @@ constexpr std::size_t kCodedBytesMax = 8 * kMiB;  // unsent, of a connection
 void Connection::pump(Nanos now) {
   if (state_ != State::kUp) return;
   now_ = now;
-  if (probing_) return;  // no work for a connection that may be dead
+  if (probing_) return pass_on();  // no work for a connection that may be dead
   if (environment_.credentials != nullptr) authenticate_again(now);
   if (role_ == Role::kSmall || !server_.small_lane_up()) pump_small(now);
   if (role_ == Role::kData) pump_data(now);
@@ -46,23 +46,11 @@ void Connection::pump_small(Nanos now) {
 void Connection::pump_data(Nanos now) {
   if (streaming_ && stream_bytes_ == 0 && replies_.in_flight() == replies_.overdue() &&
       outbox_.empty()) {
-    leave_stream(now);
+    streaming_ = false;  // perhaps for a moment, so nobody is told
+    server_.gate().leave(direction_, now);
   }
-  if (replies_.overdue() > 0) return;  // others are sooner
-  if (!streaming_) {
-    // Reads go first, because an engine waits for them; writes get their turn all the same.
-    const bool write_first = reads_in_a_row_ >= kReadsBeforeWrite;
-    for (const bool write : {write_first, !write_first}) {
-      const Lane lane = write ? Lane::kWrite : Lane::kRead;
-      const Direction direction = write ? Direction::kWrite : Direction::kRead;
-      if (!server_.queue().has_work(lane) || !server_.gate().try_enter(direction, now)) continue;
-      streaming_ = true;
-      direction_ = direction;
-      stream_bytes_ = 0;
-      reads_in_a_row_ = write ? 0 : reads_in_a_row_ + 1;
-      break;
-    }
-  }
+  if (replies_.overdue() > 0) return pass_on();  // others are sooner
+  if (!streaming_) start_stream(now);
   if (!streaming_) return;
   const Lane lane = direction_ == Direction::kWrite ? Lane::kWrite : Lane::kRead;
   const std::size_t limit = window(direction_);
@@ -83,7 +71,34 @@ void Connection::pump_data(Nanos now) {
     if (state_ != State::kUp) return;
     take_head_early(now);
   }
-  if (replies_.in_flight() == 0 && outbox_.empty()) leave_stream(now);
+  if (replies_.in_flight() > 0 || !outbox_.empty()) return;
+  if (!moving_) server_.gate().rest(this, environment_.worker);
+  leave_stream(now);
+}
+
+void Connection::start_stream(Nanos now) {
+  if (moving_) return pass_on();
+  server_.gate().rest(this, environment_.worker);
+  // Reads go first, because an engine waits for them; writes get their turn all the same.
+  const bool write_first = reads_in_a_row_ >= kReadsBeforeWrite;
+  for (const bool write : {write_first, !write_first}) {
+    const Lane lane = write ? Lane::kWrite : Lane::kRead;
+    const Direction direction = write ? Direction::kWrite : Direction::kRead;
+    if (!server_.queue().has_work(lane) || !server_.gate().try_enter(direction, now)) continue;
+    server_.gate().stir(this);
+    streaming_ = true;
+    stream_bytes_ = 0;
+    reads_in_a_row_ = write ? 0 : reads_in_a_row_ + 1;
+    // Where it comes from the other direction, it has left a place there.
+    if (std::exchange(direction_, direction) != direction) server_.wake_for_streams();
+    return;
+  }
+}
+
+void Connection::pass_on() {
+  if (role_ != Role::kData) return;
+  server_.gate().stir(this);
+  server_.wake_for_streams();
 }
 
 // A server that has read the head of a large SET before its payload arrives receives the payload
@@ -167,6 +182,7 @@ std::size_t Connection::window(Direction direction) const noexcept {
 void Connection::leave_stream(Nanos now) {
   if (!std::exchange(streaming_, false)) return;
   server_.gate().leave(direction_, now);
+  server_.wake_for_streams();
 }
 
 void Connection::flush(Nanos now) {

@@ -65,6 +65,11 @@ class Server {
   [[nodiscard]] StreamGate& gate() noexcept { return gate_; }
   [[nodiscard]] Stats& stats() noexcept { return stats_; }
   void wake_workers() const { dispatcher_.wake_workers(); }
+  // So many commands of that kind were queued: wakes those who can take them, and somebody at all,
+  // because what waits may expire.
+  void wake_for(Lane lane, std::size_t commands);
+  // A stream more may be open: wakes somebody if there is work for one.
+  void wake_for_streams();
   void log(LogLevel level, std::string text) { log_.push(level, std::move(text)); }
 
   // The outcome of one command.

@@ -1,5 +1,9 @@
 #pragma once
-// StreamGate: how many connections may carry large values at once, in each direction.
+// StreamGate: how many connections may carry large values at once, in each direction, and which
+// connections rest: they could begin to, and their workers sleep.
+//
+// Nobody who is needed sleeps on: a connection rests before it looks for work the last time, and
+// work is queued before claim() looks for those who rest.
 //
 // Threads: any.
 
@@ -7,6 +11,7 @@
 #include <array>
 #include <cstddef>
 #include <mutex>
+#include <vector>
 
 #include "base/check.hpp"
 #include "base/clock.hpp"
@@ -27,7 +32,9 @@ class StreamGate {
   explicit StreamGate(std::size_t connections)
       : connections_(connections),
         sides_{Side(std::min(connections, kStreamsNearMax), kReadStreams),
-               Side(std::min(connections, kStreamsNearMax), kWriteStreams)} {}
+               Side(std::min(connections, kStreamsNearMax), kWriteStreams)} {
+    resting_.reserve(connections);  // resting takes no memory
+  }
 
   // A server that is far: flows may be capped, so every connection may stream. What looked far
   // because the machine was busy may turn out to be near.
@@ -74,6 +81,38 @@ class StreamGate {
     return side.flow.limit() > before;
   }
 
+  // `who` could start a stream when its worker, of that number, is woken. Ends with stir() or when
+  // the worker is claimed.
+  void rest(const void* who, std::size_t worker) {
+    const std::lock_guard lock(mutex_);
+    if (std::ranges::find(resting_, who, &Resting::who) == resting_.end()) {
+      check(resting_.size() < connections_, "no more connections rest than there are");
+      resting_.push_back({who, worker});
+    }
+  }
+  void stir(const void* who) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(resting_, [who](const Resting& each) { return each.who == who; });
+  }
+  // Names the workers to wake for so many commands: as many as can start streams, those first that
+  // rest longest. False: there is none.
+  template <typename Wake>
+  bool claim(Direction direction, std::size_t commands, Wake wake) {
+    for (bool any = false;; any = true) {
+      std::size_t worker = 0;
+      {
+        const std::lock_guard lock(mutex_);
+        const Side& side = at(direction);
+        const std::size_t limit = side.flow.limit();
+        if (commands == 0 || side.active >= limit || resting_.empty()) return any;
+        commands = std::min(commands, limit - side.active) - 1;
+        worker = resting_.front().worker;
+        std::erase_if(resting_, [&](const Resting& each) { return each.worker == worker; });
+      }
+      wake(worker);
+    }
+  }
+
   [[nodiscard]] std::size_t limit(Direction direction) {
     const std::lock_guard lock(mutex_);
     return at(direction).flow.limit();
@@ -85,12 +124,17 @@ class StreamGate {
     Flow flow;
     std::size_t active = 0;
   };
+  struct Resting {
+    const void* who;
+    std::size_t worker;
+  };
   Side& at(Direction direction) { return sides_[static_cast<std::size_t>(direction)]; }
 
   const std::size_t connections_;
   std::mutex mutex_;  // guards what follows
   bool far_ = false;
   std::array<Side, 2> sides_;
+  std::vector<Resting> resting_;  // the longest first
 };
 
 }  // namespace kvferry::redis

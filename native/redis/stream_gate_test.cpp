@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
+
 namespace kvferry::redis {
 namespace {
 
@@ -39,6 +41,41 @@ TEST(StreamGate, StreamsAboveANewLimitEndOneByOne) {
   gate.leave(Direction::kRead, 2);
   gate.leave(Direction::kRead, 2);
   EXPECT_FALSE(gate.crowded(Direction::kRead));
+}
+
+// --- Who is woken ---
+
+// The workers that are woken for so many commands: "0 2".
+std::string claimed(StreamGate& gate, std::size_t commands) {
+  std::string text;
+  gate.claim(Direction::kRead, commands, [&](std::size_t worker) {
+    text += (text.empty() ? "" : " ") + std::to_string(worker);
+  });
+  return text;
+}
+
+TEST(StreamGate, AsManyWorkersAreWokenAsCanStartStreams) {
+  StreamGate gate(8);
+  const std::string who = "abcdefgh";
+  for (std::size_t i = 0; i < who.size(); ++i) gate.rest(&who[i], i % 4);
+  EXPECT_EQ(claimed(gate, 1), "0") << "one command needs one";
+  EXPECT_EQ(claimed(gate, 100), "1 2") << "the first has been woken already";
+  EXPECT_EQ(enter_all(gate, 8), 2u);
+  EXPECT_EQ(claimed(gate, 100), "") << "those who carry values take more of them";
+  gate.leave(Direction::kRead, 2);
+  EXPECT_EQ(claimed(gate, 100), "3");
+  EXPECT_EQ(claimed(gate, 100), "") << "nobody else rests";
+}
+
+TEST(StreamGate, AConnectionRestsOnceAndNotAnyMoreWhenItHasStirred) {
+  StreamGate gate(2);
+  const int one = 0;
+  const int two = 0;
+  gate.rest(&one, 0);
+  gate.rest(&one, 0);
+  gate.rest(&two, 1);
+  gate.stir(&one);
+  EXPECT_EQ(claimed(gate, 2), "1");
 }
 
 }  // namespace

@@ -63,11 +63,6 @@ bool SimClient::submit(std::shared_ptr<redis::Batch> batch, std::vector<Use> use
     ledger_.refused();
     return false;
   }
-  if (redis::lane_of(batch->options().verb) == redis::Lane::kSmall && router_.small_lanes_up()) {
-    workers_.back()->wake();
-  } else {
-    wake_workers();
-  }
   return true;
 }
 
@@ -112,6 +107,8 @@ void SimClient::corrupt(redis::Batch& batch, const redis::Command& command) {
 void SimClient::wake_workers() {
   for (auto& worker : workers_) worker->wake();
 }
+
+void SimClient::wake(std::size_t worker, const redis::Server&) { workers_[worker]->wake(); }
 
 void SimClient::redirected(redis::Server& from, redis::Work work, std::string_view answer) {
   const Nanos now = context_.journal.now();

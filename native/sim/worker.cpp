@@ -18,7 +18,8 @@ SimWorker::SimWorker(const Surroundings& shared, std::size_t index)
                    .transport = shared.network,
                    .resolve = {},
                    .ask_credentials = {},
-                   .credentials = shared.credentials} {
+                   .credentials = shared.credentials,
+                   .worker = index} {
   environment_.resolve = [this](const net::Endpoint& endpoint, std::uint64_t token,
                                 std::uint64_t dial) {
     shared_.look_up(*this, token, dial, endpoint.port);
@@ -87,8 +88,7 @@ void SimWorker::run_phase() {
 }
 
 void SimWorker::end_of_ticks() {
-  const bool sweeps = index_ == 0 || index_ == shared_.config.workers;
-  if (sweeps && shared_.router.waiting() > 0) {
+  if (shared_.router.waiting() > 0) {
     if (now() >= sweep_at_) {
       shared_.router.sweep(now());
       sweep_at_ = now() + kSweepInterval;
