@@ -25,7 +25,7 @@ void Connection::pump(Nanos now) {
   if (probing_) return pass_on();  // no work for a connection that may be dead
   if (environment_.credentials != nullptr) authenticate_again(now);
   if (role_ == Role::kSmall || !server_.small_lane_up()) pump_small(now);
-  if (role_ == Role::kData) pump_data(now);
+  if (role_ == Role::kData && state_ == State::kUp) pump_data(now);
   if (!outbox_.empty() && !watching_writable_) flush(now);
   if (state_ == State::kUp) move_over(now);
 }
