@@ -177,7 +177,7 @@ class Batch {
   std::atomic<bool> cancelled_{false};
   std::atomic<bool> finished_{false};
   std::array<std::mutex, 8> stamp_mutexes_;  // neighbours have different ones
-  std::mutex mutex_;  // guards error_ and the wait
+  std::mutex mutex_;                         // guards error_ and the wait
   std::condition_variable done_;
   std::string error_;
   Nanos submitted_at_ = monotonic_ns();
