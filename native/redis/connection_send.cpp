@@ -55,7 +55,7 @@ void Connection::pump_data(Nanos now) {
   const Lane lane = direction_ == Direction::kWrite ? Lane::kWrite : Lane::kRead;
   const std::size_t limit = window(direction_);
   if (held_ && replies_.in_flight() == 1) encode_set_body(std::exchange(held_, {}), outbox_);
-  const bool yields = server_.gate().crowded(direction_);
+  const bool yields = server_.gate().crowded(direction_, now);
   while (!held_ && !yields) {
     if (stream_bytes_ - replies_.landed() >= limit && stream_bytes_ > 0) break;
     if (!take(lane, SIZE_MAX, now)) break;
@@ -122,7 +122,11 @@ bool Connection::take(Lane lane, std::size_t bytes_max, Nanos now) {
   if (!work) return false;
   if (!accept(work, now)) return true;
   put(work);
-  if (lane != Lane::kSmall) stream_bytes_ += work.command->size;
+  if (lane == Lane::kSmall) {
+    server_.gate().note_small(now);
+  } else {
+    stream_bytes_ += work.command->size;
+  }
   return true;
 }
 

@@ -9,8 +9,10 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "base/check.hpp"
@@ -28,6 +30,9 @@ class StreamGate {
   static constexpr std::size_t kWriteStreams = 4;
   // On one machine more would gain little, and whoever asks a small thing waits for all of them.
   static constexpr std::size_t kStreamsNearMax = 4;
+  // So long after a small command one near stream writes alone: a server reads from all of them
+  // before it answers the next.
+  static constexpr Nanos kSmallBeside = 100 * kMilli;
 
   explicit StreamGate(std::size_t connections)
       : connections_(connections),
@@ -47,11 +52,14 @@ class StreamGate {
     sides_[1].flow.allow(most, far ? kStreamsNearMax : kWriteStreams);
   }
 
+  // A small command goes to the server.
+  void note_small(Nanos now) noexcept { small_at_.store(now, std::memory_order_relaxed); }
+
   // True: the connection may start a stream and must leave() when it has nothing in flight.
   [[nodiscard]] bool try_enter(Direction direction, Nanos now) {
     const std::lock_guard lock(mutex_);
     Side& side = at(direction);
-    if (side.active >= side.flow.limit()) return false;
+    if (side.active >= permitted(direction, now)) return false;
     ++side.active;
     side.flow.on_active(side.active, now);
     return true;
@@ -66,19 +74,18 @@ class StreamGate {
   }
 
   // Whether more streams are open than the limit now permits: one of them should end.
-  [[nodiscard]] bool crowded(Direction direction) {
+  [[nodiscard]] bool crowded(Direction direction, Nanos now) {
     const std::lock_guard lock(mutex_);
-    const Side& side = at(direction);
-    return side.active > side.flow.limit();
+    return at(direction).active > permitted(direction, now);
   }
 
-  // `bytes` of payload completed. True: the limit rose, so idle connections may find a place.
+  // `bytes` of payload completed. True: the limit rose, so resting connections may find a place.
   [[nodiscard]] bool completed(Direction direction, std::size_t bytes, Nanos now) {
     const std::lock_guard lock(mutex_);
     Side& side = at(direction);
-    const std::size_t before = side.flow.limit();
     side.flow.on_bytes(bytes, now);
-    return side.flow.limit() > before;
+    const std::size_t before = std::exchange(side.permitted, permitted(direction, now));
+    return side.permitted > before;
   }
 
   // `who` could start a stream when its worker, of that number, is woken. Ends with stir() or when
@@ -123,7 +130,14 @@ class StreamGate {
     Side(std::size_t streams_max, std::size_t start) : flow(streams_max, start) {}
     Flow flow;
     std::size_t active = 0;
+    std::size_t permitted = SIZE_MAX;  // when a value last completed
   };
+  [[nodiscard]] std::size_t permitted(Direction direction, Nanos now) {
+    const std::size_t limit = at(direction).flow.limit();
+    if (far_ || direction == Direction::kRead) return limit;
+    const Nanos small_at = small_at_.load(std::memory_order_relaxed);
+    return small_at != kNever && now - small_at < kSmallBeside ? 1 : limit;
+  }
   struct Resting {
     const void* who;
     std::size_t worker;
@@ -131,7 +145,8 @@ class StreamGate {
   Side& at(Direction direction) { return sides_[static_cast<std::size_t>(direction)]; }
 
   const std::size_t connections_;
-  std::mutex mutex_;  // guards what follows
+  std::atomic<Nanos> small_at_{kNever};  // when the last small command went; pairs with nothing
+  std::mutex mutex_;                     // guards what follows
   bool far_ = false;
   std::array<Side, 2> sides_;
   std::vector<Resting> resting_;  // the longest first

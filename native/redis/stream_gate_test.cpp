@@ -37,10 +37,29 @@ TEST(StreamGate, StreamsAboveANewLimitEndOneByOne) {
   gate.set_far(true);
   EXPECT_EQ(enter_all(gate, 8), 4u);
   gate.set_far(false);
-  EXPECT_TRUE(gate.crowded(Direction::kRead));
+  EXPECT_TRUE(gate.crowded(Direction::kRead, 2));
   gate.leave(Direction::kRead, 2);
   gate.leave(Direction::kRead, 2);
-  EXPECT_FALSE(gate.crowded(Direction::kRead));
+  EXPECT_FALSE(gate.crowded(Direction::kRead, 2));
+}
+
+TEST(StreamGate, OneStreamWritesWhileSmallCommandsComeAndTheServerIsNear) {
+  StreamGate gate(8);
+  ASSERT_TRUE(gate.try_enter(Direction::kWrite, 1));
+  ASSERT_TRUE(gate.try_enter(Direction::kWrite, 1));
+  gate.note_small(2);
+  EXPECT_TRUE(gate.crowded(Direction::kWrite, 3));
+  gate.leave(Direction::kWrite, 3);
+  EXPECT_FALSE(gate.crowded(Direction::kWrite, 3));
+  EXPECT_FALSE(gate.try_enter(Direction::kWrite, 3));
+  EXPECT_EQ(enter_all(gate, 8), 2u) << "reads stay as they are";
+  EXPECT_FALSE(gate.completed(Direction::kWrite, 1, 4));
+  const Nanos later = 2 + StreamGate::kSmallBeside;
+  EXPECT_TRUE(gate.completed(Direction::kWrite, 1, later)) << "the others may come again";
+  EXPECT_TRUE(gate.try_enter(Direction::kWrite, later));
+  gate.set_far(true);
+  gate.note_small(later);
+  EXPECT_TRUE(gate.try_enter(Direction::kWrite, later)) << "a far flow may be capped";
 }
 
 // --- Who is woken ---
