@@ -141,14 +141,14 @@ Nanos Connection::tick(Nanos now) {
     case State::kUp:
       break;
   }
-  const bool resumed = more_;
-  if (resumed) on_replies(now);
+  const bool acted = more_ || now >= next_deadline_;
+  if (more_) on_replies(now);
   if (now >= next_deadline_) release(now);
   if (state_ == State::kUp && replies_.overdue() > 0 && now >= drain_deadline_) {
     end(End::kWithdrawn, "what was withdrawn takes too long to drain", now);
   }
   if (state_ != State::kUp) return dial_at_;
-  if (resumed) return now;  // there may be room for more work
+  if (acted) return now;  // there may be room for more work, or a place to leave
   if (busy()) {
     const Nanos stalled_at = add_time(last_progress_, config_.stall_timeout);
     const Nanos due = replies_.overdue() > 0 ? drain_deadline_ : next_deadline_;

@@ -108,7 +108,9 @@ void SimClient::wake_workers() {
   for (auto& worker : workers_) worker->wake();
 }
 
-void SimClient::wake(std::size_t worker, const redis::Server&) { workers_[worker]->wake(); }
+void SimClient::wake(std::size_t worker, const redis::Server& server) {
+  workers_[worker]->wake(server);
+}
 
 void SimClient::redirected(redis::Server& from, redis::Work work, std::string_view answer) {
   const Nanos now = context_.journal.now();
@@ -274,9 +276,10 @@ void SimClient::check_closed() {
         // Closed connections have left, so as many as are permitted may enter.
         std::size_t entered = 0;
         const std::size_t limit = server->gate().limit(direction);
-        while (entered < limit && server->gate().try_enter(direction, journal.now())) ++entered;
+        const Nanos later = journal.now() + kSecond;  // no small command is recent any more
+        while (entered < limit && server->gate().try_enter(direction, later)) ++entered;
         if (entered < limit) journal.fail("a stream's place was not given back");
-        for (; entered > 0; --entered) server->gate().leave(direction, journal.now());
+        for (; entered > 0; --entered) server->gate().leave(direction, later);
       }
       const redis::Stats& stats = server->stats();
       if (stats.connections_opened.load() != stats.connections_lost.load()) {
