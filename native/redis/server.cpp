@@ -24,14 +24,14 @@ void Server::wake_for(Lane lane, std::size_t commands) {
   }
   const Direction direction = lane == Lane::kWrite ? Direction::kWrite : Direction::kRead;
   const auto wake = [this](std::size_t worker) { dispatcher_.wake(worker, *this); };
-  if (!gate_.claim(direction, commands, wake)) wake(0);
+  if (!gate_.claim(direction, commands, kNever, wake)) wake(0);
 }
 
-void Server::wake_for_streams() {
+void Server::wake_for_streams(Nanos now) {
   const auto wake = [this](std::size_t worker) { dispatcher_.wake(worker, *this); };
   for (const Lane lane : {Lane::kRead, Lane::kWrite}) {
     const Direction direction = lane == Lane::kWrite ? Direction::kWrite : Direction::kRead;
-    if (queue_.has_work(lane)) gate_.claim(direction, waiting(), wake);
+    if (queue_.has_work(lane)) gate_.claim(direction, waiting(), now, wake);
   }
 }
 
@@ -91,6 +91,7 @@ void Server::sweep(Nanos now) {
   for (const Work& work : queue_.remove(now, false)) {
     settle(work, work.batch->cancelled() ? Status::kCancelled : Status::kTimeout, {});
   }
+  wake_for_streams(now);  // the stream that has the only place may be a slow one
 }
 
 void Server::refuse_all(Status status, std::string_view why) {

@@ -68,8 +68,8 @@ class Server {
   // So many commands of that kind were queued: wakes those who can take them, and somebody at all,
   // because what waits may expire.
   void wake_for(Lane lane, std::size_t commands);
-  // A stream more may be open: wakes somebody if there is work for one.
-  void wake_for_streams();
+  // A stream more may be open: wakes somebody if there is work for one. `now` as of the gate.
+  void wake_for_streams(Nanos now = kNever);
   void log(LogLevel level, std::string text) { log_.push(level, std::move(text)); }
 
   // The outcome of one command.

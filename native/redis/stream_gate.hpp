@@ -102,17 +102,18 @@ class StreamGate {
     std::erase_if(resting_, [who](const Resting& each) { return each.who == who; });
   }
   // Names the workers to wake for so many commands: as many as can start streams, those first that
-  // rest longest. False: there is none.
+  // rest longest. False: there is none. `now` kNever: whether small commands are recent is left to
+  // those who are woken.
   template <typename Wake>
-  bool claim(Direction direction, std::size_t commands, Wake wake) {
+  bool claim(Direction direction, std::size_t commands, Nanos now, Wake wake) {
     for (bool any = false;; any = true) {
       std::size_t worker = 0;
       {
         const std::lock_guard lock(mutex_);
-        const Side& side = at(direction);
-        const std::size_t limit = side.flow.limit();
-        if (commands == 0 || side.active >= limit || resting_.empty()) return any;
-        commands = std::min(commands, limit - side.active) - 1;
+        const std::size_t active = at(direction).active;
+        const std::size_t limit = permitted(direction, now);
+        if (commands == 0 || active >= limit || resting_.empty()) return any;
+        commands = std::min(commands, limit - active) - 1;
         worker = resting_.front().worker;
         std::erase_if(resting_, [&](const Resting& each) { return each.worker == worker; });
       }

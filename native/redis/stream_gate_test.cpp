@@ -65,9 +65,10 @@ TEST(StreamGate, OneStreamWritesWhileSmallCommandsComeAndTheServerIsNear) {
 // --- Who is woken ---
 
 // The workers that are woken for so many commands: "0 2".
-std::string claimed(StreamGate& gate, std::size_t commands) {
+std::string claimed(StreamGate& gate, std::size_t commands, Direction direction = Direction::kRead,
+                    Nanos now = kNever) {
   std::string text;
-  gate.claim(Direction::kRead, commands, [&](std::size_t worker) {
+  gate.claim(direction, commands, now, [&](std::size_t worker) {
     text += (text.empty() ? "" : " ") + std::to_string(worker);
   });
   return text;
@@ -84,6 +85,16 @@ TEST(StreamGate, AsManyWorkersAreWokenAsCanStartStreams) {
   gate.leave(Direction::kRead, 2);
   EXPECT_EQ(claimed(gate, 100), "3");
   EXPECT_EQ(claimed(gate, 100), "") << "nobody else rests";
+}
+
+TEST(StreamGate, AWriterIsWokenBesideOthersWhenSmallCommandsHaveEnded) {
+  StreamGate gate(2);
+  const int one = 0;
+  gate.rest(&one, 0);
+  ASSERT_TRUE(gate.try_enter(Direction::kWrite, 1));
+  gate.note_small(1);
+  EXPECT_EQ(claimed(gate, 1, Direction::kWrite, 2), "");
+  EXPECT_EQ(claimed(gate, 1, Direction::kWrite, 1 + StreamGate::kSmallBeside), "0");
 }
 
 TEST(StreamGate, AConnectionRestsOnceAndNotAnyMoreWhenItHasStirred) {
