@@ -14,8 +14,8 @@ _MATURE_S = 0.05
 # A flow that is so many times as fast as a moment before is TCP that has just begun: it doubles
 # with each round trip. More than the second figure is a lump.
 _GROWTH_MIN, _GROWTH_MAX = 2.0, 4.0
-# TCP sends what it may in lumps, one in a round trip, and so long the first byte took: what comes
-# in so many of them says something.
+# TCP sends what it may in lumps, one in a round trip, and so long the first byte took. So many are
+# looked at: two, and the two before them.
 _ROUNDS_SEEN = 4
 # What comes besides values: answers to questions.
 _NOISE_BYTES = 16 << 10
@@ -89,7 +89,7 @@ class Flow:
         self._seen.append((now, count))
         # The older half of the flow says little about the rest: connections run dry one by one.
         window_s = max(
-            2 * _MATURE_S, (now - self._seen[0][0]) / 2, _ROUNDS_SEEN * self.first_s()[0]
+            2 * _MATURE_S, (now - self._seen[0][0]) / 2, _ROUNDS_SEEN * self.first_s()[1]
         )
         while len(self._seen) > 2 and now - self._seen[1][0] >= window_s:
             self._seen.popleft()
