@@ -34,7 +34,7 @@ endpoint, step, seed = sys.argv[1], sys.argv[2], int(sys.argv[3])
 
 def reserve():
     global reserved
-    reserved = peer.want(p.Reserved, p.Reserve, hashes_of(tokens))
+    reserved = peer.want(p.ReservedPages, p.Reserve, hashes_of(tokens))
 
 def half():
     peer.pages.copy(reserved.pages[:4], [bytes(peer.registered.page_bytes)] * 4, True, 1)
@@ -58,7 +58,7 @@ def release():
 
 def again():
     global reserved
-    reserved = peer.want(p.Reserved, p.Reserve, hashes_of(other))
+    reserved = peer.want(p.ReservedPages, p.Reserve, hashes_of(other))
 
 steps = {
     "connect": lambda: None,

@@ -95,7 +95,7 @@ REPLIES: dict[str, tuple[Any, str]] = {
         p.Found(7, {"l1": 2}, 1, SHARED, "cut"),
         f"96 67 07 81 a2 6c31 02 01 {SHARED_HEX} a3 637574",
     ),
-    "Reserved": (p.ReservedPages(7, 5, [0, 2], [8, 9], 1), "96 68 07 05 92 00 02 92 08 09 01"),
+    "ReservedPages": (p.ReservedPages(7, 5, [0, 2], [8, 9], 1), "96 68 07 05 92 00 02 92 08 09 01"),
     "Committed": (
         p.Committed(7, 2, {"r": 2}, {"f": 1}),
         "95 69 07 02 81 a1 72 02 81 a1 66 01",
@@ -155,7 +155,7 @@ def test_fields_that_are_missing_at_the_end_take_their_defaults() -> None:
     assert p.decode_reply(cut(REPLIES["Leased"][0], 4)) == p.Leased(7, 5, [8, 9], {"l1": 2})
     assert p.decode_reply(cut(REPLIES["Committed"][0], 2)) == p.Committed(7, 2)
     assert p.decode_reply(cut(REPLIES["Registered"][0], 2)).prefault is False
-    for message in (REQUESTS["Reserve"][0], REPLIES["Reserved"][0]):
+    for message in (REQUESTS["Reserve"][0], REPLIES["ReservedPages"][0]):
         with pytest.raises(msgspec.ValidationError):  # what has no default must be there
             (p.decode_request if message is REQUESTS["Reserve"][0] else p.decode_reply)(
                 cut(message, 4)

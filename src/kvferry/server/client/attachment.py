@@ -132,7 +132,7 @@ def begin(
 
     Raises:
         Gone, Stopped, Silent: As `ServerControl.ask`.
-        Refused: One of both does not accept the other, or the token cannot be read.
+        ServerRefused: One of both does not accept the other, or the token cannot be read.
     """
     try:
         shown = token()

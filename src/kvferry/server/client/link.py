@@ -61,7 +61,7 @@ class ServerLink:
 
         Raises:
             Away: The link has ended, or the server takes no message.
-            TimedOut: There is no reply yet.
+            LinkTimedOut: There is no reply yet.
         """
         frame = encode(request)
         channel: Channel | None = self._take(until)
