@@ -3,7 +3,7 @@
     vllm serve MODEL --kv-transfer-config '{"kv_connector": "KvferryConnector",
         "kv_role": "kv_both", "kv_load_failure_policy": "recompute"}'
 
-Each worker has an engine (`kvferry.TieredCache`) with memory of its own, and the stores of the
+Each worker has a cache (`kvferry.TieredCache`) with memory of its own, and the stores of the
 settings (`settings`). The scheduler asks the workers what they could load (`ranks`), has them load
 while the request waits, and has what was computed saved. The decisions are in `scheduler`, the
 moves in `worker`; here is what connects them to vLLM, of any version from 0.22.1 on: hooks that a
