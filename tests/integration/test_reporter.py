@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
+from typing import Any
 
 import pytest
 
 from kvferry.controller.controller import Controller
 from kvferry.controller.jobs import Step
+from kvferry.controller.ports import Ports
 from kvferry.errors import UsageError
 from kvferry.membership import Command, Reporter
+from kvferry.membership import reporter as reporter_module
 from kvferry.membership.framing import Link, Me, RefusedError
 from kvferry.membership.messages import (
     InstanceRegistered,
@@ -96,6 +100,29 @@ def test_what_was_lost_on_the_way_is_known_again_when_the_way_is() -> None:
         cache.add(hashes(7))
         becomes(ctl, hashes(7), {"one": 7})
         assert ctl.members.living()[0].state == "alive"
+
+
+def test_a_controller_with_much_to_do_gets_more_time_with_each_try(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """256 instances began their snapshots again and again, and none of them ended."""
+    monkeypatch.setattr(reporter_module, "_STUCK_S", 0.1)
+    monkeypatch.setattr(reporter_module, "_BEATS_STUCK", 1)
+    monkeypatch.setattr(reporter_module, "_PIECE", 16)
+    monkeypatch.setattr(reporter_module, "_BACKOFF_MAX_S", 0.1)
+    pull = Ports._pull
+
+    async def slow(self: Ports, *message: Any) -> Any:
+        await asyncio.sleep(0.3)
+        return await pull(self, *message)
+
+    monkeypatch.setattr(Ports, "_pull", slow)
+    cache = FakeCache()
+    cache.add(hashes(9))
+    with controller(heartbeat_s=0.1) as ctl, reporting(cache, ctl) as reporter:
+        until(lambda: reporter.status()["failures"] > 0, LIMIT_S)
+        becomes(ctl, hashes(9), {"one": 9})
+        until(lambda: not reporter.status()["problem"], LIMIT_S)
 
 
 def test_too_much_news_becomes_a_snapshot_and_the_caller_never_waits() -> None:

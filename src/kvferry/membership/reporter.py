@@ -56,7 +56,7 @@ _log = logging.getLogger("kvferry.membership")
 
 _TIMEOUT_S = 5.0
 _BACKOFF_S, _BACKOFF_MAX_S = 0.1, 5.0
-_STUCK_S, _BEATS_STUCK = 2.0, 3
+_STUCK_S, _STUCK_MAX_S, _BEATS_STUCK = 2.0, 60.0, 3
 _GATHER_S = 0.02  # so that many small changes become one message
 _LOOK_S = 0.5
 _BACKLOG_BYTES = 16 << 20
@@ -325,6 +325,7 @@ class Reporter:
     def _beats(self, address: str, every_s: float) -> None:
         link, _ = Link.open(address, "heartbeat", self._me, self._secret, _TIMEOUT_S)
         sent, arrived, moved = 0, 0, time.monotonic()
+        patience_s = shortest_s = max(_BEATS_STUCK * every_s, _STUCK_S)
         try:
             while not self._closing.is_set():
                 with self._lock:
@@ -341,11 +342,16 @@ class Reporter:
                 with self._lock:
                     del self._results[: len(results)]
                     self._resync |= pulse.resync
-                    # A way may swallow what is sent: then nothing arrives, and nobody says so.
-                    if pulse.seq >= sent or pulse.seq != arrived:
-                        moved = time.monotonic()
-                    silent_s = time.monotonic() - moved
-                    self._stuck |= silent_s > max(_BEATS_STUCK * every_s, _STUCK_S)
+                    # A way may swallow what is sent: then nothing arrives, and nobody says so. Or
+                    # the controller has much to do, and then whoever begins anew makes it more.
+                    now = time.monotonic()
+                    if pulse.seq >= sent:
+                        moved, patience_s = now, shortest_s
+                    elif pulse.seq != arrived:
+                        moved = now
+                    elif now - moved > patience_s:
+                        self._stuck = True
+                        moved, patience_s = now, min(2 * patience_s, _STUCK_MAX_S)
                     sent, arrived = self._seq, pulse.seq
                     wake = pulse.resync or self._stuck
                 if wake:
