@@ -37,23 +37,6 @@ def test_bytes_that_come_evenly_say_when_the_rest_is_here() -> None:
     assert seen.first_s() == (0.0, 0.01)
 
 
-def test_a_flow_that_doubles_with_each_round_trip_is_not_judged_by_its_mean() -> None:
-    """TCP begins with ten segments for each connection; at the mean speed it would be late."""
-    counter = Counter()
-    seen = flow(counter)
-    for step in range(1, 81):
-        rounds = step // 4  # of 20 ms
-        counter.count = 115_840 * (2**rounds - 1)
-        seen.look(step * 0.005)
-        if rounds == 6:
-            break
-    left_s = 0.02 * math.log2((56 * MIB - counter.count) / (115_840 * 2**6) + 1)
-    assert seen.remaining_s() == pytest.approx(left_s, rel=0.5)
-    mean_s = 0.12 * (56 * MIB / counter.count - 1)
-    assert mean_s > 10 * left_s
-    assert seen.rate() > 5 * counter.count / 0.12, "so more of it is asked for"
-
-
 def test_a_pause_until_the_rest_can_be_here_is_no_slow_flow() -> None:
     """The first chunk was asked for with the question, the rest 0.1 s later, when it was answered.
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from kvferry.cache.patience import SHARE
 from kvferry.cache.prefill import PrefillModel
 
-__all__ = ["IN_SIGHT", "PATIENCE", "Budget", "Decision", "LoadModel", "Offer", "decide"]
+__all__ = ["IN_SIGHT", "Budget", "Decision", "LoadModel", "Offer", "decide"]
 
 # Of a sample of ordinary size. The larger the sample, the more it counts.
 _WEIGHT = 0.3
@@ -39,7 +39,7 @@ _BANDWIDTH_BYTES_S = 4e9
 # A store that is not used doubles its estimated bandwidth, and halves its fixed part, in this time.
 _RECOVERY_S = 30.0
 # How much more than expected a store may take.
-PATIENCE = 1.25
+_PATIENCE = 1.25
 # An answer that takes so many times what it mostly does, and longer than this share of the time of
 # computing, is not waited for any more; the first one of all, longer than that share.
 _LATE, _LATE_SHARE, _NEW_SHARE = 4.0, 0.1, 0.25
@@ -91,13 +91,11 @@ class LoadModel:
         took_s: float,
         now: float,
         first_s: tuple[float, float] = (0.0, math.inf),
-        *,
-        trust: float = 0.0,
     ) -> None:
         """A load, or a part of one that was cut, brought `size_bytes` in `took_s`.
 
         With 0 bytes it was a question, whose time is the fixed part. `first_s` is the least and the
-        most that the first byte has taken. `trust` is the least that it counts.
+        most that the first byte has taken.
         """
         took_s = max(took_s, 1e-6)
         fixed, bandwidth = self.fixed_s(now), self.bandwidth_bytes_s(now)
@@ -116,12 +114,10 @@ class LoadModel:
         flowing = took_s - fixed
         # A load that was mostly waiting says little about the bandwidth.
         share = min(1.0, 2 * flowing / took_s)
-        sized = max(trust, min(0.8, _WEIGHT * (1 + size_bytes / (64 << 20))))
+        sized = min(0.8, _WEIGHT * (1 + size_bytes / (64 << 20)))
         weight = share * (1.0 if self._loaded_at is None else sized)
         # Times add up, so it is the time per byte that is averaged.
         per_byte = (1 - weight) / bandwidth + weight * flowing / size_bytes
-        if trust:  # so fast it is at least
-            per_byte = min(per_byte, took_s / size_bytes)
         self._bandwidth, self._fixed_s, self._loaded_at = 1 / per_byte, fixed, now
 
     @staticmethod
@@ -252,7 +248,7 @@ class Budget:
         most_s = own_s if self.allowance_s is None else self.allowance_s
         share_s = own_s if flows else _FIRST_SHARE * all_s
         allowed_s = all_s + min(share_s, most_s) - self.rest_s(tokens)
-        patient_s = expected_s * PATIENCE
+        patient_s = expected_s * _PATIENCE
         if patient_s <= self.queued_s + most_s and end_s <= _WORTH * all_s:
             allowed_s = max(allowed_s, patient_s)
         return min(self.deadline, self.began + allowed_s)
@@ -277,7 +273,7 @@ class Budget:
         most_s = SHARE * all_s if self.allowance_s is None else self.allowance_s
         most_s = min(wins * saving_s, most_s)
         if saving_s <= 0 or (
-            question_s and (question_s + first_s) * PATIENCE > self.queued_s + most_s
+            question_s and (question_s + first_s) * _PATIENCE > self.queued_s + most_s
         ):
             return self.began
         # One that takes many times as long will hardly answer at all.

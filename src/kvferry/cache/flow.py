@@ -11,12 +11,6 @@ __all__ = ["Flow"]
 
 # How long a flow must have been seen to say anything.
 _MATURE_S = 0.05
-# A flow that is so many times as fast as a moment before is TCP that has just begun: it doubles
-# with each round trip. More than the second figure is a lump.
-_GROWTH_MIN, _GROWTH_MAX = 2.0, 4.0
-# TCP sends what it may in lumps, one in a round trip, and so long the first byte took. So many are
-# looked at: two, and the two before them.
-_ROUNDS_SEEN = 4
 # What comes besides values: answers to questions.
 _NOISE_BYTES = 16 << 10
 
@@ -54,13 +48,10 @@ class Flow:
         return tier.received_bytes() - self._start[tier]
 
     def rate(self) -> float:
-        """Bytes per second, of late; now, where it grows."""
+        """Bytes per second, of late."""
         if len(self._seen) < 2:
             return 0.0
         (then, before), (now, count) = self._seen[0], self._seen[-1]
-        growth, span_s = self._growth()
-        if growth > 1.0:
-            return growth * (count - self._by(now - span_s)) / span_s
         return (count - before) / max(now - then, 1e-3)
 
     def first_s(self) -> tuple[float, float]:
@@ -88,9 +79,7 @@ class Flow:
             self._flows = now
         self._seen.append((now, count))
         # The older half of the flow says little about the rest: connections run dry one by one.
-        window_s = max(
-            2 * _MATURE_S, (now - self._seen[0][0]) / 2, _ROUNDS_SEEN * self.first_s()[1]
-        )
+        window_s = max(2 * _MATURE_S, (now - self._seen[0][0]) / 2)
         while len(self._seen) > 2 and now - self._seen[1][0] >= window_s:
             self._seen.popleft()
 
@@ -101,26 +90,5 @@ class Flow:
         (then, before), (now, count) = self._seen[0], self._seen[-1]
         if now - then < _MATURE_S:
             return None
-        rest = max(0.0, self._wanted - count)
-        growth, span_s = self._growth()
-        if growth == 1.0:
-            return rest * (now - then) / max(count - before, 1)
-        # It goes on growing like that: what comes is a geometric series.
-        times = math.log(growth) / span_s
-        return math.log1p(rest * times / self.rate()) / times
-
-    def _growth(self) -> tuple[float, float]:
-        """How many times as fast it is as a few round trips before, and how long those are."""
-        now, count = self._seen[-1]
-        # It comes in lumps, one in a round trip, and so long the first byte took. What came in two
-        # of those does not depend on where in between we are.
-        span_s = max(2 * self.first_s()[1], _MATURE_S / 2)
-        if self.seen_s() < span_s:
-            return 1.0, 0.0
-        middle, start = self._by(now - span_s), self._by(now - 2 * span_s)
-        growth = min((count - middle) / max(middle - start, 1), _GROWTH_MAX)
-        return (growth, span_s) if growth >= _GROWTH_MIN else (1.0, 0.0)
-
-    def _by(self, moment: float) -> int:
-        """What had come by then."""
-        return next((count for at, count in reversed(self._seen) if at <= moment), 0)
+        rate = max(count - before, 1) / (now - then)
+        return max(0.0, self._wanted - count) / rate

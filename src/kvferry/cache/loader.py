@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from kvferry.cache.answers import reason_of
-from kvferry.cache.cost import IN_SIGHT, PATIENCE, Budget
+from kvferry.cache.cost import IN_SIGHT, Budget
 from kvferry.cache.flow import Flow
 from kvferry.cache.memory import HERE, STATES, Memory, PagesGone, Reserved
 from kvferry.cache.parts import Loaded, Part, Wanted, cut_up
@@ -50,7 +50,8 @@ _WINDOW_BYTES_MIN = 8 << 20
 # and where nobody knows it. A look costs half a millisecond of a core that the bytes need too.
 _LOOK_SHARE, _LOOK_S, _LOOK_MAX_S = 0.01, 0.005, 0.02
 _IDLE_LOOK_S, _IDLE_LOOK_MAX_S = 0.05, 0.5
-# Where more loads than these wait, each is looked at less often: the processor is for others too.
+# Where more loads than these wait at a time, each of them is looked at less often, so that all of
+# them together leave the processor to those who have work.
 _LOOKED_AT = 4
 _waiting: set[Load] = set()
 # How wrong the speed seen so far may be, as a share of the time of computing.
@@ -76,7 +77,6 @@ class Load:
         arrived: Called with chunks and their pages (direct: no pages) when they have arrived and
             before anybody else sees them: the pages are the caller's for that long.
         direct: Buffers for all chunks of the prompt: land there, and not in memory.
-        trust: How much what it takes counts at least.
     """
 
     def __init__(
@@ -87,7 +87,6 @@ class Load:
         pending: PendingLoads,
         arrived: Callable[[Sequence[int], Sequence[int]], None] | None = None,
         direct: Sequence[BufferLike] | None = None,
-        trust: float = 0.0,
     ) -> None:
         self._memory = memory
         self._prompt = prompt
@@ -95,7 +94,6 @@ class Load:
         self._pending = pending
         self._arrived = arrived
         self._direct = direct
-        self._trust = trust
         self._parts: list[Part] = []
         self._began = time.monotonic()
         self._asked = self._done = 0  # parts that were submitted, and that have ended
@@ -300,9 +298,7 @@ class Load:
         held = self._unbroken(held)
         goal, left_s = self._parts[-1].end, flow.remaining_s()
         if now < budget.until(position(held), *self._expected, flows=left_s is not None):
-            # One that was measured may begin slowly, and catch up.
-            slowly = self._tier.measured and now < budget.began + self._expected[1]
-            if left_s is None or slowly or flow.seen_s() < _LUMPS * budget.recompute_s:
+            if left_s is None or flow.seen_s() < _LUMPS * budget.recompute_s:
                 return True
             left_s -= max(0.0, budget.began + budget.queued_s - now)
             gain_s = budget.gain_s(position(held), position(goal), left_s)
@@ -311,13 +307,9 @@ class Load:
         # the end is in sight: if it does not come, part of it is lost.
         if left_s is None:
             return False
-        loaded_s, expected_s = now - budget.began + left_s, self._expected[1]
-        comes = loaded_s <= PATIENCE * expected_s  # as it was expected to
-        if comes and now < budget.until(position(held), expected_s, expected_s):
-            return True
-        end_s = loaded_s + budget.rest_s(position(goal))
+        end_s = now - budget.began + left_s + budget.rest_s(position(goal))
         begun = self._start + (goal - self._start) * flow.share()
-        in_sight = end_s < IN_SIGHT * budget.recompute_s or left_s < _DOUBT * budget.recompute_s
+        in_sight = end_s < IN_SIGHT * budget.recompute_s
         return in_sight and now < budget.until(position(int(max(held, begun))))
 
     def _unbroken(self, held: int) -> int:
@@ -397,4 +389,4 @@ class Load:
                 size_bytes = max(size_bytes, self._flow.received(tier))
             first_s = self._flow.first_s() if tier is self._tier else (0.0, math.inf)
             if size_bytes or cut:
-                tier.learn(size_bytes, seconds, whole=not cut, first_s=first_s, trust=self._trust)
+                tier.learn(size_bytes, seconds, whole=not cut, first_s=first_s)

@@ -312,14 +312,13 @@ class Tier:
         *,
         whole: bool = True,
         first_s: tuple[float, float] = (0.0, math.inf),
-        trust: float = 0.0,
     ) -> None:
         """A load, or a question (0 bytes), took so long; `whole`: it came to its end.
 
-        For the others see `LoadModel.observe`.
+        `first_s`: the least and the most that the first byte has taken.
         """
         with self._lock:
-            self._load.observe(size_bytes, took_s, time.monotonic(), first_s, trust=trust)
+            self._load.observe(size_bytes, took_s, time.monotonic(), first_s)
             self._measured |= whole and size_bytes > 0
 
     @contextmanager

@@ -4,7 +4,7 @@ A cell is a distance, a client of the store, a workload, a length of prompts and
 requests at a time. For each client and length a server is started anew and asked for its hits
 once, without a distance; they are the same in all cells, and there is no memory in front of the
 store that could have them. Before a cell its writes of before have to be over; its first request is
-not counted, nor are the first ones at a distance: they find connections and estimates of another.
+not counted, because that one finds connections and estimates of another distance.
 """
 
 from __future__ import annotations
@@ -39,8 +39,6 @@ CLIENTS = {
 }
 WORKLOADS = ("miss", "hit", "mixed")
 _HITS_OF_THREE = 2  # in a mixed workload
-# Requests when connections are new: TCP begins slowly, some loads are left, the store is measured.
-_UNCOUNTED, _PAUSE_S = 12, 0.5
 _CHUNK_TOKENS = 256
 _PROBE_LETTERS = 400
 _QUIET_BYTES, _QUIET_S, _QUIET_LIMIT_S = 4096, 0.1, 120.0
@@ -165,7 +163,7 @@ class _Asker:
         self._client = OpenAIClient(url, plan.key)
         self._far = far
         self._model = self._client.model()
-        self._rtt_ms = 0.0
+        self._rtt_s = 0.0
         self._new = count(plan.requests)
         self._name = secrets.token_hex(4)  # what others have asked for is no hit here
         self._letters = _PROBE_LETTERS
@@ -180,15 +178,13 @@ class _Asker:
 
     def run(self, cell: LatencyCell) -> CellRun:
         """One cell."""
-        plan, far, uncounted = self._plan, self._far, 1
-        self._settle()
-        if far is not None and cell.rtt_ms != self._rtt_ms:
+        plan, far = self._plan, self._far
+        if far is not None:
+            self._settle()
             far.set_rtt(cell.rtt_ms)
-            self._rtt_ms, uncounted = cell.rtt_ms, _UNCOUNTED
+            self._rtt_s = cell.rtt_ms / 1e3
         numbers = [self._number(cell.workload, at) for at in range(plan.requests)]
-        for at in range(uncounted):
-            self._ask(self._number(cell.workload, at % plan.requests), 1)
-            time.sleep(_PAUSE_S if uncounted > 1 else 0.0)
+        self._ask(self._number(cell.workload, 0), 1)
         self._settle()
         waited = retrieves(self._client.base_url)
         before = (0, 0) if far is None else far.bytes_passed()
@@ -219,9 +215,8 @@ class _Asker:
         if self._far is None or cell.concurrency > 1:
             return [None] * len(asked)
         commands = read_commands(self._far.log)
-        rtt_s = self._rtt_ms / 1e3
         return [
-            sequential_waits(commands, sent, sent + (answer.ttft_s or answer.seconds), rtt_s)
+            sequential_waits(commands, sent, sent + (answer.ttft_s or answer.seconds), self._rtt_s)
             for sent, answer in asked
         ]
 
@@ -240,12 +235,12 @@ class _Asker:
         return answer
 
     def _settle(self) -> None:
-        """Wait until what was computed is written, and nothing is measured: the link is idle."""
+        """Wait until what was computed is written: the link carries next to nothing."""
         if self._far is None:
             return
         until, before = time.monotonic() + _QUIET_LIMIT_S, -_QUIET_BYTES
-        while (now := sum(self._far.bytes_passed())) - before >= _QUIET_BYTES:
+        while (now := self._far.bytes_passed()[0]) - before >= _QUIET_BYTES:
             if time.monotonic() > until:
-                raise UnavailableError(f"the link is busy for more than {_QUIET_LIMIT_S:g} s")
+                raise UnavailableError(f"writes go on for more than {_QUIET_LIMIT_S:g} s")
             before = now
-            time.sleep(max(_QUIET_S, 2 * self._rtt_ms / 1e3))
+            time.sleep(max(_QUIET_S, 2 * self._rtt_s))

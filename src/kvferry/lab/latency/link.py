@@ -67,11 +67,8 @@ class FarStore:
     link: LinkProcess
 
     def set_rtt(self, rtt_ms: float) -> None:
-        """From now on. Behind a TUN link connections are made anew: TCP remembers its distance."""
+        """From now on."""
         self.link.set_rtt(rtt_ms)
-        if self.kind == "tun":
-            with ServerProbe(ClientConfig.from_url(self.url)) as probe:
-                probe.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
 
     def bytes_passed(self) -> tuple[int, int]:
         """To the store and from it, so far. The log is complete up to now."""
