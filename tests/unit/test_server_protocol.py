@@ -127,7 +127,7 @@ def test_reply_bytes(name: str) -> None:
 
 
 def test_the_tables_are_complete() -> None:
-    assert {*REQUESTS} == {kind.__name__ for kind in p.Request.__args__}
+    assert {*REQUESTS} == {kind.__name__.removesuffix("Request") for kind in p.Request.__args__}
     assert {*REPLIES} == {kind.__name__ for kind in p.Reply.__args__}
 
 

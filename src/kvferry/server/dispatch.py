@@ -306,7 +306,9 @@ class Dispatcher:
     def status(self) -> dict[str, Any]:
         """For people and programs."""
         return {
-            "requests": {kind.__name__: n for kind, n in list(self._requests.items())},
+            "requests": {
+                kind.__name__.removesuffix("Request"): n for kind, n in list(self._requests.items())
+            },
             "failures": dict(self.failures),
             "waiting": self._pending,
             "parked": len(self._waits),
