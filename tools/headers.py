@@ -13,6 +13,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
+from graph import ways_round
+
 __all__ = ["ONE_MACHINE", "circles", "namesakes"]
 
 # Header: why it may declare ahead what includes it.
@@ -41,27 +43,8 @@ def circles(root: Path, files: Iterable[PurePosixPath]) -> Iterator[Where]:
         named = [PurePosixPath("native", target) for target in _INCLUDED.findall(text)]
         named += [homes[path.parts[1], name] for name in ahead if (path.parts[1], name) in homes]
         leads[path] = [other for other in named if other in texts and other != path]
-    done: set[PurePosixPath] = set()
-    for path in leads:
-        if way := _round_trip(path, leads, done, []):
-            yield way[0], 1, " -> ".join(f"{step.parent.name}/{step.name}" for step in way)
-
-
-def _round_trip(
-    path: PurePosixPath,
-    leads: Mapping[PurePosixPath, list[PurePosixPath]],
-    done: set[PurePosixPath],
-    way: list[PurePosixPath],
-) -> list[PurePosixPath]:
-    """The first circle that `path` leads into; empty: none that was not found before."""
-    if path in way:
-        return [*way[way.index(path) :], path]
-    if path in done:
-        return []
-    done.add(path)
-    return next(
-        (found for to in leads[path] if (found := _round_trip(to, leads, done, [*way, path]))), []
-    )
+    for way in ways_round(leads):
+        yield way[0], 1, " -> ".join(f"{step.parent.name}/{step.name}" for step in way)
 
 
 def namesakes(root: Path, files: Iterable[PurePosixPath]) -> Iterator[Where]:

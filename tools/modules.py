@@ -10,6 +10,8 @@ import ast
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
+from graph import ways_round
+
 __all__ = ["NAMED_BY_USERS", "circles", "namesakes"]
 
 # Classes of one name: why.
@@ -26,10 +28,8 @@ def circles(root: Path, files: Iterable[PurePosixPath]) -> Iterator[Where]:
         package = name if path.stem == "__init__" else name.rpartition(".")[0]
         targets = _targets(ast.parse((root / path).read_text(encoding="utf-8")), package, modules)
         leads[name] = sorted(set(targets) - {name})
-    done: set[str] = set()
-    for name in leads:
-        if way := _round_trip(name, leads, done, []):
-            yield modules[way[0]], 1, "a circle of imports: " + " -> ".join(way)
+    for way in ways_round(leads):
+        yield modules[way[0]], 1, "a circle of imports: " + " -> ".join(way)
 
 
 def namesakes(root: Path, files: Iterable[PurePosixPath]) -> Iterator[Where]:
@@ -70,17 +70,3 @@ def _targets(tree: ast.Module, package: str, modules: Mapping[str, PurePosixPath
                     yield inner
                 elif base in modules and base != "kvferry":  # of which we take the version alone
                     yield base
-
-
-def _round_trip(
-    name: str, leads: Mapping[str, list[str]], done: set[str], way: list[str]
-) -> list[str]:
-    """The first circle that `name` leads into; empty: none that was not found before."""
-    if name in way:
-        return [*way[way.index(name) :], name]
-    if name in done:
-        return []
-    done.add(name)
-    return next(
-        (found for to in leads[name] if (found := _round_trip(to, leads, done, [*way, name]))), []
-    )

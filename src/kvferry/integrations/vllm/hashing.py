@@ -1,7 +1,7 @@
 """The hashes of a request's chunks: all that changes its KV, and nothing of the process.
 
 A chunk of a plain request has exactly the hash that `kvferry.chunks.keys` gives its tokens, so
-whoever knows the tokens can name the chunk: `engine.keys(tokens)`, `engine.explain(tokens)`. What
+whoever knows the tokens can name the chunk: `cache.keys(tokens)`, `cache.explain(tokens)`. What
 else changes KV is folded in:
 
 - The salt of the request (``cache_salt``) and its LoRA adapter (name, and a fingerprint of its

@@ -1,4 +1,4 @@
-"""What both processes of the demo must agree on: model, prompt, identity, engine."""
+"""What both processes of the demo must agree on: model, prompt, identity, cache."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvferry.chunks.layout import KVLayout
 from kvferry.config import CacheConfig
 from kvferry.testing.transformer import KVCache, Transformer, TransformerConfig
 
-__all__ = ["DemoJob", "chunk_buffers", "open_engine", "warm_up"]
+__all__ = ["DemoJob", "chunk_buffers", "open_cache", "warm_up"]
 
 _GIB = 1 << 30
 
@@ -89,7 +89,7 @@ def warm_up(model: Transformer, job: DemoJob) -> None:
     model.generate(prompt, model.new_cache(len(prompt) + 2), 2)
 
 
-def open_engine(job: DemoJob) -> TieredCache:
+def open_cache(job: DemoJob) -> TieredCache:
     """The cache of one process: memory for the chunks of this prompt, and the store."""
     size_bytes = (job.chunks + 1) * (job.model.page_bytes + 4096)
     config = CacheConfig.load(

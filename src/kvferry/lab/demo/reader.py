@@ -13,7 +13,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 
-from kvferry.lab.demo.job import DemoJob, chunk_buffers, open_engine, warm_up
+from kvferry.lab.demo.job import DemoJob, chunk_buffers, open_cache, warm_up
 from kvferry.testing.transformer import F32, KVCache, Transformer
 
 __all__ = ["ReaderReport", "read"]
@@ -42,18 +42,18 @@ def read(job: DemoJob) -> ReaderReport:
     warm_up(model, job)
     loaded, computed = (model.new_cache(job.capacity_tokens) for _ in range(2))
     buffers = chunk_buffers(loaded, job.chunks)
-    with open_engine(job) as engine:
-        engine.contains(job.chunk_tokens[: job.model.page_tokens])  # connect, as a server has
+    with open_cache(job) as cache:
+        cache.contains(job.chunk_tokens[: job.model.page_tokens])  # connect, as a server has
 
         begin = time.perf_counter()
-        hit = engine.retrieve(job.prompt, buffers, limit_tokens=len(job.prompt) - 1)
+        hit = cache.retrieve(job.prompt, buffers, limit_tokens=len(job.prompt) - 1)
         loaded.length = hit.tokens
         first = model.prefill(job.prompt, loaded)
         ttft_with_cache_s = time.perf_counter() - begin
         with_cache = model.decode(first, loaded, job.new_tokens)
         refused = {
             name.removeprefix("refused_").replace("_", " "): count
-            for name, count in engine.stats()["stores"]["redis"].items()
+            for name, count in cache.stats()["stores"]["redis"].items()
             if name.startswith("refused_") and count
         }
 

@@ -21,7 +21,7 @@ from kvferry.cache.store_tiers import space_of
 from kvferry.config import ClientConfig
 from kvferry.errors import KVFerryError, UsageError
 from kvferry.lab.demo.clients import ClientSpeed, compare_clients
-from kvferry.lab.demo.job import DemoJob, chunk_buffers, open_engine, warm_up
+from kvferry.lab.demo.job import DemoJob, chunk_buffers, open_cache, warm_up
 from kvferry.lab.demo.prompt import DemoPrompt, load_prompt
 from kvferry.lab.demo.reader import ReaderReport
 from kvferry.lab.demo.store import open_store
@@ -174,22 +174,22 @@ def _run(
     first = model.prefill(job.prompt, kv)
     prefill_s = time.perf_counter() - start
     values = chunk_buffers(kv, job.chunks)
-    with open_engine(job) as engine:
-        engine.contains(job.chunk_tokens[: job.model.page_tokens])  # connect
+    with open_cache(job) as cache:
+        cache.contains(job.chunk_tokens[: job.model.page_tokens])  # connect
         try:
             progress(f"process 1: storing {job.chunks} chunks")
             start = time.perf_counter()
-            stored = engine.store(job.chunk_tokens, values)
-            if stored.chunks < job.chunks or not engine.flush(_STORE_TIMEOUT_S):
+            stored = cache.store(job.chunk_tokens, values)
+            if stored.chunks < job.chunks or not cache.flush(_STORE_TIMEOUT_S):
                 raise KVFerryError("process 1 could not store its chunks: the store is too slow")
             store_s = time.perf_counter() - start
             tokens, _ = model.decode(first, kv, job.new_tokens)
-            keys = [f"{space_of(job.identity()).prefix}{key}" for key in engine.keys(job.prompt)]
+            keys = [f"{space_of(job.identity()).prefix}{key}" for key in cache.keys(job.prompt)]
             between_processes(job.url, keys[: job.chunks])
             progress("process 2: answering with and without the cache")
             reader = _read_in_another_process(job)
         finally:
-            _leave_nothing(engine)
+            _leave_nothing(cache)
     progress("comparing clients")
     clients = list(compare_clients(address, f"demo:{job.run}:", values))
     return DemoResult(
@@ -221,9 +221,9 @@ def _read_in_another_process(job: DemoJob) -> ReaderReport:
     return ReaderReport(**json.loads(done.stdout))
 
 
-def _leave_nothing(engine: TieredCache) -> None:
+def _leave_nothing(cache: TieredCache) -> None:
     """The store may be somebody's: what is in it of us goes."""
-    for store in engine.tiers:
+    for store in cache.tiers:
         connector = store.tier.connector
         for batch in connector.scan():
             connector.batch_delete([key for key, _ in batch])
