@@ -65,8 +65,10 @@ class Crowd:
         self._loop.close()
 
     async def _end(self) -> None:
-        self._server.close()
+        for listener in self._server.sockets:
+            self._loop.remove_reader(listener.fileno())
         await self._turns()  # what was accepted begins to be served, or nobody would close it
+        self._server.close()
         served = asyncio.all_tasks() - {asyncio.current_task()}
         for task in served:
             task.cancel()

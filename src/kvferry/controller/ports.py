@@ -134,12 +134,15 @@ class Ports:
         if self._ticking is not None:
             self._ticking.cancel()
         for server in self._servers:
+            for listener in server.sockets:
+                asyncio.get_running_loop().remove_reader(listener.fileno())
+        await _turns()  # what was accepted begins to be served: a closed server would lose it
+        for server in self._servers:
             server.close()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for _ in range(3):  # connections that were aborted end in the next rounds of the loop
-            await asyncio.sleep(0)
+        await _turns()  # connections that were aborted end in the next rounds of the loop
 
     async def _tick(self) -> None:
         while True:
@@ -307,6 +310,12 @@ async def _received(reader: asyncio.StreamReader, idle_s: float | None, size_max
         raise Malformed(f"a message of {size} bytes")
     async with asyncio.timeout(_HELLO_S):
         return decoded(await reader.readexactly(size))
+
+
+async def _turns() -> None:
+    """Let tasks begin, and what was aborted end."""
+    for _ in range(4):
+        await asyncio.sleep(0)
 
 
 async def _sent(writer: asyncio.StreamWriter, message: object) -> None:
