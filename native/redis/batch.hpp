@@ -11,6 +11,7 @@
 // Threads: built by one thread, then pulled apart by workers. A worker settles each command exactly
 // once; the last settle() publishes every result (release/acquire on `unsettled_`).
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -120,8 +121,11 @@ class Batch {
   [[nodiscard]] std::size_t value_size(const Command& command) const noexcept {
     return items_[command.item].size;
   }
-  // Guards the stamping of striped values, whose stripes may be encoded by several workers.
-  [[nodiscard]] std::mutex& stamp_mutex() noexcept { return stamp_mutex_; }
+  // Guards the stamping of the value that `command` belongs to: its stripes may be encoded by
+  // several workers. Other values are hashed meanwhile.
+  [[nodiscard]] std::mutex& stamp_mutex(const Command& command) noexcept {
+    return stamp_mutexes_[command.item % stamp_mutexes_.size()];
+  }
   // A sound value is about to come: sets where it lands. False: nobody wants it.
   [[nodiscard]] bool assign_buffer(Command& command) const;
   // Whether a command need not be sent: the batch was cancelled, its prefix ended before it, or
@@ -185,8 +189,8 @@ class Batch {
   std::atomic<std::uint32_t> prefix_end_{UINT32_MAX};
   std::atomic<bool> cancelled_{false};
   std::atomic<bool> finished_{false};
-  std::mutex stamp_mutex_;
-  std::mutex mutex_;  // guards error_, error_code_ and the wait
+  std::array<std::mutex, 8> stamp_mutexes_;  // neighbours have different ones
+  std::mutex mutex_;                         // guards error_, error_code_ and the wait
   std::condition_variable done_;
   std::string error_;
   std::optional<Errc> error_code_;
