@@ -36,16 +36,6 @@ void await_all(Client& client) {
   ASSERT_TRUE(up());
 }
 
-TEST(ClientCalls, AValueGoesWithItsHeadInOneCallWhereNoReplyIsAwaited) {
-  ScriptedServer server;
-  const auto client = open(config_for(server.port()));
-  std::vector<std::string> values{std::string(40'000, 'v')};
-  await_all(*client);
-  const std::uint64_t before = only_node(*client).stats().sends.load();
-  ASSERT_EQ(run(*client, make_batch(Verb::kSet, {"k"}, &values)), "OK");
-  EXPECT_EQ(only_node(*client).stats().sends.load() - before, 1u);
-}
-
 // Whoever has less room for commands than for answers may still send all of them at once.
 TEST(ClientCalls, AThousandQuestionsTakeOneRoundTrip) {
   constexpr std::size_t kQuestions = 1000;

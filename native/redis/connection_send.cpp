@@ -191,8 +191,7 @@ void Connection::leave_stream(Nanos now) {
 
 void Connection::flush(Nanos now) {
   while (!outbox_.empty()) {
-    // A server that owes us nothing waits: it would wake up twice for a value and its head.
-    const auto pieces = outbox_.pieces(replies_.in_flight() <= 1);
+    const auto pieces = outbox_.pieces();
     std::size_t planned = 0;
     for (const iovec& piece : pieces) planned += piece.iov_len;
     const net::IoResult io = stream_->send(pieces);

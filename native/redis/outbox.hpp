@@ -54,13 +54,11 @@ class Outbox {
   }
   [[nodiscard]] CodedPayloads& coded() noexcept { return coded_; }
 
-  // The next pieces to send in one call. Unless `joined`, a large payload begins a call of its own:
-  // a server that has read the command before the value arrives receives the value where it will
-  // stay.
-  [[nodiscard]] std::span<const iovec> pieces(bool joined = false) const noexcept {
+  // The next pieces to send in one call. A large payload begins a call of its own: a server that
+  // has read the command before the value arrives receives the value where it will stay.
+  [[nodiscard]] std::span<const iovec> pieces() const noexcept {
     std::size_t end = first_ + 1;
-    while (end < count_ && end - first_ < kPiecesPerCall &&
-           (joined || pieces_[end].iov_len < kLargeBytes)) {
+    while (end < count_ && end - first_ < kPiecesPerCall && pieces_[end].iov_len < kLargeBytes) {
       ++end;
     }
     return std::span(pieces_).subspan(first_, end - first_);

@@ -71,15 +71,6 @@ TEST(Outbox, AnyPartialSendKeepsTheOrder) {
   }
 }
 
-TEST(Outbox, ALargePayloadBeginsACallUnlessItMayGoWithItsHead) {
-  const std::string value(Outbox::kLargeBytes, 'v');
-  Outbox outbox;
-  add_text(outbox, "head");
-  outbox.add_payload(as_bytes(value));
-  EXPECT_EQ(outbox.pieces().size(), 1u);
-  EXPECT_EQ(outbox.pieces(true).size(), 2u);
-}
-
 TEST(Outbox, WhatIsAddedWhileAPieceIsHalfSentComesBehindIt) {
   Outbox outbox;
   add_text(outbox, "abcdef");
