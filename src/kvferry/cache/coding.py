@@ -5,7 +5,7 @@ decoding. So encoding pays where the link is slower than a decoder. The link is 
 model has seen loads to be; the decoder is one thread, because others of the machine compute. As
 long as nothing was loaded, chunks are written as they are.
 
-Threads: the writer's of the store.
+Threads: one at a time.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import logging
 from typing import Annotated, Any, ClassVar, Literal
 
 from kvferry.config.peers import PeerSettings
-from kvferry.config.setting import GB, Path, PolicyName, Text, setting
+from kvferry.config.setting import GB, Path, PolicyName, Serde, Text, setting
 from kvferry.config.stores import StoreConfig
 from kvferry.errors import ConfigError
 
@@ -70,7 +70,7 @@ class CacheSettings(PeerSettings, frozen=True, kw_only=True):
     recompute: Literal["auto", "never"] = "auto"
     weights_version: Text | None = None
     prefill_calibration_file: Path | None = None
-    remote_serde: Literal["naive", "split12", "auto"] = "naive"
+    remote_serde: Serde = "naive"
     stores: Annotated[tuple[StoreConfig, ...], setting(program=True)] = ()
 
     def _check(self) -> None:
