@@ -5,12 +5,13 @@
 
 #include "codec/little_endian.hpp"
 #include "codec/split12.hpp"
+#include "codec/zstd_block.hpp"
 
 namespace kvferry::codec {
 namespace {
 
 // The upper byte of a block's head; the others are the length of what follows.
-enum class Method : std::uint8_t { kPlain = 0, kSplit12 = 1 };
+enum class Method : std::uint8_t { kPlain = 0, kSplit12 = 1, kZstd = 2, kZstdNumbers = 3 };
 
 constexpr std::size_t kHeadBytes = 4;
 constexpr std::uint32_t kLengthMask = 0xff'ffff;
@@ -41,12 +42,29 @@ bool decode_units(ByteView body, MutableBytes content) noexcept {
   return split12_decode(body.first(body.size() - rest), content.first(whole));
 }
 
+// Returns the length; 0: it is not shorter by enough.
+std::size_t encode_by(Method method, ByteView content, MutableBytes body) noexcept {
+  switch (method) {
+    case Method::kPlain:
+      break;
+    case Method::kSplit12:
+      return encode_units(content, body);
+    case Method::kZstd:
+      return zstd_encode(content, body);
+    case Method::kZstdNumbers:
+      return zstd_encode_numbers(content, body);
+  }
+  return 0;
+}
+
 // Returns the length with its head.
-std::size_t encode_block(ByteView content, MutableBytes out) noexcept {
+std::size_t encode_block(Method method, ByteView content, MutableBytes out) noexcept {
+  // A value may end in half a number.
+  if (method == Method::kZstdNumbers && content.size() % 2 != 0) method = Method::kZstd;
   const MutableBytes body = out.subspan(kHeadBytes);
-  const std::size_t length = encode_units(content, body);
+  const std::size_t length = encode_by(method, content, body);
   if (length > 0) {
-    write_head(Method::kSplit12, length, out.data());
+    write_head(method, length, out.data());
     return kHeadBytes + length;
   }
   write_head(Method::kPlain, content.size(), out.data());
@@ -55,10 +73,27 @@ std::size_t encode_block(ByteView content, MutableBytes out) noexcept {
 }
 
 bool decode_block(Method method, ByteView body, MutableBytes content) noexcept {
-  if (method == Method::kSplit12) return decode_units(body, content);
-  if (method != Method::kPlain || body.size() != content.size()) return false;
-  std::memcpy(content.data(), body.data(), body.size());
-  return true;
+  switch (method) {
+    case Method::kPlain:
+      if (body.size() != content.size()) return false;
+      std::memcpy(content.data(), body.data(), body.size());
+      return true;
+    case Method::kSplit12:
+      return decode_units(body, content);
+    case Method::kZstd:
+      return zstd_decode(body, content);
+    case Method::kZstdNumbers:
+      return zstd_decode_numbers(body, content);
+  }
+  return false;
+}
+
+// How the blocks of a stripe are to be written.
+Method method_for(Codec codec, ByteView content) noexcept {
+  if (codec == Codec::kRaw) return Method::kPlain;
+  const bool numbers = split12_pays(content);
+  if (codec == Codec::kZstd) return numbers ? Method::kZstdNumbers : Method::kZstd;
+  return numbers ? Method::kSplit12 : Method::kPlain;
 }
 
 }  // namespace
@@ -68,11 +103,12 @@ std::size_t coded_size_max(std::size_t content_size_bytes) noexcept {
 }
 
 std::size_t encode_stripe(Codec codec, ByteView content, MutableBytes out) noexcept {
-  if (codec != Codec::kSplit12 || !split12_pays(content)) return 0;
+  const Method method = method_for(codec, content);
+  if (method == Method::kPlain) return 0;
   std::size_t size = 0;
   for (std::size_t at = 0; at < content.size(); at += kCodedBlockBytes) {
     const ByteView block = content.subspan(at, std::min(kCodedBlockBytes, content.size() - at));
-    size += encode_block(block, out.subspan(size));
+    size += encode_block(method, block, out.subspan(size));
   }
   return size <= content.size() / 16 * 15 ? size : 0;
 }

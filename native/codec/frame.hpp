@@ -19,7 +19,8 @@ inline constexpr std::size_t kFrameSizeBytes = 64;
 
 enum class Codec : std::uint8_t {
   kRaw = 0,      // the payload is the content
-  kSplit12 = 1,  // blocks of codec/coded.hpp
+  kSplit12 = 1,  // blocks of codec/coded.hpp, as the next ones
+  kZstd = 2,
 };
 
 struct Frame {

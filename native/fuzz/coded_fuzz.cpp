@@ -37,7 +37,7 @@ std::optional<std::vector<std::byte>> decode(ByteView payload, std::size_t size,
   return content;
 }
 
-void check_round_trip(ByteView bytes) {
+void check_round_trip(codec::Codec codec, ByteView bytes) {
   // As they are, and turned into numbers of one scale.
   std::vector<std::byte> content(bytes.begin(), bytes.end());
   for (const bool scaled : {false, true}) {
@@ -45,7 +45,7 @@ void check_round_trip(ByteView bytes) {
       content[at] = (content[at] & std::byte{0x83}) | std::byte{0x3c};
     }
     std::vector<std::byte> payload(codec::coded_size_max(content.size()));
-    payload.resize(codec::encode_stripe(codec::Codec::kSplit12, content, payload));
+    payload.resize(codec::encode_stripe(codec, content, payload));
     if (payload.empty()) continue;
     require(payload.size() < content.size(), "an encoded value is no shorter");
     const auto back =
@@ -58,7 +58,8 @@ void check_round_trip(ByteView bytes) {
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const ByteView input{reinterpret_cast<const std::byte*>(data), size};
-  check_round_trip(input);
+  check_round_trip(codec::Codec::kSplit12, input);
+  check_round_trip(codec::Codec::kZstd, input);
   if (size < 2) return 0;
   const std::size_t length = static_cast<std::size_t>(data[0]) << 8 | data[1];
   const ByteView payload = input.subspan(2);

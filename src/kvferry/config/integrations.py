@@ -176,7 +176,7 @@ class LmcacheSettings(_WithClient, frozen=True, kw_only=True):
     deadline_s: Annotated[float, setting(gt=0, le=1e9, unit="seconds")] | None = None
     namespace: Annotated[str, setting(use="a line of text", bytes_max=NAMESPACE_BYTES_MAX)] = ""
     verify: bool = False
-    remote_serde: Literal["naive", "split12"] = "naive"
+    remote_serde: Literal["naive", "split12", "zstd"] = "naive"
 
     def _check(self) -> None:
         if not self.namespace.isprintable():

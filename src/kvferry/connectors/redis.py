@@ -32,7 +32,7 @@ __all__ = ["CODECS", "DESCRIPTIONS_KEY", "RedisConnector"]
 _log = logging.getLogger("kvferry.connectors")
 
 # By the numbers of native/codec/frame.hpp.
-CODECS = {"naive": 0, "split12": 1}
+CODECS = {"naive": 0, "split12": 1, "zstd": 2}
 # A hash of the identities (hex) and their descriptions.
 DESCRIPTIONS_KEY = b"kvf:identities"
 # Who has it evicts, for all processes and identities of the store.

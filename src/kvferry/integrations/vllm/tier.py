@@ -28,7 +28,7 @@ import time
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from kvferry.cache.coding import Coding, decode_bytes_s
+from kvferry.cache.coding import Coding, coder_bytes_s
 from kvferry.cache.told import Told
 from kvferry.chunks.keys import identity_digest
 from kvferry.connectors.base import Connector, Space
@@ -321,7 +321,7 @@ def _coding(settings: TierOptions, connector: Connector) -> Coding | None:
     if not settings.auto or not isinstance(connector, RedisConnector):
         return None
     with in_the_background():
-        decode_bytes_s()  # now, because no step waits for it
+        coder_bytes_s()  # now, because no step waits for it
     return Coding(settings.store, connector.write_as)
 
 
