@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "codec/checksum.hpp"
+#include "codec/fp8.hpp"
 #include "codec/little_endian.hpp"
 #include "codec/split12.hpp"
 #include "codec/zstd_block.hpp"
@@ -11,7 +13,15 @@ namespace kvferry::codec {
 namespace {
 
 // The upper byte of a block's head; the others are the length of what follows.
-enum class Method : std::uint8_t { kPlain = 0, kSplit12 = 1, kZstd = 2, kZstdNumbers = 3 };
+enum class Method : std::uint8_t {
+  kPlain = 0,
+  kSplit12 = 1,
+  kZstd = 2,
+  kZstdNumbers = 3,
+  kFp8Bf16 = 4,
+  kFp8Fp16 = 5,
+  kFp8Fp32 = 6,
+};
 
 constexpr std::size_t kHeadBytes = 4;
 constexpr std::uint32_t kLengthMask = 0xff'ffff;
@@ -53,6 +63,12 @@ std::size_t encode_by(Method method, ByteView content, MutableBytes body) noexce
       return zstd_encode(content, body);
     case Method::kZstdNumbers:
       return zstd_encode_numbers(content, body);
+    case Method::kFp8Bf16:
+      return fp8_encode(Fp8Of::kBf16, content, body);
+    case Method::kFp8Fp16:
+      return fp8_encode(Fp8Of::kFp16, content, body);
+    case Method::kFp8Fp32:
+      return fp8_encode(Fp8Of::kFp32, content, body);
   }
   return 0;
 }
@@ -84,17 +100,36 @@ bool decode_block(Method method, ByteView body, MutableBytes content) noexcept {
       return zstd_decode(body, content);
     case Method::kZstdNumbers:
       return zstd_decode_numbers(body, content);
+    case Method::kFp8Bf16:
+      return fp8_decode(Fp8Of::kBf16, body, content);
+    case Method::kFp8Fp16:
+      return fp8_decode(Fp8Of::kFp16, body, content);
+    case Method::kFp8Fp32:
+      return fp8_decode(Fp8Of::kFp32, body, content);
   }
   return false;
 }
 
 // How the blocks of a stripe are to be written.
 Method method_for(Codec codec, ByteView content) noexcept {
-  if (codec == Codec::kRaw) return Method::kPlain;
-  const bool numbers = split12_pays(content);
-  if (codec == Codec::kZstd) return numbers ? Method::kZstdNumbers : Method::kZstd;
-  return numbers ? Method::kSplit12 : Method::kPlain;
+  switch (codec) {
+    case Codec::kRaw:
+      break;
+    case Codec::kSplit12:
+      return split12_pays(content) ? Method::kSplit12 : Method::kPlain;
+    case Codec::kZstd:
+      return split12_pays(content) ? Method::kZstdNumbers : Method::kZstd;
+    case Codec::kFp8Bf16:
+      return Method::kFp8Bf16;
+    case Codec::kFp8Fp16:
+      return Method::kFp8Fp16;
+    case Codec::kFp8Fp32:
+      return Method::kFp8Fp32;
+  }
+  return Method::kPlain;
 }
+
+bool pays(std::size_t size, ByteView content) noexcept { return size <= content.size() / 16 * 15; }
 
 }  // namespace
 
@@ -110,7 +145,28 @@ std::size_t encode_stripe(Codec codec, ByteView content, MutableBytes out) noexc
     const ByteView block = content.subspan(at, std::min(kCodedBlockBytes, content.size() - at));
     size += encode_block(method, block, out.subspan(size));
   }
-  return size <= content.size() / 16 * 15 ? size : 0;
+  return pays(size, content) ? size : 0;
+}
+
+std::uint64_t content_checksum(Codec codec, ByteView content) {
+  if (codec < Codec::kFp8Bf16) return xxh3_64(content);
+  const Method method = method_for(codec, content);
+  const std::size_t memory_size = 2 * kCodedBlockBytes + kHeadBytes;
+  const auto memory = std::make_unique_for_overwrite<std::byte[]>(memory_size);
+  const MutableBytes coded(memory.get(), kCodedBlockBytes + kHeadBytes);
+  const MutableBytes decoded(memory.get() + coded.size(), kCodedBlockBytes);
+  std::size_t size = 0;
+  Xxh3 sum;
+  for (std::size_t at = 0; at < content.size(); at += kCodedBlockBytes) {
+    const ByteView block = content.subspan(at, std::min(kCodedBlockBytes, content.size() - at));
+    const std::size_t length = encode_block(method, block, coded);
+    const auto used = static_cast<Method>(load_le<std::uint32_t>(coded.data()) >> 24);
+    // What was just encoded decodes.
+    (void)decode_block(used, coded.first(length).subspan(kHeadBytes), decoded.first(block.size()));
+    sum.update(decoded.first(block.size()));
+    size += length;
+  }
+  return pays(size, content) ? sum.digest() : xxh3_64(content);
 }
 
 void StripeDecoder::start(MutableBytes content, std::size_t payload_size_bytes) {

@@ -7,6 +7,7 @@
 #include <random>
 #include <vector>
 
+#include "codec/checksum.hpp"
 #include "codec/test_numbers.hpp"
 
 namespace kvferry::codec {
@@ -122,6 +123,29 @@ TEST(Zstd, ShortensWhatIsNoBf16) {
   ASSERT_FALSE(payload.empty());
   ASSERT_TRUE(decode(payload, back, 1000));
   EXPECT_TRUE(back == content);
+}
+
+// The frame's checksum is that of what a reader gets, which is what a second writer would store.
+TEST(CodedFp8, TheChecksumIsOfWhatIsLeft) {
+  std::vector<std::byte> content = normal_numbers(5 * kCodedBlockBytes / 4, 8);
+  put_number(content, 40'000, 0x7f80);  // a block with an infinity stands as it is
+  std::vector<std::byte> payload(coded_size_max(content.size())), back(content.size());
+  payload.resize(encode_stripe(Codec::kFp8Bf16, content, payload));
+  ASSERT_FALSE(payload.empty());
+  ASSERT_TRUE(decode(payload, back, 5000));
+  EXPECT_FALSE(back == content);
+  EXPECT_TRUE(std::equal(back.begin() + kCodedBlockBytes, back.begin() + 2 * kCodedBlockBytes,
+                         content.begin() + kCodedBlockBytes));
+  EXPECT_EQ(content_checksum(Codec::kFp8Bf16, content), xxh3_64(back));
+  EXPECT_EQ(content_checksum(Codec::kFp8Bf16, back), xxh3_64(back));
+  EXPECT_EQ(content_checksum(Codec::kSplit12, content), xxh3_64(content));
+}
+
+TEST(CodedFp8, ContentThatDoesNotPayKeepsItsChecksum) {
+  const std::vector<std::byte> content(300'000, std::byte{0xff});  // NaN
+  std::vector<std::byte> payload(coded_size_max(content.size()));
+  EXPECT_EQ(encode_stripe(Codec::kFp8Bf16, content, payload), 0u);
+  EXPECT_EQ(content_checksum(Codec::kFp8Bf16, content), xxh3_64(content));
 }
 
 INSTANTIATE_TEST_SUITE_P(Codecs, Coded, testing::Values(Codec::kSplit12, Codec::kZstd),

@@ -29,6 +29,10 @@ def test_kv_of_a_transformer_takes_three_quarters_or_less(
     assert "random numbers" in rows["split12"]["run"]["content"]
     assert rows["split12"]["ratio"] >= 1.30
     assert rows["zstd"]["ratio"] >= 1.45
+    assert rows["fp8"]["ratio"] >= 1.93
+    loss = rows["fp8"]["run"]["fp8"]
+    assert 0.01 < loss["kv_error"] < 0.04, "what rounding to three bits of mantissa costs"
+    assert 0 < loss["kl_nats"] < 0.01
 
 
 @pytest.mark.parametrize("size", [1, 1000, (4 << 20) + 7])

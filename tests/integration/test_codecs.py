@@ -13,7 +13,8 @@ import pytest
 from kvferry import Identity, KVLayout, Status, TieredCache
 from kvferry.config import ClientConfig
 from kvferry.connectors import load_connector
-from kvferry.connectors.redis import CODECS, RedisConnector
+from kvferry.connectors.redis import RedisConnector
+from kvferry.connectors.serde import CODECS
 from kvferry.errors import ConfigError
 from support.connectors import space_of
 from support.engines import open_engine, prompt

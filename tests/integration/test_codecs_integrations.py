@@ -17,7 +17,8 @@ import pytest
 from integration.test_codecs import numbers
 from kvferry import RedisClient
 from kvferry.cache.coding import Coding
-from kvferry.connectors.redis import CODECS, RedisConnector
+from kvferry.connectors.redis import RedisConnector
+from kvferry.connectors.serde import CODECS
 from kvferry.errors import ConfigError
 from kvferry.integrations.lmcache import KvferryClient
 from kvferry.integrations.sglang.pages import PageStore

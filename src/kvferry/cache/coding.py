@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from kvferry import _native
-from kvferry.connectors.redis import CODECS
+from kvferry.connectors.serde import CODECS
 
 __all__ = ["Coding", "coder_bytes_s"]
 

@@ -6,7 +6,7 @@ import logging
 from typing import Annotated, Any, ClassVar, Literal
 
 from kvferry.config.peers import PeerSettings
-from kvferry.config.setting import GB, Path, PolicyName, Serde, Text, setting
+from kvferry.config.setting import GB, Path, PolicyName, Text, setting
 from kvferry.config.stores import StoreConfig
 from kvferry.errors import ConfigError
 
@@ -45,7 +45,8 @@ class CacheSettings(PeerSettings, frozen=True, kw_only=True):
         remote_serde: How chunks are written to stores of type redis: "naive": as they are;
             "split12": bf16 numbers in three quarters of their bytes, without loss; "zstd": in
             fewer still, of other types too, by more computing; "auto": one of these, as loads have
-            shown the link to be. All are read.
+            shown the link to be. All are read. "fp8": in a byte a number, which loses
+            something: a cache with it shares only with others that have it.
         stores: Where chunks are beside L1 (L2), in the order in which they are asked.
 
     Raises:
@@ -71,7 +72,7 @@ class CacheSettings(PeerSettings, frozen=True, kw_only=True):
     recompute: Literal["auto", "never"] = "auto"
     weights_version: Text | None = None
     prefill_calibration_file: Path | None = None
-    remote_serde: Serde = "naive"
+    remote_serde: Literal["naive", "split12", "zstd", "fp8", "auto"] = "naive"
     stores: Annotated[tuple[StoreConfig, ...], setting(program=True)] = ()
 
     def _check(self) -> None:

@@ -19,7 +19,7 @@ from kvferry.chunks.keys import describe_identity, identity_digest
 from kvferry.client.buffers import KEY_SIZE_BYTES_MAX, Key
 from kvferry.client.native import ValueFrame
 from kvferry.config.integrations import LmcacheSettings
-from kvferry.connectors.redis import CODECS
+from kvferry.connectors.serde import CODECS
 
 __all__ = ["ChunkNames"]
 
