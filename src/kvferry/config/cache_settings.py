@@ -45,8 +45,8 @@ class CacheSettings(PeerSettings, frozen=True, kw_only=True):
         remote_serde: How chunks are written to stores of type redis: "naive": as they are;
             "split12": bf16 numbers in three quarters of their bytes, without loss; "zstd": in
             fewer still, of other types too, by more computing; "auto": one of these, as loads have
-            shown the link to be. All are read. "fp8": in a byte a number, which loses
-            something: a cache with it shares only with others that have it.
+            shown the link to be; "fp8": in a byte a number, which loses something, so a cache with
+            it shares only with others that have it. All are read.
         stores: Where chunks are beside L1 (L2), in the order in which they are asked.
 
     Raises:
