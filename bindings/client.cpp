@@ -117,19 +117,19 @@ PyClient::~PyClient() {
 
 std::uint64_t PyClient::submit(int verb, nb::handle keys, nb::handle buffers, double timeout_s,
                                std::int64_t ttl_ms, bool prefix, nb::handle identity,
-                               std::size_t value_size_bytes) {
+                               std::size_t value_size_bytes, int codec) {
   std::unique_ptr<Lease> lease;
-  const auto batch =
-      build(verb, keys, buffers, timeout_s, ttl_ms, prefix, identity, value_size_bytes, lease);
+  const auto batch = build(verb, keys, buffers, timeout_s, ttl_ms, prefix, identity,
+                           value_size_bytes, codec, lease);
   return value_or_raise(leases_.keep(std::move(lease), [&] { return client_->submit(batch); }));
 }
 
 nb::tuple PyClient::run(int verb, nb::handle keys, nb::handle buffers, double timeout_s,
                         std::int64_t ttl_ms, bool prefix, nb::handle identity,
-                        std::size_t value_size_bytes) {
+                        std::size_t value_size_bytes, int codec) {
   std::unique_ptr<Lease> lease;
-  const auto batch =
-      build(verb, keys, buffers, timeout_s, ttl_ms, prefix, identity, value_size_bytes, lease);
+  const auto batch = build(verb, keys, buffers, timeout_s, ttl_ms, prefix, identity,
+                           value_size_bytes, codec, lease);
   if (exiting_elsewhere()) raise({Errc::kClosed, "the interpreter is ending"});
   batch->quiet = true;
   const std::uint64_t id = value_or_raise(client_->submit(batch));
@@ -243,7 +243,7 @@ nb::list PyClient::nodes() {
 
 std::shared_ptr<Batch> PyClient::build(int verb, nb::handle keys, nb::handle buffers,
                                        double timeout_s, std::int64_t ttl_ms, bool prefix,
-                                       nb::handle identity, std::size_t value_size_bytes,
+                                       nb::handle identity, std::size_t value_size_bytes, int codec,
                                        std::unique_ptr<Lease>& lease) {
   const BatchArguments arguments(keys, buffers);
   const std::size_t count = arguments.size();
@@ -251,6 +251,7 @@ std::shared_ptr<Batch> PyClient::build(int verb, nb::handle keys, nb::handle buf
   if (!identity.is_none()) {
     options.framed = true;
     options.identity = nb::cast<std::uint64_t>(identity);
+    options.codec = static_cast<codec::Codec>(codec);
   }
   lease = std::make_unique<Lease>(arguments.has_buffers() ? count : 0);
   const auto batch = std::make_shared<Batch>(options);
@@ -275,7 +276,7 @@ std::shared_ptr<Batch> PyClient::build(int verb, nb::handle keys, nb::handle buf
 // Types for the stub that nanobind cannot know.
 #define SUBMIT_ARGUMENTS                                                               \
   "(self, verb: int, keys: typing.Any, buffers: typing.Any | None, timeout_s: float, " \
-  "ttl_ms: int, prefix: bool, identity: int | None, value_size_bytes: int) -> "
+  "ttl_ms: int, prefix: bool, identity: int | None, value_size_bytes: int, codec: int) -> "
 
 void bind_client(nb::module_& module) {
   nb::class_<PyClient>(module, "Client",
@@ -290,10 +291,10 @@ void bind_client(nb::module_& module) {
                   "credentials: CredentialSource | None = None) -> None"),
           "Starts the I/O threads; they connect at once. Waits for nothing.")
       .def("submit", &PyClient::submit, "verb"_a, "keys"_a, "buffers"_a.none(), "timeout_s"_a,
-           "ttl_ms"_a, "prefix"_a, "identity"_a.none(), "value_size_bytes"_a,
+           "ttl_ms"_a, "prefix"_a, "identity"_a.none(), "value_size_bytes"_a, "codec"_a,
            nb::sig("def submit" SUBMIT_ARGUMENTS "int"), "Returns the id at once; see drain().")
       .def("run", &PyClient::run, "verb"_a, "keys"_a, "buffers"_a.none(), "timeout_s"_a, "ttl_ms"_a,
-           "prefix"_a, "identity"_a.none(), "value_size_bytes"_a,
+           "prefix"_a, "identity"_a.none(), "value_size_bytes"_a, "codec"_a,
            nb::sig("def run" SUBMIT_ARGUMENTS KVFERRY_OUTCOME),
            "Waits without the GIL: statuses, sizes as u64, seconds, the first error.")
       .def("drain", &PyClient::drain,

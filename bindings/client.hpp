@@ -20,10 +20,10 @@ class PyClient {
 
   std::uint64_t submit(int verb, nanobind::handle keys, nanobind::handle buffers, double timeout_s,
                        std::int64_t ttl_ms, bool prefix, nanobind::handle identity,
-                       std::size_t value_size_bytes);
+                       std::size_t value_size_bytes, int codec);
   nanobind::tuple run(int verb, nanobind::handle keys, nanobind::handle buffers, double timeout_s,
                       std::int64_t ttl_ms, bool prefix, nanobind::handle identity,
-                      std::size_t value_size_bytes);
+                      std::size_t value_size_bytes, int codec);
   nanobind::list drain();
   nanobind::list drain_log();
   void cancel(std::uint64_t id) { client_->cancel(id); }
@@ -47,7 +47,7 @@ class PyClient {
   std::shared_ptr<redis::Batch> build(int verb, nanobind::handle keys, nanobind::handle buffers,
                                       double timeout_s, std::int64_t ttl_ms, bool prefix,
                                       nanobind::handle identity, std::size_t value_size_bytes,
-                                      std::unique_ptr<Lease>& lease);
+                                      int codec, std::unique_ptr<Lease>& lease);
 
   const std::shared_ptr<LogSink> tls_log_ = std::make_shared<LogSink>();
   std::shared_ptr<redis::Client> client_;  // shared with the connectors that use it

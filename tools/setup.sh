@@ -16,7 +16,7 @@ die() { say "$*"; exit 1; }
 # --- What is missing, asked of the thing itself and named as apt names it -------------------------
 
 missing_native() {  # The preprocessor prints the names; without one nothing can be ruled out.
-  "${CXX:-c++}" -std=c++20 -E -P -x c++ - 2>/dev/null <<'PROBE' || echo g++ libssl-dev libxxhash-dev libgtest-dev
+  "${CXX:-c++}" -std=c++20 -E -P -x c++ - 2>/dev/null <<'PROBE' || echo g++ libssl-dev libxxhash-dev libzstd-dev libgtest-dev
 #if __cplusplus < 202002L || !__has_include(<stop_token>)
 g++
 #endif
@@ -25,6 +25,9 @@ libssl-dev
 #endif
 #if !__has_include(<xxhash.h>)
 libxxhash-dev
+#endif
+#if !__has_include(<zstd.h>)
+libzstd-dev
 #endif
 #if !__has_include(<gtest/gtest.h>)
 libgtest-dev

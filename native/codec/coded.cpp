@@ -3,14 +3,25 @@
 #include <algorithm>
 #include <cstring>
 
+#include "codec/checksum.hpp"
+#include "codec/fp8.hpp"
 #include "codec/little_endian.hpp"
 #include "codec/split12.hpp"
+#include "codec/zstd_block.hpp"
 
 namespace kvferry::codec {
 namespace {
 
 // The upper byte of a block's head; the others are the length of what follows.
-enum class Method : std::uint8_t { kPlain = 0, kSplit12 = 1 };
+enum class Method : std::uint8_t {
+  kPlain = 0,
+  kSplit12 = 1,
+  kZstd = 2,
+  kZstdNumbers = 3,
+  kFp8Bf16 = 4,
+  kFp8Fp16 = 5,
+  kFp8Fp32 = 6,
+};
 
 constexpr std::size_t kHeadBytes = 4;
 constexpr std::uint32_t kLengthMask = 0xff'ffff;
@@ -41,12 +52,35 @@ bool decode_units(ByteView body, MutableBytes content) noexcept {
   return split12_decode(body.first(body.size() - rest), content.first(whole));
 }
 
+// Returns the length; 0: it is not shorter by enough.
+std::size_t encode_by(Method method, ByteView content, MutableBytes body) noexcept {
+  switch (method) {
+    case Method::kPlain:
+      break;
+    case Method::kSplit12:
+      return encode_units(content, body);
+    case Method::kZstd:
+      return zstd_encode(content, body);
+    case Method::kZstdNumbers:
+      return zstd_encode_numbers(content, body);
+    case Method::kFp8Bf16:
+      return fp8_encode(Fp8Of::kBf16, content, body);
+    case Method::kFp8Fp16:
+      return fp8_encode(Fp8Of::kFp16, content, body);
+    case Method::kFp8Fp32:
+      return fp8_encode(Fp8Of::kFp32, content, body);
+  }
+  return 0;
+}
+
 // Returns the length with its head.
-std::size_t encode_block(ByteView content, MutableBytes out) noexcept {
+std::size_t encode_block(Method method, ByteView content, MutableBytes out) noexcept {
+  // A value may end in half a number.
+  if (method == Method::kZstdNumbers && content.size() % 2 != 0) method = Method::kZstd;
   const MutableBytes body = out.subspan(kHeadBytes);
-  const std::size_t length = encode_units(content, body);
+  const std::size_t length = encode_by(method, content, body);
   if (length > 0) {
-    write_head(Method::kSplit12, length, out.data());
+    write_head(method, length, out.data());
     return kHeadBytes + length;
   }
   write_head(Method::kPlain, content.size(), out.data());
@@ -55,11 +89,47 @@ std::size_t encode_block(ByteView content, MutableBytes out) noexcept {
 }
 
 bool decode_block(Method method, ByteView body, MutableBytes content) noexcept {
-  if (method == Method::kSplit12) return decode_units(body, content);
-  if (method != Method::kPlain || body.size() != content.size()) return false;
-  std::memcpy(content.data(), body.data(), body.size());
-  return true;
+  switch (method) {
+    case Method::kPlain:
+      if (body.size() != content.size()) return false;
+      std::memcpy(content.data(), body.data(), body.size());
+      return true;
+    case Method::kSplit12:
+      return decode_units(body, content);
+    case Method::kZstd:
+      return zstd_decode(body, content);
+    case Method::kZstdNumbers:
+      return zstd_decode_numbers(body, content);
+    case Method::kFp8Bf16:
+      return fp8_decode(Fp8Of::kBf16, body, content);
+    case Method::kFp8Fp16:
+      return fp8_decode(Fp8Of::kFp16, body, content);
+    case Method::kFp8Fp32:
+      return fp8_decode(Fp8Of::kFp32, body, content);
+  }
+  return false;
 }
+
+// How the blocks of a stripe are to be written.
+Method method_for(Codec codec, ByteView content) noexcept {
+  switch (codec) {
+    case Codec::kRaw:
+      break;
+    case Codec::kSplit12:
+      return split12_pays(content) ? Method::kSplit12 : Method::kPlain;
+    case Codec::kZstd:
+      return split12_pays(content) ? Method::kZstdNumbers : Method::kZstd;
+    case Codec::kFp8Bf16:
+      return Method::kFp8Bf16;
+    case Codec::kFp8Fp16:
+      return Method::kFp8Fp16;
+    case Codec::kFp8Fp32:
+      return Method::kFp8Fp32;
+  }
+  return Method::kPlain;
+}
+
+bool pays(std::size_t size, ByteView content) noexcept { return size <= content.size() / 16 * 15; }
 
 }  // namespace
 
@@ -68,13 +138,35 @@ std::size_t coded_size_max(std::size_t content_size_bytes) noexcept {
 }
 
 std::size_t encode_stripe(Codec codec, ByteView content, MutableBytes out) noexcept {
-  if (codec != Codec::kSplit12 || !split12_pays(content)) return 0;
+  const Method method = method_for(codec, content);
+  if (method == Method::kPlain) return 0;
   std::size_t size = 0;
   for (std::size_t at = 0; at < content.size(); at += kCodedBlockBytes) {
     const ByteView block = content.subspan(at, std::min(kCodedBlockBytes, content.size() - at));
-    size += encode_block(block, out.subspan(size));
+    size += encode_block(method, block, out.subspan(size));
   }
-  return size <= content.size() / 16 * 15 ? size : 0;
+  return pays(size, content) ? size : 0;
+}
+
+std::uint64_t content_checksum(Codec codec, ByteView content) {
+  if (codec < Codec::kFp8Bf16) return xxh3_64(content);
+  const Method method = method_for(codec, content);
+  const std::size_t memory_size = 2 * kCodedBlockBytes + kHeadBytes;
+  const auto memory = std::make_unique_for_overwrite<std::byte[]>(memory_size);
+  const MutableBytes coded(memory.get(), kCodedBlockBytes + kHeadBytes);
+  const MutableBytes decoded(memory.get() + coded.size(), kCodedBlockBytes);
+  std::size_t size = 0;
+  Xxh3 sum;
+  for (std::size_t at = 0; at < content.size(); at += kCodedBlockBytes) {
+    const ByteView block = content.subspan(at, std::min(kCodedBlockBytes, content.size() - at));
+    const std::size_t length = encode_block(method, block, coded);
+    const auto used = static_cast<Method>(load_le<std::uint32_t>(coded.data()) >> 24);
+    // What was just encoded decodes.
+    (void)decode_block(used, coded.first(length).subspan(kHeadBytes), decoded.first(block.size()));
+    sum.update(decoded.first(block.size()));
+    size += length;
+  }
+  return pays(size, content) ? sum.digest() : xxh3_64(content);
 }
 
 void StripeDecoder::start(MutableBytes content, std::size_t payload_size_bytes) {

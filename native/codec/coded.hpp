@@ -29,6 +29,10 @@ inline constexpr std::size_t kCodedBlockBytes = 64 * kKiB;  // of content
 // Requires: coded_size_max() bytes of room.
 [[nodiscard]] std::size_t encode_stripe(Codec codec, ByteView content, MutableBytes out) noexcept;
 
+// XXH3-64 of what a reader gets: of the content, or, where the codec loses something, of what is
+// left of it.
+[[nodiscard]] std::uint64_t content_checksum(Codec codec, ByteView content);
+
 // The way back, for a payload that arrives in pieces.
 class StripeDecoder {
  public:

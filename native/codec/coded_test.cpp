@@ -7,16 +7,21 @@
 #include <random>
 #include <vector>
 
+#include "codec/checksum.hpp"
 #include "codec/test_numbers.hpp"
 
 namespace kvferry::codec {
 namespace {
 
-std::vector<std::byte> encoded(ByteView content) {
-  std::vector<std::byte> out(coded_size_max(content.size()));
-  out.resize(encode_stripe(Codec::kSplit12, content, out));
-  return out;
-}
+// By each codec.
+class Coded : public testing::TestWithParam<Codec> {
+ protected:
+  static std::vector<std::byte> encoded(ByteView content) {
+    std::vector<std::byte> out(coded_size_max(content.size()));
+    out.resize(encode_stripe(GetParam(), content, out));
+    return out;
+  }
+};
 
 // Whether the payload is sound, and what it is then; `step` bytes arrive at a time.
 bool decode(ByteView payload, MutableBytes content, std::size_t step) {
@@ -33,7 +38,7 @@ bool decode(ByteView payload, MutableBytes content, std::size_t step) {
   return decoder.filled() == content.size();
 }
 
-TEST(Coded, ValuesOfAnyLengthComeBackInPiecesOfAnyLength) {
+TEST_P(Coded, ValuesOfAnyLengthComeBackInPiecesOfAnyLength) {
   for (const std::size_t size : {1000u, 4096u, 65'536u, 65'664u, 131'071u, 300'001u}) {
     std::vector<std::byte> content = normal_numbers(size / 2, size);
     content.resize(size);
@@ -48,7 +53,7 @@ TEST(Coded, ValuesOfAnyLengthComeBackInPiecesOfAnyLength) {
   }
 }
 
-TEST(Coded, BlocksThatDoNotPayStandAsTheyAre) {
+TEST_P(Coded, BlocksThatDoNotPayStandAsTheyAre) {
   std::vector<std::byte> content = normal_numbers(5 * kCodedBlockBytes / 2, 1);
   const std::vector<std::byte> noise = random_bytes(kCodedBlockBytes, 2);
   std::ranges::copy(noise, content.begin() + 2 * kCodedBlockBytes);
@@ -59,13 +64,13 @@ TEST(Coded, BlocksThatDoNotPayStandAsTheyAre) {
   EXPECT_TRUE(back == content);
 }
 
-TEST(Coded, WhatDoesNotPayIsNotEncoded) {
+TEST_P(Coded, WhatDoesNotPayIsNotEncoded) {
   for (const std::size_t size : {0u, 1u, 2u, 127u, 65'536u, 1'000'000u}) {
     EXPECT_TRUE(encoded(random_bytes(size, size)).empty()) << size;
   }
 }
 
-TEST(Coded, ACutOrLongerPayloadIsRefused) {
+TEST_P(Coded, ACutOrLongerPayloadIsRefused) {
   const std::vector<std::byte> content = normal_numbers(70'000, 3);
   const std::vector<std::byte> payload = encoded(content);
   std::vector<std::byte> back(content.size());
@@ -78,7 +83,7 @@ TEST(Coded, ACutOrLongerPayloadIsRefused) {
 }
 
 // A checksum finds other content; memory beside the value is safe with any.
-TEST(Coded, DamageStaysInsideTheValue) {
+TEST_P(Coded, DamageStaysInsideTheValue) {
   const std::vector<std::byte> content = normal_numbers(kCodedBlockBytes / 2 + 4096, 4);
   const std::vector<std::byte> payload = encoded(content);
   std::mt19937_64 random(5);
@@ -94,7 +99,7 @@ TEST(Coded, DamageStaysInsideTheValue) {
   }
 }
 
-TEST(Coded, ADecoderIsUsedAgainAfterDamage) {
+TEST_P(Coded, ADecoderIsUsedAgainAfterDamage) {
   const std::vector<std::byte> content = normal_numbers(40'000, 6);
   const std::vector<std::byte> payload = encoded(content);
   std::vector<std::byte> back(content.size());
@@ -107,6 +112,46 @@ TEST(Coded, ADecoderIsUsedAgainAfterDamage) {
   EXPECT_TRUE(decoder.received(payload.size()));
   EXPECT_TRUE(back == content);
 }
+
+// Numbers of other types have no exponents that split12 could name.
+TEST(Zstd, ShortensWhatIsNoBf16) {
+  std::vector<std::byte> content = random_bytes(3 * kCodedBlockBytes + 1, 7);
+  for (std::byte& byte : content) byte &= std::byte{0xf0};
+  std::vector<std::byte> payload(coded_size_max(content.size())), back(content.size());
+  EXPECT_EQ(encode_stripe(Codec::kSplit12, content, payload), 0u);
+  payload.resize(encode_stripe(Codec::kZstd, content, payload));
+  ASSERT_FALSE(payload.empty());
+  ASSERT_TRUE(decode(payload, back, 1000));
+  EXPECT_TRUE(back == content);
+}
+
+// The frame's checksum is that of what a reader gets, which is what a second writer would store.
+TEST(CodedFp8, TheChecksumIsOfWhatIsLeft) {
+  std::vector<std::byte> content = normal_numbers(5 * kCodedBlockBytes / 4, 8);
+  put_number(content, 40'000, 0x7f80);  // a block with an infinity stands as it is
+  std::vector<std::byte> payload(coded_size_max(content.size())), back(content.size());
+  payload.resize(encode_stripe(Codec::kFp8Bf16, content, payload));
+  ASSERT_FALSE(payload.empty());
+  ASSERT_TRUE(decode(payload, back, 5000));
+  EXPECT_FALSE(back == content);
+  EXPECT_TRUE(std::equal(back.begin() + kCodedBlockBytes, back.begin() + 2 * kCodedBlockBytes,
+                         content.begin() + kCodedBlockBytes));
+  EXPECT_EQ(content_checksum(Codec::kFp8Bf16, content), xxh3_64(back));
+  EXPECT_EQ(content_checksum(Codec::kFp8Bf16, back), xxh3_64(back));
+  EXPECT_EQ(content_checksum(Codec::kSplit12, content), xxh3_64(content));
+}
+
+TEST(CodedFp8, ContentThatDoesNotPayKeepsItsChecksum) {
+  const std::vector<std::byte> content(300'000, std::byte{0xff});  // NaN
+  std::vector<std::byte> payload(coded_size_max(content.size()));
+  EXPECT_EQ(encode_stripe(Codec::kFp8Bf16, content, payload), 0u);
+  EXPECT_EQ(content_checksum(Codec::kFp8Bf16, content), xxh3_64(content));
+}
+
+INSTANTIATE_TEST_SUITE_P(Codecs, Coded, testing::Values(Codec::kSplit12, Codec::kZstd),
+                         [](const auto& codec) {
+                           return codec.param == Codec::kZstd ? "Zstd" : "Split12";
+                         });
 
 }  // namespace
 }  // namespace kvferry::codec

@@ -19,13 +19,18 @@ inline constexpr std::size_t kFrameSizeBytes = 64;
 
 enum class Codec : std::uint8_t {
   kRaw = 0,      // the payload is the content
-  kSplit12 = 1,  // blocks of codec/coded.hpp
+  kSplit12 = 1,  // blocks of codec/coded.hpp, as the next ones
+  kZstd = 2,
+  kFp8Bf16 = 3,  // these lose something; the identity of their values says so
+  kFp8Fp16 = 4,
+  kFp8Fp32 = 5,
 };
+inline constexpr Codec kLastCodec = Codec::kFp8Fp32;
 
 struct Frame {
   std::uint64_t payload_size_bytes = 0;   // of this stripe, as stored
   std::uint64_t original_size_bytes = 0;  // of the whole value, as the caller knows it
-  std::uint64_t payload_checksum = 0;     // XXH3-64 of this stripe's content
+  std::uint64_t payload_checksum = 0;     // XXH3-64 of this stripe's content, as readers get it
   std::uint64_t identity = 0;             // first 8 bytes of the identity digest, little-endian
   std::uint64_t key_digest = 0;           // XXH3-64 of the value's key, without a stripe suffix
   std::uint64_t generation = 0;           // generation_of() the checksums of all stripes

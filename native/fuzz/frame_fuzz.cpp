@@ -63,8 +63,8 @@ void check_written(const Frame& frame, const Frame& other) {
   const bool sizes_fit = frame.stripe_count == 1 && raw
                              ? frame.payload_size_bytes == frame.original_size_bytes
                              : frame.payload_size_bytes < frame.original_size_bytes;
-  const FrameFault expected = !raw && frame.codec != Codec::kSplit12 ? FrameFault::kCodec
-                              : frame.flags != 0                     ? FrameFault::kFlags
+  const FrameFault expected = frame.codec > kLastCodec ? FrameFault::kCodec
+                              : frame.flags != 0       ? FrameFault::kFlags
                               : frame.stripe_index < frame.stripe_count && sizes_fit
                                   ? FrameFault::kNone
                                   : FrameFault::kShape;

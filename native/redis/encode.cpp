@@ -16,7 +16,7 @@ void stamp_stripes(Batch& batch, Command& command) {
   const auto stripes = batch.stripes(command);
   std::vector<std::uint64_t> checksums(stripes.size());
   for (Command& stripe : stripes) {
-    stripe.checksum = codec::xxh3_64({stripe.data, stripe.size});
+    stripe.checksum = codec::content_checksum(batch.options().codec, {stripe.data, stripe.size});
     checksums[stripe.stripe] = stripe.checksum;
   }
   const std::uint64_t generation = codec::generation_of(checksums);

@@ -27,10 +27,10 @@ class Client:
     def __init__(self, settings: dict[str, Any], credentials: CredentialSource | None = None) -> None:
         """Starts the I/O threads; they connect at once. Waits for nothing."""
 
-    def submit(self, verb: int, keys: Any, buffers: Any | None, timeout_s: float, ttl_ms: int, prefix: bool, identity: int | None, value_size_bytes: int) -> int:
+    def submit(self, verb: int, keys: Any, buffers: Any | None, timeout_s: float, ttl_ms: int, prefix: bool, identity: int | None, value_size_bytes: int, codec: int) -> int:
         """Returns the id at once; see drain()."""
 
-    def run(self, verb: int, keys: Any, buffers: Any | None, timeout_s: float, ttl_ms: int, prefix: bool, identity: int | None, value_size_bytes: int) -> tuple[bytes, bytes, float, str | None, type[Exception] | None]:
+    def run(self, verb: int, keys: Any, buffers: Any | None, timeout_s: float, ttl_ms: int, prefix: bool, identity: int | None, value_size_bytes: int, codec: int) -> tuple[bytes, bytes, float, str | None, type[Exception] | None]:
         """
         Waits without the GIL: statuses, sizes as u64, seconds, the first error.
         """

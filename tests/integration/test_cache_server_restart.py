@@ -30,9 +30,9 @@ def clean_up(tmp_path: Path) -> Iterator[None]:
     CacheServerProcess(tmp_path).remove_segments()
 
 
-def keeping(tmp_path: Path, *, mib: float = 1) -> CacheServerProcess:
+def keeping(tmp_path: Path, *options: str, mib: float = 1) -> CacheServerProcess:
     """A server with a state file."""
-    return CacheServerProcess(tmp_path, "--state", str(tmp_path / "state"), mib=mib)
+    return CacheServerProcess(tmp_path, "--state", str(tmp_path / "state"), *options, mib=mib)
 
 
 def connect(server: CacheServerProcess, **settings: Any) -> Peer:
@@ -62,6 +62,18 @@ def test_the_next_server_has_the_chunks(tmp_path: Path) -> None:
     with keeping(tmp_path) as server, connect(server) as peer:
         assert peer.attach().read(first)[0] == 0
         assert len(server.segments()) == 1  # those of before were swept
+
+
+def test_chunks_that_may_have_lost_something_end_with_fp8(tmp_path: Path) -> None:
+    (tmp_path / "fp8.yaml").write_text("engine: {remote_serde: fp8}\n")
+    tokens, fp8 = prompt(6 * CHUNK), ("--config", str(tmp_path / "fp8.yaml"))
+    with keeping(tmp_path, *fp8) as server, connect(server) as peer:
+        peer.attach().store(tokens)
+    with keeping(tmp_path, *fp8) as server, connect(server) as peer:
+        assert peer.attach().read(tokens)[0] == 6
+    with keeping(tmp_path) as server, connect(server) as peer:
+        assert peer.attach().read(tokens)[0] == 0
+        assert peer.store(tokens) == 6
 
 
 def test_the_order_of_eviction_goes_on(tmp_path: Path) -> None:

@@ -1,11 +1,11 @@
 """How chunks are written to a store where the settings leave that to the link (``auto``).
 
 A load of encoded chunks takes the longer one of two times: their fewer bytes on the link, and the
-decoding. So encoding pays where the link is slower than a decoder. The link is as fast as the cost
-model has seen loads to be; the decoder is one thread, because others of the machine compute. As
-long as nothing was loaded, chunks are written as they are.
+decoding. So encoding pays where the link is slower than one thread, because others of the machine
+compute; and the slower it is, the more computing pays. The link is as fast as the cost model has
+seen loads to be. As long as nothing was loaded, chunks are written as they are.
 
-Threads: the writer's of the store.
+Threads: one at a time.
 """
 
 from __future__ import annotations
@@ -13,18 +13,21 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from kvferry import _native
+from kvferry.connectors.serde import CODECS
 
-__all__ = ["Coding", "decode_bytes_s"]
+__all__ = ["Coding", "coder_bytes_s"]
 
 _log = logging.getLogger("kvferry.cache")
 
-# Of what a thread decodes: a link below the first share gets encoded chunks. When encoded ones come
-# faster than the second, the link could be quicker than the decoder, and they are naive again; in
-# between nothing changes, for then a quarter less on the link is seen as a link that is faster.
-_BEGIN, _END = 0.5, 0.8
+# The codecs, the shortest first. Of what a thread does: a link below that share gets chunks of this
+# codec, for the time of writing them counts as well. When they come faster than the last share, the
+# link could be quicker than the codec, and it is left; in between nothing changes, for then fewer
+# bytes on the link are seen as a link that is faster.
+_BEGIN = {"zstd": 0.25, "split12": 0.5}
+_END = 0.8
 _SAMPLE_BYTES = 1 << 20
 _ROUNDS = 3
 
@@ -35,26 +38,24 @@ class Coding:
     Args:
         name: Of the store, for the log.
         write_as: Tells the connector.
-        decoder_bytes_s: What one thread decodes.
+        coders: Says what one thread does by each codec.
     """
 
     def __init__(
         self,
         name: str,
         write_as: Callable[[str], None],
-        decoder_bytes_s: Callable[[], float] | None = None,
+        coders: Callable[[], Mapping[str, float]] | None = None,
     ) -> None:
         self._name, self._write_as = name, write_as
-        self._decoder_bytes_s = decoder_bytes_s or decode_bytes_s
+        self._coders = coders or coder_bytes_s
         self.serde = "naive"
 
     def choose(self, seen_bytes_s: float) -> None:
         """For what is written next; `seen_bytes_s`: how fast loads came, 0 before the first."""
         if not seen_bytes_s:
             return
-        share = seen_bytes_s / self._decoder_bytes_s()
-        coded = share < (_BEGIN if self.serde == "naive" else _END)
-        serde = "split12" if coded else "naive"
+        serde = next((each for each in _BEGIN if self._pays(each, seen_bytes_s)), "naive")
         if serde != self.serde:
             self.serde = serde
             self._write_as(serde)
@@ -65,19 +66,29 @@ class Coding:
                 seen_bytes_s / 1e9,
             )
 
+    def _pays(self, serde: str, seen_bytes_s: float) -> bool:
+        share = seen_bytes_s / self._coders()[serde]
+        return share < (_END if serde == self.serde else _BEGIN[serde])
+
 
 @functools.cache
-def decode_bytes_s() -> float:
-    """What one thread of this machine decodes, measured once in some milliseconds."""
+def coder_bytes_s() -> Mapping[str, float]:
+    """What one thread of this machine encodes or decodes, whichever is slower, by each codec;
+    measured once in some milliseconds."""
     import numpy as np  # its threads would take the signals of a server that has not masked them
 
     numbers = np.random.default_rng(0).standard_normal(_SAMPLE_BYTES // 2, np.float32)
     content = (numbers.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
     payload, back = np.zeros(2 * content.size, np.uint8), np.zeros_like(content)
-    length = _native.encode_value(1, content, payload)
-    took_s = float("inf")
-    for _ in range(_ROUNDS):
-        began = time.perf_counter()
-        _native.decode_value(payload[:length], back)
-        took_s = min(took_s, time.perf_counter() - began)
-    return content.size / took_s
+    bytes_s: dict[str, float] = {}
+    for serde in _BEGIN:
+        encode_s = decode_s = float("inf")
+        for _ in range(_ROUNDS):
+            began = time.perf_counter()
+            length = _native.encode_value(CODECS[serde], content, payload)
+            encoded = time.perf_counter()
+            _native.decode_value(payload[:length], back)
+            encode_s = min(encode_s, encoded - began)
+            decode_s = min(decode_s, time.perf_counter() - encoded)
+        bytes_s[serde] = content.size / max(encode_s, decode_s)
+    return bytes_s

@@ -25,6 +25,7 @@ from kvferry.cache.storer import Storer
 from kvferry.chunks.identity import Identity
 from kvferry.config import CacheConfig, chosen_config
 from kvferry.connectors.base import Connector
+from kvferry.connectors.serde import FP8, with_fp8
 from kvferry.errors import ClosedError
 from kvferry.metrics import CacheMetrics
 
@@ -55,9 +56,11 @@ class CacheLife:
         open_stores: bool = True,
         **settings: Any,
     ) -> None:
-        self.identity = identity
         self.layout = identity.layout
         self.config = chosen_config(self.layout.chunk_size, config, settings)
+        if self.config.remote_serde == FP8:  # its chunks are others
+            identity = with_fp8(identity)
+        self.identity = identity
         self.metrics = CacheMetrics(
             stores=[*(store.name for store in self.config.stores), *(connectors or ())]
         )

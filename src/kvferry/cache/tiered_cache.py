@@ -42,7 +42,8 @@ class TieredCache(CacheLife):
     """A tiered cache of the KV of one shard of one model.
 
     Args:
-        identity: What the bytes are; its layout says how long and of what shape a chunk is.
+        identity: What the bytes are; its layout says how long and of what shape a chunk is. With
+            ``remote_serde: fp8`` the cache's own says that too.
         config: The settings; default: `CacheConfig.load`, with the file and the environment.
         salt: Separates tenants: with another salt, the same tokens are other chunks.
         connectors: Stores that are open already, by name, behind those of `config`. They are closed
@@ -53,7 +54,8 @@ class TieredCache(CacheLife):
             `max_local_cpu_size`.
 
     Raises:
-        ConfigError: A setting cannot be, or the host does not have that memory.
+        ConfigError: A setting cannot be, or not for this layout, or the host does not have that
+            memory.
     """
 
     @property

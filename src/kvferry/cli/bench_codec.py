@@ -25,13 +25,22 @@ __all__ = ["codec"]
 )
 @click.option("--json", "json_file", help="Write the rows to this file; - is stdout.")
 def codec(file: Path | None, tokens: int, repeat: int, json_file: str | None) -> None:
-    """Encode and decode KV by each codec, in one thread, and compare every byte."""
-    from kvferry.connectors.redis import CODECS
+    """Encode and decode KV by each codec, in one thread, and compare every byte.
+
+    Of fp8, which loses something, it says what that does to the model's predictions.
+    """
+    from kvferry.connectors.serde import CODECS, FP8
     from kvferry.lab.bench import codec as bench
+    from kvferry.lab.bench.loss import measure_loss
 
     content, what = bench.content_of(file, tokens)
-    rows = [bench.measure(name, content, repeat) for name in CODECS if name != "naive"]
+    names = [name for name in CODECS if name != "naive"]
+    loss = None
+    if file is None:  # whose numbers are bf16
+        names.append(FP8)
+        loss = measure_loss(tokens)
+    rows = [bench.measure(name, content, repeat) for name in names]
     if json_file != "-":
-        bench.say(rows, what)
+        bench.say(rows, what, loss)
     if json_file:
-        bench.write_json(json_file, rows, what)
+        bench.write_json(json_file, rows, what, loss)

@@ -57,14 +57,15 @@ class ValueFrame:
     Args:
         identity: What the bytes must be comparable with; its first 8 bytes enter every frame.
         value_size_bytes: Length of every value of the namespace.
+        codec: How values are sent, where that pays: a number of native/codec/frame.hpp.
 
     Raises:
         UsageError: The identity is no digest, or no value can have that length.
     """
 
-    __slots__ = ("identity", "value_size_bytes")
+    __slots__ = ("codec", "identity", "value_size_bytes")
 
-    def __init__(self, identity: bytes, value_size_bytes: int) -> None:
+    def __init__(self, identity: bytes, value_size_bytes: int, codec: int = 0) -> None:
         if not isinstance(identity, bytes) or len(identity) < 8:
             raise UsageError("an identity digest has at least 8 bytes; see kvferry.chunks.keys")
         whole = isinstance(value_size_bytes, int) and not isinstance(value_size_bytes, bool)
@@ -75,6 +76,7 @@ class ValueFrame:
             )
         self.identity = int.from_bytes(identity[:8], "little")
         self.value_size_bytes = value_size_bytes
+        self.codec = codec
 
 
 class NativeClient(Presence):
@@ -279,6 +281,7 @@ class NativeClient(Presence):
             prefix,
             None if frame is None else frame.identity,
             0 if frame is None else frame.value_size_bytes,
+            0 if frame is None else frame.codec,
         )
 
     def _emit_log(self, native: _native.Client) -> None:

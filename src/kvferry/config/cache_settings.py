@@ -43,8 +43,10 @@ class CacheSettings(PeerSettings, frozen=True, kw_only=True):
             ``a + c n + d n**2`` seconds: {"a_s": ..., "c_s_per_token": ..., "d_s_per_token2": ...}.
             None: it is learned.
         remote_serde: How chunks are written to stores of type redis: "naive": as they are;
-            "split12": bf16 numbers in three quarters of their bytes, without loss; "auto": the one
-            or the other, as loads have shown the link to be. All are read.
+            "split12": bf16 numbers in three quarters of their bytes, without loss; "zstd": in
+            fewer still, of other types too, by more computing; "auto": one of these, as loads have
+            shown the link to be; "fp8": in a byte a number, which loses something, so a cache with
+            it shares only with others that have it. All are read.
         stores: Where chunks are beside L1 (L2), in the order in which they are asked.
 
     Raises:
@@ -70,7 +72,7 @@ class CacheSettings(PeerSettings, frozen=True, kw_only=True):
     recompute: Literal["auto", "never"] = "auto"
     weights_version: Text | None = None
     prefill_calibration_file: Path | None = None
-    remote_serde: Literal["naive", "split12", "auto"] = "naive"
+    remote_serde: Literal["naive", "split12", "zstd", "fp8", "auto"] = "naive"
     stores: Annotated[tuple[StoreConfig, ...], setting(program=True)] = ()
 
     def _check(self) -> None:

@@ -10,7 +10,7 @@ from kvferry.config.cache import CacheConfig
 from kvferry.config.client import ClientConfig, load_client_config
 from kvferry.config.client_settings import WORKERS_DEFAULT
 from kvferry.config.client_sources import client_fields
-from kvferry.config.setting import GB, Path, Settings, setting, specs
+from kvferry.config.setting import GB, Path, Serde, Settings, setting, specs
 from kvferry.config.url import nearest
 from kvferry.errors import ConfigError
 
@@ -98,6 +98,7 @@ class VllmTierSettings(Settings, frozen=True, kw_only=True):
         drain_timeout_ms: How long a shutdown waits for stores; None: 10000.
         remote_kv_sources: Hosts, addresses and networks (10.0.0.0/8) whose nodes requests may name
             in `kv_transfer_params.remote_kv_source`. None: nobody is named.
+        remote_serde: How chunks are written to a server; all are read. See the guide of codecs.
     """
 
     url: Url | None = None
@@ -115,6 +116,7 @@ class VllmTierSettings(Settings, frozen=True, kw_only=True):
     store_mb_max: Annotated[float, setting(gt=0, le=1e9, unit="MB")] | None = None
     drain_timeout_ms: Milliseconds | None = None
     remote_kv_sources: tuple[str, ...] = ()
+    remote_serde: Serde = "naive"
 
 
 class _WithClient(Settings, frozen=True, kw_only=True):
@@ -146,6 +148,7 @@ class SglangSettings(_WithClient, frozen=True, kw_only=True):
         model_path: Where the weights are, if it is not where SGLang has them from.
         revision: Of the weights, instead of a fingerprint of their files.
         extra_backend_tag: Separates deployments that shall not share.
+        remote_serde: How pages are written; all are read. See the guide of codecs.
     """
 
     lookup_timeout_s: Limit = 0.25
@@ -154,6 +157,7 @@ class SglangSettings(_WithClient, frozen=True, kw_only=True):
     model_path: str = ""
     revision: str = ""
     extra_backend_tag: str = ""
+    remote_serde: Serde = "naive"
 
 
 class LmcacheSettings(_WithClient, frozen=True, kw_only=True):
@@ -164,16 +168,21 @@ class LmcacheSettings(_WithClient, frozen=True, kw_only=True):
         deadline_s: Limit of every batch; None: 5 s and bytes at 50 MB/s, 2 s for questions.
         namespace: Goes before every key with a ":"; without it the keys are LMCache's own.
         verify: Frames with checksums; values then lie in a namespace, `kvferry` if none is named.
+        remote_serde: How values are written; all are read. Only with `verify`: what has no frame is
+            LMCache's own, whose readers decode nothing. See the guide of codecs.
     """
 
     num_workers: Annotated[int, setting(ge=1)] | None = None
     deadline_s: Annotated[float, setting(gt=0, le=1e9, unit="seconds")] | None = None
     namespace: Annotated[str, setting(use="a line of text", bytes_max=NAMESPACE_BYTES_MAX)] = ""
     verify: bool = False
+    remote_serde: Literal["naive", "split12", "zstd"] = "naive"
 
     def _check(self) -> None:
         if not self.namespace.isprintable():
             raise specs(LmcacheSettings)["namespace"].error(self.namespace)
+        if self.remote_serde != "naive" and not self.verify:
+            raise ConfigError("remote_serde needs verify: values without frames are LMCache's own")
         if self.verify and not self.namespace:
             self._set("namespace", "kvferry")  # LMCache's own client would read frames
 

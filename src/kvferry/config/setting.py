@@ -41,6 +41,7 @@ __all__ = [
     "Port",
     "Seconds",
     "Secret",
+    "Serde",
     "Settings",
     "Text",
     "Word",
@@ -52,6 +53,7 @@ __all__ = [
 GB = 1 << 30  # as the field counts sizes of caches: LMCache's "GB" are 2**30 bytes
 PolicyName = Literal["LRU", "LFU", "FIFO", "S3-FIFO", "ARC", "W-TinyLFU"]
 POLICIES: tuple[str, ...] = get_args(PolicyName)
+Serde = Literal["naive", "split12", "zstd", "auto"]  # without loss
 
 
 def setting(

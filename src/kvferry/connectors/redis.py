@@ -25,14 +25,13 @@ from kvferry.connectors.base import Key, ScanBatch, Space, Usage
 from kvferry.connectors.client_connector import ClientConnector
 from kvferry.connectors.control import Control, ControlNode
 from kvferry.connectors.native import as_key
-from kvferry.errors import ConfigError, KVFerryError, ServerError
+from kvferry.connectors.serde import codec_of
+from kvferry.errors import KVFerryError, ServerError
 
-__all__ = ["CODECS", "DESCRIPTIONS_KEY", "RedisConnector"]
+__all__ = ["DESCRIPTIONS_KEY", "RedisConnector"]
 
 _log = logging.getLogger("kvferry.connectors")
 
-# By the numbers of native/codec/frame.hpp.
-CODECS = {"naive": 0, "split12": 1}
 # A hash of the identities (hex) and their descriptions.
 DESCRIPTIONS_KEY = b"kvf:identities"
 # Who has it evicts, for all processes and identities of the store.
@@ -56,6 +55,9 @@ class RedisConnector(ClientConnector):
         config: How the server is reached.
         client: A client to share instead; the connector then leaves it open.
         serde: How values are written; all are read.
+
+    Raises:
+        ConfigError: There is no such serde, or none for this space.
     """
 
     def __init__(
@@ -66,9 +68,7 @@ class RedisConnector(ClientConnector):
         client: RedisClient | None = None,
         serde: str = "naive",
     ) -> None:
-        if serde not in CODECS:
-            raise ConfigError(f"serde is one of {', '.join(CODECS)}")
-        self._codec = CODECS[serde]
+        self._codec = codec_of(serde, space)
         self._control = Control(config)
         self._lock_token: bytes | None = None
         super().__init__(space, config, client=client)
@@ -79,8 +79,8 @@ class RedisConnector(ClientConnector):
         return connector
 
     def write_as(self, serde: str) -> None:
-        """How values are written from now on: a name of `CODECS`."""
-        self._codec = CODECS[serde]
+        """How values are written from now on; see `kvferry.connectors.serde`."""
+        self._codec = codec_of(serde, self.space)
         self._handle().write_as(self._codec)
 
     def usage(self, timeout_s: float = CONTROL_TIMEOUT_S) -> Usage:

@@ -114,7 +114,7 @@ class IdentityShard:
             for store in config.stores:
                 try:
                     [tier] = open_tiers(
-                        [store], config, self.identity, {}, engine.metrics, engine.clearing
+                        [store], config, engine.identity, {}, engine.metrics, engine.clearing
                     )
                     self._told_by(tier)
                     engine.storer.begin(tier)

@@ -59,6 +59,8 @@ class ShardRecord(msgspec.Struct, array_like=True, frozen=True):
         parents: For each the index of the one before it in its prompt, or -1.
         pages: For each its page.
         checksums: For each XXH3-64 of that.
+        kept_as: The digest of the identity under which stores had them, which `remote_serde` may
+            make another one; empty: the same.
     """
 
     identity: dict[str, Any]
@@ -67,6 +69,7 @@ class ShardRecord(msgspec.Struct, array_like=True, frozen=True):
     parents: list[int]
     pages: list[int]
     checksums: list[int]
+    kept_as: bytes = b""
 
 
 class State(msgspec.Struct, array_like=True, frozen=True):
@@ -127,6 +130,7 @@ def _record(shard: IdentityShard) -> ShardRecord:
         parents,
         [page_index(handle) for handle in handles],
         checksums,
+        shard.engine.identity.digest,
     )
 
 
@@ -165,6 +169,8 @@ def adopt(shard: IdentityShard, record: ShardRecord) -> tuple[int, int]:
     Raises:
         KVFerryError: The record cannot be; nothing was taken.
     """
+    if (record.kept_as or record.digest) != shard.engine.identity.digest:
+        raise UsageError("they are not what remote_serde says now")
     pool, count = shard.memory.pool.pages, len(record.pages)
     if not len(record.checksums) == len(record.parents) == len(record.hashes) // 16 == count:
         raise UsageError("a record of the state file has lists of different lengths")

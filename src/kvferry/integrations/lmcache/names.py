@@ -19,6 +19,7 @@ from kvferry.chunks.keys import describe_identity, identity_digest
 from kvferry.client.buffers import KEY_SIZE_BYTES_MAX, Key
 from kvferry.client.native import ValueFrame
 from kvferry.config.integrations import LmcacheSettings
+from kvferry.connectors.serde import CODECS
 
 __all__ = ["ChunkNames"]
 
@@ -40,6 +41,7 @@ class ChunkNames:
             engine="lmcache", format=1, namespace=settings.namespace or "none"
         )
         self._identity = identity_digest(description)
+        self._codec = CODECS[settings.remote_serde]
         self._stripes_max = 1  # of any value seen so far
 
     def of(self, keys: Sequence[Key]) -> Sequence[Key]:
@@ -67,7 +69,7 @@ class ChunkNames:
     def frame(self, size_bytes: int) -> ValueFrame:
         """The frame of values of this length."""
         self._stripes_max = max(self._stripes_max, -(-size_bytes // _STRIPE_BYTES))
-        return ValueFrame(self._identity, size_bytes)
+        return ValueFrame(self._identity, size_bytes, self._codec)
 
     def to_delete(self, names: Sequence[Key]) -> list[Key]:
         """The names, then those of all stripes that values of the lengths seen so far may have."""

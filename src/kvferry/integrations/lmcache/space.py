@@ -38,7 +38,7 @@ def engine_settings(config: Any, plugin_name: str | None = None) -> LmcacheSetti
     """
     serde = getattr(config, "remote_serde", None)
     if serde not in (None, "naive"):
-        raise UsageError(f"remote_serde is {serde!r}, and our values are naive; set it to naive")
+        raise UsageError(f"LMCache's remote_serde is {serde!r}, we take naive values; set it so")
     if getattr(config, "use_layerwise", False):
         raise UsageError(
             "use_layerwise stores layers, and our values are whole chunks; turn it off"

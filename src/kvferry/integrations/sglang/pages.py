@@ -24,6 +24,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from kvferry.cache.coding import Coding
+from kvferry.cache.cost import LoadModel
 from kvferry.chunks.generation import drawn
 from kvferry.chunks.keys import describe_identity, identity_digest
 from kvferry.client.batch import BatchResult, Status
@@ -85,6 +87,10 @@ class PageStore:
         self.stored: deque[tuple[int, float]] = deque(maxlen=_RATES_MAX)
         sizes = sorted({part.size_bytes for part in self.parts})
         self._groups = [self._group(client, fields, size) for size in sizes]
+        self._load = LoadModel()
+        self._coding: Coding | None = None
+        if settings.remote_serde == "auto":
+            self._coding = Coding(client.config.address, self._write_as)
 
     def _group(
         self, client: RedisClient, fields: Mapping[str, str | int], size_bytes: int
@@ -96,11 +102,13 @@ class PageStore:
         described = describe_identity(**fields, parts=shape, part_bytes=size_bytes)
         identity = identity_digest(described)
         space = Space(f"kvf:{identity.hex()}:", identity, size_bytes, described)
+        serde = self._settings.remote_serde
+        serde = "naive" if serde == "auto" else serde
         return _Group(
             tuple(chosen),
             tuple(self.parts[i].suffix for i in chosen),
             size_bytes,
-            RedisConnector(space, client.config, client=client),
+            RedisConnector(space, client.config, client=client, serde=serde),
         )
 
     @property
@@ -136,6 +144,7 @@ class PageStore:
         good = self._good(results, len(hashes))
         count = good.count(True)
         self._note(self.loaded, count, began)
+        self._choose(count, time.perf_counter() - began)
         self._count(loads=1, loaded_pages=count, missed_pages=len(good) - count)
         return good
 
@@ -292,6 +301,18 @@ class PageStore:
         took_s = time.perf_counter() - began
         if pages and took_s > 0:
             rates.append((pages, pages * self.page_bytes / took_s / 1e9))
+
+    def _choose(self, pages: int, took_s: float) -> None:
+        """How pages are written from now on, by what loads have brought."""
+        if self._coding is None or not pages:
+            return
+        with self._lock:
+            self._load.observe(pages * self.page_bytes, took_s, time.monotonic())
+            self._coding.choose(self._load.seen_bytes_s)
+
+    def _write_as(self, serde: str) -> None:
+        for group in self._groups:
+            group.connector.write_as(serde)
 
     def _count(self, **more: int) -> None:
         with self._lock:

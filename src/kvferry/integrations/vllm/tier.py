@@ -28,13 +28,15 @@ import time
 from collections.abc import Collection, Iterable
 from typing import Any
 
+from kvferry.cache.coding import Coding, coder_bytes_s
 from kvferry.cache.told import Told
 from kvferry.chunks.keys import identity_digest
-from kvferry.connectors.base import Space
+from kvferry.connectors.base import Connector, Space
+from kvferry.connectors.redis import RedisConnector
 from kvferry.errors import UsageError
 from kvferry.integrations.vllm.offload.core import TierCore, TierLimits
 from kvferry.integrations.vllm.offload.families import STORE_AVAILABLE
-from kvferry.integrations.vllm.offload.options import read_options
+from kvferry.integrations.vllm.offload.options import TierOptions, read_options
 from kvferry.integrations.vllm.offload.patience import Patience
 from kvferry.integrations.vllm.offload.series import AVAILABLE, SERIES, Observed
 from kvferry.integrations.vllm.offload.sources import Address, Sources
@@ -123,6 +125,7 @@ class KvferryTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
             primary_kv_view,
             TierLimits(**settings.limits),
             patience=_patience(offloading_spec),
+            coding=_coding(settings, connector),
         )
         self._open_source, self._space = settings.open_source, space
         self._sources: Sources | None = None
@@ -312,6 +315,14 @@ def _patience(spec: Any) -> Patience:
     if coefficients is not None:
         made.prefill.expect(coefficients)
     return made
+
+
+def _coding(settings: TierOptions, connector: Connector) -> Coding | None:
+    if not settings.auto or not isinstance(connector, RedisConnector):
+        return None
+    with in_the_background():
+        coder_bytes_s()  # now, because no step waits for it
+    return Coding(settings.store, connector.write_as)
 
 
 def _guess_by_name(config: Any) -> Any:

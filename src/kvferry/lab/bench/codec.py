@@ -1,7 +1,7 @@
 """What codecs of values save and cost: ratio and speed of one thread, on KV or on a file.
 
 The content is cut and encoded as it would be for a store, in stripes of 4 MiB, and every byte that
-comes back is compared.
+comes back is compared. Of fp8, which loses something, `lab.bench.loss` says what that does.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kvferry import _native
-from kvferry.connectors.redis import CODECS
+from kvferry.connectors.serde import CODECS, number_of_fp8
 from kvferry.errors import CorruptError, UsageError
+from kvferry.lab.bench.loss import Loss
 from kvferry.lab.demo.prompt import load_prompt
 from kvferry.lab.machine import machine_facts, machine_line
 from kvferry.lab.table import console, number, table
@@ -72,11 +73,12 @@ def content_of(file: Path | None, tokens: int) -> tuple[U8, str]:
 
 
 def measure(codec: str, content: U8, rounds: int) -> CodecRow:
-    """Encode and decode all of it, that many times.
+    """Encode and decode all of it, that many times; `codec`: of `CODECS`, or fp8 of bf16.
 
     Raises:
         CorruptError: What comes back is something else.
     """
+    number = CODECS.get(codec) or number_of_fp8("bfloat16")
     stripes = [content[at : at + _STRIPE_BYTES] for at in range(0, content.size, _STRIPE_BYTES)]
     payloads = [np.zeros(s.size + 4 * (s.size // _BLOCK_BYTES + 1), np.uint8) for s in stripes]
     back = np.zeros_like(content)
@@ -85,7 +87,7 @@ def measure(codec: str, content: U8, rounds: int) -> CodecRow:
 
     def encode() -> None:
         pairs = zip(stripes, payloads, strict=True)
-        lengths[:] = [_native.encode_value(CODECS[codec], *pair) for pair in pairs]
+        lengths[:] = [_native.encode_value(number, *pair) for pair in pairs]
 
     def decode() -> None:
         for payload, length, target in zip(payloads, lengths, targets, strict=True):
@@ -96,7 +98,7 @@ def measure(codec: str, content: U8, rounds: int) -> CodecRow:
     decode_s = statistics.median(_timed(decode) for _ in range(rounds))
     coded = 0
     for length, stripe, target in zip(lengths, stripes, targets, strict=True):
-        if length and not np.array_equal(stripe, target):
+        if length and codec in CODECS and not np.array_equal(stripe, target):
             raise CorruptError(f"{codec}: what comes back is something else")
         coded += stripe.size if length else 0
     payload_bytes = sum(length or s.size for length, s in zip(lengths, stripes, strict=True))
@@ -116,7 +118,7 @@ def _timed(call: Callable[[], None]) -> float:
     return time.perf_counter() - began
 
 
-def say(rows: Sequence[CodecRow], what: str) -> None:
+def say(rows: Sequence[CodecRow], what: str, loss: Loss | None) -> None:
     """The table, for people."""
     out = console()
     out.print(machine_line(machine_facts()))
@@ -126,11 +128,17 @@ def say(rows: Sequence[CodecRow], what: str) -> None:
         for row in rows
     )
     out.print(table(("codec", "ratio", "encode GB/s", "decode GB/s"), cells))
+    if loss is not None:
+        out.print(
+            f"fp8 of {loss.kv_tokens} tokens of KV: error {loss.kv_error:.2%} of the numbers' "
+            f"size; of {loss.predictions} predictions behind them {loss.same:.1%} are the same, "
+            f"KL divergence {loss.kl_nats:.4f} nats"
+        )
 
 
-def write_json(target: str, rows: Sequence[CodecRow], what: str) -> None:
+def write_json(target: str, rows: Sequence[CodecRow], what: str, loss: Loss | None) -> None:
     """A list with one object for each codec; "-" is stdout."""
-    facts = {**machine_facts(), "content": what}
+    facts = {**machine_facts(), "content": what, "fp8": loss and asdict(loss)}
     text = json.dumps([{**asdict(row), "run": facts} for row in rows], indent=1) + "\n"
     if target == "-":
         sys.stdout.write(text)

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from kvferry._native import KnownChunks
+from kvferry.cache.coding import Coding
 from kvferry.client.batch import BatchResult
 from kvferry.connectors.base import Connector
 from kvferry.errors import DeadlineExceeded
@@ -68,6 +69,7 @@ class TierCore:
         limits: See there.
         clock: Seconds that only grow.
         patience: How long waiting pays, where the limits do not say how long to wait.
+        coding: Chooses how chunks are written; None: that does not change.
 
     Attributes:
         lookup: ``lookup(request, key)``: whether the store has a chunk; None: ask again in the next
@@ -82,6 +84,7 @@ class TierCore:
         limits: TierLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
         patience: Patience | None = None,
+        coding: Coding | None = None,
     ) -> None:
         limits = limits or TierLimits()
         self.patience = patience = patience or Patience()
@@ -89,7 +92,7 @@ class TierCore:
         patience.chunk_bytes = connector.space.value_size_bytes
         self.limits = limits
         self.counts: Counter[str] = Counter()
-        self._clock = clock
+        self._clock, self._coding = clock, coding
         self._known = KnownChunks(KNOWN_MAX)
         self._wire = OffloadWire(connector, self.counts, clock)
         self._lookups = Lookups(self._wire, self._known, self.counts, patience)
@@ -142,6 +145,8 @@ class TierCore:
                 self._known.add(job.done)
             if job.is_load and not job.success:
                 self._lookups.mark_missing(set(job.keys).difference(job.done))
+        if taken and self._coding is not None:
+            self._coding.choose(self.patience.seen_bytes_s)
         return taken
 
     def end_step(self) -> None:

@@ -59,6 +59,7 @@ class TierOptions:
         store: The name of the store in metrics: its own, or its type.
         sources: Whose nodes requests may name; None: nobody's.
         open_source: Opens a node that a request names.
+        auto: Whether what loads are seen to bring decides how chunks are written.
     """
 
     open: Callable[[Space], Connector]
@@ -70,6 +71,7 @@ class TierOptions:
     store: str = "redis"
     sources: AllowedHosts | None = None
     open_source: Callable[[Space, Address], Connector] | None = None
+    auto: bool = False
 
 
 def read_options(options: Mapping[str, Any], view_bytes: int) -> TierOptions:
@@ -101,6 +103,7 @@ def read_options(options: Mapping[str, Any], view_bytes: int) -> TierOptions:
         store=store,
         sources=sources,
         open_source=open_source,
+        auto=own.remote_serde == "auto",
     )
 
 
@@ -112,20 +115,20 @@ def _store(
         beside = [name for name in ("url", "capacity_gb", "password_file") if name in given]
         for name in (*beside, *client):
             raise ConfigError(f"store says all of the store, so leave {name} out, or put it there")
-        return _of_spec(StoreConfig.of(**own.store))
+        return _of_spec(StoreConfig.of(**own.store), own)
     if own.url is not None and own.url.startswith(_FILE_URL):
         for name in (*(("password_file",) if own.password_file else ()), *client):
             raise ConfigError(f"{name} is for servers, not for {_FILE_URL}; leave it out")
         if own.capacity_gb is None:
             raise ConfigError(f"a {_FILE_URL} store needs capacity_gb, in GB of 2**30 bytes")
         path, size = own.url.removeprefix(_FILE_URL), own.capacity_gb
-        return _of_spec(StoreConfig.of(type="file", path=path, max_capacity_gb=size))
+        return _of_spec(StoreConfig.of(type="file", path=path, max_capacity_gb=size), own)
     if own.capacity_gb is not None:
         raise ConfigError("capacity_gb is for file://; a server has its own limit (maxmemory)")
-    config = _client_config(own, client)
+    config, serde = _client_config(own, client), _first_serde(own)
 
     def open_redis(space: Space) -> Connector:
-        return RedisConnector(space, config)
+        return RedisConnector(space, config, serde=serde)
 
     return open_redis, config.address, "redis"
 
@@ -149,8 +152,18 @@ def _of_sources(
     return open_source
 
 
-def _of_spec(store: StoreConfig) -> tuple[Callable[[Space], Connector], str, str]:
+def _first_serde(own: VllmTierSettings) -> str:
+    return "naive" if own.remote_serde == "auto" else own.remote_serde
+
+
+def _of_spec(
+    store: StoreConfig, own: VllmTierSettings
+) -> tuple[Callable[[Space], Connector], str, str]:
     spec = store.connector_spec()
+    if store.type == "redis":
+        spec["serde"] = _first_serde(own)
+    elif own.remote_serde != "naive":
+        raise ConfigError(f"remote_serde is for servers, not for {store.type} stores; leave it out")
 
     def open_spec(space: Space) -> Connector:
         return load_connector(spec, space)

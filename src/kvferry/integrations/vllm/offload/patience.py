@@ -48,6 +48,11 @@ class Patience:
     _answers: int = 0
 
     @property
+    def seen_bytes_s(self) -> float:
+        """What loads brought; 0: there was none."""
+        return self._load.seen_bytes_s
+
+    @property
     def _knows(self) -> bool:
         return self.chunk_tokens > 0 and self.prefill.known
 
