@@ -7,6 +7,7 @@ from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal
 
 from kvferry.config.file import read_token
+from kvferry.config.remote_sources import AllowedHosts
 from kvferry.config.setting import Host, Path, Secret, Settings, Text, setting
 from kvferry.config.tls import check_key_pair
 from kvferry.config.url import is_loopback, parse_endpoint
@@ -45,6 +46,8 @@ class PeerSettings(Settings, frozen=True, kw_only=True):
         controller_pull_url: HOST:PORT of the controller's port for updates.
         controller_reply_url: HOST:PORT of its port for questions.
         lookup_backoff_time: How long a peer that failed is not asked, at first.
+        remote_kv_sources: Hosts, addresses and networks (10.0.0.0/8) whose nodes requests may name
+            in `kv_transfer_params.remote_kv_source`. None: nobody is named.
     """
 
     enable_p2p: bool = False
@@ -63,8 +66,10 @@ class PeerSettings(Settings, frozen=True, kw_only=True):
     controller_pull_url: _Endpoint | None = None
     controller_reply_url: _Endpoint | None = None
     lookup_backoff_time: Annotated[float, setting(ge=0, le=3600, unit="seconds")] = 0.01
+    remote_kv_sources: tuple[str, ...] = ()
 
     def _check(self) -> None:
+        AllowedHosts(self.remote_kv_sources)
         if self.enable_p2p:
             for name in ("p2p_host", "p2p_init_ports"):
                 if not getattr(self, name):
