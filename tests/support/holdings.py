@@ -11,7 +11,7 @@ from typing import Any
 from kvferry import _native
 from kvferry.config.controller import ControllerConfig
 from kvferry.controller.controller import Controller
-from kvferry.membership import Command, HeldIdentity, MemoryUsage, Reporter, Result, WorkDone
+from kvferry.membership import Command, HeldIdentity, MemoryUsage, Quota, Reporter, Result, WorkDone
 
 CHUNK = 16
 IDENTITY = HeldIdentity(hashlib.sha256(b"tiny").digest()[:16], "tiny", CHUNK)
@@ -43,6 +43,11 @@ class FakeCache:
         self.obeyed: list[Command] = []
         self.done = WorkDone()
         self.reporter: Reporter | None = None
+        self.quotas: Sequence[Quota] = ()
+
+    def limit(self, quotas: Sequence[Quota]) -> None:
+        """See `Holdings`."""
+        self.quotas = quotas
 
     def identities(self) -> Sequence[HeldIdentity]:
         """See `Holdings`."""

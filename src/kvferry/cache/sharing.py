@@ -28,7 +28,16 @@ from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.config.peers import PeerSettings
 from kvferry.config.url import parse_endpoint, show_endpoint
 from kvferry.errors import ConfigError, KVFerryError
-from kvferry.membership import Command, HeldIdentity, MemoryUsage, Peer, Reporter, Result, WorkDone
+from kvferry.membership import (
+    Command,
+    HeldIdentity,
+    MemoryUsage,
+    Peer,
+    Quota,
+    Reporter,
+    Result,
+    WorkDone,
+)
 from kvferry.node.lending import LendingNode
 
 __all__ = ["Sharing", "join", "leave"]
@@ -77,6 +86,7 @@ class Sharing:
         self._known: dict[tuple[str, int], Peer] = {}
         self._named: dict[tuple[str, int], float] = {}  # when a controller last named it
         self._listed: frozenset[tuple[str, int]] = frozenset()
+        self.quotas: Sequence[Quota] = ()
         self._closing = threading.Event()
         self.node: LendingNode | None = None
         addresses = ["", ""]
@@ -200,6 +210,10 @@ class Sharing:
             used += cache.memory.cache.stats()["resident"] * size
         return MemoryUsage(capacity, used)
 
+    def limit(self, quotas: Sequence[Quota]) -> None:
+        """See `Holdings`; obeyed by the thread, a moment after more was stored."""
+        self.quotas = quotas
+
     def work(self) -> WorkDone:
         """Of all caches that take part."""
         return work_of(cache.metrics for cache in self.caches)
@@ -250,6 +264,8 @@ class Sharing:
         follow_at = 0.0
         while not self._closing.wait(_LOOK_S):
             try:
+                for quota in self.quotas:
+                    self._keep(quota)
                 for one in self._joined:
                     self._tell(one)
                 if time.monotonic() >= follow_at:
@@ -257,6 +273,23 @@ class Sharing:
                     follow_at = time.monotonic() + _FOLLOW_S
             except Exception:
                 _log.exception("what memory holds is not told")
+
+    def _keep(self, quota: Quota) -> None:
+        """Evict what a quota does not allow, of the cache that has most first."""
+        held = sorted(
+            (
+                (cache.memory.cache.stats()["resident"] * cache.memory.chunk_bytes, index, cache)
+                for index, cache in enumerate(self.caches)
+                if quota.model in ("", cache.identity.model)
+            ),
+            reverse=True,
+        )
+        over = sum(used for used, _, _ in held) - quota.bytes
+        for _, _, cache in held:
+            if over <= 0:
+                return
+            size = cache.memory.chunk_bytes
+            over -= len(cache.memory.cache.evict(-(-over // size))) // DIGEST_BYTES * size
 
     def _tell(self, one: _Joined) -> None:
         cache = one.cache.memory.cache

@@ -18,6 +18,7 @@ from kvferry.controller.journal import Journal
 from kvferry.controller.members import Members
 from kvferry.controller.ports import Ports
 from kvferry.controller.prefixes import Prefixes
+from kvferry.controller.quotas import Quotas
 from kvferry.controller.texts import Tokenizer
 from kvferry.errors import KVFerryError
 
@@ -38,6 +39,7 @@ class Controller:
     Attributes:
         members: Who lives, and what each holds.
         jobs: What instances are asked to do.
+        quotas: What they may hold.
         journal: What happened.
         prefixes: What was asked for.
         tokenizer: For texts, if there is one.
@@ -54,11 +56,12 @@ class Controller:
             members_max=config.instances_max,
         )
         self.jobs = Jobs(self.journal)
+        self.quotas = Quotas(self.journal)
         self.prefixes = Prefixes()
         self.tokenizer = Tokenizer(config.tokenizer_file) if config.tokenizer_file else None
         self.started = time.time()
         self.ending = threading.Event()
-        self._ports = Ports(config, self.members, self.jobs)
+        self._ports = Ports(config, self.members, self.jobs, self.quotas)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending: asyncio.Event | None = None
         self._thread: threading.Thread | None = None

@@ -18,6 +18,7 @@ from contextlib import suppress
 from kvferry.config.controller import ControllerConfig
 from kvferry.controller.jobs import Jobs
 from kvferry.controller.members import Key, Members
+from kvferry.controller.quotas import Quotas
 from kvferry.errors import KVFerryError, UnavailableError
 from kvferry.membership.framing import HEAD, NONCE_BYTES, frame, proof
 from kvferry.membership.messages import (
@@ -79,16 +80,20 @@ class Ports:
         config: Of the controller.
         members: Is told what instances say.
         jobs: Is asked what they are to do.
+        quotas: Is asked what they may hold.
 
     Attributes:
         ports: Where it listens, by name, after `open`.
         counts: Connections now, refusals and messages so far.
     """
 
-    def __init__(self, config: ControllerConfig, members: Members, jobs: Jobs) -> None:
+    def __init__(
+        self, config: ControllerConfig, members: Members, jobs: Jobs, quotas: Quotas
+    ) -> None:
         self._config = config
         self._members = members
         self._jobs = jobs
+        self._quotas = quotas
         self._servers: list[asyncio.Server] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._ticking: asyncio.Task[None] | None = None
@@ -256,6 +261,7 @@ class Ports:
             gone = self._members.register(peer.key, peer.incarnation, peer.host, message)
             if isinstance(gone, InstanceRefused):
                 return gone
+            self._quotas.heard(peer.key[0], message.quotas)
             if gone:
                 self._jobs.gone(peer.key)
                 await asyncio.to_thread(self._members.drop, gone)
@@ -299,7 +305,8 @@ class Ports:
             return _UNKNOWN
         self._jobs.results(peer.key, message.results)
         number, peers = self._members.peers(message.peers)
-        return Pulse(seq, resync, self._jobs.commands(peer.key), peers, number)
+        commands, quotas = self._jobs.commands(peer.key), self._quotas.of(peer.key[0])
+        return Pulse(seq, resync, commands, peers, number, quotas)
 
 
 async def _received(reader: asyncio.StreamReader, idle_s: float | None, size_max: int) -> Message:

@@ -230,6 +230,7 @@ class Reporter:
             tuple(self._holdings.actions),
             f"kvferry {__version__}",
             self._lookup_address,
+            tuple(self._holdings.quotas),
         )
         link, _ = Link.open(self._reply, "reply", self._me, self._secret, _TIMEOUT_S)
         try:
@@ -356,6 +357,7 @@ class Reporter:
                     wake = pulse.resync or self._stuck
                 if wake:
                     self._backlog.wake()
+                self._holdings.limit(pulse.quotas)
                 for command in pulse.commands:
                     self._take(command)
                 if pulse.peers is not None:

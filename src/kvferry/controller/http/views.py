@@ -240,6 +240,7 @@ def _shown(controller: Controller, member: Member) -> NodeRow:
         "chunks": 0 if dead else controller.members.chunks(member),
         "capacity_bytes": member.usage.capacity_bytes,
         "used_bytes": member.usage.used_bytes,
+        "quota_bytes": {one.model: one.bytes for one in controller.quotas.of(member.instance)},
         "requested_tokens": member.work.requested_tokens,
         "hit_tokens": {one.tier: one.tokens for one in member.work.hits},
         "registered": round(member.registered_at, 3),
