@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -117,7 +117,7 @@ def controller(**settings: Any) -> Iterator[Controller]:
 
 @contextmanager
 def reporting(
-    cache: FakeCache, to: Controller | dict[str, int], instance: str = "one", **settings: Any
+    cache: FakeCache, to: Controller | Mapping[str, object], instance: str = "one", **settings: Any
 ) -> Iterator[Reporter]:
     """A reporter of a cache to a controller, or to its ports."""
     ports = to.ports if isinstance(to, Controller) else to

@@ -56,11 +56,14 @@ class AllowedHosts:
     """Hosts that requests may name: names and addresses as they stand, and networks.
 
     Raises:
-        ConfigError: A text with "/" is no network.
+        ConfigError: A text is neither.
     """
 
     def __init__(self, hosts: Sequence[str]) -> None:
         self._names = {host.lower() for host in hosts if "/" not in host}
+        for name in self._names:
+            if not _HOST.fullmatch(name) or name.isdigit():
+                raise ConfigError("remote_kv_sources has names, addresses and networks: 10.0.0.0/8")
         try:
             self._networks = [ipaddress.ip_network(host) for host in hosts if "/" in host]
         except ValueError as error:

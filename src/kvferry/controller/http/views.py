@@ -272,6 +272,10 @@ def _identities(living: list[Member]) -> list[IdentityRow]:
 def _alarms(controller: Controller, living: list[Member], members: list[Member]) -> list[str]:
     """What an operator should look at."""
     alarms = []
+    shared = controller.shared
+    if shared is not None and shared.problem:
+        text = "other controllers are not heard"
+        alarms.append(f"the directory at {shared.address} is of no use, {text}: {shared.problem}")
     if not living and time.time() - controller.started > _NOBODY_S:
         text = "died" if members else "has ever registered"
         alarms.append(
