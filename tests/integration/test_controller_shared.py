@@ -17,10 +17,11 @@ from kvferry.controller.controller import Controller
 from kvferry.controller.jobs import Step
 from kvferry.errors import ConfigError
 from kvferry.membership import Command, Quota
+from support import clock
+from support.controllers import ControllerProcess, many
 from support.holdings import FakeCache, config, hashes, reporting
-from support.processes import LIMIT_S, Process
+from support.processes import LIMIT_S
 from support.servers import TestServer, start_server, wait_for
-from support.views import ask
 
 FIRST = "kvferry:controller:"
 QUICK = {"heartbeat_s": 0.2, "suspect_s": 2.0, "dead_s": 4.0}
@@ -222,34 +223,12 @@ def test_whoever_dies_is_dead_for_both(two: Two, store: TestServer) -> None:
 # --- Processes ---
 
 
-class ControllerProcess(Process):
-    """A `kvferry controller` with a directory."""
+def process(store: TestServer) -> ControllerProcess:
+    return ControllerProcess(directory=store.url, heartbeat_s=0.2, suspect_s=2, dead_s=5)
 
-    def __init__(self, url: str) -> None:
-        ports = json.dumps({"pull": 0, "reply": 0, "heartbeat": 0})
-        super().__init__(
-            *("controller", "--port", 0, "--monitor-ports", ports, "--directory", url),
-            *("--heartbeat-s", 0.2, "--suspect-s", 2, "--dead-s", 5),
-        )
-        found = self.says(r"controller at (\S+); instances at \S+, ports: (.*)")
-        self.says("ready")
-        self.url = found[1]
-        parts = (part.split() for part in found[2].split(", "))
-        self.ports = {name: int(port) for name, port in parts}
 
-    def nodes(self) -> dict[str, str]:
-        status, body = ask(f"{self.url}/v1/nodes")
-        assert status == 200, body
-        return {one["instance"]: one["state"] for one in body["nodes"]}
-
-    def lookup(self) -> dict[str, int]:
-        digests = [hashes(9)[i : i + 16].hex() for i in range(0, 144, 16)]
-        status, body = ask(f"{self.url}/v1/lookup", "POST", {"hashes": digests})
-        assert status == 200, body
-        return {one["instance"]: one["chunks"] for one in body["instances"]}
-
-    def knows(self, **expected: int) -> None:
-        wait_for(f"{expected} is known", lambda: self.lookup() == expected, LIMIT_S)
+def finds(by: ControllerProcess, **expected: int) -> None:
+    wait_for(f"{expected} is known", lambda: by.lookup(hashes(9)) == expected, LIMIT_S)
 
 
 @pytest.mark.parametrize("killed", [0, 1])
@@ -257,26 +236,69 @@ def test_either_of_two_controllers_may_be_killed(store: TestServer, killed: int)
     old, new = FakeCache(), FakeCache()
     old.add(hashes(4))
     new.add(hashes(7))
-    with ControllerProcess(store.url) as one, ControllerProcess(store.url) as two:
+    with process(store) as one, process(store) as two:
         both = [one, two]
         ports: dict[str, Any] = {
             name: f"{one.ports[name]},127.0.0.1:{two.ports[name]}" for name in ("pull", "reply")
         }
         with reporting(old, ports, "old"):
             for each in both:
-                each.knows(old=4)
+                finds(each, old=4)
             dead = both.pop(killed)
             dead.send(signal.SIGKILL)
             [left] = both
-            assert left.lookup() == {"old": 4}
-            with reporting(new, ports, "new"), ControllerProcess(store.url) as third:
+            assert left.lookup(hashes(9)) == {"old": 4}
+            with reporting(new, ports, "new"), process(store) as third:
                 for each in (left, third):
-                    each.knows(new=7, old=4)
-                    assert set(each.nodes()) == {"old", "new"}
+                    finds(each, new=7, old=4)
                 old.add(hashes(9))
                 for each in (left, third):
-                    each.knows(new=7, old=9)
-                assert left.nodes() == {"old": "alive", "new": "alive"}
+                    finds(each, new=7, old=9)
+                    assert each.cluster()["states"] == {"alive": 2, "suspect": 0, "dead": 0}
+
+
+def test_a_directory_is_read_by_others_and_by_whoever_comes() -> None:
+    shared(processes=2, each=8, chunks=2000)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_a_directory_of_ten_million_is_read_within_twenty_seconds() -> None:
+    measured = shared(processes=4, each=64, chunks=39_063)
+    print(json.dumps(measured))
+    assert measured["other_s"] <= 20
+    assert measured["begins_s"] <= 20
+    assert measured["store_bytes_per_entry"] <= 32
+
+
+def shared(processes: int, each: int, chunks: int) -> dict[str, float]:
+    """Instances report to one of two controllers; a third one begins later."""
+    total = processes * each * chunks
+
+    def complete(by: ControllerProcess) -> bool:
+        said = by.cluster()
+        return bool(said["entries"] == total and said["synced"] == processes * each)
+
+    with ExitStack() as stack:
+        store = stack.enter_context(start_server("valkey"))
+        one, two = (stack.enter_context(process(store)) for _ in range(2))
+        began = clock.now_s()
+        for number in range(processes):
+            stack.enter_context(many(one.ports, number * each, each, chunks))
+        wait_for("the one is complete", lambda: complete(one), 120)
+        wait_for("the other is complete", lambda: complete(two), 120)
+        other_s, began = clock.now_s() - began, clock.now_s()
+        third = stack.enter_context(process(store))
+        assert complete(third)
+        begins_s = clock.now_s() - began
+        assert [by.cluster()["states"]["alive"] for by in (one, two, third)] == [
+            processes * each
+        ] * 3
+        return {
+            "other_s": round(other_s, 2),
+            "begins_s": round(begins_s, 2),
+            "store_bytes_per_entry": round(int(store.info("memory")["used_memory"]) / total, 1),
+        }
 
 
 # --- Settings ---
