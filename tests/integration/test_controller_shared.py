@@ -90,7 +90,8 @@ def test_what_one_is_told_both_know(two: Two) -> None:
         cache.remove(hashes(9)[5 * 16 :])
         knows(two.two, one=5)
         [here], [there] = (each.members.living() for each in (two.one, two.two))
-        assert (here.facts, here.usage, here.host) == (there.facts, there.usage, there.host)
+        assert (here.facts, here.host) == (there.facts, there.host)
+        wait_for("its usage too", lambda: there.usage == cache.usage())
         third = two.another()  # it knows all when it begins
         assert held(third) == {"one": 5}
     for each in (two.one, two.two, third):
@@ -255,6 +256,28 @@ def test_either_of_two_controllers_may_be_killed(store: TestServer, killed: int)
                 for each in (left, third):
                     finds(each, new=7, old=9)
                     assert each.cluster()["states"] == {"alive": 2, "suspect": 0, "dead": 0}
+
+
+def test_a_controller_that_hangs_loses_its_instances_and_learns_of_them_again(
+    store: TestServer,
+) -> None:
+    cache = FakeCache()
+    cache.add(hashes(4))
+    with process(store) as one, process(store) as two:
+        ports: dict[str, Any] = {
+            name: f"{one.ports[name]},127.0.0.1:{two.ports[name]}" for name in ("pull", "reply")
+        }
+        with reporting(cache, ports, "it"):
+            finds(two, it=4)
+            one.send(signal.SIGSTOP)
+            cache.add(hashes(7))
+            finds(two, it=7)
+            one.send(signal.SIGCONT)
+            finds(one, it=7)
+            cache.remove(hashes(9)[2 * 16 :])
+            for each in (one, two):
+                finds(each, it=2)
+                assert each.cluster()["states"]["dead"] == 0
 
 
 def test_a_directory_is_read_by_others_and_by_whoever_comes() -> None:
