@@ -14,6 +14,7 @@ import pytest
 from kvferry.config.controller import ControllerConfig
 from kvferry.config.peers import PeerSettings
 from kvferry.controller.controller import Controller
+from kvferry.controller.homes import entry_id, log_name
 from kvferry.controller.jobs import Step
 from kvferry.errors import ConfigError
 from kvferry.membership import Command, Quota
@@ -139,6 +140,26 @@ def test_what_the_store_has_lost_is_there_again(two: Two, store: TestServer) -> 
         knows(two.another(), one=6)
         assert held(two.one) == {"one": 6}
         wait_for("quotas too", lambda: two.two.quotas.of("one") == (Quota(5),))
+
+
+def test_what_was_cut_or_is_no_message_in_a_log_harms_nobody(two: Two, store: TestServer) -> None:
+    cache, other = FakeCache(), FakeCache()
+    with speaking(cache, two.one), speaking(other, two.one, "other"):
+        cache.add(hashes(4))
+        other.add(hashes(4))
+        knows(two.two, one=4, other=4)
+        [member] = [each for each in two.one.members.living() if each.instance == "one"]
+        log = log_name(member.key, member.incarnation)
+        # A controller was killed while it wrote a long message.
+        store.cli("XADD", log, entry_id(member.seq, 1), "more", b"half of it")
+        cache.add(hashes(5))
+        knows(two.two, one=5, other=4)
+        store.cli("XADD", log, entry_id(member.seq + 1), "end", b"rubbish")
+        cache.add(hashes(6))
+        other.add(hashes(7))
+        knows(two.two, one=6, other=7)
+        assert two.two.shared is not None
+        assert not two.two.shared.problem
 
 
 @pytest.mark.full

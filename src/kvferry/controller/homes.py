@@ -47,7 +47,7 @@ class _Home:
         whole: The log has all since a snapshot began.
         seq: Of the last change that was seen.
         began: Number with which the last snapshot began.
-        size, base: Bytes since then, and how many of them were the snapshot; 0: not known.
+        size, base: Bytes since then, and how many of them were the snapshot; 0: it is not complete.
         wanted: Somebody cannot use the log.
         heard_at: When it was heard.
         news: There is something to be written of it.
@@ -195,6 +195,7 @@ class Homes:
             whole = followed and member.synced and not member.gap
             now = self._clock()
             home = _Home(member.incarnation, whole, member.seq, now, now)
+            home.base = int(whole)  # another controller has written it
             self._homes[member.key] = home
         return home
 

@@ -53,7 +53,7 @@ from kvferry.controller.stored import (
     read_record,
     read_said,
 )
-from kvferry.errors import KVFerryError
+from kvferry.errors import CapacityError, KVFerryError, UsageError
 from kvferry.membership.messages import InstanceRefused, Malformed, Result, decoded
 
 __all__ = ["Shared"]
@@ -61,7 +61,7 @@ __all__ = ["Shared"]
 _log = logging.getLogger("kvferry.controller")
 
 _EVERY_S = 0.2
-_AGAIN_S = 1.0  # after a turn that failed
+_AGAIN_S = 2.0  # after a turn that failed
 _QUIET_S = 1.0  # that a turn may take until members cannot be said to be heard
 _LIMIT_S = 5.0  # of what is sent at a time
 _FIRST_S = 30.0  # for what is there when a controller begins
@@ -122,7 +122,7 @@ class Shared:
         self._thread.start()
 
     def stop(self) -> None:
-        """End; what members said last is written, if the store takes it at once."""
+        """End; what members said last they say again, to whoever comes next."""
         self._closing.set()
         self._thread.join(_LIMIT_S)
         self._client.close()
@@ -312,21 +312,8 @@ class Shared:
         member = self._members.find(key, record.incarnation)
         if member is None or record.seq <= member.seq:
             return
-        name = log_name(key, record.incarnation)
-        start, message = entry_id(member.seq + 1), b""
-        while time.monotonic() < until and key not in self._homes:
-            count = b"%d" % _ENTRIES
-            [found] = self._ask(until, (b"XRANGE", name, start, b"+", b"COUNT", count))
-            for id, (kind, piece) in found or ():
-                message += piece
-                start = b"(" + id
-                if kind != b"end":
-                    continue
-                change, message = decoded(message), b""
-                if isinstance(change, Change) and key not in self._homes:
-                    self._members.change(key, record.incarnation, change)
-            if not found or len(found) < _ENTRIES:
-                break
+        with suppress(Malformed, UsageError, CapacityError):  # then it stays behind
+            self._read_log(member, until)
         now = time.monotonic()
         if member.seq >= record.seq and not member.gap:
             followed.behind_at = None
@@ -335,6 +322,22 @@ class Shared:
         elif now - followed.behind_at > _WANT_AFTER_S:
             followed.behind_at = now
             self._ask(until, (b"HSET", WANTS, field_of(key), b"1"))
+
+    def _read_log(self, member: Member, until: float) -> None:
+        name = log_name(member.key, member.incarnation)
+        start, message = entry_id(member.seq + 1), b""
+        while time.monotonic() < until and member.key not in self._homes:
+            count = b"%d" % _ENTRIES
+            [found] = self._ask(until, (b"XRANGE", name, start, b"+", b"COUNT", count))
+            for id, (kind, piece) in found or ():
+                # What is in front of a first piece was never written to its end.
+                message = piece if id.endswith(b"-0") else message + piece
+                start = b"(" + id
+                change = decoded(message) if kind == b"end" else None
+                if isinstance(change, Change) and member.key not in self._homes:
+                    self._members.change(member.key, member.incarnation, change)
+            if not found or len(found) < _ENTRIES:
+                break
 
     def _drop(self, key: Key, seats: list[int]) -> None:
         if seats:
