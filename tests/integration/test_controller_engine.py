@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from kvferry import TieredCache
 from kvferry.controller.http.app import make_app
 from kvferry.http.listener import HttpListener
-from kvferry.membership import Command, HeldIdentity, MemoryUsage, Reporter, Result, WorkDone
+from kvferry.membership import Command, HeldIdentity, MemoryUsage, Quota, Reporter, Result, WorkDone
 from support.engines import CHUNK, IDENTITY, expected, open_engine, prompt
 from support.holdings import controller
 from support.stamps import until
@@ -31,6 +31,11 @@ class EngineHoldings:
     def actions(self) -> Collection[str]:
         """See `Holdings`."""
         return ("clear",)
+
+    quotas: Sequence[Quota] = ()
+
+    def limit(self, quotas: Sequence[Quota]) -> None:
+        """See `Holdings`."""
 
     def identities(self) -> Sequence[HeldIdentity]:
         """See `Holdings`."""

@@ -13,6 +13,7 @@ from kvferry.controller.jobs import Jobs
 from kvferry.controller.journal import Journal
 from kvferry.controller.members import Members
 from kvferry.controller.ports import Ports
+from kvferry.controller.quotas import Quotas
 
 
 @pytest.mark.parametrize("turns", range(6))
@@ -24,7 +25,7 @@ def test_who_connects_while_it_closes_leaves_no_socket(turns: int) -> None:
             host="127.0.0.1", monitor_ports=dict.fromkeys(("pull", "reply", "heartbeat"), 0)
         )
         journal = Journal()
-        ports = Ports(config, Members(journal), Jobs(journal))
+        ports = Ports(config, Members(journal), Jobs(journal), Quotas(journal))
         await ports.open()
         for port in ports.ports.values():
             stack.enter_context(socket.create_connection(("127.0.0.1", port)))

@@ -5,82 +5,16 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from support import clock, instances
-from support.processes import END_LIMIT_S, LIMIT_S, Process
+from support.controllers import ControllerProcess, many
+from support.processes import END_LIMIT_S, LIMIT_S
 from support.stamps import until
-from support.views import ask
-
-
-class ControllerProcess(Process):
-    """A `kvferry controller`; `ports` and `url` once it is ready."""
-
-    def __init__(self, **settings: Any) -> None:
-        given = {"port": 0, "monitor_ports": '{"pull": 0, "reply": 0, "heartbeat": 0}'}
-        words = [
-            word
-            for name, value in {**given, **settings}.items()
-            for word in (f"--{name.replace('_', '-')}", value)
-        ]
-        super().__init__("controller", *words)
-        found = self.says(r"controller at (\S+); instances at \S+, ports: (.*)")
-        self.says("ready")
-        self.url = found[1]
-        names = (part.split() for part in found[2].split(", "))
-        self.ports = {name: int(port) for name, port in names}
-
-    def again(self) -> dict[str, Any]:
-        """Settings of a controller in the place of this one."""
-        return {
-            "port": int(self.url.rpartition(":")[2]),
-            "monitor_ports": json.dumps(self.ports),
-        }
-
-    def cluster(self) -> dict[str, Any]:
-        """What it says of itself."""
-        status, body = ask(f"{self.url}/v1/cluster")
-        assert status == 200
-        return dict(body)
-
-    def lookup(self, hashes: bytes) -> dict[str, int]:
-        """Who holds leading chunks."""
-        digests = [hashes[i : i + 16].hex() for i in range(0, len(hashes), 16)]
-        status, body = ask(f"{self.url}/v1/lookup", "POST", {"hashes": digests, "limit": 1024})
-        assert status == 200, body
-        return {one["instance"]: one["chunks"] for one in body["instances"]}
-
-
-@contextmanager
-def many(of: ControllerProcess, first: int, count: int, chunks: int) -> Iterator[Any]:
-    """A process of some instances."""
-    asked = {
-        "first": first,
-        "count": count,
-        "chunks": chunks,
-        **{name: f"127.0.0.1:{of.ports[name]}" for name in ("pull", "reply")},
-    }
-    with subprocess.Popen(
-        [sys.executable, "-P", Path(instances.__file__), json.dumps(asked)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        try:
-            assert process.stdout.readline() == "begun\n"
-            yield process
-        finally:
-            process.kill()
 
 
 def states(of: ControllerProcess) -> dict[str, int]:
@@ -93,8 +27,8 @@ QUICK = {"heartbeat_s": 0.2, "suspect_s": 1.5, "dead_s": 3}
 
 def test_a_killed_instance_becomes_suspect_and_dead_and_its_entries_are_gone() -> None:
     mine = instances.held_by(0, 100)
-    with ControllerProcess(**QUICK) as ctl, many(ctl, 1, 1, 100):
-        with many(ctl, 0, 1, 100) as process:
+    with ControllerProcess(**QUICK) as ctl, many(ctl.ports, 1, 1, 100):
+        with many(ctl.ports, 0, 1, 100) as process:
             until(lambda: ctl.lookup(mine) == {"many-0": 100, "many-1": 32}, LIMIT_S)
             process.kill()
             until(lambda: states(ctl)["suspect"] == 1, LIMIT_S)
@@ -102,15 +36,15 @@ def test_a_killed_instance_becomes_suspect_and_dead_and_its_entries_are_gone() -
             assert list(ctl.lookup(mine)) == ["many-1", "many-0"]
             until(lambda: states(ctl)["dead"] == 1, LIMIT_S)
         assert ctl.lookup(mine) == {"many-1": 32}
-        assert ctl.cluster()["entries"] == 100
-        with many(ctl, 0, 1, 100):  # the next process of that name
+        until(lambda: ctl.cluster()["entries"] == 100, LIMIT_S)
+        with many(ctl.ports, 0, 1, 100):  # the next process of that name
             until(lambda: ctl.lookup(mine) == {"many-0": 100, "many-1": 32}, LIMIT_S)
             assert states(ctl) == {"alive": 2, "suspect": 0, "dead": 0}
 
 
 def test_a_stopped_instance_comes_back_with_all_that_it_holds() -> None:
     mine = instances.held_by(0, 100)
-    with ControllerProcess(**QUICK) as ctl, many(ctl, 0, 1, 100) as process:
+    with ControllerProcess(**QUICK) as ctl, many(ctl.ports, 0, 1, 100) as process:
         until(lambda: ctl.lookup(mine) == {"many-0": 100}, LIMIT_S)
         os.kill(process.pid, signal.SIGSTOP)
         until(lambda: ctl.lookup(mine) == {}, LIMIT_S)
@@ -120,7 +54,7 @@ def test_a_stopped_instance_comes_back_with_all_that_it_holds() -> None:
 
 def test_a_stopped_controller_takes_nobody_for_dead() -> None:
     mine = instances.held_by(0, 100)
-    with ControllerProcess(**QUICK) as ctl, many(ctl, 0, 1, 100):
+    with ControllerProcess(**QUICK) as ctl, many(ctl.ports, 0, 1, 100):
         until(lambda: ctl.lookup(mine) == {"many-0": 100}, LIMIT_S)
         ctl.send(signal.SIGSTOP)
         time.sleep(5)  # longer than dead_s
@@ -151,7 +85,7 @@ def complete_again(processes: int, each: int, chunks: int) -> dict[str, float]:
     mine = instances.held_by(each + 1, chunks)[: 256 * 16]
     with ControllerProcess() as first:
         again = first.again()
-        running = [many(first, n * each, each, chunks) for n in range(processes)]
+        running = [many(first.ports, n * each, each, chunks) for n in range(processes)]
         started = [one.__enter__() for one in running]
         try:
             until(lambda: first.cluster()["entries"] == total, 3 * END_LIMIT_S, 0.1)

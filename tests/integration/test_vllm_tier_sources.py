@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from kvferry.config.remote_sources import AllowedHosts
 from kvferry.errors import ConfigError
 from kvferry.integrations.vllm.offload.options import read_options
-from kvferry.integrations.vllm.offload.sources import NODES_MAX, AllowedHosts
+from kvferry.integrations.vllm.offload.sources import NODES_MAX
 from support import clock
 from support.node_server import NodeServer
 from support.proxy import FaultProxy

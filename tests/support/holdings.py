@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from kvferry import _native
 from kvferry.config.controller import ControllerConfig
 from kvferry.controller.controller import Controller
-from kvferry.membership import Command, HeldIdentity, MemoryUsage, Reporter, Result, WorkDone
+from kvferry.membership import Command, HeldIdentity, MemoryUsage, Quota, Reporter, Result, WorkDone
 
 CHUNK = 16
 IDENTITY = HeldIdentity(hashlib.sha256(b"tiny").digest()[:16], "tiny", CHUNK)
@@ -43,6 +43,11 @@ class FakeCache:
         self.obeyed: list[Command] = []
         self.done = WorkDone()
         self.reporter: Reporter | None = None
+        self.quotas: Sequence[Quota] = ()
+
+    def limit(self, quotas: Sequence[Quota]) -> None:
+        """See `Holdings`."""
+        self.quotas = quotas
 
     def identities(self) -> Sequence[HeldIdentity]:
         """See `Holdings`."""
@@ -112,7 +117,7 @@ def controller(**settings: Any) -> Iterator[Controller]:
 
 @contextmanager
 def reporting(
-    cache: FakeCache, to: Controller | dict[str, int], instance: str = "one", **settings: Any
+    cache: FakeCache, to: Controller | Mapping[str, object], instance: str = "one", **settings: Any
 ) -> Iterator[Reporter]:
     """A reporter of a cache to a controller, or to its ports."""
     ports = to.ports if isinstance(to, Controller) else to

@@ -15,7 +15,7 @@ import random
 import sys
 from collections.abc import Iterable, Sequence
 
-from kvferry.membership import Command, HeldIdentity, MemoryUsage, Reporter, Result, WorkDone
+from kvferry.membership import Command, HeldIdentity, MemoryUsage, Quota, Reporter, Result, WorkDone
 
 __all__ = ["SHARED", "held_by"]
 
@@ -36,6 +36,11 @@ class Held:
 
     def __init__(self, hashes: bytes) -> None:
         self.hashes = hashes
+
+    quotas: Sequence[Quota] = ()
+
+    def limit(self, quotas: Sequence[Quota]) -> None:
+        """See `Holdings`."""
 
     def identities(self) -> Sequence[HeldIdentity]:
         """See `Holdings`."""

@@ -50,6 +50,7 @@ class EngineRequest:
     skip_reading_prefix_cache: bool = False
     prefill_stats: PrefillStats | None = None
     num_output_tokens: int = 0
+    kv_transfer_params: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         self.num_prompt_tokens = self.num_prompt_tokens or len(self.all_token_ids)

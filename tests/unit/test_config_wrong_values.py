@@ -55,7 +55,7 @@ def texts(spec: Spec, pick: random.Random) -> str:
     if spec.kind in (tuple, dict):
         number = "-3" if is_ports(spec) else "3"
         return pick.choice(
-            ("{", "[1", number, '"a"', '{"a": 1, "a": 2}', "[" * LONG, "nul", "\u2028")
+            ("{", "[1", number, '"a"', '{"a": 1, "a": 2}', "[" * LONG, "nul?", "\u2028")
         )
     return pick.choice(("a\0b", "\udcff", "\0"))
 

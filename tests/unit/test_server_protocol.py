@@ -31,8 +31,8 @@ REQUESTS: dict[str, tuple[Any, str]] = {
     ),
     "Attached": (p.Attached(*HEAD), f"94 02 {HEAD_HEX}"),
     "Lookup": (
-        p.LookupRequest(*HEAD, HASHES, False, True, GENERATION, [40, 0, 8, 2, 3]),
-        f"99 03 {HEAD_HEX} c4 20 {HASHES.hex()} c2 c3 {GENERATION_HEX} 95 28 00 08 02 03",
+        p.LookupRequest(*HEAD, HASHES, False, True, GENERATION, [40, 0, 8, 2, 3], "h:1"),
+        f"9a 03 {HEAD_HEX} c4 20 {HASHES.hex()} c2 c3 {GENERATION_HEX} 95 28 00 08 02 03 a3 683a31",
     ),
     "Reserve": (
         p.Reserve(*HEAD, HASHES, 1, GENERATION),
@@ -41,8 +41,8 @@ REQUESTS: dict[str, tuple[Any, str]] = {
     "Commit": (p.Commit(*HEAD, 300, b"\1\0"), f"96 05 {HEAD_HEX} cd 012c c4 02 0100"),
     "Abort": (p.Abort(*HEAD, 300), f"95 06 {HEAD_HEX} cd 012c"),
     "Retrieve": (
-        p.Retrieve(*HEAD, HASHES, 40, GENERATION, [40, 0, 8, 2, 3]),
-        f"98 07 {HEAD_HEX} c4 20 {HASHES.hex()} 28 {GENERATION_HEX} 95 28 00 08 02 03",
+        p.Retrieve(*HEAD, HASHES, 40, GENERATION, [40, 0, 8, 2, 3], "h:1"),
+        f"99 07 {HEAD_HEX} c4 20 {HASHES.hex()} 28 {GENERATION_HEX} 95 28 00 08 02 03 a3 683a31",
     ),
     "Release": (p.Release(*HEAD, [1, 2]), f"95 08 {HEAD_HEX} 92 01 02"),
     "Prefetch": (
@@ -143,9 +143,9 @@ def test_fields_that_are_missing_at_the_end_take_their_defaults() -> None:
     def cut(message: Any, fields: int) -> bytes:
         return msgspec.msgpack.encode(msgspec.msgpack.decode(p.encode(message))[:-fields])
 
-    assert p.decode_request(cut(REQUESTS["Lookup"][0], 4)) == p.LookupRequest(*HEAD, HASHES)
-    assert p.LookupRequest(*HEAD, HASHES) == p.LookupRequest(*HEAD, HASHES, True, True, b"", [])
-    assert p.decode_request(cut(REQUESTS["Retrieve"][0], 2)) == p.Retrieve(*HEAD, HASHES, 40)
+    assert p.decode_request(cut(REQUESTS["Lookup"][0], 5)) == p.LookupRequest(*HEAD, HASHES)
+    assert p.LookupRequest(*HEAD, HASHES) == p.LookupRequest(*HEAD, HASHES, True, True, b"", [], "")
+    assert p.decode_request(cut(REQUESTS["Retrieve"][0], 3)) == p.Retrieve(*HEAD, HASHES, 40)
     register = p.decode_request(cut(REQUESTS["Register"][0], 4))
     assert isinstance(register, p.Register)
     told = (register.software, register.pid, register.process, register.token)

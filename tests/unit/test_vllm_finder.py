@@ -214,7 +214,7 @@ def test_every_rank_is_asked_for_the_same_and_the_smallest_counts(engine_id: str
     assert finder.shared == b"everyone"
     finder.renewed(bytes(8), b"another.")
     assert until(lambda: all(r.renewals == [(bytes(8), b"another.")] for r in found), 10)
-    other = Prompt(PROMPT.hashes, PROMPT.tokens, PROMPT.chunk_size, b"a generation" + bytes(4))
+    other = replace(PROMPT, generation=b"a generation" + bytes(4), source=("::1", 6400))
     assert finder.find(other) == 2
     assert all(rank.prompts[-1] == other for rank in found)
     finder.close()
@@ -355,11 +355,11 @@ def test_a_rank_that_breaks_counts_as_one_that_has_nothing(engine_id: str) -> No
 @pytest.mark.parametrize(
     "question",
     [
-        b"x" * 57,
-        b"\xff\xff\xff\xff" + b"f" + bytes(52),
-        b"\x01\x00\x00\x00" + b"f" + b"\x08\x00\x00\x00" + bytes(48) + b"x",
-        b"\x00\x00\x00\x00" + b"?" + b"\x08\x00\x00\x00" + bytes(48),
-        b"\x00\x00\x00\x00" + b"f" + bytes(52),
+        b"x" * 59,
+        b"\xff\xff\xff\xff" + b"f" + bytes(54),
+        b"\x01\x00\x00\x00" + b"f" + b"\x08\x00\x00\x00" + bytes(50) + b"x",
+        b"\x00\x00\x00\x00" + b"?" + b"\x08\x00\x00\x00" + bytes(50),
+        b"\x00\x00\x00\x00" + b"f" + bytes(54),
     ],
 )
 def test_nonsense_ends_a_connection_and_no_other(engine_id: str, question: bytes) -> None:

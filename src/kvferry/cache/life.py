@@ -32,6 +32,7 @@ from kvferry.metrics import CacheMetrics
 __all__ = ["FLUSH_S", "CacheLife"]
 
 if TYPE_CHECKING:
+    from kvferry.cache.named import NamedNodes
     from kvferry.cache.peers import Sharer
 
 T = TypeVar("T")
@@ -82,6 +83,11 @@ class CacheLife:
         self.tiers = self.clearing.tiers = open_tiers(
             stores, self.config, identity, connectors or {}, self.metrics, self.clearing
         )
+        self.named: NamedNodes | None = None
+        if self.config.remote_kv_sources:
+            from kvferry.cache.named import NamedNodes  # for those alone who ask them
+
+            self.named = NamedNodes(cast("Sharer", self))
         self.learning = Learning(
             known,
             lambda: [store.tier.connector for store in self.tiers],
@@ -101,6 +107,7 @@ class CacheLife:
             lambda: self.config.lookup_timeout_s,
             copy_threads,
             lambda steps: self.in_background(steps),
+            lambda prompt: self.named.of(prompt) if self.named is not None else (),
         )
         keep = self.config.local_cpu
         self.storer = Storer(self.memory, self.tiers, self.metrics, copy_threads, keep=keep)
@@ -132,6 +139,8 @@ class CacheLife:
             from kvferry.cache.sharing import leave
 
             leave(cast("Sharer", self))
+        if self.named is not None:
+            self.named.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
         until = time.monotonic() + timeout_s
         self.learning.close(min(_NOTE_S, timeout_s))

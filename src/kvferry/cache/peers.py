@@ -25,14 +25,19 @@ from kvferry.cache.store_tiers import StoreTier, space_of
 from kvferry.chunks.identity import Identity
 from kvferry.chunks.layout import KVLayout
 from kvferry.config import CacheConfig, ClientConfig
+from kvferry.config.peers import PeerSettings
+from kvferry.config.remote_sources import Address
 from kvferry.connectors.peer import PeerConnector
 from kvferry.errors import KVFerryError
 from kvferry.membership import Peer
 from kvferry.metrics import CacheMetrics
+from kvferry.node.lending import USER
 
-__all__ = ["PeerTier", "Peers", "Sharer", "open_peer"]
+__all__ = ["PeerTier", "Peers", "Sharer", "client_of", "open_peer"]
 
 _log = logging.getLogger("kvferry.cache")
+
+_BACKOFF_S_MAX = 1.0  # of a peer that failed again and again
 
 
 class Sharer(Protocol):
@@ -59,9 +64,14 @@ class Sharer(Protocol):
 
 
 class PeerTier(StoreTier):
-    """The memory of another instance: its owner alone writes there, and deletes."""
+    """The memory of another instance: its owner alone writes there, and deletes.
+
+    Attributes:
+        address: Of its node.
+    """
 
     writes = False
+    address: Address
 
     def forget(self, which: Callable[[bytes], bool]) -> None:
         """See `StoreTier`; what is there is its owner's."""
@@ -78,7 +88,7 @@ def open_peer(cache: Sharer, name: str, config: ClientConfig) -> PeerTier:
     Raises:
         KVFerryError: It cannot be opened. (A node that is away can: it may come.)
     """
-    return PeerTier(
+    tier = PeerTier(
         f"peer {name}",
         PeerConnector(space_of(cache.identity), config),
         cache.layout.chunk_bytes,
@@ -86,6 +96,21 @@ def open_peer(cache: Sharer, name: str, config: ClientConfig) -> PeerTier:
         cache.metrics,
         lets_go=True,
         clearing=cache.clearing,
+    )
+    tier.address = config.host.lower(), config.port
+    return tier
+
+
+def client_of(settings: PeerSettings, secret: str, address: Address) -> ClientConfig:
+    """How the node of another instance is reached."""
+    return ClientConfig(
+        host=address[0],
+        port=address[1],
+        reconnect_min_s=min(max(settings.lookup_backoff_time, 0.001), _BACKOFF_S_MAX),
+        reconnect_max_s=_BACKOFF_S_MAX,
+        username=USER if secret else None,
+        password=secret or None,
+        **settings.tls,
     )
 
 

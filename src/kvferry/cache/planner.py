@@ -37,6 +37,7 @@ class Planner(ABC):
             may come.
         prefill: How fast the engine computes; if it knows nothing, whatever is there is loaded.
         background: Does steps, some time.
+        named: Stores that are asked for this prompt alone.
     """
 
     def __init__(
@@ -45,18 +46,20 @@ class Planner(ABC):
         stores: Sequence[StoreTier],
         prefill: PrefillModel,
         background: Callable[[Steps[object]], object],
+        named: Callable[[Prompt], Sequence[StoreTier]],
     ) -> None:
         self._memory = memory
         self._stores = stores
+        self._named = named
         self._prefill = prefill
         self.account = Account()
         self.losing = Losing()
         self.pending = PendingLoads(memory)
         self._measure = Measuring(memory, self.pending, background).measure
 
-    @property
-    def _tiers(self) -> list[Tier]:
-        return [store.tier for store in self._stores]
+    def _tiers(self, prompt: Prompt) -> list[Tier]:
+        """Who is asked for a prompt; those that it names come last."""
+        return [store.tier for store in (*self._stores, *self._named(prompt))]
 
     @abstractmethod
     def _patience(
@@ -102,7 +105,7 @@ class Planner(ABC):
                 self._measure(tier, prompt, start)
             return until, declined
 
-        parts = (self._memory, self.pending, self._tiers)
+        parts = (self._memory, self.pending, self._tiers(prompt))
         return Asking(*parts, prompt, patience, budget.deadline, touch=touch)
 
     def plan(self, prompt: Prompt, held: int, budget: Budget, asking: Asking) -> Steps[Plan]:
@@ -121,7 +124,7 @@ class Planner(ABC):
                     flows = asking.window is not None and asking.window.tier is tier
                     offers.append(self._offer(tier, prompt, start, probe.end, flows=flows))
                     wanted.append(Wanted(tier, start, probe.end))
-                    start, more = probe.end, len(self._tiers) > 1
+                    start, more = probe.end, len(asking.tiers) > 1
                 reason = probe.reason
                 if reason == "deadline":
                     self._measure(tier, prompt, start)
@@ -129,7 +132,7 @@ class Planner(ABC):
                     break
         decision, found = self._decide(prompt, held, offers, budget), wanted
         goal = self._goal(held, [piece.end for piece in wanted], decision)
-        self._declined(prompt, held, offers, goal, budget)
+        self._declined(prompt, held, offers, asking.tiers, goal, budget)
         if goal < start:
             reason = "not_worth_loading"
             for piece in wanted:
@@ -158,11 +161,17 @@ class Planner(ABC):
         return decide(prompt.tokens, prompt.position(held), offers, self._prefill, **how)
 
     def _declined(
-        self, prompt: Prompt, held: int, offers: Sequence[Offer], goal: int, budget: Budget
+        self,
+        prompt: Prompt,
+        held: int,
+        offers: Sequence[Offer],
+        tiers: Sequence[Tier],
+        goal: int,
+        budget: Budget,
     ) -> None:
         """Note that what a store has is left there, if it is."""
         if offers and goal == held:
-            tier = next(tier for tier in self._tiers if tier.name == offers[0].store)
+            tier = next(tier for tier in tiers if tier.name == offers[0].store)
             self.losing.load(tier, "slow", prompt.chunks - held, budget, prompt.position(held))
 
     @staticmethod

@@ -57,12 +57,13 @@ class Prompt:
         tokens: Tokens of the prompt, those behind the last full chunk included.
         chunk_size: Tokens per chunk.
         generation: Of its hashes, and part of the names of its chunks; see
-        `kvferry.chunks.generation`. start_tokens: Tokens in front of the first chunk here, where
-        these are a part of a prompt. computed_tokens: Leading tokens that the engine has itself,
-        which cost nothing. queued: Tokens and pairs (see `kvferry.cache.prefill`) that the engine
-        computes before it
+            `kvferry.chunks.generation`.
+        start_tokens: Tokens in front of the first chunk here, where these are a part of a prompt.
+        computed_tokens: Leading tokens that the engine has itself, which cost nothing.
+        queued: Tokens and pairs (see `kvferry.cache.prefill`) that the engine computes before it
             turns to this prompt: while it does, waiting costs nothing.
         queued_at: The moment (``time.monotonic``) at which it was so much; 0: now.
+        source: Host and port of a node that is asked too; see `kvferry.cache.named`.
     """
 
     hashes: bytes
@@ -73,6 +74,7 @@ class Prompt:
     computed_tokens: int = 0
     queued: tuple[int, int] = (0, 0)
     queued_at: float = 0.0
+    source: tuple[str, int] | None = None
 
     @property
     def chunks(self) -> int:

@@ -48,6 +48,7 @@ class Retriever(Planner):
         lookup_timeout_s: Says the limit for asking stores; None: as long as an answer can pay.
         copy_threads: Threads that copy from memory into buffers.
         background: Does steps, some time.
+        named: Stores that are asked for this prompt alone.
     """
 
     def __init__(
@@ -58,8 +59,9 @@ class Retriever(Planner):
         lookup_timeout_s: Callable[[], float | None],
         copy_threads: int,
         background: Callable[[Steps[object]], object],
+        named: Callable[[Prompt], Sequence[StoreTier]] = lambda _: (),
     ) -> None:
-        super().__init__(memory, stores, prefill, background)
+        super().__init__(memory, stores, prefill, background, named)
         self._lookup_timeout_s = lookup_timeout_s
         self.copy_threads = copy_threads
         self._flights = Flights(memory)
@@ -188,7 +190,7 @@ class Retriever(Planner):
                     self._settle(budget, prompt.position(held))
                 if reads and plan.wanted:
                     self._begin(prompt, plan, budget, asking)
-        tiers = {MEMORY: held * size, **{tier.name: 0 for tier in self._tiers}}
+        tiers = {MEMORY: held * size, **{tier.name: 0 for tier in self._tiers(prompt)}}
         for piece in found:
             tiers[piece.tier.name] += (piece.end - piece.start) * size
         return Lookup(

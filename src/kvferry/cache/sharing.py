@@ -20,17 +20,25 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from kvferry.cache.peers import Peers, Sharer, open_peer
+from kvferry.cache.peers import Peers, Sharer, client_of, open_peer
 from kvferry.cache.prompt import Prompt
 from kvferry.cache.store_tiers import StoreTier, space_of
 from kvferry.cache.work import work_of
 from kvferry.chunks.keys import DIGEST_BYTES
-from kvferry.config import ClientConfig
 from kvferry.config.peers import PeerSettings
 from kvferry.config.url import parse_endpoint, show_endpoint
 from kvferry.errors import ConfigError, KVFerryError
-from kvferry.membership import Command, HeldIdentity, MemoryUsage, Peer, Reporter, Result, WorkDone
-from kvferry.node.lending import USER, LendingNode
+from kvferry.membership import (
+    Command,
+    HeldIdentity,
+    MemoryUsage,
+    Peer,
+    Quota,
+    Reporter,
+    Result,
+    WorkDone,
+)
+from kvferry.node.lending import LendingNode
 
 __all__ = ["Sharing", "join", "leave"]
 
@@ -44,7 +52,6 @@ _FOLLOW_S = 0.5  # between looks at who was reached, and who was named long ago
 _UNNAMED_S = 60.0  # a peer that no controller names is read on for so long
 _PREFETCH_S = 30.0
 _IN_FLIGHT_BYTES_MAX = 2 << 30  # pages that are held while they are sent
-_BACKOFF_S_MAX = 1.0  # of a peer that failed again and again
 
 
 class _Joined:
@@ -79,6 +86,7 @@ class Sharing:
         self._known: dict[tuple[str, int], Peer] = {}
         self._named: dict[tuple[str, int], float] = {}  # when a controller last named it
         self._listed: frozenset[tuple[str, int]] = frozenset()
+        self.quotas: Sequence[Quota] = ()
         self._closing = threading.Event()
         self.node: LendingNode | None = None
         addresses = ["", ""]
@@ -122,7 +130,9 @@ class Sharing:
         """Lend what this engine has in memory, and have it read from its peers."""
 
         def opened(name: str, address: str) -> StoreTier:
-            tier = open_peer(cache, name, self._client(address))
+            host, port = parse_endpoint(address)
+            config = client_of(self.settings, self._secret, (host, port or 0))
+            tier = open_peer(cache, name, config)
             prepare(tier)
             return tier
 
@@ -141,19 +151,6 @@ class Sharing:
         with self._lock:
             self._joined = tuple(one for one in self._joined if one.cache is not cache)
             return not self._joined
-
-    def _client(self, address: str) -> ClientConfig:
-        host, port = parse_endpoint(address)
-        settings = self.settings
-        return ClientConfig(
-            host=host,
-            port=port or 0,
-            reconnect_min_s=min(max(settings.lookup_backoff_time, 0.001), _BACKOFF_S_MAX),
-            reconnect_max_s=_BACKOFF_S_MAX,
-            username=USER if self._secret else None,
-            password=self._secret or None,
-            **settings.tls,
-        )
 
     def close(self, timeout_s: float = 1.0) -> None:
         """Say goodbye to the controller, and lend nothing any more."""
@@ -213,6 +210,10 @@ class Sharing:
             used += cache.memory.cache.stats()["resident"] * size
         return MemoryUsage(capacity, used)
 
+    def limit(self, quotas: Sequence[Quota]) -> None:
+        """See `Holdings`; obeyed by the thread, a moment after more was stored."""
+        self.quotas = quotas
+
     def work(self) -> WorkDone:
         """Of all caches that take part."""
         return work_of(cache.metrics for cache in self.caches)
@@ -263,6 +264,8 @@ class Sharing:
         follow_at = 0.0
         while not self._closing.wait(_LOOK_S):
             try:
+                for quota in self.quotas:
+                    self._keep(quota)
                 for one in self._joined:
                     self._tell(one)
                 if time.monotonic() >= follow_at:
@@ -270,6 +273,23 @@ class Sharing:
                     follow_at = time.monotonic() + _FOLLOW_S
             except Exception:
                 _log.exception("what memory holds is not told")
+
+    def _keep(self, quota: Quota) -> None:
+        """Evict what a quota does not allow, of the cache that has most first."""
+        held = sorted(
+            (
+                (cache.memory.cache.stats()["resident"] * cache.memory.chunk_bytes, index, cache)
+                for index, cache in enumerate(self.caches)
+                if quota.model in ("", cache.identity.model)
+            ),
+            reverse=True,
+        )
+        over = sum(used for used, _, _ in held) - quota.bytes
+        for _, _, cache in held:
+            if over <= 0:
+                return
+            size = cache.memory.chunk_bytes
+            over -= len(cache.memory.cache.evict(-(-over // size))) // DIGEST_BYTES * size
 
     def _tell(self, one: _Joined) -> None:
         cache = one.cache.memory.cache

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from kvferry.cache.answers import REASONS, Asked, Probe, reason_of
 from kvferry.cache.capacity import Capacity
+from kvferry.cache.contact import reached
 from kvferry.cache.cost import LoadModel
 from kvferry.cache.known import Known
 from kvferry.cache.patience import SURE, Odds
@@ -70,6 +71,7 @@ class Tier:
         refusals: Chunks that it had, and that were something else.
         sees: It said what it has without being asked, the last time: a hit waits once.
         lands: Reads may have pages that are taken when values come, see `kvferry.cache.window`.
+        contact_until: Until this moment it is waited for the store to be reached at all.
         lets_go: A job that was cancelled ends soon, whatever the store does: so its buffers may be
             the caller's own.
 
@@ -93,6 +95,7 @@ class Tier:
         self.chunk_bytes = chunk_bytes
         self.capacity = capacity
         self.lets_go = lets_go
+        self.contact_until = 0.0
         self.known = Known()
         self._has_view = hasattr(connector, "absent")  # then an answer in no time measures nothing
         self.lands = bool(getattr(connector, "lands", False))
@@ -132,7 +135,7 @@ class Tier:
         """Ask the same, for `answer` to wait. `whole`: also for what is behind a missing chunk."""
         began = time.monotonic()
         asked = Asked(prompt, start, touch, until, began)
-        if not self.connector.available:
+        if not (yield from reached(self.connector, min(until, self.contact_until))):
             asked.probe = Probe(start, "unavailable")
         elif self.silent or until <= began:
             asked.probe = Probe(start, "deadline")

@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 import msgspec
 
+from kvferry.config.client import ClientConfig
 from kvferry.config.endpoints import address_of
 from kvferry.config.file import find_config_file, open_to_others, read_document, section_of
 from kvferry.config.places import Findings, Names, Place, together
@@ -39,6 +40,7 @@ _Word = Annotated[
 # The index has 4096 slots; a process takes one for each identity, and another for a snapshot.
 _Instances = Annotated[int, setting(ge=1, le=2048)]
 _Limit = Annotated[int, setting(ge=1, le=65_536)]
+_Url = Annotated[str, setting(secret=True, use="a URL, e.g. redis://cache-1:6379/1")]
 
 
 class ControllerSettings(Settings, frozen=True, kw_only=True):
@@ -54,6 +56,8 @@ class ControllerSettings(Settings, frozen=True, kw_only=True):
         secret_file: A file with the word that instances must know; needed beyond loopback.
         http_token: What callers of HTTP must show; needed beyond loopback.
         token_file: A file with the word that callers of HTTP must show; needed beyond loopback.
+        directory: URL of a Redis or Valkey in which controllers share who lives and who holds what,
+            so that any of them may die.
         tokenizer_file: A tokenizer.json of the models that instances run, so that a text can be
             looked up and explained; it needs `pip install tokenizers`.
         heartbeat_s: How often instances say that they live.
@@ -64,7 +68,8 @@ class ControllerSettings(Settings, frozen=True, kw_only=True):
     """
 
     guide: ClassVar = (
-        *("host", "port", "monitor_ports", "secret_file", "token_file", "tokenizer_file"),
+        *("host", "port", "monitor_ports", "secret_file", "token_file", "directory"),
+        "tokenizer_file",
     )
 
     host: Annotated[str, setting(min_length=1, use="an address of this host")] = "localhost"
@@ -76,6 +81,7 @@ class ControllerSettings(Settings, frozen=True, kw_only=True):
     secret_file: Path | None = None
     http_token: _Word | None = None
     token_file: Path | None = None
+    directory: _Url | None = None
     tokenizer_file: Path | None = None
     heartbeat_s: Annotated[float, setting(gt=0, le=3_600, unit="seconds")] = 1.0
     suspect_s: Annotated[float, setting(gt=0, le=86_400, unit="seconds")] = 3.0
@@ -119,6 +125,13 @@ class ControllerConfig(ControllerSettings, frozen=True, kw_only=True):
                 f"dead_s={self.dead_s:g} is not a heartbeat above suspect_s={self.suspect_s:g}; "
                 "raise it"
             )
+        if self.directory is not None:
+            try:
+                store = ClientConfig.from_url(self.directory)
+            except ConfigError as error:
+                raise ConfigError(f"directory: {error}") from None
+            if store.topology == "cluster":
+                raise ConfigError("directory is one server, or one that Sentinels watch")
         if not is_loopback(self.host):
             for name, file, value in (
                 ("secret", "secret_file", self.secret),

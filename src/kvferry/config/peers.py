@@ -7,6 +7,7 @@ from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal
 
 from kvferry.config.file import read_token
+from kvferry.config.remote_sources import AllowedHosts
 from kvferry.config.setting import Host, Path, Secret, Settings, Text, setting
 from kvferry.config.tls import check_key_pair
 from kvferry.config.url import is_loopback, parse_endpoint
@@ -18,7 +19,7 @@ _Ports = Annotated[
     tuple[Annotated[int, setting(ge=0, le=65535)], ...],
     setting(use="a port, or a list with one for each rank"),
 ]
-_Endpoint = Annotated[str, setting(min_length=1, use="HOST:PORT", quoted=False)]
+_Endpoints = Annotated[str, setting(min_length=1, use="HOST:PORT", quoted=False)]
 
 
 class PeerSettings(Settings, frozen=True, kw_only=True):
@@ -42,9 +43,12 @@ class PeerSettings(Settings, frozen=True, kw_only=True):
         transfer_channel: "tcp", or "nixl": the same for now, said once in the log.
         enable_controller: Register with a controller, and tell it what memory holds.
         lmcache_instance_id: Name of this instance, the same over restarts; None: of the host.
-        controller_pull_url: HOST:PORT of the controller's port for updates.
-        controller_reply_url: HOST:PORT of its port for questions.
+        controller_pull_url: HOST:PORT of the controller's port for updates; of several controllers
+            with one directory, with commas between.
+        controller_reply_url: HOST:PORT of its port for questions; likewise.
         lookup_backoff_time: How long a peer that failed is not asked, at first.
+        remote_kv_sources: Hosts, addresses and networks (10.0.0.0/8) whose nodes requests may name
+            in `kv_transfer_params.remote_kv_source`. None: nobody is named.
     """
 
     enable_p2p: bool = False
@@ -60,11 +64,13 @@ class PeerSettings(Settings, frozen=True, kw_only=True):
     transfer_channel: Literal["tcp", "nixl"] = "tcp"
     enable_controller: bool = False
     lmcache_instance_id: Text | None = None
-    controller_pull_url: _Endpoint | None = None
-    controller_reply_url: _Endpoint | None = None
+    controller_pull_url: _Endpoints | None = None
+    controller_reply_url: _Endpoints | None = None
     lookup_backoff_time: Annotated[float, setting(ge=0, le=3600, unit="seconds")] = 0.01
+    remote_kv_sources: tuple[str, ...] = ()
 
     def _check(self) -> None:
+        AllowedHosts(self.remote_kv_sources)
         if self.enable_p2p:
             for name in ("p2p_host", "p2p_init_ports"):
                 if not getattr(self, name):
@@ -87,8 +93,15 @@ class PeerSettings(Settings, frozen=True, kw_only=True):
         if self.p2p_secret and self.p2p_secret_file:
             raise ConfigError("p2p_secret and p2p_secret_file are the same; keep one")
         if self.enable_controller:
-            for name in ("controller_pull_url", "controller_reply_url"):
-                _check_endpoint(name, getattr(self, name))
+            counts = {
+                _count_endpoints(name, getattr(self, name))
+                for name in ("controller_pull_url", "controller_reply_url")
+            }
+            if len(counts) > 1:
+                raise ConfigError(
+                    "controller_pull_url and controller_reply_url name the same controllers, in "
+                    "one order"
+                )
 
     @property
     def instance_id(self) -> str:
@@ -122,12 +135,14 @@ class PeerSettings(Settings, frozen=True, kw_only=True):
         return read_token(FilePath(self.p2p_secret_file), "p2p_secret_file")
 
 
-def _check_endpoint(name: str, value: str | None) -> None:
+def _count_endpoints(name: str, value: str | None) -> int:
     if value is None:
         raise ConfigError(f"enable_controller needs {name}; set it to HOST:PORT")
-    try:
-        host, port = parse_endpoint(value)
-    except ValueError:
-        host, port = "", None
-    if not host or port is None:
-        raise ConfigError(f"{name} is not valid; use HOST:PORT")
+    for one in value.split(","):
+        try:
+            host, port = parse_endpoint(one)
+        except ValueError:
+            host, port = "", None
+        if not host or port is None:
+            raise ConfigError(f"{name} is not valid; use HOST:PORT")
+    return value.count(",") + 1

@@ -12,12 +12,15 @@ import asyncio
 import threading
 import time
 
+from kvferry.config import ClientConfig
 from kvferry.config.controller import ControllerConfig
 from kvferry.controller.jobs import Jobs
 from kvferry.controller.journal import Journal
 from kvferry.controller.members import Members
 from kvferry.controller.ports import Ports
 from kvferry.controller.prefixes import Prefixes
+from kvferry.controller.quotas import Quotas
+from kvferry.controller.shared import Shared
 from kvferry.controller.texts import Tokenizer
 from kvferry.errors import KVFerryError
 
@@ -38,8 +41,10 @@ class Controller:
     Attributes:
         members: Who lives, and what each holds.
         jobs: What instances are asked to do.
+        quotas: What they may hold.
         journal: What happened.
         prefixes: What was asked for.
+        shared: What other controllers know; None: there are none.
         tokenizer: For texts, if there is one.
         ending: Set by whoever is about to end it, so that streams of HTTP end by themselves.
     """
@@ -54,11 +59,17 @@ class Controller:
             members_max=config.instances_max,
         )
         self.jobs = Jobs(self.journal)
+        self.quotas = Quotas(self.journal)
         self.prefixes = Prefixes()
         self.tokenizer = Tokenizer(config.tokenizer_file) if config.tokenizer_file else None
         self.started = time.time()
         self.ending = threading.Event()
-        self._ports = Ports(config, self.members, self.jobs)
+        self.shared: Shared | None = None
+        if config.directory is not None:
+            store = ClientConfig.from_url(config.directory)
+            parts = (self.members, self.jobs, self.quotas)
+            self.shared = Shared(store, config.heartbeat_s, *parts)
+        self._ports = Ports(config, self.members, self.jobs, self.quotas, self.shared)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending: asyncio.Event | None = None
         self._thread: threading.Thread | None = None
@@ -79,6 +90,8 @@ class Controller:
         Raises:
             UnavailableError: A port is taken; the text says which.
         """
+        if self.shared is not None:
+            self.shared.start()
         ready = threading.Event()
         failed: list[KVFerryError] = []
         self._thread = threading.Thread(
@@ -105,6 +118,8 @@ class Controller:
 
     def stop(self) -> None:
         """End all connections, and the thread."""
+        if self.shared is not None:
+            self.shared.stop()
         if self._thread is None or self._loop is None or self._ending is None:
             return
         if self._thread.is_alive():

@@ -133,13 +133,28 @@ class Jobs:
                 del self._queues[key]
             return taken
 
-    def results(self, key: Key, results: Sequence[Result]) -> None:
-        """What a member has done."""
+    def put(self, key: Key, command: Command) -> None:
+        """A command of another controller's job, for a member that is heard here."""
+        with self._lock:
+            queue = self._queues.setdefault(key, deque())
+            if len(queue) < _WAITING_MAX:
+                queue.append(command)
+
+    def elsewhere(self, which: Callable[[Key], bool]) -> list[tuple[Key, Command]]:
+        """Take the commands of members that are heard elsewhere."""
+        with self._lock:
+            keys = [key for key in self._queues if which(key)]
+            return [(key, command) for key in keys for command in self._queues.pop(key)]
+
+    def results(self, key: Key, results: Sequence[Result]) -> list[Result]:
+        """What a member has done; those that belong to no job here."""
+        others = []
         with self._lock:
             for result in results:
                 job = self._of_command.get(result.job)
                 if job is None or job.waits_for.get(result.job) != key:
-                    continue  # said twice, too late, or not for this one
+                    others.append(result)  # said twice, too late, or not for this one
+                    continue
                 del self._of_command[result.job], job.waits_for[result.job]
                 job.chunks += result.chunks
                 job.least = result.chunks if job.least is None else min(result.chunks, job.least)
@@ -147,6 +162,7 @@ class Jobs:
                     self._end(job, "failed", f"{key[0]}/{key[1]}: {result.text or 'no reason'}")
                 elif not job.waits_for:
                     self._go_on(job)
+        return others
 
     def gone(self, key: Key) -> None:
         """A member died or left: it answers nothing any more."""

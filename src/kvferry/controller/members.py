@@ -249,6 +249,19 @@ class Members:
             self._journal.write("synced", text, **_who(member), chunks=held)
         return True
 
+    def find(self, key: Key, incarnation: bytes) -> Member | None:
+        """A member that lives, if it is this process."""
+        with self._lock:
+            member = self._members.get(key)
+            return member if member is not None and member.incarnation == incarnation else None
+
+    def pardon(self, keys: Iterable[Key]) -> None:
+        """Members are not silent: they cannot be heard."""
+        with self._lock:
+            for key in keys:
+                if key in self._members:
+                    self._members[key].heard = self._clock()
+
     def drop(self, seats: Iterable[int]) -> None:
         """Forget what these seats held; it takes a while, and nobody waits for it."""
         for seat in seats:

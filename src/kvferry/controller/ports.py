@@ -18,6 +18,8 @@ from contextlib import suppress
 from kvferry.config.controller import ControllerConfig
 from kvferry.controller.jobs import Jobs
 from kvferry.controller.members import Key, Members
+from kvferry.controller.quotas import Quotas
+from kvferry.controller.shared import Shared
 from kvferry.errors import KVFerryError, UnavailableError
 from kvferry.membership.framing import HEAD, NONCE_BYTES, frame, proof
 from kvferry.membership.messages import (
@@ -79,16 +81,27 @@ class Ports:
         config: Of the controller.
         members: Is told what instances say.
         jobs: Is asked what they are to do.
+        quotas: Is asked what they may hold.
+        shared: Is told what other controllers are to know; None: there are no others.
 
     Attributes:
         ports: Where it listens, by name, after `open`.
         counts: Connections now, refusals and messages so far.
     """
 
-    def __init__(self, config: ControllerConfig, members: Members, jobs: Jobs) -> None:
+    def __init__(
+        self,
+        config: ControllerConfig,
+        members: Members,
+        jobs: Jobs,
+        quotas: Quotas,
+        shared: Shared | None = None,
+    ) -> None:
         self._config = config
         self._members = members
         self._jobs = jobs
+        self._quotas = quotas
+        self._shared = shared
         self._servers: list[asyncio.Server] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._ticking: asyncio.Task[None] | None = None
@@ -149,11 +162,18 @@ class Ports:
             await asyncio.sleep(_TICK_S)
             try:
                 self._jobs.tick()
+                if self._shared is not None:
+                    self._shared.tick()
                 for key, seats in self._members.tick():
-                    self._jobs.gone(key)
+                    self._gone(key)
                     await asyncio.to_thread(self._members.drop, seats)
             except Exception:
                 _log.exception("a bug in the clock of the controller")
+
+    def _gone(self, key: Key) -> None:
+        self._jobs.gone(key)
+        if self._shared is not None:
+            self._shared.gone(key)
 
     # --- Connections ---
 
@@ -249,6 +269,9 @@ class Ports:
             known = await asyncio.to_thread(change, peer.key, peer.incarnation, message)
         else:
             known = change(peer.key, peer.incarnation, message)
+        member = self._members.find(peer.key, peer.incarnation)
+        if self._shared is not None and member is not None:
+            self._shared.changed(member, message)
         return None if known else _UNKNOWN
 
     async def _reply(self, peer: _Peer, message: Message) -> Message | None:
@@ -256,13 +279,19 @@ class Ports:
             gone = self._members.register(peer.key, peer.incarnation, peer.host, message)
             if isinstance(gone, InstanceRefused):
                 return gone
+            self._quotas.heard(peer.key[0], message.quotas)
+            member = self._members.find(peer.key, peer.incarnation)
+            if self._shared is not None and member is not None:
+                self._shared.registered(member)
             if gone:
                 self._jobs.gone(peer.key)
                 await asyncio.to_thread(self._members.drop, gone)
             return InstanceRegistered(f":{self.ports['heartbeat']}", self._config.heartbeat_s)
         if isinstance(message, Leave):
+            known = self._members.find(peer.key, peer.incarnation)
             gone = self._members.leave(peer.key, peer.incarnation)
-            self._jobs.gone(peer.key)
+            if known is not None:
+                self._gone(peer.key)
             await asyncio.to_thread(self._members.drop, gone)
             return CommandDone()
         if isinstance(message, Locate):
@@ -297,9 +326,14 @@ class Ports:
         seq = self._members.counted(peer.key, peer.incarnation)
         if resync is None or seq is None:
             return _UNKNOWN
-        self._jobs.results(peer.key, message.results)
+        others = self._jobs.results(peer.key, message.results)
+        member = self._members.find(peer.key, peer.incarnation)
+        if self._shared is not None and member is not None:
+            resync |= self._shared.beaten(member)
+            self._shared.results(peer.key, others)
         number, peers = self._members.peers(message.peers)
-        return Pulse(seq, resync, self._jobs.commands(peer.key), peers, number)
+        commands, quotas = self._jobs.commands(peer.key), self._quotas.of(peer.key[0])
+        return Pulse(seq, resync, commands, peers, number, quotas)
 
 
 async def _received(reader: asyncio.StreamReader, idle_s: float | None, size_max: int) -> Message:

@@ -5,12 +5,13 @@ framing       how messages lie on a connection, and who may speak       framing.
 Reporter      a thread that registers, reports and takes commands      reporter.py
 Backlog       what the reporter has not sent yet, bounded              backlog.py
 Holdings      what the reporter needs of a cache                       holdings.py
+facts         what messages have in them                               facts.py
 """
 
 from __future__ import annotations
 
 from kvferry.membership.holdings import HeldIdentity, Holdings, MemoryUsage, WorkDone
-from kvferry.membership.messages import Command, Hits, Peer, Result
+from kvferry.membership.messages import Command, Hits, Peer, Quota, Result
 from kvferry.membership.reporter import Reporter
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Holdings",
     "MemoryUsage",
     "Peer",
+    "Quota",
     "Reporter",
     "Result",
     "WorkDone",

@@ -127,6 +127,17 @@ class Link:
             raise
         return link, welcome
 
+    @classmethod
+    def ask_reply(
+        cls, address: str, me: Me, secret: str, timeout_s: float, message: object, kind: type[M]
+    ) -> M:
+        """Ask one thing of the port "reply"; raises as `open` and `ask`."""
+        link, _ = cls.open(address, "reply", me, secret, timeout_s)
+        try:
+            return link.ask(message, kind)
+        finally:
+            link.close()
+
     def send(self, *messages: object) -> None:
         """Send some.
 

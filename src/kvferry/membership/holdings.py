@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 
-from kvferry.membership.messages import Command, HeldIdentity, MemoryUsage, Result, WorkDone
+from kvferry.membership.messages import (
+    Command,
+    HeldIdentity,
+    MemoryUsage,
+    Quota,
+    Result,
+    WorkDone,
+)
 
 __all__ = ["HeldIdentity", "Holdings", "MemoryUsage", "WorkDone"]
 
@@ -21,6 +28,13 @@ class Holdings(Protocol):
     @property
     def actions(self) -> Collection[str]:
         """Commands that `obey` knows: "clear", "delete", "pin", "prefetch", "unpin"."""
+
+    @property
+    def quotas(self) -> Sequence[Quota]:
+        """Those that `limit` was told last."""
+
+    def limit(self, quotas: Sequence[Quota]) -> None:
+        """From now on memory is to hold no more; called with each heartbeat."""
 
     def identities(self) -> Sequence[HeldIdentity]:
         """Of what chunks there may be some."""

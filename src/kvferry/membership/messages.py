@@ -22,6 +22,20 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 
 from kvferry.chunks.keys import DIGEST_BYTES
+from kvferry.membership.facts import (
+    HITS_MAX,
+    Count,
+    Digest,
+    HeldIdentity,
+    Hits,
+    MemoryUsage,
+    Name,
+    Quota,
+    Quotas,
+    Short,
+    Text,
+    WorkDone,
+)
 
 __all__ = [
     "HASHES_MAX",
@@ -49,6 +63,7 @@ __all__ = [
     "Message",
     "Peer",
     "Pulse",
+    "Quota",
     "RegisterInstance",
     "Result",
     "SnapshotPart",
@@ -64,64 +79,10 @@ __all__ = [
 VERSION = 1
 MESSAGE_BYTES_MAX = 2 << 20
 HASHES_MAX = 1 << 15  # in one field of a message
-HITS_MAX = 256  # tiers in a beat
 
-# In one line of a log.
-_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]+\Z")]
-_Text = Annotated[str, msgspec.Meta(max_length=1024)]
-_Digest = Annotated[bytes, msgspec.Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
 _Hashes = Annotated[bytes, msgspec.Meta(max_length=HASHES_MAX * DIGEST_BYTES)]
-_Short = Annotated[bytes, msgspec.Meta(max_length=64)]
 _Rank = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
-_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
-_Identities = Annotated[tuple[_Digest, ...], msgspec.Meta(max_length=256)]
-
-
-class HeldIdentity(msgspec.Struct, frozen=True):
-    """Of what chunks an instance has some.
-
-    Attributes:
-        digest: Of the `Identity`.
-        model: Its name.
-        chunk_size: Tokens of a chunk.
-        generation: What prompts are hashed with now; see `kvferry.chunks.generation`.
-        chunk_bytes: Of one in memory; 0: not said.
-    """
-
-    digest: _Digest
-    model: _Text
-    chunk_size: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
-    generation: _Short = b""
-    chunk_bytes: _Count = 0
-
-
-class MemoryUsage(msgspec.Struct, frozen=True):
-    """What an instance may hold, and holds, in memory."""
-
-    capacity_bytes: _Count = 0
-    used_bytes: _Count = 0
-
-
-class Hits(msgspec.Struct, frozen=True):
-    """What one tier gave: "l1" is the instance's memory, "peer NAME" another instance's."""
-
-    tier: _Text
-    tokens: _Count
-    bytes: _Count
-
-
-class WorkDone(msgspec.Struct, frozen=True):
-    """What a process has done since it began: numbers that only grow.
-
-    Attributes:
-        requested_tokens: That a prefix was wanted for.
-        saved_s: What prefill of the tokens that tiers gave would have taken, as predicted.
-        hits: By tier; of more than fit, always the same ones.
-    """
-
-    requested_tokens: _Count = 0
-    saved_s: float = 0.0
-    hits: Annotated[tuple[Hits, ...], msgspec.Meta(max_length=HITS_MAX)] = ()
+_Identities = Annotated[tuple[Digest, ...], msgspec.Meta(max_length=256)]
 
 
 class Command(msgspec.Struct, frozen=True):
@@ -135,63 +96,63 @@ class Command(msgspec.Struct, frozen=True):
         source: For "prefetch": the address of the node that holds them.
     """
 
-    job: _Name
-    action: _Name
-    identity: _Short = b""
+    job: Name
+    action: Name
+    identity: Short = b""
     hashes: _Hashes = b""
-    source: _Text = ""
+    source: Text = ""
 
 
 class Result(msgspec.Struct, frozen=True):
     """What became of a command: how many chunks it was about, and why not, if it failed."""
 
-    job: _Name
+    job: Name
     ok: bool
-    chunks: _Count = 0
-    text: _Text = ""
+    chunks: Count = 0
+    text: Text = ""
 
 
 class Holder(msgspec.Struct, frozen=True):
     """Who holds leading chunks of what was asked for."""
 
-    instance: _Name
+    instance: Name
     rank: _Rank
-    address: _Text
-    incarnation: _Digest
-    chunks: _Count
+    address: Text
+    incarnation: Digest
+    chunks: Count
 
 
 class Challenge(msgspec.Struct, frozen=True, tag="challenge"):
     """The first word of a controller."""
 
     version: int
-    nonce: _Short
+    nonce: Short
 
 
 class InstanceHello(msgspec.Struct, frozen=True, tag="hello"):
     """Who speaks, and that it knows the secret."""
 
     version: int
-    port: _Name
-    instance: _Name
+    port: Name
+    instance: Name
     rank: _Rank
-    incarnation: _Digest
-    nonce: _Short
-    proof: _Short
+    incarnation: Digest
+    nonce: Short
+    proof: Short
 
 
 class InstanceWelcome(msgspec.Struct, frozen=True, tag="welcome"):
     """That the controller knows the secret too; of the pull port: the last number that counted."""
 
-    proof: _Short
-    seq: _Count = 0
+    proof: Short
+    seq: Count = 0
 
 
 class InstanceRefused(msgspec.Struct, frozen=True, tag="refused"):
     """What was said does not count: a word for programs, a sentence for people."""
 
-    code: _Name
-    text: _Text
+    code: Name
+    text: Text
 
 
 class CommandDone(msgspec.Struct, frozen=True, tag="done"):
@@ -209,21 +170,23 @@ class RegisterInstance(msgspec.Struct, frozen=True, tag="register"):
         identities: Of its chunks.
         actions: Commands that it takes.
         software: For people.
+        quotas: That it was told before, for a controller that begins anew.
     """
 
     started: float
-    address: _Text
+    address: Text
     identities: Annotated[tuple[HeldIdentity, ...], msgspec.Meta(max_length=256)]
     usage: MemoryUsage
-    actions: Annotated[tuple[_Name, ...], msgspec.Meta(max_length=32)] = ()
-    software: _Text = ""
-    lookup_address: _Text = ""
+    actions: Annotated[tuple[Name, ...], msgspec.Meta(max_length=32)] = ()
+    software: Text = ""
+    lookup_address: Text = ""
+    quotas: Quotas = ()
 
 
 class InstanceRegistered(msgspec.Struct, frozen=True, tag="registered"):
     """Where heartbeats go and how often; `heartbeat` without a host is the host of this port."""
 
-    heartbeat: _Text
+    heartbeat: Text
     heartbeat_s: float
 
 
@@ -234,7 +197,7 @@ class Leave(msgspec.Struct, frozen=True, tag="leave"):
 class Locate(msgspec.Struct, frozen=True, tag="locate"):
     """Who else holds leading chunks of these, of one identity."""
 
-    identity: _Digest
+    identity: Digest
     hashes: _Hashes
     limit: Annotated[int, msgspec.Meta(ge=1, le=256)] = 8
 
@@ -248,8 +211,8 @@ class Located(msgspec.Struct, frozen=True, tag="located"):
 class Update(msgspec.Struct, frozen=True, tag="update"):
     """Chunks that came, and then chunks that went."""
 
-    seq: _Count
-    identity: _Digest
+    seq: Count
+    identity: Digest
     added: _Hashes = b""
     removed: _Hashes = b""
 
@@ -257,30 +220,30 @@ class Update(msgspec.Struct, frozen=True, tag="update"):
 class Begin(msgspec.Struct, frozen=True, tag="begin"):
     """Of one identity all follows that is held; `first`: a snapshot begins with it."""
 
-    seq: _Count
-    identity: _Digest
+    seq: Count
+    identity: Digest
     first: bool = False
 
 
 class SnapshotPart(msgspec.Struct, frozen=True, tag="part"):
     """Some of it."""
 
-    seq: _Count
-    identity: _Digest
+    seq: Count
+    identity: Digest
     hashes: _Hashes
 
 
 class End(msgspec.Struct, frozen=True, tag="end"):
     """That was all of that identity; from now on this counts."""
 
-    seq: _Count
-    identity: _Digest
+    seq: Count
+    identity: Digest
 
 
 class Synced(msgspec.Struct, frozen=True, tag="synced"):
     """The snapshot is complete; of other identities nothing is held."""
 
-    seq: _Count
+    seq: Count
     identities: _Identities
 
 
@@ -296,7 +259,7 @@ class Beat(msgspec.Struct, frozen=True, tag="beat"):
 
     usage: MemoryUsage
     results: Annotated[tuple[Result, ...], msgspec.Meta(max_length=256)] = ()
-    peers: _Count = 0
+    peers: Count = 0
     work: WorkDone = WorkDone()
 
 
@@ -309,11 +272,11 @@ class Peer(msgspec.Struct, frozen=True):
         identities: Of its chunks.
     """
 
-    instance: _Name
+    instance: Name
     rank: _Rank
-    address: _Text
+    address: Text
     identities: _Identities
-    lookup_address: _Text = ""
+    lookup_address: Text = ""
 
 
 class Pulse(msgspec.Struct, frozen=True, tag="pulse"):
@@ -325,13 +288,15 @@ class Pulse(msgspec.Struct, frozen=True, tag="pulse"):
         commands: Each is sent once.
         peers: Everybody who lives and can be read from; None: as the last time.
         peers_number: Of that list.
+        quotas: All that are in force.
     """
 
-    seq: _Count
+    seq: Count
     resync: bool = False
     commands: tuple[Command, ...] = ()
     peers: tuple[Peer, ...] | None = None
-    peers_number: _Count = 0
+    peers_number: Count = 0
+    quotas: Quotas = ()
 
 
 Message: TypeAlias = (
@@ -383,7 +348,7 @@ def decoded(raw: bytes | bytearray) -> Message:
 def is_name(text: str) -> bool:
     """Whether an instance may be called so."""
     try:
-        msgspec.convert(text, _Name)
+        msgspec.convert(text, Name)
     except msgspec.ValidationError:
         return False
     return True

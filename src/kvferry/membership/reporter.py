@@ -70,7 +70,8 @@ class Reporter:
     Args:
         holdings: What the instance holds.
         instance: Its name, the same over restarts.
-        pull, reply: HOST:PORT of the controller's ports for updates and for questions.
+        pull, reply: HOST:PORT of the controller's ports for updates and for questions; of several
+            controllers with commas between, which are tried in turn.
         rank: Of this process in the instance.
         address, lookup_address: HOST:PORT where others read its chunks; empty: nobody can.
         secret: What both sides know; empty: none.
@@ -101,7 +102,8 @@ class Reporter:
             raise UsageError("instance is a text of 1 to 128 characters in one line")
         self._holdings = holdings
         self._me = Me(instance, rank)
-        self._pull, self._reply = pull, reply
+        self._controllers = list(zip(pull.split(","), reply.split(","), strict=True))
+        self._pull, self._reply = self._controllers[0]
         self._address, self._lookup_address = address, lookup_address
         self._secret = secret
         self._peers = peers
@@ -181,12 +183,17 @@ class Reporter:
                 self._failed(error)
             with self._lock:
                 self._unknown = self._stuck = False
+            self._try_next()
             if time.monotonic() - began > _BACKOFF_MAX_S:
                 wait_s = _BACKOFF_S
             # A random part, so that not all instances come back to a controller at one moment.
             self._closing.wait(wait_s * random.uniform(0.5, 1.5))
             wait_s = min(2 * wait_s, _BACKOFF_MAX_S)
         self._leave()
+
+    def _try_next(self) -> None:
+        self._controllers.append(self._controllers.pop(0))
+        self._pull, self._reply = self._controllers[0]
 
     def _failed(self, error: Exception) -> None:
         with self._lock:
@@ -230,12 +237,10 @@ class Reporter:
             tuple(self._holdings.actions),
             f"kvferry {__version__}",
             self._lookup_address,
+            tuple(self._holdings.quotas),
         )
-        link, _ = Link.open(self._reply, "reply", self._me, self._secret, _TIMEOUT_S)
-        try:
-            found = link.ask(message, InstanceRegistered)
-        finally:
-            link.close()
+        who = (self._reply, self._me, self._secret, _TIMEOUT_S)
+        found = Link.ask_reply(*who, message, InstanceRegistered)
         host, port = found.heartbeat.rpartition(":")[::2]
         where = host or host_and_port(self._reply)[0]
         with self._lock:
@@ -292,14 +297,8 @@ class Reporter:
             known = self._heartbeat is not None and not self._problem
         if not known:
             return
-        try:
-            link, _ = Link.open(self._reply, "reply", self._me, self._secret, 1.0)
-            try:
-                link.ask(Leave(), CommandDone)
-            finally:
-                link.close()
-        except (OSError, Malformed):
-            pass  # it will find out
+        with suppress(OSError, Malformed):  # it will find out
+            Link.ask_reply(self._reply, self._me, self._secret, 1.0, Leave(), CommandDone)
 
     # --- That it lives, and what it is asked to do ---
 
@@ -317,6 +316,10 @@ class Reporter:
                     self._unknown, self._heartbeat = True, None
                 self._backlog.wake()
             except (OSError, Malformed):
+                if len(self._controllers) > 1:  # the next one may live
+                    with self._lock:
+                        self._stuck, self._heartbeat = True, None
+                    self._backlog.wake()
                 self._closing.wait(min(where[1], _LOOK_S) * random.uniform(0.5, 1.0))
             except Exception:
                 _log.exception("a bug in heartbeats")
@@ -356,6 +359,7 @@ class Reporter:
                     wake = pulse.resync or self._stuck
                 if wake:
                     self._backlog.wake()
+                self._holdings.limit(pulse.quotas)
                 for command in pulse.commands:
                     self._take(command)
                 if pulse.peers is not None:

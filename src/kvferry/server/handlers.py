@@ -125,9 +125,10 @@ class Handlers(Holding):
             engine = shard.engine
             if engine.tiers and ready and engine.storer.looks:
                 engine.storer.notice(shard.prompt(hashes, 0, request.generation), ready)
-            if ready * DIGEST_BYTES == len(hashes) or not request.stores or not engine.tiers:
+            asks = request.stores and (engine.tiers or request.source)
+            if ready * DIGEST_BYTES == len(hashes) or not asks:
                 return p.Found(request.id, {"l1": ready}, coming, shard.shared)
-        prompt = shard.prompt(hashes, 0, request.generation, request.about)
+        prompt = shard.prompt(hashes, 0, request.generation, request.about, request.source)
         size, limit_s = prompt.chunk_size, seconds_of(request)
 
         def look() -> Steps[Lookup]:

@@ -119,14 +119,16 @@ class Holding:
 
     def _retrieve(self, session: Session, request: p.Retrieve) -> p.Reply | Later:
         shard = session.shard
-        prompt = shard.prompt(request.hashes, request.tokens, request.generation, request.about)
+        what = (request.tokens, request.generation, request.about, request.source)
+        prompt = shard.prompt(request.hashes, *what)
         began = time.monotonic()
         room = self._sessions.room(session, writing=False)
         wanted = prompt.first(room)
         ready, coming = shard.memory.cache.lookup(request.hashes)
-        if ready == prompt.chunks or not (coming or shard.engine.tiers):
+        asks = shard.engine.tiers or prompt.source
+        if ready == prompt.chunks or not (coming or asks):
             lease, handles = shard.memory.cache.acquire(wanted, self.config.lease_s)
-            if len(handles) * DIGEST_BYTES == len(wanted) or not shard.engine.tiers:
+            if len(handles) * DIGEST_BYTES == len(wanted) or not asks:
                 shard.engine.reader.from_memory(prompt, len(handles), time.monotonic() - began)
                 return self._leased(session, request, prompt, lease, handles, room)
             shard.memory.cache.release(lease)  # somebody evicted between these two lines

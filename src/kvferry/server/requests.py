@@ -85,6 +85,7 @@ class LookupRequest(_Request, tag=3):
         generation: Of the hashes; see `kvferry.chunks.generation`.
         about: What is to know of the prompt, see the format page. With it the stores are asked as
             long as that pays, and only what pays to load is counted.
+        source: HOST:PORT of a node that is asked too, where the server's settings allow it.
     """
 
     hashes: bytes
@@ -92,6 +93,7 @@ class LookupRequest(_Request, tag=3):
     touch: bool = True
     generation: bytes = b""
     about: list[int] = []
+    source: str = ""
 
 
 class Reserve(_Request, tag=4):
@@ -125,13 +127,14 @@ class Retrieve(_Request, tag=7):
     Attributes:
         hashes: Of the part of a prompt that is wanted.
         tokens: Of all of it, for the decision between loading and computing.
-        about: See `LookupRequest`; may be empty.
+        about, source: See `LookupRequest`; may be empty.
     """
 
     hashes: bytes
     tokens: int
     generation: bytes = b""
     about: list[int] = []
+    source: str = ""
 
 
 class Release(_Request, tag=8):

@@ -17,6 +17,7 @@ from kvferry.chunks.identity import Identity
 from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.chunks.layout import KVLayout
 from kvferry.config import CacheConfig
+from kvferry.config.remote_sources import read_node
 from kvferry.config.server import ServerConfig
 from kvferry.connectors.base import Connector
 from kvferry.errors import KVFerryError, UsageError
@@ -96,6 +97,8 @@ class IdentityShard:
             self.memory.pool.members.remove(self.memory)
             raise
         self.engine.in_background = loop.in_background
+        if self.engine.named is not None:
+            self.engine.named.prepare = self._told_by
         self.engine.metrics.labels = {
             "model": identity.model,
             "identity": identity.digest.hex()[:12],
@@ -166,11 +169,12 @@ class IdentityShard:
         tokens: int = 0,
         generation: bytes = FIRST,
         about: Sequence[int] = (),
+        source: str = "",
     ) -> Prompt:
         """A prompt as it came in a message.
 
         Raises:
-            UsageError: The hashes are cut, or too many; or `about` cannot be.
+            UsageError: The hashes are cut, or too many; or `about` or `source` cannot be.
         """
         count, rest = divmod(len(hashes), DIGEST_BYTES)
         if rest or count > HASHES_MAX:
@@ -178,8 +182,12 @@ class IdentityShard:
                 f"hashes of {len(hashes)} bytes: 16 bytes for each of up to {HASHES_MAX} chunks"
             )
         size = self.identity.layout.chunk_size
+        try:
+            node = read_node(source)
+        except ValueError:
+            raise UsageError("source is HOST:PORT, or empty") from None
         if not about:
-            return Prompt(hashes, max(tokens, count * size), size, generation)
+            return Prompt(hashes, max(tokens, count * size), size, generation, source=node)
         if len(about) < _ABOUT or not all(0 <= value < 1 << 62 for value in about):
             raise UsageError(f"about has {_ABOUT} numbers from 0 on, and not {list(about)[:8]}")
         tokens, start, computed, queued_tokens, queued_pairs = about[:_ABOUT]
@@ -191,6 +199,7 @@ class IdentityShard:
             start_tokens=start,
             computed_tokens=computed,
             queued=(queued_tokens, queued_pairs),
+            source=node,
         )
 
     def status(self) -> dict[str, Any]:

@@ -24,6 +24,8 @@ __all__ = [
     "PinRows",
     "PrefixRow",
     "PrefixRows",
+    "QuotaRow",
+    "QuotaRows",
     "TransferRow",
     "TransferRows",
     "WorkReport",
@@ -101,6 +103,7 @@ class NodeRow(TypedDict):
     chunks: int
     capacity_bytes: int
     used_bytes: int
+    quota_bytes: Annotated[Counts, Meta(description='By model; "": of all models together.')]
     requested_tokens: int
     hit_tokens: Counts
     registered: float
@@ -262,3 +265,19 @@ class PinRows(TypedDict):
     """The pins that were set here."""
 
     pins: list[PinRow]
+
+
+class QuotaRow(TypedDict):
+    """What each process of an instance may hold in memory."""
+
+    id: str
+    instance: str
+    model: Annotated[str, Meta(description='"": of all models together.')]
+    bytes: int
+    since: float
+
+
+class QuotaRows(TypedDict):
+    """The quotas in force."""
+
+    quotas: list[QuotaRow]

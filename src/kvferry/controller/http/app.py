@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.types import ASGIApp
 
 from kvferry.controller.controller import Controller
-from kvferry.controller.http import familiar, usage, views
+from kvferry.controller.http import familiar, quotas, usage, views
 from kvferry.controller.http.actions import Actions
 from kvferry.controller.http.metrics import metrics_text
 from kvferry.controller.page.routes import OPEN, PageRoutes
@@ -33,7 +33,7 @@ _ERRORS = {
     "400": "The request cannot be right.",
     "401": "The token is missing, or another one.",
     "403": "A web page of another host asked.",
-    "404": "No such path, instance, identity, pin or job.",
+    "404": "No such path, instance, identity, pin, quota or job.",
     "408": "The body did not come in time.",
     "413": "The body is larger than 4 MiB.",
     "429": "Other long bodies are being read; it may be sent again in a second.",
@@ -78,6 +78,8 @@ def make_app(controller: Controller) -> ASGIApp:
     api.call("/v1/jobs/{id}", GET=actions.one)
     api.call("/v1/pins", GET=actions.pins, POST=actions.pin)
     api.call("/v1/pins/{id}", DELETE=actions.unpin)
+    api.call("/v1/quotas", table="quotas", GET=quotas.quotas, PUT=quotas.put)
+    api.call("/v1/quotas/{id}", DELETE=quotas.remove)
     api.plain("/v1/events", streams.open, str, "text/event-stream")
     for path, call in familiar.ROUTES.items():
         api.call(path, POST=as_lmcache(call))

@@ -240,6 +240,7 @@ def _shown(controller: Controller, member: Member) -> NodeRow:
         "chunks": 0 if dead else controller.members.chunks(member),
         "capacity_bytes": member.usage.capacity_bytes,
         "used_bytes": member.usage.used_bytes,
+        "quota_bytes": {one.model: one.bytes for one in controller.quotas.of(member.instance)},
         "requested_tokens": member.work.requested_tokens,
         "hit_tokens": {one.tier: one.tokens for one in member.work.hits},
         "registered": round(member.registered_at, 3),
@@ -271,6 +272,10 @@ def _identities(living: list[Member]) -> list[IdentityRow]:
 def _alarms(controller: Controller, living: list[Member], members: list[Member]) -> list[str]:
     """What an operator should look at."""
     alarms = []
+    shared = controller.shared
+    if shared is not None and shared.problem:
+        text = "other controllers are not heard"
+        alarms.append(f"the directory at {shared.address} is of no use, {text}: {shared.problem}")
     if not living and time.time() - controller.started > _NOBODY_S:
         text = "died" if members else "has ever registered"
         alarms.append(

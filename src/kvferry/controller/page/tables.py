@@ -37,6 +37,7 @@ def nodes(controller: Controller, query: Query) -> Html:
                 figures.count(one["chunks"]),
                 figures.size(used),
                 figures.size(room),
+                _quota(one["quota_bytes"]),
                 figures.bar(used, room, figures.share(used, room)),
                 figures.share(used, room),
                 figures.share(hits, one["requested_tokens"]),
@@ -56,6 +57,7 @@ def nodes(controller: Controller, query: Query) -> Html:
         Column("Chunks", "now", True),
         Column("Used", "now", True),
         Column("Capacity", "", True),
+        Column("Quota", "of a process", True),
         Column("", ""),
         Column("Full", "now", True),
         Column("Hits", "since it began", True),
@@ -65,11 +67,20 @@ def nodes(controller: Controller, query: Query) -> Html:
     )
     foot = (
         *(f"{len(living)} that live", "", "", figures.count(sum(o["chunks"] for o in living))),
-        *(figures.size(used), figures.size(room), figures.bar(used, room, "all")),
+        *(figures.size(used), figures.size(room), "", figures.bar(used, room, "all")),
         *(figures.share(used, room), figures.share(hits, wanted)),
         *("", "", ""),
     )
     return table(columns, rows, "No process is like that.", foot, marks)
+
+
+def _quota(limits: Mapping[str, int]) -> Html | str:
+    """The limit of all models, or the lowest of one; all of them where one points at it."""
+    if not limits:
+        return ""
+    model, least = min(limits.items(), key=lambda one: (one[0] != "", one[1]))
+    every = (f"{name or 'all models'}: {figures.size(size)}" for name, size in limits.items())
+    return el("span", figures.size(least) + ("" if not model else " *"), title=", ".join(every))
 
 
 def prefixes(controller: Controller, query: Query) -> Html:

@@ -151,6 +151,7 @@ class LoadJob:
         generation: Of the hashes.
         tokens, start_tokens, computed_tokens, queued: Of the prompt, see
             `kvferry.cache.prompt.Prompt`.
+        source: Of the prompt too.
     """
 
     request_id: str
@@ -161,6 +162,7 @@ class LoadJob:
     start_tokens: int = 0
     computed_tokens: int = 0
     queued: tuple[int, int] = (0, 0)
+    source: tuple[str, int] | None = None
 
 
 @dataclass(slots=True)

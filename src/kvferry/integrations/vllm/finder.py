@@ -46,8 +46,9 @@ class BackendFinder:
         return self._ask(prompt, None)
 
     def now(self, prompt: Prompt) -> int | None:
-        """See `Finder`: what memory has, while no store is up or none answers."""
-        if any(backend.asks_stores for backend in self._backends):
+        """See `Finder`: what memory has, while no store is up or none answers, and the
+        prompt names no node."""
+        if prompt.source or any(backend.asks_stores for backend in self._backends):
             return None
         return self._ask(prompt, 0.0)
 

@@ -12,8 +12,9 @@ processes of the same user are answered. What is asked for are hashes, and the a
 
     question   u32 length of what follows, u8 kind ("f"ind, "r"enewed, "e"xplain, "s"ize of chunks,
                "l"et go), u32 chunk size, u64 tokens, computed tokens, queued tokens, queued pairs,
-               16 bytes of the generation, 16 bytes for each chunk; with "r" the ended and the new
-               half of generations instead
+               16 bytes of the generation, u16 length of a text, 16 bytes for each chunk; with "r"
+               the ended and the new half of generations instead; the text: HOST:PORT of the node
+               that the prompt names, or empty
     answer     i64: chunks; for "r" and "l" 1 if it was done; for "e" the length of a text that
                follows; for "s" tokens. 8 bytes: the shared half of generations
 
@@ -38,6 +39,7 @@ from contextlib import suppress
 from kvferry.cache.prompt import Prompt
 from kvferry.chunks.generation import FIRST
 from kvferry.chunks.keys import DIGEST_BYTES
+from kvferry.config.remote_sources import read_node, show_node
 from kvferry.errors import UsageError
 from kvferry.integrations.vllm.backend import Finder
 from kvferry.integrations.vllm.rank import ANSWER, GRACE_S, Rank, read
@@ -46,7 +48,7 @@ __all__ = ["RankAnswers", "RankFinder", "address", "ask_text"]
 
 _log = logging.getLogger("kvferry.integrations.vllm")
 
-_HEAD = struct.Struct("<IcIQQQQ16s")
+_HEAD = struct.Struct("<IcIQQQQ16sH")
 _QUESTION_BYTES_MAX = 64 << 20
 _CONNECTIONS_MAX = 64
 _RENEWED_S = 30.0
@@ -142,12 +144,13 @@ class RankAnswers:
         try:
             while True:
                 head = read(peer, _HEAD.size)
-                length, kind, chunk_size, *about, generation = _HEAD.unpack(head)
+                length, kind, chunk_size, *about, generation, source = _HEAD.unpack(head)
                 generation = generation if any(generation) else FIRST
                 if length > _QUESTION_BYTES_MAX or length % DIGEST_BYTES or not chunk_size:
                     return
                 hashes = read(peer, length)
-                prompt, text = _prompt(hashes, chunk_size, about, generation), b""
+                node = read(peer, source).decode()
+                prompt, text = _prompt(hashes, chunk_size, about, generation, node), b""
                 if kind == b"f":
                     result = self.finder.find(prompt)
                 elif kind == b"r" and length == DIGEST_BYTES:
@@ -286,7 +289,9 @@ def ask_text(name: str, prompt: Prompt, limit_s: float) -> str:
         return read(line, length).decode()
 
 
-def _prompt(hashes: bytes, chunk_size: int, about: Sequence[int], generation: bytes) -> Prompt:
+def _prompt(
+    hashes: bytes, chunk_size: int, about: Sequence[int], generation: bytes, source: str
+) -> Prompt:
     tokens, computed, *queued = about
     return Prompt(
         hashes,
@@ -295,14 +300,16 @@ def _prompt(hashes: bytes, chunk_size: int, about: Sequence[int], generation: by
         generation,
         computed_tokens=computed,
         queued=(queued[0], queued[1]),
+        source=read_node(source),
     )
 
 
 def _question(kind: bytes, prompt: Prompt) -> bytes:
     generation = prompt.generation or bytes(DIGEST_BYTES)
     about = (prompt.tokens, prompt.computed_tokens, *prompt.queued)
-    head = _HEAD.pack(len(prompt.hashes), kind, prompt.chunk_size, *about, generation)
-    return head + prompt.hashes
+    source = show_node(prompt.source).encode()
+    head = _HEAD.pack(len(prompt.hashes), kind, prompt.chunk_size, *about, generation, len(source))
+    return head + prompt.hashes + source
 
 
 def _is_ours(peer: socket.socket) -> bool:

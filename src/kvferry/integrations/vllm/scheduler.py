@@ -28,6 +28,7 @@ from typing import Any
 from kvferry.cache.prompt import Prompt
 from kvferry.chunks.generation import FIRST, drawn, joined, named
 from kvferry.chunks.keys import DIGEST_BYTES
+from kvferry.config.remote_sources import Address, node_in
 from kvferry.errors import UsageError
 from kvferry.integrations.vllm.backend import Finder, LoadJob, SaveJob, Work
 from kvferry.integrations.vllm.hashing import RequestHashes, request_hashes
@@ -61,6 +62,7 @@ class _Request:
     blocks: list[int] = field(default_factory=list)
     generation: bytes = FIRST  # of the hashes
     begun: bool = False  # some of its KV is computed, or being loaded
+    source: Address | None = None  # a node that it names
 
 
 class SchedulerHalf:
@@ -145,6 +147,7 @@ class SchedulerHalf:
                 known.generation,
                 computed_tokens=computed_tokens,
                 queued=known.queued,
+                source=known.source,
             )
             question = known.question = self._questions.ask(prompt)
             self.counts["asked"] += 1
@@ -216,6 +219,7 @@ class SchedulerHalf:
                 start_tokens=first * self._chunk_size,
                 computed_tokens=start,
                 queued=known.queued,
+                source=known.source,
             )
         )
         self._work.given += wanted
@@ -349,6 +353,7 @@ class SchedulerHalf:
             hashes = self._hasher(request, self._chunk_size, generation)
             known = _Request(request, hashes, RequestWait(request), generation=generation)
             known.preemptions = request.num_preemptions
+            known.source = node_in(getattr(request, "kv_transfer_params", None))
             self._requests[request.request_id] = known
         return known
 

@@ -31,6 +31,7 @@ from typing import Any
 from kvferry.cache.coding import Coding, coder_bytes_s
 from kvferry.cache.told import Told
 from kvferry.chunks.keys import identity_digest
+from kvferry.config.remote_sources import Address
 from kvferry.connectors.base import Connector, Space
 from kvferry.connectors.redis import RedisConnector
 from kvferry.errors import UsageError
@@ -39,7 +40,7 @@ from kvferry.integrations.vllm.offload.families import STORE_AVAILABLE
 from kvferry.integrations.vllm.offload.options import TierOptions, read_options
 from kvferry.integrations.vllm.offload.patience import Patience
 from kvferry.integrations.vllm.offload.series import AVAILABLE, SERIES, Observed
-from kvferry.integrations.vllm.offload.sources import Address, Sources
+from kvferry.integrations.vllm.offload.sources import Sources
 from kvferry.integrations.vllm.offload.steps import TierSteps
 from kvferry.integrations.vllm.offload.threads import in_the_background
 from kvferry.integrations.vllm.offload.transfers import FinishedTransfer

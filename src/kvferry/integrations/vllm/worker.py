@@ -229,6 +229,7 @@ class WorkerHalf:
             computed_tokens=job.computed_tokens,
             queued=job.queued,
             queued_at=given_at,
+            source=job.source,
         )
         if self._closing:
             return 0, ""

@@ -18,6 +18,7 @@ from kvferry.cache.explain import ChunkPlace, Explanation
 from kvferry.cache.prefill import Coefficients, PrefillModel
 from kvferry.cache.prompt import Prompt
 from kvferry.cache.store_tiers import MEMORY
+from kvferry.config.remote_sources import show_node
 from kvferry.server import protocol
 from kvferry.server.client.caller import Caller
 from kvferry.server.client.transfer import about_of, in_tokens
@@ -66,6 +67,7 @@ class LookupQuestions:
             touch,
             prompt.generation,
             about_of(prompt) if patient else [],
+            show_node(prompt.source),
             **limits,
         )
         if found is None:

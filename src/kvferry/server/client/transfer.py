@@ -20,6 +20,7 @@ from kvferry.cache.store_tiers import MEMORY
 from kvferry.chunks.elements import ELEMENTS
 from kvferry.chunks.layout import KVLayout
 from kvferry.client.buffers import BufferLike, readable
+from kvferry.config.remote_sources import show_node
 from kvferry.errors import SystemResourceError
 from kvferry.server.client.attachment import ClientSession
 from kvferry.server.client.caller import Caller
@@ -141,7 +142,8 @@ class Transfer:
         if session is None:
             return self._nothing("unavailable")
         hashes = prompt.first(HASHES_MAX)
-        fields = (hashes, prompt.tokens, prompt.generation, about_of(prompt))
+        about, source = about_of(prompt), show_node(prompt.source)
+        fields = (hashes, prompt.tokens, prompt.generation, about, source)
         told = self._caller.ask(session, Leased, Retrieve, *fields, waits_s=timeout_s)
         if told is None:
             return self._nothing("unavailable")

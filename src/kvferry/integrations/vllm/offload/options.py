@@ -22,13 +22,13 @@ from typing import Any
 
 from kvferry.config import ClientConfig, StoreConfig, load_client_config
 from kvferry.config.integrations import VllmTierSettings, own_and_client
+from kvferry.config.remote_sources import Address, AllowedHosts
 from kvferry.connectors.base import Connector, Space
 from kvferry.connectors.load import load_connector
 from kvferry.connectors.redis import RedisConnector
 from kvferry.credentials import Credentials
 from kvferry.errors import ConfigError
 from kvferry.integrations.vllm.offload.core import TierLimits
-from kvferry.integrations.vllm.offload.sources import Address, AllowedHosts
 
 __all__ = ["TierOptions", "read_options"]
 

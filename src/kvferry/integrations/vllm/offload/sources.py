@@ -1,14 +1,9 @@
 """Nodes that requests name, asked beside the store of a tier.
 
-A router that knows who holds a prefix says so in a request:
-
-    kv_transfer_params = {"remote_kv_source": {"kv_request_id": "...", "remote_host": "10.0.0.7",
-      "remote_port": 6400}}
-
-That node is then asked at the same moment as the store, under the same names, with the same limits;
+A router that knows who holds a prefix says so in a request (`kvferry.config.remote_sources`). That
+node is then asked at the same moment as the store, under the same names, with the same limits;
 what the store has not is loaded from there. A wrong address is an answer that does not come: the
-prompt is computed, as behind a store that is away. Whoever may send requests could name any host,
-so only hosts are asked that the operator has allowed.
+prompt is computed, as behind a store that is away.
 
 Each node has a `TierCore` of its own, over the same rows; what a job wants of several of them is
 one job for each, and one result. There are `NODES_MAX` at a time; the one that was named longest
@@ -19,62 +14,23 @@ Threads: the scheduler's, like `TierCore`; nothing here waits but `drain` and `c
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
-from kvferry.errors import ConfigError, KVFerryError
+from kvferry.config.remote_sources import Address, AllowedHosts
+from kvferry.errors import KVFerryError
 from kvferry.integrations.vllm.offload.core import TierCore
 from kvferry.integrations.vllm.offload.transfers import FinishedTransfer
 
-__all__ = ["Address", "AllowedHosts", "Sources"]
+__all__ = ["Sources"]
 
 _log = logging.getLogger("kvferry.integrations")
-
-Address = tuple[str, int]
 
 NODES_MAX = 16
 _REQUESTS_MAX = 4096
 _PLACES_MAX = 1 << 16  # keys whose node is remembered, until they are loaded
-
-
-class AllowedHosts:
-    """Hosts that requests may name: names and addresses as they stand, and networks.
-
-    Raises:
-        ConfigError: A text with "/" is no network.
-    """
-
-    def __init__(self, hosts: Sequence[str]) -> None:
-        self._names = {host.lower() for host in hosts if "/" not in host}
-        try:
-            self._networks = [ipaddress.ip_network(host) for host in hosts if "/" in host]
-        except ValueError as error:
-            raise ConfigError(f"remote_kv_sources: {error}") from None
-
-    def named_in(self, params: object) -> Address | None:
-        """The node that a request names; None where it names none that is allowed."""
-        source = params.get("remote_kv_source") if isinstance(params, Mapping) else None
-        if not isinstance(source, Mapping):
-            return None
-        host, port = source.get("remote_host"), source.get("remote_port")
-        if not isinstance(host, str) or not isinstance(port, int | str):
-            return None
-        if isinstance(port, str) and not (port.isascii() and port.isdigit() and len(port) < 6):
-            return None
-        found = host.lower(), int(port)
-        return found if 0 < found[1] <= 65535 and self._allows(found[0]) else None
-
-    def _allows(self, host: str) -> bool:
-        if host in self._names:
-            return True
-        try:
-            address = ipaddress.ip_address(host)
-        except ValueError:
-            return False
-        return any(address in network for network in self._networks)
 
 
 class Sources:

@@ -1,0 +1,82 @@
+"""What controllers keep in their store: names, records, and the commands that write them."""
+
+from __future__ import annotations
+
+import msgspec
+
+from kvferry.controller.homes import BEGUN, WireCommand, log_name
+from kvferry.controller.members import Key
+from kvferry.membership.messages import Command, MemoryUsage, RegisterInstance, Result, WorkDone
+
+__all__ = [
+    "COMMANDS",
+    "MEMBERS",
+    "QUOTAS",
+    "RESULTS",
+    "WANTS",
+    "MemberRecord",
+    "Said",
+    "added",
+    "deletion",
+    "encode",
+    "field_of",
+    "key_in",
+    "read_record",
+    "read_said",
+]
+
+_STREAM_MAX = b"10000"
+MEMBERS, WANTS, QUOTAS = BEGUN + b"members", BEGUN + b"wants", BEGUN + b"quotas"
+COMMANDS, RESULTS = BEGUN + b"commands", BEGUN + b"results"
+
+
+class MemberRecord(msgspec.Struct, frozen=True):
+    """A member, as its home has last heard it.
+
+    Attributes:
+        home: The controller.
+        beats: How often it was heard there.
+        seq: Number up to which its log is whole; 0: it is not.
+    """
+
+    home: bytes
+    instance: str
+    rank: int
+    incarnation: bytes
+    host: str
+    facts: RegisterInstance
+    usage: MemoryUsage
+    work: WorkDone
+    beats: int
+    seq: int
+
+
+class Said(msgspec.Struct, frozen=True):
+    """A command to a member, or what came of one."""
+
+    instance: str
+    rank: int
+    what: Command | None = None
+    came: Result | None = None
+
+
+read_record = msgspec.msgpack.Decoder(MemberRecord).decode
+read_said = msgspec.msgpack.Decoder(Said).decode
+encode = msgspec.msgpack.Encoder().encode
+
+
+def field_of(key: Key) -> bytes:
+    return f"{key[1]}:{key[0]}".encode()
+
+
+def key_in(field: bytes) -> Key:
+    rank, _, instance = field.decode().partition(":")
+    return instance, int(rank)
+
+
+def deletion(key: Key, incarnation: bytes) -> list[WireCommand]:
+    return [(b"HDEL", MEMBERS, field_of(key)), (b"DEL", log_name(key, incarnation))]
+
+
+def added(stream: bytes, said: Said) -> WireCommand:
+    return (b"XADD", stream, b"MAXLEN", b"~", _STREAM_MAX, b"*", b"said", encode(said))

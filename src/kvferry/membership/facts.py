@@ -1,0 +1,95 @@
+"""What messages between instances and controllers have in them: identities, usage, work, quotas."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from kvferry.chunks.keys import DIGEST_BYTES
+
+__all__ = [
+    "HITS_MAX",
+    "Count",
+    "Digest",
+    "HeldIdentity",
+    "Hits",
+    "MemoryUsage",
+    "Name",
+    "Quota",
+    "Quotas",
+    "Short",
+    "Text",
+    "WorkDone",
+]
+
+HITS_MAX = 256  # tiers in a beat
+
+# In one line of a log.
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]+\Z")]
+Text = Annotated[str, msgspec.Meta(max_length=1024)]
+Digest = Annotated[bytes, msgspec.Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
+Short = Annotated[bytes, msgspec.Meta(max_length=64)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+
+
+class HeldIdentity(msgspec.Struct, frozen=True):
+    """Of what chunks an instance has some.
+
+    Attributes:
+        digest: Of the `Identity`.
+        model: Its name.
+        chunk_size: Tokens of a chunk.
+        generation: What prompts are hashed with now; see `kvferry.chunks.generation`.
+        chunk_bytes: Of one in memory; 0: not said.
+    """
+
+    digest: Digest
+    model: Text
+    chunk_size: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+    generation: Short = b""
+    chunk_bytes: Count = 0
+
+
+class MemoryUsage(msgspec.Struct, frozen=True):
+    """What an instance may hold, and holds, in memory."""
+
+    capacity_bytes: Count = 0
+    used_bytes: Count = 0
+
+
+class Hits(msgspec.Struct, frozen=True):
+    """What one tier gave: "l1" is the instance's memory, "peer NAME" another instance's."""
+
+    tier: Text
+    tokens: Count
+    bytes: Count
+
+
+class WorkDone(msgspec.Struct, frozen=True):
+    """What a process has done since it began: numbers that only grow.
+
+    Attributes:
+        requested_tokens: That a prefix was wanted for.
+        saved_s: What prefill of the tokens that tiers gave would have taken, as predicted.
+        hits: By tier; of more than fit, always the same ones.
+    """
+
+    requested_tokens: Count = 0
+    saved_s: float = 0.0
+    hits: Annotated[tuple[Hits, ...], msgspec.Meta(max_length=HITS_MAX)] = ()
+
+
+class Quota(msgspec.Struct, frozen=True):
+    """What each process of an instance may hold in memory.
+
+    Attributes:
+        bytes: So much.
+        model: Of its chunks; empty: of all models together.
+    """
+
+    bytes: Count
+    model: Text = ""
+
+
+Quotas = Annotated[tuple[Quota, ...], msgspec.Meta(max_length=64)]
