@@ -12,6 +12,7 @@ from kvferry import Identity, KVLayout, TieredCache
 from kvferry.cache.prompt import Prompt
 from kvferry.chunks.keys import chunk_hashes
 from kvferry.integrations.vllm.backend import LoadJob, SaveJob, Work
+from kvferry.integrations.vllm.counts import COUNTS
 from kvferry.integrations.vllm.steps import HostSteps
 from kvferry.integrations.vllm.worker import WorkerHalf
 from kvferry.metrics import CacheMetrics
@@ -581,3 +582,12 @@ def test_pages_are_pinned_as_long_as_the_half_is_open(cache: Cache) -> None:
     assert buffers.nbytes >= 3 * LAYOUT.chunk_bytes
     half.close()
     assert copier.closed
+
+
+def test_each_count_has_the_series_that_dashboards_know() -> None:
+    shown = {count.series.removeprefix("vllm:kvferry_") for count in COUNTS if count.text}
+    assert shown == {
+        *("loads", "loaded_chunks", "loaded_bytes", "failed_chunks", "declined_chunks"),
+        *("late_chunks", "load_seconds", "saved_chunks", "saved_bytes", "known_chunks"),
+        *("shed_chunks", "save_seconds"),
+    }

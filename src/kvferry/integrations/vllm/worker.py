@@ -42,11 +42,6 @@ __all__ = ["WorkerHalf"]
 
 _log = logging.getLogger("kvferry.integrations.vllm")
 
-_COUNTED = (
-    *("loads", "loaded_chunks", "loaded_bytes", "lost_leases", "load_s"),
-    *("failed_chunks", "declined_chunks", "late_chunks"),
-    *("saved_chunks", "saved_bytes", "known_chunks", "shed_chunks", "lost_chunks", "save_s"),
-)
 # Chunks that did not come although they are there: why, by the reasons of `kvferry.TieredCache`.
 _WHY = {"not_worth_loading": "declined_chunks", "cut": "declined_chunks", "deadline": "late_chunks"}
 # At the end: vLLM gives its workers 5 s, and 4 s more before it kills them.
@@ -98,7 +93,7 @@ class WorkerHalf:
         self._rank = rank
         self._news = News(backend.metrics, str(rank), shown)
         self._news_at = 0.0
-        self.counts = Counts(_COUNTED)
+        self.counts = Counts()
         self._copier = copier
         self._gate = BlockGate()
         self._chunk_size = chunk_size
