@@ -124,7 +124,7 @@ class Handlers(Holding):
             ready, coming = shard.memory.cache.lookup(hashes)
             engine = shard.engine
             if engine.tiers and ready and engine.storer.looks:
-                engine.storer.notice(shard.prompt(hashes, 0, request.generation), ready)
+                engine.storer.observe(shard.prompt(hashes, 0, request.generation), ready)
             if ready * DIGEST_BYTES == len(hashes) or not request.stores or not engine.tiers:
                 return p.Found(request.id, {"l1": ready}, coming, shard.shared)
         prompt = shard.prompt(hashes, 0, request.generation, request.about)

@@ -116,7 +116,7 @@ class IdentityShard:
                     [tier] = open_tiers(
                         [store], config, self.identity, {}, engine.metrics, engine.clearing
                     )
-                    self._told_by(tier)
+                    self._watch_store(tier)
                     engine.storer.begin(tier)
                     engine.tiers.append(tier)
                 except (KVFerryError, OSError, MemoryError) as error:
@@ -135,7 +135,7 @@ class IdentityShard:
         finally:
             self.opened.set()
 
-    def _told_by(self, tier: StoreTier) -> None:
+    def _watch_store(self, tier: StoreTier) -> None:
         """What the store says wakes the loop, so that no thread waits for it."""
         connector = tier.tier.connector
         telling = Telling(connector)
@@ -146,7 +146,7 @@ class IdentityShard:
         from kvferry.cache.sharing import join  # for those alone who share
 
         try:
-            join(self.engine, self._told_by, rank=0)  # one process has the chunks of all ranks
+            join(self.engine, self._watch_store, rank=0)  # one process has the chunks of all ranks
         except (KVFerryError, OSError) as error:
             self.problems["peers"] = str(error)
             _log.warning("%s shares nothing: %s", self.identity.model, error)

@@ -21,7 +21,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 )
 
 from kvferry.integrations.vllm.counts import COUNTS
-from kvferry.integrations.vllm.series import forget_series
+from kvferry.integrations.vllm.series import unregister_series
 from kvferry.metrics.families import cache_families
 from kvferry.metrics.news import add_news, observations
 
@@ -89,7 +89,7 @@ class KvferryPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
             self._series[count.name] = {
                 engine: metric.labels(*values) for engine, values in per_engine_labelvalues.items()
             }
-        forget_series()
+        unregister_series()
         self._families = {family.name: family for family in cache_families(()).values()}
         self._metrics = {
             name: _made(metric_types, family, labelnames) for name, family in self._families.items()
