@@ -167,20 +167,20 @@ def test_a_hung_server_costs_one_time_limit(client: Client, server: ScriptedServ
         nothing_works(client)
         nothing_works(client)
     assert 1 <= client.stats()["timeouts"] <= 2
-    until(lambda: client._keeper.session is None, LIMIT_S)  # pings are not answered either
+    until(lambda: client._sessions.session is None, LIMIT_S)  # pings are not answered either
     server.deaf = False
     until(lambda: works(client), LIMIT_S)
 
 
 def test_one_answer_that_does_not_come(client: Client, server: ScriptedServer) -> None:
-    session = client._keeper.session
+    session = client._sessions.session
     server.on(p.LookupRequest, lambda request: None)
     with within(TIMEOUT_S + 1.0):
         assert client.lookup(TOKENS).tokens == 0
     assert client.stats()["timeouts"] == 1
     server.on(p.LookupRequest, None)
     until(lambda: client.available, LIMIT_S)  # it has answered a ping
-    assert client._keeper.session is session
+    assert client._sessions.session is session
     assert client.lookup(TOKENS).tokens == ALL
 
 

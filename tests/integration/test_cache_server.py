@@ -200,7 +200,7 @@ def test_a_refused_engine_is_seen(
     assert [IDENTITY.model in text and "--l1-size-gb" in text for text in warned] == [True]
     (refused,) = server.status()["refusals"]["engines"]
     assert (refused["model"], refused["code"], refused["count"]) == (IDENTITY.model, "identity", 3)
-    assert 'kvferry_server_refused_engines_total{code="identity"} 3' in server.metrics_text()
+    assert 'kvferry_server_refused_engines_total{code="identity"} 3.0' in server.metrics_text()
     assert type(connect().register()) is p.Registered
     assert server.status()["refusals"]["engines"] == [refused | {"silent_s": ANY}]
 

@@ -21,8 +21,8 @@ from kvferry.connectors.redis import RedisConnector
 from kvferry.connectors.serde import CODECS
 from kvferry.errors import ConfigError
 from kvferry.integrations.lmcache import KvferryClient
+from kvferry.integrations.sglang.host_pages import PagePart
 from kvferry.integrations.sglang.pages import PageStore
-from kvferry.integrations.sglang.places import PagePart
 from kvferry.integrations.sglang.settings import read_settings
 from kvferry.integrations.vllm.offload.core import TierCore, TierLimits
 from kvferry.integrations.vllm.offload.options import read_options

@@ -160,8 +160,8 @@ def test_nodes_and_cluster_say_who_lives(cluster: Cluster) -> None:
 
 def test_metrics_and_description(cluster: Cluster) -> None:
     text = cluster.get("/metrics")
-    assert 'kvferry_controller_members{state="alive"} 2' in text
-    assert 'kvferry_controller_chunks{member="two/0"} 7' in text
+    assert 'kvferry_controller_members{state="alive"} 2.0' in text
+    assert 'kvferry_controller_chunks{member="two/0"} 7.0' in text
     document = cluster.get("/openapi.json")
     assert_whole(document)
     described = document["paths"]

@@ -262,7 +262,7 @@ def test_a_client_that_is_dropped_ends(server: ScriptedServer, url: str) -> None
     del client
     gc.collect()
     until(lambda: len(server.of(p.Unregister)) == 1, LIMIT_S)
-    assert not any(thread.name == "kvferry-keeper" for thread in threading.enumerate())
+    assert not any(thread.name == "kvferry-session" for thread in threading.enumerate())
 
 
 def test_the_end_of_the_program_says_goodbye(server: ScriptedServer, url: str) -> None:
@@ -376,7 +376,7 @@ def test_the_secret_of_a_session_is_in_no_text(
     until(lambda: len(server.of(p.Register)) > 1, LIMIT_S)
     server.on(p.Ping, None)
     until(lambda: client.available, LIMIT_S)
-    session = client._keeper.session
+    session = client._sessions.session
     assert session is not None
     assert session.number == 7_654_321_987
     for text in (repr(session), repr(client), str(client.stats()), caplog.text):

@@ -54,7 +54,7 @@ def test_what_an_engine_stored_is_found(server: Server, url: str, client: Client
     status, told = ask(f"{url}/v1/status")
     assert (status, told["state"], len(told["sessions"])) == (200, "ready", 1)
     metrics = ask(f"{url}/metrics")[1]
-    assert "kvferry_server_sessions 1" in metrics
+    assert "kvferry_server_sessions 1.0" in metrics
     assert 'model="test"' in metrics
     assert ask(f"{url}/v1/config")[1]["endpoints"] == server.endpoints
 

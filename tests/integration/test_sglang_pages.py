@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from kvferry import RedisClient
+from kvferry.integrations.sglang.host_pages import HostPages
 from kvferry.integrations.sglang.identity import heads_of, is_replicated, page_fields
 from kvferry.integrations.sglang.pages import PageStore
-from kvferry.integrations.sglang.places import Places
 from kvferry.integrations.sglang.pool import HostPool
 from kvferry.integrations.sglang.settings import read_settings
 from support import clock
@@ -40,7 +40,7 @@ def opened(valkey: TestServer) -> Iterator[Opened]:
             config = config or Config()
             settings = read_settings({"url": url or valkey.url, "lookup_timeout_s": 5, **extra})
             client = stack.enter_context(RedisClient.from_config(settings.client))
-            places = Places(pool, page_indices(pool, 0), *heads_of(pool, config))
+            places = HostPages(pool, page_indices(pool, 0), *heads_of(pool, config))
             fields = {"weights": "w", **page_fields(pool, "kv", config)}
             store = PageStore(client, fields, places.parts, settings) if places.parts else None
             writes = config.is_storage_writer or not is_replicated(pool, "kv", config)

@@ -193,8 +193,8 @@ layout = KVLayout(layers=1, kv_heads=1, head_dim=8, dtype="uint8", chunk_size=8)
 with TieredCache(Identity(model="memory alone", layout=layout), max_local_cpu_size=0.001) as engine:
     engine.store(list(range(80)), [bytes(layout.chunk_bytes)] * 10)
     finder = BackendFinder([engine])
-    let_go = lambda: print("left alone", flush=True) is None
-    answers = RankAnswers(address(sys.argv[1], 0), finder, None, let_go)
+    release_blocks = lambda: print("left alone", flush=True) is None
+    answers = RankAnswers(address(sys.argv[1], 0), finder, None, release_blocks)
     print("ready", flush=True)
     sys.stdin.read()
     answers.close()
@@ -214,7 +214,7 @@ def test_memory_of_another_process_is_found() -> None:
         assert worker.stdout.readline() == "ready\n"
         finder.check()
         assert finder.find(read_prompt(range(80), 8, b"")) == 10
-        assert finder.let_go()
+        assert finder.release_blocks()
         assert worker.stdout.readline() == "left alone\n"
         assert finder.find(read_prompt(range(1, 80), 8, b"")) == 0
         finder.renewed(bytes(8), b"another.")
@@ -222,5 +222,5 @@ def test_memory_of_another_process_is_found() -> None:
         worker.stdin.close()
         assert worker.wait(SOON_S) == 0
     assert finder.find(read_prompt(range(80), 8, b"")) == 0  # it is gone: nothing, and no error
-    assert not finder.let_go()
+    assert not finder.release_blocks()
     finder.close()

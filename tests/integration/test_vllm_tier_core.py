@@ -158,7 +158,7 @@ def test_part_of_a_load(store: TestServer, open_tier: Open) -> None:
     stored = one.fill(16)
     one.store(KEYS)
     assert two.look(KEYS) == [True] * 16
-    one.core._wire.connector.batch_delete([chunk_name(KEYS[3]), chunk_name(KEYS[9])])
+    one.core._channel.connector.batch_delete([chunk_name(KEYS[3]), chunk_name(KEYS[9])])
     loaded = two.load(KEYS)
     assert not loaded.success
     there = [name for name in KEYS if name not in (KEYS[3], KEYS[9])]
@@ -360,15 +360,15 @@ def test_memory_that_is_still_in_use_is_not_let_go(
 ) -> None:
     tier = Primary(store.url)
     tier.fill(1)
-    monkeypatch.setattr("kvferry.integrations.vllm.offload.core._LET_GO_S", 0.05)
+    monkeypatch.setattr("kvferry.integrations.vllm.offload.core._WITHDRAW_S", 0.05)
     tier.core.limits = TierLimits(drain_timeout_s=0.05)
-    monkeypatch.setattr(tier.core._wire, "poll", lambda: None)  # a store that never lets go
+    monkeypatch.setattr(tier.core._channel, "poll", lambda: None)  # a store that never lets go
     tier.begin(tier.core.store, KEYS[:1])
     with pytest.raises(DeadlineExceeded, match="still use memory"):
         tier.core.close()
     assert tier.core._transfers._view is not None
     tier.core._transfers._view = None
-    tier.core._wire._waiting.clear()
+    tier.core._channel._waiting.clear()
 
 
 def test_chunks_in_use_are_touched(store: TestServer, open_tier: Open) -> None:
@@ -390,8 +390,8 @@ def test_answers_grow_old(store: TestServer, open_tier: Open) -> None:
     tier.fill(1)
     tier.store(KEYS[:1])
     assert tier.core.lookup("r", KEYS[0]) is False, "an answer is an answer"
-    now = tier.core._wire.clock()
-    tier.core._wire.clock = lambda: now + 11.0
+    now = tier.core._channel.clock()
+    tier.core._channel.clock = lambda: now + 11.0
     tier.core.finished()
     assert tier.look(KEYS[:1]) == [True]
 
@@ -403,9 +403,9 @@ def test_what_was_refused_while_the_gate_was_shut_is_asked_when_it_is_open(
     tier = open_tier(store.url)
     tier.fill(1)
     tier.store(KEYS[:1])
-    tier.core._wire.shut_gate()
+    tier.core._channel.pause()
     assert [tier.core.lookup("r", name) for name in KEYS] == [False] * 16
-    tier.core._wire._open_gate()
+    tier.core._channel._resume()
     with within(5):
         assert tier.look(KEYS) == [True] + [False] * 15
 
@@ -415,7 +415,7 @@ def test_a_gate_that_shuts_before_the_end_of_the_step_answers_what_was_open(
 ) -> None:
     tier = open_tier(store.url)
     assert [tier.core.lookup("r", name) for name in KEYS] == [None] * 16
-    tier.core._wire.shut_gate()
+    tier.core._channel.pause()
     tier.core.end_step()
     assert [tier.core.lookup("r", name) for name in KEYS] == [False] * 16
     assert tier.core.counts["lookup_down"] == 16
@@ -426,7 +426,7 @@ def test_what_could_not_be_loaded_is_stored_again(store: TestServer, open_tier: 
     tier = open_tier(store.url)
     tier.fill(2)
     tier.store(KEYS[:2])
-    tier.core._wire.connector.batch_delete([chunk_name(KEYS[0])])
+    tier.core._channel.connector.batch_delete([chunk_name(KEYS[0])])
     assert not tier.load(KEYS[:2]).success
     tier.fill(2)
     assert tier.store(KEYS[:2]).done == KEYS[:1]
@@ -443,12 +443,12 @@ def test_an_answer_that_comes_too_late_changes_nothing_that_was_said(
         proxy.down.reading = False
         assert tier.core.lookup("r", KEYS[0]) is None
         tier.core.end_step()
-        now = tier.core._wire.clock()
-        tier.core._wire.clock = lambda: now + 6.0
+        now = tier.core._channel.clock()
+        tier.core._channel.clock = lambda: now + 6.0
         tier.core.finished()
         assert tier.core.lookup("r", KEYS[0]) is False
         proxy.heal()
-        until(lambda: tier.core.finished() or not tier.core._wire._waiting, 4)
+        until(lambda: tier.core.finished() or not tier.core._channel._waiting, 4)
         assert tier.core.lookup("r", KEYS[0]) is False
         assert (tier.core.counts["lookup_timeout"], tier.core.counts["lookup_hit"]) == (1, 0)
 
@@ -457,7 +457,7 @@ def test_an_answer_that_comes_too_late_changes_nothing_that_was_said(
 def test_what_the_presence_view_knows_to_be_absent_costs_no_question(valkey: TestServer) -> None:
     primary = Primary(valkey.url, presence="auto")
     try:
-        connector = primary.core._wire.connector
+        connector = primary.core._channel.connector
         until(lambda: connector.presence == "synced", LIMIT_S)  # type: ignore[attr-defined]
         primary.fill(2)
         assert primary.store(KEYS[:2]).success
@@ -478,7 +478,7 @@ def test_what_the_presence_view_knows_to_be_there_is_no_question(valkey: TestSer
     try:
         primary.fill(2)
         assert primary.store(KEYS[:2]).success
-        wire = primary.core._wire
+        wire = primary.core._channel
         until(lambda: wire.leading([chunk_name(each) for each in KEYS[:2]]) == 2, LIMIT_S)
         before = valkey.info("commandstats").get("cmdstat_touch")
         assert [primary.core.lookup("a", each) for each in KEYS[:2]] == [None, None]

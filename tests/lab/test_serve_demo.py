@@ -51,7 +51,7 @@ def test_tokens_are_the_same_with_and_without_the_cache_and_in_another_process(
     computed = server.counted("computed_tokens_total")
     assert complete(server, TEXT) == (right, full)
     assert server.counted("computed_tokens_total") - computed == len(TEXT) + 1 - full
-    until(lambda: "kvferry_write_queue_chunks 0\n" in server.get("/metrics"), 30)
+    until(lambda: "kvferry_write_queue_chunks 0.0\n" in server.get("/metrics"), 30)
     config = {"chunk_size": CHUNK, "recompute": "never", "remote_url": store.url}
     with DemoServer(tmp_path / "other", *PACE, config=config) as other:
         assert complete(other, TEXT) == (right, full)

@@ -11,7 +11,7 @@ from typing import Any
 from kvferry import TieredCache
 from kvferry.config.server import ServerConfig
 from kvferry.errors import UsageError
-from kvferry.metrics.exposition import exposition
+from kvferry.metrics.collector import exposition
 
 
 class FakeView:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Self
 
 from kvferry.config.endpoints import ipc_path
-from kvferry.server.zmtp import GREETING, READY_CLIENT, Wire, framed
+from kvferry.server.zmtp import GREETING, READY_CLIENT, ZmtpParser, framed
 
 LIMIT_S = 10.0
 DEALER = READY_CLIENT
@@ -34,7 +34,7 @@ class WirePeer:
         else:
             host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
             self.socket = socket.create_connection((host.strip("[]"), int(port)), LIMIT_S)
-        self._wire = Wire(64 << 20)
+        self._wire = ZmtpParser(64 << 20)
         self._messages: list[bytes] = []
 
     def send(self, data: bytes) -> Self:

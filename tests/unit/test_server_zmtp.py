@@ -1,4 +1,4 @@
-"""ZeroMQ's wire: what libzmq sends is understood in any pieces, everything else ends in WireError.
+"""ZeroMQ's wire: what libzmq sends is understood in any pieces, everything else ends in ZmtpError.
 
 The bytes were recorded from libzmq 4.3.5, whose sockets were connected to a plain one.
 """
@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvferry.server.zmtp import GREETING, READY, READY_CLIENT, Wire, WireError, framed
+from kvferry.server.zmtp import GREETING, READY, READY_CLIENT, ZmtpError, ZmtpParser, framed
 
 SIZE_MAX = 4 << 20
 
@@ -52,7 +52,7 @@ def cut(data: bytes, places: Sequence[int]) -> list[bytes]:
 
 def fed(data: bytes, places: Sequence[int] = (), size_max: int = SIZE_MAX) -> list[bytes]:
     """All messages of a stream that comes in pieces."""
-    wire, messages = Wire(size_max), []
+    wire, messages = ZmtpParser(size_max), []
     for piece in cut(data, places):
         messages += wire.feed(piece)
     return messages
@@ -62,15 +62,15 @@ def error_of(data: bytes, size_max: int = SIZE_MAX) -> str:
     """It is an error whole and byte by byte, and the same one."""
     texts = set()
     for places in ((), range(len(data))):
-        with pytest.raises(WireError) as caught:
+        with pytest.raises(ZmtpError) as caught:
             fed(data, places, size_max)
         texts.add(str(caught.value))
     assert len(texts) == 1
     return texts.pop()
 
 
-def ready() -> Wire:
-    wire = Wire(SIZE_MAX)
+def ready() -> ZmtpParser:
+    wire = ZmtpParser(SIZE_MAX)
     assert wire.feed(HELLO) == []
     assert wire.ready
     return wire
@@ -115,7 +115,7 @@ def test_our_side_of_the_handshake() -> None:
 
 
 def test_ready_is_not_before_the_whole_handshake() -> None:
-    wire = Wire(SIZE_MAX)
+    wire = ZmtpParser(SIZE_MAX)
     for index in range(len(HELLO)):
         assert not wire.ready
         assert wire.feed(HELLO[index : index + 1]) == []
@@ -224,11 +224,11 @@ def test_any_bytes_are_messages_or_an_error(before: bytes, data: bytes, places: 
     """And the pieces make no difference: neither to what was understood, nor to whether it ends."""
 
     def run(places: Sequence[int]) -> tuple[list[bytes], bool]:
-        wire, messages = Wire(10_000), []
+        wire, messages = ZmtpParser(10_000), []
         for piece in cut(before + data, places):
             try:
                 messages += wire.feed(piece)
-            except WireError:
+            except ZmtpError:
                 return messages, True
         return messages, False
 

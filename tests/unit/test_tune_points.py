@@ -28,27 +28,15 @@ def test_grid_holds_each_point_once() -> None:
     assert TunePoint() in points
 
 
-def test_grid_neighbours_are_one_step_away_and_cover_it() -> None:
-    start = TunePoint(1, 1, None, 4 * MIB)
-    assert set(GRID.neighbours(start)) == {
-        TunePoint(2, 1, None, 4 * MIB),
-        TunePoint(2, 2, None, 4 * MIB),
-        TunePoint(1, 1, 256 << 10, 4 * MIB),
-        TunePoint(1, 1, None, 2 * MIB),
-    }
-    seen, found = {start}, {start}
-    while found:
-        found = {other for point in found for other in GRID.neighbours(point)} - seen
-        seen |= found
-    assert seen == set(GRID.points())
-
-
 def test_a_point_off_the_grid_moves_onto_it() -> None:
     small = Grid(connections=(2, 4), workers=(3,), window_bytes=(MIB,), chunk_bytes=(MIB,))
     assert small.at(TunePoint()) == TunePoint(4, 3, MIB, MIB)
     assert small.at(TunePoint(1, 1)) == TunePoint(2, 2, MIB, MIB)
     assert small.points() == [TunePoint(2, 2, MIB, MIB), TunePoint(4, 3, MIB, MIB)]
-    assert small.neighbours(TunePoint(2, 2, MIB, MIB)) == [TunePoint(4, 3, MIB, MIB)]
+    assert small.plane(TunePoint(2, 2, MIB, MIB), "connections") == [
+        TunePoint(2, 2, MIB, MIB),
+        TunePoint(4, 3, MIB, MIB),
+    ]
     with pytest.raises(UsageError, match="workers"):
         replace(small, workers=())
     with pytest.raises(UsageError, match="each once"):

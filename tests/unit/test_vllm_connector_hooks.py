@@ -163,7 +163,7 @@ def test_before_it_sleeps_vllm_has_every_rank_leave_its_blocks(
     def noted(what: str) -> Any:
         return lambda: done.append(what) is None  # type: ignore[func-returns-value]
 
-    ranks = SimpleNamespace(let_go=noted("let go"))
+    ranks = SimpleNamespace(release_blocks=noted("let go"))
     half = SimpleNamespace(clear=noted("clear"), close=noted("close"))
     monkeypatch.setattr(vllm.opening, "open_scheduler", lambda *_: (ranks, half))
     made = connector(vllm, "connector", Role.SCHEDULER)

@@ -278,15 +278,15 @@ def test_every_rank_leaves_blocks_alone_and_says_so(engine_id: str) -> None:
     asked: list[int] = []
 
     def rank(number: int) -> RankAnswers:
-        def let_go() -> bool:
+        def release_blocks() -> bool:
             asked.append(number)
             return number == 0
 
-        return RankAnswers(names(engine_id, 2)[number], Rank(1), let_go=let_go)
+        return RankAnswers(names(engine_id, 2)[number], Rank(1), release_blocks=release_blocks)
 
     answers = [rank(0), rank(1)]
     finder = RankFinder(names(engine_id, 2), 1.0)
-    assert not finder.let_go()
+    assert not finder.release_blocks()
     assert asked == [0, 1]
     finder.close()
     for each in answers:
@@ -302,16 +302,16 @@ def test_a_rank_that_is_left_alone_is_told_all_the_same_to_let_go(
     assert finder.find(PROMPT) == 0  # nobody is there yet
     told: list[str] = []
 
-    def let_go() -> bool:
+    def release_blocks() -> bool:
         told.append("let go")
         return True
 
     with ExitStack() as stack:
-        answers = RankAnswers(address(engine_id, 0), Rank(3), let_go=let_go)
+        answers = RankAnswers(address(engine_id, 0), Rank(3), release_blocks=release_blocks)
         stack.callback(answers.close)
         ranks._here.clear()
         assert finder.find(PROMPT) == 0
-        assert finder.let_go()
+        assert finder.release_blocks()
         assert told == ["let go"]
     finder.close()
 

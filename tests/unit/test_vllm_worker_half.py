@@ -12,6 +12,7 @@ from kvferry import Identity, KVLayout, TieredCache
 from kvferry.cache.prompt import Prompt
 from kvferry.chunks.keys import chunk_hashes
 from kvferry.integrations.vllm.backend import LoadJob, SaveJob, Work
+from kvferry.integrations.vllm.counts import COUNTS
 from kvferry.integrations.vllm.steps import HostSteps
 from kvferry.integrations.vllm.worker import WorkerHalf
 from kvferry.metrics import CacheMetrics
@@ -453,12 +454,12 @@ def test_a_store_that_hangs_does_not_keep_blocks_from_those_they_are_given_to(ca
 def test_blocks_that_are_taken_away_while_they_are_gathered_are_never_stored(
     cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvferry.integrations.vllm.worker._LET_GO_S", 0.05)
+    monkeypatch.setattr("kvferry.integrations.vllm.worker._RELEASE_BLOCKS_S", 0.05)
     device = SlowDevice(BLOCKS, LAYERS, LAYER_BYTES)
     half = half_of(cache, device)
     step(half, Work(saves=[save(0, [0, 1]), save(1, [2, 3])]))  # the second one waits for its turn
     assert device.begun.wait(10)
-    assert half.let_go() is False  # the device does not end
+    assert half.release_blocks() is False  # the device does not end
     for block in range(4):
         device.fill(block, 200)  # unmapped, and mapped again
     device.go.set()
@@ -474,14 +475,14 @@ def test_who_takes_blocks_away_waits_for_what_reads_them(cache: Cache) -> None:
     half = half_of(cache, device)
     step(half, Work(saves=[save(0, [0, 1])]))
     assert device.begun.wait(10)
-    let_go: list[bool] = []
-    taker = threading.Thread(target=lambda: let_go.append(half.let_go()))
+    release_blocks: list[bool] = []
+    taker = threading.Thread(target=lambda: release_blocks.append(half.release_blocks()))
     taker.start()
     taker.join(0.05)
     assert taker.is_alive()
     device.go.set()
     taker.join(10)
-    assert let_go == [True]
+    assert release_blocks == [True]
     half.close()
 
 
@@ -493,7 +494,7 @@ def test_nothing_is_loaded_into_blocks_that_were_taken_away(cache: Cache) -> Non
     cache.go.clear()
     step(half, Work(loads=[load(0, [20, 21])]))
     before = copier.content(20)
-    assert half.let_go()
+    assert half.release_blocks()
     cache.go.set()
     assert reported(half) == ({"l"}, {20, 21})
     assert copier.content(20) == before
@@ -581,3 +582,12 @@ def test_pages_are_pinned_as_long_as_the_half_is_open(cache: Cache) -> None:
     assert buffers.nbytes >= 3 * LAYOUT.chunk_bytes
     half.close()
     assert copier.closed
+
+
+def test_each_count_has_the_series_that_dashboards_know() -> None:
+    shown = {count.series.removeprefix("vllm:kvferry_") for count in COUNTS if count.text}
+    assert shown == {
+        *("loads", "loaded_chunks", "loaded_bytes", "failed_chunks", "declined_chunks"),
+        *("late_chunks", "load_seconds", "saved_chunks", "saved_bytes", "known_chunks"),
+        *("shed_chunks", "save_seconds"),
+    }

@@ -58,7 +58,7 @@ class Losses:
         """Whether `notice` has an effect: nothing that it told is still to be looked at."""
         return self._asked is None
 
-    def notice(self, prompt: Prompt, held: int, missed: list[int]) -> bool:
+    def observe(self, prompt: Prompt, held: int, missed: list[int]) -> bool:
         """Somebody asks for a prompt whose first `held` chunks memory has; whether to look.
 
         `missed` are those of them that should have been written and were not.

@@ -9,10 +9,10 @@ from typing import Any, Protocol
 from kvferry.cache.memory import Memory
 from kvferry.cache.prefill import PrefillModel
 from kvferry.cache.prompt import Prompt
+from kvferry.cache.request_log import RequestLog
 from kvferry.cache.results import Stored
 from kvferry.cache.retriever import Gathered
 from kvferry.cache.store_tiers import MEMORY, StoreTier
-from kvferry.cache.told import Told
 from kvferry.metrics import MISS_REASONS, CacheMetrics
 
 __all__ = ["Meter"]
@@ -55,7 +55,7 @@ class Meter:
     def __init__(self, cache: Metered) -> None:
         self._cache = cache
         self._told: dict[str, int] = {}
-        self._lines = Told(_log)
+        self._lines = RequestLog(_log)
         cache.metrics.on_collect(self._gauges)
 
     def gathered(self, prompt: Prompt, gathered: Gathered, took_s: float) -> None:

@@ -60,7 +60,7 @@ class Reader:
         began = time.monotonic()
         gathered = yield from self._retriever.gathering(prompt, deadline, into)
         self._meter.gathered(prompt, gathered, time.monotonic() - began)
-        self._storer.notice(prompt, gathered.memory_chunks)
+        self._storer.observe(prompt, gathered.memory_chunks)
         return gathered
 
     def from_memory(self, prompt: Prompt, chunks: int, took_s: float) -> None:
@@ -68,7 +68,7 @@ class Reader:
         gathered = Gathered(chunks, bytearray(), reason="never_stored")
         self._retriever.credit(prompt, gathered)
         self._meter.gathered(prompt, gathered, took_s)
-        self._storer.notice(prompt, chunks)
+        self._storer.observe(prompt, chunks)
 
     def retrieve(
         self, prompt: Prompt, deadline: float, into: Sequence[BufferLike] | None

@@ -124,14 +124,14 @@ class Storer:
         """Whether `notice` would have an effect now."""
         return any(store.writer.looks for store in self._written)
 
-    def notice(self, prompt: Prompt, held: int) -> None:
+    def observe(self, prompt: Prompt, held: int) -> None:
         """Somebody asks for a prompt whose first `held` chunks memory has.
 
         What the stores have lost of it, and then whatever they have lost, is written again, in the
         background.
         """
         for store in self._written if held else ():
-            store.writer.notice(prompt, held)
+            store.writer.observe(prompt, held)
 
     def _leased(self, store: StoreTier, prompt: Prompt, chunks: list[int]) -> WriteJob | None:
         """A job of those chunks that memory still has."""

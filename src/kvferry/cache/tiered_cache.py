@@ -116,7 +116,7 @@ class TieredCache(CacheLife):
             begin: A retrieve follows: begin to load what pays.
         """
         began = time.monotonic()
-        self.storer.notice(prompt, self.memory.ready(prompt)[0])
+        self.storer.observe(prompt, self.memory.ready(prompt)[0])
         first, rest = prompt.behind_computed()
         deadline = self._deadline(limit_s)
         how = {"touch": touch, "begin": begin}

@@ -177,9 +177,9 @@ class Writer:
         """Whether `notice` has an effect now."""
         return self.lease is not None and self._losses.idle
 
-    def notice(self, prompt: Prompt, held: int) -> None:
+    def observe(self, prompt: Prompt, held: int) -> None:
         """Somebody asks for a prompt whose first `held` chunks memory has: has the store, too?"""
-        if self.looks and self._losses.notice(prompt, held, self.missed(prompt)):
+        if self.looks and self._losses.observe(prompt, held, self.missed(prompt)):
             with self._lock:
                 self._begin()
 

@@ -18,9 +18,9 @@ import msgspec
 from kvferry.config.client import ClientConfig
 from kvferry.config.endpoints import address_of
 from kvferry.config.file import find_config_file, open_to_others, read_document, section_of
-from kvferry.config.places import Findings, Names, Place, together
 from kvferry.config.server_sources import strongest_word
 from kvferry.config.setting import Path, Settings, setting, specs
+from kvferry.config.source_values import Findings, Names, SourceValues, together
 from kvferry.config.url import is_loopback
 from kvferry.errors import ConfigError
 
@@ -163,11 +163,13 @@ class ControllerConfig(ControllerSettings, frozen=True, kw_only=True):
         """
         environ = os.environ if environ is None else environ
         found = Findings()
-        places = [_NAMES.take(Place("call"), overrides, found)]
+        places = [_NAMES.take(SourceValues("call"), overrides, found)]
         file = find_config_file(path, environ)
         if file is not None:
             section = section_of(file, read_document(file), _SECTION)
-            places.append(_NAMES.take(Place("file", f"{file}: {_SECTION}: "), section, found))
+            places.append(
+                _NAMES.take(SourceValues("file", f"{file}: {_SECTION}: "), section, found)
+            )
             if {"secret", "http_token"} & places[-1].values.keys():
                 found.warnings += open_to_others(file)
         # Kubernetes says of a service with the name kvferry-controller where it is, to every pod.

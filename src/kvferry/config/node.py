@@ -24,7 +24,6 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 
 from kvferry.config.file import find_config_file, open_to_others, read_document, section_of
-from kvferry.config.places import Findings, Names, Place, together
 from kvferry.config.setting import (
     GB,
     Path,
@@ -36,6 +35,7 @@ from kvferry.config.setting import (
     setting,
     specs,
 )
+from kvferry.config.source_values import Findings, Names, SourceValues, together
 from kvferry.config.tls import check_key_pair
 from kvferry.config.url import is_loopback
 from kvferry.errors import ConfigError
@@ -223,10 +223,10 @@ def load_node_settings(
     }
     names, found = Names(specs(NodeSettings), aliases), Findings()
     given = {name: value for name, value in overrides.items() if value is not None}
-    places = [names.take(Place("call"), given, found)]
+    places = [names.take(SourceValues("call"), given, found)]
     if (file := find_config_file(path, environ)) is not None:
         section = section_of(file, read_document(file), _SECTION)
-        place = names.take(Place("file", f"{file}: {_SECTION}: "), section, found)
+        place = names.take(SourceValues("file", f"{file}: {_SECTION}: "), section, found)
         if "password" in place.values:
             found.warnings += open_to_others(file)
         places.append(place)

@@ -18,10 +18,10 @@ from kvferry.config.file import (
     read_token,
     section_of,
 )
-from kvferry.config.places import Findings, Names, Place, together
 from kvferry.config.server_settings import ServerSettings
 from kvferry.config.setting import specs
-from kvferry.config.sources import CACHE, Examined, cache_places, resolved
+from kvferry.config.source_values import Findings, Names, SourceValues, together
+from kvferry.config.sources import CACHE, Examined, cache_values, resolved
 from kvferry.errors import ConfigError
 
 __all__ = ["SERVER", "gathered", "strongest_word"]
@@ -75,7 +75,7 @@ def gathered(
     http = given.get("http")
     if isinstance(http, tuple | list):
         del given["http"]
-    call = SERVER.take(Place("call"), given, found)
+    call = SERVER.take(SourceValues("call"), given, found)
     places = [call, *_of_file(found), _of_environ(environ, found)]
     found.raise_first()
     config, chunk_size = _engine(engine, places, environ, found)
@@ -94,18 +94,18 @@ def gathered(
     }
 
 
-def _of_file(found: Examined) -> list[Place]:
+def _of_file(found: Examined) -> list[SourceValues]:
     file = found.file
     if file is None:
         return []
     settings = section_of(file, read_document(file), _SECTION)
-    place = SERVER.take(Place("file", f"{file}: {_SECTION}: "), settings, found)
+    place = SERVER.take(SourceValues("file", f"{file}: {_SECTION}: "), settings, found)
     if any(name in place.values for name in _SECRETS):
         found.warnings += open_to_others(file)
     return [place]
 
 
-def _of_environ(environ: Mapping[str, str], found: Findings) -> Place:
+def _of_environ(environ: Mapping[str, str], found: Findings) -> SourceValues:
     variable = f"{_PREFIX}PORT"
     if "://" in environ.get(variable, ""):
         # Kubernetes says so of a service with the name kvferry-server, to every pod.
@@ -116,7 +116,7 @@ def _of_environ(environ: Mapping[str, str], found: Findings) -> Place:
 
 
 def _engine(
-    engine: Any, places: Sequence[Place], environ: Mapping[str, str], found: Examined
+    engine: Any, places: Sequence[SourceValues], environ: Mapping[str, str], found: Examined
 ) -> tuple[CacheConfig, int | None]:
     """The settings of the engines, and the chunk size if any source names one."""
     own = {place.kind: _for_engine(place) for place in places}
@@ -130,9 +130,9 @@ def _engine(
     clash = [name for name in own["call"].values if name in engine]
     if clash:
         raise ConfigError(f"engine: {clash[0]} is there a second time; keep one")
-    order = [own["call"], CACHE.take(Place("call", "engine: "), engine, found)]
+    order = [own["call"], CACHE.take(SourceValues("call", "engine: "), engine, found)]
     # Of each place what it says of the server, then what it says of engines.
-    for place in cache_places("engine", environ, found):
+    for place in cache_values("engine", environ, found):
         order += [own.pop(place.kind)] if place.kind in own else []
         order.append(place)
     resolved(order, environ, found)
@@ -141,14 +141,14 @@ def _engine(
     return config, None if source == "default" else size
 
 
-def _for_engine(place: Place) -> Place:
+def _for_engine(place: SourceValues) -> SourceValues:
     """What a place says of pool and stores, by the names that these have for an engine."""
     values = {ours: place.values[n] for n, ours in _OF_ENGINE.items() if n in place.values}
     spelled = {ours: place.spelled[n] for n, ours in _OF_ENGINE.items() if n in place.values}
-    return Place(place.kind, place.where, values, spelled)
+    return SourceValues(place.kind, place.where, values, spelled)
 
 
-def _endpoints(places: Sequence[Place], settings: Mapping[str, Any]) -> tuple[str, ...]:
+def _endpoints(places: Sequence[SourceValues], settings: Mapping[str, Any]) -> tuple[str, ...]:
     """The list of the strongest place that speaks of listening, or what the parts amount to."""
     for place in places:
         parts = [name for name in _LISTENING if name in place.values]
@@ -169,7 +169,7 @@ def _http(settings: Mapping[str, Any]) -> tuple[str, int] | None:
     return (address_of("http_host", settings["http_host"]), settings["http_port"])
 
 
-def strongest_word(places: Sequence[Place], name: str, file: str) -> str | None:
+def strongest_word(places: Sequence[SourceValues], name: str, file: str) -> str | None:
     """The secret `name` of the strongest place that has one, from its file where it names that."""
     for place in places:
         if name in place.values and file in place.values:

@@ -24,12 +24,12 @@ from kvferry.config.file import (
     section_of,
 )
 from kvferry.config.foreign import ALIASES, EXTRA, FOREIGN, GONE, OFF
-from kvferry.config.places import Findings, Names, Place
 from kvferry.config.setting import Secret, Settings, Text, Word, setting, specs
+from kvferry.config.source_values import Findings, Names, SourceValues
 from kvferry.config.stores import StoreConfig, store_settings
 from kvferry.errors import ConfigError
 
-__all__ = ["CACHE", "Examined", "cache_places", "examine", "resolved"]
+__all__ = ["CACHE", "Examined", "cache_values", "examine", "resolved"]
 
 _PREFIX, _THEIRS = "KVFERRY_", "LMCACHE_"
 _OTHERS = (
@@ -119,11 +119,13 @@ def examine(
     """
     environ = os.environ if environ is None else environ
     found = Examined(file=find_config_file(path, environ, FILE_VARIABLES))
-    call = CACHE.take(Place("call"), overrides, found)
-    return resolved([call, *cache_places(section, environ, found)], environ, found)
+    call = CACHE.take(SourceValues("call"), overrides, found)
+    return resolved([call, *cache_values(section, environ, found)], environ, found)
 
 
-def cache_places(section: str, environ: Mapping[str, str], found: Examined) -> Iterator[Place]:
+def cache_values(
+    section: str, environ: Mapping[str, str], found: Examined
+) -> Iterator[SourceValues]:
     """What `found.file` and the environment say, the stronger place first.
 
     LMCache's own variables are read where no file is named, as LMCache does.
@@ -136,7 +138,9 @@ def cache_places(section: str, environ: Mapping[str, str], found: Examined) -> I
     found.warnings += CACHE.misspelt(environ, _PREFIX, _OTHERS)
 
 
-def resolved(places: Sequence[Place], environ: Mapping[str, str], found: Examined) -> Examined:
+def resolved(
+    places: Sequence[SourceValues], environ: Mapping[str, str], found: Examined
+) -> Examined:
     """What places say together, the strongest one first; the result is in `found`."""
     for name, spec in _PLAIN.items():
         place = next((place for place in places if name in place.values), None)
@@ -157,7 +161,7 @@ def resolved(places: Sequence[Place], environ: Mapping[str, str], found: Examine
     return found
 
 
-def _of_file(file: Path, section: str, found: Examined) -> Place:
+def _of_file(file: Path, section: str, found: Examined) -> SourceValues:
     """A section, or all of a file that has none; and the section of clients."""
     document = read_document(file)
     flat = section not in document and any(
@@ -165,7 +169,7 @@ def _of_file(file: Path, section: str, found: Examined) -> Place:
         for name, value in document.items()
     )
     where = f"{file}: " if flat else f"{file}: {section}: "
-    place = Place("file", where)
+    place = SourceValues("file", where)
     try:
         found.client = section_of(file, document, "client")
         client_fields(found.client, f"{file}: client: ")
@@ -186,7 +190,7 @@ def _of_file(file: Path, section: str, found: Examined) -> Place:
     return place
 
 
-Special = Mapping[str, Place]  # setting: where it is said
+Special = Mapping[str, SourceValues]  # setting: where it is said
 
 
 @dataclass
@@ -274,7 +278,7 @@ def _extra(special: Special, found: Examined) -> dict[str, Any]:
     given: dict[str, Any] = {}
     if "extra_config" in special:
         place = special["extra_config"]
-        inside = Place(place.kind, f"{place.where}{place.spelled['extra_config']}: ")
+        inside = SourceValues(place.kind, f"{place.where}{place.spelled['extra_config']}: ")
         given = _EXTRA.take(inside, place.values["extra_config"], found).values
         beside = given.pop(_BESIDE, None)
         if beside is not None and found.values[_BESIDE][1] == "default":

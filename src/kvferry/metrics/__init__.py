@@ -4,7 +4,7 @@
     metrics.hit("l1", tokens=512, size_bytes=64 << 20)       # a fraction of a microsecond
     metrics.text()                                            # what Prometheus scrapes
     metrics.snapshot()["kvferry_tokens_hit_total"]["l1"]      # 512
-    prometheus_client.REGISTRY.register(metrics.collector())  # with kvferry[metrics]
+    prometheus_client.REGISTRY.register(metrics.collector())
 
 docs/guides/metrics.md has the list of the series; deploy/grafana/kvferry.json shows them.
 """

@@ -252,16 +252,12 @@ class CacheMetrics:
 
     def text(self, *, openmetrics: bool = False) -> str:
         """All series in the text format of Prometheus, or in that of OpenMetrics."""
-        from kvferry.metrics.exposition import exposition
+        from kvferry.metrics.collector import exposition
 
         return exposition([self], openmetrics=openmetrics)
 
     def collector(self) -> KVFerryCollector:
-        """For a registry of prometheus-client; see `KVFerryCollector`.
-
-        Raises:
-            UsageError: prometheus-client is not installed.
-        """
+        """For a registry of prometheus-client; see `KVFerryCollector`."""
         from kvferry.metrics.collector import KVFerryCollector
 
         return KVFerryCollector([self])

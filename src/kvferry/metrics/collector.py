@@ -1,58 +1,87 @@
-"""The bridge to prometheus-client: series are read when they are scraped, and not before."""
+"""The bridge to prometheus-client: series are read when they are scraped, and not before.
+
+prometheus_client.REGISTRY.register(KVFerryCollector([cache.metrics]))
+exposition([cache.metrics])      # the text, without a registry of the caller's
+"""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from kvferry.errors import UsageError
-from kvferry.metrics.exposition import Source, merged
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+from prometheus_client.registry import Collector
 
-__all__ = ["KVFerryCollector"]
+from kvferry.metrics.series import Family, Source
+
+__all__ = ["KVFerryCollector", "exposition", "text_of"]
+
+_KINDS: dict[str, Any] = {
+    "counter": CounterMetricFamily,
+    "gauge": GaugeMetricFamily,
+    "histogram": HistogramMetricFamily,
+}
 
 
-class KVFerryCollector:
-    """A collector over the metrics of some caches, which differ in their constant labels.
-
-    ``prometheus_client.REGISTRY.register(KVFerryCollector([cache.metrics]))``
-
-    Raises:
-        UsageError: prometheus-client is not installed.
-    """
+class KVFerryCollector(Collector):
+    """A collector over the metrics of some caches, which differ in their constant labels."""
 
     def __init__(self, metrics: Iterable[Source]) -> None:
         self._metrics = list(metrics)
-        try:
-            self._core = importlib.import_module("prometheus_client.core")
-        except ModuleNotFoundError:
-            raise UsageError(
-                "this needs prometheus-client: pip install 'kvferry[metrics]'"
-            ) from None
 
-    def describe(self) -> list[Any]:
+    def describe(self) -> list[Metric]:
         """Nothing: names are asked for without asking the cache."""
         return []
 
-    def collect(self) -> Iterator[Any]:
+    def collect(self) -> Iterator[Metric]:
         """The families of prometheus-client."""
-        kinds = {
-            "counter": self._core.CounterMetricFamily,
-            "gauge": self._core.GaugeMetricFamily,
-            "histogram": self._core.HistogramMetricFamily,
-        }
-        for group in merged(self._metrics):
-            constant, first = group[0]
-            names = [*([first.label] if first.label else []), *constant]
-            family = kinds[first.kind](first.name, first.help, labels=names)
-            for labels, one in group:
-                for value, number in one.values.items():
-                    family.add_metric(_row(one.label, value, labels), number)
-                for value, histogram in one.histograms.items():
-                    buckets = [(bound, count) for bound, count in histogram.cumulative()]
-                    family.add_metric(_row(one.label, value, labels), buckets, histogram.sum)
-            yield family
+        sources = [[(one.labels, family) for family in one.families()] for one in self._metrics]
+        for group in zip(*sources, strict=True):
+            yield _merged(group)
 
 
-def _row(label: str, value: str, constant: Any) -> list[str]:
-    return [*([value] if label else []), *constant.values()]
+def exposition(metrics: Iterable[Source], *, openmetrics: bool = False) -> str:
+    """All series of some caches, which differ in their constant labels."""
+    registry = CollectorRegistry()
+    registry.register(KVFerryCollector(metrics))
+    write = generate_openmetrics if openmetrics else generate_latest
+    return write(registry).decode()
+
+
+def text_of(families: Iterable[Family]) -> str:
+    """Families without constant labels as text."""
+    return exposition([_Families(list(families))])
+
+
+@dataclass
+class _Families:
+    made: list[Family]
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    def families(self) -> list[Family]:
+        return self.made
+
+
+def _merged(group: Sequence[tuple[Mapping[str, str], Family]]) -> Metric:
+    """The family of this name of several caches, each with the constant labels of its cache."""
+    constant, first = group[0]
+    names = [*([first.label] if first.label else []), *constant]
+    made: Metric = _KINDS[first.kind](first.name, first.help, labels=names)
+    for labels, one in group:
+        for label, number in one.values.items():
+            _add(made, one.label, label, labels, number)
+        for label, histogram in one.histograms.items():
+            _add(made, one.label, label, labels, list(histogram.cumulative()), histogram.sum)
+    return made
+
+
+def _add(made: Any, name: str, label: str, constant: Mapping[str, str], *numbers: Any) -> None:
+    made.add_metric([*([label] if name else []), *constant.values()], *numbers)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from kvferry.metrics.exposition import Source
+from kvferry.metrics.series import Source
 
 __all__ = ["News", "add_news", "observations"]
 

@@ -7,10 +7,19 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
-__all__ = ["RATIO_BOUNDS", "SECONDS_BOUNDS", "SHARE_BOUNDS", "Family", "HistogramValue"]
+__all__ = [
+    "RATIO_BOUNDS",
+    "SECONDS_BOUNDS",
+    "SHARE_BOUNDS",
+    "Family",
+    "HistogramValue",
+    "Source",
+    "family_of",
+]
 
 # From what one chunk in this host's memory takes to a retrieve that ran into its limit.
 SECONDS_BOUNDS = (
@@ -100,3 +109,22 @@ class Family:
         if found is None:
             found = self.histograms[name] = HistogramValue(self.bounds)
         return found
+
+
+class Source(Protocol):
+    """What has series: a `CacheMetrics`, and whoever is like it."""
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """Constant labels of all of them."""
+
+    def families(self) -> list[Family]:
+        """All of them as they are now; of the same names in the same order for all sources."""
+
+
+def family_of(
+    name: str, kind: str, text: str, values: Mapping[str, float] | float, label: str = ""
+) -> Family:
+    """A family of counters or gauges with these values, or one without a label."""
+    given = dict(values) if isinstance(values, Mapping) else {"": values}
+    return Family(name, kind, text, label, values=given)

@@ -124,7 +124,7 @@ class Handlers(Holding):
             ready, coming = shard.memory.cache.lookup(hashes)
             engine = shard.engine
             if engine.tiers and ready and engine.storer.looks:
-                engine.storer.notice(shard.prompt(hashes, 0, request.generation), ready)
+                engine.storer.observe(shard.prompt(hashes, 0, request.generation), ready)
             asks = request.stores and (engine.tiers or request.source)
             if ready * DIGEST_BYTES == len(hashes) or not asks:
                 return p.Found(request.id, {"l1": ready}, coming, shard.shared)

@@ -23,7 +23,7 @@ from pathlib import Path
 from kvferry.config.endpoints import ipc_path
 from kvferry.errors import StoreError
 from kvferry.server.protocol import MESSAGE_BYTES_MAX
-from kvferry.server.zmtp import GREETING, READY, Wire, WireError, framed
+from kvferry.server.zmtp import GREETING, READY, ZmtpError, ZmtpParser, framed
 
 __all__ = ["EngineConnection", "EngineListener"]
 
@@ -48,7 +48,7 @@ class EngineConnection:
 
     def __init__(self, peer: socket.socket) -> None:
         self.socket = peer
-        self.wire = Wire(MESSAGE_BYTES_MAX)
+        self.wire = ZmtpParser(MESSAGE_BYTES_MAX)
         self.out = bytearray()
         self.began = time.monotonic()
         self.waits_since = 0.0  # when we first saw a message half, and none was whole since
@@ -241,7 +241,7 @@ class EngineListener:
         was_ready = wire.ready
         try:
             messages = wire.feed(bytes(came[:size]))
-        except WireError as error:
+        except ZmtpError as error:
             self.refused += 1
             self._drop(connection, str(error))
             return ()

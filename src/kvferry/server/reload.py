@@ -22,14 +22,14 @@ def merged(config: ServerConfig, wanted: ServerConfig) -> tuple[ServerConfig, li
     for name, old, new in _differences(engine, wanted.engine):
         if name in LIVE_ENGINE:
             engine = engine.replace(**{name: new})
-        texts.append(_told(name, old, new, name in LIVE_ENGINE))
+        texts.append(_described(name, old, new, name in LIVE_ENGINE))
     config = config.replace(engine=engine)
     for name, old, new in _differences(config, wanted):
         if name in ("engine", "again"):
             continue
         if name in LIVE:
             config = config.replace(**{name: new})
-        texts.append(_told(name, old, new, name in LIVE))
+        texts.append(_described(name, old, new, name in LIVE))
     return config, texts
 
 
@@ -38,7 +38,7 @@ def _differences(one: Settings, other: Settings) -> list[tuple[str, Any, Any]]:
     return [(name, old, new) for name, old, new in pairs if old != new]
 
 
-def _told(name: str, old: object, new: object, live: bool) -> str:
+def _described(name: str, old: object, new: object, live: bool) -> str:
     if not live:
         return f"{name} has changed and needs a restart"
     return f"{name} has changed" if name in _SECRET else f"{name} is {new} now, was {old}"

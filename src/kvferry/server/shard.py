@@ -98,7 +98,7 @@ class IdentityShard:
             raise
         self.engine.in_background = loop.in_background
         if self.engine.named is not None:
-            self.engine.named.prepare = self._told_by
+            self.engine.named.prepare = self._watch_store
         self.engine.metrics.labels = {
             "model": identity.model,
             "identity": identity.digest.hex()[:12],
@@ -119,7 +119,7 @@ class IdentityShard:
                     [tier] = open_tiers(
                         [store], config, engine.identity, {}, engine.metrics, engine.clearing
                     )
-                    self._told_by(tier)
+                    self._watch_store(tier)
                     engine.storer.begin(tier)
                     engine.tiers.append(tier)
                 except (KVFerryError, OSError, MemoryError) as error:
@@ -138,7 +138,7 @@ class IdentityShard:
         finally:
             self.opened.set()
 
-    def _told_by(self, tier: StoreTier) -> None:
+    def _watch_store(self, tier: StoreTier) -> None:
         """What the store says wakes the loop, so that no thread waits for it."""
         connector = tier.tier.connector
         telling = Telling(connector)
@@ -149,7 +149,7 @@ class IdentityShard:
         from kvferry.cache.sharing import join  # for those alone who share
 
         try:
-            join(self.engine, self._told_by, rank=0)  # one process has the chunks of all ranks
+            join(self.engine, self._watch_store, rank=0)  # one process has the chunks of all ranks
         except (KVFerryError, OSError) as error:
             self.problems["peers"] = str(error)
             _log.warning("%s shares nothing: %s", self.identity.model, error)

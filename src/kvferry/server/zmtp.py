@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct
 
-__all__ = ["GREETING", "READY", "READY_CLIENT", "Wire", "WireError", "framed"]
+__all__ = ["GREETING", "READY", "READY_CLIENT", "ZmtpError", "ZmtpParser", "framed"]
 
 _MORE, _LONG, _COMMAND = 1, 2, 4
 _U64 = struct.Struct(">Q")
@@ -40,7 +40,7 @@ _PEERS = (b"DEALER", b"ROUTER")
 _HANDSHAKE_BYTES_MAX = 64 + 9 + 4096
 
 
-class WireError(Exception):
+class ZmtpError(Exception):
     """The peer does not speak the protocol, or says too much; the connection is of no use."""
 
 
@@ -52,7 +52,7 @@ def framed(body: bytes) -> bytes:
     return _U64_BEHIND.pack(_LONG, size) + body
 
 
-class Wire:
+class ZmtpParser:
     """What came from one peer.
 
     It holds no more than one message that is not complete yet, and what came with its end. However
@@ -92,7 +92,7 @@ class Wire:
         """Take what came; the messages that are complete now.
 
         Raises:
-            WireError: The connection has to end.
+            ZmtpError: The connection has to end.
         """
         begin = self.only(data, len(data))
         if begin:
@@ -111,9 +111,9 @@ class Wire:
         while self._greeted and size - at >= 2:
             flags = data[at]
             if flags > 6 or flags == _COMMAND | _MORE:
-                raise WireError("reserved flags of a frame are set")
+                raise ZmtpError("reserved flags of a frame are set")
             if flags & _MORE:
-                raise WireError("a message of more than one frame")
+                raise ZmtpError("a message of more than one frame")
             if flags & _LONG:
                 if size - at < 9:
                     need = 9
@@ -122,7 +122,7 @@ class Wire:
             else:
                 length, begin = data[at + 1], at + 2
             if length > (self._size_bytes_max if self.ready else _HANDSHAKE_BYTES_MAX):
-                raise WireError(f"a frame of {length} bytes")
+                raise ZmtpError(f"a frame of {length} bytes")
             if size - begin < length:
                 need = begin + length - at
                 break
@@ -131,7 +131,7 @@ class Wire:
             if flags & _COMMAND:
                 self._command(body)
             elif not self.ready:
-                raise WireError("a message before the handshake")
+                raise ZmtpError("a message before the handshake")
             else:
                 messages.append(body)
         if at < size:
@@ -142,14 +142,14 @@ class Wire:
     def _greet(self, data: bytes) -> int:
         """How many bytes of a whole greeting; a wrong one is seen as soon as it is."""
         if data[:1] not in (b"", b"\xff") or (len(data) > 9 and data[9] != 0x7F):
-            raise WireError("no ZeroMQ")
+            raise ZmtpError("no ZeroMQ")
         if len(data) > 10 and data[10] < 3:
-            raise WireError(f"version {data[10]} of ZMTP; it has to be 3")
+            raise ZmtpError(f"version {data[10]} of ZMTP; it has to be 3")
         if len(data) < 64:
             return 0
         mechanism = data[12:32].rstrip(b"\0")
         if mechanism != b"NULL":
-            raise WireError(f"the mechanism {mechanism!r}; it has to be NULL")
+            raise ZmtpError(f"the mechanism {mechanism!r}; it has to be NULL")
         self._greeted = True
         return 64
 
@@ -157,10 +157,10 @@ class Wire:
         if self.ready:
             return  # heartbeats of ZMTP 3.1, which nobody may send us, and what comes later
         if not body.startswith(_COMMAND_READY):
-            raise WireError("the handshake has no READY")
+            raise ZmtpError("the handshake has no READY")
         found = _metadata(body[len(_COMMAND_READY) :])
         if found.get(b"socket-type") not in _PEERS:
-            raise WireError("the peer is no DEALER")
+            raise ZmtpError("the peer is no DEALER")
         self.ready = True
 
 
@@ -169,10 +169,10 @@ def _metadata(data: bytes) -> dict[bytes, bytes]:
     while at < len(data):
         name_end = at + 1 + data[at]
         if name_end + 4 > len(data):
-            raise WireError("metadata that is cut")
+            raise ZmtpError("metadata that is cut")
         end = name_end + 4 + _U32.unpack_from(data, name_end)[0]
         if end > len(data):
-            raise WireError("metadata that is cut")
+            raise ZmtpError("metadata that is cut")
         found[data[at + 1 : name_end].lower()] = data[name_end + 4 : end]
         at = end
     return found

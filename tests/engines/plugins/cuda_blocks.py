@@ -184,7 +184,7 @@ def check_blocks_that_are_taken_away() -> None:
         hashes = b"".join(chunk_hashes(tokens, 2 * TOKENS))
         half.begin_step(Work(saves=[SaveJob("r", hashes, 0, [3, 4])]))
         half.end_step()
-        assert half.let_go()
+        assert half.release_blocks()
         kept = [tensor.clone() for tensor in tensors.values()]
         for tensor in tensors.values():
             tensor.fill_(7.0)  # unmapped, and mapped again

@@ -5,9 +5,9 @@
         "module_path": "kvferry.integrations.sglang", "class_name": "KvferryHiCache",
         "url": "redis://localhost:6379"}'
 
-`backend.py` is what SGLang sees, `places.py` where the pages of a host pool lie, `identity.py` what
-their bytes mean, `pages.py` how they go to the server and back, `hits.py` what a prefix needs of
-several pools, `settings.py` the keys of the extra config. Only `backend.py` imports SGLang.
+`backend.py` is what SGLang sees, `host_pages.py` where the pages of a host pool lie, `identity.py`
+what their bytes mean, `pages.py` how they go to the server and back, `hits.py` what a prefix needs
+of several pools, `settings.py` the keys of the extra config. Only `backend.py` imports SGLang.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from sglang.srt.mem_cache.hicache_storage import HiCacheStorage
 from kvferry.client.sync import RedisClient
 from kvferry.errors import ConfigError
 from kvferry.integrations.sglang.hits import PoolNeed, restorable_prefixes
+from kvferry.integrations.sglang.host_pages import HostPages
 from kvferry.integrations.sglang.identity import (
     has_draft,
     heads_of,
@@ -35,7 +36,6 @@ from kvferry.integrations.sglang.identity import (
     server_fields,
 )
 from kvferry.integrations.sglang.pages import PageStore
-from kvferry.integrations.sglang.places import Places
 from kvferry.integrations.sglang.pool import HostPool
 from kvferry.integrations.sglang.settings import read_settings
 from kvferry.integrations.sglang.versions import metrics_type, prefix_result, server_args
@@ -87,9 +87,9 @@ class KvferryHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not the
         self._pools[_KV] = pool = self._register(mem_pool_host, _KV)
         _log.info(
             "HiCache keeps pages of %d tokens, %d parts and %d bytes at %s%s, identity %s",
-            pool.places.page_size,
-            len(pool.places.parts),
-            pool.places.page_bytes,
+            pool.host_pages.page_size,
+            len(pool.host_pages.parts),
+            pool.host_pages.page_bytes,
             self.client.config.address,
             "" if self.client.available else " (not reachable yet)",
             ", ".join(pool.store.identities) if pool.store else "none",
@@ -102,7 +102,7 @@ class KvferryHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not the
             self.registered_pools: dict[Any, Any] = {}
         self.registered_pools[host_pool_name] = host_pool
         main = self._pools.get(name)
-        if name == _KV and main is not None and main.places.pool is host_pool:
+        if name == _KV and main is not None and main.host_pages.pool is host_pool:
             return
         try:
             self._pools[name] = self._register(host_pool, name)
@@ -116,7 +116,7 @@ class KvferryHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not the
         split, first_group = heads_of(pool, config)
         page_size = int(getattr(pool, "page_size", 1) or 1)
         first_page = torch.zeros(page_size, dtype=torch.int64)
-        places = Places(pool, first_page, split, first_group)
+        places = HostPages(pool, first_page, split, first_group)
         if name in self._pools:
             self._pools[name].close()
         if not places.parts:

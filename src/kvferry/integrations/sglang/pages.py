@@ -35,7 +35,7 @@ from kvferry.config.integrations import SglangSettings
 from kvferry.connectors.base import Key, Space, Ticket
 from kvferry.connectors.redis import RedisConnector
 from kvferry.errors import KVFerryError
-from kvferry.integrations.sglang.places import PagePart
+from kvferry.integrations.sglang.host_pages import PagePart
 
 __all__ = ["PageStore"]
 

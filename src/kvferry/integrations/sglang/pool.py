@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvferry.client.buffers import BufferLike
+from kvferry.integrations.sglang.host_pages import HostPages
 from kvferry.integrations.sglang.pages import PageStore
-from kvferry.integrations.sglang.places import Places
 
 __all__ = ["HostPool"]
 
@@ -29,8 +29,8 @@ class HostPool:
         writes: Whether this rank stores them.
     """
 
-    def __init__(self, places: Places, store: PageStore | None, *, writes: bool) -> None:
-        self.places = places
+    def __init__(self, host_pages: HostPages, store: PageStore | None, *, writes: bool) -> None:
+        self.host_pages = host_pages
         self.store = store
         self.writes = writes
 
@@ -46,37 +46,37 @@ class HostPool:
         """Read pages to where `indices` say; for each whether it is good."""
         if self.store is None or not keys:
             return [True] * len(keys)
-        if self.places.in_place:
-            memory = self.places.memory(indices, len(keys))
+        if self.host_pages.in_place:
+            memory = self.host_pages.memory(indices, len(keys))
             return [False] * len(keys) if memory is None else self.store.get(keys, memory)
         starts = self._starts(indices, len(keys))
         if starts is None:
             return [False] * len(keys)
-        pages = [self.places.pool.get_dummy_flat_data_page() for _ in keys]
+        pages = [self.host_pages.pool.get_dummy_flat_data_page() for _ in keys]
         good = self.store.get(keys, pages)
         for start, page, ok in zip(starts, pages, good, strict=True):
             if ok:
-                self.places.pool.set_from_flat_data_page(start, page)
+                self.host_pages.pool.set_from_flat_data_page(start, page)
         return good
 
     def set(self, keys: Sequence[str], indices: Any) -> list[bool]:
         """Keep the pages that lie where `indices` say; for each whether it is kept."""
         if self.store is None or not self.writes or not keys:
             return [True] * len(keys)
-        if self.places.in_place:
-            memory = self.places.memory(indices, len(keys))
+        if self.host_pages.in_place:
+            memory = self.host_pages.memory(indices, len(keys))
             return [False] * len(keys) if memory is None else self.store.set(keys, memory)
         starts = self._starts(indices, len(keys))
         if starts is None:
             return [False] * len(keys)
-        return self.store.set(keys, [self.places.pool.get_data_page(start) for start in starts])
+        return self.store.set(keys, [self.host_pages.pool.get_data_page(start) for start in starts])
 
     def get_flat(self, keys: Sequence[str], targets: Sequence[Any] | None) -> list[Any]:
         """Read pages into flat tensors, by default new ones; None for each that is not good."""
         if self.store is None or not keys:
             return [None] * len(keys)
         if targets is None:
-            targets = [self.places.pool.get_dummy_flat_data_page() for _ in keys]
+            targets = [self.host_pages.pool.get_dummy_flat_data_page() for _ in keys]
         parts = self._cut(targets, len(keys))
         if parts is None:
             return [None] * len(keys)
@@ -96,13 +96,13 @@ class HostPool:
             self.store.close()
 
     def _cut(self, pages: Sequence[Any], count: int) -> list[BufferLike] | None:
-        cut = [self.places.cut(page) for page in pages]
+        cut = [self.host_pages.cut(page) for page in pages]
         if len(cut) != count or None in cut:
             return None
         return [part for page in cut for part in page or ()]
 
     def _starts(self, indices: Any, pages: int) -> list[int] | None:
-        size = self.places.page_size
+        size = self.host_pages.page_size
         if indices is None or len(indices) != pages * size:
             return None
         return [int(indices[page * size]) for page in range(pages)]

@@ -135,7 +135,7 @@ class KvferryConnector(KVConnectorBase_V1):  # type: ignore[misc]
         from now on.
         """
         assert self._scheduler is not None
-        if not self._ranks.let_go():
+        if not self._ranks.release_blocks():
             _log.warning("a copy of blocks did not end in time; what it saves is dropped")
         return self._scheduler.clear()
 

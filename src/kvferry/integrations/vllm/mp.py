@@ -171,7 +171,7 @@ class KvferryMPConnector(KvferryConnector):
             self._answers = RankAnswers(
                 name,
                 HeldFinder(self._held),
-                let_go=worker.let_go,
+                release_blocks=worker.release_blocks,
                 chunk_size=config.chunk_size,
             )
         return worker

@@ -150,7 +150,7 @@ def open_worker(
         worker.status_socket = open_status_socket(
             engine, f"vLLM {vllm_version() or ''}, rank {rank}"
         )
-        return RankAnswers(name, finder, teller(engine), worker.let_go), worker
+        return RankAnswers(name, finder, teller(engine), worker.release_blocks), worker
 
 
 def expect_speed(

@@ -53,8 +53,8 @@ _QUESTION_BYTES_MAX = 64 << 20
 _CONNECTIONS_MAX = 64
 _RENEWED_S = 30.0
 _SIZE_S = 5.0
-# More than `WorkerHalf.let_go` takes.
-_LET_GO_S = 15.0
+# More than `WorkerHalf.release_blocks` takes.
+_RELEASE_BLOCKS_S = 15.0
 # Ranks answer before the scheduler is made; this is patience with a busy machine.
 _CHECK_S = 10.0
 _CHECK_EVERY_S = 0.1
@@ -76,7 +76,7 @@ class RankAnswers:
         name: From `address`.
         finder: Is asked; closed by its owner.
         explain: Says for people what is known of a prompt; of an empty one, what this rank is.
-        let_go: See `WorkerHalf.let_go`.
+        release_blocks: See `WorkerHalf.release_blocks`.
         chunk_size: Tokens of a chunk of this rank.
 
     Raises:
@@ -88,13 +88,13 @@ class RankAnswers:
         name: str,
         finder: Finder,
         explain: Callable[[Prompt], str] | None = None,
-        let_go: Callable[[], bool] = lambda: True,
+        release_blocks: Callable[[], bool] = lambda: True,
         *,
         chunk_size: int = 0,
     ) -> None:
         self._name = name
         self.finder = finder
-        self.let_go = let_go
+        self.release_blocks = release_blocks
         self._explain = explain
         self._chunk_size = chunk_size
         self._closed = False
@@ -159,7 +159,7 @@ class RankAnswers:
                 elif kind == b"s":
                     result = self._chunk_size
                 elif kind == b"l":
-                    result = int(self.let_go())
+                    result = int(self.release_blocks())
                 elif kind == b"e" and self._explain is not None:
                     text = self._explain(prompt).encode()
                     result = len(text)
@@ -234,13 +234,13 @@ class RankFinder:
         said = {*self._ask(_question(b"s", Prompt(b"", 0, 1)), _SIZE_S)}
         return said.pop() if len(said) == 1 else 0
 
-    def let_go(self) -> bool:
+    def release_blocks(self) -> bool:
         """Have every rank leave the engine's blocks alone; whether all do."""
         here = [_here.get(rank.name) for rank in self._ranks]
         if all(rank is not None for rank in here):
-            done = [rank.let_go() for rank in here if rank is not None]
+            done = [rank.release_blocks() for rank in here if rank is not None]
             return all(done)
-        return all(self._ask(_question(b"l", Prompt(b"", 0, 1)), _LET_GO_S, insist=True))
+        return all(self._ask(_question(b"l", Prompt(b"", 0, 1)), _RELEASE_BLOCKS_S, insist=True))
 
     def check(self) -> None:
         """Make sure that every rank can be asked from here; some seconds are waited for one.

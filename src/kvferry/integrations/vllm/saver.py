@@ -27,8 +27,8 @@ from kvferry.client.buffers import BufferLike
 from kvferry.client.dlpack import view_memory
 from kvferry.errors import KVFerryError
 from kvferry.integrations.vllm.backend import Backend, Copier, SaveJob
+from kvferry.integrations.vllm.block_access import BlockAccess
 from kvferry.integrations.vllm.counts import Counts
-from kvferry.integrations.vllm.gate import BlockGate
 from kvferry.pool import Page, PagePool
 
 __all__ = ["Saver"]
@@ -47,7 +47,7 @@ class _Save:
     def __init__(self, job: SaveJob, pages: list[Page], epoch: int) -> None:
         self.job = job
         self.pages = pages
-        self.epoch = epoch  # of the gate, when the blocks were as they should be
+        self.epoch = epoch  # of the access, when the blocks were as they should be
         self.layers: set[int] = set()  # those that were taken out, or are about to be
         self.steps: list[Future[None]] = []  # what still reads the blocks
         self.spoilt = False  # the blocks may hold something else by now
@@ -60,7 +60,7 @@ class Saver:
         backend: The cache; closed by its owner.
         copier: Of the engine's tensors; closed by its owner.
         counts: Counts ``saved_``, ``known_``, ``shed_`` and ``lost_chunks``.
-        gate: Of the blocks.
+        access: To the blocks.
         chunk_size: Tokens of a chunk.
         chunk_blocks: Blocks of a chunk.
         bytes_max: Memory for what was gathered and not handed over yet; it is used as needed.
@@ -72,7 +72,7 @@ class Saver:
         backend: Backend,
         copier: Copier,
         counts: Counts,
-        gate: BlockGate,
+        access: BlockAccess,
         *,
         chunk_size: int,
         chunk_blocks: int,
@@ -82,7 +82,7 @@ class Saver:
         self._backend = backend
         self._copier = copier
         self._counts = counts
-        self._gate = gate
+        self._access = access
         self._chunk_size = chunk_size
         self._chunk_blocks = chunk_blocks
         self._chunk_bytes = copier.block_bytes * chunk_blocks
@@ -115,7 +115,7 @@ class Saver:
             if len(pages) < chunks:
                 self._counts.add("shed_chunks", chunks - len(pages))
             if pages:
-                self._saves.append(_Save(job, pages, self._gate.epoch))
+                self._saves.append(_Save(job, pages, self._access.epoch))
 
     def layer(self, index: int) -> None:
         """This layer is computed, or will be behind what the device was told so far."""
@@ -187,7 +187,7 @@ class Saver:
             return
         ids = save.job.block_ids[: len(save.pages) * self._chunk_blocks]
         pages: Sequence[BufferLike] = save.pages
-        with self._gate.touching(save.epoch) as may:
+        with self._access.touching(save.epoch) as may:
             try:
                 if may and layer is None:
                     self._copier.gather(ids, pages, after=fence)
@@ -196,7 +196,7 @@ class Saver:
             except Exception:  # ours: then it is not saved
                 _log.exception("blocks could not be gathered")
                 save.spoilt = True
-        if save.epoch != self._gate.epoch:  # they were taken away before, or meanwhile
+        if save.epoch != self._access.epoch:  # they were taken away before, or meanwhile
             save.spoilt = True
 
     # --- To the cache ---

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from prometheus_client import REGISTRY
 
-__all__ = ["forget_series"]
+__all__ = ["unregister_series"]
 
 
-def forget_series() -> None:
+def unregister_series() -> None:
     """Make room for the series of a new engine, as vLLM does for its own, which begin otherwise.
 
     A process that opens a second engine would fail else: a series can be there only once.

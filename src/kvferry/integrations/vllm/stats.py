@@ -20,11 +20,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorStats,
 )
 
-from kvferry.integrations.vllm.series import forget_series
+from kvferry.integrations.vllm.counts import COUNTS
+from kvferry.integrations.vllm.series import unregister_series
 from kvferry.metrics.families import cache_families
 from kvferry.metrics.news import add_news, observations
 
-__all__ = ["NEWS", "SERIES", "KvferryPromMetrics", "KvferryStats"]
+__all__ = ["NEWS", "KvferryPromMetrics", "KvferryStats"]
 
 NEWS = "news"
 # Gauges of several ranks are added up, but of one store they all say the same.
@@ -32,31 +33,6 @@ _OF_RANKS = {
     "kvferry_store_available": min,
     "kvferry_store_used_bytes": max,
     "kvferry_store_capacity_bytes": max,
-}
-
-# Name of the series: the sum that it shows, and what that is.
-SERIES: dict[str, tuple[str, str]] = {
-    "vllm:kvferry_loads": ("loads", "Loads of prompts from the cache that have ended."),
-    "vllm:kvferry_loaded_chunks": ("loaded_chunks", "Chunks that were put into blocks."),
-    "vllm:kvferry_loaded_bytes": ("loaded_bytes", "Bytes that were put into blocks."),
-    "vllm:kvferry_failed_chunks": (
-        "failed_chunks",
-        "Chunks that were to be loaded and were gone, damaged, or out of reach; computed instead.",
-    ),
-    "vllm:kvferry_declined_chunks": (
-        "declined_chunks",
-        "Chunks that were there and not loaded, because computing them is quicker.",
-    ),
-    "vllm:kvferry_late_chunks": (
-        "late_chunks",
-        "Chunks that did not come within the time of a load; computed instead.",
-    ),
-    "vllm:kvferry_load_seconds": ("load_s", "Seconds that loads took, added up."),
-    "vllm:kvferry_saved_chunks": ("saved_chunks", "Chunks that were given to the cache."),
-    "vllm:kvferry_saved_bytes": ("saved_bytes", "Bytes that were given to the cache."),
-    "vllm:kvferry_known_chunks": ("known_chunks", "Chunks that the cache had already."),
-    "vllm:kvferry_shed_chunks": ("shed_chunks", "Chunks that were not saved for want of room."),
-    "vllm:kvferry_save_seconds": ("save_s", "Seconds that saving took behind the steps, added up."),
 }
 
 
@@ -80,16 +56,9 @@ class KvferryStats(KVConnectorStats):  # type: ignore[misc]
         return KvferryStats({name: sum for name, sum in self.data.items() if name != NEWS})
 
     def reduce(self) -> dict[str, int | float]:
-        shown: dict[str, int | float] = {}
-        for title, name in (
-            ("kvferry loaded chunks", "loaded_chunks"),
-            ("failed", "failed_chunks"),
-            ("declined", "declined_chunks"),
-            ("late", "late_chunks"),
-            ("saved", "saved_chunks"),
-            ("shed", "shed_chunks"),
-        ):
-            shown[title] = int(self.data.get(name, 0))
+        shown: dict[str, int | float] = {
+            count.title: int(self.data.get(count.name, 0)) for count in COUNTS if count.title
+        }
         if self.data.get("load_s"):
             rate = self.data.get("loaded_bytes", 0) / self.data["load_s"]
             shown["load MB/s"] = round(rate / 1e6, 1)
@@ -100,7 +69,7 @@ class KvferryStats(KVConnectorStats):  # type: ignore[misc]
 
 
 class KvferryPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
-    """The series of `SERIES`, as counters, and those of `kvferry.metrics`."""
+    """The series of `COUNTS`, as counters, and those of `kvferry.metrics`."""
 
     def __init__(
         self,
@@ -113,12 +82,14 @@ class KvferryPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
         self._engines = per_engine_labelvalues
         counter = metric_types[Counter]
         self._series: dict[str, dict[int, Any]] = {}
-        for series, (name, text) in SERIES.items():
-            metric = counter(name=series, documentation=text, labelnames=labelnames)
-            self._series[name] = {
+        for count in COUNTS:
+            if not count.text:
+                continue
+            metric = counter(name=count.series, documentation=count.text, labelnames=labelnames)
+            self._series[count.name] = {
                 engine: metric.labels(*values) for engine, values in per_engine_labelvalues.items()
             }
-        forget_series()
+        unregister_series()
         self._families = {family.name: family for family in cache_families(()).values()}
         self._metrics = {
             name: _made(metric_types, family, labelnames) for name, family in self._families.items()

@@ -29,7 +29,7 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from kvferry.cache.coding import Coding, coder_bytes_s
-from kvferry.cache.told import Told
+from kvferry.cache.request_log import RequestLog
 from kvferry.chunks.keys import identity_digest
 from kvferry.config.remote_sources import Address
 from kvferry.connectors.base import Connector, Space
@@ -44,7 +44,7 @@ from kvferry.integrations.vllm.offload.sources import Sources
 from kvferry.integrations.vllm.offload.steps import TierSteps
 from kvferry.integrations.vllm.offload.threads import in_the_background
 from kvferry.integrations.vllm.offload.transfers import FinishedTransfer
-from kvferry.integrations.vllm.series import forget_series
+from kvferry.integrations.vllm.series import unregister_series
 from kvferry.integrations.vllm.speed import device_ops_s, guess, guess_of
 from kvferry.integrations.vllm.tier_identity import (
     chunk_tokens,
@@ -136,7 +136,7 @@ class KvferryTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
         self._steps = TierSteps(self.core.patience.prefill)
         self._observed = Observed(self.address, settings.store, self.core.patience.chunk_tokens)
         self._store = settings.store
-        self._lines = Told(_log)
+        self._lines = RequestLog(_log)
         self._stats_at = 0.0
         self._events: list[Any] | None = _events(offloading_spec) if settings.kv_events else None
         if settings.locality and hasattr(offload, "Locality"):
@@ -230,7 +230,7 @@ class KvferryTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
     @classmethod
     def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, Any]:
         """The series of `get_stats`, which vLLM makes now."""
-        forget_series()
+        unregister_series()
         return {name: _definition(series) for name, series in SERIES.items()}
 
     def get_stats(self) -> Any:

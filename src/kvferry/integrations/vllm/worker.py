@@ -11,8 +11,8 @@ own, and the next step waits only if blocks that are still being gathered were g
 Handing what was gathered to the cache happens in a thread in either case (`saver`). So a store that
 is slow or dead costs the engine nothing, and no load outlasts its limit.
 
-An engine that takes its blocks away, to sleep or for other tensors, says so before (`let_go`): then
-nothing reads or writes them any more.
+An engine that takes its blocks away, to sleep or for other tensors, says so before
+(`release_blocks`): then nothing reads or writes them any more.
 
 Threads: the engine's one calls all of it.
 """
@@ -32,8 +32,8 @@ from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.client.buffers import BufferLike
 from kvferry.errors import KVFerryError
 from kvferry.integrations.vllm.backend import Backend, Copier, LoadJob, Work
+from kvferry.integrations.vllm.block_access import BlockAccess
 from kvferry.integrations.vllm.counts import Counts
-from kvferry.integrations.vllm.gate import BlockGate
 from kvferry.integrations.vllm.saver import Saver
 from kvferry.integrations.vllm.steps import HostSteps, Steps
 from kvferry.metrics.news import News
@@ -42,17 +42,12 @@ __all__ = ["WorkerHalf"]
 
 _log = logging.getLogger("kvferry.integrations.vllm")
 
-_COUNTED = (
-    *("loads", "loaded_chunks", "loaded_bytes", "lost_leases", "load_s"),
-    *("failed_chunks", "declined_chunks", "late_chunks"),
-    *("saved_chunks", "saved_bytes", "known_chunks", "shed_chunks", "lost_chunks", "save_s"),
-)
 # Chunks that did not come although they are there: why, by the reasons of `kvferry.TieredCache`.
 _WHY = {"not_worth_loading": "declined_chunks", "cut": "declined_chunks", "deadline": "late_chunks"}
 # At the end: vLLM gives its workers 5 s, and 4 s more before it kills them.
 _CLOSE_S = 4.0
 # What copies of blocks that are taken away are waited for.
-_LET_GO_S = 10.0
+_RELEASE_BLOCKS_S = 10.0
 # What a step without computing waits for loads: else the engine turns in a circle at full speed.
 _IDLE_S = 0.0005
 # How often what the cache has counted is handed over: a token waits for looking through all of it,
@@ -98,9 +93,9 @@ class WorkerHalf:
         self._rank = rank
         self._news = News(backend.metrics, str(rank), shown)
         self._news_at = 0.0
-        self.counts = Counts(_COUNTED)
+        self.counts = Counts()
         self._copier = copier
-        self._gate = BlockGate()
+        self._access = BlockAccess()
         self._chunk_size = chunk_size
         self._chunk_blocks = chunk_blocks
         self._load_timeout_s = load_timeout_s
@@ -109,7 +104,7 @@ class WorkerHalf:
             backend,
             copier,
             self.counts,
-            self._gate,
+            self._access,
             chunk_size=chunk_size,
             chunk_blocks=chunk_blocks,
             bytes_max=save_bytes_max,
@@ -152,7 +147,7 @@ class WorkerHalf:
             with self._ended:
                 self._running.append(job)
             try:
-                self._loaders.submit(self._load, job, now, fence, self._gate.epoch)
+                self._loaders.submit(self._load, job, now, fence, self._access.epoch)
             except RuntimeError:  # closed
                 self._report(job, 0, "")
 
@@ -167,13 +162,13 @@ class WorkerHalf:
         self._observe()
         self._saver.end()
 
-    def let_go(self) -> bool:
+    def release_blocks(self) -> bool:
         """The engine is about to unmap its blocks, or to write other KV: what was asked for until
         now is not loaded or taken out any more. Whether nothing touches them when this returns.
 
         Called in any thread. Copies under way are waited for, for some seconds at most.
         """
-        return self._gate.take_away(time.monotonic() + _LET_GO_S)
+        return self._access.revoke(time.monotonic() + _RELEASE_BLOCKS_S)
 
     def _observe(self) -> None:
         """Tell the cache what steps have taken."""
@@ -239,13 +234,13 @@ class WorkerHalf:
             filled, why = len(pages), hit.reason
             if filled:
                 ids = job.block_ids[: filled * self._chunk_blocks]
-                with self._gate.touching(epoch) as may:
+                with self._access.touching(epoch) as may:
                     if may:
                         began = time.monotonic()
                         self._copier.scatter(pages, ids, after=fence)
                         size_bytes, took_s = filled * self._chunk_bytes, time.monotonic() - began
                         self.backend.metrics.copied("out", size_bytes, took_s)
-                if epoch != self._gate.epoch:  # the blocks are not what they were
+                if epoch != self._access.epoch:  # the blocks are not what they were
                     filled, why = 0, ""
         finally:
             del pages
@@ -287,7 +282,7 @@ class WorkerHalf:
 
     def abandon(self) -> list[LoadJob]:
         """Close; the loads that nobody was told of. Their blocks are gone, whatever came."""
-        self.let_go()
+        self.release_blocks()
         with self._ended:
             left = [job for job, _ in self._reports] + self._running
             self._running, self._reports = [], []

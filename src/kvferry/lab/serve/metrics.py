@@ -6,8 +6,8 @@ from dataclasses import fields
 
 from kvferry.cache import TieredCache
 from kvferry.lab.serve.batcher import Batcher
-from kvferry.metrics.exposition import exposition
-from kvferry.metrics.series import Family
+from kvferry.metrics.collector import exposition, text_of
+from kvferry.metrics.series import Family, family_of
 
 __all__ = ["metrics_text"]
 
@@ -24,46 +24,42 @@ _TEXTS = {
 }
 
 
-class _Counted:
+def _families(batcher: Batcher, cache: TieredCache | None) -> list[Family]:
     """The families of one batcher, as they are now."""
+    made = [
+        family_of(
+            f"kvferry_demo_{each.name.replace('late_s', 'late_seconds')}",
+            "counter",
+            _TEXTS[each.name],
+            getattr(batcher.counts, each.name),
+        )
+        for each in fields(batcher.counts)
+    ]
+    for name, value in (("running", batcher.running), ("waiting", batcher.waiting)):
+        made.append(
+            family_of(f"kvferry_demo_{name}", "gauge", f"Sequences that are {name}.", value)
+        )
+    text = "Tokens of prompts that a tier can hold."
+    made.append(family_of("kvferry_demo_capacity_tokens", "gauge", text, _capacity(cache), "tier"))
+    return made
 
-    def __init__(self, batcher: Batcher, cache: TieredCache | None) -> None:
-        self.labels: dict[str, str] = {}
-        self._batcher = batcher
-        self._cache = cache
 
-    def families(self) -> list[Family]:
-        """See `Source`."""
-        made = []
-        for each in fields(self._batcher.counts):
-            name = each.name.replace("late_s", "late_seconds")
-            family = Family(f"kvferry_demo_{name}", "counter", _TEXTS[each.name], "")
-            family.values[""] = getattr(self._batcher.counts, each.name)
-            made.append(family)
-        for name, value in (("running", self._batcher.running), ("waiting", self._batcher.waiting)):
-            family = Family(f"kvferry_demo_{name}", "gauge", f"Sequences that are {name}.", "")
-            family.values[""] = value
-            made.append(family)
-        made.append(self._capacity())
-        return made
-
-    def _capacity(self) -> Family:
-        """Tokens that each tier with a limit can hold."""
-        text = "Tokens of prompts that a tier can hold."
-        family = Family("kvferry_demo_capacity_tokens", "gauge", text, "tier")
-        cache = self._cache
-        if cache is not None:
-            layout = cache.layout
-            if cache.config.local_cpu:
-                family.values["l1"] = cache.memory.pages * layout.chunk_size
-            for store in cache.config.stores:
-                if store.max_capacity_gb:
-                    chunks = int(store.max_capacity_gb * (1 << 30)) // layout.chunk_bytes
-                    family.values[store.name] = chunks * layout.chunk_size
-        return family
+def _capacity(cache: TieredCache | None) -> dict[str, float]:
+    """Tokens that each tier with a limit can hold."""
+    if cache is None:
+        return {}
+    layout = cache.layout
+    found: dict[str, float] = {}
+    if cache.config.local_cpu:
+        found["l1"] = cache.memory.pages * layout.chunk_size
+    for store in cache.config.stores:
+        if store.max_capacity_gb:
+            chunks = int(store.max_capacity_gb * (1 << 30)) // layout.chunk_bytes
+            found[store.name] = chunks * layout.chunk_size
+    return found
 
 
 def metrics_text(batcher: Batcher, cache: TieredCache | None) -> str:
     """All series, in Prometheus' text format."""
     engine = exposition([cache.metrics]) if cache is not None else ""
-    return exposition([_Counted(batcher, cache)]) + engine
+    return text_of(_families(batcher, cache)) + engine

@@ -106,27 +106,6 @@ class Grid:
         moved = (replace(point, **dict(zip(axes, values, strict=True))) for values in product)
         return _distinct(self.at(other) for other in moved)
 
-    def neighbours(self, point: TunePoint) -> list[TunePoint]:
-        """The points one step away along one axis, or along connections and workers at once.
-
-        The latter because a connection more may need a worker more to be worth anything.
-        """
-        moves = [(axis,) for axis in AXES] + [("connections", "workers")]
-        steps = (self._step(point, axes, by) for axes in moves for by in (-1, 1))
-        return [other for other in _distinct(steps) if other != point]
-
-    def _step(self, point: TunePoint, axes: Sequence[str], by: int) -> TunePoint:
-        """The point itself where the grid ends."""
-        moved: dict[str, Any] = {}
-        for axis in axes:
-            values, own = list(self.values(axis)), getattr(point, axis)
-            # Connections may have cut the workers down to a number that is not on the axis.
-            place = values.index(own if own in values else _nearest(own, values)) + by
-            if not 0 <= place < len(values):
-                return point
-            moved[axis] = values[place]
-        return self.at(replace(point, **moved))
-
 
 def _nearest(wanted: Any, values: Sequence[Any]) -> Any:
     if wanted is None:

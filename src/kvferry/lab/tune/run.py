@@ -21,7 +21,7 @@ from kvferry.errors import CapacityError, UsageError
 from kvferry.lab.tune.meter import TuneMeter
 from kvferry.lab.tune.points import Grid, TunePoint, TuneSample
 from kvferry.lab.tune.result import TuneResult
-from kvferry.lab.tune.search import Search
+from kvferry.lab.tune.sweep import Sweep
 
 __all__ = ["Tune", "check_room"]
 
@@ -66,22 +66,22 @@ class Tune:
         with TuneMeter(self.config, self.size_bytes) as meter:
             info = meter.info()
             check_room(info, need_bytes, self.allow_eviction)
-            search = Search(
+            sweep = Sweep(
                 self.grid, meter.turn, self._score, time.monotonic, seed=self.seed, say=say
             )
             before = self._before()
-            best = search.quick(before, _SHARE_SEARCH * self.budget_s)
+            best = sweep.search(before, _SHARE_SEARCH * self.budget_s)
             rest_s = (1 - _SHARE_SEARCH) * self.budget_s
             sweep_best, sweep_ratio = None, None
             if self.full:
-                sweep_best = search.sweep(best)
-                say(f"found without the sweep: {best}; by it: {sweep_best}")
+                sweep_best = sweep.full(best)
+                say(f"found without the full sweep: {best}; by it: {sweep_best}")
                 sweep_ratio = 1.0
                 if best != sweep_best:
-                    sweep_ratio = search.duel(best, sweep_best, rest_s)[0].ratio
+                    sweep_ratio = sweep.against(best, sweep_best, rest_s)[0].ratio
                 best = best if sweep_ratio >= 1 else sweep_best
             say(f"the best, {best}, against the settings until now")
-            entry, reference = search.duel(best, before, rest_s)
+            entry, reference = sweep.against(best, before, rest_s)
             if best == before or entry.ratio < 1:
                 best, entry.ratios, entry.samples = before, [1.0], reference.samples
             return TuneResult(
@@ -94,10 +94,10 @@ class Tune:
                 server=_server(info),
                 address=self.config.address,
                 round_trip_s=meter.round_trip_s,
-                turns=search.turns,
+                turns=sweep.turns,
                 verified_bytes=meter.verified_bytes,
                 elapsed_s=time.monotonic() - began,
-                failed=search.failed,
+                failed=sweep.failed,
                 sweep_best=sweep_best,
                 sweep_ratio=sweep_ratio,
             )

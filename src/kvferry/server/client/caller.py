@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 from kvferry.server.client.attachment import ClientSession
 from kvferry.server.client.counters import Counters
-from kvferry.server.client.keeper import Keeper
 from kvferry.server.client.link import Away, LinkTimedOut
 from kvferry.server.client.replies import new_id
+from kvferry.server.client.session_thread import SessionThread
 from kvferry.server.protocol import Count, Failure, Release, Reply, Request
 
 __all__ = ["Caller"]
@@ -32,22 +32,22 @@ class Caller:
     """Asks for a client.
 
     Args:
-        keeper: Has the session.
+        session_thread: Has the session.
         counters: Of the client.
         timeout_s: Limit for what the server does without waiting for anybody.
     """
 
-    def __init__(self, keeper: Keeper, counters: Counters, timeout_s: float) -> None:
-        self.keeper = keeper
+    def __init__(self, session_thread: SessionThread, counters: Counters, timeout_s: float) -> None:
+        self.session_thread = session_thread
         self.counters = counters
         self.timeout_s = timeout_s
         self._warned: set[str] = set()
 
     def session(self) -> ClientSession | None:
         """What there is to ask; None, and counted, if the server is away."""
-        session = self.keeper.session
+        session = self.session_thread.session
         if session is not None and session.suspected:
-            self.keeper.sure(session)
+            self.session_thread.sure(session)
         if session is None or session.doubted:
             self.counters.add("unavailable")
             return None
@@ -86,9 +86,9 @@ class Caller:
         except LinkTimedOut:
             self.counters.add("timeouts")
             if waits_s is None:
-                self.keeper.doubt(session)
+                self.session_thread.doubt(session)
             else:  # a store is late as a rule, and what the server has in memory is there
-                self.keeper.suspect(session)
+                self.session_thread.suspect(session)
         else:
             session.shared = getattr(reply, "shared", b"") or session.shared
             if isinstance(reply, answer):
@@ -106,7 +106,7 @@ class Caller:
 
     def release(self, session: ClientSession, lease: int) -> bool:
         """End a lease; whether it was in force all the time."""
-        if self.keeper.session is session and self.keeper.ours:
+        if self.session_thread.session is session and self.session_thread.ours:
             if session.doubted:  # nobody waits for it now
                 self.forget(session, lease)
             else:
@@ -118,16 +118,16 @@ class Caller:
 
     def forget(self, session: ClientSession, lease: int) -> None:
         """End a lease, if there is one; nobody waits for it."""
-        self.keeper.forgotten.lease(session.number, lease)
+        self.session_thread.releases.lease(session.number, lease)
 
     def abort(self, session: ClientSession, reservation: int) -> None:
         """End a reservation, if there is one; nobody waits for it."""
-        self.keeper.forgotten.reservation(session.number, reservation)
+        self.session_thread.releases.reservation(session.number, reservation)
 
     def _failed(self, session: ClientSession, failure: Failure) -> None:
         self.counters.add("failures")
         if failure.code in ("session", "attach"):
-            self.keeper.lose(session)
+            self.session_thread.lose(session)
         elif failure.code not in _EXPECTED:
             self._warn(failure.code, "the cache server refused a request: %s", failure.text)
 

@@ -18,7 +18,7 @@ import time
 from collections import deque
 
 from kvferry.server.protocol import MESSAGE_BYTES_MAX
-from kvferry.server.zmtp import GREETING, READY_CLIENT, Wire, WireError, framed
+from kvferry.server.zmtp import GREETING, READY_CLIENT, ZmtpError, ZmtpParser, framed
 
 __all__ = ["Broken", "Channel", "NoServer"]
 
@@ -48,7 +48,7 @@ class Channel:
     """
 
     def __init__(self, url: str, ended_fd: int, until: float) -> None:
-        self._wire = Wire(MESSAGE_BYTES_MAX)
+        self._wire = ZmtpParser(MESSAGE_BYTES_MAX)
         self._came: deque[bytes] = deque()
         self._socket = _connected(url, ended_fd, until)
         self._poll = select.poll()
@@ -122,7 +122,7 @@ class Channel:
             raise Broken
         try:
             self._came += self._wire.feed(data)
-        except WireError as error:
+        except ZmtpError as error:
             raise (Broken if self._wire.ready else NoServer)(str(error)) from None
         return True
 

@@ -4,7 +4,7 @@ It tells three things apart: the server is not there, it is there, and what is t
 server that dies closes its sockets, which the kernel does for it: `Gone` is raised within
 milliseconds.
 
-Threads: one, its keeper. A `Wake` may be called by any.
+Threads: one, that of the session. A `Wake` may be called by any.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from kvferry.cache import Lookup, Retrieved, Stored
 from kvferry.cache.explain import Explanation
 from kvferry.cache.prefill import Coefficients
 from kvferry.cache.prompt import Prompt, Tokens, read_prompt
-from kvferry.cache.told import Told
+from kvferry.cache.request_log import RequestLog
 from kvferry.chunks.generation import FIRST, drawn, joined, named, own_of, shared_of
 from kvferry.chunks.identity import Identity
 from kvferry.client.buffers import BufferLike
@@ -42,8 +42,8 @@ from kvferry.errors import ClosedError, UnavailableError
 from kvferry.server.client.address import read_url, token_reader
 from kvferry.server.client.caller import Caller
 from kvferry.server.client.counters import Counters
-from kvferry.server.client.keeper import Keeper
 from kvferry.server.client.questions import LookupQuestions
+from kvferry.server.client.session_thread import SessionThread
 from kvferry.server.client.transfer import Transfer
 
 __all__ = ["Client"]
@@ -99,7 +99,7 @@ class Client:
         self.layout = identity.layout
         self.url = read_url(url)
         self._salt = salt
-        self._lines = Told(_log)
+        self._lines = RequestLog(_log)
         self._own = named(weights_version)
         self._over: OrderedDict[bytes, None] = OrderedDict()
         self._over_lock = threading.Lock()
@@ -109,30 +109,30 @@ class Client:
         token = token_reader(token_file)
         self._counters = Counters()
         self._executor = ThreadPoolExecutor(_BACKGROUND_THREADS, "kvferry-client")
-        self._keeper = Keeper(self.url, identity, token, self._counters, prefault=prefault)
+        self._sessions = SessionThread(self.url, identity, token, self._counters, prefault=prefault)
         # At the latest at the end of the program.
-        self._finalizer = weakref.finalize(self, self._keeper.close)
-        self._caller = Caller(self._keeper, self._counters, timeout_s)
+        self._finalizer = weakref.finalize(self, self._sessions.close)
+        self._caller = Caller(self._sessions, self._counters, timeout_s)
         threads = copy_threads or min(_COPY_THREADS, os.cpu_count() or 1)
         self._questions = LookupQuestions(self._caller)
         self._transfer = Transfer(self._caller, self.layout, threads)
-        self._keeper.wait(_FIRST_WAIT_S)
+        self._sessions.wait(_FIRST_WAIT_S)
 
     @property
     def available(self) -> bool:
         """Whether there is a server that answers."""
-        session = self._keeper.session
+        session = self._sessions.session
         return session is not None and not session.doubted and not self._closed
 
     @property
     def refused(self) -> str:
         """Why the server does not work with us, for people; "" if it does, or is away."""
-        return self._keeper.refused
+        return self._sessions.refused
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until there is a server, or one that refuses us; whether there is one to use."""
         self._check_open()
-        return self._keeper.wait(timeout_s)
+        return self._sessions.wait(timeout_s)
 
     # --- Asking ---
 
@@ -256,7 +256,7 @@ class Client:
     @property
     def generation(self) -> bytes:
         """What prompts are hashed with from now on; see `kvferry.chunks.generation`."""
-        session = self._keeper.session
+        session = self._sessions.session
         return joined(self._own, session.shared if session is not None else shared_of(FIRST))
 
     def clear(
@@ -332,7 +332,7 @@ class Client:
         The bytes of sockets are those of all messages: chunks are in none.
         """
         self._check_open()
-        session = self._keeper.session
+        session = self._sessions.session
         return {
             **self._counters.read(),
             "url": self.url,

@@ -30,15 +30,15 @@ from kvferry.connectors.base import Connector
 from kvferry.errors import DeadlineExceeded
 from kvferry.integrations.vllm.offload.lookups import KNOWN_MAX, Lookups, chunk_names
 from kvferry.integrations.vllm.offload.patience import Patience
+from kvferry.integrations.vllm.offload.store_channel import StoreChannel
 from kvferry.integrations.vllm.offload.transfers import FinishedTransfer, TransferLimits, Transfers
-from kvferry.integrations.vllm.offload.wire import OffloadWire
 
 __all__ = ["TierCore", "TierLimits"]
 
 _log = logging.getLogger("kvferry.integrations")
 
 # What a store may take to let go of rows that were withdrawn.
-_LET_GO_S = 5.0
+_WITHDRAW_S = 5.0
 # How often, and for how many chunks at a time, the store hears what is being used here.
 _TOUCH_EVERY_S = 0.25
 _TOUCH_KEYS = 256
@@ -74,7 +74,7 @@ class TierCore:
     Attributes:
         lookup: ``lookup(request, key)``: whether the store has a chunk; None: ask again in the next
             step.
-        counts: Counters since the beginning, see `Lookups`, `Transfers` and `OffloadWire`.
+        counts: Counters since the beginning, see `Lookups`, `Transfers` and `StoreChannel`.
     """
 
     def __init__(
@@ -94,10 +94,10 @@ class TierCore:
         self.counts: Counter[str] = Counter()
         self._clock, self._coding = clock, coding
         self._known = KnownChunks(KNOWN_MAX)
-        self._wire = OffloadWire(connector, self.counts, clock)
-        self._lookups = Lookups(self._wire, self._known, self.counts, patience)
+        self._channel = StoreChannel(connector, self.counts, clock)
+        self._lookups = Lookups(self._channel, self._known, self.counts, patience)
         self._transfers = Transfers(
-            self._wire,
+            self._channel,
             view,
             connector.space.value_size_bytes,
             chunk_names,
@@ -116,7 +116,7 @@ class TierCore:
     @property
     def available(self) -> bool:
         """Whether the store is asked."""
-        return not self._closed and not self._wire.shut
+        return not self._closed and not self._channel.shut
 
     @property
     def busy(self) -> bool:
@@ -136,7 +136,7 @@ class TierCore:
     def finished(self) -> list[FinishedTransfer]:
         """What is over since the last call. Also looks after everything that runs: once a step."""
         if not self._closed:
-            self._wire.poll()
+            self._channel.poll()
             self._lookups.expire()
             self._transfers.watch()
         taken = self._transfers.take()
@@ -170,16 +170,16 @@ class TierCore:
         """Wait until nothing runs: `drain_timeout_s`, and then it is withdrawn.
 
         Raises:
-            DeadlineExceeded: The store still uses rows, `_LET_GO_S` after it was told to stop.
+            DeadlineExceeded: The store still uses rows, `_WITHDRAW_S` after it was told to stop.
         """
         self._await(self._clock() + self.limits.drain_timeout_s)
         if self._transfers.running:
             self._transfers.withdraw(loads=True, stores=True)
-            self._await(self._clock() + _LET_GO_S)
+            self._await(self._clock() + _WITHDRAW_S)
         if self._transfers.running:
             raise DeadlineExceeded(
-                f"{self._transfers.running} transfers still use memory {_LET_GO_S:g} s after they "
-                "were withdrawn"
+                f"{self._transfers.running} transfers still use memory {_WITHDRAW_S:g} s after "
+                "they were withdrawn"
             )
 
     def clear(self) -> None:
@@ -187,7 +187,7 @@ class TierCore:
         self._known = KnownChunks(KNOWN_MAX)
         self._cleared = self._job
         self._lookups.renew(self._known)
-        self._wire.renew()
+        self._channel.renew()
 
     def close(self) -> None:
         """End loads, finish stores, close the store, release the view. May be called twice.
@@ -203,22 +203,22 @@ class TierCore:
         finally:
             self._closed = True
             self.lookup = _nothing
-            self._wire.close()
+            self._channel.close()
         self._transfers.release()
 
     def _await(self, until: float) -> None:
         while self._transfers.running and (left_s := until - self._clock()) > 0:
-            self._wire.wait(min(left_s, 0.1))
+            self._channel.wait(min(left_s, 0.1))
 
     def _touch(self) -> None:
         now = self._clock()
-        if now - self._touched_at < _TOUCH_EVERY_S or self._wire.shut:
+        if now - self._touched_at < _TOUCH_EVERY_S or self._channel.shut:
             return
         self._touched_at = now
         keys = list(self._used)[:_TOUCH_KEYS]
         for key in keys:
             del self._used[key]
-        self._wire.touch(chunk_names(keys), _TOUCH_TIMEOUT_S, _ignored)
+        self._channel.touch(chunk_names(keys), _TOUCH_TIMEOUT_S, _ignored)
 
 
 def _nothing(request: str, key: bytes) -> bool:

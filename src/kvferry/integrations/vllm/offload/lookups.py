@@ -23,7 +23,7 @@ from kvferry import _native
 from kvferry._native import KnownChunks, chunk_names
 from kvferry.client.batch import BatchResult, Status
 from kvferry.integrations.vllm.offload.patience import Patience
-from kvferry.integrations.vllm.offload.wire import OffloadWire
+from kvferry.integrations.vllm.offload.store_channel import StoreChannel
 
 __all__ = ["KNOWN_MAX", "Lookups", "chunk_name", "chunk_names"]
 
@@ -67,9 +67,9 @@ class Lookups:
     """
 
     def __init__(
-        self, wire: OffloadWire, known: KnownChunks, counts: Counter[str], patience: Patience
+        self, channel: StoreChannel, known: KnownChunks, counts: Counter[str], patience: Patience
     ) -> None:
-        self._wire = wire
+        self._channel = channel
         self._known = known
         self._counts = counts
         self._patience = patience
@@ -92,20 +92,20 @@ class Lookups:
         if found < _PENDING:
             return found == 1
         if found == _NEW:
-            if self._wire.absent(chunk_name(key)):  # the presence view knows: no question, no step
+            if self._channel.absent(chunk_name(key)):  # the presence view knows: it costs no step
                 request.answers.take_back()
                 self._counts["lookup_miss"] += 1
                 return False
-            if request.is_fresh:  # one look at the gate is enough for all of a step
+            if request.is_fresh:  # one look is enough for all of a step
                 return None
-            if self._wire.shut:
+            if self._channel.shut:
                 request.answers.take_back()
                 self._counts["lookup_down"] += 1
                 return False
             request.is_fresh = True
             self._fresh.add(request_id)
             return None
-        now = self._wire.clock()
+        now = self._channel.clock()
         if now - self._looked < _LOOK_S:
             return None
         self._look(request_id, request, now)
@@ -121,7 +121,7 @@ class Lookups:
 
     def expire(self) -> None:
         """Give up what is late, and forget what is old. Once a step."""
-        now = self._wire.clock()
+        now = self._channel.clock()
         for request in list(self._asked.values()):
             self._give_up(request, now)
         while self._requests:
@@ -154,7 +154,7 @@ class Lookups:
     def _begin(self, request_id: str) -> _Request:
         if len(self._requests) >= REQUESTS_MAX:
             self.forget(next(iter(self._requests)))
-        request = self._requests[request_id] = _Request(self._wire.clock())
+        request = self._requests[request_id] = _Request(self._channel.clock())
         return request
 
     def _look(self, request_id: str, request: _Request, now: float) -> None:
@@ -163,7 +163,7 @@ class Lookups:
         if request.is_fresh:  # a new step began, and nobody said that the last one ended
             self._fresh.discard(request_id)
             self._send(request)
-        self._wire.poll()
+        self._channel.poll()
         self._give_up(request, now)
 
     def _send(self, request: _Request) -> None:
@@ -176,8 +176,8 @@ class Lookups:
             if known is self._known:  # else everything was cleared meanwhile
                 self._answered(request, question, result)
 
-        now = self._wire.clock()
-        if known_there := self._wire.leading(names):
+        now = self._channel.clock()
+        if known_there := self._channel.leading(names):
             request.asked.append((now, question))
             missing = bytes([Status.MISS]) * (len(names) - known_there)
             answered(BatchResult(bytes(known_there) + missing, [0] * len(names), 0.0))
@@ -185,7 +185,7 @@ class Lookups:
         limit_s = self._patience.question_s(len(names), now)
         # Who does not wait asks all the same: the next ones may know more.
         asked_s = limit_s or _UNWAITED_S
-        if self._wire.shut or self._wire.touch(names, asked_s, answered) is None:
+        if self._channel.shut or self._channel.touch(names, asked_s, answered) is None:
             request.answers.deny(question)
             self._counts["lookup_down"] += len(names)
             return
@@ -205,7 +205,7 @@ class Lookups:
         count = len(result.statuses)
         pays = True
         if there + missing == count:
-            found, now = result.prefix_len, self._wire.clock()
+            found, now = result.prefix_len, self._channel.clock()
             pays = self._patience.answered(count, found, result.elapsed_s, now) or not found
         if not late and not pays:
             request.answers.deny(question)
@@ -226,7 +226,7 @@ class Lookups:
             self._patience.unanswered(count, now - request.born)
         if late:
             self._settle(request)
-            self._wire.shut_gate()
+            self._channel.pause()
 
     def _settle(self, request: _Request) -> None:
         if not request.asked:

@@ -14,7 +14,7 @@ Stores are shed (finished, without success) when the store is down, and when mor
 was heard to have is not stored again.
 
 Ownership: the rows belong to the job until `take` has given it back. Threads: that of the
-`OffloadWire`.
+`StoreChannel`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 from kvferry.client.batch import BatchResult, Status
 from kvferry.integrations.vllm.offload.patience import Patience
-from kvferry.integrations.vllm.offload.wire import OffloadWire
+from kvferry.integrations.vllm.offload.store_channel import StoreChannel
 
 __all__ = ["FinishedTransfer", "TransferLimits", "Transfers"]
 
@@ -106,7 +106,7 @@ class Transfers:
 
     def __init__(
         self,
-        wire: OffloadWire,
+        channel: StoreChannel,
         view: memoryview,
         row_bytes: int,
         names_of: Callable[[Sequence[bytes]], list[str]],
@@ -115,7 +115,7 @@ class Transfers:
         counts: Counter[str],
         patience: Patience,
     ) -> None:
-        self._wire = wire
+        self._channel = channel
         self._view: memoryview | None = view.cast("B") if view.ndim != 1 else view
         self._row_bytes = row_bytes
         self._names_of = names_of
@@ -141,11 +141,11 @@ class Transfers:
     def load(self, job: int, keys: Sequence[bytes], rows: Sequence[int]) -> None:
         """Begin to read chunks into rows."""
         entry = _Job(job, True, keys, keys)
-        if self._wire.shut:
+        if self._channel.shut:
             self._refuse(entry, "load_down")
             return
         if not any(other.is_load for other in self._running.values()):
-            self._moved_at = self._wire.clock()
+            self._moved_at = self._channel.clock()
         self._begin(entry, rows)
 
     def store(self, job: int, keys: Sequence[bytes], rows: Sequence[int]) -> None:
@@ -157,7 +157,7 @@ class Transfers:
         size_bytes = len(moved) * self._row_bytes
         if not moved:
             self._end(entry, True, (), 0.0)
-        elif self._wire.shut:
+        elif self._channel.shut:
             self._refuse(entry, "store_down")
         elif self._store_bytes and self._store_bytes + size_bytes > self._limits.store_bytes_max:
             self._refuse(entry, "store_shed")
@@ -171,13 +171,13 @@ class Transfers:
 
     def watch(self) -> None:
         """Withdraw loads when nothing arrives any more. Once a step."""
-        now = self._wire.clock()
+        now = self._channel.clock()
         if now < self._look_at:
             return
         loads = [(batch, job) for batch, job in self._running.items() if job.is_load]
         begun = False
         for batch, job in loads:
-            progress = self._wire.progress(batch)
+            progress = self._channel.progress(batch)
             if not progress:
                 job.dry_s = now - job.began
             elif not job.progress:
@@ -193,7 +193,7 @@ class Transfers:
                 if not job.progress:
                     self._patience.nothing_came(now - job.began, now)
             self._withdraw(loads)
-            self._wire.shut_gate()
+            self._channel.pause()
 
     def withdraw(self, loads: bool, stores: bool) -> None:
         """Give up what runs; it ends soon, as soon as nothing uses its rows."""
@@ -209,7 +209,7 @@ class Transfers:
         for batch, job in jobs:
             if not job.withdrawn:
                 job.withdrawn = True
-                self._wire.cancel(batch)
+                self._channel.cancel(batch)
 
     def _begin(self, entry: _Job, rows: Sequence[int]) -> None:
         view, width = self._view, self._row_bytes
@@ -221,7 +221,7 @@ class Transfers:
         limits, size_bytes = self._limits, len(names) * width
         base_s = limits.load_timeout_s if entry.is_load else limits.store_timeout_s
         timeout_s = base_s + size_bytes / limits.floor_rate_bytes_s
-        send = self._wire.get if entry.is_load else self._wire.set
+        send = self._channel.get if entry.is_load else self._channel.set
 
         def answered(result: BatchResult) -> None:
             self._answered(entry, result)
@@ -230,14 +230,14 @@ class Transfers:
         if batch is None:
             self._refuse(entry, "load_refused" if entry.is_load else "store_refused")
             return
-        entry.batch, entry.began = batch, self._wire.clock()
+        entry.batch, entry.began = batch, self._channel.clock()
         self._running[batch] = entry
         if not entry.is_load:
             self._store_bytes += size_bytes
 
     def _answered(self, entry: _Job, result: BatchResult) -> None:
         del self._running[entry.batch]
-        self._moved_at = self._wire.clock()
+        self._moved_at = self._channel.clock()
         if not entry.is_load:
             self._store_bytes -= len(entry.moved) * self._row_bytes
         kind = "load" if entry.is_load else "store"
@@ -251,7 +251,7 @@ class Transfers:
         if entry.is_load and result.ok:
             size_bytes = len(done) * self._row_bytes
             first_s = (entry.dry_s, min(entry.first_s, result.elapsed_s))
-            self._patience.loaded(size_bytes, result.elapsed_s, self._wire.clock(), first_s)
+            self._patience.loaded(size_bytes, result.elapsed_s, self._channel.clock(), first_s)
         self._end(entry, result.ok, done, result.elapsed_s)
 
     def _refuse(self, entry: _Job, why: str) -> None:

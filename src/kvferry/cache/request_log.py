@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-__all__ = ["Told"]
+__all__ = ["RequestLog"]
 
 _LINES_MAX = 10
 _WINDOW_S = 1.0
@@ -38,7 +38,7 @@ class _Sum:
         self.took_s = 0.0
 
 
-class Told:
+class RequestLog:
     """See the module.
 
     Args:

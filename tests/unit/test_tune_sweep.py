@@ -1,4 +1,4 @@
-"""The search of `kvferry tune` on simulated servers: it finds the best point, also through noise.
+"""The sweeps of `kvferry tune` on simulated servers: it finds the best point, also through noise.
 
 The simulated servers differ in what their speed depends on; the clock is simulated as well, so that
 a slow point costs time. Each is tried with many seeds: one lucky run proves nothing.
@@ -15,8 +15,7 @@ import pytest
 
 from kvferry.errors import CorruptError, UnavailableError
 from kvferry.lab.tune.points import AXES, Grid, TunePoint, TuneSample
-from kvferry.lab.tune.race import Race
-from kvferry.lab.tune.search import Search
+from kvferry.lab.tune.sweep import Sweep
 
 MIB = 1 << 20
 GRID = Grid()
@@ -91,8 +90,8 @@ class Machine:
         hiccup = 0.5 if self.noise and self._rng.random() < 0.05 else 1.0
         return self.speed(point) * drift * hiccup * math.exp(self._rng.gauss(0, self.noise))
 
-    def search(self) -> Search:
-        return Search(GRID, self.turn, lambda s: s.mix_gbps(2), lambda: self.now_s, seed=self.seed)
+    def sweep(self) -> Sweep:
+        return Sweep(GRID, self.turn, lambda s: s.mix_gbps(2), lambda: self.now_s, seed=self.seed)
 
 
 def reached(speed: Speed, found: TunePoint) -> float:
@@ -103,7 +102,7 @@ def reached(speed: Speed, found: TunePoint) -> float:
 @pytest.mark.parametrize("speed", [near, far, ridge, many, few])
 def test_without_noise_the_best_is_found(speed: Speed) -> None:
     machine = Machine(speed)
-    assert reached(speed, machine.search().quick(TunePoint(), 60)) >= 0.97
+    assert reached(speed, machine.sweep().search(TunePoint(), 60)) >= 0.97
     assert reached(speed, TunePoint()) < 0.9, "the defaults would do, so this proves nothing"
 
 
@@ -111,7 +110,7 @@ def test_without_noise_the_best_is_found(speed: Speed) -> None:
 @pytest.mark.parametrize("noise", [0.02, 0.08])
 def test_through_noise_and_drift_it_comes_within_a_twentieth(speed: Speed, noise: float) -> None:
     machines = [Machine(speed, seed, noise, drift=0.15) for seed in SEEDS]
-    ratios = [reached(speed, machine.search().quick(TunePoint(), 60)) for machine in machines]
+    ratios = [reached(speed, machine.sweep().search(TunePoint(), 60)) for machine in machines]
     assert sum(ratio >= 0.95 for ratio in ratios) >= len(ratios) - 1, ratios
     assert min(ratios) > 0.85
     assert max(machine.now_s for machine in machines) < 62, "the budget is 60 s"
@@ -120,7 +119,7 @@ def test_through_noise_and_drift_it_comes_within_a_twentieth(speed: Speed, noise
 @pytest.mark.parametrize("size_mib", [64, 4096])
 def test_a_slow_server_gets_fewer_turns_and_not_more_time(size_mib: int) -> None:
     machine = Machine(far, size_bytes=size_mib * MIB)
-    found = machine.search().quick(TunePoint(), 60)
+    found = machine.sweep().search(TunePoint(), 60)
     longest_s = 2.7 * machine.size_bytes / 1e9 / far(TunePoint(1, 1, 256 << 10, MIB // 2))
     assert machine.now_s < 60 + 3 * longest_s
     assert far(found) >= far(TunePoint())
@@ -129,27 +128,27 @@ def test_a_slow_server_gets_fewer_turns_and_not_more_time(size_mib: int) -> None
 @pytest.mark.parametrize("noise", [0.0, 0.03])
 def test_where_all_is_equal_the_defaults_stay(noise: float) -> None:
     for seed in SEEDS:
-        found = Machine(lambda point: 3.0, seed, noise).search().quick(TunePoint(), 60)
+        found = Machine(lambda point: 3.0, seed, noise).sweep().search(TunePoint(), 60)
         changed = [axis for axis in AXES if getattr(found, axis) != getattr(TunePoint(), axis)]
         assert len(changed) <= (1 if noise else 0), found
 
 
-def test_the_sweep_measures_every_point_and_finds_the_best() -> None:
+def test_the_full_sweep_measures_every_point_and_finds_the_best() -> None:
     for seed in SEEDS:
         machine = Machine(ridge, seed, noise=0.05, drift=0.1)
-        found = machine.search().sweep(TunePoint())
+        found = machine.sweep().full(TunePoint())
         assert reached(ridge, found) >= 0.95
         assert set(machine.measured) == set(GRID.points())
 
 
-def test_a_duel_sees_small_differences_through_drift() -> None:
+def test_two_points_in_turn_show_small_differences_through_drift() -> None:
     for seed in SEEDS:
         machine = Machine(few, seed, noise=0.02, drift=0.3)
         one, other = TunePoint(1, 1), TunePoint(2, 1)
-        entry, reference = machine.search().duel(one, other, 10)
+        entry, reference = machine.sweep().against(one, other, 10)
         assert entry.ratio == pytest.approx(few(one) / few(other), rel=0.06)
         assert len(reference.samples) == 2 * len(entry.samples)
-        same, _ = machine.search().duel(one, one, 10)
+        same, _ = machine.sweep().against(one, one, 10)
         assert same.ratio == pytest.approx(1, abs=0.06)
 
 
@@ -159,11 +158,11 @@ def test_a_point_that_cannot_be_measured_is_left_out_with_its_reason() -> None:
             raise UnavailableError("max number of clients reached")
         return many(point)
 
-    search = Machine(speed).search()
-    found = search.quick(TunePoint(), 60)
+    sweep = Machine(speed).sweep()
+    found = sweep.search(TunePoint(), 60)
     assert many(found) >= 0.95 * max(many(p) for p in GRID.points() if p.connections <= 8)
-    assert {point.connections for point in search.failed} == {16, 32}
-    assert set(search.failed.values()) == {"max number of clients reached"}
+    assert {point.connections for point in sweep.failed} == {16, 32}
+    assert set(sweep.failed.values()) == {"max number of clients reached"}
 
 
 @pytest.mark.parametrize(
@@ -171,28 +170,24 @@ def test_a_point_that_cannot_be_measured_is_left_out_with_its_reason() -> None:
     [(CorruptError("wrong from byte 7 on"), 16), (UnavailableError("gone"), 8)],
     ids=["a wrong byte anywhere", "the reference fails"],
 )
-def test_what_ends_the_search(error: Exception, where: int) -> None:
+def test_what_ends_a_sweep(error: Exception, where: int) -> None:
     def speed(point: TunePoint) -> float:
         if point.connections == where:
             raise error
         return many(point)
 
     with pytest.raises(type(error), match=str(error)):
-        Machine(speed).search().quick(TunePoint(), 60)
+        Machine(speed).sweep().search(TunePoint(), 60)
 
 
-def test_a_race_drops_the_slow_and_measures_the_fast_again() -> None:
+def test_the_best_few_are_measured_again() -> None:
     points = GRID.plane(TunePoint(), "connections", "chunk_bytes")
     machine = Machine(ridge)
-    race = Race(
-        machine.turn, lambda s: s.get_gbps, lambda: 0.0, TunePoint(), points, random.Random(1)
-    )
-    race.halve(1.0)
-    turns = {entry.point: len(entry.ratios) for entry in race.entries}
-    assert turns[min(turns, key=ridge)] == 1
-    assert max(turns.values()) >= 9
-    best = race.best()
-    assert best is not None
+    compared = machine.sweep().compare(TunePoint(), points, 60)
+    turns = {point: machine.measured.count(point) for point in points}
+    assert turns[min(points, key=ridge)] == 1
+    best = max(compared, key=lambda one: one.ratio)
+    assert len(best.ratios) == turns[best.point] >= 5
     assert ridge(best.point) == max(map(ridge, points))
-    for entry in race.entries:
-        assert entry.ratio == pytest.approx(ridge(entry.point) / ridge(TunePoint()))
+    for one in compared:
+        assert one.ratio == pytest.approx(ridge(one.point) / ridge(TunePoint()))

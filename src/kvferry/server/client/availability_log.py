@@ -1,6 +1,6 @@
 """What a client tells people: one line when the server goes, one when it is back.
 
-Threads: one, its keeper.
+Threads: one, that of the session.
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from __future__ import annotations
 import logging
 import time
 
-__all__ = ["Notices"]
+__all__ = ["AvailabilityLog"]
 
 _log = logging.getLogger("kvferry.server.client")
 # A server that is back sooner was hardly away.
 _PATIENCE_S = 1.0
 
 
-class Notices:
+class AvailabilityLog:
     """One warning for each absence, one error for each refusal."""
 
     def __init__(self, url: str) -> None:

@@ -1,4 +1,4 @@
-"""The thread that keeps a client's session: it finds the server, registers, pings, and notices.
+"""The thread that keeps a client's session: it finds the server, registers, and pings.
 
 A life of a connection goes: connect, `Register`, map the segment, `Attached`; from then on there is
 a session, which all calls use. It ends when the connection does, when a ping is not answered, when
@@ -9,7 +9,7 @@ A call that got no answer in time makes the session doubted: nobody else asks un
 answered a ping. So a server that hangs costs one time limit and not one for each request. A call
 that may wait for stores says less: the server is asked by a ping, and doubted if that is late too.
 
-Threads: `Keeper.session` is read by any.
+Threads: `SessionThread.session` is read by any.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from functools import partial
 
 from kvferry.chunks.identity import Identity
 from kvferry.server.client.attachment import ClientSession, begin, unregister
+from kvferry.server.client.availability_log import AvailabilityLog
 from kvferry.server.client.control import Gone, ServerControl, ServerRefused, Silent, Stopped, Wake
 from kvferry.server.client.counters import Counters
-from kvferry.server.client.forgotten import Forgotten
 from kvferry.server.client.link import ServerLink
-from kvferry.server.client.notices import Notices
+from kvferry.server.client.release_queue import ReleaseQueue
 from kvferry.server.client.replies import new_id
 from kvferry.server.protocol import Failure, Ping, Pong
 
-__all__ = ["Keeper"]
+__all__ = ["SessionThread"]
 
 _log = logging.getLogger("kvferry.server.client")
 
@@ -51,7 +51,7 @@ class _Ended(Exception):
     """The server has ended the session, and may begin another one."""
 
 
-class Keeper:
+class SessionThread:
     """See above; the thread runs from the beginning, until `close`.
 
     Args:
@@ -64,7 +64,7 @@ class Keeper:
     Attributes:
         session: That calls use; None: there is no server.
         refused: Why the server does not work with us; "" if it does, or is away.
-        forgotten: What is to be ended without anybody waiting for it.
+        releases: What is to be ended without anybody waiting for it.
     """
 
     def __init__(
@@ -83,15 +83,15 @@ class Keeper:
         self._token = token
         self._counters = counters
         self._prefault = prefault
-        self._notices = Notices(url)
+        self._availability = AvailabilityLog(url)
         self._wake = Wake()
         self._lost: ClientSession | None = None
         self._suspected: ClientSession | None = None
-        self.forgotten = Forgotten(self._wake)
+        self.releases = ReleaseQueue(self._wake)
         self._known = threading.Condition()
         self._sessions = 0
         self._pid = os.getpid()
-        self._thread = threading.Thread(target=self._run, name="kvferry-keeper", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="kvferry-session", daemon=True)
         self._thread.start()
 
     # --- For all threads ---
@@ -147,7 +147,7 @@ class Keeper:
             except Stopped:
                 break
             except Exception:  # a mistake of ours must not cost more than the cache
-                _log.exception("the keeper of the session with %s failed", self._url)
+                _log.exception("the thread of the session with %s failed", self._url)
                 self._wake.sleep(_LATER_S)
 
     def _live(self) -> float:
@@ -157,11 +157,11 @@ class Keeper:
             self._connect(control)
             self._hold(control)
         except _Ended as error:
-            self._notices.missed(str(error))
+            self._availability.missed(str(error))
         except Gone:
-            self._notices.missed("the connection ended", at_once=True)
+            self._availability.missed("the connection ended", at_once=True)
         except Silent as error:
-            self._notices.missed(str(error), at_once=True)
+            self._availability.missed(str(error), at_once=True)
             return _LATER_S
         except ServerRefused as error:
             self._refuse(str(error))
@@ -172,13 +172,13 @@ class Keeper:
 
     def _connect(self, control: ServerControl) -> None:
         while not control.connected:
-            self._notices.missed("nobody answers")
+            self._availability.missed("nobody answers")
             control.poll(time.monotonic() + _LOOK_S)
 
     def _hold(self, control: ServerControl) -> None:
         """A session from its beginning to its end."""
         told, attachment = begin(control, self._identity, self._token)
-        late = partial(self.forgotten.late, told.session)
+        late = partial(self.releases.late, told.session)
         try:
             link = ServerLink(self._url, self._counters, late)
         except OSError as error:  # no descriptors left
@@ -196,7 +196,7 @@ class Keeper:
             self.session = self._lost = self._suspected = None
             self._judge(session)
             session.link.end()
-            self._notices.gone()
+            self._availability.gone()
             if self._wake.stopped:
                 unregister(control, session)
             session.attachment.close()
@@ -219,7 +219,7 @@ class Keeper:
                 raise _Ended(f"the session ended: {reply.text}")
             if self._lost is session:
                 raise _Ended("the session ended")
-            for request in self.forgotten.take(session.number):
+            for request in self.releases.take(session.number):
                 control.send(request)
             now = time.monotonic()
             suspected, self._suspected = self._suspected is session, None
@@ -247,13 +247,13 @@ class Keeper:
         self._sessions += 1
         if self._sessions > 1:
             self._counters.add("reconnects")
-        self._notices.there()
+        self._availability.there()
         with self._known:
             self.session, self.refused = session, ""
             self._known.notify_all()
 
     def _refuse(self, text: str) -> None:
-        self._notices.refused(text)
+        self._availability.refused(text)
         with self._known:
             self.refused = text
             self._known.notify_all()

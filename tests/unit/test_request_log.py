@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from kvferry.cache.told import Told
+from kvferry.cache.request_log import RequestLog
 from support.engines import CHUNK, expected, memory_store, open_engine, prompt
 
 LOG = logging.getLogger("kvferry.tests.told")
@@ -19,7 +19,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 
 
 def test_a_retrieve_and_a_store_are_a_line_each(lines: pytest.LogCaptureFixture) -> None:
-    told = Told(LOG, lambda: 0.0)
+    told = RequestLog(LOG, lambda: 0.0)
     told.retrieved(4200, {"l1": 1024, "redis": 3072}, 540_000_000, 0.15)
     told.stored(4200, 4096, {"redis": 3072}, 540_000_000, 0.012)
     told.retrieved(4200, {"l1": 0}, 0, 0.15, "never_stored")
@@ -34,7 +34,7 @@ def test_a_retrieve_and_a_store_are_a_line_each(lines: pytest.LogCaptureFixture)
 
 def test_many_in_a_second_are_summed_up(lines: pytest.LogCaptureFixture) -> None:
     now = [5.0]
-    told = Told(LOG, lambda: now[0])
+    told = RequestLog(LOG, lambda: now[0])
     for _ in range(30):
         told.retrieved(100, {"l1": 64}, 1_000_000, 0.001)
     assert len(lines.messages) == 10

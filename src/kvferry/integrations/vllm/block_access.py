@@ -1,7 +1,7 @@
 """Whether blocks may be touched: they can be taken away from those who copy.
 
 An engine that goes to sleep, or is given new tensors, unmaps its blocks. Before that it forgets
-what it has cached, which is when `BlockGate.take_away` is called: copies that run are waited for,
+what it has cached, which is when `BlockAccess.revoke` is called: copies that run are waited for,
 and none that was asked for before begins any more. What was gathered while blocks were taken away
 is not to be trusted.
 
@@ -15,10 +15,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["BlockGate"]
+__all__ = ["BlockAccess"]
 
 
-class BlockGate:
+class BlockAccess:
     """Counts copies that run, and the times that blocks were taken away.
 
     Attributes:
@@ -44,7 +44,7 @@ class BlockGate:
                     self._running -= 1
                     self._changed.notify_all()
 
-    def take_away(self, until: float) -> bool:
+    def revoke(self, until: float) -> bool:
         """Let no copy begin that was asked for before now; whether none runs any more.
 
         Args:

@@ -22,7 +22,7 @@ from typing import Any
 from kvferry.client.buffers import BufferLike, readable
 from kvferry.errors import ConfigError
 
-__all__ = ["PagePart", "Places"]
+__all__ = ["HostPages", "PagePart"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class PagePart:
     size_bytes: int
 
 
-class Places:
+class HostPages:
     """The pages of one pool.
 
     Args:

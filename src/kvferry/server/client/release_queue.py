@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator
 from kvferry.server.client.replies import new_id
 from kvferry.server.protocol import Abort, Leased, Release, Reply, Request, ReservedPages
 
-__all__ = ["Forgotten"]
+__all__ = ["ReleaseQueue"]
 
 _COUNT_MAX = 10_000
 _TIMEOUT_MS = 1000
 
 
-class Forgotten:
+class ReleaseQueue:
     """A queue of requests whose answers nobody reads.
 
     Args:

@@ -12,7 +12,7 @@ from kvferry.config.spec import Spec
 from kvferry.config.url import unknown
 from kvferry.errors import ConfigError
 
-__all__ = ["Findings", "Names", "Place", "together"]
+__all__ = ["Findings", "Names", "SourceValues", "together"]
 
 # Of a variable's name behind its prefix: beyond it a typing error is likelier than a stranger.
 _SIMILAR = 0.8
@@ -47,7 +47,7 @@ class Findings:
 
 
 @dataclass
-class Place:
+class SourceValues:
     """Checked values by our names.
 
     Attributes:
@@ -79,7 +79,7 @@ class Place:
         self.values[name], self.spelled[name] = value, given
 
 
-def together(places: Sequence[Place]) -> dict[str, Any]:
+def together(places: Sequence[SourceValues]) -> dict[str, Any]:
     """What they say, the strongest one first."""
     return {name: value for place in reversed(places) for name, value in place.values.items()}
 
@@ -102,7 +102,9 @@ class Names:
     elsewhere: Mapping[str, str] = field(default_factory=dict)
     off: Container[str] = ()
 
-    def take(self, place: Place, settings: Mapping[Any, Any], found: Findings) -> Place:
+    def take(
+        self, place: SourceValues, settings: Mapping[Any, Any], found: Findings
+    ) -> SourceValues:
         """Sort into a place what a mapping says; None is not given."""
         for given, value in settings.items():
             if value is None or (value is False and given in self.off):
@@ -122,9 +124,11 @@ class Names:
                 found.problems.append(str(error))
         return place
 
-    def take_environ(self, environ: Mapping[str, str], prefix: str, found: Findings) -> Place:
+    def take_environ(
+        self, environ: Mapping[str, str], prefix: str, found: Findings
+    ) -> SourceValues:
         """What the variables say that begin with `prefix`; an empty one is not given."""
-        place = Place("environment")
+        place = SourceValues("environment")
         for given in (*self.known, *self.aliases, *self.foreign, *self.elsewhere):
             variable = prefix + given.upper()
             text = environ.get(variable)

@@ -1,13 +1,13 @@
-"""The way to a store for one thread that must never wait: batches out, answers in, and a gate.
+"""The way to a store for one thread that must never wait: batches out, answers in, and pauses.
 
-    wire = Wire(connector)
-    wire.get(names, views, timeout_s=1.0, then=lambda result: ...)   # returns at once
-    wire.poll()                                                      # calls what has been answered
+    channel = StoreChannel(connector, counts)
+    channel.get(names, views, timeout_s=1.0, then=lambda result: ...)  # returns at once
+    channel.poll()                                                     # calls what was answered
 
-The gate shuts when the store leaves a whole batch without an answer, and whenever the connector
-says that no server is up. While it is shut nothing is asked, so a store that hangs costs one
+It pauses when the store leaves a whole batch without an answer, and whenever the connector
+says that no server is up. Meanwhile nothing is asked, so a store that hangs costs one
 request its deadline and the others nothing. A question that nobody waits for goes out every so
-often, and the first answer to it opens the gate.
+often, and the first answer to it ends the pause.
 
 Ownership: buffers belong to the store until `then` was called. Threads: one; nothing is locked.
 Failure: a batch that cannot be sent is refused (False), and `then` is not called. No method raises
@@ -27,13 +27,13 @@ from kvferry.client.batch import BatchResult, Status
 from kvferry.connectors.base import BufferLike, Connector
 from kvferry.errors import KVFerryError
 
-__all__ = ["OffloadWire", "Then"]
+__all__ = ["StoreChannel", "Then"]
 
 _log = logging.getLogger("kvferry.integrations")
 
 Then = Callable[[BatchResult], None]
 
-# How long the gate stays shut before the store is asked again; it doubles up to the second one.
+# How long a pause lasts before the store is asked again; it doubles up to the second one.
 RETRY_MIN_S = 0.25
 RETRY_MAX_S = 8.0
 _CANARY = "canary"
@@ -42,11 +42,11 @@ _CANARY_TIMEOUT_S = 1.0
 _SILENT = bytes((Status.TIMEOUT, Status.UNAVAILABLE))
 
 
-class OffloadWire:
+class StoreChannel:
     """See the head of this module.
 
     Args:
-        connector: The store; `OffloadWire` alone drains it, and closes it.
+        connector: The store; `StoreChannel` alone drains it, and closes it.
         counts: Counts ``batches``, ``refused_batches`` and ``gate_shut``.
         clock: Seconds that only grow.
     """
@@ -71,14 +71,14 @@ class OffloadWire:
         self._told = ""
         self._closed = False
 
-    # --- The gate ---
+    # --- Pauses ---
 
     @property
     def shut(self) -> bool:
         """Whether nothing can be asked now."""
         return self._closed or self._shut_until is not None or not self.connector.available
 
-    def shut_gate(self) -> None:
+    def pause(self) -> None:
         """Ask nothing for a while: the store does not answer."""
         if self._shut_until is not None:
             return
@@ -86,13 +86,13 @@ class OffloadWire:
         self.counts["gate_shut"] += 1
         self._tell("the store does not answer: computing instead")
 
-    def _open_gate(self) -> None:
+    def _resume(self) -> None:
         self._retry_s = RETRY_MIN_S
         if self._shut_until is not None:
             self._shut_until = None
             self._tell("the store answers again")
 
-    def _look_at_gate(self) -> None:
+    def _look_at_pause(self) -> None:
         """Ask the store whether it is back, if it is time; nobody waits for that."""
         if self._shut_until is None or self._canary is not None:
             return
@@ -177,16 +177,16 @@ class OffloadWire:
                 if silent:
                     self._still_shut()
                 else:
-                    self._open_gate()
+                    self._resume()
                 continue
             then = self._waiting.pop(batch, None)
             if silent:
-                self.shut_gate()
+                self.pause()
             elif self._retry_s != RETRY_MIN_S and self._shut_until is None:
                 self._retry_s = RETRY_MIN_S
             if then is not None:
                 then(result)
-        self._look_at_gate()
+        self._look_at_pause()
 
     def wait(self, timeout_s: float) -> None:
         """Sleep until something is answered, `timeout_s` at most, and `poll`."""
