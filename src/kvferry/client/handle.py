@@ -31,6 +31,9 @@ Native = TypeVar("Native", _native.Client, _native.Connector)
 
 Arguments: TypeAlias = tuple[int, tuple[Key, ...], Any, float, int, bool]
 
+# Names that small batches would else look up for longer than they take.
+_SET, _Landing = Verb.SET, _native.Landing
+
 _open: weakref.WeakValueDictionary[int, NativeHandle[Any]] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 _parents: list[object] = []  # native objects of the process that forked us: never destroyed
@@ -96,18 +99,21 @@ class NativeHandle(RawMethods, Generic[Native]):
     def _arguments(self, operation: Operation) -> Arguments:
         """Verb, keys, buffers, limit, time to live and prefix, as native code takes them."""
         keys, buffers = operation.keys, operation.buffers
-        if isinstance(keys, str | bytes):
+        if isinstance(keys, (str, bytes)):
             encode_keys(keys)  # raises: a single key is not a batch
-        if buffers is None and operation.verb <= Verb.SET:
+        if buffers is None and operation.verb <= _SET:
             raise TypeError("buffers is not a sequence")
         own = tuple(keys)  # of our own: an exporter is code, and may change the caller's lists
-        if buffers is not None and not isinstance(buffers, _native.Landing):
+        if buffers is not None and type(buffers) is not _Landing:
             buffers = tuple(buffers)
         limit_s = checked_timeout(operation.timeout_s)
         if limit_s is None:
             limit_s = self._limit_s(0 if buffers is None else len(own))
-        ttl_s = self._ttl_s() if operation.ttl_s is None else operation.ttl_s
-        return int(operation.verb), own, buffers, limit_s, ttl_ms(ttl_s) or 0, operation.prefix
+        ttl = self._ttl_ms(operation) if operation.verb is _SET else 0
+        return int(operation.verb), own, buffers, limit_s, ttl, operation.prefix
+
+    def _ttl_ms(self, operation: Operation) -> int:
+        return ttl_ms(self._ttl_s() if operation.ttl_s is None else operation.ttl_s) or 0
 
     @abstractmethod
     def _limit_s(self, values: int) -> float:

@@ -15,6 +15,9 @@ from kvferry.client.operation import Operation, Verb
 
 __all__ = ["AwaitedKeyMethods", "BatchMethods", "KeyMethods", "RawMethods"]
 
+# A name less to look up, for small batches.
+_GET, _SET, _EXISTS, _TOUCH, _DELETE = Verb.GET, Verb.SET, Verb.EXISTS, Verb.TOUCH, Verb.DELETE
+
 Outcome_co = TypeVar("Outcome_co", covariant=True)
 
 
@@ -47,7 +50,7 @@ class BatchMethods(ABC, Generic[Outcome_co]):
             UsageError, BadBufferError: Nothing was sent.
             ClosedError, CapacityError: Nothing was sent.
         """
-        return self.perform(Operation(Verb.GET, keys, buffers, prefix, None, timeout_s))
+        return self.perform(Operation(_GET, keys, buffers, prefix, None, timeout_s))
 
     def batch_set(
         self,
@@ -61,7 +64,7 @@ class BatchMethods(ABC, Generic[Outcome_co]):
 
         Raises as `batch_get`.
         """
-        return self.perform(Operation(Verb.SET, keys, buffers, False, ttl_s, timeout_s))
+        return self.perform(Operation(_SET, keys, buffers, False, ttl_s, timeout_s))
 
     def batch_exists(
         self,
@@ -72,12 +75,12 @@ class BatchMethods(ABC, Generic[Outcome_co]):
         timeout_s: float | None = None,
     ) -> Outcome_co:
         """Which keys exist: OK or MISS. `touch` also makes them recently used, for the LRU."""
-        verb = Verb.TOUCH if touch else Verb.EXISTS
+        verb = _TOUCH if touch else _EXISTS
         return self.perform(Operation(verb, keys, None, prefix, None, timeout_s))
 
     def batch_delete(self, keys: Sequence[Key], *, timeout_s: float | None = None) -> Outcome_co:
         """Delete keys: OK = was there, MISS = was not."""
-        return self.perform(Operation(Verb.DELETE, keys, None, False, None, timeout_s))
+        return self.perform(Operation(_DELETE, keys, None, False, None, timeout_s))
 
 
 class KeyMethods(BatchMethods[BatchResult]):
@@ -179,7 +182,7 @@ class RawMethods(ABC):
         timeout_s: float | None = None,
     ) -> int:
         """Start to read values into `buffers`; see `announce`."""
-        return self.announce(Operation(Verb.GET, keys, buffers, prefix, None, timeout_s))
+        return self.announce(Operation(_GET, keys, buffers, prefix, None, timeout_s))
 
     def submit_batch_set(
         self,
@@ -190,7 +193,7 @@ class RawMethods(ABC):
         timeout_s: float | None = None,
     ) -> int:
         """Start to store `buffers`; see `announce`."""
-        return self.announce(Operation(Verb.SET, keys, buffers, False, ttl_s, timeout_s))
+        return self.announce(Operation(_SET, keys, buffers, False, ttl_s, timeout_s))
 
     def submit_batch_exists(
         self,
@@ -201,9 +204,9 @@ class RawMethods(ABC):
         timeout_s: float | None = None,
     ) -> int:
         """Start to ask which keys exist; see `announce`."""
-        verb = Verb.TOUCH if touch else Verb.EXISTS
+        verb = _TOUCH if touch else _EXISTS
         return self.announce(Operation(verb, keys, None, prefix, None, timeout_s))
 
     def submit_batch_delete(self, keys: Sequence[Key], *, timeout_s: float | None = None) -> int:
         """Start to delete keys; see `announce`."""
-        return self.announce(Operation(Verb.DELETE, keys, None, False, None, timeout_s))
+        return self.announce(Operation(_DELETE, keys, None, False, None, timeout_s))

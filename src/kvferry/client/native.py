@@ -19,6 +19,7 @@ __all__ = ["NativeClient"]
 _PYTHON_ONLY = ("ttl_s", "credentials", "nodes", "presence")
 PING_KEY = b"kvferry:ping"
 _BY_THE_SETTINGS = -1.0
+_PLAIN = (None, 0)
 
 
 class NativeClient(NativeHandle[_native.Client], Presence):
@@ -86,6 +87,7 @@ class NativeClient(NativeHandle[_native.Client], Presence):
         return native
 
     def _run(self, operation: Operation) -> BatchResult:
+        """See `BatchMethods.perform`."""
         native = self._handle()
         outcome = native.run(*self._request(operation))
         emit_log(self._log, native)
@@ -93,9 +95,8 @@ class NativeClient(NativeHandle[_native.Client], Presence):
 
     def _request(self, operation: Operation) -> tuple[Any, ...]:
         frame = operation.frame
-        if frame is None:
-            return *self._arguments(operation), None, 0
-        return *self._arguments(operation), frame.identity, frame.value_size_bytes
+        framed = _PLAIN if frame is None else (frame.identity, frame.value_size_bytes)
+        return self._arguments(operation) + framed
 
     def _limit_s(self, values: int) -> float:
         return _BY_THE_SETTINGS

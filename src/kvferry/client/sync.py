@@ -13,7 +13,7 @@ import time
 from types import TracebackType
 from typing import Self
 
-from kvferry.client.batch import BatchResult, only
+from kvferry.client.batch import only
 from kvferry.client.methods import KeyMethods
 from kvferry.client.namespace import CacheNamespace
 from kvferry.client.native import PING_KEY, NativeClient, server_info
@@ -44,9 +44,7 @@ class RedisClient(NativeClient, KeyMethods):
     ) -> None:
         self.close()
 
-    def perform(self, operation: Operation) -> BatchResult:
-        """See `BatchMethods`."""
-        return self._run(operation)
+    perform = NativeClient._run
 
     def ping(self) -> float:
         """The round-trip time of a small command, in seconds. Raises as `get`."""
