@@ -25,13 +25,10 @@
 
 namespace kvferry::connector {
 
-// The numbers cross into Python; those of redis::Verb are the same.
-enum class JobVerb : std::uint8_t { kGet = 0, kSet = 1, kExists = 2, kTouch = 3, kDelete = 4 };
-
 class Job : public RequestState {
  public:
   struct Options {
-    JobVerb verb = JobVerb::kGet;
+    Verb verb = Verb::kGet;
     Nanos deadline = kNever;
     std::int64_t ttl_ms = 0;  // SET: 0 = no expiry
     bool prefix = false;      // stop asking after the first key that is not OK

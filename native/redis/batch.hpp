@@ -29,9 +29,6 @@
 
 namespace kvferry::redis {
 
-// kPing asks a server, not for a key: the key only says which node of a cluster.
-enum class Verb : std::uint8_t { kGet, kSet, kExists, kTouch, kDelete, kPing };
-
 // One command on the wire.
 struct Command {
   std::byte* data = nullptr;     // GET: where the payload lands; SET: where it comes from

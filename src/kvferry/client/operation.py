@@ -17,7 +17,7 @@ FRAMED_SIZE_BYTES_MAX = 65_535 * (4 << 20)  # stripes times what one holds: nati
 
 
 class Verb(IntEnum):
-    """What an operation does. The numbers are those of native/redis/batch.hpp."""
+    """What an operation does. The numbers are those of native/base/request_state.hpp."""
 
     GET = 0
     SET = 1
