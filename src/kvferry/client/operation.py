@@ -74,3 +74,6 @@ class Operation(Struct, frozen=True):
     ttl_s: float | None = None
     timeout_s: float | None = None
     frame: ValueFrame | None = None
+
+    def __repr__(self) -> str:  # without the values
+        return f"<Operation {self.verb.name} of {len(self.keys)} keys>"
