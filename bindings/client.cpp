@@ -47,6 +47,8 @@ struct Totals {
     bytes_received += stats.bytes_received;
     content_received += stats.content_received;
     bytes_sent += stats.bytes_sent;
+    receives += stats.receives;
+    sends += stats.sends;
     commands_settled += stats.commands_settled;
     commands_retried += stats.commands_retried;
     connections_opened += stats.connections_opened;
@@ -62,6 +64,8 @@ struct Totals {
     out["bytes_received"] = bytes_received;
     out["content_received"] = content_received;
     out["bytes_sent"] = bytes_sent;
+    out["receives"] = receives;
+    out["sends"] = sends;
     out["commands_settled"] = commands_settled;
     out["commands_retried"] = commands_retried;
     out["connections_opened"] = connections_opened;
@@ -81,6 +85,8 @@ struct Totals {
   std::uint64_t bytes_received = 0;
   std::uint64_t content_received = 0;
   std::uint64_t bytes_sent = 0;
+  std::uint64_t receives = 0;
+  std::uint64_t sends = 0;
   std::uint64_t commands_settled = 0;
   std::uint64_t commands_retried = 0;
   std::uint64_t connections_opened = 0;
@@ -200,6 +206,7 @@ nb::dict PyClient::stats() {
     protocol = std::max(protocol, info.protocol);
   }
   nb::dict out = totals.to_python();
+  out["wake_ups"] = client_->wake_ups();
   out["batches_running"] = client_->running();
   out["nodes"] = nodes.size();
   out["read_streams"] = read_streams;

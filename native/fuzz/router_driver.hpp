@@ -140,6 +140,7 @@ class RouterDriver final : public Dispatcher {
   void finished(Batch& batch) override { batch.finish(); }
   void corrupt(Batch&, const Command&) override {}
   void wake_workers() override { wake_ups_.fetch_add(1); }
+  void wake(std::size_t, const AskedNode&) override {}
   void route(Work work) override { router_.route(work); }
   void redirected(AskedNode& from, Work work, std::string_view answer) override {
     router_.redirected(from, work, answer, 0);

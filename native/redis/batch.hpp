@@ -11,6 +11,7 @@
 // Threads: built by one thread, then pulled apart by workers. A worker settles each command exactly
 // once; the last settle() publishes every result (release/acquire on `unsettled_`).
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -116,8 +117,11 @@ class Batch : public RequestState {
   [[nodiscard]] std::size_t value_size(const Command& command) const noexcept {
     return items_[command.item].size;
   }
-  // Guards the stamping of striped values, whose stripes may be encoded by several workers.
-  [[nodiscard]] std::mutex& stamp_mutex() noexcept { return stamp_mutex_; }
+  // Guards the stamping of the value that `command` belongs to: its stripes may be encoded by
+  // several workers. Other values are hashed meanwhile.
+  [[nodiscard]] std::mutex& stamp_mutex(const Command& command) noexcept {
+    return stamp_mutexes_[command.item % stamp_mutexes_.size()];
+  }
   // A sound value is about to come: sets where it lands. False: nobody wants it.
   [[nodiscard]] bool assign_buffer(Command& command) const;
   // Whether a command need not be sent: the batch was cancelled, its prefix ended before it, or
@@ -163,7 +167,7 @@ class Batch : public RequestState {
   std::size_t payload_bytes_ = 0;
   std::size_t deferred_count_ = 0;
   std::atomic<std::size_t> unsettled_{0};
-  std::mutex stamp_mutex_;
+  std::array<std::mutex, 8> stamp_mutexes_;  // neighbours have different ones
 };
 
 }  // namespace kvferry::redis

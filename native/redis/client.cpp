@@ -152,13 +152,7 @@ Result<std::uint64_t> Client::submit(const std::shared_ptr<Batch>& batch) {
     const std::lock_guard lock(mutex_);
     closed = closed_;
   }
-  if (closed) {
-    router_.refuse_all(Status::kCancelled, "the client was closed");
-  } else if (lane_of(batch->options().verb) == Lane::kSmall && router_.small_lanes_up()) {
-    workers_.back()->wake();  // it owns those lanes
-  } else {
-    wake_workers();
-  }
+  if (closed) router_.refuse_all(Status::kCancelled, "the client was closed");
   return id;
 }
 
@@ -205,6 +199,18 @@ std::size_t Client::running() const {
   return running_.size();
 }
 
+std::uint64_t Client::wake_ups() const noexcept {
+  std::uint64_t sum = 0;
+  for (const auto& worker : workers_) sum += worker->wake_ups();
+  return sum;
+}
+
+std::uint64_t Client::visits() const noexcept {
+  std::uint64_t sum = 0;
+  for (const auto& worker : workers_) sum += worker->visits();
+  return sum;
+}
+
 void Client::finished(Batch& batch) {
   std::shared_ptr<Batch> owner;
   {
@@ -245,6 +251,10 @@ void Client::corrupt(Batch& batch, const Command& command) try {
 
 void Client::wake_workers() {
   for (auto& worker : workers_) worker->wake();
+}
+
+void Client::wake(std::size_t worker, const AskedNode& server) {
+  workers_[worker]->wake(static_cast<const Server&>(server));
 }
 
 void Client::redirected(AskedNode& from, Work work, std::string_view answer) {

@@ -82,6 +82,10 @@ class Client final : public BatchTaker, private Dispatcher {
   // To be called in a forked child.
   void forked_away() noexcept;
   [[nodiscard]] std::size_t running() const;
+  // How often its I/O threads have waited for something to do.
+  [[nodiscard]] std::uint64_t wake_ups() const noexcept;
+  // How often they have looked at a connection.
+  [[nodiscard]] std::uint64_t visits() const noexcept;
 
  private:
   static constexpr std::size_t kViewsMax = 16;
@@ -93,6 +97,7 @@ class Client final : public BatchTaker, private Dispatcher {
   void finished(Batch& batch) override;
   void corrupt(Batch& batch, const Command& command) override;
   void wake_workers() override;
+  void wake(std::size_t worker, const AskedNode& server) override;
   void route(Work work) override { router_.route(work); }
   void redirected(AskedNode& from, Work work, std::string_view answer) override;
   void suspect() override;

@@ -15,6 +15,7 @@ constexpr std::size_t kTurnBytes = 64 * kMiB;
 constexpr std::size_t kTurnReceives = 256;
 constexpr std::size_t kLowWaterBytesMin = 64 * kKiB;
 constexpr std::size_t kLowWaterBytesMax = 512 * kKiB;
+constexpr std::size_t kLowWaterBytesOfMany = 256 * kKiB;  // at least
 
 }  // namespace
 
@@ -85,6 +86,7 @@ void Connection::on_no_memory(Nanos now) {
 }
 
 void Connection::drop_stream() {
+  if (role_ == Role::kData) server_.gate().stir(this);
   if (stream_) environment_.watcher.forget(stream_->fd());
   // What was sent and not answered is about to be repeated elsewhere, or given up. A proper end
   // would still deliver it, perhaps behind a newer value of the same key.
@@ -146,18 +148,22 @@ Nanos Connection::tick(Nanos now) {
     case State::kUp:
       break;
   }
+  const bool acted = more_ || now >= next_deadline_;
   if (more_) on_replies(now);
   if (now >= next_deadline_) release(now);
   if (state_ == State::kUp && replies_.overdue() > 0 && now >= drain_deadline_) {
     end(End::kWithdrawn, "what was withdrawn takes too long to drain", now);
   }
   if (state_ != State::kUp) return dial_at_;
-  if (more_) return now;
+  if (acted) return now;  // there may be room for more work, or a place to leave
   if (busy()) {
     const Nanos stalled_at = add_time(last_progress_, config_.stall_timeout);
     const Nanos due = replies_.overdue() > 0 ? drain_deadline_ : next_deadline_;
-    if (now < stalled_at) return std::min({stalled_at, due, next_deadline_});
+    if (now < stalled_at) {
+      return std::min({stalled_at, due, next_deadline_, look_at_unsent(now)});
+    }
     on_replies(now);  // the low-water mark may have hidden what came
+    if (state_ == State::kUp && last_progress_ == now) return now;
     if (state_ == State::kUp && last_progress_ < now && still_sends()) last_progress_ = now;
     if (state_ == State::kUp && last_progress_ < now) {
       end(End::kSilent, "no byte moved within the stall limit", now);
@@ -177,11 +183,21 @@ Nanos Connection::tick(Nanos now) {
   return add_time(now, config_.stall_timeout);
 }
 
-// The kernel holds megabytes that it still sends over a slow link.
+// The kernel holds megabytes that it still sends over a slow link. What it holds is asked some time
+// after a send, so that those who are quick never ask; when to look.
+Nanos Connection::look_at_unsent(Nanos now) noexcept {
+  if (unsent_bytes_ || !streaming_ || direction_ != Direction::kWrite) return kNever;
+  const Nanos at = add_time(last_progress_, config_.stall_timeout / 8);
+  if (now < at) return at;
+  unsent_bytes_ = stream_->unsent_bytes();
+  return kNever;
+}
+
 bool Connection::still_sends() noexcept {
   if (!streaming_ || direction_ != Direction::kWrite) return false;
   const std::size_t unsent = stream_->unsent_bytes();
-  return std::exchange(unsent_bytes_, unsent) > unsent;
+  const std::optional before = std::exchange(unsent_bytes_, unsent);
+  return before ? *before > unsent : unsent > 0;  // a thread that slept has not looked
 }
 
 void Connection::release(Nanos now) {
@@ -225,6 +241,7 @@ void Connection::on_replies(Nanos now) {
     std::size_t planned = 0;
     for (const iovec& piece : pieces) planned += piece.iov_len;
     const net::IoResult io = stream_->receive(pieces);
+    server_.stats().receives.fetch_add(1, std::memory_order_relaxed);
     if (io.state == net::IoState::kWouldBlock) break;
     if (io.state != net::IoState::kOk)
       return end(End::kBroken, failure(io, Errc::kDisconnect), now);
@@ -247,10 +264,17 @@ void Connection::on_replies(Nanos now) {
     if (more_) break;
   }
   // Few large receives instead of one for each segment: a wake-up costs as much as copying 50 KiB.
-  // An eighth of the value leaves server and client enough to do at the same time.
+  // An eighth of the value leaves server and client enough to do at the same time; beside other
+  // streams half of it does. Far away the window has to stay open.
   const std::uint64_t owed = replies_.owed();
-  const std::size_t step =
-      std::clamp((replies_.landed() + owed) / 8, kLowWaterBytesMin, kLowWaterBytesMax);
+  std::size_t step = 1;
+  if (owed > 0) {
+    const std::size_t value = replies_.landed() + owed;
+    const bool beside =
+        server_.round_trip() < kFarAway && server_.gate().limit(Direction::kRead) > 1;
+    step = beside ? std::max(value / 2, kLowWaterBytesOfMany)
+                  : std::clamp(value / 8, kLowWaterBytesMin, kLowWaterBytesMax);
+  }
   stream_->set_receive_low_water(std::clamp<std::size_t>(owed, 1, step));
 }
 
@@ -279,7 +303,7 @@ void Connection::settled(Work work, Status status, Reason why) {
   }
   if (streaming_ && status == Status::kOk && (verb == Verb::kGet || verb == Verb::kSet) &&
       server_.gate().completed(direction_, work.command->size, now_)) {
-    server_.wake_workers();
+    server_.wake_for_streams();
   }
   if (status == Status::kUnavailable) server_.suspect();  // CLUSTERDOWN, READONLY, ...
   server_.settle(work, status, why);

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -39,6 +40,7 @@ class Connection final : private ReplySink {
     std::function<void(const net::Endpoint&, std::uint64_t token, std::uint64_t dial)> resolve;
     std::function<void(std::uint64_t token, std::uint64_t dial)> ask_credentials;
     const CredentialSource* credentials = nullptr;  // null: those of the configuration
+    std::size_t worker = 0;                         // its number
   };
 
   // `first`: of its node; it probes while the others wait for the breaker to close.
@@ -112,12 +114,17 @@ class Connection final : private ReplySink {
   void pump_small(Nanos now);
   void authenticate_again(Nanos now);
   void pump_data(Nanos now);
+  // Takes a place in the gate if there is one and work for it; otherwise it rests.
+  void start_stream(Nanos now);
+  // It was perhaps woken for work that it cannot take now: wakes somebody else.
+  void pass_on();
   bool take(Lane lane, Nanos now);
   void take_head_early(Nanos now);
   // Whether the command may still be sent; settles it if not.
   bool accept(Work work, Nanos now);
   [[nodiscard]] std::size_t window(Direction direction) const noexcept;
   void leave_stream(Nanos now);
+  [[nodiscard]] Nanos look_at_unsent(Nanos now) noexcept;
   [[nodiscard]] bool still_sends() noexcept;
   void put(Work work);
   void put_asking(Work work);
@@ -162,11 +169,11 @@ class Connection final : private ReplySink {
   Direction direction_ = Direction::kRead;
   std::size_t stream_bytes_ = 0;  // payload of the commands in flight
   Work held_;  // a SET whose head is sent and whose payload waits for the reply before it
-  Nanos drain_deadline_ = kNever;  // for the replies of commands that were withdrawn
-  std::size_t unsent_bytes_ = 0;   // when the stall timer last looked
-  bool more_ = false;              // on_replies() was cut short
-  bool probing_ = false;           // a PING is on its way
-  bool answered_early_ = false;    // a SET was answered before its payload was sent
+  Nanos drain_deadline_ = kNever;            // for the replies of commands that were withdrawn
+  std::optional<std::size_t> unsent_bytes_;  // when the stall timer last looked, if it has
+  bool more_ = false;                        // on_replies() was cut short
+  bool probing_ = false;                     // a PING is on its way
+  bool answered_early_ = false;              // a SET was answered before its payload was sent
   int reads_in_a_row_ = 0;
 };
 

@@ -22,10 +22,10 @@ constexpr std::size_t kCodedBytesMax = 8 * kMiB;  // unsent, of a connection
 void Connection::pump(Nanos now) {
   if (state_ != State::kUp) return;
   now_ = now;
-  if (probing_) return;  // no work for a connection that may be dead
+  if (probing_) return pass_on();  // no work for a connection that may be dead
   if (environment_.credentials != nullptr) authenticate_again(now);
   if (role_ == Role::kSmall || !server_.small_lane_up()) pump_small(now);
-  if (role_ == Role::kData) pump_data(now);
+  if (role_ == Role::kData && state_ == State::kUp) pump_data(now);
   if (!outbox_.empty() && !watching_writable_) flush(now);
   if (state_ == State::kUp) move_over(now);
 }
@@ -33,35 +33,29 @@ void Connection::pump(Nanos now) {
 void Connection::pump_small(Nanos now) {
   // Nor between the head of a SET and its value, where it would be taken for a part of it.
   if (role_ == Role::kData && (held_ || replies_.overdue() > 0)) return;
-  while (take(Lane::kSmall, now)) {
+  for (;;) {
+    while (take(Lane::kSmall, now)) {
+    }
+    if (outbox_.room_for_command() || watching_writable_) return;
+    // What found no room goes behind what has left now, instead of behind its answer.
+    flush(now);
+    if (state_ != State::kUp || !outbox_.empty()) return;
   }
 }
 
 void Connection::pump_data(Nanos now) {
   if (streaming_ && stream_bytes_ == 0 && replies_.in_flight() == replies_.overdue() &&
       outbox_.empty()) {
-    leave_stream(now);
+    streaming_ = false;  // perhaps for a moment, so nobody is told
+    server_.gate().leave(direction_, now);
   }
-  if (replies_.overdue() > 0) return;  // others are sooner
-  if (!streaming_) {
-    // Reads go first, because an engine waits for them; writes get their turn all the same.
-    const bool write_first = reads_in_a_row_ >= kReadsBeforeWrite;
-    for (const bool write : {write_first, !write_first}) {
-      const Lane lane = write ? Lane::kWrite : Lane::kRead;
-      const Direction direction = write ? Direction::kWrite : Direction::kRead;
-      if (!server_.queue().has_work(lane) || !server_.gate().try_enter(direction, now)) continue;
-      streaming_ = true;
-      direction_ = direction;
-      stream_bytes_ = 0;
-      reads_in_a_row_ = write ? 0 : reads_in_a_row_ + 1;
-      break;
-    }
-  }
+  if (replies_.overdue() > 0) return pass_on();  // others are sooner
+  if (!streaming_) start_stream(now);
   if (!streaming_) return;
   const Lane lane = direction_ == Direction::kWrite ? Lane::kWrite : Lane::kRead;
   const std::size_t limit = window(direction_);
   if (held_ && replies_.in_flight() == 1) encode_set_body(std::exchange(held_, {}), outbox_);
-  const bool yields = server_.gate().crowded(direction_);
+  const bool yields = server_.gate().crowded(direction_, now);
   while (!held_ && !yields) {
     if (stream_bytes_ - replies_.landed() >= limit && stream_bytes_ > 0) break;
     if (!take(lane, now)) break;
@@ -77,7 +71,34 @@ void Connection::pump_data(Nanos now) {
     if (state_ != State::kUp) return;
     take_head_early(now);
   }
-  if (replies_.in_flight() == 0 && outbox_.empty()) leave_stream(now);
+  if (replies_.in_flight() > 0 || !outbox_.empty()) return;
+  if (!moving_) server_.gate().rest(this, environment_.worker);
+  leave_stream(now);
+}
+
+void Connection::start_stream(Nanos now) {
+  if (moving_) return pass_on();
+  server_.gate().rest(this, environment_.worker);
+  // Reads go first, because an engine waits for them; writes get their turn all the same.
+  const bool write_first = reads_in_a_row_ >= kReadsBeforeWrite;
+  for (const bool write : {write_first, !write_first}) {
+    const Lane lane = write ? Lane::kWrite : Lane::kRead;
+    const Direction direction = write ? Direction::kWrite : Direction::kRead;
+    if (!server_.queue().has_work(lane) || !server_.gate().try_enter(direction, now)) continue;
+    server_.gate().stir(this);
+    streaming_ = true;
+    stream_bytes_ = 0;
+    reads_in_a_row_ = write ? 0 : reads_in_a_row_ + 1;
+    // Where it comes from the other direction, it has left a place there.
+    if (std::exchange(direction_, direction) != direction) server_.wake_for_streams();
+    return;
+  }
+}
+
+void Connection::pass_on() {
+  if (role_ != Role::kData) return;
+  server_.gate().stir(this);
+  server_.wake_for_streams();
 }
 
 // A server that has read the head of a large SET before its payload arrives receives the payload
@@ -101,7 +122,11 @@ bool Connection::take(Lane lane, Nanos now) {
   if (!work) return false;
   if (!accept(work, now)) return true;
   put(work);
-  if (lane != Lane::kSmall) stream_bytes_ += work.command->size;
+  if (lane == Lane::kSmall) {
+    server_.gate().note_small(now);
+  } else {
+    stream_bytes_ += work.command->size;
+  }
   return true;
 }
 
@@ -161,11 +186,16 @@ std::size_t Connection::window(Direction direction) const noexcept {
 void Connection::leave_stream(Nanos now) {
   if (!std::exchange(streaming_, false)) return;
   server_.gate().leave(direction_, now);
+  server_.wake_for_streams();
 }
 
 void Connection::flush(Nanos now) {
   while (!outbox_.empty()) {
-    const net::IoResult io = stream_->send(outbox_.pieces());
+    const auto pieces = outbox_.pieces();
+    std::size_t planned = 0;
+    for (const iovec& piece : pieces) planned += piece.iov_len;
+    const net::IoResult io = stream_->send(pieces);
+    server_.stats().sends.fetch_add(1, std::memory_order_relaxed);
     if (io.state == net::IoState::kWouldBlock) return watch(true, true);
     if (io.state != net::IoState::kOk) {
       Error why = failure(io, state_ == State::kUp ? Errc::kDisconnect : Errc::kConnect);
@@ -174,10 +204,11 @@ void Connection::flush(Nanos now) {
       return dial_failed(std::move(why), now);
     }
     last_progress_ = now;
+    unsent_bytes_.reset();
     server_.stats().bytes_sent.fetch_add(io.bytes, std::memory_order_relaxed);
     outbox_.sent(io.bytes);
+    if (io.bytes < planned) return watch(true, true);  // no room is left for more
   }
-  if (streaming_ && direction_ == Direction::kWrite) unsent_bytes_ = stream_->unsent_bytes();
   watch(true, false);
 }
 

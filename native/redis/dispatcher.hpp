@@ -29,7 +29,10 @@ class Dispatcher {
   virtual void finished(Batch& batch) = 0;
   // A framed value cannot be trusted: see the command's fault.
   virtual void corrupt(Batch& batch, const Command& command) = 0;
+  // There may be something to do for every connection.
   virtual void wake_workers() = 0;
+  // There may be for those of this worker to this node.
+  virtual void wake(std::size_t worker, const AskedNode& server) = 0;
   // Sends a command to the node that it belongs to now, which may not be the one that had it.
   virtual void route(Work work) = 0;
   // `from` answered MOVED, ASK or TRYAGAIN.

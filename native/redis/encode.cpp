@@ -11,7 +11,7 @@ namespace kvferry::redis {
 namespace {
 
 void stamp_stripes(Batch& batch, Command& command) {
-  const std::lock_guard lock(batch.stamp_mutex());
+  const std::lock_guard lock(batch.stamp_mutex(command));
   if (command.stamped) return;
   const auto stripes = batch.stripes(command);
   std::vector<std::uint64_t> checksums(stripes.size());

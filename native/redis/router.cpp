@@ -26,13 +26,16 @@ Router::Router(const Config& config, LogSink& log, Dispatcher& dispatcher)
 
 Outcome Router::submit(const std::shared_ptr<Batch>& batch) {
   const Error full{Errc::kCapacity, "too many commands are waiting; try again later"};
+  const Lane lane = lane_of(batch->options().verb);
   const auto view = this->view();
   const bool one_node =
       view == nullptr || (view->slots.empty() && view->shards[0].replicas.empty());
   if (one_node) {
     Server& server = view == nullptr ? unmapped_ : *view->shards[0].primary;
+    const std::size_t count = batch->sendable();
     if (!server.queue().push(batch)) return full;
     check_after_push(server);
+    server.wake_for(lane, count);
     return Done{};
   }
   if (waiting() + batch->sendable() > config_.queued_commands_max) return full;
@@ -56,7 +59,10 @@ Outcome Router::submit(const std::shared_ptr<Batch>& batch) {
       server->queue().put_back({batch.get(), &batch->commands()[index]});
     }
   }
-  for (const auto& tile : tiles) check_after_push(*tile.first);
+  for (const auto& [server, indices] : tiles) {
+    check_after_push(*server);
+    server->wake_for(lane, indices.size());
+  }
   for (const std::uint32_t index : unserved) {
     unmapped_.settle({batch.get(), &batch->commands()[index]}, Status::kUnavailable,
                      "no node of the cluster serves the key's slot");
@@ -84,9 +90,10 @@ void Router::route(Work work) {
 }
 
 void Router::enqueue(Server& server, Work work) {
+  const Lane lane = lane_of(work.batch->options().verb);
   server.queue().put_back(work);
   check_after_push(server);
-  dispatcher_.wake_workers();
+  server.wake_for(lane, 1);
 }
 
 Server* Router::target(const View& view, const Batch& batch, const Command& command) noexcept {
@@ -134,8 +141,10 @@ void Router::redirected(AskedNode& from, Work work, std::string_view answer, Nan
   const auto redirect = parse_redirect(answer, from.endpoint().host);
   if (!redirect) return from.settle(work, Status::kServerError, "a redirect that makes no sense");
   if (redirect->endpoint.host.empty()) return park(work, later);
+  const std::uint64_t before = generation();
   const auto to = node_at(redirect->endpoint, NodeRole::kPrimary, true);
   if (to == nullptr) return park(work, later);
+  if (generation() != before) dispatcher_.wake_workers();  // nobody has connections to it yet
   command.primary_only = true;
   if (redirect->kind == RedirectKind::kAsk) {
     command.asking = true;
@@ -206,12 +215,6 @@ std::size_t Router::waiting() const {
 bool Router::available() const {
   if (view() == nullptr) return unmapped_.available();
   return std::ranges::any_of(nodes(), [](const Node& node) { return node.server->available(); });
-}
-
-bool Router::small_lanes_up() const {
-  const std::lock_guard lock(mutex_);
-  return std::ranges::all_of(
-      nodes_, [](const auto& entry) { return entry.second.server->small_lane_up(); });
 }
 
 std::string Router::down_reason() const {

@@ -67,8 +67,6 @@ class Router {
   // Whether any node may answer, and why not.
   [[nodiscard]] bool available() const;
   [[nodiscard]] std::string down_reason() const;
-  // Whether each node has a connection for small commands alone.
-  [[nodiscard]] bool small_lanes_up() const;
   // Of nodes that are gone.
   [[nodiscard]] const Stats& former() const noexcept { return former_; }
 

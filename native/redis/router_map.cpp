@@ -130,6 +130,8 @@ void Router::keep_counters(Server& server) {
   add(former_.bytes_received, stats.bytes_received);
   add(former_.content_received, stats.content_received);
   add(former_.bytes_sent, stats.bytes_sent);
+  add(former_.receives, stats.receives);
+  add(former_.sends, stats.sends);
   add(former_.commands_settled, stats.commands_settled);
   add(former_.commands_retried, stats.commands_retried);
   add(former_.connections_opened, stats.connections_opened);

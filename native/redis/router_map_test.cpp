@@ -109,6 +109,8 @@ TEST(RouterMap, CountersOfNodesThatAreGoneAreKept) {
   stats.connections_lost = 6;
   stats.dials_failed = 7;
   stats.values_corrupt = 8;
+  stats.receives = 10;
+  stats.sends = 11;
   const Stats& former = driver.router().former();
   with(driver, kOne);
   EXPECT_EQ(former.bytes_sent.load(), 0u) << "it is still there";
@@ -122,6 +124,8 @@ TEST(RouterMap, CountersOfNodesThatAreGoneAreKept) {
   EXPECT_EQ(former.connections_lost.load(), 6u);
   EXPECT_EQ(former.dials_failed.load(), 7u);
   EXPECT_EQ(former.values_corrupt.load(), 8u);
+  EXPECT_EQ(former.receives.load(), 10u);
+  EXPECT_EQ(former.sends.load(), 11u);
   with(driver, kOne, 3 * kLongAfter);
   EXPECT_EQ(former.bytes_received.load(), 1u) << "counted once";
 }

@@ -175,18 +175,6 @@ TEST(Router, FailingForGoodReachesEveryNode) {
   EXPECT_FALSE(driver.router().available());
 }
 
-TEST(Router, SmallLanesAreUpWhenEveryNodeHasOne) {
-  RouterDriver driver;
-  driver.apply({"0-8191 one:1", "8192-16383 two:1"});
-  EXPECT_FALSE(driver.router().small_lanes_up());
-  driver.node("one:1")->on_up(false, {});
-  EXPECT_FALSE(driver.router().small_lanes_up());
-  driver.node("two:1")->on_up(false, {});
-  EXPECT_TRUE(driver.router().small_lanes_up());
-  driver.node("one:1")->on_lost(false, false, "gone", 0);
-  EXPECT_FALSE(driver.router().small_lanes_up());
-}
-
 // --- Replicas ---
 
 TEST(RouterReplicas, AreNoNodesUnlessReadsMayGoThere) {

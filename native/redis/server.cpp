@@ -17,6 +17,24 @@ Server::Server(const Config& config, net::Endpoint endpoint, NodeRole role, LogS
       queue_(config.queued_commands_max),
       gate_(config.connections) {}
 
+void Server::wake_for(Lane lane, std::size_t commands) {
+  if (lane == Lane::kSmall) {
+    if (!small_lane_up()) return wake_workers();
+    return dispatcher_.wake(config_.workers, *this);  // it owns those lanes
+  }
+  const Direction direction = lane == Lane::kWrite ? Direction::kWrite : Direction::kRead;
+  const auto wake = [this](std::size_t worker) { dispatcher_.wake(worker, *this); };
+  if (!gate_.claim(direction, commands, kNever, wake)) wake(0);
+}
+
+void Server::wake_for_streams(Nanos now) {
+  const auto wake = [this](std::size_t worker) { dispatcher_.wake(worker, *this); };
+  for (const Lane lane : {Lane::kRead, Lane::kWrite}) {
+    const Direction direction = lane == Lane::kWrite ? Direction::kWrite : Direction::kRead;
+    if (queue_.has_work(lane)) gate_.claim(direction, waiting(), now, wake);
+  }
+}
+
 void Server::settle(Work work, Status status, Reason why) {
   const bool no_answer = status == Status::kMiss || status == Status::kUnavailable;
   if (role_ == NodeRole::kReplica && no_answer && !work.command->primary_only) {
@@ -73,6 +91,7 @@ void Server::sweep(Nanos now) {
   for (const Work& work : queue_.remove(now, false)) {
     settle(work, work.batch->cancelled() ? Status::kCancelled : Status::kTimeout, {});
   }
+  wake_for_streams(now);  // the stream that has the only place may be a slow one
 }
 
 void Server::refuse_all(Status status, Reason why) {
@@ -163,6 +182,7 @@ void Server::note_round_trip(Nanos duration) noexcept {
   if (trips_.shortest() == round_trip_.load(std::memory_order_relaxed)) return;
   round_trip_.store(trips_.shortest(), std::memory_order_relaxed);
   gate_.set_far(trips_.shortest() >= kFarAway);
+  wake_for_streams();
 }
 
 void Server::note_zone(std::string_view zone) noexcept {

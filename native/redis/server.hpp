@@ -28,6 +28,8 @@ struct Stats {
   std::atomic<std::uint64_t> bytes_received{0};
   std::atomic<std::uint64_t> content_received{0};  // the same, encoded values as what they become
   std::atomic<std::uint64_t> bytes_sent{0};
+  std::atomic<std::uint64_t> receives{0};  // calls, those that moved nothing as well
+  std::atomic<std::uint64_t> sends{0};
   std::atomic<std::uint64_t> commands_settled{0};
   std::atomic<std::uint64_t> commands_retried{0};
   std::atomic<std::uint64_t> connections_opened{0};
@@ -63,6 +65,11 @@ class Server final : public AskedNode {
   [[nodiscard]] StreamGate& gate() noexcept { return gate_; }
   [[nodiscard]] Stats& stats() noexcept { return stats_; }
   void wake_workers() const { dispatcher_.wake_workers(); }
+  // So many commands of that kind were queued: wakes those who can take them, and somebody at all,
+  // because what waits may expire.
+  void wake_for(Lane lane, std::size_t commands);
+  // A stream more may be open: wakes somebody if there is work for one. `now` as of the gate.
+  void wake_for_streams(Nanos now = kNever);
   void log(LogLevel level, std::string text) { log_.push(level, std::move(text)); }
 
   void settle(Work work, Status status, Reason why) override;

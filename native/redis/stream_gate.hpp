@@ -1,12 +1,19 @@
 #pragma once
-// StreamGate: how many connections may carry large values at once, in each direction.
+// StreamGate: how many connections may carry large values at once, in each direction, and which
+// connections rest: they could begin to, and their workers sleep.
+//
+// Nobody who is needed sleeps on: a connection rests before it looks for work the last time, and
+// work is queued before claim() looks for those who rest.
 //
 // Threads: any.
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <mutex>
+#include <utility>
+#include <vector>
 
 #include "base/check.hpp"
 #include "base/clock.hpp"
@@ -23,11 +30,16 @@ class StreamGate {
   static constexpr std::size_t kWriteStreams = 4;
   // On one machine more would gain little, and whoever asks a small thing waits for all of them.
   static constexpr std::size_t kStreamsNearMax = 4;
+  // So long after a small command one near stream writes alone: a server reads from all of them
+  // before it answers the next.
+  static constexpr Nanos kSmallBeside = 100 * kMilli;
 
   explicit StreamGate(std::size_t connections)
       : connections_(connections),
         sides_{Side(std::min(connections, kStreamsNearMax), kReadStreams),
-               Side(std::min(connections, kStreamsNearMax), kWriteStreams)} {}
+               Side(std::min(connections, kStreamsNearMax), kWriteStreams)} {
+    resting_.reserve(connections);  // resting takes no memory
+  }
 
   // A server that is far: flows may be capped, so every connection may stream. What looked far
   // because the machine was busy may turn out to be near.
@@ -40,11 +52,14 @@ class StreamGate {
     sides_[1].flow.allow(most, far ? kStreamsNearMax : kWriteStreams);
   }
 
+  // A small command goes to the server.
+  void note_small(Nanos now) noexcept { small_at_.store(now, std::memory_order_relaxed); }
+
   // True: the connection may start a stream and must leave() when it has nothing in flight.
   [[nodiscard]] bool try_enter(Direction direction, Nanos now) {
     const std::lock_guard lock(mutex_);
     Side& side = at(direction);
-    if (side.active >= side.flow.limit()) return false;
+    if (side.active >= permitted(direction, now)) return false;
     ++side.active;
     side.flow.on_active(side.active, now);
     return true;
@@ -59,19 +74,51 @@ class StreamGate {
   }
 
   // Whether more streams are open than the limit now permits: one of them should end.
-  [[nodiscard]] bool crowded(Direction direction) {
+  [[nodiscard]] bool crowded(Direction direction, Nanos now) {
     const std::lock_guard lock(mutex_);
-    const Side& side = at(direction);
-    return side.active > side.flow.limit();
+    return at(direction).active > permitted(direction, now);
   }
 
-  // `bytes` of payload completed. True: the limit rose, so idle connections may find a place.
+  // `bytes` of payload completed. True: the limit rose, so resting connections may find a place.
   [[nodiscard]] bool completed(Direction direction, std::size_t bytes, Nanos now) {
     const std::lock_guard lock(mutex_);
     Side& side = at(direction);
-    const std::size_t before = side.flow.limit();
     side.flow.on_bytes(bytes, now);
-    return side.flow.limit() > before;
+    const std::size_t before = std::exchange(side.permitted, permitted(direction, now));
+    return side.permitted > before;
+  }
+
+  // `who` could start a stream when its worker, of that number, is woken. Ends with stir() or when
+  // the worker is claimed.
+  void rest(const void* who, std::size_t worker) {
+    const std::lock_guard lock(mutex_);
+    if (std::ranges::find(resting_, who, &Resting::who) == resting_.end()) {
+      check(resting_.size() < connections_, "no more connections rest than there are");
+      resting_.push_back({who, worker});
+    }
+  }
+  void stir(const void* who) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(resting_, [who](const Resting& each) { return each.who == who; });
+  }
+  // Names the workers to wake for so many commands: as many as can start streams, those first that
+  // rest longest. False: there is none. `now` kNever: whether small commands are recent is left to
+  // those who are woken.
+  template <typename Wake>
+  bool claim(Direction direction, std::size_t commands, Nanos now, Wake wake) {
+    for (bool any = false;; any = true) {
+      std::size_t worker = 0;
+      {
+        const std::lock_guard lock(mutex_);
+        const std::size_t active = at(direction).active;
+        const std::size_t limit = permitted(direction, now);
+        if (commands == 0 || active >= limit || resting_.empty()) return any;
+        commands = std::min(commands, limit - active) - 1;
+        worker = resting_.front().worker;
+        std::erase_if(resting_, [&](const Resting& each) { return each.worker == worker; });
+      }
+      wake(worker);
+    }
   }
 
   [[nodiscard]] std::size_t limit(Direction direction) {
@@ -84,13 +131,26 @@ class StreamGate {
     Side(std::size_t streams_max, std::size_t start) : flow(streams_max, start) {}
     Flow flow;
     std::size_t active = 0;
+    std::size_t permitted = SIZE_MAX;  // when a value last completed
+  };
+  [[nodiscard]] std::size_t permitted(Direction direction, Nanos now) {
+    const std::size_t limit = at(direction).flow.limit();
+    if (far_ || direction == Direction::kRead) return limit;
+    const Nanos small_at = small_at_.load(std::memory_order_relaxed);
+    return small_at != kNever && now - small_at < kSmallBeside ? 1 : limit;
+  }
+  struct Resting {
+    const void* who;
+    std::size_t worker;
   };
   Side& at(Direction direction) { return sides_[static_cast<std::size_t>(direction)]; }
 
   const std::size_t connections_;
-  std::mutex mutex_;  // guards what follows
+  std::atomic<Nanos> small_at_{kNever};  // when the last small command went; pairs with nothing
+  std::mutex mutex_;                     // guards what follows
   bool far_ = false;
   std::array<Side, 2> sides_;
+  std::vector<Resting> resting_;  // the longest first
 };
 
 }  // namespace kvferry::redis

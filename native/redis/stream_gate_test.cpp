@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
+
 namespace kvferry::redis {
 namespace {
 
@@ -35,10 +37,75 @@ TEST(StreamGate, StreamsAboveANewLimitEndOneByOne) {
   gate.set_far(true);
   EXPECT_EQ(enter_all(gate, 8), 4u);
   gate.set_far(false);
-  EXPECT_TRUE(gate.crowded(Direction::kRead));
+  EXPECT_TRUE(gate.crowded(Direction::kRead, 2));
   gate.leave(Direction::kRead, 2);
   gate.leave(Direction::kRead, 2);
-  EXPECT_FALSE(gate.crowded(Direction::kRead));
+  EXPECT_FALSE(gate.crowded(Direction::kRead, 2));
+}
+
+TEST(StreamGate, OneStreamWritesWhileSmallCommandsComeAndTheServerIsNear) {
+  StreamGate gate(8);
+  ASSERT_TRUE(gate.try_enter(Direction::kWrite, 1));
+  ASSERT_TRUE(gate.try_enter(Direction::kWrite, 1));
+  gate.note_small(2);
+  EXPECT_TRUE(gate.crowded(Direction::kWrite, 3));
+  gate.leave(Direction::kWrite, 3);
+  EXPECT_FALSE(gate.crowded(Direction::kWrite, 3));
+  EXPECT_FALSE(gate.try_enter(Direction::kWrite, 3));
+  EXPECT_EQ(enter_all(gate, 8), 2u) << "reads stay as they are";
+  EXPECT_FALSE(gate.completed(Direction::kWrite, 1, 4));
+  const Nanos later = 2 + StreamGate::kSmallBeside;
+  EXPECT_TRUE(gate.completed(Direction::kWrite, 1, later)) << "the others may come again";
+  EXPECT_TRUE(gate.try_enter(Direction::kWrite, later));
+  gate.set_far(true);
+  gate.note_small(later);
+  EXPECT_TRUE(gate.try_enter(Direction::kWrite, later)) << "a far flow may be capped";
+}
+
+// --- Who is woken ---
+
+// The workers that are woken for so many commands: "0 2".
+std::string claimed(StreamGate& gate, std::size_t commands, Direction direction = Direction::kRead,
+                    Nanos now = kNever) {
+  std::string text;
+  gate.claim(direction, commands, now, [&](std::size_t worker) {
+    text += (text.empty() ? "" : " ") + std::to_string(worker);
+  });
+  return text;
+}
+
+TEST(StreamGate, AsManyWorkersAreWokenAsCanStartStreams) {
+  StreamGate gate(8);
+  const std::string who = "abcdefgh";
+  for (std::size_t i = 0; i < who.size(); ++i) gate.rest(&who[i], i % 4);
+  EXPECT_EQ(claimed(gate, 1), "0") << "one command needs one";
+  EXPECT_EQ(claimed(gate, 100), "1 2") << "the first has been woken already";
+  EXPECT_EQ(enter_all(gate, 8), 2u);
+  EXPECT_EQ(claimed(gate, 100), "") << "those who carry values take more of them";
+  gate.leave(Direction::kRead, 2);
+  EXPECT_EQ(claimed(gate, 100), "3");
+  EXPECT_EQ(claimed(gate, 100), "") << "nobody else rests";
+}
+
+TEST(StreamGate, AWriterIsWokenBesideOthersWhenSmallCommandsHaveEnded) {
+  StreamGate gate(2);
+  const int one = 0;
+  gate.rest(&one, 0);
+  ASSERT_TRUE(gate.try_enter(Direction::kWrite, 1));
+  gate.note_small(1);
+  EXPECT_EQ(claimed(gate, 1, Direction::kWrite, 2), "");
+  EXPECT_EQ(claimed(gate, 1, Direction::kWrite, 1 + StreamGate::kSmallBeside), "0");
+}
+
+TEST(StreamGate, AConnectionRestsOnceAndNotAnyMoreWhenItHasStirred) {
+  StreamGate gate(2);
+  const int one = 0;
+  const int two = 0;
+  gate.rest(&one, 0);
+  gate.rest(&one, 0);
+  gate.rest(&two, 1);
+  gate.stir(&one);
+  EXPECT_EQ(claimed(gate, 2), "1");
 }
 
 }  // namespace

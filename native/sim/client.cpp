@@ -63,11 +63,6 @@ bool SimClient::submit(std::shared_ptr<redis::Batch> batch, std::vector<Use> use
     ledger_.refused();
     return false;
   }
-  if (redis::lane_of(batch->options().verb) == redis::Lane::kSmall && router_.small_lanes_up()) {
-    workers_.back()->wake();
-  } else {
-    wake_workers();
-  }
   return true;
 }
 
@@ -111,6 +106,10 @@ void SimClient::corrupt(redis::Batch& batch, const redis::Command& command) {
 
 void SimClient::wake_workers() {
   for (auto& worker : workers_) worker->wake();
+}
+
+void SimClient::wake(std::size_t worker, const redis::AskedNode& server) {
+  workers_[worker]->wake(static_cast<const redis::Server&>(server));
 }
 
 void SimClient::redirected(redis::AskedNode& from, redis::Work work, std::string_view answer) {
@@ -280,9 +279,10 @@ void SimClient::check_closed() {
         // Closed connections have left, so as many as are permitted may enter.
         std::size_t entered = 0;
         const std::size_t limit = server->gate().limit(direction);
-        while (entered < limit && server->gate().try_enter(direction, journal.now())) ++entered;
+        const Nanos later = journal.now() + kSecond;  // no small command is recent any more
+        while (entered < limit && server->gate().try_enter(direction, later)) ++entered;
         if (entered < limit) journal.fail("a stream's place was not given back");
-        for (; entered > 0; --entered) server->gate().leave(direction, journal.now());
+        for (; entered > 0; --entered) server->gate().leave(direction, later);
       }
       const redis::Stats& stats = server->stats();
       if (stats.connections_opened.load() != stats.connections_lost.load()) {

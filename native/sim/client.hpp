@@ -49,6 +49,7 @@ class SimClient final : private redis::Dispatcher {
   void finished(redis::Batch& batch) override;
   void corrupt(redis::Batch& batch, const redis::Command& command) override;
   void wake_workers() override;
+  void wake(std::size_t worker, const redis::AskedNode& server) override;
   void route(redis::Work work) override { router_.route(work); }
   void redirected(redis::AskedNode& from, redis::Work work, std::string_view answer) override;
   void suspect() override;

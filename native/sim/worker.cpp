@@ -18,7 +18,8 @@ SimWorker::SimWorker(const Surroundings& shared, std::size_t index)
                    .transport = shared.network,
                    .resolve = {},
                    .ask_credentials = {},
-                   .credentials = shared.credentials} {
+                   .credentials = shared.credentials,
+                   .worker = index} {
   environment_.resolve = [this](const net::Endpoint& endpoint, std::uint64_t token,
                                 std::uint64_t dial) {
     shared_.look_up(*this, token, dial, endpoint.port);
@@ -26,7 +27,7 @@ SimWorker::SimWorker(const Surroundings& shared, std::size_t index)
   environment_.ask_credentials = [this](std::uint64_t token, std::uint64_t dial) {
     shared_.credentials->request([this, token, dial](const auto& credentials) {
       authorized_.push_back({token, dial, credentials});
-      wake();
+      wake_pending_ = true;
     });
     shared_.ask_provider();
   };
@@ -56,19 +57,12 @@ void SimWorker::step() {
 
 void SimWorker::run_phase() {
   switch (phase_) {
-    case Phase::kTick:
-      if (at_ == 0) next_ = kNever;
-      if (at_ < connections_.size()) {
-        next_ = std::min(next_, connections_[at_++].connection->tick(now()));
-        return;
-      }
-      return end_of_ticks();
     case Phase::kWait:
       return collect_ready();
     case Phase::kReady:
       if (at_ < ready_.size()) {
         const net::Ready& ready = ready_[at_++];
-        if (redis::Connection* connection = find(ready.token)) connection->on_ready(ready, now());
+        if (redis::Connection* connection = touch(ready.token)) connection->on_ready(ready, now());
         return;
       }
       phase_ = Phase::kMessages;
@@ -76,19 +70,37 @@ void SimWorker::run_phase() {
     case Phase::kMessages:
       if (std::exchange(wake_pending_, false)) take_messages();
       follow_router();
+      phase_ = Phase::kTick;
+      at_ = 0;
+      return;
+    case Phase::kTick:
+      while (at_ < connections_.size()) {
+        Owned& owned = connections_[at_++];
+        if (!all_touched_ && owned.due > now()) continue;
+        owned.touched = true;
+        owned.connection->tick(now());
+        return;
+      }
+      all_touched_ = false;
       phase_ = Phase::kPump;
       at_ = 0;
       return;
     case Phase::kPump:
-      if (at_ < connections_.size()) return connections_[at_++].connection->pump(now());
-      phase_ = Phase::kTick;
-      at_ = 0;
+      while (at_ < connections_.size()) {
+        Owned& owned = connections_[at_++];
+        if (!std::exchange(owned.touched, false)) continue;
+        owned.connection->pump(now());
+        owned.due = owned.connection->tick(now());
+        return;
+      }
+      return end_of_round();
   }
 }
 
-void SimWorker::end_of_ticks() {
-  const bool sweeps = index_ == 0 || index_ == shared_.config.workers;
-  if (sweeps && shared_.router.waiting() > 0) {
+void SimWorker::end_of_round() {
+  next_ = kNever;
+  for (const Owned& owned : connections_) next_ = std::min(next_, owned.due);
+  if (shared_.router.waiting() > 0) {
     if (now() >= sweep_at_) {
       shared_.router.sweep(now());
       sweep_at_ = now() + kSweepInterval;
@@ -117,18 +129,24 @@ void SimWorker::collect_ready() {
 }
 
 void SimWorker::take_messages() {
+  const auto told = std::exchange(told_, {});
+  for (Owned& owned : connections_) {
+    if (std::ranges::find(told, owned.server.get()) != told.end()) owned.touched = true;
+  }
+  if (std::exchange(told_all_, false)) all_touched_ = true;
   for (const Authorized& message : std::exchange(authorized_, {})) {
-    if (redis::Connection* connection = find(message.token)) {
+    if (redis::Connection* connection = touch(message.token)) {
       connection->on_credentials(message.dial, message.credentials, now());
     }
   }
   for (Resolved& message : std::exchange(resolved_, {})) {
-    if (redis::Connection* connection = find(message.token)) {
+    if (redis::Connection* connection = touch(message.token)) {
       connection->on_resolved(message.dial, std::move(message.addresses), now());
     }
   }
   if (!std::exchange(release_pending_, false)) return;
   if (shared_.context.plant == Plant::kForgetCancel) return;
+  all_touched_ = true;
   shared_.router.sweep(now());
   for (Owned& owned : connections_) owned.connection->release(now());
 }
@@ -136,6 +154,7 @@ void SimWorker::take_messages() {
 void SimWorker::follow_router() {
   const std::uint64_t generation = shared_.router.generation();
   if (std::exchange(generation_, generation) == generation) return;
+  all_touched_ = true;
   const std::vector<redis::Router::Node> nodes = shared_.router.nodes();
   for (Owned& owned : connections_) {
     if (owned.server->retired()) owned.connection->shut_down(now());
@@ -167,16 +186,18 @@ void SimWorker::add_node(const redis::Router::Node& node) {
 void SimWorker::on_resolved(std::uint64_t token, std::uint64_t dial,
                             Result<std::vector<net::Address>> addresses) {
   resolved_.push_back({token, dial, std::move(addresses)});
-  wake();
+  wake_pending_ = true;
 }
 
 void SimWorker::shut_down() {
   for (Owned& owned : connections_) owned.connection->shut_down(now());
 }
 
-redis::Connection* SimWorker::find(std::uint64_t token) noexcept {
+redis::Connection* SimWorker::touch(std::uint64_t token) noexcept {
   const auto found = std::ranges::find(connections_, token, &Owned::token);
-  return found == connections_.end() ? nullptr : found->connection.get();
+  if (found == connections_.end()) return nullptr;
+  found->touched = true;
+  return found->connection.get();
 }
 
 Outcome SimWorker::watch(int fd, std::uint64_t token, bool readable, bool writable) noexcept {

@@ -34,7 +34,11 @@ class SimWorker final : public net::Watcher {
   // When it wakes up by itself.
   [[nodiscard]] Nanos next() const noexcept { return phase_ == Phase::kWait ? next_ : 0; }
 
-  void wake() noexcept { wake_pending_ = true; }
+  void wake() noexcept { told_all_ = wake_pending_ = true; }
+  void wake(const redis::Server& server) {
+    told_.push_back(&server);
+    wake_pending_ = true;
+  }
   void release_withdrawn() noexcept { release_pending_ = wake_pending_ = true; }
   void on_resolved(std::uint64_t token, std::uint64_t dial,
                    Result<std::vector<net::Address>> addresses);
@@ -51,7 +55,7 @@ class SimWorker final : public net::Watcher {
   void forget(int fd) noexcept override;
 
  private:
-  enum class Phase : std::uint8_t { kTick, kWait, kReady, kMessages, kPump };
+  enum class Phase : std::uint8_t { kWait, kReady, kMessages, kTick, kPump };
   struct Resolved {
     std::uint64_t token;
     std::uint64_t dial;
@@ -66,27 +70,33 @@ class SimWorker final : public net::Watcher {
     std::uint64_t token;
     std::shared_ptr<redis::Server> server;
     std::unique_ptr<redis::Connection> connection;
+    Nanos due = 0;
+    bool touched = false;
   };
 
   void run_phase();
-  void end_of_ticks();
+  void end_of_round();
   void collect_ready();
   void take_messages();
   void follow_router();
   void add_node(const redis::Router::Node& node);
-  [[nodiscard]] redis::Connection* find(std::uint64_t token) noexcept;
+  // Null: it is gone. What is found is looked at in this round.
+  [[nodiscard]] redis::Connection* touch(std::uint64_t token) noexcept;
   [[nodiscard]] Nanos now() const noexcept { return shared_.context.journal.now(); }
 
   const Surroundings shared_;
   const std::size_t index_;
   redis::Connection::Environment environment_;
-  Phase phase_ = Phase::kTick;
+  Phase phase_ = Phase::kMessages;
   std::size_t at_ = 0;  // within the phase
   Nanos next_ = kNever;
   Nanos sweep_at_ = 0;
   int idle_rounds_ = 0;  // in a row, without a wait between them
   bool wake_pending_ = false;
   bool release_pending_ = false;
+  bool told_all_ = false;
+  std::vector<const redis::Server*> told_;
+  bool all_touched_ = true;
   std::vector<net::Ready> ready_;
   std::vector<Resolved> resolved_;
   std::vector<Authorized> authorized_;

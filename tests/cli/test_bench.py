@@ -299,3 +299,19 @@ def test_strict_bars_say_no_when_one_falls_short(monkeypatch: pytest.MonkeyPatch
     command = ["--quick", "--only", "pure_client"]
     assert measure(command) == 0
     assert measure([*command, "--strict"]) == 1
+
+
+@pytest.mark.skipif(not NATIVE, reason="the native extension is not built")
+def test_calls_of_the_native_client_are_told_per_value(
+    valkey: TestServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "rows.json"
+    where = ["--host", valkey.host, "--port", str(valkey.port), "--json", str(file)]
+    assert main(["bench", "client", *where, *SMALL, "--no-floor", "--read", "--calls"]) == 0
+    assert re.search(
+        r"Calls a value, GET: [\d.]+ wake-ups, [\d.]+ receives", capsys.readouterr().out
+    )
+    row = json.loads(file.read_text())[0]
+    assert row["receives"] >= 1, "a value takes a call at least"
+    assert row["sends"] > 0
+    assert row["wake_ups"] > 0

@@ -322,3 +322,20 @@ def test_waiting_is_worth_it_while_it_beats_computing() -> None:
     budget = Budget(1_000, 0, prefill(0.0, 1e-3, 0.0), began=0.0, deadline=9.0)
     assert budget.gain_s(100, 1_000, remaining_s=0.8) == pytest.approx(0.1)
     assert budget.gain_s(100, 1_000, remaining_s=0.95) == pytest.approx(-0.05)
+
+
+def test_a_flow_that_ends_well_before_computing_is_waited_for_although_little_is_whole() -> None:
+    """A store at 1.7 of break-even, 50 ms away: 4 of 28 parts have come, and at most 2 are whole.
+
+    It was left here, at 1.12 of computing, where going on takes 0.7 of it.
+    """
+    model = prefill(0.0, 1e-3, 0.0)
+    budget = Budget(1_000, 0, model, began=5.0, deadline=99.0, allowance_s=1.0)
+    assert budget.until(71) < 5.166, "no time is left by what is whole"
+    assert budget.in_sight(143, 0.69, 5.166)
+    assert not budget.in_sight(143, 0.85, 5.166), "for too little"
+    assert not budget.in_sight(0, 0.69, 5.166), "too much would be lost if it came to nothing"
+    poor = Budget(1_000, 0, model, began=5.0, deadline=99.0, allowance_s=0.0)
+    assert not poor.in_sight(143, 0.69, 5.166), "others have waited in vain"
+    hurried = Budget(1_000, 0, model, began=5.0, deadline=5.1, allowance_s=1.0)
+    assert not hurried.in_sight(143, 0.69, 5.166)

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from kvferry.cache.patience import SHARE
 from kvferry.cache.prefill import PrefillModel
 
-__all__ = ["IN_SIGHT", "Budget", "Decision", "LoadModel", "Offer", "decide"]
+__all__ = ["Budget", "Decision", "LoadModel", "Offer", "decide"]
 
 # Of a sample of ordinary size. The larger the sample, the more it counts.
 _WEIGHT = 0.3
@@ -49,8 +49,10 @@ _FIRST_SHARE = 0.5
 # A load that is expected to take a larger share of the time of computing gets no such time: how
 # long it takes is not known well enough.
 _WORTH = 0.95
-# What will be done in this share of the time of computing is surely worth it.
-IN_SIGHT = 0.6
+# What will be done in this share of the time of computing, by what flows, is worth going on with...
+_IN_SIGHT = 0.8
+# ... as long as leaving it then would cost no more than this share.
+_SIGHT_SHARE = 0.15
 
 
 class LoadModel:
@@ -252,6 +254,21 @@ class Budget:
         if patient_s <= self.queued_s + most_s and end_s <= _WORTH * all_s:
             allowed_s = max(allowed_s, patient_s)
         return min(self.deadline, self.began + allowed_s)
+
+    def in_sight(self, tokens: int, end_s: float, now: float) -> bool:
+        """Whether to wait beyond `until` because the end is near.
+
+        Args:
+            tokens: Of the prefix, as many as have come, pieces of chunks included: they come side
+                by side, and most of them would be whole in a moment.
+            end_s: When the request would be done with all of them, counted from its beginning.
+        """
+        all_s = self.recompute_s
+        most_s = _SIGHT_SHARE * all_s
+        if self.allowance_s is not None:
+            most_s = min(most_s, self.allowance_s)
+        allowed_s = all_s + most_s - self.rest_s(tokens)
+        return end_s < _IN_SIGHT * all_s and now < min(self.deadline, self.began + allowed_s)
 
     def question(
         self, tokens: int, goal: int, wins: float, question_s: float, load_s: float, first_s: float

@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from kvferry.cache.answers import reason_of
-from kvferry.cache.cost import IN_SIGHT, Budget
+from kvferry.cache.cost import Budget
 from kvferry.cache.flow import Flow
 from kvferry.cache.memory import HERE, STATES, Memory, PagesGone, Reserved
 from kvferry.cache.parts import Loaded, Part, Wanted, cut_up
@@ -303,14 +303,11 @@ class Load:
             left_s -= max(0.0, budget.began + budget.queued_s - now)
             gain_s = budget.gain_s(position(held), position(goal), left_s)
             return gain_s > -_DOUBT * budget.recompute_s
-        # Chunks come side by side, so what has come of them is not in `held` yet. It counts where
-        # the end is in sight: if it does not come, part of it is lost.
         if left_s is None:
             return False
         end_s = now - budget.began + left_s + budget.rest_s(position(goal))
         begun = self._start + (goal - self._start) * flow.share()
-        in_sight = end_s < IN_SIGHT * budget.recompute_s
-        return in_sight and now < budget.until(position(int(max(held, begun))))
+        return budget.in_sight(position(int(max(held, begun))), end_s, now)
 
     def _unbroken(self, held: int) -> int:
         """How many of the first `held` chunks are here, with those that others bring."""

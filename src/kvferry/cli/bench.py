@@ -68,6 +68,7 @@ for command in (codec, engines, memtier_benchmark, redis_benchmark):
 @click.option("--sweep", type=click.Choice(["size", "workers"]), help="Over sizes or connections.")
 @click.option("--repeat", type=int, default=5, show_default=True, help="Rounds; medians are shown.")
 @click.option("--floor/--no-floor", default=True, show_default=True, help="Compare with sockets.")
+@click.option("--calls", is_flag=True, help="Also waits and socket calls of the native client.")
 @click.option("--json", "json_file", help="Write the rows to this file; - is stdout.")
 @click.option("--plot", "plot_file", help="Draw GB/s into this PNG or SVG file.")
 @click.pass_context
@@ -114,7 +115,7 @@ def client(ctx: click.Context, /, json_file: str | None, plot_file: str | None, 
         rows = plan.run(lambda text: console.print(f"running:  {text}", highlight=False))
     for kind, reason in plan.skipped.items():
         console.print(f"skipped:  {kind}: {reason}", highlight=False, markup=False)
-    report.say_rows(console, rows)
+    report.say_rows(console, rows, o["calls"])
     if json_file:
         report.write_json(json_file, {**facts, "skipped": plan.skipped}, rows)
     if plot_file:

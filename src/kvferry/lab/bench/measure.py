@@ -19,7 +19,7 @@ from typing import Any
 
 from kvferry.config import ClientConfig
 from kvferry.errors import CorruptError, KVFerryError
-from kvferry.lab.bench.adapters import BenchClient
+from kvferry.lab.bench.adapters import BenchClient, FerryClient
 from kvferry.lab.bench.data import WARM_BYTES, Chunks
 from kvferry.lab.bench.probe import open_probe, server_of
 from kvferry.lab.bench.programs import FloorProcess
@@ -27,6 +27,7 @@ from kvferry.lab.bench.server import ServerProbe
 
 __all__ = ["Floor", "Row", "floors", "measure"]
 
+_CALLS = ("wake_ups", "receives", "sends")
 _SAMPLE_KEYS = 4  # of each written batch, read back through another connection
 
 
@@ -56,6 +57,10 @@ class Row:
     floor_ratio: float | None = None
     floor_cpu_ratio: float | None = None
     floor: str | None = None  # which of the floors was the best
+    # Per value: waits of the I/O threads, and calls of the socket. Of the native client alone.
+    wake_ups: float | None = None
+    receives: float | None = None
+    sends: float | None = None
     verified_bytes: int = 0
     error: str | None = None
 
@@ -188,6 +193,7 @@ class _Run:
         self._walls: list[list[float]] = []  # per round, per batch
         self._cpu: list[float] = []  # per round
         self._server_cpu: list[float] = []
+        self._calls: list[dict[str, int]] = []
 
     def round(self) -> None:
         """All batches once. After an error there are no more."""
@@ -196,6 +202,7 @@ class _Run:
         walls: list[float] = []
         self._cpu.append(0.0)
         self._server_cpu.append(0.0)
+        self._calls.append(dict.fromkeys(_CALLS, 0))
         try:
             for batch in self._chunks.batches():
                 walls.append(self._batch(batch))
@@ -206,7 +213,7 @@ class _Run:
         self._walls.append(walls)
 
     def forget(self) -> None:
-        for figures in (self._walls, self._cpu, self._server_cpu):
+        for figures in (self._walls, self._cpu, self._server_cpu, self._calls):
             figures.clear()
 
     def _batch(self, batch: range) -> float:
@@ -251,6 +258,7 @@ class _Run:
         server_before = self._probe.cpu_s()
         gc.collect()
         gc.disable()
+        calls = self._counted()
         try:
             cpu = self._client.cpu_s()
             start = time.perf_counter()
@@ -259,10 +267,19 @@ class _Run:
             self._cpu[-1] += (self._client.cpu_s() - cpu) / self._client.times
         finally:
             gc.enable()
+        for name, count in self._counted().items():
+            self._calls[-1][name] += count - calls[name]
         server_after = self._probe.cpu_s()
         if server_before is not None and server_after is not None:
             self._server_cpu[-1] += (server_after - server_before) / self._client.times
         return value, wall_s if self._client.wall_s is None else self._client.wall_s
+
+    def _counted(self) -> dict[str, int]:
+        """What the client counts of its own calls so far; nothing where it does not."""
+        if not isinstance(self._client, FerryClient):
+            return {}
+        stats = self._client.client.stats()
+        return {name: stats[name] for name in _CALLS if name in stats}
 
     def _verify_sample(self, batch: range) -> None:
         """Read some of the keys just written, spread over the batch, without the client."""
@@ -291,6 +308,11 @@ class _Run:
         row.p99_ms = per_batch[min(len(per_batch) - 1, int(len(per_batch) * 0.99))] * 1e3
         wall_s = [sum(walls) for walls in self._walls]
         row.ops_per_s = len(chunks.keys) / statistics.median(wall_s)
+        if any(any(calls.values()) for calls in self._calls):
+            row.wake_ups, row.receives, row.sends = (
+                statistics.median(calls[name] for calls in self._calls) / len(chunks.keys)
+                for name in _CALLS
+            )
         if self._op == "exists":
             row.hits = sum(len(batch) for batch in chunks.batches())
             return row

@@ -68,8 +68,12 @@ def say_header(console: Console, facts: dict[str, Any]) -> None:
         console.print(f"{name + ':':<10}{text}", highlight=False, markup=False, soft_wrap=True)
 
 
-def say_rows(console: Console, rows: Sequence[Row]) -> None:
-    """One line per row, by client and point, then the table; a row without figure says why."""
+def say_rows(console: Console, rows: Sequence[Row], calls: bool = False) -> None:
+    """One line per row, by client and point, then the table; a row without figure says why.
+
+    Args:
+        calls: Also how often the client waited and called its sockets, where it counts that.
+    """
     from rich.table import Table
 
     points: dict[str, list[Row]] = {}
@@ -83,6 +87,8 @@ def say_rows(console: Console, rows: Sequence[Row]) -> None:
             console.print(_line(row), highlight=False, markup=False, soft_wrap=True)
             if row.gbps is not None and row.client in _NOTED:
                 console.print(_noted(row), highlight=False, markup=False, soft_wrap=True)
+            if calls and row.wake_ups is not None:
+                console.print(_calls(row), highlight=False, markup=False, soft_wrap=True)
     if any(row.gbps is not None for row in rows):
         console.print(_UNITS, highlight=False, markup=False)
 
@@ -142,6 +148,13 @@ def _noted(row: Row) -> str:
     _, done = _DONE[row.op.rpartition("-")[2]]
     gib, gib_s = _gib(row), _gib_s(row)
     return f"{done} {gib:.4g} GB in {gib / gib_s:.3g} seconds, which is: {gib_s:.3g} GB/s"
+
+
+def _calls(row: Row) -> str:
+    return (
+        f"Calls a value, {row.op.upper()}: {row.wake_ups:.2f} wake-ups, "
+        f"{row.receives:.2f} receives, {row.sends:.2f} sends"
+    )
 
 
 def _gib(row: Row) -> float:
