@@ -27,7 +27,6 @@ namespace kvferry {
 namespace {
 
 using redis::Batch;
-using redis::Verb;
 
 std::shared_ptr<net::Transport> make_transport(const nb::dict& settings,
                                                const std::shared_ptr<LogSink>& log) {

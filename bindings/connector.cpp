@@ -29,7 +29,6 @@ namespace {
 
 using connector::Connector;
 using connector::Job;
-using connector::JobVerb;
 using connector::Space;
 
 double seconds(Nanos time) noexcept {
@@ -59,14 +58,13 @@ class PyConnector {
                        std::int64_t ttl_ms, bool prefix, bool quiet) {
     release_discarded();
     if (exiting_elsewhere()) raise({Errc::kClosed, "the interpreter is ending"});
-    if (verb < 0 || verb > static_cast<int>(JobVerb::kDelete)) {
+    if (verb < 0 || verb > static_cast<int>(Verb::kDelete)) {
       raise({Errc::kInvalidArgument, "not a verb: " + std::to_string(verb)});
     }
     const auto landing = landing_of(buffers);
     const BatchArguments arguments(keys, landing ? nb::handle(Py_None) : buffers);
-    const Job::Options options{
-        .verb = static_cast<JobVerb>(verb), .ttl_ms = ttl_ms, .prefix = prefix};
-    const bool payload = options.verb == JobVerb::kGet || options.verb == JobVerb::kSet;
+    const Job::Options options{.verb = static_cast<Verb>(verb), .ttl_ms = ttl_ms, .prefix = prefix};
+    const bool payload = options.verb == Verb::kGet || options.verb == Verb::kSet;
     if (payload != (arguments.has_buffers() || landing)) {
       raise({Errc::kInvalidArgument, "GET and SET have one buffer per key, the others have none"});
     }
@@ -81,7 +79,7 @@ class PyConnector {
       if (landing) {
         memory = {static_cast<std::byte*>(nullptr), connector_->space().value_size_bytes};
       } else if (payload) {
-        memory = arguments.buffer(index, *lease, options.verb == JobVerb::kGet);
+        memory = arguments.buffer(index, *lease, options.verb == Verb::kGet);
         const std::size_t expected = connector_->space().value_size_bytes;
         if (memory.size() != expected) {
           raise_bad_buffer("buffer " + std::to_string(index) + " has " +
@@ -91,7 +89,7 @@ class PyConnector {
       }
       job->add(arguments.key(index), memory);
     }
-    if (options.verb == JobVerb::kGet && !landing) lease->check_disjoint();
+    if (options.verb == Verb::kGet && !landing) lease->check_disjoint();
     job->set_deadline(timeout_s < 0 ? connector_->deadline_for(job->payload_bytes())
                                     : add_time(monotonic_ns(), from_seconds(timeout_s)));
     job->quiet = quiet;

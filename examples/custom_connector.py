@@ -18,13 +18,14 @@ import tempfile
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from kvferry.chunks.keys import describe_identity, identity_digest
-from kvferry.client.batch import BatchResult, Status
+from kvferry.client.batch import Status
 from kvferry.connectors import BlockingConnector, Space, Usage, load_connector
-from kvferry.connectors.base import BufferLike, Key, ScanBatch
+from kvferry.connectors.base import ScanBatch
+from kvferry.connectors.blocking import Outcome
 from kvferry.errors import ClosedError, UnavailableError
 
 TABLES = """
@@ -33,7 +34,6 @@ CREATE TABLE IF NOT EXISTS chunks (
     used REAL, expires REAL, value BLOB) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS identities (identity BLOB PRIMARY KEY, description TEXT);
 """
-Outcome = tuple[Status, int]
 
 
 class SqliteConnector(BlockingConnector):
@@ -57,82 +57,57 @@ class SqliteConnector(BlockingConnector):
 
     # --- The five that every connector must have ---
 
-    def batch_get(
-        self,
-        keys: Sequence[Key],
-        buffers: Sequence[BufferLike],
-        *,
-        prefix: bool = False,
-        timeout_s: float | None = None,
-    ) -> BatchResult:
-        """Read values; only what is exactly what was stored becomes OK."""
-        names, targets = self.names(keys), self.targets(keys, buffers)
+    def get_one(self, name: bytes, target: memoryview, left_s: float) -> Outcome:
+        """Read a value; only what is exactly what was stored becomes OK."""
+        database = self._database(left_s)
+        row = database.execute(
+            "SELECT identity, size, checksum, expires, value FROM chunks WHERE key = ?", (name,)
+        ).fetchone()
+        if row is None:
+            return Status.MISS
+        identity, size, checksum, expires, value = row
+        if expires is not None and expires <= time.time():
+            self.delete_one(name, left_s)
+            return Status.MISS
+        if identity != self.space.identity:
+            return self._refuse(name, left_s, "identity", Status.CORRUPT)
+        if not isinstance(value, bytes) or len(value) != size or zlib.crc32(value) != checksum:
+            return self._refuse(name, left_s, "checksum", Status.CORRUPT)
+        if size != len(target):
+            return self._refuse(name, left_s, "size", Status.SIZE_MISMATCH), size
+        target[:] = value
+        return Status.OK
 
-        def get(database: sqlite3.Connection, index: int) -> Outcome:
-            return self._get(database, names[index], targets[index])
+    def set_one(
+        self, name: bytes, value: memoryview, ttl_s: float | None, left_s: float
+    ) -> Outcome:
+        """Store a value, as long as there is room."""
+        now, limit = time.time(), self._capacity_bytes
+        with self._database(left_s) as database:  # a transaction: all of a value or nothing
+            database.execute("DELETE FROM chunks WHERE key = ?", (name,))
+            if limit is not None and self._used(database) + len(value) > limit:
+                raise OSError(f"OOM the store is full: its limit is {limit} bytes")
+            row = (name, self.space.identity, len(value), zlib.crc32(value), now)
+            expires = None if ttl_s is None else now + ttl_s
+            database.execute(
+                "INSERT INTO chunks VALUES (?, ?, ?, ?, ?, ?, ?)", (*row, expires, value)
+            )
+        return Status.OK
 
-        return self._each(names, get, prefix, timeout_s)
-
-    def batch_set(
-        self,
-        keys: Sequence[Key],
-        buffers: Sequence[BufferLike],
-        *,
-        ttl_s: float | None = None,
-        timeout_s: float | None = None,
-    ) -> BatchResult:
-        """Store values, as long as there is room."""
-        names, values = self.names(keys), self.values(keys, buffers)
-
-        def put(database: sqlite3.Connection, index: int) -> Outcome:
-            value, now = values[index], time.time()
-            with database:  # a transaction: all of a value or nothing
-                key = names[index]
-                database.execute("DELETE FROM chunks WHERE key = ?", (key,))
-                limit = self._capacity_bytes
-                if limit is not None and self._used(database) + len(value) > limit:
-                    raise OSError(f"OOM the store is full: its limit is {limit} bytes")
-                row = (key, self.space.identity, len(value), zlib.crc32(value), now)
-                expires = None if ttl_s is None else now + ttl_s
-                database.execute(
-                    "INSERT INTO chunks VALUES (?, ?, ?, ?, ?, ?, ?)", (*row, expires, value)
-                )
-            return Status.OK, len(value)
-
-        return self._each(names, put, False, timeout_s)
-
-    def batch_exists(
-        self,
-        keys: Sequence[Key],
-        *,
-        prefix: bool = False,
-        touch: bool = False,
-        timeout_s: float | None = None,
-    ) -> BatchResult:
-        """Ask for values without reading them."""
-        names, now = self.names(keys), time.time()
-
-        def exists(database: sqlite3.Connection, index: int) -> Outcome:
-            where = "WHERE key = ? AND (expires IS NULL OR expires > ?)"
-            arguments = (names[index], now)
-            if database.execute(f"SELECT 1 FROM chunks {where}", arguments).fetchone() is None:
-                return Status.MISS, 0
+    def exists_one(self, name: bytes, touch: bool, left_s: float) -> Outcome:
+        """Ask for a value without reading it."""
+        where, now = "WHERE key = ? AND (expires IS NULL OR expires > ?)", time.time()
+        with self._database(left_s) as database:
             if touch:
-                with database:
-                    database.execute(f"UPDATE chunks SET used = {now} {where}", arguments)
-            return Status.OK, 0
+                database.execute(f"UPDATE chunks SET used = {now} {where}", (name, now))
+            found = database.execute(f"SELECT 1 FROM chunks {where}", (name, now)).fetchone()
+        return Status.MISS if found is None else Status.OK
 
-        return self._each(names, exists, prefix, timeout_s)
-
-    def batch_delete(self, keys: Sequence[Key], *, timeout_s: float | None = None) -> BatchResult:
-        """Delete values."""
-        names = self.names(keys)
-
-        def delete(database: sqlite3.Connection, index: int) -> Outcome:
-            gone = self._delete(database, names[index])
-            return (Status.OK if gone else Status.MISS), 0
-
-        return self._each(names, delete, False, timeout_s)
+    def delete_one(self, name: bytes, left_s: float) -> Outcome:
+        """Delete a value."""
+        with self._database(left_s) as database:
+            gone = database.execute("DELETE FROM chunks WHERE key = ?", (name,)).rowcount > 0
+        return Status.OK if gone else Status.MISS
 
     def usage(self, timeout_s: float = 1.0) -> Usage:
         """What the file holds, whoever stored it."""
@@ -183,64 +158,14 @@ class SqliteConnector(BlockingConnector):
 
     # --- Inside ---
 
-    def _get(self, database: sqlite3.Connection, key: bytes, target: memoryview) -> Outcome:
-        row = database.execute(
-            "SELECT identity, size, checksum, expires, value FROM chunks WHERE key = ?", (key,)
-        ).fetchone()
-        if row is None:
-            return Status.MISS, 0
-        identity, size, checksum, expires, value = row
-        if expires is not None and expires <= time.time():
-            self._delete(database, key)
-            return Status.MISS, 0
-        if identity != self.space.identity:
-            return self._refuse(database, key, "identity", Status.CORRUPT)
-        if not isinstance(value, bytes) or len(value) != size or zlib.crc32(value) != checksum:
-            return self._refuse(database, key, "checksum", Status.CORRUPT)
-        if size != len(target):
-            return self._refuse(database, key, "size", Status.SIZE_MISMATCH, size)
-        target[:] = value
-        return Status.OK, size
-
-    def _refuse(
-        self, database: sqlite3.Connection, key: bytes, cause: str, status: Status, size: int = 0
-    ) -> Outcome:
+    def _refuse(self, name: bytes, left_s: float, cause: str, status: Status) -> Status:
         self._counts[f"refused_{cause}"] = self._counts.get(f"refused_{cause}", 0) + 1
-        self._delete(database, key)
-        return status, size
-
-    def _delete(self, database: sqlite3.Connection, key: bytes) -> bool:
-        with database:
-            return database.execute("DELETE FROM chunks WHERE key = ?", (key,)).rowcount > 0
+        self.delete_one(name, left_s)
+        return status
 
     def _used(self, database: sqlite3.Connection) -> int:
         used: int = database.execute("SELECT ifnull(sum(size), 0) FROM chunks").fetchone()[0]
         return used
-
-    def _each(
-        self,
-        names: list[bytes],
-        one: Callable[[sqlite3.Connection, int], Outcome],
-        prefix: bool,
-        timeout_s: float | None,
-    ) -> BatchResult:
-        """One key after another, until the time is over or the prefix ends."""
-        started, count = time.monotonic(), len(names)
-        deadline = self.deadline(count * self.space.value_size_bytes, timeout_s)
-        statuses, sizes, error = bytearray([Status.CANCELLED]) * count, [0] * count, None
-        for index in range(count):
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                statuses[index:] = bytes([Status.TIMEOUT]) * (count - index)
-                break
-            try:
-                statuses[index], sizes[index] = one(self._database(left_s), index)
-            except (sqlite3.Error, OSError) as problem:
-                statuses[index] = Status.SERVER_ERROR
-                error = error or str(problem)
-            if prefix and statuses[index] != Status.OK:
-                break
-        return BatchResult(bytes(statuses), sizes, time.monotonic() - started, error)
 
     def _database(self, timeout_s: float = 1.0) -> sqlite3.Connection:
         if self._closed:

@@ -11,6 +11,7 @@ import signal
 from hypothesis import settings
 
 pytest_plugins = [
+    "kvferry.testing",
     "support.fixtures",
     "support.connectors",
     "support.leaks",

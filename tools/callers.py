@@ -4,7 +4,7 @@ A name is enough: a function counts as called when its name stands anywhere but 
 or defined, other than in tests, the simulator and the fuzzers. So one that shares its name with
 another is not found, and none is found that is called. In C++ the functions that headers declare
 are looked at. In Python, methods of classes whose base is somebody else's are left out, because
-that base calls them; pages and settings of tools count as callers, too.
+that base calls them, and so are tests; pages and settings of tools count as callers, too.
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ def _uncalled_python(root: Path, paths: list[PurePosixPath]) -> Iterator[Where]:
     for path, nodes in trees.items():
         for function in _own_functions(nodes):
             name = function.name
-            if name not in called and name not in CALLED_ELSEWHERE and not name.startswith("__"):
+            known = name in called or name in CALLED_ELSEWHERE
+            if not known and not name.startswith(("__", "test_")):
                 yield path, function.lineno, _finding(name)
 
 

@@ -22,8 +22,8 @@ Connector::Connector(Space space, EventFd event)
 
 Result<std::uint64_t> Connector::submit(const std::shared_ptr<Job>& job) {
   if (forked()) return Error{Errc::kForked, "this connector belongs to the process that forked"};
-  const JobVerb verb = job->options().verb;
-  if (job->source != nullptr && (verb != JobVerb::kGet || !lands())) {
+  const Verb verb = job->options().verb;
+  if (job->source != nullptr && (verb != Verb::kGet || !lands())) {
     return Error{Errc::kInvalidArgument, "only GET lands in places, and not of every store"};
   }
   for (std::size_t index = 0; index < job->size(); ++index) {
@@ -34,7 +34,7 @@ Result<std::uint64_t> Connector::submit(const std::shared_ptr<Job>& job) {
                        " bytes; use 1 to " + std::to_string(kKeySizeBytesMax) +
                        " with the prefix, which has " + std::to_string(space_.prefix.size())};
     }
-    if (verb != JobVerb::kGet && verb != JobVerb::kSet) continue;
+    if (verb != Verb::kGet && verb != Verb::kSet) continue;
     const std::size_t size = job->buffer(index).size();
     if (size == space_.value_size_bytes) continue;
     return Error{Errc::kInvalidArgument,
@@ -112,7 +112,7 @@ std::size_t Connector::running() const {
 }
 
 void Connector::finished(Job& job) {
-  const JobVerb verb = job.options().verb;
+  const Verb verb = job.options().verb;
   std::uint64_t bytes = 0;
   for (std::size_t index = 0; index < job.size(); ++index) {
     const auto status = static_cast<std::size_t>(job.status(index));
@@ -120,8 +120,8 @@ void Connector::finished(Job& job) {
     if (job.status(index) == Status::kOk) bytes += job.buffer(index).size();
   }
   stats_.jobs.fetch_add(1, std::memory_order_relaxed);
-  if (verb == JobVerb::kGet) stats_.bytes_read.fetch_add(bytes, std::memory_order_relaxed);
-  if (verb == JobVerb::kSet) stats_.bytes_written.fetch_add(bytes, std::memory_order_relaxed);
+  if (verb == Verb::kGet) stats_.bytes_read.fetch_add(bytes, std::memory_order_relaxed);
+  if (verb == Verb::kSet) stats_.bytes_written.fetch_add(bytes, std::memory_order_relaxed);
   std::shared_ptr<Job> owner;
   {
     const std::lock_guard lock(mutex_);

@@ -169,8 +169,8 @@ void FileConnector::work(JobLane lane) {
 
 KeyOutcome FileConnector::perform(Job& job, std::size_t index) {
   const std::string name = file_name(full_key(space(), job.key(index)));
-  const JobVerb verb = job.options().verb;
-  if (verb != JobVerb::kDelete) return present(name, verb == JobVerb::kTouch);
+  const Verb verb = job.options().verb;
+  if (verb != Verb::kDelete) return present(name, verb == Verb::kTouch);
   const int error = store_->remove(name);
   if (error == ENOENT) return {.status = Status::kMiss, .size = 0, .why = {}};
   return error == 0 ? KeyOutcome{} : failure("cannot delete a value", error);

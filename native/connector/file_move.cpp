@@ -28,7 +28,7 @@ bool FileConnector::begin(Slot& slot, Task task) {
   slot.name = file_name(slot.key);
   slot.syncing = false;
   try {
-    return slot.task.job->options().verb == JobVerb::kGet ? begin_get(slot) : begin_set(slot);
+    return slot.task.job->options().verb == Verb::kGet ? begin_get(slot) : begin_set(slot);
   } catch (const std::exception& problem) {
     return done(slot, {.status = Status::kServerError, .size = 0, .why = problem.what()});
   }
@@ -151,7 +151,7 @@ bool FileConnector::written(Slot& slot) {
 
 bool FileConnector::advance(Slot& slot) {
   try {
-    return slot.task.job->options().verb == JobVerb::kGet ? received(slot) : written(slot);
+    return slot.task.job->options().verb == Verb::kGet ? received(slot) : written(slot);
   } catch (const std::exception& problem) {
     return done(slot, {.status = Status::kServerError, .size = 0, .why = problem.what()});
   }

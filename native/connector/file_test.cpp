@@ -83,7 +83,7 @@ TEST_P(FileModes, WhatWasStoredIsThereAfterReopening) {
     const Open store = open(directory, options());
     for (unsigned key = 0; key < 20; ++key) EXPECT_EQ(set(*store, std::to_string(key), key), "OK");
     EXPECT_EQ(set(*store, "7", 99), "OK");
-    EXPECT_EQ(run(*store, make_job({.verb = JobVerb::kDelete}, {"3", "3"})), "OK MISS");
+    EXPECT_EQ(run(*store, make_job({.verb = Verb::kDelete}, {"3", "3"})), "OK MISS");
     EXPECT_EQ(store->usage()->used_bytes, 19 * file_size(kSize, false));
   }
   const Open store = open(directory, options());
@@ -92,7 +92,7 @@ TEST_P(FileModes, WhatWasStoredIsThereAfterReopening) {
   for (unsigned key = 0; key < 20; ++key) {
     if (key != 3) expect_value(*store, std::to_string(key), key == 7 ? 99 : key);
   }
-  EXPECT_EQ(run(*store, make_job({.verb = JobVerb::kExists}, {"2", "3", "4"})), "OK MISS OK");
+  EXPECT_EQ(run(*store, make_job({.verb = Verb::kExists}, {"2", "3", "4"})), "OK MISS OK");
   std::set<std::string> keys;
   for (std::uint64_t cursor = 0;;) {
     const auto page = store->scan(cursor);
@@ -143,7 +143,7 @@ TEST_P(FileModes, CutOffAndForeignFilesAreRefused) {
   for (const std::size_t length : {0u, 1u, 100u, 4096u, 5000u, 8192u, 16383u}) {
     ASSERT_EQ(set(*store, "a", 1), "OK");
     fs::resize_file(file_of(directory, "a"), length);
-    EXPECT_EQ(run(*store, make_job({.verb = JobVerb::kExists}, {"a"})), "MISS");
+    EXPECT_EQ(run(*store, make_job({.verb = Verb::kExists}, {"a"})), "MISS");
     expect_refused("CORRUPT", FrameFault::kShape);
   }
   ASSERT_EQ(set(*store, "a", 1), "OK");
@@ -182,7 +182,7 @@ TEST_P(FileModes, ThreadsAtOnceSeeWholeValuesOnly) {
         const std::string key = std::to_string(round % 3);
         if (thread < 2) {
           set(mine, key, (thread + round) % 4, round % 2);
-          if (round % 7 == 0) run(mine, make_job({.verb = JobVerb::kDelete}, {key}));
+          if (round % 7 == 0) run(mine, make_job({.verb = Verb::kDelete}, {key}));
           continue;
         }
         std::string value;
@@ -209,11 +209,11 @@ TEST(FileConnector, CapacityHoldsForAllWhoShareTheDirectory) {
   EXPECT_EQ(set(*store, "c", 3), "OK");
   std::vector<Buffer> buffers;
   buffers.emplace_back(kSize);
-  const auto job = make_job({.verb = JobVerb::kSet}, {"d"}, &buffers);
+  const auto job = make_job({.verb = Verb::kSet}, {"d"}, &buffers);
   EXPECT_EQ(run(*peer, job), "SERVER_ERROR");
   EXPECT_NE(job->error().text.find("full: 49152 of 49152"), std::string::npos) << job->error().text;
   EXPECT_EQ(set(*store, "a", 4), "OK") << "a value replaces its like";
-  EXPECT_EQ(run(*store, make_job({.verb = JobVerb::kDelete}, {"c"})), "OK");
+  EXPECT_EQ(run(*store, make_job({.verb = Verb::kDelete}, {"c"})), "OK");
   EXPECT_EQ(set(*peer, "d", 5), "OK");
   EXPECT_TRUE(store->available());
 }
@@ -251,18 +251,17 @@ TEST(FileConnector, ValuesExpireAndNobodyIsToldOfThem) {
   std::vector<Buffer> buffers;
   buffers.emplace_back(kSize);
   buffers[0].fill(1);
-  ASSERT_EQ(run(*store, make_job({.verb = JobVerb::kSet, .ttl_ms = 100'000}, {"a"}, &buffers)),
-            "OK");
+  ASSERT_EQ(run(*store, make_job({.verb = Verb::kSet, .ttl_ms = 100'000}, {"a"}, &buffers)), "OK");
   expect_value(*store, "a", 1);
-  EXPECT_EQ(run(*store, make_job({.verb = JobVerb::kTouch}, {"a"})), "OK");
-  ASSERT_EQ(run(*store, make_job({.verb = JobVerb::kSet, .ttl_ms = 1},
+  EXPECT_EQ(run(*store, make_job({.verb = Verb::kTouch}, {"a"})), "OK");
+  ASSERT_EQ(run(*store, make_job({.verb = Verb::kSet, .ttl_ms = 1},
                                  {
                                      "a",
                                  },
                                  &buffers)),
             "OK");
   const Nanos until = monotonic_ns() + kPatience;
-  while (run(*store, make_job({.verb = JobVerb::kExists}, {"a"})) != "MISS") {
+  while (run(*store, make_job({.verb = Verb::kExists}, {"a"})) != "MISS") {
     ASSERT_LT(monotonic_ns(), until);
   }
   EXPECT_EQ(get(*store, "a"), "MISS");
@@ -405,7 +404,7 @@ TEST(FileConnector, WhatTheDiskRefusesIsAStatusWithItsWords) {
     trouble.fail(step, ENOSPC);
     std::vector<Buffer> buffers;
     buffers.emplace_back(kSize);
-    const auto job = make_job({.verb = JobVerb::kSet}, {"new"}, &buffers);
+    const auto job = make_job({.verb = Verb::kSet}, {"new"}, &buffers);
     EXPECT_EQ(run(*store, job), "SERVER_ERROR");
     EXPECT_NE(job->error().text.find("No space left"), std::string::npos) << job->error().text;
     EXPECT_EQ(get(*store, "new"), "MISS");
@@ -438,19 +437,19 @@ TEST(FileConnector, ADiskThatHangsHoldsUpNobodyWhoDoesNotNeedIt) {
   for (Nanos limit = 20 * kMilli;; limit *= 4) {  // a busy machine may begin with none in time
     ASSERT_LT(limit, kPatience) << "nobody begins to write";
     const Nanos deadline = monotonic_ns() + limit;
-    job = make_job({.verb = JobVerb::kSet, .deadline = deadline}, keys, &buffers);
+    job = make_job({.verb = Verb::kSet, .deadline = deadline}, keys, &buffers);
     ASSERT_TRUE(store->submit(job));
     if (!job->wait(deadline + 20 * kMilli)) break;
     ASSERT_EQ(trouble.holding(), 0) << "the disk has some of the buffers";
   }
   trouble.await_held();
   expect_value(*store, "old", 1);
-  EXPECT_EQ(run(*store, make_job({.verb = JobVerb::kExists}, {"old"})), "OK");
+  EXPECT_EQ(run(*store, make_job({.verb = Verb::kExists}, {"old"})), "OK");
   std::vector<std::shared_ptr<Job>> later;
   do {  // a thread that was late for the others may begin with one, and hangs from then on
     ASSERT_LT(later.size(), 5u) << "there are four that write";
     const Nanos deadline = monotonic_ns() + 20 * kMilli;
-    later.push_back(make_job({.verb = JobVerb::kSet, .deadline = deadline}, {"late"}, &buffers));
+    later.push_back(make_job({.verb = Verb::kSet, .deadline = deadline}, {"late"}, &buffers));
     ASSERT_TRUE(store->submit(later.back()));
   } while (!later.back()->wait(monotonic_ns() + 2 * kSecond));
   EXPECT_EQ(later.back()->status(0), Status::kTimeout) << "it was never begun: it ends in time";
@@ -469,7 +468,7 @@ TEST(FileConnector, ClosingDoesNotWaitForADiskThatHangs) {
   {
     const Open store = open(directory, {.steps = &trouble});
     trouble.hold(FileSteps::Step::kWrite);
-    job = make_job({.verb = JobVerb::kSet}, {"a"}, &buffers);
+    job = make_job({.verb = Verb::kSet}, {"a"}, &buffers);
     ASSERT_TRUE(store->submit(job));
     trouble.await_held();
     const Nanos before = monotonic_ns();

@@ -1,7 +1,5 @@
 #include "connector/job.hpp"
 
-#include <chrono>
-
 namespace kvferry::connector {
 
 void Job::reserve(std::size_t keys, std::size_t key_bytes) {
@@ -26,8 +24,7 @@ std::string_view Job::key(std::size_t index) const noexcept {
 }
 
 Status Job::withdrawn(std::size_t index, Nanos now) const noexcept {
-  if (cancelled()) return Status::kCancelled;
-  if (index > prefix_end_.load(std::memory_order_relaxed)) return Status::kCancelled;
+  if (cancelled() || behind_prefix(index)) return Status::kCancelled;
   if (now >= options_.deadline) return Status::kTimeout;
   return Status::kPending;
 }
@@ -37,19 +34,8 @@ bool Job::settle(std::size_t index, Status status, std::uint64_t size, Reason wh
   item.value_size = size;
   // Pairs with progress().
   std::atomic_ref(item.status).store(status, std::memory_order_release);
-  if (status != Status::kOk && options_.prefix) {
-    std::size_t end = prefix_end_.load(std::memory_order_relaxed);
-    while (index < end &&
-           !prefix_end_.compare_exchange_weak(end, index, std::memory_order_relaxed)) {
-    }
-  }
-  if (!why.text.empty()) {
-    const std::lock_guard lock(mutex_);
-    if (error_.empty()) {
-      error_code_ = why.code;
-      error_ = why.text;
-    }
-  }
+  if (status != Status::kOk && options_.prefix) end_prefix(index);
+  note(why);
   return unsettled_.fetch_sub(1, std::memory_order_acq_rel) == 1;
 }
 
@@ -62,24 +48,6 @@ std::size_t Job::progress() const noexcept {
     ++count;
   }
   return count;
-}
-
-void Job::finish() {
-  const std::lock_guard lock(mutex_);
-  finished_at_ = monotonic_ns();
-  finished_.store(true, std::memory_order_release);
-  done_.notify_all();
-}
-
-bool Job::wait(Nanos until) {
-  std::unique_lock lock(mutex_);
-  const auto ready = [this] { return finished_.load(std::memory_order_relaxed); };
-  if (until == kNever) {
-    done_.wait(lock, ready);
-    return true;
-  }
-  const std::chrono::steady_clock::time_point moment{std::chrono::nanoseconds(until)};
-  return done_.wait_until(lock, moment, ready);
 }
 
 void Job::results(std::uint8_t* statuses, std::uint64_t* sizes) const noexcept {

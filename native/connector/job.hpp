@@ -11,11 +11,8 @@
 // seen by progress() (release/acquire on each status) and after finished().
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <memory>
-#include <mutex>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,17 +20,15 @@
 #include "base/bytes.hpp"
 #include "base/clock.hpp"
 #include "base/errors.hpp"
+#include "base/request_state.hpp"
 #include "mem/buffer_source.hpp"
 
 namespace kvferry::connector {
 
-// The numbers cross into Python; those of redis::Verb are the same.
-enum class JobVerb : std::uint8_t { kGet = 0, kSet = 1, kExists = 2, kTouch = 3, kDelete = 4 };
-
-class Job {
+class Job : public RequestState {
  public:
   struct Options {
-    JobVerb verb = JobVerb::kGet;
+    Verb verb = Verb::kGet;
     Nanos deadline = kNever;
     std::int64_t ttl_ms = 0;  // SET: 0 = no expiry
     bool prefix = false;      // stop asking after the first key that is not OK
@@ -56,11 +51,6 @@ class Job {
   }
   [[nodiscard]] std::size_t payload_bytes() const noexcept { return payload_bytes_; }
 
-  // Asks for an early end: keys that nobody has begun become CANCELLED.
-  void cancel() noexcept { cancelled_.store(true, std::memory_order_relaxed); }
-  [[nodiscard]] bool cancelled() const noexcept {
-    return cancelled_.load(std::memory_order_relaxed);
-  }
   // Why a key need not be begun: the job was cancelled, its prefix ended before, or it is late.
   // kPending: it is to be done.
   [[nodiscard]] Status withdrawn(std::size_t index, Nanos now) const noexcept;
@@ -73,27 +63,14 @@ class Job {
   // How many leading keys are OK by now; their buffers are final.
   [[nodiscard]] std::size_t progress() const noexcept;
 
-  // Wakes wait(). Called once, after the last settle().
-  void finish();
-
-  // --- Afterwards. ---
-  // Waits until finish() or the moment `until`; true when finished.
-  bool wait(Nanos until);
-  [[nodiscard]] bool finished() const noexcept { return finished_.load(std::memory_order_acquire); }
-  // The rest requires finished().
+  // --- Afterwards: requires finished(). ---
   [[nodiscard]] Status status(std::size_t index) const noexcept { return items_[index].status; }
   [[nodiscard]] std::uint64_t value_size(std::size_t index) const noexcept {
     return items_[index].value_size;
   }
   void results(std::uint8_t* statuses, std::uint64_t* sizes) const noexcept;
-  // The first that was told; valid as long as this.
-  [[nodiscard]] Reason error() const noexcept { return {error_, error_code_}; }
-  [[nodiscard]] Nanos elapsed() const noexcept {
-    return unasked ? 0 : finished_at_ - submitted_at_;
-  }
+  [[nodiscard]] Nanos elapsed() const noexcept { return unasked ? 0 : RequestState::elapsed(); }
 
-  std::uint64_t id = 0;  // set by the connector at submission
-  bool quiet = false;    // somebody waits for it: it is not announced on the event fd
   // GET: where values land, by index; their buffers have a length and no memory. Shared with
   // whoever submitted the job. Only drivers that say so take it.
   std::shared_ptr<mem::BufferSource> source;
@@ -113,15 +90,6 @@ class Job {
   std::vector<Item> items_;
   std::size_t payload_bytes_ = 0;
   std::atomic<std::size_t> unsettled_{0};
-  std::atomic<std::size_t> prefix_end_{SIZE_MAX};
-  std::atomic<bool> cancelled_{false};
-  std::atomic<bool> finished_{false};
-  std::mutex mutex_;  // guards error_, error_code_ and the wait
-  std::condition_variable done_;
-  std::string error_;
-  std::optional<Errc> error_code_;
-  Nanos submitted_at_ = monotonic_ns();
-  Nanos finished_at_ = 0;
 };
 
 }  // namespace kvferry::connector

@@ -6,9 +6,9 @@
 
 namespace kvferry::connector {
 
-JobLane lane_of(JobVerb verb) noexcept {
-  if (verb == JobVerb::kGet) return JobLane::kRead;
-  return verb == JobVerb::kSet ? JobLane::kWrite : JobLane::kSmall;
+JobLane lane_of(Verb verb) noexcept {
+  if (verb == Verb::kGet) return JobLane::kRead;
+  return verb == Verb::kSet ? JobLane::kWrite : JobLane::kSmall;
 }
 
 Outcome JobQueue::push(const std::shared_ptr<Job>& job) {

@@ -23,7 +23,7 @@ namespace kvferry::connector {
 enum class JobLane : std::uint8_t { kSmall = 0, kRead = 1, kWrite = 2 };
 inline constexpr std::size_t kLanes = 3;
 
-[[nodiscard]] JobLane lane_of(JobVerb verb) noexcept;
+[[nodiscard]] JobLane lane_of(Verb verb) noexcept;
 
 // One key of a job. Empty: there is none.
 struct Task {

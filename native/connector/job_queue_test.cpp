@@ -9,14 +9,14 @@
 namespace kvferry::connector {
 namespace {
 
-std::shared_ptr<Job> job_of(JobVerb verb, std::size_t keys, Nanos deadline = kNever,
+std::shared_ptr<Job> job_of(Verb verb, std::size_t keys, Nanos deadline = kNever,
                             bool prefix = false) {
   const std::vector<std::string> names(keys, "k");
   return make_job({.verb = verb, .deadline = deadline, .prefix = prefix}, names);
 }
 
 TEST(Job, ProgressCountsLeadingKeysOnly) {
-  const auto job = job_of(JobVerb::kGet, 4);
+  const auto job = job_of(Verb::kGet, 4);
   EXPECT_FALSE(job->settle(1, Status::kOk, 7));
   EXPECT_EQ(job->progress(), 0u);
   EXPECT_FALSE(job->settle(0, Status::kOk, 7));
@@ -32,14 +32,14 @@ TEST(Job, ProgressCountsLeadingKeysOnly) {
 }
 
 TEST(Job, BehindTheEndOfAPrefixNothingIsToBeDone) {
-  const auto job = job_of(JobVerb::kGet, 3, kNever, true);
+  const auto job = job_of(Verb::kGet, 3, kNever, true);
   EXPECT_FALSE(job->settle(1, Status::kMiss));
   EXPECT_EQ(job->withdrawn(0, 0), Status::kPending);
   EXPECT_EQ(job->withdrawn(2, 0), Status::kCancelled);
 }
 
 TEST(Job, ItIsLateFromItsDeadlineOn) {
-  const auto job = job_of(JobVerb::kGet, 1, 100);
+  const auto job = job_of(Verb::kGet, 1, 100);
   EXPECT_EQ(job->withdrawn(0, 99), Status::kPending);
   EXPECT_EQ(job->withdrawn(0, 100), Status::kTimeout);
   job->cancel();
@@ -48,8 +48,8 @@ TEST(Job, ItIsLateFromItsDeadlineOn) {
 
 TEST(JobQueue, LanesDoNotWaitForEachOther) {
   JobQueue queue(100);
-  const auto writes = job_of(JobVerb::kSet, 3);
-  const auto look = job_of(JobVerb::kExists, 1);
+  const auto writes = job_of(Verb::kSet, 3);
+  const auto look = job_of(Verb::kExists, 1);
   ASSERT_TRUE(queue.push(writes));
   ASSERT_TRUE(queue.push(look));
   EXPECT_EQ(queue.pull(JobLane::kSmall, false).job, look);
@@ -65,20 +65,20 @@ TEST(JobQueue, LanesDoNotWaitForEachOther) {
 
 TEST(JobQueue, AJobThatDoesNotFitIsRefusedWhole) {
   JobQueue queue(5);
-  ASSERT_TRUE(queue.push(job_of(JobVerb::kGet, 3)));
-  const Outcome refused = queue.push(job_of(JobVerb::kGet, 3));
+  ASSERT_TRUE(queue.push(job_of(Verb::kGet, 3)));
+  const Outcome refused = queue.push(job_of(Verb::kGet, 3));
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code, Errc::kCapacity);
-  EXPECT_TRUE(queue.push(job_of(JobVerb::kSet, 2)));
+  EXPECT_TRUE(queue.push(job_of(Verb::kSet, 2)));
   ASSERT_TRUE(queue.pull(JobLane::kRead, false));
-  EXPECT_TRUE(queue.push(job_of(JobVerb::kSet, 1)));
+  EXPECT_TRUE(queue.push(job_of(Verb::kSet, 1)));
 }
 
 TEST(JobQueue, WhatIsLateOrCancelledComesOutWithoutBeingPulled) {
   JobQueue queue(100);
-  const auto late = job_of(JobVerb::kGet, 2, 1);
-  const auto cancelled = job_of(JobVerb::kGet, 3);
-  const auto good = job_of(JobVerb::kGet, 1);
+  const auto late = job_of(Verb::kGet, 2, 1);
+  const auto cancelled = job_of(Verb::kGet, 3);
+  const auto good = job_of(Verb::kGet, 1);
   for (const auto& job : {late, cancelled, good}) ASSERT_TRUE(queue.push(job));
   ASSERT_EQ(queue.pull(JobLane::kRead, false).job, late);  // one key is with a thread
   cancelled->cancel();
@@ -98,20 +98,20 @@ TEST(JobQueue, SleepersWakeForWorkForDeadlinesAndAtTheEnd) {
   std::thread worker([&] {
     while (queue.pull(JobLane::kRead, true)) ++pulled;
   });
-  const auto job = job_of(JobVerb::kSet, 1, monotonic_ns() + 5 * kMilli);
+  const auto job = job_of(Verb::kSet, 1, monotonic_ns() + 5 * kMilli);
   ASSERT_TRUE(queue.push(job));
   keeper.join();
   ASSERT_EQ(late.size(), 1u);
   EXPECT_EQ(late[0].job, job);
   std::thread canceller([&] { late = queue.take_ended(); });
-  const auto other = job_of(JobVerb::kSet, 2);
+  const auto other = job_of(Verb::kSet, 2);
   ASSERT_TRUE(queue.push(other));
   other->cancel();
   queue.look();
   canceller.join();
   EXPECT_EQ(late.size(), 2u);
   std::thread last([&] { late = queue.take_ended(); });
-  ASSERT_TRUE(queue.push(job_of(JobVerb::kExists, 2)));
+  ASSERT_TRUE(queue.push(job_of(Verb::kExists, 2)));
   EXPECT_EQ(queue.close().size(), 2u) << "what nobody pulled";
   worker.join();
   last.join();

@@ -63,7 +63,7 @@ std::vector<std::string> keys_of(std::size_t count) {
 }
 
 std::shared_ptr<Job> job_of(const std::shared_ptr<Landing>& landing, std::size_t size = kSmall) {
-  auto job = std::make_shared<Job>(Job::Options{.verb = JobVerb::kGet});
+  auto job = std::make_shared<Job>(Job::Options{.verb = Verb::kGet});
   for (const std::string& key : keys_of(landing->size())) {
     job->add(key, {static_cast<std::byte*>(nullptr), size});
   }
@@ -128,7 +128,7 @@ TEST(Landing, WhatIsHereOrHasNoRoomIsReadAway) {
   std::vector<std::uint64_t> handles(3);
   landing->states(states, handles);
   EXPECT_EQ(states, (std::vector<std::uint8_t>{2, 1, 3}));
-  EXPECT_EQ(run(*store.connector, make_job({.verb = JobVerb::kExists}, {"k0"})), "OK")
+  EXPECT_EQ(run(*store.connector, make_job({.verb = Verb::kExists}, {"k0"})), "OK")
       << "the connection goes on";
 }
 
@@ -187,7 +187,7 @@ TEST(Landing, ValuesThatAreNotWhatTheyShouldBeCostNoPage) {
 TEST(Landing, OnlyReadsLandAndOnlyWhereTheStoreSaysSo) {
   Store store;
   const Pages pages(1);
-  auto job = std::make_shared<Job>(Job::Options{.verb = JobVerb::kExists});
+  auto job = std::make_shared<Job>(Job::Options{.verb = Verb::kExists});
   job->add("k0", {});
   job->source = pages.landing(1);
   EXPECT_FALSE(store.connector->submit(job));

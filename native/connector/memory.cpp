@@ -155,22 +155,24 @@ Result<std::shared_ptr<Connector>> MemoryConnector::open(Space space, const std:
 KeyOutcome MemoryConnector::perform(Job& job, std::size_t index) {
   const std::string key = full_key(space(), job.key(index));
   switch (job.options().verb) {
-    case JobVerb::kGet:
+    case Verb::kGet:
       return get(key, job.buffer(index));
-    case JobVerb::kSet:
+    case Verb::kSet:
       return set(key, job.buffer(index), job.options().ttl_ms);
-    case JobVerb::kExists:
-    case JobVerb::kTouch: {
+    case Verb::kExists:
+    case Verb::kTouch: {
       const auto value = store_->find(key);
       if (!value) return {.status = Status::kMiss, .size = 0, .why = {}};
-      if (job.options().verb == JobVerb::kTouch) {
+      if (job.options().verb == Verb::kTouch) {
         const_cast<MemoryStore::Value&>(*value).used.store(monotonic_ns(),
                                                            std::memory_order_relaxed);
       }
       return {};
     }
-    case JobVerb::kDelete:
+    case Verb::kDelete:
       return {.status = store_->erase(key) ? Status::kOk : Status::kMiss, .size = 0, .why = {}};
+    case Verb::kPing:
+      break;
   }
   return {.status = Status::kServerError, .size = 0, .why = "not a verb"};
 }

@@ -27,8 +27,8 @@ TEST(MemoryConnector, WhatWasStoredComesBackUntilItIsDeleted) {
   EXPECT_EQ(set(*store, "a", 3), "OK");
   expect_value(*store, "a", 3);
   EXPECT_EQ(store->usage()->used_bytes, 2 * MemoryStore::cost(kSize));
-  EXPECT_EQ(run(*store, make_job({.verb = JobVerb::kExists}, {"a", "c", "b"})), "OK MISS OK");
-  EXPECT_EQ(run(*store, make_job({.verb = JobVerb::kDelete}, {"a", "a"})), "OK MISS");
+  EXPECT_EQ(run(*store, make_job({.verb = Verb::kExists}, {"a", "c", "b"})), "OK MISS OK");
+  EXPECT_EQ(run(*store, make_job({.verb = Verb::kDelete}, {"a", "a"})), "OK MISS");
   EXPECT_EQ(get(*store, "a"), "MISS");
   EXPECT_EQ(store->usage()->keys, 1u);
   const auto page = store->scan(0);
@@ -61,12 +61,12 @@ TEST(MemoryConnector, AFullStoreSaysSoAndStillReplaces) {
   EXPECT_EQ(set(*store, "b", 2), "OK");
   std::vector<Buffer> buffers;
   buffers.emplace_back(kSize);
-  const auto job = make_job({.verb = JobVerb::kSet}, {"c"}, &buffers);
+  const auto job = make_job({.verb = Verb::kSet}, {"c"}, &buffers);
   EXPECT_EQ(run(*store, job), "SERVER_ERROR");
   EXPECT_NE(job->error().text.find("full: 2128 of 2128"), std::string::npos) << job->error().text;
   EXPECT_EQ(set(*store, "a", 3), "OK");
   expect_value(*store, "a", 3);
-  EXPECT_EQ(run(*store, make_job({.verb = JobVerb::kDelete}, {"b"})), "OK");
+  EXPECT_EQ(run(*store, make_job({.verb = Verb::kDelete}, {"b"})), "OK");
   EXPECT_EQ(set(*store, "c", 4), "OK");
 }
 
@@ -74,7 +74,7 @@ TEST(MemoryConnector, ValuesExpire) {
   const Open store = open();
   std::vector<Buffer> buffers;
   buffers.emplace_back(kSize);
-  ASSERT_EQ(run(*store, make_job({.verb = JobVerb::kSet, .ttl_ms = 1}, {"a"}, &buffers)), "OK");
+  ASSERT_EQ(run(*store, make_job({.verb = Verb::kSet, .ttl_ms = 1}, {"a"}, &buffers)), "OK");
   const Nanos until = monotonic_ns() + kPatience;
   while (get(*store, "a") != "MISS") ASSERT_LT(monotonic_ns(), until);
   EXPECT_EQ(store->usage()->keys, 0u);
@@ -84,25 +84,24 @@ TEST(Connector, RefusesWhatCannotBeRight) {
   const Open store = open(kSize, 0, "", 1, 4);
   std::vector<Buffer> buffers;
   buffers.emplace_back(kSize - 1);
-  const auto wrong = store->submit(make_job({.verb = JobVerb::kGet}, {"a"}, &buffers));
+  const auto wrong = store->submit(make_job({.verb = Verb::kGet}, {"a"}, &buffers));
   ASSERT_FALSE(wrong);
   EXPECT_EQ(wrong.error().code, Errc::kInvalidArgument);
-  EXPECT_FALSE(store->submit(make_job({.verb = JobVerb::kExists}, {std::string(511, 'k')})));
+  EXPECT_FALSE(store->submit(make_job({.verb = Verb::kExists}, {std::string(511, 'k')})));
   const std::vector<std::string> many(5, "k");
-  EXPECT_EQ(store->submit(make_job({.verb = JobVerb::kExists}, many)).error().code,
-            Errc::kCapacity);
+  EXPECT_EQ(store->submit(make_job({.verb = Verb::kExists}, many)).error().code, Errc::kCapacity);
   EXPECT_EQ(store->running(), 0u);
-  EXPECT_EQ(run(*store, make_job({.verb = JobVerb::kExists, .deadline = 1}, {"a"})), "TIMEOUT");
+  EXPECT_EQ(run(*store, make_job({.verb = Verb::kExists, .deadline = 1}, {"a"})), "TIMEOUT");
   store->close();
   store->close();
-  EXPECT_EQ(store->submit(make_job({.verb = JobVerb::kExists}, {"k"})).error().code, Errc::kClosed);
+  EXPECT_EQ(store->submit(make_job({.verb = Verb::kExists}, {"k"})).error().code, Errc::kClosed);
 }
 
 TEST(Connector, CompletionsComeThroughOneDescriptor) {
   const Open store = open();
   std::map<std::uint64_t, int> finished;
   for (int index = 0; index < 50; ++index) {
-    const auto job = make_job({.verb = JobVerb::kExists}, {"k"});
+    const auto job = make_job({.verb = Verb::kExists}, {"k"});
     job->quiet = false;
     const auto id = store->submit(job);
     ASSERT_TRUE(id);
@@ -136,7 +135,7 @@ TEST(Connector, ManyThreadsSubmitCancelAndCloseAtOnce) {
           buffers.emplace_back(64 * 1024);
           buffers.back().fill(key);
         }
-        const JobVerb verb = round % 2 == thread % 2 ? JobVerb::kSet : JobVerb::kGet;
+        const Verb verb = round % 2 == thread % 2 ? Verb::kSet : Verb::kGet;
         const auto job = make_job({.verb = verb}, keys, &buffers);
         const auto id = store->submit(job);
         if (!id) continue;  // closed

@@ -106,8 +106,8 @@ RedisConnector::Asked RedisConnector::choose(const Job& job,
                                              const std::vector<std::string>& names) const {
   const Job::Options& options = job.options();
   Asked asked{.indexes = {}, .leading = names.size(), .all = true};
-  const bool answerable = options.verb == JobVerb::kGet || options.verb == JobVerb::kTouch ||
-                          (options.verb == JobVerb::kExists && options.prefix);
+  const bool answerable = options.verb == Verb::kGet || options.verb == Verb::kTouch ||
+                          (options.verb == Verb::kExists && options.prefix);
   if (view_ == nullptr || !answerable) return asked;
   const std::vector<std::string_view> keys(names.begin(), names.end());
   std::vector<redis::Presence> known(keys.size(), redis::Presence::kUnknown);
@@ -162,7 +162,7 @@ Outcome RedisConnector::ask(redis::Client& client, const std::shared_ptr<Job>& j
                             const std::vector<std::string>& names, Asked asked) {
   const Job::Options& options = job->options();
   const auto batch = std::make_shared<redis::Batch>(
-      redis::Batch::Options{.verb = static_cast<redis::Verb>(options.verb),
+      redis::Batch::Options{.verb = options.verb,
                             .deadline = options.deadline,
                             .ttl_ms = options.ttl_ms,
                             .prefix = options.prefix,
@@ -263,7 +263,7 @@ void RedisConnector::conclude(Job& job) {
 
 void RedisConnector::delete_misfits(redis::BatchTaker& client, const Job& job, const Asked& asked) {
   auto removal = std::make_shared<redis::Batch>(redis::Batch::Options{
-      .verb = redis::Verb::kDelete, .deadline = client.deadline_for(0), .framed = true});
+      .verb = Verb::kDelete, .deadline = client.deadline_for(0), .framed = true});
   const std::size_t count = asked.all ? job.size() : asked.indexes.size();
   for (std::size_t item = 0; item < count; ++item) {  // the others may not have settled yet
     const std::size_t index = asked.index(item);

@@ -30,8 +30,8 @@ TEST(RedisConnector, ValuesGoInStripesAndComeBack) {
   EXPECT_EQ(set(*store, "a", 1), "OK");
   EXPECT_TRUE(server.has("p:a") && server.has("p:a#1"));
   expect_value(*store, "a", 1);
-  EXPECT_EQ(run(*store, make_job({.verb = JobVerb::kTouch}, {"a", "b"})), "OK MISS");
-  EXPECT_EQ(run(*store, make_job({.verb = JobVerb::kDelete}, {"a"})), "OK");
+  EXPECT_EQ(run(*store, make_job({.verb = Verb::kTouch}, {"a", "b"})), "OK MISS");
+  EXPECT_EQ(run(*store, make_job({.verb = Verb::kDelete}, {"a"})), "OK");
   EXPECT_FALSE(server.has("p:a#1"));
   EXPECT_EQ(store->running(), 0u);
 }
@@ -80,7 +80,7 @@ TEST(RedisConnector, ManyJobsWithCancelsAndAnEnd) {
           buffers.emplace_back(100'000);
         }
         const auto job =
-            make_job({.verb = round % 2 == 0 ? JobVerb::kSet : JobVerb::kGet}, keys, &buffers);
+            make_job({.verb = round % 2 == 0 ? Verb::kSet : Verb::kGet}, keys, &buffers);
         const auto id = store->submit(job);
         if (!id) continue;
         if (round % 4 == 0) store->cancel(*id);
@@ -136,13 +136,13 @@ TEST(RedisConnector, WhatAViewKnowsToBeAbsentIsNotAskedFor) {
       for (int round = 0; round < 100; ++round) {
         std::vector<Buffer> buffers;
         for (std::size_t key = 0; key < keys.size(); ++key) buffers.emplace_back(1000);
-        const auto read = make_job({.verb = JobVerb::kGet}, keys, &buffers);
+        const auto read = make_job({.verb = Verb::kGet}, keys, &buffers);
         EXPECT_EQ(run(*store, read), "OK MISS OK MISS");
         EXPECT_EQ(buffers[2].text(), value_of(1000, 1));
         EXPECT_EQ(read->progress(), 1u);
-        EXPECT_EQ(run(*store, make_job({.verb = JobVerb::kTouch, .prefix = true}, keys)),
+        EXPECT_EQ(run(*store, make_job({.verb = Verb::kTouch, .prefix = true}, keys)),
                   "OK MISS CANCELLED CANCELLED");
-        const auto none = make_job({.verb = JobVerb::kTouch}, {"no1", "no2"});
+        const auto none = make_job({.verb = Verb::kTouch}, {"no1", "no2"});
         EXPECT_EQ(run(*store, none), "MISS MISS");
         EXPECT_EQ(none->elapsed(), 0);
       }
@@ -159,7 +159,7 @@ TEST(RedisConnector, AClientThatWasClosedEndsItsJobs) {
   const auto client = client_of(server);
   const Open store = open(client);
   client->close();
-  const auto submitted = store->submit(make_job({.verb = JobVerb::kExists}, {"a"}));
+  const auto submitted = store->submit(make_job({.verb = Verb::kExists}, {"a"}));
   ASSERT_FALSE(submitted);
   EXPECT_EQ(submitted.error().code, Errc::kClosed);
   EXPECT_EQ(store->running(), 0u);

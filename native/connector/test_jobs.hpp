@@ -88,14 +88,14 @@ inline std::string set(Connector& connector, const std::string& key, unsigned se
   std::vector<Buffer> buffers;
   buffers.emplace_back(connector.space().value_size_bytes, shift);
   buffers[0].fill(seed);
-  return run(connector, make_job({.verb = JobVerb::kSet}, {key}, &buffers));
+  return run(connector, make_job({.verb = Verb::kSet}, {key}, &buffers));
 }
 
 inline std::string get(Connector& connector, const std::string& key, std::string* value = nullptr,
                        std::size_t shift = 0) {
   std::vector<Buffer> buffers;
   buffers.emplace_back(connector.space().value_size_bytes, shift);
-  const std::string status = run(connector, make_job({.verb = JobVerb::kGet}, {key}, &buffers));
+  const std::string status = run(connector, make_job({.verb = Verb::kGet}, {key}, &buffers));
   if (value != nullptr) *value = buffers[0].text();
   return status;
 }

@@ -22,6 +22,7 @@ using namespace kvferry::redis;
 using kvferry::MutableBytes;
 using kvferry::Nanos;
 using kvferry::Status;
+using kvferry::Verb;
 using kvferry::fuzz::require;
 
 constexpr std::size_t kCommandsMax = 12;

@@ -1,9 +1,7 @@
 #include "redis/batch.hpp"
 
 #include <algorithm>
-#include <chrono>
 
-#include "base/best_effort.hpp"
 #include "base/check.hpp"
 #include "codec/stripe.hpp"
 
@@ -73,7 +71,7 @@ std::span<Command> Batch::stripes(const Command& command) noexcept {
 
 Status Batch::withdrawn(const Command& command) const noexcept {
   if (cancelled() || (source != nullptr && !source->wanted())) return Status::kCancelled;
-  if (command.item > prefix_end_.load(std::memory_order_relaxed)) return Status::kCancelled;
+  if (behind_prefix(command.item)) return Status::kCancelled;
   return Status::kPending;
 }
 
@@ -93,19 +91,8 @@ bool Batch::settle(Command& command, Status status, Reason why) {
   // Pairs with progress().
   const Status before = std::atomic_ref(command.status).exchange(status, std::memory_order_acq_rel);
   check(before == Status::kPending, "a settled command is never settled again");
-  if (status != Status::kOk && options_.prefix) {
-    std::uint32_t end = prefix_end_.load(std::memory_order_relaxed);
-    while (command.item < end &&
-           !prefix_end_.compare_exchange_weak(end, command.item, std::memory_order_relaxed)) {
-    }
-  }
-  if (!why.text.empty()) {
-    const std::lock_guard lock(mutex_);
-    if (error_.empty()) {
-      error_code_ = why.code;
-      best_effort([&] { error_ = why.text; });  // the status says enough
-    }
-  }
+  if (status != Status::kOk && options_.prefix) end_prefix(command.item);
+  note(why);
   return unsettled_.fetch_sub(1, std::memory_order_acq_rel) == 1;
 }
 
@@ -134,24 +121,6 @@ std::size_t Batch::progress() const noexcept {
     ++count;
   }
   return count;
-}
-
-void Batch::finish() {
-  const std::lock_guard lock(mutex_);
-  finished_at_ = monotonic_ns();
-  finished_.store(true, std::memory_order_release);
-  done_.notify_all();
-}
-
-bool Batch::wait(Nanos until) {
-  std::unique_lock lock(mutex_);
-  const auto ready = [this] { return finished_.load(std::memory_order_relaxed); };
-  if (until == kNever) {
-    done_.wait(lock, ready);
-    return true;
-  }
-  const std::chrono::steady_clock::time_point moment{std::chrono::nanoseconds(until)};
-  return done_.wait_until(lock, moment, ready);
 }
 
 void Batch::results(std::uint8_t* statuses, std::uint64_t* sizes) const {

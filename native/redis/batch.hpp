@@ -13,11 +13,9 @@
 
 #include <array>
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -25,14 +23,12 @@
 
 #include "base/bytes.hpp"
 #include "base/clock.hpp"
+#include "base/request_state.hpp"
 #include "base/result.hpp"
 #include "codec/frame.hpp"
 #include "mem/buffer_source.hpp"
 
 namespace kvferry::redis {
-
-// kPing asks a server, not for a key: the key only says which node of a cluster.
-enum class Verb : std::uint8_t { kGet, kSet, kExists, kTouch, kDelete, kPing };
 
 // One command on the wire.
 struct Command {
@@ -81,7 +77,7 @@ class BatchListener {
   virtual void finished(BatchTaker& client, const std::shared_ptr<Batch>& batch) = 0;
 };
 
-class Batch {
+class Batch : public RequestState {
  public:
   struct Options {
     Verb verb = Verb::kGet;
@@ -131,10 +127,6 @@ class Batch {
   // Whether a command need not be sent: the batch was cancelled, its prefix ended before it, or
   // nobody wants what it brings.
   [[nodiscard]] Status withdrawn(const Command& command) const noexcept;
-  void cancel() noexcept { cancelled_.store(true, std::memory_order_relaxed); }
-  [[nodiscard]] bool cancelled() const noexcept {
-    return cancelled_.load(std::memory_order_relaxed);
-  }
 
   // The outcome of one command. `why` is kept if it is the batch's first. Returns true for the
   // last command: then the caller must hand the batch to its completion.
@@ -147,23 +139,12 @@ class Batch {
   // How many leading items are OK by now; their buffers are final.
   [[nodiscard]] std::size_t progress() const noexcept;
 
-  // Wakes wait(). Called once, by whoever got true from settle().
-  void finish();
-
   // --- Afterwards. ---
-  // Waits until finish() or the moment `until`; true when finished.
-  bool wait(Nanos until);
-  [[nodiscard]] bool finished() const noexcept { return finished_.load(std::memory_order_acquire); }
   [[nodiscard]] std::size_t item_count() const noexcept { return items_.size(); }
   // One status per key and the size of each value; requires finished().
   void results(std::uint8_t* statuses, std::uint64_t* sizes) const;
-  // The first that was told; valid as long as this.
-  [[nodiscard]] Reason error() const noexcept { return {error_, error_code_}; }
-  [[nodiscard]] Nanos elapsed() const noexcept { return finished_at_ - submitted_at_; }
   [[nodiscard]] std::size_t payload_bytes() const noexcept { return payload_bytes_; }
 
-  std::uint64_t id = 0;  // set by the client at submission
-  bool quiet = false;    // somebody waits for it: it is not announced on the event fd
   // Instead of the event fd; shared with whoever submitted the batch. Null: there is none.
   std::shared_ptr<BatchListener> listener;
   // GET, framed: where values land that were added without memory; shared with whoever submitted.
@@ -186,16 +167,7 @@ class Batch {
   std::size_t payload_bytes_ = 0;
   std::size_t deferred_count_ = 0;
   std::atomic<std::size_t> unsettled_{0};
-  std::atomic<std::uint32_t> prefix_end_{UINT32_MAX};
-  std::atomic<bool> cancelled_{false};
-  std::atomic<bool> finished_{false};
   std::array<std::mutex, 8> stamp_mutexes_;  // neighbours have different ones
-  std::mutex mutex_;                         // guards error_, error_code_ and the wait
-  std::condition_variable done_;
-  std::string error_;
-  std::optional<Errc> error_code_;
-  Nanos submitted_at_ = monotonic_ns();
-  Nanos finished_at_ = 0;
 };
 
 }  // namespace kvferry::redis

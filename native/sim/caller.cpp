@@ -6,8 +6,6 @@
 namespace kvferry::sim {
 namespace {
 
-using redis::Verb;
-
 constexpr std::size_t kStripedBytes = 4 * kMiB + 4104;
 
 }  // namespace

@@ -23,7 +23,7 @@ class Caller {
 
   // One batch without haste. Empty: there is no memory for it.
   using Keys = std::vector<std::size_t>;
-  std::shared_ptr<redis::Batch> ask(redis::Verb verb, const Keys& keys, bool framed);
+  std::shared_ptr<redis::Batch> ask(Verb verb, const Keys& keys, bool framed);
 
  private:
   std::shared_ptr<redis::Batch> submit(const redis::Batch::Options& options, const Keys& keys);

@@ -96,7 +96,7 @@ void SimClient::finished(redis::Batch& batch) {
 void SimClient::corrupt(redis::Batch& batch, const redis::Command& command) {
   if (closed_) return;
   auto removal = std::make_shared<redis::Batch>(redis::Batch::Options{
-      .verb = redis::Verb::kDelete, .deadline = context_.journal.now() + config_.timeout});
+      .verb = Verb::kDelete, .deadline = context_.journal.now() + config_.timeout});
   removal->add(batch.key(command), {});
   const std::optional<std::size_t> entry = entry_of(batch.key(command));
   // A removal of a second stripe would need a use of its own; those few are not made.

@@ -6,8 +6,6 @@
 namespace kvferry::sim {
 namespace {
 
-using redis::Verb;
-
 // What a client may take: sweeping the queues every 10 ms, and the steps of the schedule.
 constexpr Nanos kLateMax = 25 * kMilli;
 // More than a client in times of peace ever needs.

@@ -32,7 +32,7 @@ enum class Deed : std::uint8_t {
 };
 
 struct Execution {
-  redis::Verb verb;
+  Verb verb;
   std::uint8_t entry;
   Deed deed;
   std::uint16_t version = 0;

@@ -12,8 +12,6 @@
 namespace kvferry::sim {
 namespace {
 
-using redis::Verb;
-
 std::optional<Verb> verb_named(std::string_view word) noexcept {
   if (word == "GET") return Verb::kGet;
   if (word == "SET") return Verb::kSet;

@@ -77,14 +77,14 @@ class Node {
   }
   void answer(Wire& wire, const Words& words, std::size_t count);
   void greet(Wire& wire, const Words& words, std::size_t count);
-  void execute(Wire& wire, redis::Verb verb, const Words& words, std::size_t count);
+  void execute(Wire& wire, Verb verb, const Words& words, std::size_t count);
   // Writes why not, and returns false.
-  bool permits(Wire& wire, redis::Verb verb, std::size_t entry, bool asking);
-  bool owns(Wire& wire, redis::Verb verb, std::size_t entry, bool asking);
+  bool permits(Wire& wire, Verb verb, std::size_t entry, bool asking);
+  bool owns(Wire& wire, Verb verb, std::size_t entry, bool asking);
   void get(Wire& wire, std::size_t entry);
   void set(std::size_t entry, const Words& words, std::size_t count);
   void redirect(Wire& wire, const char* word, std::size_t entry, int to);
-  void busy(Wire& wire, redis::Verb verb, std::size_t entry, Deed deed, std::string_view text);
+  void busy(Wire& wire, Verb verb, std::size_t entry, Deed deed, std::string_view text);
   void reply(Wire& wire, std::string_view text);
 
   const NodeContext& context_;

@@ -125,13 +125,13 @@ class Simulation {
   }
 
   bool round(const Caller::Keys& keys, bool framed) {
-    if (!ask(redis::Verb::kSet, keys, framed)) return false;
+    if (!ask(Verb::kSet, keys, framed)) return false;
     cluster_.replicate_all();
-    return ask(redis::Verb::kGet, keys, framed);
+    return ask(Verb::kGet, keys, framed);
   }
 
   // True: every command was OK.
-  bool ask(redis::Verb verb, const Caller::Keys& keys, bool framed) {
+  bool ask(Verb verb, const Caller::Keys& keys, bool framed) {
     const auto batch = caller_.ask(verb, keys, framed);
     if (batch == nullptr) return true;  // no memory left; nothing to be learnt
     run_while([&] { return !batch->finished(); }, kNever);

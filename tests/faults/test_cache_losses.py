@@ -10,8 +10,10 @@ import pytest
 from kvferry import TieredCache
 from kvferry.cache import losses, writer
 from kvferry.client.batch import BatchResult, Status
+from kvferry.client.operation import Verb
 from kvferry.connectors.base import Usage
 from kvferry.connectors.blocking import BlockingConnector
+from kvferry.connectors.threaded import Checked
 from support.engines import CHUNK, LAYOUT, check, expected, open_engine, prompt, space
 from support.servers import TestServer, wait_for
 from support.stamps import until
@@ -87,27 +89,29 @@ class Recorded(BlockingConnector):
         self.batches: list[list[str]] = []
         self.capacity: int | None = None
 
-    def batch_set(self, keys: Any, buffers: Any, **_: Any) -> BatchResult:
-        self.batches.append([str(key) for key in keys])
-        self.held |= {str(key): bytes(buffer) for key, buffer in zip(keys, buffers, strict=True)}
-        return BatchResult(bytes(len(keys)), [0] * len(keys), 0.001)
+    def answer(self, operation: Checked) -> BatchResult:
+        if operation.verb is Verb.SET:
+            self.batches.append([name.decode() for name in operation.names])
+        return super().answer(operation)
 
-    def batch_get(self, keys: Any, buffers: Any, **_: Any) -> BatchResult:
-        return BatchResult(bytes([Status.MISS]) * len(keys), [0] * len(keys), 0.001)
+    def get_one(self, name: bytes, target: memoryview, left_s: float) -> Status:
+        return Status.MISS
 
-    def batch_exists(self, keys: Any, **_: Any) -> BatchResult:
-        found = bytes(str(key) not in self.held for key in keys)
-        return BatchResult(found, [0] * len(keys), 0.001)
+    def set_one(self, name: bytes, value: memoryview, ttl_s: float | None, left_s: float) -> Status:
+        self.held[name.decode()] = bytes(value)
+        return Status.OK
 
-    def batch_delete(self, keys: Any, **_: Any) -> BatchResult:
-        gone = bytes(self.held.pop(str(key), None) is None for key in keys)
-        return BatchResult(gone, [0] * len(keys), 0.001)
+    def exists_one(self, name: bytes, touch: bool, left_s: float) -> Status:
+        return Status.OK if name.decode() in self.held else Status.MISS
+
+    def delete_one(self, name: bytes, left_s: float) -> Status:
+        return Status.MISS if self.held.pop(name.decode(), None) is None else Status.OK
 
     def usage(self, timeout_s: float = 1.0) -> Usage:
         return Usage(sum(map(len, self.held.values())), self.capacity, len(self.held))
 
     def names_of(self, tokens: list[int], engine: TieredCache) -> list[str]:
-        return [str(key) for key in engine.keys(tokens)]
+        return [self.space.prefix + str(key) for key in engine.keys(tokens)]
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support import clock
+from kvferry.testing import clock
 
 
 @pytest.mark.parametrize(("waited_us", "counted_s"), [(0, 10.0), (5_000_000, 5.5), (10**7, 1.0)])

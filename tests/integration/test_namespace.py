@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kvferry import CacheNamespace, PagePool, RedisClient, Status, errors
+from kvferry.client.operation import Operation, Verb
 from support import clock
 from support.clients import NATIVE, opened
 from support.pure import MIB, payload
@@ -349,7 +350,8 @@ def test_two_writers_of_one_content_agree(valkey: TestServer) -> None:
         ours.set("v", value)
         target = bytearray(size_bytes)
         for _ in range(rounds):
-            ids = [c.client._submit(1, ["kv:v"], [value], frame=c._frame) for c in (ours, theirs)]
+            framed = Operation(Verb.SET, ["kv:v"], [value], frame=ours._frame)
+            ids = [each.client.announce(framed) for each in (ours, theirs)]
             assert ours.get("v", target) is True  # also in the middle of both
             assert target == value
             for writer, batch_id in ((one, ids[0]), (two, ids[1])):

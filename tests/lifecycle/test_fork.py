@@ -276,8 +276,8 @@ async def main():
     await aclient.aclose()
 
 def leave(code):  # the way of sys.exit, which cannot leave a running loop
-    import kvferry.client.native as native
-    native._close_all()
+    import kvferry.client.handle as handle
+    handle._close_all()
     os._exit(code)
 asyncio.run(main())
 """

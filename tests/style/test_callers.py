@@ -99,3 +99,10 @@ def test_exceptions_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     needed = {message.split()[2][:-1] for _, _, message in callers.uncalled(ROOT, files)}
     assert needed == set(excepted)
     assert all(excepted.values())
+
+
+def test_tests_that_the_package_ships_are_called_by_pytest(tmp_path: Path) -> None:
+    shipped = "def test_it() -> None: ...\ndef helped() -> None: ...\n"
+    assert found(tmp_path, {"src/kvferry/testing/a.py": shipped}) == [
+        "src/kvferry/testing/a.py:2 helped"
+    ]

@@ -10,67 +10,40 @@ import contextlib
 import itertools
 import sqlite3
 import sys
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvferry.chunks.keys import describe_identity, identity_digest
 from kvferry.client.pure.client import PureRedisClient
 from kvferry.connectors import Connector, Space, load_connector
+from kvferry.testing.driver import PREFIX, StoreDriver, space_of, value_of
 from support.native_client import stores
 from support.servers import TestServer
 
-PREFIX = "kv:"
-DAMAGES = ("header", "payload", "truncated", "other key", "not ours")
+__all__ = ["DRIVERS", "SpecDriver", "StoreDriver", "space_of", "value_of"]
+
 _EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 _names = itertools.count()
 
 
-def space_of(size_bytes: int, *, prefix: str = PREFIX, **identity: str) -> Space:
-    """A space whose identity is described by `identity`."""
-    description = describe_identity(model="tiny", **identity)
-    return Space(prefix, identity_digest(description), size_bytes, description)
-
-
-def value_of(size_bytes: int, seed: int = 0) -> bytes:
-    """Bytes that differ for each seed, at both ends as well."""
-    block = bytes((seed * 37 + i * (2 * seed + 1)) % 256 for i in range(251))
-    return (block * (size_bytes // len(block) + 1))[:size_bytes]
-
-
-class Driver(ABC):
-    """A way to open connectors on one store.
-
-    Attributes:
-        persistent: Whether what is stored outlives the connectors.
-        damages: What of DAMAGES `damage` can do.
-        knows_more: Lengths, times to live, keys, identities, and what others stored.
-    """
-
-    persistent = knows_more = True
-    damages: tuple[str, ...] = DAMAGES
+class SpecDriver(StoreDriver):
+    """A driver that a specification opens."""
 
     @abstractmethod
     def spec(self) -> dict[str, Any]:
         """What `load_connector` needs."""
 
     def open(self, space: Space, **settings: Any) -> Connector:
-        """A connector on the store."""
         return load_connector({**self.spec(), **settings}, space)
 
     def limited(self, space: Space, capacity_bytes: int) -> Connector | None:
-        """A connector with a limit of its own; None: it is the server's."""
         return self.open(space, capacity_gb=capacity_bytes / (1 << 30))
 
-    def damage(self, key: str, other: str, kind: str) -> None:
-        """Spoil the value of `key`; `other` is another one of the same space."""
-        raise NotImplementedError
 
-
-class MemoryDriver(Driver):
+class MemoryDriver(SpecDriver):
     persistent = False
     damages = ()
 
@@ -84,7 +57,7 @@ class MemoryDriver(Driver):
         return load_connector({"type": "memory", "capacity_gb": capacity_bytes / (1 << 30)}, space)
 
 
-class FileDriver(Driver):
+class FileDriver(SpecDriver):
     def __init__(self, path: Path, **settings: Any) -> None:
         self._path, self._settings = path, settings
 
@@ -108,7 +81,7 @@ class FileDriver(Driver):
         raise AssertionError(f"no file has {key}")
 
 
-class RedisDriver(Driver):
+class RedisDriver(SpecDriver):
     def __init__(self, server: TestServer) -> None:
         self._server = server
 
@@ -139,7 +112,7 @@ class RedisDriver(Driver):
         return PureRedisClient(host=self._server.host, port=self._server.port)
 
 
-class PluginDriver(Driver):
+class PluginDriver(SpecDriver):
     damages = ("payload", "truncated", "not ours")
 
     def __init__(self, path: Path) -> None:
@@ -165,7 +138,7 @@ class PluginDriver(Driver):
         return {"type": "plugin", "module_path": path, "params": params}
 
 
-class NativeDriver(Driver):
+class NativeDriver(SpecDriver):
     """A client of the contract that LMCache calls native; see support/native_client.py."""
 
     persistent = knows_more = False
@@ -217,7 +190,7 @@ DRIVERS = (
 @pytest.fixture(params=DRIVERS)
 def driver(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Driver]:
+) -> Iterator[StoreDriver]:
     made: dict[str, Any] = {
         "memory": lambda: MemoryDriver(),
         "file": lambda: FileDriver(tmp_path / "kv"),

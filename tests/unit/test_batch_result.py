@@ -9,6 +9,7 @@ import pytest
 
 from kvferry import errors
 from kvferry.client.batch import BatchResult, Status
+from kvferry.client.operation import Operation, Verb
 
 
 def result(*statuses: Status, error: str | None = None) -> BatchResult:
@@ -130,3 +131,8 @@ def test_each_kind_of_native_error_has_one_exception() -> None:
     classes = dict(re.findall(r'case Errc::(k\w+):\s+return "(\w+)";', table))
     assert list(classes) == codes
     assert set(classes.values()) < set(errors.__all__)
+
+
+def test_an_operation_shows_no_values() -> None:
+    operation = Operation(Verb.SET, ["a", "b"], [b"secret", b"secret"])
+    assert repr(operation) == "<Operation SET of 2 keys>"

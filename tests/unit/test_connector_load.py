@@ -14,10 +14,13 @@ from kvferry.errors import ConfigError, UsageError
 
 SPACE = Space("p:", b"i" * 16, 100)
 PLUGIN = """
+from kvferry.connectors import BlockingConnector
 from kvferry.connectors.memory import MemoryConnector
 class Store:
     def __init__(self, space, **params): raise RuntimeError(f"cannot: {params}")
-class Half:
+class Half(BlockingConnector):
+    def delete_one(self, name, left_s): pass
+class Nothing:
     def __init__(self, space, **params): pass
 def memory(space, **params): return MemoryConnector(space, **params)
 """
@@ -51,7 +54,8 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         ({"type": "plugin", "module_path": "no_such_module:X"}, "no_such_module"),
         ({"type": "plugin", "module_path": "plugin_of_a_test:Stoer"}, "did you mean 'Store'"),
         ({"type": "plugin", "module_path": "plugin_of_a_test"}, "name its class"),
-        ({"type": "plugin", "module_path": "plugin_of_a_test:Half"}, "lacks available, batch_"),
+        ({"type": "plugin", "module_path": "plugin_of_a_test:Half"}, "lacks exists_one, get_"),
+        ({"type": "plugin", "module_path": "plugin_of_a_test:Nothing"}, "derive it from that"),
         ({"type": "plugin", "module_path": "plugin_of_a_test:Half", "params": 5}, "no mapping"),
         ({"type": "plugin", "module": "x"}, "did you mean 'module_path'"),
     ],

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from kvferry import Hashes, Identity, KVLayout, TieredCache
 from kvferry.chunks.keys import chunk_hashes
-from kvferry.client.batch import BatchResult
-from kvferry.connectors.base import BufferLike, Key, Usage
+from kvferry.client.batch import Status
+from kvferry.connectors.base import Usage
 from kvferry.connectors.blocking import BlockingConnector
 from kvferry.errors import BadBufferError, ClosedError, ConfigError, UsageError
 from support import clock
@@ -65,43 +65,30 @@ class Slow(BlockingConnector):
 
     def __init__(self) -> None:
         super().__init__(space(), threads=8)
-        self.held: dict[str, bytes] = {}
+        self.held: dict[bytes, bytes] = {}
         self.gets = 0
         self.gate = threading.Event()
         self.gate.set()
 
-    def batch_get(
-        self,
-        keys: Sequence[Key],
-        buffers: Sequence[BufferLike],
-        *,
-        prefix: bool = False,
-        timeout_s: float | None = None,
-    ) -> BatchResult:
+    def get_one(self, name: bytes, target: memoryview, left_s: float) -> Status:
         self.gate.wait(60)
-        self.gets += len(keys)
-        statuses = bytearray(len(keys))
-        for index, (key, buffer) in enumerate(zip(keys, buffers, strict=True)):
-            value = self.held.get(str(key))
-            if value is None:
-                statuses[index] = 1
-            else:
-                memoryview(buffer).cast("B")[:] = value  # type: ignore[arg-type]
-        return BatchResult(bytes(statuses), [len(b) for b in self.held.values()], 0.0)
+        self.gets += 1
+        value = self.held.get(name)
+        if value is None:
+            return Status.MISS
+        target[:] = value
+        return Status.OK
 
-    def batch_set(self, keys: Any, buffers: Any, **_: Any) -> BatchResult:
+    def set_one(self, name: bytes, value: memoryview, ttl_s: float | None, left_s: float) -> Status:
         self.gate.wait(60)
-        for key, buffer in zip(keys, buffers, strict=True):
-            self.held[str(key)] = bytes(buffer)
-        return BatchResult(bytes(len(keys)), [0] * len(keys), 0.0)
+        self.held[name] = bytes(value)
+        return Status.OK
 
-    def batch_exists(self, keys: Any, **_: Any) -> BatchResult:
-        found = bytes(str(key) not in self.held for key in keys)
-        return BatchResult(found, [0] * len(keys), 0.0)
+    def exists_one(self, name: bytes, touch: bool, left_s: float) -> Status:
+        return Status.OK if name in self.held else Status.MISS
 
-    def batch_delete(self, keys: Any, **_: Any) -> BatchResult:
-        gone = bytes(self.held.pop(str(key), None) is None for key in keys)
-        return BatchResult(gone, [0] * len(keys), 0.0)
+    def delete_one(self, name: bytes, left_s: float) -> Status:
+        return Status.MISS if self.held.pop(name, None) is None else Status.OK
 
     def usage(self, timeout_s: float = 1.0) -> Usage:
         return Usage(sum(map(len, self.held.values())), None, len(self.held))

@@ -11,21 +11,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
 from kvferry.client.batch import BatchResult, only
-from kvferry.client.buffers import BufferLike, Key
+from kvferry.client.methods import AwaitedKeyMethods
 from kvferry.client.namespace import AsyncCacheNamespace
-from kvferry.client.native import PING_KEY, NativeClient, ValueFrame, Verb, server_info
+from kvferry.client.native import PING_KEY, NativeClient, server_info
+from kvferry.client.operation import Operation, Verb
 from kvferry.config import ClientConfig
 from kvferry.errors import ClosedError, UsageError
 
 __all__ = ["AsyncRedisClient"]
 
 
-class AsyncRedisClient(NativeClient):
+class AsyncRedisClient(NativeClient, AwaitedKeyMethods):
     """`RedisClient` for asyncio: the same arguments, results and errors, awaited.
 
     It belongs to the event loop that first uses it, and moves to another one when that has ended.
@@ -48,66 +48,15 @@ class AsyncRedisClient(NativeClient):
     ) -> None:
         await self.aclose()
 
-    async def get(self, key: Key, buffer: BufferLike) -> bool:
-        """See `RedisClient.get`."""
-        return only(await self.batch_get([key], [buffer]))
-
-    async def set(self, key: Key, buffer: BufferLike, *, ttl_s: float | None = None) -> None:
-        """See `RedisClient.set`."""
-        only(await self.batch_set([key], [buffer], ttl_s=ttl_s))
-
-    async def exists(self, key: Key) -> bool:
-        """See `RedisClient.exists`."""
-        return only(await self.batch_exists([key]))
-
-    async def delete(self, key: Key) -> bool:
-        """See `RedisClient.delete`."""
-        return only(await self.batch_delete([key]))
-
-    async def batch_get(
-        self,
-        keys: Sequence[Key],
-        buffers: Sequence[BufferLike],
-        *,
-        prefix: bool = False,
-        timeout_s: float | None = None,
-    ) -> BatchResult:
-        """See `RedisClient.batch_get`."""
-        return await self._await(Verb.GET, keys, buffers, prefix=prefix, timeout_s=timeout_s)
-
-    async def batch_set(
-        self,
-        keys: Sequence[Key],
-        buffers: Sequence[BufferLike],
-        *,
-        ttl_s: float | None = None,
-        timeout_s: float | None = None,
-    ) -> BatchResult:
-        """See `RedisClient.batch_set`."""
-        return await self._await(Verb.SET, keys, buffers, ttl_s=ttl_s, timeout_s=timeout_s)
-
-    async def batch_exists(
-        self,
-        keys: Sequence[Key],
-        *,
-        prefix: bool = False,
-        touch: bool = False,
-        timeout_s: float | None = None,
-    ) -> BatchResult:
-        """See `RedisClient.batch_exists`."""
-        verb = Verb.TOUCH if touch else Verb.EXISTS
-        return await self._await(verb, keys, None, prefix=prefix, timeout_s=timeout_s)
-
-    async def batch_delete(
-        self, keys: Sequence[Key], *, timeout_s: float | None = None
-    ) -> BatchResult:
-        """See `RedisClient.batch_delete`."""
-        return await self._await(Verb.DELETE, keys, None, timeout_s=timeout_s)
+    async def perform(self, operation: Operation) -> BatchResult:
+        """See `BatchMethods`."""
+        self._attach()
+        return await self._finished(self.announce(operation))
 
     async def ping(self) -> float:
         """See `RedisClient.ping`."""
         start = time.perf_counter()
-        only(await self._await(Verb.PING, [PING_KEY], None))
+        only(await self.perform(Operation(Verb.PING, [PING_KEY])))
         return time.perf_counter() - start
 
     async def server_info(self) -> dict[str, str]:
@@ -132,23 +81,6 @@ class AsyncRedisClient(NativeClient):
         if native is not None:
             self._settle()
         self._detach()
-
-    async def _await(
-        self,
-        verb: Verb,
-        keys: Sequence[Key],
-        buffers: Sequence[BufferLike] | None,
-        *,
-        timeout_s: float | None = None,
-        ttl_s: float | None = None,
-        prefix: bool = False,
-        frame: ValueFrame | None = None,
-    ) -> BatchResult:
-        self._attach()
-        batch_id = self._submit(
-            verb, keys, buffers, timeout_s=timeout_s, ttl_s=ttl_s, prefix=prefix, frame=frame
-        )
-        return await self._finished(batch_id)
 
     async def _finished(self, batch_id: int) -> BatchResult:
         assert self._loop is not None

@@ -15,28 +15,29 @@ A namespace has no life of its own: it lasts as long as its client, and costs no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Protocol
 
-from kvferry.client.batch import BatchResult, only
+from kvferry.client.batch import BatchResult
 from kvferry.client.buffers import BufferLike, Key, encode_key, encode_keys, readable, writable
-from kvferry.client.native import ValueFrame, Verb
+from kvferry.client.methods import AwaitedKeyMethods, KeyMethods
+from kvferry.client.operation import Operation, ValueFrame, Verb
 from kvferry.errors import BadBufferError, UsageError
 
 __all__ = ["AsyncCacheNamespace", "CacheNamespace"]
 
 
-class Runs(Protocol):
+class Performs(Protocol):
     """What a namespace needs of a `RedisClient`, which is above it."""
 
-    def _run(self, *request: Any, **limits: Any) -> BatchResult: ...
+    def perform(self, operation: Operation) -> BatchResult: ...
     def presence(self, keys: Sequence[Key]) -> list[bool | None]: ...
 
 
 class Awaits(Protocol):
     """What a namespace needs of an `AsyncRedisClient`, which is above it."""
 
-    async def _await(self, *request: Any, **limits: Any) -> BatchResult: ...
+    def perform(self, operation: Operation) -> Coroutine[Any, Any, BatchResult]: ...
     def presence(self, keys: Sequence[Key]) -> list[bool | None]: ...
 
 
@@ -56,6 +57,21 @@ class _Namespace:
         return (
             f"<{type(self).__name__} {self.prefix!r} of {self.value_size_bytes} bytes, "
             f"identity {self.identity.hex()}>"
+        )
+
+    def _framed(self, operation: Operation) -> Operation:
+        """The operation of the client that is below."""
+        names, buffers = self._keys(operation.keys), operation.buffers
+        if buffers is not None:
+            buffers = self._views(buffers, writable if operation.verb is Verb.GET else readable)
+        return Operation(
+            operation.verb,
+            names,
+            buffers,
+            operation.prefix,
+            operation.ttl_s,
+            operation.timeout_s,
+            self._frame,
         )
 
     def _keys(self, keys: Iterable[Key]) -> list[Key]:
@@ -81,8 +97,12 @@ class _Namespace:
         return views
 
 
-class CacheNamespace(_Namespace):
-    """A cache namespace of a `RedisClient`, whose arguments, results and errors it shares.
+class CacheNamespace(_Namespace, KeyMethods):
+    """A cache namespace of a `RedisClient`, whose methods, results and errors it shares.
+
+    What differs: a get also says CORRUPT (`CorruptError`) of what is not the value that was stored,
+    which is then being deleted; SIZE_MISMATCH is of a value that is intact and of another length. A
+    key exists if every stripe of its value does, and all of them are deleted.
 
     Args:
         client: A `RedisClient`; moves the bytes.
@@ -97,80 +117,14 @@ class CacheNamespace(_Namespace):
     """
 
     def __init__(
-        self, client: Runs, *, prefix: str, identity: bytes, value_size_bytes: int
+        self, client: Performs, *, prefix: str, identity: bytes, value_size_bytes: int
     ) -> None:
         super().__init__(prefix, identity, value_size_bytes)
         self.client = client
 
-    def get(self, key: Key, buffer: BufferLike) -> bool:
-        """Read a value into `buffer`; False: there is none, or not all of it is there.
-
-        Raises:
-            CorruptError: What is there is damaged or something else; it is being deleted.
-            SizeMismatchError: What is there is intact and of another length.
-            Others: As `RedisClient.get`.
-        """
-        return only(self.batch_get([key], [buffer]))
-
-    def set(self, key: Key, buffer: BufferLike, *, ttl_s: float | None = None) -> None:
-        """Store the bytes of `buffer`. Raises as `RedisClient.set`."""
-        only(self.batch_set([key], [buffer], ttl_s=ttl_s))
-
-    def exists(self, key: Key) -> bool:
-        """Whether the server has every stripe of the value. Raises as `RedisClient.exists`."""
-        return only(self.batch_exists([key]))
-
-    def delete(self, key: Key) -> bool:
-        """Delete all stripes; whether the value was there. Raises as `RedisClient.delete`."""
-        return only(self.batch_delete([key]))
-
-    def batch_get(
-        self,
-        keys: Sequence[Key],
-        buffers: Sequence[BufferLike],
-        *,
-        prefix: bool = False,
-        timeout_s: float | None = None,
-    ) -> BatchResult:
-        """See `RedisClient.batch_get`; what is not the value that was stored is CORRUPT."""
-        names, views = self._keys(keys), self._views(buffers, writable)
-        return self.client._run(
-            Verb.GET, names, views, prefix=prefix, timeout_s=timeout_s, frame=self._frame
-        )
-
-    def batch_set(
-        self,
-        keys: Sequence[Key],
-        buffers: Sequence[BufferLike],
-        *,
-        ttl_s: float | None = None,
-        timeout_s: float | None = None,
-    ) -> BatchResult:
-        """See `RedisClient.batch_set`."""
-        names, views = self._keys(keys), self._views(buffers, readable)
-        return self.client._run(
-            Verb.SET, names, views, ttl_s=ttl_s, timeout_s=timeout_s, frame=self._frame
-        )
-
-    def batch_exists(
-        self,
-        keys: Sequence[Key],
-        *,
-        prefix: bool = False,
-        touch: bool = False,
-        timeout_s: float | None = None,
-    ) -> BatchResult:
-        """See `RedisClient.batch_exists`; OK = every stripe is there."""
-        verb = Verb.TOUCH if touch else Verb.EXISTS
-        names = self._keys(keys)
-        return self.client._run(
-            verb, names, None, prefix=prefix, timeout_s=timeout_s, frame=self._frame
-        )
-
-    def batch_delete(self, keys: Sequence[Key], *, timeout_s: float | None = None) -> BatchResult:
-        """See `RedisClient.batch_delete`; it deletes all stripes."""
-        names = self._keys(keys)
-        return self.client._run(Verb.DELETE, names, None, timeout_s=timeout_s, frame=self._frame)
+    def perform(self, operation: Operation) -> BatchResult:
+        """See `BatchMethods`."""
+        return self.client.perform(self._framed(operation))
 
     def presence(self, keys: Sequence[Key]) -> list[bool | None]:
         """See `RedisClient.presence`. Of a striped value the first stripe decides, which is stored
@@ -178,7 +132,7 @@ class CacheNamespace(_Namespace):
         return self.client.presence(self._keys(keys))
 
 
-class AsyncCacheNamespace(_Namespace):
+class AsyncCacheNamespace(_Namespace, AwaitedKeyMethods):
     """`CacheNamespace` for asyncio, over an `AsyncRedisClient`: the same, awaited."""
 
     def __init__(
@@ -187,73 +141,9 @@ class AsyncCacheNamespace(_Namespace):
         super().__init__(prefix, identity, value_size_bytes)
         self.client = client
 
-    async def get(self, key: Key, buffer: BufferLike) -> bool:
-        """See `CacheNamespace.get`."""
-        return only(await self.batch_get([key], [buffer]))
-
-    async def set(self, key: Key, buffer: BufferLike, *, ttl_s: float | None = None) -> None:
-        """See `CacheNamespace.set`."""
-        only(await self.batch_set([key], [buffer], ttl_s=ttl_s))
-
-    async def exists(self, key: Key) -> bool:
-        """See `CacheNamespace.exists`."""
-        return only(await self.batch_exists([key]))
-
-    async def delete(self, key: Key) -> bool:
-        """See `CacheNamespace.delete`."""
-        return only(await self.batch_delete([key]))
-
-    async def batch_get(
-        self,
-        keys: Sequence[Key],
-        buffers: Sequence[BufferLike],
-        *,
-        prefix: bool = False,
-        timeout_s: float | None = None,
-    ) -> BatchResult:
-        """See `CacheNamespace.batch_get`."""
-        names, views = self._keys(keys), self._views(buffers, writable)
-        return await self.client._await(
-            Verb.GET, names, views, prefix=prefix, timeout_s=timeout_s, frame=self._frame
-        )
-
-    async def batch_set(
-        self,
-        keys: Sequence[Key],
-        buffers: Sequence[BufferLike],
-        *,
-        ttl_s: float | None = None,
-        timeout_s: float | None = None,
-    ) -> BatchResult:
-        """See `CacheNamespace.batch_set`."""
-        names, views = self._keys(keys), self._views(buffers, readable)
-        return await self.client._await(
-            Verb.SET, names, views, ttl_s=ttl_s, timeout_s=timeout_s, frame=self._frame
-        )
-
-    async def batch_exists(
-        self,
-        keys: Sequence[Key],
-        *,
-        prefix: bool = False,
-        touch: bool = False,
-        timeout_s: float | None = None,
-    ) -> BatchResult:
-        """See `CacheNamespace.batch_exists`."""
-        verb = Verb.TOUCH if touch else Verb.EXISTS
-        names = self._keys(keys)
-        return await self.client._await(
-            verb, names, None, prefix=prefix, timeout_s=timeout_s, frame=self._frame
-        )
-
-    async def batch_delete(
-        self, keys: Sequence[Key], *, timeout_s: float | None = None
-    ) -> BatchResult:
-        """See `CacheNamespace.batch_delete`."""
-        names = self._keys(keys)
-        return await self.client._await(
-            Verb.DELETE, names, None, timeout_s=timeout_s, frame=self._frame
-        )
+    async def perform(self, operation: Operation) -> BatchResult:
+        """See `BatchMethods`."""
+        return await self.client.perform(self._framed(operation))
 
     def presence(self, keys: Sequence[Key]) -> list[bool | None]:
         """See `CacheNamespace.presence`; nothing to await."""

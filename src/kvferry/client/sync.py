@@ -10,19 +10,19 @@ A call waits without the GIL. ``Ctrl-C`` withdraws it and returns when its buffe
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from kvferry.client.batch import BatchResult, only
-from kvferry.client.buffers import BufferLike, Key
+from kvferry.client.batch import only
+from kvferry.client.methods import KeyMethods
 from kvferry.client.namespace import CacheNamespace
-from kvferry.client.native import PING_KEY, NativeClient, Verb, server_info
+from kvferry.client.native import PING_KEY, NativeClient, server_info
+from kvferry.client.operation import Operation, Verb
 
 __all__ = ["RedisClient"]
 
 
-class RedisClient(NativeClient):
+class RedisClient(NativeClient, KeyMethods):
     """A client of a Redis or Valkey server, a cluster, or what Sentinels watch.
 
     Args:
@@ -44,101 +44,13 @@ class RedisClient(NativeClient):
     ) -> None:
         self.close()
 
-    # --- One key: exceptions for failures ---
-
-    def get(self, key: Key, buffer: BufferLike) -> bool:
-        """Read a value into `buffer`, which must have exactly its length.
-
-        Returns:
-            True: the buffer is filled. False: no such key.
-
-        Raises:
-            SizeMismatchError, ServerError, DeadlineExceeded, UnavailableError: The buffer's content
-                is undefined.
-            BadBufferError, UsageError: Nothing was sent.
-        """
-        return only(self.batch_get([key], [buffer]))
-
-    def set(self, key: Key, buffer: BufferLike, *, ttl_s: float | None = None) -> None:
-        """Store the bytes of `buffer`, up to the server's limit; `ttl_s` in seconds.
-
-        When it returns, the server has stored them since the call began. A try without an answer
-        is repeated on another connection; the first one is reset, so that what is left of it on the
-        way is dropped. Behind a proxy that keeps bytes for the server nobody can rule out that they
-        arrive later, even behind a newer value of the key; see docs/guides/client.md.
-
-        Raises:
-            ServerError, DeadlineExceeded, UnavailableError: It may or may not be stored, or be
-                stored yet: its connection is answered or reset within `stall_timeout_s`.
-            BadBufferError, UsageError: Nothing was sent.
-        """
-        only(self.batch_set([key], [buffer], ttl_s=ttl_s))
-
-    def exists(self, key: Key) -> bool:
-        """Whether the key exists. Raises as `get`."""
-        return only(self.batch_exists([key]))
-
-    def delete(self, key: Key) -> bool:
-        """Delete the key; whether it was there. Raises as `get`."""
-        return only(self.batch_delete([key]))
+    perform = NativeClient._run
 
     def ping(self) -> float:
         """The round-trip time of a small command, in seconds. Raises as `get`."""
         start = time.perf_counter()
-        only(self._run(Verb.PING, [PING_KEY], None))
+        only(self.perform(Operation(Verb.PING, [PING_KEY])))
         return time.perf_counter() - start
-
-    # --- Many keys: a status for each, no exceptions for what a server or network does ---
-
-    def batch_get(
-        self,
-        keys: Sequence[Key],
-        buffers: Sequence[BufferLike],
-        *,
-        prefix: bool = False,
-        timeout_s: float | None = None,
-    ) -> BatchResult:
-        """Read many values, each straight into its own buffer.
-
-        Args:
-            keys: One per buffer.
-            buffers: Writable, contiguous, apart from each other, each as long as its value.
-            prefix: Stop asking after the first key that is not OK; keys behind it that were not
-                asked for are CANCELLED.
-            timeout_s: Limit for the batch, in seconds; default: it grows with the bytes.
-
-        Raises:
-            UsageError, BadBufferError: Nothing was sent.
-            ClosedError, CapacityError: Nothing was sent.
-        """
-        return self._run(Verb.GET, keys, buffers, prefix=prefix, timeout_s=timeout_s)
-
-    def batch_set(
-        self,
-        keys: Sequence[Key],
-        buffers: Sequence[BufferLike],
-        *,
-        ttl_s: float | None = None,
-        timeout_s: float | None = None,
-    ) -> BatchResult:
-        """Store many values; `ttl_s` in seconds. Raises as `batch_get`."""
-        return self._run(Verb.SET, keys, buffers, ttl_s=ttl_s, timeout_s=timeout_s)
-
-    def batch_exists(
-        self,
-        keys: Sequence[Key],
-        *,
-        prefix: bool = False,
-        touch: bool = False,
-        timeout_s: float | None = None,
-    ) -> BatchResult:
-        """Which keys exist: OK or MISS. `touch` also refreshes them for the server's LRU."""
-        verb = Verb.TOUCH if touch else Verb.EXISTS
-        return self._run(verb, keys, None, prefix=prefix, timeout_s=timeout_s)
-
-    def batch_delete(self, keys: Sequence[Key], *, timeout_s: float | None = None) -> BatchResult:
-        """Delete keys: OK = was there, MISS = was not."""
-        return self._run(Verb.DELETE, keys, None, timeout_s=timeout_s)
 
     def server_info(self) -> dict[str, str]:
         """What ``INFO`` says, over a connection of its own. Raises as `get`."""

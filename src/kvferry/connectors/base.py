@@ -5,8 +5,9 @@ identity that its bytes must have, and that length. A value that was stored unde
 identity, that is damaged or of another length, is never given out: it is CORRUPT or SIZE_MISMATCH,
 counted by its cause, and deleted.
 
-Every operation comes in three forms: blocking (``batch_get``), with a ticket to wait on
-(``submit_get``), and raw (``submit_batch_get``: an id, then `event_fd` and `drain_completions`).
+An `Operation` is carried out in one of three ways: blocking (`perform`), with a ticket to wait on
+(`submit`), and raw (`announce`: an id, then `event_fd` and `drain_completions`). Each has a method
+for each verb, which stores get from here (``batch_get``, ``submit_get``, ``submit_batch_get``).
 What a store does wrong is a status of the key with a text in the result. Exceptions are for calls
 that cannot be right (`UsageError`), for a connector that is closed (`ClosedError`), for one that
 has too much to do already (`CapacityError`; nothing was begun), and see `DeadlineExceeded` below.
@@ -20,14 +21,17 @@ the one case in which its buffers are still in use, until the connector has let 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self, TypeAlias, runtime_checkable
+from typing import Protocol, Self, TypeAlias
 
 from kvferry._shown import shown
 from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.client.batch import BatchResult
 from kvferry.client.buffers import BufferLike, Key, encode_key
+from kvferry.client.methods import BatchMethods, RawMethods
+from kvferry.client.operation import Operation, Verb
 from kvferry.errors import UsageError
 
 __all__ = ["BufferLike", "Connector", "Key", "ScanBatch", "Space", "Ticket", "Usage"]
@@ -98,49 +102,12 @@ class Ticket(Protocol):
         """How many leading keys are OK by now; their buffers are final."""
 
 
-@runtime_checkable
-class Connector(Protocol):
-    """A store. All methods may be called from any thread, `drain_completions` from one at a time.
+class TicketMethods(ABC):
+    """`BatchMethods`, returning at once."""
 
-    `timeout_s` limits a job, in seconds; None: it grows with the bytes. With ``prefix=True``, keys
-    behind the first one that is not OK need not be asked for, and are CANCELLED then.
-    """
-
-    @property
-    def space(self) -> Space: ...
-
-    def batch_get(
-        self,
-        keys: Sequence[Key],
-        buffers: Sequence[BufferLike],
-        *,
-        prefix: bool = False,
-        timeout_s: float | None = None,
-    ) -> BatchResult:
-        """Read values, each into its buffer."""
-
-    def batch_set(
-        self,
-        keys: Sequence[Key],
-        buffers: Sequence[BufferLike],
-        *,
-        ttl_s: float | None = None,
-        timeout_s: float | None = None,
-    ) -> BatchResult:
-        """Store values; a store that is full answers SERVER_ERROR."""
-
-    def batch_exists(
-        self,
-        keys: Sequence[Key],
-        *,
-        prefix: bool = False,
-        touch: bool = False,
-        timeout_s: float | None = None,
-    ) -> BatchResult:
-        """Ask which keys are there (OK or MISS); `touch` makes them recently used."""
-
-    def batch_delete(self, keys: Sequence[Key], *, timeout_s: float | None = None) -> BatchResult:
-        """Delete keys: OK = was there, MISS = was not."""
+    @abstractmethod
+    def submit(self, operation: Operation) -> Ticket:
+        """Start an operation. Raises as `RawMethods.announce`."""
 
     def submit_get(
         self,
@@ -151,6 +118,7 @@ class Connector(Protocol):
         timeout_s: float | None = None,
     ) -> Ticket:
         """As `batch_get`, returning at once."""
+        return self.submit(Operation(Verb.GET, keys, buffers, prefix, None, timeout_s))
 
     def submit_set(
         self,
@@ -161,6 +129,7 @@ class Connector(Protocol):
         timeout_s: float | None = None,
     ) -> Ticket:
         """As `batch_set`, returning at once."""
+        return self.submit(Operation(Verb.SET, keys, buffers, False, ttl_s, timeout_s))
 
     def submit_exists(
         self,
@@ -171,58 +140,35 @@ class Connector(Protocol):
         timeout_s: float | None = None,
     ) -> Ticket:
         """As `batch_exists`, returning at once."""
+        verb = Verb.TOUCH if touch else Verb.EXISTS
+        return self.submit(Operation(verb, keys, None, prefix, None, timeout_s))
 
     def submit_delete(self, keys: Sequence[Key], *, timeout_s: float | None = None) -> Ticket:
         """As `batch_delete`, returning at once."""
+        return self.submit(Operation(Verb.DELETE, keys, None, False, None, timeout_s))
 
-    def submit_batch_get(
-        self,
-        keys: Sequence[Key],
-        buffers: Sequence[BufferLike],
-        *,
-        prefix: bool = False,
-        timeout_s: float | None = None,
-    ) -> int:
-        """As `batch_get`; returns an id at once, for `drain_completions`."""
 
-    def submit_batch_set(
-        self,
-        keys: Sequence[Key],
-        buffers: Sequence[BufferLike],
-        *,
-        ttl_s: float | None = None,
-        timeout_s: float | None = None,
-    ) -> int:
-        """As `batch_set`; returns an id at once."""
+class Connector(BatchMethods[BatchResult], TicketMethods, RawMethods):
+    """A store. All methods may be called from any thread, `drain_completions` from one at a time.
 
-    def submit_batch_exists(
-        self,
-        keys: Sequence[Key],
-        *,
-        prefix: bool = False,
-        touch: bool = False,
-        timeout_s: float | None = None,
-    ) -> int:
-        """As `batch_exists`; returns an id at once."""
+    A store must carry out operations, say how far a raw one is and what there is, and end. The rest
+    it may have: without it, it keeps nothing beside the values and knows no other spaces. With
+    ``prefix=True``, keys behind the first one that is not OK need not be asked for, and are
+    CANCELLED then.
 
-    def submit_batch_delete(self, keys: Sequence[Key], *, timeout_s: float | None = None) -> int:
-        """As `batch_delete`; returns an id at once."""
+    Attributes:
+        space: What it was opened with.
+    """
 
-    def event_fd(self) -> int:
-        """A descriptor that is readable while completions wait. It belongs to the connector.
+    space: Space
 
-        A forked child may use the number that its parent had: for the child's own jobs alone.
-        """
+    # --- What a store must do, beside `perform`, `submit` and `RawMethods` ---
 
-    def drain_completions(self) -> list[tuple[int, BatchResult]]:
-        """Take every finished raw job, oldest first. Never blocks."""
-
+    @abstractmethod
     def progress(self, job_id: int) -> int:
         """How many leading keys of a raw job are OK by now; 0 when it was drained."""
 
-    def cancel(self, job_id: int) -> None:
-        """Withdraw a raw job. It still completes, soon."""
-
+    @abstractmethod
     def usage(self, timeout_s: float = 1.0) -> Usage:
         """What the store holds, as the store itself counts it.
 
@@ -230,14 +176,22 @@ class Connector(Protocol):
             UnavailableError, DeadlineExceeded: It does not say.
         """
 
+    @abstractmethod
+    def close(self) -> None:
+        """Cancel what is in flight and end all threads. May be called twice."""
+
+    # --- What it may have ---
+
     def scan(self, limit: int = 1000) -> Iterator[ScanBatch]:
         """What this space has in the store, in batches of at most `limit` keys.
 
-        Not a snapshot: what is stored or deleted meanwhile may be there or not.
+        Not a snapshot: what is stored or deleted meanwhile may be there or not. Without it the
+        cache forgets at a restart what the store holds.
 
         Raises:
             UnavailableError, DeadlineExceeded: The store does not say.
         """
+        return iter(())
 
     def descriptions(self) -> Mapping[bytes, str]:
         """Identities that have used the store, and what they are in words.
@@ -245,8 +199,9 @@ class Connector(Protocol):
         Raises:
             UnavailableError, DeadlineExceeded: The store does not say.
         """
+        return {}
 
-    def describe(self) -> None:
+    def describe(self) -> None:  # a default
         """Keep the description of this space in the store. Best effort; done at opening as well."""
 
     def undescribe(self) -> None:
@@ -261,18 +216,21 @@ class Connector(Protocol):
         Raises:
             UnavailableError, DeadlineExceeded: The store does not say.
         """
+        return {}
 
     def has_under(self, identity: bytes, key: Key) -> bool:
         """Whether the store has this key under another identity of ours. Best effort, for people.
 
         It must not keep anybody waiting: False when the store does not say within a second.
         """
+        return False
 
     def lock_eviction(self, ttl_s: float) -> bool:
         """Become the one process that evicts, for `ttl_s` seconds at most; False: another is.
 
         A store that only one process uses, or that cannot tell them apart, says True.
         """
+        return True
 
     def unlock_eviction(self) -> None:
         """End `lock_eviction`."""
@@ -285,17 +243,19 @@ class Connector(Protocol):
         Returns:
             How many values went.
         """
+        return 0
 
     @property
     def available(self) -> bool:
         """False while the store is down: then every job is UNAVAILABLE at once."""
+        return True
 
     def stats(self) -> Mapping[str, int]:
         """Counters since the connector was opened."""
+        return {}
 
-    def close(self) -> None:
-        """Cancel what is in flight and end all threads. May be called twice."""
+    def __enter__(self) -> Self:
+        return self
 
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *_: object) -> None: ...
+    def __exit__(self, *_: object) -> None:
+        self.close()

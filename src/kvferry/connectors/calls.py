@@ -1,4 +1,4 @@
-"""Calls that a few threads make for whoever submitted them: what `BlockingConnector` stands on."""
+"""Calls that a few threads make for whoever submitted them: what `ThreadedConnector` stands on."""
 
 from __future__ import annotations
 
@@ -11,9 +11,15 @@ from collections import deque
 from collections.abc import Callable
 
 from kvferry.client.batch import BatchResult, Status
-from kvferry.errors import CapacityError, ClosedError
+from kvferry.errors import (
+    CapacityError,
+    ClosedError,
+    DeadlineExceeded,
+    KVFerryError,
+    UnavailableError,
+)
 
-__all__ = ["CallJob", "CallQueue"]
+__all__ = ["CallJob", "CallQueue", "error_text", "status_of"]
 
 
 class CallJob:
@@ -39,10 +45,8 @@ class CallJob:
         else:
             try:
                 self._result = self._call(left_s)
-            except ClosedError as error:
-                self.end(Status.CANCELLED, str(error))
             except Exception as error:
-                self.end(Status.SERVER_ERROR, f"{type(error).__name__}: {error}")
+                self.end(status_of(error), error_text(error))
         self._done.set()
 
     def end(self, status: Status, error: str | None = None) -> None:
@@ -136,3 +140,20 @@ class CallQueue:
             first = len(self._finished) == 1
         if first:
             os.eventfd_write(self.event_fd, 1)
+
+
+def status_of(error: Exception) -> Status:
+    """What an exception of a driver is as the status of a key."""
+    for kind, status in (
+        (ClosedError, Status.CANCELLED),
+        (DeadlineExceeded, Status.TIMEOUT),
+        (UnavailableError, Status.UNAVAILABLE),
+    ):
+        if isinstance(error, kind):
+            return status
+    return Status.SERVER_ERROR
+
+
+def error_text(error: Exception) -> str:
+    """What `BatchResult.error` says of it."""
+    return str(error) if isinstance(error, KVFerryError) else f"{type(error).__name__}: {error}"

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from kvferry import _native
+from kvferry.client.handle import emit_log
 from kvferry.client.presence import view_of
 from kvferry.client.sync import RedisClient
 from kvferry.config import ClientConfig
@@ -78,7 +79,7 @@ class ClientConnector(NativeConnector):
     @property
     def available(self) -> bool:
         """See `Connector`. What the client has to say is logged on the way."""
-        self._client._emit_log(self._client._handle())
+        emit_log(self._client._log, self._client._handle())
         return super().available
 
     def close(self) -> None:

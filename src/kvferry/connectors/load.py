@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, TypeVar, cast
 
 from kvferry.config import ClientConfig
@@ -87,11 +88,12 @@ def _memory(settings: dict[str, Any], space: Space) -> Connector:
 
 
 def _plugin(settings: dict[str, Any], space: Space) -> Connector:
-    path, make = _factory(settings, space)
-    connector = _opened(path, make)
+    path, factory = _factory(settings)
+    if lacks := getattr(factory.func, "__abstractmethods__", None):
+        raise ConfigError(f"plugin {path} is no connector; it lacks {', '.join(sorted(lacks))}")
+    connector = _opened(path, lambda: factory(space))
     if not isinstance(connector, Connector):
-        wanted = [name for name in _methods() if not hasattr(connector, name)]
-        raise ConfigError(f"plugin {path} is no connector; it lacks {', '.join(wanted)}")
+        raise ConfigError(f"plugin {path} is no kvferry.connectors.Connector; derive it from that")
     return connector
 
 
@@ -102,7 +104,7 @@ def _native_plugin(settings: dict[str, Any], space: Space) -> Connector:
     return _opened(path, lambda: NativePluginConnector(space, make))
 
 
-def _factory(settings: dict[str, Any], *arguments: Space) -> tuple[str, Callable[[], object]]:
+def _factory(settings: dict[str, Any]) -> tuple[str, partial[object]]:
     """What the settings of a plug-in name, and what makes an object of its class."""
     _check_known("plugin", settings, ("module_path", "class_name", "params"))
     path = settings.get("module_path")
@@ -115,8 +117,7 @@ def _factory(settings: dict[str, Any], *arguments: Space) -> tuple[str, Callable
     params = settings.get("params") or {}
     if not isinstance(params, Mapping):
         raise ConfigError(f"plugin {path}: params is no mapping")
-    factory = _imported(module_name, class_name)
-    return path, lambda: factory(*arguments, **params)
+    return path, partial(_imported(module_name, class_name), **params)
 
 
 def _opened(path: str, make: Callable[[], T]) -> T:
@@ -141,10 +142,6 @@ def _imported(module_name: str, class_name: str) -> Callable[..., object]:
         known = [name for name, value in vars(module).items() if isinstance(value, type)]
         raise ConfigError(f"plugin {module_name} has no {class_name!r}{nearest(class_name, known)}")
     return cast("Callable[..., object]", factory)
-
-
-def _methods() -> list[str]:
-    return sorted(name for name in vars(Connector) if not name.startswith("_"))
 
 
 def _check_known(kind: str, settings: Mapping[str, Any], known: Iterable[str]) -> None:

@@ -20,24 +20,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from kvferry.client.batch import BatchResult, Status
-from kvferry.connectors.base import BufferLike, Key, ScanBatch, Space, Usage
-from kvferry.connectors.blocking import BlockingConnector
+from kvferry.client.operation import Verb
+from kvferry.connectors.base import Space, Usage
+from kvferry.connectors.calls import status_of
 from kvferry.connectors.frame import HEADER_BYTES, Frame
 from kvferry.connectors.native_calls import Calls
-from kvferry.errors import (
-    ClosedError,
-    ConfigError,
-    DeadlineExceeded,
-    KVFerryError,
-    UnavailableError,
-    UsageError,
-)
+from kvferry.connectors.threaded import Checked, ThreadedConnector
+from kvferry.errors import ConfigError, KVFerryError, UsageError
 
 __all__ = ["NEEDED", "NativePluginConnector"]
 
@@ -58,7 +53,7 @@ _SPARE_BYTES = 128 << 20
 _NAMES_MAX = 1 << 20
 
 
-class NativePluginConnector(BlockingConnector):
+class NativePluginConnector(ThreadedConnector):
     """See the module, and `Connector`.
 
     Args:
@@ -83,88 +78,21 @@ class NativePluginConnector(BlockingConnector):
         self._held: dict[bytes, None] = {}
         self._refused: dict[str, int] = {}
 
-    # --- Values ---
-
-    def batch_get(
-        self,
-        keys: Sequence[Key],
-        buffers: Sequence[BufferLike],
-        *,
-        prefix: bool = False,
-        timeout_s: float | None = None,
-    ) -> BatchResult:
-        """See `Connector`."""
-        names, targets = self.names(keys), self.targets(keys, buffers)
-        cause = None
-
-        def read(index: int, view: memoryview) -> Status:
-            nonlocal cause
-            why = self._frame.read(names[index], view, targets[index])
-            if not why:
-                return Status.OK
-            cause = cause or why
-            with self._guard:
-                self._refused[why] = self._refused.get(why, 0) + 1
-            return Status.CORRUPT
-
-        result = self._values(names, "submit_batch_get", None, read, timeout_s, prefix=prefix)
-        corrupt = [name for name, each in zip(names, result, strict=True) if each is Status.CORRUPT]
-        if corrupt:
-            self._delete(corrupt, timeout_s)
-            result.error = cause
-        return result
-
-    def batch_set(
-        self,
-        keys: Sequence[Key],
-        buffers: Sequence[BufferLike],
-        *,
-        ttl_s: float | None = None,
-        timeout_s: float | None = None,
-    ) -> BatchResult:
-        """See `Connector`.
+    def answer(self, operation: Checked) -> BatchResult:
+        """See `Connector`. The client knows no use of a key, so `touch` changes nothing.
 
         Raises:
             UsageError: A time to live was asked for.
         """
-        names, values = self.names(keys), self.values(keys, buffers)
-        if ttl_s is not None:
-            raise UsageError("a native client knows no time to live; leave ttl_s out")
-
-        def write(index: int, view: memoryview) -> None:
-            self._frame.write(names[index], values[index], view)
-
-        result = self._values(names, "submit_batch_set", write, None, timeout_s)
-        with self._guard:
-            for name, each in zip(names, result, strict=True):
-                if each is Status.OK:
-                    self._held.pop(name, None)
-                    self._held[name] = None
-            while len(self._held) > _NAMES_MAX:
-                del self._held[next(iter(self._held))]
-        return result
-
-    # --- Names ---
-
-    def batch_exists(
-        self,
-        keys: Sequence[Key],
-        *,
-        prefix: bool = False,
-        touch: bool = False,
-        timeout_s: float | None = None,
-    ) -> BatchResult:
-        """See `Connector`. The client knows no use of a key, so `touch` changes nothing."""
-        names = self.names(keys)
-        return self._asked(names, "submit_batch_exists", timeout_s)
-
-    def batch_delete(self, keys: Sequence[Key], *, timeout_s: float | None = None) -> BatchResult:
-        """See `Connector`; SERVER_ERROR of all keys if the client cannot delete."""
-        return self._delete(self.names(keys), timeout_s)
-
-    def scan(self, limit: int = 1000) -> Iterator[ScanBatch]:
-        """Nothing: the client lists no keys, and its ages are not known."""
-        return iter(())
+        match operation.verb:
+            case Verb.GET:
+                return self._get(operation)
+            case Verb.SET:
+                return self._set(operation)
+            case Verb.DELETE:
+                return self._delete(operation.names, operation.left_s)
+            case _:
+                return self._asked(operation.names, "submit_batch_exists", operation.left_s)
 
     def usage(self, timeout_s: float = 1.0) -> Usage:
         """What this connector has stored, and not deleted; not what others have."""
@@ -190,26 +118,65 @@ class NativePluginConnector(BlockingConnector):
 
     # --- Inside ---
 
-    def _delete(self, names: list[bytes], timeout_s: float | None) -> BatchResult:
+    def _get(self, operation: Checked) -> BatchResult:
+        names = operation.names
+        cause = None
+
+        def read(index: int, view: memoryview) -> Status:
+            nonlocal cause
+            why = self._frame.read(names[index], view, operation.memory[index])
+            if not why:
+                return Status.OK
+            cause = cause or why
+            with self._guard:
+                self._refused[why] = self._refused.get(why, 0) + 1
+            return Status.CORRUPT
+
+        result = self._values(operation, "submit_batch_get", None, read)
+        corrupt = [name for name, each in zip(names, result, strict=True) if each is Status.CORRUPT]
+        if corrupt:
+            self._delete(corrupt, operation.left_s)
+            result.error = cause
+        return result
+
+    def _set(self, operation: Checked) -> BatchResult:
+        names, values = operation.names, operation.memory
+        if operation.ttl_s is not None:
+            raise UsageError("a native client knows no time to live; leave ttl_s out")
+
+        def write(index: int, view: memoryview) -> None:
+            self._frame.write(names[index], values[index], view)
+
+        result = self._values(operation, "submit_batch_set", write, None)
+        with self._guard:
+            for name, each in zip(names, result, strict=True):
+                if each is Status.OK:
+                    self._held.pop(name, None)
+                    self._held[name] = None
+            while len(self._held) > _NAMES_MAX:
+                del self._held[next(iter(self._held))]
+        return result
+
+    def _delete(self, names: list[bytes], left_s: float) -> BatchResult:
         if not callable(getattr(self._client, "submit_batch_delete", None)):
             error = "the client cannot delete"
             return _all(Status.SERVER_ERROR, len(names), time.monotonic(), error)
-        result = self._asked(names, "submit_batch_delete", timeout_s)
+        result = self._asked(names, "submit_batch_delete", left_s)
         with self._guard:
             for name, each in zip(names, result, strict=True):
                 if each in (Status.OK, Status.MISS):
                     self._held.pop(name, None)
         return result
 
-    def _asked(self, names: list[bytes], method: str, timeout_s: float | None) -> BatchResult:
+    def _asked(self, names: list[bytes], method: str, left_s: float) -> BatchResult:
         """One batch without values."""
-        began, submit = time.monotonic(), self._method(method)
-        until = self.deadline(0, timeout_s)
+        began, submit = time.monotonic(), getattr(self._client, method)
+        until = began + left_s
         texts = _texts(names)
         try:
             ok, error, flags = self._calls.run(lambda: submit(texts), texts, until)
         except KVFerryError as problem:
-            return _all(_status_of(problem), len(names), began, str(problem))
+            return _all(status_of(problem), len(names), began, str(problem))
         if not ok or flags is None or len(flags) != len(names):
             error = error or "the client did not say which keys are there"
             return _all(Status.SERVER_ERROR, len(names), began, error)
@@ -218,18 +185,15 @@ class NativePluginConnector(BlockingConnector):
 
     def _values(
         self,
-        names: list[bytes],
+        operation: Checked,
         method: str,
         write: Callable[[int, memoryview], None] | None,
         read: Callable[[int, memoryview], Status] | None,
-        timeout_s: float | None,
-        *,
-        prefix: bool = False,
     ) -> BatchResult:
         """Batches with values, as many at a time as there may be memory lent."""
-        began, submit = time.monotonic(), self._method(method)
-        count, size = len(names), self.space.value_size_bytes
-        until = self.deadline(count * size, timeout_s)
+        began, submit = time.monotonic(), getattr(self._client, method)
+        names, size = operation.names, self.space.value_size_bytes
+        count, until = len(names), began + operation.left_s
         statuses, error = bytearray([Status.CANCELLED]) * count, None
         step = max(1, _LENT_BYTES // self._stored_bytes)
         for at in range(0, count, step):
@@ -243,7 +207,7 @@ class NativePluginConnector(BlockingConnector):
                 ok, said, flags = self._calls.run(partial(submit, texts, views), lent, until)
             except KVFerryError as problem:
                 # `lent` may be written to from now on: nobody uses it again.
-                statuses[at:] = bytes([_status_of(problem)]) * (count - at)
+                statuses[at:] = bytes([status_of(problem)]) * (count - at)
                 error = error or str(problem)
                 break
             error = error or said or None
@@ -255,21 +219,10 @@ class NativePluginConnector(BlockingConnector):
                     status = read(at + index, view)
                 statuses[at + index] = status
             self._give_back(lent)
-            if prefix and any(statuses[at : at + step]):
+            if operation.prefix and any(statuses[at : at + step]):
                 break
         sizes = [0 if each else size for each in statuses]
         return BatchResult(bytes(statuses), sizes, time.monotonic() - began, error)
-
-    def _method(self, name: str) -> Callable[..., int]:
-        """A method of the client.
-
-        Raises:
-            ClosedError: The connector is closed.
-        """
-        if self._closed:
-            raise ClosedError("the connector is closed")
-        method: Callable[..., int] = getattr(self._client, name)
-        return method
 
     def _after_fork(self) -> None:
         super()._after_fork()
@@ -313,17 +266,6 @@ def _texts(names: Sequence[bytes]) -> list[str]:
         return [name.decode() for name in names]
     except UnicodeDecodeError:
         raise UsageError("a native client takes keys that are text in UTF-8") from None
-
-
-def _status_of(error: KVFerryError) -> Status:
-    for kind, status in (
-        (ClosedError, Status.CANCELLED),
-        (DeadlineExceeded, Status.TIMEOUT),
-        (UnavailableError, Status.UNAVAILABLE),
-    ):
-        if isinstance(error, kind):
-            return status
-    return Status.SERVER_ERROR
 
 
 def _all(status: Status, count: int, began: float, error: str | None) -> BatchResult:

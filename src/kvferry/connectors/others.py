@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from kvferry import _native
-from kvferry.client.native import Verb
+from kvferry.client.operation import Verb
 from kvferry.connectors.base import Connector, Space
 
 __all__ = ["evict_others"]

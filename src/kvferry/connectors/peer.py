@@ -7,10 +7,12 @@ name in front of it, by which stores delete what a clear left behind, is left ou
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
+
+from msgspec.structs import replace
 
 from kvferry import _native
-from kvferry.client.native import Verb
+from kvferry.client.operation import Operation, Verb
 from kvferry.connectors.base import Key, Usage
 from kvferry.connectors.client_connector import ClientConnector
 from kvferry.errors import UsageError
@@ -42,14 +44,12 @@ class PeerConnector(ClientConnector):
         """Nothing is known of it, and nothing is limited by it."""
         return Usage(0, None, 0)
 
-    def _submit(
-        self, verb: Verb, keys: Sequence[Key], *args: Any, **options: Any
-    ) -> tuple[_native.Connector, int, float]:
-        if verb in (Verb.SET, Verb.DELETE):
+    def _submit(self, operation: Operation, *, quiet: bool) -> tuple[_native.Connector, int, float]:
+        if operation.verb in (Verb.SET, Verb.DELETE):
             raise UsageError("the memory of another instance is read, and never written")
-        if not isinstance(keys, str | bytes):
-            keys = [_lent(key) for key in keys]
-        return super()._submit(verb, keys, *args, **options)
+        if not isinstance(operation.keys, str | bytes):
+            operation = replace(operation, keys=[_lent(key) for key in operation.keys])
+        return super()._submit(operation, quiet=quiet)
 
 
 def _lent(key: Key) -> Key:

@@ -12,7 +12,7 @@ import msgspec
 
 from kvferry import __version__
 
-__all__ = ["Description", "Operation"]
+__all__ = ["Description", "PathMethod"]
 
 Schema = dict[str, Any]
 
@@ -29,7 +29,7 @@ _TABLES = {
 
 
 @dataclass(frozen=True)
-class Operation:
+class PathMethod:
     """A method of a path.
 
     Attributes:
@@ -66,7 +66,7 @@ class Description:
     text: str
     open_paths: Sequence[str]
     errors: Mapping[str, str]
-    operations: list[Operation] = field(default_factory=list)
+    operations: list[PathMethod] = field(default_factory=list)
 
     def document(self) -> dict[str, Any]:
         """The document, version 3.1."""
@@ -126,7 +126,7 @@ class Description:
         return [(body if one.body else None, answer) for one, body, answer in pairs], components
 
     def _operation(
-        self, one: Operation, body: Schema | None, fields: Schema | None, answer: Schema
+        self, one: PathMethod, body: Schema | None, fields: Schema | None, answer: Schema
     ) -> dict[str, Any]:
         name = f"{one.method}_{one.path.strip('/').replace('/', '_').replace('.', '_')}"
         codes = tuple(self.errors) if one.path.startswith("/v1/") else ("401",)

@@ -30,7 +30,7 @@ from starlette.types import ASGIApp
 from kvferry.errors import UsageError
 from kvferry.http.answers import HANDLERS, CallError, Guard, as_json, called
 from kvferry.http.bodies import Bodies, asked, converted
-from kvferry.http.description import Description, Operation
+from kvferry.http.description import Description, PathMethod
 from kvferry.http.tables import as_csv
 
 __all__ = ["Alive", "Api"]
@@ -86,7 +86,7 @@ class Api:
             hints = get_type_hints(call, include_extras=True)
             kinds[method] = hints.get("body")
             self._description.operations.append(
-                Operation(
+                PathMethod(
                     *(path, method.lower(), _first_line(call), hints.get("body"), hints["return"]),
                     tables=bool(table),
                 )
@@ -113,7 +113,7 @@ class Api:
     ) -> None:
         """A path of GET whose endpoint answers by itself."""
         self._description.operations.append(
-            Operation(path, "get", _first_line(endpoint), None, answer, media)
+            PathMethod(path, "get", _first_line(endpoint), None, answer, media)
         )
         self._routes.append(Route(path, endpoint, methods=["GET"]))
 

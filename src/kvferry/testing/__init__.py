@@ -1,1 +1,8 @@
-"""What users of kvferry need to test their own adapters: a small real transformer in NumPy."""
+"""What tests need that are about kvferry: a suite for connectors, and a real transformer in NumPy.
+
+A pytest plugin, so that what fails in the suite says what was compared:
+
+    pytest_plugins = ["kvferry.testing"]    # in conftest.py
+
+`kvferry.testing.suite` has the tests; docs/guides/new-connector.md shows how a driver runs them.
+"""

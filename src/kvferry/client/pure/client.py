@@ -24,11 +24,13 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from kvferry.client import buffers as _buffers
 from kvferry.client.batch import BatchResult, Status, only
-from kvferry.client.buffers import BufferLike, Key
+from kvferry.client.buffers import BufferLike
+from kvferry.client.methods import KeyMethods
+from kvferry.client.operation import Operation, Verb
 from kvferry.client.pure.batch import (
     GET_WINDOW_BYTES,
     Batch,
@@ -49,6 +51,7 @@ from kvferry.errors import BadBufferError, ClosedError, ServerError
 __all__ = ["PureRedisClient"]
 
 _CLOSE_WAIT_S = 1.0
+_COUNTING = {Verb.EXISTS: b"EXISTS", Verb.TOUCH: b"TOUCH", Verb.DELETE: b"DEL"}
 _COUNTERS = (
     "batches",
     "keys",
@@ -61,7 +64,7 @@ _COUNTERS = (
 )
 
 
-class PureRedisClient:
+class PureRedisClient(KeyMethods):
     """A client of a Redis or Valkey server, a cluster of them, or one that Sentinels watch.
 
     Args:
@@ -105,109 +108,45 @@ class PureRedisClient:
     def __repr__(self) -> str:
         return f"<PureRedisClient {self.config.address}{' closed' if self._closed else ''}>"
 
-    # One key. These raise what a batch reports as a status, except a miss.
+    def perform(self, operation: Operation) -> BatchResult:
+        """See `BatchMethods`."""
+        if operation.verb not in _COUNTING:
+            return self._move(operation)
+        keys = _buffers.encode_keys(operation.keys)
+        batch = CountBatch(_COUNTING[operation.verb], keys, prefix=operation.prefix)
+        return self._execute(batch, 0, operation.timeout_s)
 
-    def get(self, key: Key, buffer: BufferLike) -> bool:
-        """Read a value into `buffer`; False if there is no such key.
-
-        Raises:
-            SizeMismatchError: The value is not as long as the buffer.
-            ServerError, DeadlineExceeded, UnavailableError, AuthError, TlsError: As they say.
-        """
-        return only(self.batch_get([key], [buffer]))
-
-    def set(self, key: Key, buffer: BufferLike, *, ttl_s: float | None = None) -> None:
-        """Store a value; `ttl_s` limits its life (else the setting of that name does).
-
-        What it promises: `RedisClient.set`.
-        """
-        only(self.batch_set([key], [buffer], ttl_s=ttl_s))
-
-    def exists(self, key: Key) -> bool:
-        """Whether the key is there."""
-        return only(self.batch_exists([key]))
-
-    def delete(self, key: Key) -> bool:
-        """Delete a key; False if there was none."""
-        return only(self.batch_delete([key]))
-
-    # Many keys.
-
-    def batch_get(
-        self,
-        keys: Sequence[Key],
-        buffers: Sequence[BufferLike],
-        *,
-        prefix: bool = False,
-        timeout_s: float | None = None,
-    ) -> BatchResult:
-        """Read many values, each into its buffer.
-
-        Args:
-            keys: One per buffer.
-            buffers: Writable, contiguous, as long as the values; the content of those whose key is
-                not OK is undefined.
-            prefix: Stop asking after the first key that is not OK; the rest is CANCELLED.
-            timeout_s: Limit of the whole batch; ``None``: by the settings and the bytes.
-
-        Raises:
-            UsageError: Nothing was sent.
-            ClosedError: The client was closed.
-        """
-        buffers = list(buffers)
-        encoded = _buffers.check_batch(keys, buffers)
-        targets = [_buffers.writable(buffer) for buffer in buffers]
-        _buffers.check_targets(targets)
-        batch = GetBatch(
-            encoded,
-            targets,
-            window_bytes=self.config.window_bytes or GET_WINDOW_BYTES,
-            drain_bytes_max=self.config.drain_bytes_max,
-            prefix=prefix,
-        )
-        result = self._execute(batch, sum(map(len, targets)), timeout_s)
-        self._stats["bytes_received"] += _ok_bytes(result)
+    def _move(self, operation: Operation) -> BatchResult:
+        buffers = list(cast("Sequence[BufferLike]", operation.buffers))
+        keys = _buffers.check_batch(operation.keys, buffers)
+        batch: Batch
+        if operation.verb is Verb.GET:
+            views = [_buffers.writable(buffer) for buffer in buffers]
+            _buffers.check_targets(views)
+            batch = GetBatch(
+                keys,
+                views,
+                window_bytes=self.config.window_bytes or GET_WINDOW_BYTES,
+                drain_bytes_max=self.config.drain_bytes_max,
+                prefix=operation.prefix,
+            )
+        else:
+            views = [_buffers.readable(buffer) for buffer in buffers]
+            self._check_sizes(views)
+            ttl_s = self.config.ttl_s if operation.ttl_s is None else operation.ttl_s
+            batch = SetBatch(keys, views, ttl_ms(ttl_s))
+        result = self._execute(batch, sum(map(len, views)), operation.timeout_s)
+        moved = "bytes_received" if operation.verb is Verb.GET else "bytes_sent"
+        self._stats[moved] += _ok_bytes(result)
         return result
 
-    def batch_set(
-        self,
-        keys: Sequence[Key],
-        buffers: Sequence[BufferLike],
-        *,
-        ttl_s: float | None = None,
-        timeout_s: float | None = None,
-    ) -> BatchResult:
-        """Store many values; arguments and errors as `set` and `batch_get`."""
-        buffers = list(buffers)
-        encoded = _buffers.check_batch(keys, buffers)
-        values = [_buffers.readable(buffer) for buffer in buffers]
+    def _check_sizes(self, values: list[memoryview]) -> None:
         limit = self.config.value_size_bytes_max
         for index, value in enumerate(values):
             if len(value) > limit:
                 raise BadBufferError(
                     f"value {index} has {len(value)} bytes, more than value_size_bytes_max={limit}"
                 )
-        batch = SetBatch(encoded, values, ttl_ms(self.config.ttl_s if ttl_s is None else ttl_s))
-        result = self._execute(batch, sum(map(len, values)), timeout_s)
-        self._stats["bytes_sent"] += _ok_bytes(result)
-        return result
-
-    def batch_exists(
-        self,
-        keys: Sequence[Key],
-        *,
-        prefix: bool = False,
-        touch: bool = False,
-        timeout_s: float | None = None,
-    ) -> BatchResult:
-        """Ask which keys are there; `touch` also marks them as used, against eviction."""
-        verb = b"TOUCH" if touch else b"EXISTS"
-        batch = CountBatch(verb, _buffers.encode_keys(keys), prefix=prefix)
-        return self._execute(batch, 0, timeout_s)
-
-    def batch_delete(self, keys: Sequence[Key], *, timeout_s: float | None = None) -> BatchResult:
-        """Delete many keys; MISS where there was none."""
-        return self._execute(CountBatch(b"DEL", _buffers.encode_keys(keys)), 0, timeout_s)
 
     # The server.
 

@@ -28,7 +28,7 @@ from kvferry.client.buffers import (
     readable,
     writable,
 )
-from kvferry.client.native import ValueFrame, Verb
+from kvferry.client.operation import Operation, ValueFrame, Verb
 from kvferry.client.sync import RedisClient
 from kvferry.config.integrations import LmcacheSettings
 from kvferry.errors import CapacityError, ClosedError, UsageError
@@ -190,8 +190,8 @@ class Batches:
     ) -> None:
         try:
             limit_s = self.settings.lookup_s if buffers is None else self.settings.deadline_s
-            native_id = self.client._submit(
-                batch.verb, names, buffers, timeout_s=limit_s, frame=frame
+            native_id = self.client.announce(
+                Operation(batch.verb, names, buffers, timeout_s=limit_s, frame=frame)
             )
         except CapacityError as error:
             refused = bytes([Status.UNAVAILABLE]) * len(names)

@@ -30,7 +30,7 @@ from typing import Any
 
 from kvferry.client.batch import Status
 from kvferry.client.buffers import BufferLike, Key
-from kvferry.client.native import Verb
+from kvferry.client.operation import Verb
 from kvferry.integrations.lmcache.batches import Batches, FinishedBatch
 from kvferry.integrations.lmcache.settings import read_settings
 

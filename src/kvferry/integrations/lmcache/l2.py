@@ -33,7 +33,7 @@ from lmcache.v1.distributed.l2_adapters.base import AdapterUsage, L2AdapterInter
 from lmcache.v1.platform import create_event_notifier
 
 from kvferry.client.batch import Status
-from kvferry.client.native import Verb
+from kvferry.client.operation import Verb
 from kvferry.errors import ConfigError, KVFerryError
 from kvferry.integrations.lmcache.batches import BatchClosedError, Batches, FinishedBatch
 from kvferry.integrations.lmcache.settings import read_settings

@@ -28,7 +28,7 @@ from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector
 from kvferry.client.aio import AsyncRedisClient
 from kvferry.client.batch import BatchResult, Status
 from kvferry.client.buffers import Key
-from kvferry.client.native import Verb
+from kvferry.client.operation import Operation, Verb
 from kvferry.config.integrations import LmcacheSettings
 from kvferry.errors import KVFerryError
 from kvferry.integrations.lmcache.names import ChunkNames
@@ -102,9 +102,8 @@ class KvferryConnector(RemoteConnector):  # type: ignore[misc]  # LMCache is not
         try:
             if not (names := names[: self._client._leading(names)]):
                 return 0
-            return self._client._run(
-                Verb.EXISTS, names, None, prefix=True, timeout_s=self._settings.lookup_s
-            ).prefix_len
+            asked = Operation(Verb.EXISTS, names, prefix=True, timeout_s=self._settings.lookup_s)
+            return self._client._run(asked).prefix_len
         except KVFerryError as error:  # it is closed
             _log.debug("a lookup was not made: %s", error)
             return 0
@@ -136,10 +135,8 @@ class KvferryConnector(RemoteConnector):  # type: ignore[misc]  # LMCache is not
         names = self._names.of([key.to_string()])
         if self._names.verify:
             names = self._names.to_delete(names)
-        return (
-            self._client._run(Verb.DELETE, names, None, timeout_s=self._settings.lookup_s)[0]
-            is Status.OK
-        )
+        asked = Operation(Verb.DELETE, names, timeout_s=self._settings.lookup_s)
+        return self._client._run(asked)[0] is Status.OK
 
     async def list(self) -> Texts:
         """The keys of the store, without our namespace.
@@ -249,19 +246,21 @@ class KvferryConnector(RemoteConnector):  # type: ignore[misc]  # LMCache is not
         """One batch, or one after the other for each length where values are framed."""
         limit_s = self._settings.deadline_s
         if not self._names.verify:
-            return await self._client._await(verb, names, views, prefix=prefix, timeout_s=limit_s)
+            whole = Operation(verb, names, views, prefix, timeout_s=limit_s)
+            return await self._client.perform(whole)
         statuses, sizes = bytearray(len(names)), [0] * len(names)
         elapsed_s, error = 0.0, None
         for length in dict.fromkeys(view.nbytes for view in views):
             where = [i for i, view in enumerate(views) if view.nbytes == length]
-            part = await self._client._await(
+            asked = Operation(
                 verb,
                 [names[i] for i in where],
                 [views[i] for i in where],
-                prefix=prefix,
+                prefix,
                 timeout_s=limit_s,
                 frame=self._names.frame(length),
             )
+            part = await self._client.perform(asked)
             for place, index in enumerate(where):
                 statuses[index], sizes[index] = part.statuses[place], part.sizes[place]
             elapsed_s, error = elapsed_s + part.elapsed_s, error or part.error

@@ -9,10 +9,10 @@ import warnings
 
 import pytest
 
-from kvferry import Status
+from kvferry.client.batch import Status
 from kvferry.connectors import Connector, Usage
-from support import clock
-from support.connectors import Driver, space_of, value_of
+from kvferry.testing import clock
+from kvferry.testing.driver import StoreDriver, space_of, value_of
 
 
 def scanned(store: Connector, limit: int) -> dict[str | bytes, float]:
@@ -36,7 +36,7 @@ def settled_usage(store: Connector) -> Usage:
     return seen
 
 
-def test_usage_grows_and_shrinks(driver: Driver) -> None:
+def test_usage_grows_and_shrinks(driver: StoreDriver) -> None:
     if not driver.knows_more:
         pytest.skip("it knows what this connector stored alone")
     size = 1 << 20
@@ -60,7 +60,7 @@ def test_usage_grows_and_shrinks(driver: Driver) -> None:
             time.sleep(0.05)
 
 
-def test_a_full_store_says_so(driver: Driver) -> None:
+def test_a_full_store_says_so(driver: StoreDriver) -> None:
     size = 100_000
     store = driver.limited(space_of(size), 5 * (size + 8192))
     if store is None:
@@ -83,7 +83,7 @@ def test_a_full_store_says_so(driver: Driver) -> None:
         assert store.batch_set(["new"], [value_of(size)]).ok
 
 
-def test_reopening_finds_what_was_stored(driver: Driver) -> None:
+def test_reopening_finds_what_was_stored(driver: StoreDriver) -> None:
     if not driver.persistent:
         pytest.skip("it ends with its connectors")
     size = 300_000
@@ -99,7 +99,7 @@ def test_reopening_finds_what_was_stored(driver: Driver) -> None:
         assert targets == [value_of(size, i) for i in range(5)]
 
 
-def test_scan_finds_the_keys_of_this_space_alone(driver: Driver) -> None:
+def test_scan_finds_the_keys_of_this_space_alone(driver: StoreDriver) -> None:
     if not driver.knows_more:
         pytest.skip("it knows what this connector stored alone")
     size = 5 << 20  # striped, where there are stripes
@@ -118,7 +118,7 @@ def test_scan_finds_the_keys_of_this_space_alone(driver: Driver) -> None:
         assert scanned(store, 100).keys() == set(keys[2:])
 
 
-def test_descriptions_of_all_identities_are_kept(driver: Driver) -> None:
+def test_descriptions_of_all_identities_are_kept(driver: StoreDriver) -> None:
     if not driver.knows_more:
         pytest.skip("it knows what this connector stored alone")
     first, second = space_of(10, dtype="float16"), space_of(10, dtype="bfloat16")
@@ -130,7 +130,7 @@ def test_descriptions_of_all_identities_are_kept(driver: Driver) -> None:
         assert store.available
 
 
-def test_a_forked_child_has_a_connector_of_its_own(driver: Driver) -> None:
+def test_a_forked_child_has_a_connector_of_its_own(driver: StoreDriver) -> None:
     size = 100_000
     with driver.open(space_of(size)) as store:
         assert store.batch_set(["a"], [value_of(size)]).ok

@@ -9,10 +9,11 @@ import time
 
 import pytest
 
-from kvferry import Status, errors
+from kvferry import errors
+from kvferry.client.batch import Status
 from kvferry.connectors import Connector
-from support import clock
-from support.connectors import Driver, space_of, value_of
+from kvferry.testing import clock
+from kvferry.testing.driver import StoreDriver, space_of, value_of
 
 LATE = (Status.OK, Status.TIMEOUT, Status.CANCELLED)
 
@@ -31,7 +32,7 @@ def drained(store: Connector, count: int) -> dict[int, list[Status]]:
     return found
 
 
-def test_tickets_end_once_and_say_how(driver: Driver) -> None:
+def test_tickets_end_once_and_say_how(driver: StoreDriver) -> None:
     with driver.open(space_of(1000)) as store:
         ticket = store.submit_set(["a", "b"], [value_of(1000)] * 2)
         result = ticket.wait(20)
@@ -53,7 +54,7 @@ def test_tickets_end_once_and_say_how(driver: Driver) -> None:
         assert store.drain_completions() == [], "tickets are not announced"
 
 
-def test_completions_come_through_one_descriptor(driver: Driver) -> None:
+def test_completions_come_through_one_descriptor(driver: StoreDriver) -> None:
     with driver.open(space_of(1000)) as store:
         targets = [bytearray(1000) for _ in range(2)]
         assert not select.select([store.event_fd()], [], [], 0)[0]
@@ -70,7 +71,7 @@ def test_completions_come_through_one_descriptor(driver: Driver) -> None:
         assert targets[0] == value_of(1000)
 
 
-def test_threads_may_wait_for_one_ticket(driver: Driver) -> None:
+def test_threads_may_wait_for_one_ticket(driver: StoreDriver) -> None:
     size = 1 << 20
     with driver.open(space_of(size)) as store:
         ticket = store.submit_set([f"k{i}" for i in range(16)], [value_of(size)] * 16)
@@ -86,7 +87,7 @@ def test_threads_may_wait_for_one_ticket(driver: Driver) -> None:
         assert None not in results
 
 
-def test_cancelled_jobs_end_soon(driver: Driver) -> None:
+def test_cancelled_jobs_end_soon(driver: StoreDriver) -> None:
     size, count = 1 << 20, 24
     with driver.open(space_of(size)) as store:
         keys = [f"k{i}" for i in range(count)]
@@ -106,7 +107,7 @@ def test_cancelled_jobs_end_soon(driver: Driver) -> None:
                 assert bytes(target) in (value_of(size), value_of(size, 1))
 
 
-def test_tickets_that_nobody_keeps_let_go_of_their_buffers(driver: Driver) -> None:
+def test_tickets_that_nobody_keeps_let_go_of_their_buffers(driver: StoreDriver) -> None:
     with driver.open(space_of(1000)) as store:
         buffer = bytearray(1000)
         store.submit_get(["a"], [buffer])
@@ -124,7 +125,7 @@ def test_tickets_that_nobody_keeps_let_go_of_their_buffers(driver: Driver) -> No
 
 
 @pytest.mark.parametrize("timeout_s", [1e-9, 1e-4, 0.002])
-def test_deadlines_that_nobody_can_keep(driver: Driver, timeout_s: float) -> None:
+def test_deadlines_that_nobody_can_keep(driver: StoreDriver, timeout_s: float) -> None:
     size, count = 1 << 20, 16
     with driver.open(space_of(size)) as store:
         keys = [f"k{i}" for i in range(count)]
@@ -142,17 +143,7 @@ def test_deadlines_that_nobody_can_keep(driver: Driver, timeout_s: float) -> Non
         assert bytes(targets[0]) in (value_of(size), value_of(size, 1))
 
 
-def test_a_queue_that_is_full_refuses_whole_jobs(driver: Driver) -> None:
-    spec = driver.spec()
-    if spec["type"] not in ("memory", "file"):
-        pytest.skip("its limit is far away")
-    with driver.open(space_of(10), queued_keys_max=50) as store:
-        with pytest.raises(errors.CapacityError):
-            store.submit_exists([f"k{i}" for i in range(51)])
-        assert len(store.batch_exists([f"k{i}" for i in range(50)])) == 50
-
-
-def test_closing_ends_what_is_in_flight(driver: Driver) -> None:
+def test_closing_ends_what_is_in_flight(driver: StoreDriver) -> None:
     size, count = 1 << 20, 32
     store = driver.open(space_of(size))
     keys = [f"k{i}" for i in range(count)]

@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from kvferry import Status
+from kvferry.client.batch import Status
 from kvferry.connectors import Connector
-from support import clock
-from support.connectors import DAMAGES, Driver, space_of, value_of
+from kvferry.testing import clock
+from kvferry.testing.driver import DAMAGES, StoreDriver, space_of, value_of
 
 
 def refused(store: Connector) -> int:
@@ -25,7 +25,7 @@ def await_gone(store: Connector, key: str) -> None:
 
 @pytest.mark.parametrize("size_bytes", [1000, 4096, 6 << 20])
 @pytest.mark.parametrize("kind", DAMAGES)
-def test_damage_is_a_miss_with_a_cause(driver: Driver, kind: str, size_bytes: int) -> None:
+def test_damage_is_a_miss_with_a_cause(driver: StoreDriver, kind: str, size_bytes: int) -> None:
     if kind not in driver.damages:
         pytest.skip("this driver's values cannot be damaged so")
     with driver.open(space_of(size_bytes)) as store:
@@ -45,7 +45,7 @@ def test_damage_is_a_miss_with_a_cause(driver: Driver, kind: str, size_bytes: in
         assert targets[0] == values[0]
 
 
-def test_values_of_another_identity_are_not_taken(driver: Driver) -> None:
+def test_values_of_another_identity_are_not_taken(driver: StoreDriver) -> None:
     with (
         driver.open(space_of(5000, dtype="float16")) as store,
         driver.open(space_of(5000, dtype="bfloat16")) as other,
@@ -58,7 +58,7 @@ def test_values_of_another_identity_are_not_taken(driver: Driver) -> None:
 
 
 @pytest.mark.parametrize("other_size", [1, 4999, 5001, 9 << 20])
-def test_values_of_another_length_are_not_taken(driver: Driver, other_size: int) -> None:
+def test_values_of_another_length_are_not_taken(driver: StoreDriver, other_size: int) -> None:
     if not driver.knows_more:
         pytest.skip("its values of another length are misses")
     with driver.open(space_of(5000)) as store, driver.open(space_of(other_size)) as other:
