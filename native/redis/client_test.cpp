@@ -196,16 +196,18 @@ TEST(Client, AConnectionWhoseSetIsGivenUpIsReset) {
     std::promise<bool> ends;
     std::atomic<bool> first{true};
     ScriptedServer server([&](ScriptedServer::Peer& peer, const ScriptedServer::Command& command) {
-      if (command[0] != "SET" || !first.exchange(false)) return false;
+      if (command[0] != "SET" || command[1] != "k" || !first.exchange(false)) return false;
       asked.set_value();
       ends.set_value(peer.wait_for_end());
       return true;
     });
     Config config = config_for(server.port());
-    if (!closed) config.stall_timeout = 200 * kMilli;
+    if (!closed) config.stall_timeout = 1500 * kMilli;
     const auto client = open(config);
     std::vector<std::string> values{std::string(100'000, 'v')};
-    const Nanos limit = closed ? kNever : monotonic_ns() + 100 * kMilli;
+    // A connection is up, so that all of the limit is left for the way to the server.
+    ASSERT_EQ(run(*client, make_batch(Verb::kSet, {"before"}, &values)), "OK");
+    const Nanos limit = closed ? kNever : monotonic_ns() + 1000 * kMilli;
     const auto batch = make_batch(Verb::kSet, {"k"}, &values, limit);
     ASSERT_TRUE(client->submit(batch));
     asked.get_future().wait();
