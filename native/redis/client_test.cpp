@@ -205,8 +205,7 @@ TEST(Client, AConnectionWhoseSetIsGivenUpIsReset) {
     if (!closed) config.stall_timeout = 1500 * kMilli;
     const auto client = open(config);
     std::vector<std::string> values{std::string(100'000, 'v')};
-    // A connection is up, so that all of the limit is left for the way to the server.
-    ASSERT_EQ(run(*client, make_batch(Verb::kSet, {"before"}, &values)), "OK");
+    ASSERT_EQ(run(*client, make_batch(Verb::kSet, {"connects"}, &values)), "OK");
     const Nanos limit = closed ? kNever : monotonic_ns() + 1000 * kMilli;
     const auto batch = make_batch(Verb::kSet, {"k"}, &values, limit);
     ASSERT_TRUE(client->submit(batch));

@@ -92,12 +92,14 @@ class FaultProxy:
 
     @property
     def bytes_up(self) -> int:
-        """Delivered so far."""
-        return self.tally_up.bytes
+        """Delivered so far, all that the other end can have."""
+        with self._lock:  # sent and counted in one
+            return self.tally_up.bytes
 
     @property
     def bytes_down(self) -> int:
-        return self.tally_down.bytes
+        with self._lock:
+            return self.tally_down.bytes
 
     @property
     def open_connections(self) -> int:
