@@ -26,7 +26,7 @@ from kvferry.server import Client
 from support.engines import IDENTITY, CHUNK, expected, prompt
 verb, prompts = sys.argv[1], int(sys.argv[2])
 with Client(IDENTITY, "tcp://localhost:6555", timeout_s=20) as client:
-    assert client.available, client.refused
+    assert client.wait(60), client.refused
     for tokens in (prompt(40 * CHUNK, seed=seed) for seed in range(prompts)):
         if verb == "store":
             assert client.store(tokens, expected(tokens)).chunks == 40

@@ -12,6 +12,7 @@ import pytest
 
 from kvferry import AsyncCacheNamespace, AsyncRedisClient, CacheNamespace, RedisClient, Status
 from kvferry.client.batch import BatchResult
+from kvferry.client.methods import BatchMethods
 from kvferry.client.pure.client import PureRedisClient
 from support import clock
 from support.pure import MIB, payload
@@ -204,6 +205,7 @@ def same(one: inspect.Signature, other: inspect.Signature) -> bool:
 
 
 ONLY_NATIVE = {
+    "announce",
     "namespace",
     "event_fd",
     "from_file",
@@ -240,10 +242,13 @@ def test_namespaces_have_one_interface() -> None:
 
 @pytest.mark.parametrize("kind", [AsyncRedisClient, AsyncCacheNamespace])
 def test_asyncio_awaits_what_others_wait_for(kind: type[Any]) -> None:
-    waits = {"get", "set", "exists", "delete", "ping", "server_info", "aclose"}
-    waits |= {"batch_get", "batch_set", "batch_exists", "batch_delete"}
+    waits = {"get", "set", "exists", "delete", "ping", "server_info", "aclose", "perform"}
+    batches = {name: getattr(BatchMethods, name) for name in vars(BatchMethods) if "batch" in name}
+    assert len(batches) == 4
     for name, member in inspect.getmembers(kind, inspect.isfunction):
-        if not name.startswith("_"):
+        if name in batches:  # these return what `perform` does
+            assert member is batches[name]
+        elif not name.startswith("_"):
             assert inspect.iscoroutinefunction(member) is (name in waits), name
 
 
