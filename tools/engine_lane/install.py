@@ -109,7 +109,7 @@ def _make(name: str, recipe: Recipe, place: Path) -> None:
     overrides = place / "overrides.txt"
     overrides.write_text(recipe.overrides())
     add = [uv, "pip", "install", "--quiet", "--python", python]
-    _run([*add, "--overrides", overrides, *recipe.requires, *_our_requirements()])
+    _run([*add, "--overrides", overrides, *recipe.requires, *requirements()])
     if recipe.bare:
         _run([*add, "--no-deps", *recipe.bare])
     modules = Path(
@@ -145,16 +145,16 @@ def _install_us(place: Path) -> None:
     stamp.write_text(key)
 
 
-def _our_requirements() -> list[str]:
+def requirements() -> list[str]:
     """What kvferry and its server need, from pyproject.toml."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extra = project["optional-dependencies"]
-    return [*project["dependencies"], *extra["server"], *extra["metrics"], *extra["numpy"]]
+    return [*project["dependencies"], *extra["server"], *extra["numpy"]]
 
 
 def _key_of(recipe: Recipe) -> str:
     """Changes with all that goes into an environment, except kvferry."""
-    parts = [repr(recipe), recipe.overrides(), sys.version, *_our_requirements()]
+    parts = [repr(recipe), recipe.overrides(), sys.version, *requirements()]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
