@@ -246,12 +246,10 @@ class Budget:
         """
         if not self.prefill.known:
             return self.deadline
-        all_s, own_s = self.recompute_s, SHARE * self.recompute_s
-        most_s = own_s if self.allowance_s is None else self.allowance_s
-        share_s = own_s if flows else _FIRST_SHARE * all_s
-        allowed_s = all_s + min(share_s, most_s) - self.rest_s(tokens)
+        allowed_s = self._allowed_s(tokens, SHARE if flows else _FIRST_SHARE)
         patient_s = expected_s * _PATIENCE
-        if patient_s <= self.queued_s + most_s and end_s <= _WORTH * all_s:
+        is_worth_it = end_s <= _WORTH * self.recompute_s
+        if patient_s <= self.queued_s + self._most_s and is_worth_it:
             allowed_s = max(allowed_s, patient_s)
         return min(self.deadline, self.began + allowed_s)
 
@@ -263,12 +261,9 @@ class Budget:
                 by side, and most of them would be whole in a moment.
             end_s: When the request would be done with all of them, counted from its beginning.
         """
-        all_s = self.recompute_s
-        most_s = _SIGHT_SHARE * all_s
-        if self.allowance_s is not None:
-            most_s = min(most_s, self.allowance_s)
-        allowed_s = all_s + most_s - self.rest_s(tokens)
-        return end_s < _IN_SIGHT * all_s and now < min(self.deadline, self.began + allowed_s)
+        allowed_s = self._allowed_s(tokens, _SIGHT_SHARE)
+        is_near = end_s < _IN_SIGHT * self.recompute_s
+        return is_near and now < min(self.deadline, self.began + allowed_s)
 
     def question(
         self, tokens: int, goal: int, wins: float, question_s: float, load_s: float, first_s: float
@@ -287,8 +282,7 @@ class Budget:
         """
         saving_s = self.gain_s(tokens, goal, max(0.0, question_s + load_s - self.queued_s))
         all_s = self.recompute_s
-        most_s = SHARE * all_s if self.allowance_s is None else self.allowance_s
-        most_s = min(wins * saving_s, most_s)
+        most_s = min(wins * saving_s, self._most_s)
         if saving_s <= 0 or (
             question_s and (question_s + first_s) * _PATIENCE > self.queued_s + most_s
         ):
@@ -297,6 +291,16 @@ class Budget:
         usual_s = max(_LATE * question_s, (_LATE_SHARE if question_s else _NEW_SHARE) * all_s)
         most_s = min(most_s, usual_s)
         return min(self.deadline, self.began + self.queued_s + most_s)
+
+    @property
+    def _most_s(self) -> float:
+        """What this request may lose."""
+        return SHARE * self.recompute_s if self.allowance_s is None else self.allowance_s
+
+    def _allowed_s(self, tokens: int, share: float) -> float:
+        """How long it may wait that holds `tokens`, losing such a share of computing at most."""
+        all_s = self.recompute_s
+        return all_s + min(share * all_s, self._most_s) - self.rest_s(tokens)
 
     def rest_s(self, tokens: int) -> float:
         """Time of computing what is behind `tokens`."""
