@@ -30,7 +30,7 @@ PRESET = $(FIXED) $(BIN)/cmake --preset $(1) -DCMAKE_COMPILE_WARNING_AS_ERROR=$(
   $(FIXED) $(BIN)/ctest --preset $(1) --parallel $(TEST_WORKERS) $(if $(ONLY),--tests-regex '^$(ONLY)')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full check native asan tsan fuzz sim soak bench docs format stub \
+.PHONY: help setup demo test test-full check native asan tsan fuzz sim conformance soak bench docs format stub \
   clean engine test-engines test-gpu bench-engines
 
 help:  ## this list
@@ -90,6 +90,10 @@ bench-engines: setup  ## what a cache is worth to vLLM; build/bench-engines.{jso
 	  --module-path tests/engines/plugins \
 	  $$(rival=$$($(LANE) vllm-lmcache) && echo "--rival-python $$rival") \
 	  --json build/bench-engines.json --plot build/bench-engines.png $(BENCH)
+
+conformance: setup  ## suites of others on a node: VALKEY= and RESP= name checkouts of them
+	@PYTHONPATH=tests $(BIN)/python -m foreign_suites $(if $(VALKEY),--valkey $(VALKEY)) \
+	  $(if $(RESP),--resp $(RESP))
 
 soak: setup  ## servers killed, ways cut, every answer checked, for SOAK_SECONDS
 	@PYTHONPATH=tests $(BIN)/python -X faulthandler -W error -m chaos --seconds $(SOAK_SECONDS) \

@@ -237,8 +237,7 @@ void Session::client_kill(const Arguments& arguments) {
     const std::string& value = arguments[i + 1];
     if (same_word(arguments[i], "ID")) {
       const auto wanted = number<std::int64_t>(value);
-      if (!wanted) return syntax_error();
-      if (*wanted < 1) return fail("ERR client-id should be greater than 0");
+      if (!wanted || *wanted < 1) return fail("ERR client-id should be greater than 0");
       id = static_cast<std::uint64_t>(*wanted);
     } else if (same_word(arguments[i], "ADDR")) {
       address = value;

@@ -17,7 +17,7 @@ constexpr std::string_view kNotInteger = "ERR value is not an integer or out of 
 constexpr std::size_t kScanCountDefault = 10;
 constexpr std::size_t kPatternBytesMax = 1024;  // what it takes grows with its length
 constexpr std::string_view kLongPattern = "ERR the pattern is longer than 1024 bytes";
-constexpr std::size_t kKeysAtOnce = 4096;  // places that are looked at under one lock
+constexpr std::size_t kKeysAtOnce = 4096;  // that are visited under one lock
 
 // now + count * unit; nothing when that is no moment.
 std::optional<UnixMs> moment(UnixMs now, std::int64_t count, std::int64_t unit_ms) {
@@ -211,7 +211,7 @@ void Session::dbsize(const Arguments&) {
   reply().integer(static_cast<std::int64_t>(context_.values.usage().keys));
 }
 
-// The keys at `count` places from `cursor` on that this user may read and that match; moves
+// Of `count` keys from `cursor` on those that this user may read and that match; moves
 // `cursor` on. Patterns are tried without the lock of the store: some take their time.
 std::vector<std::string> Session::matching(std::uint64_t& cursor, std::size_t count,
                                            std::string_view pattern) {

@@ -150,6 +150,11 @@ void Session::config_set(const Arguments& arguments) {
       return fail("ERR Unknown option or number of arguments for CONFIG SET - '" +
                   shown(arguments[i]) + "'");
     }
+    for (std::size_t later = i + 2; later < arguments.size(); later += 2) {
+      if (!same_word(name, arguments[later])) continue;
+      return fail("ERR CONFIG SET failed (possibly related to argument '" + name +
+                  "') - duplicate parameter");
+    }
     if (name == kMaxClients) {
       connections = number<std::size_t>(arguments[i + 1]);
       if (!connections || *connections == 0) {

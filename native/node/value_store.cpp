@@ -120,6 +120,7 @@ void ValueStore::drop(std::uint32_t slot, bool evicted, Keys& gone, Dropped& dro
   gone.push_back(std::move(place.key));
   place = Slot{};
   entries_.give_back(slot);
+  while (!slots_.empty() && slots_.back().value == nullptr) slots_.pop_back();
 }
 
 void ValueStore::tell(const Keys& keys) const {
@@ -165,9 +166,14 @@ std::uint64_t ValueStore::scan(std::uint64_t cursor, std::size_t count, UnixMs n
                                const Visit& visit) {
   const std::lock_guard lock(mutex_);
   const std::uint64_t end = slots_.size();
-  for (; cursor < end && count > 0; ++cursor, --count) {
+  for (std::size_t passed = 0; cursor < end && count > 0 && passed < kFreePassedMax; ++cursor) {
     const Slot& place = slots_[cursor];
-    if (place.value != nullptr && place.expires > now) visit(place.key);
+    if (place.value == nullptr || place.expires <= now) {
+      ++passed;
+      continue;
+    }
+    visit(place.key);
+    --count;
   }
   return cursor < end ? cursor : 0;
 }
@@ -319,8 +325,8 @@ void ValueStore::clear() {
   {
     const std::lock_guard lock(mutex_);
     // From the end, so that the first places are the next to be used, and a scan is short.
-    for (auto slot = static_cast<std::uint32_t>(slots_.size()); slot-- > 0;) {
-      if (slots_[slot].value != nullptr) drop(slot, false, gone, dropped);
+    while (!slots_.empty()) {
+      drop(static_cast<std::uint32_t>(slots_.size() - 1), false, gone, dropped);
     }
   }
   if (changes_ != nullptr) changes_->cleared();

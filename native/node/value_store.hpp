@@ -7,7 +7,7 @@
 // scan() complete.
 //
 // Threads: every call from any thread; one mutex, held for a few instructions, for as many
-// evictions as a reservation needs, and for `count` places of a scan. The last holder of a value
+// evictions as a reservation needs, and for `count` keys of a scan. The last holder of a value
 // gives its pages back on its own thread.
 // Lifetime: values may outlive the store; the pool lives as long as any of them.
 
@@ -42,6 +42,7 @@ class ValueStore final : public Values {
  public:
   static constexpr int kPassedMax = 1024;  // candidates in use that one reservation passes over
   static constexpr std::size_t kSweptMax = 256;
+  static constexpr std::size_t kFreePassedMax = 1024;  // places without a key in one scan()
 
   // `changes` (null: nobody) outlives the store.
   // Fails with: kInvalidArgument for the size or policy, kSystem without memory.
@@ -97,7 +98,7 @@ class ValueStore final : public Values {
   cache::Entries entries_;
   cache::SlotTable table_;
   std::unique_ptr<cache::Policy> policy_;
-  std::vector<Slot> slots_;
+  std::vector<Slot> slots_;  // up to the last that has a value
   std::set<std::pair<UnixMs, std::uint32_t>> expiring_;
   std::size_t value_bytes_ = 0;
   std::uint64_t evicted_ = 0, expired_ = 0, refused_ = 0;

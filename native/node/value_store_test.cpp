@@ -119,6 +119,20 @@ TEST(ValueStore, ScanVisitsOnceWhatStaysAllTheTime) {
   EXPECT_EQ(std::set<std::string>(seen.begin(), seen.end()).size(), 100u);
 }
 
+TEST(ValueStore, ScanEndsBehindTheLastKeyAndPassesFreePlaces) {
+  const auto store = test_store(4000);
+  for (int i = 0; i < 3000; ++i) put(*store, "k" + std::to_string(i), "x");
+  for (int i = 0; i < 3000; ++i) {
+    if (i != 500) store->remove("k" + std::to_string(i), 0);
+  }
+  std::vector<std::string> seen;
+  EXPECT_EQ(store->scan(0, 10, 0, [&](std::string_view key) { seen.emplace_back(key); }), 0u);
+  EXPECT_EQ(seen, std::vector<std::string>{"k500"});
+  for (int i = 0; i < 3000; ++i) put(*store, "again" + std::to_string(i), "x");
+  store->clear();
+  EXPECT_EQ(store->scan(0, 10, 0, [](std::string_view) {}), 0u);
+}
+
 class EveryPolicy : public testing::TestWithParam<const char*> {};
 
 TEST_P(EveryPolicy, AgreesWithAMapOnWhatIsThereAndItsBytes) {

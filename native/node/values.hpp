@@ -97,8 +97,8 @@ class Values {
   virtual bool expire(std::string_view key, UnixMs at, UnixMs now) = 0;
   virtual void clear() = 0;
 
-  // Visits up to `count` places from `cursor` on; returns where to go on, 0 at the end. A key that
-  // is there all the time is visited exactly once.
+  // Visits up to `count` keys from `cursor` on, or fewer; returns where to go on, 0 at the end. A
+  // key that is there all the time is visited exactly once.
   using Visit = std::function<void(std::string_view key)>;
   virtual std::uint64_t scan(std::uint64_t cursor, std::size_t count, UnixMs now,
                              const Visit& visit) = 0;

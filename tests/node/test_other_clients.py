@@ -1,9 +1,11 @@
-"""Other people's clients and tools on a node: redis-py, redis-cli, redis-benchmark."""
+"""Clients and tools of others on a node: redis-py, go-redis, redis-cli and two that measure."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,14 +68,17 @@ def test_redis_py_pipelines_and_large_values(node: NodeServer) -> None:
         assert pipeline.execute() == values
 
 
+def run(*words: str, **options: Any) -> str:
+    """Run a tool of the host; skip without it. What it says."""
+    if shutil.which(words[0]) is None:
+        pytest.skip(f"no {words[0]} on this host")
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, **options)
+    said: str = done.stdout
+    assert done.returncode == 0, said + done.stderr
+    return said
+
+
 def test_redis_cli_and_redis_benchmark(node: NodeServer) -> None:
-    for tool in ("redis-cli", "redis-benchmark"):
-        if shutil.which(tool) is None:
-            pytest.skip(f"no {tool} on this host")
-
-    def run(*words: str) -> str:
-        return subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout
-
     port = str(node.port)
     assert run("redis-cli", "-p", port, "-3", "SET", "k", "value", "PX", "100000") == "OK\n"
     assert run("redis-cli", "-s", node.unix_path, "GET", "k") == "value\n"
@@ -82,6 +87,29 @@ def test_redis_cli_and_redis_benchmark(node: NodeServer) -> None:
     said = run("redis-benchmark", "-p", port, "-t", "set,get", "-n", "2000", "-P", "16", "-q")
     assert "SET: " in said
     assert "GET: " in said
+
+
+@pytest.mark.parametrize("protocol", ["resp2", "resp3"])
+def test_memtier_benchmark(node: NodeServer, protocol: str) -> None:
+    words = ["--port", str(node.port), "--protocol", protocol, "--hide-histogram"]
+    words += ["--threads=2", "--clients=2", "--requests=100", "--ratio=1:1", "--data-size=300000"]
+    said = run("memtier_benchmark", *words, "--key-maximum=20")
+    assert "Totals" in said
+    assert int(node.info("stats")["keyspace_hits"]) > 0
+
+
+@pytest.mark.full
+def test_go_redis(node: NodeServer, tmp_path: Path) -> None:
+    program = shutil.copytree(Path(__file__).parent / "go_redis", tmp_path / "go_redis")
+    environment = {**os.environ, "GOFLAGS": "-mod=mod", "GOTOOLCHAIN": "local"}
+    if shutil.which("go") is None:
+        pytest.skip("no go on this host")
+    fetched = subprocess.run(
+        ("go", "mod", "download"), cwd=program, env=environment, capture_output=True, timeout=300
+    )
+    if fetched.returncode != 0:
+        pytest.skip("go-redis cannot be fetched, or this Go is older than it wants")
+    assert run("go", "run", ".", node.address, cwd=program, env=environment) == "well\n"
 
 
 def test_users_have_their_prefixes(tmp_path: Any) -> None:

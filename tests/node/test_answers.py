@@ -1,0 +1,38 @@
+"""What a node answered otherwise than Valkey, as the suites of others have found it.
+
+`make conformance` runs those; the commands here are of the same kind and written for this tree.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from support.node_server import NodeServer
+from support.resp import ReplyError
+
+
+def test_a_scan_does_not_stop_at_places_that_are_free(node: NodeServer) -> None:
+    for index in range(500):
+        node.cli("SET", f"k{index}", "v")
+    node.cli("DEL", *(f"k{index}" for index in range(500) if index != 300))
+    assert node.cli("SCAN", "0") == [b"0", [b"k300"]]
+
+
+def test_a_client_to_kill_needs_a_number(node: NodeServer) -> None:
+    for number in ("word", "-1", "0"):
+        with pytest.raises(ReplyError, match="client-id should be greater than 0"):
+            node.cli("CLIENT", "KILL", "ID", number)
+
+
+def test_a_setting_may_be_named_once(node: NodeServer) -> None:
+    for name in ("maxclients", "maxmemory"):
+        with pytest.raises(ReplyError, match=f"argument '{name}'.* - duplicate parameter"):
+            node.cli("CONFIG", "SET", name, "1000", name.upper(), "1001")
+    assert node.cli("CONFIG", "GET", "maxclients")[1] != b"1001"
+
+
+def test_patterns_with_many_stars_end(node: NodeServer) -> None:
+    node.cli("SET", "a" * 500, "v")
+    node.cli("SET", "ab" * 40, "v")
+    assert node.cli("KEYS", "a*" * 40 + "b") == [b"ab" * 40]
+    assert node.cli("KEYS", "*a" * 300 + "b") == []
