@@ -18,7 +18,7 @@ from pathlib import Path
 
 from kvferry.cli.options import option_of
 from kvferry.config import CacheConfig, ClientConfig, EvictionConfig, StoreConfig, integrations
-from kvferry.config.controller import ControllerSettings
+from kvferry.config.controller import ControllerConfig
 from kvferry.config.node import NodeSettings
 from kvferry.config.server_settings import ServerSettings
 from kvferry.config.setting import Settings, specs
@@ -31,7 +31,7 @@ CLASSES: dict[str, type[Settings]] = {
         *(ClientConfig, CacheConfig, EvictionConfig, StoreConfig, StoreSettings, ServerSettings),
         *(integrations.VllmConnectorSettings, integrations.VllmServerSettings),
         *(integrations.VllmTierSettings, integrations.SglangSettings),
-        *(integrations.LmcacheSettings, ControllerSettings, NodeSettings),
+        *(integrations.LmcacheSettings, ControllerConfig, NodeSettings),
     )
 }
 BLOCK = re.compile(r"<!-- settings: (.*?) -->\n.*?<!-- end of settings -->", re.DOTALL)

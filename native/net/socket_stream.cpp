@@ -15,6 +15,8 @@
 namespace kvferry::net {
 namespace {
 
+constexpr int kFirstWindowBytes = 4 << 20;
+
 void set_option(int fd, int level, int option, int value) noexcept {
   // Best effort: every one of these is an optimisation or an additional guard.
   ::setsockopt(fd, level, option, &value, sizeof value);
@@ -27,6 +29,15 @@ void set_tcp_options(int fd) noexcept {
   set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, 5);
   set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, 3);
   set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, 45'000);
+}
+
+// A connection begins with room for 64 KiB, and the kernel adds some with every round trip. Far
+// away that room is what a load waits for, and BBR at the other end takes it for the capacity of
+// the path, for seconds. A limit of its own (SO_RCVBUF) would end that adding; a low-water mark
+// makes room for itself, which stays.
+void widen_window(int fd) noexcept {
+  set_option(fd, SOL_SOCKET, SO_RCVLOWAT, kFirstWindowBytes);
+  set_option(fd, SOL_SOCKET, SO_RCVLOWAT, 1);
 }
 
 IoResult failed(int sys_errno) noexcept {
@@ -48,6 +59,7 @@ class SocketStream final : public Stream {
     // Asking again is how a connection reports its state: EISCONN, EALREADY, or why it failed.
     const auto* name = reinterpret_cast<const sockaddr*>(&address_.storage);
     if (::connect(fd(), name, address_.length) == 0 || errno == EISCONN) {
+      if (address_.family() != AF_UNIX) widen_window(fd());
       if (is_expected()) return {};
       return {.state = IoState::kFailed, .sys_errno = EPERM};
     }

@@ -130,6 +130,21 @@ TEST(Poller, WaitsNoLongerThanTold) {
   EXPECT_LT(monotonic_ns() - before, kPatience);
 }
 
+TEST(Stream, HasRoomForMoreThanTheFirstRoundTripsOfAServerFarAway) {
+  const Listener listener(AF_INET);
+  Poller poller = make_poller();
+  auto opened = open_stream(listener.address());
+  ASSERT_TRUE(opened);
+  ASSERT_EQ(connected(poller, **opened).state, IoState::kOk);
+  int room = 0;
+  int low_water = 0;
+  socklen_t length = sizeof room;
+  ASSERT_EQ(::getsockopt((*opened)->fd(), SOL_SOCKET, SO_RCVBUF, &room, &length), 0);
+  ASSERT_EQ(::getsockopt((*opened)->fd(), SOL_SOCKET, SO_RCVLOWAT, &low_water, &length), 0);
+  EXPECT_GE(room, 1 << 20) << "BBR took 64 KiB for the capacity of the path";
+  EXPECT_EQ(low_water, 1);
+}
+
 class StreamOver : public testing::TestWithParam<int> {};
 
 TEST_P(StreamOver, MovesBytesBothWaysInPieces) {

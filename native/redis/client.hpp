@@ -14,25 +14,19 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <string>
-#include <unordered_map>
 #include <vector>
 
-#include "base/log_sink.hpp"
 #include "net/resolver.hpp"
-#include "redis/batch.hpp"
+#include "redis/client_core.hpp"
 #include "redis/cluster/topology_watch.hpp"
-#include "redis/completions.hpp"
-#include "redis/config.hpp"
 #include "redis/credentials.hpp"
+#include "redis/io_thread.hpp"
 #include "redis/presence/view.hpp"
-#include "redis/router.hpp"
 #include "redis/same_host.hpp"
-#include "redis/worker.hpp"
 
 namespace kvferry::redis {
 
-class Client final : public BatchTaker, private Dispatcher {
+class Client final : public ClientCore {
  public:
   // Starts the workers, which connect at once; does not wait for them. `transport`: how to reach
   // the nodes. `credentials`: if given, asked for each connection attempt.
@@ -41,35 +35,22 @@ class Client final : public BatchTaker, private Dispatcher {
       Config config, std::shared_ptr<net::Transport> transport = net::plain_transport(),
       std::shared_ptr<CredentialSource> credentials = nullptr);
   ~Client();
-  Client(const Client&) = delete;
-  Client& operator=(const Client&) = delete;
 
-  // Hands a batch over and names it. With `batch->quiet` the caller wait()s for it; otherwise it
-  // comes back through drain(). While the server is down it finishes at once.
-  // Fails with: kClosed, kForked, kCapacity, kInvalidArgument (see Batch::refusal()).
+  // Fails with: kForked, and as ClientCore::submit().
   Result<std::uint64_t> submit(const std::shared_ptr<Batch>& batch) override;
 
   // Withdraws a batch; it still finishes, soon: when no buffer of it can be touched any more.
   // Unknown or finished ids are ignored.
   void cancel(std::uint64_t id);
 
-  // Readable while finished batches wait for drain().
-  [[nodiscard]] int event_fd() const noexcept { return completions_.fd(); }
-  std::vector<std::shared_ptr<Batch>> drain() { return completions_.drain(); }
-
-  [[nodiscard]] Nanos deadline_for(std::size_t payload_bytes) const noexcept override;
-
-  // Cancels everything, joins the workers. Idempotent.
+  // Cancels everything, joins the threads. Idempotent.
   void close();
 
   [[nodiscard]] bool forked() const noexcept;
-  [[nodiscard]] const Config& config() const noexcept { return config_; }
-  [[nodiscard]] Router& router() noexcept { return router_; }
   // Null: those of the configuration.
   [[nodiscard]] CredentialSource* credentials() noexcept { return credentials_.get(); }
   [[nodiscard]] net::Transport& transport() noexcept { return *transport_; }
   [[nodiscard]] net::Resolver& resolver() noexcept { return *resolver_; }
-  [[nodiscard]] LogSink& log() noexcept { return log_; }
   // Null: the configuration, or the server's address, leaves nothing to look for.
   [[nodiscard]] const SameHost* same_host() const noexcept { return same_host_.get(); }
   // Keeps a view from now on, or goes on with the one of that prefix; as long as the client lives.
@@ -81,45 +62,32 @@ class Client final : public BatchTaker, private Dispatcher {
   }
   // To be called in a forked child.
   void forked_away() noexcept;
-  [[nodiscard]] std::size_t running() const;
   // How often its I/O threads have waited for something to do.
   [[nodiscard]] std::uint64_t wake_ups() const noexcept;
-  // How often they have looked at a connection.
-  [[nodiscard]] std::uint64_t visits() const noexcept;
 
  private:
   static constexpr std::size_t kViewsMax = 16;
 
-  Client(Config config, std::shared_ptr<net::Transport> transport,
+  Client(Config settings, std::shared_ptr<net::Transport> transport,
          std::shared_ptr<CredentialSource> credentials, EventFd event, EventFd stop, EventFd wake);
   Outcome start();
 
-  void finished(Batch& batch) override;
-  void corrupt(Batch& batch, const Command& command) override;
-  void wake_workers() override;
-  void wake(std::size_t worker, const AskedNode& server) override;
-  void route(Work work) override { router_.route(work); }
-  void redirected(AskedNode& from, Work work, std::string_view answer) override;
+  [[nodiscard]] Nanos now() const noexcept override { return monotonic_ns(); }
+  void finishing(Batch& batch) override;
   void suspect() override;
 
-  const Config config_;
   const pid_t owner_pid_;
   const std::shared_ptr<net::Transport> transport_;
   const std::shared_ptr<CredentialSource> credentials_;
-  LogSink log_;
-  Completions completions_;
-  mutable std::mutex mutex_;
-  std::unordered_map<std::uint64_t, std::shared_ptr<Batch>> running_;
-  std::uint64_t next_id_ = 1;
-  bool closed_ = false;
   EventFd stop_;  // ends the waits of the control thread
-  Router router_;
   std::unique_ptr<net::Resolver> resolver_;
   std::unique_ptr<TopologyWatch> watch_;  // null: the topology does not change
   std::unique_ptr<SameHost> same_host_;   // null: nobody looks for a Unix socket
+  std::mutex views_mutex_;                // of who adds to views_; guards closed_
+  bool closed_ = false;
   std::array<std::unique_ptr<PresenceView>, kViewsMax> views_;
   std::atomic<std::size_t> views_count_{0};  // of views_; pairs with those who look at them
-  std::vector<std::unique_ptr<Worker>> workers_;
+  std::vector<std::unique_ptr<IoThread>> threads_;
 };
 
 }  // namespace kvferry::redis

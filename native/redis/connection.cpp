@@ -5,6 +5,7 @@
 
 #include "base/best_effort.hpp"
 
+#include "redis/encode.hpp"
 #include "resp/writer.hpp"
 
 namespace kvferry::redis {
@@ -27,8 +28,10 @@ Connection::Connection(Server& server, const Environment& environment, std::uint
       token_(token),
       role_(role),
       first_(first),
-      backoff_(config_.reconnect_min, config_.reconnect_max, seed),
-      replies_(*this, config_.drain_bytes_max, config_.value_bytes_max) {}
+      dial_(config_, seed),
+      replies_(*this, config_.drain_bytes_max, config_.value_bytes_max),
+      liveness_(config_.stall_timeout, config_.ping_interval),
+      pacing_(server_, role, environment.worker, outbox_, replies_, liveness_, *this) {}
 
 // --- Ending ---
 
@@ -43,7 +46,7 @@ void Connection::lose(End how, Reason reason, Nanos now) {
   stay();
   drop_stream();
   state_ = State::kWaiting;
-  dial_at_ = add_time(now, backoff_.next());
+  dial_.pause(now);
   give_back(how, reason, now);
   best_effort(
       [&] { server_.log(LogLevel::kInfo, "connection lost: " + std::string(reason.text)); });
@@ -73,8 +76,7 @@ void Connection::give_back(End how, Reason reason, Nanos now) {
       server_.put_back(work);
     }
   });
-  stream_bytes_ = 0;
-  leave_stream(now);
+  pacing_.leave_stream(now);
 }
 
 void Connection::on_no_memory(Nanos now) {
@@ -86,17 +88,14 @@ void Connection::on_no_memory(Nanos now) {
 }
 
 void Connection::drop_stream() {
-  if (role_ == Role::kData) server_.gate().stir(this);
   if (stream_) environment_.watcher.forget(stream_->fd());
   // What was sent and not answered is about to be repeated elsewhere, or given up. A proper end
   // would still deliver it, perhaps behind a newer value of the same key.
-  if (state_ == State::kUp && (busy() || answered_early_)) stream_->reset();
+  if (state_ == State::kUp && (pacing_.busy() || answered_early_)) stream_->reset();
   stream_.reset();
-  outbox_.clear();
-  held_ = {};
+  pacing_.drop();
+  liveness_.ended();
   answered_early_ = false;
-  probing_ = false;
-  asked_at_ = kNever;
   more_ = false;
   watching_writable_ = false;
 }
@@ -113,8 +112,7 @@ void Connection::shut_down(Nanos now) {
     if (elsewhere) return server_.put_back(work);
     server_.settle(work, Status::kCancelled, "the client was closed");
   });
-  stream_bytes_ = 0;
-  leave_stream(now);
+  pacing_.leave_stream(now);
   if (was_up) server_.stats().connections_lost.fetch_add(1, std::memory_order_relaxed);
 }
 
@@ -127,90 +125,136 @@ Nanos Connection::tick(Nanos now) {
     case State::kWaiting:
       // While the breaker is open one connection probes; the others wait for its success.
       if (!server_.available() && role_ == Role::kData && !first_) return kNever;
-      if (now < dial_at_) return dial_at_;
+      if (now < dial_.begins_at()) return dial_.begins_at();
       dial(now);
-      return state_ == State::kWaiting ? dial_at_ : std::min(dial_deadline_, address_deadline_);
+      return state_ == State::kWaiting ? dial_.begins_at() : dial_.due();
     case State::kAuthorizing:
     case State::kResolving:
     case State::kConnecting:
     case State::kGreeting:
-      if (now >= dial_deadline_) {
-        dial_failed({Errc::kTimeout, server_.endpoint().text() + ": " + awaited()}, now);
-        return dial_at_;
-      }
-      if (now >= address_deadline_ && address_index_ < addresses_.size()) {
-        why_ = "no answer in time";
-        connect_next(now);
-        if (state_ == State::kWaiting) return dial_at_;
-      }
-      return address_index_ < addresses_.size() ? std::min(address_deadline_, dial_deadline_)
-                                                : dial_deadline_;
+      return tick_dialling(now);
     case State::kUp:
       break;
   }
-  const bool acted = more_ || now >= next_deadline_;
+  const bool acted = more_ || liveness_.deadline_passed(now);
   if (more_) on_replies(now);
-  if (now >= next_deadline_) release(now);
-  if (state_ == State::kUp && replies_.overdue() > 0 && now >= drain_deadline_) {
+  if (liveness_.deadline_passed(now)) release(now);
+  if (state_ == State::kUp && replies_.overdue() > 0 && liveness_.drains_too_long(now)) {
     end(End::kWithdrawn, "what was withdrawn takes too long to drain", now);
   }
-  if (state_ != State::kUp) return dial_at_;
+  if (state_ != State::kUp) return dial_.begins_at();
   if (acted) return now;  // there may be room for more work, or a place to leave
-  if (busy()) {
-    const Nanos stalled_at = add_time(last_progress_, config_.stall_timeout);
-    const Nanos due = replies_.overdue() > 0 ? drain_deadline_ : next_deadline_;
-    if (now < stalled_at) {
-      return std::min({stalled_at, due, next_deadline_, look_at_unsent(now)});
-    }
-    on_replies(now);  // the low-water mark may have hidden what came
-    if (state_ == State::kUp && last_progress_ == now) return now;
-    if (state_ == State::kUp && last_progress_ < now && still_sends()) last_progress_ = now;
-    if (state_ == State::kUp && last_progress_ < now) {
-      end(End::kSilent, "no byte moved within the stall limit", now);
-    }
-    if (state_ != State::kUp) return dial_at_;
-    return std::min(add_time(now, config_.stall_timeout), next_deadline_);
+  return tick_up(now);
+}
+
+Nanos Connection::tick_up(Nanos now) {
+  const Liveness::Decision decision = liveness_.decide({.busy = pacing_.busy(),
+                                                        .draining = replies_.overdue() > 0,
+                                                        .sends_values = pacing_.sends_values(),
+                                                        .suspected_at = server_.suspected_at()},
+                                                       now);
+  switch (decision.action) {
+    case Liveness::Action::kWait:
+      break;
+    case Liveness::Action::kLookAtUnsent:
+      liveness_.note_unsent(stream_->unsent_bytes());
+      break;
+    case Liveness::Action::kCheckStall:
+      on_replies(now);  // the low-water mark may have hidden what came
+      if (state_ == State::kUp && liveness_.progressed_at(now)) return now;
+      if (state_ == State::kUp && !still_sends(now)) {
+        end(End::kSilent, "no byte moved within the stall limit", now);
+      }
+      if (state_ != State::kUp) return dial_.begins_at();
+      break;
+    case Liveness::Action::kPing:
+      ping(now);
+      break;
   }
-  const bool suspected = server_.suspected_at() > last_progress_;
-  const Nanos ping_at = suspected ? now : add_time(last_progress_, config_.ping_interval);
-  if (now < ping_at) return ping_at;
+  return decision.next;
+}
+
+bool Connection::still_sends(Nanos now) {
+  return pacing_.sends_values() && liveness_.still_sends(stream_->unsent_bytes(), now);
+}
+
+void Connection::ping(Nanos now) {
   resp::Writer writer(outbox_.text_space());
   outbox_.take_text(writer.command(1).bulk("PING").written().size());
   replies_.expect({});
-  probing_ = true;
-  last_progress_ = asked_at_ = now;
+  liveness_.pinged(now);
   flush(now);
-  return add_time(now, config_.stall_timeout);
-}
-
-// The kernel holds megabytes that it still sends over a slow link. What it holds is asked some time
-// after a send, so that those who are quick never ask; when to look.
-Nanos Connection::look_at_unsent(Nanos now) noexcept {
-  if (unsent_bytes_ || !streaming_ || direction_ != Direction::kWrite) return kNever;
-  const Nanos at = add_time(last_progress_, config_.stall_timeout / 8);
-  if (now < at) return at;
-  unsent_bytes_ = stream_->unsent_bytes();
-  return kNever;
-}
-
-bool Connection::still_sends() noexcept {
-  if (!streaming_ || direction_ != Direction::kWrite) return false;
-  const std::size_t unsent = stream_->unsent_bytes();
-  const std::optional before = std::exchange(unsent_bytes_, unsent);
-  return before ? *before > unsent : unsent > 0;  // a thread that slept has not looked
 }
 
 void Connection::release(Nanos now) {
   if (state_ != State::kUp) return;
   now_ = now;
   const bool can_drain = replies_.release(now);
-  next_deadline_ = replies_.next_deadline();
-  if (replies_.overdue() > 0) drain_deadline_ = add_time(now, config_.stall_timeout);
+  liveness_.released(replies_.next_deadline(), replies_.overdue() > 0, now);
   if (!can_drain) {
     end(End::kWithdrawn, "more is owed than may be drained", now);
   } else if (answered_early_) {
     end(End::kWithdrawn, "a value was withdrawn while it was being sent", now);
   }
+}
+
+// --- Sending ---
+
+void Connection::pump(Nanos now) {
+  if (state_ != State::kUp) return;
+  now_ = now;
+  if (liveness_.probing()) return pacing_.pass_on();
+  if (environment_.credentials != nullptr) authenticate_again(now);
+  if (!pacing_.pump(now)) return;
+  if (!outbox_.empty() && !send(now)) return;
+  move_over(now);
+}
+
+bool Connection::send(Nanos now) {
+  if (!watching_writable_) flush(now);
+  return state_ == State::kUp;
+}
+
+// Tokens expire: a connection that is up proves itself again, between two commands.
+void Connection::authenticate_again(Nanos now) {
+  const std::uint64_t version = environment_.credentials->version();
+  if (version == credentials_.version || pacing_.holds_value() || replies_.full() ||
+      !outbox_.empty())
+    return;
+  credentials_ = environment_.credentials->current();
+  if (!pacing_.busy()) liveness_.progressed(now);
+  encode_auth(credentials_.username, credentials_.password, outbox_);
+  replies_.expect({});
+}
+
+void Connection::flush(Nanos now) {
+  while (!outbox_.empty()) {
+    const auto pieces = outbox_.pieces();
+    std::size_t planned = 0;
+    for (const iovec& piece : pieces) planned += piece.iov_len;
+    const net::IoResult io = stream_->send(pieces);
+    server_.stats().sends.fetch_add(1, std::memory_order_relaxed);
+    if (io.state == net::IoState::kWouldBlock) return watch(true, true);
+    if (io.state != net::IoState::kOk) {
+      Error why = failure(io, state_ == State::kUp ? Errc::kDisconnect : Errc::kConnect);
+      if (state_ == State::kUp) return end(End::kBroken, why, now);
+      why.context.insert(0, server_.endpoint().text() + ": ");
+      return dial_failed(std::move(why), now);
+    }
+    liveness_.sent(now);
+    server_.stats().bytes_sent.fetch_add(io.bytes, std::memory_order_relaxed);
+    outbox_.sent(io.bytes);
+    if (io.bytes < planned) return watch(true, true);  // no room is left for more
+  }
+  watch(true, false);
+}
+
+void Connection::watch(bool readable, bool writable) {
+  if (state_ == State::kUp && watching_writable_ == writable) return;
+  watching_writable_ = writable;
+  // Cannot fail: the descriptor is watched already.
+  [[maybe_unused]] const Outcome outcome =
+      environment_.watcher.watch(stream_->fd(), token_, readable, writable);
 }
 
 // --- Receiving ---
@@ -246,9 +290,7 @@ void Connection::on_replies(Nanos now) {
     if (io.state != net::IoState::kOk)
       return end(End::kBroken, failure(io, Errc::kDisconnect), now);
     taken += std::max(io.bytes, kTurnBytes / kTurnReceives);
-    last_progress_ = now;
-    probing_ = false;
-    if (asked_at_ != kNever) server_.note_round_trip(now - std::exchange(asked_at_, kNever));
+    if (const auto took = liveness_.received(now)) server_.note_round_trip(*took);
     server_.stats().bytes_received.fetch_add(io.bytes, std::memory_order_relaxed);
     const bool sound = replies_.received(io.bytes);
     server_.stats().content_received.fetch_add(
@@ -278,18 +320,11 @@ void Connection::on_replies(Nanos now) {
   stream_->set_receive_low_water(std::clamp<std::size_t>(owed, 1, step));
 }
 
-bool Connection::let_go(Work work) {
-  const Verb verb = work.batch->options().verb;
-  const Command& command = *work.command;
-  if (streaming_ && (verb == Verb::kGet || verb == Verb::kSet)) stream_bytes_ -= command.size;
-  return held_.command != &command && command.sent_at <= outbox_.sent_total();
-}
-
 void Connection::settled(Work work, Status status, Reason why) {
   const Verb verb = work.batch->options().verb;
   const bool withdrawn = status == Status::kCancelled || status == Status::kTimeout;
   std::string early;
-  if (!let_go(work) && (verb == Verb::kSet || !withdrawn)) {
+  if (!pacing_.answered(work) && (verb == Verb::kSet || !withdrawn)) {
     // No reply can be its reply. The buffer of a SET goes back to the caller now, so nothing may
     // be sent from it any more.
     stop_sending();
@@ -301,23 +336,19 @@ void Connection::settled(Work work, Status status, Reason why) {
       why = early;
     }
   }
-  if (streaming_ && status == Status::kOk && (verb == Verb::kGet || verb == Verb::kSet) &&
-      server_.gate().completed(direction_, work.command->size, now_)) {
-    server_.wake_for_streams();
-  }
+  if (status == Status::kOk) pacing_.completed(work, now_);
   if (status == Status::kUnavailable) server_.suspect();  // CLUSTERDOWN, READONLY, ...
   server_.settle(work, status, why);
 }
 
 void Connection::redirected(Work work, std::string_view answer) {
   // Another connection may send it before this one has: then from two places at once.
-  if (!let_go(work)) stop_sending();
+  if (!pacing_.answered(work)) stop_sending();
   server_.redirected(work, answer);
 }
 
 void Connection::stop_sending() {
-  outbox_.clear();
-  held_ = {};
+  pacing_.stop_sending();
   answered_early_ = true;
 }
 

@@ -1,6 +1,7 @@
 #pragma once
-// Connection: one socket to one server, from dialling to the last reply. It drives the machines
-// (Handshake, Replies) and decides nothing about the protocol itself.
+// Connection: one socket to one server, from dialling to the last reply. It moves bytes; what is to
+// be done is decided by its machines: Dial and Handshake until it is up, then Pacing (what may be
+// sent now), Replies (whose is what comes), and Liveness (what is overdue).
 //
 // States: waiting -> authorizing -> resolving -> connecting -> greeting -> up -> waiting ...
 // A connection that ends gives its commands back to the queue, which sends them on another one
@@ -13,25 +14,26 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string_view>
 #include <vector>
 
 #include "net/poller.hpp"
 #include "net/stream.hpp"
 #include "net/transport.hpp"
-#include "redis/backoff.hpp"
 #include "redis/credentials.hpp"
+#include "redis/dial.hpp"
 #include "redis/handshake.hpp"
+#include "redis/liveness.hpp"
 #include "redis/outbox.hpp"
+#include "redis/pacing.hpp"
 #include "redis/replies.hpp"
 #include "redis/server.hpp"
 
 namespace kvferry::redis {
 
-class Connection final : private ReplySink {
+class Connection final : private ReplySink, private PacingSink {
  public:
-  enum class Role : std::uint8_t { kSmall, kData };
+  using Role = Pacing::Role;
   // What a connection needs of its surroundings. Answers to the two requests arrive later, through
   // on_resolved() and on_credentials().
   struct Environment {
@@ -55,7 +57,7 @@ class Connection final : private ReplySink {
   void on_credentials(std::uint64_t dial, const Result<Credentials>& credentials, Nanos now);
   // Takes work while there is room for it, and sends.
   void pump(Nanos now);
-  // Lets go of commands that were cancelled or are past their deadline.
+  // Releases commands that were cancelled or are past their deadline.
   void release(Nanos now);
   // One of the calls above found no memory: the connection ends as if it had broken.
   void on_no_memory(Nanos now);
@@ -78,13 +80,11 @@ class Connection final : private ReplySink {
 
   void settled(Work work, Status status, Reason why) override;
   void redirected(Work work, std::string_view answer) override;
-  // The command is answered; false if it was not even sent.
-  bool let_go(Work work);
+  bool send(Nanos now) override;
   // Nothing more may be sent from the buffers of what is in flight; the connection will end.
   void stop_sending();
 
   void dial(Nanos now);
-  void begin_dial(Nanos now);
   // Goes to the server's Unix socket, if there is one and it is not there: takes no new work, and
   // dials when it has none left.
   void move_over(Nanos now);
@@ -93,7 +93,6 @@ class Connection final : private ReplySink {
   void look_up(Nanos now);
   void connect_next(Nanos now);
   void dial_failed(Error error, Nanos now);
-  [[nodiscard]] Nanos share_of_time(Nanos now) const noexcept;
   void on_connecting(Nanos now);
   void refused(Nanos now);
   // What a dial that took too long was waiting for.
@@ -111,26 +110,13 @@ class Connection final : private ReplySink {
   void give_back(End how, Reason reason, Nanos now);
   void drop_stream();
 
-  void pump_small(Nanos now);
+  Nanos tick_dialling(Nanos now);
+  Nanos tick_up(Nanos now);
+  [[nodiscard]] bool still_sends(Nanos now);
+  void ping(Nanos now);
   void authenticate_again(Nanos now);
-  void pump_data(Nanos now);
-  // Takes a place in the gate if there is one and work for it; otherwise it rests.
-  void start_stream(Nanos now);
-  // It was perhaps woken for work that it cannot take now: wakes somebody else.
-  void pass_on();
-  bool take(Lane lane, Nanos now);
-  void take_head_early(Nanos now);
-  // Whether the command may still be sent; settles it if not.
-  bool accept(Work work, Nanos now);
-  [[nodiscard]] std::size_t window(Direction direction) const noexcept;
-  void leave_stream(Nanos now);
-  [[nodiscard]] Nanos look_at_unsent(Nanos now) noexcept;
-  [[nodiscard]] bool still_sends() noexcept;
-  void put(Work work);
-  void put_asking(Work work);
   void flush(Nanos now);
   void watch(bool readable, bool writable);
-  [[nodiscard]] bool busy() const noexcept { return replies_.in_flight() > 0 || !outbox_.empty(); }
 
   Server& server_;
   const Config& config_;
@@ -140,18 +126,8 @@ class Connection final : private ReplySink {
   const bool first_;
 
   State state_ = State::kWaiting;
-  Backoff backoff_;
-  Nanos dial_at_ = 0;           // waiting: when to dial
-  Nanos dial_deadline_ = 0;     // dialling: when to give up
-  Nanos address_deadline_ = 0;  // connecting: when to try the next address
-  std::uint64_t dial_ = 0;      // numbers the attempts, so that late look-ups are ignored
-  std::vector<net::Address> addresses_;
-  std::size_t address_index_ = 0;  // of the next address to try
-  std::uint64_t shortcut_ = 0;     // the version of the server's, if addresses_ begins with it
-  std::uint64_t way_ = 0;          // the same, if that is what stream_ is connected to
-  bool moving_ = false;            // it is its turn to move
-  bool on_unix_ = false;           // up over a Unix socket, and counted so
-  std::string why_;                // why the last address failed
+  Dial dial_;
+  bool on_unix_ = false;  // up over a Unix socket, and counted so
   std::unique_ptr<net::Stream> stream_;
   bool watching_writable_ = false;
 
@@ -159,22 +135,11 @@ class Connection final : private ReplySink {
   std::unique_ptr<Handshake> handshake_;
   Outbox outbox_;
   Replies replies_;
-  Nanos now_ = 0;            // of the call that is running, for settled()
-  Nanos last_progress_ = 0;  // when a byte moved, or work began
-  Nanos next_deadline_ = kNever;
-  Nanos greeted_at_ = 0;
-  Nanos asked_at_ = kNever;  // when it asked a server that owed it nothing, until the answer begins
-
-  bool streaming_ = false;  // holds a place in the gate
-  Direction direction_ = Direction::kRead;
-  std::size_t stream_bytes_ = 0;  // payload of the commands in flight
-  Work held_;  // a SET whose head is sent and whose payload waits for the reply before it
-  Nanos drain_deadline_ = kNever;            // for the replies of commands that were withdrawn
-  std::optional<std::size_t> unsent_bytes_;  // when the stall timer last looked, if it has
-  bool more_ = false;                        // on_replies() was cut short
-  bool probing_ = false;                     // a PING is on its way
-  bool answered_early_ = false;              // a SET was answered before its payload was sent
-  int reads_in_a_row_ = 0;
+  Liveness liveness_;
+  Pacing pacing_;
+  Nanos now_ = 0;                // of the call that is running, for settled()
+  bool more_ = false;            // on_replies() was cut short
+  bool answered_early_ = false;  // a SET was answered before its payload was sent
 };
 
 }  // namespace kvferry::redis

@@ -11,42 +11,48 @@
 namespace kvferry::redis {
 namespace {
 
-constexpr Nanos kNextAddressAfter = 300 * kMilli;  // RFC 8305 names 250 ms
-constexpr int kGreetingTurns = 64;                 // of 4 KiB each
+constexpr int kGreetingTurns = 64;  // of 4 KiB each
 
 }  // namespace
 
 void Connection::dial(Nanos now) {
-  begin_dial(now);
+  dial_.begin(now);
   if (environment_.credentials == nullptr) return look_up(now);
   state_ = State::kAuthorizing;
-  environment_.ask_credentials(token_, dial_);
+  environment_.ask_credentials(token_, dial_.number());
 }
 
-void Connection::begin_dial(Nanos now) {
-  ++dial_;
-  dial_deadline_ = address_deadline_ = add_time(now, config_.connect_timeout);
-  addresses_.clear();
-  address_index_ = 0;
-  shortcut_ = way_ = 0;
+Nanos Connection::tick_dialling(Nanos now) {
+  switch (dial_.late(now)) {
+    case Dial::Late::kNo:
+      break;
+    case Dial::Late::kAttempt:
+      dial_failed({Errc::kTimeout, server_.endpoint().text() + ": " + awaited()}, now);
+      break;
+    case Dial::Late::kAddress:
+      dial_.why = "no answer in time";
+      connect_next(now);
+      break;
+  }
+  return state_ == State::kWaiting ? dial_.begins_at() : dial_.due();
 }
 
 void Connection::move_over(Nanos now) {
   const std::uint64_t version = server_.shortcut_version();
-  if (version == 0 || version == way_) return stay();
-  moving_ = moving_ || server_.begin_move();
-  if (!moving_ || busy() || streaming_ || held_) return;
+  if (version == 0 || version == dial_.shortcut()) return stay();
+  if (!pacing_.paused() && server_.begin_move()) pacing_.pause();
+  if (!pacing_.paused() || pacing_.busy() || pacing_.streams()) return;
   leave_unix();
   drop_stream();
   server_.on_left(role_ == Role::kData);
-  begin_dial(now);
+  dial_.begin(now);
   // Nobody need be asked: what the others authenticated with last is good here, too.
   if (environment_.credentials != nullptr) credentials_ = environment_.credentials->current();
   look_up(now);
 }
 
 void Connection::stay() {
-  if (std::exchange(moving_, false)) server_.end_move();
+  if (pacing_.resume()) server_.end_move();
 }
 
 void Connection::leave_unix() noexcept {
@@ -55,7 +61,7 @@ void Connection::leave_unix() noexcept {
 
 void Connection::on_credentials(std::uint64_t dial, const Result<Credentials>& credentials,
                                 Nanos now) {
-  if (state_ != State::kAuthorizing || dial != dial_) return;
+  if (state_ != State::kAuthorizing || dial != dial_.number()) return;
   if (!credentials) return dial_failed(credentials.error(), now);
   credentials_ = *credentials;
   look_up(now);
@@ -65,63 +71,49 @@ void Connection::look_up(Nanos now) {
   state_ = State::kResolving;
   const bool insists = config_.same_host == SameHostWay::kUnix && !server_.endpoint().is_unix();
   if (!insists && net::resolves_without_lookup(server_.endpoint())) {
-    on_resolved(dial_, net::resolve(server_.endpoint()), now);
+    on_resolved(dial_.number(), net::resolve(server_.endpoint()), now);
   } else {
-    environment_.resolve(server_.endpoint(), token_, dial_);
+    environment_.resolve(server_.endpoint(), token_, dial_.number());
   }
 }
 
 void Connection::on_resolved(std::uint64_t dial, Result<std::vector<net::Address>> addresses,
                              Nanos now) {
-  if (state_ != State::kResolving || dial != dial_) return;
+  if (state_ != State::kResolving || dial != dial_.number()) return;
   if (!addresses) return dial_failed(addresses.error(), now);
-  addresses_ = std::move(*addresses);
-  address_index_ = 0;
-  const Shortcut shortcut = server_.shortcut();
-  shortcut_ = shortcut.version;
-  if (shortcut_ != 0) addresses_.insert(addresses_.begin(), shortcut.address);
-  why_ = "no address accepted the connection";
+  dial_.resolved(std::move(*addresses), server_.shortcut());
   connect_next(now);
 }
 
 void Connection::connect_next(Nanos now) {
   state_ = State::kConnecting;
-  while (address_index_ < addresses_.size()) {
+  while (dial_.has_next()) {
     drop_stream();
-    if (std::exchange(way_, 0) != 0) server_.lose_shortcut();  // it did not let us in
-    if (address_index_ == 0) way_ = shortcut_;
-    auto stream =
-        environment_.transport.open(addresses_[address_index_++], server_.endpoint().host);
+    if (dial_.leave_shortcut()) server_.lose_shortcut();  // it did not let us in
+    auto stream = environment_.transport.open(dial_.next(now), server_.endpoint().host);
     if (!stream) {
-      why_ = stream.error().context;
+      dial_.why = stream.error().context;
       if (stream.error().code == Errc::kCertificate) return refused(now);
       continue;
     }
     stream_ = std::move(*stream);
-    address_deadline_ = std::min(share_of_time(now), add_time(now, kNextAddressAfter));
     if (!environment_.watcher.watch(stream_->fd(), token_, false, true)) {
       return dial_failed({Errc::kSystem, "the poller takes no more sockets"}, now);
     }
     return;
   }
-  dial_failed({Errc::kConnect, server_.endpoint().text() + ": " + why_}, now);
-}
-
-// When the present address has had its share of the time that is left for dialling.
-Nanos Connection::share_of_time(Nanos now) const noexcept {
-  const auto others = static_cast<Nanos>(addresses_.size() - address_index_);
-  return now + (dial_deadline_ - now) / (others + 1);
+  dial_failed({Errc::kConnect, server_.endpoint().text() + ": " + dial_.why}, now);
 }
 
 void Connection::dial_failed(Error error, Nanos now) {
-  if (way_ != 0 && now < dial_deadline_) {  // whatever it is, the usual way is still there
-    why_ = std::move(error.context);
+  if (dial_.may_go_on(now)) {
+    dial_.why = std::move(error.context);
     return connect_next(now);
   }
-  if (std::exchange(way_, 0) != 0) server_.lose_shortcut();
+  if (dial_.leave_shortcut()) server_.lose_shortcut();
   drop_stream();
   state_ = State::kWaiting;
-  dial_at_ = add_time(now, backoff_.next());
+  dial_.pause(now);
   best_effort([&] { server_.log(LogLevel::kDebug, "cannot connect: " + error.context); });
   server_.on_dial_failed(error);
   stay();
@@ -137,7 +129,7 @@ const char* Connection::awaited() const noexcept {
 
 // A matter of certificates, which the next address would not mend.
 void Connection::refused(Nanos now) {
-  dial_failed({Errc::kCertificate, server_.endpoint().text() + ": " + why_}, now);
+  dial_failed({Errc::kCertificate, server_.endpoint().text() + ": " + dial_.why}, now);
 }
 
 void Connection::on_connecting(Nanos now) {
@@ -145,10 +137,10 @@ void Connection::on_connecting(Nanos now) {
   if (io.state == net::IoState::kOk) return greet(now);
   if (io.state == net::IoState::kWouldBlock) {
     const bool readable = stream_->awaits_readable();
-    if (readable) address_deadline_ = share_of_time(now);  // TCP has answered; TLS may take longer
+    if (readable) dial_.answered(now);  // TCP has; TLS may take longer
     return watch(readable, !readable);
   }
-  why_ = stream_->failure(io);
+  dial_.why = stream_->failure(io);
   if (io.state == net::IoState::kRefused) return refused(now);
   connect_next(now);
 }
@@ -164,8 +156,7 @@ void Connection::greet(Nanos now) {
       config_.topology == Topology::kCluster && server_.role() == NodeRole::kReplica;
   handshake_ = std::make_unique<Handshake>(std::move(greeting));
   handshake_->begin(outbox_);
-  greeted_at_ = now;
-  address_deadline_ = share_of_time(now);
+  dial_.greets(now);
   watch(true, false);
   flush(now);
 }
@@ -183,7 +174,7 @@ void Connection::on_greeting(Nanos now) {
     io = stream_->receive({&piece, 1});
     if (io.state == net::IoState::kWouldBlock) return;
     if (io.state != net::IoState::kOk) {
-      why_ = stream_->failure(io);
+      dial_.why = stream_->failure(io);
       // With TLS 1.3 a server refuses our certificate only now.
       return io.state == net::IoState::kRefused ? refused(now) : connect_next(now);
     }
@@ -211,11 +202,10 @@ void Connection::become_up(Nanos now) {
         {Errc::kServer, server_.endpoint().text() + ": it is not the master any more"}, now);
   }
   state_ = State::kUp;
-  last_progress_ = now;
-  next_deadline_ = kNever;
-  server_.note_round_trip(now - greeted_at_);
-  backoff_.reset();
-  on_unix_ = role_ == Role::kData && addresses_[address_index_ - 1].family() == AF_UNIX;
+  liveness_.up(now);
+  server_.note_round_trip(dial_.greeting_took(now));
+  dial_.succeeded();
+  on_unix_ = role_ == Role::kData && dial_.address().family() == AF_UNIX;
   if (on_unix_) server_.note_unix(1);
   server_.on_up(role_ == Role::kData, info);
   handshake_.reset();

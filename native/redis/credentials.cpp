@@ -24,7 +24,7 @@ bool CredentialSource::await_request(Nanos until) {
   std::unique_lock lock(mutex_);
   const auto awake = [this] { return closed_ || !waiting_.empty(); };
   const std::chrono::steady_clock::time_point moment{std::chrono::nanoseconds(until)};
-  asked_.wait_until(lock, moment, awake);
+  if (until > 0) asked_.wait_until(lock, moment, awake);
   return !waiting_.empty();
 }
 

@@ -42,7 +42,8 @@ class CredentialSource {
   // kWaitingMax others have asked since and nobody answered.
   void request(Callback callback);
 
-  // Waits until somebody asks, `until` passes, or the source is closed. True: somebody waits.
+  // Waits until somebody asks, `until` passes, or the source is closed; with 0 it only looks. True:
+  // somebody waits.
   bool await_request(Nanos until);
   // Answers everybody who waits. Good credentials also reach connections that are up already.
   void provide(const Result<Credentials>& credentials);

@@ -1,149 +1,206 @@
-// The small machines that decide when to try and when to tell: Breaker, Backoff, Completions.
-#include <gtest/gtest.h>
-#include <poll.h>
+// Pacing without a socket: what it puts into the outbox is read as text, and answers are typed in.
+#include "redis/pacing.hpp"
 
-#include <atomic>
-#include <memory>
-#include <set>
-#include <thread>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <string>
 #include <vector>
 
-#include "redis/backoff.hpp"
-#include "redis/breaker.hpp"
-#include "redis/completions.hpp"
+#include "fuzz/router_driver.hpp"
 
 namespace kvferry::redis {
 namespace {
 
-TEST(Breaker, OpensAfterEnoughFailuresAndOnlyWithoutAConnection) {
-  using enum Breaker::Failure;
-  Breaker breaker;
-  EXPECT_FALSE(breaker.open()) << "a client that has not tried yet may hope";
-  for (int i = 1; i < Breaker::kFailuresToOpen; ++i) breaker.on_dial_failed(kRefused);
-  EXPECT_FALSE(breaker.open());
-  breaker.on_dial_failed(kRefused);
-  EXPECT_TRUE(breaker.open());
-  breaker.on_up();
-  EXPECT_FALSE(breaker.open());
-  breaker.on_dial_failed(kDecisive);
-  EXPECT_FALSE(breaker.open()) << "one connection is up";
-  breaker.on_lost(false);
-  EXPECT_TRUE(breaker.open());
+constexpr Nanos kNow = 1000 * kSecond;
+
+Config config() {
+  Config made;
+  made.endpoint = {"one", 1, {}};
+  made.connections = 2;
+  made.window_bytes = 1000;
+  return made;
 }
 
-TEST(Breaker, SilenceAndCredentialsAreDecisive) {
-  Breaker refused;
-  refused.on_dial_failed(Breaker::Failure::kDecisive);
-  EXPECT_TRUE(refused.open());
-  Breaker silent;
-  silent.on_up();
-  silent.on_up();
-  silent.on_lost(true);
-  EXPECT_FALSE(silent.open());
-  EXPECT_EQ(silent.up(), 1);
-  silent.on_lost(false);
-  EXPECT_TRUE(silent.open());
-}
+// A connection that is up, whose socket is a string.
+struct Paced final : private PacingSink, private ReplySink {
+  explicit Paced(Pacing::Role role = Pacing::Role::kData)
+      : driver(config()),
+        server(*driver.router().nodes().front().server),
+        replies(*this, 1 << 20, 1 << 20),
+        liveness(kSecond, kSecond),
+        pacing(server, role, 0, outbox, replies, liveness, *this) {
+    server.on_up(true, {});
+    server.on_up(false, {});
+  }
 
-TEST(Breaker, AConnectionThatEndsProperlyIsNoFailure) {
-  Breaker breaker;
-  breaker.on_up();
-  breaker.on_lost(false);
-  EXPECT_FALSE(breaker.open());
-  breaker.on_dial_failed(Breaker::Failure::kRefused);
-  breaker.on_up();  // success forgets
-  breaker.on_lost(false);
-  breaker.on_dial_failed(Breaker::Failure::kRefused);
-  breaker.on_dial_failed(Breaker::Failure::kRefused);
-  EXPECT_FALSE(breaker.open());
-}
-
-TEST(Backoff, StaysBelowACeilingThatDoubles) {
-  for (std::uint64_t seed = 1; seed <= 50; ++seed) {
-    Backoff backoff(80, 1000, seed);
-    for (const Nanos ceiling : {80, 160, 320, 640, 1000, 1000, 1000}) {
-      const Nanos delay = backoff.next();
-      EXPECT_LE(delay, ceiling);
-      EXPECT_GE(delay, ceiling / 8) << "never at once";
+  // `count` keys with values of `size` bytes.
+  std::shared_ptr<Batch> submit(Verb verb, std::size_t count, std::size_t size,
+                                const std::string& prefix = "k") {
+    auto batch = std::make_shared<Batch>(Batch::Options{.verb = verb});
+    for (std::size_t index = 0; index < count; ++index) {
+      values.push_back(std::make_unique<std::string>(size, 'v'));
+      batch->add(prefix + std::to_string(index),
+                 std::as_writable_bytes(std::span(*values.back())).first(size));
     }
-    backoff.reset();
-    EXPECT_LE(backoff.next(), 80);
+    batches.push_back(batch);
+    EXPECT_TRUE(driver.router().submit(batch));
+    return batch;
   }
-}
-
-TEST(Backoff, SpreadsClientsApart) {
-  std::set<Nanos> delays;
-  for (std::uint64_t seed = 1; seed <= 100; ++seed) {
-    delays.insert(Backoff(kSecond, kSecond, seed).next());
+  // What is sent now.
+  std::string pump() {
+    wire.clear();
+    alive = pacing.pump(kNow);
+    if (alive && !outbox.empty()) send(kNow);
+    return wire;
   }
-  EXPECT_GT(delays.size(), 90u);
-}
-
-bool readable(int fd) {
-  pollfd entry{.fd = fd, .events = POLLIN, .revents = 0};
-  return ::poll(&entry, 1, 0) == 1;
-}
-
-std::shared_ptr<Batch> numbered(std::uint64_t id) {
-  auto batch = std::make_shared<Batch>(Batch::Options{});
-  batch->id = id;
-  return batch;
-}
-
-TEST(Completions, OneSignalForAllThatIsReady) {
-  auto event = EventFd::open();
-  ASSERT_TRUE(event);
-  Completions completions(std::move(*event));
-  EXPECT_FALSE(readable(completions.fd()));
-  EXPECT_TRUE(completions.drain().empty());
-  for (std::uint64_t id = 1; id <= 100; ++id) completions.push(numbered(id));
-  std::uint64_t signals = 0;
-  ASSERT_EQ(::read(completions.fd(), &signals, sizeof signals), ssize_t{sizeof signals});
-  EXPECT_EQ(signals, 1u);
-  const auto batches = completions.drain();
-  ASSERT_EQ(batches.size(), 100u);
-  for (std::uint64_t id = 1; id <= 100; ++id) EXPECT_EQ(batches[id - 1]->id, id);
-  EXPECT_FALSE(readable(completions.fd()));
-  completions.push(numbered(101));
-  EXPECT_TRUE(readable(completions.fd())) << "after a drain the next push signals again";
-}
-
-TEST(Completions, WhatWasReservedIsThereAlsoBehindADrain) {
-  auto event = EventFd::open();
-  ASSERT_TRUE(event);
-  Completions completions(std::move(*event));
-  for (int round = 0; round < 3; ++round) {
-    for (int n = 0; n < 5; ++n) completions.reserve();
-    completions.unreserve();
-    completions.push(numbered(1));
-    EXPECT_EQ(completions.drain().size(), 1u);
-    for (int n = 0; n < 3; ++n) completions.push(numbered(2));
-    EXPECT_EQ(completions.drain().size(), 3u);
+  // How often the word is in what is sent now.
+  std::size_t pump_count(const std::string& word) {
+    const std::string text = pump();
+    std::size_t count = 0;
+    for (std::size_t at = 0; (at = text.find(word, at)) != std::string::npos; ++at) ++count;
+    return count;
   }
+  void answer(std::string_view text) {
+    while (!text.empty()) {
+      std::size_t moved = 0;
+      for (const iovec& piece : replies.plan()) {
+        const std::size_t part = std::min(piece.iov_len, text.size() - moved);
+        std::memcpy(piece.iov_base, text.data() + moved, part);
+        moved += part;
+      }
+      ASSERT_TRUE(replies.received(moved));
+      text.remove_prefix(moved);
+    }
+  }
+
+  RouterDriver driver;
+  Server& server;
+  Outbox outbox;
+  Replies replies;
+  Liveness liveness;
+  Pacing pacing;
+  std::vector<std::unique_ptr<std::string>> values;
+  std::vector<std::shared_ptr<Batch>> batches;
+  std::string wire;
+  bool has_room = true;
+  bool ends = false;
+  bool alive = true;
+
+ private:
+  bool send(Nanos) override {
+    while (has_room && !outbox.empty()) {
+      std::size_t size = 0;
+      for (const iovec& piece : outbox.pieces()) {
+        wire.append(static_cast<const char*>(piece.iov_base), piece.iov_len);
+        size += piece.iov_len;
+      }
+      outbox.sent(size);
+    }
+    return !ends;
+  }
+  void settled(Work work, Status status, Reason why) override {
+    EXPECT_TRUE(pacing.answered(work));
+    if (status == Status::kOk) pacing.completed(work, kNow);
+    server.settle(work, status, why);
+  }
+  void redirected(Work, std::string_view) override {}
+};
+
+const std::string kValue = "$600\r\n" + std::string(600, 'v') + "\r\n";
+
+TEST(Pacing, AWindowOfValuesIsInFlight) {
+  Paced one;
+  one.submit(Verb::kGet, 5, 600);
+  EXPECT_EQ(one.pump_count("GET"), 2u) << "the second one fills the window of 1,000 bytes";
+  EXPECT_EQ(one.pump_count("GET"), 0u);
+  one.answer(kValue);
+  EXPECT_EQ(one.pump_count("GET"), 1u);
+  one.answer(kValue + kValue);
+  EXPECT_EQ(one.pump_count("GET"), 2u);
+  one.answer(kValue + kValue);
+  EXPECT_EQ(one.pump_count("GET"), 0u);
+  EXPECT_EQ(statuses(*one.batches[0]), "OK OK OK OK OK");
+  EXPECT_FALSE(one.pacing.streams()) << "its place is another's";
 }
 
-TEST(Completions, NothingIsLostBetweenThreads) {
-  auto event = EventFd::open();
-  ASSERT_TRUE(event);
-  Completions completions(std::move(*event));
-  constexpr std::size_t kThreads = 3;
-  constexpr std::size_t kEach = 500;
-  std::vector<std::thread> workers;
-  for (std::size_t thread = 0; thread < kThreads; ++thread) {
-    workers.emplace_back([&] {
-      for (std::size_t i = 0; i < kEach; ++i) completions.push(numbered(i));
-    });
-  }
-  std::size_t seen = 0;
-  while (seen < kThreads * kEach) {
-    pollfd entry{.fd = completions.fd(), .events = POLLIN, .revents = 0};
-    const bool signalled = ::poll(&entry, 1, 5000) == 1;
-    EXPECT_TRUE(signalled) << "a push without a signal, after " << seen;
-    if (!signalled) break;
-    seen += completions.drain().size();
-  }
-  for (std::thread& worker : workers) worker.join();
-  EXPECT_EQ(seen, kThreads * kEach);
+TEST(Pacing, WhatHasComeOfAValueMakesRoom) {
+  Paced one;
+  one.submit(Verb::kGet, 5, 600);
+  EXPECT_EQ(one.pump_count("GET"), 2u);
+  one.answer(kValue.substr(0, 300));
+  EXPECT_EQ(one.pump_count("GET"), 1u) << "less than the window is on its way";
+}
+
+TEST(Pacing, SmallCommandsHaveALaneOfTheirOwn) {
+  Paced data;
+  data.submit(Verb::kExists, 3, 0);
+  EXPECT_EQ(data.pump(), "");
+  data.server.on_lost(false, false, "it ended", kNow);
+  EXPECT_EQ(data.pump_count("EXISTS"), 3u) << "while that is down the others serve it";
+  Paced small(Pacing::Role::kSmall);
+  small.submit(Verb::kGet, 1, 600);
+  small.submit(Verb::kExists, 3, 0);
+  EXPECT_EQ(small.pump_count("EXISTS"), 3u);
+  EXPECT_EQ(small.server.waiting(), 1u) << "and never a value";
+}
+
+TEST(Pacing, TheHeadOfTheNextSetLeavesEarlyAndNothingComesBetween) {
+  Paced one;
+  one.submit(Verb::kSet, 6, 2000);
+  const std::string sent = one.pump();
+  EXPECT_TRUE(sent.ends_with("$2000\r\n")) << "two heads and one value";
+  EXPECT_EQ(one.replies.in_flight(), 2u);
+  EXPECT_TRUE(one.pacing.holds_value());
+  one.server.on_lost(false, false, "it ended", kNow);
+  one.submit(Verb::kExists, 1, 0);
+  EXPECT_EQ(one.pump(), "") << "it would be taken for a part of the value";
+  one.answer("+OK\r\n");
+  EXPECT_TRUE(one.pump().starts_with(std::string(2000, 'v'))) << "the value comes next";
+}
+
+TEST(Pacing, NearTheEndNoHeadLeavesEarly) {
+  Paced one;
+  one.submit(Verb::kSet, 2, 2000);
+  EXPECT_EQ(one.pump_count("SET"), 1u) << "another connection may be free sooner";
+  EXPECT_FALSE(one.pacing.holds_value());
+}
+
+TEST(Pacing, WhatWasGivenUpIsNotSent) {
+  Paced one;
+  const auto batch = one.submit(Verb::kGet, 2, 600);
+  batch->cancel();
+  EXPECT_EQ(one.pump(), "");
+  EXPECT_EQ(statuses(*batch), "CANCELLED CANCELLED");
+}
+
+TEST(Pacing, TakesNothingWhileItIsPaused) {
+  Paced one;
+  one.submit(Verb::kGet, 2, 600);
+  one.pacing.pause();
+  EXPECT_EQ(one.pump(), "");
+  EXPECT_TRUE(one.pacing.resume());
+  EXPECT_FALSE(one.pacing.resume());
+  EXPECT_EQ(one.pump_count("GET"), 2u);
+}
+
+TEST(Pacing, StopsWhereTheConnectionEnds) {
+  Paced one(Pacing::Role::kSmall);
+  one.submit(Verb::kExists, 600, 0, std::string(200, 'k'));
+  one.ends = true;
+  one.pump();
+  EXPECT_FALSE(one.alive) << "the outbox was full, and could not be sent";
+  EXPECT_GT(one.server.waiting(), 0u);
+}
+
+TEST(Pacing, ADropKeepsNoValueAndGivesThePlaceBack) {
+  Paced one;
+  one.submit(Verb::kSet, 6, 2000);
+  one.pump();
+  one.pacing.drop();
+  EXPECT_FALSE(one.pacing.holds_value());
+  one.pacing.leave_stream(kNow);
+  EXPECT_FALSE(one.pacing.streams());
 }
 
 }  // namespace

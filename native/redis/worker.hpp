@@ -1,25 +1,28 @@
 #pragma once
-// Worker: one I/O thread and the connections it owns, to every node of the router.
+// Worker: the connections that one I/O thread owns, to every node of the router, and the rounds of
+// its loop. It has neither thread, poller nor clock: IoThread drives it, and so does the
+// simulation.
 //
-// Threads: wake(), release_withdrawn() and stop() from any thread; everything else is the worker's
-// own. A worker that meets an unexpected exception fails its connections, never the process.
+// A round: step() until it is over, then next_round(), then a wait until then, until a socket is
+// ready, or until `signal` is called.
+//
+// Threads: wake() and release_withdrawn() from any; everything else is that of its driver.
+// Failure: without memory for one connection that connection ends. Any other exception leaves
+// step(), and then fail() and shut_down() must follow.
 
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
-#include <string>
+#include <span>
 #include <unordered_map>
 #include <vector>
 
-#include "base/event_fd.hpp"
-#include "base/thread.hpp"
-#include "net/poller.hpp"
 #include "net/resolver.hpp"
 #include "redis/connection.hpp"
 #include "redis/router.hpp"
-#include "redis/same_host.hpp"
 
 namespace kvferry::redis {
 
@@ -29,31 +32,40 @@ class Worker {
   struct Surroundings {
     const Config& config;
     Router& router;
-    net::Resolver& resolver;
-    SameHost* same_host;  // null: the resolver says where to dial
     net::Transport& transport;
+    // Where to dial; the callback may come from any thread.
+    std::function<void(const net::Endpoint&, net::Resolver::Callback)> resolve;
     CredentialSource* credentials;  // null: those of the configuration
     LogSink& log;
   };
 
   // Workers 0 to config.workers - 1 share the data connections of each node. One more, `index` ==
   // config.workers, owns the small-command lanes alone: a thread that is copying megabytes into a
-  // socket cannot answer an EXISTS. Fails with: kSystem.
-  static Result<std::unique_ptr<Worker>> open(const Surroundings& shared, std::size_t index);
+  // socket cannot answer an EXISTS. `watcher` says which sockets are ready. `signal`: there is
+  // something to do, so the wait should end; called from any thread, and must not throw.
+  Worker(const Surroundings& shared, std::size_t index, net::Watcher& watcher,
+         std::function<void()> signal, Nanos now);
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
 
-  void start();
+  // One piece of a round: takes a socket from `ready`; then messages; then one connection sends and
+  // fires its timers. False: the round is over.
+  [[nodiscard]] bool step(std::span<const net::Ready>& ready, Nanos now);
+  // Between two rounds: settles what has waited too long. When the next one begins at the latest.
+  [[nodiscard]] Nanos next_round(Nanos now);
+
   // There may be something to do for every connection. Cheap when the worker is awake already.
   void wake() noexcept;
   // There may be for the connections to this node; those to others are not looked at.
   void wake(const Server& server) noexcept;
-  // Batches were cancelled: lets go of their commands soon.
+  // Batches were cancelled: releases their commands soon.
   void release_withdrawn() noexcept;
-  // Ends every connection and the thread; returns when both have ended.
-  void stop() noexcept;
-  // How often it has waited for something to do; any thread.
-  [[nodiscard]] std::uint64_t wake_ups() const noexcept {
-    return wake_ups_.load(std::memory_order_relaxed);
-  }
+
+  // The client serves nothing any more, and nothing hangs.
+  void fail(std::string_view problem) noexcept;
+  // Ends every connection. Nothing may follow.
+  void shut_down(Nanos now) noexcept;
+
   // How many connections it has looked at; any thread.
   [[nodiscard]] std::uint64_t visits() const noexcept {
     return visits_.load(std::memory_order_relaxed);
@@ -65,24 +77,11 @@ class Worker {
     std::uint64_t dial;
     Result<std::vector<net::Address>> addresses;
   };
-
   struct Authorized {
     std::uint64_t token;
     std::uint64_t dial;
     Result<Credentials> credentials;
   };
-
-  Worker(const Surroundings& shared, std::size_t index, net::Poller poller, EventFd wake_event);
-  void run() noexcept;
-  void signal() noexcept;
-  // Connections to nodes that are new; none to nodes that are gone.
-  void follow_router(Nanos now);
-  void add_node(const Router::Node& node);
-  void loop();
-  // Without memory for it the connection ends.
-  template <typename Act>
-  void guard(Connection& connection, Act act);
-  void take_messages(Nanos now);
   struct Owned {
     std::uint64_t token;
     std::shared_ptr<Server> server;
@@ -90,26 +89,33 @@ class Worker {
     Nanos due = 0;         // when it wants to be called
     bool touched = false;  // listed in touched_
   };
+
+  void signal() noexcept;
+  // Connections to nodes that are new; none to nodes that are gone.
+  void follow_router(Nanos now);
+  void add_node(const Router::Node& node, Nanos now);
+  // Without memory for it the connection ends.
+  template <typename Act>
+  void guard(Connection& connection, Nanos now, Act act);
+  void begin_round(Nanos now);
+  void take_messages(Nanos now);
   // Null: it is gone.
   [[nodiscard]] Owned* find(std::uint64_t token) noexcept;
-  // The connection is looked at before the next wait.
+  // The connection is looked at in this round.
   void touch(Owned& owned) noexcept;
   void touch(const Server* server) noexcept;
-  void touch_due(Nanos now);
+  void touch_due(Nanos now) noexcept;
   // What is touched sends, and says when it wants to be called next.
-  void serve(Nanos now);
+  void serve(Owned& owned, Nanos now);
 
   const Surroundings shared_;
   const std::size_t index_;
-  net::Poller poller_;
+  const std::function<void()> signal_;
   Connection::Environment environment_;
-  EventFd wake_event_;
   std::atomic<bool> wake_pending_{false};
   std::atomic<bool> release_pending_{false};
-  std::atomic<bool> stopping_{false};
-  std::atomic<std::uint64_t> wake_ups_{0};
   std::atomic<std::uint64_t> visits_{0};
-  std::mutex mutex_;  // guards what follows, up to told_
+  std::mutex mutex_;  // guards what follows, up to told_count_
   std::vector<Resolved> resolved_;
   std::vector<Authorized> authorized_;
   std::array<const Server*, 8> told_{};    // of whom there is news; they may be gone
@@ -119,9 +125,11 @@ class Worker {
   std::vector<Owned> connections_;         // by token; those to one node are neighbours
   std::unordered_map<const Server*, std::uint64_t> first_tokens_;
   std::vector<std::size_t> touched_;  // indices of connections_
+  std::size_t served_ = 0;            // of touched_, in this round
+  bool begun_ = false;                // the round has taken its messages
   bool all_touched_ = true;
   Nanos due_ = 0;  // not after the first that is due
-  Thread thread_;
+  Nanos sweep_at_ = 0;
 };
 
 }  // namespace kvferry::redis

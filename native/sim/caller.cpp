@@ -72,7 +72,7 @@ std::shared_ptr<redis::Batch> Caller::submit(const redis::Batch::Options& option
   auto batch = std::make_shared<redis::Batch>(options);
   std::vector<Use> uses;
   const bool payload = options.verb == Verb::kGet || options.verb == Verb::kSet;
-  const auto owner = static_cast<std::uint32_t>(client_.next_id());
+  const auto owner = ledger_.next_owner();
   for (const std::size_t key : keys) {
     Use use{.key = static_cast<std::uint8_t>(key), .version = 0, .buffer = {}};
     if (payload) {

@@ -1,29 +1,28 @@
 #pragma once
-// SimClient: redis::Client without threads: the real router, servers and connections, the loops of
-// the workers (worker.hpp) and of the control thread, and the calls of a caller.
-//
-// It follows redis/client.cpp, redis/worker.cpp and redis/cluster/topology_watch.cpp line by line
-// where the order of things matters; what changes there must change here.
+// SimClient: drives redis::ClientCore as redis::Client does, without threads: its workers, the
+// refresh of its map, who looks names up, and who provides credentials.
 
 #include <memory>
+#include <optional>
 #include <vector>
 
-#include "redis/router.hpp"
+#include "redis/client_core.hpp"
+#include "redis/cluster/map_refresh.hpp"
 #include "sim/cluster.hpp"
+#include "sim/io_thread.hpp"
 #include "sim/ledger.hpp"
-#include "sim/worker.hpp"
 
 namespace kvferry::sim {
 
-class SimClient final : private redis::Dispatcher {
+class SimClient final : public redis::ClientCore {
  public:
-  SimClient(const StreamContext& context, Ledger& ledger, Cluster& cluster, Network& network);
+  SimClient(const StreamContext& context, Ledger& ledger, Cluster& cluster, Network& network,
+            EventFd event);
   ~SimClient();
-  SimClient(const SimClient&) = delete;
-  SimClient& operator=(const SimClient&) = delete;
 
-  // False: refused, for there is too much.
-  bool submit(std::shared_ptr<redis::Batch> batch, std::vector<Use> uses);
+  Result<std::uint64_t> submit(const std::shared_ptr<redis::Batch>& batch) override;
+  // `uses`: one for each item. False: refused, for there is too much.
+  bool submit(const std::shared_ptr<redis::Batch>& batch, std::vector<Use> uses);
   void cancel(Request& request);
   void close();
 
@@ -34,56 +33,46 @@ class SimClient final : private redis::Dispatcher {
   // Checks of a client that was closed.
   void check_closed();
 
-  [[nodiscard]] const redis::Config& config() const noexcept { return config_; }
-  [[nodiscard]] std::uint64_t next_id() const noexcept { return next_id_; }
-
  private:
   struct LookUp {
     Nanos due;
-    SimWorker* worker;
-    std::uint64_t token;
-    std::uint64_t dial;
     std::uint16_t port;
+    net::Resolver::Callback callback;
   };
 
-  void finished(redis::Batch& batch) override;
-  void corrupt(redis::Batch& batch, const redis::Command& command) override;
-  void wake_workers() override;
-  void wake(std::size_t worker, const redis::AskedNode& server) override;
-  void route(redis::Work work) override { router_.route(work); }
+  [[nodiscard]] Nanos now() const noexcept override { return context_.journal.now(); }
   void redirected(redis::AskedNode& from, redis::Work work, std::string_view answer) override;
-  void suspect() override;
+  void suspect() override { signalled_ = true; }
 
   bool step_names();
   bool step_provider();
-  bool step_control();
-  void look();
+  bool step_map();
+  [[nodiscard]] Result<redis::SlotMap> ask();
   void plant();
+  void check_distance(redis::Server& server);
+  void note_servers();
   [[nodiscard]] std::uint64_t settled() const;
 
   const StreamContext& context_;
   Ledger& ledger_;
   Cluster& cluster_;
   Network& network_;
-  const redis::Config config_;
-  LogSink log_;
   redis::CredentialSource credentials_;
-  redis::Router router_;
-  std::vector<std::unique_ptr<SimWorker>> workers_;
+  const std::shared_ptr<redis::BatchListener> listener_;  // shared with every batch
+  std::vector<std::unique_ptr<SimThread>> threads_;
   std::vector<LookUp> look_ups_;
+  bool asked_ = false;  // for credentials, since they were provided last
   Nanos provide_at_ = kNever;
-  std::uint64_t next_id_ = 1;
   bool closed_ = false;
+  std::uint64_t generation_ = UINT64_MAX;
+  std::vector<std::shared_ptr<redis::Server>> servers_;  // every node that there ever was
 
   // The control thread.
-  bool signalled_ = false;  // its event fd
-  bool suspected_ = false;
-  bool asking_ = false;
+  std::optional<redis::MapRefresh> refresh_;  // none: the topology does not change
+  bool signalled_ = false;                    // its event fd
+  std::optional<redis::MapRefresh::Question> question_;
   Nanos answer_at_ = 0;
-  Nanos look_at_ = 0;
-  Nanos looked_at_ = 0;
-  Nanos parked_at_ = kNever;
-  Nanos troubled_for_ = 0;
+  std::optional<redis::SlotMap> map_;  // planted: the only one that is ever seen
 };
 
 }  // namespace kvferry::sim

@@ -13,12 +13,12 @@
 
 namespace kvferry::sim {
 
-// Far from zero, as a machine's clock is.
+// Schedules begin about here: far from zero, as a machine's clock is.
 inline constexpr Nanos kEpoch = 1000 * kSecond;
 
 class Journal {
  public:
-  explicit Journal(bool print) noexcept : print_(print) {}
+  Journal(bool print, Nanos now) noexcept : print_(print), begin_(now), now_(now) {}
 
   [[nodiscard]] Nanos now() const noexcept { return now_; }
   void advance(Nanos duration) noexcept { now_ += duration; }
@@ -33,7 +33,7 @@ class Journal {
     mix(b);
     if (print_) {
       std::fprintf(stderr, "%12.6f ms  %-22s %6lld %6lld\n",
-                   static_cast<double>(now_ - kEpoch) / 1e6, what, static_cast<long long>(a),
+                   static_cast<double>(now_ - begin_) / 1e6, what, static_cast<long long>(a),
                    static_cast<long long>(b));
     }
   }
@@ -55,7 +55,8 @@ class Journal {
 
  private:
   const bool print_;
-  Nanos now_ = kEpoch;
+  const Nanos begin_;
+  Nanos now_;
   std::uint64_t digest_ = 0xCBF29CE484222325u;
   bool troubled_ = false;
   std::string fault_;

@@ -12,7 +12,8 @@ constexpr Nanos kLateMax = 25 * kMilli;
 constexpr Nanos kGenerous = 4 * kSecond;
 
 std::uint8_t entry_in(const Request& request, const redis::Command& command) noexcept {
-  return static_cast<std::uint8_t>(request.uses[command.item].key * 2 + command.stripe);
+  const Use& use = request.uses[command.item];
+  return static_cast<std::uint8_t>(use.key * 2 + use.stripe + command.stripe);
 }
 
 }  // namespace
@@ -48,7 +49,7 @@ void Ledger::finished(redis::Batch& batch) {
   --open_;
   journal_.note("finished", static_cast<std::int64_t>(batch.id));
   check(*request);
-  buffers_.retire(static_cast<std::uint32_t>(batch.id));
+  buffers_.retire(static_cast<std::uint32_t>(request - requests_.begin()));
 }
 
 void Ledger::check(Request& request) {

@@ -45,6 +45,7 @@ struct Use {
   std::uint8_t key = 0;
   std::uint16_t version = 0;  // SET
   MutableBytes buffer;
+  std::uint8_t stripe = 0;  // of the value that is meant, where it is not the whole
 };
 
 struct Request {
@@ -85,6 +86,10 @@ class Ledger {
   void check_end(std::uint64_t settled, bool all_counted);
 
   [[nodiscard]] std::vector<Request>& requests() noexcept { return requests_; }
+  // Owner of the buffers of the request that is opened next.
+  [[nodiscard]] std::uint32_t next_owner() const noexcept {
+    return static_cast<std::uint32_t>(requests_.size());
+  }
   [[nodiscard]] std::size_t open_count() const noexcept { return open_; }
   [[nodiscard]] std::uint64_t commands() const noexcept { return commands_; }
 

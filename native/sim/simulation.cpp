@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/check.hpp"
 #include "sim/caller.hpp"
 #include "sim/troubles.hpp"
 
@@ -20,17 +21,30 @@ class Simulation {
   Simulation(std::uint64_t seed, const Options& options, Buffers& buffers)
       : random_(seed),
         plan_(draw_plan(random_)),
-        journal_(options.print),
+        journal_(options.print, kEpoch + random_.between(0, kSecond)),
         stream_context_{journal_, random_, buffers, plan_, options.plant},
         ledger_(journal_, buffers),
         node_context_{journal_, random_, ledger_, plan_, options.plant},
         cluster_(node_context_),
         network_(stream_context_, [this](std::size_t node) { return cluster_.welcome(node); }),
-        client_(stream_context_, ledger_, cluster_, network_),
+        client_(stream_context_, ledger_, cluster_, network_, std::move(*EventFd::open())),
         caller_(stream_context_, ledger_, client_),
         troubles_(stream_context_, cluster_, network_) {}
 
   Verdict run() {
+    try {
+      storm();
+    } catch (const CheckFailed& failure) {
+      journal_.fail(failure.what());
+    }
+    return {.fault = journal_.fault(),
+            .digest = journal_.digest(),
+            .steps = steps_,
+            .commands = ledger_.commands()};
+  }
+
+ private:
+  void storm() {
     // Whoever stands behind a value that is too large to be drained has to try again with it.
     if (plan_.drain_bytes_max < plan_.value_bytes_max) journal_.trouble("little is drained");
     if (plan_.closes_early) {
@@ -44,13 +58,8 @@ class Simulation {
       client_.close();
       client_.check_closed();
     }
-    return {.fault = journal_.fault(),
-            .digest = journal_.digest(),
-            .steps = steps_,
-            .commands = ledger_.commands()};
   }
 
- private:
   // `until`: a moment at which the clock stops even if nothing is due.
   template <typename Condition>
   void run_while(Condition condition, Nanos until) {

@@ -1,17 +1,16 @@
 #pragma once
-// TopologyWatch: the control thread. It keeps the router's map up to date: now and then, and soon
-// after anybody suspects it (many suspicions make one look). It also sends on parked commands.
+// TopologyWatch: the control thread. It drives a MapRefresh: waits until something is to be asked
+// or somebody suspects the map, and asks the source (many suspicions make one question).
 //
 // Threads: suspect() and stop() from any; its own thread calls the source and the router.
 
 #include <atomic>
 #include <memory>
-#include <string>
 
 #include "base/event_fd.hpp"
 #include "base/thread.hpp"
+#include "redis/cluster/map_refresh.hpp"
 #include "redis/cluster/topology_source.hpp"
-#include "redis/router.hpp"
 
 namespace kvferry::redis {
 
@@ -31,19 +30,14 @@ class TopologyWatch {
   void loop();
   // Until `until`, a signal, or an announcement; true for the last.
   bool wait(Nanos until);
-  // Returns how long this map may be trusted.
-  Nanos refresh();
-  Nanos retry_delay() noexcept;
 
-  const Config& config_;
   Router& router_;
   LogSink& log_;
+  MapRefresh refresh_;
   std::unique_ptr<TopologySource> source_;  // null once stopped
   const EventFd wake_;
   std::atomic<bool> suspected_{false};
   std::atomic<bool> stopping_{false};
-  Nanos troubled_for_ = 0;  // how long it waited last, while something is lost
-  std::string problem_;     // that was logged last
   Thread thread_;
 };
 

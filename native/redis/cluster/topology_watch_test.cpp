@@ -152,79 +152,6 @@ TEST(TopologyWatch, AStormOfSuspicionsMakesFewLooks) {
   }
 }
 
-TEST(TopologyWatch, WhatCannotBeKnownIsAskedLessAndLessOften) {
-  Watched watched([](std::size_t) { return Error{Errc::kConnect, "refused"}; });
-  const auto batch = watched.driver.submit(Verb::kGet, {"a"});
-  watched.watch->start();
-  const auto looks = watched.source->wait_for(4);
-  EXPECT_GE(looks[1].at - looks[0].at, 100 * kMilli);
-  EXPECT_GE(looks[2].at - looks[1].at, 200 * kMilli);
-  EXPECT_GE(looks[3].at - looks[2].at, 400 * kMilli);
-  EXPECT_TRUE(batch->wait(monotonic_ns() + kPatience));
-  EXPECT_EQ(statuses(*batch), "UNAVAILABLE");
-  EXPECT_EQ(batch->error().text, "refused");
-}
-
-TEST(TopologyWatch, TheSameProblemIsLoggedOnce) {
-  Watched watched([](std::size_t number) -> Result<SlotMap> {
-    if (number == 4) return one_node(number);
-    return Error{Errc::kConnect, number < 3 ? "refused" : "no route"};
-  });
-  watched.watch->start();
-  watched.source->wait_for(1);
-  for (std::size_t looks = 2; looks <= 4; ++looks) {
-    watched.watch->suspect();
-    watched.source->wait_for(looks);
-  }
-  ASSERT_TRUE(Watched::soon([&] { return watched.driver.nodes() == "one:1"; }));
-  std::string lines;
-  std::uint64_t dropped = 0;
-  for (const LogLine& line : watched.driver.log().drain(dropped)) {
-    if (line.level == LogLevel::kWarning) lines += line.text + "\n";
-  }
-  EXPECT_NE(lines.find("refused"), std::string::npos) << lines;
-  EXPECT_NE(lines.find("no route"), std::string::npos) << lines;
-  lines.erase(lines.find("refused"), 1);
-  EXPECT_EQ(lines.find("the topology is not known: refused"), std::string::npos) << lines;
-}
-
-TEST(TopologyWatch, SaysWhichNodesAreWellAndWhetherOneIsLost) {
-  Watched watched([](std::size_t) {
-    return Result<SlotMap>(scripted_map({"0-8191 one:1", "8192-16383 two:1"}));
-  });
-  watched.watch->start();
-  ASSERT_TRUE(Watched::soon([&] { return watched.driver.nodes() == "one:1 two:1"; }));
-  watched.watch->suspect();
-  const auto well = watched.source->wait_for(2);
-  EXPECT_EQ(well[0].known, "");
-  EXPECT_EQ(well[1].known, "one:1 two:1 ");
-  EXPECT_FALSE(well[1].troubled);
-  watched.driver.down("two:1");
-  watched.watch->suspect();
-  const auto lost = watched.source->wait_for(4);
-  EXPECT_EQ(lost.back().known, "one:1 ");
-  EXPECT_TRUE(lost.back().troubled) << "and it goes on looking by itself";
-  watched.driver.up("two:1");
-  watched.watch->suspect();
-  ASSERT_TRUE(Watched::soon([&] {
-    watched.watch->suspect();
-    return !watched.source->wait_for(5).back().troubled;
-  }));
-}
-
-TEST(TopologyWatch, ALostReplicaIsNoTrouble) {
-  Watched watched(
-      [](std::size_t) { return Result<SlotMap>(scripted_map({"0-16383 one:1 one:2"})); },
-      RouterDriver::cluster(ReadFrom::kReplica));
-  watched.watch->start();
-  ASSERT_TRUE(Watched::soon([&] { return watched.driver.nodes() == "one:1 one:2(replica)"; }));
-  watched.driver.down("one:2(replica)");
-  watched.watch->suspect();
-  const auto looks = watched.source->wait_for(2);
-  EXPECT_EQ(looks[1].known, "one:1 ");
-  EXPECT_FALSE(looks[1].troubled);
-}
-
 TEST(TopologyWatch, SendsOnWhatWasParked) {
   Watched watched(one_node);
   watched.watch->start();
@@ -234,23 +161,6 @@ TEST(TopologyWatch, SendsOnWhatWasParked) {
   watched.watch->suspect();  // a client's dispatcher does it
   ASSERT_TRUE(Watched::soon([&] { return watched.driver.take() == "one:1=a"; }));
   EXPECT_EQ(statuses(*batch), "PENDING");
-}
-
-TEST(TopologyWatch, AMapOfTooManyNodesIsAProblem) {
-  Config config = RouterDriver::cluster();
-  config.nodes_max = 1;
-  Watched watched(
-      [](std::size_t number) {
-        return number == 1 ? one_node(number)
-                           : Result<SlotMap>(scripted_map({"0-1 one:1", "2-3 two:1"}));
-      },
-      config);
-  watched.watch->start();
-  watched.source->wait_for(1);
-  watched.watch->suspect();
-  const auto looks = watched.source->wait_for(3);
-  EXPECT_GE(looks[2].at - looks[1].at, 100 * kMilli) << "not the usual time, and not at once";
-  EXPECT_EQ(watched.driver.nodes(), "one:1");
 }
 
 TEST(TopologyWatch, ADefectOfTheSourceIsLoudAndNothingHangs) {

@@ -1,9 +1,8 @@
-// Connection, the sending half: taking work, filling the window, writing the outbox.
+#include "redis/pacing.hpp"
 
 #include <algorithm>
 #include <utility>
 
-#include "redis/connection.hpp"
 #include "redis/encode.hpp"
 #include "resp/writer.hpp"
 
@@ -19,31 +18,51 @@ constexpr std::size_t kCodedBytesMax = 8 * kMiB;  // unsent, of a connection
 
 }  // namespace
 
-void Connection::pump(Nanos now) {
-  if (state_ != State::kUp) return;
-  now_ = now;
-  if (probing_) return pass_on();  // no work for a connection that may be dead
-  if (environment_.credentials != nullptr) authenticate_again(now);
+bool Pacing::pump(Nanos now) {
+  up_ = true;
   if (role_ == Role::kSmall || !server_.small_lane_up()) pump_small(now);
-  if (role_ == Role::kData && state_ == State::kUp) pump_data(now);
-  if (!outbox_.empty() && !watching_writable_) flush(now);
-  if (state_ == State::kUp) move_over(now);
+  if (role_ == Role::kData && up_) pump_data(now);
+  return up_;
 }
 
-void Connection::pump_small(Nanos now) {
+bool Pacing::answered(Work work) {
+  const Verb verb = work.batch->options().verb;
+  const Command& command = *work.command;
+  if (streaming_ && (verb == Verb::kGet || verb == Verb::kSet)) stream_bytes_ -= command.size;
+  return held_.command != &command && command.sent_at <= outbox_.sent_total();
+}
+
+void Pacing::completed(Work work, Nanos now) {
+  const Verb verb = work.batch->options().verb;
+  if (streaming_ && (verb == Verb::kGet || verb == Verb::kSet) &&
+      server_.gate().completed(direction_, work.command->size, now)) {
+    server_.wake_for_streams();
+  }
+}
+
+void Pacing::stop_sending() {
+  outbox_.clear();
+  held_ = {};
+}
+
+void Pacing::drop() {
+  if (role_ == Role::kData) server_.gate().stir(this);
+  stop_sending();
+}
+
+void Pacing::pump_small(Nanos now) {
   // Nor between the head of a SET and its value, where it would be taken for a part of it.
   if (role_ == Role::kData && (held_ || replies_.overdue() > 0)) return;
   for (;;) {
     while (take(Lane::kSmall, now)) {
     }
-    if (outbox_.room_for_command() || watching_writable_) return;
+    if (outbox_.room_for_command()) return;
     // What found no room goes behind what has left now, instead of behind its answer.
-    flush(now);
-    if (state_ != State::kUp || !outbox_.empty()) return;
+    if (!send(now) || !outbox_.empty()) return;
   }
 }
 
-void Connection::pump_data(Nanos now) {
+void Pacing::pump_data(Nanos now) {
   if (streaming_ && stream_bytes_ == 0 && replies_.in_flight() == replies_.overdue() &&
       outbox_.empty()) {
     streaming_ = false;  // perhaps for a moment, so nobody is told
@@ -61,24 +80,22 @@ void Connection::pump_data(Nanos now) {
     if (!take(lane, now)) break;
     // What is encoded is sent while the next value is, and takes little memory meanwhile.
     if (outbox_.coded().unsent_bytes() == 0) continue;
-    if (!watching_writable_) flush(now);
-    if (state_ != State::kUp) return;
+    if (!send(now)) return;
     if (outbox_.coded().unsent_bytes() > kCodedBytesMax) break;
   }
   if (direction_ == Direction::kWrite && !yields) {
     // The server has something to do while the next value is read for its checksum.
-    if (!outbox_.empty() && !watching_writable_) flush(now);
-    if (state_ != State::kUp) return;
+    if (!outbox_.empty() && !send(now)) return;
     take_head_early(now);
   }
   if (replies_.in_flight() > 0 || !outbox_.empty()) return;
-  if (!moving_) server_.gate().rest(this, environment_.worker);
+  if (!paused_) server_.gate().rest(this, worker_);
   leave_stream(now);
 }
 
-void Connection::start_stream(Nanos now) {
-  if (moving_) return pass_on();
-  server_.gate().rest(this, environment_.worker);
+void Pacing::start_stream(Nanos now) {
+  if (paused_) return pass_on();
+  server_.gate().rest(this, worker_);
   // Reads go first, because an engine waits for them; writes get their turn all the same.
   const bool write_first = reads_in_a_row_ >= kReadsBeforeWrite;
   for (const bool write : {write_first, !write_first}) {
@@ -95,7 +112,7 @@ void Connection::start_stream(Nanos now) {
   }
 }
 
-void Connection::pass_on() {
+void Pacing::pass_on() {
   if (role_ != Role::kData) return;
   server_.gate().stir(this);
   server_.wake_for_streams();
@@ -103,10 +120,10 @@ void Connection::pass_on() {
 
 // A server that has read the head of a large SET before its payload arrives receives the payload
 // where it will stay, instead of moving what came along with the head (docs/decisions/0002).
-void Connection::take_head_early(Nanos now) {
-  if (moving_ || held_ || replies_.in_flight() != 1 || !outbox_.room_for_command()) return;
+void Pacing::take_head_early(Nanos now) {
+  if (paused_ || held_ || replies_.in_flight() != 1 || !outbox_.room_for_command()) return;
   // Near the end of the work another connection may be free sooner.
-  if (server_.queue().waiting() <= config_.connections) return;
+  if (server_.queue().waiting() <= server_.config().connections) return;
   const Work work = server_.queue().pull(Lane::kWrite);
   if (!work || !accept(work, now)) return;
   put_asking(work);
@@ -116,8 +133,13 @@ void Connection::take_head_early(Nanos now) {
   stream_bytes_ += work.command->size;
 }
 
-bool Connection::take(Lane lane, Nanos now) {
-  if (moving_ || replies_.room() < 2 || !outbox_.room_for_command()) return false;
+bool Pacing::send(Nanos now) {
+  up_ = sink_.send(now);
+  return up_;
+}
+
+bool Pacing::take(Lane lane, Nanos now) {
+  if (paused_ || replies_.room() < 2 || !outbox_.room_for_command()) return false;
   const Work work = server_.queue().pull(lane);
   if (!work) return false;
   if (!accept(work, now)) return true;
@@ -130,31 +152,21 @@ bool Connection::take(Lane lane, Nanos now) {
   return true;
 }
 
-void Connection::put(Work work) {
+void Pacing::put(Work work) {
   put_asking(work);
   encode(work, outbox_);
   replies_.expect(work);
 }
 
 // A node that is importing the command's slot serves it to those who ask for it like this.
-void Connection::put_asking(Work work) {
+void Pacing::put_asking(Work work) {
   if (!std::exchange(work.command->asking, false)) return;
   resp::Writer writer(outbox_.text_space());
   outbox_.take_text(writer.command(1).bulk("ASKING").written().size());
   replies_.expect({});
 }
 
-// Tokens expire: a connection that is up proves itself again, between two commands.
-void Connection::authenticate_again(Nanos now) {
-  const std::uint64_t version = environment_.credentials->version();
-  if (version == credentials_.version || held_ || replies_.full() || !outbox_.empty()) return;
-  credentials_ = environment_.credentials->current();
-  if (!busy()) last_progress_ = now;
-  encode_auth(credentials_.username, credentials_.password, outbox_);
-  replies_.expect({});
-}
-
-bool Connection::accept(Work work, Nanos now) {
+bool Pacing::accept(Work work, Nanos now) {
   const Nanos deadline = work.batch->options().deadline;
   const Status withdrawn =
       deadline <= now ? Status::kTimeout : work.batch->withdrawn(*work.command);
@@ -162,17 +174,14 @@ bool Connection::accept(Work work, Nanos now) {
     server_.settle(work, withdrawn, {});
     return false;
   }
-  if (!busy()) {
-    last_progress_ = now;
-    // A SET is answered when its value is there, which says little about the way.
-    asked_at_ = work.batch->options().verb == Verb::kSet ? kNever : now;
-  }
-  next_deadline_ = std::min(next_deadline_, deadline);
+  // A SET is answered when its value is there, which says little about the way.
+  if (!busy()) liveness_.began(now, work.batch->options().verb != Verb::kSet);
+  liveness_.accepted(deadline);
   return true;
 }
 
-std::size_t Connection::window(Direction direction) const noexcept {
-  if (config_.window_bytes > 0) return config_.window_bytes;
+std::size_t Pacing::window(Direction direction) const noexcept {
+  if (server_.config().window_bytes > 0) return server_.config().window_bytes;
   // On one machine the streams hide each other's gaps, and a server does best with one value at a
   // time of each. Far away, what a round trip holds at full speed has to be in flight as well.
   const std::size_t least = direction == Direction::kRead ? kReadWindowBytes : kWriteWindowBytes;
@@ -183,41 +192,11 @@ std::size_t Connection::window(Direction direction) const noexcept {
   return std::min(least + in_trip, kWindowBytesMax);
 }
 
-void Connection::leave_stream(Nanos now) {
+void Pacing::leave_stream(Nanos now) {
+  stream_bytes_ = 0;
   if (!std::exchange(streaming_, false)) return;
   server_.gate().leave(direction_, now);
   server_.wake_for_streams();
-}
-
-void Connection::flush(Nanos now) {
-  while (!outbox_.empty()) {
-    const auto pieces = outbox_.pieces();
-    std::size_t planned = 0;
-    for (const iovec& piece : pieces) planned += piece.iov_len;
-    const net::IoResult io = stream_->send(pieces);
-    server_.stats().sends.fetch_add(1, std::memory_order_relaxed);
-    if (io.state == net::IoState::kWouldBlock) return watch(true, true);
-    if (io.state != net::IoState::kOk) {
-      Error why = failure(io, state_ == State::kUp ? Errc::kDisconnect : Errc::kConnect);
-      if (state_ == State::kUp) return end(End::kBroken, why, now);
-      why.context.insert(0, server_.endpoint().text() + ": ");
-      return dial_failed(std::move(why), now);
-    }
-    last_progress_ = now;
-    unsent_bytes_.reset();
-    server_.stats().bytes_sent.fetch_add(io.bytes, std::memory_order_relaxed);
-    outbox_.sent(io.bytes);
-    if (io.bytes < planned) return watch(true, true);  // no room is left for more
-  }
-  watch(true, false);
-}
-
-void Connection::watch(bool readable, bool writable) {
-  if (state_ == State::kUp && watching_writable_ == writable) return;
-  watching_writable_ = writable;
-  // Cannot fail: the descriptor is watched already.
-  [[maybe_unused]] const Outcome outcome =
-      environment_.watcher.watch(stream_->fd(), token_, readable, writable);
 }
 
 }  // namespace kvferry::redis

@@ -1,0 +1,105 @@
+#pragma once
+// Liveness: what is overdue on a connection that is up: deadlines of its commands, replies that are
+// to be drained, bytes that should move, and a word from a server that has been silent for long.
+//
+// A machine: it is told what happened and when, and says what to do. Threads: one.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <utility>
+
+#include "base/clock.hpp"
+
+namespace kvferry::redis {
+
+class Liveness {
+ public:
+  Liveness(Nanos stall_timeout, Nanos ping_interval) noexcept
+      : stall_timeout_(stall_timeout), ping_interval_(ping_interval) {}
+
+  // What the connection is at.
+  struct Load {
+    bool busy;           // it has something to send, or is owed a reply
+    bool draining;       // replies are owed whose commands were released
+    bool sends_values;   // what it has sent may be long on its way
+    Nanos suspected_at;  // when another connection to the server last ended in silence
+  };
+  enum class Action : std::uint8_t {
+    kWait,
+    kLookAtUnsent,  // note_unsent(), then wait
+    kCheckStall,    // receive; if nothing came, still_sends() or the connection is dead
+    kPing           // pinged()
+  };
+  struct Decision {
+    Action action;
+    Nanos next;  // when to ask again
+  };
+  [[nodiscard]] Decision decide(const Load& load, Nanos now) const noexcept;
+
+  // --- What happened. ---
+  void up(Nanos now) noexcept {
+    last_progress_ = now;
+    next_deadline_ = kNever;
+  }
+  void ended() noexcept {
+    probing_ = false;
+    asked_at_ = kNever;
+  }
+  // Something was sent on a connection that had nothing to do. `asks`: so that the server answers
+  // it at once.
+  void began(Nanos now, bool asks) noexcept {
+    last_progress_ = now;
+    asked_at_ = asks ? now : kNever;
+  }
+  // The same, and it says nothing about the way.
+  void progressed(Nanos now) noexcept { last_progress_ = now; }
+  void sent(Nanos now) noexcept {
+    last_progress_ = now;
+    unsent_bytes_.reset();
+  }
+  // How long the answer took, if this is the beginning of one that was asked of a server that had
+  // nothing else of ours to do.
+  std::optional<Nanos> received(Nanos now) noexcept {
+    last_progress_ = now;
+    probing_ = false;
+    if (asked_at_ == kNever) return std::nullopt;
+    return now - std::exchange(asked_at_, kNever);
+  }
+  void pinged(Nanos now) noexcept {
+    probing_ = true;
+    last_progress_ = asked_at_ = now;
+  }
+  void accepted(Nanos deadline) noexcept { next_deadline_ = std::min(next_deadline_, deadline); }
+  // Commands were released; the first deadline of those that are left.
+  void released(Nanos next_deadline, bool draining, Nanos now) noexcept {
+    next_deadline_ = next_deadline;
+    if (draining) drain_deadline_ = add_time(now, stall_timeout_);
+  }
+  // The kernel holds megabytes that it still sends over a slow link. What it holds is asked some
+  // time after a send, so that those who are quick never ask.
+  void note_unsent(std::size_t bytes) noexcept { unsent_bytes_ = bytes; }
+  // Nothing came within the limit. True: what was sent is still leaving, which counts as progress.
+  [[nodiscard]] bool still_sends(std::size_t unsent_bytes, Nanos now) noexcept;
+
+  // --- What is so. ---
+  [[nodiscard]] bool progressed_at(Nanos now) const noexcept { return last_progress_ == now; }
+  // A PING is on its way: no work for a connection that may be dead.
+  [[nodiscard]] bool probing() const noexcept { return probing_; }
+  [[nodiscard]] bool deadline_passed(Nanos now) const noexcept { return now >= next_deadline_; }
+  [[nodiscard]] bool drains_too_long(Nanos now) const noexcept { return now >= drain_deadline_; }
+
+ private:
+  const Nanos stall_timeout_;
+  const Nanos ping_interval_;
+  Nanos last_progress_ = 0;  // when a byte moved, or work began
+  Nanos next_deadline_ = kNever;
+  Nanos drain_deadline_ = kNever;
+  Nanos asked_at_ = kNever;  // when it asked a server that owed it nothing, until the answer begins
+  std::optional<std::size_t>
+      unsent_bytes_;  // when that was looked at, if it was since the last send
+  bool probing_ = false;
+};
+
+}  // namespace kvferry::redis
