@@ -27,6 +27,17 @@ MutableBytes BatchArguments::buffer(std::size_t index, Lease& lease, bool writab
   return lease.add(PySequence_Fast_ITEMS(buffers_.ptr())[index], writable);
 }
 
+nb::list log_lines(std::initializer_list<LogSink*> sinks) {
+  std::uint64_t dropped = 0;
+  nb::list lines;
+  for (LogSink* sink : sinks) {
+    for (const LogLine& line : sink->drain(dropped)) {
+      lines.append(nb::make_tuple(static_cast<int>(line.level), readable(line.text)));
+    }
+  }
+  return lines;
+}
+
 std::unique_ptr<Lease> LeaseBook::take(std::uint64_t id) {
   const std::lock_guard lock(mutex_);
   const auto found = leases_.find(id);

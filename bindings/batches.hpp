@@ -6,6 +6,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <initializer_list>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -14,6 +15,7 @@
 #include <utility>
 
 #include "base/clock.hpp"
+#include "base/log_sink.hpp"
 #include "buffers.hpp"
 #include "errors.hpp"
 #include "gil.hpp"
@@ -79,6 +81,9 @@ bool wait_for(Request& request, Nanos until, Interrupted interrupted) {
     if (monotonic_ns() >= until) return false;
   }
 }
+
+// What is to be logged: levels and texts, oldest first.
+nanobind::list log_lines(std::initializer_list<LogSink*> sinks);
 
 // The leases of requests that were submitted and not yet taken back, by id.
 class LeaseBook {

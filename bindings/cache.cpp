@@ -19,7 +19,7 @@
 
 #include "cache/chunk_cache.hpp"
 #include "errors.hpp"
-#include "landing.hpp"
+#include "on_demand_pages.hpp"
 #include "pool.hpp"
 
 namespace nb = nanobind;

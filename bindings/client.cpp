@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -38,42 +39,37 @@ std::shared_ptr<net::Transport> make_transport(const nb::dict& settings,
   return net::tls_transport(value_or_raise(net::TlsContext::open(std::move(tls), notify)));
 }
 
-// Counters of some nodes, added up.
+// Counters of a node: the name of each for Python, and where it is.
+using Counter = std::atomic<std::uint64_t> redis::Stats::*;
+constexpr std::pair<const char*, Counter> kCounters[] = {
+    {"bytes_received", &redis::Stats::bytes_received},
+    {"content_received", &redis::Stats::content_received},
+    {"bytes_sent", &redis::Stats::bytes_sent},
+    {"receives", &redis::Stats::receives},
+    {"sends", &redis::Stats::sends},
+    {"commands_settled", &redis::Stats::commands_settled},
+    {"commands_retried", &redis::Stats::commands_retried},
+    {"connections_opened", &redis::Stats::connections_opened},
+    {"connections_lost", &redis::Stats::connections_lost},
+    {"dials_failed", &redis::Stats::dials_failed},
+    {"values_corrupt", &redis::Stats::values_corrupt},
+};
+
+// Those of some nodes, added up.
 struct Totals {
-  Totals() = default;
   explicit Totals(const redis::Stats& stats) { add(stats); }
 
   void add(const redis::Stats& stats) {
-    bytes_received += stats.bytes_received;
-    content_received += stats.content_received;
-    bytes_sent += stats.bytes_sent;
-    receives += stats.receives;
-    sends += stats.sends;
-    commands_settled += stats.commands_settled;
-    commands_retried += stats.commands_retried;
-    connections_opened += stats.connections_opened;
-    connections_lost += stats.connections_lost;
-    dials_failed += stats.dials_failed;
-    values_corrupt += stats.values_corrupt;
+    for (std::size_t at = 0; at < sums.size(); ++at) sums[at] += stats.*kCounters[at].second;
     for (std::size_t fault = 0; fault < refused.size(); ++fault) {
       refused[fault] += stats.refused[fault];
     }
   }
   [[nodiscard]] nb::dict to_python() const {
     nb::dict out;
-    out["bytes_received"] = bytes_received;
-    out["content_received"] = content_received;
-    out["bytes_sent"] = bytes_sent;
-    out["receives"] = receives;
-    out["sends"] = sends;
-    out["commands_settled"] = commands_settled;
-    out["commands_retried"] = commands_retried;
-    out["connections_opened"] = connections_opened;
-    out["connections_lost"] = connections_lost;
+    for (std::size_t at = 0; at < sums.size(); ++at) out[kCounters[at].first] = sums[at];
     out["connections_up"] = connections_up;
     out["connections_unix"] = connections_unix;
-    out["dials_failed"] = dials_failed;
-    out["values_corrupt"] = values_corrupt;
     for (std::size_t fault = 1; fault < refused.size(); ++fault) {
       std::string cause(name(static_cast<codec::FrameFault>(fault)));
       std::ranges::replace(cause, ' ', '_');
@@ -82,17 +78,7 @@ struct Totals {
     return out;
   }
 
-  std::uint64_t bytes_received = 0;
-  std::uint64_t content_received = 0;
-  std::uint64_t bytes_sent = 0;
-  std::uint64_t receives = 0;
-  std::uint64_t sends = 0;
-  std::uint64_t commands_settled = 0;
-  std::uint64_t commands_retried = 0;
-  std::uint64_t connections_opened = 0;
-  std::uint64_t connections_lost = 0;
-  std::uint64_t dials_failed = 0;
-  std::uint64_t values_corrupt = 0;
+  std::array<std::uint64_t, std::size(kCounters)> sums{};
   std::array<std::uint64_t, codec::kFrameFaultsCount> refused{};
   int connections_up = 0;
   int connections_unix = 0;
@@ -152,16 +138,7 @@ nb::list PyClient::drain() {
   return completions;
 }
 
-nb::list PyClient::drain_log() {
-  std::uint64_t dropped = 0;
-  nb::list lines;
-  for (LogSink* log : {&client_->log(), tls_log_.get()}) {
-    for (const LogLine& line : log->drain(dropped)) {
-      lines.append(nb::make_tuple(static_cast<int>(line.level), readable(line.text)));
-    }
-  }
-  return lines;
-}
+nb::list PyClient::drain_log() { return log_lines({&client_->log(), tls_log_.get()}); }
 
 void PyClient::close() {
   const GilRelease released;
@@ -223,8 +200,7 @@ nb::list PyClient::nodes() {
   for (const auto& node : client_->router().nodes()) {
     redis::Server& server = *node.server;
     const redis::ServerInfo info = server.info();
-    Totals totals;
-    totals.add(server.stats());
+    Totals totals(server.stats());
     totals.connections_up = server.connections_up();
     totals.connections_unix = server.unix_up();
     nb::dict row = totals.to_python();

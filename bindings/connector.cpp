@@ -18,7 +18,7 @@
 #include "connector/file.hpp"
 #include "connector/memory.hpp"
 #include "connector/redis.hpp"
-#include "landing.hpp"
+#include "on_demand_pages.hpp"
 #include "presence.hpp"
 
 namespace nb = nanobind;
@@ -61,22 +61,22 @@ class PyConnector {
     if (verb < 0 || verb > static_cast<int>(Verb::kDelete)) {
       raise({Errc::kInvalidArgument, "not a verb: " + std::to_string(verb)});
     }
-    const auto landing = landing_of(buffers);
-    const BatchArguments arguments(keys, landing ? nb::handle(Py_None) : buffers);
+    const auto on_demand = on_demand_pages_of(buffers);
+    const BatchArguments arguments(keys, on_demand ? nb::handle(Py_None) : buffers);
     const Job::Options options{.verb = static_cast<Verb>(verb), .ttl_ms = ttl_ms, .prefix = prefix};
     const bool payload = options.verb == Verb::kGet || options.verb == Verb::kSet;
-    if (payload != (arguments.has_buffers() || landing)) {
+    if (payload != (arguments.has_buffers() || on_demand)) {
       raise({Errc::kInvalidArgument, "GET and SET have one buffer per key, the others have none"});
     }
     const std::size_t count = arguments.size();
-    if (landing) check_landing(*landing, count);
+    if (on_demand) check_on_demand_pages(*on_demand, count);
     auto lease = std::make_unique<Lease>(arguments.has_buffers() ? count : 0);
     const auto job = std::make_shared<Job>(options);
-    job->source = landing;
+    job->source = on_demand;
     job->reserve(count, count * arguments.key(0).size());
     for (std::size_t index = 0; index < count; ++index) {
       MutableBytes memory;
-      if (landing) {
+      if (on_demand) {
         memory = {static_cast<std::byte*>(nullptr), connector_->space().value_size_bytes};
       } else if (payload) {
         memory = arguments.buffer(index, *lease, options.verb == Verb::kGet);
@@ -89,7 +89,7 @@ class PyConnector {
       }
       job->add(arguments.key(index), memory);
     }
-    if (options.verb == Verb::kGet && !landing) lease->check_disjoint();
+    if (options.verb == Verb::kGet && !on_demand) lease->check_disjoint();
     job->set_deadline(timeout_s < 0 ? connector_->deadline_for(job->payload_bytes())
                                     : add_time(monotonic_ns(), from_seconds(timeout_s)));
     job->quiet = quiet;
@@ -156,14 +156,7 @@ class PyConnector {
     return job ? connector_->progress(*job) : 0;
   }
 
-  nb::list drain_log() {
-    std::uint64_t dropped = 0;
-    nb::list lines;
-    for (const LogLine& line : connector_->log().drain(dropped)) {
-      lines.append(nb::make_tuple(static_cast<int>(line.level), readable(line.text)));
-    }
-    return lines;
-  }
+  nb::list drain_log() { return log_lines({&connector_->log()}); }
 
   void cancel(std::uint64_t id) { connector_->cancel(id); }
 
@@ -174,7 +167,7 @@ class PyConnector {
 
   [[nodiscard]] int event_fd() const { return connector_->event_fd(); }
   [[nodiscard]] bool available() const { return connector_->available(); }
-  [[nodiscard]] bool lands() const { return connector_->lands(); }
+  [[nodiscard]] bool pages_on_demand() const { return connector_->pages_on_demand(); }
   [[nodiscard]] std::string mode() const { return connector_->mode(); }
   [[nodiscard]] bool absent(nb::handle key) const {
     return connector_->absent(key_bytes(key.ptr()));
@@ -260,12 +253,12 @@ class PyConnector {
  private:
   using Jobs = std::unordered_map<std::uint64_t, std::shared_ptr<Job>>;
 
-  void check_landing(const connector::Landing& landing, std::size_t count) const {
+  void check_on_demand_pages(const connector::OnDemandPages& on_demand, std::size_t count) const {
     const std::size_t size = connector_->space().value_size_bytes;
-    if (landing.size() == count && landing.page_size_bytes() == size) return;
-    raise({Errc::kInvalidArgument, "a landing of " + std::to_string(landing.size()) + " pages of " +
-                                       std::to_string(landing.page_size_bytes()) + " bytes for " +
-                                       std::to_string(count) + " values of " +
+    if (on_demand.size() == count && on_demand.page_size_bytes() == size) return;
+    raise({Errc::kInvalidArgument, "OnDemandPages of " + std::to_string(on_demand.size()) +
+                                       " pages of " + std::to_string(on_demand.page_size_bytes()) +
+                                       " bytes for " + std::to_string(count) + " values of " +
                                        std::to_string(size)});
   }
 
@@ -327,7 +320,8 @@ void bind_connector(nb::module_& module) {
       .def("cancel", &PyConnector::cancel, "job_id"_a)
       .def("event_fd", &PyConnector::event_fd)
       .def("available", &PyConnector::available)
-      .def("lands", &PyConnector::lands, "Whether a GET may have a Landing instead of buffers.")
+      .def("pages_on_demand", &PyConnector::pages_on_demand,
+           "Whether a GET may have OnDemandPages instead of buffers.")
       .def("absent", &PyConnector::absent, "key"_a,
            nb::sig("def absent(self, key: str | bytes) -> bool"),
            "Whether a key is certainly absent, as far as that is known without asking.")

@@ -85,7 +85,7 @@ nb::tuple take(Answers& answers) {
   return nb::make_tuple(nb::bytes(fresh.data(), fresh.size() * kHashBytes), names);
 }
 
-void settle(Answers& answers, const nb::bytes& question, const nb::bytes& statuses) {
+void resolve(Answers& answers, const nb::bytes& question, const nb::bytes& statuses) {
   const Hashes hashes = hashes_of(question, statuses.size());
   for (std::size_t i = 0; i < hashes.size(); ++i) {
     answers.answer(hashes[i], status_at(statuses, i) == Status::kOk);
@@ -142,8 +142,8 @@ void bind_lookups(nb::module_& module) {
            "Undoes the last ask(), which was new, when nothing was called since.")
       .def("take", &take, nb::sig("def take(self) -> tuple[bytes, list[str]]"),
            "What is new since the last call: a question, and its names.")
-      .def("settle", &settle, "question"_a, "statuses"_a,
-           nb::sig("def settle(self, question: bytes, statuses: bytes) -> None"),
+      .def("resolve", &resolve, "question"_a, "statuses"_a,
+           nb::sig("def resolve(self, question: bytes, statuses: bytes) -> None"),
            "The answer to a question: whether each status is OK.")
       .def("deny", &deny, "question"_a, nb::sig("def deny(self, question: bytes) -> None"),
            "Nothing of a question is there.")

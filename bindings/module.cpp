@@ -10,7 +10,7 @@ void bind_codec(nanobind::module_& module);
 void bind_connector(nanobind::module_& module);
 void bind_credentials(nanobind::module_& module);
 void bind_directory(nanobind::module_& module);
-void bind_landing(nanobind::module_& module);
+void bind_on_demand_pages(nanobind::module_& module);
 void bind_lookups(nanobind::module_& module);
 void bind_node(nanobind::module_& module);
 void bind_pages(nanobind::module_& module);
@@ -35,6 +35,6 @@ NB_MODULE(_native, module) {
   kvferry::bind_lookups(module);
   kvferry::bind_cache(module);
   kvferry::bind_directory(module);
-  kvferry::bind_landing(module);
+  kvferry::bind_on_demand_pages(module);
   kvferry::bind_node(module);
 }

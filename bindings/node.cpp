@@ -22,7 +22,7 @@
 #include "config.hpp"
 #include "errors.hpp"
 #include "gil.hpp"
-#include "landing.hpp"
+#include "on_demand_pages.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -23,8 +23,8 @@ Connector::Connector(Space space, EventFd event)
 Result<std::uint64_t> Connector::submit(const std::shared_ptr<Job>& job) {
   if (forked()) return Error{Errc::kForked, "this connector belongs to the process that forked"};
   const Verb verb = job->options().verb;
-  if (job->source != nullptr && (verb != Verb::kGet || !lands())) {
-    return Error{Errc::kInvalidArgument, "only GET lands in places, and not of every store"};
+  if (job->source != nullptr && (verb != Verb::kGet || !pages_on_demand())) {
+    return Error{Errc::kInvalidArgument, "only GET has pages on demand, and not of every store"};
   }
   for (std::size_t index = 0; index < job->size(); ++index) {
     const std::size_t key_size = job->key(index).size();

@@ -108,8 +108,8 @@ class Connector : public std::enable_shared_from_this<Connector> {
       std::span<const std::string_view> /*keys*/) const {
     return std::nullopt;
   }
-  // Whether jobs may have places that are named when values come.
-  [[nodiscard]] virtual bool lands() const { return false; }
+  // Whether jobs may have buffers that are named when values come.
+  [[nodiscard]] virtual bool pages_on_demand() const { return false; }
   // How the driver works here, for people.
   [[nodiscard]] virtual std::string mode() const { return {}; }
   // How values are written from now on, where the driver encodes any. It reads them all.
@@ -137,15 +137,15 @@ class Connector : public std::enable_shared_from_this<Connector> {
  protected:
   Connector(Space space, EventFd event);
 
-  // Takes a job over. Never blocks. Every key of it settles, even after cancel() and stop().
+  // Takes a job over. Never blocks. Every key of it completes, even after cancel() and stop().
   // Fails with: kCapacity and others; then nothing was taken.
   virtual Outcome start(const std::shared_ptr<Job>& job) = 0;
-  // The job was cancelled: what nobody has begun should settle soon.
+  // The job was cancelled: what nobody has begun should complete soon.
   virtual void withdraw(Job& job) = 0;
   // Ends the threads, at the moment `until` at the latest. All jobs are cancelled already.
   virtual void stop(Nanos until) = 0;
 
-  // The last key of a job has settled. No lock that start() or withdraw() take may be held.
+  // The last key of a job is complete. No lock that start() or withdraw() take may be held.
   void finished(Job& job);
   // A value was not taken: counts the cause and logs it. The driver deletes it, if it may.
   void refused(codec::FrameFault fault, std::string_view key);

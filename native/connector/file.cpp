@@ -139,9 +139,9 @@ void FileConnector::work(JobLane lane) {
     idle.push_back(std::make_unique<Slot>());
   }
   const std::size_t depth = idle.size();
-  // A slot that is settled is idle; else its operation goes on.
-  const auto proceed = [&](std::unique_ptr<Slot> slot, bool settled) {
-    if (settled) {
+  // A slot whose key is complete is idle; else its operation goes on.
+  const auto proceed = [&](std::unique_ptr<Slot> slot, bool completed) {
+    if (completed) {
       idle.push_back(std::move(slot));
     } else {
       io->start(*slot.release());  // wait() brings it back
@@ -157,13 +157,13 @@ void FileConnector::work(JobLane lane) {
       }
       std::unique_ptr<Slot> slot = std::move(idle.back());
       idle.pop_back();
-      const bool settled = begin(*slot, std::move(task));
-      proceed(std::move(slot), settled);
+      const bool completed = begin(*slot, std::move(task));
+      proceed(std::move(slot), completed);
     }
     if (idle.size() == depth) continue;
     std::unique_ptr<Slot> slot(static_cast<Slot*>(io->wait()));
-    const bool settled = advance(*slot);
-    proceed(std::move(slot), settled);
+    const bool completed = advance(*slot);
+    proceed(std::move(slot), completed);
   }
 }
 

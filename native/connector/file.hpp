@@ -62,7 +62,7 @@ class FileConnector final : public PooledConnector {
   [[nodiscard]] std::unique_ptr<BlockIo> make_io();
   [[nodiscard]] bool goes_straight(MutableBytes memory) const noexcept;
 
-  // The steps of a value on its way; each returns whether it is settled already.
+  // The steps of a value on its way; each returns whether it is complete already.
   bool begin(Slot& slot, Task task);
   bool begin_get(Slot& slot);
   bool begin_set(Slot& slot);

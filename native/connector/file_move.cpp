@@ -163,7 +163,7 @@ bool FileConnector::done(Slot& slot, KeyOutcome answer) {
   store_->discard(slot.temporary);  // what was published is not discarded
   const Task task = std::move(slot.task);
   slot.task = {};
-  settle(task, answer);  // the last touch: its buffer may be gone
+  complete(task, answer);  // the last touch: its buffer may be gone
   return true;
 }
 

@@ -29,7 +29,7 @@ Status Job::withdrawn(std::size_t index, Nanos now) const noexcept {
   return Status::kPending;
 }
 
-bool Job::settle(std::size_t index, Status status, std::uint64_t size, Reason why) {
+bool Job::complete(std::size_t index, Status status, std::uint64_t size, Reason why) {
   Item& item = items_[index];
   item.value_size = size;
   // Pairs with progress().

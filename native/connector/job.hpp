@@ -6,9 +6,9 @@
 // go into memory that `source` names when it comes. Keys come as the caller knows them; the store
 // puts the prefix of its space before them.
 //
-// Threads: built by one thread, then worked on by those of a driver. Each key is settled exactly
-// once, by any thread; whoever settles the last one finishes the job. What settle() published is
-// seen by progress() (release/acquire on each status) and after finished().
+// Threads: built by one thread, then worked on by those of a driver. Each key is completed exactly
+// once, by any thread; whoever completes the last one finishes the job. What complete() published
+// is seen by progress() (release/acquire on each status) and after finished().
 
 #include <atomic>
 #include <cstdint>
@@ -57,8 +57,8 @@ class Job : public RequestState {
 
   // The outcome of one key; `size` is the length of its value where that is known. The first `why`
   // is kept. Returns true for the last key: then the caller must see that the job finishes.
-  [[nodiscard]] bool settle(std::size_t index, Status status, std::uint64_t size = 0,
-                            Reason why = {});
+  [[nodiscard]] bool complete(std::size_t index, Status status, std::uint64_t size = 0,
+                              Reason why = {});
 
   // How many leading keys are OK by now; their buffers are final.
   [[nodiscard]] std::size_t progress() const noexcept;
@@ -71,7 +71,7 @@ class Job : public RequestState {
   void results(std::uint8_t* statuses, std::uint64_t* sizes) const noexcept;
   [[nodiscard]] Nanos elapsed() const noexcept { return unasked ? 0 : RequestState::elapsed(); }
 
-  // GET: where values land, by index; their buffers have a length and no memory. Shared with
+  // GET: where values go, by index; their buffers have a length and no memory. Shared with
   // whoever submitted the job. Only drivers that say so take it.
   std::shared_ptr<mem::BufferSource> source;
   bool unasked = false;  // set by the driver: it was answered without asking the store

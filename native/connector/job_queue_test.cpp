@@ -17,12 +17,12 @@ std::shared_ptr<Job> job_of(Verb verb, std::size_t keys, Nanos deadline = kNever
 
 TEST(Job, ProgressCountsLeadingKeysOnly) {
   const auto job = job_of(Verb::kGet, 4);
-  EXPECT_FALSE(job->settle(1, Status::kOk, 7));
+  EXPECT_FALSE(job->complete(1, Status::kOk, 7));
   EXPECT_EQ(job->progress(), 0u);
-  EXPECT_FALSE(job->settle(0, Status::kOk, 7));
+  EXPECT_FALSE(job->complete(0, Status::kOk, 7));
   EXPECT_EQ(job->progress(), 2u);
-  EXPECT_FALSE(job->settle(2, Status::kMiss, 0, "first"));
-  EXPECT_TRUE(job->settle(3, Status::kOk, 0, "second")) << "the last one is told";
+  EXPECT_FALSE(job->complete(2, Status::kMiss, 0, "first"));
+  EXPECT_TRUE(job->complete(3, Status::kOk, 0, "second")) << "the last one is told";
   EXPECT_EQ(job->progress(), 2u);
   EXPECT_FALSE(job->finished());
   EXPECT_FALSE(job->wait(monotonic_ns() + kMilli));
@@ -33,7 +33,7 @@ TEST(Job, ProgressCountsLeadingKeysOnly) {
 
 TEST(Job, BehindTheEndOfAPrefixNothingIsToBeDone) {
   const auto job = job_of(Verb::kGet, 3, kNever, true);
-  EXPECT_FALSE(job->settle(1, Status::kMiss));
+  EXPECT_FALSE(job->complete(1, Status::kMiss));
   EXPECT_EQ(job->withdrawn(0, 0), Status::kPending);
   EXPECT_EQ(job->withdrawn(2, 0), Status::kCancelled);
 }

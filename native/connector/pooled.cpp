@@ -65,7 +65,7 @@ void PooledConnector::work(JobLane lane) {
     } catch (const std::exception& problem) {
       answer = {.status = Status::kServerError, .size = 0, .why = problem.what()};
     }
-    settle(task, answer);
+    complete(task, answer);
   }
 }
 
@@ -73,13 +73,13 @@ Task PooledConnector::next(JobLane lane, bool wait) {
   while (Task task = queue_.pull(lane, wait)) {
     const Status status = task.job->withdrawn(task.index, monotonic_ns());
     if (status == Status::kPending) return task;
-    settle(task, {.status = status, .size = 0, .why = {}});
+    complete(task, {.status = status, .size = 0, .why = {}});
   }
   return {};
 }
 
-void PooledConnector::settle(const Task& task, const KeyOutcome& answer) {
-  const bool last = task.job->settle(task.index, answer.status, answer.size, answer.why);
+void PooledConnector::complete(const Task& task, const KeyOutcome& answer) {
+  const bool last = task.job->complete(task.index, answer.status, answer.size, answer.why);
   if (last) finished(*task.job);
 }
 
@@ -90,14 +90,14 @@ void PooledConnector::keep() {
     for (const Task& task : tasks) {
       Status status = task.job->withdrawn(task.index, monotonic_ns());
       if (status == Status::kPending) status = Status::kCancelled;
-      settle(task, {.status = status, .size = 0, .why = {}});
+      complete(task, {.status = status, .size = 0, .why = {}});
     }
   }
 }
 
 void PooledConnector::stop(Nanos until) {
   for (const Task& task : queue_.close()) {
-    settle(task, {.status = Status::kCancelled, .size = 0, .why = "the connector was closed"});
+    complete(task, {.status = Status::kCancelled, .size = 0, .why = "the connector was closed"});
   }
   const std::chrono::steady_clock::time_point moment{std::chrono::nanoseconds(until)};
   bool ended = false;

@@ -49,9 +49,9 @@ class PooledConnector : public Connector {
   // The body of a lane's thread: one key after another, until the queue is closed.
   virtual void work(JobLane lane);
 
-  // The next key that is to be done; settles what was withdrawn. Empty: see JobQueue::pull().
+  // The next key that is to be done; completes what was withdrawn. Empty: see JobQueue::pull().
   Task next(JobLane lane, bool wait);
-  void settle(const Task& task, const KeyOutcome& answer);
+  void complete(const Task& task, const KeyOutcome& answer);
 
   Outcome start(const std::shared_ptr<Job>& job) override { return queue_.push(job); }
   void withdraw(Job&) override { queue_.look(); }

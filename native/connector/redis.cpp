@@ -142,7 +142,7 @@ Outcome RedisConnector::start(const std::shared_ptr<Job>& job) {
   return Done{};
 }
 
-// In the thread that submits. Whoever settles the last key of a job ends it.
+// In the thread that submits. Whoever completes the last key of a job ends it.
 void RedisConnector::settle_absent(Job& job, const Asked& asked) {
   bool last = false;
   auto next = asked.indexes.begin();
@@ -152,7 +152,7 @@ void RedisConnector::settle_absent(Job& job, const Asked& asked) {
       continue;
     }
     const bool beyond = job.options().prefix && index > asked.leading;
-    last = job.settle(index, beyond ? Status::kCancelled : Status::kMiss);
+    last = job.complete(index, beyond ? Status::kCancelled : Status::kMiss);
   }
   count_unasked(job.size() - asked.indexes.size());
   if (last) conclude(job);
@@ -244,13 +244,13 @@ void RedisConnector::ended(redis::BatchTaker& client, Job& job, const Asked& ask
     const auto status = static_cast<Status>(statuses[item]);
     misfits = misfits || status == Status::kSizeMismatch || status == Status::kCorrupt;
     if (status == Status::kSizeMismatch) refused(codec::FrameFault::kSize, job.key(index));
-    last = job.settle(index, status, sizes[item], item == 0 ? batch.error() : Reason{});
+    last = job.complete(index, status, sizes[item], item == 0 ? batch.error() : Reason{});
   }
   if (misfits && owns_) delete_misfits(client, job, asked);
   if (last) conclude(job);
 }
 
-// All keys of the job have settled, here and there.
+// All keys of the job are complete, here and there.
 void RedisConnector::conclude(Job& job) {
   const std::uint64_t id = job.id;
   finished(job);
@@ -265,7 +265,7 @@ void RedisConnector::delete_misfits(redis::BatchTaker& client, const Job& job, c
   auto removal = std::make_shared<redis::Batch>(redis::Batch::Options{
       .verb = Verb::kDelete, .deadline = client.deadline_for(0), .framed = true});
   const std::size_t count = asked.all ? job.size() : asked.indexes.size();
-  for (std::size_t item = 0; item < count; ++item) {  // the others may not have settled yet
+  for (std::size_t item = 0; item < count; ++item) {  // the others may not are complete yet
     const std::size_t index = asked.index(item);
     const Status status = job.status(index);
     if (status != Status::kSizeMismatch && status != Status::kCorrupt) continue;

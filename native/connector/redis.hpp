@@ -44,7 +44,7 @@ class RedisConnector final : public Connector {
   void write_as(codec::Codec codec) noexcept override {
     codec_.store(codec, std::memory_order_relaxed);
   }
-  [[nodiscard]] bool lands() const override { return true; }
+  [[nodiscard]] bool pages_on_demand() const override { return true; }
   [[nodiscard]] bool absent(std::string_view key) const override;
   [[nodiscard]] std::optional<std::size_t> leading(
       std::span<const std::string_view> keys) const override;

@@ -96,8 +96,8 @@ class Connector:
 
     def available(self) -> bool: ...
 
-    def lands(self) -> bool:
-        """Whether a GET may have a Landing instead of buffers."""
+    def pages_on_demand(self) -> bool:
+        """Whether a GET may have OnDemandPages instead of buffers."""
 
     def absent(self, key: str | bytes) -> bool:
         """
@@ -417,7 +417,7 @@ class Answers:
     def take(self) -> tuple[bytes, list[str]]:
         """What is new since the last call: a question, and its names."""
 
-    def settle(self, question: bytes, statuses: bytes) -> None:
+    def resolve(self, question: bytes, statuses: bytes) -> None:
         """The answer to a question: whether each status is OK."""
 
     def deny(self, question: bytes) -> None:
@@ -605,7 +605,7 @@ class Directory:
     def stats(self) -> dict[str, int]:
         """seats, entries, memory_bytes."""
 
-class Landing:
+class OnDemandPages:
     """
     Pages for hashes[first:] that are taken when values come. Goes where buffers of a GET go. See kvferry.cache.window.
     """

@@ -78,7 +78,7 @@ class CountedStore:
         yield waits
 
     def submit_get(self, keys: Any, buffers: Any, **options: Any) -> _Ticket:
-        verb = "read" if isinstance(buffers, _native.Landing) else "get"
+        verb = "read" if isinstance(buffers, _native.OnDemandPages) else "get"
         return self._counted(verb, keys, self._connector.submit_get(keys, buffers, **options))
 
     def submit_exists(self, keys: Any, **options: Any) -> _Ticket:

@@ -5,7 +5,7 @@
     store.has(prompt)
 
 Values have no bytes: what is simulated is when they are there. All jobs share one link, in order; a
-null reply takes none of its time. With `lands`, reads may leave together with the question.
+null reply takes none of its time. With `pages_on_demand`, reads may leave with the question.
 One thread drives everything: `Ticket.wait` moves the clock to when something is there, or to the
 end of its limit.
 """
@@ -37,12 +37,12 @@ class TimedTicket:
         statuses: bytes,
         ends: Sequence[float],
         hangs: bool,
-        landing: Any = None,
+        on_demand: Any = None,
     ) -> None:
         self._clock, self._statuses, self._ends = clock, statuses, ends
         self._began = clock.now
         self._hangs = hangs
-        self._landing = landing
+        self._pages = on_demand
         self._cancelled_at: float | None = None
 
     def wait(self, timeout_s: float) -> BatchResult | None:
@@ -60,7 +60,7 @@ class TimedTicket:
         )
         sizes = [int(status == Status.OK) for status in gone]
         for index, size in enumerate(sizes):
-            if size and self._landing is not None and not self._landing.place(index):
+            if size and self._pages is not None and not self._pages.place(index):
                 gone[index] = Status.CANCELLED
         return BatchResult(bytes(gone), sizes, ends_at - self._began)
 
@@ -98,7 +98,7 @@ class TimedStore:
         self.available = True
         self.hangs = False
         self.sees = False
-        self.lands = False
+        self.pages_on_demand = False
         self.together = False
         self.questions = 0
         self.reads = 0
@@ -135,8 +135,8 @@ class TimedStore:
         self._free_at = at
         if self.together:
             ends = [at] * len(ends)
-        landing = buffers if self.lands and not isinstance(buffers, list) else None
-        return TimedTicket(self.clock, statuses, ends, self.hangs, landing)
+        on_demand = buffers if self.pages_on_demand and not isinstance(buffers, list) else None
+        return TimedTicket(self.clock, statuses, ends, self.hangs, on_demand)
 
     def submit_delete(self, keys: Sequence[str]) -> TimedTicket:
         return TimedTicket(self.clock, bytes(len(keys)), [self.clock.now] * len(keys), False)

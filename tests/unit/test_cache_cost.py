@@ -289,7 +289,7 @@ def test_requests_lose_a_small_part_of_what_they_take_over_any_hundred() -> None
         base_s = rng.uniform(0.8, 1.2)
         may_s, lent_s = account.open(base_s)
         spent_s = may_s if rng.random() < (0.7 if n % 200 < 150 else 0.0) else 0.0
-        account.settle(base_s, spent_s, lent_s)
+        account.close(base_s, spent_s, lent_s)
         seen.append((base_s, spent_s))
     assert seen[0][1] <= 0.25 * seen[0][0] + 1e-9
     for end in range(100, 601):
@@ -303,7 +303,7 @@ def test_what_one_was_lent_is_nobody_elses() -> None:
     first = account.open(1.0)
     assert first == pytest.approx((1.05, 1.0))
     assert account.open(1.0) == pytest.approx((0.05, 0.0))
-    account.settle(0.0, 0.0, first[1])
+    account.close(0.0, 0.0, first[1])
     assert account.open(1.0) == pytest.approx((1.05, 1.0))
 
 

@@ -38,13 +38,13 @@ class Bench:
         bytes_s: float,
         compute_s: float,
         *,
-        lands: bool = False,
+        on_demand: bool = False,
     ) -> None:
         self.clock = FakeClock()
         for module in (retriever, loader, losses, measuring, planner, tier, window):
             monkeypatch.setattr(module, "time", self.clock.module)
         self.store = TimedStore(self.clock, MIB, rtt_s, bytes_s)
-        self.store.lands = lands
+        self.store.pages_on_demand = on_demand
         self.memory = Memory.private(MIB, 2 * CHUNKS * MIB, "LRU", hugetlb=False, prefault=False)
         self.tier = Tier("store", self.store, MIB)  # type: ignore[arg-type]
         self.prefill = PrefillModel(
@@ -64,7 +64,7 @@ class Bench:
     @property
     def waits(self) -> int:
         """Round trips of a hit: one, where reads leave together with the question."""
-        return 1 if self.store.lands or self.store.sees else 2
+        return 1 if self.store.pages_on_demand or self.store.sees else 2
 
     @property
     def load_s(self) -> float:
@@ -100,11 +100,11 @@ class Bench:
 
 @pytest.fixture(params=["asks first", "reads at once"])
 def bench(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Callable[..., Bench]:
-    lands = request.param == "reads at once"
+    on_demand = request.param == "reads at once"
 
     def make(percent: float, rtt_s: float = 0.0002, compute_s: float = COMPUTE_S) -> Bench:
         bytes_s = percent / 100 * CHUNKS * MIB / compute_s
-        return Bench(monkeypatch, rtt_s, bytes_s, compute_s, lands=lands)
+        return Bench(monkeypatch, rtt_s, bytes_s, compute_s, on_demand=on_demand)
 
     return make
 
@@ -167,7 +167,7 @@ def test_bytes_that_have_just_begun_get_time_to_show_how_fast_they_are(
         made.ask(made.prompt())
     made.store.rtt_s = 0.03
     # What a round trip carries is not known yet: the rest is asked for behind one chunk.
-    more_s = made.store.rtt_s if made.store.lands and not sees else 0.0
+    more_s = made.store.rtt_s if made.store.pages_on_demand and not sees else 0.0
     assert made.ask(made.prompt()) <= 1.1 * (made.load_s + more_s)
 
 

@@ -9,7 +9,6 @@ Threads: one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from types import TracebackType
 from typing import Self
 
 from kvferry.cache.answers import Asked, Probe
@@ -66,12 +65,7 @@ class Asking:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         window, self.window = self.window, None
         if window is not None:
             window.drop(self._pending)
@@ -140,11 +134,11 @@ class Asking:
 
     def _likeliest(self, tiers: Sequence[Tier]) -> Tier | None:
         """The store to be sent reads; None: what is close by has it, and needs none."""
-        most = max((tier.odds for tier in tiers if tier.lands), default=0.0)
+        most = max((tier.odds for tier in tiers if tier.pages_on_demand), default=0.0)
         for tier in tiers:
-            if tier.lands and tier.odds >= _LIKELY * most:
+            if tier.pages_on_demand and tier.odds >= _LIKELY * most:
                 return tier
-            if not tier.lands and tier.odds > _LIKELY:
+            if not tier.pages_on_demand and tier.odds > _LIKELY:
                 return None
         return None
 

@@ -67,11 +67,11 @@ class Clearing:
         """Whether a prompt that was read under it may find something, and be stored."""
         return shared_of(generation) == self.shared and own_of(generation) not in self._over
 
-    def settled(self, timeout_s: float | None) -> None:
-        """`settling`, waiting on the spot."""
-        finish(self.settling(timeout_s))
+    def await_generation(self, timeout_s: float | None) -> None:
+        """`awaiting_generation`, waiting on the spot."""
+        finish(self.awaiting_generation(timeout_s))
 
-    def settling(self, timeout_s: float | None) -> Steps[None]:
+    def awaiting_generation(self, timeout_s: float | None) -> Steps[None]:
         """Wait until stores have said their generation, in the first second of the cache."""
         now, until = time.monotonic(), self._first_until
         if timeout_s is not None:

@@ -26,15 +26,15 @@ class Flight:
         missed: Why there is nothing behind the chunk before it, for whoever asks; "": there is
             something, or nobody knows.
         until: How long whoever asks waits for the answer, as soon as that is known.
-        landed: It is over: what comes is seen in memory.
+        over: It is over: what comes is seen in memory.
     """
 
-    __slots__ = ("landed", "missed", "until")
+    __slots__ = ("missed", "over", "until")
 
     def __init__(self) -> None:
         self.missed = ""
         self.until = 0.0
-        self.landed = False
+        self.over = False
 
 
 class Flights:
@@ -57,14 +57,14 @@ class Flights:
             if ours:
                 with self._lock:
                     del self._open[digest]
-                flight.landed = True
+                flight.over = True
                 self._memory.announce()
 
     def wait(self, flight: Flight, until: float, deadline: float) -> Steps[bool]:
         """Wait for what others ask, as long as they do or until then; False: it takes longer."""
 
         def over() -> bool:
-            return flight.landed or time.monotonic() >= max(until, flight.until)
+            return flight.over or time.monotonic() >= max(until, flight.until)
 
         yield from self._memory.await_change(over, deadline)
-        return flight.landed
+        return flight.over

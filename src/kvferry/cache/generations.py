@@ -135,7 +135,7 @@ class StoreGenerations:
 
     def waiting(self, until: float) -> Steps[bool]:
         """`wait`, in steps."""
-        while not self._settled:
+        while not self._is_decided:
             left_s = until - time.monotonic()
             if left_s <= 0:
                 break
@@ -146,7 +146,7 @@ class StoreGenerations:
         return self.known
 
     @property
-    def _settled(self) -> bool:
+    def _is_decided(self) -> bool:
         """Whether waiting for it makes no sense, or none any more."""
         over = self.known or self._closed or self._failed
         return over or not self._connector.available
@@ -305,12 +305,12 @@ class _Said:
     def wait(self, timeout_s: float) -> None:
         generations = self._generations
         with generations._lock:
-            if not generations._settled and timeout_s > 0:
+            if not generations._is_decided and timeout_s > 0:
                 generations._wake.wait(timeout_s)
 
     @property
     def done(self) -> bool:
-        return self._generations._settled
+        return self._generations._is_decided
 
 
 class _Deletion:

@@ -14,7 +14,7 @@ Its first part may be on its way before anybody knew that it is there: see `kvfe
 A part that was cut ends soon, but not at once: a store may still be writing into its pages. They go
 back when it has ended, which `PendingLoads` sees to, and nobody waits for that.
 
-Chunks for which there is no page can land in buffers of the caller (`direct`), where nobody else
+Chunks for which there is no page can go into buffers of the caller (`direct`), where nobody else
 sees them. Then a cut has to wait until the store has let go of them: only for stores that do.
 """
 
@@ -61,9 +61,9 @@ _AWAY = 1.25
 # For how long a flow is seen before it says anything, as such a share.
 _LUMPS = 0.1
 # What a store may take to let go of a part that was cut, before the part is left behind...
-_LET_GO_S = 0.02
+_RELEASE_S = 0.02
 # ... and before that is an error, where it holds buffers of the caller.
-_LET_GO_DIRECT_S = 10.0
+_RELEASE_DIRECT_S = 10.0
 
 
 class Load:
@@ -76,7 +76,7 @@ class Load:
         pending: Takes what was cut.
         arrived: Called with chunks and their pages (direct: no pages) when they have arrived and
             before anybody else sees them: the pages are the caller's for that long.
-        direct: Buffers for all chunks of the prompt: land there, and not in memory.
+        direct: Buffers for all chunks of the prompt: they go there, and not into memory.
     """
 
     def __init__(
@@ -344,7 +344,7 @@ class Load:
         for part in self._parts[index:]:
             if part.ticket is not None:
                 part.ticket.cancel()
-        until = time.monotonic() + (_LET_GO_S if self._direct is None else _LET_GO_DIRECT_S)
+        until = time.monotonic() + (_RELEASE_S if self._direct is None else _RELEASE_DIRECT_S)
         whole = self._outcome.reason in ("cut", "deadline")  # else there is a hole already
         for part in self._parts[index:]:
             if part.ticket is None:

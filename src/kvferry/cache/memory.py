@@ -163,9 +163,9 @@ class Memory:
         """Make room for those of the chunks from `first` on that are neither here nor coming."""
         return Reserved(*self.cache.reserve(hashes, first, LEASE_S))
 
-    def landing(self, hashes: bytes, first: int) -> _native.Landing:
+    def on_demand(self, hashes: bytes, first: int) -> _native.OnDemandPages:
         """Pages for the chunks from `first` on, each taken when its value comes from a store."""
-        return _native.Landing(self.cache, hashes, first, LEASE_S)
+        return _native.OnDemandPages(self.cache, hashes, first, LEASE_S)
 
     def copy_in(self, handles: Sequence[int], buffers: Sequence[object], threads: int) -> None:
         """Copy buffers of the length of a page into pages that the caller has reserved.

@@ -53,7 +53,7 @@ class Part:
 
     Attributes:
         end: Behind the last chunk of the prefix that is there when this part is.
-        reserved: Their pages; id 0: they land in buffers of the caller, or in a window.
+        reserved: Their pages; id 0: they go into buffers of the caller, or in a window.
         ticket: Of the job; None: it was not asked for yet.
         window: Where they were asked for before anybody knew that they are there.
         items: Which reads of the window bring them.

@@ -45,7 +45,7 @@ class Account:
     def open(self, base_s: float) -> tuple[float, float]:
         """What a request may lose that would take `base_s` without a cache, and what of it is lent.
 
-        What is lent is nobody else's until `settle` is told of it.
+        What is lent is nobody else's until `close` is told of it.
         """
         with self._lock:
             if not self._mean_s:
@@ -54,7 +54,7 @@ class Account:
             self._lent_s += lent_s
             return max(0.0, SHARE * base_s + lent_s + min(0.0, self._saved_s)), lent_s
 
-    def settle(self, base_s: float, regret_s: float, lent_s: float) -> None:
+    def close(self, base_s: float, regret_s: float, lent_s: float) -> None:
         """A request is over; with 0, 0 it was none, and gives back what was lent."""
         with self._lock:
             self._lent_s = max(0.0, self._lent_s - lent_s)

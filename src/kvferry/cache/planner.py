@@ -80,12 +80,12 @@ class Planner(ABC):
         try:
             yield Budget(prompt.tokens, tokens, prefill, began, deadline, queued_s, allowance_s)
         finally:
-            self.account.settle(0.0, 0.0, lent_s)
+            self.account.close(0.0, 0.0, lent_s)
 
-    def _settle(self, budget: Budget, tokens: int) -> None:
+    def _close_account(self, budget: Budget, tokens: int) -> None:
         if budget.prefill.known and budget.recompute_s > budget.queued_s:
             regret_s = budget.regret_s(tokens, time.monotonic())
-            self.account.settle(budget.recompute_s, regret_s, 0.0)
+            self.account.close(budget.recompute_s, regret_s, 0.0)
 
     def _asking(
         self,

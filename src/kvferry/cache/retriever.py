@@ -86,7 +86,7 @@ class Retriever(Planner):
                 held, coming = self._memory.ready(prompt)
             yield from self._rounds(prompt, held, coming, budget, gathered, into)
             # Who lost by waiting pays for it from the account of all.
-            self._settle(budget, prompt.position(self._memory.ready(prompt)[0]))
+            self._close_account(budget, prompt.position(self._memory.ready(prompt)[0]))
         return gathered
 
     def _join(self, prompt: Prompt, held: int, budget: Budget, gathered: Gathered) -> Steps[bool]:
@@ -187,7 +187,7 @@ class Retriever(Planner):
                 if plan.wanted:
                     goal = plan.wanted[-1].end
                 else:  # else a retrieve follows, and its end counts
-                    self._settle(budget, prompt.position(held))
+                    self._close_account(budget, prompt.position(held))
                 if reads and plan.wanted:
                     self._begin(prompt, plan, budget, asking)
         tiers = {MEMORY: held * size, **{tier.name: 0 for tier in self._tiers(prompt)}}
@@ -224,7 +224,7 @@ class Retriever(Planner):
         count = prompt.chunks - start
         load_s, first_s = tier.predict_s(count), tier.predict_s(min(SIDE_BY_SIDE, count))
         question_s = tier.question_s() if tier.asked else 0.0
-        if tier.sees or tier.lands:  # the reads are the question
+        if tier.sees or tier.pages_on_demand:  # the reads are the question
             load_s, first_s = load_s - question_s, first_s - question_s
         tokens, goal = prompt.position(start), prompt.position(prompt.chunks)
         until = budget.question(tokens, goal, tier.wins, question_s, load_s, first_s)
@@ -263,8 +263,8 @@ class Retriever(Planner):
             if not ours:
                 gathered.waited = True
                 until = budget.until(prompt.position(held))
-                landed = yield from self._flights.wait(flight, until, budget.deadline)
-                gathered.reason = flight.missed or ("" if landed else "deadline")
+                over = yield from self._flights.wait(flight, until, budget.deadline)
+                gathered.reason = flight.missed or ("" if over else "deadline")
                 return not gathered.reason
             with self._asking(prompt, budget) as asking:
                 yield from asking.begin(held, reads=not gathered.plain)

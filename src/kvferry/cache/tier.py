@@ -70,7 +70,7 @@ class Tier:
         known: Chunks that it had when they were last seen there.
         refusals: Chunks that it had, and that were something else.
         sees: It said what it has without being asked, the last time: a hit waits once.
-        lands: Reads may have pages that are taken when values come, see `kvferry.cache.window`.
+        pages_on_demand: Reads may take their pages when values come, see `kvferry.cache.window`.
         contact_until: Until this moment it is waited for the store to be reached at all.
         lets_go: A job that was cancelled ends soon, whatever the store does: so its buffers may be
             the caller's own.
@@ -98,7 +98,7 @@ class Tier:
         self.contact_until = 0.0
         self.known = Known()
         self._has_view = hasattr(connector, "absent")  # then an answer in no time measures nothing
-        self.lands = bool(getattr(connector, "lands", False))
+        self.pages_on_demand = bool(getattr(connector, "pages_on_demand", False))
         self._leading: Callable[[list[str]], int | None] | None
         self._leading = getattr(connector, "leading", None)
         self._load = LoadModel()

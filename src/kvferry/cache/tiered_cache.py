@@ -85,13 +85,13 @@ class TieredCache(CacheLife):
 
     def lookup_steps(self, tokens: Tokens, timeout_s: float | None) -> Steps[Lookup]:
         """`lookup`, in steps."""
-        yield from self.clearing.settling(timeout_s)
+        yield from self.clearing.awaiting_generation(timeout_s)
         prompt, begin = self._read(tokens), self.config.enable_async_loading
         return (yield from self.looking(prompt, timeout_s, touch=True, begin=begin))
 
     def contains(self, tokens: Tokens, *, timeout_s: float | None = None) -> int:
         """How many tokens of the prefix some tier has. Changes nothing: nothing counts as used."""
-        self.clearing.settled(timeout_s)
+        self.clearing.await_generation(timeout_s)
         return finish(self.looking(self._read(tokens), timeout_s, touch=False)).tokens
 
     def looking(
@@ -160,7 +160,7 @@ class TieredCache(CacheLife):
             UsageError: `into` has too few buffers; nothing was loaded.
             BadBufferError: A buffer is read-only or has another length.
         """
-        self.clearing.settled(timeout_s)
+        self.clearing.await_generation(timeout_s)
         prompt = self._read(tokens, limit_tokens)
         return self.reader.retrieve(prompt, self._deadline(timeout_s), into)
 

@@ -31,15 +31,15 @@ ASSUMED_BYTES_S = 80e6
 _BYTES_MAX = 128 << 20
 # How much more is read than a round trip carries: it is not known that well.
 _MARGIN = 2
-# States of a chunk in a `_native.Landing`.
+# States of a chunk in a `_native.OnDemandPages`.
 _PLACED, _NO_ROOM = 1, 3
 
 
-class _Lands(Protocol):
+class _ReadsOnDemand(Protocol):
     """A connector whose reads may have pages that are taken when values come."""
 
     def submit_get(
-        self, keys: Sequence[str], buffers: _native.Landing, *, timeout_s: float
+        self, keys: Sequence[str], buffers: _native.OnDemandPages, *, timeout_s: float
     ) -> Ticket: ...
 
 
@@ -60,12 +60,12 @@ class Window:
     ) -> None:
         self.tier, self.start, self.size = tier, start, count
         self._memory = memory
-        self._landing = memory.landing(prompt.first(start + count), start)
+        self._pages = memory.on_demand(prompt.first(start + count), start)
         self.received = tier.received_bytes()
         self.began = time.monotonic()
-        self.ticket = cast("_Lands", tier.connector).submit_get(
+        self.ticket = cast("_ReadsOnDemand", tier.connector).submit_get(
             prompt.keys(start, start + count),
-            self._landing,
+            self._pages,
             timeout_s=max(0.001, until - self.began),
         )
 
@@ -73,11 +73,11 @@ class Window:
         """The store says that it has the first `count`, and they are wanted.
 
         Returns:
-            Which of them land here (counted from the window's first), their pages, and how many
+            Which of them have a page (counted from the window's first), their pages, and how many
             there are until one has none for want of room. Those that others bring have none either.
         """
-        self._landing.keep(count)
-        states, pages = self._landing.states()
+        self._pages.keep(count)
+        states, pages = self._pages.states()
         full = states.find(_NO_ROOM, 0, count)
         count = count if full < 0 else full
         items = [item for item in range(count) if states[item] == _PLACED]
@@ -88,14 +88,14 @@ class Window:
         wanted = bytearray(len(result))
         for item in items:
             wanted[item] = result[item] is Status.OK
-        self._landing.commit(bytes(wanted))
+        self._pages.commit(bytes(wanted))
         self._memory.announce()
         sizes = zip(result.sizes, wanted, strict=True)
         self.tier.drained(sum(1 for size, used in sizes if size and not used))
 
     def drop(self, pending: PendingLoads) -> None:
         """Nobody wants them. Cancelling could cost the connection, so they come to their end."""
-        self._landing.keep(0)
+        self._pages.keep(0)
         pending.add(self.ticket, self.end)
 
 
@@ -103,7 +103,7 @@ def open_window(
     memory: Memory, tier: Tier, prompt: Prompt, start: int, until: float
 ) -> Window | None:
     """Send the reads; None: this store cannot have them, or does not take them now."""
-    if not tier.lands:
+    if not tier.pages_on_demand:
         return None
     rate = tier.bandwidth_bytes_s if tier.measured else ASSUMED_BYTES_S
     count = int(min(_MARGIN * rate * tier.question_s(), _BYTES_MAX)) // tier.chunk_bytes

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from types import TracebackType
 from typing import Self
 
 from kvferry.client.batch import BatchResult, only
@@ -40,12 +39,7 @@ class AsyncRedisClient(NativeClient, AwaitedKeyMethods):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     async def perform(self, operation: Operation) -> BatchResult:
@@ -70,7 +64,7 @@ class AsyncRedisClient(NativeClient, AwaitedKeyMethods):
         )
 
     async def aclose(self) -> None:
-        """Cancel what is in flight, settle its awaits, end the I/O threads."""
+        """Cancel what is in flight, resolve its awaits, end the I/O threads."""
         self.close()
         await asyncio.sleep(0)
 
@@ -79,7 +73,7 @@ class AsyncRedisClient(NativeClient, AwaitedKeyMethods):
         native = self._native
         super().close()
         if native is not None:
-            self._settle()
+            self._resolve()
         self._detach()
 
     async def _finished(self, batch_id: int) -> BatchResult:
@@ -98,7 +92,7 @@ class AsyncRedisClient(NativeClient, AwaitedKeyMethods):
                     continue
             raise
 
-    def _settle(self) -> None:
+    def _resolve(self) -> None:
         for batch_id, result in self.drain_completions():
             future = self._waiting.pop(batch_id, None)
             if future is not None and not future.done():
@@ -115,7 +109,7 @@ class AsyncRedisClient(NativeClient, AwaitedKeyMethods):
             raise UsageError("the client belongs to another running event loop; make one per loop")
         self._detach()
         self._waiting.clear()
-        loop.add_reader(fd, self._settle)
+        loop.add_reader(fd, self._resolve)
         self._loop, self._watched_fd = loop, fd
 
     def _after_fork(self) -> None:

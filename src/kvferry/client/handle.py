@@ -32,7 +32,7 @@ Native = TypeVar("Native", _native.Client, _native.Connector)
 Arguments: TypeAlias = tuple[int, tuple[Key, ...], Any, float, int, bool]
 
 # Names that small batches would else look up for longer than they take.
-_SET, _Landing = Verb.SET, _native.Landing
+_SET, _OnDemandPages = Verb.SET, _native.OnDemandPages
 
 _open: weakref.WeakValueDictionary[int, NativeHandle[Any]] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
@@ -104,7 +104,7 @@ class NativeHandle(RawMethods, Generic[Native]):
         if buffers is None and operation.verb <= _SET:
             raise TypeError("buffers is not a sequence")
         own = tuple(keys)  # of our own: an exporter is code, and may change the caller's lists
-        if buffers is not None and type(buffers) is not _Landing:
+        if buffers is not None and type(buffers) is not _OnDemandPages:
             buffers = tuple(buffers)
         limit_s = checked_timeout(operation.timeout_s)
         if limit_s is None:

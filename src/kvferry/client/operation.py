@@ -62,7 +62,7 @@ class Operation(Struct, frozen=True):
         verb: What to do with each key.
         keys: As the caller knows them.
         buffers: Of GET and SET, one for each key; else None. Where a connector says that it
-            `lands`, a GET may have a ``_native.Landing`` instead.
+            `pages_on_demand`, a GET may have a ``_native.OnDemandPages`` instead.
         prefix: Stop asking after the first key that is not OK.
         ttl_s: Of SET: how long the values live; None: as the settings say.
         timeout_s: Limit for all of it; None: it grows with the bytes.

@@ -10,7 +10,6 @@ A call waits without the GIL. ``Ctrl-C`` withdraws it and returns when its buffe
 from __future__ import annotations
 
 import time
-from types import TracebackType
 from typing import Self
 
 from kvferry.client.batch import only
@@ -36,12 +35,7 @@ class RedisClient(NativeClient, KeyMethods):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     perform = NativeClient._run

@@ -40,7 +40,7 @@ class _Calls(Batch):
 
     def on_reply(self, index: int, reply: Reply, connection: Connection, deadline: float) -> None:
         self.replies[index] = reply
-        self.settle(index, Status.OK)
+        self.complete(index, Status.OK)
 
 
 class ControlNode(PureRedisClient):

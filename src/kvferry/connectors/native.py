@@ -96,7 +96,7 @@ class NativeConnector(NativeHandle[_native.Connector], Connector):
         return result
 
     def submit(self, operation: Operation) -> _Ticket:
-        """See `Connector`; where it `lands`, values may take their pages when they come."""
+        """See `Connector`; with `pages_on_demand`, values may take their pages when they come."""
         native, job_id, _ = self._submit(operation, quiet=True)
         return _Ticket(native, job_id)
 
@@ -139,9 +139,9 @@ class NativeConnector(NativeHandle[_native.Connector], Connector):
         return evict_others(self, self._open, size_bytes, timeout_s)
 
     @property
-    def lands(self) -> bool:
-        """Whether `submit_get` takes a ``_native.Landing`` for buffers."""
-        return self._handle().lands()
+    def pages_on_demand(self) -> bool:
+        """Whether `submit_get` takes a ``_native.OnDemandPages`` for buffers."""
+        return self._handle().pages_on_demand()
 
     def stats(self) -> Mapping[str, int]:
         """Jobs, bytes, keys by status, and by cause the values that were refused."""

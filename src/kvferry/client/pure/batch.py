@@ -91,7 +91,7 @@ class Batch:
         indices = range(self.end) if among is None else among
         return [i for i in indices if i < self.end and self.statuses[i] == _PENDING]
 
-    def settle(
+    def complete(
         self,
         index: int,
         status: Status,
@@ -130,11 +130,11 @@ class Batch:
         connection.worn_out |= reply.code in _RECONNECT
         away = reply.code in _UNAVAILABLE
         status = Status.UNAVAILABLE if away else Status.SERVER_ERROR
-        self.settle(index, status, error=printable(reply.text), kind=reply.kind)
+        self.complete(index, status, error=printable(reply.text), kind=reply.kind)
 
     def surprise(self, index: int) -> ProtocolError:
         """The error to raise for a reply that this command cannot have."""
-        self.settle(index, Status.SERVER_ERROR, error=_SURPRISE)
+        self.complete(index, Status.SERVER_ERROR, error=_SURPRISE)
         return ProtocolError(_SURPRISE)
 
 
@@ -165,16 +165,16 @@ class GetBatch(Batch):
 
     def on_reply(self, index: int, reply: Reply, connection: Connection, deadline: float) -> None:
         if reply is None:
-            self.settle(index, Status.MISS)
+            self.complete(index, Status.MISS)
             return
         if not isinstance(reply, BulkHead):
             raise self.surprise(index)
         target, size = self._targets[index], reply.size
         if size == len(target):
             connection.payload_into(target, deadline)
-            self.settle(index, Status.OK, size)
+            self.complete(index, Status.OK, size)
             return
-        self.settle(index, Status.SIZE_MISMATCH, size)
+        self.complete(index, Status.SIZE_MISMATCH, size)
         if size > self._drain_bytes_max:
             raise ProtocolError("an unwanted value is larger than drain_bytes_max")
         connection.drain(size, deadline)
@@ -201,7 +201,7 @@ class SetBatch(Batch):
     def on_reply(self, index: int, reply: Reply, connection: Connection, deadline: float) -> None:
         if reply != "OK":
             raise self.surprise(index)
-        self.settle(index, Status.OK, len(self._values[index]))
+        self.complete(index, Status.OK, len(self._values[index]))
 
 
 class CountBatch(Batch):
@@ -217,7 +217,7 @@ class CountBatch(Batch):
     def on_reply(self, index: int, reply: Reply, connection: Connection, deadline: float) -> None:
         if not isinstance(reply, int) or isinstance(reply, bool):
             raise self.surprise(index)
-        self.settle(index, Status.OK if reply > 0 else Status.MISS)
+        self.complete(index, Status.OK if reply > 0 else Status.MISS)
 
 
 class Call(Batch):
@@ -233,13 +233,13 @@ class Call(Batch):
 
     def on_reply(self, index: int, reply: Reply, connection: Connection, deadline: float) -> None:
         self.reply = reply
-        self.settle(index, Status.OK)
+        self.complete(index, Status.OK)
 
 
 def exchange(
     batch: Batch, connection: Connection, deadline: float, among: Iterable[int] | None = None
 ) -> None:
-    """Ask for every key, or every one of some, that has no outcome; settle it by its reply.
+    """Ask for every key, or every one of some, that has no outcome; complete it by its reply.
 
     Raises:
         Disconnected, ReplyTimedOut, ProtocolError: The connection must be closed; keys without an

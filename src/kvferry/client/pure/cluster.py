@@ -203,7 +203,7 @@ class _Journey:
                 time.sleep(min(TRYAGAIN_WAIT_S, max(self._deadline - time.monotonic(), 0)))
 
     def _split(self, pending: list[int]) -> dict[Address, list[int]]:
-        """The keys by node; those whose node is away, or that have none, are settled."""
+        """The keys by node; those whose node is away, or that have none, are complete."""
         split: dict[Address, list[int]] = {}
         for index in pending:
             if index >= self._batch.end:
@@ -212,10 +212,10 @@ class _Journey:
             owner = self._cluster.owner(slot)
             if owner is None:
                 self._cluster.doubt()
-                self._batch.settle(index, Status.UNAVAILABLE, error=f"no node serves slot {slot}")
+                self._batch.complete(index, Status.UNAVAILABLE, error=f"no node serves slot {slot}")
             elif owner in self._failed:
                 status, why, kind = self._failed[owner]
-                self._batch.settle(index, status, error=why, kind=kind)
+                self._batch.complete(index, status, error=why, kind=kind)
             else:
                 split.setdefault(owner, []).append(index)
         return split
@@ -248,14 +248,14 @@ class _Journey:
         self._redirects[index] += 1
         if code == "CLUSTERDOWN" or self._redirects[index] > REDIRECTS_MAX:
             self._cluster.doubt()
-            self._batch.settle(index, Status.UNAVAILABLE, error=printable(text))
+            self._batch.complete(index, Status.UNAVAILABLE, error=printable(text))
         elif code == "TRYAGAIN":
             self._wait = True
         else:
             try:
                 target = parse_redirect(text, asked[0])
             except ProtocolError as error:
-                self._batch.settle(index, Status.SERVER_ERROR, error=str(error))
+                self._batch.complete(index, Status.SERVER_ERROR, error=str(error))
                 return
             if target is not None and not self._cluster.meet(target):
                 target = None

@@ -43,6 +43,7 @@ class PureNode:
         self._stats = stats
         self._dial = dial
         self._connection: Connection | None = None
+        self._refusal = ""  # what was said of it last, until it connects
         self._backoff = Backoff(config.reconnect_min_s, config.reconnect_max_s)
 
     @property
@@ -99,8 +100,11 @@ class PureNode:
             self._backoff.failed(
                 error if isinstance(error, DialRefused) else DialRefused(str(error))
             )
-            _log.warning("%s: %s", self.config.address, error)
+            if str(error) != self._refusal:  # once, however often it is tried
+                _log.warning("%s: %s", self.config.address, error)
+            self._refusal = str(error)
             raise
+        self._refusal = ""
         self._stats["connects"] += 1
         self._backoff.reset()
         _log.info("connected to %s", self.config.address)

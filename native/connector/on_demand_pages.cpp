@@ -1,4 +1,4 @@
-#include "connector/landing.hpp"
+#include "connector/on_demand_pages.hpp"
 
 #include <algorithm>
 #include <exception>
@@ -9,8 +9,8 @@ namespace kvferry::connector {
 using cache::Hashes;
 using mem::PageHandle;
 
-Landing::Landing(std::shared_ptr<cache::ChunkCache> cache, std::vector<std::byte> hashes,
-                 std::size_t first, Nanos ttl)
+OnDemandPages::OnDemandPages(std::shared_ptr<cache::ChunkCache> cache,
+                             std::vector<std::byte> hashes, std::size_t first, Nanos ttl)
     : cache_(std::move(cache)),
       hashes_(std::move(hashes)),
       first_(first),
@@ -19,11 +19,13 @@ Landing::Landing(std::shared_ptr<cache::ChunkCache> cache, std::vector<std::byte
       items_(hashes_.size() / cache::kHashBytes - first),
       wanted_(items_.size()) {}
 
-Landing::~Landing() { abort(); }
+OnDemandPages::~OnDemandPages() { abort(); }
 
-std::size_t Landing::page_size_bytes() const noexcept { return cache_->pool()->page_size_bytes(); }
+std::size_t OnDemandPages::page_size_bytes() const noexcept {
+  return cache_->pool()->page_size_bytes();
+}
 
-std::byte* Landing::buffer(std::size_t index) noexcept {
+std::byte* OnDemandPages::buffer(std::size_t index) noexcept {
   try {
     const std::lock_guard lock(mutex_);
     if (index >= wanted_ && items_[index].state == State::kNone) return nullptr;
@@ -34,19 +36,19 @@ std::byte* Landing::buffer(std::size_t index) noexcept {
   }
 }
 
-bool Landing::wanted() const noexcept {
+bool OnDemandPages::wanted() const noexcept {
   const std::lock_guard lock(mutex_);
   return wanted_ > 0;
 }
 
-void Landing::keep(std::size_t count) {
+void OnDemandPages::keep(std::size_t count) {
   const std::lock_guard lock(mutex_);
   wanted_ = std::min(count, wanted_);
   for (std::size_t index = 0; index < wanted_; ++index) take(index);
 }
 
 // With the lock. What was found out once stays.
-void Landing::take(std::size_t index) {
+void OnDemandPages::take(std::size_t index) {
   Item& item = items_[index];
   if (item.state != State::kNone) return;
   // All of the request, so that no chunk of it is evicted for another one.
@@ -63,7 +65,7 @@ void Landing::take(std::size_t index) {
   item.data = memory ? memory->data() : nullptr;
 }
 
-void Landing::states(std::span<std::uint8_t> states, std::span<std::uint64_t> pages) const {
+void OnDemandPages::states(std::span<std::uint8_t> states, std::span<std::uint64_t> pages) const {
   const std::lock_guard lock(mutex_);
   for (std::size_t index = 0; index < items_.size(); ++index) {
     states[index] = static_cast<std::uint8_t>(items_[index].state);
@@ -71,7 +73,7 @@ void Landing::states(std::span<std::uint8_t> states, std::span<std::uint64_t> pa
   }
 }
 
-std::size_t Landing::commit(std::span<const std::uint8_t> ok) {
+std::size_t OnDemandPages::commit(std::span<const std::uint8_t> ok) {
   const std::lock_guard lock(mutex_);
   wanted_ = 0;
   std::size_t count = 0;

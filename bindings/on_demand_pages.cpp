@@ -1,6 +1,6 @@
-// Landing for Python: pages that a cache gives for chunks when they come from a store.
+// OnDemandPages for Python: pages that a cache gives for chunks when they come from a store.
 
-#include "landing.hpp"
+#include "on_demand_pages.hpp"
 
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -18,63 +18,64 @@ using namespace nb::literals;
 namespace kvferry {
 namespace {
 
-using connector::Landing;
+using connector::OnDemandPages;
 
-struct LandingOwner {
-  std::shared_ptr<Landing> landing;  // shared with jobs that use it
+struct OnDemandPagesOwner {
+  std::shared_ptr<OnDemandPages> on_demand;  // shared with jobs that use it
 };
 
-void create(LandingOwner* self, const CacheOwner& cache, const nb::bytes& hashes,
+void create(OnDemandPagesOwner* self, const CacheOwner& cache, const nb::bytes& hashes,
             std::int64_t first, double ttl_s) {
   const std::size_t count = hashes.size() / cache::kHashBytes;
   if (!cache.cache->has_pool()) raise({Errc::kInvalidArgument, "the cache has no pages"});
   if (hashes.size() % cache::kHashBytes != 0 || first < 0 ||
       static_cast<std::size_t>(first) >= count || !(ttl_s > 0)) {
     raise({Errc::kInvalidArgument,
-           "a landing has hashes of 16 bytes each, some of them from "
+           "OnDemandPages have hashes of 16 bytes each, some of them from "
            "`first` on, and a time above 0"});
   }
   std::vector<std::byte> own(hashes.size());
   std::memcpy(own.data(), hashes.c_str(), own.size());
-  new (self) LandingOwner{std::make_shared<Landing>(
+  new (self) OnDemandPagesOwner{std::make_shared<OnDemandPages>(
       cache.cache, std::move(own), static_cast<std::size_t>(first), from_seconds(ttl_s))};
 }
 
-auto states(const LandingOwner& self) {
-  const std::size_t count = self.landing->size();
+auto states(const OnDemandPagesOwner& self) {
+  const std::size_t count = self.on_demand->size();
   nb::object states = nb::steal(PyBytes_FromStringAndSize(nullptr, Py_ssize_t(count)));
   if (!states.is_valid()) throw nb::python_error();
   std::vector<std::uint64_t> pages(count);
-  self.landing->states({reinterpret_cast<std::uint8_t*>(PyBytes_AS_STRING(states.ptr())), count},
-                       pages);
+  self.on_demand->states({reinterpret_cast<std::uint8_t*>(PyBytes_AS_STRING(states.ptr())), count},
+                         pages);
   return std::make_tuple(nb::borrow<nb::bytes>(states), std::move(pages));
 }
 
 }  // namespace
 
-std::shared_ptr<Landing> landing_of(nb::handle object) {
-  if (!object.is_valid() || !nb::isinstance<LandingOwner>(object)) return nullptr;
-  return nb::cast<const LandingOwner&>(object).landing;
+std::shared_ptr<OnDemandPages> on_demand_pages_of(nb::handle object) {
+  if (!object.is_valid() || !nb::isinstance<OnDemandPagesOwner>(object)) return nullptr;
+  return nb::cast<const OnDemandPagesOwner&>(object).on_demand;
 }
 
-void bind_landing(nb::module_& m) {
-  nb::class_<LandingOwner>(m, "Landing",
-                           "Pages for hashes[first:] that are taken when values come. Goes where "
-                           "buffers of a GET go. See kvferry.cache.window.")
+void bind_on_demand_pages(nb::module_& m) {
+  nb::class_<OnDemandPagesOwner>(
+      m, "OnDemandPages",
+      "Pages for hashes[first:] that are taken when values come. Goes where "
+      "buffers of a GET go. See kvferry.cache.window.")
       .def("__init__", &create, "cache"_a, "hashes"_a, "first"_a, "ttl_s"_a)
       .def(
           "place",
-          [](const LandingOwner& self, std::int64_t index) {
-            if (index < 0 || static_cast<std::size_t>(index) >= self.landing->size()) {
+          [](const OnDemandPagesOwner& self, std::int64_t index) {
+            if (index < 0 || static_cast<std::size_t>(index) >= self.on_demand->size()) {
               raise({Errc::kInvalidArgument, "no such chunk"});
             }
-            return self.landing->buffer(static_cast<std::size_t>(index)) != nullptr;
+            return self.on_demand->buffer(static_cast<std::size_t>(index)) != nullptr;
           },
           "index"_a, "A value comes; whether there is a page for it.")
       .def(
           "keep",
-          [](const LandingOwner& self, std::int64_t count) {
-            self.landing->keep(count < 0 ? 0 : static_cast<std::size_t>(count));
+          [](const OnDemandPagesOwner& self, std::int64_t count) {
+            self.on_demand->keep(count < 0 ? 0 : static_cast<std::size_t>(count));
           },
           "count"_a, "Only the first `count` are wanted from now on, and get their pages now.")
       .def("states", &states,
@@ -82,14 +83,14 @@ void bind_landing(nb::module_& m) {
            "there), 3 (there is no room); and the handles of the pages.")
       .def(
           "commit",
-          [](const LandingOwner& self, const nb::bytes& ok) {
-            return self.landing->commit(
+          [](const OnDemandPagesOwner& self, const nb::bytes& ok) {
+            return self.on_demand->commit(
                 {reinterpret_cast<const std::uint8_t*>(ok.c_str()), ok.size()});
           },
           "ok"_a,
           "The job is finished: what has a page and a byte other than 0 becomes ready, the rest "
           "leaves; how many became ready.")
-      .def_prop_ro("size", [](const LandingOwner& self) { return self.landing->size(); });
+      .def_prop_ro("size", [](const OnDemandPagesOwner& self) { return self.on_demand->size(); });
 }
 
 }  // namespace kvferry

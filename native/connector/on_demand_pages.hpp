@@ -1,13 +1,14 @@
 #pragma once
-// Landing: pages of a cache for chunks that a store is asked for before anybody knows whether it
-// has them.
+// OnDemandPages: pages of a cache for chunks that a store is asked for before anybody knows whether
+// it has them.
 //
 // A chunk gets its page when its value comes (buffer()), or when somebody else has said that it
 // will (keep()). So what is not there costs no page, and evicts nothing. A chunk that others bring,
 // that has no room, or that is not wanted any more gets none, and its value is read away.
 //
-// Life: made for hashes[first:]; submitted as the places of a job; keep() says how many are wanted;
-// when the job is finished, commit() or abort() ends it. Until then nobody else gets its pages.
+// Life: made for hashes[first:]; submitted as the buffers of a job; keep() says how many are
+// wanted; when the job is finished, commit() or abort() ends it. Until then nobody else gets its
+// pages.
 // Threads: any; one mutex, the cache's lock is taken inside it.
 
 #include <cstdint>
@@ -22,18 +23,18 @@
 
 namespace kvferry::connector {
 
-class Landing final : public mem::BufferSource {
+class OnDemandPages final : public mem::BufferSource {
  public:
   // Crosses into Python as one byte, so the numbers are fixed.
   enum class State : std::uint8_t { kNone = 0, kPlaced = 1, kElsewhere = 2, kNoRoom = 3 };
 
   // `hashes`: of the whole request, root first. Requires: the cache has a pool, first < size.
-  Landing(std::shared_ptr<cache::ChunkCache> cache, std::vector<std::byte> hashes,
-          std::size_t first, Nanos ttl);
+  OnDemandPages(std::shared_ptr<cache::ChunkCache> cache, std::vector<std::byte> hashes,
+                std::size_t first, Nanos ttl);
   // Requires: no job that uses it runs any more.
-  ~Landing() override;
-  Landing(const Landing&) = delete;
-  Landing& operator=(const Landing&) = delete;
+  ~OnDemandPages() override;
+  OnDemandPages(const OnDemandPages&) = delete;
+  OnDemandPages& operator=(const OnDemandPages&) = delete;
 
   [[nodiscard]] std::size_t size() const noexcept { return items_.size(); }
   [[nodiscard]] std::size_t page_size_bytes() const noexcept;

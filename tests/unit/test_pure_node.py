@@ -1,0 +1,34 @@
+"""One server of the pure client: what is said of it while it is away."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import pytest
+
+from kvferry.client.pure.connection import Connection
+from kvferry.client.pure.dial import DialRefused
+from kvferry.client.pure.node import PureNode
+from kvferry.config import ClientConfig
+
+
+def test_a_server_that_stays_away_is_told_once_however_often_it_is_tried(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    why = ["refused", "refused", "refused", "no route", "no route"]
+    answers = iter(why)
+
+    def dial(deadline: float) -> Connection:
+        raise DialRefused(next(answers))
+
+    config = ClientConfig(host="cache-1", reconnect_min_s=1e-6, reconnect_max_s=1e-6)
+    stats = dict.fromkeys(("connects", "connect_failures", "disconnects"), 0)
+    node = PureNode(config, stats, dial)
+    with caplog.at_level(logging.WARNING):
+        for text in why:
+            time.sleep(0.001)  # its backoff
+            with pytest.raises(DialRefused, match=text):
+                node.connect(time.monotonic() + 1)
+    assert stats["connect_failures"] == 5
+    assert caplog.messages == ["cache-1:6379: refused", "cache-1:6379: no route"]
