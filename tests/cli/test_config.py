@@ -12,7 +12,7 @@ from support.config import SECRET
 
 GOOD = f"""
 client: {{connections: 4}}
-engine:
+cache:
   chunk_size: 128
   eviction_policy: arc
   remote_url: redis://writer:{SECRET}@cache-1/2
@@ -99,7 +99,7 @@ def test_check_prints_every_problem(file: Path, capsys: pytest.CaptureFixture[st
 def test_check_looks_into_what_the_settings_name(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file.write_text("client: {port: 0}\nengine: {prefill_calibration_file: missing.json}\n")
+    file.write_text("client: {port: 0}\ncache: {prefill_calibration_file: missing.json}\n")
     assert main(["config", "check", str(file)]) == 1
     out = capsys.readouterr().out
     assert "port=0" in out
@@ -119,7 +119,7 @@ def test_without_a_file_the_environment_speaks(
 def test_what_cannot_be_read_is_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "check", str(tmp_path / "missing.yaml")]) == 2
     broken = tmp_path / "broken.yaml"
-    broken.write_text(f"engine: {{remote_url: '{SECRET}\n")
+    broken.write_text(f"cache: {{remote_url: '{SECRET}\n")
     assert main(["config", "show", str(broken)]) == 2
     assert main(["config", "nonsense"]) == 2
     assert SECRET not in "".join(capsys.readouterr())

@@ -53,12 +53,12 @@ def load(path: Path | None = None, environ: dict[str, str] | None = None, **kw: 
 
 def test_nothing_said_is_the_defaults(file: Path) -> None:
     assert load() == CacheConfig()
-    for text in ("", "engine:\n", "client: {host: h}\n", "tuned: {chunk_bytes: 1}\n"):
+    for text in ("", "cache:\n", "client: {host: h}\n", "tuned: {chunk_bytes: 1}\n"):
         assert load(put(file, text)) == CacheConfig()
 
 
 def test_the_call_wins_over_the_file_that_over_the_environment(file: Path) -> None:
-    put(file, "engine: {chunk_size: 16, local_cpu: false, lookup_timeout_s: 1}\n")
+    put(file, "cache: {chunk_size: 16, local_cpu: false, lookup_timeout_s: 1}\n")
     environ = {
         "KVFERRY_CHUNK_SIZE": "32",
         "LMCACHE_CHUNK_SIZE": "64",
@@ -78,13 +78,13 @@ def test_the_call_wins_over_the_file_that_over_the_environment(file: Path) -> No
 
 def test_variables_of_lmcache_are_read_where_no_file_is_named(file: Path) -> None:
     environ = {"LMCACHE_CHUNK_SIZE": "64", "LMCACHE_CACHE_POLICY": "FIFO"}
-    assert load(put(file, "engine: {load_threads: 3}\n"), environ) == CacheConfig(load_threads=3)
+    assert load(put(file, "cache: {load_threads: 3}\n"), environ) == CacheConfig(load_threads=3)
     config = load(None, environ)
     assert (config.chunk_size, config.eviction_policy) == (64, "FIFO")
 
 
 def test_every_setting_knows_its_source(file: Path) -> None:
-    put(file, "engine: {chunk_size: 16, remote_url: 'redis://h'}\n")
+    put(file, "cache: {chunk_size: 16, remote_url: 'redis://h'}\n")
     environ = {"LMCACHE_CACHE_POLICY": "FIFO", "KVFERRY_RETRIEVE_TIMEOUT_S": "2"}
     found = examine(file, environ=environ, local_cpu=False)
     assert found.values["chunk_size"] == (16, "file")
@@ -97,13 +97,13 @@ def test_every_setting_knows_its_source(file: Path) -> None:
 
 
 def test_the_file_may_be_named_by_the_environment(file: Path, tmp_path: Path) -> None:
-    ours = put(tmp_path / "ours.yaml", "engine: {chunk_size: 1}\n")
+    ours = put(tmp_path / "ours.yaml", "cache: {chunk_size: 1}\n")
     theirs = put(tmp_path / "theirs.yaml", "chunk_size: 2\n")
     environ = {"LMCACHE_CONFIG_FILE": str(theirs)}
     assert load(None, environ).chunk_size == 2
     environ["KVFERRY_CONFIG_FILE"] = str(ours)
     assert load(None, environ).chunk_size == 1
-    assert load(put(file, "engine: {chunk_size: 3}\n"), environ).chunk_size == 3
+    assert load(put(file, "cache: {chunk_size: 3}\n"), environ).chunk_size == 3
     assert "no configuration file" in message(load, tmp_path / "missing.yaml")
 
 
@@ -201,7 +201,7 @@ def test_ports_are_one_or_one_for_each_rank(file: Path) -> None:
 def test_stores_come_in_their_order_and_from_all_places(file: Path) -> None:
     put(
         file,
-        "engine:\n  local_disk: /d\n  max_local_disk_size: 1\n  remote_url: redis://r\n"
+        "cache:\n  local_disk: /d\n  max_local_disk_size: 1\n  remote_url: redis://r\n"
         "  stores: [{type: memory, max_capacity_gb: 1}, {type: redis, host: s}]\n",
     )
     assert [s.address for s in load(file).stores] == ["/d", "r:6379", "this process", "s:6379"]
@@ -214,18 +214,18 @@ def test_stores_come_in_their_order_and_from_all_places(file: Path) -> None:
         "r:6379",
         "m:6379",
     ]
-    alias = put(file, "engine: {l2_adapters: [{type: resp, host: a, port: 7}]}\n")
+    alias = put(file, "cache: {l2_adapters: [{type: resp, host: a, port: 7}]}\n")
     assert [s.address for s in load(alias).stores] == ["a:7"]
     assert load(alias, stores=[]).stores == ()
 
 
 def test_a_redis_store_takes_from_the_section_of_clients_what_it_leaves_open(file: Path) -> None:
     client = f"client: {{url: 'redis://:{SECRET}@tuned', connections: 16, timeout_s: 2}}\n"
-    put(file, client + "engine: {stores: [{type: redis, timeout_s: 1}]}\n")
+    put(file, client + "cache: {stores: [{type: redis, timeout_s: 1}]}\n")
     (store,) = load(file).stores
     assert store.client == ClientConfig(host="tuned", password=SECRET, connections=16, timeout_s=1)
     # The password of one server is not sent to another.
-    put(file, client + "engine: {stores: [{type: redis, host: other}]}\n")
+    put(file, client + "cache: {stores: [{type: redis, host: other}]}\n")
     (store,) = load(file).stores
     assert store.client == ClientConfig(host="other", connections=16, timeout_s=2)
     (store,) = load(file, stores=[{"type": "redis", "host": "mine"}]).stores
@@ -233,7 +233,7 @@ def test_a_redis_store_takes_from_the_section_of_clients_what_it_leaves_open(fil
 
 
 def test_the_environment_speaks_for_the_first_redis_store_only(file: Path) -> None:
-    put(file, "engine: {remote_url: 'redis://a', stores: [{type: redis, host: b}]}\n")
+    put(file, "cache: {remote_url: 'redis://a', stores: [{type: redis, host: b}]}\n")
     first, second = load(file, {"LMCACHE_RESP_PASSWORD": SECRET}).stores
     assert first.client == ClientConfig(host="a", password=SECRET)
     assert second.client == ClientConfig(host="b")
@@ -244,7 +244,7 @@ def test_the_environment_speaks_for_the_first_redis_store_only(file: Path) -> No
     mine = f"redis://:{SECRET}@c"
     (store, _) = load(file, {"KVFERRY_RESP_PASSWORD": "other"}, remote_url=mine).stores
     assert store.client == ClientConfig(host="c", password=SECRET)
-    put(file, "engine: {stores: [{type: redis}, {type: redis, host: b}]}\n")
+    put(file, "cache: {stores: [{type: redis}, {type: redis, host: b}]}\n")
     first, second = load(file, {"KVFERRY_RESP_URL": "redis://e/3"}).stores
     assert first.client == ClientConfig(host="e", db=3)
     assert second.client == ClientConfig(host="b")
@@ -260,14 +260,14 @@ def test_variables_of_servers_are_defaults_beneath_a_file(file: Path) -> None:
     file.chmod(0o600)
     (store,) = load(file, environ).stores
     assert store.client == ClientConfig(host="a", port=7000, username="u", password="p")
-    put(file, "engine: {stores: [{type: resp, host: '', username: '', password: ''}]}\n")
+    put(file, "cache: {stores: [{type: resp, host: '', username: '', password: ''}]}\n")
     (store,) = load(file, environ).stores
     assert store.client == ClientConfig(host="7000", port=7000, **theirs)
-    put(file, "engine: {stores: [{type: resp, unix_path: /s}]}\n")
+    put(file, "cache: {stores: [{type: resp, unix_path: /s}]}\n")
     (store,) = load(file, environ).stores
     assert store.client == ClientConfig(unix_path="/s", **theirs)
     # So are ours, which are stronger than theirs.
-    put(file, "engine: {remote_url: 'resp://a'}\n")
+    put(file, "cache: {remote_url: 'resp://a'}\n")
     ours = {"KVFERRY_RESP_HOST": "mine", "KVFERRY_RESP_PORT": "7001"}
     (store,) = load(file, {**environ, **ours}).stores
     assert store.address == "a:7001"
@@ -287,39 +287,39 @@ def test_a_server_of_the_environment_alone_becomes_a_store() -> None:
     ("text", "advice"),
     [
         (
-            "engine: {chunksize: 1}",
-            "engine: unknown setting 'chunksize'; did you mean 'chunk_size'",
+            "cache: {chunksize: 1}",
+            "cache: unknown setting 'chunksize'; did you mean 'chunk_size'",
         ),
         ("chunk_size: 1\nmax_local_cpusize: 1", "did you mean 'max_local_cpu_size'"),
         ("chunk_sise: 1", "did you mean 'chunk_size'"),
-        ("engine: {chunk_size: '256'}", "a whole number of tokens"),
-        ("engine: {local_cpu: 1}", "local_cpu=1 is not valid; use true or false"),
-        ("engine: {retrieve_timeout_s: 1, blocking_timeout_secs: 2}", "a second time"),
-        ("engine: {local_disk: /d}", "local_disk needs max_local_disk_size, in GB"),
-        ("engine: {remote_url: 'lm://h:1'}", "remote_url: the URL must begin with redis://"),
-        (f"engine: {{remote_url: 'redis://:{SECRET}@h:x'}}", "remote_url: the URL is malformed"),
+        ("cache: {chunk_size: '256'}", "a whole number of tokens"),
+        ("cache: {local_cpu: 1}", "local_cpu=1 is not valid; use true or false"),
+        ("cache: {retrieve_timeout_s: 1, blocking_timeout_secs: 2}", "a second time"),
+        ("cache: {local_disk: /d}", "local_disk needs max_local_disk_size, in GB"),
+        ("cache: {remote_url: 'lm://h:1'}", "remote_url: the URL must begin with redis://"),
+        (f"cache: {{remote_url: 'redis://:{SECRET}@h:x'}}", "remote_url: the URL is malformed"),
         (
-            f"engine: {{remote_url: ['{SECRET}']}}",
+            f"cache: {{remote_url: ['{SECRET}']}}",
             "remote_url is not valid; use e.g. redis://host:port",
         ),
-        (f"engine: {{stores: '{SECRET}'}}", "stores is not valid; use a list"),
-        (f"engine: {{stores: ['{SECRET}']}}", "stores[0] is no mapping"),
-        ("engine: {stores: [{1: 2}]}", "not a word"),
+        (f"cache: {{stores: '{SECRET}'}}", "stores is not valid; use a list"),
+        (f"cache: {{stores: ['{SECRET}']}}", "stores[0] is no mapping"),
+        ("cache: {stores: [{1: 2}]}", "not a word"),
         (
-            f"engine: {{stores: [{{type: memory, max_capacity_gb: 1}}, "
+            f"cache: {{stores: [{{type: memory, max_capacity_gb: 1}}, "
             f"{{type: redis, password: {SECRET}, port: 0}}]}}",
             "stores[1]: port=0",
         ),
-        (f"engine: {{extra_config: {{passwort: {SECRET}}}}}", "did you mean 'password'"),
-        ("engine: {extra_config: {save_chunk_meta: true}}", "set it to false"),
-        ("engine: {save_unfull_chunk: true}", "set it to false"),
-        ("engin: {chunk_size: 1}", "'engin'; rename it"),
-        (f"engine: [{SECRET}]", "'name: value'"),
+        (f"cache: {{extra_config: {{passwort: {SECRET}}}}}", "did you mean 'password'"),
+        ("cache: {extra_config: {save_chunk_meta: true}}", "set it to false"),
+        ("cache: {save_unfull_chunk: true}", "set it to false"),
+        ("cach: {chunk_size: 1}", "'cach'; rename it"),
+        (f"cache: [{SECRET}]", "'name: value'"),
         (
-            f"engine: {{chunk_size: 1}}\nclient: {{conections: 1, password: {SECRET}}}",
+            f"cache: {{chunk_size: 1}}\nclient: {{conections: 1, password: {SECRET}}}",
             "connections",
         ),
-        ("engine: {chunk_size: 1, chunk_size: 2}", "twice at line 1"),
+        ("cache: {chunk_size: 1, chunk_size: 2}", "twice at line 1"),
     ],
 )
 def test_what_is_wrong_is_said_with_the_place(file: Path, text: str, advice: str) -> None:
@@ -363,7 +363,7 @@ def test_unknown_keywords_are_refused() -> None:
 
 
 def test_every_problem_is_found_at_once(file: Path) -> None:
-    put(file, "engine: {chunk_size: 0, chunksize: 1, stores: [{type: x}, {type: memory}]}\n")
+    put(file, "cache: {chunk_size: 0, chunksize: 1, stores: [{type: x}, {type: memory}]}\n")
     environ = {"KVFERRY_LOAD_THREADS": "0", "KVFERRY_LOCAL_CPUU": "1", "KVFERRY_TRACEBACK": "1"}
     found = examine(file, environ=environ)
     assert len(found.problems) == 5
@@ -375,7 +375,7 @@ def test_every_problem_is_found_at_once(file: Path) -> None:
 def test_a_secret_that_others_may_read_is_warned_of(
     file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    put(file, f"engine: {{remote_url: 'redis://:{SECRET}@h'}}\n")
+    put(file, f"cache: {{remote_url: 'redis://:{SECRET}@h'}}\n")
     with caplog.at_level(logging.INFO):
         load(file)
         assert caplog.text == ""

@@ -29,6 +29,8 @@ from kvferry.config import (
     load_client_config,
     save_client_settings,
 )
+from kvferry.config.controller import ControllerConfig
+from kvferry.config.node import NodeSettings
 from kvferry.config.server import ServerConfig
 from kvferry.config.server_settings import ServerSettings
 from kvferry.config.setting import specs
@@ -96,7 +98,7 @@ MINE = f"host: of-the-file, port: 6380, username: writer, password: {SECRET}"
     [
         (f"client: {{{MINE}}}", lambda path: load_client_config(path, environ=FULL)),
         (
-            f"engine: {{stores: [{{type: resp, {MINE}}}]}}",
+            f"cache: {{stores: [{{type: resp, {MINE}}}]}}",
             lambda path: client_of(CacheConfig.load(path, environ=FULL)),
         ),
         (
@@ -104,7 +106,7 @@ MINE = f"host: of-the-file, port: 6380, username: writer, password: {SECRET}"
             lambda path: client_of(ServerConfig.load(path, environ=FULL)),
         ),
         (
-            f"client: {{{MINE}}}\nengine: {{stores: [{{type: redis}}]}}",
+            f"client: {{{MINE}}}\ncache: {{stores: [{{type: redis}}]}}",
             lambda path: client_of(CacheConfig.load(path, environ=FULL)),
         ),
     ],
@@ -118,7 +120,7 @@ def test_a_file_with_host_user_and_password_wins_over_the_environment(
 
 
 def test_a_setting_of_the_cache_has_that_order_too(file: Callable[[str], Path]) -> None:
-    path, environ = file("engine: {chunk_size: 64}"), {"KVFERRY_CHUNK_SIZE": "32"}
+    path, environ = file("cache: {chunk_size: 64}"), {"KVFERRY_CHUNK_SIZE": "32"}
     assert CacheConfig.load(path, environ=environ, chunk_size=128).chunk_size == 128
     assert CacheConfig.load(path, environ=environ).chunk_size == 64
     assert CacheConfig.load(environ=environ).chunk_size == 32
@@ -130,10 +132,10 @@ def test_a_setting_of_the_cache_has_that_order_too(file: Callable[[str], Path]) 
 
 def test_a_setting_of_the_server_has_that_order_too(file: Callable[[str], Path]) -> None:
     environ = {"KVFERRY_SERVER_L1_SIZE_GB": "1", "KVFERRY_MAX_LOCAL_CPU_SIZE": "2"}
-    both = file("server: {l1_size_gb: 3}\nengine: {max_local_cpu_size: 4}")
+    both = file("server: {l1_size_gb: 3}\ncache: {max_local_cpu_size: 4}")
     assert ServerConfig.load(both, environ=environ, l1_size_gb=5).engine.max_local_cpu_size == 5
     assert ServerConfig.load(both, environ=environ).engine.max_local_cpu_size == 3
-    engine = file("engine: {max_local_cpu_size: 4}")
+    engine = file("cache: {max_local_cpu_size: 4}")
     assert ServerConfig.load(engine, environ=environ).engine.max_local_cpu_size == 4
     assert ServerConfig.load(environ=environ).engine.max_local_cpu_size == 1
 
@@ -172,7 +174,7 @@ def test_host_and_port_fall_back_to_the_environment(
     for name, value in {"LMCACHE_RESP_HOST": "cache-1", "LMCACHE_RESP_PORT": "6380"}.items():
         monkeypatch.setenv(name, value)
     if place == "file":
-        text = json.dumps({"engine": {"stores": [{"type": "redis", **given}]}})
+        text = json.dumps({"cache": {"stores": [{"type": "redis", **given}]}})
         address = client_of(CacheConfig.load(file(text))).address
     elif place == "json":
         address = client_of(ServerConfig.load(l2_adapter=[{"type": "resp", **given}])).address
@@ -221,6 +223,28 @@ def test_a_secret_of_the_environment_is_no_complaint_about_the_file(
     open_file = file(f"client: {{host: a, password: {SECRET}}}", 0o644)
     load_client_config(open_file, environ={})
     assert "chmod 600" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("text", "load"),
+    [
+        (f"cache: {{p2p_secret: {SECRET}}}", CacheConfig.load),
+        (f"server: {{l2_adapters: [{{type: redis, password: {SECRET}}}]}}", ServerConfig.load),
+        (f"controller: {{secret: {SECRET}}}", ControllerConfig.load),
+        (f"node: {{password: {SECRET}}}", NodeSettings.load),
+    ],
+)
+def test_a_secret_of_any_section_is_not_for_others(
+    text: str,
+    load: Callable[..., object],
+    file: Callable[..., Path],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    load(file(text, 0o600), environ={})
+    assert not caplog.records
+    load(file(text, 0o644), environ={})
+    assert "chmod 600" in caplog.text
+    assert SECRET not in caplog.text
 
 
 # --- One rule for the constructor and from_url ---
@@ -325,7 +349,7 @@ def test_a_key_that_lmcache_does_not_have_either_is_an_error(file: Callable[[str
 
 
 def test_one_store_needs_no_list(file: Callable[[str], Path]) -> None:
-    one = file(f"engine: {{stores: {json.dumps(RESP_ADAPTER)}}}")
+    one = file(f"cache: {{stores: {json.dumps(RESP_ADAPTER)}}}")
     assert client_of(CacheConfig.load(one, environ={})).connections == 8
     assert client_of(ServerConfig.load(environ={}, l2_adapter=RESP_ADAPTER)).connections == 8
 
@@ -337,7 +361,7 @@ def test_an_eviction_block_needs_a_capacity(file: Callable[[str], Path]) -> None
     for call in (
         lambda: ServerConfig.load(environ={}, l2_adapter=[{**RESP_ADAPTER, "eviction": EVICTION}]),
         lambda: CacheConfig.load(
-            file(json.dumps({"engine": {"stores": [{**RESP_ADAPTER, "eviction": EVICTION}]}})),
+            file(json.dumps({"cache": {"stores": [{**RESP_ADAPTER, "eviction": EVICTION}]}})),
             environ={},
         ),
         lambda: StoreConfig.of(type="redis", eviction={}),
@@ -364,9 +388,16 @@ def test_a_setting_that_went_says_what_to_do_instead(
     file: Callable[[str], Path], name: str
 ) -> None:
     instead = "write a_s, c_s_per_token and d_s_per_token2 into prefill_calibration_file"
-    assert instead in message(CacheConfig.load, file(f"engine: {{{name}: 1}}"), environ={})
+    assert instead in message(CacheConfig.load, file(f"cache: {{{name}: 1}}"), environ={})
     assert instead in message(CacheConfig.load, environ={f"KVFERRY_{name.upper()}": "1"})
     assert instead in message(CacheConfig.load, environ={}, **{name: 1})
+
+
+def test_a_section_that_was_renamed_says_its_new_name(file: Callable[[str], Path]) -> None:
+    before = file("engine: {chunk_size: 64}\nclient: {db: 1}")
+    for load in (CacheConfig.load, ServerConfig.load):
+        assert "the section 'engine' is called 'cache' now" in message(load, before, environ={})
+    assert load_client_config(before, environ={}).db == 1
 
 
 # --- What a guide has to explain ---

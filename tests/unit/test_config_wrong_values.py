@@ -120,7 +120,7 @@ def test_in_yaml(tmp_path: Path) -> None:
     pick, path = random.Random(1), tmp_path / "config.yaml"
     readers: list[tuple[str, Mapping[str, Spec], Callable[..., object]]] = [
         ("client", specs(ClientConfig), load_client_config),
-        ("engine", CACHE.known, CacheConfig.load),
+        ("cache", CACHE.known, CacheConfig.load),
         ("server", SERVER, ServerConfig.load),
     ]
     for _ in range(TIMES):
@@ -140,7 +140,7 @@ def test_anything_else_in_yaml_is_a_config_error_or_right(tmp_path: Path) -> Non
     for _ in range(TIMES):
         name = pick.choice([*CACHE.known, *specs(ClientConfig)])
         noise = "".join(pick.choices(letters, k=pick.randint(0, 30)))
-        section = pick.choice(("client", "engine", "server", "stores", ""))
+        section = pick.choice(("client", "cache", "server", "stores", ""))
         head = f"{section}:\n  " if section else ""
         path.write_text(f"{head}{name}: {noise}", encoding="utf-8")
         for read in (load_client_config, CacheConfig.load, ServerConfig.load):

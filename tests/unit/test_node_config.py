@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvferry.config.node import ListenAddress, NodeSettings, NodeUser, load_node_settings
+from kvferry.config.node import ListenAddress, NodeSettings, NodeUser
 from kvferry.errors import ConfigError
 from support.secrets import secret
 
@@ -17,7 +17,7 @@ def test_the_call_wins_over_the_file_and_that_over_the_environment(tmp_path: Pat
     file = tmp_path / "kvferry.yaml"
     file.write_text("node: {size_gb: 2, threads: 3, policy: arc}\n")
     environ = {"KVFERRY_NODE_SIZE_GB": "9", "KVFERRY_NODE_LISTEN": "127.0.0.1:1,unix:/tmp/x"}
-    settings = load_node_settings(file, environ=environ, threads=5)
+    settings = NodeSettings.load(file, environ=environ, threads=5)
     assert (settings.size_gb, settings.threads, settings.eviction_policy) == (2, 5, "ARC")
     assert settings.addresses == (
         ListenAddress(host="127.0.0.1", port=1),

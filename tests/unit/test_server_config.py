@@ -85,7 +85,7 @@ def test_the_call_wins_over_the_file_and_that_over_the_environment(
 
 
 def test_a_file_may_be_named_by_the_environment(file: Callable[[str], Path]) -> None:
-    path = file("server: {port: 1234}\nengine: {eviction_policy: arc}")
+    path = file("server: {port: 1234}\ncache: {eviction_policy: arc}")
     for variable in ("KVFERRY_CONFIG_FILE", "LMCACHE_CONFIG_FILE"):
         config = load(None, {variable: str(path)})
         assert config.endpoints == ("tcp://127.0.0.1:1234",)
@@ -95,7 +95,7 @@ def test_a_file_may_be_named_by_the_environment(file: Callable[[str], Path]) -> 
 def test_the_engine_s_settings_hold_where_the_server_says_nothing(
     file: Callable[[str], Path],
 ) -> None:
-    path = file("engine: {max_local_cpu_size: 2, retrieve_timeout_s: 3}")
+    path = file("cache: {max_local_cpu_size: 2, retrieve_timeout_s: 3}")
     config = load(path, {"KVFERRY_CACHE_POLICY": "LFU", "KVFERRY_CHUNK_SIZE": "64"})
     assert config.engine.max_local_cpu_size == 2
     assert config.engine.retrieve_timeout_s == 3
@@ -113,13 +113,13 @@ def test_the_engine_s_settings_hold_where_the_server_says_nothing(
 def test_a_server_s_own_setting_wins_over_the_engine_s_in_the_same_place(
     file: Callable[[str], Path],
 ) -> None:
-    path = file("server: {l1_size_gb: 7}\nengine: {max_local_cpu_size: 2}")
+    path = file("server: {l1_size_gb: 7}\ncache: {max_local_cpu_size: 2}")
     assert load(path).engine.max_local_cpu_size == 7
     both = {"KVFERRY_MAX_LOCAL_CPU_SIZE": "3", "KVFERRY_SERVER_L1_SIZE_GB": "4"}
     assert load(None, both).engine.max_local_cpu_size == 4
     # But the environment never wins over a file.
     assert load(path, both).engine.max_local_cpu_size == 7
-    assert load(file("engine: {max_local_cpu_size: 2}"), both).engine.max_local_cpu_size == 2
+    assert load(file("cache: {max_local_cpu_size: 2}"), both).engine.max_local_cpu_size == 2
     assert load(file("server: {port: 1}"), both).engine.max_local_cpu_size == 4
 
 
@@ -367,7 +367,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"heartbeat_s": 6}, "dead_after_s=5 is not above heartbeat_s=6"),
     ({"client_share": 1.1}, "client_share=1.1"),
     ({"drain_s": -1}, "drain_s=-1"),
-    ({"retrieve_timeout_s": 3}, "retrieve_timeout_s is a setting of engines"),
+    ({"retrieve_timeout_s": 3}, "retrieve_timeout_s is a setting of the cache"),
     ({"engine": 5}, "engine is no CacheConfig"),
     ({"engine": {"chunk_sizes": 5}}, "unknown setting 'chunk_sizes'"),
 ]

@@ -1,7 +1,7 @@
 """Every setting once: what it may be, where it may stand, and which place wins.
 
     # kvferry.yaml, mode 0600 where it holds a secret
-    engine:
+    cache:
       chunk_size: 256
       max_local_cpu_size: 20
       stores:
@@ -30,9 +30,13 @@ a secret.
 from __future__ import annotations
 
 from kvferry.config.cache import CacheConfig, chosen_config
-from kvferry.config.client import ClientConfig, load_client_config
-from kvferry.config.client_settings import CONNECTIONS_DEFAULT, WORKERS_DEFAULT
-from kvferry.config.client_sources import save_client_settings
+from kvferry.config.client import (
+    CONNECTIONS_DEFAULT,
+    WORKERS_DEFAULT,
+    ClientConfig,
+    load_client_config,
+    save_client_settings,
+)
 from kvferry.config.sources import Examined, examine
 from kvferry.config.stores import EvictionConfig, StoreConfig
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 from kvferry.config.cache_settings import CacheSettings
-from kvferry.config.sources import examine
+from kvferry.config.sources import SECTION, examine
 from kvferry.errors import ConfigError, UsageError
 
 __all__ = ["CacheConfig", "chosen_config"]
@@ -24,7 +24,7 @@ class CacheConfig(CacheSettings, frozen=True, kw_only=True):
         cls,
         path: str | os.PathLike[str] | None = None,
         *,
-        section: str = "engine",
+        section: str = SECTION,
         environ: Mapping[str, str] | None = None,
         **overrides: Any,
     ) -> Self:

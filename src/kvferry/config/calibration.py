@@ -6,13 +6,13 @@ import os
 from pathlib import Path
 from typing import Annotated, Any
 
+from kvferry.config.file import read_small
 from kvferry.config.setting import Settings, setting, specs
 from kvferry.config.spec import parsed_json
 from kvferry.errors import ConfigError
 
 __all__ = ["read_calibration"]
 
-_SIZE_BYTES_MAX = 1 << 20
 Coefficient = Annotated[float, setting(ge=0, unit="seconds")]
 
 
@@ -30,11 +30,8 @@ def read_calibration(path: str | os.PathLike[str]) -> tuple[float, float, float]
     """
     where = f"prefill_calibration_file {path}"
     names = tuple(specs(_Calibration))
-    try:
-        with Path(path).open("rb") as stream:
-            found, problem = parsed_json(stream.read(_SIZE_BYTES_MAX).decode(errors="replace"))
-    except OSError as error:
-        raise ConfigError(f"{where}: {error.strerror}") from None
+    raw = read_small(Path(path), "prefill_calibration_file")
+    found, problem = parsed_json(raw.decode(errors="replace"))
     if problem is not None:
         raise ConfigError(f"{where} {problem}")
     if not isinstance(found, dict):

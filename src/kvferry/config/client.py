@@ -1,98 +1,360 @@
-"""The settings of a client: one frozen object, checked when it is made.
+"""What a client connects to, and its limits: each setting once, and what goes together.
 
     ClientConfig(host="cache-1", password="...", connections=8)
     ClientConfig.from_url("redis://:secret@cache-1:6379/0?connections=8&timeout_s=2")
-    ClientConfig.from_url("rediss+cluster://seed-1,seed-2", tls_ca_file="ca.pem")
     ClientConfig.from_env()     # KVFERRY_RESP_*, then LMCACHE_RESP_*, then the defaults
+    ClientConfig.load("kvferry.yaml", timeout_s=2)
 
-Secrets never enter a repr, a log line or an error: what is wrong with a URL is said without
-repeating the URL.
+Files of certificates are not opened here: they may come later, and change.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Mapping
-from typing import Any, Self
+from pathlib import Path as FilePath
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from kvferry.config.client_settings import ClientSettings
-from kvferry.config.client_sources import file_fields, merged_client, secrets_in
-from kvferry.config.file import find_config_file, open_to_others, read_document
+from kvferry.config.client_sources import ClientSources
+from kvferry.config.file import read_document, section_of, write_sections
+from kvferry.config.setting import (
+    Host,
+    Path,
+    Port,
+    Seconds,
+    Secret,
+    Text,
+    Word,
+    check_key_pair,
+    setting,
+)
+from kvferry.config.url import PORT, SENTINEL_PORT, is_loopback, parse_endpoint, show_endpoint
+from kvferry.credentials import CREDENTIAL_BYTES_MAX, CredentialsProvider
 from kvferry.errors import ConfigError
 
-__all__ = ["ClientConfig", "load_client_config"]
+__all__ = [
+    "CONNECTIONS_DEFAULT",
+    "WORKERS_DEFAULT",
+    "ClientConfig",
+    "load_client_config",
+    "save_client_settings",
+]
 
-_log = logging.getLogger("kvferry.config")
+# More sockets than one flow needs: clouds cap each flow, and the client uses as many of them at a
+# time as it finds to be best.
+CONNECTIONS_DEFAULT = 8
+# One thread moves 5-10 GB/s; several senders keep a server from falling asleep between segments.
+WORKERS_DEFAULT = 4
 
-
-class ClientConfig(ClientSettings, frozen=True, kw_only=True):
-    """What a client connects to, and its limits; the settings are those of `ClientSettings`."""
-
-    @classmethod
-    def from_url(
-        cls, url: str, *, environ: Mapping[str, str] | None = None, **overrides: Any
-    ) -> Self:
-        """Read a URL; `overrides` (fields of this class, where not None) win over it.
-
-        ``redis://user:password@host:port/db?field=value``; ``rediss://`` for TLS;
-        ``redis+cluster://`` and ``redis+sentinel://host,host/master/db`` (``rediss+...`` with TLS);
-        ``valkey`` and ``resp`` instead of ``redis``; ``unix://user:password@/path?db=1``. User,
-        password and path are percent-encoded; an IPv6 address stands in brackets. User and
-        password that neither gives are those of the environment, as with `from_env`.
-
-        Raises:
-            ConfigError: The URL or a field is malformed or unknown.
-        """
-        return cls.from_env(environ, url=url, **overrides)
-
-    @classmethod
-    def from_env(cls, environ: Mapping[str, str] | None = None, **explicit: Any) -> Self:
-        """Read the environment; `explicit` (`url` and fields, where not None) wins over it.
-
-        What the call leaves open comes from ``KVFERRY_RESP_URL``, which is not read if the caller
-        names a server; then from ``KVFERRY_RESP_HOST``, ``_PORT``, ``_USERNAME``, ``_PASSWORD``,
-        then from the same with ``LMCACHE_RESP_``. An empty variable counts as unset. Each of these
-        stands alone: a host of the caller is still sent the password of the environment.
-
-        Raises:
-            ConfigError: A variable or field is malformed or unknown.
-        """
-        given = {name: value for name, value in explicit.items() if value is not None}
-        return cls(**merged_client(given, environ=environ))
+_MIB = 1 << 20
+_NODES = 'a list of hosts, e.g. ["cache-2:6379", "[::1]:6380"]'
+_ASCII = "printable ASCII without spaces"
 
 
-def load_client_config(
-    path: str | os.PathLike[str] | None = None,
-    *,
-    section: str = "client",
-    environ: Mapping[str, str] | None = None,
-    url: str | None = None,
-    **overrides: Any,
-) -> ClientConfig:
-    """The settings of this call, of a section of the file, and of the environment.
+class ClientConfig(ClientSources, frozen=True, kw_only=True):
+    """What a client connects to, and its limits.
 
-    Args:
-        path: The file; default: ``KVFERRY_CONFIG_FILE``, or none.
-        section: Where in the file.
-        environ: Default: of this process.
-        url: The server; `overrides` win over it.
-        **overrides: Fields of `ClientConfig`, where not None.
+    Attributes:
+        host: Name or address; every address of a name is tried. Of a cluster the first seed, of
+            Sentinels the first of them.
+        port: TCP port. (URLs have 26379 for Sentinels where they give none.)
+        unix_path: Path of a Unix socket; wins over `host` and `port`.
+        same_host: What becomes of a loopback address of one server without TLS. "auto": the native
+            client asks the server whether it has a Unix socket that this process may use, and moves
+            there; "tcp": it stays; "unix": without such a socket everything is UNAVAILABLE.
+        username: ACL user; ``None`` is the server's default user. Needs `password`.
+        password: A secret; shown nowhere.
+        credentials: A function that gives user and password, in their stead; asked before every
+            connection and before what it gave expires. See `kvferry.Credentials`.
+        db: Database number; a cluster has only 0.
+        topology: One server, the slots of a cluster, or one that Sentinels watch.
+        nodes: Further seeds of a cluster, or further Sentinels: "host:port", "[v6]:port", "host".
+        sentinel_master: The name that the Sentinels watch our server under.
+        sentinel_username: ACL user at the Sentinels, which have users of their own.
+        sentinel_password: A secret; shown nowhere. ``None``: the Sentinels want none.
+        read_from: "replica" reads from replicas where there are some, "az" from those
+            in `availability_zone` first. Values may then be older than the last write.
+        availability_zone: The zone of this host, as the servers name theirs.
+        topology_refresh_s: How often the map of a cluster, or what Sentinels say, is asked for
+            without a reason.
+        nodes_max: How many nodes a cluster or its redirects may make us connect to; a map with
+            more is refused. They may cost `nodes_max` x (`connections` + 1) descriptors.
+        tls: Encrypt; ``rediss://`` in URLs.
+        tls_ca_file: PEM file of the authorities that we trust; without it and `tls_ca_dir` those of
+            the system.
+        tls_ca_dir: A directory of files of authorities, hashed as OpenSSL wants it.
+        tls_cert_file: PEM file of our certificate and its chain, where the server asks for one.
+        tls_key_file: PEM file of our key.
+        tls_key_password: A secret; shown nowhere. Opens the key file.
+        tls_server_name: The name that the certificate must have and that is asked for (SNI), if
+            that is not `host`; holds for all nodes of a cluster.
+        tls_verify: "full" checks chain and name; "ca" the chain alone; "none" nothing, so that
+            anybody in between can read and answer.
+        tls_min_version: The oldest version that is spoken.
+        tls_ciphers: OpenSSL's names with ":" between; those of TLS 1.3 begin with "TLS_", and the
+            client in pure Python has no say in them.
+        ktls: Let the kernel encrypt, where it and OpenSSL can.
+        connections: Sockets to each server; ``None`` lets the client choose.
+        workers: I/O threads that share the sockets; ``None`` lets the client choose.
+        timeout_s: Base of a batch's deadline, which is `timeout_s` + bytes / `floor_rate_bytes_s`,
+            so that the limit of 40 MB differs from that of 4 KB.
+        floor_rate_bytes_s: The slowest transfer that still counts as alive.
+        connect_timeout_s: Limit for connecting, including TLS and the greeting.
+        stall_timeout_s: How long a connection that owes us bytes may send none.
+        reconnect_min_s: First bound of the random wait before dialling again; it doubles.
+        reconnect_max_s: The last bound of that wait.
+        window_bytes: Bytes asked for ahead, per connection; ``None`` lets the client adapt.
+        protocol: 3 speaks RESP3 where the server does; 2 insists on RESP2.
+        ttl_s: Time to live of values that are set without one; ``None`` keeps them.
+        client_name: Shown in the server's ``CLIENT LIST``; empty sends none.
+        value_size_bytes_max: A longer value is refused, in both directions (the default is
+            the server's ``proto-max-bulk-len``).
+        drain_bytes_max: An unwanted reply up to this length is read to its end; a longer one costs
+            the connection.
+        attempts_max: How often a request is tried, each time on a new connection.
+        presence_prefix: Keep a view of which keys with this prefix exist, told by the server;
+            ``None`` keeps none.
+        presence_keys_max: How many keys that view may hold.
+        presence: Whether the store of a cache keeps such a view of its own keys, so that a miss
+            costs no question: "auto" while that costs the server little, "on" always, "off" never.
 
     Raises:
-        ConfigError: The file is missing or malformed, or a setting is.
+        ConfigError: A setting cannot be, or contradicts another one.
     """
-    environ = os.environ if environ is None else environ
-    file = find_config_file(path, environ)
-    found = {} if file is None else file_fields(file, read_document(file), section)
-    call = {name: value for name, value in {"url": url, **overrides}.items() if value is not None}
-    if file is not None and secrets_in(found):
-        for text in open_to_others(file):
-            _log.warning("%s", text)
-    try:
-        return ClientConfig(**merged_client(call, found, environ=environ))
-    except ConfigError as error:
-        if not found:
-            raise
-        text = f"{error} (the settings of {file} took part)"
-    raise ConfigError(text)
+
+    guide: ClassVar = (
+        *("host", "port", "unix_path", "username", "password", "db", "topology", "nodes"),
+        *("tls", "tls_ca_file", "connections", "timeout_s", "ttl_s"),
+    )
+
+    host: Host = "localhost"
+    port: Port = PORT
+    unix_path: Path | None = None
+    same_host: Literal["auto", "tcp", "unix"] = "auto"
+    username: Word | None = None
+    password: Secret | None = None
+    credentials: Annotated[
+        CredentialsProvider | None, setting(program=True, secret=True, use="from a program")
+    ] = None
+    db: Annotated[int, setting(ge=0, le=2**31 - 1)] = 0
+    topology: Literal["standalone", "cluster", "sentinel"] = "standalone"
+    nodes: Annotated[tuple[str, ...], setting(use=_NODES, quoted=False)] = ()
+    sentinel_master: Text | None = None
+    sentinel_username: Word | None = None
+    sentinel_password: Secret | None = None
+    read_from: Literal["primary", "replica", "az"] = "primary"
+    availability_zone: Text | None = None
+    topology_refresh_s: Seconds = 60.0
+    nodes_max: Annotated[int, setting(ge=1, le=2048)] = 128
+    tls: bool = False
+    tls_ca_file: Path | None = None
+    tls_ca_dir: Path | None = None
+    tls_cert_file: Path | None = None
+    tls_key_file: Path | None = None
+    tls_key_password: Secret | None = None
+    tls_server_name: Host | None = None
+    tls_verify: Literal["full", "ca", "none"] = "full"
+    tls_min_version: Literal["1.2", "1.3"] = "1.2"
+    tls_ciphers: Text | None = None
+    ktls: bool = True
+    connections: Annotated[int, setting(ge=1, le=1024)] | None = None
+    workers: Annotated[int, setting(ge=1, le=256)] | None = None
+    timeout_s: Seconds = 5.0
+    floor_rate_bytes_s: Annotated[float, setting(gt=0, unit="bytes a second")] = 50e6
+    connect_timeout_s: Seconds = 2.0
+    stall_timeout_s: Seconds = 2.0
+    reconnect_min_s: Seconds = 0.05
+    reconnect_max_s: Seconds = 1.0
+    window_bytes: Annotated[int, setting(ge=1, le=2**40)] | None = None
+    protocol: Literal[3, 2] = 3
+    ttl_s: Annotated[float, setting(ge=0.001, unit="seconds")] | None = None
+    client_name: Annotated[
+        str,
+        setting(use=_ASCII, pattern=r"^[!-~]*\Z", quoted=False, bytes_max=CREDENTIAL_BYTES_MAX),
+    ] = "kvferry"
+    value_size_bytes_max: Annotated[int, setting(ge=1, le=2**40)] = 512 * _MIB
+    drain_bytes_max: Annotated[int, setting(ge=0, le=2**40)] = 8 * _MIB
+    attempts_max: Annotated[int, setting(ge=1, le=100)] = 3
+    presence_prefix: Annotated[str, setting(quoted=False, bytes_max=512)] | None = None
+    presence_keys_max: Annotated[int, setting(ge=1, le=2**40)] = 4_000_000
+    presence: Literal["auto", "on", "off"] = "auto"
+
+    def _check(self) -> None:
+        self._set("nodes", self._checked_nodes())
+        for check in (_check_times, _check_user, _check_tls, _check_topology, _check_same_host):
+            check(self)
+
+    def _checked_nodes(self) -> tuple[str, ...]:
+        """The further hosts, each with its port."""
+        port_default = SENTINEL_PORT if self.topology == "sentinel" else PORT
+        told: list[str] = []
+        for node in self.nodes:
+            try:
+                host, port = parse_endpoint(node)
+                if not 1 <= len(host) <= 255 or any(c.isspace() or c in "/@,\0" for c in host):
+                    raise ValueError("no name")
+            except ValueError:
+                raise ConfigError(
+                    f"nodes[{len(told)}] is no host:port; an IPv6 address stands in brackets"
+                ) from None
+            told.append(show_endpoint(host, port or port_default))
+        return tuple(told)
+
+    @property
+    def address(self) -> str:
+        """Where the server is, for people.
+
+        ``host:port``, ``[v6]:port``, ``unix:path``; ``cluster host:port,host:port``;
+        ``master at host:port,host:port`` with the name of the master and the Sentinels' addresses.
+        """
+        if self.unix_path is not None:
+            return f"unix:{self.unix_path}"
+        hosts = ",".join((show_endpoint(self.host, self.port), *self.nodes))
+        if self.topology == "cluster":
+            return f"cluster {hosts}"
+        return hosts if self.topology == "standalone" else f"{self.sentinel_master} at {hosts}"
+
+    @property
+    def seeds(self) -> tuple[tuple[str, int], ...]:
+        """Host and port of the server, or of all seeds or Sentinels that are known beforehand."""
+        others = (parse_endpoint(node) for node in self.nodes)
+        return ((self.host, self.port), *((host, port or PORT) for host, port in others))
+
+    def for_node(self, host: str, port: int) -> Self:
+        """The settings for one server of a cluster, or one that Sentinels named."""
+        return self.replace(**_ONE_SERVER, host=host, port=port)
+
+    def for_sentinel(self, host: str, port: int) -> Self:
+        """The settings for one Sentinel: its own user, no database."""
+        return self.replace(
+            **_ONE_SERVER,
+            host=host,
+            port=port,
+            username=self.sentinel_username,
+            password=self.sentinel_password,
+            credentials=None,
+            db=0,
+        )
+
+    def deadline_s(self, size_bytes: int) -> float:
+        """The time limit of a request that moves this many bytes, in seconds."""
+        return self.timeout_s + size_bytes / self.floor_rate_bytes_s
+
+
+load_client_config = ClientConfig.load
+
+
+def save_client_settings(
+    path: str | os.PathLike[str],
+    settings: Mapping[str, Any],
+    *,
+    section: str = "client",
+    others: Mapping[str, Mapping[str, Any]] | None = None,
+) -> None:
+    """Set these fields of a section and all of the `others`, in one step; keep the rest.
+
+    The file is made where there is none, and has mode 0600 afterwards. Comments in it are lost.
+
+    Raises:
+        ConfigError: A setting is malformed, or what is there is; nothing was written.
+        OSError: The file cannot be written; it is as it was.
+    """
+    file = FilePath(path)
+    ClientConfig(**ClientConfig.fields(settings))
+    before = section_of(file, read_document(file), section) if file.exists() else {}
+    after = {**before, **settings}
+    ClientConfig.fields(after, f"{file}: {section}: ")
+    write_sections(file, {section: after, **(others or {})})
+
+
+_ONE_SERVER: dict[str, Any] = {
+    "topology": "standalone",
+    "nodes": (),
+    "read_from": "primary",
+    "sentinel_master": None,
+    "sentinel_username": None,
+    "sentinel_password": None,
+}
+_NEED_TLS = (
+    *("tls_ca_file", "tls_ca_dir", "tls_cert_file", "tls_key_file", "tls_key_password"),
+    *("tls_server_name", "tls_ciphers", "tls_verify", "tls_min_version"),
+)
+
+
+def _check_times(config: ClientConfig) -> None:
+    if config.reconnect_max_s < config.reconnect_min_s:
+        raise ConfigError("reconnect_max_s is below reconnect_min_s; raise it or lower the other")
+
+
+def _check_user(config: ClientConfig) -> None:
+    for prefix in ("", "sentinel_"):
+        user, password = f"{prefix}username", f"{prefix}password"
+        if getattr(config, user) is not None and getattr(config, password) is None:
+            raise ConfigError(
+                f"{user} is set without {password}; set both "
+                "(a password alone, redis://:password@host, belongs to the default user)"
+            )
+    if config.credentials is None:
+        return
+    if not callable(config.credentials):
+        raise ConfigError(
+            f"credentials is a {type(config.credentials).__name__}; "
+            "pass a function that returns kvferry.Credentials"
+        )
+    if config.password is not None:
+        raise ConfigError("credentials stands for username and password; keep one or the other")
+
+
+def _check_tls(config: ClientConfig) -> None:
+    if not config.tls:
+        for name, _ in config.changed():
+            if name in _NEED_TLS:
+                raise ConfigError(f"{name} is set without tls; use rediss:// or tls=True")
+        return
+    if config.unix_path is not None:
+        raise ConfigError("tls does not go over a Unix socket; drop tls or unix_path")
+    check_key_pair(config)
+
+
+def _check_topology(config: ClientConfig) -> None:
+    topology, alone = config.topology, config.topology == "standalone"
+    if config.unix_path is not None and not alone:
+        raise ConfigError(f"topology={topology!r} does not go over a Unix socket; drop unix_path")
+    if config.nodes and alone:
+        raise ConfigError(
+            "several hosts are a cluster or Sentinels; use redis+cluster:// or redis+sentinel://, "
+            "or set topology"
+        )
+    if topology == "cluster" and config.db != 0:
+        raise ConfigError(f"db={config.db} does not exist in a cluster; drop it")
+    if topology == "sentinel" and config.sentinel_master is None:
+        raise ConfigError(
+            "topology='sentinel' needs sentinel_master, the name that the Sentinels watch: "
+            "redis+sentinel://host:26379/mymaster"
+        )
+    for name in ("sentinel_master", "sentinel_username", "sentinel_password"):
+        if getattr(config, name) is not None and topology != "sentinel":
+            raise ConfigError(f"{name} is set without topology='sentinel'; use redis+sentinel://")
+    if config.read_from != "primary" and alone:
+        raise ConfigError(
+            f"read_from={config.read_from!r} needs a cluster or Sentinels; set topology"
+        )
+    if config.read_from == "az" and config.availability_zone is None:
+        raise ConfigError("read_from='az' needs availability_zone, the one of this host; set it")
+    if config.protocol != 3 and (config.presence_prefix is not None or config.presence == "on"):
+        name = "presence='on'" if config.presence == "on" else "presence_prefix"
+        raise ConfigError(f"{name} needs the pushes of RESP3; set protocol=3")
+
+
+def _check_same_host(config: ClientConfig) -> None:
+    if config.same_host != "unix" or config.unix_path is not None:
+        return
+    if config.tls:
+        raise ConfigError("tls does not go over a Unix socket; drop tls or same_host='unix'")
+    if config.topology != "standalone":
+        raise ConfigError("same_host='unix' is for one server, not for a cluster or Sentinels")
+    if not is_loopback(config.host):
+        raise ConfigError(
+            f"same_host='unix' needs an address of this host, not {config.host!r}; "
+            "use localhost, 127.0.0.1, ::1 or unix_path"
+        )

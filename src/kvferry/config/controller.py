@@ -1,50 +1,36 @@
 """The settings of a controller, as one frozen object that is checked when it is made.
 
-    config = ControllerConfig.load(port=9000, monitor_ports={"pull": 8300, "reply": 8400})
-
-The call (the command line) wins over the section ``controller`` of a file, that over the
-environment (``KVFERRY_CONTROLLER_`` and the name in capitals), and that over the defaults.
+config = ControllerConfig.load(port=9000, monitor_ports={"pull": 8300, "reply": 8400})
 """
 
 from __future__ import annotations
 
-import logging
-import os
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, ClassVar
 
 import msgspec
 
 from kvferry.config.client import ClientConfig
 from kvferry.config.endpoints import address_of
-from kvferry.config.file import find_config_file, open_to_others, read_document, section_of
-from kvferry.config.server_sources import strongest_word
-from kvferry.config.setting import Path, Settings, setting, specs
-from kvferry.config.source_values import Findings, Names, SourceValues, together
+from kvferry.config.setting import Path, setting, word
+from kvferry.config.source_values import Section
 from kvferry.config.url import is_loopback
 from kvferry.errors import ConfigError
 
-__all__ = ["MONITOR_PORTS", "ControllerConfig", "ControllerSettings"]
-
-_log = logging.getLogger("kvferry.controller")
+__all__ = ["MONITOR_PORTS", "ControllerConfig"]
 
 MONITOR_PORTS = {"pull": 8300, "reply": 8400, "heartbeat": 8082}
 _PORTS = 'a mapping such as {"pull": 8300, "reply": 8400, "heartbeat": 8082}'
-_SECTION = "controller"
-_PREFIX = "KVFERRY_CONTROLLER_"
 _BEATS_MIN = 2  # that may be lost before an instance is suspected
 _Port = Annotated[int, setting(ge=0, le=65_535)]
-_Word = Annotated[
-    str, setting(secret=True, pattern=r"^[!-~]+\Z", use="a text of printable ASCII without spaces")
-]
 # The index has 4096 slots; a process takes one for each identity, and another for a snapshot.
 _Instances = Annotated[int, setting(ge=1, le=2048)]
 _Limit = Annotated[int, setting(ge=1, le=65_536)]
 _Url = Annotated[str, setting(secret=True, use="a URL, e.g. redis://cache-1:6379/1")]
 
 
-class ControllerSettings(Settings, frozen=True, kw_only=True):
-    """What a file, the environment and the command line may name.
+class ControllerConfig(Section, frozen=True, kw_only=True):
+    """What a controller runs with.
 
     Attributes:
         host: Where instances and HTTP connect; beyond this host it needs `secret_file` and
@@ -65,8 +51,12 @@ class ControllerSettings(Settings, frozen=True, kw_only=True):
         dead_s: Silence after which what an instance held is forgotten.
         instances_max: Processes of instances at a time.
         connections_max: Of instances, on all ports together.
+
+    Raises:
+        ConfigError: A setting cannot be, or contradicts another one.
     """
 
+    section: ClassVar = "controller"
     guide: ClassVar = (
         *("host", "port", "monitor_ports", "secret_file", "token_file", "directory"),
         "tokenizer_file",
@@ -77,9 +67,9 @@ class ControllerSettings(Settings, frozen=True, kw_only=True):
     monitor_ports: Annotated[Mapping[str, int], setting(use=_PORTS)] = msgspec.field(
         default_factory=lambda: dict(MONITOR_PORTS)
     )
-    secret: _Word | None = None
+    secret: Annotated[str, word("secret_file")] | None = None
     secret_file: Path | None = None
-    http_token: _Word | None = None
+    http_token: Annotated[str, word("token_file")] | None = None
     token_file: Path | None = None
     directory: _Url | None = None
     tokenizer_file: Path | None = None
@@ -88,18 +78,6 @@ class ControllerSettings(Settings, frozen=True, kw_only=True):
     dead_s: Annotated[float, setting(gt=0, le=86_400, unit="seconds")] = 10.0
     instances_max: _Instances = 1024
     connections_max: _Limit = 4096
-
-
-_KNOWN = specs(ControllerSettings)
-_NAMES = Names(_KNOWN)
-
-
-class ControllerConfig(ControllerSettings, frozen=True, kw_only=True):
-    """What a controller runs with.
-
-    Raises:
-        ConfigError: A setting cannot be, or contradicts another one.
-    """
 
     def _check(self) -> None:
         self._set("host", address_of("host", self.host))
@@ -142,46 +120,3 @@ class ControllerConfig(ControllerSettings, frozen=True, kw_only=True):
                         f"host={self.host!r} is reachable from other hosts, which needs a {name}; "
                         f"set {file}, or listen on localhost"
                     )
-
-    @classmethod
-    def load(
-        cls,
-        path: str | os.PathLike[str] | None = None,
-        *,
-        environ: Mapping[str, str] | None = None,
-        **overrides: Any,
-    ) -> Self:
-        """The settings of this call, of a file and of the environment; see the module.
-
-        Args:
-            path: The file; default: ``KVFERRY_CONFIG_FILE``, or none.
-            environ: Default: of this process.
-            **overrides: Names of `ControllerSettings`, where not None.
-
-        Raises:
-            ConfigError: The file is missing or malformed, or a setting is; the text names it.
-        """
-        environ = os.environ if environ is None else environ
-        found = Findings()
-        places = [_NAMES.take(SourceValues("call"), overrides, found)]
-        file = find_config_file(path, environ)
-        if file is not None:
-            section = section_of(file, read_document(file), _SECTION)
-            places.append(
-                _NAMES.take(SourceValues("file", f"{file}: {_SECTION}: "), section, found)
-            )
-            if {"secret", "http_token"} & places[-1].values.keys():
-                found.warnings += open_to_others(file)
-        # Kubernetes says of a service with the name kvferry-controller where it is, to every pod.
-        mine = {k: v for k, v in environ.items() if not (k == f"{_PREFIX}PORT" and "://" in v)}
-        places.append(_NAMES.take_environ(mine, _PREFIX, found))
-        found.warnings += _NAMES.misspelt(mine, _PREFIX)
-        found.raise_first()
-        settings = together(places)
-        for name, from_file in (("secret", "secret_file"), ("http_token", "token_file")):
-            word = strongest_word(places, name, from_file)
-            settings.pop(name, None)
-            if word is not None:
-                settings[name] = word
-        found.log(_log)
-        return cls(**settings)

@@ -11,11 +11,9 @@ from kvferry.errors import ConfigError
 
 __all__ = [
     "address_of",
-    "check_endpoint",
     "endpoints_of",
     "ipc_path",
-    "plain_endpoint",
-    "tcp_host",
+    "listening",
 ]
 
 _SOCKET_PATH_BYTES_MAX = 107  # of sockaddr_un, without the zero at its end
@@ -61,58 +59,39 @@ def address_of(name: str, host: str) -> str:
     return str(found[0][4][0])
 
 
-def plain_endpoint(endpoint: str) -> str:
-    """The endpoint with an address where it has one of the names that everybody knows.
+def listening(endpoint: str) -> tuple[str, str | None]:
+    """An endpoint as a server listens there, with an address for the names that everybody knows.
 
-    Raises:
-        ConfigError: It is no text.
-    """
-    if not isinstance(endpoint, str):
-        raise ConfigError("an endpoint is no text; write e.g. tcp://127.0.0.1:5555")
-    for name, address in _KNOWN.items():
-        if endpoint.startswith(f"tcp://{name}:"):
-            return endpoint.replace(name, address, 1)
-    return endpoint
-
-
-def check_endpoint(endpoint: str) -> None:
-    """Whether a server can listen there in principle.
+    Returns:
+        The endpoint, and its address; None: it is a Unix socket.
 
     Raises:
         ConfigError: It is of another kind, or malformed.
     """
-    path = ipc_path(endpoint)
-    if path is not None:
-        if not path.startswith("/") or path.endswith("/") or "\0" in path:
-            raise ConfigError(
-                f"endpoints: {endpoint!r} has no absolute path of a socket: ipc:///run/my.sock"
-            )
+    where = f"endpoints: {endpoint!r}"
+    if (path := ipc_path(endpoint)) is not None:
+        if not path.startswith("/") or path.endswith("/"):
+            raise ConfigError(f"{where} has no absolute path of a socket: ipc:///run/my.sock")
         if len(os.fsencode(path)) > _SOCKET_PATH_BYTES_MAX:
             raise ConfigError(
-                f"endpoints: {endpoint!r} is longer than {_SOCKET_PATH_BYTES_MAX} bytes, which no "
-                "socket can be; use a shorter path"
+                f"{where} is longer than {_SOCKET_PATH_BYTES_MAX} bytes, which no socket can be; "
+                "use a shorter path"
             )
-        return
+        return endpoint, None
     match = _TCP.fullmatch(endpoint)
     if match is None or (match[2] != "*" and int(match[2]) > 65535):
-        raise ConfigError(
-            f"endpoints: {endpoint!r} is no endpoint; use tcp://ADDRESS:PORT or ipc:///PATH"
-        )
-    host = match[1].strip("[]")
+        raise ConfigError(f"{where} is no endpoint; use tcp://ADDRESS:PORT or ipc:///PATH")
+    written = _KNOWN.get(match[1], match[1])
+    host = written.strip("[]")
     try:
         version = ipaddress.ip_address(host).version
     except ValueError:
         raise ConfigError(
-            f"endpoints: {endpoint!r} has a name where an address is needed; use e.g. 127.0.0.1"
+            f"{where} has a name where an address is needed; use e.g. 127.0.0.1"
         ) from None
-    if (version == 6) != match[1].startswith("["):
-        raise ConfigError(f"endpoints: {endpoint!r}: only an IPv6 address stands in brackets")
-
-
-def tcp_host(endpoint: str) -> str | None:
-    """The address of a TCP endpoint; None for another kind."""
-    match = _TCP.fullmatch(endpoint)
-    return match[1].strip("[]") if match else None
+    if (version == 6) != written.startswith("["):
+        raise ConfigError(f"{where}: only an IPv6 address stands in brackets")
+    return f"tcp://{written}:{match[2]}", host
 
 
 def ipc_path(endpoint: str) -> str | None:

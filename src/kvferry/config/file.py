@@ -21,6 +21,7 @@ import contextlib
 import difflib
 import logging
 import os
+import re
 import secrets
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
@@ -32,8 +33,9 @@ __all__ = [
     "FILE_VARIABLE",
     "FILE_VARIABLES",
     "find_config_file",
-    "open_to_others",
+    "open_with_secret",
     "read_document",
+    "read_small",
     "read_token",
     "section_of",
     "write_sections",
@@ -41,10 +43,13 @@ __all__ = [
 
 _log = logging.getLogger("kvferry.config")
 
-_TOKEN_BYTES_MAX = 4096
 FILE_VARIABLE = "KVFERRY_CONFIG_FILE"
 FILE_VARIABLES = (FILE_VARIABLE, "LMCACHE_CONFIG_FILE")  # of a cache
 _SIZE_BYTES_MAX = 1 << 20
+_TOKEN_BYTES_MAX = 4096
+_SECRET = re.compile(r"(\w+_)?(password|secret|token)|params")  # the names of such settings
+_URL_WITH_SECRET = re.compile(r"://[^/?#@]*:[^/?#]+@|[?&]\w*password=")
+_RENAMED = {"engine": "cache"}  # sections of older files
 _SIMILAR = 0.8  # of the name of a section: beyond it a typing error is likelier than a stranger
 
 
@@ -60,11 +65,23 @@ def find_config_file(
     return None if path is None else Path(path)
 
 
-def open_to_others(file: Path) -> list[str]:
-    """A warning, if somebody else may open this file, which holds a secret; else nothing."""
-    if not file.stat().st_mode & 0o077:
+def open_with_secret(file: Path, settings: Any) -> list[str]:
+    """A warning, if others may open this file and these settings in it hold a secret."""
+    if not _holds_secret(settings) or not file.stat().st_mode & 0o077:
         return []
     return [f"{file} holds a secret and others may open it; run chmod 600 on it"]
+
+
+def _holds_secret(found: Any) -> bool:
+    """Whether there is a secret somewhere in it, or a URL with one."""
+    if isinstance(found, Mapping):
+        return any(
+            (value and _SECRET.fullmatch(str(name))) or _holds_secret(value)
+            for name, value in found.items()
+        )
+    if isinstance(found, list):
+        return any(map(_holds_secret, found))
+    return isinstance(found, str) and _URL_WITH_SECRET.search(found) is not None
 
 
 def section_of(path: Path, document: Mapping[str, Any], section: str) -> dict[str, Any]:
@@ -74,6 +91,8 @@ def section_of(path: Path, document: Mapping[str, Any], section: str) -> dict[st
         ConfigError: It is no mapping, or there is one with nearly the same name.
     """
     if section not in document:
+        for other in (old for old, new in _RENAMED.items() if new == section and old in document):
+            raise ConfigError(f"{path}: the section {other!r} is called {section!r} now; rename it")
         for other in difflib.get_close_matches(section, document, n=1, cutoff=_SIMILAR):
             raise ConfigError(f"{path} has no section {section!r} but {other!r}; rename it")
     found = document.get(section)
@@ -109,16 +128,9 @@ def read_document(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: It is missing, unreadable or no YAML, or no mapping.
     """
-    try:
-        with path.open("rb") as file:
-            raw = file.read(_SIZE_BYTES_MAX + 1)
-    except FileNotFoundError:
-        raise ConfigError(f"there is no configuration file {path}") from None
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    if len(raw) > _SIZE_BYTES_MAX:
-        raise ConfigError(f"{path} is larger than {_SIZE_BYTES_MAX} bytes; is it the right file?")
-    document, problem = _parse(raw)
+    if not os.path.exists(path) or path.is_dir():
+        raise ConfigError(f"there is no configuration file {path}")
+    document, problem = _parse(read_small(path, "configuration file"))
     # Raised out here, where no parser's error hangs on to ours: those quote the file.
     if problem is not None:
         raise ConfigError(f"{path} {problem}")
@@ -195,14 +207,30 @@ def read_token(file: Path, name: str = "http_token_file") -> str:
     Raises:
         ConfigError: It is missing, or holds something else.
     """
+    token = read_small(file, name, secret=True).decode("ascii", "replace").strip()
+    if not 0 < len(token) <= _TOKEN_BYTES_MAX or not all("!" <= char <= "~" for char in token):
+        raise ConfigError(f"{name} {file} does not hold one word of printable ASCII")
+    return token
+
+
+def read_small(file: Path, name: str, *, secret: bool = False) -> bytes:
+    """All of a file of at most 1 MiB.
+
+    Args:
+        file: Its path.
+        name: What names it, for errors.
+        secret: Warn where others may open it.
+
+    Raises:
+        ConfigError: It is missing, unreadable or larger.
+    """
     try:
         with file.open("rb") as stream:
-            raw = stream.read(_TOKEN_BYTES_MAX + 1)
+            raw = stream.read(_SIZE_BYTES_MAX + 1)
     except OSError as error:
         raise ConfigError(f"{name} {file}: {error.strerror}") from None
-    token = raw.decode("ascii", "replace").strip()
-    if len(raw) > _TOKEN_BYTES_MAX or not token or not all("!" <= char <= "~" for char in token):
-        raise ConfigError(f"{name} {file} does not hold one word of printable ASCII")
-    for text in open_to_others(file):
+    if len(raw) > _SIZE_BYTES_MAX:
+        raise ConfigError(f"{name} {file} is larger than {_SIZE_BYTES_MAX} bytes; name another")
+    for text in open_with_secret(file, {"secret": secret}):
         _log.warning("%s", text)
-    return token
+    return raw

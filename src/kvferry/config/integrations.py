@@ -7,9 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from kvferry._shown import shown
 from kvferry.config.cache import CacheConfig
-from kvferry.config.client import ClientConfig, load_client_config
-from kvferry.config.client_settings import WORKERS_DEFAULT
-from kvferry.config.client_sources import client_fields
+from kvferry.config.client import WORKERS_DEFAULT, ClientConfig, load_client_config
 from kvferry.config.setting import GB, Path, Serde, Settings, setting, specs
 from kvferry.config.url import nearest
 from kvferry.errors import ConfigError
@@ -241,6 +239,6 @@ def own_and_client(
             )
         (mine if name in names else client)[name] = value
     try:
-        return own(**mine), client_fields(client)
+        return own(**mine), ClientConfig.fields(client)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None

@@ -1,52 +1,41 @@
 """The settings of a node: where it listens, what it holds, and who may do what.
 
-    # kvferry.yaml
-    node:
-      listen: ["0.0.0.0:6400", "unix:/run/kvferry/node.sock"]
-      size_gb: 64
-      password_file: /etc/kvferry/node.password
+# kvferry.yaml
+node:
+  listen: ["0.0.0.0:6400", "unix:/run/kvferry/node.sock"]
+  size_gb: 64
+  password_file: /etc/kvferry/node.password
 
-    settings = load_node_settings("kvferry.yaml", eviction_policy="S3-FIFO")
-
-The call wins over the section ``node`` of the file, that over the environment (``KVFERRY_NODE_``
-and the name in capitals), and that over the defaults.
+settings = NodeSettings.load("kvferry.yaml", eviction_policy="S3-FIFO")
 """
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path as FilePath
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
-from kvferry.config.file import find_config_file, open_to_others, read_document, section_of
+from kvferry.config.file import read_small
 from kvferry.config.setting import (
     GB,
     Path,
     PolicyName,
     Seconds,
     Secret,
-    Settings,
     Text,
+    check_key_pair,
     setting,
     specs,
 )
-from kvferry.config.source_values import Findings, Names, SourceValues, together
-from kvferry.config.tls import check_key_pair
+from kvferry.config.source_values import Section
 from kvferry.config.url import is_loopback
 from kvferry.errors import ConfigError
 
-__all__ = ["ListenAddress", "NodeSettings", "NodeUser", "load_node_settings"]
+__all__ = ["ListenAddress", "NodeSettings", "NodeUser"]
 
-_log = logging.getLogger("kvferry.node")
-
-_SECTION = "node"
-_PREFIX = "KVFERRY_NODE_"
-_FILE_BYTES_MAX = 1 << 20
 _LISTEN = "addresses such as 127.0.0.1:6400 or unix:/run/node.sock"
 
 
@@ -71,7 +60,7 @@ class ListenAddress(msgspec.Struct, frozen=True):
     port: int = 0
 
 
-class NodeSettings(Settings, frozen=True, kw_only=True):
+class NodeSettings(Section, frozen=True, kw_only=True):
     """What a node holds, where it listens, and its limits.
 
     Attributes:
@@ -106,7 +95,8 @@ class NodeSettings(Settings, frozen=True, kw_only=True):
             due, is closed.
     """
 
-    guide: ClassVar = ()
+    section: ClassVar = "node"
+    aliases: ClassVar = {"policy": ("eviction_policy", None), "state": ("state_file", None)}
 
     listen: Annotated[tuple[str, ...], setting(use=_LISTEN)] = ("127.0.0.1:6400",)
     size_gb: Annotated[float, setting(gt=0, le=1 << 20, unit="GB")] = 5.0
@@ -200,43 +190,6 @@ class NodeSettings(Settings, frozen=True, kw_only=True):
         ]
 
 
-def load_node_settings(
-    path: str | os.PathLike[str] | None = None,
-    *,
-    environ: Mapping[str, str] | None = None,
-    **overrides: Any,
-) -> NodeSettings:
-    """The settings of this call, of a file and of the environment; see the module.
-
-    Args:
-        path: The file; default: that of ``KVFERRY_CONFIG_FILE``, or none.
-        environ: Default: of this process.
-        **overrides: Settings, where not None.
-
-    Raises:
-        ConfigError: A file is missing or malformed, or a setting is; the text names it.
-    """
-    environ = os.environ if environ is None else environ
-    aliases: dict[str, tuple[str, float | None]] = {
-        "policy": ("eviction_policy", None),
-        "state": ("state_file", None),
-    }
-    names, found = Names(specs(NodeSettings), aliases), Findings()
-    given = {name: value for name, value in overrides.items() if value is not None}
-    places = [names.take(SourceValues("call"), given, found)]
-    if (file := find_config_file(path, environ)) is not None:
-        section = section_of(file, read_document(file), _SECTION)
-        place = names.take(SourceValues("file", f"{file}: {_SECTION}: "), section, found)
-        if "password" in place.values:
-            found.warnings += open_to_others(file)
-        places.append(place)
-    found.warnings += names.misspelt(environ, _PREFIX)
-    places.append(names.take_environ(environ, _PREFIX, found))
-    found.raise_first()
-    found.log(_log)
-    return NodeSettings(**together(places))
-
-
 def _address(text: str) -> ListenAddress:
     if text.startswith("unix:") and len(text) > len("unix:"):
         return ListenAddress(path=os.path.abspath(text.removeprefix("unix:")))
@@ -250,14 +203,14 @@ def _address(text: str) -> ListenAddress:
 
 
 def _word_of(file: FilePath) -> str:
-    word = _read(file, "password_file").decode("utf-8", "replace").strip()
+    word = read_small(file, "password_file", secret=True).decode("utf-8", "replace").strip()
     if not word or "\n" in word:
         raise ConfigError(f"password_file {file} does not hold one line")
     return word
 
 
 def _users_of(file: FilePath) -> list[NodeUser]:
-    raw, users = _read(file, "users_file"), None
+    raw, users = read_small(file, "users_file", secret=True), None
     with suppress(msgspec.DecodeError, ValueError):  # these errors may quote the file
         users = msgspec.yaml.decode(raw, type=list[NodeUser])
     if users is None:
@@ -270,16 +223,3 @@ def _users_of(file: FilePath) -> list[NodeUser]:
     if any(not user.password for user in users):
         raise ConfigError(f"users_file {file}: a user has an empty password")
     return users
-
-
-def _read(file: FilePath, name: str) -> bytes:
-    try:
-        with file.open("rb") as stream:
-            raw = stream.read(_FILE_BYTES_MAX + 1)
-    except OSError as error:
-        raise ConfigError(f"{name} {file}: {error.strerror}") from None
-    if len(raw) > _FILE_BYTES_MAX:
-        raise ConfigError(f"{name} {file} is larger than {_FILE_BYTES_MAX} bytes")
-    for text in open_to_others(file):
-        _log.warning("%s", text)
-    return raw

@@ -8,8 +8,7 @@ from typing import Annotated, Any, Literal
 
 from kvferry.config.file import read_token
 from kvferry.config.remote_sources import AllowedHosts
-from kvferry.config.setting import Host, Path, Secret, Settings, Text, setting
-from kvferry.config.tls import check_key_pair
+from kvferry.config.setting import Host, Path, Secret, Settings, Text, check_key_pair, setting
 from kvferry.config.url import is_loopback, parse_endpoint
 from kvferry.errors import ConfigError
 

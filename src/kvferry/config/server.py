@@ -5,30 +5,27 @@
       l1_size_gb: 10
       port: 6555
       ipc: /run/kvferry/kvferry.sock
-    engine:
+    cache:
       eviction_policy: S3-FIFO
       stores:
         - {type: redis, url: "redis://cache-1:6379", max_capacity_gb: 500}
 
     config = ServerConfig.load("kvferry.yaml", http_port=9090)
 
-The call wins over the file, that over the environment, and that over the defaults, setting by
-setting. In the environment a setting is ``KVFERRY_SERVER_`` and its name in capitals. What a place
-does not say of pool and stores comes from the engine's settings there: the section ``engine`` of
-the same file, ``KVFERRY_*``, ``LMCACHE_*``.
+What a place does not say of pool and stores comes from the cache's settings there: the section
+``cache`` of the same file, ``KVFERRY_*``, ``LMCACHE_*``.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Annotated, Any, Self
 
 from kvferry.config.cache import CacheConfig
-from kvferry.config.endpoints import check_endpoint, plain_endpoint, tcp_host
-from kvferry.config.server_settings import CommonSettings
+from kvferry.config.endpoints import address_of, listening
+from kvferry.config.server_settings import CommonSettings, ListenPort
 from kvferry.config.server_sources import gathered
 from kvferry.config.setting import setting, specs
 from kvferry.config.url import is_loopback
@@ -36,7 +33,7 @@ from kvferry.errors import ConfigError
 
 __all__ = ["ServerConfig"]
 
-_HTTP = "a pair of host and port, or None"
+_HTTP = "a pair of http_host and http_port, or None"
 
 
 class ServerConfig(CommonSettings, frozen=True, kw_only=True):
@@ -59,9 +56,13 @@ class ServerConfig(CommonSettings, frozen=True, kw_only=True):
     engine: Annotated[CacheConfig, setting(program=True)] = CacheConfig()
     endpoints: Annotated[
         tuple[str, ...],
-        setting(use="a list with at least one endpoint, e.g. tcp://127.0.0.1:5555", quoted=False),
+        setting(
+            min_length=1,
+            use="a list with at least one endpoint, e.g. tcp://127.0.0.1:5555",
+            quoted=False,
+        ),
     ] = ("tcp://127.0.0.1:5555",)
-    http: Annotated[tuple[str, int], setting(use=_HTTP)] | None = ("127.0.0.1", 8080)
+    http: Annotated[tuple[str, ListenPort], setting(use=_HTTP)] | None = ("127.0.0.1", 8080)
     again: Annotated[Callable[[], ServerConfig] | None, setting(program=True, secret=True)] = None
 
     def __eq__(self, other: object) -> bool:
@@ -83,33 +84,23 @@ class ServerConfig(CommonSettings, frozen=True, kw_only=True):
             )
 
     def _check_endpoints(self) -> None:
-        endpoints = tuple(map(plain_endpoint, self.endpoints))
-        if not endpoints:
-            raise ConfigError("endpoints is empty; use at least one, e.g. tcp://127.0.0.1:5555")
+        found = [listening(endpoint) for endpoint in self.endpoints]
+        endpoints = tuple(endpoint for endpoint, _ in found)
         self._set("endpoints", endpoints)
-        for endpoint in endpoints:
-            check_endpoint(endpoint)
-            host = tcp_host(endpoint)
+        for endpoint, host in found:
             if host is not None and self.token is None and not is_loopback(host):
                 raise ConfigError(
                     f"{endpoint} is reachable from other hosts, which needs a token; set "
                     "token_file, or listen on localhost or at a Unix socket (ipc)"
                 )
-        for endpoint in endpoints:
             if endpoints.count(endpoint) > 1 and not endpoint.endswith((":0", ":*")):
                 raise ConfigError(f"{endpoint} is there twice in endpoints; keep one")
 
     def _check_http(self) -> None:
         if self.http is None:
             return
-        host, port = self.http
-        if not 0 <= port <= 65535:
-            raise ConfigError(f"http_port={port!r} is not valid; use 1 to 65535")
-        try:
-            ipaddress.ip_address(host)
-        except ValueError:
-            if host != "localhost":
-                raise ConfigError(f"http_host={host!r} is no address; use e.g. 127.0.0.1") from None
+        host = address_of("http_host", self.http[0])
+        self._set("http", (host, self.http[1]))
         if self.http_token is None and not is_loopback(host):
             raise ConfigError(
                 f"http_host={host!r} is reachable from other hosts, which needs http_token; set "

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
-from kvferry.config.setting import Path, PolicyName, Settings, setting
+from kvferry.config.setting import Path, PolicyName, Settings, setting, word
 
 __all__ = ["CommonSettings", "ServerSettings"]
 
 _NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\Z"
 _ADAPTERS = 'a list of mappings such as {"type": "redis"}'
-_PRINTABLE = "a text of printable ASCII without spaces"
 Address = Annotated[str, setting(min_length=1, use="an address of this host, e.g. localhost")]
-Token = Annotated[str, setting(secret=True, pattern=r"^[!-~]+\Z", use=_PRINTABLE)]
 ListenPort = Annotated[int, setting(ge=0, le=65_535)]
 
 
@@ -37,8 +35,8 @@ class CommonSettings(Settings, frozen=True, kw_only=True):
     """
 
     chunk_size: Annotated[int, setting(ge=1, le=1 << 20, unit="tokens")] | None = None
-    token: Token | None = None
-    http_token: Token | None = None
+    token: Annotated[str, word("token_file")] | None = None
+    http_token: Annotated[str, word("http_token_file")] | None = None
     shm_name: Annotated[str, setting(pattern=_NAME, use="a name of letters, digits and -_.")] = (
         "kvferry"
     )

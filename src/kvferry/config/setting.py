@@ -31,6 +31,7 @@ import msgspec
 
 from kvferry.config.spec import Spec, plain
 from kvferry.credentials import CREDENTIAL_BYTES_MAX
+from kvferry.errors import ConfigError
 
 __all__ = [
     "GB",
@@ -45,50 +46,35 @@ __all__ = [
     "Settings",
     "Text",
     "Word",
+    "check_key_pair",
     "policy_name",
     "setting",
     "specs",
+    "word",
 ]
 
 GB = 1 << 30  # as the field counts sizes of caches: LMCache's "GB" are 2**30 bytes
 PolicyName = Literal["LRU", "LFU", "FIFO", "S3-FIFO", "ARC", "W-TinyLFU"]
 POLICIES: tuple[str, ...] = get_args(PolicyName)
 Serde = Literal["naive", "split12", "zstd", "auto"]  # without loss
+_LIMITS = ("ge", "gt", "le", "pattern", "min_length")
 
 
-def setting(
-    *,
-    unit: str = "",
-    use: str = "",
-    secret: bool = False,
-    quoted: bool = True,
-    program: bool = False,
-    bytes_max: int = 0,
-    flag: str = "",
-    **limits: Any,
-) -> msgspec.Meta:
+def setting(**about: Any) -> msgspec.Meta:
     """What a setting is beside its type; what it means stands under "Attributes:" of its class.
 
     Args:
-        unit: Of a number.
-        use: What to write, for errors; by default it follows from type and limits.
-        secret: Shown nowhere.
-        quoted: Whether an error may repeat a wrong value.
-        program: A program alone can give it: it is no text and no number.
-        bytes_max: Of a text, in UTF-8.
-        flag: The option of `kvferry server`, where it is not named like the setting.
-        **limits: `ge`, `gt`, `le`, `pattern`, `min_length` of `msgspec.Meta`.
+        **about: Attributes of `Spec` from `unit` on, and `ge`, `gt`, `le`, `pattern`, `min_length`
+            of `msgspec.Meta`.
     """
-    extra = {
-        "unit": unit,
-        "use": use,
-        "secret": secret,
-        "quoted": quoted and not secret,
-        "program": program,
-        "bytes_max": bytes_max,
-        "flag": flag,
-    }
-    return msgspec.Meta(extra=extra, **limits)
+    limits = {name: about.pop(name) for name in _LIMITS if name in about}
+    return msgspec.Meta(extra=about, **limits)
+
+
+def word(file: str) -> msgspec.Meta:
+    """A secret word, which another setting may name the file of."""
+    use = "a text of printable ASCII without spaces"
+    return setting(secret=True, pattern=r"^[!-~]+\Z", use=use, word_file=file)
 
 
 # What many settings are.
@@ -171,7 +157,7 @@ def _spec(of: type[Settings], name: str, hint: Any, default: Any, texts: Mapping
     words = get_args(kind) if get_origin(kind) is Literal else ()
     items = get_args(kind)
     kind = type(words[0]) if words else get_origin(kind) or kind
-    limits = {key: getattr(meta, key) for key in ("ge", "gt", "le", "min_length")}
+    limits = {name: getattr(meta, name) for name in _LIMITS if name != "pattern"}
     return Spec(
         name=name,
         type=hint,
@@ -196,6 +182,21 @@ def _texts(of: type[Settings]) -> dict[str, str]:
         for match in re.finditer(r"^    (\w+): (.*(?:\n     .*)*)", section, re.MULTILINE):
             found[match[1]] = " ".join(match[2].split()).replace("``", "`")
     return found
+
+
+def check_key_pair(settings: Settings, prefix: str = "tls_") -> None:
+    """A certificate and its key are given together, and a key's password with the key.
+
+    Raises:
+        ConfigError: One of them is missing.
+    """
+    cert, key = (getattr(settings, f"{prefix}{name}_file") for name in ("cert", "key"))
+    if (cert is None) != (key is None):
+        missing, there = ("cert", "key") if cert is None else ("key", "cert")
+        raise ConfigError(f"{prefix}{there}_file is set without {prefix}{missing}_file; set both")
+    password = f"{prefix}key_password"
+    if key is None and getattr(settings, password, None) is not None:
+        raise ConfigError(f"{password} is set without {prefix}key_file; set both")
 
 
 def policy_name(text: str) -> str | None:

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import difflib
 import logging
+import os
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar, Self
 
+from kvferry.config.file import (
+    find_config_file,
+    open_with_secret,
+    read_document,
+    read_token,
+    section_of,
+)
+from kvferry.config.setting import Settings, specs
 from kvferry.config.spec import Spec
 from kvferry.config.url import unknown
 from kvferry.errors import ConfigError
 
-__all__ = ["Findings", "Names", "SourceValues", "together"]
+__all__ = ["Findings", "Names", "Section", "SourceValues"]
 
 # Of a variable's name behind its prefix: beyond it a typing error is likelier than a stranger.
 _SIMILAR = 0.8
@@ -79,17 +89,14 @@ class SourceValues:
         self.values[name], self.spelled[name] = value, given
 
 
-def together(places: Sequence[SourceValues]) -> dict[str, Any]:
-    """What they say, the strongest one first."""
-    return {name: value for place in reversed(places) for name, value in place.values.items()}
-
-
 @dataclass(frozen=True)
 class Names:
     """The names that places may use.
 
     Attributes:
         known: Our settings.
+        section: Where they stand in a file.
+        prefix: What their variables begin with.
         aliases: Other names, with what one of their units is in ours, if that differs.
         foreign: Names of others' settings that have no effect; with why, where they must be off.
         elsewhere: Names that belong into another place, with the advice to put them there.
@@ -97,10 +104,60 @@ class Names:
     """
 
     known: Mapping[str, Spec]
+    section: str = ""
+    prefix: str = ""
     aliases: Mapping[str, tuple[str, float | None]] = field(default_factory=dict)
     foreign: Mapping[str, str | None] = field(default_factory=dict)
     elsewhere: Mapping[str, str] = field(default_factory=dict)
     off: Container[str] = ()
+
+    def gather(
+        self,
+        file: Path | None,
+        environ: Mapping[str, str],
+        overrides: Mapping[str, Any],
+        found: Findings,
+    ) -> list[SourceValues]:
+        """What the call, the section of the file and the environment say, the strongest first.
+
+        Raises:
+            ConfigError: The file is missing or malformed, or a setting is.
+        """
+        places = [self.take(SourceValues("call"), overrides, found)]
+        if file is not None:
+            settings = section_of(file, read_document(file), self.section)
+            place = SourceValues("file", f"{file}: {self.section}: ")
+            places.append(self.take(place, settings, found))
+            found.warnings += open_with_secret(file, settings)
+        port = f"{self.prefix}PORT"
+        if "://" in environ.get(port, ""):
+            # Kubernetes says so of a service with our name, to every pod.
+            found.warnings.append(f"{port} is no port but that of a service; it is not read")
+            environ = {name: text for name, text in environ.items() if name != port}
+        places.append(self.take_environ(environ, self.prefix, found))
+        found.warnings += self.misspelt(environ, self.prefix)
+        found.raise_first()
+        return places
+
+    def together(self, places: Sequence[SourceValues]) -> dict[str, Any]:
+        """What places say, the strongest first, with the words that stand in files of their own.
+
+        Raises:
+            ConfigError: A place names a word and its file, or such a file holds something else.
+        """
+        values = {name: value for place in reversed(places) for name, value in place.values.items()}
+        for name, spec in self.known.items():
+            if not spec.word_file:
+                continue
+            place = next((p for p in places if {name, spec.word_file} & p.values.keys()), None)
+            if place is None or spec.word_file not in place.values:
+                continue
+            if name in place.values:
+                raise ConfigError(
+                    f"{place.where}{name} and {spec.word_file} are the same; keep one"
+                )
+            values[name] = read_token(Path(place.values[spec.word_file]), spec.word_file)
+        return values
 
     def take(
         self, place: SourceValues, settings: Mapping[Any, Any], found: Findings
@@ -188,3 +245,34 @@ def _scaled(spec: Spec, value: Any, unit: float, at: str) -> float:
     except (TypeError, ValueError, OverflowError):
         pass
     raise spec.error(value, at)
+
+
+class Section(Settings, frozen=True, kw_only=True):
+    """The settings of a program, which has a section of the file and variables of its own."""
+
+    section: ClassVar[str]
+    aliases: ClassVar[Mapping[str, tuple[str, float | None]]] = {}
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        environ: Mapping[str, str] | None = None,
+        **overrides: Any,
+    ) -> Self:
+        """The settings of this call, of a file and of the environment; see `kvferry.config`.
+
+        Args:
+            path: The file; default: that of ``KVFERRY_CONFIG_FILE``, or none.
+            environ: Default: of this process.
+            **overrides: Settings, where not None.
+
+        Raises:
+            ConfigError: A file is missing or malformed, or a setting is; the text names it.
+        """
+        environ, found = os.environ if environ is None else environ, Findings()
+        names = Names(specs(cls), cls.section, f"KVFERRY_{cls.section.upper()}_", cls.aliases)
+        places = names.gather(find_config_file(path, environ), environ, overrides, found)
+        found.log(logging.getLogger(f"kvferry.{cls.section}"))
+        return cls(**names.together(places))

@@ -10,16 +10,11 @@ from typing import Annotated, Any, ClassVar
 
 from kvferry.config.cache_settings import CacheSettings, named_stores
 from kvferry.config.client import ClientConfig
-from kvferry.config.client_sources import (
-    client_fields,
-    limits_of,
-    merged_client,
-    secrets_in,
-)
+from kvferry.config.client_sources import limits_of
 from kvferry.config.file import (
     FILE_VARIABLES,
     find_config_file,
-    open_to_others,
+    open_with_secret,
     read_document,
     section_of,
 )
@@ -29,8 +24,9 @@ from kvferry.config.source_values import Findings, Names, SourceValues
 from kvferry.config.stores import StoreConfig, store_settings
 from kvferry.errors import ConfigError
 
-__all__ = ["CACHE", "Examined", "cache_values", "examine", "resolved"]
+__all__ = ["CACHE", "SECTION", "Examined", "cache_values", "examine", "resolved"]
 
+SECTION = "cache"
 _PREFIX, _THEIRS = "KVFERRY_", "LMCACHE_"
 _OTHERS = (
     "KVFERRY_RESP_",
@@ -71,11 +67,10 @@ class StoreSettings(Settings, frozen=True, kw_only=True):
 
 _SPECIAL = specs(StoreSettings)
 _PLAIN = {name: spec for name, spec in specs(CacheSettings).items() if not spec.program}
-CACHE = Names({**_PLAIN, **_SPECIAL}, ALIASES, FOREIGN, GONE, OFF)
+CACHE = Names({**_PLAIN, **_SPECIAL}, SECTION, _PREFIX, ALIASES, FOREIGN, GONE, OFF)
 _BESIDE = "lookup_backoff_time"  # of peers, and LMCache has it there as well
-_EXTRA = Names(
-    {_BESIDE: _PLAIN[_BESIDE], **{name: _SPECIAL[name] for name in EXTRA}}, foreign=FOREIGN
-)
+_OF_EXTRA = {_BESIDE: _PLAIN[_BESIDE], **{name: _SPECIAL[name] for name in EXTRA}}
+_EXTRA = Names(_OF_EXTRA, foreign=FOREIGN)
 
 
 @dataclass
@@ -108,7 +103,7 @@ class Examined(Findings):
 def examine(
     path: str | os.PathLike[str] | None = None,
     *,
-    section: str = "engine",
+    section: str = SECTION,
     environ: Mapping[str, str] | None = None,
     **overrides: Any,
 ) -> Examined:
@@ -142,15 +137,12 @@ def resolved(
     places: Sequence[SourceValues], environ: Mapping[str, str], found: Examined
 ) -> Examined:
     """What places say together, the strongest one first; the result is in `found`."""
+    strongest = {name: place for place in reversed(places) for name in place.values}
     for name, spec in _PLAIN.items():
-        place = next((place for place in places if name in place.values), None)
+        place = strongest.get(name)
         value = (spec.default, "default")
         found.values[name] = value if place is None else (place.values[name], place.source(name))
-    special = {}
-    for name in _SPECIAL:
-        place = next((place for place in places if name in place.values), None)
-        if place is not None:
-            special[name] = place
+    special = {name: place for name, place in strongest.items() if name in _SPECIAL}
     found.stores = list(_stores(special, environ, found))
     try:
         named = named_stores(tuple(store for store, _ in found.stores))
@@ -172,7 +164,7 @@ def _of_file(file: Path, section: str, found: Examined) -> SourceValues:
     place = SourceValues("file", where)
     try:
         found.client = section_of(file, document, "client")
-        client_fields(found.client, f"{file}: client: ")
+        ClientConfig.fields(found.client, f"{file}: client: ")
     except ConfigError as error:
         found.problems.append(str(error))
         found.client = {}
@@ -185,8 +177,7 @@ def _of_file(file: Path, section: str, found: Examined) -> SourceValues:
         found.problems.append(str(error))
         return place
     CACHE.take(place, settings, found)
-    if secrets_in([found.client, settings]):
-        found.warnings += open_to_others(file)
+    found.warnings += open_with_secret(file, [found.client, settings])
     return place
 
 
@@ -200,7 +191,6 @@ class _Entry:
     shown: str
     source: str
     settings: Any
-    environ: Mapping[str, str] = field(default_factory=dict)
 
 
 def _stores(
@@ -212,7 +202,7 @@ def _stores(
     redis = [entry for entry in entries if _is_redis(entry.settings)]
     if not redis and not ("stores" in special and special["stores"].kind == "call"):
         try:
-            named = merged_client(environ=environ)
+            named = ClientConfig.merged(environ=environ)
         except ConfigError as error:
             found.problems.append(str(error))
             named = {}
@@ -220,8 +210,6 @@ def _stores(
             source = "KVFERRY_RESP_*"
             redis = [_Entry(source, source, {"type": "redis", **extra})]
             entries += redis
-    for entry in redis[:1]:
-        entry.environ = environ
     for entry in entries:
         try:
             if isinstance(entry.settings, StoreConfig):
@@ -231,8 +219,9 @@ def _stores(
             if own["type"] == "redis" and "client" not in own:
                 named_there = {"url", "host", "unix_path"} & {n for n, v in client.items() if v}
                 base = limits_of(found.client) if named_there else found.client
-                merged = merged_client(client, base, environ=entry.environ)
-                own["client"] = ClientConfig(**merged)
+                # The environment speaks of one server: the first.
+                mine = environ if entry is redis[0] else {}
+                own["client"] = ClientConfig(**ClientConfig.merged(client, base, environ=mine))
             yield StoreConfig(**own), entry.source
         except ConfigError as error:
             found.problems.append(f"{entry.shown}: {error}")

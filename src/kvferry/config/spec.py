@@ -22,7 +22,7 @@ _SWITCH = {"yes": True, "on": True, "no": False, "off": False}  # beside true, f
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """One declared setting; the fields from `unit` on are those of `setting`.
+    """One declared setting; the attributes from `unit` on are the words of `setting`.
 
     Attributes:
         name: Of the setting.
@@ -34,7 +34,15 @@ class Spec:
         needed: None is no value of its own.
         text: What it means.
         guide: Whether the guide explains it; else it stands in the guide's appendix.
-        limits: See `setting`.
+        limits: `ge`, `gt`, `le`, `min_length` of `msgspec.Meta`.
+        unit: Of a number.
+        use: What to write, for errors; by default it follows from type and limits.
+        secret: Shown nowhere.
+        quoted: Whether an error may repeat a wrong value, if that is no secret.
+        program: A program alone can give it: it is no text and no number.
+        bytes_max: Of a text, in UTF-8.
+        flag: The option of the command line, where it is not named like the setting.
+        word_file: The setting beside it that names a file with this word.
     """
 
     name: str
@@ -54,6 +62,7 @@ class Spec:
     program: bool = False
     bytes_max: int = 0
     flag: str = ""
+    word_file: str = ""
 
     @property
     def wanted(self) -> str:
@@ -127,7 +136,8 @@ class Spec:
     def error(self, value: Any, at: str = "") -> ConfigError:
         """That a value cannot be; it is quoted where it can hold no secret."""
         plain = isinstance(value, str | int | float | None)
-        told = "" if not self.quoted or not plain or "://" in shown(value) else f"={shown(value)}"
+        hidden = self.secret or not self.quoted or not plain or "://" in shown(value)
+        told = "" if hidden else f"={shown(value)}"
         # Of what YAML takes for a number or a date.
         other = isinstance(value, str | bytes | list | tuple | Mapping | None)
         quotes = self.kind is str and not self.words and not other

@@ -8,8 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import msgspec
 
 from kvferry.config.client import ClientConfig
-from kvferry.config.client_sources import client_fields
 from kvferry.config.setting import GB, PolicyName, Settings, Text, setting, specs
+from kvferry.config.source_values import Findings, Names, SourceValues
 from kvferry.config.url import parse_endpoint, unknown
 from kvferry.errors import ConfigError
 
@@ -77,17 +77,16 @@ class EvictionConfig(Settings, frozen=True, kw_only=True):
         Raises:
             ConfigError: A name is unknown or a value cannot be.
         """
-        for name in settings:
-            if name not in specs(cls):
-                raise ConfigError(f"eviction: {unknown(name, specs(cls))}")
-        given = {name: value for name, value in settings.items() if value is not None}
-        if given.get("eviction_policy") == "noop":
-            given["eviction_policy"] = "none"
-        if given.get("eviction_policy") == "IsolatedLRU":
+        found = Findings()
+        if settings.get("eviction_policy") == "IsolatedLRU":
             raise ConfigError(
                 "eviction_policy 'IsolatedLRU' (quotas for salts) is not here; use LRU"
             )
-        return cls(**given)
+        if settings.get("eviction_policy") == "noop":
+            settings = {**settings, "eviction_policy": "none"}
+        place = Names(specs(cls)).take(SourceValues("call", "eviction: "), settings, found)
+        found.raise_first()
+        return cls(**place.values)
 
 
 class StoreConfig(Settings, frozen=True, kw_only=True):
@@ -198,15 +197,15 @@ class StoreConfig(Settings, frozen=True, kw_only=True):
         """
         own, client = store_settings(settings)
         if client:
-            own["client"] = ClientConfig(**client_fields(client))
+            own["client"] = ClientConfig(**ClientConfig.fields(client))
         return cls(**own)
 
 
 def store_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Flat settings as those of a `StoreConfig` and those of its client, aliases translated.
 
-    The latter are a place for `merged_client`, with their `url`. Values are checked where they end
-    up. None means that a setting is not given.
+    The latter are a place for `ClientConfig.merged`, with their `url`. Values are checked where
+    they end up. None means that a setting is not given.
 
     Raises:
         ConfigError: A name is unknown, does not go with the type, or stands there twice.
