@@ -11,6 +11,7 @@ from benchmarks import report
 from benchmarks.bars import Lab, run_bars
 from kvferry.cli.bench import console_for
 from kvferry.cli.main import run_command
+from kvferry.lab.output import write_json
 
 __all__ = ["main"]
 
@@ -47,7 +48,10 @@ def bars(
     measured = run_bars(groups, lab, lambda bar: report.say_bar(console, bar, quick))
     report.say_table(console, measured, quick)
     if json_file:
-        report.write_json(json_file, {**facts, "quick": quick}, measured)
+        if json_file != "-":
+            Path(json_file).parent.mkdir(parents=True, exist_ok=True)
+        told = [bar.to_dict() for bar in measured]
+        write_json(json_file, {**facts, "quick": quick, "bars": told})
     ctx.exit(1 if strict and any(bar.falls_short for bar in measured) else 0)
 
 

@@ -8,13 +8,13 @@ from contextlib import closing
 
 from benchmarks.bars import Bar, Lab, Target
 from benchmarks.caller import RepeatedCaller
+from benchmarks.lab_cluster import LabCluster
 from benchmarks.latency import native_client
 from benchmarks.throughput import ratio
 from kvferry.lab.bench.clients import open_client
 from kvferry.lab.bench.data import Chunks
 from kvferry.lab.bench.measure import floors, measure
 from kvferry.lab.bench.probe import ClusterProbe
-from kvferry.lab.servers.cluster import LabCluster
 
 __all__ = ["cluster_failover", "cluster_shards"]
 

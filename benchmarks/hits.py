@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from benchmarks.bars import Bar, Lab, Target
+from benchmarks.made_trace import made_trace
 from kvferry.lab.trace.format import HASH_BYTES, Trace, load_trace
-from kvferry.lab.trace.made import made_trace
 from kvferry.lab.trace.replay import POLICIES, replay
 
 __all__ = ["hit_rates"]

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.asked import server_control, server_shares
@@ -35,7 +32,7 @@ from kvferry.lab.bench import report as bench_report
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["GROUPS", "header", "say_bar", "say_header", "say_table", "select", "write_json"]
+__all__ = ["GROUPS", "header", "say_bar", "say_header", "say_table", "select"]
 
 GROUPS: tuple[Group, ...] = (
     same_connections,
@@ -115,17 +112,6 @@ def say_table(console: Console, bars: Sequence[Bar], quick: bool) -> None:
         why = bar.reason if quick else bar.why()
         table.add_row(bar.name, str(bar.target), _value(bar), _verdict(bar, quick), why)
     console.print(table)
-
-
-def write_json(target: str, facts: dict[str, Any], bars: Sequence[Bar]) -> None:
-    """The header and ``bars``, one object each; "-" is stdout."""
-    text = json.dumps({**facts, "bars": [bar.to_dict() for bar in bars]}, indent=1) + "\n"
-    if target == "-":
-        sys.stdout.write(text)
-    else:
-        file = Path(target)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
 
 
 def _value(bar: Bar) -> str:

@@ -13,12 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from benchmarks.bars import Bar, Lab, Target
+from benchmarks.cache_server import cache_server
 from benchmarks.prompt import PromptKV
 from kvferry.cache import Hashes
 from kvferry.chunks.identity import Identity
 from kvferry.chunks.layout import KVLayout
 from kvferry.errors import CorruptError
-from kvferry.lab.servers.cache_server import cache_server
 from kvferry.server import Client
 
 __all__ = ["server_copies", "server_end"]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cache
 
 from benchmarks.bars import Bar, Lab, Target
+from benchmarks.certificate import lab_certificate
 from benchmarks.throughput import ratio
 from kvferry.config import ClientConfig
 from kvferry.lab.bench.adapters import BenchClient
@@ -13,10 +16,9 @@ from kvferry.lab.bench.clients import open_client
 from kvferry.lab.bench.data import Chunks
 from kvferry.lab.bench.measure import Row, floors, measure
 from kvferry.lab.bench.server import ServerProbe, fill
-from kvferry.lab.servers.certificates import lab_certificate
-from kvferry.lab.servers.server import LabServer, free_port, has_tls
+from kvferry.lab.servers.server import LabServer, free_port
 
-__all__ = ["tls_values"]
+__all__ = ["has_tls", "tls_values"]
 
 _OF_FLOOR = Target(">=", 0.90, "x floor")
 _AHEAD = Target(">=", 2.0, "x redis-py")
@@ -87,3 +89,11 @@ def _ahead(name: str, native: Row, redis_py: Row) -> Bar:
         value=native.gbps / redis_py.gbps,
         detail=f"{native.gbps:.2f} GB/s; redis-py {redis_py.gbps:.2f} GB/s",
     )
+
+
+@cache
+def has_tls(path: str) -> bool:
+    """Whether a server program was built with TLS: it says so when it is asked to use it."""
+    command = [path, "--port", "0", "--tls-port", "1", "--tls-cert-file", "none"]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    return "Failed to configure TLS" in said.stdout + said.stderr

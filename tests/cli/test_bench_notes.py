@@ -75,7 +75,7 @@ def test_a_pool_has_as_many_connections_as_it_is_given(
         assert client.exists_batch([*keys, "none"]) == 60
         made = int(valkey.info("stats")["total_connections_received"]) - before - 1  # the asker
         assert pools <= made <= client.connections == 23
-        assert len(client._clients) == pools
+        assert len(client._links) == pools
     finally:
         client.close()
         valkey.cli("DEL", *keys)

@@ -12,7 +12,7 @@ import pytest
 
 from kvferry.cli.controller import controller as command
 from kvferry.cli.main import main
-from kvferry.config.controller import ControllerConfig, ControllerSettings
+from kvferry.config.controller import ControllerConfig
 from kvferry.config.setting import specs
 from kvferry.errors import ConfigError
 from support.processes import Process
@@ -46,7 +46,7 @@ def ports_of(ports: dict[str, int]) -> str:
 
 def test_every_setting_is_an_option_but_the_secrets() -> None:
     options = {option for p in command.params if isinstance(p, click.Option) for option in p.opts}
-    for name in specs(ControllerSettings):
+    for name in specs(ControllerConfig):
         assert (f"--{name.replace('_', '-')}" in options) is (name not in ("secret", "http_token"))
 
 

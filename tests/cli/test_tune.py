@@ -26,7 +26,7 @@ if importlib.util.find_spec("kvferry._native") is None:
 
 SMALL = ["--mib", "1", "--budget-s", "1", "--connections", "1,2", "--workers", "1"]
 SMALL += ["--windows", "auto,0.25", "--chunks", "0.25"]
-BEFORE = "# a comment\nengine: {name: e}\nclient: {db: 0, password: very-secret, workers: 2}\n"
+BEFORE = "# a comment\ncache: {name: e}\nclient: {db: 0, password: very-secret, workers: 2}\n"
 
 
 @pytest.fixture(autouse=True)
@@ -54,8 +54,8 @@ def test_the_best_settings_are_written_beside_what_is_there(
     assert f"written to {file}" in said.out
     assert "very-secret" not in said.out + said.err
     document: dict[str, Any] = yaml.safe_load(file.read_text())
-    assert list(document) == ["engine", "client", "tuned"]
-    assert document["engine"] == {"name": "e"}
+    assert list(document) == ["cache", "client", "tuned"]
+    assert document["cache"] == {"name": "e"}
     client, tuned = document["client"], document["tuned"]
     assert (client["db"], client["password"], client["workers"]) == (0, "very-secret", 1)
     assert client["connections"] in (1, 2)

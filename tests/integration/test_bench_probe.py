@@ -8,15 +8,16 @@ from collections.abc import Callable
 
 import pytest
 
+from benchmarks.certificate import lab_certificate
+from benchmarks.lab_cluster import LabCluster
+from benchmarks.tls import has_tls
 from kvferry.client.pure.client import PureRedisClient
 from kvferry.config import ClientConfig
 from kvferry.embedded.program import find_server
 from kvferry.errors import DeadlineExceeded, StoreError, UnavailableError
 from kvferry.lab.bench.probe import ClusterProbe, open_probe, server_of, shards_of
 from kvferry.lab.bench.server import ServerProbe
-from kvferry.lab.servers.certificates import lab_certificate
-from kvferry.lab.servers.cluster import LabCluster
-from kvferry.lab.servers.server import LabServer, has_tls, wait_until
+from kvferry.lab.servers.server import LabServer, wait_until
 from support.cluster import Cluster
 from support.sentinel import SentinelGroup
 from support.servers import TestServer

@@ -65,7 +65,7 @@ def test_the_next_server_has_the_chunks(tmp_path: Path) -> None:
 
 
 def test_chunks_that_may_have_lost_something_end_with_fp8(tmp_path: Path) -> None:
-    (tmp_path / "fp8.yaml").write_text("engine: {remote_serde: fp8}\n")
+    (tmp_path / "fp8.yaml").write_text("cache: {remote_serde: fp8}\n")
     tokens, fp8 = prompt(6 * CHUNK), ("--config", str(tmp_path / "fp8.yaml"))
     with keeping(tmp_path, *fp8) as server, connect(server) as peer:
         peer.attach().store(tokens)

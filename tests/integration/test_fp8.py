@@ -119,7 +119,7 @@ def test_a_server_keeps_what_fp8_leaves_under_its_own_identity(
     valkey: TestServer, tmp_path: Path
 ) -> None:
     (tmp_path / "fp8.yaml").write_text(
-        f"engine: {{remote_serde: fp8, stores: [{{type: redis, url: '{valkey.url}'}}]}}\n"
+        f"cache: {{remote_serde: fp8, stores: [{{type: redis, url: '{valkey.url}'}}]}}\n"
     )
     arguments = ("--config", str(tmp_path / "fp8.yaml"))
     with CacheServerProcess(tmp_path, *arguments) as server, Peer(server.endpoint) as peer:

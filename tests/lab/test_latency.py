@@ -18,8 +18,10 @@ import pytest
 
 from kvferry.cli.main import main
 from kvferry.client.pure.client import PureRedisClient
+from kvferry.client.pure.connection import Disconnected
 from kvferry.config import ClientConfig
 from kvferry.errors import UnavailableError
+from kvferry.lab.bench.server import ServerProbe
 from kvferry.lab.latency.figures import read_rows
 from kvferry.lab.latency.link import FarStore, far_store, proxied
 from kvferry.lab.latency.run import remove_left
@@ -75,6 +77,15 @@ def test_a_link_delays_both_ways_keeps_values_and_writes_down_what_passes(far: F
         assert client.exists("a-key")
     assert far.gbps is not None
     assert far.gbps > 0
+
+
+def test_connections_are_made_anew_at_another_distance(far: FarStore) -> None:
+    with ServerProbe(ClientConfig.from_url(far.url)) as probe:
+        probe.command("SET", "a-key", "a value")
+        far.set_rtt(RTT_MS)
+        far.reconnect()
+        with pytest.raises((OSError, Disconnected)):
+            probe.command("GET", "a-key")
 
 
 @pytest.mark.parametrize("kind", [pytest.param("proxy", marks=pytest.mark.full), KINDS[1]])

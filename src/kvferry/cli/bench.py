@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,6 +13,7 @@ import click
 from kvferry.cli.bench_codec import codec
 from kvferry.cli.bench_engines import engines
 from kvferry.cli.bench_load import memtier_benchmark, redis_benchmark
+from kvferry.cli.numbers import Number
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,7 +51,7 @@ for command in (codec, engines, memtier_benchmark, redis_benchmark):
 @click.option("--port", type=int, help="Its port.  [default: 6379]")
 @click.option("--store", type=click.Choice(["embedded"]), help="Start a server for this run.")
 @click.option(
-    "--size-mb", "--chunk-mb", type=float, default=4.0, show_default=True, help="MiB per value."
+    "--size-mb", "--chunk-mb", type=Number(), default=4.0, show_default=True, help="MiB per value."
 )
 @click.option("--num-chunks", "--num-keys", type=int, default=64, show_default=True)
 @click.option(
@@ -85,6 +86,7 @@ def client(ctx: click.Context, /, json_file: str | None, plot_file: str | None, 
     from kvferry.lab.bench.plot import check_plot, write_plot
     from kvferry.lab.bench.probe import open_probe
     from kvferry.lab.bench.run import ClientBench
+    from kvferry.lab.output import write_json
 
     if plot_file:
         check_plot()
@@ -117,7 +119,8 @@ def client(ctx: click.Context, /, json_file: str | None, plot_file: str | None, 
         console.print(f"skipped:  {kind}: {reason}", highlight=False, markup=False)
     report.say_rows(console, rows, o["calls"])
     if json_file:
-        report.write_json(json_file, {**facts, "skipped": plan.skipped}, rows)
+        run = {**facts, "skipped": plan.skipped}
+        write_json(json_file, [{**asdict(row), "run": run} for row in rows])
     if plot_file:
         write_plot(plot_file, rows, plan.sweep)
     ctx.exit(1 if any(row.error for row in rows) else 0)

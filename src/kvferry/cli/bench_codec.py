@@ -18,7 +18,11 @@ __all__ = ["codec"]
     help="Content from this file: KV as an engine has it.  [default: KV of our transformer]",
 )
 @click.option(
-    "--tokens", type=click.IntRange(1), default=4096, show_default=True, help="Of our transformer."
+    "--tokens",
+    type=click.IntRange(1, 1 << 20),
+    default=4096,
+    show_default=True,
+    help="Of our transformer.",
 )
 @click.option(
     "--repeat", type=click.IntRange(1), default=5, show_default=True, help="Rounds; medians count."
@@ -32,6 +36,7 @@ def codec(file: Path | None, tokens: int, repeat: int, json_file: str | None) ->
     from kvferry.connectors.serde import CODECS, FP8
     from kvferry.lab.bench import codec as bench
     from kvferry.lab.bench.loss import measure_loss
+    from kvferry.lab.output import write_json
 
     content, what = bench.content_of(file, tokens)
     names = [name for name in CODECS if name != "naive"]
@@ -43,4 +48,4 @@ def codec(file: Path | None, tokens: int, repeat: int, json_file: str | None) ->
     if json_file != "-":
         bench.say(rows, what, loss)
     if json_file:
-        bench.write_json(json_file, rows, what, loss)
+        write_json(json_file, bench.figures(rows, what, loss))

@@ -56,6 +56,7 @@ def engines(ctx: click.Context, /, json_file: str | None, plot_file: str | None,
     from kvferry.lab.engines.broken import run_broken, say_broken_rows
     from kvferry.lab.engines.process import versions_of
     from kvferry.lab.engines.serve import run_serve_bench, say_serve_rows
+    from kvferry.lab.output import write_json
 
     if plot_file:
         check_plot()
@@ -98,7 +99,7 @@ def engines(ctx: click.Context, /, json_file: str | None, plot_file: str | None,
         say_broken_rows(console, broken)
         facts["broken_store"] = broken
     if json_file:
-        report.write_json(json_file, facts, rows)
+        write_json(json_file, {"run": facts, "integrations": [row.to_dict() for row in rows]})
     if plot_file:
         report.write_plot(plot_file, rows)
     ctx.exit(1 if any(row.error or row.wrong_answers for row in rows) else 0)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
-from pathlib import Path
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -128,6 +127,8 @@ def _matched(name: str, pattern: str, text: str) -> tuple[str | Any, ...]:
 
 
 def _say(rows: list[LoadRow], why: str, json_file: str | None) -> None:
+    from kvferry.lab.output import write_json
+
     talk = sys.stderr if json_file == "-" else sys.stdout
     if why:
         click.echo(f"by kvferry-load: {why}", file=talk)
@@ -141,8 +142,4 @@ def _say(rows: list[LoadRow], why: str, json_file: str | None) -> None:
             file=talk,
         )
     if json_file:
-        text = json.dumps([row.to_dict() for row in rows], indent=1) + "\n"
-        if json_file == "-":
-            sys.stdout.write(text)
-        else:
-            Path(json_file).write_text(text)
+        write_json(json_file, [asdict(row) for row in rows])

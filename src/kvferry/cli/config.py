@@ -1,4 +1,4 @@
-"""`kvferry config`: the settings of an engine as they take effect, and all that is wrong."""
+"""`kvferry config`: the settings of a cache as they take effect, and all that is wrong."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _CODES = "Exit codes: 0 usable, 1 there are problems, 2 usage, or the file canno
     epilog="Example: kvferry config check kvferry.yaml && kvferry config show kvferry.yaml"
 )
 def config() -> None:
-    """Look at the settings of an engine: a YAML file, the environment, and what wins."""
+    """Look at the settings of a cache: a YAML file, the environment, and what wins."""
 
 
 def _options(command: Callable[..., None]) -> Callable[..., None]:
     for option in (
         click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output."),
-        click.option("--section", default="engine", show_default=True, help="Where in FILE."),
+        click.option("--section", default="cache", show_default=True, help="Where in FILE."),
         click.argument("file", required=False),
     ):
         command = option(command)
@@ -40,7 +40,7 @@ def show(ctx: click.Context, file: str | None, section: str, as_json: bool) -> N
     """Print every setting with its value and where that comes from; secrets are masked.
 
     FILE is that of KVFERRY_CONFIG_FILE or LMCACHE_CONFIG_FILE where none is named. The environment
-    takes part as it does for an engine.
+    takes part as it does for a cache.
     """
     found = _examined(file, section)
     if as_json:
@@ -79,7 +79,6 @@ def _examined(file: str | None, section: str) -> Examined:
     """All findings; those that need a look into other files and sections too."""
     from kvferry.config import ClientConfig, examine
     from kvferry.config.calibration import read_calibration
-    from kvferry.config.client_sources import merged_client
     from kvferry.config.peers import PeerSettings
     from kvferry.config.setting import specs
     from kvferry.errors import ConfigError
@@ -97,7 +96,7 @@ def _examined(file: str | None, section: str) -> Examined:
     except ConfigError as error:
         found.problems.append(str(error))
     try:
-        ClientConfig(**merged_client(found.client))
+        ClientConfig(**ClientConfig.merged(found.client))
     except ConfigError as error:
         if str(error) not in found.problems:
             found.problems.append(str(error))

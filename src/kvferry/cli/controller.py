@@ -6,7 +6,7 @@ import click
 
 from kvferry.cli.lazy import check_installed
 from kvferry.cli.serving import serving
-from kvferry.config.controller import ControllerConfig, ControllerSettings
+from kvferry.config.controller import ControllerConfig
 from kvferry.config.shown import shown_settings
 
 __all__ = ["controller"]
@@ -20,7 +20,7 @@ __all__ = ["controller"]
     "Example: kvferry controller --host localhost --port 9000 --monitor-ports "
     '\'{"pull": 8300, "reply": 8400, "heartbeat": 8082}\''
 )
-@serving(ControllerSettings, "the section 'controller'", ControllerConfig.load, shown_settings)
+@serving(ControllerConfig, "the section 'controller'", ControllerConfig.load, shown_settings)
 def controller(config: ControllerConfig, log_level: str) -> None:
     """Know which instance holds which chunks, and show and steer them.
 

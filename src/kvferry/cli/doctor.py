@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import click
 
+from kvferry.cli.numbers import Number
 from kvferry.errors import UnavailableError
 
 __all__ = ["doctor"]
@@ -42,7 +43,7 @@ __all__ = ["doctor"]
 @click.option("--gpus", type=click.IntRange(1), default=1, show_default=True, help="How many.")
 @click.option(
     "--prefill-tokens-s",
-    type=click.FloatRange(0, min_open=True),
+    type=Number(0, min_open=True),
     help="Measured on your engine; wins over --gpu.",
 )
 @click.option("--prefix-tokens", type=click.IntRange(1), default=8192, show_default=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from kvferry.cli.numbers import Number
 from kvferry.errors import UsageError
 
 __all__ = ["latency"]
@@ -62,7 +63,7 @@ def _whole(text: str) -> int:
 @click.option("--concurrency", metavar="N,...", callback=_list(_whole, "numbers"))
 @click.option("--requests", type=click.IntRange(1), help="Of each cell.  [default: 10]")
 @click.option("--output-tokens", type=click.IntRange(1), help="Of each answer.  [default: 64]")
-@click.option("--scale", type=click.FloatRange(0, min_open=True), help="Part of the requests.")
+@click.option("--scale", type=Number(0, min_open=True), help="Part of the requests.")
 @click.option("--quick", is_flag=True, help="A small run of less than a minute; other options win.")
 @click.option(
     "--link",
@@ -71,8 +72,8 @@ def _whole(text: str) -> int:
     show_default=True,
     help="How the distance is made; auto: tun as root, else proxy.",
 )
-@click.option("--prefill-tokens-per-s", type=click.FloatRange(1), help="[default: 10000]")
-@click.option("--decode-tokens-per-s", type=click.FloatRange(1), help="[default: 250]")
+@click.option("--prefill-tokens-per-s", type=Number(1), help="[default: 10000]")
+@click.option("--decode-tokens-per-s", type=Number(1), help="[default: 250]")
 @click.option("--bytes-per-token", type=click.IntRange(1), help="Of KV.  [default: 2048]")
 @click.option("--base-url", help="Ask this server instead, e.g. http://localhost:8000/v1.")
 @click.option("--store", "store_url", help="The store of that server: delay it here.")

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from kvferry.cli.numbers import Number
 from kvferry.errors import UsageError
 
 __all__ = ["long_doc_qa"]
@@ -61,12 +62,12 @@ _PLAN = (
     type=_WHOLE,
     help="At a time.  [default: 2]",
 )
-@click.option("--sleep-time-after-warmup", type=click.FloatRange(0), help="Seconds.  [default: 0]")
+@click.option("--sleep-time-after-warmup", type=Number(0), help="Seconds.  [default: 0]")
 @click.option("--hit-miss-ratio", metavar="H:M", help="Of H + M repeated prompts, M are new ones.")
 @click.option("--preset", type=click.Choice(["published"]), help="40 x 40,000 x 100, 3 rounds.")
 @click.option(
     "--scale",
-    type=click.FloatRange(0, 1, min_open=True),
+    type=Number(0, 1, min_open=True),
     default=1.0,
     help="Part of the documents to ask for; their length stays.",
 )
@@ -78,7 +79,7 @@ _PLAN = (
 @click.option("--completions", is_flag=True, help="Use /completions, not /chat/completions.")
 @click.option(
     "--timeout-s",
-    type=click.FloatRange(0, min_open=True),
+    type=Number(0, min_open=True),
     default=600.0,
     show_default=True,
     help="Of one answer.",
@@ -91,9 +92,9 @@ _PLAN = (
     type=_WHOLE,
     help="Of the server's cache, to tell what no policy could keep.  [default: that of serve-demo]",
 )
-@click.option("--expected-ttft-gain", type=float, help="Fail below it: warm-up over query.")
-@click.option("--expected-latency-gain", type=float, help="The same of the time of a prompt.")
-@click.option("--expected-latency", type=float, help="Fail above: seconds of the query round.")
+@click.option("--expected-ttft-gain", type=Number(), help="Fail below it: warm-up over query.")
+@click.option("--expected-latency-gain", type=Number(), help="The same of the time of a prompt.")
+@click.option("--expected-latency", type=Number(), help="Fail above: seconds of the query round.")
 @click.option("--output", type=_PATH, help="Write the answers there.")
 @click.option("--results-dir", type=_PATH, default=Path(), help="For the CSV files and plots.")
 @click.option("--visualize", is_flag=True, help="Draw both rounds.")

@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from kvferry.cli.numbers import Number
+
 __all__ = ["p2p"]
 
 
@@ -17,7 +19,7 @@ __all__ = ["p2p"]
 )
 @click.option(
     "--scale",
-    type=click.FloatRange(0, 1, min_open=True),
+    type=Number(0, 1, min_open=True),
     default=0.2,
     show_default=True,
     help="Part of the 50 documents; their length stays.",
@@ -26,7 +28,7 @@ __all__ = ["p2p"]
 @click.option("--max-inflight-requests", type=click.IntRange(1), default=4, show_default=True)
 @click.option(
     "--prefill-tokens-per-s",
-    type=click.FloatRange(0, min_open=True),
+    type=Number(0, min_open=True),
     default=20_000.0,
     show_default=True,
     help="The pace of the GPU.",

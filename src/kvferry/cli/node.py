@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from kvferry.cli.serving import serving
-from kvferry.config.node import NodeSettings, load_node_settings
+from kvferry.config.node import NodeSettings
 
 __all__ = ["node"]
 
@@ -17,7 +17,7 @@ __all__ = ["node"]
     "Exit codes: 0 ended, 1 failed, 2 usage.  "
     "Example: kvferry node --listen 127.0.0.1:6400 --size-gb 10 --state /var/tmp/node.state"
 )
-@serving(NodeSettings, "the section 'node'", load_node_settings)
+@serving(NodeSettings, "the section 'node'", NodeSettings.load)
 def node(settings: NodeSettings, log_level: str) -> None:
     """Serve values from memory to any client for Redis or Valkey.
 

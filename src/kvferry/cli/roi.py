@@ -41,6 +41,7 @@ def roi(ctx: click.Context, /, **o: Any) -> None:
         ctx.exit(_validate(o["as_json"]))
     check_options(ctx, o)
     from kvferry.lab.bench.plot import check_plot
+    from kvferry.lab.output import command_line
     from kvferry.lab.roi import report
     from kvferry.lab.roi.answer import answer
     from kvferry.lab.roi.replayed import replayed
@@ -59,11 +60,11 @@ def roi(ctx: click.Context, /, **o: Any) -> None:
     if o["plot_file"]:
         from kvferry.lab.roi.plot import write_plot
 
-        write_plot(o["plot_file"], question, found, rows, report.command())
+        write_plot(o["plot_file"], question, found, rows, command_line())
     if o["page_file"]:
         from kvferry.lab.roi.page import write_page
 
-        write_page(o["page_file"], question, report.command())
+        write_page(o["page_file"], question, command_line())
     if o["as_json"]:
         click.echo(report.as_json(question, None if rows else found, rows))
     elif rows:

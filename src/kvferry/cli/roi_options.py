@@ -9,10 +9,12 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from kvferry.cli.numbers import Number
+
 __all__ = ["check_options", "roi_options"]
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
-_ABOVE_0 = click.FloatRange(0, min_open=True)
+_ABOVE_0 = Number(0, min_open=True)
 _ENGINES = ("preset", "gpu", "prefill_tokens_s", "calibration", "server")
 _HITS = ("hit_rate", "rounds", "traces", "replay")
 # Options that mean nothing without another, and those that a replay answers by itself.
@@ -34,7 +36,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "--cut-windows": {"is_flag": True, "help": "Sliding layers keep no more than their window."},
     "--gpu": {"metavar": "NAME", "help": "Of --list; half of its peak is assumed."},
     "--gpus": _words(click.IntRange(1), "How many share the model.  [default: 1]"),
-    "--utilisation": _words(click.FloatRange(0, 1, min_open=True), "Of that peak."),
+    "--utilisation": _words(Number(0, 1, min_open=True), "Of that peak."),
     "--prefill-tokens-s": _words(_ABOVE_0, "Of the engine: measured, whatever the length."),
     "--calibration": _words(_FILE, "What --save-calibration wrote.", metavar="FILE"),
     "--server": {"metavar": "URL", "help": "Measure an engine with OpenAI's interface."},
@@ -47,7 +49,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "--save-calibration": _words(_FILE, "Write what --server measured.", metavar="FILE"),
     "--preset": {"metavar": "NAME", "help": "What a published calculator assumes, of --list."},
     "--store-gbps": _words(_ABOVE_0, "What the store gives, in 10^9 bytes/s.  [default: 2]"),
-    "--store-ms": _words(click.FloatRange(0), "Of a load, whatever its size.  [default: 1]"),
+    "--store-ms": _words(Number(0), "Of a load, whatever its size.  [default: 1]"),
     "--store-file": _words(_FILE, "JSON of doctor, or what tune wrote.", metavar="FILE"),
     "--prompt-tokens": _words(
         click.IntRange(2, 1 << 27), "Of one request.", default=8192, show_default=True
@@ -55,14 +57,14 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "--chunk-tokens": _words(
         click.IntRange(1), "Full ones are kept.  [default: 256, or the file's]"
     ),
-    "--hit-rate": _words(click.FloatRange(0, 1), "Share of requests.  [default: 0.5]"),
+    "--hit-rate": _words(Number(0, 1), "Share of requests.  [default: 0.5]"),
     "--rounds": _words(click.IntRange(1), "N alike rounds: a hit rate of (N-1)/N."),
     "--replay": _words(_FILE, "JSON of kvferry trace replay.", metavar="FILE"),
     "--requests-a-day": _words(_ABOVE_0, "Of all engines.", default=100_000, show_default=True),
     "--keep-hours": _words(_ABOVE_0, "What misses store stays so long.", default=1.0),
     "--working-set-gb": _words(_ABOVE_0, "KV in the store, instead of --keep-hours."),
-    "--gpu-price": _words(click.FloatRange(0), "Of a GPU-hour.  [default: 2]"),
-    "--ram-price": _words(click.FloatRange(0), "Of a GB and month.", default=5.0),
+    "--gpu-price": _words(Number(0), "Of a GPU-hour.  [default: 2]"),
+    "--ram-price": _words(Number(0), "Of a GB and month.", default=5.0),
     "--shard-gb": _words(_ABOVE_0, "Memory of one server.", default=64.0, show_default=True),
     "--shard-gbps": _words(_ABOVE_0, "Of one server.  [default: that of the store]"),
     "--policy": {"metavar": "LIST", "help": "Of --trace, e.g. LRU,ARC.  [default: all]"},

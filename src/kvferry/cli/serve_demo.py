@@ -8,12 +8,13 @@ from typing import Any
 import click
 
 from kvferry.cli.lazy import check_installed
+from kvferry.cli.numbers import Number
 
 __all__ = ["serve_demo"]
 
 _PATH = click.Path(path_type=Path)
 _WHOLE = click.IntRange(1)
-_RATE = click.FloatRange(0, min_open=True)
+_RATE = Number(0, min_open=True)
 
 
 @click.command(

@@ -22,7 +22,7 @@ __all__ = ["server"]
     "Example: kvferry server --l1-size-gb 10 --eviction-policy LRU --l2-adapter "
     '\'{"type":"resp","host":"localhost","port":6379,"max_capacity_gb":10}\' --port 6555'
 )
-@serving(ServerSettings, "the sections 'server' and 'engine'", ServerConfig.load, shown_server)
+@serving(ServerSettings, "the sections 'server' and 'cache'", ServerConfig.load, shown_server)
 def server(config: ServerConfig, log_level: str) -> None:
     """Own one pool of KV chunks for every engine process of this host.
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kvferry.cli.numbers import Number
+
 if TYPE_CHECKING:
     from kvferry.lab.top.watch import Watch
 
@@ -27,7 +29,7 @@ _TOKEN = "KVFERRY_SERVER_HTTP_TOKEN"
 @click.option("--once", is_flag=True, help="Print one frame and end.")
 @click.option(
     "--interval",
-    type=click.FloatRange(0.1, 3600),
+    type=Number(0.1, 3600),
     default=1.0,
     show_default=True,
     metavar="S",

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvferry.cli.numbers import Number
+
 if TYPE_CHECKING:
     from kvferry.lab.trace.format import Trace
     from kvferry.lab.trace.replay import Replayer
@@ -62,7 +64,7 @@ def trace() -> None:
 )
 @click.option(
     "--warm",
-    type=click.FloatRange(0, 1),
+    type=Number(0, 1),
     default=0.5,
     show_default=True,
     help="Part of the system prompt that sessions share.",

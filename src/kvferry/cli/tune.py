@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvferry.cli.numbers import Number
+
 if TYPE_CHECKING:
     from kvferry.config import ClientConfig
     from kvferry.lab.tune.points import Grid
@@ -44,7 +46,7 @@ def _list(read: Callable[[str], Any]) -> Callable[..., tuple[Any, ...]]:
     def values(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[Any, ...]:
         try:
             return tuple(read(word.strip()) for word in text.split(",")) if text else ()
-        except ValueError:
+        except (ValueError, OverflowError):
             raise click.BadParameter(f"{text!r} is no list like 1,2,4", ctx, param) from None
 
     return values
@@ -65,14 +67,14 @@ def _list(read: Callable[[str], Any]) -> Callable[..., tuple[Any, ...]]:
 )
 @click.option("--dry-run", is_flag=True, help="Write nothing.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
-@click.option("--budget-s", type=click.FloatRange(1), default=60.0, show_default=True)
+@click.option("--budget-s", type=Number(1), default=60.0, show_default=True)
 @click.option("--full", is_flag=True, help="Then sweep the whole grid, and compare. Takes minutes.")
 @click.option(
     "--mib", type=click.IntRange(1, 4096), default=64, show_default=True, help="MiB per turn."
 )
 @click.option(
     "--get-weight",
-    type=click.FloatRange(0.01, 100),
+    type=Number(0.01, 100),
     default=2.0,
     show_default=True,
     help="Bytes read for each byte written.",

@@ -15,16 +15,18 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from kvferry.errors import UnavailableError
+from kvferry.lab.top.watch import NoRedirection
 
-__all__ = ["Answer", "OpenAIClient", "TokenUsage", "streamed"]
+__all__ = ["Answer", "OpenAIClient", "TokenUsage", "public", "streamed"]
 
 _SHORT_S = 30.0
 _ERROR_CHARS_MAX = 500
+_LINE_BYTES_MAX = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -73,17 +75,23 @@ class OpenAIClient:
         base_url: With the version, e.g. "http://127.0.0.1:8000/v1".
         key: Sent as `Authorization: Bearer`, if it is not empty.
         limit_s: The longest that one answer may take.
+        direct: Not through a proxy, whatever the environment says.
     """
 
-    def __init__(self, base_url: str, key: str = "", limit_s: float = 600.0) -> None:
+    def __init__(
+        self, base_url: str, key: str = "", limit_s: float = 600.0, *, direct: bool = False
+    ) -> None:
         self.base_url = base_url.rstrip("/")
+        # Not to wherever a redirection leads: there may be a key in the request.
+        proxies = [urllib.request.ProxyHandler({})] if direct else []
+        self._open = urllib.request.build_opener(*proxies, NoRedirection).open
         self._headers = {"Content-Type": "application/json"}
         if key:
             self._headers["Authorization"] = f"Bearer {key}"
         self._limit_s = limit_s
 
     def __repr__(self) -> str:
-        return f"OpenAIClient({self.base_url!r})"  # without the key
+        return f"OpenAIClient({public(self.base_url)!r})"  # without the key
 
     def model(self) -> str:
         """The first model that the server has.
@@ -93,12 +101,12 @@ class OpenAIClient:
         """
         request = urllib.request.Request(f"{self.base_url}/models", headers=self._headers)
         try:
-            with urllib.request.urlopen(request, timeout=_SHORT_S) as reply:
+            with self._open(request, timeout=_SHORT_S) as reply:
                 return str(json.load(reply)["data"][0]["id"])
         except (OSError, http.client.HTTPException) as error:
-            raise UnavailableError(f"{self.base_url}/models: {error}") from None
+            raise UnavailableError(f"{public(request.full_url)}: {error}") from None
         except (ValueError, LookupError, TypeError):
-            raise UnavailableError(f"{self.base_url}/models names no model") from None
+            raise UnavailableError(f"{public(request.full_url)} names no model") from None
 
     def complete(
         self, model: str, prompt: str | Sequence[int], new_tokens: int, **more: Any
@@ -122,12 +130,14 @@ class OpenAIClient:
         )
         answer, began = Answer(time.time()), time.monotonic()
         try:
-            for event in streamed(request, self._limit_s):
+            for event in streamed(request, self._limit_s, self._open):
                 _take(answer, event, time.monotonic() - began)
         except urllib.error.HTTPError as error:
             with error:
                 answer.error, answer.status = _said(error), error.code
-        except (OSError, ValueError, http.client.HTTPException) as error:
+        except ValueError as error:
+            answer.error = f"what came is no JSON object: {error}"
+        except (OSError, http.client.HTTPException) as error:
             answer.error = str(error) or type(error).__name__
         answer.seconds = time.monotonic() - began
         if not answer.error and not answer.output_tokens:
@@ -135,7 +145,17 @@ class OpenAIClient:
         return answer
 
 
-def streamed(request: urllib.request.Request, limit_s: float) -> Iterator[Any]:
+def public(url: str) -> str:
+    """A URL without user and password."""
+    scheme, mark, rest = url.partition("://")
+    return f"{scheme}{mark}{rest.rpartition('@')[2]}"
+
+
+def streamed(
+    request: urllib.request.Request,
+    limit_s: float,
+    send: Callable[..., Any] = urllib.request.urlopen,
+) -> Iterator[Any]:
     """The server-sent events of one request, as JSON.
 
     Raises:
@@ -143,8 +163,8 @@ def streamed(request: urllib.request.Request, limit_s: float) -> Iterator[Any]:
         ValueError: What came is no JSON.
     """
     until = time.monotonic() + limit_s
-    with urllib.request.urlopen(request, timeout=limit_s) as reply:
-        for line in reply:
+    with send(request, timeout=limit_s) as reply:
+        for line in iter(lambda: reply.readline(_LINE_BYTES_MAX), b""):
             text = line.decode(errors="replace").strip()
             if (
                 text.startswith("data:")

@@ -163,10 +163,9 @@ class ThreadedClient(InProcess):
 class AsyncRedisPy(InProcess):
     """redis-py's asyncio client: N connections, one task each, on one event loop."""
 
-    name = "redis-py-async"
-
     def __init__(self, config: ClientConfig, connections: int) -> None:
         redis = load("redis.asyncio", "redis")
+        self.name = "redis-py-async"
         self.connections = connections
         self._runner = event_loop()
         self._links = [redis.Redis(**redis_arguments(config)) for _ in range(connections)]

@@ -10,13 +10,13 @@ How many commands are on their way is the batch's affair: one, or all of them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from kvferry.client.pure.client import PureRedisClient
 from kvferry.config import ClientConfig
 from kvferry.lab.bench.adapters import (
-    InProcess,
+    AsyncRedisPy,
     ThreadedClient,
     event_loop,
     load,
@@ -30,7 +30,7 @@ POOL_CONNECTIONS = 100  # of the pools together, as in the notes
 _POOLS = 10
 
 
-class PooledRedisPy(InProcess):
+class PooledRedisPy(AsyncRedisPy):
     """redis-py's asyncio client, all commands of a batch at once, over one pool or several."""
 
     def __init__(self, name: str, config: ClientConfig, connections: int) -> None:
@@ -42,32 +42,15 @@ class PooledRedisPy(InProcess):
         self.name = name
         self.connections = connections
         self._runner = event_loop()
-        self._clients = [redis.Redis(**arguments, max_connections=size) for size in sizes]
+        self._links = [redis.Redis(**arguments, max_connections=size) for size in sizes]
         # A pool that has lent all of its connections raises; here commands wait for one.
         self._free = [asyncio.Semaphore(size) for size in sizes]
 
-    def set_batch(self, keys: Sequence[str], values: Sequence[Value]) -> None:
-        self._each(lambda client, i: client.set(keys[i], values[i]), len(keys))
-
-    def get_batch(self, keys: Sequence[str], targets: Sequence[Value]) -> Sequence[Value | None]:
-        return self._each(lambda client, i: client.get(keys[i]), len(keys))
-
-    def exists_batch(self, keys: Sequence[str]) -> int:
-        return sum(self._each(lambda client, i: client.exists(keys[i]), len(keys)))
-
-    def close(self) -> None:
-        async def end() -> None:
-            for client in self._clients:
-                await client.aclose()
-
-        self._runner.run(end())
-        self._runner.close()
-
     def _each(self, call: Callable[[Any, int], Any], count: int) -> list[Any]:
         async def one(index: int) -> Any:
-            pool = index % len(self._clients)
+            pool = index % len(self._links)
             async with self._free[pool]:
-                return await call(self._clients[pool], index)
+                return await call(self._links[pool], index)
 
         async def everything() -> list[Any]:
             return await asyncio.gather(*map(one, range(count)))

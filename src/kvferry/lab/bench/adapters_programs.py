@@ -17,7 +17,7 @@ from kvferry.config import ClientConfig
 from kvferry.errors import CorruptError, UnavailableError, UsageError
 from kvferry.lab.bench.adapters import NotInstalled, NotMeasured
 from kvferry.lab.bench.data import Value
-from kvferry.lab.bench.load import call_program, memtier_stats
+from kvferry.lab.bench.load import call_program, memtier_stats, program_address
 from kvferry.lab.bench.server import ServerProbe
 
 __all__ = ["MemtierClient", "RedisBenchmarkClient"]
@@ -81,9 +81,7 @@ class MemtierClient(_ProgramClient):
         threads, each = _shares(len(keys), self.connections)
         prefix = f"{_prefix(keys)}memtier-"
         self._keys.update(f"{prefix}{number}" for number in range(1, len(keys) + 1))
-        where = ["-s", self._config.host, "-p", str(self._config.port)]
-        if self._config.unix_path is not None:
-            where = ["-S", self._config.unix_path]
+        where = program_address(self._config, "-s", "-S")
         stats = memtier_stats(
             [
                 *(self._path, *where, "-c", "1", "-t", str(threads), "--hide-histogram"),
@@ -127,9 +125,7 @@ class RedisBenchmarkClient(_ProgramClient):
         return []
 
     def _run(self, verb: Sequence[str], keys: Sequence[str], data: bytes = b"") -> None:
-        where = ["-h", self._config.host, "-p", str(self._config.port)]
-        if self._config.unix_path is not None:
-            where = ["-s", self._config.unix_path]
+        where = program_address(self._config, "-h", "-s")
         options, command = verb[:-1], verb[-1]
         times = 1
         while times <= _TIMES_MAX:

@@ -6,13 +6,12 @@ comes back is compared. Of fp8, which loses something, `lab.bench.loss` says wha
 
 from __future__ import annotations
 
-import json
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +25,7 @@ from kvferry.lab.machine import machine_facts, machine_line
 from kvferry.lab.table import console, number, table
 from kvferry.testing.transformer import Transformer, TransformerConfig
 
-__all__ = ["CodecRow", "content_of", "measure", "say", "write_json"]
+__all__ = ["CodecRow", "content_of", "figures", "measure", "say"]
 
 U8 = npt.NDArray[np.uint8]
 _STRIPE_BYTES = 4 << 20
@@ -136,11 +135,7 @@ def say(rows: Sequence[CodecRow], what: str, loss: Loss | None) -> None:
         )
 
 
-def write_json(target: str, rows: Sequence[CodecRow], what: str, loss: Loss | None) -> None:
-    """A list with one object for each codec; "-" is stdout."""
+def figures(rows: Sequence[CodecRow], what: str, loss: Loss | None) -> list[dict[str, Any]]:
+    """An object for each codec, for JSON."""
     facts = {**machine_facts(), "content": what, "fp8": loss and asdict(loss)}
-    text = json.dumps([{**asdict(row), "run": facts} for row in rows], indent=1) + "\n"
-    if target == "-":
-        sys.stdout.write(text)
-    else:
-        Path(target).write_text(text)
+    return [{**asdict(row), "run": facts} for row in rows]

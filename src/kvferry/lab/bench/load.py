@@ -13,7 +13,7 @@ import math
 import shutil
 import subprocess
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,15 @@ from kvferry.config import ClientConfig
 from kvferry.errors import UnavailableError, UsageError
 from kvferry.lab.bench.programs import run_load
 
-__all__ = ["LoadPlan", "LoadRow", "call_program", "memtier_load", "memtier_stats", "redis_load"]
+__all__ = [
+    "LoadPlan",
+    "LoadRow",
+    "call_program",
+    "memtier_load",
+    "memtier_stats",
+    "program_address",
+    "redis_load",
+]
 
 _TRIES = 3
 _LATENCIES_MS = {"p50_ms": "p50.00", "p99_ms": "p99.00"}
@@ -81,10 +89,6 @@ class LoadRow:
     p50_ms: float
     p99_ms: float
 
-    def to_dict(self) -> dict[str, Any]:
-        """All fields, for JSON."""
-        return asdict(self)
-
 
 def memtier_load(config: ClientConfig, load: LoadPlan) -> tuple[list[LoadRow], str]:
     """Make the load; returns the rows, and why it was not memtier_benchmark that made it.
@@ -100,7 +104,7 @@ def memtier_load(config: ClientConfig, load: LoadPlan) -> tuple[list[LoadRow], s
         return _own_load(config, load, load.each * load.connections), why
     stats = memtier_stats(
         [
-            *(program, *_address(config, "-s", "-S"), "--hide-histogram"),
+            *(program, *program_address(config, "-s", "-S"), "--hide-histogram"),
             *(f"--ratio={load.sets}:{load.gets}", f"--requests={load.each}"),
             *(f"--clients={load.clients}", f"--threads={load.threads}"),
             *(f"--pipeline={load.pipeline}", f"--data-size={load.size_bytes}"),
@@ -167,7 +171,7 @@ def redis_load(config: ClientConfig, load: LoadPlan) -> tuple[list[LoadRow], str
     random = ["-r", str(load.key_maximum + 1)] if load.digits else []
     said = call_program(
         [
-            *(program, *_address(config, "-h", "-s"), "--csv", "-t", ",".join(ops), *random),
+            *(program, *program_address(config, "-h", "-s"), "--csv", "-t", ",".join(ops), *random),
             *("-n", str(total), "-c", str(load.connections)),
             *("-P", str(load.pipeline), "-d", str(load.size_bytes)),
         ]
@@ -234,7 +238,7 @@ def _find(program: str, config: ClientConfig) -> tuple[str | None, str]:
     return found, "" if found else f"{program} is not on PATH"
 
 
-def _address(config: ClientConfig, host: str, path: str) -> list[str]:
+def program_address(config: ClientConfig, host: str, path: str) -> list[str]:
     if config.unix_path is not None:
         return [path, config.unix_path]
     return [host, config.host, "-p", str(config.port)]

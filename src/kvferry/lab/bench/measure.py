@@ -14,7 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from kvferry.config import ClientConfig
@@ -63,10 +63,6 @@ class Row:
     sends: float | None = None
     verified_bytes: int = 0
     error: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """All fields, for JSON."""
-        return asdict(self)
 
 
 @dataclass

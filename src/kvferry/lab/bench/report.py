@@ -6,22 +6,18 @@ be laid beside them. Table and JSON count GB of 10^9 bytes.
 
 from __future__ import annotations
 
-import json
-import re
-import shlex
-import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvferry.lab.bench.clients import NOTED_TYPES
 from kvferry.lab.bench.measure import Row
 from kvferry.lab.machine import machine_facts, machine_line, package_versions
+from kvferry.lab.output import command_line
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["header", "say_header", "say_rows", "write_json"]
+__all__ = ["header", "say_header", "say_rows"]
 
 _MIB = 1 << 20
 _GIB = 1 << 30
@@ -46,9 +42,8 @@ _COLUMNS = (
 
 def header(server: dict[str, str]) -> dict[str, Any]:
     """What every result begins with: command, machine, versions, server."""
-    command = re.sub(r"://[^@/\s]*@", "://***@", shlex.join(["kvferry", *sys.argv[1:]]))
     return {
-        "command": command,
+        "command": command_line(),
         "machine": machine_facts(),
         "versions": package_versions(),
         "server": server,
@@ -102,15 +97,6 @@ def say_rows(console: Console, rows: Sequence[Row], calls: bool = False) -> None
     console.print(table)
     if any(row.verified_bytes for row in rows) and not any(row.error for row in rows):
         console.print("All tests passed", highlight=False)
-
-
-def write_json(target: str, facts: dict[str, Any], rows: Sequence[Row]) -> None:
-    """A list with one object for each row, the header as its ``run``; "-" is stdout."""
-    text = json.dumps([{**row.to_dict(), "run": facts} for row in rows], indent=1) + "\n"
-    if target == "-":
-        sys.stdout.write(text)
-    else:
-        Path(target).write_text(text)
 
 
 def _gains(rows: Sequence[Row]) -> Iterator[str]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Protocol
 
 from kvferry.client.pure.client import PureRedisClient
 from kvferry.config import ClientConfig
 from kvferry.errors import CorruptError
+from kvferry.lab.bench.adapters import BenchClient, NotInstalled
+from kvferry.lab.bench.clients import open_client
 from kvferry.lab.servers.same_host import ways_to
 
 __all__ = ["ClientSpeed", "compare_clients", "socket_gain"]
@@ -30,53 +30,6 @@ class ClientSpeed:
     note: str = ""
 
 
-class _Contestant(Protocol):
-    def store(self, keys: Sequence[str], values: Sequence[memoryview]) -> None: ...
-    def load(self, keys: Sequence[str], targets: Sequence[memoryview]) -> Sequence[Any]: ...
-    def close(self) -> None: ...
-
-
-class _Batches:
-    """A client of this package: one batch each way, loads land in place."""
-
-    def __init__(self, module: str, name: str, config: ClientConfig) -> None:
-        self._client = getattr(importlib.import_module(module), name).from_config(config)
-
-    def store(self, keys: Sequence[str], values: Sequence[memoryview]) -> None:
-        self._client.batch_set(keys, values).raise_for_errors()
-
-    def load(self, keys: Sequence[str], targets: Sequence[memoryview]) -> Sequence[memoryview]:
-        self._client.batch_get(keys, targets).raise_for_errors()
-        return targets
-
-    def close(self) -> None:
-        self._client.close()
-
-
-class _RedisPy:
-    """redis-py as it is mostly used: one call per key; loads are new bytes objects."""
-
-    def __init__(self, config: ClientConfig) -> None:
-        self._client: Any = importlib.import_module("redis").Redis(
-            host=config.host,
-            port=config.port,
-            unix_socket_path=config.unix_path,
-            username=config.username,
-            password=config.password,
-            db=config.db,
-        )
-
-    def store(self, keys: Sequence[str], values: Sequence[memoryview]) -> None:
-        for key, value in zip(keys, values, strict=True):
-            self._client.set(key, value)
-
-    def load(self, keys: Sequence[str], targets: Sequence[memoryview]) -> Sequence[bytes | None]:
-        return [self._client.get(key) for key in keys]
-
-    def close(self) -> None:
-        self._client.close()
-
-
 def compare_clients(
     config: ClientConfig, prefix: str, values: Sequence[memoryview]
 ) -> Iterator[ClientSpeed]:
@@ -90,37 +43,29 @@ def compare_clients(
         CorruptError: A client returned other bytes than were stored.
     """
     ways = ways_to(config)
-    native = partial(_Batches, "kvferry.client.sync", "RedisClient")
-    no_extension = "the extension was not built"
-    contestants: list[tuple[str, Callable[[], _Contestant], str]] = [
-        ("kvferry native", partial(native, ways.unix or ways.tcp), no_extension),
-        (
-            "kvferry pure Python",
-            partial(_Batches, "kvferry.client.pure.client", "PureRedisClient", ways.tcp),
-            "not in this installation",
-        ),
-        ("redis-py", partial(_RedisPy, ways.tcp), "not installed: pip install redis"),
+    contestants = [
+        ("kvferry native", "native", ways.tcp),
+        ("kvferry pure Python", "pure", ways.tcp),
+        ("redis-py", "redis-py", ways.tcp),
     ]
     if ways.unix is not None:
-        contestants[0] = (_OVER_UNIX, *contestants[0][1:])
-        over_tcp = ("kvferry native, TCP", partial(native, ways.tcp), no_extension)
-        contestants.insert(1, over_tcp)
+        contestants[0] = ("kvferry native, TCP", "native", ways.tcp)
+        contestants.insert(0, (_OVER_UNIX, "native", ways.unix))
     targets = [memoryview(bytearray(len(value))) for value in values]
     keys = [f"{prefix}{index}" for index in range(len(values))]
     try:
-        for name, connect, absent in contestants:
+        for name, kind, way in contestants:
             try:
-                contestant = connect()
-            except ImportError:
-                yield ClientSpeed(client=name, note=absent)
+                # redis-py as it is mostly used: one call per key.
+                client = open_client(kind, way, 1 if kind == "redis-py" else None)
+            except NotInstalled as error:
+                yield ClientSpeed(client=name, note=str(error))
                 continue
-            try:
-                yield _measure(name, contestant, keys, values, targets)
-            finally:
-                contestant.close()
+            with closing(client):
+                yield _measure(name, client, keys, values, targets)
     finally:
-        with PureRedisClient.from_config(config) as client:
-            client.batch_delete(keys)
+        with PureRedisClient.from_config(config) as pure:
+            pure.batch_delete(keys)
 
 
 def socket_gain(clients: Sequence[ClientSpeed]) -> tuple[float, float] | None:
@@ -138,7 +83,7 @@ def socket_gain(clients: Sequence[ClientSpeed]) -> tuple[float, float] | None:
 
 def _measure(
     name: str,
-    contestant: _Contestant,
+    client: BenchClient,
     keys: Sequence[str],
     values: Sequence[memoryview],
     targets: Sequence[memoryview],
@@ -149,9 +94,9 @@ def _measure(
         for target in targets:
             target[:] = bytes(len(target))  # so that only this round's bytes can pass the check
         start = time.perf_counter()
-        contestant.store(keys, values)
+        client.set_batch(keys, values)
         stored = time.perf_counter()
-        loaded = contestant.load(keys, targets)
+        loaded = client.get_batch(keys, targets)
         get_s.append(time.perf_counter() - stored)
         set_s.append(stored - start)
         for index, (value, got) in enumerate(zip(values, loaded, strict=True)):

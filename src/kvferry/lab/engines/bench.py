@@ -35,10 +35,10 @@ from kvferry.lab.engines.integrations import IntegrationSetting, OpenIntegration
 from kvferry.lab.engines.process import EngineProcess, Generated
 from kvferry.lab.servers.server import LabServer
 
-__all__ = ["WORDS", "EnginePlan", "EngineRow", "Pass", "open_engine", "run"]
+__all__ = ["WORDS", "EnginePlan", "EngineRow", "Pass", "open_engine", "run", "setting_of"]
 
-_SETTLED_S = 1.5  # nothing new in the store for so long: it is all there
-_SETTLE_S = 60.0
+_QUIET_S = 1.5  # nothing new in the store for so long: it is all there
+_QUIET_WITHIN_S = 60.0
 WORDS = range(300, 2000)  # token ids
 _TICK = [5, 6, 7]
 
@@ -198,7 +198,7 @@ def _measure(
                 asked = plan.asked(turn)
                 said = _ask(engine, asked, plan.answer_tokens)
                 if integration != "none":
-                    _settle(engine, probe)
+                    _await_quiet(engine, probe)
                 moved = _count(probe, counter) - before if integration != "none" else 0
                 getattr(row, which).append(_pass(said, moved))
                 if which == "cold":
@@ -220,22 +220,26 @@ def _pass(said: list[Generated], moved: int) -> Pass:
     )
 
 
+def setting_of(plan: EnginePlan, integration: str, port: int) -> IntegrationSetting:
+    """What an integration is opened with, over the store at a port."""
+    rival = integration == "lmcache"
+    python = plan.rival_python if rival else plan.python
+    assert python is not None, "the integration lmcache needs its own environment"
+    return IntegrationSetting(
+        store_port=port,
+        python=python,
+        environment=plan.rival_environment if rival else plan.environment,
+        chunk_tokens=plan.chunk_tokens,
+        tier_spec=plan.tier_spec,
+    )
+
+
 @contextmanager
 def open_engine(
     plan: EnginePlan, integration: str, port: int
 ) -> Iterator[tuple[EngineProcess, OpenIntegration]]:
     """A new engine behind an integration, over the store at a port."""
-    rival = integration == "lmcache"
-    python = plan.rival_python if rival else plan.python
-    assert python is not None, "the integration lmcache needs its own environment"
-    environment = plan.rival_environment if rival else plan.environment
-    setting = IntegrationSetting(
-        store_port=port,
-        python=python,
-        environment=environment,
-        chunk_tokens=plan.chunk_tokens,
-        tier_spec=plan.tier_spec,
-    )
+    setting = setting_of(plan, integration, port)
     engine = {
         "model": str(plan.model),
         "dtype": plan.dtype,
@@ -252,16 +256,20 @@ def open_engine(
         if opened.transfer:
             engine["kv_transfer_config"] = opened.transfer
         with EngineProcess(
-            python, engine, environment, one_process=plan.one_process, threads=plan.threads
+            setting.python,
+            engine,
+            setting.environment,
+            one_process=plan.one_process,
+            threads=plan.threads,
         ) as process:
             yield process, opened
 
 
-def _settle(engine: EngineProcess, probe: ServerProbe) -> None:
+def _await_quiet(engine: EngineProcess, probe: ServerProbe) -> None:
     """Wait until nothing more goes into the store; engines work only while they have requests."""
-    end = time.monotonic() + _SETTLE_S
+    end = time.monotonic() + _QUIET_WITHIN_S
     seen, since = -1, time.monotonic()
-    while time.monotonic() < min(end, since + _SETTLED_S):
+    while time.monotonic() < min(end, since + _QUIET_S):
         engine.generate([_TICK], 1)
         time.sleep(0.1)
         held = probe.command("DBSIZE")

@@ -21,6 +21,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ from typing import IO, Any, Self
 from kvferry.errors import KVFerryError
 
 __all__ = [
+    "EngineChild",
     "EngineError",
     "EngineProcess",
     "Generated",
@@ -119,7 +121,67 @@ def versions_of(*pythons: Path | None) -> dict[str, str]:
     return found
 
 
-class EngineProcess:
+class EngineChild(ABC):
+    """An engine's process, its output, and how it ends. Leaving a ``with`` closes it."""
+
+    def __init__(
+        self, command: Sequence[str | os.PathLike[str]], log: Path | None = None, **how: Any
+    ) -> None:
+        self._said = ""
+        self._ended = False
+        self._log: IO[bytes] = log.open("w+b") if log else tempfile.TemporaryFile()  # noqa: SIM115
+        self._process = subprocess.Popen(
+            command,
+            stderr=self._log,
+            start_new_session=True,  # so that what it starts can be ended with it
+            **{"stdout": self._log, **how},
+        )
+
+    @abstractmethod
+    def close(self) -> None:
+        """End it in peace; then `kill`."""
+
+    @property
+    def pid(self) -> int:
+        """Of the process that was started."""
+        return self._process.pid
+
+    @property
+    def log(self) -> str:
+        """All that it has printed so far."""
+        if not self._log.closed:
+            size = os.fstat(self._log.fileno()).st_size  # its position is shared with the writer
+            self._said = os.pread(self._log.fileno(), size, 0).decode(errors="replace")
+        return self._said
+
+    def kill(self) -> None:
+        """SIGKILL to it and all that it started; idempotent."""
+        if self._ended:
+            return
+        self._ended = True
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        _ = self.log  # kept
+        for pipe in (self._process.stdin, self._process.stdout, self._log):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        self.kill()
+
+    def _failed(self, why: str) -> EngineError:
+        last = self.log.splitlines()[-_LAST_LINES:]
+        return EngineError("\n  ".join([f"{why}; its last words:", *last]))
+
+
+class EngineProcess(EngineChild):
     """One vLLM; opened by the constructor.
 
     Args:
@@ -143,20 +205,16 @@ class EngineProcess:
         log: Path | None = None,
     ) -> None:
         self._limit_s = limit_s
-        self._said = ""
-        self._ended = False
         self._buffer = b""
-        self._log: IO[bytes] = log.open("w+b") if log else tempfile.TemporaryFile()  # noqa: SIM115
         settings = dict(engine)
         if one_process:
             settings["distributed_executor_backend"] = "uni"
-        self._process = subprocess.Popen(
+        super().__init__(
             [python, "-P", _DRIVER],
+            log,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._log,
             env=quiet_environment(environment, one_process, threads),
-            start_new_session=True,  # so that what it starts can be ended with it
         )
         try:
             self.opened: dict[str, Any] = self.ask("open", engine=settings)
@@ -168,19 +226,6 @@ class EngineProcess:
     def version(self) -> str:
         """What the engine says of itself."""
         return str(self.opened["version"])
-
-    @property
-    def log(self) -> str:
-        """All that it has printed so far."""
-        if not self._log.closed:
-            size = os.fstat(self._log.fileno()).st_size  # its position is shared with the writer
-            self._said = os.pread(self._log.fileno(), size, 0).decode(errors="replace")
-        return self._said
-
-    @property
-    def pid(self) -> int:
-        """Of the process that was started."""
-        return self._process.pid
 
     def generate(
         self, prompts: Sequence[Prompt], tokens: int = 8, limit_s: float | None = None
@@ -230,28 +275,6 @@ class EngineProcess:
                 self._process.wait(_END_S)
         self.kill()
 
-    def kill(self) -> None:
-        """SIGKILL to it and all that it started; idempotent."""
-        if self._ended:
-            return
-        self._ended = True
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        _ = self.log  # kept
-        for pipe in (self._process.stdin, self._process.stdout, self._log):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.close()
-        self.kill()
-
     def _send(self, what: Mapping[str, Any]) -> None:
         assert self._process.stdin is not None
         try:
@@ -279,7 +302,3 @@ class EngineProcess:
         if "error" in answer:
             raise self._failed(answer["error"])
         return answer["ok"]
-
-    def _failed(self, why: str) -> EngineError:
-        last = self.log.splitlines()[-_LAST_LINES:]
-        return EngineError("\n  ".join([f"{why}; its last words:", *last]))

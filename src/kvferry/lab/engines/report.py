@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import importlib
-import json
-import re
-import shlex
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvferry.lab.engines.bench import EnginePlan, EngineRow
 from kvferry.lab.machine import machine_facts, machine_line
+from kvferry.lab.output import command_line
 from kvferry.lab.table import number, table
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["header", "say_header", "say_rows", "write_json", "write_plot"]
+__all__ = ["header", "say_header", "say_rows", "write_plot"]
 
 _COLUMNS = (
     "integration",
@@ -37,7 +33,7 @@ _COLUMNS = (
 def header(plan: EnginePlan, versions: dict[str, str]) -> dict[str, Any]:
     """Command, machine, versions and sizes."""
     return {
-        "command": re.sub(r"://[^@/\s]*@", "://***@", shlex.join(["kvferry", *sys.argv[1:]])),
+        "command": command_line(),
         "machine": machine_facts(),
         "versions": {**versions, plan.store.kind: plan.store.version},
         "model": plan.model.name,
@@ -74,17 +70,6 @@ def say_rows(console: Console, rows: Sequence[EngineRow]) -> None:
         "engine that computed as many tokens",
         highlight=False,
     )
-
-
-def write_json(target: str, facts: dict[str, Any], rows: Sequence[EngineRow]) -> None:
-    """One object; "-" is stdout."""
-    text = (
-        json.dumps({"run": facts, "integrations": [row.to_dict() for row in rows]}, indent=1) + "\n"
-    )
-    if target == "-":
-        sys.stdout.write(text)
-    else:
-        Path(target).write_text(text)
 
 
 def write_plot(file: str, rows: Sequence[EngineRow]) -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvferry.lab.bench.server import ServerProbe
-from kvferry.lab.engines.bench import EnginePlan
-from kvferry.lab.engines.integrations import IntegrationSetting, open_integration
+from kvferry.lab.engines.bench import EnginePlan, setting_of
+from kvferry.lab.engines.integrations import open_integration
 from kvferry.lab.engines.process import EngineError, quiet_environment
 from kvferry.lab.engines.server import EngineServer
 from kvferry.lab.servers.server import LabServer
@@ -72,16 +72,7 @@ def row_hits(row: dict[str, Any]) -> str:
 
 
 def _one(plan: EnginePlan, integration: str, store_port: int) -> dict[str, Any]:
-    python = plan.rival_python if integration == "lmcache" else plan.python
-    assert python is not None
-    environment = plan.rival_environment if integration == "lmcache" else plan.environment
-    setting = IntegrationSetting(
-        store_port=store_port,
-        python=python,
-        environment=environment,
-        chunk_tokens=plan.chunk_tokens,
-        tier_spec=plan.tier_spec,
-    )
+    setting = setting_of(plan, integration, store_port)
     arguments = [
         *(str(plan.model), "--dtype", plan.dtype, "--enforce-eager", "--seed", "0"),
         *("--block-size", str(plan.block_size), "--max-num-seqs", "4"),
@@ -91,9 +82,9 @@ def _one(plan: EnginePlan, integration: str, store_port: int) -> dict[str, Any]:
     with open_integration(integration, setting) as opened:
         if opened.transfer:
             arguments += ["--kv-transfer-config", json.dumps(opened.transfer)]
-        command = python.with_name("vllm")
-        with EngineServer(command, arguments, environment, threads=plan.threads) as server:
-            found = _load(plan, command, environment, server.url)
+        command = setting.python.with_name("vllm")
+        with EngineServer(command, arguments, setting.environment, threads=plan.threads) as server:
+            found = _load(plan, command, setting.environment, server.url)
             hits = server.metrics().get("vllm:external_prefix_cache_hits_total", 0.0)
             return {**found, "hit_tokens": hits}
 

@@ -15,21 +15,19 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
-import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, Any, Self
+from typing import Any
 
-from kvferry.lab.engines.process import EngineError, quiet_environment
+from kvferry.lab.engines.process import EngineChild, quiet_environment
 from kvferry.lab.openai_client import streamed
+from kvferry.lab.servers.server import free_port
 
 __all__ = ["Completion", "EngineServer"]
 
-_LAST_LINES = 25
 _SAMPLE = re.compile(r"(\w[\w:]*)(?:\{.*\})? ([-+.\w]+)$")
 _END_S = 30.0
 
@@ -43,7 +41,7 @@ class Completion:
     seconds: float
 
 
-class EngineServer:
+class EngineServer(EngineChild):
     """One `vllm serve`; ready when the constructor returns.
 
     Args:
@@ -63,43 +61,24 @@ class EngineServer:
         threads: int = 1,
         limit_s: float = 600.0,
     ) -> None:
-        self.port = _free_port()
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._limit_s = limit_s
-        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
-        began = time.monotonic()
-        self._process = subprocess.Popen(
-            [
-                *(command, "serve", *arguments, "--host", "127.0.0.1", "--port", str(self.port)),
-                *("--served-model-name", "model"),
-            ],
-            stdout=self._log,
-            stderr=self._log,
+        words = ["serve", *arguments, "--host", "127.0.0.1", "--port", str(self.port)]
+        super().__init__(
+            [command, *words, "--served-model-name", "model"],
             env=quiet_environment(environment, one_process=False, threads=threads),
-            start_new_session=True,
         )
         try:
-            self._await_ready(began + limit_s)
+            self._await_ready(time.monotonic() + limit_s)
         except BaseException:
             self.kill()
             raise
-        self.start_s = time.monotonic() - began
-
-    @property
-    def pid(self) -> int:
-        """Of the process that was started."""
-        return self._process.pid
 
     @property
     def ended(self) -> bool:
         """Whether the process that was started has ended."""
         return self._process.poll() is not None
-
-    @property
-    def log(self) -> str:
-        """All that it has printed so far."""
-        size = os.fstat(self._log.fileno()).st_size
-        return os.pread(self._log.fileno(), size, 0).decode(errors="replace")
 
     def complete(self, prompt: Sequence[int], tokens: int = 8) -> Completion:
         """Complete a prompt, greedily, by exactly so many tokens.
@@ -144,21 +123,6 @@ class EngineServer:
                 self._process.wait(_END_S)
         self.kill()
 
-    def kill(self) -> None:
-        """SIGKILL to it and all that it started; idempotent."""
-        if self._log.closed:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        self._log.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _events(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """The server-sent events of one request."""
         request = urllib.request.Request(
@@ -178,13 +142,3 @@ class EngineServer:
                 return
             time.sleep(0.2)
         raise self._failed(f"not ready within {self._limit_s} s")
-
-    def _failed(self, why: str) -> EngineError:
-        return EngineError("\n  ".join([f"{why}; its log:", *self.log.splitlines()[-_LAST_LINES:]]))
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -70,6 +70,15 @@ class FarStore:
         """From now on."""
         self.link.set_rtt(rtt_ms)
 
+    def reconnect(self) -> None:
+        """End all connections to the store, so that they are made anew.
+
+        TCP remembers the distance of before. For 10 s BBR, say, sends as little as would be on its
+        way there.
+        """
+        with ServerProbe(ClientConfig.from_url(self.url)) as probe:
+            probe.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+
     def bytes_passed(self) -> tuple[int, int]:
         """To the store and from it, so far. The log is complete up to now."""
         return self.link.bytes_passed()

@@ -80,7 +80,7 @@ def account(case: Case, day: Day, prices: Prices) -> DayAccount:
     kept = case.kept_tokens(day.prompt_tokens)
     hits = day.requests * day.hit_rate * case.pays(day.prompt_tokens, kept)
     size = case.kv.prompt_bytes(kept)
-    return settle(
+    return account_of(
         before_s=day.requests * case.prefill.compute_s(day.prompt_tokens),
         saved_s=hits * case.saved_s(day.prompt_tokens, kept),
         read_bytes=hits * size,
@@ -91,7 +91,7 @@ def account(case: Case, day: Day, prices: Prices) -> DayAccount:
     )
 
 
-def settle(
+def account_of(
     *,
     before_s: float,
     saved_s: float,

@@ -10,29 +10,23 @@ shown.
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import random
 import statistics
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from kvferry.errors import UnavailableError, UsageError
+from kvferry.lab.openai_client import OpenAIClient, public
 from kvferry.lab.roi.arithmetic import Prefill
 from kvferry.lab.roi.fit import fit_prefill
-from kvferry.lab.top.watch import NoRedirection
 
 __all__ = ["PrefillProbe", "PrefillSample", "write_calibration"]
 
 _LIMIT_S = 300.0
-_LINE_BYTES_MAX = 1 << 20
 _REPEATS = 3
 _TOKENS_MAX = 1 << 20
 # Short and common: with a space before it, each is one token of most vocabularies.
@@ -83,12 +77,17 @@ class PrefillProbe:
         """
         if len(set(lengths)) < 2 or not all(1 <= length <= _TOKENS_MAX for length in lengths):
             raise UsageError("--probe-tokens needs two lengths at least, each from 1 to 1048576")
-        model = self.model or self._first_model()
+        base = self.base_url.rstrip("/").removesuffix("/v1")
+        if not base.startswith(("http://", "https://")):
+            raise UsageError(f"--server {public(base)} begins with neither http:// nor https://")
+        key = os.environ.get("OPENAI_API_KEY", "")
+        client = OpenAIClient(f"{base}/v1", key, self.limit_s, direct=True)
+        model = self.model or client.model()
         samples, words_a_token = [], 1.0
         for turn in range(_REPEATS + 1):
             for length in sorted(set(lengths)):
                 words = max(1, round(length * words_a_token))
-                sample = self._ask(model, length, words)
+                sample = _ask(client, model, length, words)
                 words_a_token = words / max(1, sample.tokens)
                 which = f"turn {turn}" if turn else "warming up"
                 say(f"{which}: {sample.tokens:,} tokens, {sample.ttft_s * 1e3:.1f} ms")
@@ -108,78 +107,21 @@ class PrefillProbe:
             )
             for some in lengths.values()
         ]
-        return fit_prefill(rows, gpus, f"measured at {_public(self.base_url)}")
+        return fit_prefill(rows, gpus, f"measured at {public(self.base_url)}")
 
-    def _first_model(self) -> str:
-        with self._open("models", None) as reply:
-            found = _object(reply.read(_LINE_BYTES_MAX))
-        models = found.get("data")
-        first = models[0] if isinstance(models, list) and models else None
-        if not isinstance(first, Mapping) or not isinstance(first.get("id"), str):
-            raise UnavailableError(f"{_public(self.base_url)} lists no model: use --server-model")
-        return str(first["id"])
 
-    def _ask(self, model: str, length: int, words: int) -> PrefillSample:
-        body = {
-            "model": model,
-            "prompt": " ".join(random.SystemRandom().choices(_WORDS, k=words)),
-            "max_tokens": 1,
-            "temperature": 0,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        began = time.perf_counter()
-        ttft_s, tokens = None, words
-        with self._open("completions", body) as reply:
-            for event in self._events(reply, began):
-                if ttft_s is None and event.get("choices"):
-                    ttft_s = time.perf_counter() - began
-                usage = event.get("usage")
-                if isinstance(usage, Mapping) and isinstance(usage.get("prompt_tokens"), int):
-                    tokens = usage["prompt_tokens"]
-        if ttft_s is None:
-            raise UnavailableError(f"{_public(self.base_url)} sent no token")
-        return PrefillSample(asked=length, tokens=tokens, ttft_s=ttft_s)
-
-    def _events(self, reply: http.client.HTTPResponse, began: float) -> Iterator[Mapping[str, Any]]:
-        """The objects of a stream of server-sent events."""
-        while True:
-            try:
-                line = reply.readline(_LINE_BYTES_MAX)
-            except (OSError, http.client.HTTPException) as error:
-                raise UnavailableError(f"{_public(self.base_url)} broke off: {error}") from None
-            if time.perf_counter() - began > self.limit_s:
-                raise UnavailableError(
-                    f"{_public(self.base_url)} took longer than {self.limit_s:g} s"
-                )
-            text = line.strip()
-            if not line or text == b"data: [DONE]":
-                return
-            if text.startswith(b"data:"):
-                yield _object(text[5:])
-
-    def _open(self, path: str, body: Mapping[str, Any] | None) -> http.client.HTTPResponse:
-        base = self.base_url.rstrip("/")
-        base = base if base.endswith("/v1") else f"{base}/v1"
-        if not base.startswith(("http://", "https://")):
-            raise UsageError(f"--server {_public(base)} begins with neither http:// nor https://")
-        headers = {"Content-Type": "application/json"}
-        if key := os.environ.get("OPENAI_API_KEY"):
-            headers["Authorization"] = f"Bearer {key}"
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"{base}/{path}", data, headers)
-        where = f"{_public(base)}/{path}"
-        try:
-            # Not to wherever a redirection leads: there may be a key in the request.
-            opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), NoRedirection)
-            reply: http.client.HTTPResponse = opener.open(request, timeout=self.limit_s)
-        except urllib.error.HTTPError as error:
-            with error:
-                raise UnavailableError(f"{where} answers {error.code} {error.reason}") from None
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            reason = getattr(error, "reason", None) or error
-            raise UnavailableError(f"{where} cannot be reached: {reason}") from None
-        return reply
+def _ask(client: OpenAIClient, model: str, length: int, words: int) -> PrefillSample:
+    prompt = " ".join(random.SystemRandom().choices(_WORDS, k=words))
+    answer = client.complete(model, prompt, 1, temperature=0)
+    if answer.error:
+        answers = f" answers {answer.status}" if answer.status else ""
+        raise UnavailableError(f"{public(client.base_url)}{answers}: {answer.error}")
+    tokens = answer.usage.prompt_tokens
+    return PrefillSample(
+        asked=length,
+        tokens=words if tokens is None else tokens,
+        ttft_s=answer.seconds if answer.ttft_s is None else answer.ttft_s,  # a token without text
+    )
 
 
 def write_calibration(path: Path, found: Prefill, samples: Sequence[PrefillSample]) -> None:
@@ -193,19 +135,3 @@ def write_calibration(path: Path, found: Prefill, samples: Sequence[PrefillSampl
         "samples": [asdict(sample) for sample in samples],
     }
     path.write_text(json.dumps(shown, indent=1) + "\n", encoding="utf-8")
-
-
-def _object(text: bytes) -> Mapping[str, Any]:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, Mapping):
-        raise UnavailableError("the server's answer is no JSON object: is it OpenAI's interface?")
-    return found
-
-
-def _public(url: str) -> str:
-    """Without user and password."""
-    scheme, mark, rest = url.partition("://")
-    return f"{scheme}{mark}{rest.rpartition('@')[2]}"

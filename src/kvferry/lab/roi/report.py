@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import re
-import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from kvferry.lab.output import command_line
 from kvferry.lab.roi.answer import RULE_BYTES_S, Length, RoiAnswer, RoiQuestion, finite
 from kvferry.lab.roi.money import BILLED, DAY_S, Prices
 from kvferry.lab.roi.traced import Outcome
@@ -20,7 +18,7 @@ from kvferry.lab.table import facts, table
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["as_json", "command", "say", "say_checks", "say_outcomes"]
+__all__ = ["as_json", "say", "say_checks", "say_outcomes"]
 
 _GIB = 1 << 30
 SHOWN = (50, 99)  # percentiles; all of them are in the JSON
@@ -30,11 +28,6 @@ _OUTCOMES = (
     *(f"p{part} s" for part in SHOWN),
     *("GPU h", "RAM", "net"),
 )
-
-
-def command() -> str:
-    """What was called, without secrets."""
-    return re.sub(r"://[^@/\s]*@", "://***@", shlex.join(["kvferry", *sys.argv[1:]]))
 
 
 def say(console: Console, question: RoiQuestion, found: RoiAnswer) -> None:
@@ -73,7 +66,7 @@ def _say_case(console: Console, question: RoiQuestion) -> None:
     console.print(
         facts(
             [
-                ("command", command()),
+                ("command", command_line()),
                 (
                     "model",
                     f"{model.name}: {case.kv.whole_bytes + case.kv.window_bytes:,.0f} bytes of KV "
@@ -285,7 +278,7 @@ def as_json(question: RoiQuestion, found: RoiAnswer | None, rows: Sequence[Outco
     """The command, what it rests on, and the answers; fields are in docs/guides/roi.md."""
     model, case = question.model, question.case
     shown: dict[str, Any] = {
-        "command": command(),
+        "command": command_line(),
         "model": asdict(model),
         "case": asdict(case),
         "day": asdict(question.day),

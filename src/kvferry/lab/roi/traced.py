@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kvferry.lab.roi.arithmetic import Case
-from kvferry.lab.roi.money import DayAccount, Prices, settle
+from kvferry.lab.roi.money import DayAccount, Prices, account_of
 from kvferry.lab.trace.format import HASH_BYTES, Trace
 from kvferry.lab.trace.replay import prefix_hits
 
@@ -103,7 +103,7 @@ def _outcome(
     ttfts.sort()
     tokens = sum(lengths) * size
     capacity_bytes = case.kv.prompt_bytes(1) * size * capacity
-    day = settle(
+    day = account_of(
         before_s=before_s * scale,
         saved_s=saved_s * scale,
         read_bytes=read_bytes * scale,

@@ -1,1 +1,1 @@
-"""Servers that the lab starts: a single one, a cluster, a cache server, with certificates."""
+"""Servers that the lab starts, and the ways to one of this host."""

@@ -15,11 +15,9 @@ import os
 import random
 import signal
 import socket
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Self
 
@@ -29,7 +27,7 @@ from kvferry.embedded.supervision import SupervisedServer
 from kvferry.errors import DeadlineExceeded, ServerError, StoreError, UnavailableError
 from kvferry.lab.bench.server import ServerProbe
 
-__all__ = ["HOST", "LabServer", "free_port", "has_tls", "wait_until"]
+__all__ = ["HOST", "LabServer", "free_port", "wait_until"]
 
 HOST = "127.0.0.1"
 _READY_TIMEOUT_S = 15.0
@@ -60,14 +58,6 @@ def wait_until(what: str, condition: Callable[[], bool], timeout_s: float = 30.0
         if time.monotonic() > until:
             raise DeadlineExceeded(f"waited {timeout_s:g} s in vain for {what}")
         time.sleep(_LOOK_S)
-
-
-@cache
-def has_tls(path: str) -> bool:
-    """Whether a server program was built with TLS: it says so when it is asked to use it."""
-    command = [path, "--port", "0", "--tls-port", "1", "--tls-cert-file", "none"]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    return "Failed to configure TLS" in said.stdout + said.stderr
 
 
 class LabServer:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import csv
 import importlib
 import json
-import re
-import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvferry.lab.machine import machine_facts, machine_line
+from kvferry.lab.output import command_line
 from kvferry.lab.table import facts, table
 from kvferry.lab.trace.format import Trace
 from kvferry.lab.trace.replay import ReplayPoint
@@ -26,8 +24,7 @@ _COLUMNS = ("policy", "order", "chunks", "GB", "usable %", "any %", "of possible
 
 
 def _run() -> dict[str, Any]:
-    command = re.sub(r"://[^@/\s]*@", "://***@", shlex.join(["kvferry", *sys.argv[1:]]))
-    return {"command": command, "machine": machine_facts()}
+    return {"command": command_line(), "machine": machine_facts()}
 
 
 def say(console: Console, traces: Sequence[Trace], points: Sequence[ReplayPoint]) -> None:

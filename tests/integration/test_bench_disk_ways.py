@@ -13,7 +13,7 @@ import pytest
 def test_it_measures_all_ways(tmp_path: Path) -> None:
     small = ["--size-mib", "1", "--count", "8", "--rounds", "1"]
     done = subprocess.run(
-        [sys.executable, "-m", "kvferry.lab.bench.file", str(tmp_path), *small],
+        [sys.executable, "-m", "benchmarks.disk_ways", str(tmp_path), *small],
         capture_output=True,
         text=True,
         timeout=60,

@@ -1,6 +1,6 @@
 """How fast the file connector is, against what the disk does for anybody.
 
-    python -m kvferry.lab.bench.file DIRECTORY [--size-mib 4] [--count 64] [--rounds 15]
+    python -m benchmarks.disk_ways DIRECTORY [--size-mib 4] [--count 64] [--rounds 15]
 
 Prints GB/s of write and read, in one run and one directory, of
 

@@ -36,7 +36,7 @@ class Trickle:
 
     def __init__(self, port: int) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "kvferry.lab.servers.trickle", str(port)],
+            [sys.executable, "-m", "benchmarks.trickle", str(port)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
