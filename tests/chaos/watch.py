@@ -43,6 +43,7 @@ class Watch:
         self._busy: dict[int, tuple[str, float, float]] = {}  # thread: what, start, allowed
         # When, how long, and how long somebody was kept waiting for a processor meanwhile.
         self._stands: deque[tuple[float, float, float]] = deque()
+        self._looked = time.monotonic(), clock.now_s()
         self._lock = threading.RLock()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="chaos-watch", daemon=True)
@@ -74,14 +75,11 @@ class Watch:
         self.close()
 
     def _run(self) -> None:
-        while True:
-            before, before_s = time.monotonic(), clock.now_s()
-            if self._closing.wait(TICK_S):
-                return
-            now, now_s = time.monotonic(), clock.now_s()
-            kept_s = max(0.0, (now - before) - (now_s - before_s))
+        while not self._closing.wait(TICK_S):
             with self._lock:
-                self._stands.append((now, max(0.0, now - before - TICK_S), kept_s))
+                self._stands.append(self._stand())
+                now = self._stands[-1][0]
+                self._looked = now, clock.now_s()
                 while self._stands and self._stands[0][0] < now - STANDS_KEPT_S:
                     self._stands.popleft()
                 hung = [
@@ -94,10 +92,16 @@ class Watch:
 
     def stood_s(self, since: float) -> float:
         """How long the machine stood still since then."""
-        with self._lock:
-            stands = [stand for stand in self._stands if stand[0] >= since]
+        with self._lock:  # with the look that has yet to come, which may be what stands still
+            stands = [stand for stand in (*self._stands, self._stand()) if stand[0] >= since]
         kept_s = sum(kept_s for _, _, kept_s in stands)
         return max(sum(length for _, length, _ in stands), min(kept_s, KEPT_S_MAX))
+
+    def _stand(self) -> tuple[float, float, float]:
+        before, before_s = self._looked
+        now, now_s = time.monotonic(), clock.now_s()
+        kept_s = max(0.0, (now - before) - (now_s - before_s))
+        return now, max(0.0, now - before - TICK_S), kept_s
 
 
 def stacks() -> str:

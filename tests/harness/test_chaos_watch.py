@@ -59,6 +59,16 @@ def test_a_late_call_is_one() -> None:
     assert "a call" in journal.faults[0]["text"]
 
 
+def test_a_watch_that_gets_no_processor_gives_calls_that_time_back_before_it_wakes() -> None:
+    journal = Journal()
+    with Watch(journal, late_s=0.15) as watch:
+        watch.begins("a call", 0.0)
+        with watch._lock:  # it cannot look, as on a machine that is full
+            threading.Event().wait(0.3)
+            watch.ends()
+    assert not journal.faults
+
+
 def test_a_call_that_does_not_come_back_is_told_once_with_all_stacks() -> None:
     journal = Journal()
     with Watch(journal, hung_s=-5.0) as watch:

@@ -38,7 +38,7 @@ class DemoServer:
     def __init__(self, folder: Path, *arguments: str, config: dict[str, Any]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / "kvferry.yaml"
-        file.write_text(json.dumps({"engine": {"max_local_cpu_size": 0.05, **config}}))
+        file.write_text(json.dumps({"cache": {"max_local_cpu_size": 0.05, **config}}))
         file.chmod(0o600)
         self._log = folder / "server.log"
         with self._log.open("wb") as log:

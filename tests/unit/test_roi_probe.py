@@ -133,7 +133,7 @@ def is_silent(handler: BaseHTTPRequestHandler, _: dict[str, Any]) -> None:
         (refuses, "answers 503"),
         (redirects, "answers 302"),
         (babbles, "no JSON object"),
-        (is_silent, "sent no token"),
+        (is_silent, "has no tokens"),
     ],
 )
 def test_servers_that_cannot_be_measured(answer: Answer, said: str) -> None:
@@ -151,7 +151,7 @@ def test_a_server_that_hangs_is_given_up() -> None:
         done.wait(60)
 
     with serving(hangs) as (url, _):
-        with pytest.raises(UnavailableError, match=r"broke off|cannot be reached"):
+        with pytest.raises(UnavailableError, match="timed out"):
             PrefillProbe(base_url=url, model="m", limit_s=0.5).run([5, 10])
         done.set()
 
@@ -166,7 +166,7 @@ def test_a_server_that_only_says_that_it_lives_is_given_up() -> None:
             handler.wfile.write(b": still here\n\n")
 
     with serving(dribbles) as (url, _):
-        with pytest.raises(UnavailableError, match=r"longer than 0\.5 s|broke off|cannot be"):
+        with pytest.raises(UnavailableError, match=r"longer than 0\.5 s|timed out"):
             PrefillProbe(base_url=url, model="m", limit_s=0.5).run([5, 10])
         done.set()
 
@@ -177,8 +177,8 @@ def test_a_server_that_only_says_that_it_lives_is_given_up() -> None:
         ("http://127.0.0.1:9", [5], "two lengths"),
         ("http://127.0.0.1:9", [5, 0], "two lengths"),
         ("host:1", [5, 6], "neither http:// nor https://"),
-        ("http://127.0.0.1:9", [5, 6], "cannot be reached"),
-        ("http://127.0.0.1:99999", [5, 6], "cannot be reached"),
+        ("http://127.0.0.1:9", [5, 6], "127.0.0.1:9.*/models"),
+        ("http://127.0.0.1:99999", [5, 6], "127.0.0.1:9.*/models"),
     ],
 )
 def test_what_cannot_be_asked(url: str, lengths: list[int], said: str) -> None:

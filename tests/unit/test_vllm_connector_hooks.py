@@ -22,7 +22,6 @@ import pytest
 from kvferry import Identity, KVLayout
 from kvferry.errors import UsageError
 from kvferry.integrations.vllm.backend import LoadJob, Work
-from kvferry.integrations.vllm.shard import Shard
 from support.servers import wait_for
 from support.vllm_shapes import PlainCopier
 
@@ -115,6 +114,7 @@ def connector(vllm: Any, kind: str, role: Role, **extra: Any) -> Any:
         kv_transfer_config=transfer,
         cache_config=SimpleNamespace(),
         parallel_config=SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1),
+        scheduler_config=SimpleNamespace(max_num_batched_tokens=16),
     )
     made = vllm.mp.KvferryMPConnector if kind == "mp" else vllm.connector.KvferryConnector
     return made(config, role, SimpleNamespace(kv_cache_groups=[group]))
@@ -127,6 +127,7 @@ def test_loads_that_were_not_reported_survive_a_second_set_of_tensors(
     halves = [Half(lost), Half([])]
     opened = list(reversed(halves))
     answers = SimpleNamespace(close=lambda: None)
+    monkeypatch.setattr(vllm.opening, "open_rank", lambda *_: None)
     monkeypatch.setattr(vllm.opening, "open_worker", lambda *_: (answers, opened.pop()))
     made = connector(vllm, "connector", Role.WORKER)
     made.register_kv_caches({})
@@ -146,6 +147,7 @@ def test_a_connector_that_is_dropped_without_a_word_is_closed(
 ) -> None:
     half = Half([])
     answers = SimpleNamespace(close=lambda: None)
+    monkeypatch.setattr(vllm.opening, "open_rank", lambda *_: None)
     monkeypatch.setattr(vllm.opening, "open_worker", lambda *_: (answers, half))
     made = connector(vllm, "connector", Role.WORKER)
     made.register_kv_caches({})
@@ -196,17 +198,15 @@ def test_threads_over_a_cache_server_are_not_bound_with_the_worker(
     copier: Any = PlainCopier(4, 1, 64)
     copier.name, copier.layers = "LBHNC", 1
     identity = Identity(model="hooks", layout=LAYOUT)
+    rank_of = vllm.opening.OpenRank
     for name, made in {
-        "this_shard": lambda _: Shard(),
-        "open_copier": lambda *_: copier,
-        "shard_layout": lambda *_: LAYOUT,
-        "identity_of": lambda *_: identity,
-        "model_identity": lambda _: {},
-        "save_bytes": lambda *_: 1 << 20,
-        "expect_speed": lambda *_: None,
-        "computing_threads": lambda: 1,
+        "open_rank": lambda config, _, __, settings, caches: rank_of(
+            config, settings, copier, LAYOUT, identity, caches["layer"].device, 0, "hooks", 1
+        ),
+        "guess": lambda *_: None,
+        "_computing_threads": lambda: 1,
     }.items():
-        monkeypatch.setattr(vllm.mp, name, made)
+        monkeypatch.setattr(vllm.opening, name, made)
     before = set(threading.enumerate())
     expected = allowed(threading.main_thread())
     extra = {"kvferry.mp.host": "tcp://127.0.0.1", "kvferry.mp.port": 1}

@@ -31,7 +31,7 @@ def test_the_file_of_lmcache_is_understood_as_it_is(tmp_path: Path) -> None:
 
 def test_the_command_line_wins_over_the_file_and_that_over_the_environment(tmp_path: Path) -> None:
     file = tmp_path / "kvferry.yaml"
-    file.write_text("engine:\n  chunk_size: 32\n  max_local_cpu_size: 2\n")
+    file.write_text("cache:\n  chunk_size: 32\n  max_local_cpu_size: 2\n")
     single = {"KVFERRY_MAX_LOCAL_CPU_SIZE": "4", "KVFERRY_LOAD_THREADS": "3"}
     environ = {"KVFERRY_CONFIG_FILE": str(file), **single}
     extra = {"kvferry.chunk_size": 64, "somebody.else": 1, "lmcache.mp.port": 2}

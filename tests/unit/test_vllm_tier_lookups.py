@@ -77,7 +77,7 @@ def test_a_question_is_what_is_new_and_its_answer_is_found_again() -> None:
     assert names == chunk_names(keys)
     assert answers.take() == (b"", [])
     assert [answers.ask(key) for key in keys] == [2] * 4
-    answers.settle(question, bytes([0, 1, 4, 0]))  # OK, MISS, TIMEOUT, OK
+    answers.resolve(question, bytes([0, 1, 4, 0]))  # OK, MISS, TIMEOUT, OK
     assert [answers.ask(key) for key in keys] == [1, 0, 0, 1]
     answers.miss({keys[0], numbered(9, 1)[0]})
     assert [answers.ask(key) for key in [*keys, *numbered(9, 1)]] == [0, 0, 0, 1, 3]
@@ -103,7 +103,7 @@ def test_what_is_no_key_and_no_question_is_refused() -> None:
     refused: list[Callable[[], object]] = [
         lambda: answers.ask(text),
         lambda: known.add([b"", text]),
-        lambda: answers.settle(bytes(16), b""),
+        lambda: answers.resolve(bytes(16), b""),
         lambda: known.hear(bytes(17), b"\0"),
         lambda: KnownChunks(keys_max=0),
     ]

@@ -9,7 +9,6 @@ native and never take the GIL.
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Any, Self
 
 import msgspec
@@ -75,12 +74,7 @@ class Node:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
 

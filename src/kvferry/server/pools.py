@@ -97,10 +97,10 @@ class SharedMemory(Memory):
         self.room_for(len(hashes) // DIGEST_BYTES - first)
         return super().reserve(hashes, first)
 
-    def landing(self, hashes: bytes, first: int) -> _native.Landing:
-        """See `Memory.landing`; memory that nobody has is backed ahead, and nobody gives up any."""
+    def on_demand(self, hashes: bytes, first: int) -> _native.OnDemandPages:
+        """See `Memory.on_demand`; what nobody has is backed ahead, and nobody gives up any."""
         self._pools.back(self.pool, len(hashes) // DIGEST_BYTES - first)
-        return super().landing(hashes, first)
+        return super().on_demand(hashes, first)
 
     def room_for(self, wanted: int) -> None:
         """Have so many pages free, as far as others can and must give them."""
@@ -109,7 +109,7 @@ class SharedMemory(Memory):
 
     def waits_for_room(self, wanted: int) -> bool:
         """Whether so many pages take the kernel's time: milliseconds, and not microseconds."""
-        return self.pool.pages.free_count < wanted and not self._pools.settled
+        return self.pool.pages.free_count < wanted and not self._pools.exhausted
 
 
 class Pools:
@@ -189,7 +189,7 @@ class Pools:
         return [member for pool in list(self.pools.values()) for member in pool.members]
 
     @property
-    def settled(self) -> bool:
+    def exhausted(self) -> bool:
         """Whether nothing is left to be backed, and no other pool could give any."""
         pools = list(self.pools.values())
         if len(pools) != 1:

@@ -205,12 +205,12 @@ class Batches:
         with self._lock:
             done: list[FinishedBatch] = []
             for native_id, result in self.client.drain_completions():
-                self._settle(native_id, result, done)
+                self._complete(native_id, result, done)
             while self._refused:
                 done.append(self._refused.popleft())
             return done
 
-    def _settle(self, native_id: int, result: BatchResult, done: list[FinishedBatch]) -> None:
+    def _complete(self, native_id: int, result: BatchResult, done: list[FinishedBatch]) -> None:
         batch, where = self._parts.pop(native_id)
         batch.take(where, result.statuses, result.error)
         batch.parts -= 1

@@ -2,7 +2,7 @@
 
 Against LMCache's own bridge for native clients, which `KvferryClient` is made for, it adds:
 
-- Each key's fate in a store: what landed is counted although another key of the task did not.
+- Each key's fate in a store: what was stored is counted although another key of the task did not.
 - A lookup refreshes what it finds (TOUCH), so that a server with ``allkeys-lru`` does not evict it
   before it is loaded. `delete` leaves alone what is locked between lookup and load.
 - What a lookup or delete finds gone is taken out of the accounts.
@@ -126,7 +126,7 @@ class KvferryL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache is 
         return self._submit(Verb.SET, keys, [each.byte_array for each in objects])
 
     def pop_completed_store_tasks(self) -> dict[int, Any]:
-        """An ``L2StoreResult`` for each store that is complete; a success if all keys landed."""
+        """An ``L2StoreResult`` for each store that is complete; a success if all its keys are."""
         with self._lock:
             done, self._stored = self._stored, {}
             return done
@@ -225,7 +225,7 @@ class KvferryL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache is 
         with self._lock:
             for each in finished:
                 keys, sizes = self._tasks.pop(each.batch_id)
-                told += self._settle(each, keys, sizes)
+                told += self._complete_one(each, keys, sizes)
                 if each.verb in self._events:
                     afterwards.append(self._events[each.verb].notify)
                 else:
@@ -235,10 +235,10 @@ class KvferryL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache is 
         for call in (*told, *afterwards):
             call()
 
-    def _settle(self, each: FinishedBatch, keys: list[Any], sizes: list[int]) -> list[Any]:
+    def _complete_one(self, each: FinishedBatch, keys: list[Any], sizes: list[int]) -> list[Any]:
         ok = [key for key, status in zip(keys, each.statuses, strict=True) if status == Status.OK]
         if each.verb is Verb.SET:
-            return self._settle_store(each, keys, sizes)
+            return self._complete_store(each, keys, sizes)
         if each.verb is Verb.GET:
             self._loaded[each.batch_id] = _bitmap(each.statuses)
             return [lambda: self._notify_keys_accessed(ok)] if ok else []
@@ -253,18 +253,18 @@ class KvferryL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache is 
         freed = [self._sizes.pop(key) for key in counted]
         return [lambda: self._notify_keys_deleted(counted, freed)] if counted else []
 
-    def _settle_store(self, each: FinishedBatch, keys: list[Any], sizes: list[int]) -> list[Any]:
-        landed: list[Any] = []
+    def _complete_store(self, each: FinishedBatch, keys: list[Any], sizes: list[int]) -> list[Any]:
+        stored: list[Any] = []
         added: list[int] = []
         for key, size, status in zip(keys, sizes, each.statuses, strict=True):
             if status == Status.OK:
-                landed.append(key)
+                stored.append(key)
                 added.append(0 if key in self._sizes else size)
                 if len(self._sizes) >= SIZES_MAX and key not in self._sizes:
                     self._sizes.popitem(last=False)
                 self._sizes[key] = size
-        self._stored[each.batch_id] = L2StoreResult(len(landed) == len(keys), sum(added))
-        return [lambda: self._notify_keys_stored(landed, added)] if landed else []
+        self._stored[each.batch_id] = L2StoreResult(len(stored) == len(keys), sum(added))
+        return [lambda: self._notify_keys_stored(stored, added)] if stored else []
 
     # --- Life ---
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from sglang.srt.mem_cache import hicache_storage
@@ -132,31 +132,19 @@ class KvferryHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not the
 
     def batch_exists(self, keys: Sequence[str], extra_info: Any = None) -> int:
         """How many leading pages are there: one batch, whatever the number."""
-        pool = self._pools.get(_KV)
-        try:
-            return 0 if pool is None else pool.leading(keys)
-        except Exception as error:
-            return self._failed("batch_exists", error, 0)
+        return self._of_pool(_KV, "batch_exists", 0, lambda pool: pool.leading(keys))
 
     def batch_get_v1(
         self, keys: Sequence[str], host_indices: Any, extra_info: Any = None
     ) -> list[bool]:
         """Read pages into the pool; for each page whether it is there now."""
-        pool = self._pools.get(_KV)
-        try:
-            return [False] * len(keys) if pool is None else pool.get(keys, host_indices)
-        except Exception as error:
-            return self._failed("batch_get_v1", error, [False] * len(keys))
+        return self._move(_KV, keys, host_indices, HostPool.get)
 
     def batch_set_v1(
         self, keys: Sequence[str], host_indices: Any, extra_info: Any = None
     ) -> list[bool]:
         """Keep pages of the pool; for each page whether the server has it now."""
-        pool = self._pools.get(_KV)
-        try:
-            return [False] * len(keys) if pool is None else pool.set(keys, host_indices)
-        except Exception as error:
-            return self._failed("batch_set_v1", error, [False] * len(keys))
+        return self._move(_KV, keys, host_indices, HostPool.set)
 
     # --- Several pools ---
 
@@ -178,11 +166,11 @@ class KvferryHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not the
 
     def batch_get_v2(self, transfers: Any, extra_info: Any = None) -> dict[Any, list[bool]]:
         """`batch_get_v1` of the pool of each transfer."""
-        return {t.name: self._move(t, store=False) for t in transfers}
+        return {t.name: self._move(t.name, t.keys, t.host_indices, HostPool.get) for t in transfers}
 
     def batch_set_v2(self, transfers: Any, extra_info: Any = None) -> dict[Any, list[bool]]:
         """`batch_set_v1` of the pool of each transfer."""
-        return {t.name: self._move(t, store=True) for t in transfers}
+        return {t.name: self._move(t.name, t.keys, t.host_indices, HostPool.set) for t in transfers}
 
     def _need(self, keys: Sequence[str], transfer: Any) -> PoolNeed:
         name, own = _name_of(transfer.name), list(transfer.keys or ())
@@ -199,15 +187,17 @@ class KvferryHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not the
             group_pages=int(getattr(transfer, "group_pages", 0) or 0),
         )
 
-    def _move(self, transfer: Any, *, store: bool) -> list[bool]:
-        keys = list(transfer.keys or ())
-        pool = self._pools.get(_name_of(transfer.name))
-        try:
-            if pool is None:
-                return [False] * len(keys)
-            return (pool.set if store else pool.get)(keys, transfer.host_indices)
-        except Exception as error:
-            return self._failed(f"transfer of {transfer.name}", error, [False] * len(keys))
+    def _move(
+        self,
+        name: Any,
+        keys: Sequence[str] | None,
+        indices: Any,
+        how: Callable[[HostPool, Sequence[str], Any], list[bool]],
+    ) -> list[bool]:
+        given = list(keys or ())
+        nothing = [False] * len(given)
+        what = f"{how.__name__} of pool {_name_of(name)}"
+        return self._of_pool(_name_of(name), what, nothing, lambda p: how(p, given, indices))
 
     # --- Pages as flat tensors ---
 
@@ -219,12 +209,9 @@ class KvferryHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not the
         self, keys: Sequence[str], target_locations: Any = None, target_sizes: Any = None
     ) -> list[Any]:
         """Read pages into flat tensors of the pool's form; None for each that is not there."""
-        pool = self._pools.get(_KV)
-        try:
-            targets = list(target_locations) if target_locations else None
-            return [None] * len(keys) if pool is None else pool.get_flat(keys, targets)
-        except Exception as error:
-            return self._failed("batch_get", error, [None] * len(keys))
+        nothing: list[Any] = [None] * len(keys)
+        targets = target_locations or None
+        return self._of_pool(_KV, "batch_get", nothing, lambda p: p.get_flat(keys, targets))
 
     def set(
         self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None
@@ -240,12 +227,8 @@ class KvferryHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not the
         target_sizes: Any = None,
     ) -> bool:
         """Keep pages that are flat tensors; whether the server has all of them now."""
-        pool = self._pools.get(_KV)
-        try:
-            given = values if values is not None else target_locations
-            return pool is not None and pool.set_flat(keys, list(given or ()))
-        except Exception as error:
-            return self._failed("batch_set", error, False)
+        given = values if values is not None else target_locations
+        return self._of_pool(_KV, "batch_set", False, lambda p: p.set_flat(keys, list(given or ())))
 
     def exists(self, key: str) -> bool:
         """Whether a page is there."""
@@ -284,6 +267,14 @@ class KvferryHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not the
         for pool in list(self._pools.values()):
             pool.close()
         self.client.close()
+
+    def _of_pool(self, name: str, what: str, nothing: T, call: Callable[[HostPool], T]) -> T:
+        """What a pool answers; `nothing` where there is no such pool, or it fails."""
+        pool = self._pools.get(name)
+        try:
+            return nothing if pool is None else call(pool)
+        except Exception as error:
+            return self._failed(what, error, nothing)
 
     def _failed(self, what: str, error: Exception, answer: T) -> T:
         """Say once a minute what went wrong, and go on without the cache."""

@@ -21,7 +21,6 @@ adapter, make a new one.
 from __future__ import annotations
 
 import weakref
-from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 import torch
@@ -178,12 +177,7 @@ class KvferryCache:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _layers(self, past: DynamicCache) -> list[DynamicLayer]:

@@ -53,17 +53,17 @@ class Cache(Protocol):
 
     def renewed(self, ended: bytes, own: bytes) -> object: ...
 
-    def observe_step(self, new_tokens: int, pairs: int, decodes: int, took_s: float) -> None: ...
-
-    @property
-    def metrics(self) -> CacheMetrics:
-        """What it counts, and others with it."""
-
     def stats(self) -> dict[str, Any]: ...
 
 
 class Backend(Cache, Protocol):
     """A cache as the worker half sees it."""
+
+    def observe_step(self, new_tokens: int, pairs: int, decodes: int, took_s: float) -> None: ...
+
+    @property
+    def metrics(self) -> CacheMetrics:
+        """What it counts, and others with it."""
 
     def close(self, timeout_s: float) -> object:
         """Write what waits for stores, for so long at most, and end."""

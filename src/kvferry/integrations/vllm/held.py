@@ -35,6 +35,7 @@ from kvferry.cache.store_tiers import MEMORY
 from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.client.buffers import BufferLike
 from kvferry.errors import KVFerryError
+from kvferry.integrations.vllm.backend import Cache
 from kvferry.integrations.vllm.held_meter import HeldMeter
 from kvferry.metrics import CacheMetrics
 
@@ -50,37 +51,14 @@ _TELL_EVERY_S = 1.0
 _NEWS = 0.05
 
 
-class _Server(Protocol):
+class _Server(Cache, Protocol):
     """A cache whose look-ups have a limit of their own: `kvferry.server.Client`."""
-
-    @property
-    def available(self) -> bool: ...
-
-    def retrieve(
-        self,
-        tokens: Tokens,
-        into: Sequence[BufferLike] | None = None,
-        *,
-        limit_tokens: int | None = None,
-        timeout_s: float | None = None,
-    ) -> Retrieved: ...
-
-    def store(
-        self, tokens: Tokens, chunks: Sequence[BufferLike], *, first_chunk: int = 0
-    ) -> Stored: ...
-
-    @property
-    def generation(self) -> bytes: ...
-
-    def renewed(self, ended: bytes, own: bytes) -> object: ...
-
-    def stats(self) -> dict[str, Any]: ...
-
-    def close(self) -> object: ...
 
     def lookup(
         self, tokens: Tokens, *, timeout_s: float | None = None, limit_s: float | None = None
     ) -> Lookup: ...
+
+    def close(self) -> object: ...
 
     def expect_prefill(self, coefficients: Coefficients, step_tokens: int = 0) -> None: ...
 

@@ -33,7 +33,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from kvferry.integrations.vllm import opening
 from kvferry.integrations.vllm.backend import Work
 from kvferry.integrations.vllm.logs import show_logs
-from kvferry.integrations.vllm.ranks import RankFinder
+from kvferry.integrations.vllm.opening import OpenRank
+from kvferry.integrations.vllm.ranks import RankAnswers, RankFinder
 from kvferry.integrations.vllm.scheduler import SchedulerHalf
 from kvferry.integrations.vllm.settings import PREFIX, read_settings
 from kvferry.integrations.vllm.shard import check_engine
@@ -60,6 +61,7 @@ class KvferryConnector(KVConnectorBase_V1):  # type: ignore[misc]
     """
 
     _integration = "connector"
+    _answers: RankAnswers
     _at_exit: Any  # closes the worker, if nobody else does
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
@@ -86,13 +88,11 @@ class KvferryConnector(KVConnectorBase_V1):  # type: ignore[misc]
         self._settings = read_settings(self._extra, self._block_size, quiet=beside_scheduler)
 
     def _open_scheduler(self, vllm_config: Any, transfer: Any) -> tuple[RankFinder, SchedulerHalf]:
-        return opening.open_scheduler(vllm_config, transfer, self._settings, self._block_size)
+        settings, limit_s = self._settings, self._settings.engine.retrieve_timeout_s
+        return opening.open_scheduler(vllm_config, transfer, settings, self._block_size, limit_s)
 
-    def _open_worker(self, kv_caches: dict[str, Any]) -> WorkerHalf:
-        self._answers, worker = opening.open_worker(
-            self._vllm_config, self._kv_cache_config, self._spec, self._settings, kv_caches
-        )
-        return worker
+    def _open_worker(self, rank: OpenRank) -> tuple[RankAnswers, WorkerHalf]:
+        return opening.open_worker(rank)
 
     # --- Beside the scheduler ---
 
@@ -149,7 +149,11 @@ class KvferryConnector(KVConnectorBase_V1):  # type: ignore[misc]
             self._answers.close()
             left = before.abandon()
             self._at_exit.detach()
-        worker = self._worker = self._open_worker(kv_caches)
+        rank = opening.open_rank(
+            self._vllm_config, self._kv_cache_config, self._spec, self._settings, kv_caches
+        )
+        self._answers, worker = self._open_worker(rank)
+        self._worker = worker
         worker.inherit(left)  # the engine waits for each of them
         # An engine in the process of its user may end without a word.
         self._at_exit = weakref.finalize(self, worker.close)

@@ -24,25 +24,16 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from kvferry.integrations.vllm import opening
 from kvferry.integrations.vllm.affinity import all_processors, thread_start
 from kvferry.integrations.vllm.held import HeldCache
 from kvferry.integrations.vllm.held_finder import HeldFinder
 from kvferry.integrations.vllm.held_meter import SHOWN
-from kvferry.integrations.vllm.identity import model_identity
 from kvferry.integrations.vllm.in_process import KvferryConnector
 from kvferry.integrations.vllm.mp_settings import MpSettings, read_mp_settings
-from kvferry.integrations.vllm.opening import (
-    all_ranks,
-    computing_threads,
-    expect_speed,
-    open_copier,
-    save_bytes,
-    this_shard,
-)
-from kvferry.integrations.vllm.ranks import RankAnswers, RankFinder, address
+from kvferry.integrations.vllm.opening import OpenRank
+from kvferry.integrations.vllm.ranks import RankAnswers, RankFinder
 from kvferry.integrations.vllm.scheduler import SchedulerHalf
-from kvferry.integrations.vllm.shard import identity_of, shard_layout
-from kvferry.integrations.vllm.steps import step_clock
 from kvferry.integrations.vllm.worker import WorkerHalf
 from kvferry.server import Client
 from kvferry.server.client.greet import greet
@@ -51,8 +42,6 @@ __all__ = ["KvferryMPConnector"]
 
 _log = logging.getLogger("kvferry.integrations.vllm")
 
-# What an answer may take beyond the limits of the server, if a worker is busy.
-_GRACE_S = 0.25
 # What a step without computing waits for an answer: else the engine turns in a circle.
 _IDLE_S = 0.0005
 # What the start of a rank waits for a server that may be there, to ask for its chunk size.
@@ -77,7 +66,7 @@ class KvferryMPConnector(KvferryConnector):
 
     def _size_of_ranks(self, url: str, token_file: Path | None) -> int:
         """What the ranks took, which are there before the scheduler is."""
-        ranks = RankFinder(self._names(), 0.0)
+        ranks = RankFinder(opening.rank_names(self._vllm_config), 0.0)
         size = ranks.chunk_size()
         ranks.close()
         self._agreed = size > 0
@@ -88,93 +77,43 @@ class KvferryMPConnector(KvferryConnector):
             )
         return size
 
-    def _names(self) -> list[str]:
-        parallel = self._vllm_config.parallel_config
-        ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
-        engine_id = str(self._vllm_config.kv_transfer_config.engine_id)
-        return [address(engine_id, rank) for rank in range(ranks)]
-
     def _open_scheduler(self, vllm_config: Any, transfer: Any) -> tuple[RankFinder, SchedulerHalf]:
-        config = self._settings.engine
         # A server that is away or silent is given up much sooner, by the ranks themselves.
-        limit_s = 2 * config.retrieve_timeout_s
-        ranks = all_ranks(vllm_config, transfer, limit_s)
-        return ranks, SchedulerHalf(
-            ranks,
-            chunk_size=config.chunk_size,
-            block_size=self._block_size,
-            limit_s=limit_s + _GRACE_S,
-            loads=transfer.is_kv_consumer and self._agreed,
-            saves=transfer.is_kv_producer and self._agreed,
-            save_generated=self._settings.save_generated,
-            weights_version=config.weights_version,
+        limit_s = 2 * self._settings.engine.retrieve_timeout_s
+        return opening.open_scheduler(
+            vllm_config, transfer, self._settings, self._block_size, limit_s, self._agreed
         )
 
-    def _open_worker(self, kv_caches: dict[str, Any]) -> WorkerHalf:
-        vllm_config, spec, config = self._vllm_config, self._spec, self._settings.engine
-        shard = this_shard(vllm_config)
-        copier = open_copier(vllm_config, self._kv_cache_config, spec, kv_caches)
-        layout = shard_layout(vllm_config, spec, copier.layers, config.chunk_size, shard)
-        identity = identity_of(
-            model_identity(vllm_config), layout, spec.block_size, copier.name, copier.block_bytes
-        )
+    def _open_worker(self, rank: OpenRank) -> tuple[RankAnswers, WorkerHalf]:
+        config = self._settings.engine
         with all_processors():
             client = Client(
-                identity,
+                rank.identity,
                 self._mp.url,
                 retrieve_timeout_s=config.retrieve_timeout_s,
                 token_file=self._mp.token_file,
                 weights_version=config.weights_version or "",
             )
-        rank = shard.pp_rank * vllm_config.parallel_config.tensor_parallel_size + shard.tp_rank
-        _log.info(
-            "kvferry: rank %d caches %s in chunks of %d tokens (%d bytes) as %s in the server at "
-            "%s, which %s",
-            rank,
-            layout.shard,
-            layout.chunk_size,
-            layout.chunk_bytes,
-            identity.digest.hex(),
-            self._mp.url,
-            "is there"
-            if client.available
-            else "refuses it"
-            if client.refused
-            else "is not there yet",
-        )
-        self._held = HeldCache(
+        state = "refuses it" if client.refused else "is not there yet"
+        state = "is there" if client.available else state
+        _log.info("kvferry: the server of rank %d, %s, %s", rank.number, self._mp.url, state)
+        self._held = held = HeldCache(
             client,
             lookup_timeout_s=config.lookup_timeout_s,
             load_timeout_s=config.retrieve_timeout_s,
             thread_start=thread_start(),
-            chunk_bytes=layout.chunk_bytes,
+            chunk_bytes=rank.layout.chunk_bytes,
         )
         # The server's memory is not pinned: that would back the pages that it holds back.
-        device = next(iter(kv_caches.values())).device
-        expect_speed(self._held.expect_prefill, vllm_config, device, computing_threads())
-        worker = WorkerHalf(
-            self._held,
-            copier,
-            chunk_size=config.chunk_size,
-            chunk_blocks=config.chunk_size // spec.block_size,
-            load_timeout_s=config.retrieve_timeout_s,
-            load_threads=config.load_threads,
-            save_bytes_max=self._settings.save_bytes_max
-            or save_bytes(vllm_config, layout.token_bytes),
-            thread_start=thread_start(),
-            steps=step_clock(device),
-            rank=rank,
-            shown=SHOWN,
-        )
-        name = address(str(vllm_config.kv_transfer_config.engine_id), rank)
+        worker = opening.worker_half(rank, held, held.expect_prefill, shown=SHOWN)
         with all_processors():
-            self._answers = RankAnswers(
-                name,
-                HeldFinder(self._held),
+            answers = RankAnswers(
+                rank.name,
+                HeldFinder(held),
                 release_blocks=worker.release_blocks,
                 chunk_size=config.chunk_size,
             )
-        return worker
+        return answers, worker
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         """Which loads have ended; see `KvferryConnector`."""

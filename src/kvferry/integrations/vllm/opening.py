@@ -1,4 +1,4 @@
-"""Opens the halves of the in-process connector.
+"""Opens the halves of the connectors.
 
 This module needs vLLM.
 """
@@ -6,14 +6,19 @@ This module needs vLLM.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from kvferry.cache import TieredCache
 from kvferry.cache.prefill import Coefficients
 from kvferry.cache.status_socket import open_status_socket
+from kvferry.chunks.identity import Identity
+from kvferry.chunks.layout import KVLayout
+from kvferry.client.buffers import BufferLike
 from kvferry.config.integrations import VllmConnectorSettings
 from kvferry.integrations.vllm.affinity import all_processors, thread_start
+from kvferry.integrations.vllm.backend import Backend
 from kvferry.integrations.vllm.blocks import BlockCopier
 from kvferry.integrations.vllm.explain import teller
 from kvferry.integrations.vllm.finder import BackendFinder
@@ -27,25 +32,21 @@ from kvferry.integrations.vllm.steps import step_clock
 from kvferry.integrations.vllm.versions import vllm_version
 from kvferry.integrations.vllm.worker import WorkerHalf
 
-__all__ = [
-    "all_ranks",
-    "computing_threads",
-    "expect_speed",
-    "open_copier",
-    "open_scheduler",
-    "open_worker",
-    "save_bytes",
-    "this_shard",
-]
+__all__ = ["OpenRank", "open_rank", "open_scheduler", "open_worker", "rank_names", "worker_half"]
 
 _log = logging.getLogger("kvferry.integrations.vllm")
 
-# What an answer may take beyond the limit of stores, if a worker is busy.
+# What an answer may take beyond its limit, if a worker is busy.
 _GRACE_S = 0.25
 
 
 def open_scheduler(
-    vllm_config: Any, transfer: Any, settings: VllmConnectorSettings, block_size: int
+    vllm_config: Any,
+    transfer: Any,
+    settings: VllmConnectorSettings,
+    block_size: int,
+    limit_s: float,
+    agreed: bool = True,
 ) -> tuple[RankFinder, SchedulerHalf]:
     """The half beside the scheduler, and what it asks the workers by.
 
@@ -54,46 +55,57 @@ def open_scheduler(
         transfer: Its ``kv_transfer_config``.
         settings: Of the connector.
         block_size: Tokens of a block.
+        limit_s: Of an answer.
+        agreed: Whether all workers have these settings; else nothing is cached.
 
     Raises:
-        UsageError: A rank cannot be asked from here.
+        UsageError: A worker cannot be asked from here.
     """
-    limit_s = settings.engine.retrieve_timeout_s
-    ranks = all_ranks(vllm_config, transfer, limit_s)
+    ranks = RankFinder(rank_names(vllm_config), limit_s)
+    ranks.check()
     return ranks, SchedulerHalf(
         ranks,
         chunk_size=settings.engine.chunk_size,
         block_size=block_size,
         limit_s=limit_s + _GRACE_S,
-        loads=transfer.is_kv_consumer,
-        saves=transfer.is_kv_producer,
+        loads=transfer.is_kv_consumer and agreed,
+        saves=transfer.is_kv_producer and agreed,
         save_generated=settings.save_generated,
         weights_version=settings.engine.weights_version,
     )
 
 
-def all_ranks(vllm_config: Any, transfer: Any, limit_s: float) -> RankFinder:
-    """Asks all workers of an engine, which are there when its scheduler is made.
-
-    Raises:
-        UsageError: One cannot be asked from here.
-    """
+def rank_names(vllm_config: Any) -> list[str]:
+    """The sockets of all workers of an engine, which are there when its scheduler is made."""
     parallel = vllm_config.parallel_config
     count = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
-    names = [address(str(transfer.engine_id), rank) for rank in range(count)]
-    ranks = RankFinder(names, limit_s)
-    ranks.check()
-    return ranks
+    engine_id = str(vllm_config.kv_transfer_config.engine_id)
+    return [address(engine_id, rank) for rank in range(count)]
 
 
-def open_worker(
+@dataclass(frozen=True)
+class OpenRank:
+    """A worker, before it has a cache: its number and socket, and what its chunks are."""
+
+    vllm_config: Any
+    settings: VllmConnectorSettings
+    copier: BlockCopier
+    layout: KVLayout
+    identity: Identity
+    device: Any
+    number: int
+    name: str
+    chunk_blocks: int
+
+
+def open_rank(
     vllm_config: Any,
     kv_cache_config: Any,
     spec: Any,
     settings: VllmConnectorSettings,
     kv_caches: dict[str, Any],
-) -> tuple[RankAnswers, WorkerHalf]:
-    """The half in a worker, and what answers for it.
+) -> OpenRank:
+    """This worker.
 
     Args:
         vllm_config: Of the engine.
@@ -105,89 +117,110 @@ def open_worker(
     Raises:
         UsageError: The tensors are not what a connector can cache.
     """
-    config, shard = settings.engine, this_shard(vllm_config)
-    copier = open_copier(vllm_config, kv_cache_config, spec, kv_caches)
-    layout = shard_layout(vllm_config, spec, len(copier.layer_names), config.chunk_size, shard)
-    identity = identity_of(
-        model_identity(vllm_config), layout, spec.block_size, copier.name, copier.block_bytes
-    )
-    device = next(iter(kv_caches.values())).device
-    threads = computing_threads()
-    with all_processors():
-        # What is looked up is loaded: so the reads leave with the question.
-        engine = TieredCache(identity, config.replace(enable_async_loading=True))
-        engine.learning.know_device(device_name(device, threads))
-    expect_speed(engine.learning.expect, vllm_config, device, threads)
-    rank = shard.pp_rank * vllm_config.parallel_config.tensor_parallel_size + shard.tp_rank
-    _log.info(
-        "kvferry: rank %d caches %s in chunks of %d tokens (%d bytes) as %s",
-        rank,
-        layout.shard,
-        layout.chunk_size,
-        layout.chunk_bytes,
-        identity.digest.hex(),
-    )
-    for store in engine.tiers:
-        where = next(each.address for each in config.stores if each.name == store.tier.name)
-        reached = "reached" if store.tier.connector.available else "not reached yet"
-        _log.info("kvferry: store %s at %s is %s", store.tier.name, where, reached)
-    worker = WorkerHalf(
-        engine,
-        copier,
-        chunk_size=config.chunk_size,
-        chunk_blocks=config.chunk_size // spec.block_size,
-        load_timeout_s=config.retrieve_timeout_s,
-        load_threads=config.load_threads,
-        save_bytes_max=settings.save_bytes_max or save_bytes(vllm_config, layout.token_bytes),
-        thread_start=thread_start(),
-        memory=[engine.memory.whole],
-        steps=step_clock(device),
-        rank=rank,
-    )
-    finder = BackendFinder([engine])
-    name = address(str(vllm_config.kv_transfer_config.engine_id), rank)
-    with all_processors():
-        worker.status_socket = open_status_socket(
-            engine, f"vLLM {vllm_version() or ''}, rank {rank}"
-        )
-        return RankAnswers(name, finder, teller(engine), worker.release_blocks), worker
-
-
-def expect_speed(
-    expect: Callable[[Coefficients, int], None], vllm_config: Any, device: Any, threads: int
-) -> None:
-    """Tell a cache what computing may take, until steps say otherwise."""
-    gpu = device_name(device, threads) if device.type == "cuda" else ""
-    guessed = guess(vllm_config, device_ops_s(gpu, threads)) or (0.0, 0.0, 0.0, 0.0)
-    expect(guessed, int(vllm_config.scheduler_config.max_num_batched_tokens))
-
-
-def computing_threads() -> int:
-    """How many threads compute, on a CPU."""
-    import torch
-
-    return int(torch.get_num_threads())
-
-
-def open_copier(
-    vllm_config: Any, kv_cache_config: Any, spec: Any, kv_caches: dict[str, Any]
-) -> BlockCopier:
-    """The copier of the engine's tensors.
-
-    Raises:
-        UsageError: They have a layout that is not known.
-    """
+    chunk_size, shard = settings.engine.chunk_size, _this_shard(vllm_config)
     heads = None if type(spec).__name__ == "MLAAttentionSpec" else spec.num_kv_heads
-    return BlockCopier(
+    copier = BlockCopier(
         kv_caches,
         spec.block_size,
         blocks=kv_cache_config.num_blocks,
         heads=heads,
         kernel=kernel_name(vllm_config, spec, kv_caches),
     )
+    layout = shard_layout(vllm_config, spec, copier.layers, chunk_size, shard)
+    identity = identity_of(
+        model_identity(vllm_config), layout, spec.block_size, copier.name, copier.block_bytes
+    )
+    number = shard.pp_rank * vllm_config.parallel_config.tensor_parallel_size + shard.tp_rank
+    _log.info(
+        "kvferry: rank %d caches %s in chunks of %d tokens (%d bytes) as %s",
+        number,
+        layout.shard,
+        layout.chunk_size,
+        layout.chunk_bytes,
+        identity.digest.hex(),
+    )
+    return OpenRank(
+        vllm_config,
+        settings,
+        copier,
+        layout,
+        identity,
+        next(iter(kv_caches.values())).device,
+        number,
+        rank_names(vllm_config)[number],
+        chunk_size // spec.block_size,
+    )
 
 
-def this_shard(vllm_config: Any) -> Shard:
+def worker_half(
+    rank: OpenRank,
+    backend: Backend,
+    expect: Callable[[Coefficients, int], None],
+    *,
+    memory: Sequence[BufferLike] = (),
+    shown: Collection[str] | None = None,
+) -> WorkerHalf:
+    """The half of a worker over its cache, which is told how long computing may take.
+
+    Args:
+        rank: The worker.
+        backend: Its cache.
+        expect: Tells the cache what computing may take, until steps say otherwise.
+        memory: Of the cache, for a device to pin.
+        shown: The series that vLLM shows of the cache; None: all.
+    """
+    threads = _computing_threads()
+    gpu = device_name(rank.device, threads) if rank.device.type == "cuda" else ""
+    guessed = guess(rank.vllm_config, device_ops_s(gpu, threads)) or (0.0, 0.0, 0.0, 0.0)
+    step_tokens = int(rank.vllm_config.scheduler_config.max_num_batched_tokens)
+    expect(guessed, step_tokens)
+    config = rank.settings.engine
+    # Room for the KV of two steps of the engine.
+    save_bytes = max(64 << 20, 2 * step_tokens * rank.layout.token_bytes)
+    return WorkerHalf(
+        backend,
+        rank.copier,
+        chunk_size=config.chunk_size,
+        chunk_blocks=rank.chunk_blocks,
+        load_timeout_s=config.retrieve_timeout_s,
+        load_threads=config.load_threads,
+        save_bytes_max=rank.settings.save_bytes_max or int(save_bytes),
+        thread_start=thread_start(),
+        memory=memory,
+        steps=step_clock(rank.device),
+        rank=rank.number,
+        shown=shown,
+    )
+
+
+def open_worker(rank: OpenRank) -> tuple[RankAnswers, WorkerHalf]:
+    """The half in a worker with a cache of its own, and what answers for it."""
+    config = rank.settings.engine
+    with all_processors():
+        # What is looked up is loaded: so the reads leave with the question.
+        engine = TieredCache(rank.identity, config.replace(enable_async_loading=True))
+        engine.learning.know_device(device_name(rank.device, _computing_threads()))
+    for store in engine.tiers:
+        where = next(each.address for each in config.stores if each.name == store.tier.name)
+        reached = "reached" if store.tier.connector.available else "not reached yet"
+        _log.info("kvferry: store %s at %s is %s", store.tier.name, where, reached)
+    worker = worker_half(rank, engine, engine.learning.expect, memory=[engine.memory.whole])
+    with all_processors():
+        worker.status_socket = open_status_socket(
+            engine, f"vLLM {vllm_version() or ''}, rank {rank.number}"
+        )
+        finder = BackendFinder([engine])
+        return RankAnswers(rank.name, finder, teller(engine), worker.release_blocks), worker
+
+
+def _computing_threads() -> int:
+    """How many threads compute, on a CPU."""
+    import torch
+
+    return int(torch.get_num_threads())
+
+
+def _this_shard(vllm_config: Any) -> Shard:
     """Which part of the model this process has."""
     from vllm.distributed import parallel_state
 
@@ -204,9 +237,3 @@ def this_shard(vllm_config: Any) -> Shard:
         pp_layers = tuple(end - start for start, end in ends)
     tp_rank = parallel_state.get_tensor_model_parallel_rank()
     return Shard(tp_rank=tp_rank, pp_rank=pp_rank, pp_layers=pp_layers)
-
-
-def save_bytes(vllm_config: Any, token_bytes: int) -> int:
-    """Room for the KV of two steps of the engine."""
-    tokens = vllm_config.scheduler_config.max_num_batched_tokens
-    return int(max(64 << 20, 2 * tokens * token_bytes))

@@ -3,16 +3,7 @@
     --kv-transfer-config '{"kv_connector": "KvferryConnector", ...,
                            "kv_connector_extra_config": {"kvferry.remote_url": "redis://cache-1"}}'
 
-A key ``kvferry.NAME`` is a setting of `kvferry.CacheConfig`, or one of these, which only the
-connector has:
-
-    save_generated   save chunks with generated tokens too, when they are full; default: true
-    save_buffer_gb   memory for what was taken out of the engine and is not saved yet, in GB;
-                     default: what two steps of the engine compute
-    layerwise        "auto": each layer is taken out when it is computed, where the engine runs it
-                     from Python, and else at the end of the step. "always": have it run so, without
-                     full CUDA graphs
-
+A key ``kvferry.NAME`` is a setting of `kvferry.CacheConfig`, or one of `VllmConnectorSettings`.
 They win over the environment and the file (``KVFERRY_CONFIG_FILE``, ``LMCACHE_CONFIG_FILE``), see
 `kvferry.config`. Some settings are another thing here than in an engine of one's own:
 

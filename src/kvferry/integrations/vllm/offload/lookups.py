@@ -200,7 +200,7 @@ class Lookups:
         asked = [entry for entry in request.asked if entry[1] is not question]
         late = len(asked) == len(request.asked)
         request.asked = asked
-        self._settle(request)
+        self._stop_watching(request)
         there, missing = self._known.hear(question, result.statuses)
         count = len(result.statuses)
         pays = True
@@ -211,7 +211,7 @@ class Lookups:
             request.answers.deny(question)
             self._counts["lookup_declined"] += count
         elif not late:
-            request.answers.settle(question, result.statuses)
+            request.answers.resolve(question, result.statuses)
             self._counts["lookup_hit"] += there
             self._counts["lookup_miss"] += missing
             self._counts["lookup_timeout"] += len(result.statuses) - there - missing
@@ -225,9 +225,9 @@ class Lookups:
             self._counts["lookup_timeout"] += count
             self._patience.unanswered(count, now - request.born)
         if late:
-            self._settle(request)
+            self._stop_watching(request)
             self._channel.pause()
 
-    def _settle(self, request: _Request) -> None:
+    def _stop_watching(self, request: _Request) -> None:
         if not request.asked:
             self._asked.pop(id(request), None)

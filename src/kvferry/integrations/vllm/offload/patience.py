@@ -64,7 +64,7 @@ class Patience:
             return _LOOKUP_S
         tokens = chunks * self.chunk_tokens
         allowance_s, lent_s = self._account.open(self.prefill.predict_s(tokens))
-        self._account.settle(0.0, 0.0, lent_s)
+        self._account.close(0.0, 0.0, lent_s)
         budget = Budget(tokens, 0, self.prefill, now, now + _FOREVER_S, 0.0, allowance_s)
         asked_s = self._load.fixed_s(now) if self._answers else 0.0
         load_s = self._load.predict_s(chunks * self.chunk_bytes, now)
@@ -85,19 +85,19 @@ class Patience:
             return True
         compute_s = self.prefill.predict_s(chunks * self.chunk_tokens)
         if not found:
-            self._account.settle(compute_s, took_s, 0.0)
+            self._account.close(compute_s, took_s, 0.0)
             return False
         saving_s = compute_s - self.prefill.predict_s(
             chunks * self.chunk_tokens, found * self.chunk_tokens
         )
         pays = self._load.predict_s(found * self.chunk_bytes, now) < saving_s
-        self._account.settle(compute_s, 0.0 if pays else took_s, 0.0)
+        self._account.close(compute_s, 0.0 if pays else took_s, 0.0)
         return pays
 
     def unanswered(self, chunks: int, waited_s: float) -> None:
         """Nobody waits for this answer any more."""
         if self._knows:
-            self._account.settle(self.prefill.predict_s(chunks * self.chunk_tokens), waited_s, 0.0)
+            self._account.close(self.prefill.predict_s(chunks * self.chunk_tokens), waited_s, 0.0)
 
     def loaded(
         self,
