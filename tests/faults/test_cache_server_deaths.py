@@ -120,7 +120,7 @@ def engine_at(step: str, server: Server, seed: int = 0) -> Iterator[subprocess.P
 def pages_held(server: Server) -> int:
     """Pages that are neither free nor a chunk that could leave."""
     segments = server.status()["pool"]["segments"]
-    memory = server.engine().memory.cache.stats()
+    memory = server.cache().memory.cache.stats()
     assert (memory["leased"], memory["pinned"], memory["writing"]) == (0, 0, 0)
     used: int = sum(s["pages"] - s["free"] for s in segments)
     return used - int(memory["ready"])

@@ -275,7 +275,7 @@ def test_an_engine_that_leaves_takes_its_holds_along(server: Server, connect: Co
     assert server.status()["fenced_pages"] == 4  # it could still write to them
     peer.close()
     until(lambda: server.status()["fenced_pages"] == 0, 5)
-    memory = server.engine().memory.cache.stats()
+    memory = server.cache().memory.cache.stats()
     assert (memory["leased"], memory["writing"], memory["pinned"]) == (0, 0, 0)
     assert memory["ready"] == 4
     with Peer(server.config.endpoints[0]) as other:

@@ -389,12 +389,12 @@ def test_over_a_cache_server_finding_and_loading_wait_once(
         assert client.wait(LIMIT_S)
         (shard,) = server._registry.shards.values()
         assert shard.opened.wait(LIMIT_S)
-        tier = shard.engine.tiers[0].tier
+        tier = shard.cache.tiers[0].tier
         counted = CountedStore(tier.connector)
         tier.connector = cast("Connector", counted)
         client.store(tokens, expected(tokens))
-        assert shard.engine.flush()
-        assert shard.engine.clear(stores=False) == FEW
+        assert shard.cache.flush()
+        assert shard.cache.clear(stores=False) == FEW
         assert client.contains(prompt(CHUNK, seed=99), timeout_s=LIMIT_S) == 0
         tier.learn(0, 0.1)
         held = HeldCache(client, lookup_timeout_s=LIMIT_S, load_timeout_s=LIMIT_S)

@@ -89,9 +89,9 @@ def test_pinned_chunks_stay_and_warmed_ones_are_there(
     server: Server, url: str, client: Client, tmp_path: Path
 ) -> None:
     client.store(TOKENS, expected(TOKENS))
-    assert server.engine().flush()
+    assert server.cache().flush()
     assert ask(f"{url}/v1/clear", "POST", {})[1]["chunks"] == 5
-    assert server.engine().memory.cache.stats()["resident"] == 0
+    assert server.cache().memory.cache.stats()["resident"] == 0
     file = tmp_path / "tokens.json"
     file.write_text(json.dumps(TOKENS))
     status, job = ask(f"{url}/v1/prefetch", "POST", {"files": [str(file)], "wait": True})

@@ -17,7 +17,7 @@ from kvferry.metrics.collector import exposition
 class FakeView:
     """A `ServerView` over engines that a test made; `stopped` and `reloads` count what was asked.
 
-    It implements what the protocol promises of `engine`: a digest, its beginning, or a model.
+    It implements what the protocol promises of `cache`: a digest, its beginning, or a model.
     """
 
     def __init__(self, config: ServerConfig, *engines: TieredCache) -> None:
@@ -39,7 +39,7 @@ class FakeView:
         """See `ServerView`."""
         return {"state": self.state, **self.told, "odd": float("inf")}
 
-    def engine(self, identity: str | None) -> TieredCache:
+    def cache(self, identity: str | None) -> TieredCache:
         """See `ServerView`."""
         found = [
             engine

@@ -122,10 +122,10 @@ class Handlers(Holding):
         shard, hashes = session.shard, request.hashes
         if len(hashes) <= _HASHES_BYTES_MAX:  # what is most often asked, as quickly as can be
             ready, coming = shard.memory.cache.lookup(hashes)
-            engine = shard.engine
-            if engine.tiers and ready and engine.storer.looks:
-                engine.storer.observe(shard.prompt(hashes, 0, request.generation), ready)
-            asks = request.stores and (engine.tiers or request.source)
+            cache = shard.cache
+            if cache.tiers and ready and cache.storer.looks:
+                cache.storer.observe(shard.prompt(hashes, 0, request.generation), ready)
+            asks = request.stores and (cache.tiers or request.source)
             if ready * DIGEST_BYTES == len(hashes) or not asks:
                 return p.Found(request.id, {"l1": ready}, coming, shard.shared)
         prompt = shard.prompt(hashes, 0, request.generation, request.about, request.source)
@@ -133,7 +133,7 @@ class Handlers(Holding):
 
         def look() -> Steps[Lookup]:
             if request.about:
-                return shard.engine.looking(
+                return shard.cache.looking(
                     prompt,
                     None,
                     touch=request.touch,
@@ -141,8 +141,8 @@ class Handlers(Holding):
                     begin=request.touch,  # a retrieve of what is found follows
                 )
             if request.touch:
-                return shard.engine.lookup_steps(prompt, limit_s)
-            return shard.engine.looking(prompt, limit_s, touch=False)
+                return shard.cache.lookup_steps(prompt, limit_s)
+            return shard.cache.looking(prompt, limit_s, touch=False)
 
         def found(known: Lookup | None) -> p.Reply:
             if known is None:
@@ -170,7 +170,7 @@ class Handlers(Holding):
         limit_s = seconds_of(request)
 
         def explain() -> dict[str, Any]:
-            found = session.shard.engine.explain(prompt, timeout_s=limit_s)
+            found = session.shard.cache.explain(prompt, timeout_s=limit_s)
             return {"text": str(found), **msgspec.to_builtins(found)}
 
         return self._later(
@@ -180,19 +180,19 @@ class Handlers(Holding):
     def _observe(self, session: Session, request: p.Observe) -> p.Reply:
         if not (0 <= request.cached_tokens <= request.tokens and 0 <= request.took_s < 86_400):
             raise RequestRefused("usage", "cached_tokens, tokens and took_s do not go together")
-        session.shard.engine.observe_prefill(request.tokens, request.cached_tokens, request.took_s)
+        session.shard.cache.observe_prefill(request.tokens, request.cached_tokens, request.took_s)
         return p.Done(request.id)
 
     def _counted(self, session: Session, request: p.Counted) -> p.Reply:
         try:
-            session.shard.engine.metrics.add(request.sums, request.histograms)
+            session.shard.cache.metrics.add(request.sums, request.histograms)
         except UsageError as error:
             raise RequestRefused("usage", str(error)) from None
         return p.Done(request.id)
 
     def _speed(self, session: Session, request: p.Speed) -> p.Reply:
         told, step_tokens = request.coefficients, max(0, request.step_tokens)
-        session.shard.engine.learning.expect(told, step_tokens)
+        session.shard.cache.learning.expect(told, step_tokens)
         return p.Done(request.id)
 
     # --- Everything ---
@@ -200,16 +200,16 @@ class Handlers(Holding):
     def _clear(self, session: Session, request: p.Clear) -> p.Reply | Later:
         shard, ended = session.shard, request.ended
         if not request.stores:
-            return p.Count(request.id, shard.engine.clear(stores=False))
+            return p.Count(request.id, shard.cache.clear(stores=False))
         if not request.everybody:
             # Chunks of this engine in memory leave when there is need, others use the rest.
             count = shard.memory.cache.clear() if shard.memory.engines == 1 else 0
             if ended:
-                shard.engine.clearing.forget(lambda generation: own_of(generation) == ended)
+                shard.cache.clearing.forget(lambda generation: own_of(generation) == ended)
             return p.Count(request.id, count)
         return self._later(
             session,
-            lambda: shard.engine.clear(everybody=True),
+            lambda: shard.cache.clear(everybody=True),
             lambda count: p.Count(request.id, _known(count)),
             seconds_of(request),
         )

@@ -76,14 +76,14 @@ class Holding:
     ) -> p.Reply:
         _check_open(session)
         shard, lease_s = session.shard, self.config.lease_s
-        shard.engine.storer.offer_again(prompt)
+        shard.cache.storer.offer_again(prompt)
         end = self._end(session, prompt, first)
         if not shard.memory.waits_for_room(end - first):
             shard.memory.room_for(end - first)
         id, chunks, handles, shed = shard.memory.cache.reserve(prompt.first(end), first, lease_s)
         if shed or end < prompt.chunks:
             shed += prompt.chunks - end
-            shard.engine.metrics.shed("pool_full", shed)
+            shard.cache.metrics.shed("pool_full", shed)
         if not id:
             return p.ReservedPages(request.id, 0, [], [], shed)
         writing = Writing(prompt, Pages(id, chunks, handles, 0), time.monotonic() + lease_s)
@@ -105,7 +105,7 @@ class Holding:
         if request.ok and 0 in request.ok:
             done = shard.memory.commit(reserved.id, request.ok)
             return p.Committed(request.id, done)
-        done, queued, dropped = shard.engine.storer.written(writing.prompt, reserved)
+        done, queued, dropped = shard.cache.storer.written(writing.prompt, reserved)
         return p.Committed(request.id, done, queued, dropped)
 
     def _abort(self, session: Session, request: p.Abort) -> p.Reply:
@@ -125,11 +125,11 @@ class Holding:
         room = self._sessions.room(session, writing=False)
         wanted = prompt.first(room)
         ready, coming = shard.memory.cache.lookup(request.hashes)
-        asks = shard.engine.tiers or prompt.source
+        asks = shard.cache.tiers or prompt.source
         if ready == prompt.chunks or not (coming or asks):
             lease, handles = shard.memory.cache.acquire(wanted, self.config.lease_s)
             if len(handles) * DIGEST_BYTES == len(wanted) or not asks:
-                shard.engine.reader.from_memory(prompt, len(handles), time.monotonic() - began)
+                shard.cache.reader.from_memory(prompt, len(handles), time.monotonic() - began)
                 return self._leased(session, request, prompt, lease, handles, room)
             shard.memory.cache.release(lease)  # somebody evicted between these two lines
         full = session.running >= _RUNNING_MAX
@@ -152,7 +152,7 @@ class Holding:
     ) -> Callable[[], Steps[Gathered]]:
         """The work of bringing it into memory, whenever it begins."""
         deadline = time.monotonic() + seconds_of(request)
-        return lambda: shard.engine.reader.gathering(prompt, deadline)
+        return lambda: shard.cache.reader.gathering(prompt, deadline)
 
     def _leased(
         self,

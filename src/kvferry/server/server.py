@@ -116,7 +116,7 @@ class Server:
             self._sessions.end(session, "shutdown")
         self._listener.close()  # engines see at once that they are on their own
         for shard in self.shards:
-            if not shard.engine.close(max(0.0, until - time.monotonic())):
+            if not shard.cache.close(max(0.0, until - time.monotonic())):
                 _log.warning(
                     "%s: not all chunks were written to its stores within %g s",
                     shard.identity.model,
@@ -151,7 +151,7 @@ class Server:
             config.dead_after_s,
         )
         for shard in self.shards:
-            shard.engine.config = config.engine
+            shard.cache.config = config.engine
 
     def _session_ended(self, session: Session, why: str, held: int) -> None:
         who = f"{session.software} (pid {session.pid})"
@@ -182,8 +182,8 @@ class Server:
         """Stores that cannot be asked at present."""
         return self._watch.degraded()
 
-    def engine(self, identity: str | None = None) -> TieredCache:
-        """The engine of an identity.
+    def cache(self, identity: str | None = None) -> TieredCache:
+        """The cache of an identity.
 
         Args:
             identity: Its digest in hex, the beginning of it, or the model's name; None: the only
@@ -200,7 +200,7 @@ class Server:
             or (identity and shard.identity.digest.hex().startswith(identity))
         ]
         if len(found) == 1:
-            return found[0].engine
+            return found[0].cache
         known = ", ".join(
             f"{s.identity.digest.hex()[:8]} ({s.identity.model})" for s in self.shards
         )
@@ -235,5 +235,5 @@ class Server:
 
     def metrics_text(self) -> str:
         """All metrics in Prometheus' text format."""
-        caches = [shard.engine.metrics for shard in self.shards]
+        caches = [shard.cache.metrics for shard in self.shards]
         return metrics_text(self.summary(), caches, ready=self.ready)

@@ -79,7 +79,7 @@ class IdentityShard:
     Attributes:
         identity: Whose.
         memory: Where they lie.
-        engine: Moves them between memory and stores, which are opened in the background.
+        cache: Moves them between memory and stores, which are opened in the background.
         began: When that began, by ``time.monotonic``.
         opened: That is over.
         problems: Why a store could not be opened, by its name.
@@ -92,14 +92,14 @@ class IdentityShard:
         try:
             # The server's own is for engines that name none; this one has chosen.
             settings = config.engine.replace(chunk_size=identity.layout.chunk_size)
-            self.engine = TieredCache(identity, settings, memory=self.memory, open_stores=False)
+            self.cache = TieredCache(identity, settings, memory=self.memory, open_stores=False)
         except BaseException:
             self.memory.pool.members.remove(self.memory)
             raise
-        self.engine.in_background = loop.in_background
-        if self.engine.named is not None:
-            self.engine.named.prepare = self._watch_store
-        self.engine.metrics.labels = {
+        self.cache.in_background = loop.in_background
+        if self.cache.named is not None:
+            self.cache.named.prepare = self._watch_store
+        self.cache.metrics.labels = {
             "model": identity.model,
             "identity": identity.digest.hex()[:12],
         }
@@ -112,16 +112,16 @@ class IdentityShard:
 
     def _open(self, config: CacheConfig) -> None:
         """One store after the other; those that cannot be opened are left out."""
-        engine = self.engine
+        cache = self.cache
         try:
             for store in config.stores:
                 try:
                     [tier] = open_tiers(
-                        [store], config, engine.identity, {}, engine.metrics, engine.clearing
+                        [store], config, cache.identity, {}, cache.metrics, cache.clearing
                     )
                     self._watch_store(tier)
-                    engine.storer.begin(tier)
-                    engine.tiers.append(tier)
+                    cache.storer.begin(tier)
+                    cache.tiers.append(tier)
                 except (KVFerryError, OSError, MemoryError) as error:
                     self.problems[store.name] = str(error)
                     _log.warning(
@@ -132,8 +132,8 @@ class IdentityShard:
                     )
             if config.enable_controller:
                 self._share()
-            if not engine.available:  # it was closed meanwhile
-                for tier in engine.tiers:
+            if not cache.available:  # it was closed meanwhile
+                for tier in cache.tiers:
                     tier.close(0.0)
         finally:
             self.opened.set()
@@ -149,7 +149,7 @@ class IdentityShard:
         from kvferry.cache.sharing import join  # for those alone who share
 
         try:
-            join(self.engine, self._watch_store, rank=0)  # one process has the chunks of all ranks
+            join(self.cache, self._watch_store, rank=0)  # one process has the chunks of all ranks
         except (KVFerryError, OSError) as error:
             self.problems["peers"] = str(error)
             _log.warning("%s shares nothing: %s", self.identity.model, error)
@@ -157,7 +157,7 @@ class IdentityShard:
     @property
     def shared(self) -> bytes:
         """The half of generations that all engines here have in common."""
-        return self.engine.clearing.shared
+        return self.cache.clearing.shared
 
     def is_current(self, generation: bytes) -> bool:
         """Whether hashes of this generation may find something, and be stored."""
@@ -204,7 +204,7 @@ class IdentityShard:
 
     def status(self) -> dict[str, Any]:
         """For people and programs."""
-        stats = self.engine.stats()
+        stats = self.cache.stats()
         return {
             "identity": self.identity.digest.hex(),
             "model": self.identity.model,

@@ -130,7 +130,7 @@ def _record(shard: IdentityShard) -> ShardRecord:
         parents,
         [page_index(handle) for handle in handles],
         checksums,
-        shard.engine.identity.digest,
+        shard.cache.identity.digest,
     )
 
 
@@ -169,7 +169,7 @@ def adopt(shard: IdentityShard, record: ShardRecord) -> tuple[int, int]:
     Raises:
         KVFerryError: The record cannot be; nothing was taken.
     """
-    if (record.kept_as or record.digest) != shard.engine.identity.digest:
+    if (record.kept_as or record.digest) != shard.cache.identity.digest:
         raise UsageError("they are not what remote_serde says now")
     pool, count = shard.memory.pool.pages, len(record.pages)
     if not len(record.checksums) == len(record.parents) == len(record.hashes) // 16 == count:

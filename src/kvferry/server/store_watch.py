@@ -108,7 +108,7 @@ class StoreWatch:
 
     def _problem(self, store: StoreConfig) -> str:
         shards = self._shards()
-        tiers = [tier.tier for shard in shards for tier in shard.engine.tiers]
+        tiers = [tier.tier for shard in shards for tier in shard.cache.tiers]
         ours = [tier.connector for tier in tiers if tier.name == store.name]
         if any(connector.available for connector in ours):
             if store.name in self._nodes:

@@ -47,8 +47,8 @@ class ServerView(Protocol):
         granted, free, pages ...), identities [...], sessions [...], requests (counters), stores.
         """
 
-    def engine(self, identity: str | None) -> TieredCache:
-        """The engine of one identity.
+    def cache(self, identity: str | None) -> TieredCache:
+        """The cache of one identity.
 
         Args:
             identity: Its digest in hex, a beginning of that which no other one has, or the name of

@@ -30,7 +30,7 @@ __all__ = [
     "Pins",
     "SaltHex",
     "Whose",
-    "engine_of",
+    "cache_of",
     "explain",
     "lookup",
     "prompt_of",
@@ -126,8 +126,8 @@ class Cleared(Whose):
     stores: bool
 
 
-def engine_of(view: ServerView, identity: str | None) -> TieredCache:
-    """The engine of an identity.
+def cache_of(view: ServerView, identity: str | None) -> TieredCache:
+    """The cache of an identity.
 
     Raises:
         CallError: There is none, or the server is not ready for it.
@@ -135,14 +135,14 @@ def engine_of(view: ServerView, identity: str | None) -> TieredCache:
     if not view.ready:
         raise CallError(503, "not_ready", "the server starts, or ends; ask again later")
     try:
-        return view.engine(identity)
+        return view.cache(identity)
     except UsageError as error:
         text = str(error)
     raise CallError(400 if identity is None else 404, "identity", text)
 
 
 def prompt_of(
-    engine: TieredCache, tokens: Any, salt_hex: str | None, weights_version: str | None = None
+    cache: TieredCache, tokens: Any, salt_hex: str | None, weights_version: str | None = None
 ) -> Prompt:
     """A prompt as engines read it that were given this name of their weights, or none.
 
@@ -155,26 +155,26 @@ def prompt_of(
         raise UsageError("'salt' is no hexadecimal text") from None
     if len(salt) > _SALT_BYTES_MAX:
         raise UsageError(f"'salt' is longer than {_SALT_BYTES_MAX} bytes")
-    generation = joined(named(weights_version or ""), engine.clearing.shared)
-    return read_prompt(tokens, engine.layout.chunk_size, salt, generation=generation)
+    generation = joined(named(weights_version or ""), cache.clearing.shared)
+    return read_prompt(tokens, cache.layout.chunk_size, salt, generation=generation)
 
 
 def _prompt(view: ServerView, body: EnginePromptBody | UnpinBody) -> tuple[TieredCache, Prompt]:
-    engine = engine_of(view, body.identity)
-    return engine, prompt_of(engine, body.tokens, body.salt, body.weights_version)
+    cache = cache_of(view, body.identity)
+    return cache, prompt_of(cache, body.tokens, body.salt, body.weights_version)
 
 
-def whose(engine: TieredCache) -> Whose:
+def whose(cache: TieredCache) -> Whose:
     """Of what identity an engine is."""
-    return {"identity": engine.identity.digest.hex(), "model": engine.identity.model}
+    return {"identity": cache.identity.digest.hex(), "model": cache.identity.model}
 
 
 def lookup(view: ServerView, body: EnginePromptBody) -> LookupReport:
     """How much of a prompt each tier has."""
-    engine, prompt = _prompt(view, body)
-    found = engine.lookup(prompt)
+    cache, prompt = _prompt(view, body)
+    found = cache.lookup(prompt)
     return {
-        **whose(engine),
+        **whose(cache),
         "prompt_tokens": prompt.tokens,
         "tokens": found.tokens,
         "tiers": dict(found.tiers),
@@ -184,10 +184,10 @@ def lookup(view: ServerView, body: EnginePromptBody) -> LookupReport:
 
 def explain(view: ServerView, body: EnginePromptBody) -> dict[str, Any]:
     """Where each chunk of a prompt is, or why it is not."""
-    engine, prompt = _prompt(view, body)
-    found = engine.explain(prompt)
+    cache, prompt = _prompt(view, body)
+    found = cache.explain(prompt)
     return {
-        **whose(engine),
+        **whose(cache),
         **asdict(found),
         "usable_tokens": found.usable_tokens,
         "text": str(found),
@@ -197,7 +197,7 @@ def explain(view: ServerView, body: EnginePromptBody) -> dict[str, Any]:
 @dataclass(frozen=True)
 class _Pin:
     id: str
-    engine: TieredCache
+    cache: TieredCache
     prompt: Prompt  # what was pinned
     asked: bytes  # the hashes of all that was asked for
     shown: Pinned
@@ -221,29 +221,29 @@ class Pins:
 
     def add(self, view: ServerView, body: EnginePromptBody) -> Pinned:
         """Load a prompt's prefix and keep it in memory."""
-        engine, prompt = _prompt(view, body)
+        cache, prompt = _prompt(view, body)
         with self._lock:
             if len(self._pins) + self._coming >= _PINS_MAX:
                 raise CallError(503, "busy", f"there are {_PINS_MAX} pins; remove some first")
             self._coming += 1
         try:
-            tokens = engine.pin(prompt)
+            tokens = cache.pin(prompt)
         finally:
             with self._lock:
                 self._coming -= 1
         shown: Pinned = {
-            "identity": engine.identity.digest.hex(),
-            "model": engine.identity.model,
+            "identity": cache.identity.digest.hex(),
+            "model": cache.identity.model,
             "id": None,
             "prompt_tokens": prompt.tokens,
             "tokens": tokens,
         }
         if tokens:
-            chunks = tokens // engine.layout.chunk_size
+            chunks = tokens // cache.layout.chunk_size
             held = replace(prompt, hashes=prompt.first(chunks))
             id = secrets.token_hex(8)
             shown["id"], shown["since"] = id, round(time.time(), 3)
-            pin = _Pin(id, engine, held, prompt.hashes, shown)
+            pin = _Pin(id, cache, held, prompt.hashes, shown)
             with self._lock:
                 self._pins[pin.id] = pin
         return shown
@@ -255,27 +255,27 @@ class Pins:
         if body.id is None:
             if body.tokens is None:
                 raise UsageError("name the 'id' of the pin, or the 'tokens' of its prompt")
-            engine, prompt = _prompt(view, body)
-            pin = self._taken(lambda pin: pin.engine is engine and pin.asked == prompt.hashes)
+            cache, prompt = _prompt(view, body)
+            pin = self._taken(lambda pin: pin.cache is cache and pin.asked == prompt.hashes)
             if pin is None:  # set by others
-                return {"tokens": engine.unpin(prompt), **whose(engine)}
+                return {"tokens": cache.unpin(prompt), **whose(cache)}
         else:
             pin = self._taken(lambda pin: pin.id == body.id)
             if pin is None:
                 raise CallError(404, "pin", "there is no pin with this id")
-        return {"tokens": pin.engine.unpin(pin.prompt), **whose(pin.engine)}
+        return {"tokens": pin.cache.unpin(pin.prompt), **whose(pin.cache)}
 
     def clear(self, view: ServerView, body: ClearBody) -> Cleared:
         """Forget all chunks of an identity, pins too, and in the stores if that is said."""
         stores = body.stores  # then for everybody: here are no engines
-        engine = engine_of(view, body.identity)
+        cache = cache_of(view, body.identity)
         with self._lock:
-            gone = [pin.id for pin in self._pins.values() if pin.engine is engine]
+            gone = [pin.id for pin in self._pins.values() if pin.cache is cache]
             for id in gone:
                 del self._pins[id]
         return {
-            **whose(engine),
-            "chunks": engine.clear(stores=stores, everybody=stores),
+            **whose(cache),
+            "chunks": cache.clear(stores=stores, everybody=stores),
             "stores": stores,
         }
 

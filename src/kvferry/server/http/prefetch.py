@@ -84,7 +84,7 @@ class PrefetchReports(TypedDict):
 @dataclass
 class _Job:
     id: str
-    engine: TieredCache
+    cache: TieredCache
     files: list[str]
     salt: str | None
     results: list[PrefetchFile] = field(default_factory=list)
@@ -96,7 +96,7 @@ class _Job:
         results = list(self.results)
         return {
             "id": self.id,
-            **calls.whose(self.engine),
+            **calls.whose(self.cache),
             "state": self.state,
             "files": len(self.files),
             "finished": len(results),
@@ -120,9 +120,9 @@ class Prefetches:
 
     def add(self, view: ServerView, body: PrefetchBody) -> PrefetchReport:
         """Load prompts of token files into memory."""
-        engine = calls.engine_of(view, body.identity)
-        calls.prompt_of(engine, [], body.salt)  # says now what is wrong with the salt
-        job = _Job(secrets.token_hex(8), engine, body.files, body.salt)
+        cache = calls.cache_of(view, body.identity)
+        calls.prompt_of(cache, [], body.salt)  # says now what is wrong with the salt
+        job = _Job(secrets.token_hex(8), cache, body.files, body.salt)
         self._begin(job)
         if body.wait:
             job.done.wait(body.timeout_s)
@@ -183,10 +183,10 @@ class Prefetches:
         began = time.monotonic()
         result: PrefetchFile = {"file": file, "prompt_tokens": 0, "tokens": 0, "error": None}
         try:
-            prompt = calls.prompt_of(job.engine, read_tokens(file), job.salt)
+            prompt = calls.prompt_of(job.cache, read_tokens(file), job.salt)
             result["prompt_tokens"] = prompt.tokens
-            limit_s = job.engine.config.retrieve_timeout_s + _GRACE_S
-            result["tokens"] = job.engine.prefetch(prompt).result(limit_s)
+            limit_s = job.cache.config.retrieve_timeout_s + _GRACE_S
+            result["tokens"] = job.cache.prefetch(prompt).result(limit_s)
         except CancelledError:
             result["error"] = "the server ends"
         except TimeoutError:
