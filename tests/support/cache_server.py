@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import signal
@@ -58,7 +59,9 @@ class CacheServerProcess:
     ) -> None:
         self._environment = {**os.environ, **environment}
         self.endpoint = f"ipc://{directory}/server"
-        self.shm_name = f"kvferry-test-{directory.name}"
+        # Tests of one name have directories of one name, in each run beside this one.
+        name = hashlib.blake2b(bytes(directory), digest_size=8).hexdigest()
+        self.shm_name = f"kvferry-test-{name}"
         self.log_file = directory / "server.log"
         self._http = free_port()
         self._command = [
