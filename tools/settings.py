@@ -18,11 +18,11 @@ from pathlib import Path
 
 from kvferry.cli.options import option_of
 from kvferry.config import CacheConfig, ClientConfig, EvictionConfig, StoreConfig, integrations
+from kvferry.config.cache import StoreSettings
 from kvferry.config.controller import ControllerConfig
 from kvferry.config.node import NodeSettings
 from kvferry.config.server_settings import ServerSettings
 from kvferry.config.setting import Settings, specs
-from kvferry.config.sources import StoreSettings
 from kvferry.config.spec import Spec
 
 CLASSES: dict[str, type[Settings]] = {

@@ -294,7 +294,7 @@ def test_stats_clear_and_configuration(sglang: Any, store: TestServer) -> None:
     assert sglang("clear", name="a") is True
     assert sglang("exists", name="a", keys=keys) == 0
     sglang("close", name="a")
-    with pytest.raises(DriverError, match=r"ConfigError: .*unknown key 'lookup_timeout_ms'"):
+    with pytest.raises(DriverError, match=r"ConfigError: .*unknown setting 'lookup_timeout_ms'"):
         opened(sglang, store, "b", "mha", POOLS["page_first"][1], extra={"lookup_timeout_ms": 250})
 
 

@@ -179,7 +179,7 @@ def test_events_and_metrics(
 
 
 def test_what_cannot_be(shape: VllmShape, store: TestServer, model: Path) -> None:
-    with pytest.raises(ConfigError, match="unknown key 'ulr'"):
+    with pytest.raises(ConfigError, match="unknown setting 'ulr'"):
         Tier(shape, store.url, model, ulr="redis://c")
     view = memoryview(bytearray(ROW * ROWS))[::2]
     spec = spec_of(shape, vllm_config(model))

@@ -216,7 +216,7 @@ def test_a_store_says_how_its_connector_is_opened() -> None:
         ),
         ({"type": "plugin", "module_path": "m"}, "needs class_name"),
         ({"type": "plugin", "module_path": "m", "class_name": "C", "url": "redis://h"}, "url"),
-        ({"type": "redis", "path": "/x"}, "path is for type=file"),
+        ({"type": "redis", "path": "/x"}, "path is set without type='file'"),
         ({"type": "redis", "url": f"redis://:{SECRET}@h:x"}, "malformed"),
         ({"type": "redis", "url": f"s3://{SECRET}"}, "must begin with redis://"),
         ({"type": "redis", "password": SECRET, "port": 0}, "from 1 to 65535"),
@@ -230,7 +230,7 @@ def test_a_store_says_how_its_connector_is_opened() -> None:
         ({"type": "redis", "eviction": {"policy": "LRU"}}, "did you mean 'eviction_policy'"),
         ({"type": "redis", "eviction": "LRU"}, "eviction is no mapping"),
         ({"type": "redis", "name": "a b"}, "short word"),
-        ({"type": "redis", "nodes": [3]}, "nodes[0]"),
+        ({"type": "redis", "nodes": [3]}, "list of hosts"),
     ],
     ids=str,
 )

@@ -127,7 +127,7 @@ def test_deadline_grows_with_bytes() -> None:
         (SENTINEL | {"sentinel_username": "u"}, "without sentinel_password"),
         ({"sentinel_master": "m"}, "without topology='sentinel'"),
         ({"sentinel_password": SECRET}, "without topology='sentinel'"),
-        ({"read_from": "replica"}, "needs a cluster or Sentinels"),
+        ({"read_from": "replica"}, "set without topology='cluster' or 'sentinel'"),
         (CLUSTER | {"read_from": "anywhere"}, "use primary"),
         (CLUSTER | {"read_from": "az"}, "needs availability_zone"),
         ({"topology_refresh_s": 0}, "above 0"),

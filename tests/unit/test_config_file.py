@@ -185,7 +185,7 @@ def test_a_host_replaces_the_socket_of_the_file(file: Path) -> None:
         (f"client: {{password: {SECRET}, nodes: h:1}}", "nodes"),
         (f"client: {{url: 'redis://:{SECRET}@h:x'}}", "malformed"),
         (f"client: {{url: 'redis://:{SECRET}@h?conections=4'}}", "'connections'"),
-        (f"client: {{url: [{SECRET}]}}", "url is no text"),
+        (f"client: {{url: [{SECRET}]}}", "url is not valid"),
         (f"client: {{credentials: {SECRET}}}", "credentials is a function"),
         (f"client: {{1: {SECRET}}}", "not a word"),
         (f"client: [{SECRET}]", "'name: value'"),

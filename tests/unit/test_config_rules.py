@@ -29,12 +29,12 @@ from kvferry.config import (
     load_client_config,
     save_client_settings,
 )
+from kvferry.config.cache import StoreSettings
 from kvferry.config.controller import ControllerConfig
 from kvferry.config.node import NodeSettings
 from kvferry.config.server import ServerConfig
 from kvferry.config.server_settings import ServerSettings
 from kvferry.config.setting import specs
-from kvferry.config.sources import StoreSettings
 from kvferry.integrations.sglang.settings import read_settings as read_sglang
 from kvferry.integrations.vllm.offload.options import read_options
 from kvferry.integrations.vllm.settings import read_settings as read_connector
@@ -413,3 +413,20 @@ def test_every_setting_says_what_it_is_and_a_guide_explains_forty_at_most() -> N
     declared = [spec for each in classes for spec in specs(each).values()]
     assert [spec.name for spec in declared if not spec.text] == []
     assert sum(spec.guide for spec in declared) <= 40
+
+
+def test_an_empty_secret_is_none_in_every_section(file: Callable[[str], Path]) -> None:
+    assert NodeSettings.load(file('node: {password: ""}'), environ={}).password is None
+    beyond = file('node: {password: "", listen: ["0.0.0.0:6400"]}')
+    assert "reachable from other hosts" in message(NodeSettings.load, beyond, environ={})
+    assert CacheConfig.load(file('cache: {p2p_secret: ""}'), environ={}).p2p_secret is None
+
+
+def test_a_setting_without_what_it_needs_says_both_names() -> None:
+    for settings, name, needed in (
+        ({"tls_ca_file": "/ca"}, "tls_ca_file", "tls"),
+        ({"nodes": ["b"]}, "nodes", "topology='cluster' or 'sentinel'"),
+        ({"tls": True, "tls_cert_file": "/c"}, "tls_cert_file", "tls_key_file"),
+    ):
+        said = f"{name} is set without {needed}; set both, or leave {name} out"
+        assert message(ClientConfig, **settings) == said

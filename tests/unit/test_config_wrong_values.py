@@ -21,11 +21,11 @@ import yaml
 
 from kvferry.cli.main import main
 from kvferry.config import CacheConfig, ClientConfig, StoreConfig, load_client_config
+from kvferry.config.cache import CACHE
 from kvferry.config.integrations import VllmConnectorSettings, VllmTierSettings
 from kvferry.config.server import ServerConfig
 from kvferry.config.server_settings import ServerSettings
 from kvferry.config.setting import specs
-from kvferry.config.sources import CACHE
 from kvferry.config.spec import Spec
 from kvferry.errors import ConfigError
 from kvferry.integrations.vllm.offload.options import read_options

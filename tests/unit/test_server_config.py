@@ -227,7 +227,7 @@ BAD_ADAPTERS: list[tuple[dict[str, Any], str]] = [
     ({"type": "file", "path": "/kv", "url": "redis://h", "max_capacity_gb": 1}, "url is for"),
     ({**REDIS, "eviction": {"trigger": 1}}, "eviction: unknown setting 'trigger'"),
     ({**REDIS, "eviction": {"eviction_policy": "IsolatedLRU"}}, "IsolatedLRU"),
-    ({**REDIS, "num_workers": 0}, "connections=0"),
+    ({**REDIS, "num_workers": 0}, "num_workers=0"),
     ({**REDIS, "password": 5}, "password"),
     ({**REDIS, "password": SECRET, "username": 7}, "username"),
     ({**REDIS, "password": SECRET, "db": -1}, "db=-1"),

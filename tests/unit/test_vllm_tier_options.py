@@ -108,9 +108,12 @@ def test_a_directory(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"uri": "redis://c"}, "unknown key 'uri'; did you mean 'url'"),
-        ({"lookup_timeout": 1}, "unknown key 'lookup_timeout'; did you mean 'lookup_timeout_ms'"),
-        ({"credentials": 1}, "unknown key 'credentials'"),
+        ({"uri": "redis://c"}, "unknown setting 'uri'; did you mean 'url'"),
+        (
+            {"lookup_timeout": 1},
+            "unknown setting 'lookup_timeout'; did you mean 'lookup_timeout_ms'",
+        ),
+        ({"credentials": 1}, "unknown setting 'credentials'"),
         (
             {"lookup_timeout_ms": 0},
             "lookup_timeout_ms=0 is not valid; use a number of milliseconds",

@@ -29,7 +29,7 @@ a secret.
 
 from __future__ import annotations
 
-from kvferry.config.cache import CacheConfig, chosen_config
+from kvferry.config.cache import CacheConfig, Examined, chosen_config, examine
 from kvferry.config.client import (
     CONNECTIONS_DEFAULT,
     WORKERS_DEFAULT,
@@ -37,7 +37,6 @@ from kvferry.config.client import (
     load_client_config,
     save_client_settings,
 )
-from kvferry.config.sources import Examined, examine
 from kvferry.config.stores import EvictionConfig, StoreConfig
 
 __all__ = [

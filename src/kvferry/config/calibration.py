@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from kvferry.config.file import read_small
 from kvferry.config.setting import Settings, setting, specs
@@ -29,16 +29,12 @@ def read_calibration(path: str | os.PathLike[str]) -> tuple[float, float, float]
         ConfigError: The file is missing or malformed; the text names it.
     """
     where = f"prefill_calibration_file {path}"
-    names = tuple(specs(_Calibration))
     raw = read_small(Path(path), "prefill_calibration_file")
     found, problem = parsed_json(raw.decode(errors="replace"))
+    known = specs(_Calibration)
+    if problem is None and not isinstance(found, dict):
+        problem = f"holds no object with {', '.join(known)}"
     if problem is not None:
         raise ConfigError(f"{where} {problem}")
-    if not isinstance(found, dict):
-        raise ConfigError(f"{where} holds no object with {', '.join(names)}")
-    try:
-        given: dict[str, Any] = {name: found.get(name) for name in names}
-        made = _Calibration(**given)
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from None
-    return made.a_s, made.c_s_per_token, made.d_s_per_token2
+    a, c, d = (spec.check(found.get(name), f"{where}: {name}") for name, spec in known.items())
+    return a, c, d

@@ -25,7 +25,6 @@ from kvferry.config.setting import (
     Secret,
     Text,
     Word,
-    check_key_pair,
     setting,
 )
 from kvferry.config.url import PORT, SENTINEL_PORT, is_loopback, parse_endpoint, show_endpoint
@@ -40,6 +39,9 @@ __all__ = [
     "save_client_settings",
 ]
 
+_TLS = ("tls",)
+_SENTINEL = ("topology=sentinel",)
+_SEVERAL = ("topology=cluster|sentinel",)
 # More sockets than one flow needs: clouds cap each flow, and the client uses as many of them at a
 # time as it finds to be best.
 CONNECTIONS_DEFAULT = 8
@@ -131,31 +133,31 @@ class ClientConfig(ClientSources, frozen=True, kw_only=True):
     port: Port = PORT
     unix_path: Path | None = None
     same_host: Literal["auto", "tcp", "unix"] = "auto"
-    username: Word | None = None
+    username: Annotated[Word, setting(needs=("password",))] | None = None
     password: Secret | None = None
     credentials: Annotated[
         CredentialsProvider | None, setting(program=True, secret=True, use="from a program")
     ] = None
     db: Annotated[int, setting(ge=0, le=2**31 - 1)] = 0
     topology: Literal["standalone", "cluster", "sentinel"] = "standalone"
-    nodes: Annotated[tuple[str, ...], setting(use=_NODES, quoted=False)] = ()
-    sentinel_master: Text | None = None
-    sentinel_username: Word | None = None
-    sentinel_password: Secret | None = None
-    read_from: Literal["primary", "replica", "az"] = "primary"
+    nodes: Annotated[tuple[str, ...], setting(use=_NODES, quoted=False, needs=_SEVERAL)] = ()
+    sentinel_master: Annotated[Text, setting(needs=_SENTINEL)] | None = None
+    sentinel_username: Annotated[Word, setting(needs=("sentinel_password",))] | None = None
+    sentinel_password: Annotated[Secret, setting(needs=_SENTINEL)] | None = None
+    read_from: Annotated[Literal["primary", "replica", "az"], setting(needs=_SEVERAL)] = "primary"
     availability_zone: Text | None = None
     topology_refresh_s: Seconds = 60.0
     nodes_max: Annotated[int, setting(ge=1, le=2048)] = 128
     tls: bool = False
-    tls_ca_file: Path | None = None
-    tls_ca_dir: Path | None = None
-    tls_cert_file: Path | None = None
-    tls_key_file: Path | None = None
-    tls_key_password: Secret | None = None
-    tls_server_name: Host | None = None
-    tls_verify: Literal["full", "ca", "none"] = "full"
-    tls_min_version: Literal["1.2", "1.3"] = "1.2"
-    tls_ciphers: Text | None = None
+    tls_ca_file: Annotated[Path, setting(needs=_TLS)] | None = None
+    tls_ca_dir: Annotated[Path, setting(needs=_TLS)] | None = None
+    tls_cert_file: Annotated[Path, setting(needs=("tls", "tls_key_file"))] | None = None
+    tls_key_file: Annotated[Path, setting(needs=("tls", "tls_cert_file"))] | None = None
+    tls_key_password: Annotated[Secret, setting(needs=("tls", "tls_key_file"))] | None = None
+    tls_server_name: Annotated[Host, setting(needs=_TLS)] | None = None
+    tls_verify: Annotated[Literal["full", "ca", "none"], setting(needs=_TLS)] = "full"
+    tls_min_version: Annotated[Literal["1.2", "1.3"], setting(needs=_TLS)] = "1.2"
+    tls_ciphers: Annotated[Text, setting(needs=_TLS)] | None = None
     ktls: bool = True
     connections: Annotated[int, setting(ge=1, le=1024)] | None = None
     workers: Annotated[int, setting(ge=1, le=256)] | None = None
@@ -181,7 +183,7 @@ class ClientConfig(ClientSources, frozen=True, kw_only=True):
 
     def _check(self) -> None:
         self._set("nodes", self._checked_nodes())
-        for check in (_check_times, _check_user, _check_tls, _check_topology, _check_same_host):
+        for check in (_check_times, _check_user, _check_topology, _check_same_host):
             check(self)
 
     def _checked_nodes(self) -> tuple[str, ...]:
@@ -275,10 +277,6 @@ _ONE_SERVER: dict[str, Any] = {
     "sentinel_username": None,
     "sentinel_password": None,
 }
-_NEED_TLS = (
-    *("tls_ca_file", "tls_ca_dir", "tls_cert_file", "tls_key_file", "tls_key_password"),
-    *("tls_server_name", "tls_ciphers", "tls_verify", "tls_min_version"),
-)
 
 
 def _check_times(config: ClientConfig) -> None:
@@ -287,13 +285,6 @@ def _check_times(config: ClientConfig) -> None:
 
 
 def _check_user(config: ClientConfig) -> None:
-    for prefix in ("", "sentinel_"):
-        user, password = f"{prefix}username", f"{prefix}password"
-        if getattr(config, user) is not None and getattr(config, password) is None:
-            raise ConfigError(
-                f"{user} is set without {password}; set both "
-                "(a password alone, redis://:password@host, belongs to the default user)"
-            )
     if config.credentials is None:
         return
     if not callable(config.credentials):
@@ -305,39 +296,17 @@ def _check_user(config: ClientConfig) -> None:
         raise ConfigError("credentials stands for username and password; keep one or the other")
 
 
-def _check_tls(config: ClientConfig) -> None:
-    if not config.tls:
-        for name, _ in config.changed():
-            if name in _NEED_TLS:
-                raise ConfigError(f"{name} is set without tls; use rediss:// or tls=True")
-        return
-    if config.unix_path is not None:
-        raise ConfigError("tls does not go over a Unix socket; drop tls or unix_path")
-    check_key_pair(config)
-
-
 def _check_topology(config: ClientConfig) -> None:
     topology, alone = config.topology, config.topology == "standalone"
-    if config.unix_path is not None and not alone:
-        raise ConfigError(f"topology={topology!r} does not go over a Unix socket; drop unix_path")
-    if config.nodes and alone:
-        raise ConfigError(
-            "several hosts are a cluster or Sentinels; use redis+cluster:// or redis+sentinel://, "
-            "or set topology"
-        )
+    if config.unix_path is not None and (config.tls or not alone):
+        what = "tls" if config.tls else f"topology={topology!r}"
+        raise ConfigError(f"{what} does not go over a Unix socket; drop it or unix_path")
     if topology == "cluster" and config.db != 0:
         raise ConfigError(f"db={config.db} does not exist in a cluster; drop it")
     if topology == "sentinel" and config.sentinel_master is None:
         raise ConfigError(
             "topology='sentinel' needs sentinel_master, the name that the Sentinels watch: "
             "redis+sentinel://host:26379/mymaster"
-        )
-    for name in ("sentinel_master", "sentinel_username", "sentinel_password"):
-        if getattr(config, name) is not None and topology != "sentinel":
-            raise ConfigError(f"{name} is set without topology='sentinel'; use redis+sentinel://")
-    if config.read_from != "primary" and alone:
-        raise ConfigError(
-            f"read_from={config.read_from!r} needs a cluster or Sentinels; set topology"
         )
     if config.read_from == "az" and config.availability_zone is None:
         raise ConfigError("read_from='az' needs availability_zone, the one of this host; set it")

@@ -24,7 +24,8 @@ from typing import Any, Self
 
 from kvferry.config.file import find_config_file, open_with_secret, read_document, section_of
 from kvferry.config.foreign import EXTRA
-from kvferry.config.setting import Settings, specs
+from kvferry.config.setting import Settings, Url, specs
+from kvferry.config.spec import Spec
 from kvferry.config.url import parse_url, unknown
 from kvferry.errors import ConfigError
 
@@ -43,8 +44,17 @@ _SERVER = (
 )
 
 
+class _Place(Settings, frozen=True, kw_only=True):
+    url: Url | None = None
+
+
 class ClientSources(Settings, frozen=True, kw_only=True):
     """The readers of `ClientConfig`."""
+
+    @classmethod
+    def known(cls) -> dict[str, Spec]:
+        """What a place may say: a `url` and the fields."""
+        return {**specs(_Place), **specs(cls)}
 
     @classmethod
     def from_url(
@@ -145,23 +155,20 @@ class ClientSources(Settings, frozen=True, kw_only=True):
         """Checked fields of what holds `url` and fields, the URL taken apart.
 
         Args:
-            given: An empty host, port, user or password is not given; None takes back what the URL
-                says.
+            given: None takes back what the URL says.
             where: Before the name of a setting in an error.
 
         Raises:
             ConfigError: A name is unknown, or a value cannot be.
         """
-        known = specs(cls)
+        known = cls.known()
         for name in given:
-            if name not in ("url", *known):
-                raise ConfigError(f"{where}{unknown(name, ('url', *known))}")
+            if name not in known:
+                raise ConfigError(f"{where}{unknown(name, known)}")
         found: dict[str, Any] = {}
         if (url := given.get("url")) is not None:
-            if not isinstance(url, str):
-                raise ConfigError(f"{where}url is no text; it begins with e.g. redis://")
             try:
-                found = parse_url(url, known)
+                found = parse_url(known["url"].check(url), specs(cls))
             except ConfigError as error:
                 raise ConfigError(f"{where}{error}") from None
             if "password" in found:  # without a user it is that of the default user
@@ -170,7 +177,7 @@ class ClientSources(Settings, frozen=True, kw_only=True):
             if value is None:
                 if found.get(name) is not None:
                     del found[name]
-            elif name != "url" and not (value == "" and name in (*_ADDRESS, *_USER)):
+            elif name != "url" and not (value == "" and known[name].blank):
                 found[name] = known[name].check(value, f"{where}{name}")
         return found
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from kvferry._shown import shown
 from kvferry.config.cache import CacheConfig
 from kvferry.config.client import WORKERS_DEFAULT, ClientConfig, load_client_config
-from kvferry.config.setting import GB, Path, Serde, Settings, setting, specs
-from kvferry.config.url import nearest
+from kvferry.config.setting import GB, Path, Serde, Settings, Url, setting, specs
+from kvferry.config.source_values import Findings, Names, SourceValues
 from kvferry.errors import ConfigError
 
 __all__ = [
@@ -26,7 +25,6 @@ S = TypeVar("S", bound=Settings)
 W = TypeVar("W", bound="_WithClient")
 LOOKUP_S = 2.0
 NAMESPACE_BYTES_MAX = 128  # a quarter of the longest key
-Url = Annotated[str, setting(quoted=False, use="a URL, e.g. redis://cache-1:6379")]
 Milliseconds = Annotated[float, setting(gt=0, le=600e3, unit="milliseconds")]
 Limit = Annotated[float, setting(gt=0, le=3600, unit="seconds")]
 
@@ -174,13 +172,13 @@ class LmcacheSettings(_WithClient, frozen=True, kw_only=True):
     deadline_s: Annotated[float, setting(gt=0, le=1e9, unit="seconds")] | None = None
     namespace: Annotated[str, setting(use="a line of text", bytes_max=NAMESPACE_BYTES_MAX)] = ""
     verify: bool = False
-    remote_serde: Literal["naive", "split12", "zstd"] = "naive"
+    remote_serde: Annotated[Literal["naive", "split12", "zstd"], setting(needs=("verify",))] = (
+        "naive"
+    )
 
     def _check(self) -> None:
         if not self.namespace.isprintable():
             raise specs(LmcacheSettings)["namespace"].error(self.namespace)
-        if self.remote_serde != "naive" and not self.verify:
-            raise ConfigError("remote_serde needs verify: values without frames are LMCache's own")
         if self.verify and not self.namespace:
             self._set("namespace", "kvferry")  # LMCache's own client would read frames
 
@@ -224,21 +222,14 @@ def own_and_client(
     Raises:
         ConfigError: A name is unknown, or a value cannot be; no secret is quoted.
     """
-    names, theirs = (
-        [name for name, spec in specs(each).items() if not spec.program]
-        for each in (own, ClientConfig)
-    )
-    mine: dict[str, Any] = {}
-    client: dict[str, Any] = {}
-    for name, value in given.items():
-        if name in ignored or value is None:
-            continue
-        if name not in names and name not in theirs:
-            raise ConfigError(
-                f"{where}: unknown key {shown(name)}{nearest(str(name), [*names, *theirs])}"
-            )
-        (mine if name in names else client)[name] = value
+    mine = {name for name, spec in specs(own).items() if not spec.program}
+    known = {name: spec for name, spec in ClientConfig.known().items() if not spec.program}
+    names = Names({**known, **{name: specs(own)[name] for name in mine}})
+    found, place = Findings(), SourceValues("call", f"{where}: ")
+    names.take(place, {n: value for n, value in given.items() if n not in ignored}, found)
+    found.raise_first()
     try:
-        return own(**mine), ClientConfig.fields(client)
+        made = own(**{name: place.values.pop(name) for name in mine & place.values.keys()})
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
+    return made, place.values

@@ -26,7 +26,6 @@ from kvferry.config.setting import (
     Seconds,
     Secret,
     Text,
-    check_key_pair,
     setting,
     specs,
 )
@@ -36,6 +35,7 @@ from kvferry.errors import ConfigError
 
 __all__ = ["ListenAddress", "NodeSettings", "NodeUser"]
 
+_TLS = ("tls_cert_file",)
 _LISTEN = "addresses such as 127.0.0.1:6400 or unix:/run/node.sock"
 
 
@@ -106,13 +106,13 @@ class NodeSettings(Section, frozen=True, kw_only=True):
     password_file: Path | None = None
     users_file: Path | None = None
     read_only: bool = False
-    tls_cert_file: Path | None = None
-    tls_key_file: Path | None = None
-    tls_key_password: Secret | None = None
-    tls_ca_file: Path | None = None
-    tls_ca_dir: Path | None = None
-    tls_min_version: Literal["1.2", "1.3"] = "1.2"
-    tls_ciphers: Text | None = None
+    tls_cert_file: Annotated[Path, setting(needs=("tls_key_file",))] | None = None
+    tls_key_file: Annotated[Path, setting(needs=_TLS)] | None = None
+    tls_key_password: Annotated[Secret, setting(needs=_TLS)] | None = None
+    tls_ca_file: Annotated[Path, setting(needs=_TLS)] | None = None
+    tls_ca_dir: Annotated[Path, setting(needs=_TLS)] | None = None
+    tls_min_version: Annotated[Literal["1.2", "1.3"], setting(needs=_TLS)] = "1.2"
+    tls_ciphers: Annotated[Text, setting(needs=_TLS)] | None = None
     ktls: bool = True
     threads: Annotated[int, setting(ge=1, le=256)] = 4
     hugetlb: bool = False
@@ -133,7 +133,6 @@ class NodeSettings(Section, frozen=True, kw_only=True):
             raise ConfigError(
                 "users_file says who may do what; leave out password, password_file and read_only"
             )
-        self._check_tls()
         for address in addresses:
             if address.host and not is_loopback(address.host) and not self.asks_who:
                 raise ConfigError(
@@ -147,12 +146,6 @@ class NodeSettings(Section, frozen=True, kw_only=True):
         """Whether clients must show a password, or a certificate."""
         given = (self.password, self.password_file, self.users_file, self.tls_ca_file)
         return any(each is not None for each in (*given, self.tls_ca_dir))
-
-    def _check_tls(self) -> None:
-        check_key_pair(self)
-        given = [name for name, _ in self.changed() if name.startswith("tls_")]
-        if given and self.tls_cert_file is None:
-            raise ConfigError(f"{given[0]} is set without tls_cert_file; set both")
 
     @property
     def tls(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from kvferry.config.file import read_token
 from kvferry.config.remote_sources import AllowedHosts
-from kvferry.config.setting import Host, Path, Secret, Settings, Text, check_key_pair, setting
+from kvferry.config.setting import Host, Path, Secret, Settings, Text, setting
 from kvferry.config.url import is_loopback, parse_endpoint
 from kvferry.errors import ConfigError
 
@@ -50,18 +50,22 @@ class PeerSettings(Settings, frozen=True, kw_only=True):
             in `kv_transfer_params.remote_kv_source`. None: nobody is named.
     """
 
-    enable_p2p: bool = False
+    enable_p2p: Annotated[
+        bool, setting(needs=("p2p_host", "p2p_init_ports", "enable_controller"))
+    ] = False
     p2p_host: Host | None = None
     p2p_bind: Host | None = None
     p2p_init_ports: _Ports = ()
     p2p_lookup_ports: _Ports = ()
     p2p_secret: Secret | None = None
     p2p_secret_file: Path | None = None
-    p2p_tls_cert_file: Path | None = None
-    p2p_tls_key_file: Path | None = None
-    p2p_tls_ca_file: Path | None = None
+    p2p_tls_cert_file: Annotated[Path, setting(needs=("p2p_tls_key_file",))] | None = None
+    p2p_tls_key_file: Annotated[Path, setting(needs=("p2p_tls_ca_file",))] | None = None
+    p2p_tls_ca_file: Annotated[Path, setting(needs=("p2p_tls_cert_file",))] | None = None
     transfer_channel: Literal["tcp", "nixl"] = "tcp"
-    enable_controller: bool = False
+    enable_controller: Annotated[
+        bool, setting(needs=("controller_pull_url", "controller_reply_url"))
+    ] = False
     lmcache_instance_id: Text | None = None
     controller_pull_url: _Endpoints | None = None
     controller_reply_url: _Endpoints | None = None
@@ -71,16 +75,6 @@ class PeerSettings(Settings, frozen=True, kw_only=True):
     def _check(self) -> None:
         AllowedHosts(self.remote_kv_sources)
         if self.enable_p2p:
-            for name in ("p2p_host", "p2p_init_ports"):
-                if not getattr(self, name):
-                    raise ConfigError(f"enable_p2p needs {name}: where others read; set it")
-            if not self.enable_controller:
-                raise ConfigError(
-                    "enable_p2p needs enable_controller: the controller says who the others are"
-                )
-            check_key_pair(self, "p2p_tls_")
-            if (self.p2p_tls_cert_file is None) != (self.p2p_tls_ca_file is None):
-                raise ConfigError("TLS needs p2p_tls_cert_file and p2p_tls_ca_file; set both")
             bound = self.p2p_bind or self.p2p_host or ""
             if not is_loopback(bound) and not (
                 self.p2p_secret or self.p2p_secret_file or self.p2p_tls_ca_file
@@ -93,7 +87,7 @@ class PeerSettings(Settings, frozen=True, kw_only=True):
             raise ConfigError("p2p_secret and p2p_secret_file are the same; keep one")
         if self.enable_controller:
             counts = {
-                _count_endpoints(name, getattr(self, name))
+                _count_endpoints(name, getattr(self, name) or "")
                 for name in ("controller_pull_url", "controller_reply_url")
             }
             if len(counts) > 1:
@@ -134,9 +128,7 @@ class PeerSettings(Settings, frozen=True, kw_only=True):
         return read_token(FilePath(self.p2p_secret_file), "p2p_secret_file")
 
 
-def _count_endpoints(name: str, value: str | None) -> int:
-    if value is None:
-        raise ConfigError(f"enable_controller needs {name}; set it to HOST:PORT")
+def _count_endpoints(name: str, value: str) -> int:
     for one in value.split(","):
         try:
             host, port = parse_endpoint(one)

@@ -7,13 +7,12 @@ import os
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
-from kvferry.config.cache import CacheConfig
+from kvferry.config.cache import CACHE, SECTION, CacheConfig, Examined, cache_values, resolved
 from kvferry.config.endpoints import endpoints_of
 from kvferry.config.file import FILE_VARIABLES, find_config_file
 from kvferry.config.server_settings import ServerSettings
 from kvferry.config.setting import specs
 from kvferry.config.source_values import Names, SourceValues
-from kvferry.config.sources import CACHE, SECTION, Examined, cache_values, resolved
 from kvferry.errors import ConfigError
 
 __all__ = ["SERVER", "gathered"]

@@ -45,8 +45,8 @@ __all__ = [
     "Serde",
     "Settings",
     "Text",
+    "Url",
     "Word",
-    "check_key_pair",
     "policy_name",
     "setting",
     "specs",
@@ -79,9 +79,10 @@ def word(file: str) -> msgspec.Meta:
 
 # What many settings are.
 Seconds = Annotated[float, setting(gt=0, unit="seconds")]
-Port = Annotated[int, setting(ge=1, le=65535)]
+Port = Annotated[int, setting(ge=1, le=65535, blank=True)]
 Text = Annotated[str, setting(min_length=1)]
 Path = Annotated[str, setting(min_length=1, use="a path")]
+Url = Annotated[str, setting(quoted=False, use="a URL, e.g. redis://cache-1:6379")]
 Host = Annotated[
     str,
     setting(
@@ -89,11 +90,12 @@ Host = Annotated[
         use="a host name (a URL goes to `url` or from_url())",
         quoted=False,
         bytes_max=255,
+        blank=True,
     ),
 ]
 # These may be empty as far as we know, and quoting them is not for us.
-Word = Annotated[str, setting(quoted=False, bytes_max=CREDENTIAL_BYTES_MAX)]
-Secret = Annotated[str, setting(secret=True, bytes_max=CREDENTIAL_BYTES_MAX)]
+Word = Annotated[str, setting(quoted=False, bytes_max=CREDENTIAL_BYTES_MAX, blank=True)]
+Secret = Annotated[str, setting(secret=True, bytes_max=CREDENTIAL_BYTES_MAX, blank=True)]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,7 +111,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if value is not spec.default:
                 self._set(name, spec.check(value))
+        for name, _ in self.changed():
+            for need in specs(type(self))[name].needs:
+                self._check_need(name, *need.split("="))
         self._check()
+
+    def _check_need(self, name: str, other: str, words: str = "") -> None:
+        there, wanted = getattr(self, other), words.split("|") if words else []
+        if there in wanted if words else there not in (None, False, "", ()):
+            return
+        needed = f"{other}={' or '.join(map(repr, wanted))}" if words else other
+        raise ConfigError(f"{name} is set without {needed}; set both, or leave {name} out")
 
     def _check(self) -> None:
         """What goes together; raises ConfigError."""
@@ -151,13 +163,12 @@ def _default(item: msgspec.structs.FieldInfo) -> Any:
 def _spec(of: type[Settings], name: str, hint: Any, default: Any, texts: Mapping[str, str]) -> Spec:
     union = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     main = next(part for part in union if part is not NoneType)
-    kind, meta = main, msgspec.Meta()
-    if get_origin(main) is Annotated:
-        kind, meta = get_args(main)
+    kind, *metas = get_args(main) if get_origin(main) is Annotated else (main,)
     words = get_args(kind) if get_origin(kind) is Literal else ()
     items = get_args(kind)
     kind = type(words[0]) if words else get_origin(kind) or kind
-    limits = {name: getattr(meta, name) for name in _LIMITS if name != "pattern"}
+    limits = ((key, getattr(meta, key)) for meta in metas for key in _LIMITS if key != "pattern")
+    about = {name: value for meta in metas for name, value in (meta.extra or {}).items()}
     return Spec(
         name=name,
         type=hint,
@@ -168,8 +179,8 @@ def _spec(of: type[Settings], name: str, hint: Any, default: Any, texts: Mapping
         needed=NoneType not in union,
         text=texts.get(name, ""),
         guide=name in of.guide,
-        limits={key: value for key, value in limits.items() if value is not None},
-        **(meta.extra or {}),
+        limits={key: value for key, value in limits if value is not None},
+        **about,
     )
 
 
@@ -182,21 +193,6 @@ def _texts(of: type[Settings]) -> dict[str, str]:
         for match in re.finditer(r"^    (\w+): (.*(?:\n     .*)*)", section, re.MULTILINE):
             found[match[1]] = " ".join(match[2].split()).replace("``", "`")
     return found
-
-
-def check_key_pair(settings: Settings, prefix: str = "tls_") -> None:
-    """A certificate and its key are given together, and a key's password with the key.
-
-    Raises:
-        ConfigError: One of them is missing.
-    """
-    cert, key = (getattr(settings, f"{prefix}{name}_file") for name in ("cert", "key"))
-    if (cert is None) != (key is None):
-        missing, there = ("cert", "key") if cert is None else ("key", "cert")
-        raise ConfigError(f"{prefix}{there}_file is set without {prefix}{missing}_file; set both")
-    password = f"{prefix}key_password"
-    if key is None and getattr(settings, password, None) is not None:
-        raise ConfigError(f"{password} is set without {prefix}key_file; set both")
 
 
 def policy_name(text: str) -> str | None:

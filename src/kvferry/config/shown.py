@@ -12,7 +12,7 @@ from kvferry.config.stores import StoreConfig
 
 __all__ = ["server_summary", "shown_server", "shown_settings", "shown_store"]
 
-_NOT_PLAIN = ("engine", "again", "http", "token", "http_token", "endpoints")
+_NOT_PLAIN = ("engine", "again", "http")
 
 
 def shown_store(store: StoreConfig) -> dict[str, Any]:
@@ -40,12 +40,10 @@ def shown_settings(settings: Settings) -> dict[str, Any]:
 def shown_server(config: ServerConfig) -> dict[str, Any]:
     """All settings by name, as JSON knows them; secrets are asterisks."""
     return {
-        **{name: getattr(config, name) for name in specs(ServerConfig) if name not in _NOT_PLAIN},
+        **{name: value for name, value in shown_settings(config).items() if name not in _NOT_PLAIN},
         "endpoints": list(config.endpoints),
         "http_host": config.http[0] if config.http else None,
         "http_port": config.http[1] if config.http else 0,
-        "token": None if config.token is None else "***",
-        "http_token": None if config.http_token is None else "***",
         "engine": {n: v for n, v in asdict(config.engine).items() if n != "stores"},
         "stores": [shown_store(store) for store in config.engine.stores],
     }

@@ -164,21 +164,8 @@ class Names:
     ) -> SourceValues:
         """Sort into a place what a mapping says; None is not given."""
         for given, value in settings.items():
-            if value is None or (value is False and given in self.off):
-                continue
-            at = f"{place.where}{given}"
-            try:
-                if given in self.foreign:
-                    found.notes += self._foreign(given, at, value)
-                elif given in self.elsewhere:
-                    raise ConfigError(f"{at} {self.elsewhere[given]}")
-                else:
-                    name, unit = self._ours(given, place.where)
-                    if unit is not None:
-                        value = _scaled(self.known[name], value, unit, at)
-                    place.put(name, given, self.known[name].check(value, at))
-            except ConfigError as error:
-                found.problems.append(str(error))
+            if value is not None and not (value is False and given in self.off):
+                self._take(place, given, given, value, found)
         return place
 
     def take_environ(
@@ -188,21 +175,31 @@ class Names:
         place = SourceValues("environment")
         for given in (*self.known, *self.aliases, *self.foreign, *self.elsewhere):
             variable = prefix + given.upper()
-            text = environ.get(variable)
-            if not text:
-                continue
-            try:
-                if given in self.foreign:
-                    found.notes += self._foreign(given, variable, text)
-                    continue
-                if given in self.elsewhere:
-                    raise ConfigError(f"{variable} {self.elsewhere[given]}")
-                name, unit = self._ours(given)
-                value = text if unit is None else _scaled(self.known[name], text, unit, variable)
-                place.put(name, variable, self.known[name].parse(str(value), variable))
-            except ConfigError as error:
-                found.problems.append(str(error))
+            if text := environ.get(variable):
+                self._take(place, given, variable, text, found)
         return place
+
+    def _take(
+        self, place: SourceValues, given: Any, spelled: Any, value: Any, found: Findings
+    ) -> None:
+        """One setting, which the place spells so; what is wrong with it is a problem."""
+        at = f"{place.where}{spelled}"
+        try:
+            if given in self.foreign:
+                found.notes += self._foreign(given, at, value)
+                return
+            if given in self.elsewhere:
+                raise ConfigError(f"{at} {self.elsewhere[given]}")
+            name, unit = self._ours(given, place.where)
+            spec = self.known[name]
+            if value == "" and spec.blank:
+                return
+            read = spec.parse if place.kind == "environment" else spec.check
+            if unit is not None:
+                value, read = _scaled(spec, value, unit, at), spec.check
+            place.put(name, spelled, read(value, at))
+        except ConfigError as error:
+            found.problems.append(str(error))
 
     def misspelt(
         self, environ: Mapping[str, str], prefix: str, others: Iterable[str] = ()

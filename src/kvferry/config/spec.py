@@ -43,6 +43,8 @@ class Spec:
         bytes_max: Of a text, in UTF-8.
         flag: The option of the command line, where it is not named like the setting.
         word_file: The setting beside it that names a file with this word.
+        needs: What it means nothing without: settings, or ``name=value|value``.
+        blank: An empty text, wherever it stands, says that it is not given.
     """
 
     name: str
@@ -63,6 +65,8 @@ class Spec:
     bytes_max: int = 0
     flag: str = ""
     word_file: str = ""
+    needs: tuple[str, ...] = ()
+    blank: bool = False
 
     @property
     def wanted(self) -> str:

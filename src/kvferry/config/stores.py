@@ -10,39 +10,30 @@ import msgspec
 from kvferry.config.client import ClientConfig
 from kvferry.config.setting import GB, PolicyName, Settings, Text, setting, specs
 from kvferry.config.source_values import Findings, Names, SourceValues
-from kvferry.config.url import parse_endpoint, unknown
+from kvferry.config.url import parse_endpoint
 from kvferry.errors import ConfigError
 
 __all__ = ["EvictionConfig", "StoreConfig", "store_settings"]
 
 _TYPE_ALIASES = {"resp": "redis", "valkey": "redis", "fs": "file", "fs_native": "file"}
-# What only some types have.
 _PLUGINS = ("plugin", "native_plugin")
-_OF_TYPE: dict[str, tuple[str, ...]] = {
-    "path": ("file",),
-    "fsync": ("file",),
-    "direct": ("file",),
-    "io_uring": ("file",),
-    "shared_name": ("memory",),
-    "module_path": _PLUGINS,
-    "class_name": _PLUGINS,
-    "params": _PLUGINS,
-    "client": ("redis",),
-}
-_RENAMED = ("client", "shared_name")  # in the specification of a connector
+_OF_FILE, _OF_PLUGIN = ("type=file",), ("type=plugin|native_plugin",)  # what only some types have
 _WORD = "a short word of letters, digits and -_."
 Part = Annotated[float, setting(gt=0, le=1)]
-# Names that L2 adapters of LMCache have for settings of ours; of one type, or of all ("").
-_ALIASES = {
-    "base_path": ("file", "path"),
-    "use_odirect": ("file", "direct"),
-    "num_workers": ("redis", "connections"),
-    "startup_nodes": ("redis", "nodes"),
-    "tls_enable": ("redis", "tls"),
-    "database_id": ("redis", "db"),
-    "request_timeout": ("redis", "timeout_s"),
-    "connection_timeout": ("redis", "connect_timeout_s"),
-    "ttl_seconds": ("redis", "ttl_s"),
+# Names that L2 adapters of LMCache have for settings of ours, by type.
+_ALIASES: dict[str, dict[str, str]] = {
+    "file": {"base_path": "path", "use_odirect": "direct"},
+    "redis": {
+        "num_workers": "connections",
+        "startup_nodes": "nodes",
+        "cluster_mode": "topology",
+        "tls_enable": "tls",
+        "database_id": "db",
+        "request_timeout": "timeout_s",
+        "connection_timeout": "connect_timeout_s",
+        "ttl_seconds": "ttl_s",
+    },
+    **{kind: {"adapter_params": "params"} for kind in _PLUGINS},
 }
 # Theirs too, and with us possible in one way only: the values that say that way.
 _FIXED: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -78,10 +69,6 @@ class EvictionConfig(Settings, frozen=True, kw_only=True):
             ConfigError: A name is unknown or a value cannot be.
         """
         found = Findings()
-        if settings.get("eviction_policy") == "IsolatedLRU":
-            raise ConfigError(
-                "eviction_policy 'IsolatedLRU' (quotas for salts) is not here; use LRU"
-            )
         if settings.get("eviction_policy") == "noop":
             settings = {**settings, "eviction_policy": "none"}
         place = Names(specs(cls)).take(SourceValues("call", "eviction: "), settings, found)
@@ -119,15 +106,19 @@ class StoreConfig(Settings, frozen=True, kw_only=True):
     name: Annotated[str, setting(pattern=r"^[A-Za-z0-9_.-]{0,40}\Z", use=_WORD)] = ""
     max_capacity_gb: Annotated[float, setting(ge=0, unit="GB")] = 0.0
     eviction: Annotated[EvictionConfig, setting(program=True, use="a mapping")] = EvictionConfig()
-    client: Annotated[ClientConfig | None, setting(program=True)] = None
-    path: Annotated[str, setting(min_length=1, use="the path of a directory")] | None = None
-    fsync: Literal["never", "data", "full"] = "never"
-    direct: Literal["auto", "on", "off"] = "auto"
-    io_uring: bool = True
-    shared_name: Text | None = None
-    module_path: Text | None = None
-    class_name: Text | None = None
-    params: Annotated[Mapping[str, Any], setting(secret=True)] = msgspec.field(default_factory=dict)
+    client: Annotated[ClientConfig | None, setting(program=True, needs=("type=redis",))] = None
+    path: (
+        Annotated[str, setting(min_length=1, use="the path of a directory", needs=_OF_FILE)] | None
+    ) = None
+    fsync: Annotated[Literal["never", "data", "full"], setting(needs=_OF_FILE)] = "never"
+    direct: Annotated[Literal["auto", "on", "off"], setting(needs=_OF_FILE)] = "auto"
+    io_uring: Annotated[bool, setting(needs=_OF_FILE)] = True
+    shared_name: Annotated[Text, setting(needs=("type=memory",))] | None = None
+    module_path: Annotated[Text, setting(needs=_OF_PLUGIN)] | None = None
+    class_name: Annotated[Text, setting(needs=_OF_PLUGIN)] | None = None
+    params: Annotated[Mapping[str, Any], setting(secret=True, needs=_OF_PLUGIN)] = msgspec.field(
+        default_factory=dict
+    )
 
     def __post_init__(self) -> None:
         self._set("type", _type(self.type))
@@ -139,14 +130,6 @@ class StoreConfig(Settings, frozen=True, kw_only=True):
             module, _, name = self.module_path.partition(":")
             self._set("module_path", module)
             self._set("class_name", name)
-        self._check_type()
-
-    def _check_type(self) -> None:
-        known = specs(type(self))
-        for name, kinds in _OF_TYPE.items():
-            if self.type not in kinds and getattr(self, name) != known[name].default:
-                kind = " or ".join(kinds)
-                raise ConfigError(f"{name} is for type={kind}, not for {self.type}; leave it out")
         if self.type == "redis" and self.client is None:
             self._set("client", ClientConfig())
         needed = {"file": ("path",), **dict.fromkeys(_PLUGINS, ("module_path", "class_name"))}
@@ -180,8 +163,10 @@ class StoreConfig(Settings, frozen=True, kw_only=True):
             given |= {name: getattr(self.client, name) for name, _ in self.client.changed()}
         if self.type in ("file", "memory"):
             given["capacity_gb"] = self.max_capacity_gb
-        names = [name for name, kinds in _OF_TYPE.items() if self.type in kinds]
-        given |= {name: getattr(self, name) for name in names if name not in _RENAMED}
+        if self.type == "file" or self.type in _PLUGINS:
+            needs = _OF_FILE if self.type == "file" else _OF_PLUGIN
+            names = (name for name, spec in specs(type(self)).items() if spec.needs == needs)
+            given |= {name: getattr(self, name) for name in names}
         if self.shared_name is not None:
             given["name"] = self.shared_name
         return given
@@ -204,45 +189,35 @@ class StoreConfig(Settings, frozen=True, kw_only=True):
 def store_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Flat settings as those of a `StoreConfig` and those of its client, aliases translated.
 
-    The latter are a place for `ClientConfig.merged`, with their `url`. Values are checked where
-    they end up. None means that a setting is not given.
+    The latter are a place for `ClientConfig.merged`, with their `url`. None means that a setting is
+    not given.
 
     Raises:
         ConfigError: A name is unknown, does not go with the type, or stands there twice.
     """
-    known, of_client = specs(StoreConfig), {"url", *specs(ClientConfig)}
-    kind = settings.get("type")
-    if kind is None:
-        raise ConfigError(f"a store needs a type: {known['type'].wanted}")
-    kind = known["type"].check(_type(kind))
-    own: dict[str, Any] = {"type": kind}
-    client: dict[str, Any] = {}
-    for given, value in settings.items():
-        if value is None or given == "type":
-            continue
-        if given in _FIXED:
-            _check_fixed(given, value)
-            continue
-        if given == "num_workers" and kind != "redis":
-            # These drivers know best; it has no effect.
-            specs(ClientConfig)["connections"].check(value, given)
-            continue
-        name, value = _renamed(kind, given, value)
-        target = client if kind == "redis" and name in of_client else own
-        if target is own and name not in known:
-            if name == "url":
-                raise ConfigError(f"url is for type=redis, not for {kind}; leave it out")
-            others = sorted(of_client) if kind == "redis" else ()
-            raise ConfigError(unknown(given, [*known, *others]))
-        if name in target:
-            raise ConfigError(f"{given} says {name} a second time; keep one")
-        target[name] = value
+    if settings.get("type") is None:
+        raise ConfigError(f"a store needs a type: {specs(StoreConfig)['type'].wanted}")
+    kind = specs(StoreConfig)["type"].check(_type(settings["type"]))
+    of_client = ClientConfig.known() if kind == "redis" else {}
+    names = Names(
+        {**of_client, **specs(StoreConfig)},
+        aliases={theirs: (ours, None) for theirs, ours in _ALIASES.get(kind, {}).items()},
+        # Drivers without a server know themselves how many workers are best.
+        foreign={} if of_client else {"num_workers": None},
+        elsewhere={} if of_client else {"url": f"is for type=redis, not for {kind}; leave it out"},
+    )
+    for name in _FIXED.keys() & settings.keys():
+        _check_fixed(name, settings[name])
+    given = {name: _translated(name, settings[name]) for name in settings if name not in _FIXED}
+    found, place = Findings(), SourceValues("call")
+    names.take(place, {**given, "type": kind}, found)
+    found.raise_first()
+    own = {name: value for name, value in place.values.items() if name in specs(StoreConfig)}
+    client = {name: value for name, value in place.values.items() if name not in own}
     if "eviction" in own:
         own["eviction"] = _eviction(own)
-    nodes = client.get("nodes")
-    named = client.get("host") or client.get("url") is not None
-    if isinstance(nodes, list | tuple) and nodes and not named:
-        client |= _first_of(nodes)
+    if client.get("nodes") and not ("host" in client or "url" in client):
+        client |= _first_of(client["nodes"])
     return own, client
 
 
@@ -251,18 +226,13 @@ def _type(given: Any) -> Any:
     return _TYPE_ALIASES.get(given.lower(), given) if isinstance(given, str) else given
 
 
-def _renamed(kind: str, given: str, value: Any) -> tuple[str, Any]:
-    """A setting of LMCache's adapters as ours."""
-    if given == "adapter_params" and kind in _PLUGINS:
-        return "params", value
-    if given == "cluster_mode" and kind == "redis":
-        return "topology", "cluster" if value else "standalone"
-    of_type, name = _ALIASES.get(given, ("", given))
-    if of_type and of_type != kind:
-        return given, value
-    if given == "use_odirect" and isinstance(value, bool):
-        value = "auto" if value else "off"
-    return name, value
+def _translated(name: str, value: Any) -> Any:
+    """A value of LMCache's adapters as ours."""
+    if name == "use_odirect" and isinstance(value, bool):
+        return "auto" if value else "off"
+    if name == "cluster_mode":
+        return "cluster" if value else "standalone"
+    return value
 
 
 def _eviction(own: Mapping[str, Any]) -> EvictionConfig:
@@ -283,7 +253,7 @@ def _first_of(nodes: Sequence[Any]) -> dict[str, Any]:
     try:
         first, *others = nodes
         host, port = parse_endpoint(first)
-    except (AttributeError, ValueError):
+    except ValueError:
         raise ConfigError("nodes[0] is no host:port") from None
     return {"host": host, "nodes": tuple(others), **({"port": port} if port else {})}
 
