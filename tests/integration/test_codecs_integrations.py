@@ -17,13 +17,13 @@ import pytest
 from integration.test_codecs import numbers
 from kvferry import RedisClient
 from kvferry.cache.coding import Coding
+from kvferry.config.integrations import SglangSettings
 from kvferry.connectors.redis import RedisConnector
 from kvferry.connectors.serde import CODECS
 from kvferry.errors import ConfigError
 from kvferry.integrations.lmcache import KvferryClient
 from kvferry.integrations.sglang.host_pages import PagePart
 from kvferry.integrations.sglang.pages import PageStore
-from kvferry.integrations.sglang.settings import read_settings
 from kvferry.integrations.vllm.offload.core import TierCore, TierLimits
 from kvferry.integrations.vllm.offload.options import read_options
 from support.connectors import space_of
@@ -102,7 +102,7 @@ class VllmTier:
 
 class Sglang:
     def __init__(self, server: TestServer, serde: str) -> None:
-        settings = read_settings({"url": server.url, "remote_serde": serde, "revision": "r"})
+        settings = SglangSettings.read({"url": server.url, "remote_serde": serde, "revision": "r"})
         self.client = RedisClient.from_config(settings.client)
         parts = (PagePart(".0", SIZE // 2), PagePart(".1", SIZE // 2))
         self.store = PageStore(self.client, {"weights": "w"}, parts, settings)

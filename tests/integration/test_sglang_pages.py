@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from kvferry import RedisClient
+from kvferry.config.integrations import SglangSettings
 from kvferry.integrations.sglang.host_pages import HostPages
 from kvferry.integrations.sglang.identity import heads_of, is_replicated, page_fields
 from kvferry.integrations.sglang.pages import PageStore
 from kvferry.integrations.sglang.pool import HostPool
-from kvferry.integrations.sglang.settings import read_settings
 from support import clock
 from support.host_pools import Config, LogicalPool, MhaPool, MlaPool, page_indices
 from support.proxy import FaultProxy
@@ -38,7 +38,9 @@ def opened(valkey: TestServer) -> Iterator[Opened]:
 
         def make(pool: Any, config: Config | None = None, url: str = "", **extra: Any) -> HostPool:
             config = config or Config()
-            settings = read_settings({"url": url or valkey.url, "lookup_timeout_s": 5, **extra})
+            settings = SglangSettings.read(
+                {"url": url or valkey.url, "lookup_timeout_s": 5, **extra}
+            )
             client = stack.enter_context(RedisClient.from_config(settings.client))
             places = HostPages(pool, page_indices(pool, 0), *heads_of(pool, config))
             fields = {"weights": "w", **page_fields(pool, "kv", config)}

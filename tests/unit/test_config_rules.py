@@ -35,7 +35,6 @@ from kvferry.config.node import NodeSettings
 from kvferry.config.server import ServerConfig
 from kvferry.config.server_settings import ServerSettings
 from kvferry.config.setting import specs
-from kvferry.integrations.sglang.settings import read_settings as read_sglang
 from kvferry.integrations.vllm.offload.options import read_options
 from kvferry.integrations.vllm.settings import read_settings as read_connector
 from kvferry.lab.servers.same_host import tcp_config
@@ -181,7 +180,7 @@ def test_host_and_port_fall_back_to_the_environment(
     elif place == "tier":
         address = read_options(given, 1 << 20).address
     elif place == "sglang":
-        address = read_sglang(given).client.address
+        address = integrations.SglangSettings.read(given).client.address
     else:
         address = load_client_config(file(json.dumps({"client": given}))).address
     assert address == "cache-1:6380"

@@ -14,7 +14,6 @@ import pytest
 from kvferry.config.integrations import SglangSettings
 from kvferry.errors import ConfigError
 from kvferry.integrations.sglang.identity import has_draft, page_fields, server_fields
-from kvferry.integrations.sglang.settings import read_settings
 from support.host_pools import Config, MhaPool, MlaPool
 
 
@@ -36,7 +35,7 @@ OF_SGLANG = {
 
 
 def test_keys_of_ours_and_of_sglang_lie_in_one_object() -> None:
-    settings = read_settings(
+    settings = SglangSettings.read(
         {**OF_SGLANG, "url": "redis://cache-1:7000", "connections": 3, "lookup_timeout_s": 1}
     )
     assert settings.client.address == "cache-1:7000"
@@ -64,13 +63,13 @@ def test_what_is_wrong_is_said_in_one_sentence_with_the_key(
     extra: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(ConfigError, match=named) as caught:
-        read_settings({**OF_SGLANG, **extra})
+        SglangSettings.read({**OF_SGLANG, **extra})
     assert "\n" not in str(caught.value)
 
 
 def test_a_secret_of_the_url_is_not_repeated() -> None:
     with pytest.raises(ConfigError) as caught:
-        read_settings({"url": "redis://:hunter2@cache-1/zero"})
+        SglangSettings.read({"url": "redis://:hunter2@cache-1/zero"})
     assert "hunter2" not in str(caught.value)
 
 

@@ -106,7 +106,7 @@ def test_url(url: str, expected: dict[str, object]) -> None:
         ("unixs:///s", "must begin with redis://"),
         (f"redis-sentinel://:{SECRET}@h", "needs sentinel_master"),
         (f"redis+cluster://:{SECRET}@h/1", "db=1"),
-        (f"redis://:{SECRET}@h,i", "redis+cluster://"),
+        (f"redis://:{SECRET}@h,i", "topology='cluster'"),
         (f"redis+cluster://:{SECRET}@h,", "malformed"),
         (f"redis+cluster://:{SECRET}@,h", "malformed"),
         (f"redis+cluster://:{SECRET}@h,[::1", "malformed"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from kvferry.config.cache import CacheConfig
 from kvferry.config.client import WORKERS_DEFAULT, ClientConfig, load_client_config
@@ -18,11 +18,9 @@ __all__ = [
     "VllmServerSettings",
     "VllmTierSettings",
     "own_and_client",
-    "read_with_client",
 ]
 
 S = TypeVar("S", bound=Settings)
-W = TypeVar("W", bound="_WithClient")
 LOOKUP_S = 2.0
 NAMESPACE_BYTES_MAX = 128  # a quarter of the longest key
 Milliseconds = Annotated[float, setting(gt=0, le=600e3, unit="milliseconds")]
@@ -116,7 +114,10 @@ class VllmTierSettings(Settings, frozen=True, kw_only=True):
 
 
 class _WithClient(Settings, frozen=True, kw_only=True):
-    """Of an integration that has one server.
+    """Of an integration that has one server: its own settings, and those of `ClientConfig`.
+
+    What they leave open comes from the file and the environment, so secrets need not stand in a
+    configuration that the engine logs.
 
     Attributes:
         url: `redis://`, `rediss://`, `redis+cluster://`, `redis+sentinel://`, `unix://`.
@@ -127,6 +128,25 @@ class _WithClient(Settings, frozen=True, kw_only=True):
     url: Url | None = None
     config_file: Path | None = None
     client: Annotated[ClientConfig, setting(program=True)] = ClientConfig()
+
+    where: ClassVar[str]  # what holds them, for errors
+    ignored: ClassVar[tuple[str, ...]] = ()  # names beside them that the engine reads
+
+    @classmethod
+    def read(cls, given: Mapping[Any, Any] | None, where: str = "") -> Self:
+        """The settings that a mapping has, and the client that they are for.
+
+        Raises:
+            ConfigError: A name is unknown, or a value cannot be; no secret is quoted.
+        """
+        where = where or cls.where
+        made, fields = own_and_client(cls, given or {}, where, cls.ignored)
+        try:
+            fields = made._fields(fields)
+            client = load_client_config(made.config_file, url=made.url, **fields)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from None
+        return made.replace(client=client)
 
     def _fields(self, client: dict[str, Any]) -> dict[str, Any]:
         """Fields of the client, with what else these settings say of them."""
@@ -146,6 +166,14 @@ class SglangSettings(_WithClient, frozen=True, kw_only=True):
         extra_backend_tag: Separates deployments that shall not share.
         remote_serde: How pages are written; all are read. See the guide of codecs.
     """
+
+    where: ClassVar = "HiCache extra config"
+    # What SGLang reads out of the same object, in one version or another.
+    ignored: ClassVar = (
+        *("backend_name", "module_path", "class_name", "interface_v1", "tp_lcm_size"),
+        *("prefetch_threshold", "prefetch_timeout_base", "prefetch_timeout_per_ki_token"),
+        *("hicache_storage_pass_prefix_keys", "allocator"),
+    )
 
     lookup_timeout_s: Limit = 0.25
     load_timeout_s: Limit = 2.0
@@ -167,6 +195,8 @@ class LmcacheSettings(_WithClient, frozen=True, kw_only=True):
         remote_serde: How values are written; all are read. Only with `verify`: what has no frame is
             LMCache's own, whose readers decode nothing. See the guide of codecs.
     """
+
+    where: ClassVar = "adapter_params"
 
     num_workers: Annotated[int, setting(ge=1)] | None = None
     deadline_s: Annotated[float, setting(gt=0, le=1e9, unit="seconds")] | None = None
@@ -194,19 +224,6 @@ class LmcacheSettings(_WithClient, frozen=True, kw_only=True):
     def lookup_s(self) -> float:
         """Limit of a question, in seconds: somebody waits who could compute."""
         return min(LOOKUP_S, self.deadline_s or LOOKUP_S)
-
-
-def read_with_client(
-    own: type[W], given: Mapping[Any, Any], where: str, ignored: Iterable[str] = ()
-) -> W:
-    """As `own_and_client`, with the client of a file and of the environment as well."""
-    made, fields = own_and_client(own, given, where, ignored)
-    try:
-        fields = made._fields(fields)
-        client = load_client_config(made.config_file, url=made.url, **fields)
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from None
-    return made.replace(client=client)
 
 
 def own_and_client(

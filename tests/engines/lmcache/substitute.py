@@ -117,10 +117,10 @@ def _create_ours(url: str, loop: Any, backend: Any, config: Any = None) -> Any:
         InstrumentedRemoteConnector,
     )
 
-    from kvferry.integrations.lmcache.settings import read_settings
+    from kvferry.config.integrations import LmcacheSettings
 
     _noted("connector")
-    settings = read_settings({"host": HOST, "port": PORT, "verify": VERIFY})
+    settings = LmcacheSettings.read({"host": HOST, "port": PORT, "verify": VERIFY})
     return InstrumentedRemoteConnector(
         ours.KvferryConnector(loop, backend, config, settings=settings)
     )

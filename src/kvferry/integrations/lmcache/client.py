@@ -31,8 +31,8 @@ from typing import Any
 from kvferry.client.batch import Status
 from kvferry.client.buffers import BufferLike, Key
 from kvferry.client.operation import Verb
+from kvferry.config.integrations import LmcacheSettings
 from kvferry.integrations.lmcache.batches import Batches, FinishedBatch
-from kvferry.integrations.lmcache.settings import read_settings
 
 __all__ = ["Completion", "KvferryClient", "LMCacheRedisClient"]
 
@@ -51,7 +51,7 @@ class KvferryClient:
         num_workers: Sockets to each server; LMCache's own client has a thread for each.
         username: Empty: the server's default user.
         password: Empty: that of the environment, or none.
-        **settings: Any key of `kvferry.integrations.lmcache.settings`.
+        **settings: Any key of `kvferry.config.integrations.LmcacheSettings`.
 
     Raises:
         ConfigError: A setting is unknown or cannot be right; the text names it. A server that is
@@ -69,7 +69,7 @@ class KvferryClient:
     ) -> None:
         given = {"host": host, "port": port, "num_workers": num_workers}
         given.update(username=username, password=password)
-        self._batches = Batches(read_settings({**settings, **given}))
+        self._batches = Batches(LmcacheSettings.read({**settings, **given}))
         _log.info("LMCache's values go to %s", self)
 
     def __repr__(self) -> str:

@@ -34,9 +34,9 @@ from lmcache.v1.platform import create_event_notifier
 
 from kvferry.client.batch import Status
 from kvferry.client.operation import Verb
+from kvferry.config.integrations import LmcacheSettings
 from kvferry.errors import ConfigError, KVFerryError
 from kvferry.integrations.lmcache.batches import BatchClosedError, Batches, FinishedBatch
-from kvferry.integrations.lmcache.settings import read_settings
 from kvferry.integrations.lmcache.usage import ServerUsage
 
 __all__ = ["KvferryL2Adapter", "key_text"]
@@ -59,7 +59,7 @@ class KvferryL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache is 
     """See the head of this module.
 
     Args:
-        params: ``adapter_params``: the keys of `settings`, and ``max_capacity_gb`` (default 0: no
+        params: ``adapter_params``: those of `LmcacheSettings`, and ``max_capacity_gb`` (default: no
             eviction by LMCache) and ``server_usage`` (default false).
         **_: What else LMCache hands over.
 
@@ -73,7 +73,7 @@ class KvferryL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache is 
         server_usage = own.pop("server_usage", False)
         if not isinstance(server_usage, bool):
             raise ConfigError(f"adapter_params: server_usage={server_usage!r} is no true or false")
-        self._batches = Batches(read_settings(own))
+        self._batches = Batches(LmcacheSettings.read(own))
         config = self._batches.settings.client
         self._server = ServerUsage(config) if server_usage else None
         if self._server and not capacity_bytes:

@@ -1,6 +1,6 @@
 """Where LMCache's in-process engine says what our connector is to connect to.
 
-In its YAML, ``extra_config`` holds our settings (see settings.py) under one of two prefixes; the
+In its YAML, ``extra_config`` holds our `LmcacheSettings` under one of two prefixes; the
 first is for one plug-in, the second for all of ours:
 
     remote_storage_plugin.<name>.url: redis://cache-1:6379
@@ -17,7 +17,6 @@ from urllib.parse import unquote, urlsplit
 
 from kvferry.config.integrations import LmcacheSettings
 from kvferry.errors import ConfigError, UsageError
-from kvferry.integrations.lmcache.settings import read_settings
 
 __all__ = ["engine_settings"]
 
@@ -50,7 +49,7 @@ def engine_settings(config: Any, plugin_name: str | None = None) -> LmcacheSetti
         params.update((name, value) for name, value in own.items() if name not in _LOADING)
     elif not {"url", "host", "unix_path"} & params.keys():
         params.update(_of_url(getattr(config, "remote_url", None) or ""))
-    return read_settings(params, "extra_config")
+    return LmcacheSettings.read(params, "extra_config")
 
 
 def _under(extra: Mapping[str, Any], prefix: str) -> dict[str, Any]:

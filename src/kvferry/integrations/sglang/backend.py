@@ -25,6 +25,7 @@ from sglang.srt.mem_cache import hicache_storage
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage
 
 from kvferry.client.sync import RedisClient
+from kvferry.config.integrations import SglangSettings
 from kvferry.errors import ConfigError
 from kvferry.integrations.sglang.hits import PoolNeed, restorable_prefixes
 from kvferry.integrations.sglang.host_pages import HostPages
@@ -37,7 +38,6 @@ from kvferry.integrations.sglang.identity import (
 )
 from kvferry.integrations.sglang.pages import PageStore
 from kvferry.integrations.sglang.pool import HostPool
-from kvferry.integrations.sglang.settings import read_settings
 from kvferry.integrations.sglang.versions import metrics_type, prefix_result, server_args
 
 __all__ = ["KvferryHiCache"]
@@ -53,7 +53,7 @@ class KvferryHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not the
     """See the head of this module.
 
     Args:
-        storage_config: SGLang's; its `extra_config` has our settings (`settings.py`).
+        storage_config: SGLang's; its `extra_config` has our settings (`SglangSettings`).
         kwargs: What SGLang hands to every dynamic backend; not used.
 
     Raises:
@@ -62,7 +62,7 @@ class KvferryHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not the
 
     def __init__(self, storage_config: Any, kwargs: dict[str, Any] | None = None) -> None:
         self.storage_config = storage_config
-        self.settings = read_settings(storage_config.extra_config)
+        self.settings = SglangSettings.read(storage_config.extra_config)
         name = storage_config.model_name or ""
         if not (name or self.settings.revision or self.settings.model_path):
             raise ConfigError('the server names no model; set "model_path" or "revision"')
