@@ -96,12 +96,26 @@ def check(root: Path, waivers: Mapping[str, str] = WAIVERS, aims: bool = False) 
         if path.parts[:2] == ("src", "kvferry") and path.suffix == ".py":
             rules += [_imports(path, text)]
         findings += [finding for rule in rules for finding in rule]
+    findings += _style_table(root)
     findings += [Finding(*where) for where in callers.uncalled(root, files)]
     findings += [Finding(*where) for where in headers.circles(root, files)]
     findings += [Finding(*where) for where in headers.namesakes(root, files)]
     findings += [Finding(*where) for where in modules.circles(root, files)]
     findings += [Finding(*where) for where in modules.namesakes(root, files)]
     return findings
+
+
+def _style_table(root: Path) -> Iterator[Finding]:
+    """Whether the page that people read has the layers that are checked."""
+    page = PurePosixPath("STYLE.md")
+    if not (root / page).exists():
+        return
+    text = " ".join((root / page).read_text(encoding="utf-8").split())
+    for layers in (CPP_LAYERS, PY_LAYERS):
+        parts = (", ".join(parts) for parts in layers)
+        table = " < ".join(f"{{{part}}}" if "," in part else part for part in parts)
+        if f" {table} " not in text:
+            yield Finding(page, 1, f"its layers are not those of tools/tidy.py: {table}")
 
 
 def source_files(root: Path) -> Iterator[PurePosixPath]:

@@ -22,6 +22,14 @@ def test_this_tree_is_tidy() -> None:
     assert [str(finding) for finding in tidy.check(ROOT)] == []
 
 
+def test_the_page_of_style_has_the_layers_that_are_checked(tmp_path: Path) -> None:
+    text = (ROOT / "STYLE.md").read_text()
+    assert plant(tmp_path, "STYLE.md", text) == []
+    for wrong in (text.replace("< cache <", "< engine <"), text.replace("redis, cache}", "cache}")):
+        (finding,) = plant(tmp_path, "STYLE.md", wrong)
+        assert "layers are not those" in finding
+
+
 def test_waivers_name_long_files_that_exist() -> None:
     for path, reason in tidy.WAIVERS.items():
         assert (ROOT / path).exists(), f"{path} is gone; so goes its waiver"
