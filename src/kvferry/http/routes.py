@@ -35,6 +35,15 @@ from kvferry.http.tables import as_csv
 
 __all__ = ["Alive", "Api"]
 
+# What every application may answer; what else it does, each says itself.
+_ERRORS = {
+    "400": "The request cannot be right.",
+    "401": "The token is missing, or another one.",
+    "403": "A web page of another host asked.",
+    "408": "The body did not come in time.",
+    "413": "The body is larger than 4 MiB.",
+    "429": "Other long bodies are being read; it may be sent again in a second.",
+}
 Endpoint = Callable[[Request], Response] | Callable[[Request], Awaitable[Response]]
 
 
@@ -52,7 +61,7 @@ class Api:
         text: What it is for.
         of: What calls are about.
         open_paths: They need no token.
-        errors: Status codes, with what they mean here.
+        errors: Further status codes, with what they mean here.
 
     Attributes:
         bodies: What is being read.
@@ -67,7 +76,8 @@ class Api:
         errors: Mapping[str, str],
     ) -> None:
         self.bodies = Bodies()
-        self._description = Description(title, text, open_paths, errors)
+        known = dict(sorted({**_ERRORS, **errors}.items()))
+        self._description = Description(title, text, open_paths, known)
         self._of = of
         self._routes: list[Route] = []
         self.plain("/openapi.json", self._document, dict[str, Any])
@@ -116,6 +126,15 @@ class Api:
             PathMethod(path, "get", _first_line(endpoint), None, answer, media)
         )
         self._routes.append(Route(path, endpoint, methods=["GET"]))
+
+    def metrics(self, text: Callable[[], str]) -> None:
+        """The path of metrics, which are this text."""
+
+        def metrics(request: Request) -> Response:
+            """Metrics, as Prometheus reads them."""
+            return PlainTextResponse(text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+        self.plain("/metrics", metrics, str, "text/plain")
 
     def app(
         self,

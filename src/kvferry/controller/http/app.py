@@ -13,7 +13,7 @@ from functools import partial, wraps
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import ASGIApp
 
 from kvferry.controller.controller import Controller
@@ -30,13 +30,7 @@ Call = Callable[[Controller, Any], Any]
 
 _TEXT = "Which instances there are, what each of them holds, and what they should do."
 _ERRORS = {
-    "400": "The request cannot be right.",
-    "401": "The token is missing, or another one.",
-    "403": "A web page of another host asked.",
     "404": "No such path, instance, identity, pin, quota or job.",
-    "408": "The body did not come in time.",
-    "413": "The body is larger than 4 MiB.",
-    "429": "Other long bodies are being read; it may be sent again in a second.",
     "501": "It is not done here, or the instance does not do it.",
     "502": "The instance failed.",
     "503": "Too much waits.",
@@ -50,12 +44,6 @@ def make_app(controller: Controller) -> ASGIApp:
     """The application of one controller."""
     actions, streams = Actions(controller), _Streams(controller)
 
-    def metrics(request: Request) -> Response:
-        """Metrics, as Prometheus reads them."""
-        return PlainTextResponse(
-            metrics_text(controller), media_type="text/plain; version=0.0.4; charset=utf-8"
-        )
-
     def as_lmcache(call: familiar.Call) -> Call:
         @wraps(call)
         def run(controller: Controller, body: Any) -> Any:
@@ -65,7 +53,7 @@ def make_app(controller: Controller) -> ASGIApp:
 
     api = Api("kvferry controller", _TEXT, controller, ("/health",), _ERRORS)
     api.plain("/health", _health, Alive)
-    api.plain("/metrics", metrics, str, "text/plain")
+    api.metrics(partial(metrics_text, controller))
     api.call("/v1/cluster", GET=views.cluster)
     api.call("/v1/nodes", table="nodes", GET=views.nodes)
     api.call("/v1/nodes/{id}", GET=views.node)

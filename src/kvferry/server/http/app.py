@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, TypedDict
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
 from kvferry.config.shown import shown_server
@@ -24,13 +24,7 @@ __all__ = ["make_app"]
 
 _BUSY = ("starting", "draining")
 _ERRORS = {
-    "400": "The request cannot be right.",
-    "401": "The token is missing, or another one.",
-    "403": "A web page of another host asked.",
     "404": "No such path, identity, pin or prefetch.",
-    "408": "The body did not come in time.",
-    "413": "The body is larger than 4 MiB.",
-    "429": "Other long bodies are being read; it may be sent again in a second.",
     "503": "The server starts, ends, or is busy; or a store is away.",
     "504": "A store did not answer in time.",
 }
@@ -60,17 +54,11 @@ def make_app(view: ServerView, pins: Pins, prefetches: Prefetches) -> ASGIApp:
             return JSONResponse({"ready": True, **({"degraded": degraded} if degraded else {})})
         return JSONResponse({"ready": False, "reason": f"it is {view.state}"}, 503)
 
-    def metrics(request: Request) -> Response:
-        """Metrics, as Prometheus reads them."""
-        return PlainTextResponse(
-            view.metrics_text(), media_type="text/plain; version=0.0.4; charset=utf-8"
-        )
-
     title, text = "kvferry server", "Health, metrics and control of a cache server."
     api = Api(title, text, view, ("/healthz", "/readyz"), _ERRORS)
     api.plain("/healthz", healthz, Alive)
     api.plain("/readyz", readyz, Ready)
-    api.plain("/metrics", metrics, str, "text/plain")
+    api.metrics(view.metrics_text)
     api.call("/v1/status", GET=_status)
     api.call("/v1/config", GET=_config)
     api.call("/v1/lookup", POST=calls.lookup)
