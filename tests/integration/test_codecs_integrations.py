@@ -202,7 +202,7 @@ def test_an_engine_whose_loads_were_slow_encodes(
 
 
 def test_values_that_lmcache_reads_itself_stay_its_own() -> None:
-    with pytest.raises(ConfigError, match="needs verify"):
+    with pytest.raises(ConfigError, match="without verify"):
         KvferryClient(host="localhost", remote_serde="split12")
 
 

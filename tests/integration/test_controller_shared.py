@@ -14,8 +14,8 @@ import pytest
 from kvferry.config.controller import ControllerConfig
 from kvferry.config.peers import PeerSettings
 from kvferry.controller.controller import Controller
-from kvferry.controller.homes import entry_id, log_name
 from kvferry.controller.jobs import Step
+from kvferry.controller.member_logs import entry_id, log_name
 from kvferry.errors import ConfigError
 from kvferry.membership import Command, Quota
 from support import clock

@@ -167,7 +167,7 @@ def test_what_a_lookup_began_is_there_whoever_comes_for_it(valkey: TestServer) -
         wait_for("it to be loaded", lambda: engine.lookup(tokens).tiers["l1"], LIMIT_S)
         longer = tokens + prompt(CHUNK, seed=3)
         check(engine, longer, want=len(tokens))
-        assert not engine._retriever._begun._open, "it counts once"
+        assert not engine._retriever._lookup_loads._open, "it counts once"
         again = put(engine, prompt(FEW * CHUNK, seed=4))
         assert engine.lookup(again).tokens == len(again)
         engine.clear(stores=False)  # what comes now is nobody's

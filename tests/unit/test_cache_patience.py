@@ -84,7 +84,7 @@ class Bench:
     def ask(self, prompt: Prompt) -> float:
         """Time to first token of a request; what is done in the background follows it."""
         began = self.clock.now
-        gathered = self.retriever.gather(prompt, began + 60)
+        gathered = finish(self.retriever.gathering(prompt, began + 60))
         held = self.memory.ready(prompt)[0]
         ttft_s = self.clock.now - began + self.prefill.predict_s(TOKENS, held * SIZE)
         self.clock.now = began + max(ttft_s, self.prefill.total_s(*prompt.queued))
@@ -243,7 +243,7 @@ def test_behind_others_a_request_waits_for_a_slow_store(bench: Callable[..., Ben
     queued = (3 * TOKENS, 3 * TOKENS**2)  # three like it are computed first
     began = made.clock.now
     prompt = made.prompt(queued)
-    made.retriever.gather(prompt, began + 60)
+    finish(made.retriever.gathering(prompt, began + 60))
     assert made.memory.ready(prompt)[0] == CHUNKS
     assert made.clock.now - began < 3 * COMPUTE_S
 

@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 
 from kvferry.cache.asking import Asking
-from kvferry.cache.begun import Begun, BegunLoads, Taken
 from kvferry.cache.cost import Budget
 from kvferry.cache.flights import Flights
 from kvferry.cache.gathered import Gathered, Plan
 from kvferry.cache.loader import SIDE_BY_SIDE, Load
+from kvferry.cache.lookup_loads import LookupLoad, LookupLoads, TakenLoad
 from kvferry.cache.memory import Memory, PagesGone
 from kvferry.cache.parts import Loaded, Wanted
 from kvferry.cache.planner import Planner
@@ -65,14 +65,8 @@ class Retriever(Planner):
         self._lookup_timeout_s = lookup_timeout_s
         self.copy_threads = copy_threads
         self._flights = Flights(memory)
-        self._begun = BegunLoads()
+        self._lookup_loads = LookupLoads()
         self._background = background
-
-    def gather(
-        self, prompt: Prompt, deadline: float, into: Sequence[BufferLike] | None = None
-    ) -> Gathered:
-        """`gathering`, waiting on the spot."""
-        return finish(self.gathering(prompt, deadline, into))
 
     def gathering(
         self, prompt: Prompt, deadline: float, into: Sequence[BufferLike] | None = None
@@ -91,7 +85,7 @@ class Retriever(Planner):
 
     def _join(self, prompt: Prompt, held: int, budget: Budget, gathered: Gathered) -> Steps[bool]:
         """Go on with what a lookup has begun to load; whether there was such a thing."""
-        taken = self._begun.take(prompt)
+        taken = self._lookup_loads.take(prompt)
         if taken is None or taken.start > held:
             return False
         begun = taken.begun
@@ -105,18 +99,18 @@ class Retriever(Planner):
 
     def credit(self, prompt: Prompt, gathered: Gathered) -> None:
         """Chunks that are in memory because a lookup began to load them count as loaded."""
-        taken = self._begun.take(prompt)
+        taken = self._lookup_loads.take(prompt)
         if taken is not None:
             self._credit(prompt, gathered.memory_chunks, taken, gathered)
 
-    def _credit(self, prompt: Prompt, held: int, taken: Taken, gathered: Gathered) -> None:
+    def _credit(self, prompt: Prompt, held: int, taken: TakenLoad, gathered: Gathered) -> None:
         loaded, start = taken.begun.loaded, taken.start
         if loaded is not None and start <= held and self._memory.ready(prompt)[0] > start:
             gathered.memory_chunks = held - min(held - start, sum(loaded.chunks.values()))
             gathered.plan = taken.begun.plan
             gathered.count(loaded)
 
-    def _drive(self, begun: Begun) -> Steps[bool]:
+    def _drive(self, begun: LookupLoad) -> Steps[bool]:
         """Bring a load to its end that was begun; False: somebody does already."""
         if not begun.claim():
             return False
@@ -175,7 +169,7 @@ class Retriever(Planner):
         if held < prompt.chunks:
             with ExitStack() as stack:
                 budget = stack.enter_context(self.budget(prompt, held, deadline))
-                room = begin and self._begun.room(prompt.chunks - held, self._memory.pages)
+                room = begin and self._lookup_loads.room(prompt.chunks - held, self._memory.pages)
                 reads = room and not coming
                 if reads:  # others would read the same
                     reads = stack.enter_context(self._flights.begin(prompt.digest(held)))[1]
@@ -207,8 +201,8 @@ class Retriever(Planner):
         first = plan.wanted[0]
         if not load.begin(plan.wanted, asking.take(first.tier, first.start)):
             return
-        begun = Begun(prompt, plan, load)
-        self._begun.add(begun)
+        begun = LookupLoad(prompt, plan, load)
+        self._lookup_loads.add(begun)
         with suppress(KVFerryError):  # it is being closed
             self._background(self._drive(begun))
 

@@ -1,9 +1,10 @@
 """Controllers that share what they know in Redis or Valkey, so that any of them may die.
 
 Each member speaks to one controller, its home, which writes down what it is, that it lives, and
-what it holds (`homes`). The others read that a few times a second and take it as if the member had
-told them, so all of them answer look-ups from an index of their own. When a controller dies, its
-members go to the next address that they were given; there they are known already, and go on.
+what it holds (`member_logs`). The others read that a few times a second and take it as if the
+member had told them, so all of them answer look-ups from an index of their own. When a controller
+dies, its members go to the next address that they were given; there they are known already, and go
+on.
 
     members    hash: for each member a `MemberRecord`, written by its home; "" has the name of the
                store's contents, by which it is seen that all was lost
@@ -33,8 +34,8 @@ import msgspec
 
 from kvferry.config import ClientConfig
 from kvferry.connectors.control import ControlNode
-from kvferry.controller.homes import Homes, WireCommand, entry_id, log_name
 from kvferry.controller.jobs import Jobs
+from kvferry.controller.member_logs import MemberLogs, RedisCommand, entry_id, log_name
 from kvferry.controller.members import Change, Key, Member, Members
 from kvferry.controller.quotas import Quotas, SetQuota
 from kvferry.controller.stored import (
@@ -43,15 +44,15 @@ from kvferry.controller.stored import (
     QUOTAS,
     RESULTS,
     WANTS,
+    CommandRecord,
     MemberRecord,
-    Said,
     added,
     deletion,
     encode,
     field_of,
     key_in,
+    read_command,
     read_record,
-    read_said,
 )
 from kvferry.errors import CapacityError, KVFerryError, UsageError
 from kvferry.membership.messages import InstanceRefused, Malformed, Result, decoded
@@ -101,10 +102,10 @@ class Shared:
         self._config = config
         self._client = ControlNode.from_config(config)
         self._members, self._jobs, self._quotas = members, jobs, quotas
-        self._homes = Homes(1.5 * heartbeat_s)
+        self._logs = MemberLogs(1.5 * heartbeat_s)
         self._id = secrets.token_bytes(16)
         self._lock = threading.Lock()
-        self._out: list[WireCommand] = []
+        self._out: list[RedisCommand] = []
         self._followed: dict[Key, _Followed] = {}
         self._died: set[Key] = set()
         self._contents = b""
@@ -148,7 +149,7 @@ class Shared:
             if str(error) != self.problem:
                 _log.warning("the directory at %s: %s", self.address, error)
             self.problem = str(error) or type(error).__name__
-            self._homes.lost()
+            self._logs.lost()
 
     # --- What is told here ---
 
@@ -156,23 +157,23 @@ class Shared:
         """A member registers here."""
         followed = self._followed.get(member.key)
         known = followed is not None and followed.incarnation == member.incarnation
-        self._homes.heard(member, known)
+        self._logs.heard(member, known)
         if followed is not None and followed.incarnation and not known:
             with self._lock:
                 self._out.append((b"DEL", log_name(member.key, followed.incarnation)))
 
     def changed(self, member: Member, change: Change) -> None:
         """A member has said a change here, and it was taken."""
-        self._homes.changed(member, change)
+        self._logs.changed(member, change)
 
     def beaten(self, member: Member) -> bool:
         """A member lives; whether it is to send a snapshot."""
-        self._homes.heard(member, followed=False)
-        return not self.problem and self._homes.wants_snapshot(member)
+        self._logs.heard(member, followed=False)
+        return not self.problem and self._logs.wants_snapshot(member)
 
     def gone(self, key: Key) -> None:
         """A member left here, or is taken for dead."""
-        incarnation = self._homes.ended(key)
+        incarnation = self._logs.ended(key)
         with self._lock:
             if incarnation is None:
                 self._died.add(key)
@@ -182,12 +183,14 @@ class Shared:
     def results(self, key: Key, results: Sequence[Result]) -> None:
         """What a member has done that was not asked for here."""
         with self._lock:
-            self._out += [added(RESULTS, Said(key[0], key[1], came=each)) for each in results]
+            self._out += [
+                added(RESULTS, CommandRecord(key[0], key[1], came=each)) for each in results
+            ]
 
     def tick(self) -> None:
         """Time has passed: who is heard elsewhere is not silent while that cannot be read."""
         if time.monotonic() - self._turned > _QUIET_S:
-            self._members.pardon(key for key in list(self._followed) if key not in self._homes)
+            self._members.pardon(key for key in list(self._followed) if key not in self._logs)
 
     # --- A turn ---
 
@@ -198,7 +201,7 @@ class Shared:
         self._read_quotas(until)
         self._read_streams(until)
 
-    def _ask(self, until: float, *commands: WireCommand) -> list[Any]:
+    def _ask(self, until: float, *commands: RedisCommand) -> list[Any]:
         replies: list[Any] = []
         for at in range(0, len(commands), _SEND_MAX):
             some = commands[at : at + _SEND_MAX]
@@ -213,33 +216,33 @@ class Shared:
         name = secrets.token_hex(8).encode()  # if it has none
         _, found = self._ask(until, (b"HSETNX", MEMBERS, b"", name), (b"HGET", MEMBERS, b""))
         if self._contents and found != self._contents:  # what was in it is lost
-            self._homes.lost()
+            self._logs.lost()
             self._followed.clear()
         if self._contents != found:
             self._at = {COMMANDS: b"", RESULTS: b""}
         self._contents = bytes(found or b"")
 
     def _write(self, until: float) -> None:
-        out = self._homes.take()
+        out = self._logs.take()
         for (key, _), reply in zip(
             out, self._ask(until, *(command for _, command in out)), strict=True
         ):
             if reply is None:
-                self._homes.refused(key)
+                self._logs.refused(key)
         with self._lock:
             others, self._out = self._out, []
         others += [
-            added(COMMANDS, Said(key[0], key[1], what=command))
+            added(COMMANDS, CommandRecord(key[0], key[1], what=command))
             for key, command in self._jobs.elsewhere(self._elsewhere)
         ]
-        for key, (incarnation, seq) in self._homes.news().items():
+        for key, (incarnation, seq) in self._logs.unsaved().items():
             member = self._members.find(key, incarnation)
             if member is not None:
                 others.append((b"HSET", MEMBERS, field_of(key), self._record(member, seq)))
         self._ask(until, *others)
 
     def _elsewhere(self, key: Key) -> bool:
-        return key in self._followed and key not in self._homes
+        return key in self._followed and key not in self._logs
 
     def _record(self, member: Member, seq: int) -> bytes:
         return encode(
@@ -262,8 +265,8 @@ class Shared:
     def _read_members(self, until: float) -> None:
         wants, names = self._ask(until, (b"HKEYS", WANTS), (b"HKEYS", MEMBERS))
         for name in wants or ():
-            if (key := key_in(name)) in self._homes:
-                self._homes.want(key)
+            if (key := key_in(name)) in self._logs:
+                self._logs.want(key)
                 self._ask(until, (b"HDEL", WANTS, name))
         if b"" not in (names or ()):
             return  # all was lost just now
@@ -282,11 +285,11 @@ class Shared:
         for key in [key for key in self._followed if key not in seen]:
             followed = self._followed.pop(key)
             member = self._members.find(key, followed.incarnation)
-            if member is not None and member.state == "alive" and key not in self._homes:
+            if member is not None and member.state == "alive" and key not in self._logs:
                 self._drop(key, self._members.leave(key, followed.incarnation))
 
     def _follow(self, key: Key, raw: bytes, record: MemberRecord, until: float) -> None:
-        if record.home == self._id or self._homes.keeps(key):
+        if record.home == self._id or self._logs.keeps(key):
             self._followed.pop(key, None)
             return
         followed = self._followed.setdefault(key, _Followed())
@@ -326,7 +329,7 @@ class Shared:
     def _read_log(self, member: Member, until: float) -> None:
         name = log_name(member.key, member.incarnation)
         start, message = entry_id(member.seq + 1), b""
-        while time.monotonic() < until and member.key not in self._homes:
+        while time.monotonic() < until and member.key not in self._logs:
             count = b"%d" % _ENTRIES
             [found] = self._ask(until, (b"XRANGE", name, start, b"+", b"COUNT", count))
             for id, (kind, piece) in found or ():
@@ -334,7 +337,7 @@ class Shared:
                 message = piece if id.endswith(b"-0") else message + piece
                 start = b"(" + id
                 change = decoded(message) if kind == b"end" else None
-                if isinstance(change, Change) and member.key not in self._homes:
+                if isinstance(change, Change) and member.key not in self._logs:
                     self._members.change(member.key, member.incarnation, change)
             if not found or len(found) < _ENTRIES:
                 break
@@ -364,9 +367,9 @@ class Shared:
             [found] = self._ask(until, (b"XRANGE", name, start, b"+", b"COUNT", b"64"))
             for id, (_, raw) in found or ():
                 self._at[name] = id
-                said = read_said(raw)
+                said = read_command(raw)
                 key = (said.instance, said.rank)
-                if said.what is not None and key in self._homes:
+                if said.what is not None and key in self._logs:
                     self._jobs.put(key, said.what)
                 if said.came is not None:
                     self._jobs.results(key, [said.came])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from kvferry.controller.homes import BEGUN, WireCommand, log_name
+from kvferry.controller.member_logs import PREFIX, RedisCommand, log_name
 from kvferry.controller.members import Key
 from kvferry.membership.messages import Command, MemoryUsage, RegisterInstance, Result, WorkDone
 
@@ -14,20 +14,20 @@ __all__ = [
     "QUOTAS",
     "RESULTS",
     "WANTS",
+    "CommandRecord",
     "MemberRecord",
-    "Said",
     "added",
     "deletion",
     "encode",
     "field_of",
     "key_in",
+    "read_command",
     "read_record",
-    "read_said",
 ]
 
 _STREAM_MAX = b"10000"
-MEMBERS, WANTS, QUOTAS = BEGUN + b"members", BEGUN + b"wants", BEGUN + b"quotas"
-COMMANDS, RESULTS = BEGUN + b"commands", BEGUN + b"results"
+MEMBERS, WANTS, QUOTAS = PREFIX + b"members", PREFIX + b"wants", PREFIX + b"quotas"
+COMMANDS, RESULTS = PREFIX + b"commands", PREFIX + b"results"
 
 
 class MemberRecord(msgspec.Struct, frozen=True):
@@ -51,7 +51,7 @@ class MemberRecord(msgspec.Struct, frozen=True):
     seq: int
 
 
-class Said(msgspec.Struct, frozen=True):
+class CommandRecord(msgspec.Struct, frozen=True):
     """A command to a member, or what came of one."""
 
     instance: str
@@ -61,7 +61,7 @@ class Said(msgspec.Struct, frozen=True):
 
 
 read_record = msgspec.msgpack.Decoder(MemberRecord).decode
-read_said = msgspec.msgpack.Decoder(Said).decode
+read_command = msgspec.msgpack.Decoder(CommandRecord).decode
 encode = msgspec.msgpack.Encoder().encode
 
 
@@ -74,9 +74,9 @@ def key_in(field: bytes) -> Key:
     return instance, int(rank)
 
 
-def deletion(key: Key, incarnation: bytes) -> list[WireCommand]:
+def deletion(key: Key, incarnation: bytes) -> list[RedisCommand]:
     return [(b"HDEL", MEMBERS, field_of(key)), (b"DEL", log_name(key, incarnation))]
 
 
-def added(stream: bytes, said: Said) -> WireCommand:
+def added(stream: bytes, said: CommandRecord) -> RedisCommand:
     return (b"XADD", stream, b"MAXLEN", b"~", _STREAM_MAX, b"*", b"said", encode(said))

@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import ASGIApp
 
 from kvferry.controller.controller import Controller
-from kvferry.controller.http import familiar, quotas, usage, views
+from kvferry.controller.http import lmcache, quotas, usage, views
 from kvferry.controller.http.actions import Actions
 from kvferry.controller.http.metrics import metrics_text
 from kvferry.controller.page.routes import OPEN, PageRoutes
@@ -44,7 +44,7 @@ def make_app(controller: Controller) -> ASGIApp:
     """The application of one controller."""
     actions, streams = Actions(controller), _Streams(controller)
 
-    def as_lmcache(call: familiar.Call) -> Call:
+    def as_lmcache(call: lmcache.Call) -> Call:
         @wraps(call)
         def run(controller: Controller, body: Any) -> Any:
             return call(controller, actions, body)
@@ -69,10 +69,10 @@ def make_app(controller: Controller) -> ASGIApp:
     api.call("/v1/quotas", table="quotas", GET=quotas.quotas, PUT=quotas.put)
     api.call("/v1/quotas/{id}", DELETE=quotas.remove)
     api.plain("/v1/events", streams.open, str, "text/event-stream")
-    for path, call in familiar.ROUTES.items():
+    for path, call in lmcache.ROUTES.items():
         api.call(path, POST=as_lmcache(call))
-    api.call("/controller/workers", GET=familiar.workers)
-    api.call("/controller/key-stats", GET=familiar.key_stats)
+    api.call("/controller/workers", GET=lmcache.workers)
+    api.call("/controller/key-stats", GET=lmcache.key_stats)
     page = PageRoutes(controller, actions, api.bodies)
     return api.app(partial(getattr, controller.config, "http_token"), page.routes(), OPEN)
 

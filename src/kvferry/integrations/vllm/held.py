@@ -252,9 +252,9 @@ class HeldCache:
         if now < self._tell_at or not self.available:
             return
         self._tell_at = now + _TELL_EVERY_S
-        if news := self._meter.news():
+        if deltas := self._meter.deltas():
             with suppress(RuntimeError):  # it is being closed
-                told = (news.get("counters", {}), news.get("histograms", {}))
+                told = (deltas.get("counters", {}), deltas.get("histograms", {}))
                 self._teller.submit(self._client.counted, *told)
         pairs_of = zip(known, self._told, strict=True) if self._told else ()
         if self._told and all(abs(new - old) <= _NEWS * old for new, old in pairs_of):

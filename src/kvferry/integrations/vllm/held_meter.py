@@ -15,7 +15,7 @@ from typing import Any
 from kvferry.cache import Lookup, Retrieved, Stored
 from kvferry.cache.prompt import Prompt
 from kvferry.metrics import MISS_REASONS, CacheMetrics
-from kvferry.metrics.news import News, add_news
+from kvferry.metrics.deltas import MetricDeltas, add_deltas
 
 __all__ = ["SHOWN", "HeldMeter", "count_rest"]
 
@@ -55,7 +55,10 @@ class HeldMeter:
         self._chunk_bytes = chunk_bytes
         self._unasked = CacheMetrics()
         self._lock = threading.Lock()
-        self._news = (News(self.metrics, only=_OF_ENGINE), News(self._unasked, only=_UNASKED))
+        self._deltas = (
+            MetricDeltas(self.metrics, only=_OF_ENGINE),
+            MetricDeltas(self._unasked, only=_UNASKED),
+        )
 
     def looked_up(self, prompt: Prompt, found: Lookup, took_s: float) -> None:
         """A look-up is over."""
@@ -84,12 +87,12 @@ class HeldMeter:
         if stored.shed:
             self.metrics.shed("pool_full", stored.shed)
 
-    def news(self) -> dict[str, Any]:
+    def deltas(self) -> dict[str, Any]:
         """What the server does not know yet; empty where there is nothing."""
         told: dict[str, Any] = {}
         with self._lock:
-            for news in self._news:
-                add_news(told, news.take())
+            for deltas in self._deltas:
+                add_deltas(told, deltas.take())
         return {
             kind: families
             for kind, said in told.items()

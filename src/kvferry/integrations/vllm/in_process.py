@@ -200,12 +200,12 @@ class KvferryConnector(KVConnectorBase_V1):  # type: ignore[misc]
         """What was done since the last step."""
         if self._worker is None:
             return None
-        fresh, news = self._worker.counts.take(), self._worker.news()
-        if not fresh and not news:
+        fresh, deltas = self._worker.counts.take(), self._worker.deltas()
+        if not fresh and not deltas:
             return None
-        from kvferry.integrations.vllm.stats import NEWS, KvferryStats
+        from kvferry.integrations.vllm.stats import DELTAS, KvferryStats
 
-        return KvferryStats(data={**fresh, NEWS: news} if news else fresh)
+        return KvferryStats(data={**fresh, DELTAS: deltas} if deltas else fresh)
 
     # --- Both ---
 

@@ -2,9 +2,9 @@
 
 Each step, a worker hands over what it has done since the last one, as plain numbers; vLLM adds the
 workers up and carries the sum to the process with the metrics. There it becomes the series below,
-one of each for every engine, and a line in the log. Under the name "news" comes what the cache has
-counted itself (`kvferry.metrics.news`): it becomes the series of `kvferry.metrics`, by the names
-that they have everywhere, with vLLM's labels.
+one of each for every engine, and a line in the log. Under the name "deltas" comes what the cache
+has counted itself (`kvferry.metrics.deltas`): it becomes the series of `kvferry.metrics`, by the
+names that they have everywhere, with vLLM's labels.
 
 This module needs vLLM.
 """
@@ -22,12 +22,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 
 from kvferry.integrations.vllm.counts import COUNTS
 from kvferry.integrations.vllm.series import unregister_series
+from kvferry.metrics.deltas import add_deltas, observations
 from kvferry.metrics.families import cache_families
-from kvferry.metrics.news import add_news, observations
 
-__all__ = ["NEWS", "KvferryPromMetrics", "KvferryStats"]
+__all__ = ["DELTAS", "KvferryPromMetrics", "KvferryStats"]
 
-NEWS = "news"
+DELTAS = "deltas"
 # Gauges of several ranks are added up, but of one store they all say the same.
 _OF_RANKS = {
     "kvferry_store_available": min,
@@ -45,15 +45,15 @@ class KvferryStats(KVConnectorStats):  # type: ignore[misc]
 
     def aggregate(self, other: Any) -> KvferryStats:
         for name, value in other.data.items():
-            if name == NEWS:
-                add_news(self.data.setdefault(NEWS, {}), value)
+            if name == DELTAS:
+                add_deltas(self.data.setdefault(DELTAS, {}), value)
             else:
                 self.data[name] = self.data.get(name, 0) + value
         return self
 
     def shown(self) -> KvferryStats:
         """What the line in the log is made of."""
-        return KvferryStats({name: sum for name, sum in self.data.items() if name != NEWS})
+        return KvferryStats({name: sum for name, sum in self.data.items() if name != DELTAS})
 
     def reduce(self) -> dict[str, int | float]:
         shown: dict[str, int | float] = {
@@ -101,16 +101,16 @@ class KvferryPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
             value = transfer_stats_data.get(name, 0)
             if value > 0:
                 engines[engine_idx].inc(value)
-        news = transfer_stats_data.get(NEWS, {})
-        for name, values in news.get("counters", {}).items():
+        deltas = transfer_stats_data.get(DELTAS, {})
+        for name, values in deltas.get("counters", {}).items():
             for label, value in values.items():
                 self._metric(name, label, engine_idx).inc(value)
-        for name, histograms in news.get("histograms", {}).items():
+        for name, histograms in deltas.get("histograms", {}).items():
             for label, (total, counts) in histograms.items():
                 metric = self._metric(name, label, engine_idx)
                 for value in observations(self._families[name].bounds, total, counts):
                     metric.observe(value)
-        for who, families in news.get("gauges", {}).items():
+        for who, families in deltas.get("gauges", {}).items():
             for name, values in families.items():
                 for label, value in values.items():
                     said = self._gauges.setdefault((engine_idx, name, label), {})

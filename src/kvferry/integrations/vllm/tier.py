@@ -242,7 +242,7 @@ class KvferryTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
         from vllm.distributed.kv_transfer.kv_connector.v1.offloading import metrics
 
         stats = metrics.OffloadingConnectorStats()
-        for name, labels, value in self._observed.news(self.core.counts):
+        for name, labels, value in self._observed.new_values(self.core.counts):
             if SERIES[name].kind == "histogram":
                 stats.observe_histogram(name, value, labels)
             else:

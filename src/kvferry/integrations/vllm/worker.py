@@ -36,7 +36,7 @@ from kvferry.integrations.vllm.block_access import BlockAccess
 from kvferry.integrations.vllm.counts import Counts
 from kvferry.integrations.vllm.saver import Saver
 from kvferry.integrations.vllm.steps import HostSteps, Steps
-from kvferry.metrics.news import News
+from kvferry.metrics.deltas import MetricDeltas
 
 __all__ = ["WorkerHalf"]
 
@@ -52,7 +52,7 @@ _RELEASE_BLOCKS_S = 10.0
 _IDLE_S = 0.0005
 # How often what the cache has counted is handed over: a token waits for looking through all of it,
 # which takes some tenths of a millisecond.
-_NEWS_EVERY_S = 1.0
+_DELTAS_EVERY_S = 1.0
 
 
 class WorkerHalf:
@@ -70,7 +70,7 @@ class WorkerHalf:
         memory: Where chunks of the cache lie, to be pinned for a device.
         steps: Tells what steps take; default: on a CPU.
         rank: Of the engine's.
-        shown: The families of metrics that `news` tells; default: all.
+        shown: The families of metrics that `deltas` tells; default: all.
     """
 
     def __init__(
@@ -91,8 +91,8 @@ class WorkerHalf:
     ) -> None:
         self.backend = backend
         self._rank = rank
-        self._news = News(backend.metrics, str(rank), shown)
-        self._news_at = 0.0
+        self._deltas = MetricDeltas(backend.metrics, str(rank), shown)
+        self._deltas_at = 0.0
         self.counts = Counts()
         self._copier = copier
         self._access = BlockAccess()
@@ -266,13 +266,13 @@ class WorkerHalf:
 
     # --- What it tells ---
 
-    def news(self) -> dict[str, Any]:
+    def deltas(self) -> dict[str, Any]:
         """What the cache has counted since the last call; {} if that was just now."""
         now = time.monotonic()
-        if now < self._news_at:
+        if now < self._deltas_at:
             return {}
-        self._news_at = now + _NEWS_EVERY_S
-        return self._news.take()
+        self._deltas_at = now + _DELTAS_EVERY_S
+        return self._deltas.take()
 
     # --- The end ---
 

@@ -7,8 +7,8 @@ import re
 from kvferry.config import ClientConfig
 from kvferry.config.url import parse_endpoint, show_endpoint
 from kvferry.errors import UnavailableError
+from kvferry.lab.doctor.command_connection import CommandConnection, text_of
 from kvferry.lab.doctor.facts import ClusterFacts, NodeLine
-from kvferry.lab.doctor.talk import Talk, text_of
 
 __all__ = ["parse_nodes", "read_cluster"]
 
@@ -24,7 +24,7 @@ def read_cluster(
     Returns:
         None if it is not in a cluster.
     """
-    with Talk(config) as talk:
+    with CommandConnection(config) as talk:
         state = talk.fields("CLUSTER", "INFO")
         lines = text_of(talk.ask("CLUSTER", "NODES"))
     if "cluster_state" not in state:
@@ -38,7 +38,7 @@ def read_cluster(
             continue
         alone = config.for_node(host, port).replace(unix_path=None)
         try:
-            Talk(alone).close()
+            CommandConnection(alone).close()
         except UnavailableError as error:
             unreached[node.address] = str(error)
         else:

@@ -10,6 +10,7 @@ from kvferry.config import CONNECTIONS_DEFAULT, ClientConfig
 from kvferry.errors import KVFerryError, UnavailableError
 from kvferry.lab.doctor.bare_tcp import measure_bare
 from kvferry.lab.doctor.cluster import read_cluster
+from kvferry.lab.doctor.command_connection import CommandConnection
 from kvferry.lab.doctor.examine import examine
 from kvferry.lab.doctor.facts import (
     ClientNeed,
@@ -25,7 +26,6 @@ from kvferry.lab.doctor.model import ModelShape
 from kvferry.lab.doctor.prefill import Engine, examine_model
 from kvferry.lab.doctor.same_host import find_ways, measure_ways
 from kvferry.lab.doctor.server import read_server
-from kvferry.lab.doctor.talk import Talk
 from kvferry.lab.doctor.traffic import Limits, measure_rate, measure_rtt, room_bytes
 from kvferry.lab.servers.same_host import Ways
 
@@ -118,7 +118,7 @@ def _seed(config: ClientConfig) -> ClientConfig:
 
     def greet(host: str, port: int) -> ClientConfig:
         node = config.for_node(host, port)
-        Talk(node).close()
+        CommandConnection(node).close()
         return node
 
     return _first(config, greet)
@@ -129,7 +129,7 @@ def _primary(config: ClientConfig) -> ClientConfig:
     name = config.sentinel_master or ""
 
     def ask(host: str, port: int) -> ClientConfig:
-        with Talk(config.for_sentinel(host, port)) as talk:
+        with CommandConnection(config.for_sentinel(host, port)) as talk:
             reply = talk.ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", name)
         match reply:
             case [bytes() as where, bytes() as at] if at.isdigit():

@@ -19,8 +19,13 @@ from kvferry.client.pure.resp import Reply
 from kvferry.client.pure.tls import client_context, shake_hands
 from kvferry.config import ClientConfig
 from kvferry.errors import UnavailableError
+from kvferry.lab.doctor.command_connection import (
+    ANSWER_S,
+    VALUE_CHARS_MAX,
+    CommandConnection,
+    text_of,
+)
 from kvferry.lab.doctor.facts import ServerFacts
-from kvferry.lab.doctor.talk import ANSWER_S, VALUE_CHARS_MAX, Talk, text_of
 
 __all__ = ["is_near", "read_server"]
 
@@ -50,10 +55,10 @@ def read_server(config: ClientConfig) -> ServerFacts:
     """Everything about one server.
 
     Raises:
-        UnavailableError: See `Talk`.
+        UnavailableError: See `CommandConnection`.
     """
     near = is_near(config)
-    with Talk(config) as talk:
+    with CommandConnection(config) as talk:
         information = talk.fields("INFO", "everything") or talk.fields("INFO")
         return ServerFacts(
             address=config.address,
@@ -68,7 +73,7 @@ def read_server(config: ClientConfig) -> ServerFacts:
         )
 
 
-def _settings(talk: Talk) -> Mapping[str, str] | None:
+def _settings(talk: CommandConnection) -> Mapping[str, str] | None:
     found = _pairs(talk.ask("CONFIG", "GET", "*"))
     if not found:
         return None

@@ -19,10 +19,10 @@ from kvferry._host import available_memory_bytes
 from kvferry.client.batch import BatchResult
 from kvferry.config import ClientConfig
 from kvferry.errors import CorruptError, KVFerryError
+from kvferry.lab.doctor.command_connection import CommandConnection
 from kvferry.lab.doctor.facts import ClientNeed, ServerFacts, TrafficFacts
 from kvferry.lab.doctor.pure_clients import PureClients
 from kvferry.lab.doctor.rules_traffic import knee
-from kvferry.lab.doctor.talk import Talk
 
 __all__ = ["Limits", "measure_rate", "measure_rtt", "room_bytes"]
 
@@ -70,7 +70,7 @@ class _Client(Protocol):
 def measure_rtt(config: ClientConfig) -> float:
     """The median of some PINGs, in seconds."""
     times = []
-    with Talk(config) as talk:
+    with CommandConnection(config) as talk:
         for _ in range(_PINGS):
             started = time.perf_counter()
             talk.ask("PING")

@@ -65,7 +65,7 @@ class Observed:
         address: Of the store.
         store: Its name.
         chunk_tokens: Tokens of a chunk; 0: nobody knows.
-        seconds: Times of jobs that finished, by "load" and "store"; emptied by `news`.
+        seconds: Times of jobs that finished, by "load" and "store"; emptied by `new_values`.
     """
 
     address: str
@@ -74,7 +74,7 @@ class Observed:
     seconds: dict[str, list[float]] = field(default_factory=lambda: {"load": [], "store": []})
     _before: Counter[str] = field(default_factory=Counter)
 
-    def news(self, counts: Counter[str]) -> Iterator[tuple[str, tuple[str, ...], float]]:
+    def new_values(self, counts: Counter[str]) -> Iterator[tuple[str, tuple[str, ...], float]]:
         """Yield name, labels and increase of each counter that grew, and each time that was
         observed."""
         if counts != self._before:

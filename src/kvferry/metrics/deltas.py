@@ -1,8 +1,8 @@
 """What was counted since the last look, as plain numbers that other processes can add up.
 
-    news = News(cache.metrics)
-    news.take()    # {"counters": {"kvferry_tokens_hit": {"l1": 512}}, ...}: what has grown
-    add_news(sums, news.take())
+    deltas = MetricDeltas(cache.metrics)
+    deltas.take()    # {"counters": {"kvferry_tokens_hit": {"l1": 512}}, ...}: what has grown
+    add_deltas(sums, deltas.take())
 
 Counters and histograms are differences; gauges are values, each under the name of who said it, so
 that those of several processes stay apart. A series is told once before it grows, so that whoever
@@ -16,12 +16,12 @@ from typing import Any
 
 from kvferry.metrics.series import Source
 
-__all__ = ["News", "add_news", "observations"]
+__all__ = ["MetricDeltas", "add_deltas", "observations"]
 
 _COUNTERS, _HISTOGRAMS, _GAUGES = "counters", "histograms", "gauges"
 
 
-class News:
+class MetricDeltas:
     """See the module. One thread at a time.
 
     Args:
@@ -67,19 +67,19 @@ class News:
         return found
 
 
-def add_news(into: dict[str, Any], news: Mapping[str, Any]) -> None:
-    """Add later news, or those of somebody else, to some that are changed by it."""
-    for family, values in news.get(_COUNTERS, {}).items():
+def add_deltas(into: dict[str, Any], deltas: Mapping[str, Any]) -> None:
+    """Add later deltas, or those of somebody else, to some that are changed by it."""
+    for family, values in deltas.get(_COUNTERS, {}).items():
         sums = into.setdefault(_COUNTERS, {}).setdefault(family, {})
         for label, value in values.items():
             sums[label] = sums.get(label, 0) + value
-    for family, histograms in news.get(_HISTOGRAMS, {}).items():
+    for family, histograms in deltas.get(_HISTOGRAMS, {}).items():
         sums = into.setdefault(_HISTOGRAMS, {}).setdefault(family, {})
         for label, (total, counts) in histograms.items():
             before, was = sums.get(label) or (0.0, [0] * len(counts))
             added = [one + other for one, other in zip(was, counts, strict=True)]
             sums[label] = [before + total, added]
-    for who, families in news.get(_GAUGES, {}).items():
+    for who, families in deltas.get(_GAUGES, {}).items():
         theirs = into.setdefault(_GAUGES, {}).setdefault(who, {})
         for family, values in families.items():
             theirs.setdefault(family, {}).update(values)

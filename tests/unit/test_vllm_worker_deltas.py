@@ -23,7 +23,7 @@ def step(half: WorkerHalf, work: Work) -> None:
 
 def test_what_the_cache_counts_is_told_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     """First tokens by one rank alone: all of them see the same."""
-    identity = Identity(model="worker-news", layout=LAYOUT)
+    identity = Identity(model="worker-deltas", layout=LAYOUT)
     with TieredCache(identity, max_local_cpu_size=0.001, prefault=False) as engine:
         halves = [
             WorkerHalf(
@@ -39,7 +39,7 @@ def test_what_the_cache_counts_is_told_now_and_then(monkeypatch: pytest.MonkeyPa
         half, work = halves[0], Work(first_tokens=[(0.1, 0.4)])
         for each in halves:
             each.begin_step(work)
-        told = half.news()
+        told = half.deltas()
         assert sum(told["histograms"]["kvferry_ttft_share"][""][1]) == 1
         assert told["gauges"]["0"]["kvferry_pool_pages"][""] > 0
 
@@ -47,10 +47,10 @@ def test_what_the_cache_counts_is_told_now_and_then(monkeypatch: pytest.MonkeyPa
         until(lambda: half.counts.read()["saved_chunks"], 60)
         step(half, Work(loads=[LoadJob("b", HASHES, [20, 21], tokens=CHUNK)]))
         until(lambda: half.counts.read()["loads"], 60)
-        monkeypatch.setattr(half, "_news_at", float("inf"))
-        assert half.news() == {}  # the last one was just now
-        monkeypatch.setattr(half, "_news_at", 0.0)
-        told = half.news()
+        monkeypatch.setattr(half, "_deltas_at", float("inf"))
+        assert half.deltas() == {}  # the last one was just now
+        monkeypatch.setattr(half, "_deltas_at", 0.0)
+        told = half.deltas()
         assert told["counters"]["kvferry_tokens_hit"] == {"l1": CHUNK}
         both = {"in": LAYOUT.chunk_bytes, "out": LAYOUT.chunk_bytes}
         assert told["counters"]["kvferry_memory_bytes"] == both

@@ -5,7 +5,7 @@ last snapshot. Long messages are cut into pieces. A log that is not whole is wor
 deleted, and the member is asked for a snapshot, with which the next one begins. So is a member
 whose log has become much longer than what it holds.
 
-`Homes` decides and keeps what is to be sent; it sends nothing. Threads: any.
+`MemberLogs` decides and keeps what is to be sent; it sends nothing. Threads: any.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from kvferry.controller.members import Change, Key, Member
 from kvferry.membership.messages import Begin, Synced, encoded
 
-__all__ = ["BEGUN", "PIECE_BYTES", "Homes", "WireCommand", "entry_id", "log_name"]
+__all__ = ["PIECE_BYTES", "PREFIX", "MemberLogs", "RedisCommand", "entry_id", "log_name"]
 
-WireCommand = tuple[bytes, ...]
+RedisCommand = tuple[bytes, ...]
 
-BEGUN = b"kvferry:controller:"
+PREFIX = b"kvferry:controller:"
 PIECE_BYTES = 16 << 10
 _WAITING_BYTES_MAX = 256 << 20  # that the store has not taken yet
 _SPARE_BYTES = 4 << 20  # that a log may be longer than twice what is held
@@ -31,7 +31,7 @@ _ASK_EVERY_S = 5.0  # a member for a snapshot
 
 def log_name(key: Key, incarnation: bytes) -> bytes:
     """Of the stream of a member."""
-    return BEGUN + b"log:" + incarnation.hex().encode() + f":{key[1]}:{key[0]}".encode()
+    return PREFIX + b"log:" + incarnation.hex().encode() + f":{key[1]}:{key[0]}".encode()
 
 
 def entry_id(seq: int, piece: int = 0) -> bytes:
@@ -40,7 +40,7 @@ def entry_id(seq: int, piece: int = 0) -> bytes:
 
 
 @dataclass
-class _Home:
+class _MemberLog:
     """A member that is heard here.
 
     Attributes:
@@ -50,7 +50,7 @@ class _Home:
         size, base: Bytes since then, and how many of them were the snapshot; 0: it is not complete.
         wanted: Somebody cannot use the log.
         heard_at: When it was heard.
-        news: There is something to be written of it.
+        unsaved: There is something to be written of it.
     """
 
     incarnation: bytes
@@ -62,14 +62,14 @@ class _Home:
     size: int = 0
     base: int = 0
     wanted: bool = False
-    news: bool = True
+    unsaved: bool = True
 
 
-class Homes:
+class MemberLogs:
     """See the module.
 
     Args:
-        patience_s: Whoever was not heard for so long, but elsewhere, is at home there.
+        patience_s: Whoever was not heard for so long, but elsewhere, has its log written there.
         clock: Seconds that never jump.
     """
 
@@ -77,8 +77,8 @@ class Homes:
         self._patience_s = patience_s
         self._clock = clock
         self._lock = threading.Lock()
-        self._homes: dict[Key, _Home] = {}
-        self._out: list[tuple[Key, WireCommand]] = []
+        self._logs: dict[Key, _MemberLog] = {}
+        self._out: list[tuple[Key, RedisCommand]] = []
         self._out_bytes = 0
 
     # --- What members say here ---
@@ -86,89 +86,88 @@ class Homes:
     def heard(self, member: Member, followed: bool) -> None:
         """A member speaks to this controller; `followed`: its log was read here until now."""
         with self._lock:
-            home = self._of(member, followed)
-            home.heard_at, home.news = self._clock(), True
+            log = self._of(member, followed)
+            log.heard_at, log.unsaved = self._clock(), True
 
     def changed(self, member: Member, change: Change) -> None:
         """A member has said a change, and it was taken."""
         with self._lock:
-            home = self._of(member, followed=False)
-            if change.seq <= home.seq:
+            log = self._of(member, followed=False)
+            if change.seq <= log.seq:
                 return
-            home.seq, home.news = change.seq, True
+            log.seq, log.unsaved = change.seq, True
             if member.gap:
-                home.whole = False
+                log.whole = False
                 return
             if _begins(change):
-                if not home.whole:
-                    self._put(member.key, b"DEL", log_name(member.key, home.incarnation))
-                home.whole, home.wanted = True, False
-                home.began, home.size, home.base = change.seq, 0, 0
-            if not home.whole:
+                if not log.whole:
+                    self._put(member.key, b"DEL", log_name(member.key, log.incarnation))
+                log.whole, log.wanted = True, False
+                log.began, log.size, log.base = change.seq, 0, 0
+            if not log.whole:
                 return
-            home.size += self._write(member.key, home.incarnation, change)
+            log.size += self._write(member.key, log.incarnation, change)
             if isinstance(change, Synced):
-                home.base = home.size
-                name = log_name(member.key, home.incarnation)
-                self._put(member.key, b"XTRIM", name, b"MINID", entry_id(home.began))
+                log.base = log.size
+                name = log_name(member.key, log.incarnation)
+                self._put(member.key, b"XTRIM", name, b"MINID", entry_id(log.began))
             if self._out_bytes > _WAITING_BYTES_MAX:
                 self._break()
 
     def wants_snapshot(self, member: Member) -> bool:
         """Whether a member is to be asked for one now."""
         with self._lock:
-            home = self._of(member, followed=False)
-            long = bool(home.base) and home.size > 2 * home.base + _SPARE_BYTES
+            log = self._of(member, followed=False)
+            long = bool(log.base) and log.size > 2 * log.base + _SPARE_BYTES
             now = self._clock()
-            if home.whole and not home.wanted and not long:
+            if log.whole and not log.wanted and not long:
                 return False
-            if now - home.asked_at < _ASK_EVERY_S:
+            if now - log.asked_at < _ASK_EVERY_S:
                 return False
-            home.asked_at = now
+            log.asked_at = now
             return True
 
     def want(self, key: Key) -> None:
         """Somebody cannot use the log of a member."""
         with self._lock:
-            if key in self._homes:
-                self._homes[key].wanted = True
+            if key in self._logs:
+                self._logs[key].wanted = True
 
     def ended(self, key: Key) -> bytes | None:
-        """A member left or died; its incarnation, if it was at home here."""
+        """A member left or died; its incarnation, if its log was written here."""
         with self._lock:
-            home = self._homes.pop(key, None)
-            return None if home is None else home.incarnation
+            log = self._logs.pop(key, None)
+            return None if log is None else log.incarnation
 
     # --- Who else hears them ---
 
     def keeps(self, key: Key) -> bool:
         """Whether a member, which another controller says that it hears, was heard here lately; if
-        not, it is at home here no more."""
+        not, its log is written here no more."""
         with self._lock:
-            home = self._homes.get(key)
-            if home is not None and self._clock() - home.heard_at >= self._patience_s:
-                del self._homes[key]
-            return key in self._homes
+            log = self._logs.get(key)
+            if log is not None and self._clock() - log.heard_at >= self._patience_s:
+                del self._logs[key]
+            return key in self._logs
 
     def __contains__(self, key: Key) -> bool:
         with self._lock:
-            return key in self._homes
+            return key in self._logs
 
-    def news(self) -> dict[Key, tuple[bytes, int]]:
+    def unsaved(self) -> dict[Key, tuple[bytes, int]]:
         """Who was heard since the last call: the incarnation, and the number up to which its log is
         whole; 0: it is not."""
         with self._lock:
-            found = {key: home for key, home in self._homes.items() if home.news}
-            for home in found.values():
-                home.news = False
+            found = {key: log for key, log in self._logs.items() if log.unsaved}
+            for log in found.values():
+                log.unsaved = False
             return {
-                key: (home.incarnation, home.seq if home.whole else 0)
-                for key, home in found.items()
+                key: (log.incarnation, log.seq if log.whole else 0) for key, log in found.items()
             }
 
     # --- What is to be sent ---
 
-    def take(self) -> list[tuple[Key, WireCommand]]:
+    def take(self) -> list[tuple[Key, RedisCommand]]:
         """What waits to be sent, in order; it does not wait any more."""
         with self._lock:
             out, self._out, self._out_bytes = self._out, [], 0
@@ -177,8 +176,8 @@ class Homes:
     def refused(self, key: Key) -> None:
         """The store did not take something of a member's log."""
         with self._lock:
-            if key in self._homes:
-                self._homes[key].whole = False
+            if key in self._logs:
+                self._logs[key].whole = False
 
     def lost(self) -> None:
         """The store is away, or has lost what was in it: no log is whole."""
@@ -187,17 +186,17 @@ class Homes:
 
     # --- With the lock ---
 
-    def _of(self, member: Member, followed: bool) -> _Home:
-        home = self._homes.get(member.key)
-        if home is None or home.incarnation != member.incarnation:
-            if home is not None:
-                self._put(member.key, b"DEL", log_name(member.key, home.incarnation))
+    def _of(self, member: Member, followed: bool) -> _MemberLog:
+        log = self._logs.get(member.key)
+        if log is None or log.incarnation != member.incarnation:
+            if log is not None:
+                self._put(member.key, b"DEL", log_name(member.key, log.incarnation))
             whole = followed and member.synced and not member.gap
             now = self._clock()
-            home = _Home(member.incarnation, whole, member.seq, now, now)
-            home.base = int(whole)  # another controller has written it
-            self._homes[member.key] = home
-        return home
+            log = _MemberLog(member.incarnation, whole, member.seq, now, now)
+            log.base = int(whole)  # another controller has written it
+            self._logs[member.key] = log
+        return log
 
     def _write(self, key: Key, incarnation: bytes, change: Change) -> int:
         name, raw = log_name(key, incarnation), encoded(change)
@@ -213,8 +212,8 @@ class Homes:
 
     def _break(self) -> None:
         self._out, self._out_bytes = [], 0
-        for home in self._homes.values():
-            home.whole, home.news = False, True
+        for log in self._logs.values():
+            log.whole, log.unsaved = False, True
 
 
 def _begins(change: Change) -> bool:

@@ -1,4 +1,4 @@
-"""Talk: one connection to a server, for small questions."""
+"""CommandConnection: one connection to a server, for small questions."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from kvferry.client.pure.resp import ErrorReply, ProtocolError, Reply
 from kvferry.config import ClientConfig
 from kvferry.errors import UnavailableError
 
-__all__ = ["ANSWER_S", "VALUE_CHARS_MAX", "Talk", "text_of"]
+__all__ = ["ANSWER_S", "VALUE_CHARS_MAX", "CommandConnection", "text_of"]
 
 ANSWER_S = 10.0
 VALUE_CHARS_MAX = 300
 
 
-class Talk:
+class CommandConnection:
     """One connection for small questions; close it, or use it with `with`.
 
     Raises:

@@ -10,20 +10,20 @@ import pytest
 
 from kvferry.errors import UsageError
 from kvferry.metrics import CacheMetrics
-from kvferry.metrics.news import News, add_news, observations
+from kvferry.metrics.deltas import MetricDeltas, add_deltas, observations
 from kvferry.metrics.series import RATIO_BOUNDS, SECONDS_BOUNDS, SHARE_BOUNDS, HistogramValue
 
 
 def test_only_what_is_new_is_told() -> None:
     metrics = CacheMetrics(stores=["redis"])
-    news = News(metrics, "0")
-    first = news.take()
+    deltas = MetricDeltas(metrics, "0")
+    first = deltas.take()
     assert first["counters"]["kvferry_tokens_hit"] == {"l1": 0, "redis": 0}  # they exist
-    assert news.take() == {}
+    assert deltas.take() == {}
     metrics.hit("redis", 512, 2048)
     metrics.retrieved(0.2)
     metrics.pool(3, 8)
-    told = news.take()
+    told = deltas.take()
     assert told["counters"] == {
         "kvferry_tokens_hit": {"redis": 512},
         "kvferry_bytes_hit": {"redis": 2048},
@@ -31,15 +31,15 @@ def test_only_what_is_new_is_told() -> None:
     total, counts = told["histograms"]["kvferry_retrieve_seconds"][""]
     assert (total, sum(counts)) == (0.2, 1)
     assert told["gauges"]["0"]["kvferry_pool_pages"] == {"": 8}
-    assert news.take() == {}
+    assert deltas.take() == {}
 
 
 def test_some_families_alone_are_told() -> None:
     metrics = CacheMetrics()
-    news = News(metrics, only=("kvferry_ttft_share",))
+    deltas = MetricDeltas(metrics, only=("kvferry_ttft_share",))
     metrics.requested(5)
     metrics.first_token(1.0, 2.0)
-    told = news.take()
+    told = deltas.take()
     assert [*told] == ["histograms"]
     assert [*told["histograms"]] == ["kvferry_ttft_share"]
 
@@ -51,7 +51,7 @@ def test_news_of_several_are_added_up_and_their_gauges_stay_apart() -> None:
         metrics.hit("l1", 10 * (rank + 1), 1)
         metrics.retrieved(0.5)
         metrics.pool(rank, 8)
-        add_news(total, News(metrics, str(rank)).take())
+        add_deltas(total, MetricDeltas(metrics, str(rank)).take())
     assert total["counters"]["kvferry_tokens_hit"] == {"l1": 30}
     took_s, counts = total["histograms"]["kvferry_retrieve_seconds"][""]
     assert (took_s, sum(counts)) == (1.0, 2)
@@ -81,7 +81,7 @@ def test_a_server_counts_what_its_engines_tell() -> None:
     engine.copied("out", 100, 0.5)
     names = ("requested", "missed_chunks", "ttft_share", "memory_seconds", "memory_bytes")
     only = [f"kvferry_{'tokens_' if name == 'requested' else ''}{name}" for name in names]
-    told = News(engine, only=only).take()
+    told = MetricDeltas(engine, only=only).take()
     server.add(told["counters"], told["histograms"])
     server.add(told["counters"], told["histograms"])
     taken = server.snapshot()

@@ -23,7 +23,7 @@ from kvferry.cache.loader import Load
 from kvferry.cache.parts import Loaded, Wanted
 from kvferry.cache.prompt import Prompt
 
-__all__ = ["Begun", "BegunLoads", "Taken"]
+__all__ = ["LookupLoad", "LookupLoads", "TakenLoad"]
 
 # For how long somebody may still come for a load. Then its chunks are like all others in memory.
 _REMEMBERED_S = 10.0
@@ -31,7 +31,7 @@ _REMEMBERED_S = 10.0
 _SHARE = 0.5
 
 
-class Begun:
+class LookupLoad:
     """A load that was begun.
 
     Attributes:
@@ -66,21 +66,21 @@ class Begun:
             return not claimed
 
 
-class Taken(NamedTuple):
+class TakenLoad(NamedTuple):
     """A load that was begun, and at which chunk of the prompt at hand."""
 
-    begun: Begun
+    begun: LookupLoad
     start: int
 
 
-class BegunLoads:
+class LookupLoads:
     """The loads that were begun and that nobody has come for, by the hash of their first chunk."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._open: OrderedDict[bytes, Begun] = OrderedDict()
+        self._open: OrderedDict[bytes, LookupLoad] = OrderedDict()
 
-    def add(self, begun: Begun) -> None:
+    def add(self, begun: LookupLoad) -> None:
         """Somebody will come for it."""
         with self._lock:
             self._open[begun.prompt.digest(begun.wanted[0].start)] = begun
@@ -97,7 +97,7 @@ class BegunLoads:
             taken = sum(begun.chunks for begun in self._open.values())
             return taken + chunks <= _SHARE * pages
 
-    def take(self, prompt: Prompt) -> Taken | None:
+    def take(self, prompt: Prompt) -> TakenLoad | None:
         """One that was begun for a part of this prompt."""
         with self._lock:
             if not self._open:
@@ -105,5 +105,5 @@ class BegunLoads:
             for chunk in range(prompt.chunks):
                 begun = self._open.pop(prompt.digest(chunk), None)
                 if begun is not None:
-                    return Taken(begun, chunk)
+                    return TakenLoad(begun, chunk)
         return None
