@@ -29,7 +29,7 @@ def test_the_call_wins_over_the_file_and_that_over_the_environment(tmp_path: Pat
     ("given", "told"),
     [
         ({"listen": ("host",)}, "listen: 'host' is not valid"),
-        ({"listen": ("::1:80",)}, "stands in brackets"),
+        ({"listen": ("::1:80",)}, "[::1]:6400"),
         ({"listen": ("127.0.0.1:70000",)}, "is not valid"),
         ({"listen": ()}, "listen is empty"),
         ({"listen": ("*:6400",)}, "0.0.0.0:6400 is reachable from other hosts"),

@@ -316,14 +316,9 @@ def _check_topology(config: ClientConfig) -> None:
 
 
 def _check_same_host(config: ClientConfig) -> None:
-    if config.same_host != "unix" or config.unix_path is not None:
-        return
-    if config.tls:
-        raise ConfigError("tls does not go over a Unix socket; drop tls or same_host='unix'")
-    if config.topology != "standalone":
-        raise ConfigError("same_host='unix' is for one server, not for a cluster or Sentinels")
-    if not is_loopback(config.host):
+    near = config.topology == "standalone" and not config.tls and is_loopback(config.host)
+    if config.same_host == "unix" and config.unix_path is None and not near:
         raise ConfigError(
-            f"same_host='unix' needs an address of this host, not {config.host!r}; "
-            "use localhost, 127.0.0.1, ::1 or unix_path"
+            "same_host='unix' is for one server without tls at an address of this host; use "
+            "localhost, 127.0.0.1, ::1 or unix_path"
         )

@@ -81,13 +81,9 @@ class ControllerConfig(Section, frozen=True, kw_only=True):
 
     def _check(self) -> None:
         self._set("host", address_of("host", self.host))
-        unknown = [name for name in self.monitor_ports if name not in MONITOR_PORTS]
-        if unknown:
-            raise ConfigError(f"monitor_ports: unknown port {unknown[0]!r}; use {_PORTS}")
         ports = {**MONITOR_PORTS, **self.monitor_ports}
-        for name, port in ports.items():
-            if not 0 <= port <= 65_535:
-                raise ConfigError(f"monitor_ports: {name}={port} is not valid; use 0 to 65535")
+        if len(ports) > len(MONITOR_PORTS) or not all(0 <= p <= 65_535 for p in ports.values()):
+            raise ConfigError(f"monitor_ports is not valid; use {_PORTS} and ports up to 65535")
         taken = [port for port in (self.port, *ports.values()) if port]
         for port in taken:
             if taken.count(port) > 1:

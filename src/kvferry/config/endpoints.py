@@ -7,6 +7,7 @@ import os
 import re
 import socket
 
+from kvferry._shown import shown
 from kvferry.errors import ConfigError
 
 __all__ = [
@@ -17,6 +18,10 @@ __all__ = [
 ]
 
 _SOCKET_PATH_BYTES_MAX = 107  # of sockaddr_un, without the zero at its end
+_ENDPOINT = (
+    "tcp://ADDRESS:PORT (no name; an IPv6 address stands in brackets), or ipc:// and an absolute "
+    f"path of at most {_SOCKET_PATH_BYTES_MAX} bytes"
+)
 _KNOWN = {"localhost": "127.0.0.1", "*": "0.0.0.0"}
 _TCP = re.compile(r"tcp://(\[[0-9A-Fa-f:.]+\]|[^:\[\]/]+):(\d{1,5}|\*)")
 
@@ -46,10 +51,8 @@ def address_of(name: str, host: str) -> str:
     """
     host = host.removeprefix("[").removesuffix("]")
     host = _KNOWN.get(host, host)
-    try:
+    if _version(host):
         return str(ipaddress.ip_address(host))
-    except ValueError:
-        pass
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -68,30 +71,24 @@ def listening(endpoint: str) -> tuple[str, str | None]:
     Raises:
         ConfigError: It is of another kind, or malformed.
     """
-    where = f"endpoints: {endpoint!r}"
     if (path := ipc_path(endpoint)) is not None:
-        if not path.startswith("/") or path.endswith("/"):
-            raise ConfigError(f"{where} has no absolute path of a socket: ipc:///run/my.sock")
-        if len(os.fsencode(path)) > _SOCKET_PATH_BYTES_MAX:
-            raise ConfigError(
-                f"{where} is longer than {_SOCKET_PATH_BYTES_MAX} bytes, which no socket can be; "
-                "use a shorter path"
-            )
-        return endpoint, None
-    match = _TCP.fullmatch(endpoint)
-    if match is None or (match[2] != "*" and int(match[2]) > 65535):
-        raise ConfigError(f"{where} is no endpoint; use tcp://ADDRESS:PORT or ipc:///PATH")
-    written = _KNOWN.get(match[1], match[1])
-    host = written.strip("[]")
+        fits = path.startswith("/") and not path.endswith("/")
+        if fits and len(os.fsencode(path)) <= _SOCKET_PATH_BYTES_MAX:
+            return endpoint, None
+    elif (match := _TCP.fullmatch(endpoint)) and (match[2] == "*" or int(match[2]) <= 65535):
+        written = _KNOWN.get(match[1], match[1])
+        host = written.strip("[]")
+        if _version(host) == (6 if written.startswith("[") else 4):
+            return f"tcp://{written}:{match[2]}", host
+    raise ConfigError(f"endpoints: {shown(endpoint)} is no endpoint; use {_ENDPOINT}")
+
+
+def _version(host: str) -> int:
+    """4 or 6; 0: it is no address."""
     try:
-        version = ipaddress.ip_address(host).version
+        return ipaddress.ip_address(host).version
     except ValueError:
-        raise ConfigError(
-            f"{where} has a name where an address is needed; use e.g. 127.0.0.1"
-        ) from None
-    if (version == 6) != written.startswith("["):
-        raise ConfigError(f"{where}: only an IPv6 address stands in brackets")
-    return f"tcp://{written}:{match[2]}", host
+        return 0
 
 
 def ipc_path(endpoint: str) -> str | None:

@@ -36,7 +36,7 @@ from kvferry.errors import ConfigError
 __all__ = ["ListenAddress", "NodeSettings", "NodeUser"]
 
 _TLS = ("tls_cert_file",)
-_LISTEN = "addresses such as 127.0.0.1:6400 or unix:/run/node.sock"
+_LISTEN = "addresses such as 127.0.0.1:6400, [::1]:6400 or unix:/run/node.sock"
 
 
 class NodeUser(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -186,11 +186,10 @@ class NodeSettings(Section, frozen=True, kw_only=True):
 def _address(text: str) -> ListenAddress:
     if text.startswith("unix:") and len(text) > len("unix:"):
         return ListenAddress(path=os.path.abspath(text.removeprefix("unix:")))
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+    host, _, port = text.rpartition(":")
+    fits = bool(host) and port.isascii() and port.isdigit() and int(port) <= 65_535
+    if not fits or (":" in host) != (host.startswith("[") and host.endswith("]")):
         raise ConfigError(f"listen: {text!r} is not valid; use {_LISTEN}")
-    if (":" in host) != (host.startswith("[") and host.endswith("]")):
-        raise ConfigError(f"listen: {text!r}: an IPv6 address stands in brackets")
     host = {"*": "0.0.0.0"}.get(host, host)
     return ListenAddress(host=host.strip("[]"), port=int(port))
 
