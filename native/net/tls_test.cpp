@@ -22,15 +22,10 @@ namespace {
 
 using tls_test::Certificates;
 using tls_test::Client;
+using tls_test::context_of;
 using tls_test::noise;
 using tls_test::Peer;
 using tls_test::Talk;
-
-std::shared_ptr<TlsContext> context_of(const TlsConfig& config) {
-  auto context = TlsContext::open(config);
-  EXPECT_TRUE(context) << context.error().context;
-  return *context;
-}
 
 struct Way {
   const char* name;

@@ -15,8 +15,16 @@
 
 #include "net/poller.hpp"
 #include "net/stream.hpp"
+#include "net/tls.hpp"
 
 namespace kvferry::net::tls_test {
+
+// The context for these settings; that it cannot be opened fails the test.
+inline std::shared_ptr<TlsContext> context_of(const TlsConfig& config) {
+  auto context = TlsContext::open(config);
+  EXPECT_TRUE(context) << context.error().context;
+  return *context;
+}
 
 class Client {
  public:

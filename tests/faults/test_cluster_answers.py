@@ -5,7 +5,6 @@ every command a status, in time and within its limits.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,30 +13,12 @@ from kvferry.client.batch import Status
 from support.clients import completions, opened
 from support.cluster import key_slot
 from support.pure import payload
-from support.scripted import Action, Command, Handler, MiniStore, ScriptedServer, answer
+from support.scripted import Action, Command, MiniStore, ScriptedServer, answer
+from support.scripted_cluster import lying
 from support.stamps import MIB, until, within
 
 IDENTITY = bytes(range(16))
 REDIRECTS_MAX = 16  # of one command: native/redis/router.hpp
-
-
-def slots_of(host: bytes, port: Callable[[], int]) -> Handler:
-    """CLUSTER SLOTS that names one node for all."""
-
-    def handler(command: Command) -> Action | None:
-        if command.name != b"CLUSTER":
-            return None
-        owner = b"*2\r\n$%d\r\n%b\r\n:%d\r\n" % (len(host), host, port())
-        return b"*1\r\n*3\r\n:0\r\n:16383\r\n" + owner
-
-    return handler
-
-
-def lying(*handlers: Handler) -> ScriptedServer:
-    """A cluster of one node, which answers as the handlers say."""
-    server: ScriptedServer
-    server = ScriptedServer(slots_of(b"", lambda: server.port), *handlers, MiniStore())
-    return server
 
 
 def client_of(server: ScriptedServer, **settings: Any) -> Any:

@@ -16,7 +16,8 @@ from kvferry.client.pure.cluster import REFRESH_MIN_S
 from support import clock
 from support.cluster import Cluster, key_slot
 from support.pure import MIB, payload
-from support.scripted import Action, Command, Handler, MiniStore, ScriptedServer, answer
+from support.scripted import Action, Command, MiniStore, ScriptedServer, answer
+from support.scripted_cluster import lying
 from support.servers import TestServer, wait_for
 from support.stamps import until, within
 
@@ -264,24 +265,6 @@ def test_a_dead_connection_is_replaced(cluster: Cluster) -> None:
 
 
 # Liars.
-
-
-def slots_of(host: bytes, port: Callable[[], int]) -> Handler:
-    """CLUSTER SLOTS that names one node for all."""
-
-    def handler(command: Command) -> Action | None:
-        if command.name != b"CLUSTER":
-            return None
-        owner = b"*2\r\n$%d\r\n%b\r\n:%d\r\n" % (len(host), host, port())
-        return b"*1\r\n*3\r\n:0\r\n:16383\r\n" + owner
-
-    return handler
-
-
-def lying(*handlers: Handler) -> ScriptedServer:
-    server: ScriptedServer
-    server = ScriptedServer(slots_of(b"", lambda: server.port), *handlers, MiniStore())
-    return server
 
 
 def client_of(server: ScriptedServer, **settings: Any) -> PureRedisClient:

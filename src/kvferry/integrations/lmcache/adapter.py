@@ -21,7 +21,6 @@ from kvferry.integrations.lmcache.space import engine_settings
 __all__ = ["KvferryAdapter"]
 
 _SCHEME = "plugin://"
-_CLASS_NAME = "KvferryAdapter"
 
 
 class KvferryAdapter(ConnectorAdapter):  # type: ignore[misc]  # LMCache is not there for mypy

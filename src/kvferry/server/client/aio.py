@@ -10,24 +10,36 @@ await waits until its call is over, which is soon: only then are the buffers fre
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, Self, TypeVar
+from functools import partial, wraps
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-from kvferry.cache import Lookup, Retrieved, Stored
-from kvferry.cache.explain import Explanation
+from kvferry.cache import Retrieved
 from kvferry.cache.prompt import Tokens
 from kvferry.chunks.identity import Identity
-from kvferry.client.buffers import BufferLike
 from kvferry.errors import ClosedError
 from kvferry.server.client.sync import Client
 
 __all__ = ["AsyncClient"]
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _THREADS = 16
+
+
+def _awaited(
+    call: Callable[Concatenate[Client, P], T],
+) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
+    """A method of `Client`, in a thread of the client."""
+
+    @wraps(call)
+    async def run(self: AsyncClient, /, *args: P.args, **settings: P.kwargs) -> T:
+        return await self._run(partial(call, self._client, *args, **settings))
+
+    return run
 
 
 class AsyncClient:
@@ -61,38 +73,17 @@ class AsyncClient:
         """See `Client.refused`."""
         return self._client.refused
 
-    async def wait(self, timeout_s: float) -> bool:
-        """See `Client.wait`."""
-        return await self._run(self._client.wait, timeout_s)
-
-    async def lookup(self, tokens: Tokens, *, timeout_s: float | None = None) -> Lookup:
-        """See `Client.lookup`."""
-        return await self._run(self._client.lookup, tokens, timeout_s=timeout_s)
-
-    async def contains(self, tokens: Tokens, *, timeout_s: float | None = None) -> int:
-        """See `Client.contains`."""
-        return await self._run(self._client.contains, tokens, timeout_s=timeout_s)
-
-    async def explain(self, tokens: Tokens, *, timeout_s: float = 5.0) -> Explanation:
-        """See `Client.explain`."""
-        return await self._run(self._client.explain, tokens, timeout_s=timeout_s)
-
-    async def retrieve(
-        self,
-        tokens: Tokens,
-        into: Sequence[BufferLike] | None = None,
-        *,
-        limit_tokens: int | None = None,
-        timeout_s: float | None = None,
-    ) -> Retrieved:
-        """See `Client.retrieve`. The `release` of its result asks the server: `arelease` awaits."""
-        return await self._run(
-            self._client.retrieve,
-            tokens,
-            into,
-            limit_tokens=limit_tokens,
-            timeout_s=timeout_s,
-        )
+    wait = _awaited(Client.wait)
+    lookup = _awaited(Client.lookup)
+    contains = _awaited(Client.contains)
+    explain = _awaited(Client.explain)
+    retrieve = _awaited(Client.retrieve)  # `release` of its result asks the server: see `arelease`
+    store = _awaited(Client.store)
+    pin = _awaited(Client.pin)
+    unpin = _awaited(Client.unpin)
+    clear = _awaited(Client.clear)
+    observe_prefill = _awaited(Client.observe_prefill)
+    stats = _awaited(Client.stats)
 
     async def arelease(self, result: Retrieved) -> bool:
         """`Retrieved.release` in a thread."""
@@ -101,39 +92,6 @@ class AsyncClient:
     async def prefetch(self, tokens: Tokens, *, timeout_s: float | None = None) -> int:
         """See `Client.prefetch`; awaited to its end."""
         return await asyncio.wrap_future(self._client.prefetch(tokens, timeout_s=timeout_s))
-
-    async def store(
-        self, tokens: Tokens, chunks: Sequence[BufferLike], *, first_chunk: int = 0
-    ) -> Stored:
-        """See `Client.store`."""
-        return await self._run(self._client.store, tokens, chunks, first_chunk=first_chunk)
-
-    async def pin(self, tokens: Tokens, *, timeout_s: float | None = None) -> int:
-        """See `Client.pin`."""
-        return await self._run(self._client.pin, tokens, timeout_s=timeout_s)
-
-    async def unpin(self, tokens: Tokens) -> int:
-        """See `Client.unpin`."""
-        return await self._run(self._client.unpin, tokens)
-
-    async def clear(
-        self,
-        *,
-        stores: bool = True,
-        everybody: bool = False,
-        weights_version: str | None = None,
-    ) -> int:
-        """See `Client.clear`."""
-        said = {"stores": stores, "everybody": everybody, "weights_version": weights_version}
-        return await self._run(self._client.clear, **said)
-
-    async def observe_prefill(self, tokens: int, cached_tokens: int, took_s: float) -> None:
-        """See `Client.observe_prefill`."""
-        await self._run(self._client.observe_prefill, tokens, cached_tokens, took_s)
-
-    async def stats(self) -> dict[str, Any]:
-        """See `Client.stats`."""
-        return await self._run(self._client.stats)
 
     async def aclose(self) -> None:
         """See `Client.close`."""
@@ -154,10 +112,10 @@ class AsyncClient:
     def __repr__(self) -> str:
         return repr(self._client).replace("<Client", "<AsyncClient", 1)
 
-    async def _run(self, call: Callable[..., T], *args: Any, **settings: Any) -> T:
+    async def _run(self, call: Callable[[], T]) -> T:
         self._client._check_open()
         try:
-            future: Future[T] = self._executor.submit(lambda: call(*args, **settings))
+            future: Future[T] = self._executor.submit(call)
         except RuntimeError:
             raise ClosedError("the client is closed") from None
         ours = asyncio.wrap_future(future)
