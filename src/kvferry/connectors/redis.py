@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from kvferry import _native
 from kvferry.chunks.generation import read_name
 from kvferry.client.buffers import encode_key
+from kvferry.client.pure.resp import Reply
 from kvferry.client.sync import RedisClient
 from kvferry.config import ClientConfig
 from kvferry.connectors.base import Key, ScanBatch, Space, Usage
@@ -136,15 +137,10 @@ class RedisConnector(ClientConnector):
 
     def descriptions(self) -> Mapping[bytes, str]:
         """See `Connector`."""
-        reply = self._control.ask(
-            b"HGETALL", DESCRIPTIONS_KEY, key=DESCRIPTIONS_KEY, timeout_s=CONTROL_TIMEOUT_S
-        )
         found: dict[bytes, str] = {}
-        fields = reply if isinstance(reply, list) else []
-        for name, text in zip(fields[::2], fields[1::2], strict=False):
-            if isinstance(name, bytes) and isinstance(text, bytes):
-                with contextlib.suppress(ValueError):  # not ours
-                    found[bytes.fromhex(name.decode())] = text.decode()
+        for name, text in self._hash(DESCRIPTIONS_KEY):
+            with contextlib.suppress(ValueError):  # not ours
+                found[bytes.fromhex(name.decode())] = text.decode()
         return found
 
     def describe(self) -> None:
@@ -152,19 +148,16 @@ class RedisConnector(ClientConnector):
         if not self.space.description:
             return
         name, text = self.space.identity.hex().encode(), self.space.description.encode()
-        command = (b"HSET", DESCRIPTIONS_KEY, name, text)
         try:
-            self._control.ask(*command, key=DESCRIPTIONS_KEY, timeout_s=CONTROL_TIMEOUT_S)
+            self._ask(b"HSET", DESCRIPTIONS_KEY, name, text)
         except KVFerryError as error:
             _log.info("%s: the identity is not described: %s", self.config.address, error)
 
     def undescribe(self) -> None:
         """See `Connector`."""
-        command = (b"HDEL", DESCRIPTIONS_KEY, self.space.identity.hex().encode())
         with contextlib.suppress(KVFerryError):
-            self._control.ask(*command, key=DESCRIPTIONS_KEY, timeout_s=CONTROL_TIMEOUT_S)
-            key = self._notes_key
-            self._control.ask(b"DEL", key, key=key, timeout_s=CONTROL_TIMEOUT_S)
+            self._ask(b"HDEL", DESCRIPTIONS_KEY, self.space.identity.hex().encode())
+            self._ask(b"DEL", self._notes_key)
 
     @property
     def _notes_key(self) -> bytes:
@@ -172,22 +165,25 @@ class RedisConnector(ClientConnector):
 
     def note(self, name: str, text: str) -> None:
         """See `Connector`."""
-        key = self._notes_key
-        command = (b"HSET", key, name.encode(), text.encode())
         with contextlib.suppress(KVFerryError):
-            self._control.ask(*command, key=key, timeout_s=CONTROL_TIMEOUT_S)
+            self._ask(b"HSET", self._notes_key, name.encode(), text.encode())
 
     def notes(self) -> Mapping[str, str]:
         """See `Connector`."""
-        key = self._notes_key
-        reply = self._control.ask(b"HGETALL", key, key=key, timeout_s=CONTROL_TIMEOUT_S)
-        told = reply if isinstance(reply, list) else []
-        fields = [each for each in told if isinstance(each, bytes)]
-        names, texts = fields[::2], fields[1::2]
         return {
             name.decode(errors="replace"): text.decode(errors="replace")
-            for name, text in zip(names, texts, strict=False)
+            for name, text in self._hash(self._notes_key)
         }
+
+    def _ask(self, verb: bytes, key: bytes, *arguments: bytes) -> Reply:
+        return self._control.ask(verb, key, *arguments, key=key, timeout_s=CONTROL_TIMEOUT_S)
+
+    def _hash(self, key: bytes) -> list[tuple[bytes, bytes]]:
+        """The fields of a hash, with their values."""
+        reply = self._ask(b"HGETALL", key)
+        told = reply if isinstance(reply, list) else []
+        texts = [each for each in told if isinstance(each, bytes)]
+        return list(zip(texts[::2], texts[1::2], strict=False))
 
     def read_mark(self, timeout_s: float) -> bytes | None:
         """What lies under ``kvf:<identity>:generation``; see `kvferry.cache.generations`.
@@ -231,17 +227,16 @@ class RedisConnector(ClientConnector):
         """See `Connector`; of a striped value its first stripe is asked for."""
         name = f"kvf:{identity.hex()}:".encode() + encode_key(key)
         try:
-            found = self._control.ask(b"EXISTS", name, key=name, timeout_s=CONTROL_TIMEOUT_S)
+            found = self._ask(b"EXISTS", name)
         except KVFerryError:
             return False
         return found == 1
 
     def lock_eviction(self, ttl_s: float) -> bool:
         """See `Connector`; the lock is a key that expires."""
-        token = os.urandom(16)
-        command = (b"SET", _LOCK_KEY, token, b"NX", b"PX", b"%d" % max(1, int(ttl_s * 1e3)))
+        token, ttl_ms = os.urandom(16), b"%d" % max(1, int(ttl_s * 1e3))
         try:
-            taken = self._control.ask(*command, key=_LOCK_KEY, timeout_s=CONTROL_TIMEOUT_S)
+            taken = self._ask(b"SET", _LOCK_KEY, token, b"NX", b"PX", ttl_ms)
         except KVFerryError as error:
             _log.info("%s: the lock of evictions cannot be had: %s", self.config.address, error)
             return False
