@@ -16,7 +16,7 @@ from kvferry.config import ClientConfig
 from kvferry.embedded.store import embedded_store
 from kvferry.lab.doctor.facts import Facts
 from kvferry.lab.doctor.finding import Finding, Severity
-from kvferry.lab.doctor.run import Visit, visit
+from kvferry.lab.doctor.run import DoctorPlan, run_doctor
 from support.servers import KINDS, TestServer, find_kind, start_server, wait_for
 
 OK, INFO, WARN, FAULT = Severity
@@ -64,7 +64,7 @@ def findings(url: str, **settings: Any) -> dict[str, Finding]:
 
 
 def found(config: ClientConfig) -> tuple[Facts, dict[str, Finding]]:
-    facts, all_of_them = visit(Visit(config=config))
+    facts, all_of_them = run_doctor(DoctorPlan(config=config))
     return facts, {f.id: f for f in all_of_them}
 
 
@@ -235,7 +235,7 @@ def test_a_planted_host(good_servers: Callable[[str], TestServer], tmp_path: Pat
     (tmp_path / "sys/kernel/mm/transparent_hugepage").mkdir(parents=True)
     (tmp_path / "sys/kernel/mm/transparent_hugepage/enabled").write_text("always madvise [never]")
     config = ClientConfig.from_url(good_servers("valkey").url)
-    seen = {f.id: f for f in visit(Visit(config=config, root=tmp_path))[1]}
+    seen = {f.id: f for f in run_doctor(DoctorPlan(config=config, root=tmp_path))[1]}
     assert seen["huge-pages-transparent"].severity is INFO
     assert seen["huge-pages-transparent"].scope == "host"
     assert at_server(seen) == {}

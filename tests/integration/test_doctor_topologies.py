@@ -11,7 +11,7 @@ import redis
 from kvferry.config import ClientConfig
 from kvferry.errors import UnavailableError
 from kvferry.lab.doctor.finding import Finding, Severity
-from kvferry.lab.doctor.run import Visit, visit
+from kvferry.lab.doctor.run import DoctorPlan, run_doctor
 from support.cluster import Cluster
 from support.sentinel import SentinelGroup
 from support.servers import KINDS, TestServer
@@ -21,7 +21,7 @@ OK, INFO, WARN, FAULT = Severity
 
 def findings(url: str, **settings: Any) -> dict[str, Finding]:
     config = ClientConfig.from_url(url, **settings)
-    return {f.id: f for f in visit(Visit(config=config))[1]}
+    return {f.id: f for f in run_doctor(DoctorPlan(config=config))[1]}
 
 
 def of_cluster(findings: dict[str, Finding]) -> dict[str, Severity]:
@@ -80,7 +80,7 @@ def test_uneven_shards(fresh_cluster: Callable[..., Cluster]) -> None:
 
 def test_the_primary_that_sentinels_name(sentinels: SentinelGroup) -> None:
     config = ClientConfig.from_url(sentinels.url, **sentinels.settings)
-    facts, seen = visit(Visit(config=config))
+    facts, seen = run_doctor(DoctorPlan(config=config))
     assert facts.servers[0].address == sentinels.master().address
     role = next(f for f in seen if f.id == "role")
     assert role.severity is OK

@@ -17,7 +17,7 @@ from kvferry.lab.doctor import traffic
 from kvferry.lab.doctor.facts import ClientNeed, SameHostFacts
 from kvferry.lab.doctor.finding import Severity
 from kvferry.lab.doctor.pure_clients import PureClients
-from kvferry.lab.doctor.run import Visit, visit
+from kvferry.lab.doctor.run import DoctorPlan, run_doctor
 from kvferry.lab.doctor.traffic import Limits, measure_rate, measure_rtt
 from support.cluster import Cluster
 from support.proxy import FaultProxy
@@ -70,7 +70,7 @@ def test_without_the_extension(valkey: TestServer, monkeypatch: pytest.MonkeyPat
 def test_rates_of_a_cluster(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, client: str) -> None:
     if client == "pure":
         monkeypatch.setattr(traffic, "_open", PureClients)
-    facts, _ = visit(Visit(config=config(cluster.url), limits=SMALL))
+    facts, _ = run_doctor(DoctorPlan(config=config(cluster.url), limits=SMALL))
     assert facts.traffic.skipped == ""
     assert list(facts.traffic.by_connections) == [1, 3]
     assert [node.cli("DBSIZE") for node in cluster.nodes] == [0, 0, 0]
@@ -105,8 +105,8 @@ def test_bytes_and_time_are_bounded(valkey: TestServer) -> None:
 
 def test_who_may_not_write_is_told_so(start: Callable[..., TestServer]) -> None:
     server = start("valkey", users=["user guest on >secret ~* +@all -set"])
-    plan = Visit(config=config(server.url.replace("redis://", "redis://guest:secret@")))
-    facts, findings = visit(replace(plan, limits=SMALL))
+    plan = DoctorPlan(config=config(server.url.replace("redis://", "redis://guest:secret@")))
+    facts, findings = run_doctor(replace(plan, limits=SMALL))
     assert "NOPERM" in facts.traffic.skipped
     bandwidth = next(f for f in findings if f.id == "bandwidth")
     assert bandwidth.severity is Severity.INFO
@@ -117,7 +117,7 @@ def test_a_full_server_is_left_alone(start: Callable[..., TestServer]) -> None:
     server = start("valkey", "--maxmemory", "16mb", "--maxmemory-policy", "noeviction")
     for key in range(2):
         server.cli("SET", f"k{key}", os.urandom(4 * MIB))
-    facts, _ = visit(Visit(config=config(server.url), limits=SMALL))
+    facts, _ = run_doctor(DoctorPlan(config=config(server.url), limits=SMALL))
     assert "room" in facts.traffic.skipped
     assert server.cli("DBSIZE") == 2
     assert b"kvferry:doctor" not in b"".join(server.cli("KEYS", "*"))
@@ -142,11 +142,11 @@ def test_the_round_trip(valkey: TestServer) -> None:
 
 def test_nobody_there() -> None:
     with pytest.raises(UnavailableError, match="refused"):
-        visit(Visit(config=ClientConfig(host="127.0.0.1", port=1), root=Path("/nowhere")))
+        run_doctor(DoctorPlan(config=ClientConfig(host="127.0.0.1", port=1), root=Path("/nowhere")))
 
 
 def same_host_of(url: str, limits: Limits | None = SMALL) -> tuple[SameHostFacts | None, str]:
-    facts, findings = visit(Visit(config=config(url), limits=limits))
+    facts, findings = run_doctor(DoctorPlan(config=config(url), limits=limits))
     seen = [finding.seen for finding in findings if finding.id == "same-host"]
     return facts.same_host, " ".join(seen)
 

@@ -15,7 +15,7 @@ from kvferry.controller.ports import Ports
 from kvferry.errors import UsageError
 from kvferry.membership import Command, Reporter
 from kvferry.membership import reporter as reporter_module
-from kvferry.membership.framing import Link, Me, RefusedError
+from kvferry.membership.framing import InstanceProcess, Link, RefusedError
 from kvferry.membership.messages import (
     InstanceRegistered,
     Locate,
@@ -179,7 +179,7 @@ def test_a_peer_is_told_who_else_holds_a_prefix() -> None:
         reporting(two, ctl, "two", address="127.0.0.1:7002") as reporter,
     ):
         becomes(ctl, hashes(9), {"two": 7, "one": 5})
-        me = Me("three", 0)
+        me = InstanceProcess("three", 0)
         link, _ = Link.open(f"127.0.0.1:{ctl.ports['reply']}", "reply", me, "", 10)
         found = link.ask(Locate(MINE, hashes(9)), Located).holders
         assert [(one.address, one.chunks) for one in found] == [
@@ -202,14 +202,14 @@ def test_a_secret_keeps_strangers_out_and_reporters_away_from_strangers() -> Non
         where = f"127.0.0.1:{ctl.ports['reply']}"
         for wrong in ("", "other"):
             with pytest.raises(RefusedError, match="secret"):
-                Link.open(where, "reply", Me("x", 0), wrong, 10)
+                Link.open(where, "reply", InstanceProcess("x", 0), wrong, 10)
         with reporting(cache, ctl, secret="s3cret-word"):
             becomes(ctl, hashes(3), {"one": 3})
         assert ctl.counts["refused"] >= 2
     with controller() as open_to_all:
         where = f"127.0.0.1:{open_to_all.ports['reply']}"
         with pytest.raises((RefusedError, Malformed)):
-            Link.open(where, "reply", Me("x", 0), "s3cret-word", 10)
+            Link.open(where, "reply", InstanceProcess("x", 0), "s3cret-word", 10)
 
 
 def test_hostile_bytes_end_their_connection_and_nothing_else() -> None:
@@ -236,7 +236,7 @@ def test_hostile_bytes_end_their_connection_and_nothing_else() -> None:
         assert ctl.members.living()[0].state == "alive"
 
 
-ME = (Me("stranger", 0), "", 10.0)
+ME = (InstanceProcess("stranger", 0), "", 10.0)
 
 
 def test_a_stranger_with_the_name_of_an_instance_changes_nothing() -> None:
@@ -246,8 +246,10 @@ def test_a_stranger_with_the_name_of_an_instance_changes_nothing() -> None:
         becomes(ctl, hashes(3), {"one": 3})
         for port in ("pull", "heartbeat"):  # another incarnation: it is not registered
             with pytest.raises(RefusedError, match="not registered"):
-                Link.open(f"127.0.0.1:{ctl.ports[port]}", port, Me("one", 0), "", 10)
-        link, _ = Link.open(f"127.0.0.1:{ctl.ports['reply']}", "reply", Me("one", 0), "", 10)
+                Link.open(f"127.0.0.1:{ctl.ports[port]}", port, InstanceProcess("one", 0), "", 10)
+        link, _ = Link.open(
+            f"127.0.0.1:{ctl.ports['reply']}", "reply", InstanceProcess("one", 0), "", 10
+        )
         with pytest.raises(RefusedError, match="younger"):
             link.ask(
                 RegisterInstance(1.0, "evil:1", (IDENTITY,), MemoryUsage()), InstanceRegistered
@@ -260,7 +262,7 @@ def test_a_stranger_with_the_name_of_an_instance_changes_nothing() -> None:
 
 def test_a_message_that_is_too_long_is_refused_before_it_is_read() -> None:
     with controller() as ctl:
-        me = Me("one", 0)
+        me = InstanceProcess("one", 0)
         reply, _ = Link.open(f"127.0.0.1:{ctl.ports['reply']}", "reply", me, "", 10)
         reply.ask(RegisterInstance(1.0, "", (IDENTITY,), MemoryUsage()), InstanceRegistered)
         reply.close()
@@ -294,7 +296,7 @@ def test_a_name_that_would_break_a_log_is_no_name(name: str) -> None:
     with pytest.raises(UsageError, match="one line"):
         Reporter(FakeCache(), instance=name, pull="127.0.0.1:1", reply="127.0.0.1:1")
     with controller() as ctl, pytest.raises(RefusedError, match="no message"):
-        Link.open(f"127.0.0.1:{ctl.ports['reply']}", "reply", Me(name, 0), "", 10)
+        Link.open(f"127.0.0.1:{ctl.ports['reply']}", "reply", InstanceProcess(name, 0), "", 10)
 
 
 def test_no_thread_is_left_behind() -> None:

@@ -13,7 +13,7 @@ from kvferry import RedisClient
 from kvferry.client.batch import Status
 from kvferry.client.pure.client import PureRedisClient
 from kvferry.config import ClientConfig
-from kvferry.lab.doctor.run import Visit, visit
+from kvferry.lab.doctor.run import DoctorPlan, run_doctor
 from kvferry.lab.doctor.traffic import Limits
 from support.cluster import Cluster
 from support.secrets import secret
@@ -182,10 +182,10 @@ def test_doctor(fresh_cluster: Start) -> None:
     cluster: Cluster = fresh_cluster("valkey", users=[user("doctor", keys="~kvferry:doctor:*")])
     settings: dict[str, Any] = cluster.settings | USER
     limits = Limits(total_s=1.0, point_s=0.05, connections=(1, 2), sizes_bytes=(64 * KIB,))
-    plan = Visit(
+    plan = DoctorPlan(
         config=ClientConfig(host=cluster.host, port=cluster.port, **settings), limits=limits
     )
-    facts, _ = visit(plan)
+    facts, _ = run_doctor(plan)
     assert facts.traffic.skipped == ""
     assert facts.servers[0].config is not None
     check(cluster.nodes, rights("doctor"))

@@ -14,7 +14,7 @@ from kvferry.connectors.memory import MemoryConnector
 from kvferry.server import protocol as p
 from kvferry.server.dispatch import Dispatcher, Later
 from kvferry.server.listener import EngineConnection, EngineListener
-from kvferry.server.telling import Telling
+from kvferry.server.notifying_connector import NotifyingConnector
 from kvferry.server.waits import Waits
 from support.engines import LAYOUT, memory_store
 from support.stamps import until
@@ -230,19 +230,19 @@ def test_what_nobody_waits_for_is_done_as_well() -> None:
 
 @pytest.fixture
 def store() -> Iterator[MemoryConnector]:
-    with memory_store("telling") as connector:
+    with memory_store("notifying") as connector:
         yield connector
 
 
 def test_a_ticket_tells_when_it_is_done(store: MemoryConnector) -> None:
-    telling, told = Telling(store), list[str]()
+    notifying, told = NotifyingConnector(store), list[str]()
     value, into = bytes(LAYOUT.chunk_bytes), bytearray(b"x" * LAYOUT.chunk_bytes)
     store.batch_set(["a"], [value])
-    ticket = telling.submit_get(["a"], [into], prefix=True, timeout_s=10.0)
+    ticket = notifying.submit_get(["a"], [into], prefix=True, timeout_s=10.0)
     ticket.tell(lambda: told.append("a"))
 
     def is_told() -> bool:
-        telling.drain()
+        notifying.drain()
         return bool(told)
 
     until(is_told, 10)
@@ -254,17 +254,17 @@ def test_a_ticket_tells_when_it_is_done(store: MemoryConnector) -> None:
 
 
 def test_a_ticket_can_be_waited_for_where_nobody_drains(store: MemoryConnector) -> None:
-    telling = Telling(store)
-    result = telling.submit_exists(["a"], prefix=True, touch=True).wait(10.0)
+    notifying = NotifyingConnector(store)
+    result = notifying.submit_exists(["a"], prefix=True, touch=True).wait(10.0)
     assert result is not None
     assert result.prefix_len == 0
-    assert cast(Any, telling).space == store.space  # all else is the connector's own
+    assert cast(Any, notifying).space == store.space  # all else is the connector's own
 
 
 def test_a_ticket_that_nobody_has_is_no_ones(store: MemoryConnector) -> None:
     """It is drained all the same: its buffers are free."""
-    telling = Telling(store)
-    telling.submit_exists(["a"])
-    kept = telling.submit_exists(["b"])
+    notifying = NotifyingConnector(store)
+    notifying.submit_exists(["a"])
+    kept = notifying.submit_exists(["b"])
     assert kept.wait(10.0) is not None
-    assert not list(telling._tickets)
+    assert not list(notifying._tickets)

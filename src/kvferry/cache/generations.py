@@ -29,7 +29,7 @@ from kvferry.client.batch import Status
 from kvferry.connectors.base import Connector
 from kvferry.errors import KVFerryError
 
-__all__ = ["Keeps", "Mark", "StoreGenerations"]
+__all__ = ["GenerationStore", "Mark", "StoreGenerations"]
 
 _log = logging.getLogger("kvferry.cache")
 
@@ -67,7 +67,7 @@ class Mark(NamedTuple):
 
 
 @runtime_checkable
-class Keeps(Protocol):
+class GenerationStore(Protocol):
     """A connector whose store keeps a mark for each identity."""
 
     def read_mark(self, timeout_s: float) -> bytes | None: ...
@@ -91,7 +91,7 @@ class StoreGenerations:
     def __init__(self, name: str, connector: Connector, changed: Callable[[], object]) -> None:
         self._name = name
         self._connector = connector
-        self._keeps = connector if isinstance(connector, Keeps) else None
+        self._keeps = connector if isinstance(connector, GenerationStore) else None
         self._changed = changed
         self._lock = threading.Lock()
         self._wake = threading.Condition(self._lock)

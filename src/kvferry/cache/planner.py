@@ -14,7 +14,7 @@ from kvferry.cache.answers import Probe
 from kvferry.cache.asking import Asking
 from kvferry.cache.cost import Budget, Decision, Offer, decide
 from kvferry.cache.gathered import Plan
-from kvferry.cache.losing import Losing
+from kvferry.cache.loss_warnings import LossWarnings
 from kvferry.cache.measuring import Measuring
 from kvferry.cache.memory import Memory
 from kvferry.cache.parts import Wanted
@@ -53,7 +53,7 @@ class Planner(ABC):
         self._named = named
         self._prefill = prefill
         self.account = Account()
-        self.losing = Losing()
+        self.loss_warnings = LossWarnings()
         self.pending = PendingLoads(memory)
         self._measure = Measuring(memory, self.pending, background).measure
 
@@ -172,7 +172,9 @@ class Planner(ABC):
         """Note that what a store has is left there, if it is."""
         if offers and goal == held:
             tier = next(tier for tier in tiers if tier.name == offers[0].store)
-            self.losing.load(tier, "slow", prompt.chunks - held, budget, prompt.position(held))
+            self.loss_warnings.load(
+                tier, "slow", prompt.chunks - held, budget, prompt.position(held)
+            )
 
     @staticmethod
     def _goal(held: int, ends: Sequence[int], decision: Decision) -> int:

@@ -224,7 +224,7 @@ class Retriever(Planner):
         until = budget.question(tokens, goal, tier.wins, question_s, load_s, first_s)
         if now + question_s >= until:
             if load_s >= budget.gain_s(tokens, goal, 0.0):
-                self.losing.load(tier, "slow", count, budget, tokens)
+                self.loss_warnings.load(tier, "slow", count, budget, tokens)
             if load_s < budget.rest_s(tokens):  # what it has is worth knowing, for the next ones
                 tier.ask(prompt, start)
             return budget.began, "not_worth_loading"
@@ -315,7 +315,7 @@ class Retriever(Planner):
         first = wanted[0]
         count, tokens = wanted[-1].end - first.start, prompt.position(first.start)
         if outcome or not loaded.reason:
-            self.losing.load(first.tier, outcome, count, budget, tokens)
+            self.loss_warnings.load(first.tier, outcome, count, budget, tokens)
         if loaded.reason == "cut":
             for piece in wanted:
                 self._measure(piece.tier, prompt, loaded.end)

@@ -83,7 +83,7 @@ def doctor(
     from kvferry.lab.doctor.prefill import Engine
     from kvferry.lab.doctor.report import as_json as to_json
     from kvferry.lab.doctor.report import say
-    from kvferry.lab.doctor.run import Visit, visit
+    from kvferry.lab.doctor.run import DoctorPlan, run_doctor
     from kvferry.lab.doctor.traffic import Limits
     from kvferry.lab.table import console
 
@@ -99,7 +99,7 @@ def doctor(
     limits = None if no_bandwidth else Limits.quick() if quick else Limits()
     config = load_client_config(find_config_file(file, None, FILE_VARIABLES), url=url)
     del url  # it may carry a password, and error reporters show variables
-    plan = Visit(
+    plan = DoctorPlan(
         config=config,
         limits=limits,
         model=shape,
@@ -108,7 +108,7 @@ def doctor(
     )
     try:
         with _progress() as progress:
-            facts, findings = visit(plan, progress)
+            facts, findings = run_doctor(plan, progress)
     except UnavailableError as error:
         click.echo(f"kvferry: {error}", err=True)
         ctx.exit(2)

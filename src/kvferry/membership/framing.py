@@ -32,7 +32,16 @@ from kvferry.membership.messages import (
     encoded,
 )
 
-__all__ = ["HEAD", "NONCE_BYTES", "Link", "Me", "RefusedError", "frame", "host_and_port", "proof"]
+__all__ = [
+    "HEAD",
+    "NONCE_BYTES",
+    "InstanceProcess",
+    "Link",
+    "RefusedError",
+    "frame",
+    "host_and_port",
+    "proof",
+]
 
 M = TypeVar("M")
 
@@ -48,7 +57,7 @@ class RefusedError(UnavailableError):
         self.code = refused.code
 
 
-class Me:
+class InstanceProcess:
     """Who speaks: an instance, its rank, and the incarnation of this process."""
 
     def __init__(self, instance: str, rank: int, incarnation: bytes | None = None) -> None:
@@ -96,7 +105,7 @@ class Link:
 
     @classmethod
     def open(
-        cls, address: str, port: str, me: Me, secret: str, timeout_s: float
+        cls, address: str, port: str, me: InstanceProcess, secret: str, timeout_s: float
     ) -> tuple[Self, InstanceWelcome]:
         """Connect, and show each other the secret.
 
@@ -129,7 +138,13 @@ class Link:
 
     @classmethod
     def ask_reply(
-        cls, address: str, me: Me, secret: str, timeout_s: float, message: object, kind: type[M]
+        cls,
+        address: str,
+        me: InstanceProcess,
+        secret: str,
+        timeout_s: float,
+        message: object,
+        kind: type[M],
     ) -> M:
         """Ask one thing of the port "reply"; raises as `open` and `ask`."""
         link, _ = cls.open(address, "reply", me, secret, timeout_s)

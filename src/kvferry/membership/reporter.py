@@ -27,7 +27,7 @@ from kvferry import __version__
 from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.errors import UsageError
 from kvferry.membership.backlog import Backlog
-from kvferry.membership.framing import Link, Me, RefusedError, host_and_port
+from kvferry.membership.framing import InstanceProcess, Link, RefusedError, host_and_port
 from kvferry.membership.holdings import Holdings
 from kvferry.membership.messages import (
     HASHES_MAX,
@@ -101,7 +101,7 @@ class Reporter:
         if not is_name(instance):
             raise UsageError("instance is a text of 1 to 128 characters in one line")
         self._holdings = holdings
-        self._me = Me(instance, rank)
+        self._me = InstanceProcess(instance, rank)
         self._controllers = list(zip(pull.split(","), reply.split(","), strict=True))
         self._pull, self._reply = self._controllers[0]
         self._address, self._lookup_address = address, lookup_address

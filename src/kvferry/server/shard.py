@@ -21,9 +21,9 @@ from kvferry.config.remote_sources import read_node
 from kvferry.config.server import ServerConfig
 from kvferry.connectors.base import Connector
 from kvferry.errors import KVFerryError, UsageError
+from kvferry.server.notifying_connector import NotifyingConnector
 from kvferry.server.pools import Pools, SharedMemory
 from kvferry.server.protocol import HASHES_MAX
-from kvferry.server.telling import Telling
 
 __all__ = ["IdentityShard", "Loop", "identity_of"]
 
@@ -141,9 +141,9 @@ class IdentityShard:
     def _watch_store(self, tier: StoreTier) -> None:
         """What the store says wakes the loop, so that no thread waits for it."""
         connector = tier.tier.connector
-        telling = Telling(connector)
-        tier.tier.connector = cast(Connector, telling)
-        self._loop.watch(connector.event_fd(), telling.drain)
+        notifying = NotifyingConnector(connector)
+        tier.tier.connector = cast(Connector, notifying)
+        self._loop.watch(connector.event_fd(), notifying.drain)
 
     def _share(self) -> None:
         from kvferry.cache.sharing import join  # for those alone who share

@@ -29,11 +29,11 @@ from kvferry.lab.doctor.server import read_server
 from kvferry.lab.doctor.traffic import Limits, measure_rate, measure_rtt, room_bytes
 from kvferry.lab.servers.same_host import Ways
 
-__all__ = ["Visit", "visit"]
+__all__ = ["DoctorPlan", "run_doctor"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Visit:
+class DoctorPlan:
     """What to look at.
 
     Attributes:
@@ -53,7 +53,9 @@ class Visit:
     root: Path = Path("/")
 
 
-def visit(plan: Visit, say: Callable[[str], None] = lambda _: None) -> tuple[Facts, list[Finding]]:
+def run_doctor(
+    plan: DoctorPlan, say: Callable[[str], None] = lambda _: None
+) -> tuple[Facts, list[Finding]]:
     """Look at everything.
 
     Args:

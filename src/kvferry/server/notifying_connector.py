@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from kvferry.client.batch import BatchResult
 from kvferry.connectors.base import BufferLike, Connector, Key
 
-__all__ = ["Telling"]
+__all__ = ["NotifyingConnector"]
 
 # Where nobody drains, because the loop has ended, whoever waits looks for himself.
 _LOOK_S = 0.05
@@ -26,8 +26,8 @@ _LOOK_S = 0.05
 class _Ticket:
     """A raw job, as a ticket. Dropping it cancels the job."""
 
-    def __init__(self, telling: Telling, job_id: int) -> None:
-        self._telling = telling
+    def __init__(self, notifying: NotifyingConnector, job_id: int) -> None:
+        self._telling = notifying
         self._id = job_id
         self._tell: Callable[[], object] | None = None
         self.result: BatchResult | None = None
@@ -70,7 +70,7 @@ class _Ticket:
             self.cancel()
 
 
-class Telling:
+class NotifyingConnector:
     """See the module."""
 
     def __init__(self, connector: Connector) -> None:

@@ -13,7 +13,7 @@ from collections import deque
 from kvferry.cache.cost import Budget
 from kvferry.cache.tier import Tier
 
-__all__ = ["Losing"]
+__all__ = ["LossWarnings"]
 
 _log = logging.getLogger("kvferry.cache")
 
@@ -22,7 +22,7 @@ _WINDOW, _LOST_MIN = 20, 10
 _TELL_EVERY_S = 600.0
 
 
-class Losing:
+class LossWarnings:
     """What became of the loads that a store could have served."""
 
     def __init__(self) -> None:
