@@ -21,7 +21,7 @@ from kvferry.config import CacheConfig, ClientConfig, EvictionConfig, StoreConfi
 from kvferry.config.cache import StoreSettings
 from kvferry.config.controller import ControllerConfig
 from kvferry.config.node import NodeSettings
-from kvferry.config.server_settings import ServerSettings
+from kvferry.config.server import ServerSettings
 from kvferry.config.setting import Settings, specs
 from kvferry.config.spec import Spec
 

@@ -18,7 +18,7 @@ import pytest
 
 from kvferry.cli.main import main
 from kvferry.cli.server import server as command
-from kvferry.config.server_settings import ServerSettings
+from kvferry.config.server import ServerSettings
 from kvferry.config.setting import specs
 from kvferry.server import Client
 from support.engines import CHUNK, IDENTITY, expected, prompt

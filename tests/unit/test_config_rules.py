@@ -32,8 +32,7 @@ from kvferry.config import (
 from kvferry.config.cache import StoreSettings
 from kvferry.config.controller import ControllerConfig
 from kvferry.config.node import NodeSettings
-from kvferry.config.server import ServerConfig
-from kvferry.config.server_settings import ServerSettings
+from kvferry.config.server import ServerConfig, ServerSettings
 from kvferry.config.setting import specs
 from kvferry.integrations.vllm.offload.options import read_options
 from kvferry.integrations.vllm.settings import read_settings as read_connector

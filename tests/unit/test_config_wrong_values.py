@@ -23,8 +23,7 @@ from kvferry.cli.main import main
 from kvferry.config import CacheConfig, ClientConfig, StoreConfig, load_client_config
 from kvferry.config.cache import CACHE
 from kvferry.config.integrations import VllmConnectorSettings, VllmTierSettings
-from kvferry.config.server import ServerConfig
-from kvferry.config.server_settings import ServerSettings
+from kvferry.config.server import ServerConfig, ServerSettings
 from kvferry.config.setting import specs
 from kvferry.config.spec import Spec
 from kvferry.errors import ConfigError

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kvferry.config.calibration import read_calibration
+from kvferry.config.cache_settings import read_calibration
 from kvferry.errors import KVFerryError, UnavailableError, UsageError
 from kvferry.lab.roi.probe import PrefillProbe, PrefillSample, write_calibration
 

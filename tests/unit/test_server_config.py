@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from kvferry.config import CacheConfig, examine
-from kvferry.config.server import SERVER, ServerConfig
-from kvferry.config.server_settings import ServerSettings
+from kvferry.config.server import SERVER, ServerConfig, ServerSettings
 from kvferry.config.setting import specs
 from kvferry.config.shown import server_summary, shown_server
 from kvferry.config.url import is_loopback

@@ -78,7 +78,7 @@ _VERDICT = ("file", "problems", "warnings", "notes")
 def _examined(file: str | None, section: str) -> Examined:
     """All findings; those that need a look into other files and sections too."""
     from kvferry.config import ClientConfig, examine
-    from kvferry.config.calibration import read_calibration
+    from kvferry.config.cache_settings import read_calibration
     from kvferry.config.peers import PeerSettings
     from kvferry.config.setting import specs
     from kvferry.errors import ConfigError

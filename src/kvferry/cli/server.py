@@ -6,8 +6,7 @@ import click
 
 from kvferry.cli.lazy import check_installed
 from kvferry.cli.serving import serving
-from kvferry.config.server import ServerConfig
-from kvferry.config.server_settings import ServerSettings
+from kvferry.config.server import ServerConfig, ServerSettings
 from kvferry.config.shown import shown_server
 
 __all__ = ["server"]

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import logging
+import os
+from pathlib import Path as FilePath
 from typing import Annotated, Any, ClassVar, Literal
 
+from kvferry.config.file import read_small
 from kvferry.config.peers import PeerSettings
-from kvferry.config.setting import GB, Path, PolicyName, Text, setting
+from kvferry.config.setting import GB, Path, PolicyName, Settings, Text, setting, specs
+from kvferry.config.spec import parsed_json
 from kvferry.config.stores import StoreConfig
 from kvferry.errors import ConfigError
 
-__all__ = ["CacheSettings", "named_stores"]
+__all__ = ["CacheSettings", "named_stores", "read_calibration"]
 
 _log = logging.getLogger("kvferry.config")
 
 _MIB = 1 << 20
 _DAY_S = 86_400.0
+Coefficient = Annotated[float, setting(ge=0, unit="seconds")]
 
 
 class CacheSettings(PeerSettings, frozen=True, kw_only=True):
@@ -93,8 +98,6 @@ class CacheSettings(PeerSettings, frozen=True, kw_only=True):
         """
         if self.prefill_calibration_file is None:
             return None
-        from kvferry.config.calibration import read_calibration
-
         return read_calibration(self.prefill_calibration_file)
 
 
@@ -119,3 +122,27 @@ def named_stores(stores: Any) -> tuple[StoreConfig, ...]:
             taken.append(store.name)
         named.append(store)
     return tuple(named)
+
+
+class _Calibration(Settings, frozen=True, kw_only=True):
+    a_s: Coefficient
+    c_s_per_token: Coefficient
+    d_s_per_token2: Coefficient
+
+
+def read_calibration(path: str | os.PathLike[str]) -> tuple[float, float, float]:
+    """The coefficients of ``a + c n + d n**2`` seconds; other names in the file are left alone.
+
+    Raises:
+        ConfigError: The file is missing or malformed; the text names it.
+    """
+    where = f"prefill_calibration_file {path}"
+    raw = read_small(FilePath(path), "prefill_calibration_file")
+    found, problem = parsed_json(raw.decode(errors="replace"))
+    known = specs(_Calibration)
+    if problem is None and not isinstance(found, dict):
+        problem = f"holds no object with {', '.join(known)}"
+    if problem is not None:
+        raise ConfigError(f"{where} {problem}")
+    a, c, d = (spec.check(found.get(name), f"{where}: {name}") for name, spec in known.items())
+    return a, c, d

@@ -1,13 +1,4 @@
-"""The settings of a node: where it listens, what it holds, and who may do what.
-
-# kvferry.yaml
-node:
-  listen: ["0.0.0.0:6400", "unix:/run/kvferry/node.sock"]
-  size_gb: 64
-  password_file: /etc/kvferry/node.password
-
-settings = NodeSettings.load("kvferry.yaml", eviction_policy="S3-FIFO")
-"""
+"""The settings of a node: where it listens, what it holds, and who may do what."""
 
 from __future__ import annotations
 

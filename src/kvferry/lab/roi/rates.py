@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from kvferry.config.calibration import read_calibration
+from kvferry.config.cache_settings import read_calibration
 from kvferry.errors import UsageError
 from kvferry.lab.doctor.model import ModelShape
 from kvferry.lab.doctor.prefill import GPUS, UTILISATION

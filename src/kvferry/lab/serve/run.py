@@ -16,7 +16,7 @@ from kvferry.cache import TieredCache
 from kvferry.chunks.identity import Identity
 from kvferry.chunks.layout import KVLayout
 from kvferry.config import CacheConfig
-from kvferry.config.calibration import read_calibration
+from kvferry.config.cache_settings import read_calibration
 from kvferry.errors import UsageError
 from kvferry.http.listener import HttpListener
 from kvferry.lab.doctor.model import load_model
