@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from pathlib import Path as FilePath
 from typing import Annotated, Any, ClassVar, Literal
@@ -16,7 +15,6 @@ from kvferry.errors import ConfigError
 
 __all__ = ["CacheSettings", "named_stores", "read_calibration"]
 
-_log = logging.getLogger("kvferry.config")
 
 _MIB = 1 << 20
 _DAY_S = 86_400.0

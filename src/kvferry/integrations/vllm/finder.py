@@ -8,7 +8,6 @@ Threads: any.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol
@@ -20,8 +19,6 @@ from kvferry.integrations.vllm.backend import Backend
 from kvferry.integrations.vllm.held_meter import count_rest
 
 __all__ = ["BackendFinder"]
-
-_log = logging.getLogger("kvferry.integrations.vllm")
 
 
 class _Cache(Backend, Protocol):

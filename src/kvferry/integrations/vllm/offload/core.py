@@ -17,7 +17,6 @@ the memory.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -35,7 +34,6 @@ from kvferry.integrations.vllm.offload.transfers import FinishedTransfer, Transf
 
 __all__ = ["TierCore", "TierLimits"]
 
-_log = logging.getLogger("kvferry.integrations")
 
 # What a store may take to let go of rows that were withdrawn.
 _WITHDRAW_S = 5.0
