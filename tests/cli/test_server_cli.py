@@ -102,7 +102,7 @@ def test_the_command_of_the_resp_guide_is_understood(
     monkeypatch.setenv("LMCACHE_RESP_PASSWORD", secret("resp"))
     found = shown(capsys, *LMCACHE_COMMAND)
     assert found["endpoints"] == ["tcp://127.0.0.1:6555"]
-    assert (found["chunk_size"], found["engine"]["max_local_cpu_size"]) == (16, 10)
+    assert (found["chunk_size"], found["cache"]["max_local_cpu_size"]) == (16, 10)
     (store,) = found["stores"]
     assert store == {
         "name": "redis",

@@ -173,7 +173,7 @@ def test_a_store_that_does_not_open_keeps_no_engine_waiting(
     tokens = prompt(4 * CHUNK)
     try:
         with (
-            running(tmp_path, mib=1, dead_after_s=60.0, engine={"stores": (slow,)}) as server,
+            running(tmp_path, mib=1, dead_after_s=60.0, cache={"stores": (slow,)}) as server,
             Peer(server.endpoints[0]) as peer,
         ):
             peer.attach()

@@ -382,7 +382,7 @@ def test_a_stream_of_requests_is_answered_in_order(endpoint: str) -> None:
 
 def server_at(path: Path) -> Server:
     config = ServerConfig(
-        engine=CacheConfig(max_local_cpu_size=1 / 1024), endpoints=(f"ipc://{path}",), http=None
+        cache=CacheConfig(max_local_cpu_size=1 / 1024), endpoints=(f"ipc://{path}",), http=None
     )
     return Server(config)
 

@@ -191,7 +191,7 @@ def test_stores_are_asked_as_long_as_that_pays_by_what_the_engine_said_of_itself
     store = StoreConfig.of(type="redis", url=valkey.url)
     tokens = prompt(16 * CHUNK, 77)
     with (
-        running(tmp_path, engine={"stores": (store,)}) as server,
+        running(tmp_path, cache={"stores": (store,)}) as server,
         Client(IDENTITY, server.config.endpoints[0], timeout_s=PATIENT_S) as client,
     ):
         assert client.wait(PATIENT_S)

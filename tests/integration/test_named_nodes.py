@@ -192,7 +192,7 @@ def test_a_cache_server_loads_from_the_node_that_a_request_names(
     want = TOKENS // CHUNK if hosts else 0
     with (
         lent(owner) as address,
-        running(tmp_path, engine={"remote_kv_sources": hosts}) as server,
+        running(tmp_path, cache={"remote_kv_sources": hosts}) as server,
     ):
         client = Client(IDENTITY, server.config.endpoints[0], timeout_s=5.0)
         held = HeldCache(client, lookup_timeout_s=5.0, load_timeout_s=5.0)

@@ -167,7 +167,7 @@ def test_a_server_goes_on_without_a_store_that_cannot_be_opened(
     good, bad = store_of(name), store_of(name, password="wrong")
     absent = StoreConfig.of(type="native_plugin", module_path="not.there", class_name="Client")
     stores_given = CacheConfig(stores=(bad, good, absent)).stores
-    with running(tmp_path, mib=4, engine={"stores": list(stores_given)}) as server:
+    with running(tmp_path, mib=4, cache={"stores": list(stores_given)}) as server:
 
         def warned() -> str:
             found = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]

@@ -383,7 +383,7 @@ def test_over_a_cache_server_finding_and_loading_wait_once(
     store = StoreConfig.of(type="redis", url=valkey.url, presence="off")
     tokens = prompt(FEW * CHUNK, seed=1)
     with (
-        running(tmp_path, engine={"stores": (store,)}) as server,
+        running(tmp_path, cache={"stores": (store,)}) as server,
         Client(IDENTITY, server.config.endpoints[0], timeout_s=LIMIT_S) as client,
     ):
         assert client.wait(LIMIT_S)

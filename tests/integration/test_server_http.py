@@ -140,7 +140,7 @@ def test_status_metrics_and_config(engine: TieredCache) -> None:
         assert 'kvferry_tokens_hit_total{tier="l1"} 0.0' in text
         status, shown = ask(f"{url}/v1/config", Authorization=bearer)
         assert (status, shown["chunk_size"], shown["http_token"]) == (200, CHUNK, "***")
-        assert shown["engine"]["eviction_policy"] == "LRU"
+        assert shown["cache"]["eviction_policy"] == "LRU"
         assert TOKEN not in json.dumps(shown)
 
 

@@ -25,7 +25,7 @@ SALT = b"tenant"
 def server(tmp_path: Path) -> Iterator[Server]:
     store = StoreConfig.of(type="memory", max_capacity_gb=0.1, shared_name=tmp_path.name)
     with running(
-        tmp_path, mib=4, http=("127.0.0.1", 0), engine={"stores": (store,)}, shm_name="kvferry-http"
+        tmp_path, mib=4, http=("127.0.0.1", 0), cache={"stores": (store,)}, shm_name="kvferry-http"
     ) as server:
         yield server
 

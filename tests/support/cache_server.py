@@ -26,9 +26,9 @@ from support.stamps import until
 @contextlib.contextmanager
 def running(tmp_path: Path, *, mib: float = 16, **settings: Any) -> Iterator[Server]:
     """A server in a thread of this process, on an ipc socket: `server.config.endpoints[0]`."""
-    engine = settings.pop("engine", {})
+    cache = settings.pop("cache", {})
     config = ServerConfig(
-        engine=CacheConfig(max_local_cpu_size=mib / 1024, **engine),
+        cache=CacheConfig(max_local_cpu_size=mib / 1024, **cache),
         **{"endpoints": (f"ipc://{tmp_path}/server",), "http": None, "drain_s": 5.0, **settings},
     )
     server = Server(config)

@@ -73,7 +73,7 @@ def file(tmp_path: Path) -> Callable[..., Path]:
 
 
 def client_of(config: CacheConfig | ServerConfig) -> ClientConfig:
-    store = (config.engine if isinstance(config, ServerConfig) else config).stores[0]
+    store = (config.cache if isinstance(config, ServerConfig) else config).stores[0]
     assert store.client is not None
     return store.client
 
@@ -124,18 +124,18 @@ def test_a_setting_of_the_cache_has_that_order_too(file: Callable[[str], Path]) 
     assert CacheConfig.load(environ=environ).chunk_size == 32
     assert CacheConfig.load(environ={}).chunk_size == 256
     named = {"KVFERRY_CONFIG_FILE": str(path), **environ}
-    assert read_connector({"kvferry.chunk_size": 128}, 16, environ=named).engine.chunk_size == 128
-    assert read_connector({}, 16, environ=named).engine.chunk_size == 64
+    assert read_connector({"kvferry.chunk_size": 128}, 16, environ=named).cache.chunk_size == 128
+    assert read_connector({}, 16, environ=named).cache.chunk_size == 64
 
 
 def test_a_setting_of_the_server_has_that_order_too(file: Callable[[str], Path]) -> None:
     environ = {"KVFERRY_SERVER_L1_SIZE_GB": "1", "KVFERRY_MAX_LOCAL_CPU_SIZE": "2"}
     both = file("server: {l1_size_gb: 3}\ncache: {max_local_cpu_size: 4}")
-    assert ServerConfig.load(both, environ=environ, l1_size_gb=5).engine.max_local_cpu_size == 5
-    assert ServerConfig.load(both, environ=environ).engine.max_local_cpu_size == 3
+    assert ServerConfig.load(both, environ=environ, l1_size_gb=5).cache.max_local_cpu_size == 5
+    assert ServerConfig.load(both, environ=environ).cache.max_local_cpu_size == 3
     engine = file("cache: {max_local_cpu_size: 4}")
-    assert ServerConfig.load(engine, environ=environ).engine.max_local_cpu_size == 4
-    assert ServerConfig.load(environ=environ).engine.max_local_cpu_size == 1
+    assert ServerConfig.load(engine, environ=environ).cache.max_local_cpu_size == 4
+    assert ServerConfig.load(environ=environ).cache.max_local_cpu_size == 1
 
 
 # --- LMCACHE_* of the cache where no file is named ---

@@ -46,8 +46,8 @@ def test_without_anything_there_are_defaults() -> None:
 
 
 SOURCES: list[tuple[str, Any, Any, Any, Callable[[ServerConfig], Any]]] = [
-    ("l1_size_gb", 1, 2, 3, lambda c: c.engine.max_local_cpu_size),
-    ("eviction_policy", "FIFO", "ARC", "LFU", lambda c: c.engine.eviction_policy),
+    ("l1_size_gb", 1, 2, 3, lambda c: c.cache.max_local_cpu_size),
+    ("eviction_policy", "FIFO", "ARC", "LFU", lambda c: c.cache.eviction_policy),
     ("chunk_size", 16, 32, 64, lambda c: c.chunk_size),
     ("port", 1001, 1002, 1003, lambda c: int(c.endpoints[0].rsplit(":", 1)[1])),
     ("http_port", 1001, 1002, 1003, lambda c: c.http and c.http[1]),
@@ -87,52 +87,52 @@ def test_a_file_may_be_named_by_the_environment(file: Callable[[str], Path]) -> 
     for variable in ("KVFERRY_CONFIG_FILE", "LMCACHE_CONFIG_FILE"):
         config = load(None, {variable: str(path)})
         assert config.endpoints == ("tcp://127.0.0.1:1234",)
-        assert config.engine.eviction_policy == "ARC"
+        assert config.cache.eviction_policy == "ARC"
 
 
-def test_the_engine_s_settings_hold_where_the_server_says_nothing(
+def test_the_caches_settings_hold_where_the_server_says_nothing(
     file: Callable[[str], Path],
 ) -> None:
     path = file("cache: {max_local_cpu_size: 2, retrieve_timeout_s: 3}")
     config = load(path, {"KVFERRY_CACHE_POLICY": "LFU", "KVFERRY_CHUNK_SIZE": "64"})
-    assert config.engine.max_local_cpu_size == 2
-    assert config.engine.retrieve_timeout_s == 3
-    assert config.engine.eviction_policy == "LFU"
+    assert config.cache.max_local_cpu_size == 2
+    assert config.cache.retrieve_timeout_s == 3
+    assert config.cache.eviction_policy == "LFU"
     assert config.chunk_size == 64
     assert load(path).chunk_size is None
     theirs = {"LMCACHE_CACHE_POLICY": "LFU", "LMCACHE_CHUNK_SIZE": "64"}
-    assert (load(None, theirs).engine.eviction_policy, load(None, theirs).chunk_size) == ("LFU", 64)
-    assert (load(path, theirs).engine.eviction_policy, load(path, theirs).chunk_size) == (
+    assert (load(None, theirs).cache.eviction_policy, load(None, theirs).chunk_size) == ("LFU", 64)
+    assert (load(path, theirs).cache.eviction_policy, load(path, theirs).chunk_size) == (
         "LRU",
         None,
     )
 
 
-def test_a_server_s_own_setting_wins_over_the_engine_s_in_the_same_place(
+def test_a_server_s_own_setting_wins_over_the_caches_in_the_same_place(
     file: Callable[[str], Path],
 ) -> None:
     path = file("server: {l1_size_gb: 7}\ncache: {max_local_cpu_size: 2}")
-    assert load(path).engine.max_local_cpu_size == 7
+    assert load(path).cache.max_local_cpu_size == 7
     both = {"KVFERRY_MAX_LOCAL_CPU_SIZE": "3", "KVFERRY_SERVER_L1_SIZE_GB": "4"}
-    assert load(None, both).engine.max_local_cpu_size == 4
+    assert load(None, both).cache.max_local_cpu_size == 4
     # But the environment never wins over a file.
-    assert load(path, both).engine.max_local_cpu_size == 7
-    assert load(file("cache: {max_local_cpu_size: 2}"), both).engine.max_local_cpu_size == 2
-    assert load(file("server: {port: 1}"), both).engine.max_local_cpu_size == 4
+    assert load(path, both).cache.max_local_cpu_size == 7
+    assert load(file("cache: {max_local_cpu_size: 2}"), both).cache.max_local_cpu_size == 2
+    assert load(file("server: {port: 1}"), both).cache.max_local_cpu_size == 4
 
 
 def test_an_old_file_without_sections_is_understood(file: Callable[[str], Path]) -> None:
     path = file("chunk_size: 128\nmax_local_cpu_size: 3\nserver: {port: 99}")
     config = load(path)
-    assert (config.chunk_size, config.engine.max_local_cpu_size) == (128, 3)
+    assert (config.chunk_size, config.cache.max_local_cpu_size) == (128, 3)
     assert config.endpoints == ("tcp://127.0.0.1:99",)
 
 
-def test_the_call_may_have_settings_of_engines() -> None:
-    config = load(engine={"retrieve_timeout_s": 4, "max_local_cpu_size": 1})
-    assert (config.engine.retrieve_timeout_s, config.engine.max_local_cpu_size) == (4, 1)
-    engine = CacheConfig(retrieve_timeout_s=5)
-    assert load(engine=engine, l1_size_gb=3).engine == CacheConfig(
+def test_the_call_may_have_settings_of_the_cache() -> None:
+    config = load(cache={"retrieve_timeout_s": 4, "max_local_cpu_size": 1})
+    assert (config.cache.retrieve_timeout_s, config.cache.max_local_cpu_size) == (4, 1)
+    cache = CacheConfig(retrieve_timeout_s=5)
+    assert load(cache=cache, l1_size_gb=3).cache == CacheConfig(
         retrieve_timeout_s=5, max_local_cpu_size=3
     )
 
@@ -145,7 +145,7 @@ REDIS = {"type": "resp", "host": "cache-1", "port": 6380, "num_workers": 8, "max
 def test_adapters_come_as_json_from_the_environment() -> None:
     for text in (json.dumps(REDIS), json.dumps([REDIS])):
         for variable in ("KVFERRY_SERVER_L2_ADAPTER", "KVFERRY_SERVER_L2_ADAPTERS"):
-            (store,) = load(None, {variable: text}).engine.stores
+            (store,) = load(None, {variable: text}).cache.stores
             assert store.client is not None
             assert (store.type, store.client.address) == ("redis", "cache-1:6380")
             assert store.client.connections == 8
@@ -157,7 +157,7 @@ def test_credentials_come_from_the_environment(file: Callable[[str], Path]) -> N
     path = file(f"server: {{l2_adapters: [{json.dumps(REDIS)}]}}")
     for environ in (ours, theirs):
         for config in (load(None, environ, l2_adapters=[REDIS]), load(path, environ)):
-            client = config.engine.stores[0].client
+            client = config.cache.stores[0].client
             assert client is not None
             assert (client.username, client.password) == ("writer", SECRET)
             assert client.address == "cache-1:6380"
@@ -169,7 +169,7 @@ def test_credentials_come_from_the_environment(file: Callable[[str], Path]) -> N
 def test_what_the_adapter_says_of_its_user_wins() -> None:
     adapter = {**REDIS, "username": "me", "password": "mine"}
     environ = {"KVFERRY_RESP_USERNAME": "you", "KVFERRY_RESP_PASSWORD": SECRET}
-    client = load(None, environ, l2_adapters=[adapter]).engine.stores[0].client
+    client = load(None, environ, l2_adapters=[adapter]).cache.stores[0].client
     assert client is not None
     assert (client.username, client.password) == ("me", "mine")
 
@@ -202,17 +202,17 @@ ADAPTER_FORMS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("adapter", "wanted"), ADAPTER_FORMS)
 def test_each_kind_of_adapter(adapter: dict[str, Any], wanted: dict[str, Any]) -> None:
-    (store,) = load(None, {}, l2_adapters=[adapter]).engine.stores
+    (store,) = load(None, {}, l2_adapters=[adapter]).cache.stores
     for name, value in wanted.items():
         assert getattr(store, name) == value
     # The same through the environment and as the only one.
-    (again,) = load(None, {"KVFERRY_SERVER_L2_ADAPTER": json.dumps(adapter)}).engine.stores
+    (again,) = load(None, {"KVFERRY_SERVER_L2_ADAPTER": json.dumps(adapter)}).cache.stores
     assert again == store
 
 
 def test_what_an_adapter_evicts() -> None:
     eviction = {"eviction_policy": "LRU", "trigger_watermark": 0.7, "eviction_ratio": 0.1}
-    (store,) = load(l2_adapters=[{**REDIS, "eviction": eviction}]).engine.stores
+    (store,) = load(l2_adapters=[{**REDIS, "eviction": eviction}]).cache.stores
     assert (store.eviction.trigger_watermark, store.eviction.eviction_ratio) == (0.7, 0.1)
 
 
@@ -366,8 +366,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"client_share": 1.1}, "client_share=1.1"),
     ({"drain_s": -1}, "drain_s=-1"),
     ({"retrieve_timeout_s": 3}, "retrieve_timeout_s is a setting of the cache"),
-    ({"engine": 5}, "engine is no CacheConfig"),
-    ({"engine": {"chunk_sizes": 5}}, "unknown setting 'chunk_sizes'"),
+    ({"cache": 5}, "cache is no CacheConfig"),
+    ({"cache": {"chunk_sizes": 5}}, "unknown setting 'chunk_sizes'"),
 ]
 
 
@@ -396,7 +396,7 @@ def test_the_same_thing_twice_in_one_place(file: Callable[[str], Path]) -> None:
 
 
 def test_made_directly_it_is_checked_too() -> None:
-    assert "engine" in message(ServerConfig, engine="x")
+    assert "cache" in message(ServerConfig, cache="x")
     assert "lease_s" in message(ServerConfig, lease_s=-1)
     assert "http" in message(ServerConfig, http="127.0.0.1:80")
     assert "http" in message(ServerConfig, http=("127.0.0.1", "80"))
@@ -445,12 +445,12 @@ def test_a_variable_that_was_mistyped(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_pool_that_does_not_fit(tmp_path: Path) -> None:
     size = os.statvfs(tmp_path)
     free_gb = size.f_bavail * size.f_frsize / GIB
-    too_much = ServerConfig(engine=CacheConfig(max_local_cpu_size=free_gb * 2 + 1))
+    too_much = ServerConfig(cache=CacheConfig(max_local_cpu_size=free_gb * 2 + 1))
     text = message(check_shared_memory, too_much, shm=tmp_path)
     assert f"{free_gb * 2 + 1:.2f} GB" in text
     assert "--shm-size=" in text
     assert "Kubernetes" in text
-    check_shared_memory(ServerConfig(engine=CacheConfig(max_local_cpu_size=0.001)), shm=tmp_path)
+    check_shared_memory(ServerConfig(cache=CacheConfig(max_local_cpu_size=0.001)), shm=tmp_path)
     assert "mount" in message(check_shared_memory, too_much, shm=tmp_path / "none")
 
 
@@ -460,7 +460,7 @@ def test_huge_pages_that_were_not_set_aside(tmp_path: Path) -> None:
     meminfo.write_text("HugePages_Free:      512\nHugepagesize:       2048 kB\n")
     files = {"mounts": mounts, "meminfo": meminfo}
     one, two = (
-        ServerConfig(hugepages=True, engine=CacheConfig(max_local_cpu_size=gb)) for gb in (1, 2)
+        ServerConfig(hugepages=True, cache=CacheConfig(max_local_cpu_size=gb)) for gb in (1, 2)
     )
     assert "mount -t hugetlbfs" in message(check_shared_memory, one, **files)
     mounts.write_text(f"none {tmp_path} hugetlbfs rw 0 0\n")
@@ -470,10 +470,10 @@ def test_huge_pages_that_were_not_set_aside(tmp_path: Path) -> None:
 
 def test_a_node_that_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "node0").mkdir()
-    engine = CacheConfig(max_local_cpu_size=0.001)
-    check_shared_memory(ServerConfig(numa=0, engine=engine), nodes=tmp_path)
+    cache = CacheConfig(max_local_cpu_size=0.001)
+    check_shared_memory(ServerConfig(numa=0, cache=cache), nodes=tmp_path)
     assert "numa=1" in message(
-        check_shared_memory, ServerConfig(numa=1, engine=engine), nodes=tmp_path
+        check_shared_memory, ServerConfig(numa=1, cache=cache), nodes=tmp_path
     )
 
 

@@ -23,10 +23,10 @@ def test_the_file_of_lmcache_is_understood_as_it_is(tmp_path: Path) -> None:
     )
     for variable in ("LMCACHE_CONFIG_FILE", "KVFERRY_CONFIG_FILE"):
         made = read_settings({}, 16, environ={variable: str(file)})
-        assert made.engine.chunk_size == 16
-        assert not made.engine.local_cpu
-        assert made.engine.max_local_cpu_size == 2
-        assert [store.address for store in made.engine.stores] == ["localhost:6379"]
+        assert made.cache.chunk_size == 16
+        assert not made.cache.local_cpu
+        assert made.cache.max_local_cpu_size == 2
+        assert [store.address for store in made.cache.stores] == ["localhost:6379"]
 
 
 def test_the_command_line_wins_over_the_file_and_that_over_the_environment(tmp_path: Path) -> None:
@@ -35,8 +35,8 @@ def test_the_command_line_wins_over_the_file_and_that_over_the_environment(tmp_p
     single = {"KVFERRY_MAX_LOCAL_CPU_SIZE": "4", "KVFERRY_LOAD_THREADS": "3"}
     environ = {"KVFERRY_CONFIG_FILE": str(file), **single}
     extra = {"kvferry.chunk_size": 64, "somebody.else": 1, "lmcache.mp.port": 2}
-    engine = read_settings(extra, 16, environ=environ).engine
-    assert (engine.chunk_size, engine.max_local_cpu_size, engine.load_threads) == (64, 2.0, 3)
+    cache = read_settings(extra, 16, environ=environ).cache
+    assert (cache.chunk_size, cache.max_local_cpu_size, cache.load_threads) == (64, 2.0, 3)
 
 
 @pytest.mark.parametrize(
@@ -69,11 +69,11 @@ def test_settings_of_its_own() -> None:
 
 
 def test_a_request_waits_for_stores_as_long_as_was_said_or_as_it_pays() -> None:
-    assert read_settings({}, 16, environ={}).engine.lookup_timeout_s is None
+    assert read_settings({}, 16, environ={}).cache.lookup_timeout_s is None
     said = read_settings({"kvferry.lookup_timeout_s": 3.0}, 16, environ={})
-    assert said.engine.lookup_timeout_s == 3.0
+    assert said.cache.lookup_timeout_s == 3.0
     theirs = read_settings({}, 16, environ={"LMCACHE_LOOKUP_TIMEOUT_MS": "500"})
-    assert theirs.engine.lookup_timeout_s == 0.5
+    assert theirs.cache.lookup_timeout_s == 0.5
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_chunks_are_rounded_up_to_blocks_and_that_is_said_once(
 ) -> None:
     caplog.set_level(logging.INFO, "kvferry")
     extra = {"kvferry.chunk_size": asked}
-    assert read_settings(extra, block, environ={}).engine.chunk_size == made
+    assert read_settings(extra, block, environ={}).cache.chunk_size == made
     read_settings(extra, block, environ={}, quiet=True)
     said = [record for record in caplog.records if "no multiple" in record.getMessage()]
     assert len(said) == (asked != made)

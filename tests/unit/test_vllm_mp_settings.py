@@ -58,13 +58,13 @@ def test_a_chunk_size_that_nobody_named_is_the_servers() -> None:
 
     host = {"lmcache.mp.host": "tcp://localhost", "lmcache.mp.port": 6555}
     settings = read_mp_settings(host, 16, environ={}, quiet=True, chunk_size=server)
-    assert settings.connector.engine.chunk_size == 32  # whole blocks
+    assert settings.connector.cache.chunk_size == 32  # whole blocks
     assert asked == [("tcp://localhost:6555", None)]
     named = {**host, "kvferry.chunk_size": 64}
     settings = read_mp_settings(named, 16, environ={}, quiet=True, chunk_size=server)
-    assert (settings.connector.engine.chunk_size, len(asked)) == (64, 1)
+    assert (settings.connector.cache.chunk_size, len(asked)) == (64, 1)
     silent = read_mp_settings(host, 16, environ={}, quiet=True, chunk_size=lambda url, keys: 0)
-    assert silent.connector.engine.chunk_size == 256
+    assert silent.connector.cache.chunk_size == 256
 
 
 def test_what_the_engine_decides_can_be_set() -> None:
@@ -74,8 +74,8 @@ def test_what_the_engine_decides_can_be_set() -> None:
         kvferry__save_generated=False,
         kvferry__mp__token_file="/run/token",
     )
-    assert settings.connector.engine.chunk_size == 32  # whole blocks
-    assert settings.connector.engine.retrieve_timeout_s == 3
+    assert settings.connector.cache.chunk_size == 32  # whole blocks
+    assert settings.connector.cache.retrieve_timeout_s == 3
     assert settings.connector.save_generated is False
     assert settings.token_file == Path("/run/token")
 

@@ -37,13 +37,13 @@ class VllmConnectorSettings(Settings, frozen=True, kw_only=True):
         layerwise: "auto": each layer is taken out when it is computed, where the engine runs it
             from Python, and else at the end of the step; "always": have it run so, without full
             CUDA graphs.
-        engine: The settings of the cache; its chunk size is a multiple of the engine's block size.
+        cache: The settings of the cache; its chunk size is a multiple of the engine's block size.
     """
 
     save_generated: bool = True
     save_buffer_gb: Annotated[float, setting(gt=0, le=1 << 20, unit="GB")] | None = None
     layerwise: Literal["auto", "always"] = "auto"
-    engine: Annotated[CacheConfig, setting(program=True)] = CacheConfig()
+    cache: Annotated[CacheConfig, setting(program=True)] = CacheConfig()
 
     @property
     def save_bytes_max(self) -> int | None:

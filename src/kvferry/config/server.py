@@ -25,8 +25,8 @@ __all__ = ["SERVER", "ServerConfig", "ServerSettings"]
 _log = logging.getLogger("kvferry.server")
 
 _LISTENING = ("tcp", "host", "port", "ipc")
-# Settings of the engine that the server has under names of its own.
-_OF_ENGINE = {
+# Settings of the cache that the server has under names of its own.
+_OF_CACHE = {
     "l1_size_gb": "max_local_cpu_size",
     "eviction_policy": "eviction_policy",
     "l2_adapters": "stores",
@@ -109,7 +109,7 @@ class ServerSettings(CommonSettings, frozen=True, kw_only=True):
         *("http_host", "http_port", "http_token_file", "state_file"),
     )
 
-    # These win over the engine's own settings of the same place.
+    # These win over the cache's own settings of the same place.
     l1_size_gb: Annotated[float, setting(gt=0, le=1 << 20, unit="GB")] = 5.0
     eviction_policy: PolicyName = "LRU"
     l2_adapters: Annotated[
@@ -144,7 +144,7 @@ class ServerConfig(CommonSettings, frozen=True, kw_only=True):
     """What a cache server holds, where it listens, and its limits.
 
     Attributes:
-        engine: Pool size (`max_local_cpu_size`, of all identities together), eviction policy,
+        cache: Pool size (`max_local_cpu_size`, of all identities together), eviction policy,
             stores and time limits.
         endpoints: Where engines connect, e.g. "tcp://127.0.0.1:6555", "ipc:///run/kvferry.sock".
             Port 0 is any free one.
@@ -157,7 +157,7 @@ class ServerConfig(CommonSettings, frozen=True, kw_only=True):
         ConfigError: A setting cannot be, or contradicts another one.
     """
 
-    engine: Annotated[CacheConfig, setting(program=True)] = CacheConfig()
+    cache: Annotated[CacheConfig, setting(program=True)] = CacheConfig()
     endpoints: Annotated[
         tuple[str, ...],
         setting(
@@ -177,8 +177,8 @@ class ServerConfig(CommonSettings, frozen=True, kw_only=True):
         )
 
     def _check(self) -> None:
-        if not isinstance(self.engine, CacheConfig):
-            raise ConfigError("engine is no CacheConfig; make it with CacheConfig.load(...)")
+        if not isinstance(self.cache, CacheConfig):
+            raise ConfigError("cache is no CacheConfig; make it with CacheConfig.load(...)")
         self._check_endpoints()
         self._check_http()
         if self.dead_after_s <= self.heartbeat_s:
@@ -214,7 +214,7 @@ class ServerConfig(CommonSettings, frozen=True, kw_only=True):
     @property
     def l1_bytes(self) -> int:
         """The most that all pools together may hold, in bytes."""
-        return self.engine.l1_bytes
+        return self.cache.l1_bytes
 
     @classmethod
     def load(
@@ -230,7 +230,7 @@ class ServerConfig(CommonSettings, frozen=True, kw_only=True):
             path: The file; default: ``KVFERRY_CONFIG_FILE``, then ``LMCACHE_CONFIG_FILE``, or none.
             environ: Default: of this process.
             **overrides: Names of `ServerSettings`, where not None; `http` may also be a pair, and
-                `engine` a `CacheConfig` or a mapping of its settings.
+                `cache` a `CacheConfig` or a mapping of its settings.
 
         Raises:
             ConfigError: The file is missing or malformed, or a setting is; the text names it.
@@ -238,11 +238,11 @@ class ServerConfig(CommonSettings, frozen=True, kw_only=True):
         again = partial(cls.load, path, environ=environ, **overrides)
         environ, given = os.environ if environ is None else environ, dict(overrides)
         found = Examined(file=find_config_file(path, environ, FILE_VARIABLES))
-        engine, http = given.pop("engine", None), given.get("http")
+        cache, http = given.pop("cache", None), given.get("http")
         if isinstance(http, tuple | list):
             del given["http"]
         places = SERVER.gather(found.file, environ, given, found)
-        config, chunk_size = _engine({} if engine is None else engine, places, environ, found)
+        config, chunk_size = _cache({} if cache is None else cache, places, environ, found)
         found.log(_log)
         settings = {
             **SERVER.together(places),
@@ -252,30 +252,30 @@ class ServerConfig(CommonSettings, frozen=True, kw_only=True):
         everything = {**_DEFAULTS, **settings}
         return cls(
             **{name: settings[name] for name in settings if name in specs(CommonSettings)},
-            engine=config,
+            cache=config,
             endpoints=_endpoints(places, everything),
             http=tuple(http) if isinstance(http, list | tuple) else _http(everything),
             again=again,
         )
 
 
-def _engine(
-    engine: Any, places: Sequence[SourceValues], environ: Mapping[str, str], found: Examined
+def _cache(
+    cache: Any, places: Sequence[SourceValues], environ: Mapping[str, str], found: Examined
 ) -> tuple[CacheConfig, int | None]:
-    """The settings of the engines, and the chunk size if any source names one."""
-    own = {place.kind: _for_engine(place) for place in places}
-    if isinstance(engine, CacheConfig):
+    """The settings of the cache, and the chunk size if any source names one."""
+    own = {place.kind: _for_cache(place) for place in places}
+    if isinstance(cache, CacheConfig):
         mixed = {name: v for place in reversed(own.values()) for name, v in place.values.items()}
         if "stores" in mixed:
             raise ConfigError("pass either a CacheConfig or l2_adapters; both name stores")
-        return engine.replace(**mixed), mixed.get("chunk_size")
-    if not isinstance(engine, Mapping):
-        raise ConfigError("engine is no CacheConfig and no mapping of settings")
-    clash = [name for name in own["call"].values if name in engine]
+        return cache.replace(**mixed), mixed.get("chunk_size")
+    if not isinstance(cache, Mapping):
+        raise ConfigError("cache is no CacheConfig and no mapping of settings")
+    clash = [name for name in own["call"].values if name in cache]
     if clash:
-        raise ConfigError(f"engine: {clash[0]} is there a second time; keep one")
-    order = [own["call"], CACHE.take(SourceValues("call", "engine: "), engine, found)]
-    # Of each place what it says of the server, then what it says of engines.
+        raise ConfigError(f"cache: {clash[0]} is there a second time; keep one")
+    order = [own["call"], CACHE.take(SourceValues("call", "cache: "), cache, found)]
+    # Of each place what it says of the server, then what it says of the cache.
     for place in cache_values(SECTION, environ, found):
         order += [own.pop(place.kind)] if place.kind in own else []
         order.append(place)
@@ -285,10 +285,10 @@ def _engine(
     return config, None if source == "default" else size
 
 
-def _for_engine(place: SourceValues) -> SourceValues:
-    """What a place says of pool and stores, by the names that these have for an engine."""
-    values = {ours: place.values[n] for n, ours in _OF_ENGINE.items() if n in place.values}
-    spelled = {ours: place.spelled[n] for n, ours in _OF_ENGINE.items() if n in place.values}
+def _for_cache(place: SourceValues) -> SourceValues:
+    """What a place says of pool and stores, by the names that these have for a cache."""
+    values = {ours: place.values[n] for n, ours in _OF_CACHE.items() if n in place.values}
+    spelled = {ours: place.spelled[n] for n, ours in _OF_CACHE.items() if n in place.values}
     return SourceValues(place.kind, place.where, values, spelled)
 
 

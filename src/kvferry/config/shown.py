@@ -12,7 +12,7 @@ from kvferry.config.stores import StoreConfig
 
 __all__ = ["server_summary", "shown_server", "shown_settings", "shown_store"]
 
-_NOT_PLAIN = ("engine", "again", "http")
+_NOT_PLAIN = ("cache", "again", "http")
 
 
 def shown_store(store: StoreConfig) -> dict[str, Any]:
@@ -44,8 +44,8 @@ def shown_server(config: ServerConfig) -> dict[str, Any]:
         "endpoints": list(config.endpoints),
         "http_host": config.http[0] if config.http else None,
         "http_port": config.http[1] if config.http else 0,
-        "engine": {n: v for n, v in asdict(config.engine).items() if n != "stores"},
-        "stores": [shown_store(store) for store in config.engine.stores],
+        "cache": {n: v for n, v in asdict(config.cache).items() if n != "stores"},
+        "stores": [shown_store(store) for store in config.cache.stores],
     }
 
 
@@ -54,13 +54,13 @@ def server_summary(config: ServerConfig, http_url: str | None) -> str:
     stores = [
         f"{store.name} ({store.type} at {store.address}"
         + (f", {store.max_capacity_gb:g} GB)" if store.max_capacity_gb else ")")
-        for store in config.engine.stores
+        for store in config.cache.stores
     ]
     return "; ".join(
         [
             f"engines at {', '.join(config.endpoints)}",
             f"HTTP at {http_url}" if http_url else "no HTTP",
-            f"pool of {config.engine.max_local_cpu_size:g} GB, {config.engine.eviction_policy}"
+            f"pool of {config.cache.max_local_cpu_size:g} GB, {config.cache.eviction_policy}"
             + (", huge pages" if config.hugepages else ""),
             f"stores: {', '.join(stores) or 'none'}",
         ]

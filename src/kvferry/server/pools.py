@@ -121,7 +121,7 @@ class Pools:
 
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
-        self.budget_bytes = config.engine.l1_bytes
+        self.budget_bytes = config.cache.l1_bytes
         self.pools: dict[int, Pool] = {}
         self._lock = threading.RLock()
         self._closing = threading.Event()
@@ -135,7 +135,7 @@ class Pools:
         """
         with self._lock:
             pool = self.pools.get(chunk_bytes) or self._create(chunk_bytes)
-            memory = SharedMemory(self, pool, self._config.engine.eviction_policy)
+            memory = SharedMemory(self, pool, self._config.cache.eviction_policy)
             pool.members.append(memory)
         return memory
 
@@ -159,7 +159,7 @@ class Pools:
 
     def add(self, segment: _native.SharedSegment, chunk_bytes: int, pages: int) -> Pool:
         """A pool over a segment; `tend` has to follow."""
-        prefault = self._config.engine.prefault
+        prefault = self._config.cache.prefault
         pool = self.pools[chunk_bytes] = Pool(segment, chunk_bytes, pages, prefault=prefault)
         return pool
 
@@ -171,7 +171,7 @@ class Pools:
     def _tend(self, pool: Pool) -> None:
         while not self._closing.is_set():
             step = max(1, _STEP_BYTES // pool.stride)
-            grown = self._grow(pool, step) if self._config.engine.prefault else 0
+            grown = self._grow(pool, step) if self._config.cache.prefault else 0
             pool.segment.forget()
             if not grown:
                 self._closing.wait(_TEND_S)

@@ -18,14 +18,14 @@ LIVE_ENGINE = ("lookup_timeout_s", "retrieve_timeout_s", "max_local_cpu_size")
 def merged(config: ServerConfig, wanted: ServerConfig) -> tuple[ServerConfig, list[str]]:
     """The settings in force from now on, and in words what differs from before."""
     texts: list[str] = []
-    engine = config.engine
-    for name, old, new in _differences(engine, wanted.engine):
+    cache = config.cache
+    for name, old, new in _differences(cache, wanted.cache):
         if name in LIVE_ENGINE:
-            engine = engine.replace(**{name: new})
+            cache = cache.replace(**{name: new})
         texts.append(_described(name, old, new, name in LIVE_ENGINE))
-    config = config.replace(engine=engine)
+    config = config.replace(cache=cache)
     for name, old, new in _differences(config, wanted):
-        if name in ("engine", "again"):
+        if name in ("cache", "again"):
             continue
         if name in LIVE:
             config = config.replace(**{name: new})

@@ -64,7 +64,7 @@ class Server:
         self._loop = Loop(self._listener.watch, self._in_background)
         self._registry = Registry(config, self.incarnation, self._pools, self._sessions, self._loop)
         self._handlers = Handlers(config, self.incarnation, self._registry, self._sessions)
-        self._watch = StoreWatch(config.engine.stores, lambda: self.shards)
+        self._watch = StoreWatch(config.cache.stores, lambda: self.shards)
         self._dispatcher = Dispatcher(self._listener, self._handlers.handle, self._sessions.tick)
         self._stop = threading.Event()
         self._kept = False  # the segments, for the next server
@@ -143,15 +143,15 @@ class Server:
         return done
 
     def _take_over(self, config: ServerConfig) -> None:
-        if config.engine.l1_bytes != self.config.engine.l1_bytes:
-            self._pools.resize(config.engine.l1_bytes)
+        if config.cache.l1_bytes != self.config.cache.l1_bytes:
+            self._pools.resize(config.cache.l1_bytes)
         self.config = self._handlers.config = self._registry.config = config
         self._sessions.share, self._sessions.dead_after_s = (
             config.client_share,
             config.dead_after_s,
         )
         for shard in self.shards:
-            shard.cache.config = config.engine
+            shard.cache.config = config.cache
 
     def _session_ended(self, session: Session, why: str, held: int) -> None:
         who = f"{session.software} (pid {session.pid})"

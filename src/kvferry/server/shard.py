@@ -91,7 +91,7 @@ class IdentityShard:
         self.memory: SharedMemory = pools.memory(identity.layout.chunk_bytes)
         try:
             # The server's own is for engines that name none; this one has chosen.
-            settings = config.engine.replace(chunk_size=identity.layout.chunk_size)
+            settings = config.cache.replace(chunk_size=identity.layout.chunk_size)
             self.cache = TieredCache(identity, settings, memory=self.memory, open_stores=False)
         except BaseException:
             self.memory.pool.members.remove(self.memory)
@@ -107,7 +107,7 @@ class IdentityShard:
         self.opened = threading.Event()
         self.problems: dict[str, str] = {}
         threading.Thread(
-            target=self._open, args=(config.engine,), name="kvferry-open", daemon=True
+            target=self._open, args=(config.cache,), name="kvferry-open", daemon=True
         ).start()
 
     def _open(self, config: CacheConfig) -> None:

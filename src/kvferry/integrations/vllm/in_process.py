@@ -88,7 +88,7 @@ class KvferryConnector(KVConnectorBase_V1):  # type: ignore[misc]
         self._settings = read_settings(self._extra, self._block_size, quiet=beside_scheduler)
 
     def _open_scheduler(self, vllm_config: Any, transfer: Any) -> tuple[RankFinder, SchedulerHalf]:
-        settings, limit_s = self._settings, self._settings.engine.retrieve_timeout_s
+        settings, limit_s = self._settings, self._settings.cache.retrieve_timeout_s
         return opening.open_scheduler(vllm_config, transfer, settings, self._block_size, limit_s)
 
     def _open_worker(self, rank: OpenRank) -> tuple[RankAnswers, WorkerHalf]:

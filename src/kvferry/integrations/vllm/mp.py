@@ -79,13 +79,13 @@ class KvferryMPConnector(KvferryConnector):
 
     def _open_scheduler(self, vllm_config: Any, transfer: Any) -> tuple[RankFinder, SchedulerHalf]:
         # A server that is away or silent is given up much sooner, by the ranks themselves.
-        limit_s = 2 * self._settings.engine.retrieve_timeout_s
+        limit_s = 2 * self._settings.cache.retrieve_timeout_s
         return opening.open_scheduler(
             vllm_config, transfer, self._settings, self._block_size, limit_s, self._agreed
         )
 
     def _open_worker(self, rank: OpenRank) -> tuple[RankAnswers, WorkerHalf]:
-        config = self._settings.engine
+        config = self._settings.cache
         with all_processors():
             client = Client(
                 rank.identity,

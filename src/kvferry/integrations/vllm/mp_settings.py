@@ -52,7 +52,7 @@ class MpSettings:
     Attributes:
         url: Of the server.
         token_file: See `kvferry.server.Client`.
-        connector: Of it, `connector.engine` counts what `ENGINE` names.
+        connector: Of it, `connector.cache` counts what `ENGINE` names.
     """
 
     url: str

@@ -65,13 +65,13 @@ def open_scheduler(
     ranks.check()
     return ranks, SchedulerHalf(
         ranks,
-        chunk_size=settings.engine.chunk_size,
+        chunk_size=settings.cache.chunk_size,
         block_size=block_size,
         limit_s=limit_s + _GRACE_S,
         loads=transfer.is_kv_consumer and agreed,
         saves=transfer.is_kv_producer and agreed,
         save_generated=settings.save_generated,
-        weights_version=settings.engine.weights_version,
+        weights_version=settings.cache.weights_version,
     )
 
 
@@ -117,7 +117,7 @@ def open_rank(
     Raises:
         UsageError: The tensors are not what a connector can cache.
     """
-    chunk_size, shard = settings.engine.chunk_size, _this_shard(vllm_config)
+    chunk_size, shard = settings.cache.chunk_size, _this_shard(vllm_config)
     heads = None if type(spec).__name__ == "MLAAttentionSpec" else spec.num_kv_heads
     copier = BlockCopier(
         kv_caches,
@@ -174,7 +174,7 @@ def worker_half(
     guessed = guess(rank.vllm_config, device_ops_s(gpu, threads)) or (0.0, 0.0, 0.0, 0.0)
     step_tokens = int(rank.vllm_config.scheduler_config.max_num_batched_tokens)
     expect(guessed, step_tokens)
-    config = rank.settings.engine
+    config = rank.settings.cache
     # Room for the KV of two steps of the engine.
     save_bytes = max(64 << 20, 2 * step_tokens * rank.layout.token_bytes)
     return WorkerHalf(
@@ -195,7 +195,7 @@ def worker_half(
 
 def open_worker(rank: OpenRank) -> tuple[RankAnswers, WorkerHalf]:
     """The half in a worker with a cache of its own, and what answers for it."""
-    config = rank.settings.engine
+    config = rank.settings.cache
     with all_processors():
         # What is looked up is loaded: so the reads leave with the question.
         engine = TieredCache(rank.identity, config.replace(enable_async_loading=True))

@@ -84,7 +84,7 @@ def read_settings(
                 block_size,
                 settings["chunk_size"],
             )
-    return connector.replace(engine=CacheConfig(**settings))
+    return connector.replace(cache=CacheConfig(**settings))
 
 
 def rounded_chunk_size(chunk_size: int, block_size: int) -> int:
