@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvferry._shown import reason_of
 from kvferry.errors import UnavailableError
 from kvferry.lab.top.watch import NoRedirection
 
@@ -104,7 +105,8 @@ class OpenAIClient:
             with self._open(request, timeout=_SHORT_S) as reply:
                 return str(json.load(reply)["data"][0]["id"])
         except (OSError, http.client.HTTPException) as error:
-            raise UnavailableError(f"{public(request.full_url)}: {error}") from None
+            reason = reason_of(error)
+            raise UnavailableError(f"{public(request.full_url)} does not answer: {reason}") from None
         except (ValueError, LookupError, TypeError):
             raise UnavailableError(f"{public(request.full_url)} names no model") from None
 
@@ -138,7 +140,7 @@ class OpenAIClient:
         except ValueError as error:
             answer.error = f"what came is no JSON object: {error}"
         except (OSError, http.client.HTTPException) as error:
-            answer.error = str(error) or type(error).__name__
+            answer.error = reason_of(error)
         answer.seconds = time.monotonic() - began
         if not answer.error and not answer.output_tokens:
             answer.error = "the answer has no tokens"

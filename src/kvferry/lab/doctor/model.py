@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvferry._shown import reason_of
 from kvferry.errors import UsageError
 
 __all__ = ["ModelShape", "chunk_tokens", "load_model", "read_model"]
@@ -93,8 +94,10 @@ def load_model(path: str | Path) -> ModelShape:
     path = path / "config.json" if path.is_dir() else path
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"--model: {path} cannot be read: {error}") from None
+    except OSError as error:
+        raise UsageError(f"--model: {path} cannot be read: {reason_of(error)}") from None
+    except ValueError as error:
+        raise UsageError(f"--model: {path} is no JSON: {error}") from None
     if not isinstance(found, dict):
         raise UsageError(f"--model: {path} is not a JSON object")
     return read_model(found)
