@@ -1,4 +1,4 @@
-"""What programs of ours that serve until a signal have in common."""
+"""What programs of ours have in common: their log, their signals, and the files they write."""
 
 from __future__ import annotations
 
@@ -12,7 +12,18 @@ from pathlib import Path
 
 from kvferry.errors import ConfigError
 
-__all__ = ["check_state_file", "log_to_stderr", "signals_blocked"]
+__all__ = ["cannot_write", "check_state_file", "log_to_stderr", "signals_blocked"]
+
+
+def cannot_write(path: Path) -> str:
+    """Why no file can be written there, and what to do; empty: it can."""
+    if path.is_dir():
+        return "it is a directory; name a file"
+    if not path.parent.is_dir():
+        return f"there is no directory {path.parent}; make it"
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        return "we may not write there; name another file"
+    return ""
 
 
 def check_state_file(path: Path) -> None:
@@ -21,14 +32,7 @@ def check_state_file(path: Path) -> None:
     Raises:
         ConfigError: It cannot.
     """
-    reason = ""
-    if path.is_dir():
-        reason = "it is a directory; name a file"
-    elif not path.parent.is_dir():
-        reason = f"there is no directory {path.parent}; make it"
-    elif not os.access(path.parent, os.W_OK | os.X_OK):
-        reason = f"the directory {path.parent} is not ours to write; name another file"
-    if reason:
+    if reason := cannot_write(path):
         raise ConfigError(f"state_file={str(path)!r} cannot be written: {reason}")
 
 

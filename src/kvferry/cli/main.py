@@ -18,6 +18,7 @@ import traceback
 import click
 
 from kvferry import __version__
+from kvferry._shown import reason_of
 from kvferry.cli.lazy import lazy_group
 from kvferry.errors import KVFerryError, UsageError
 
@@ -85,8 +86,11 @@ def run_command(command: click.Command, argv: list[str] | None, name: str) -> in
         return 1
     except UsageError as error:
         return _say(str(error), 2)
-    except (KVFerryError, OSError) as error:
+    except KVFerryError as error:
         return _say(str(error), 1)
+    except OSError as error:
+        named = f"{error.filename}: " if isinstance(error.filename, str) else ""
+        return _say(named + reason_of(error), 1)
     except Exception as error:
         if os.environ.get("KVFERRY_TRACEBACK"):
             traceback.print_exc()

@@ -10,6 +10,7 @@ import click
 from click.core import ParameterSource
 
 from kvferry.cli.numbers import Number
+from kvferry.cli.outputs import DRAWING, OutputFile
 
 __all__ = ["check_options", "roi_options"]
 
@@ -71,8 +72,8 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "--capacity": {"metavar": "LIST", "help": "Of --trace: chunks, or MB, GB, TB: 64GB,1TB."},
     "--limit": _words(click.IntRange(1), "Of --trace: so many requests at most."),
     "--json": {"is_flag": True, "help": "One JSON object on standard output."},
-    "--plot": _words(_FILE, "Draw it: PNG or SVG.", metavar="FILE"),
-    "--page": _words(_FILE, "Write a page with sliders: HTML.", metavar="FILE"),
+    "--plot": _words(OutputFile(*DRAWING, path_type=Path), "Draw it: PNG or SVG.", metavar="FILE"),
+    "--page": _words(OutputFile(path_type=Path), "Write a page with sliders: HTML.", metavar="FILE"),
     "--list": {"is_flag": True, "help": "Models, GPUs and presets that have names."},
     "--validate": {"is_flag": True, "help": "Recompute published figures instead."},
 }

@@ -18,9 +18,10 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 from kvferry._shown import reason_of
-from kvferry.errors import UnavailableError
+from kvferry.errors import UnavailableError, UsageError
 from kvferry.lab.top.watch import NoRedirection
 
 __all__ = ["Answer", "OpenAIClient", "TokenUsage", "public", "streamed"]
@@ -77,12 +78,17 @@ class OpenAIClient:
         key: Sent as `Authorization: Bearer`, if it is not empty.
         limit_s: The longest that one answer may take.
         direct: Not through a proxy, whatever the environment says.
+
+    Raises:
+        UsageError: The URL is none of HTTP.
     """
 
     def __init__(
         self, base_url: str, key: str = "", limit_s: float = 600.0, *, direct: bool = False
     ) -> None:
         self.base_url = base_url.rstrip("/")
+        if urlsplit(self.base_url).scheme not in ("http", "https"):
+            raise UsageError(f"{public(base_url)!r} is no URL; write e.g. http://localhost:8000/v1")
         # Not to wherever a redirection leads: there may be a key in the request.
         proxies = [urllib.request.ProxyHandler({})] if direct else []
         self._open = urllib.request.build_opener(*proxies, NoRedirection).open
