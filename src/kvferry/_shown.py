@@ -28,7 +28,8 @@ def reason_of(error: Exception) -> str:
         error = inner
     if isinstance(error, OSError):
         # Those of name resolution are below 0, with a text of their own.
-        text = os.strerror(error.errno) if (error.errno or 0) > 0 else error.strerror
+        number = error.errno or 0
+        text = os.strerror(number) if number > 0 else error.strerror
         if text:
             return str(text)
     return str(inner or error) or type(error).__name__

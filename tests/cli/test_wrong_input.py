@@ -52,9 +52,8 @@ def test_a_load_for_nobody_ends(name: str) -> None:
     """redis-benchmark itself tries for ever."""
     port = free_port()
     words = ["bench", name, "-h", "127.0.0.1", "-p", str(port), "-n", "10"]
-    done = subprocess.run(
-        [sys.executable, "-m", "kvferry.cli.main", *words], capture_output=True, text=True, timeout=60
-    )
+    command = [sys.executable, "-m", "kvferry.cli.main", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert f"kvferry: cannot connect to 127.0.0.1:{port}: Connection refused\n" in done.stderr
 

@@ -71,8 +71,12 @@ for command in (codec, engines, memtier_benchmark, redis_benchmark):
 @click.option("--repeat", type=int, default=5, show_default=True, help="Rounds; medians are shown.")
 @click.option("--floor/--no-floor", default=True, show_default=True, help="Compare with sockets.")
 @click.option("--calls", is_flag=True, help="Also waits and socket calls of the native client.")
-@click.option("--json", "json_file", type=OutputFile(), help="Write the rows to this file; - is stdout.")
-@click.option("--plot", "plot_file", type=OutputFile(*DRAWING), help="Draw GB/s into this PNG or SVG file.")
+@click.option(
+    "--json", "json_file", type=OutputFile(), help="Write the rows to this file; - is stdout."
+)
+@click.option(
+    "--plot", "plot_file", type=OutputFile(*DRAWING), help="Draw GB/s into this PNG or SVG file."
+)
 @click.pass_context
 def client(ctx: click.Context, /, json_file: str | None, plot_file: str | None, **o: Any) -> None:
     """Write, read and probe values, and say how near that comes to bare sockets.

@@ -29,7 +29,9 @@ __all__ = ["codec"]
 @click.option(
     "--repeat", type=click.IntRange(1), default=5, show_default=True, help="Rounds; medians count."
 )
-@click.option("--json", "json_file", type=OutputFile(), help="Write the rows to this file; - is stdout.")
+@click.option(
+    "--json", "json_file", type=OutputFile(), help="Write the rows to this file; - is stdout."
+)
 def codec(file: Path | None, tokens: int, repeat: int, json_file: str | None) -> None:
     """Encode and decode KV by each codec, in one thread, and compare every byte.
 

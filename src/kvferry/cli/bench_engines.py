@@ -40,8 +40,15 @@ _INTEGRATIONS = "none,tier,connector,mp"
 @click.option("--module-path", "paths", multiple=True, type=_PATH, help="For that module.")
 @click.option("--serve-bench", is_flag=True, help="Also `vllm bench serve`, prefix_repetition.")
 @click.option("--broken-store", is_flag=True, help="Also what a dead or silent store costs.")
-@click.option("--json", "json_file", type=OutputFile(), help="Write the figures to this file; - is stdout.")
-@click.option("--plot", "plot_file", type=OutputFile(*DRAWING), help="Draw times to the first token into this file.")
+@click.option(
+    "--json", "json_file", type=OutputFile(), help="Write the figures to this file; - is stdout."
+)
+@click.option(
+    "--plot",
+    "plot_file",
+    type=OutputFile(*DRAWING),
+    help="Draw times to the first token into this file.",
+)
 @click.pass_context
 def engines(ctx: click.Context, /, json_file: str | None, plot_file: str | None, **o: Any) -> None:
     """Start vLLM again and again, without a cache and with each of our integrations, and compare.

@@ -43,7 +43,9 @@ _EXIT_CODES = "Exit codes: 0 measured, 1 the program or the server failed, 2 usa
     "--key-pattern", default="R:R", show_default=True, help="Of SETs and GETs, each R, S, G, P, Z."
 )
 @click.option("--hide-histogram", is_flag=True, help="As always here.")
-@click.option("--json", "json_file", type=OutputFile(), help="Write the rows to this file; - is stdout.")
+@click.option(
+    "--json", "json_file", type=OutputFile(), help="Write the rows to this file; - is stdout."
+)
 def memtier_benchmark(json_file: str | None, hide_histogram: bool, **o: Any) -> None:
     """memtier_benchmark's load, by that program or, where it is absent, by kvferry-load.
 
@@ -93,7 +95,9 @@ def memtier_benchmark(json_file: str | None, hide_histogram: bool, **o: Any) -> 
 @click.option("-d", "size_bytes", type=_COUNT, default=3, show_default=True, help="Bytes.")
 @click.option("-P", "pipeline", type=_COUNT, default=1, show_default=True, help="In flight.")
 @click.option("-t", "tests", default="set,get", show_default=True, help="Of set and get.")
-@click.option("--json", "json_file", type=OutputFile(), help="Write the rows to this file; - is stdout.")
+@click.option(
+    "--json", "json_file", type=OutputFile(), help="Write the rows to this file; - is stdout."
+)
 def redis_benchmark(json_file: str | None, **o: Any) -> None:
     """redis-benchmark's load, by that program or, where it is absent, by kvferry-load.
 

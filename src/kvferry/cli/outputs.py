@@ -1,4 +1,4 @@
-"""The type of options that name a file to be written, which is tried before anything is measured."""
+"""The type of options that name a file to be written: it is tried before anything is measured."""
 
 from __future__ import annotations
 

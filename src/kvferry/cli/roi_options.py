@@ -73,7 +73,9 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "--limit": _words(click.IntRange(1), "Of --trace: so many requests at most."),
     "--json": {"is_flag": True, "help": "One JSON object on standard output."},
     "--plot": _words(OutputFile(*DRAWING, path_type=Path), "Draw it: PNG or SVG.", metavar="FILE"),
-    "--page": _words(OutputFile(path_type=Path), "Write a page with sliders: HTML.", metavar="FILE"),
+    "--page": _words(
+        OutputFile(path_type=Path), "Write a page with sliders: HTML.", metavar="FILE"
+    ),
     "--list": {"is_flag": True, "help": "Models, GPUs and presets that have names."},
     "--validate": {"is_flag": True, "help": "Recompute published figures instead."},
 }

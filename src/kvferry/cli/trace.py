@@ -72,8 +72,15 @@ def trace() -> None:
 )
 @click.option("--store", metavar="URL", help="Also move and verify bytes; 'embedded' starts one.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
-@click.option("--csv", "csv_file", type=OutputFile(path_type=Path), help="Write a line for each point.")
-@click.option("--plot", "plot_file", type=OutputFile(*DRAWING, path_type=Path), help="Draw hit rate over capacity: PNG or SVG.")
+@click.option(
+    "--csv", "csv_file", type=OutputFile(path_type=Path), help="Write a line for each point."
+)
+@click.option(
+    "--plot",
+    "plot_file",
+    type=OutputFile(*DRAWING, path_type=Path),
+    help="Draw hit rate over capacity: PNG or SVG.",
+)
 def replay(
     files: Sequence[Path], as_json: bool, csv_file: Path | None, plot_file: Path | None, **o: Any
 ) -> None:

@@ -21,7 +21,7 @@ def ttl_ms(ttl_s: float | None) -> int | None:
         return None
     if not 0.001 <= ttl_s < _TTL_S_MAX:
         raise UsageError(
-            f"ttl_s={shown(ttl_s)} is no time to live; use 0.001 to {_TTL_S_MAX} s, or None for ever"
+            f"ttl_s={shown(ttl_s)} is no time to live; use 0.001 to {_TTL_S_MAX} s, or None"
         )
     return round(ttl_s * 1000)
 

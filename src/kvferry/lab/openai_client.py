@@ -111,8 +111,8 @@ class OpenAIClient:
             with self._open(request, timeout=_SHORT_S) as reply:
                 return str(json.load(reply)["data"][0]["id"])
         except (OSError, http.client.HTTPException) as error:
-            reason = reason_of(error)
-            raise UnavailableError(f"{public(request.full_url)} does not answer: {reason}") from None
+            text = f"{public(request.full_url)} does not answer: {reason_of(error)}"
+            raise UnavailableError(text) from None
         except (ValueError, LookupError, TypeError):
             raise UnavailableError(f"{public(request.full_url)} names no model") from None
 

@@ -34,7 +34,8 @@ class ServerProbe:
         try:
             self._socket = _connect(config)
         except (OSError, Disconnected) as error:
-            raise UnavailableError(f"cannot connect to {config.address}: {reason_of(error)}") from error
+            text = f"cannot connect to {config.address}: {reason_of(error)}"
+            raise UnavailableError(text) from error
         self._stream = self._socket.makefile("rb")
         if config.password is not None:
             user = () if config.username is None else (config.username,)
