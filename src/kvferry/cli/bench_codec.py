@@ -17,14 +17,14 @@ __all__ = ["codec"]
 @click.option(
     "--file",
     type=click.Path(path_type=Path),
-    help="Content from this file: KV as an engine has it.  [default: KV of our transformer]",
+    help="KV of an engine as bytes.  [default: KV of a small transformer]",
 )
 @click.option(
     "--tokens",
     type=click.IntRange(1, 1 << 20),
     default=4096,
     show_default=True,
-    help="Of our transformer.",
+    help="Tokens whose KV is computed.",
 )
 @click.option(
     "--repeat", type=click.IntRange(1), default=5, show_default=True, help="Rounds; medians count."

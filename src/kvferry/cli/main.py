@@ -31,7 +31,7 @@ COMMANDS = {
     "config": ("kvferry.cli.config:config", "Show or check the settings of an engine."),
     "controller": (
         "kvferry.cli.controller:controller",
-        "Know which instance holds which chunks.",
+        "Tell instances which of them holds which chunks.",
     ),
     "demo": ("kvferry.cli.demo:demo", "Show KV surviving its process: same tokens, far sooner."),
     "doctor": ("kvferry.cli.doctor:doctor", "Say what holds a store back, and the line to fix it."),
@@ -41,12 +41,12 @@ COMMANDS = {
     ),
     "node": ("kvferry.cli.node:node", "Serve chunks from memory to any Redis or Valkey client."),
     "roi": ("kvferry.cli.roi:roi", "Say whether a cache pays, for a model, a GPU and a store."),
-    "lab": ("kvferry.cli.lab:lab", "Load tests of inference servers: long documents, tokens."),
+    "lab": ("kvferry.cli.lab:lab", "Run the known load tests against an inference server."),
     "serve-demo": (
         "kvferry.cli.serve_demo:serve_demo",
         "Serve OpenAI's API without a GPU, the cache for real.",
     ),
-    "server": ("kvferry.cli.server:server", "Own one pool for every engine process of this host."),
+    "server": ("kvferry.cli.server:server", "Run one cache for all engine processes of this host."),
     "top": ("kvferry.cli.top:top", "Watch a running server."),
     "trace": ("kvferry.cli.trace:trace", "Replay recorded requests: hit rates by policy and size."),
     "tune": ("kvferry.cli.tune:tune", "Measure the best settings for a server and write them."),
