@@ -117,7 +117,7 @@ def read_model(config: Mapping[str, Any]) -> ModelShape:
     hidden = _need(config, "hidden_size", "n_embd", "d_model")
     heads = _need(config, "num_attention_heads", "n_head", "num_heads", "n_heads")
     head = _get(config, "head_dim") or hidden // heads
-    kinds = [str(kind) for kind in config.get("layer_types") or ()]
+    kinds = [str(kind) for kind in _list(config, "layer_types")]
     kv_layers = _growing(config, layers, kinds)
     sliding, window = _windows(config, layers, kinds)
     latent = _get(config, "kv_lora_rank")
@@ -135,7 +135,7 @@ def read_model(config: Mapping[str, Any]) -> ModelShape:
         kv_values, heads_size = 2 * kv_heads * head, heads * head
         attention = hidden * head * (2 * heads + 2 * kv_heads)
     return ModelShape(
-        name=str((outer.get("architectures") or [outer.get("model_type", "model")])[0]),
+        name=str((_list(outer, "architectures") or [outer.get("model_type", "model")])[0]),
         layers=layers,
         kv_layers=kv_layers,
         sliding_layers=sliding,
@@ -210,6 +210,13 @@ def _get(config: Mapping[str, Any], name: str) -> int | None:
     value = config.get(name)
     is_number = isinstance(value, int) and not isinstance(value, bool) and value > 0
     return value if is_number else None
+
+
+def _list(config: Mapping[str, Any], name: str) -> list[Any]:
+    found = config.get(name) or []
+    if not isinstance(found, list):
+        raise UsageError(f"--model: {name} of the configuration is no list")
+    return found
 
 
 def _need(config: Mapping[str, Any], *names: str) -> int:
