@@ -40,7 +40,7 @@ Result<Listener> Listener::open(const Endpoint& endpoint) {
   const Address& address = addresses->front();
   UniqueFd fd(::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!fd) return system_error("socket", errno);
-  const std::string where = "listen at " + endpoint.text();
+  const std::string where = "cannot listen at " + endpoint.text();
   if (endpoint.is_unix()) {
     if (is_left_over(address, endpoint.unix_path)) ::unlink(endpoint.unix_path.c_str());
     ::fchmod(fd.get(), 0600);  // before it has a name, so that there is no moment for others

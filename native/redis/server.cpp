@@ -203,8 +203,12 @@ void Server::publish(std::unique_lock<std::mutex>& lock) {
   lock.unlock();
   if (!now_available) refuse_all(Status::kUnavailable, why);
   if (was_available && !now_available) {
-    best_effort(
-        [&] { log(LogLevel::kWarning, endpoint_.text() + " is unavailable: " + why.context); });
+    best_effort([&] {
+      const std::string here = endpoint_.text();
+      std::string_view reason = why.context;
+      if (reason.starts_with(here + ": ")) reason.remove_prefix(here.size() + 2);
+      log(LogLevel::kWarning, here + " is unavailable: " + std::string(reason));
+    });
     dispatcher_.suspect();
   }
   if (!was_available && now_available) {

@@ -1,14 +1,39 @@
-"""What programs of ours that serve until a signal have in common."""
+"""What programs of ours have in common: their log, their signals, and the files they write."""
 
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
-__all__ = ["log_to_stderr", "signals_blocked"]
+from kvferry.errors import ConfigError
+
+__all__ = ["cannot_write", "check_state_file", "log_to_stderr", "signals_blocked"]
+
+
+def cannot_write(path: Path) -> str:
+    """Why no file can be written there, and what to do; empty: it can."""
+    if path.is_dir():
+        return "it is a directory; name a file"
+    if not path.parent.is_dir():
+        return f"there is no directory {path.parent}; make it"
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        return "we may not write there; name another file"
+    return ""
+
+
+def check_state_file(path: Path) -> None:
+    """Whether a state can be written there: known at the start, not when it would be lost.
+
+    Raises:
+        ConfigError: It cannot.
+    """
+    if reason := cannot_write(path):
+        raise ConfigError(f"state_file={str(path)!r} cannot be written: {reason}")
 
 
 def log_to_stderr(level: str) -> None:

@@ -1,8 +1,10 @@
-"""How a value that cannot be right stands in a message: as it was written, and cut when long."""
+"""How values that cannot be right, and errors of the system, stand in a message."""
 
 from __future__ import annotations
 
-__all__ = ["shown"]
+import os
+
+__all__ = ["reason_of", "shown"]
 
 _CHARS_MAX = 80
 _BITS_MAX = 256  # Python refuses to write out a number of thousands of digits
@@ -17,3 +19,17 @@ def shown(value: object) -> str:
     except ValueError:  # e.g. of a list of such numbers
         return f"a {type(value).__name__}"
     return text if len(text) <= _CHARS_MAX else f"{text[: _CHARS_MAX - 3]}..."
+
+
+def reason_of(error: Exception) -> str:
+    """Why something outside failed, as the system says it: "Connection refused"."""
+    inner = getattr(error, "reason", None)  # of a URLError
+    if isinstance(inner, OSError):
+        error = inner
+    if isinstance(error, OSError):
+        # Those of name resolution are below 0, with a text of their own.
+        number = error.errno or 0
+        text = os.strerror(number) if number > 0 else error.strerror
+        if text:
+            return str(text)
+    return str(inner or error) or type(error).__name__

@@ -175,6 +175,31 @@ def test_a_pool_that_does_not_fit_is_refused_at_once(capsys: pytest.CaptureFixtu
     assert "--shm-size" in said
 
 
+def test_a_file_that_is_no_state_is_refused_and_kept(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever reads a state removes it: a key that was named by mistake must not go with it."""
+    key = tmp_path / "tls.key"
+    key.write_text("-----BEGIN PRIVATE KEY-----\n")
+    key.chmod(0o600)
+    assert main(["server", *map(str, small(name)), "--no-http", "--state", str(key)]) == 2
+    assert f"{key} is no state of a server; name another file" in capsys.readouterr().err
+    assert key.read_text() == "-----BEGIN PRIVATE KEY-----\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"), [("", "it is a directory"), ("none/state", "there is no directory")]
+)
+def test_a_state_that_could_not_be_written_is_refused_at_the_start(
+    path: str, reason: str, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not at the end, when what it should keep is lost."""
+    words = [*map(str, small(name)), "--no-http", "--state", str(tmp_path / path)]
+    assert main(["server", *words]) == 2
+    said = capsys.readouterr().err
+    assert f"kvferry: state_file={str(tmp_path / path)!r} cannot be written: {reason}" in said
+
+
 # --- Processes ---
 
 

@@ -19,8 +19,10 @@ import numpy as np
 import pytest
 
 from kvferry import PagePool, RedisClient, Status, errors
+from kvferry.client.pure.client import PureRedisClient
 from support.clients import KINDS, NATIVE, opened
 from support.scripted import HANDSHAKE, MiniStore, ScriptedServer, silent
+from support.servers import free_port
 
 VALUE_SIZE_BYTES_MAX = 100_000
 
@@ -407,3 +409,15 @@ def test_overlap_is_found_between_types_without_a_common_owner(watched: Watched)
     numbers = array.array("d", [0.0] * 8)
     shared = (ctypes.c_double * 8).from_buffer(numbers)
     watched.refuses(partial(batch_get, ["a", "b"], [numbers, shared]), match="overlap")
+
+
+@pytest.mark.parametrize("kind", [RedisClient, PureRedisClient])
+def test_the_log_names_a_server_that_is_away_once(
+    kind: type[RedisClient | PureRedisClient], caplog: pytest.LogCaptureFixture
+) -> None:
+    port = free_port()
+    with kind(host="127.0.0.1", port=port) as client, pytest.raises(errors.UnavailableError):
+        client.get("k", bytearray(1))
+    said = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    assert len(said) == 1
+    assert said[0].count(f"127.0.0.1:{port}") == 1

@@ -121,6 +121,19 @@ def test_engines_share_again_by_the_name_of_their_weights(valkey: TestServer) ->
 
 
 @pytest.mark.ways("tcp")
+def test_an_empty_name_of_weights_is_no_name(valkey: TestServer) -> None:
+    """As of a variable that is not set: the first generation came back, and old KV with it."""
+    with on(valkey) as engine, on(valkey) as other:
+        put(other)
+        engine.clear(weights_version="")
+        assert found(engine) == ""
+        put(engine, "new")
+        assert found(other) == "old"
+        engine.clear(weights_version="")
+        assert found(engine) == "", "nor does another one of its own"
+
+
+@pytest.mark.ways("tcp")
 def test_a_clear_for_everybody_reaches_the_memory_of_others(valkey: TestServer) -> None:
     with on(valkey) as one, on(valkey) as other:
         put(one)

@@ -97,7 +97,7 @@ def test_a_server_that_is_not_there_is_said(
 ) -> None:
     words = ["--port", str(free_port()), "--host", "127.0.0.1", "--results-dir", str(tmp_path)]
     assert main(["lab", "long-doc-qa", *words]) == 1
-    assert "Connection refused" in capsys.readouterr().err
+    assert "/v1/models does not answer: Connection refused\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

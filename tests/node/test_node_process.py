@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -93,6 +95,35 @@ def test_state_comes_back_after_an_end_and_not_after_a_kill(tmp_path: Path) -> N
         node.ends(signal.SIGKILL)
     with Process(*words) as node, node.client() as client:  # what was replaced must not be back
         assert client.dbsize() == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"), [("", "it is a directory"), ("none/state", "there is no directory")]
+)
+def test_a_state_that_could_not_be_written_is_refused_at_the_start(
+    path: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["node", *SMALL, "--listen", "127.0.0.1:0", "--state", str(tmp_path / path)]
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert f"kvferry: state_file={str(tmp_path / path)!r} cannot be written: {reason}" in said
+
+
+def test_more_memory_than_there_is_is_refused_with_the_size_that_fits(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Not by the system, which would end a process that takes what it was promised."""
+    assert main(["node", "--size-gb", "100000", "--listen", "127.0.0.1:0"]) == 2
+    said = capsys.readouterr().err
+    assert re.search(r"size_gb is 100000 GB and this host has [\d.]+ free: use at most", said)
+
+
+def test_an_address_that_is_taken_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert main(["node", *SMALL, "--listen", address]) == 1
+    said = capsys.readouterr().err
+    assert f"cannot listen at {address}: Address already in use; choose another --listen" in said
 
 
 def test_an_address_of_others_needs_to_know_who_comes(

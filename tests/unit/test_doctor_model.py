@@ -115,6 +115,13 @@ def test_what_is_needed_is_named(name: str) -> None:
         read_model({k: v for k, v in LLAMA_8B.items() if k != name})
 
 
+@pytest.mark.parametrize("name", ["layer_types", "architectures"])
+@pytest.mark.parametrize("value", [5, 1.5, True, {"a": 1}, "attention"])
+def test_what_should_be_a_list_and_is_none_is_named(name: str, value: Any) -> None:
+    with pytest.raises(UsageError, match=f"{name} of the configuration is no list"):
+        read_model({**dense(2, 64, 4, 2, 128), name: value})
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{", "7"])
 def test_files_that_are_no_configuration(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)

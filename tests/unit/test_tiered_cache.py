@@ -316,6 +316,24 @@ def test_pinned_prefixes_stay(engine: TieredCache) -> None:
     assert engine.contains(kept) == 0
 
 
+def test_buffers_that_overlap_are_refused_also_by_memory() -> None:
+    """All chunks were copied into one place, and it was a hit."""
+    tokens, size = prompt(3 * CHUNK), LAYOUT.chunk_bytes
+    whole = bytearray(3 * size)
+    shifted = [memoryview(whole)[at : at + size] for at in (0, size - 1, 2 * size)]
+    with open_engine() as engine:
+        engine.store(tokens, expected(tokens))
+        for into in (blanks(1) * 3, shifted):
+            with pytest.raises(BadBufferError, match="overlap"):
+                engine.retrieve(tokens, into=into)
+
+
+@pytest.mark.parametrize("tokens", [None, 5, iter(range(16)), object()])
+def test_what_is_no_list_of_tokens_is_refused(tokens: Any) -> None:
+    with open_engine() as engine, pytest.raises(UsageError, match="tokens are a list of ids"):
+        engine.retrieve(tokens)
+
+
 def test_pin_brings_a_prefix_into_memory(shared: str) -> None:
     tokens = prompt(64)
     with open_engine(memory_store(shared)) as engine:

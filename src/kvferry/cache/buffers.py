@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvferry.cache.prompt import Prompt
-from kvferry.client.buffers import writable
+from kvferry.client.buffers import check_targets, writable
 from kvferry.connectors.base import BufferLike
 from kvferry.errors import BadBufferError, UsageError
 
@@ -33,13 +33,15 @@ def targets(prompt: Prompt, into: Sequence[BufferLike], chunk_bytes: int) -> lis
 
     Raises:
         UsageError: There are too few.
-        BadBufferError: One is read-only, not contiguous, or of another length.
+        BadBufferError: One is read-only, not contiguous, or of another length, or two overlap.
     """
     if len(into) < prompt.chunks:
         raise UsageError(
             f"into has {len(into)} buffers; the prompt has {prompt.chunks} full chunks"
         )
-    return check_lengths([writable(buffer) for buffer in into[: prompt.chunks]], chunk_bytes)
+    views = check_lengths([writable(buffer) for buffer in into[: prompt.chunks]], chunk_bytes)
+    check_targets(views)
+    return views
 
 
 def check_lengths(views: list[memoryview], chunk_bytes: int) -> list[memoryview]:

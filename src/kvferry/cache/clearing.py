@@ -19,7 +19,7 @@ from kvferry.cache.memory import Memory
 from kvferry.cache.prompt import Prompt
 from kvferry.cache.steps import Steps, finish
 from kvferry.cache.store_tiers import StoreTier
-from kvferry.chunks.generation import drawn, joined, named, own_of, shared_of
+from kvferry.chunks.generation import after_clear, drawn, joined, named, own_of, shared_of
 from kvferry.errors import KVFerryError
 
 __all__ = ["Clearing"]
@@ -90,7 +90,7 @@ class Clearing:
         """Begin another generation of this cache; how many chunks memory forgot."""
         with self._lock:
             ended = self._own
-            self._own = drawn() if weights_version is None else named(weights_version)
+            self._own = after_clear(weights_version)
             own = self._own
         return self.end(ended, own)
 

@@ -135,7 +135,7 @@ def read_prompt(
         generation: Of the hashes; a prompt that was read already has one.
 
     Raises:
-        UsageError: A token is out of range, or the limit is negative.
+        UsageError: They are no list, a token is out of range, or the limit is negative.
     """
     count: int | None
     salt = salted(salt, generation)
@@ -157,6 +157,8 @@ def read_prompt(
             parts = (hashes[i : i + DIGEST_BYTES] for i in range(0, len(hashes), DIGEST_BYTES))
             hashes = b"".join(hashlib.sha256(salt + p).digest()[:DIGEST_BYTES] for p in parts)
     else:
+        if not hasattr(tokens, "__len__"):
+            raise UsageError(f"tokens are a list of ids, not a {type(tokens).__name__}")
         hashes, count = _native.hash_chunks(tokens, chunk_size, salt), len(tokens)
     if limit_tokens is not None:
         hashes = hashes[: _limit(limit_tokens) // chunk_size * DIGEST_BYTES]

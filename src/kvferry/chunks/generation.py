@@ -25,6 +25,7 @@ from kvferry.errors import UsageError
 
 __all__ = [
     "FIRST",
+    "after_clear",
     "chunk_name",
     "drawn",
     "joined",
@@ -58,6 +59,16 @@ def named(weights_version: str) -> bytes:
         return _NOTHING
     text = weights_version.encode(errors="surrogatepass")
     return hashlib.sha256(b"kvferry weights v1\0" + text).digest()[:_HALF]
+
+
+def after_clear(weights_version: str | None) -> bytes:
+    """The own half behind a clear: of a name, or without one, or with an empty one, drawn.
+
+    Raises:
+        UsageError: It is no text.
+    """
+    half = _NOTHING if weights_version is None else named(weights_version)
+    return half if any(half) else drawn()
 
 
 def joined(own: bytes, shared: bytes) -> bytes:

@@ -14,6 +14,7 @@ from kvferry.cli.bench_codec import codec
 from kvferry.cli.bench_engines import engines
 from kvferry.cli.bench_load import memtier_benchmark, redis_benchmark
 from kvferry.cli.numbers import Number
+from kvferry.cli.outputs import DRAWING, OutputFile
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,7 +41,13 @@ for command in (codec, engines, memtier_benchmark, redis_benchmark):
     epilog="Exit codes: 0 all measured, 1 a row has no figure, 2 usage.  Example: kvferry bench "
     "client --url redis://localhost:6379 --sweep size --json rows.json --plot size.png"
 )
-@click.option("--client-type", type=click.Choice(_KINDS), default="native", show_default=True)
+@click.option(
+    "--client-type",
+    type=click.Choice(_KINDS),
+    default="native",
+    show_default=True,
+    help="Which client.",
+)
 @click.option(
     "--compare",
     type=click.Choice(["all"]),
@@ -51,9 +58,11 @@ for command in (codec, engines, memtier_benchmark, redis_benchmark):
 @click.option("--port", type=int, help="Its port.  [default: 6379]")
 @click.option("--store", type=click.Choice(["embedded"]), help="Start a server for this run.")
 @click.option(
-    "--size-mb", "--chunk-mb", type=Number(), default=4.0, show_default=True, help="MiB per value."
+    "--size-mb", "--chunk-mb", type=Number(), default=4.0, show_default=True, help="MiB of a value."
 )
-@click.option("--num-chunks", "--num-keys", type=int, default=64, show_default=True)
+@click.option(
+    "--num-chunks", "--num-keys", type=int, default=64, show_default=True, help="How many keys."
+)
 @click.option(
     "--batch",
     type=int,
@@ -66,12 +75,22 @@ for command in (codec, engines, memtier_benchmark, redis_benchmark):
 @click.option(
     "--concurrent", is_flag=True, help="All keys at once; the chosen operations also together."
 )
-@click.option("--sweep", type=click.Choice(["size", "workers"]), help="Over sizes or connections.")
+@click.option(
+    "--sweep", type=click.Choice(["size", "workers"]), help="Repeat it over sizes or connections."
+)
 @click.option("--repeat", type=int, default=5, show_default=True, help="Rounds; medians are shown.")
-@click.option("--floor/--no-floor", default=True, show_default=True, help="Compare with sockets.")
-@click.option("--calls", is_flag=True, help="Also waits and socket calls of the native client.")
-@click.option("--json", "json_file", help="Write the rows to this file; - is stdout.")
-@click.option("--plot", "plot_file", help="Draw GB/s into this PNG or SVG file.")
+@click.option(
+    "--floor/--no-floor", default=True, show_default=True, help="Compare with bare sockets."
+)
+@click.option(
+    "--calls", is_flag=True, help="Also show waits and socket calls of the native client."
+)
+@click.option(
+    "--json", "json_file", type=OutputFile(), help="Write the rows to this file; - is stdout."
+)
+@click.option(
+    "--plot", "plot_file", type=OutputFile(*DRAWING), help="Draw GB/s into this PNG or SVG file."
+)
 @click.pass_context
 def client(ctx: click.Context, /, json_file: str | None, plot_file: str | None, **o: Any) -> None:
     """Write, read and probe values, and say how near that comes to bare sockets.

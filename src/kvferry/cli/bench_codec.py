@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from kvferry.cli.outputs import OutputFile
+
 __all__ = ["codec"]
 
 
@@ -15,19 +17,21 @@ __all__ = ["codec"]
 @click.option(
     "--file",
     type=click.Path(path_type=Path),
-    help="Content from this file: KV as an engine has it.  [default: KV of our transformer]",
+    help="KV of an engine as bytes.  [default: KV of a small transformer]",
 )
 @click.option(
     "--tokens",
     type=click.IntRange(1, 1 << 20),
     default=4096,
     show_default=True,
-    help="Of our transformer.",
+    help="Tokens whose KV is computed.",
 )
 @click.option(
     "--repeat", type=click.IntRange(1), default=5, show_default=True, help="Rounds; medians count."
 )
-@click.option("--json", "json_file", help="Write the rows to this file; - is stdout.")
+@click.option(
+    "--json", "json_file", type=OutputFile(), help="Write the rows to this file; - is stdout."
+)
 def codec(file: Path | None, tokens: int, repeat: int, json_file: str | None) -> None:
     """Encode and decode KV by each codec, in one thread, and compare every byte.
 

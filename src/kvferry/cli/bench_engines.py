@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from kvferry.cli.outputs import DRAWING, OutputFile
+
 _PATH = click.Path(exists=True, path_type=Path)
 _INTEGRATIONS = "none,tier,connector,mp"
 
@@ -19,27 +21,50 @@ _INTEGRATIONS = "none,tier,connector,mp"
 @click.option("--python", type=_PATH, required=True, help="Interpreter of vLLM's environment.")
 @click.option("--model", type=_PATH, required=True, help="Folder of the model.")
 @click.option(
-    "--integrations", default=_INTEGRATIONS, show_default=True, help="In this order, by commas."
+    "--integrations", default=_INTEGRATIONS, show_default=True, help="Which ones, in this order."
 )
 @click.option(
-    "--rival-python", type=_PATH, help="Of vLLM's with LMCache: adds the integration lmcache."
+    "--rival-python", type=_PATH, help="The interpreter of vLLM with LMCache, to compare it too."
 )
 @click.option("--store", type=_PATH, help="Server program.  [default: the wheel's Valkey]")
-@click.option("--prompt-tokens", type=int, default=4096, show_default=True)
-@click.option("--prompts", type=int, default=2, show_default=True, help="Of a round.")
-@click.option("--answer-tokens", type=int, default=16, show_default=True)
-@click.option("--rounds", type=int, default=2, show_default=True)
-@click.option("--chunk-tokens", type=int, default=256, show_default=True)
-@click.option("--block-size", type=int, default=128, show_default=True, help="Of vLLM.")
-@click.option("--dtype", default="bfloat16", show_default=True)
-@click.option("--threads", type=int, help="Of the engine.  [default: all cores]")
-@click.option("--one-process", is_flag=True, help="Engine core in vLLM's process: starts sooner.")
-@click.option("--tier-spec", default="TieringOffloadingSpec", help="NAME or MODULE:NAME.")
-@click.option("--module-path", "paths", multiple=True, type=_PATH, help="For that module.")
-@click.option("--serve-bench", is_flag=True, help="Also `vllm bench serve`, prefix_repetition.")
-@click.option("--broken-store", is_flag=True, help="Also what a dead or silent store costs.")
-@click.option("--json", "json_file", help="Write the figures to this file; - is stdout.")
-@click.option("--plot", "plot_file", help="Draw times to the first token into this file.")
+@click.option(
+    "--prompt-tokens", type=int, default=4096, show_default=True, help="Length of a prompt."
+)
+@click.option("--prompts", type=int, default=2, show_default=True, help="Prompts in a round.")
+@click.option(
+    "--answer-tokens", type=int, default=16, show_default=True, help="Length of an answer."
+)
+@click.option("--rounds", type=int, default=2, show_default=True, help="How often all is repeated.")
+@click.option("--chunk-tokens", type=int, default=256, show_default=True, help="Tokens of a chunk.")
+@click.option(
+    "--block-size", type=int, default=128, show_default=True, help="The block size of vLLM."
+)
+@click.option("--dtype", default="bfloat16", show_default=True, help="The type of vLLM's numbers.")
+@click.option("--threads", type=int, help="Threads of the engine.  [default: all cores]")
+@click.option(
+    "--one-process",
+    is_flag=True,
+    help="Run the engine core in vLLM's process, which starts sooner.",
+)
+@click.option(
+    "--tier-spec", default="TieringOffloadingSpec", help="Class of the tier: NAME or MODULE:NAME."
+)
+@click.option("--module-path", "paths", multiple=True, type=_PATH, help="Where that module is.")
+@click.option(
+    "--serve-bench", is_flag=True, help="Also run `vllm bench serve` with prefix_repetition."
+)
+@click.option(
+    "--broken-store", is_flag=True, help="Also measure what a dead or silent store costs."
+)
+@click.option(
+    "--json", "json_file", type=OutputFile(), help="Write the figures to this file; - is stdout."
+)
+@click.option(
+    "--plot",
+    "plot_file",
+    type=OutputFile(*DRAWING),
+    help="Draw times to the first token into this file.",
+)
 @click.pass_context
 def engines(ctx: click.Context, /, json_file: str | None, plot_file: str | None, **o: Any) -> None:
     """Start vLLM again and again, without a cache and with each of our integrations, and compare.

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvferry.cli.outputs import OutputFile
+
 if TYPE_CHECKING:
     from kvferry.lab.bench.load import LoadRow
 
@@ -24,24 +26,43 @@ _EXIT_CODES = "Exit codes: 0 measured, 1 the program or the server failed, 2 usa
     "--data-size=4194304 --key-minimum=1 --key-maximum=1000 --key-pattern=P:P --pipeline=64 "
     "--clients=10 --threads=1",
 )
-@click.option("-h", "--host", "-s", "--server", default="localhost", show_default=True)
-@click.option("-p", "--port", type=int, default=6379, show_default=True)
+@click.option(
+    "-h", "--host", "-s", "--server", default="localhost", show_default=True, help="The server."
+)
+@click.option("-p", "--port", type=int, default=6379, show_default=True, help="Its port.")
 @click.option("--ratio", default="1:10", show_default=True, help="SETs to GETs.")
 @click.option(
-    "-n", "--requests", default="10000", show_default=True, help="Of each client; or allkeys."
+    "-n",
+    "--requests",
+    default="10000",
+    show_default=True,
+    help="Requests of each client, or allkeys.",
 )
-@click.option("-c", "--clients", type=_COUNT, default=50, show_default=True, help="Of a thread.")
-@click.option("-t", "--threads", type=_COUNT, default=4, show_default=True)
-@click.option("--pipeline", type=_COUNT, default=1, show_default=True, help="Commands in flight.")
-@click.option("-d", "--data-size", type=_COUNT, default=32, show_default=True, help="Bytes.")
-@click.option("--key-prefix", default="memtier-", show_default=True)
-@click.option("--key-minimum", type=click.IntRange(0), default=0, show_default=True)
-@click.option("--key-maximum", type=click.IntRange(0), default=10_000_000, show_default=True)
 @click.option(
-    "--key-pattern", default="R:R", show_default=True, help="Of SETs and GETs, each R, S, G, P, Z."
+    "-c", "--clients", type=_COUNT, default=50, show_default=True, help="Connections of a thread."
 )
-@click.option("--hide-histogram", is_flag=True, help="As always here.")
-@click.option("--json", "json_file", help="Write the rows to this file; - is stdout.")
+@click.option("-t", "--threads", type=_COUNT, default=4, show_default=True, help="Threads.")
+@click.option("--pipeline", type=_COUNT, default=1, show_default=True, help="Commands in flight.")
+@click.option(
+    "-d", "--data-size", type=_COUNT, default=32, show_default=True, help="Bytes of a value."
+)
+@click.option("--key-prefix", default="memtier-", show_default=True, help="How keys begin.")
+@click.option(
+    "--key-minimum", type=click.IntRange(0), default=0, show_default=True, help="First key."
+)
+@click.option(
+    "--key-maximum", type=click.IntRange(0), default=10_000_000, show_default=True, help="Last key."
+)
+@click.option(
+    "--key-pattern",
+    default="R:R",
+    show_default=True,
+    help="How SETs and GETs choose keys: R, S, G, P or Z each.",
+)
+@click.option("--hide-histogram", is_flag=True, help="Show no histogram; none is shown anyway.")
+@click.option(
+    "--json", "json_file", type=OutputFile(), help="Write the rows to this file; - is stdout."
+)
 def memtier_benchmark(json_file: str | None, hide_histogram: bool, **o: Any) -> None:
     """memtier_benchmark's load, by that program or, where it is absent, by kvferry-load.
 
@@ -88,10 +109,18 @@ def memtier_benchmark(json_file: str | None, hide_histogram: bool, **o: Any) -> 
     "-n", "requests", type=_COUNT, default=100_000, show_default=True, help="Commands, in all."
 )
 @click.option("-r", "keys", type=_COUNT, help="Random keys of so many.  [default: one key]")
-@click.option("-d", "size_bytes", type=_COUNT, default=3, show_default=True, help="Bytes.")
-@click.option("-P", "pipeline", type=_COUNT, default=1, show_default=True, help="In flight.")
-@click.option("-t", "tests", default="set,get", show_default=True, help="Of set and get.")
-@click.option("--json", "json_file", help="Write the rows to this file; - is stdout.")
+@click.option(
+    "-d", "size_bytes", type=_COUNT, default=3, show_default=True, help="Bytes of a value."
+)
+@click.option(
+    "-P", "pipeline", type=_COUNT, default=1, show_default=True, help="Commands in flight."
+)
+@click.option(
+    "-t", "tests", default="set,get", show_default=True, help="Which of set and get, with a comma."
+)
+@click.option(
+    "--json", "json_file", type=OutputFile(), help="Write the rows to this file; - is stdout."
+)
 def redis_benchmark(json_file: str | None, **o: Any) -> None:
     """redis-benchmark's load, by that program or, where it is absent, by kvferry-load.
 

@@ -17,7 +17,7 @@ __all__ = ["clear"]
 @click.option(
     "--everybody",
     is_flag=True,
-    help="For all engines on this store: say it, for they lose what they share.",
+    help="Clear for all engines on this store, which lose what they share.",
 )
 @click.option(
     "--identity",

@@ -22,7 +22,7 @@ __all__ = ["controller"]
 )
 @serving(ControllerConfig, "the section 'controller'", ControllerConfig.load, shown_settings)
 def controller(config: ControllerConfig, log_level: str) -> None:
-    """Know which instance holds which chunks, and show and steer them.
+    """Tell instances which of them holds which chunks, and show and steer them.
 
     Instances register and report by themselves. All of it is kept in memory and comes back after a
     restart, so killing a controller costs hints and no request.

@@ -21,11 +21,13 @@ __all__ = ["demo"]
     "loading beat computing; 1 not so, or something failed: the reason is on standard error; "
     "2 usage; 130 interrupted."
 )
-@click.option("--store", default="embedded", metavar="URL", help="A server, or `embedded`.")
-@click.option("--tokens", type=click.IntRange(2), help="Length of the prompt.")
+@click.option(
+    "--store", default="embedded", metavar="URL", help="The URL of a server, or `embedded`."
+)
+@click.option("--tokens", type=click.IntRange(2), help="Tokens of the prompt.")
 @click.option("--chunk-tokens", type=click.IntRange(1), help="Tokens per chunk.")
-@click.option("--seed", type=click.IntRange(0), default=0, help="Of the model's random weights.")
-@click.option("--small", is_flag=True, help="A smaller model and prompt, for tests.")
+@click.option("--seed", type=click.IntRange(0), default=0, help="Seed of the random weights.")
+@click.option("--small", is_flag=True, help="Use a smaller model and prompt.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 @click.pass_context
 def demo(

@@ -24,7 +24,7 @@ __all__ = ["doctor"]
     "--config",
     "file",
     metavar="FILE",
-    help="Settings.  [default: KVFERRY_CONFIG_FILE, then LMCACHE_CONFIG_FILE, if set]",
+    help="File of settings.  [default: KVFERRY_CONFIG_FILE, then LMCACHE_CONFIG_FILE, if set]",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 @click.option("--all", "everything", is_flag=True, help="Also list the checks that are fine.")
@@ -40,13 +40,19 @@ __all__ = ["doctor"]
 )
 @click.option("--model", metavar="FILE", help="A model's config.json, or its directory.")
 @click.option("--gpu", metavar="NAME", help="What computes that model, e.g. h100.")
-@click.option("--gpus", type=click.IntRange(1), default=1, show_default=True, help="How many.")
+@click.option("--gpus", type=click.IntRange(1), default=1, show_default=True, help="How many GPUs.")
 @click.option(
     "--prefill-tokens-s",
     type=Number(0, min_open=True),
-    help="Measured on your engine; wins over --gpu.",
+    help="What your engine was measured to prefill; wins over --gpu.",
 )
-@click.option("--prefix-tokens", type=click.IntRange(1), default=8192, show_default=True)
+@click.option(
+    "--prefix-tokens",
+    type=click.IntRange(1),
+    default=8192,
+    show_default=True,
+    help="The prefix to compare.",
+)
 @click.pass_context
 def doctor(
     ctx: click.Context,

@@ -10,12 +10,12 @@ __all__ = ["lab"]
 
 # As in kvferry.cli.main: name -> (where it is, its line in --help).
 _COMMANDS = {
-    "latency": ("kvferry.cli.lab_latency:latency", "What the distance to a store costs."),
+    "latency": ("kvferry.cli.lab_latency:latency", "Measure what the distance to a store costs."),
     "long-doc-qa": (
         "kvferry.cli.lab_long_doc:long_doc_qa",
         "Ask about long documents again and again.",
     ),
-    "p2p": ("kvferry.cli.lab_p2p:p2p", "Two instances that read each other's memory."),
+    "p2p": ("kvferry.cli.lab_p2p:p2p", "Measure two instances that read each other's memory."),
     "tokens": ("kvferry.cli.lab_tokens:tokens", "Measure tokens per second, as llmperf does."),
 }
 

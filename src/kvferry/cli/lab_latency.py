@@ -56,14 +56,27 @@ def _whole(text: str) -> int:
     epilog="Exit codes: 0 done, 1 a request failed, 2 usage.  "
     "Example: kvferry lab latency --quick --results-dir result"
 )
-@click.option("--rtt-ms", metavar="MS,...", callback=_list(_times, "times"), help="Round trips.")
-@click.option("--clients", metavar="NAME,...", callback=_list(str, "names"), help="See below.")
-@click.option("--workloads", metavar="NAME,...", callback=_list(str, "names"))
-@click.option("--prompt-tokens", metavar="N,...", callback=_list(_whole, "numbers"))
-@click.option("--concurrency", metavar="N,...", callback=_list(_whole, "numbers"))
-@click.option("--requests", type=click.IntRange(1), help="Of each cell.  [default: 10]")
-@click.option("--output-tokens", type=click.IntRange(1), help="Of each answer.  [default: 64]")
-@click.option("--scale", type=Number(0, min_open=True), help="Part of the requests.")
+@click.option(
+    "--rtt-ms", metavar="MS,...", callback=_list(_times, "times"), help="Round-trip times to try."
+)
+@click.option(
+    "--clients",
+    metavar="NAME,...",
+    callback=_list(str, "names"),
+    help="How the store is asked; see above.",
+)
+@click.option(
+    "--workloads", metavar="NAME,...", callback=_list(str, "names"), help="Which; see above."
+)
+@click.option(
+    "--prompt-tokens", metavar="N,...", callback=_list(_whole, "numbers"), help="Lengths."
+)
+@click.option(
+    "--concurrency", metavar="N,...", callback=_list(_whole, "numbers"), help="Requests at a time."
+)
+@click.option("--requests", type=click.IntRange(1), help="Requests of a cell.  [default: 10]")
+@click.option("--output-tokens", type=click.IntRange(1), help="Tokens of an answer.  [default: 64]")
+@click.option("--scale", type=Number(0, min_open=True), help="Make this part of the requests.")
 @click.option("--quick", is_flag=True, help="A small run of less than a minute; other options win.")
 @click.option(
     "--link",
@@ -72,14 +85,25 @@ def _whole(text: str) -> int:
     show_default=True,
     help="How the distance is made; auto: tun as root, else proxy.",
 )
-@click.option("--prefill-tokens-per-s", type=Number(1), help="[default: 10000]")
-@click.option("--decode-tokens-per-s", type=Number(1), help="[default: 250]")
-@click.option("--bytes-per-token", type=click.IntRange(1), help="Of KV.  [default: 2048]")
+@click.option(
+    "--prefill-tokens-per-s", type=Number(1), help="The pace of prompts.  [default: 10000]"
+)
+@click.option("--decode-tokens-per-s", type=Number(1), help="The pace of answers.  [default: 250]")
+@click.option("--bytes-per-token", type=click.IntRange(1), help="Size of KV.  [default: 2048]")
 @click.option("--base-url", help="Ask this server instead, e.g. http://localhost:8000/v1.")
 @click.option("--store", "store_url", help="The store of that server: delay it here.")
-@click.option("--listen", "listen_port", type=click.IntRange(1, 65535), help="At this port.")
-@click.option("--baseline", type=click.Path(path_type=Path), help="latency.json of another run.")
-@click.option("--results-dir", type=click.Path(path_type=Path), default=Path("result"))
+@click.option(
+    "--listen", "listen_port", type=click.IntRange(1, 65535), help="The port of that delay."
+)
+@click.option(
+    "--baseline", type=click.Path(path_type=Path), help="Compare with latency.json of another run."
+)
+@click.option(
+    "--results-dir",
+    type=click.Path(path_type=Path),
+    default=Path("result"),
+    help="The folder of figures.",
+)
 @click.option("--plot/--no-plot", default=True, show_default=True, help="Draw output.png.")
 @click.pass_context
 def latency(ctx: click.Context, /, **o: Any) -> None:

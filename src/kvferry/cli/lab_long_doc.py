@@ -28,9 +28,14 @@ _PLAN = (
     epilog="Exit codes: 0 done, 1 a request failed or an expectation was missed, 2 usage.  "
     "Example: kvferry lab long-doc-qa --preset published --scale 0.1 --port 8000 --completions",
 )
-@click.option("--num-documents", "--ldqa-num-documents", type=_WHOLE, help="[default: 8]")
 @click.option(
-    "--document-length", "--ldqa-document-length", type=_WHOLE, help="Tokens.  [default: 20000]"
+    "--num-documents", "--ldqa-num-documents", type=_WHOLE, help="How many.  [default: 8]"
+)
+@click.option(
+    "--document-length",
+    "--ldqa-document-length",
+    type=_WHOLE,
+    help="Tokens of a document.  [default: 20000]",
 )
 @click.option(
     "--output-len",
@@ -48,23 +53,29 @@ _PLAN = (
     "--repeat-mode",
     "--ldqa-shuffle-policy",
     type=click.Choice(["random", "tile", "interleave"]),
-    help="[default: random; tile with --rounds]",
+    help="Their order.  [default: random; tile with --rounds]",
 )
-@click.option("--shuffle-seed", type=int, help="Of --repeat-mode random.  [default: 0]")
+@click.option("--shuffle-seed", type=int, help="Seed of --repeat-mode random.  [default: 0]")
 @click.option(
     "--rounds",
     type=click.IntRange(2),
-    help="Instead of --repeat-count: so many rounds, the warm-up too, each after the other.",
+    help="Ask in so many rounds, the warm-up included, instead of --repeat-count.",
 )
 @click.option(
     "--max-inflight-requests",
     "--ldqa-num-inflight-requests",
     type=_WHOLE,
-    help="At a time.  [default: 2]",
+    help="Requests at a time.  [default: 2]",
 )
-@click.option("--sleep-time-after-warmup", type=Number(0), help="Seconds.  [default: 0]")
-@click.option("--hit-miss-ratio", metavar="H:M", help="Of H + M repeated prompts, M are new ones.")
-@click.option("--preset", type=click.Choice(["published"]), help="40 x 40,000 x 100, 3 rounds.")
+@click.option(
+    "--sleep-time-after-warmup", type=Number(0), help="Seconds to wait then.  [default: 0]"
+)
+@click.option("--hit-miss-ratio", metavar="H:M", help="Make M of H + M repeated prompts new ones.")
+@click.option(
+    "--preset",
+    type=click.Choice(["published"]),
+    help="Take 40 documents of 40,000 tokens, answers of 100, 3 rounds.",
+)
 @click.option(
     "--scale",
     type=Number(0, 1, min_open=True),
@@ -72,31 +83,38 @@ _PLAN = (
     help="Part of the documents to ask for; their length stays.",
 )
 @click.option("--corpus", type=_PATH, help="Words of documents; default: the word hi.")
-@click.option("--host", default="localhost", show_default=True)
-@click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True)
+@click.option("--host", default="localhost", show_default=True, help="The server.")
+@click.option(
+    "--port", type=click.IntRange(1, 65535), default=8000, show_default=True, help="Its port."
+)
 @click.option("--base-url", help="Instead of both, e.g. http://host:8000/v1.")
-@click.option("--model", help="[default: the first one that the server has]")
+@click.option("--model", help="Its name there.  [default: the first one that the server has]")
 @click.option("--completions", is_flag=True, help="Use /completions, not /chat/completions.")
 @click.option(
     "--timeout-s",
     type=Number(0, min_open=True),
     default=600.0,
     show_default=True,
-    help="Of one answer.",
+    help="Most seconds of an answer.",
 )
 @click.option(
-    "--chunk-tokens", type=_WHOLE, default=256, show_default=True, help="Of the server's cache."
+    "--chunk-tokens", type=_WHOLE, default=256, show_default=True, help="Tokens of a chunk there."
 )
 @click.option(
     "--capacity-tokens",
     type=_WHOLE,
-    help="Of the server's cache, to tell what no policy could keep.  [default: that of serve-demo]",
+    help="What the server's cache holds, to tell what no policy could keep.  [default: that of "
+    "serve-demo]",
 )
-@click.option("--expected-ttft-gain", type=Number(), help="Fail below it: warm-up over query.")
-@click.option("--expected-latency-gain", type=Number(), help="The same of the time of a prompt.")
-@click.option("--expected-latency", type=Number(), help="Fail above: seconds of the query round.")
+@click.option("--expected-ttft-gain", type=Number(), help="Fail if warm-up over query is below.")
+@click.option("--expected-latency-gain", type=Number(), help="The same for the time of a prompt.")
+@click.option(
+    "--expected-latency", type=Number(), help="Fail if the query round takes more seconds."
+)
 @click.option("--output", type=_PATH, help="Write the answers there.")
-@click.option("--results-dir", type=_PATH, default=Path(), help="For the CSV files and plots.")
+@click.option(
+    "--results-dir", type=_PATH, default=Path(), help="The folder of CSV files and plots."
+)
 @click.option("--visualize", is_flag=True, help="Draw both rounds.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 @click.pass_context

@@ -24,8 +24,20 @@ __all__ = ["p2p"]
     show_default=True,
     help="Part of the 50 documents; their length stays.",
 )
-@click.option("--output-len", type=click.IntRange(1), default=20, show_default=True)
-@click.option("--max-inflight-requests", type=click.IntRange(1), default=4, show_default=True)
+@click.option(
+    "--output-len",
+    type=click.IntRange(1),
+    default=20,
+    show_default=True,
+    help="Tokens of an answer.",
+)
+@click.option(
+    "--max-inflight-requests",
+    type=click.IntRange(1),
+    default=4,
+    show_default=True,
+    help="Requests at a time.",
+)
 @click.option(
     "--prefill-tokens-per-s",
     type=Number(0, min_open=True),
@@ -38,7 +50,7 @@ __all__ = ["p2p"]
     type=click.IntRange(1),
     default=8192,
     show_default=True,
-    help="Of KV; 131072 is Llama-3.1-8B's.",
+    help="Size of KV; 131072 is Llama-3.1-8B's.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 @click.pass_context

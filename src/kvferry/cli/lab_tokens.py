@@ -32,21 +32,21 @@ def _number(name: str, default: int, text: str, least: int = 0) -> Callable[[T],
     "answered, 2 usage.  Example: kvferry lab tokens --model kvferry-demo --results-dir results"
 )
 @click.option("--model", required=True, help="Its name at the server.")
-@_number("--mean-input-tokens", 550, "Of prompts.")
-@_number("--stddev-input-tokens", 150, "Of prompts.")
-@_number("--mean-output-tokens", 150, "Of answers: their max_tokens.")
-@_number("--stddev-output-tokens", 80, "Of answers.")
-@_number("--num-concurrent-requests", 10, "At a time.", 1)
+@_number("--mean-input-tokens", 550, "Mean length of prompts.")
+@_number("--stddev-input-tokens", 150, "Its standard deviation.")
+@_number("--mean-output-tokens", 150, "Mean max_tokens of answers.")
+@_number("--stddev-output-tokens", 80, "Its standard deviation.")
+@_number("--num-concurrent-requests", 10, "Requests at a time.", 1)
 @_number("--timeout", 90, "Seconds after which no request is begun.", 1)
-@_number("--max-num-completed-requests", 10, "All of them.", 1)
+@_number("--max-num-completed-requests", 10, "Requests in all.", 1)
 @click.option(
     "--additional-sampling-params",
     default="{}",
     show_default=True,
     help="More fields of a request, as JSON.",
 )
-@click.option("--results-dir", default="", help="Where both files go.  [default: nowhere]")
-@click.option("--llm-api", default="openai", show_default=True, help="openai alone is known.")
+@click.option("--results-dir", default="", help="Where both files are written.  [default: nowhere]")
+@click.option("--llm-api", default="openai", show_default=True, help="Has to be openai.")
 @click.option("--metadata", default="", metavar="K=V,...", help="More fields of the summary.")
 @click.option("--log-prompts/--no-log-prompts", default=False, hidden=True)
 @click.pass_context

@@ -18,6 +18,7 @@ import traceback
 import click
 
 from kvferry import __version__
+from kvferry._shown import reason_of
 from kvferry.cli.lazy import lazy_group
 from kvferry.errors import KVFerryError, UsageError
 
@@ -30,7 +31,7 @@ COMMANDS = {
     "config": ("kvferry.cli.config:config", "Show or check the settings of an engine."),
     "controller": (
         "kvferry.cli.controller:controller",
-        "Know which instance holds which chunks.",
+        "Tell instances which of them holds which chunks.",
     ),
     "demo": ("kvferry.cli.demo:demo", "Show KV surviving its process: same tokens, far sooner."),
     "doctor": ("kvferry.cli.doctor:doctor", "Say what holds a store back, and the line to fix it."),
@@ -40,12 +41,12 @@ COMMANDS = {
     ),
     "node": ("kvferry.cli.node:node", "Serve chunks from memory to any Redis or Valkey client."),
     "roi": ("kvferry.cli.roi:roi", "Say whether a cache pays, for a model, a GPU and a store."),
-    "lab": ("kvferry.cli.lab:lab", "Load tests of inference servers: long documents, tokens."),
+    "lab": ("kvferry.cli.lab:lab", "Run the known load tests against an inference server."),
     "serve-demo": (
         "kvferry.cli.serve_demo:serve_demo",
         "Serve OpenAI's API without a GPU, the cache for real.",
     ),
-    "server": ("kvferry.cli.server:server", "Own one pool for every engine process of this host."),
+    "server": ("kvferry.cli.server:server", "Run one cache for all engine processes of this host."),
     "top": ("kvferry.cli.top:top", "Watch a running server."),
     "trace": ("kvferry.cli.trace:trace", "Replay recorded requests: hit rates by policy and size."),
     "tune": ("kvferry.cli.tune:tune", "Measure the best settings for a server and write them."),
@@ -85,8 +86,11 @@ def run_command(command: click.Command, argv: list[str] | None, name: str) -> in
         return 1
     except UsageError as error:
         return _say(str(error), 2)
-    except (KVFerryError, OSError) as error:
+    except KVFerryError as error:
         return _say(str(error), 1)
+    except OSError as error:
+        named = f"{error.filename}: " if isinstance(error.filename, str) else ""
+        return _say(named + reason_of(error), 1)
     except Exception as error:
         if os.environ.get("KVFERRY_TRACEBACK"):
             traceback.print_exc()

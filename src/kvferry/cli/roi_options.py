@@ -10,6 +10,7 @@ import click
 from click.core import ParameterSource
 
 from kvferry.cli.numbers import Number
+from kvferry.cli.outputs import DRAWING, OutputFile
 
 __all__ = ["check_options", "roi_options"]
 
@@ -31,49 +32,70 @@ def _words(kind: Any, text: str, **more: Any) -> dict[str, Any]:
 
 
 _OPTIONS: dict[str, dict[str, Any]] = {
-    "--model": {"metavar": "NAME|FILE", "help": "Of --list, or a config.json or its directory."},
-    "--kv-value-bytes": _words(click.IntRange(1, 4), "Of one number of KV, e.g. 1 for fp8."),
+    "--model": {
+        "metavar": "NAME|FILE",
+        "help": "A name of --list, a config.json, or its directory.",
+    },
+    "--kv-value-bytes": _words(click.IntRange(1, 4), "Bytes of one number of KV, e.g. 1 for fp8."),
     "--cut-windows": {"is_flag": True, "help": "Sliding layers keep no more than their window."},
-    "--gpu": {"metavar": "NAME", "help": "Of --list; half of its peak is assumed."},
-    "--gpus": _words(click.IntRange(1), "How many share the model.  [default: 1]"),
-    "--utilisation": _words(Number(0, 1, min_open=True), "Of that peak."),
-    "--prefill-tokens-s": _words(_ABOVE_0, "Of the engine: measured, whatever the length."),
-    "--calibration": _words(_FILE, "What --save-calibration wrote.", metavar="FILE"),
-    "--server": {"metavar": "URL", "help": "Measure an engine with OpenAI's interface."},
-    "--server-model": {"metavar": "NAME", "help": "As it calls it.  [default: its first]"},
+    "--gpu": {"metavar": "NAME", "help": "A name of --list; it reaches half of its peak."},
+    "--gpus": _words(click.IntRange(1), "How many GPUs share the model.  [default: 1]"),
+    "--utilisation": _words(
+        Number(0, 1, min_open=True), "The part of its peak that a GPU reaches."
+    ),
+    "--prefill-tokens-s": _words(_ABOVE_0, "What the engine was measured to prefill."),
+    "--calibration": _words(_FILE, "A file that --save-calibration wrote.", metavar="FILE"),
+    "--server": {"metavar": "URL", "help": "Measure the engine at this URL, by OpenAI's API."},
+    "--server-model": {"metavar": "NAME", "help": "Its name there.  [default: the first]"},
     "--probe-tokens": {
         "default": "256,1024,4096",
         "show_default": True,
-        "help": "Lengths of prompts for --server.",
+        "help": "Tokens of the prompts that --server is asked.",
     },
-    "--save-calibration": _words(_FILE, "Write what --server measured.", metavar="FILE"),
-    "--preset": {"metavar": "NAME", "help": "What a published calculator assumes, of --list."},
-    "--store-gbps": _words(_ABOVE_0, "What the store gives, in 10^9 bytes/s.  [default: 2]"),
-    "--store-ms": _words(Number(0), "Of a load, whatever its size.  [default: 1]"),
-    "--store-file": _words(_FILE, "JSON of doctor, or what tune wrote.", metavar="FILE"),
+    "--save-calibration": _words(_FILE, "Write there what --server measured.", metavar="FILE"),
+    "--preset": {"metavar": "NAME", "help": "Assume what a published calculator does."},
+    "--store-gbps": _words(_ABOVE_0, "Bandwidth of the store in 10^9 bytes/s.  [default: 2]"),
+    "--store-ms": _words(Number(0), "Milliseconds that any load takes.  [default: 1]"),
+    "--store-file": _words(
+        _FILE, "Read both from JSON of doctor, or what tune wrote.", metavar="FILE"
+    ),
     "--prompt-tokens": _words(
-        click.IntRange(2, 1 << 27), "Of one request.", default=8192, show_default=True
+        click.IntRange(2, 1 << 27),
+        "Tokens of one request's prompt.",
+        default=8192,
+        show_default=True,
     ),
     "--chunk-tokens": _words(
-        click.IntRange(1), "Full ones are kept.  [default: 256, or the file's]"
+        click.IntRange(1), "Tokens of a chunk; full ones are kept.  [default: 256, or the file's]"
     ),
-    "--hit-rate": _words(Number(0, 1), "Share of requests.  [default: 0.5]"),
-    "--rounds": _words(click.IntRange(1), "N alike rounds: a hit rate of (N-1)/N."),
-    "--replay": _words(_FILE, "JSON of kvferry trace replay.", metavar="FILE"),
-    "--requests-a-day": _words(_ABOVE_0, "Of all engines.", default=100_000, show_default=True),
-    "--keep-hours": _words(_ABOVE_0, "What misses store stays so long.", default=1.0),
-    "--working-set-gb": _words(_ABOVE_0, "KV in the store, instead of --keep-hours."),
-    "--gpu-price": _words(Number(0), "Of a GPU-hour.  [default: 2]"),
-    "--ram-price": _words(Number(0), "Of a GB and month.", default=5.0),
-    "--shard-gb": _words(_ABOVE_0, "Memory of one server.", default=64.0, show_default=True),
-    "--shard-gbps": _words(_ABOVE_0, "Of one server.  [default: that of the store]"),
-    "--policy": {"metavar": "LIST", "help": "Of --trace, e.g. LRU,ARC.  [default: all]"},
-    "--capacity": {"metavar": "LIST", "help": "Of --trace: chunks, or MB, GB, TB: 64GB,1TB."},
-    "--limit": _words(click.IntRange(1), "Of --trace: so many requests at most."),
+    "--hit-rate": _words(Number(0, 1), "Part of the requests that hit.  [default: 0.5]"),
+    "--rounds": _words(click.IntRange(1), "N rounds that are alike hit (N-1)/N of the time."),
+    "--replay": _words(_FILE, "Take hits from JSON of kvferry trace replay.", metavar="FILE"),
+    "--requests-a-day": _words(
+        _ABOVE_0, "Requests of all engines in a day.", default=100_000, show_default=True
+    ),
+    "--keep-hours": _words(_ABOVE_0, "How long the store keeps what misses store.", default=1.0),
+    "--working-set-gb": _words(_ABOVE_0, "GB of KV in the store, instead of --keep-hours."),
+    "--gpu-price": _words(Number(0), "Price of a GPU for an hour.  [default: 2]"),
+    "--ram-price": _words(Number(0), "Price of a GB of memory for a month.", default=5.0),
+    "--shard-gb": _words(
+        _ABOVE_0, "GB of memory of one store server.", default=64.0, show_default=True
+    ),
+    "--shard-gbps": _words(_ABOVE_0, "Bandwidth of one store server.  [default: the store's]"),
+    "--policy": {
+        "metavar": "LIST",
+        "help": "Policies to replay --trace with: LRU,ARC.  [default: all]",
+    },
+    "--capacity": {"metavar": "LIST", "help": "Sizes to replay --trace with: chunks, or 64GB,1TB."},
+    "--limit": _words(click.IntRange(1), "Replay so many requests of --trace at most."),
     "--json": {"is_flag": True, "help": "One JSON object on standard output."},
-    "--plot": _words(_FILE, "Draw it: PNG or SVG.", metavar="FILE"),
-    "--page": _words(_FILE, "Write a page with sliders: HTML.", metavar="FILE"),
-    "--list": {"is_flag": True, "help": "Models, GPUs and presets that have names."},
+    "--plot": _words(
+        OutputFile(*DRAWING, path_type=Path), "Draw the answer: PNG or SVG.", metavar="FILE"
+    ),
+    "--page": _words(
+        OutputFile(path_type=Path), "Write a page with sliders: HTML.", metavar="FILE"
+    ),
+    "--list": {"is_flag": True, "help": "Print the models, GPUs and presets that have names."},
     "--validate": {"is_flag": True, "help": "Recompute published figures instead."},
 }
 _NAMES = {"--json": "as_json", "--list": "listed", "--plot": "plot_file", "--page": "page_file"}

@@ -23,16 +23,20 @@ _RATE = Number(0, min_open=True)
     "usage.  Example: kvferry serve-demo --model Llama-3.1-8B/config.json "
     "--prefill-tokens-per-s 30000 --config kvferry.yaml",
 )
-@click.option("--host", default="127.0.0.1", show_default=True, help="Where it listens.")
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, help="The address where it listens."
+)
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
     default=8000,
     show_default=True,
-    help="0: any that is free.",
+    help="Its port; 0 takes any that is free.",
 )
 @click.option(
-    "--config", metavar="FILE", help="Of the cache.  [default: that of KVFERRY_CONFIG_FILE]"
+    "--config",
+    metavar="FILE",
+    help="The settings of the cache.  [default: that of KVFERRY_CONFIG_FILE]",
 )
 @click.option("--no-cache", "cache", flag_value=False, default=True, help="Compute everything.")
 @click.option(
@@ -40,40 +44,56 @@ _RATE = Number(0, min_open=True)
     type=click.Choice(["ours", "in-turn"]),
     default="ours",
     show_default=True,
-    help="How the store is asked; in-turn: an EXISTS for each chunk in turn, then GETs.",
+    help="How the store is asked: as kvferry does, or by an EXISTS for each chunk in turn and then "
+    "GETs.",
 )
-@click.option("--model", type=_PATH, help="A config.json: KV has the size of that model's.")
-@click.option("--bytes-per-token", type=_WHOLE, help="The size of KV, without a model.")
-@click.option("--prefill-tokens-per-s", type=_RATE, help="Read prompts at the pace of a GPU.")
+@click.option("--model", type=_PATH, help="A config.json: KV has that model's size.")
+@click.option("--bytes-per-token", type=_WHOLE, help="Bytes of KV for a token, without a model.")
+@click.option("--prefill-tokens-per-s", type=_RATE, help="Prefill at the pace of a GPU.")
 @click.option(
     "--prefill-calibration",
     type=_PATH,
-    help='The same by a + c n + d n^2: {"a_s": .., "c_s_per_token": .., "d_s_per_token2": ..}.',
+    help="Take a + c n + d n^2 seconds for n tokens instead: "
+    '{"a_s": .., "c_s_per_token": .., "d_s_per_token2": ..}.',
 )
 @click.option(
     "--decode-tokens-per-s",
     type=_RATE,
     default=100.0,
     show_default=True,
-    help="Of one answer, where there is a pace.",
+    help="Tokens a second of an answer, where there is a pace.",
 )
-@click.option("--max-model-len", type=_WHOLE, default=65536, show_default=True, help="Tokens.")
-@click.option("--max-num-seqs", type=_WHOLE, default=8, show_default=True, help="At a time.")
+@click.option(
+    "--max-model-len",
+    type=_WHOLE,
+    default=65536,
+    show_default=True,
+    help="Most tokens of a request.",
+)
+@click.option(
+    "--max-num-seqs", type=_WHOLE, default=8, show_default=True, help="Most requests at a time."
+)
 @click.option(
     "--max-num-batched-tokens",
     "step_tokens",
     type=_WHOLE,
     default=2048,
     show_default=True,
-    help="Tokens of prompts in a step.",
+    help="Most tokens of prompts in a step.",
 )
-@click.option("--served-model-name", default="kvferry-demo", show_default=True)
-@click.option("--seed", type=click.IntRange(0), default=0, help="Of the model's random weights.")
+@click.option(
+    "--served-model-name",
+    default="kvferry-demo",
+    show_default=True,
+    help="The name of the model in requests.",
+)
+@click.option("--seed", type=click.IntRange(0), default=0, help="Seed of the random weights.")
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
     show_default=True,
+    help="What the log has.",
 )
 def serve_demo(config: str | None, log_level: str, **options: Any) -> None:
     """Serve OpenAI's API over a small transformer in NumPy, with a cache behind it.

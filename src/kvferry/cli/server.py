@@ -23,7 +23,7 @@ __all__ = ["server"]
 )
 @serving(ServerSettings, "the sections 'server' and 'cache'", ServerConfig.load, shown_server)
 def server(config: ServerConfig, log_level: str) -> None:
-    """Own one pool of KV chunks for every engine process of this host.
+    """Run one cache of KV chunks for all engine processes of this host.
 
     Engines map it as shared memory and copy their chunks straight in and out; the socket carries
     names and page numbers only. It outlives them, so a restarted engine finds its chunks.

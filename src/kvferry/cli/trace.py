@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvferry.cli.numbers import Number
+from kvferry.cli.outputs import DRAWING, OutputFile
 
 if TYPE_CHECKING:
     from kvferry.lab.trace.format import Trace
@@ -37,11 +38,14 @@ def trace() -> None:
     "conversation_trace.jsonl --policy LRU,ARC --capacity 1000,5000,1024GB --csv hits.csv"
 )
 @click.argument("files", nargs=-1, required=True, type=_FILE, metavar="FILE...")
-@click.option("--policy", metavar="LIST", help="E.g. LRU,ARC.  [default: all]")
+@click.option(
+    "--policy", metavar="LIST", help="Policies to replay with, e.g. LRU,ARC.  [default: all]"
+)
 @click.option(
     "--capacity",
     metavar="LIST",
-    help="Chunks, or MB, GB, TB (2^20, 2^30, 2^40 bytes): 1000,64GB.  [default: five parts of what "
+    help="Sizes to replay with: chunks, or MB, GB, TB (2^20, 2^30, 2^40 bytes), e.g. 1000,64GB.  "
+    "[default: five parts of what "
     "the trace needs]",
 )
 @click.option(
@@ -51,16 +55,26 @@ def trace() -> None:
     show_default=True,
     help="KV of one token; the default is that of an 8B model with GQA in 16 bits.",
 )
-@click.option("--order", type=click.Choice(list(_ORDERS)), default="leaf-first", show_default=True)
-@click.option("--block-tokens", type=click.IntRange(1), help="Of the file, where it is unusual.")
-@click.option("--chunk-tokens", type=click.IntRange(1), help="Of the cache: several blocks.")
+@click.option(
+    "--order",
+    type=click.Choice(list(_ORDERS)),
+    default="leaf-first",
+    show_default=True,
+    help="What leaves.",
+)
+@click.option(
+    "--block-tokens", type=click.IntRange(1), help="Tokens of a block of the file, where unusual."
+)
+@click.option(
+    "--chunk-tokens", type=click.IntRange(1), help="Tokens of a chunk of the cache: several blocks."
+)
 @click.option("--limit", type=click.IntRange(1), help="Replay so many requests at most.")
 @click.option(
     "--users",
     type=click.IntRange(1),
     default=40,
     show_default=True,
-    help="Sessions at a time, agentic traces.",
+    help="Sessions at a time, in agentic traces.",
 )
 @click.option(
     "--warm",
@@ -69,10 +83,19 @@ def trace() -> None:
     show_default=True,
     help="Part of the system prompt that sessions share.",
 )
-@click.option("--store", metavar="URL", help="Also move and verify bytes; 'embedded' starts one.")
+@click.option(
+    "--store", metavar="URL", help="Also move and verify bytes here; 'embedded' starts a store."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
-@click.option("--csv", "csv_file", type=_FILE, help="Write a line for each point.")
-@click.option("--plot", "plot_file", type=_FILE, help="Draw hit rate over capacity: PNG or SVG.")
+@click.option(
+    "--csv", "csv_file", type=OutputFile(path_type=Path), help="Write a line for each point."
+)
+@click.option(
+    "--plot",
+    "plot_file",
+    type=OutputFile(*DRAWING, path_type=Path),
+    help="Draw hit rate over capacity: PNG or SVG.",
+)
 def replay(
     files: Sequence[Path], as_json: bool, csv_file: Path | None, plot_file: Path | None, **o: Any
 ) -> None:

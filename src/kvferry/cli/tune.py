@@ -67,10 +67,16 @@ def _list(read: Callable[[str], Any]) -> Callable[..., tuple[Any, ...]]:
 )
 @click.option("--dry-run", is_flag=True, help="Write nothing.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
-@click.option("--budget-s", type=Number(1), default=60.0, show_default=True)
-@click.option("--full", is_flag=True, help="Then sweep the whole grid, and compare. Takes minutes.")
 @click.option(
-    "--mib", type=click.IntRange(1, 4096), default=64, show_default=True, help="MiB per turn."
+    "--budget-s", type=Number(1), default=60.0, show_default=True, help="Most seconds of it."
+)
+@click.option("--full", is_flag=True, help="Then try the whole grid and compare: minutes.")
+@click.option(
+    "--mib",
+    type=click.IntRange(1, 4096),
+    default=64,
+    show_default=True,
+    help="MiB that a measurement moves.",
 )
 @click.option(
     "--get-weight",
@@ -79,12 +85,14 @@ def _list(read: Callable[[str], Any]) -> Callable[..., tuple[Any, ...]]:
     show_default=True,
     help="Bytes read for each byte written.",
 )
-@click.option("--allow-eviction", is_flag=True, help="Although the server is full of other keys.")
-@click.option("--connections", callback=_list(_count), help="Try these, e.g. 4,8,16.")
-@click.option("--workers", callback=_list(_count), help="Try these.")
-@click.option("--windows", callback=_list(_window), help="Try these, in MiB, or auto.")
-@click.option("--chunks", callback=_list(_mib), help="Try values of these sizes, in MiB.")
-@click.option("--seed", type=int, default=0, help="Of the order of measurements.")
+@click.option("--allow-eviction", is_flag=True, help="Go on where the server has to evict keys.")
+@click.option(
+    "--connections", callback=_list(_count), help="Numbers of connections to try, e.g. 4,8,16."
+)
+@click.option("--workers", callback=_list(_count), help="Numbers of I/O threads to try.")
+@click.option("--windows", callback=_list(_window), help="MiB in flight to try; auto is one.")
+@click.option("--chunks", callback=_list(_mib), help="Sizes of values to try, in MiB.")
+@click.option("--seed", type=int, default=0, help="Seed of the order of measurements.")
 def tune(url: str | None, file: Path | None, dry_run: bool, as_json: bool, **options: Any) -> None:
     """Find the fastest settings for a server and write them to the configuration file.
 

@@ -38,6 +38,15 @@ _RAISES: dict[Status, type[errors.KVFerryError]] = {
 }
 
 
+_WORDS = {
+    Status.CORRUPT: "the value is not what was stored",
+    Status.TIMEOUT: "the time limit passed",
+    Status.UNAVAILABLE: "the server is not available",
+    Status.SERVER_ERROR: "the server answered with an error",
+    Status.CANCELLED: "the batch was cancelled",
+}
+
+
 class BatchResult(Sequence[Status]):
     """One status per key, in the order of the keys.
 
@@ -95,15 +104,16 @@ class BatchResult(Sequence[Status]):
         return self.statuses.count(int(value)) if isinstance(value, int) else 0
 
     def raise_for_errors(self) -> None:
-        """Raise for the first key that is neither OK nor MISS; the text names its index."""
+        """Raise for the first key that is neither OK nor MISS; the text says which of several."""
         for index, status in enumerate(self):
             if (kind := _RAISES.get(status)) is not None:
-                text = self.error or status.name
+                text = self.error or _WORDS.get(status, "")
                 if status is Status.SIZE_MISMATCH:
                     text = f"the stored value has {self.sizes[index]} bytes, unlike the buffer"
                 if self.kind is not None and issubclass(self.kind, kind):
                     kind = self.kind  # AuthError, say: the status has less to say
-                raise kind(f"{text} (key {index} of {len(self)})")
+                which = f" (key {index} of {len(self)})" if len(self) > 1 else ""
+                raise kind(text + which)
 
 
 def from_native(

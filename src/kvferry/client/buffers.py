@@ -60,12 +60,13 @@ def as_buffer(value: BufferLike) -> Buffer:
     Raises:
         BadBufferError: It is no buffer, or not in host memory, or not contiguous.
     """
+    reason = "not a buffer"
     try:
         memoryview(value)  # type: ignore[arg-type]
     except TypeError:
         pass
-    except (ValueError, BufferError):  # e.g. bfloat16: it has a buffer, of a type without a name
-        pass
+    except (ValueError, BufferError) as error:  # bfloat16 has a buffer, of a type without a name
+        reason = f"of no use: {error}"  # and what was closed or released has none any more
     else:
         return value  # type: ignore[return-value]
     if hasattr(value, "__array_interface__"):
@@ -76,7 +77,7 @@ def as_buffer(value: BufferLike) -> Buffer:
     if hasattr(value, "__cuda_array_interface__"):
         raise BadBufferError(f"{kind} is in device memory; copy it to host memory first")
     hint = "; encode it first" if isinstance(value, str) else ""
-    raise BadBufferError(f"{kind} is not a buffer{hint}")
+    raise BadBufferError(f"{kind} is {reason}{hint}")
 
 
 def readable(value: BufferLike) -> memoryview:

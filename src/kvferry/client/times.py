@@ -8,7 +8,7 @@ from kvferry.errors import UsageError
 __all__ = ["LIMIT_S_MAX", "checked_timeout", "ttl_ms"]
 
 LIMIT_S_MAX = 1e9  # 30 years: endless to a caller, and still a number to a system call
-_TTL_S_MAX = 2**40
+_TTL_S_MAX = 10**12
 
 
 def ttl_ms(ttl_s: float | None) -> int | None:
@@ -21,7 +21,7 @@ def ttl_ms(ttl_s: float | None) -> int | None:
         return None
     if not 0.001 <= ttl_s < _TTL_S_MAX:
         raise UsageError(
-            f"ttl_s={shown(ttl_s)} is no time to live; use a millisecond or more, or None"
+            f"ttl_s={shown(ttl_s)} is no time to live; use 0.001 to {_TTL_S_MAX} s, or None"
         )
     return round(ttl_s * 1000)
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-import os
 import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
+from kvferry._shown import reason_of
 from kvferry.config.controller import ControllerConfig
 from kvferry.controller.jobs import Jobs
 from kvferry.controller.members import Key, Members
@@ -131,7 +131,7 @@ class Ports:
                 )
             except OSError as error:
                 await self.close()
-                reason = os.strerror(error.errno) if error.errno else str(error)
+                reason = reason_of(error)
             else:
                 self._servers.append(server)
                 self.ports[name] = server.sockets[0].getsockname()[1]

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
 import threading
 import time
@@ -24,6 +23,7 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from kvferry._shown import reason_of
 from kvferry.errors import UnavailableError
 
 __all__ = ["HttpListener"]
@@ -71,7 +71,7 @@ class HttpListener:
         try:
             listening = socket.create_server((self._host, self._port), family=family, backlog=128)
         except OSError as error:
-            reason = os.strerror(error.errno) if error.errno else str(error)
+            reason = reason_of(error)
         else:
             self._serve(_Listening(fileno=listening.detach()))
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import urllib.error
@@ -9,6 +10,7 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
+from kvferry._shown import reason_of
 from kvferry.config.file import read_token
 from kvferry.errors import UnavailableError, UsageError
 
@@ -46,8 +48,10 @@ def ask_server(
     except urllib.error.HTTPError as error:
         with error:
             raise UsageError(f"{place}: {_reason(error.read())}") from None
-    except (OSError, ValueError, KeyError) as error:
-        raise UnavailableError(f"{place} does not answer: {error}") from None
+    except OSError as error:
+        raise UnavailableError(f"{place} does not answer: {reason_of(error)}") from None
+    except (ValueError, LookupError, TypeError, http.client.HTTPException):
+        raise UnavailableError(f"{place} is no cache server of kvferry") from None
 
 
 def _reason(body: bytes) -> str:

@@ -18,8 +18,10 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
-from kvferry.errors import UnavailableError
+from kvferry._shown import reason_of
+from kvferry.errors import UnavailableError, UsageError
 from kvferry.lab.top.watch import NoRedirection
 
 __all__ = ["Answer", "OpenAIClient", "TokenUsage", "public", "streamed"]
@@ -76,12 +78,17 @@ class OpenAIClient:
         key: Sent as `Authorization: Bearer`, if it is not empty.
         limit_s: The longest that one answer may take.
         direct: Not through a proxy, whatever the environment says.
+
+    Raises:
+        UsageError: The URL is none of HTTP.
     """
 
     def __init__(
         self, base_url: str, key: str = "", limit_s: float = 600.0, *, direct: bool = False
     ) -> None:
         self.base_url = base_url.rstrip("/")
+        if urlsplit(self.base_url).scheme not in ("http", "https"):
+            raise UsageError(f"{public(base_url)!r} is no URL; write e.g. http://localhost:8000/v1")
         # Not to wherever a redirection leads: there may be a key in the request.
         proxies = [urllib.request.ProxyHandler({})] if direct else []
         self._open = urllib.request.build_opener(*proxies, NoRedirection).open
@@ -104,7 +111,8 @@ class OpenAIClient:
             with self._open(request, timeout=_SHORT_S) as reply:
                 return str(json.load(reply)["data"][0]["id"])
         except (OSError, http.client.HTTPException) as error:
-            raise UnavailableError(f"{public(request.full_url)}: {error}") from None
+            text = f"{public(request.full_url)} does not answer: {reason_of(error)}"
+            raise UnavailableError(text) from None
         except (ValueError, LookupError, TypeError):
             raise UnavailableError(f"{public(request.full_url)} names no model") from None
 
@@ -138,7 +146,7 @@ class OpenAIClient:
         except ValueError as error:
             answer.error = f"what came is no JSON object: {error}"
         except (OSError, http.client.HTTPException) as error:
-            answer.error = str(error) or type(error).__name__
+            answer.error = reason_of(error)
         answer.seconds = time.monotonic() - began
         if not answer.error and not answer.output_tokens:
             answer.error = "the answer has no tokens"

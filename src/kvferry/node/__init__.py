@@ -14,11 +14,15 @@ from typing import Any, Self
 import msgspec
 
 from kvferry import __version__
+from kvferry._host import available_memory_bytes
 from kvferry._native import Node as _NativeNode
 from kvferry.config.node import NodeSettings, NodeUser
 from kvferry.config.setting import GB
+from kvferry.errors import ConfigError
 
 __all__ = ["Node", "NodeSettings"]
+
+_FREE_PART = 0.8  # of the memory that is free now, as advice
 
 
 class Node:
@@ -28,7 +32,8 @@ class Node:
         settings: Where it listens, what it holds, and its limits.
 
     Raises:
-        ConfigError: A file that the settings name is missing or malformed.
+        ConfigError: A file that the settings name is missing or malformed, or the host does not
+            have that memory.
         TlsError: A certificate or key is of no use.
         UnavailableError: An address is taken.
         SystemResourceError: The host has not enough memory, threads or descriptors, or the state
@@ -36,6 +41,7 @@ class Node:
     """
 
     def __init__(self, settings: NodeSettings) -> None:
+        _check_memory(settings)
         in_flight_gb = settings.in_flight_gb
         self._native = _NativeNode(
             listen=[msgspec.structs.astuple(address) for address in settings.addresses],
@@ -76,6 +82,16 @@ class Node:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+def _check_memory(settings: NodeSettings) -> None:
+    """All of it is taken at the start: the system would end a process that takes too much."""
+    free = available_memory_bytes()
+    if settings.size_bytes > free and not settings.hugetlb:
+        raise ConfigError(
+            f"size_gb is {settings.size_gb:g} GB and this host has {free / GB:.1f} free: "
+            f"use at most {_FREE_PART * free / GB:.1f}"
+        )
 
 
 def _users(settings: NodeSettings) -> list[dict[str, Any]]:

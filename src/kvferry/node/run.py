@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import Callable
+from pathlib import Path
 
-from kvferry._process import log_to_stderr, signals_blocked
+from kvferry._process import check_state_file, log_to_stderr, signals_blocked
 from kvferry.config.node import NodeSettings
+from kvferry.errors import UnavailableError
 from kvferry.node import Node
 
 __all__ = ["run_node"]
@@ -32,7 +34,7 @@ def run_node(
     """
     log_to_stderr(log_level)
     with signals_blocked(_SIGNALS):
-        with Node(settings) as node:
+        with _started(settings) as node:
             stats = node.stats()
             _log.info(
                 "%s: %.1f GB, %s; %d values from before, %d left out",
@@ -46,3 +48,12 @@ def run_node(
             came = signal.sigwait(_SIGNALS)
             _log.info("%s: ending", signal.Signals(came).name)
         _log.info("ended")
+
+
+def _started(settings: NodeSettings) -> Node:
+    if settings.state_file is not None:
+        check_state_file(Path(settings.state_file))
+    try:
+        return Node(settings)
+    except UnavailableError as error:
+        raise UnavailableError(f"{error}; choose another --listen, or end who has it") from None

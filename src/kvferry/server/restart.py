@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvferry import _native
+from kvferry._process import check_state_file
 from kvferry.config.server import ServerConfig
 from kvferry.errors import KVFerryError
 from kvferry.server import state
@@ -30,9 +31,12 @@ def begin(
     """Remove what dead servers left, and take over what one has kept for us.
 
     Raises:
-        ConfigError: The state file is not ours alone.
+        ConfigError: The state file is not ours alone, is no state, or could not be written.
     """
-    found = state.read(Path(config.state_file)) if config.state_file is not None else None
+    found = None
+    if config.state_file is not None:
+        check_state_file(Path(config.state_file))
+        found = state.read(Path(config.state_file))
     kept = frozenset(segment.path for segment in found.segments) if found else frozenset()
     sweep(config.shm_name, kept)
     if found is None:

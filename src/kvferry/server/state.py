@@ -34,6 +34,8 @@ Fences: TypeAlias = Callable[[Pool], list[tuple[int, list[int]]]]
 _log = logging.getLogger("kvferry.server")
 
 _FORMAT = 1
+# Of every format: a list of three.
+_BEGINNING = b"\x93"
 _SIZE_BYTES_MAX = 4 << 30
 
 
@@ -138,7 +140,7 @@ def read(path: Path) -> State | None:
     """Read and remove the state; None: there is none that can be used.
 
     Raises:
-        ConfigError: The file is not ours alone.
+        ConfigError: The file is not ours alone, or no state: then it stays as it is.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -151,6 +153,8 @@ def read(path: Path) -> State | None:
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o77:
             raise ConfigError(f"state file {path}: others can write or read it; chmod 600 it")
         content = file.read(_SIZE_BYTES_MAX)
+    if content and not content.startswith(_BEGINNING):
+        raise ConfigError(f"state file {path} is no state of a server; name another file")
     path.unlink(missing_ok=True)
     try:
         state = msgspec.msgpack.decode(content, type=State)

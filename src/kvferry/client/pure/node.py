@@ -101,7 +101,9 @@ class PureNode:
                 error if isinstance(error, DialRefused) else DialRefused(str(error))
             )
             if str(error) != self._refusal:  # once, however often it is tried
-                _log.warning("%s: %s", self.config.address, error)
+                text = str(error)
+                here = self.config.address
+                _log.warning("%s", text if here in text else f"{here}: {text}")
             self._refusal = str(error)
             raise
         self._refusal = ""

@@ -68,9 +68,12 @@ def _tokens(model: str | None, prompt_file: str | None, token_file: str | None) 
         if prompt_file is not None:
             raise UsageError("give --prompt-file or --tokens, not both")
         try:
-            return [int(token) for token in json.loads(_read(token_file))]
-        except (ValueError, TypeError) as error:
-            raise UsageError(f"{token_file} is no JSON list of token ids: {error}") from None
+            found = json.loads(_read(token_file))
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, list) or not all(type(token) is int for token in found):
+            raise UsageError(f"{token_file} is no JSON list of token ids, such as [1, 2, 3]")
+        return found
     if prompt_file is None:
         return None
     if model is None:

@@ -20,6 +20,7 @@ from typing import Any
 from kvferry.config import ClientConfig
 from kvferry.errors import UnavailableError, UsageError
 from kvferry.lab.bench.programs import run_load
+from kvferry.lab.bench.server import ServerProbe
 
 __all__ = [
     "LoadPlan",
@@ -231,9 +232,14 @@ def _own_load(
 
 
 def _find(program: str, config: ClientConfig) -> tuple[str | None, str]:
-    """The program, or why ours has to do."""
+    """The program, or why ours has to do.
+
+    Raises:
+        UnavailableError: The server cannot be reached.
+    """
     if config.password is not None:
         return None, f"{program} would show the password on its command line"
+    ServerProbe(config).close()  # for redis-benchmark tries an address where nobody is for ever
     found = shutil.which(program)
     return found, "" if found else f"{program} is not on PATH"
 

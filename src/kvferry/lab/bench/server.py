@@ -10,6 +10,7 @@ import socket
 import time
 from typing import Self
 
+from kvferry._shown import reason_of
 from kvferry.client.pure.connection import Disconnected
 from kvferry.client.pure.resp import Reply
 from kvferry.client.pure.tls import client_context, shake_hands
@@ -33,7 +34,8 @@ class ServerProbe:
         try:
             self._socket = _connect(config)
         except (OSError, Disconnected) as error:
-            raise UnavailableError(f"cannot connect to {config.address}: {error}") from error
+            text = f"cannot connect to {config.address}: {reason_of(error)}"
+            raise UnavailableError(text) from error
         self._stream = self._socket.makefile("rb")
         if config.password is not None:
             user = () if config.username is None else (config.username,)

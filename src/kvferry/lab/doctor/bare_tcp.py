@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Self
 
+from kvferry._shown import reason_of
 from kvferry.config.url import show_endpoint
 from kvferry.errors import UnavailableError
 from kvferry.lab.doctor.facts import BareFacts
@@ -58,7 +59,7 @@ class BareServer:
             self._listener = socket.create_server((host, port), family=family)
         except OSError as error:
             where = show_endpoint(host, port)
-            raise UnavailableError(f"cannot listen on {where}: {error.strerror or error}") from None
+            raise UnavailableError(f"cannot listen on {where}: {reason_of(error)}") from None
         self.port: int = self._listener.getsockname()[1]
         self.address = show_endpoint(host, self.port)
         self._block = memoryview(os.urandom(_BLOCK_BYTES))
@@ -210,7 +211,7 @@ def _ask(host: str, port: int, count: int) -> socket.socket:
     try:
         link = socket.create_connection((host, port), _QUIET_S)
     except OSError as error:
-        raise UnavailableError(f"cannot connect to {where}: {error.strerror or error}") from None
+        raise UnavailableError(f"cannot connect to {where}: {reason_of(error)}") from None
     try:
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if _exactly(link, len(_GREETING)) != _GREETING:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvferry._shown import reason_of
 from kvferry.errors import UsageError
 
 __all__ = ["ModelShape", "chunk_tokens", "load_model", "read_model"]
@@ -93,8 +94,10 @@ def load_model(path: str | Path) -> ModelShape:
     path = path / "config.json" if path.is_dir() else path
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"--model: {path} cannot be read: {error}") from None
+    except OSError as error:
+        raise UsageError(f"--model: {path} cannot be read: {reason_of(error)}") from None
+    except ValueError as error:
+        raise UsageError(f"--model: {path} is no JSON: {error}") from None
     if not isinstance(found, dict):
         raise UsageError(f"--model: {path} is not a JSON object")
     return read_model(found)
@@ -114,7 +117,7 @@ def read_model(config: Mapping[str, Any]) -> ModelShape:
     hidden = _need(config, "hidden_size", "n_embd", "d_model")
     heads = _need(config, "num_attention_heads", "n_head", "num_heads", "n_heads")
     head = _get(config, "head_dim") or hidden // heads
-    kinds = [str(kind) for kind in config.get("layer_types") or ()]
+    kinds = [str(kind) for kind in _list(config, "layer_types")]
     kv_layers = _growing(config, layers, kinds)
     sliding, window = _windows(config, layers, kinds)
     latent = _get(config, "kv_lora_rank")
@@ -132,7 +135,7 @@ def read_model(config: Mapping[str, Any]) -> ModelShape:
         kv_values, heads_size = 2 * kv_heads * head, heads * head
         attention = hidden * head * (2 * heads + 2 * kv_heads)
     return ModelShape(
-        name=str((outer.get("architectures") or [outer.get("model_type", "model")])[0]),
+        name=str((_list(outer, "architectures") or [outer.get("model_type", "model")])[0]),
         layers=layers,
         kv_layers=kv_layers,
         sliding_layers=sliding,
@@ -207,6 +210,13 @@ def _get(config: Mapping[str, Any], name: str) -> int | None:
     value = config.get(name)
     is_number = isinstance(value, int) and not isinstance(value, bool) and value > 0
     return value if is_number else None
+
+
+def _list(config: Mapping[str, Any], name: str) -> list[Any]:
+    found = config.get(name) or []
+    if not isinstance(found, list):
+        raise UsageError(f"--model: {name} of the configuration is no list")
+    return found
 
 
 def _need(config: Mapping[str, Any], *names: str) -> int:

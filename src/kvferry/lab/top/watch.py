@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from kvferry._shown import reason_of
 from kvferry.errors import UsageError
 
 __all__ = ["NoRedirection", "Watch", "counters"]
@@ -112,8 +113,7 @@ class Watch:
             with error:
                 return {}, _refused(error)
         except urllib.error.URLError as error:
-            reason = error.reason
-            return {}, str(getattr(reason, "strerror", None) or reason)
+            return {}, reason_of(error)
         except (OSError, ValueError, RecursionError) as error:
             return {}, f"no answer that can be read ({type(error).__name__})"
         if not isinstance(found, dict) or not isinstance(found.get("identities", []), list):

@@ -34,7 +34,7 @@ from kvferry.cache.explain import Explanation
 from kvferry.cache.prefill import Coefficients
 from kvferry.cache.prompt import Prompt, Tokens, read_prompt
 from kvferry.cache.request_log import RequestLog
-from kvferry.chunks.generation import FIRST, drawn, joined, named, own_of, shared_of
+from kvferry.chunks.generation import FIRST, after_clear, joined, named, own_of, shared_of
 from kvferry.chunks.identity import Identity
 from kvferry.client.buffers import BufferLike
 from kvferry.errors import ClosedError, UnavailableError
@@ -277,7 +277,7 @@ class Client:
         self._check_open()
         if stores and not everybody:
             ended = self._own
-            self._own = drawn() if weights_version is None else named(weights_version)
+            self._own = after_clear(weights_version)
             return self.renewed(ended, self._own)
         count = self._questions.clear(
             self._retrieve_timeout_s, stores=stores, everybody=everybody, ended=b""
