@@ -132,6 +132,8 @@ nb::dict stats(const NodeOwner& self) {
   out["evicted"] = usage.evicted;
   out["expired"] = usage.expired;
   out["refused"] = usage.refused;
+  out["leases"] = sum(counters.leases);
+  out["leases_expired"] = sum(counters.leases_expired);
   out["busy"] = sum(counters.busy);
   out["commands"] = sum(counters.commands);
   out["hits"] = sum(counters.hits);
@@ -187,6 +189,13 @@ void bind_node(nb::module_& module) {
             return self.running().lends() && self.running().recall(prefix);
           },
           "prefix"_a, "Lend the cache of this prefix no more; whether it was.")
+      .def(
+          "set_agent",
+          [](const NodeOwner& self, std::uint64_t incarnation, const nb::bytes& metadata) {
+            self.running().set_agent(incarnation, {metadata.c_str(), metadata.size()});
+          },
+          "incarnation"_a, "metadata"_a,
+          "Have readers reach the memory of this process: what LEASE AGENT answers.")
       .def("stop", [](NodeOwner& self) { value_or_raise(self.stop()); })
       .def("endpoints", &endpoints, nb::sig("def endpoints(self) -> list[str]"))
       .def("stats", &stats, nb::sig("def stats(self) -> dict[str, int]"));

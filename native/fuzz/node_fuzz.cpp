@@ -23,6 +23,8 @@ struct Rig {
   Rig() {
     limits.request = {.value_bytes_max = 64 * 1024, .text_bytes_max = 16 * 1024};
     limits.unread_bytes_max = 8 * 1024;
+    limits.lease = {.count_max = 2, .bytes_max = 3 * kPage, .time_ms_max = 100};
+    agent.set(7, "agent");
     auto made = node::ValueStore::create({.size_bytes = kPages * kPage,
                                           .page_size_bytes = kPage,
                                           .policy = "LRU",
@@ -34,16 +36,18 @@ struct Rig {
   node::Access access = *node::Access::create({});
   node::Clients clients{4, 4096};
   node::Counters counters;
+  node::Agent agent;
   node::InFlight in_flight{SIZE_MAX};
   std::unique_ptr<node::ValueStore> store;
 };
 
 // Empty: they may differ, because what is evicted or BUSY depends on what is being sent, because
-// announcements come when they are delivered, and because INFO tells of such things.
+// announcements come when they are delivered, because INFO tells of such things, and LEASE where
+// the pages are.
 std::string answers(std::string_view input, kvferry::fuzz::Cutting cutting) {
   Rig rig;
   node::Context context{*rig.store,   rig.access, rig.clients, rig.in_flight,
-                        rig.counters, rig.limits, {}};
+                        rig.counters, rig.agent,  rig.limits,  {}};
   std::string out;
   {
     node::Session session(context, *rig.clients.add("fuzz:1", kNow, nullptr));
@@ -82,8 +86,8 @@ std::string answers(std::string_view input, kvferry::fuzz::Cutting cutting) {
   }
   const node::ValuesUsage usage = rig.store->usage();
   const bool full = usage.evicted > 0 || usage.refused > 0;
-  const bool told =
-      out.find("invalidate") != std::string::npos || out.find("server_name:") != std::string::npos;
+  const bool told = rig.counters.leases.load() > 0 || out.find("invalidate") != std::string::npos ||
+                    out.find("server_name:") != std::string::npos;
   rig.store->clear();
   require(rig.store->usage().used_bytes == 0, "a page did not come back");
   require(rig.in_flight.bytes() == 0, "bytes stay in flight");

@@ -10,6 +10,7 @@
 #include "node/access.hpp"
 #include "node/clients.hpp"
 #include "node/in_flight.hpp"
+#include "node/leases.hpp"
 #include "node/request_parser.hpp"
 #include "node/values.hpp"
 
@@ -21,6 +22,7 @@ struct Counters {
   std::atomic<std::uint64_t> connections{0}, rejected{0}, slow_closed{0};
   // Handshakes that came to nothing; TLS files that were changed to what cannot be used.
   std::atomic<std::uint64_t> tls_refused{0}, tls_files_refused{0};
+  std::atomic<std::uint64_t> leases{0}, leases_expired{0};
   std::atomic<std::uint64_t> received_bytes{0}, sent_bytes{0};
 
   static void add(std::atomic<std::uint64_t>& counter, std::uint64_t count = 1) noexcept {
@@ -35,6 +37,7 @@ struct SessionLimits {
   std::size_t announced_bytes_max = 32 * kMiB;  // of announcements that wait beside replies
   std::size_t listed_bytes_max = 64 * kMiB;     // of the answer to KEYS
   std::size_t scan_count_max = 16 * kKiB;       // places that one SCAN looks at
+  LeaseLimits lease{};
 };
 
 // The release whose commands these are: clients read it to learn what they may use.
@@ -55,6 +58,7 @@ struct Context {
   Clients& clients;
   InFlight& in_flight;
   Counters& counters;
+  const Agent& agent;
   SessionLimits limits;
   NodeFacts facts;
 };

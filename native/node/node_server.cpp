@@ -65,7 +65,8 @@ Outcome NodeServer::start() {
   const std::size_t half = options_.store.size_bytes / 2;
   in_flight_ = std::make_unique<InFlight>(
       options_.in_flight_bytes_max > 0 ? options_.in_flight_bytes_max : half);
-  context_.reset(new Context{*values_, access_, clients_, *in_flight_, counters_, options_.limits,
+  context_.reset(new Context{*values_, access_, clients_, *in_flight_, counters_, agent_,
+                             options_.limits,
                              NodeFacts{.version = options_.version,
                                        .policy = options_.store.policy,
                                        .port = 0,

@@ -69,6 +69,11 @@ class NodeServer {
   bool recall(const std::string& prefix) { return lent_->recall(prefix); }
   [[nodiscard]] bool lends() const noexcept { return lent_ != nullptr; }
 
+  // Has readers reach this memory by one-sided reads; see Agent.
+  void set_agent(std::uint64_t incarnation, std::string metadata) {
+    agent_.set(incarnation, std::move(metadata));
+  }
+
   // Where it listens, with ports.
   [[nodiscard]] std::vector<net::Endpoint> endpoints() const;
   [[nodiscard]] ValuesUsage usage() const { return values_->usage(); }
@@ -86,6 +91,7 @@ class NodeServer {
   const Access access_;
   Clients clients_;
   Counters counters_;
+  Agent agent_;
   std::unique_ptr<InFlight> in_flight_;
   std::unique_ptr<Values> values_;
   ValueStore* store_ = nullptr;  // values_, if it is that

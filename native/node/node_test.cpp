@@ -159,6 +159,26 @@ TEST_F(NodeTest, SlowReaderLosesHisConnectionAndThePoolItsPagesBack) {
   EXPECT_TRUE(slow.ends());
 }
 
+TEST_F(NodeTest, LeasesOfAReaderWhoIsSilentOrGoneComeBack) {
+  start();
+  node_->set_agent(77, "meta");
+  const Peer writer = peer();
+  EXPECT_EQ(writer.ask({"SET", "k", std::string(kMiB, 'v')}, 5), "+OK\r\n");
+  const auto leased = [&] { return node_->context().in_flight.bytes() == kMiB; };
+  const auto back = [&] { return node_->context().in_flight.bytes() == 0; };
+  const Peer silent = peer();
+  EXPECT_EQ(silent.ask({"LEASE", "50", "k"}, 8), "*4\r\n:1\r\n");
+  EXPECT_TRUE(comes([&] { return node_->context().counters.leases_expired == 1; }));
+  EXPECT_TRUE(back());
+  {
+    const Peer gone = peer();
+    EXPECT_EQ(gone.ask({"LEASE", "9000", "k"}, 8), "*4\r\n:1\r\n");
+    EXPECT_TRUE(leased());
+  }
+  EXPECT_TRUE(comes(back));
+  EXPECT_EQ(node_->context().counters.leases_expired, 1u);  // it did not take its time
+}
+
 TEST_F(NodeTest, WriterWhoStopsInsideAValueIsNotWaitedFor) {
   options_.pace = {.window = 600 * kMilli, .window_bytes_min = kMiB};
   start();

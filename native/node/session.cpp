@@ -23,7 +23,11 @@ bool arity_fits(int arity, std::size_t count) {
 }  // namespace
 
 Session::Session(Context& context, std::uint64_t id)
-    : context_(context), id_(id), user_(nullptr), parser_(context.limits.request) {
+    : context_(context),
+      id_(id),
+      user_(nullptr),
+      parser_(context.limits.request),
+      leases_(context.limits.lease) {
   log_in(context.access.anonymous());
 }
 
@@ -141,6 +145,7 @@ void Session::value_arrived(ByteView bytes) {
 void Session::execute() {
   const Arguments& arguments = parser_.arguments();
   Counters::add(context_.counters.commands);
+  expire_leases(now_);
   const CommandSpec* found = find_command(arguments[0]);
   if (found == nullptr) {
     fail(unknown(arguments));

@@ -22,6 +22,7 @@
 #include "base/bytes.hpp"
 #include "node/commands.hpp"
 #include "node/context.hpp"
+#include "node/leases.hpp"
 #include "node/reply.hpp"
 #include "node/reply_buffer.hpp"
 #include "node/request_parser.hpp"
@@ -41,6 +42,8 @@ class Session {
   std::size_t gather(std::span<iovec> pieces) const { return outbox_.gather(pieces); }
   // Goes on with what is pending when there is room again.
   void sent(std::size_t bytes, UnixMs now);
+  // Ends leases whose time is over; to be called every now and then.
+  void expire_leases(UnixMs now);
   // Takes what waits for it in Clients.
   void deliver();
 
@@ -65,6 +68,8 @@ class Session {
   void quit(const Arguments& arguments);
   void reset(const Arguments& arguments);
   void get(const Arguments& arguments);
+  void lease(const Arguments& arguments);
+  void release(const Arguments& arguments);
   void set(const Arguments& arguments);
   void exists(const Arguments& arguments);
   void del(const Arguments& arguments);
@@ -126,6 +131,7 @@ class Session {
   const User* user_;  // of Access; null: unknown
   RequestParser parser_;
   ReplyBuffer outbox_;
+  Leases leases_;
   std::string pending_;  // received and not parsed
   bool resp3_ = false;
   bool closing_ = false;  // when all is sent

@@ -63,6 +63,7 @@ void Session::select(const Arguments& arguments) {
 
 void Session::reset(const Arguments&) {
   resp3_ = false;
+  leases_.clear();
   context_.clients.update(id_, [](ClientEntry& client) {
     client.name.clear();
     client.protocol = 2;

@@ -77,6 +77,8 @@ std::vector<Section> sections(const Context& context, UnixMs now) {
         {"slow_clients_closed", text_of(counters.slow_closed)},
         {"tls_refused", text_of(counters.tls_refused)},
         {"tls_files_refused", text_of(counters.tls_files_refused)},
+        {"leases", text_of(counters.leases)},
+        {"leases_expired", text_of(counters.leases_expired)},
         {"busy_replies", text_of(counters.busy)},
         {"refused_writes", number_of(usage.refused)},
         {"expired_keys", number_of(usage.expired)},

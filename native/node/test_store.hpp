@@ -62,11 +62,13 @@ struct TestNode {
         clients(100, limits.announced_bytes_max),
         in_flight(in_flight_max),
         store(test_store(pages, &clients)),
-        context{*store, access, clients, in_flight, counters, limits, {.version = "1.2.3"}} {}
+        context{*store, access, clients, in_flight, counters, agent, limits, {.version = "1.2.3"}} {
+  }
 
   Access access;
   Clients clients;
   Counters counters;
+  Agent agent;
   InFlight in_flight;
   std::unique_ptr<ValueStore> store;
   Context context;

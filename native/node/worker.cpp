@@ -205,7 +205,9 @@ bool NodeWorker::watch(std::uint64_t id, Connection& connection) {
 void NodeWorker::judge_paces(Nanos now) {
   judged_at_ = now;
   std::vector<std::uint64_t> slow;
+  const UnixMs unix_now = unix_ms();
   for (auto& [id, connection] : connections_) {
+    connection->session.expire_leases(unix_now);
     const Session& session = connection->session;
     const bool in =
         connection->in.too_slow(pace_, !connection->connected || session.mid_request(), now);

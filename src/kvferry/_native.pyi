@@ -644,6 +644,11 @@ class Node:
     def recall(self, prefix: str) -> bool:
         """Lend the cache of this prefix no more; whether it was."""
 
+    def set_agent(self, incarnation: int, metadata: bytes) -> None:
+        """
+        Have readers reach the memory of this process: what LEASE AGENT answers.
+        """
+
     def stop(self) -> None: ...
 
     def endpoints(self) -> list[str]: ...
