@@ -127,6 +127,11 @@ class Memory:
             self._pool.start_address, self._pool.size_bytes, owner=self._pool, read_only=True
         )
 
+    @property
+    def start_address(self) -> int:
+        """Where `whole` begins."""
+        return self._pool.start_address
+
     # --- Reading ---
 
     def ready(self, prompt: Prompt) -> tuple[int, int]:

@@ -27,6 +27,8 @@ from kvferry.chunks.layout import KVLayout
 from kvferry.config import CacheConfig, ClientConfig
 from kvferry.config.peers import PeerSettings
 from kvferry.config.remote_sources import Address
+from kvferry.connectors.nixl_agent import NixlAgent
+from kvferry.connectors.one_sided import OneSidedConnector
 from kvferry.connectors.peer import PeerConnector
 from kvferry.errors import KVFerryError
 from kvferry.membership import Peer
@@ -78,19 +80,24 @@ class PeerTier(StoreTier):
         self.tier.known.forget(which)
 
 
-def open_peer(cache: Sharer, name: str, config: ClientConfig) -> PeerTier:
+def open_peer(
+    cache: Sharer, name: str, config: ClientConfig, agent: NixlAgent | None = None
+) -> PeerTier:
     """The memory behind a node, as a tier.
 
     Args:
         name: Of the instance.
         config: How its node is reached.
+        agent: Reads over NIXL where the other side has it, too; None: over TCP.
 
     Raises:
         KVFerryError: It cannot be opened. (A node that is away can: it may come.)
     """
+    space = space_of(cache.identity)
+    connector = OneSidedConnector(space, config, agent) if agent else PeerConnector(space, config)
     tier = PeerTier(
         f"peer {name}",
-        PeerConnector(space_of(cache.identity), config),
+        connector,
         cache.layout.chunk_bytes,
         0,
         cache.metrics,

@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 
+from kvferry.cache.one_sided import OneSided
 from kvferry.cache.peers import Peers, Sharer, client_of, open_peer
 from kvferry.cache.prompt import Prompt
 from kvferry.cache.store_tiers import StoreTier, space_of
@@ -89,9 +90,11 @@ class Sharing:
         self.quotas: Sequence[Quota] = ()
         self._closing = threading.Event()
         self.node: LendingNode | None = None
+        self._one_sided: OneSided | None = None
         addresses = ["", ""]
         if settings.enable_p2p:
             self.node = self._open_node()
+            self._one_sided = OneSided.open(settings, self.node)
             host = settings.p2p_host or ""
             addresses = [show_endpoint(host, port) for port in self.node.ports]
         self._reporter = Reporter(
@@ -115,8 +118,6 @@ class Sharing:
         ports = [_of_rank("p2p_init_ports", settings.p2p_init_ports, self._rank)]
         if settings.p2p_lookup_ports:
             ports.append(_of_rank("p2p_lookup_ports", settings.p2p_lookup_ports, self._rank))
-        if settings.transfer_channel == "nixl":
-            _log.info("transfer_channel nixl: chunks go over TCP, which serves in its place")
         return LendingNode(host, ports, self._secret, settings.tls, _IN_FLIGHT_BYTES_MAX)
 
     # --- Caches ---
@@ -132,7 +133,9 @@ class Sharing:
         def opened(name: str, address: str) -> StoreTier:
             host, port = parse_endpoint(address)
             config = client_of(self.settings, self._secret, (host, port or 0))
-            tier = open_peer(cache, name, config)
+            tier = open_peer(
+                cache, name, config, self._one_sided.agent if self._one_sided else None
+            )
             prepare(tier)
             return tier
 
@@ -140,6 +143,8 @@ class Sharing:
             space = space_of(cache.identity)
             size = cache.layout.chunk_bytes
             self.node.lend(cache.memory.cache, space.prefix, space.identity, size)
+            if self._one_sided is not None:
+                self._one_sided.lend(cache.memory)
         with self._lock:
             self._joined = (*self._joined, _Joined(cache, Peers(cache, opened)))
         self._follow()
@@ -148,6 +153,8 @@ class Sharing:
         """The cache ends; whether it was the last one."""
         if self.node is not None:
             self.node.recall(space_of(cache.identity).prefix)
+            if self._one_sided is not None:
+                self._one_sided.withdraw(cache.memory)
         with self._lock:
             self._joined = tuple(one for one in self._joined if one.cache is not cache)
             return not self._joined
@@ -270,6 +277,8 @@ class Sharing:
                     self._tell(one)
                 if time.monotonic() >= follow_at:
                     self._follow()
+                    if self._one_sided is not None:
+                        self._one_sided.agent.sweep()
                     follow_at = time.monotonic() + _FOLLOW_S
             except Exception:
                 _log.exception("what memory holds is not told")

@@ -39,7 +39,7 @@ class PeerSettings(Settings, frozen=True, kw_only=True):
             it instances read each other over TLS, and show each other their certificates.
         p2p_tls_key_file: PEM file of its key.
         p2p_tls_ca_file: PEM file of the authorities whose certificates instances have.
-        transfer_channel: "tcp", or "nixl": the same for now, said once in the log.
+        transfer_channel: "nixl": chunks go over NIXL where both sides have it, else over TCP.
         enable_controller: Register with a controller, and tell it what memory holds.
         lmcache_instance_id: Name of this instance, the same over restarts; None: of the host.
         controller_pull_url: HOST:PORT of the controller's port for updates; of several controllers

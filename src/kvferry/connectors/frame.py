@@ -4,13 +4,15 @@
     frame.write("key", value, stored)      # value -> header and payload
     cause = frame.read("key", stored, target)    # "" or why it is not what was stored
 
-`stored` has `HEADER_BYTES` more than the value. Values are not cut into stripes here: the store may
-be anything, and has no pieces of ours. Bytes are copied and summed without the GIL.
+`stored` has `HEADER_BYTES` more than the value. `write` and `read` cut no value into stripes: the
+store may be anything, and has no pieces of ours; `headers` are those of stripes as well. Bytes are
+copied and summed without the GIL.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 
 from kvferry import _native
 from kvferry.connectors.base import Space
@@ -19,7 +21,6 @@ __all__ = ["HEADER_BYTES", "Frame"]
 
 _FIELDS = struct.Struct("<4sBBHQQQ8sQQHH")
 _SUM = struct.Struct("<I")
-_GENERATION = struct.Struct("<Q")
 _MAGIC = b"KVFY"
 _VERSION = 1
 HEADER_BYTES = _FIELDS.size + _SUM.size
@@ -35,7 +36,7 @@ class Frame:
     def write(self, name: bytes, value: memoryview, stored: memoryview) -> None:
         """A header and a copy of the value."""
         checksum = _native.checksum(value, stored[HEADER_BYTES:])
-        stored[:HEADER_BYTES] = self._header(name, checksum)
+        [stored[:HEADER_BYTES]] = self.headers(name, [checksum], [self._size_bytes])
 
     def read(self, name: bytes, stored: memoryview, target: memoryview) -> str:
         """Copy the payload out, and say in a word why it is not what was stored under this name.
@@ -44,7 +45,7 @@ class Frame:
         """
         checksum = _native.checksum(stored[HEADER_BYTES:], target)
         found = bytes(stored[:HEADER_BYTES])
-        if found == self._header(name, checksum):
+        if [found] == self.headers(name, [checksum], [self._size_bytes]):
             return ""
         return self._cause(name, found)
 
@@ -62,22 +63,18 @@ class Frame:
             return "key"
         return "size" if (size, whole) != (self._size_bytes,) * 2 else "checksum"
 
-    def _header(self, name: bytes, checksum: int) -> bytes:
-        fields = _FIELDS.pack(
-            _MAGIC,
-            _VERSION,
-            0,
-            0,
-            self._size_bytes,
-            self._size_bytes,
-            checksum,
-            self._identity,
-            _native.checksum(name),
-            _native.checksum(_GENERATION.pack(checksum)),
-            0,
-            1,
-        )
-        return fields + _SUM.pack(_sum(fields))
+    def headers(self, name: bytes, checksums: Sequence[int], sizes: Sequence[int]) -> list[bytes]:
+        """Those of the stripes of a value, of which each has a checksum and a length."""
+        generation = _native.checksum(struct.pack(f"<{len(checksums)}Q", *checksums))
+        key, whole, count = _native.checksum(name), self._size_bytes, len(sizes)
+        made = []
+        for index, (checksum, size) in enumerate(zip(checksums, sizes, strict=True)):
+            fields = _FIELDS.pack(
+                *(_MAGIC, _VERSION, 0, 0, size, whole, checksum, self._identity, key),
+                *(generation, index, count),
+            )
+            made.append(fields + _SUM.pack(_sum(fields)))
+        return made
 
 
 def _sum(fields: bytes) -> int:

@@ -11,7 +11,7 @@ from kvferry import _native
 from kvferry.client.batch import BatchResult, from_native
 from kvferry.client.handle import NativeHandle, emit_log
 from kvferry.client.operation import Operation
-from kvferry.connectors.base import Connector, Key, ScanBatch, Space, Usage
+from kvferry.connectors.base import Connector, Key, ScanBatch, Space, Ticket, Usage
 from kvferry.connectors.others import evict_others
 from kvferry.errors import DeadlineExceeded
 
@@ -95,7 +95,7 @@ class NativeConnector(NativeHandle[_native.Connector], Connector):
             )
         return result
 
-    def submit(self, operation: Operation) -> _Ticket:
+    def submit(self, operation: Operation) -> Ticket:
         """See `Connector`; with `pages_on_demand`, values may take their pages when they come."""
         native, job_id, _ = self._submit(operation, quiet=True)
         return _Ticket(native, job_id)

@@ -17,7 +17,7 @@ from kvferry.connectors.base import Key, Usage
 from kvferry.connectors.client_connector import ClientConnector
 from kvferry.errors import UsageError
 
-__all__ = ["PeerConnector"]
+__all__ = ["PeerConnector", "lent"]
 
 
 class PeerConnector(ClientConnector):
@@ -27,11 +27,11 @@ class PeerConnector(ClientConnector):
 
     def absent(self, key: Key) -> bool:
         """See `ClientConnector`."""
-        return super().absent(_lent(key))
+        return super().absent(lent(key))
 
     def leading(self, keys: Sequence[Key]) -> int | None:
         """See `ClientConnector`."""
-        return super().leading([_lent(key) for key in keys])
+        return super().leading([lent(key) for key in keys])
 
     def describe(self) -> None:
         """It is its owner who says what it holds."""
@@ -48,11 +48,12 @@ class PeerConnector(ClientConnector):
         if operation.verb in (Verb.SET, Verb.DELETE):
             raise UsageError("the memory of another instance is read, and never written")
         if not isinstance(operation.keys, str | bytes):
-            operation = replace(operation, keys=[_lent(key) for key in operation.keys])
+            operation = replace(operation, keys=[lent(key) for key in operation.keys])
         return super()._submit(operation, quiet=quiet)
 
 
-def _lent(key: Key) -> Key:
+def lent(key: Key) -> Key:
+    """The name under which a node lends it."""
     if isinstance(key, bytes):
         return key.rpartition(b":")[2]
     return key.rpartition(":")[2] if isinstance(key, str) else key

@@ -83,6 +83,10 @@ class LendingNode:
         """Lend the cache of this prefix no more; whether it was."""
         return self._native.recall(prefix)
 
+    def set_agent(self, incarnation: int, metadata: bytes) -> None:
+        """Have readers reach the memory of this process by one-sided reads: what LEASE answers."""
+        self._native.set_agent(incarnation, metadata)
+
     def stats(self) -> dict[str, int]:
         """What it has done since its start."""
         return dict(self._native.stats())

@@ -1,0 +1,238 @@
+"""NIXL's agent of this process: memory that others may read, and reads of theirs, over UCX.
+
+    agent = NixlAgent()                       # raises NixlMissing where the wheel is not installed
+    agent.lend(address, size_bytes, owner)    # others may read that
+    peer = agent.meet(metadata)               # of another process's agent
+    agent.read(peer, [(address, length)], into, until)
+
+A read goes into memory of the agent, and is copied from there by `into`. UCX cannot take a read
+back: one that was given up while the peer hung has written its bytes when the peer went on, into
+memory that was no longer meant for them. So no page of a cache is ever the target of a read: what
+comes late goes into memory that nobody looks at, which is used again when NIXL says that the read
+has ended. Whoever copies checks what he has copied.
+
+Which transports are used is UCX's business: UCX_TLS and its other variables are the user's.
+
+Threads: any; NIXL is called by one at a time, without the GIL. Not for a forked child.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import logging
+import mmap
+import os
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from kvferry.errors import UnavailableError
+
+__all__ = ["SLOT_BYTES", "NixlAgent", "NixlMissing"]
+
+SLOT_BYTES = 16 << 20  # most of one read
+_SLOTS = 4
+_LOOK_MIN_S, _LOOK_MAX_S = 0.0001, 0.002
+# What was lent stays mapped for so long, for reads that began before: leases are shorter.
+_MAPPED_S = 60.0
+
+
+class NixlMissing(Exception):
+    """NIXL cannot be used in this process; the text says why."""
+
+
+class _Slot:
+    """Memory that reads go into, and a read that was given up and has not ended."""
+
+    def __init__(self, memory: memoryview, address: int) -> None:
+        self.memory = memory
+        self.address = address
+        self.handle: Any = None
+
+
+class NixlAgent:
+    """See the module.
+
+    Attributes:
+        incarnation: Another number whenever `metadata` are others.
+        metadata: What another agent needs to `meet` this one.
+
+    Raises:
+        NixlMissing: The wheel is not installed, or UCX does not start.
+    """
+
+    def __init__(self) -> None:
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._lent: dict[int, tuple[Any, object]] = {}  # by address
+        self._kept: list[tuple[float, object]] = []
+        try:
+            api = importlib.import_module("nixl._api")
+            for handler in logging.getLogger("nixl").handlers:  # stdout is for data
+                if isinstance(handler, logging.StreamHandler) and handler.stream is sys.stdout:
+                    handler.setStream(sys.stderr)
+            name = f"kvferry-{secrets.token_hex(8)}"
+            self._agent: Any = api.nixl_agent(name, api.nixl_agent_config(backends=["UCX"]))
+            self._memory = mmap.mmap(-1, _SLOTS * SLOT_BYTES)
+            whole = memoryview(self._memory)
+            start = _address(whole)
+            self._agent.register_memory([(start, len(whole), 0, "")], "DRAM")
+        except ImportError as error:
+            raise NixlMissing("the package nixl is not installed") from error
+        except Exception as error:  # NIXL has types of its own, and a missing plug-in is a KeyError
+            raise NixlMissing(f"NIXL does not start: {type(error).__name__}: {error}") from error
+        self._free: SimpleQueue[_Slot] = SimpleQueue()
+        self._given_up: list[_Slot] = []
+        for at in range(0, len(whole), SLOT_BYTES):
+            self._free.put(_Slot(whole[at : at + SLOT_BYTES], start + at))
+        self._told()
+
+    @property
+    def usable(self) -> bool:
+        """False in a forked child."""
+        return os.getpid() == self._process
+
+    # --- What others may read ---
+
+    def lend(self, address: int, size_bytes: int, owner: object) -> None:
+        """Let others read this memory, which `owner` keeps mapped.
+
+        Raises:
+            UnavailableError: NIXL does not take it.
+        """
+        with self._lock, _failing("memory cannot be registered"):
+            if address not in self._lent:
+                found = self._agent.register_memory([(address, size_bytes, 0, "")], "DRAM")
+                self._lent[address] = found, owner
+                self._told()
+
+    def withdraw(self, address: int) -> None:
+        """Lend it no more. It stays mapped for a while."""
+        with self._lock:
+            found = self._lent.pop(address, None)
+            if found is not None:
+                self._agent.deregister_memory(found[0])
+                self._kept.append((time.monotonic() + _MAPPED_S, found[1]))
+                self._told()
+
+    def sweep(self) -> None:
+        """Let go of memory that was withdrawn a while ago; to be called now and then."""
+        with self._lock:
+            self._kept = [each for each in self._kept if each[0] > time.monotonic()]
+
+    def _told(self) -> None:
+        self.metadata: bytes = self._agent.get_agent_metadata()
+        self.incarnation = secrets.randbits(62) | 1
+
+    # --- Reading what others lend ---
+
+    def meet(self, metadata: bytes) -> str | bytes:
+        """Make another agent known; its name.
+
+        Raises:
+            UnavailableError: NIXL cannot use what it said.
+        """
+        with self._lock, _failing("the other side's agent is of no use"):
+            peer: str | bytes = self._agent.add_remote_agent(metadata)
+            self._agent.make_connection(peer)
+            return peer
+
+    def forget(self, peer: str | bytes) -> None:
+        """It is met no more; nobody reads from it."""
+        with self._lock, _failing("it is not known"):
+            self._agent.remove_remote_agent(peer)
+
+    def read(
+        self,
+        peer: str | bytes,
+        pieces: Sequence[tuple[int, int]],
+        take: Callable[[memoryview], None],
+        until: float,
+    ) -> None:
+        """Read memory of a peer, and have it taken.
+
+        Args:
+            pieces: Addresses there, and lengths; at most SLOT_BYTES together.
+            take: Is given the bytes, one piece after another. They are gone when it returns, and
+                can change under its hands: what counts is what it has copied.
+            until: A moment of ``time.monotonic``.
+
+        Raises:
+            UnavailableError: It failed, or did not end by then.
+        """
+        slot = self._slot(until)
+        try:
+            size = self._transfer(peer, pieces, slot, until)
+            take(slot.memory[:size])
+        finally:
+            with self._lock:
+                (self._free.put if slot.handle is None else self._given_up.append)(slot)
+
+    def _transfer(
+        self, peer: str | bytes, pieces: Sequence[tuple[int, int]], slot: _Slot, until: float
+    ) -> int:
+        local, remote, at = [], [], 0
+        for address, length in pieces:
+            local.append((slot.address + at, length, 0))
+            remote.append((address, length, 0))
+            at += length
+        assert at <= SLOT_BYTES
+        with self._lock, _failing("a one-sided read failed"):
+            here = self._agent.get_xfer_descs(local, "DRAM")
+            there = self._agent.get_xfer_descs(remote, "DRAM")
+            slot.handle = self._agent.initialize_xfer("READ", here, there, peer)
+            state = self._agent.transfer(slot.handle)
+        look_s = _LOOK_MIN_S
+        while (state := self._state(slot, state)) == "PROC":
+            if time.monotonic() >= until:
+                raise UnavailableError("a one-sided read did not end in time")
+            time.sleep(look_s)
+            look_s = min(2 * look_s, _LOOK_MAX_S)
+            state = ""
+        if state != "DONE":
+            raise UnavailableError(f"a one-sided read failed: {state}")
+        return at
+
+    def _state(self, slot: _Slot, state: str = "") -> str:
+        """Of the slot's read: "PROC" while it may write there, "DONE", or what is wrong."""
+        with self._lock:
+            try:
+                state = state or self._agent.check_xfer_state(slot.handle)
+                if state != "PROC":
+                    self._agent.release_xfer_handle(slot.handle)
+            except Exception as error:
+                state = type(error).__name__
+            if state != "PROC":
+                slot.handle = None
+        return state
+
+    def _slot(self, until: float) -> _Slot:
+        with self._lock:
+            given_up, self._given_up = self._given_up, []
+        for slot in given_up:
+            ended = self._state(slot) != "PROC"
+            with self._lock:
+                (self._free.put if ended else self._given_up.append)(slot)
+        try:
+            return self._free.get(timeout=max(0.0, until - time.monotonic()))
+        except Empty:
+            raise UnavailableError("all memory for one-sided reads is in use") from None
+
+
+@contextmanager
+def _failing(what: str) -> Iterator[None]:
+    """Whatever NIXL raises is UnavailableError."""
+    try:
+        yield
+    except Exception as error:
+        raise UnavailableError(f"{what}: {type(error).__name__}: {error}") from error
+
+
+def _address(memory: memoryview) -> int:
+    return ctypes.addressof(ctypes.c_ubyte.from_buffer(memory))

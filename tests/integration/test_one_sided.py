@@ -1,0 +1,219 @@
+"""Reads over NIXL between two processes: identical bytes or TCP, and never a page written late."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import random
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from kvferry.connectors.peer import PeerConnector
+from kvferry.controller.controller import Controller
+from support.engines import check, expected, prompt
+from support.one_sided import owner_of, reader_of
+from support.sharing import PROMPT, finds, instances, meets, running_controller
+
+needs_nixl = pytest.mark.skipif(
+    importlib.util.find_spec("nixl") is None,
+    reason="nixl is not installed: pip install --no-deps nixl nixl-cu12",
+)
+TRANSPORTS = [pytest.param("", id="shm"), pytest.param("tcp", id="tcp")]
+
+
+@pytest.fixture
+def controller() -> Iterator[Controller]:
+    with running_controller() as controller:
+        yield controller
+
+
+@pytest.fixture(params=TRANSPORTS)
+def transports(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param:
+        monkeypatch.setenv("UCX_TLS", request.param)
+    return str(request.param)
+
+
+@needs_nixl
+@pytest.mark.parametrize("name", ["small", "striped"])
+def test_what_is_read_over_nixl_is_what_its_owner_has(
+    controller: Controller, transports: str, name: str
+) -> None:
+    body = """
+until_one_sided(engine)
+before = figures(engine)
+for seed in (0, 1, 2, 1):
+    engine.clear(stores=False)
+    check(engine, prompt(tokens, seed), tokens)
+print(json.dumps([before, figures(engine)]), flush=True)
+"""
+    with owner_of(controller, name, 12), reader_of(controller, name, 12, body) as reader:
+        before, after = json.loads(reader.read_line(90))
+        assert after["reads"] > before["reads"]
+        assert after["fallbacks"] == after["expired"] == 0
+
+
+@needs_nixl
+def test_an_owner_killed_in_the_middle_is_a_shorter_prefix(
+    controller: Controller, transports: str
+) -> None:
+    """It says after each read that it has begun another one, so that the kill meets one."""
+    body = """
+until_one_sided(engine)
+print("reads", flush=True)
+longest, seed = 0.0, 0
+while peers_of(engine):
+    engine.clear(stores=False)
+    began = time.monotonic()
+    check(engine, prompt(tokens, seed % 3))
+    longest, seed = max(longest, time.monotonic() - began), seed + 1
+engine.clear(stores=False)
+gone = check(engine, prompt(tokens, 1))
+print(json.dumps([longest, gone, figures(engine)]), flush=True)
+"""
+    with (
+        owner_of(controller, "striped", 12) as owner,
+        reader_of(controller, "striped", 12, body, retrieve_timeout_s=2.0) as reader,
+    ):
+        assert reader.read_line(90) == "reads"
+        time.sleep(random.Random(5).uniform(0.05, 0.4))
+        owner.process.kill()
+        longest, gone, _ = json.loads(reader.read_line(90))
+        assert gone == 0
+        assert longest < 10  # of two retrieves of at most 2 s, on a machine that is full
+
+
+@needs_nixl
+def test_a_read_that_was_given_up_never_writes_to_the_buffers(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """UCX does not take reads back: over TCP they go on when the owner does."""
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    body = """
+until_one_sided(engine)
+owner, connector = int(sys.argv[5]), engine.tiers[0].tier.connector
+from kvferry.cache.prompt import read_prompt
+from kvferry.chunks.keys import chunk_hashes
+keys = read_prompt(prompt(tokens, 2), identity.layout.chunk_size, b"").keys(0, chunks)
+buffers = blanks(chunks, identity.layout)
+ticket = connector.submit_get(keys, buffers, timeout_s=2.0)
+end = time.monotonic() + 2.0
+while ticket.prefix_len < 1 and time.monotonic() < end:
+    time.sleep(0.0005)
+os.kill(owner, signal.SIGSTOP)
+result = None
+while result is None:
+    result = ticket.wait(0.1)
+late_s = time.monotonic() - end
+ok = list(result.statuses)
+for index, buffer in enumerate(buffers):
+    assert ok[index] or bytes(buffer) == expected(prompt(tokens, 2), identity)[index].tobytes()
+    buffer[:] = 0xAA  # ours again
+given_up = len(connector._agent._given_up)
+os.kill(owner, signal.SIGCONT)
+time.sleep(1.0)
+assert all((buffer == 0xAA).all() for buffer in buffers), "bytes came late"
+engine.clear(stores=False)
+check(engine, prompt(tokens, 1))
+print(json.dumps([late_s, sum(map(bool, ok)), given_up, figures(engine)]), flush=True)
+"""
+    with owner_of(controller, "striped", 12) as owner:
+        pid = owner.process.pid
+        with reader_of(controller, "striped", 12, body, pid) as reader:
+            late_s, failed, given_up, figures = json.loads(reader.read_line(90))
+    assert late_s < 5
+    assert failed > 0
+    assert given_up == 1  # a read was under way, and its memory waits for its end
+    assert figures["fallbacks"] == 1
+
+
+@needs_nixl
+def test_bytes_of_a_lease_that_is_over_are_a_miss(controller: Controller) -> None:
+    body = """
+until_one_sided(engine)
+connector = engine.tiers[0].tier.connector
+agent, read = connector._agent, type(connector._agent).read
+def late(peer, pieces, take, until):
+    read(agent, peer, pieces, lambda memory: (time.sleep(0.6), take(memory)), until)
+agent.read = late
+from kvferry.cache.prompt import read_prompt
+keys = read_prompt(prompt(tokens, 1), identity.layout.chunk_size, b"").keys(0, chunks)
+ours = blanks(chunks, identity.layout)
+result = connector.submit_get(keys, ours, prefix=True, timeout_s=1.0).wait(30)
+del agent.read
+again = connector.submit_get(keys, ours, timeout_s=30.0).wait(30)
+print(json.dumps([list(result.statuses), list(again.statuses), figures(engine)]), flush=True)
+"""
+    with owner_of(controller, "small", 4), reader_of(controller, "small", 4, body) as reader:
+        statuses, again, figures = json.loads(reader.read_line(60))
+    assert statuses == [1, 7, 7, 7]
+    assert again == [0, 0, 0, 0]
+    assert figures["expired"] == 1
+    assert figures["fallbacks"] == 0
+
+
+@needs_nixl
+def test_other_bytes_than_those_of_the_frame_are_refused(controller: Controller) -> None:
+    body = """
+until_one_sided(engine)
+connector = engine.tiers[0].tier.connector
+agent, read = connector._agent, type(connector._agent).read
+def damaged(peer, pieces, take, until):
+    def flip(memory):
+        memory[100] ^= 1
+        take(memory)
+    read(agent, peer, pieces, flip, until)
+def swapped(peer, pieces, take, until):
+    read(agent, peer, [*pieces[1:], pieces[0]], take, until)
+from kvferry.cache.prompt import read_prompt
+keys = read_prompt(prompt(tokens, 1), identity.layout.chunk_size, b"").keys(0, chunks)
+for wrong in (damaged, swapped):
+    agent.read = wrong
+    ticket = connector.submit_get(keys, blanks(chunks, identity.layout), timeout_s=30.0)
+    print(json.dumps(list(ticket.wait(30).statuses)), flush=True)
+"""
+    with owner_of(controller, "small", 4), reader_of(controller, "small", 4, body) as reader:
+        assert json.loads(reader.read_line(60)) == [3, 0, 0, 0]  # the first is CORRUPT
+        assert json.loads(reader.read_line(60)) == [3, 3, 3, 3]
+
+
+@needs_nixl
+def test_an_owner_without_nixl_is_read_over_tcp(controller: Controller) -> None:
+    body = """
+for seed in (0, 1, 2):
+    engine.clear(stores=False)
+    check(engine, prompt(tokens, seed), tokens)
+    time.sleep(0.2)
+print(json.dumps(figures(engine)), flush=True)
+"""
+    with (
+        owner_of(controller, "small", 12, "without"),
+        reader_of(controller, "small", 12, body) as reader,
+    ):
+        figures = json.loads(reader.read_line(60))
+        assert (figures["reads"], figures["fallbacks"]) == (0, 1)
+        reader.process.kill()
+        _, log = reader.process.communicate()
+    assert log.decode().count("is read over TCP, not over NIXL: it has no NIXL") == 1
+
+
+def test_an_instance_without_nixl_reads_over_tcp_and_says_so_once(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "nixl", None)
+    caplog.set_level(logging.INFO, "kvferry")
+    with instances(controller) as opened:
+        one, other = (opened(name, transfer_channel="nixl") for name in ("one", "other"))
+        tokens = prompt(PROMPT)
+        one.store(tokens, expected(tokens))
+        meets(other, "one")
+        finds(other, tokens)
+        assert check(other, tokens) == PROMPT
+        assert type(other.tiers[0].tier.connector) is PeerConnector
+    said = [m for m in caplog.messages if m.startswith("transfer_channel nixl")]
+    assert len(said) == 2  # each instance once
+    assert said[0].endswith("chunks go over TCP in its place: the package nixl is not installed")
