@@ -6,6 +6,8 @@ import importlib.util
 import json
 import logging
 import random
+import re
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -15,7 +17,7 @@ import pytest
 from kvferry.connectors.peer import PeerConnector
 from kvferry.controller.controller import Controller
 from support.engines import check, expected, prompt
-from support.one_sided import owner_of, reader_of
+from support.one_sided import owner_of, reader_of, says
 from support.sharing import PROMPT, finds, instances, meets, running_controller
 
 needs_nixl = pytest.mark.skipif(
@@ -51,8 +53,8 @@ for seed in (0, 1, 2, 1):
     check(engine, prompt(tokens, seed), tokens)
 print(json.dumps([before, figures(engine)]), flush=True)
 """
-    with owner_of(controller, name, 12), reader_of(controller, name, 12, body) as reader:
-        before, after = json.loads(reader.read_line(90))
+    with owner_of(controller, name, 5), reader_of(controller, name, 5, body) as reader:
+        before, after = json.loads(says(reader))
         assert after["reads"] > before["reads"]
         assert after["fallbacks"] == after["expired"] == 0
 
@@ -76,13 +78,13 @@ gone = check(engine, prompt(tokens, 1))
 print(json.dumps([longest, gone, figures(engine)]), flush=True)
 """
     with (
-        owner_of(controller, "striped", 12) as owner,
-        reader_of(controller, "striped", 12, body, retrieve_timeout_s=2.0) as reader,
+        owner_of(controller, "striped", 8) as owner,
+        reader_of(controller, "striped", 8, body, retrieve_timeout_s=2.0) as reader,
     ):
-        assert reader.read_line(90) == "reads"
+        assert says(reader) == "reads"
         time.sleep(random.Random(5).uniform(0.05, 0.4))
         owner.process.kill()
-        longest, gone, _ = json.loads(reader.read_line(90))
+        longest, gone, _ = json.loads(says(reader))
         assert gone == 0
         assert longest < 10  # of two retrieves of at most 2 s, on a machine that is full
 
@@ -121,10 +123,10 @@ engine.clear(stores=False)
 check(engine, prompt(tokens, 1))
 print(json.dumps([late_s, sum(map(bool, ok)), given_up, figures(engine)]), flush=True)
 """
-    with owner_of(controller, "striped", 12) as owner:
+    with owner_of(controller, "striped", 8) as owner:
         pid = owner.process.pid
-        with reader_of(controller, "striped", 12, body, pid) as reader:
-            late_s, failed, given_up, figures = json.loads(reader.read_line(90))
+        with reader_of(controller, "striped", 8, body, pid) as reader:
+            late_s, failed, given_up, figures = json.loads(says(reader))
     assert late_s < 5
     assert failed > 0
     assert given_up == 1  # a read was under way, and its memory waits for its end
@@ -149,7 +151,7 @@ again = connector.submit_get(keys, ours, timeout_s=30.0).wait(30)
 print(json.dumps([list(result.statuses), list(again.statuses), figures(engine)]), flush=True)
 """
     with owner_of(controller, "small", 4), reader_of(controller, "small", 4, body) as reader:
-        statuses, again, figures = json.loads(reader.read_line(60))
+        statuses, again, figures = json.loads(says(reader))
     assert statuses == [1, 7, 7, 7]
     assert again == [0, 0, 0, 0]
     assert figures["expired"] == 1
@@ -177,8 +179,35 @@ for wrong in (damaged, swapped):
     print(json.dumps(list(ticket.wait(30).statuses)), flush=True)
 """
     with owner_of(controller, "small", 4), reader_of(controller, "small", 4, body) as reader:
-        assert json.loads(reader.read_line(60)) == [3, 0, 0, 0]  # the first is CORRUPT
-        assert json.loads(reader.read_line(60)) == [3, 3, 3, 3]
+        assert json.loads(says(reader)) == [3, 0, 0, 0]  # the first is CORRUPT
+        assert json.loads(says(reader)) == [3, 3, 3, 3]
+
+
+@needs_nixl
+def test_a_forked_child_reads_over_tcp_and_its_parent_goes_on(controller: Controller) -> None:
+    body = """
+until_one_sided(engine)
+connector = engine.tiers[0].tier.connector
+from kvferry.cache.prompt import read_prompt
+keys = read_prompt(prompt(tokens, 1), identity.layout.chunk_size, b"").keys(0, chunks)
+def read():
+    "Of which statuses, and how many came one-sided."
+    before, buffers = figures(engine)["reads"], blanks(chunks, identity.layout)
+    result = connector.submit_get(keys, buffers, timeout_s=30.0).wait(30)
+    for buffer, chunk in zip(buffers, expected(prompt(tokens, 1), identity)):
+        assert bytes(buffer) == chunk.tobytes()
+    return list(result.statuses), figures(engine)["reads"] - before
+said, say = os.pipe()
+if os.fork() == 0:
+    os.write(say, json.dumps(read()).encode())
+    connector.close()
+    os._exit(0)
+print(os.read(said, 1000).decode(), flush=True)
+print(json.dumps(read()), flush=True)
+"""
+    with owner_of(controller, "small", 4), reader_of(controller, "small", 4, body) as reader:
+        assert json.loads(says(reader)) == [[0] * 4, 0]
+        assert json.loads(says(reader)) == [[0] * 4, 4]
 
 
 @needs_nixl
@@ -191,10 +220,10 @@ for seed in (0, 1, 2):
 print(json.dumps(figures(engine)), flush=True)
 """
     with (
-        owner_of(controller, "small", 12, "without"),
-        reader_of(controller, "small", 12, body) as reader,
+        owner_of(controller, "small", 5, "without"),
+        reader_of(controller, "small", 5, body) as reader,
     ):
-        figures = json.loads(reader.read_line(60))
+        figures = json.loads(says(reader))
         assert (figures["reads"], figures["fallbacks"]) == (0, 1)
         reader.process.kill()
         _, log = reader.process.communicate()
@@ -217,3 +246,18 @@ def test_an_instance_without_nixl_reads_over_tcp_and_says_so_once(
     said = [m for m in caplog.messages if m.startswith("transfer_channel nixl")]
     assert len(said) == 2  # each instance once
     assert said[0].endswith("chunks go over TCP in its place: the package nixl is not installed")
+
+
+@needs_nixl
+def test_the_benchmark_measures_both_ways() -> None:
+    small = ["--size-mib", "1", "--count", "8", "--rounds", "1"]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.over_nixl", *small],
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    found = re.findall(r"^(tcp|nixl|nixl / tcp) +([\d.]+)", done.stdout, re.M)
+    assert [way for way, _ in found] == ["tcp", "nixl", "nixl / tcp"]
+    assert all(float(rate) > 0 for _, rate in found)

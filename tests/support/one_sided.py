@@ -17,7 +17,7 @@ from support.engines import LAYOUT
 from support.programs import Program
 from support.sharing import sharing
 
-__all__ = ["IDENTITIES", "OWNER", "owner_of", "reader_of"]
+__all__ = ["IDENTITIES", "OWNER", "owner_of", "reader_of", "says"]
 
 _TESTS = str(Path(__file__).parents[1])
 _STRIPED = KVLayout(layers=20, kv_heads=8, head_dim=128, dtype="float16", chunk_size=64)
@@ -67,7 +67,7 @@ def until_one_sided(engine, seed=0):
     while figures(engine)["reads"] == 0:
         assert time.monotonic() < end, figures(engine)
         engine.clear(stores=False)
-        check(engine, prompt(tokens, seed), tokens)
+        check(engine, prompt(tokens, seed))
 
 with open_engine(**size, **settings) as engine:
     meets(engine, OWNER)
@@ -81,6 +81,13 @@ with open_engine(**size, **settings) as engine:
 )
 
 
+def says(program: Program) -> str:
+    """Its next line; fails with its last words when it has ended."""
+    line = program.read_line(90)
+    assert line, program.process.communicate()
+    return line
+
+
 @contextmanager
 def owner_of(
     controller: Controller, name: str, chunks: int, mode: str = "", **settings: Any
@@ -88,8 +95,7 @@ def owner_of(
     """An instance that has three prompts of so many chunks; mode "without": it has no NIXL."""
     settings = sharing(controller, OWNER, transfer_channel="nixl", **settings)
     with Program(_OWNER, name, json.dumps(settings), chunks, mode) as program:
-        said = program.read_line(40)
-        assert said == "ready", program.process.communicate()
+        assert says(program) == "ready"
         yield program
 
 
@@ -101,6 +107,5 @@ def reader_of(
     settings = sharing(controller, "reader", transfer_channel="nixl", **settings)
     lines = "".join(f"    {line}\n" for line in body.strip().splitlines())
     with Program(_READER + lines, name, json.dumps(settings), chunks, "", *words) as program:
-        said = program.read_line(40)
-        assert said == "ready", program.process.communicate()
+        assert says(program) == "ready"
         yield program

@@ -22,7 +22,6 @@ import ctypes
 import importlib
 import logging
 import mmap
-import os
 import secrets
 import sys
 import threading
@@ -68,7 +67,6 @@ class NixlAgent:
     """
 
     def __init__(self) -> None:
-        self._process = os.getpid()
         self._lock = threading.Lock()
         self._lent: dict[int, tuple[Any, object]] = {}  # by address
         self._kept: list[tuple[float, object]] = []
@@ -92,11 +90,6 @@ class NixlAgent:
         for at in range(0, len(whole), SLOT_BYTES):
             self._free.put(_Slot(whole[at : at + SLOT_BYTES], start + at))
         self._told()
-
-    @property
-    def usable(self) -> bool:
-        """False in a forked child."""
-        return os.getpid() == self._process
 
     # --- What others may read ---
 

@@ -151,6 +151,12 @@ class OneSidedConnector(PeerConnector):
             contact.connection.close()
         super().close()
 
+    def _after_fork(self) -> None:
+        """The contact is the parent's, and NIXL as well; a child reads over TCP."""
+        super()._after_fork()
+        self._lock, self._queue, self._threads = threading.Lock(), CallQueue(_JOBS_MAX), []
+        self._contact, self._meeting, self._again_at = None, False, math.inf
+
     # --- Meeting ---
 
     def _reached(self, operation: Operation) -> Contact | None:
@@ -158,8 +164,8 @@ class OneSidedConnector(PeerConnector):
         if operation.verb is not Verb.GET or not isinstance(operation.buffers, Sequence):
             return None
         size = self.space.value_size_bytes
-        if len(operation.buffers) != len(operation.keys) or not self._agent.usable:
-            return None  # of the first that is for TCP to refuse
+        if len(operation.buffers) != len(operation.keys):
+            return None  # that is for TCP to refuse
         if any(writable(buffer).nbytes != size for buffer in operation.buffers):
             return None
         if self._contact is None and not self._meeting and time.monotonic() >= self._again_at:
