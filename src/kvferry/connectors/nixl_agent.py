@@ -27,7 +27,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -53,6 +53,7 @@ class _Slot:
         self.memory = memory
         self.address = address
         self.handle: Any = None
+        self.peer: str | bytes = b""
 
 
 class NixlAgent:
@@ -87,6 +88,8 @@ class NixlAgent:
             raise NixlMissing(f"NIXL does not start: {type(error).__name__}: {error}") from error
         self._free: SimpleQueue[_Slot] = SimpleQueue()
         self._given_up: list[_Slot] = []
+        self._in_use: list[_Slot] = []
+        self._left: set[str | bytes] = set()  # peers that are to be forgotten
         for at in range(0, len(whole), SLOT_BYTES):
             self._free.put(_Slot(whole[at : at + SLOT_BYTES], start + at))
         self._told()
@@ -131,15 +134,17 @@ class NixlAgent:
         Raises:
             UnavailableError: NIXL cannot use what it said.
         """
+        self._sweep_reads()
         with self._lock, _failing("the other side's agent is of no use"):
             peer: str | bytes = self._agent.add_remote_agent(metadata)
             self._agent.make_connection(peer)
+            self._left.discard(peer)
             return peer
 
     def forget(self, peer: str | bytes) -> None:
-        """It is met no more; nobody reads from it."""
-        with self._lock, _failing("it is not known"):
-            self._agent.remove_remote_agent(peer)
+        """Nobody reads from it any more; it is forgotten when the reads that were have ended."""
+        with self._lock:
+            self._left.add(peer)
 
     def read(
         self,
@@ -159,12 +164,13 @@ class NixlAgent:
         Raises:
             UnavailableError: It failed, or did not end by then.
         """
-        slot = self._slot(until)
+        slot = self._slot(peer, until)
         try:
             size = self._transfer(peer, pieces, slot, until)
             take(slot.memory[:size])
         finally:
             with self._lock:
+                self._in_use.remove(slot)
                 (self._free.put if slot.handle is None else self._given_up.append)(slot)
 
     def _transfer(
@@ -205,17 +211,31 @@ class NixlAgent:
                 slot.handle = None
         return state
 
-    def _slot(self, until: float) -> _Slot:
+    def _slot(self, peer: str | bytes, until: float) -> _Slot:
+        self._sweep_reads()
+        try:
+            slot = self._free.get(timeout=max(0.0, until - time.monotonic()))
+        except Empty:
+            raise UnavailableError("all memory for one-sided reads is in use") from None
+        with self._lock:
+            slot.peer = peer
+            self._in_use.append(slot)
+        return slot
+
+    def _sweep_reads(self) -> None:
+        """Take back the memory of reads that were given up and have ended, and forget peers."""
         with self._lock:
             given_up, self._given_up = self._given_up, []
         for slot in given_up:
             ended = self._state(slot) != "PROC"
             with self._lock:
                 (self._free.put if ended else self._given_up.append)(slot)
-        try:
-            return self._free.get(timeout=max(0.0, until - time.monotonic()))
-        except Empty:
-            raise UnavailableError("all memory for one-sided reads is in use") from None
+        with self._lock:
+            busy = {slot.peer for slot in (*self._given_up, *self._in_use)}
+            for peer in self._left - busy:
+                self._left.discard(peer)
+                with suppress(Exception):  # it is none any more
+                    self._agent.remove_remote_agent(peer)
 
 
 @contextmanager

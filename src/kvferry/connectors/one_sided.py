@@ -21,7 +21,6 @@ import math
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import NamedTuple, cast
 
 from msgspec.structs import replace
@@ -37,7 +36,7 @@ from kvferry.connectors.frame import Frame
 from kvferry.connectors.leases import FAILURES, Busy, Contact, Lease, meet
 from kvferry.connectors.nixl_agent import SLOT_BYTES, NixlAgent
 from kvferry.connectors.peer import PeerConnector, lent
-from kvferry.errors import KVFerryError, UnavailableError
+from kvferry.errors import KVFerryError
 
 __all__ = ["OneSidedConnector"]
 
@@ -50,6 +49,8 @@ _MEET_S = 10.0
 # A contact that failed is tried again after this; it doubles.
 _AGAIN_S, _AGAIN_S_MAX = 30.0, 600.0
 _LEASE_BYTES = 64 << 20  # of one lease
+# What one read of at most SLOT_BYTES may take: one that hangs costs no more of a long deadline.
+_READ_S = 2.5
 _LOOK_S = 0.02  # whether a read was cancelled
 # As in native/codec/stripe.hpp.
 _STRIPE_BYTES, _STRIPE_UNIT = 4 << 20, 4 << 10
@@ -210,8 +211,7 @@ class OneSidedConnector(PeerConnector):
             self._counts["fallbacks"] += 1
         if contact is not None:
             contact.connection.close()
-            with suppress(UnavailableError):
-                self._agent.forget(contact.peer)
+            self._agent.forget(contact.peer)
         _log.warning("%s is read over TCP, not over NIXL: %s", self.config.address, error)
 
     # --- Reading ---
@@ -330,7 +330,8 @@ class OneSidedConnector(PeerConnector):
             if progress.cancelled:
                 return
             pieces = [(one.address, len(one.target)) for one in group]
-            self._agent.read(contact.peer, pieces, take, until)
+            soon = time.monotonic() + _READ_S
+            self._agent.read(contact.peer, pieces, take, min(until, soon))
             while done < len(names) and (None in values[done] or len(sums[done]) == count):
                 headers = [one.header for one in stripes if one.value == done]
                 yield self._verdict(lease, names[done], headers, sums[done])
