@@ -110,11 +110,10 @@ def test_neighbours_take_turns_and_a_ratio_is_theirs(config: ClientConfig) -> No
         clients = [_Client(1, probe, turns), _Client(2, probe, turns)]
         one, two = measure("set", clients, chunks, probe, floor=floor, rounds=2)
         probe.delete(chunks.keys)
-    # Round after round forwards and backwards; whose turn follows its own is named once.
-    there, back = "floor 1 client 1 floor 2 client 2", "client 2 floor 2 client 1 floor 1"
+    # The last round is forwards, the one before backwards; who follows itself is named once.
+    there, back = "floor 1 client 1 floor 2 client 2", "floor 2 client 1 floor 1"
     said = [turn for turn, before in zip(turns, ["", *turns], strict=False) if turn != before]
-    once = f"{back} {there.removeprefix('floor 1 ')} {back.removeprefix('client 2 ')}"
-    assert " ".join(said) == once
+    assert " ".join(said) == f"{there} {back} {there.removeprefix('floor 1 ')}"
     for row, rates in ((one, [5.0, 5.0]), (two, [1.0, 2.0])):
         pairs = [ours / theirs for ours, theirs in zip(row.rates, rates, strict=True)]
         assert row.floor_ratio == pytest.approx(sum(pairs) / 2)

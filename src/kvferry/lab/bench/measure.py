@@ -178,7 +178,8 @@ def measure(
     runs = [_Run(op, client, chunks, probe) for client in clients]
     turns: list[Floor | _Run] = sorted([*floor, *runs], key=lambda turn: turn.connections)
     for number in range(-warm_ups, rounds):
-        for turn in reversed(turns) if number % 2 else turns:
+        # The last one forwards: where the floor writes the same keys, clients have the last word.
+        for turn in turns if (rounds - number) % 2 else reversed(turns):
             turn.round()
             if number < 0:
                 turn.forget()
