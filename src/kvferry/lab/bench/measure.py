@@ -178,8 +178,9 @@ def measure(
     runs = [_Run(op, client, chunks, probe) for client in clients]
     turns: list[Floor | _Run] = sorted([*floor, *runs], key=lambda turn: turn.connections)
     for number in range(-warm_ups, rounds):
-        # The last one forwards: where the floor writes the same keys, clients have the last word.
-        for turn in turns if (rounds - number) % 2 else reversed(turns):
+        # Where a floor writes the same keys, it begins, and clients have the last word.
+        forwards = number < 0 or (rounds - number) % 2
+        for turn in turns if forwards else reversed(turns):
             turn.round()
             if number < 0:
                 turn.forget()
