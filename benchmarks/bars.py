@@ -1,6 +1,7 @@
 """The bars: what kvferry promises about speed and recovery, each measured on one machine.
 
-A bar is a name, a target and a measured value; it holds or falls short, and says which. Every
+A bar is a name, a target and a measured value; it holds or falls short, and says which. One with an
+interval falls short only if that lies on the wrong side as a whole: else it is undecided. Every
 group starts its own servers, and compares inside one run. With `quick` everything is tiny: that
 shows that the programs work, and claims nothing.
 """
@@ -18,6 +19,7 @@ from kvferry.config import ClientConfig
 from kvferry.embedded.program import ServerBinary, find_server
 from kvferry.embedded.store import embedded_store
 from kvferry.errors import KVFerryError
+from kvferry.lab.bench.intervals import Interval
 from kvferry.lab.bench.server import ServerProbe
 from kvferry.lab.servers.same_host import tcp_config
 
@@ -28,22 +30,6 @@ _MIB = 1 << 20
 # Known reasons for a bar that falls short: the beginning of its name -> the reason. The longest
 # match is shown.
 NOTES: dict[str, str] = {
-    "64 GETs of 1 MiB": "server, client and the delay proxy each copy or forward every byte; "
-    "where they share few cores, moving 64 MiB takes longer than the round trips that are saved",
-    "GET 4 MiB": "within the spread of the rounds; servers without reply copy avoidance are the "
-    "slower ones while they copy the next value as the present one is read",
-    "SET 4 MiB": "within the spread of the rounds; which number of senders is best changes from "
-    "run to run, and the client holds to four so that small commands are answered soon",
-    "GET 4 MiB, default": "the bar is the best of eight floors, so their luck is in it; the client "
-    "settles at two readers",
-    "SET 4 MiB, default": "the bar is the best of eight floors, so their luck is in it; the client "
-    "settles at four writers or fewer",
-    "SET 0.5 MiB": "four blocking senders leave the server no gap; ours wait in the poller between "
-    "reply and value",
-    "SET 1 MiB": "four blocking senders leave the server no gap; ours wait in the poller between "
-    "reply and value",
-    "ahead: SET": "every client reaches the server's limit on SET, and the spread of the rounds "
-    "decides",
     "checksum": "a checksum reads every byte once more, 0.05 to 0.1 s of CPU per GB; where server "
     "and client fill all cores, nothing hides that",
     "retrieve of 313 x 4 MiB from Valkey 9, into buffers": "each chunk is copied from its page, "
@@ -75,6 +61,7 @@ class Bar:
     name: str
     target: Target
     value: float | None
+    interval: Interval | None = None  # in which the value lies with a confidence of 95 %
     detail: str = ""
     reason: str = ""  # why there is no value, or why it falls short where that is known
     skipped: bool = False
@@ -85,9 +72,15 @@ class Bar:
         return self.value is not None and self.target.holds(self.value)
 
     @property
+    def undecided(self) -> bool:
+        """Whether the value misses its target by less than its interval is wide."""
+        ends = (self.interval.low, self.interval.high) if self.interval else ()
+        return not self.holds and any(map(self.target.holds, ends))
+
+    @property
     def falls_short(self) -> bool:
         """Whether it does not hold, and could have."""
-        return not (self.holds or self.skipped)
+        return not (self.holds or self.undecided or self.skipped)
 
     def why(self) -> str:
         """For a bar that falls short: the reason, as far as it is known."""
@@ -98,7 +91,7 @@ class Bar:
 
     def to_dict(self) -> dict[str, Any]:
         """All fields, for JSON."""
-        verdict = {"holds": self.holds, "reason": self.why()}
+        verdict = {"holds": self.holds, "undecided": self.undecided, "reason": self.why()}
         return {**asdict(self), "target": str(self.target), "unit": self.target.unit, **verdict}
 
 
@@ -117,6 +110,11 @@ class Lab:
     @property
     def rounds(self) -> int:
         return 1 if self.quick else 9
+
+    @property
+    def pairs(self) -> int:
+        """Rounds where the ratio of a pair is the figure."""
+        return 1 if self.quick else 15
 
     @property
     def batch(self) -> int:

@@ -1,24 +1,33 @@
-"""Bars of a cluster of three shards on this machine: its speed, and the loss of a primary."""
+"""Bars of clusters on this machine: speed, the loss of a primary, and nodes with nothing to do."""
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from typing import Any
 
 from benchmarks.bars import Bar, Lab, Target
 from benchmarks.caller import RepeatedCaller
 from benchmarks.lab_cluster import LabCluster
 from benchmarks.latency import native_client
 from benchmarks.throughput import ratio
+from kvferry.errors import CorruptError
 from kvferry.lab.bench.clients import open_client
 from kvferry.lab.bench.data import Chunks
+from kvferry.lab.bench.intervals import Interval, ratios
 from kvferry.lab.bench.measure import floors, measure
 from kvferry.lab.bench.probe import ClusterProbe
 
-__all__ = ["cluster_failover", "cluster_shards"]
+__all__ = ["cluster_failover", "cluster_shards", "idle_nodes"]
 
 _SHARDS = 3
+_NODES, _FEW_NODES = 64, 2
+_VALUE = b"value"
+_VISITS = Target("<=", 1.05, "x")
+_IDLE_CPU = Target("<=", 1.10, "x")
 _GET = Target(">=", 0.97, "x floor")
 _SET = Target(">=", 0.0, "x floor, for information")
 _SOON = Target("<=", 2.0, "s")
@@ -84,6 +93,55 @@ def cluster_failover(lab: Lab) -> Iterator[Bar]:
             value=sum(lost for _, lost in found),
             detail=f"{len(caller.calls)} calls, the latest {late_ms:+.0f} ms from its deadline",
         )
+
+
+def idle_nodes(lab: Lab) -> Iterator[Bar]:
+    """Value after value at one node, with one I/O thread, in a cluster of many and of few."""
+    sizes = (4, 2) if lab.quick else (_NODES, _FEW_NODES)
+    count = lab.count(500)
+    with ExitStack() as stack:
+        clients = []
+        for nodes in sizes:
+            cluster = stack.enter_context(LabCluster(lab.binary("Valkey 9"), shards=nodes))
+            config = cluster.config.replace(connections=1, workers=1)
+            clients.append(stack.enter_context(closing(native_client(config))))
+            clients[-1].set("one", _VALUE)
+        turns: list[list[_Turn]] = [[], []]
+        for number in range(lab.pairs + 1):
+            for which in (0, 1) if number % 2 else (1, 0):
+                turns[which].append(_one_by_one(clients[which], count))
+    many, few = (each[1:] for each in turns)
+    name = f"one node of {sizes[0]} over one of {sizes[1]}"
+    for what, target in (("visits", _VISITS), ("cpu_us", _IDLE_CPU)):
+        mine, other = ([getattr(turn, what) for turn in each] for each in (many, few))
+        found = Interval.of_median(ratios(mine, other))
+        yield Bar(
+            name=f"{name}: {'connections looked at' if what == 'visits' else 'CPU'} for a GET",
+            target=target,
+            value=found.middle,
+            interval=found,
+            detail=f"{statistics.median(mine):.2f}; {statistics.median(other):.2f}"
+            + (" us" if what == "cpu_us" else ""),
+        )
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """What a value cost."""
+
+    visits: float  # of I/O threads to connections
+    cpu_us: float  # of the whole process
+
+
+def _one_by_one(client: Any, count: int) -> _Turn:
+    target = bytearray(len(_VALUE))
+    visits, cpu_s = client.stats()["visits"], time.process_time()
+    for _ in range(count):
+        client.get("one", target)
+    cpu_s = time.process_time() - cpu_s
+    if target != _VALUE:
+        raise CorruptError("a value came back wrong")
+    return _Turn((client.stats()["visits"] - visits) / count, cpu_s / count * 1e6)
 
 
 def _lose_primary(

@@ -96,6 +96,6 @@ class PromptKV:
 
 
 def _allocate(rows: int, size_bytes: int) -> NDArray[np.uint8]:
-    mapping = mmap.mmap(-1, rows * size_bytes)
+    mapping = mmap.mmap(-1, rows * size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     mapping.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(mapping, np.uint8).reshape(rows, size_bytes)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.asked import server_control, server_shares
 from benchmarks.bars import Bar, Group, Lab
-from benchmarks.cluster import cluster_failover, cluster_shards
+from benchmarks.calls import system_calls
+from benchmarks.cluster import cluster_failover, cluster_shards, idle_nodes
 from benchmarks.cost import memory_growth, python_cost
 from benchmarks.directory import directory_cost
 from benchmarks.files import file_rates
@@ -15,14 +16,10 @@ from benchmarks.frame import checksum_cost
 from benchmarks.hits import hit_rates
 from benchmarks.index import hash_cost, index_cost
 from benchmarks.latency import distant_exists, distant_get, exists_beside_set
+from benchmarks.rival import rival_client
 from benchmarks.same_host import same_host
 from benchmarks.server import server_copies, server_end
-from benchmarks.throughput import (
-    chosen_settings,
-    pure_client,
-    same_connections,
-    small_chunks,
-)
+from benchmarks.throughput import get_redis, get_valkey, pure_client, set_redis, set_valkey
 from benchmarks.tiered_cache import engine_loads, engine_memory
 from benchmarks.tls import tls_values
 from benchmarks.trust import black_hole, recovery
@@ -35,9 +32,12 @@ if TYPE_CHECKING:
 __all__ = ["GROUPS", "header", "say_bar", "say_header", "say_table", "select"]
 
 GROUPS: tuple[Group, ...] = (
-    same_connections,
-    chosen_settings,
-    small_chunks,
+    get_valkey,
+    set_valkey,
+    get_redis,
+    set_redis,
+    rival_client,
+    system_calls,
     same_host,
     distant_exists,
     distant_get,
@@ -46,6 +46,7 @@ GROUPS: tuple[Group, ...] = (
     memory_growth,
     pure_client,
     cluster_shards,
+    idle_nodes,
     tls_values,
     recovery,
     black_hole,
@@ -100,11 +101,10 @@ def say_table(console: Console, bars: Sequence[Bar], quick: bool) -> None:
     """All bars: name, target, measured, verdict."""
     from rich.table import Table
 
-    held = sum(bar.holds for bar in bars)
     skipped = sum(bar.skipped for bar in bars)
-    title = f"{held} of {len(bars) - skipped} bars hold"
-    if skipped:
-        title += f", {skipped} skipped"
+    title = f"{sum(bar.holds for bar in bars)} of {len(bars) - skipped} bars hold"
+    for count, what in ((sum(bar.undecided for bar in bars), "undecided"), (skipped, "skipped")):
+        title += f", {count} {what}" if count else ""
     if quick:
         title = "quick run: the programs work; these are no figures"
     table = Table("bar", "target", "measured", "verdict", "reason", title=title)
@@ -115,7 +115,10 @@ def say_table(console: Console, bars: Sequence[Bar], quick: bool) -> None:
 
 
 def _value(bar: Bar) -> str:
-    return "not measured" if bar.value is None else f"{bar.value:.3g} {bar.target.unit}"
+    if bar.value is None:
+        return "not measured"
+    within = f" ({bar.interval.low:.3g} to {bar.interval.high:.3g})" if bar.interval else ""
+    return f"{bar.value:.3g}{within} {bar.target.unit}"
 
 
 def _verdict(bar: Bar, quick: bool) -> str:
@@ -123,4 +126,4 @@ def _verdict(bar: Bar, quick: bool) -> str:
         return "skipped"
     if quick:
         return "failed" if bar.value is None else "runs"
-    return "holds" if bar.holds else "falls short"
+    return "holds" if bar.holds else "undecided" if bar.undecided else "falls short"

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 
 from benchmarks.bars import Bar, Lab, Target
 from benchmarks.latency import native_client
-from benchmarks.throughput import OTHERS, ahead, ratio
+from benchmarks.throughput import rate, ratio
 from kvferry.config import CONNECTIONS_DEFAULT
 from kvferry.errors import KVFerryError
 from kvferry.lab.bench.adapters import BenchClient, FerryClient, NotMeasured
 from kvferry.lab.bench.clients import open_client
 from kvferry.lab.bench.data import Chunks
-from kvferry.lab.bench.measure import floors, measure
+from kvferry.lab.bench.measure import Row, floors, measure
 from kvferry.lab.servers.same_host import await_socket, ways_to
 
 __all__ = ["same_host"]
 
+_OTHERS = ("redis-py", "redis-py-async", "glide", "lmcache", "memtier")
 _AHEAD = Target(">=", 1.4, "x the best client over TCP")
 _OF_FLOOR = Target(">=", 1.0, "x floor over the Unix socket")
 
@@ -41,7 +42,7 @@ def _size(lab: Lab, server: str, mib: int) -> Iterator[Bar]:
         clients: list[BenchClient] = [FerryClient("native", client, CONNECTIONS_DEFAULT)]
         stack.callback(client.close)
         await_socket(client)
-        for kind in ("native", *OTHERS):
+        for kind in ("native", *_OTHERS):
             try:
                 clients.append(open_client(kind, config))
             except NotMeasured:
@@ -53,6 +54,22 @@ def _size(lab: Lab, server: str, mib: int) -> Iterator[Bar]:
                     op, clients, chunks, probe, floor=found, rounds=lab.rounds, best_of_all=True
                 )
             name = f"{op.upper()} {lab.label(mib)}, same host, {server}"
-            yield ahead(f"ahead: {name}", _AHEAD, native, others)
+            yield _ahead(f"ahead: {name}", native, others)
             yield ratio(name, _OF_FLOOR, native)
         probe.delete(chunks.keys)
+
+
+def _ahead(name: str, native: Row, others: Sequence[Row]) -> Bar:
+    """A row against the best of others."""
+    measured = [row for row in others if row.gbps is not None]
+    best = max(measured, key=lambda row: row.gbps or 0.0, default=None)
+    value = None
+    if native.gbps is not None and best is not None and best.gbps is not None:
+        value = native.gbps / best.gbps
+    return Bar(
+        name=name,
+        target=_AHEAD,
+        value=value,
+        detail=f"{rate(native)}; {best.client} {rate(best)}" if best else "",
+        reason=native.error or ("" if best else "no other client is installed"),
+    )

@@ -1,67 +1,83 @@
-"""Bars of GB/s and CPU per GB, against the floor of bare sockets and against other clients."""
+"""Bars of GB/s and CPU per GB against the floor of bare sockets, and of the pure client."""
 
 from __future__ import annotations
 
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 
 from benchmarks.bars import Bar, Lab, Target
-from kvferry.config import ClientConfig
-from kvferry.lab.bench.adapters import BenchClient, NotMeasured
+from kvferry.config import CONNECTIONS_DEFAULT
+from kvferry.lab.bench.adapters import BenchClient
 from kvferry.lab.bench.clients import config_url, open_client
 from kvferry.lab.bench.data import Chunks
-from kvferry.lab.bench.measure import Row, floors, measure
-from kvferry.lab.bench.server import ServerProbe
+from kvferry.lab.bench.measure import Row, against, floors, measure
+from kvferry.lab.bench.server import fill
 
-__all__ = [
-    *("OTHERS", "ahead", "chosen_settings", "pure_client"),
-    *("ratio", "same_connections", "small_chunks"),
-]
+__all__ = ["get_redis", "get_valkey", "pure_client", "rate", "ratio", "set_redis", "set_valkey"]
 
-OTHERS = ("redis-py", "redis-py-async", "glide", "lmcache", "memtier")
-_OF_FLOOR = Target(">=", 0.97, "x floor")
-_SMALL = Target(">=", 1.0, "x floor")
-_CPU = Target("<=", 1.10, "x floor CPU")
-_AHEAD = Target(">=", 1.0, "x the best other client")
+_MIB = 1 << 20
+_SIZES_MIB = (0.25, 0.5, 1, 4, 8)
+_BATCH_BYTES = 128 * _MIB
+_BATCH_MIN, _BATCH_MAX = 32, 256
+_OF_FLOOR = Target(">=", 1.0, "x floor")
+_CPU = Target("<=", 1.05, "x floor CPU")
+_OF_BEST_FLOOR = Target(">=", 0.97, "x the best floor")
 _PURE = Target(">=", 8.0, "x redis-py")
 
 
-def same_connections(lab: Lab) -> Iterator[Bar]:
-    """4 MiB, each number of connections, with the floor and every other client."""
-    for server in lab.servers():
-        size_bytes = lab.size_bytes(4)
-        with lab.probed(server, 3 * lab.batch * size_bytes) as (config, probe):
-            for connections in lab.connections:
-                for op, rows in _rows(lab, config, probe, size_bytes, connections, OTHERS):
-                    name = f"{op.upper()} {lab.label(4)}, {connections} conn, {server}"
-                    native, *others = rows
-                    yield ratio(name, _OF_FLOOR, native)
-                    yield ahead(f"ahead: {name}", _AHEAD, native, others)
-                    yield _cpu(f"CPU: {name}", native)
+def get_valkey(lab: Lab) -> Iterator[Bar]:
+    """GET of 0.25 to 8 MiB from Valkey 9, each number of connections, in pairs with the floor."""
+    yield from _values(lab, "Valkey 9", "get")
 
 
-def chosen_settings(lab: Lab) -> Iterator[Bar]:
-    """4 MiB with the client's own settings, against the best floor at any connections."""
-    size_bytes = lab.size_bytes(4)
-    for server in lab.servers():
-        with lab.probed(server, 3 * lab.batch * size_bytes) as (config, probe):
-            for op, rows in _rows(lab, config, probe, size_bytes, None, ()):
-                name = f"{op.upper()} {lab.label(4)}, default settings, {server}"
-                yield ratio(name, _OF_FLOOR, rows[0])
+def set_valkey(lab: Lab) -> Iterator[Bar]:
+    """SET of 0.25 to 8 MiB to Valkey 9, each number of connections, in pairs with the floor."""
+    yield from _values(lab, "Valkey 9", "set")
 
 
-def small_chunks(lab: Lab) -> Iterator[Bar]:
-    """0.5 MiB and 1 MiB, four connections."""
-    for server in lab.servers():
-        for mib in (0.5, 1):
-            size_bytes = lab.size_bytes(mib)
-            with lab.probed(server, 3 * lab.batch * size_bytes) as (config, probe):
-                for op, rows in _rows(lab, config, probe, size_bytes, 4, ()):
-                    name = f"{op.upper()} {lab.label(mib)}, 4 conn, {server}"
-                    yield ratio(name, _SMALL, rows[0])
+def get_redis(lab: Lab) -> Iterator[Bar]:
+    """GET of 0.25 to 8 MiB from Redis 7, each number of connections, in pairs with the floor."""
+    yield from _values(lab, "Redis 7", "get")
+
+
+def set_redis(lab: Lab) -> Iterator[Bar]:
+    """SET of 0.25 to 8 MiB to Redis 7, each number of connections, in pairs with the floor."""
+    yield from _values(lab, "Redis 7", "set")
+
+
+def _values(lab: Lab, server: str, op: str) -> Iterator[Bar]:
+    sizes = (0.5, 4) if lab.quick else _SIZES_MIB
+    for mib in sizes if server in lab.servers() else ():
+        size_bytes = lab.size_bytes(mib)
+        most = _BATCH_MIN if lab.quick else _BATCH_MAX
+        count = min(max(_BATCH_BYTES // size_bytes, _BATCH_MIN), most)
+        yield from _size(lab, server, op, Chunks(size_bytes, count, count), lab.label(mib))
+
+
+def _size(lab: Lab, server: str, op: str, chunks: Chunks, label: str) -> Iterator[Bar]:
+    counts = sorted({*lab.connections, CONNECTIONS_DEFAULT})
+    with (
+        lab.probed(server, 3 * chunks.batch * chunks.size_bytes) as (config, probe),
+        floors(config, op, chunks.size_bytes, chunks.batch, counts) as found,
+        ExitStack() as stack,
+    ):
+        clients: list[BenchClient] = []
+        for connections in counts:  # the last ones are those of default settings
+            given = connections if connections != CONNECTIONS_DEFAULT else None
+            clients.append(open_client("native", config, given))
+            stack.callback(clients[-1].close)
+        if op == "get":
+            fill(chunks, probe)
+        rows = measure(op, clients, chunks, probe, floor=found, rounds=lab.pairs)
+    for row in rows:
+        name = f"{op.upper()} {label}, {row.connections} conn, {server}"
+        yield ratio(name, _OF_FLOOR, row)
+        yield _cpu(f"CPU: {name}", row)
+    default = against(rows[-1], found)
+    yield ratio(f"{op.upper()} {label}, default settings, {server}", _OF_BEST_FLOOR, default)
 
 
 def pure_client(lab: Lab) -> Iterator[Bar]:
@@ -90,50 +106,8 @@ def pure_client(lab: Lab) -> Iterator[Bar]:
             )
 
 
-def _rows(
-    lab: Lab,
-    config: ClientConfig,
-    probe: ServerProbe,
-    size_bytes: int,
-    connections: int | None,
-    others: Sequence[str],
-) -> Iterator[tuple[str, list[Row]]]:
-    """SET, then GET: the rows of the native client and of the others that are installed."""
-    counts = lab.connections if connections is None else (connections,)
-    chunks = Chunks(size_bytes, lab.batch, lab.batch)
-    with ExitStack() as stack:
-        clients = [_open(stack, "native", config, connections)]
-        for kind in others:
-            try:
-                clients.append(_open(stack, kind, config, connections))
-            except NotMeasured:
-                continue
-        for op in ("set", "get"):
-            with floors(config, op, size_bytes, lab.batch, counts) as found:
-                yield (
-                    op,
-                    measure(
-                        op,
-                        clients,
-                        chunks,
-                        probe,
-                        floor=found,
-                        rounds=lab.rounds,
-                        best_of_all=connections is None,
-                    ),
-                )
-    probe.delete(chunks.keys)
-
-
-def _open(
-    stack: ExitStack, kind: str, config: ClientConfig, connections: int | None
-) -> BenchClient:
-    client = open_client(kind, config, connections)
-    stack.callback(client.close)
-    return client
-
-
-def _rate(row: Row) -> str:
+def rate(row: Row) -> str:
+    """GB/s of a row, and those of its slowest and its fastest round."""
     if row.gbps is None:
         return "no figure"
     return f"{row.gbps:.2f} GB/s ({row.gbps_min:.2f} to {row.gbps_max:.2f})"
@@ -141,11 +115,16 @@ def _rate(row: Row) -> str:
 
 def ratio(name: str, target: Target, row: Row) -> Bar:
     """A row against its floor."""
-    detail = _rate(row)
+    detail = rate(row)
     if row.floor_gbps is not None:
         detail += f"; floor {row.floor_gbps:.2f} GB/s ({row.floor})"
     return Bar(
-        name=name, target=target, value=row.floor_ratio, detail=detail, reason=row.error or ""
+        name=name,
+        target=target,
+        value=row.floor_ratio,
+        interval=row.floor_interval,
+        detail=detail,
+        reason=row.error or "",
     )
 
 
@@ -154,21 +133,10 @@ def _cpu(name: str, row: Row) -> Bar:
     if row.client_cpu_s_per_gb is not None and row.floor_cpu_s_per_gb is not None:
         detail = f"{row.client_cpu_s_per_gb:.3f} s/GB; floor {row.floor_cpu_s_per_gb:.3f} s/GB"
     return Bar(
-        name=name, target=_CPU, value=row.floor_cpu_ratio, detail=detail, reason=row.error or ""
-    )
-
-
-def ahead(name: str, target: Target, native: Row, others: Sequence[Row]) -> Bar:
-    """A row against the best of others."""
-    measured = [row for row in others if row.gbps is not None]
-    best = max(measured, key=lambda row: row.gbps or 0.0, default=None)
-    value = None
-    if native.gbps is not None and best is not None and best.gbps is not None:
-        value = native.gbps / best.gbps
-    return Bar(
         name=name,
-        target=target,
-        value=value,
-        detail=f"{_rate(native)}; {best.client} {_rate(best)}" if best else "",
-        reason=native.error or ("" if best else "no other client is installed"),
+        target=_CPU,
+        value=row.floor_cpu_ratio,
+        interval=row.floor_cpu_interval,
+        detail=detail,
+        reason=row.error or "",
     )

@@ -184,6 +184,7 @@ nb::dict PyClient::stats() {
   }
   nb::dict out = totals.to_python();
   out["wake_ups"] = client_->wake_ups();
+  out["visits"] = client_->visits();
   out["batches_running"] = client_->running();
   out["nodes"] = nodes.size();
   out["read_streams"] = read_streams;

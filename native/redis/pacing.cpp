@@ -127,9 +127,9 @@ void Pacing::take_head_early(Nanos now) {
   const Work work = server_.queue().pull(Lane::kWrite);
   if (!work || !accept(work, now)) return;
   put_asking(work);
+  replies_.expect(work);
   encode_set_head(work, outbox_);
   held_ = work;
-  replies_.expect(work);
   stream_bytes_ += work.command->size;
 }
 
@@ -152,10 +152,11 @@ bool Pacing::take(Lane lane, Nanos now) {
   return true;
 }
 
+// It is expected first: whoever has no memory to encode it gives back what is expected.
 void Pacing::put(Work work) {
   put_asking(work);
-  encode(work, outbox_);
   replies_.expect(work);
+  encode(work, outbox_);
 }
 
 // A node that is importing the command's slot serves it to those who ask for it like this.

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from benchmarks import bars, report, tls, trust
+from benchmarks import bars, calls, report, rival, tls, trust
 from benchmarks.bars import Bar, Lab, Target, run_bars
 from benchmarks.caller import TimedCall
 from kvferry.client.batch import Status
 from kvferry.errors import UnavailableError, UsageError
+from kvferry.lab.bench.intervals import Interval
 
 AT_LEAST = Target(">=", 0.97, "x floor")
 AT_MOST = Target("<=", 3, "RTT")
@@ -100,5 +102,40 @@ def test_groups_are_chosen_by_name() -> None:
         "engine_memory",
     ]
     assert report.select([]) == list(report.GROUPS)
-    with pytest.raises(UsageError, match="same_connections"):
+    with pytest.raises(UsageError, match="get_valkey"):
         report.select(["nothing like it"])
+
+
+def test_an_interval_decides_whether_a_bar_falls_short() -> None:
+    def bar(target: Target, low: float, value: float, high: float) -> Bar:
+        return Bar(name="a", target=target, value=value, interval=Interval(value, low, high))
+
+    for target, far, near in ((AT_LEAST, 0.8, 0.96), (AT_MOST, 4.0, 3.1)):
+        beyond = 0.98 if target is AT_LEAST else 2.9
+        short = bar(target, min(far, near), near, max(far, near))
+        assert (short.holds, short.undecided, short.falls_short) == (False, False, True)
+        open_ = bar(target, min(far, beyond), near, max(far, beyond))
+        assert (open_.holds, open_.undecided, open_.falls_short) == (False, True, False)
+        held = bar(target, min(far, beyond), beyond, max(far, beyond))
+        assert (held.holds, held.undecided, held.falls_short) == (True, False, False)
+    shown = Console(record=True, width=200, file=io.StringIO())
+    report.say_table(shown, [open_, short, held], quick=False)
+    said = shown.export_text()
+    assert "1 of 3 bars hold, 1 undecided" in said
+    assert "3.1 (2.9 to 4) RTT" in said
+
+
+def test_without_lmcache_its_bars_are_skipped_and_say_how_to_have_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("KVFERRY_ENGINES_DIR", str(tmp_path))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    (bar,) = run_bars([rival.rival_client], Lab(quick=True))
+    assert bar.skipped
+    assert "engine_lane vllm-lmcache" in bar.why()
+
+
+def test_system_calls_are_skipped_without_perf(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with pytest.raises(calls.CallCounter.Missing, match="not on PATH"):
+        calls.CallCounter()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -69,6 +70,18 @@ def test_buffers_are_page_aligned_and_incompressible() -> None:
     chunks, stored = written()
     assert all(np.frombuffer(view, np.uint8).ctypes.data % 4096 == 0 for view in chunks.targets)
     assert len(zlib.compress(stored[0], 9)) > 0.99 * SIZE_BYTES
+
+
+def test_buffers_may_have_huge_pages_as_those_of_the_floor_have() -> None:
+    """Hosts that give them to private memory need not give them to what could be shared."""
+    chunks = Chunks(8 << 20, 1, 1)
+    address = np.frombuffer(chunks.sources[0], np.uint8).__array_interface__["data"][0]
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        begin, end = (int(edge, 16) for edge in line.split()[0].split("-"))
+        if begin <= address < end:
+            assert line.split()[1] == "rw-p", line
+            return
+    raise AssertionError("the buffer lies nowhere")
 
 
 def test_sizes_that_cannot_be_checked_are_refused() -> None:

@@ -21,7 +21,7 @@ __all__ = ["WARM_BYTES", "Chunks", "Value"]
 
 Value = bytes | bytearray | memoryview
 
-WARM_BYTES = 128 << 20  # what an uncounted run moves before a counted one
+WARM_BYTES = 64 << 20  # what an uncounted run moves before a counted one
 
 _PAGE = 4096
 _POISON = 0xA5
@@ -116,7 +116,7 @@ class Chunks:
 
 def _allocate(rows: int, size_bytes: int) -> NDArray[np.uint8]:
     stride = -(-size_bytes // _PAGE) * _PAGE
-    mapping = mmap.mmap(-1, rows * stride)
+    mapping = mmap.mmap(-1, rows * stride, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     mapping.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(mapping, np.uint8).reshape(rows, stride)
 

@@ -1,10 +1,11 @@
 """Interleaved rounds: floor, client, client, floor, client, ... over the same server.
 
-One round of an operation runs every floor once and every client once, so that what else the
-machine does hits all of them alike; figures are medians over the rounds, after one round that is
-thrown away. Only the calls into the client are inside the clock and the CPU meters; stamping,
-poisoning and verification of every byte are outside. A client that serves a wrong byte loses its
-row and keeps its error.
+One round of an operation runs every floor once and every client once, those of the same connections
+side by side and every other round backwards, so that what else the machine does hits all of them
+alike. Figures are medians over the rounds, after one round that is thrown away; a ratio is the
+median of the rounds' ratios, with its interval. Only the calls into the client are inside the clock
+and the CPU meters; stamping, poisoning and verification of every byte are outside. A client that
+serves a wrong byte loses its row and keeps its error.
 """
 
 from __future__ import annotations
@@ -14,18 +15,19 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvferry.config import ClientConfig
 from kvferry.errors import CorruptError, KVFerryError
 from kvferry.lab.bench.adapters import BenchClient, FerryClient
 from kvferry.lab.bench.data import WARM_BYTES, Chunks
+from kvferry.lab.bench.intervals import Interval, ratios
 from kvferry.lab.bench.probe import open_probe, server_of
 from kvferry.lab.bench.programs import FloorProcess
 from kvferry.lab.bench.server import ServerProbe
 
-__all__ = ["Floor", "Row", "floors", "measure"]
+__all__ = ["Floor", "Row", "against", "floors", "measure"]
 
 _CALLS = ("wake_ups", "receives", "sends")
 _SAMPLE_KEYS = 4  # of each written batch, read back through another connection
@@ -56,12 +58,17 @@ class Row:
     floor_cpu_s_per_gb: float | None = None
     floor_ratio: float | None = None
     floor_cpu_ratio: float | None = None
+    floor_interval: Interval | None = None  # of floor_ratio
+    floor_cpu_interval: Interval | None = None
     floor: str | None = None  # which of the floors was the best
     # Per value: waits of the I/O threads, and calls of the socket. Of the native client alone.
     wake_ups: float | None = None
     receives: float | None = None
     sends: float | None = None
     verified_bytes: int = 0
+    # Of each round: GB/s, and CPU of the client in s/GB.
+    rates: list[float] = field(default_factory=list)
+    costs: list[float] = field(default_factory=list)
     error: str | None = None
 
 
@@ -90,12 +97,14 @@ class Floor:
         self.gbps.clear()
         self.cpu.clear()
 
-    def best(self) -> tuple[float, float, str]:
-        """The highest GB/s and the lowest CPU of its variants, and which variant was fastest."""
-        rates = {variant: statistics.median(all_) for variant, all_ in self.gbps.items()}
-        fastest = max(rates, key=lambda variant: rates[variant])
-        cpu = min(statistics.median(all_) for all_ in self.cpu.values())
-        return rates[fastest], cpu, f"{fastest}, {self.connections} connections"
+    def fastest(self) -> tuple[str, list[float]]:
+        """The variant with the highest median of GB/s: what it is, and the figure of each round."""
+        variant = max(self.gbps, key=lambda name: statistics.median(self.gbps[name]))
+        return f"{variant}, {self.connections} connections", self.gbps[variant]
+
+    def cheapest(self) -> list[float]:
+        """CPU in s/GB, round by round, of the variant with the lowest median."""
+        return min(self.cpu.values(), key=statistics.median)
 
 
 @contextmanager
@@ -155,6 +164,7 @@ def measure(
     *,
     floor: Sequence[Floor] = (),
     rounds: int = 5,
+    warm_ups: int = 1,
     best_of_all: bool = False,
 ) -> list[Row]:
     """Measure one operation of every client; one row each, in their order.
@@ -163,18 +173,17 @@ def measure(
         op: "set", "get" or "exists".
         floor: Floors to run in the same rounds; a row is compared with the best of those that
             have its number of connections, or with `best_of_all`.
+        warm_ups: Rounds before those that count.
     """
     runs = [_Run(op, client, chunks, probe) for client in clients]
-    for number in range(rounds + 1):
-        for one in floor:
-            one.round()
-        for run in runs:
-            run.round()
-        if number == 0:
-            for one in floor:
-                one.forget()
-            for run in runs:
-                run.forget()
+    turns: list[Floor | _Run] = sorted([*floor, *runs], key=lambda turn: turn.connections)
+    for number in range(-warm_ups, rounds):
+        # Where a floor writes the same keys, it begins, and clients have the last word.
+        forwards = number < 0 or (rounds - number) % 2
+        for turn in turns if forwards else reversed(turns):
+            turn.round()
+            if number < 0:
+                turn.forget()
     return [run.row(floor, rounds, best_of_all) for run in runs]
 
 
@@ -183,6 +192,7 @@ class _Run:
 
     def __init__(self, op: str, client: BenchClient, chunks: Chunks, probe: ServerProbe) -> None:
         self._op, self._client, self._chunks, self._probe = op, client, chunks, probe
+        self.connections = client.connections
         self._verified = 0
         self._hits = 0
         self._error: str | None = None
@@ -313,23 +323,34 @@ class _Run:
             row.hits = sum(len(batch) for batch in chunks.batches())
             return row
         gigabytes = len(chunks.keys) * chunks.size_bytes / 1e9
-        rates = [gigabytes / wall for wall in wall_s]
-        row.gbps = statistics.median(rates)
-        row.gbps_min, row.gbps_max = min(rates), max(rates)
-        row.client_cpu_s_per_gb = statistics.median(self._cpu) / gigabytes
+        row.rates = [gigabytes / wall for wall in wall_s]
+        row.costs = [cpu_s / gigabytes for cpu_s in self._cpu]
+        row.gbps = statistics.median(row.rates)
+        row.gbps_min, row.gbps_max = min(row.rates), max(row.rates)
+        row.client_cpu_s_per_gb = statistics.median(row.costs)
         row.server_cpu_s_per_gb = statistics.median(self._server_cpu) / gigabytes or None
         own = [one for one in floor if one.only == client.name]
         floor = own or [one for one in floor if one.only is None]
         if not best_of_all:
             floor = [one for one in floor if one.connections == row.connections]
-        _compare(row, floor)
+        return against(row, floor)
+
+
+def against(row: Row, floor: Sequence[Floor]) -> Row:
+    """The same row beside the fastest of these floors, and for CPU beside the cheapest."""
+    if not floor or row.gbps is None:
         return row
-
-
-def _compare(row: Row, floor: Sequence[Floor]) -> None:
-    if not floor or row.gbps is None or row.client_cpu_s_per_gb is None:
-        return
-    row.floor_gbps, _, row.floor = max(one.best() for one in floor)
-    row.floor_cpu_s_per_gb = min(one.best()[1] for one in floor)
-    row.floor_ratio = row.gbps / row.floor_gbps
-    row.floor_cpu_ratio = row.client_cpu_s_per_gb / row.floor_cpu_s_per_gb
+    name, rates = max((one.fastest() for one in floor), key=lambda one: statistics.median(one[1]))
+    costs = min((one.cheapest() for one in floor), key=statistics.median)
+    speed = Interval.of_median(ratios(row.rates, rates))
+    cost = Interval.of_median(ratios(row.costs, costs))
+    return replace(
+        row,
+        floor=name,
+        floor_gbps=statistics.median(rates),
+        floor_cpu_s_per_gb=statistics.median(costs),
+        floor_ratio=speed.middle,
+        floor_cpu_ratio=cost.middle,
+        floor_interval=speed,
+        floor_cpu_interval=cost,
+    )
