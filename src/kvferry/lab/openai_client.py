@@ -50,6 +50,7 @@ class Answer:
         last_s: Until the last one.
         seconds: Until the end.
         pieces: Pieces of text, which are tokens with most servers.
+        events: What came with or without text; a chat begins with one that has the role.
         error, status: Why there is no answer, or no more of it; "" and None: there is.
     """
 
@@ -59,6 +60,7 @@ class Answer:
     last_s: float = 0.0
     seconds: float = 0.0
     pieces: int = 0
+    events: int = 0
     usage: TokenUsage = field(default_factory=TokenUsage)
     error: str = ""
     status: int | None = None
@@ -191,6 +193,7 @@ def _take(answer: Answer, event: Any, now_s: float) -> None:
         answer.error = str(error.get("message") if isinstance(error, dict) else error)
         code = error.get("code") if isinstance(error, dict) else None
         answer.status = code if isinstance(code, int) else None
+    answer.events += bool(event.get("choices"))
     for choice in event.get("choices") or ():
         delta = choice.get("delta") or {}
         text = choice.get("text") or delta.get("content") or delta.get("reasoning_content")
