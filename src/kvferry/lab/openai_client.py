@@ -50,8 +50,8 @@ class Answer:
         last_s: Until the last one.
         seconds: Until the end.
         pieces: Pieces of text, which are tokens with most servers.
-        events: What came with or without text; a chat begins with one that has the role.
         error, status: Why there is no answer, or no more of it; "" and None: there is.
+        events: What came with or without text; a chat begins with one that has the role.
     """
 
     began: float
@@ -60,10 +60,10 @@ class Answer:
     last_s: float = 0.0
     seconds: float = 0.0
     pieces: int = 0
-    events: int = 0
     usage: TokenUsage = field(default_factory=TokenUsage)
     error: str = ""
     status: int | None = None
+    events: int = 0
 
     @property
     def output_tokens(self) -> int:
