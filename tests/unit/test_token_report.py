@@ -45,9 +45,7 @@ def test_fields_are_what_llmperf_makes_of_them() -> None:
     It divides by the events of a stream, the first of which has the role and no token; its numbers
     of tokens are pandas' integers, which it writes as texts.
     """
-    run = TokenRun(
-        plan=PLAN, answers=[(answer(1.0, events=16), 20)], seconds=1.0, timed_out=False
-    )
+    run = TokenRun(plan=PLAN, answers=[(answer(1.0, events=16), 20)], seconds=1.0, timed_out=False)
     assert individual(run)[0]["inter_token_latency_s"] == pytest.approx(4.0 / 16)
     found = summary(run, {})
     assert found["results_number_input_tokens_min"] == "20"
