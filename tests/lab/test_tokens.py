@@ -88,6 +88,9 @@ def test_both_files_have_the_fields_of_llmperf(
     assert [list(one) for one in individual] == [INDIVIDUAL] * 6
     assert summary["results_num_completed_requests"] == 6
     assert summary["results_error_code_frequency"] == "{}"
+    texts = {name for name, value in summary.items() if isinstance(value, str)}
+    tokens = {f"results_number_{way}_tokens_{end}" for way in ("input", "output") for end in EACH}
+    assert texts & tokens == {name for name in tokens if name.endswith(("_min", "_max"))}
     for one in individual:
         assert one["error_code"] is None
         assert one["number_total_tokens"] == (

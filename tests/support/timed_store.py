@@ -12,6 +12,7 @@ end of its limit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -100,11 +101,15 @@ class TimedStore:
         self.sees = False
         self.pages_on_demand = False
         self.together = False
+        self.grows: float | None = None
+        self.idle_s = math.inf
         self.questions = 0
         self.reads = 0
         self._keys: set[str] = set()
         self._free_at = 0.0
-        self._coming: list[float] = []  # when each chunk is here
+        self._flowed = 0.0  # bytes, since TCP began
+        self._came = 0
+        self._coming: list[tuple[float, float]] = []  # when, and behind what, each chunk begins
 
     def has(self, prompt: Prompt) -> None:
         self._keys.update(prompt.keys(0, prompt.chunks))
@@ -125,12 +130,14 @@ class TimedStore:
         self, keys: Sequence[str], buffers: Any, *, timeout_s: float, **_: Any
     ) -> TimedTicket:
         self.reads += 1
+        if self.clock.now - self._free_at > self.idle_s:
+            self._flowed = 0.0
         at = max(self.clock.now + self.rtt_s, self._free_at)
         ends, statuses = [], self._statuses(keys)
         for status in statuses:
             if status == Status.OK:
-                at += self.chunk_bytes / self.bytes_s
-                self._coming += [] if self.hangs else [at]
+                self._coming += [] if self.hangs else [(at, self._flowed)]
+                at += self._takes_s()
             ends.append(at)
         self._free_at = at
         if self.together:
@@ -142,15 +149,48 @@ class TimedStore:
         return TimedTicket(self.clock, bytes(len(keys)), [self.clock.now] * len(keys), False)
 
     def stats(self) -> Mapping[str, int]:
-        came = 0.0
-        for end in self._coming:  # a chunk comes byte by byte
-            share = 1 - (end - self.clock.now) * self.bytes_s / self.chunk_bytes
-            came += min(1.0, max(0.0, share))
-        return {"bytes_read": int(came * self.chunk_bytes)}
+        came, coming = 0.0, []
+        for begins, before in self._coming:  # a chunk comes byte by byte
+            flowed = self._flows_in(self.flowing_s(before) + self.clock.now - begins)
+            if flowed - before >= self.chunk_bytes:
+                self._came += self.chunk_bytes
+            else:
+                coming.append((begins, before))
+                came += max(0.0, flowed - before)
+        self._coming = coming
+        return {"bytes_read": round(self._came + came)}
 
     def forget_jobs(self) -> None:
         """Nothing is on its way any more."""
-        self._free_at = 0.0
+        self._free_at = min(self._free_at, self.clock.now)
+
+    def _takes_s(self) -> float:
+        """How long the link has to do with the next chunk."""
+        before, self._flowed = self._flowed, self._flowed + self.chunk_bytes
+        return self.flowing_s(self._flowed) - self.flowing_s(before)
+
+    def flowing_s(self, size_bytes: float) -> float:
+        """How long so many bytes take from the first one on."""
+        if self.grows is None:
+            return size_bytes / self.bytes_s
+        rounds = min(int(math.log2(1 + size_bytes / self.grows)), self._rounds)
+        return rounds * self.rtt_s + (size_bytes - self.grows * (2.0**rounds - 1)) / self.bytes_s
+
+    def _flows_in(self, seconds: float) -> float:
+        """The way back."""
+        if self.grows is None:
+            return seconds * self.bytes_s
+        rounds = max(0, min(int(seconds / self.rtt_s), self._rounds))
+        lump = (seconds - rounds * self.rtt_s) * self.bytes_s
+        if rounds < self._rounds:
+            lump = min(lump, self.grows * 2.0**rounds)
+        return self.grows * (2.0**rounds - 1) + lump
+
+    @property
+    def _rounds(self) -> int:
+        """Round trips in which TCP sends less than the link takes."""
+        assert self.grows is not None
+        return math.ceil(math.log2(max(1.0, self.bytes_s * self.rtt_s / self.grows)))
 
     def _statuses(self, keys: Sequence[str]) -> bytes:
         return bytes(int(Status.OK if key in self._keys else Status.MISS) for key in keys)

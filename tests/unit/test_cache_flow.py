@@ -37,6 +37,23 @@ def test_bytes_that_come_evenly_say_when_the_rest_is_here() -> None:
     assert seen.first_s() == (0.0, 0.01)
 
 
+def test_a_flow_that_doubles_with_each_round_trip_is_not_judged_by_its_mean() -> None:
+    """TCP begins with ten segments for each connection; at the mean speed it would be late."""
+    counter = Counter()
+    seen = flow(counter)
+    for step in range(1, 81):
+        rounds = step // 4  # of 20 ms
+        counter.count = 115_840 * (2**rounds - 1)
+        seen.look(step * 0.005)
+        if rounds == 6:
+            break
+    left_s = 0.02 * math.log2((56 * MIB - counter.count) / (115_840 * 2**6) + 1)
+    assert seen.remaining_s() == pytest.approx(left_s, rel=0.5)
+    mean_s = 0.12 * (56 * MIB / counter.count - 1)
+    assert mean_s > 10 * left_s
+    assert seen.rate() > 5 * counter.count / 0.12, "so more of it is asked for"
+
+
 def test_a_pause_until_the_rest_can_be_here_is_no_slow_flow() -> None:
     """The first chunk was asked for with the question, the rest 0.1 s later, when it was answered.
 
@@ -55,6 +72,17 @@ def test_a_pause_until_the_rest_can_be_here_is_no_slow_flow() -> None:
         counter.count += 3 * MIB
         seen.look(step * 0.01)
     assert seen.remaining_s() == pytest.approx(0.08, rel=0.05)
+
+
+def test_a_pause_that_is_short_beside_the_flow_is_no_slow_flow() -> None:
+    """The thread that looks, or the link, had to wait for a processor: 0.17 s after 0.4 s."""
+    counter = Counter()
+    seen = flow(counter)
+    for step in range(1, 41):
+        counter.count = step * MIB
+        seen.look(step * 0.01)
+    seen.look(0.57)
+    assert (seen.remaining_s() or math.inf) < 1.0
 
 
 def test_a_rest_that_does_not_come_in_time_is_a_slow_flow() -> None:

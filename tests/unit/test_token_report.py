@@ -11,10 +11,11 @@ from kvferry.lab.tokens.run import TokenPlan, TokenRun
 PLAN = TokenPlan(model="org/My Model--1.5", mean_input_tokens=5, mean_output_tokens=7)
 
 
-def answer(ttft_s: float, tokens: int = 10) -> Answer:
+def answer(ttft_s: float, tokens: int = 10, events: int = 10) -> Answer:
     return Answer(
         *(0.0, "text", ttft_s, 4.0, 5.0),
         pieces=3,
+        events=events,
         usage=TokenUsage(prompt_tokens=20, output_tokens=tokens),
     )
 
@@ -36,6 +37,21 @@ def test_quantiles_lie_between_values_and_errors_are_in_none() -> None:
     assert found["results_error_code_frequency"] == "{503: 1}"
     assert individual(run)[4]["error_code"] == 503
     assert "Error Code Frequency: {503: 1}" in list(summary_lines(run))
+
+
+def test_fields_are_what_llmperf_makes_of_them() -> None:
+    """As in files of its own program, asked of the same server as ours.
+
+    It divides by the events of a stream, the first of which has the role and no token; its numbers
+    of tokens are pandas' integers, which it writes as texts.
+    """
+    run = TokenRun(plan=PLAN, answers=[(answer(1.0, events=16), 20)], seconds=1.0, timed_out=False)
+    assert individual(run)[0]["inter_token_latency_s"] == pytest.approx(4.0 / 16)
+    found = summary(run, {})
+    assert found["results_number_input_tokens_min"] == "20"
+    assert found["results_number_output_tokens_max"] == "10"
+    assert found["results_number_output_tokens_mean"] == 10.0
+    assert found["results_ttft_s_min"] == 1.0
 
 
 def test_one_request_has_no_deviation_and_none_has_nothing() -> None:

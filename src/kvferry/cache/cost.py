@@ -66,6 +66,7 @@ class LoadModel:
         self._bandwidth = bandwidth_bytes_s
         self._measured_at: float | None = None
         self._loaded_at: float | None = None  # questions say nothing about the bandwidth
+        self._cut = False  # the last load
         self.samples = 0
 
     def fixed_s(self, now: float) -> float:
@@ -93,8 +94,10 @@ class LoadModel:
         took_s: float,
         now: float,
         first_s: tuple[float, float] = (0.0, math.inf),
+        *,
+        whole: bool = True,
     ) -> None:
-        """A load, or a part of one that was cut, brought `size_bytes` in `took_s`.
+        """A load, or a part of one that was cut (not `whole`), brought `size_bytes` in `took_s`.
 
         With 0 bytes it was a question, whose time is the fixed part. `first_s` is the least and the
         most that the first byte has taken.
@@ -117,6 +120,9 @@ class LoadModel:
         # A load that was mostly waiting says little about the bandwidth.
         share = min(1.0, 2 * flowing / took_s)
         sized = min(0.8, _WEIGHT * (1 + size_bytes / (64 << 20)))
+        if self._cut and whole:  # the beginning of a load is its slowest part
+            sized = 0.8
+        self._cut = not whole
         weight = share * (1.0 if self._loaded_at is None else sized)
         # Times add up, so it is the time per byte that is averaged.
         per_byte = (1 - weight) / bandwidth + weight * flowing / size_bytes
@@ -252,6 +258,21 @@ class Budget:
         if patient_s <= self.queued_s + self._most_s and is_worth_it:
             allowed_s = max(allowed_s, patient_s)
         return min(self.deadline, self.began + allowed_s)
+
+    def comes(self, expected_s: float, loaded_s: float, now: float) -> bool:
+        """Whether to wait beyond `until` because a load goes as it was expected to.
+
+        TCP begins slowly, and catches up: what was measured had to do so too.
+
+        Args:
+            expected_s: When everything should be there, counted from the beginning of the request.
+            loaded_s: When it would be, by what flows.
+        """
+        patient_s = _PATIENCE * expected_s
+        if loaded_s > patient_s or expected_s > _WORTH * self.recompute_s:
+            return False
+        allowed_s = min(patient_s, self.queued_s + self._most_s)
+        return now < min(self.deadline, self.began + allowed_s)
 
     def in_sight(self, tokens: int, end_s: float, now: float) -> bool:
         """Whether to wait beyond `until` because the end is near.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import deque
+from bisect import bisect_right
 
 from kvferry.cache.tier import Tier
 
@@ -11,6 +11,9 @@ __all__ = ["Flow"]
 
 # How long a flow must have been seen to say anything.
 _MATURE_S = 0.05
+# TCP begins slowly and doubles with each round trip. A flow that is so many times as fast as before
+# is expected to grow on like that; above the second figure it is a lump.
+_GROWS, _GROWTH_MAX = 1.5, 4.0
 # What comes besides values: answers to questions.
 _NOISE_BYTES = 16 << 10
 
@@ -41,17 +44,20 @@ class Flow:
         self._began = self._dry = now
         self._first = math.inf  # when bytes came, and when they began to say something
         self._flows = 0.0
-        self._seen: deque[tuple[float, int]] = deque()  # moments, and what had come by then
+        self._seen: list[tuple[float, int]] = []  # moments, and what had come by then
 
     def received(self, tier: Tier) -> int:
         """What came from a store since the load began, whoever asked for it."""
         return tier.received_bytes() - self._start[tier]
 
     def rate(self) -> float:
-        """Bytes per second, of late."""
+        """Bytes per second, of late; where it grows, those that come next."""
         if len(self._seen) < 2:
             return 0.0
-        (then, before), (now, count) = self._seen[0], self._seen[-1]
+        growth, span_s, came = self._growth()
+        if growth >= _GROWS:
+            return growth * came / span_s
+        (then, before), (now, count) = self._of_late(), self._seen[-1]
         return (count - before) / max(now - then, 1e-3)
 
     def first_s(self) -> tuple[float, float]:
@@ -61,6 +67,11 @@ class Flow:
     def seen_s(self) -> float:
         """For how long it has been seen; bytes come in lumps, so a moment says little."""
         return self._seen[-1][0] - self._flows if self._seen else 0.0
+
+    @property
+    def is_young(self) -> bool:
+        """Whether it was seen for less than four round trips, two spans of `_growth`."""
+        return self.seen_s() < 4 * self.first_s()[1]
 
     def share(self) -> float:
         """How much of what is wanted has come, as a part of 1."""
@@ -78,17 +89,42 @@ class Flow:
                 return
             self._flows = now
         self._seen.append((now, count))
-        # The older half of the flow says little about the rest: connections run dry one by one.
-        window_s = max(2 * _MATURE_S, (now - self._seen[0][0]) / 2)
-        while len(self._seen) > 2 and now - self._seen[1][0] >= window_s:
-            self._seen.popleft()
 
     def remaining_s(self) -> float | None:
         """Seconds until the rest is here, at the present speed; None: it is not known yet."""
         if len(self._seen) < 2:
             return None
-        (then, before), (now, count) = self._seen[0], self._seen[-1]
+        (then, before), (now, count) = self._of_late(), self._seen[-1]
         if now - then < _MATURE_S:
             return None
-        rate = max(count - before, 1) / (now - then)
-        return max(0.0, self._wanted - count) / rate
+        rest = max(0.0, self._wanted - count)
+        growth, span_s, came = self._growth()
+        if growth < _GROWS:
+            return rest * (now - then) / max(count - before, 1)
+        # What comes in the next spans is a geometric series.
+        return span_s * math.log1p(rest * (growth - 1) / (growth * came)) / math.log(growth)
+
+    def _of_late(self) -> tuple[float, int]:
+        """Where the half begins that says how fast it is: connections run dry one by one."""
+        now = self._seen[-1][0]
+        moment = now - max(2 * _MATURE_S, (now - self._seen[0][0]) / 2)
+        return self._seen[max(0, bisect_right(self._seen, (moment, math.inf)) - 1)]
+
+    def _growth(self) -> tuple[float, float, float]:
+        """How many times as much came in a span as in the one before, its length, and that much.
+
+        A span is two round trips, where it was seen for so long: lumps come with each.
+        """
+        now, count = self._seen[-1]
+        span_s = min((now - self._seen[0][0]) / 2, max(_MATURE_S, 2 * self.first_s()[1]))
+        middle, start = self._by(now - span_s), self._by(now - 2 * span_s)
+        came = max(count - middle, 1.0)
+        return min(came / max(middle - start, 1.0), _GROWTH_MAX), span_s, came
+
+    def _by(self, moment: float) -> float:
+        """What had come by then."""
+        index = bisect_right(self._seen, (moment, math.inf))
+        if index in (0, len(self._seen)):
+            return self._seen[index and -1][1]
+        (then, before), (later, count) = self._seen[index - 1 : index + 1]
+        return before + (count - before) * (moment - then) / (later - then)

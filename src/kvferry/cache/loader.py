@@ -297,15 +297,19 @@ class Load:
         budget, flow, position = self._budget, self._flow, self._prompt.position
         held = self._unbroken(held)
         goal, left_s = self._parts[-1].end, flow.remaining_s()
-        if now < budget.until(position(held), *self._expected, flows=left_s is not None):
-            if left_s is None or flow.seen_s() < _LUMPS * budget.recompute_s:
+        until = budget.until(position(held), *self._expected, flows=left_s is not None)
+        if left_s is None:
+            return now < until
+        loaded_s = now - budget.began + left_s
+        if budget.comes(self._expected[1], 0.0 if flow.is_young else loaded_s, now):
+            return True
+        if now < until:
+            if flow.seen_s() < _LUMPS * budget.recompute_s:
                 return True
             left_s -= max(0.0, budget.began + budget.queued_s - now)
             gain_s = budget.gain_s(position(held), position(goal), left_s)
             return gain_s > -_DOUBT * budget.recompute_s
-        if left_s is None:
-            return False
-        end_s = now - budget.began + left_s + budget.rest_s(position(goal))
+        end_s = loaded_s + budget.rest_s(position(goal))
         begun = self._start + (goal - self._start) * flow.share()
         return budget.in_sight(position(int(max(held, begun))), end_s, now)
 

@@ -20,8 +20,8 @@ from kvferry.cache.tier import Tier
 
 __all__ = ["Measuring"]
 
-# What a measurement loads, and how long it may take.
-_BYTES = 8 << 20
+# What a measurement loads, and how long it may take: where TCP begins slowly, little says little.
+_BYTES = 32 << 20
 _LIMIT_S = 5.0
 
 

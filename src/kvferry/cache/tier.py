@@ -321,7 +321,7 @@ class Tier:
         `first_s`: the least and the most that the first byte has taken.
         """
         with self._lock:
-            self._load.observe(size_bytes, took_s, time.monotonic(), first_s)
+            self._load.observe(size_bytes, took_s, time.monotonic(), first_s, whole=whole)
             self._measured |= whole and size_bytes > 0
 
     @contextmanager

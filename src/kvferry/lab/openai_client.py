@@ -51,6 +51,7 @@ class Answer:
         seconds: Until the end.
         pieces: Pieces of text, which are tokens with most servers.
         error, status: Why there is no answer, or no more of it; "" and None: there is.
+        events: What came with or without text; a chat begins with one that has the role.
     """
 
     began: float
@@ -62,6 +63,7 @@ class Answer:
     usage: TokenUsage = field(default_factory=TokenUsage)
     error: str = ""
     status: int | None = None
+    events: int = 0
 
     @property
     def output_tokens(self) -> int:
@@ -191,6 +193,7 @@ def _take(answer: Answer, event: Any, now_s: float) -> None:
         answer.error = str(error.get("message") if isinstance(error, dict) else error)
         code = error.get("code") if isinstance(error, dict) else None
         answer.status = code if isinstance(code, int) else None
+    answer.events += bool(event.get("choices"))
     for choice in event.get("choices") or ():
         delta = choice.get("delta") or {}
         text = choice.get("text") or delta.get("content") or delta.get("reasoning_content")

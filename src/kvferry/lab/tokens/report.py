@@ -1,7 +1,8 @@
 """The two files of llmperf's token benchmark, field by field, and its lines for people.
 
-Source: github.com/ray-project/llmperf, its `common_metrics` and `RESULTS_VERSION`. One difference:
-the least and largest numbers of tokens are numbers here, where its files have texts.
+Source: github.com/ray-project/llmperf, its `common_metrics` and `RESULTS_VERSION`, and files that
+its program wrote. It takes the events of a stream for its tokens where it divides by them. It has
+no files where requests fail: they are as its code would have them.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def _one(answer: Answer, input_tokens: int) -> dict[str, Any]:
     return {
         "error_code": code,
         "error_msg": answer.error,
-        "inter_token_latency_s": (answer.last_s or answer.seconds) / tokens if tokens else 0,
+        "inter_token_latency_s": _inter_token_s(answer),
         "ttft_s": answer.ttft_s or answer.seconds,
         "end_to_end_latency_s": seconds,
         "request_output_throughput_token_per_s": tokens / seconds if seconds > 0 else 0,
@@ -54,6 +55,11 @@ def _one(answer: Answer, input_tokens: int) -> dict[str, Any]:
         "number_output_tokens": tokens,
         "number_input_tokens": input_tokens,
     }
+
+
+def _inter_token_s(answer: Answer) -> float:
+    events = answer.events or answer.output_tokens
+    return (answer.last_s or answer.seconds) / events if answer.output_tokens else 0
 
 
 def results(run: TokenRun) -> dict[str, Any]:
@@ -130,10 +136,15 @@ def _spread(values: Sequence[float]) -> dict[str, Any]:
     return {
         "quantiles": {f"p{part}": quantile(ordered, part / 100) for part in _QUANTILES},
         "mean": statistics.fmean(ordered) if ordered else None,
-        "min": ordered[0] if ordered else None,
-        "max": ordered[-1] if ordered else None,
+        "min": _written(ordered[0]) if ordered else None,
+        "max": _written(ordered[-1]) if ordered else None,
         "stddev": statistics.stdev(ordered) if len(ordered) > 1 else None,
     }
+
+
+def _written(value: float) -> float | str:
+    """Whole numbers of pandas end up as texts."""
+    return str(value) if isinstance(value, int) else value
 
 
 def quantile(ordered: Sequence[float], part: float) -> float | None:
