@@ -16,6 +16,7 @@ from benchmarks.frame import checksum_cost
 from benchmarks.hits import hit_rates
 from benchmarks.index import hash_cost, index_cost
 from benchmarks.latency import distant_exists, distant_get, exists_beside_set
+from benchmarks.node import node_small, node_values
 from benchmarks.rival import rival_client
 from benchmarks.same_host import same_host
 from benchmarks.server import server_copies, server_end
@@ -58,6 +59,8 @@ GROUPS: tuple[Group, ...] = (
     checksum_cost,
     engine_loads,
     engine_memory,
+    node_values,
+    node_small,
     file_rates,
     server_control,
     server_shares,

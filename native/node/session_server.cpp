@@ -1,5 +1,8 @@
 // The commands of a session about the node: INFO, CONFIG, COMMAND, FUNCTION.
 
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -36,6 +39,17 @@ Pairs parameters(const Context& context) {
   };
 }
 
+std::string seconds_of(const timeval& time) {
+  return std::to_string(static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) / 1e6);
+}
+
+// Of the whole process, which may do other things as well.
+Pairs cpu_time() {
+  rusage used{};
+  ::getrusage(RUSAGE_SELF, &used);
+  return {{"used_cpu_sys", seconds_of(used.ru_stime)}, {"used_cpu_user", seconds_of(used.ru_utime)}};
+}
+
 struct Section {
   std::string_view name;
   Pairs pairs;
@@ -52,6 +66,7 @@ std::vector<Section> sections(const Context& context, UnixMs now) {
         {"kvferry_version", context.facts.version},
         {"redis_mode", "standalone"},
         {"arch_bits", "64"},
+        {"process_id", std::to_string(::getpid())},
         {"tcp_port", number_of(context.facts.port)},
         {"io_threads", std::to_string(context.facts.threads)},
         {"uptime_in_seconds",
@@ -85,6 +100,7 @@ std::vector<Section> sections(const Context& context, UnixMs now) {
         {"evicted_keys", number_of(usage.evicted)},
         {"keyspace_hits", text_of(counters.hits)},
         {"keyspace_misses", text_of(counters.misses)}}},
+      {"CPU", cpu_time()},
       {"Replication", {{"role", "master"}, {"connected_slaves", "0"}}},
       {"Cluster", {{"cluster_enabled", "0"}}},
       {"Keyspace", {}},

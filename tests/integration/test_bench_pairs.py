@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.bars import Lab
 from benchmarks.calls import CallCounter
+from benchmarks.node import node_small, node_values
 from benchmarks.rival import ClientProcess, rival_bars
 from kvferry.config import ClientConfig
 from kvferry.errors import CorruptError
@@ -122,3 +123,12 @@ def test_neighbours_take_turns_and_a_ratio_is_theirs(config: ClientConfig) -> No
     best = against(two, floor)
     assert best.floor == "made, 1 connections"
     assert best.floor_ratio == pytest.approx(sum(rate / 5 for rate in two.rates) / 2)
+
+
+def test_a_node_is_measured_beside_other_servers() -> None:
+    lab = Lab(quick=True)
+    bars = [*node_values(lab), *node_small(lab)]
+    measured = [bar for bar in bars if not bar.skipped]
+    assert len(bars) == 2 * 3 + 2
+    assert all(bar.value and bar.interval for bar in measured), measured
+    assert all(f"{name} " in bar.detail for bar in measured for name in ("node", *lab.servers()))

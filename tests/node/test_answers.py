@@ -5,8 +5,12 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
+from kvferry.config import ClientConfig
+from kvferry.lab.bench.server import ServerProbe
 from support.node_server import NodeServer
 from support.resp import ReplyError
 
@@ -36,3 +40,11 @@ def test_patterns_with_many_stars_end(node: NodeServer) -> None:
     node.cli("SET", "ab" * 40, "v")
     assert node.cli("KEYS", "a*" * 40 + "b") == [b"ab" * 40]
     assert node.cli("KEYS", "*a" * 300 + "b") == []
+
+
+def test_what_measures_a_server_learns_its_cpu(node: NodeServer) -> None:
+    assert node.info("server")["process_id"] == str(os.getpid())
+    with ServerProbe(ClientConfig(host=node.host, port=node.port)) as probe:
+        before = probe.cpu_s()
+        assert before is not None
+        assert 0 < before <= sum(os.times()[:2]) + 0.1

@@ -1,0 +1,172 @@
+"""Bars of the node against Valkey and Redis: 4 MiB values of our client, and small commands."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from statistics import median
+
+from benchmarks.bars import Bar, Lab, Target
+from kvferry.config import ClientConfig
+from kvferry.errors import CorruptError
+from kvferry.lab.bench.clients import open_client
+from kvferry.lab.bench.data import Chunks
+from kvferry.lab.bench.intervals import Interval, ratios
+from kvferry.lab.bench.measure import Row, measure
+from kvferry.lab.bench.server import ServerProbe, fill
+from kvferry.lab.servers.server import HOST, free_port
+
+__all__ = ["node_small", "node_values"]
+
+_NODE = "node"
+_VALKEY = "Valkey 9"
+_CONNECTIONS = (1, 4, 8)
+_RATE = Target(">=", 1.0, "x the better of both")
+_SET_RATE = Target(">=", 1.5, "x Valkey 9")  # at 4 and 8 connections
+_SET_CPU = Target("<=", 0.8, "x the CPU of Valkey 9")
+_GET_CPU = Target("<=", 1.0, "x the CPU of Valkey 9")
+_SLOWEST = Target("<=", 1.0, "x the better of both")
+_SMALL = Target(">=", 0.8, "x the better of both")
+_START_S, _STOP_S, _PROGRAM_S = 30.0, 15.0, 120.0
+
+
+def node_values(lab: Lab) -> Iterator[Bar]:
+    """SET and GET of 4 MiB at a node, beside Valkey and Redis in the same rounds."""
+    size_bytes = lab.size_bytes(4)
+    with _servers(lab, 4 * lab.batch * size_bytes) as servers:
+        for connections in _CONNECTIONS[: 1 if lab.quick else None]:
+            # All at once; and as many at a time as there are connections: how long those take.
+            many, few = (
+                partial(Chunks, size_bytes, lab.batch, n) for n in (lab.batch, connections)
+            )
+            for op in ("set", "get"):
+                label = f"{op.upper()} {lab.label(4)}, {connections} conn, a node"
+                rows = _rounds(lab, servers, op, connections, many)
+                rates = {name: _each(of, "gbps") for name, of in rows.items()}
+                if op == "set" and connections > 1:
+                    yield _bar(label, _SET_RATE, rates, _VALKEY, "GB/s")
+                else:
+                    yield _bar(label, _RATE, rates, _best(rates, max), "GB/s")
+                spent = {name: _each(of, "server_cpu_s_per_gb") for name, of in rows.items()}
+                target = _SET_CPU if op == "set" else _GET_CPU
+                yield _bar(f"CPU of the server: {label}", target, spent, _VALKEY, "s/GB")
+                times = {
+                    name: _each(of, "p99_ms")
+                    for name, of in _rounds(lab, servers, op, connections, few).items()
+                }
+                yield _bar(f"slowest: {label}", _SLOWEST, times, _best(times, min), "ms")
+
+
+def node_small(lab: Lab) -> Iterator[Bar]:
+    """Values of 64 bytes at a node, beside Valkey and Redis, by redis-benchmark."""
+    program = shutil.which("redis-benchmark")
+    requests = lab.count(20_000)
+    with _servers(lab, 0) as servers:
+        found: dict[str, dict[str, list[float]]] = {name: {} for name in servers}
+        for number in range(lab.pairs if program else 0):
+            for name in _turn(servers, number):
+                config = servers[name]
+                run = subprocess.run(
+                    [
+                        *(str(program), "-h", config.host, "-p", str(config.port), "--csv"),
+                        *("-t", "set,get", "-c", "8", "-d", "64", "-n", str(requests)),
+                    ],
+                    capture_output=True,
+                    text=True,
+                    timeout=_PROGRAM_S,
+                    check=True,
+                )
+                for test, per_s, *_ in list(csv.reader(run.stdout.splitlines()))[1:]:
+                    found[name].setdefault(test, []).append(float(per_s) / 1000)
+    for test in ("SET", "GET"):
+        name = f"{test} of 64 bytes, 8 conn, a node by redis-benchmark"
+        if program:
+            rates = {server: found[server][test] for server in servers}
+            yield _bar(name, _SMALL, rates, _best(rates, max), "k/s")
+        else:
+            yield Bar(name=name, target=_SMALL, value=None, skipped=True, reason="not on PATH")
+
+
+@contextmanager
+def _servers(lab: Lab, needs_bytes: int) -> Iterator[dict[str, ClientConfig]]:
+    """A node, and each server of the lab, for as long as the block."""
+    with ExitStack() as stack:
+        found = {_NODE: stack.enter_context(_node(256e6 + 3 * needs_bytes))}
+        for name in lab.servers():
+            found[name] = stack.enter_context(lab.server(name, needs_bytes))
+        yield found
+
+
+@contextmanager
+def _node(size_bytes: float) -> Iterator[ClientConfig]:
+    """A `kvferry node` as a process of its own."""
+    port = free_port()
+    command = [sys.executable, "-m", "kvferry.cli.main", "node", "--log-level", "error"]
+    command += ["--listen", f"{HOST}:{port}", "--size-gb", str(size_bytes / 1e9)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()  # it listens
+            yield ClientConfig(host=HOST, port=port, same_host="tcp")
+        finally:
+            process.terminate()
+            process.wait(_STOP_S)
+
+
+def _turn(servers: Mapping[str, ClientConfig], number: int) -> list[str]:
+    """The order in which a round asks them: every other one backwards."""
+    return list(servers)[:: -1 if number % 2 else 1]
+
+
+def _rounds(
+    lab: Lab,
+    servers: Mapping[str, ClientConfig],
+    op: str,
+    connections: int,
+    make: Callable[[], Chunks],
+) -> dict[str, list[Row]]:
+    """For each server the row of each round; a round is all servers, one after the other."""
+    found: dict[str, list[Row]] = {name: [] for name in servers}
+    with ExitStack() as stack:
+        measured = {}
+        for name, config in servers.items():
+            client = open_client("native", config, connections)
+            stack.callback(client.close)
+            chunks, probe = make(), stack.enter_context(ServerProbe(config))
+            fill(chunks, probe)
+            measured[name] = client, chunks, probe
+        for number in range(-1, lab.pairs):  # the first does not count
+            for name in _turn(servers, number):
+                client, chunks, probe = measured[name]
+                [row] = measure(op, [client], chunks, probe, rounds=1, warm_ups=0)
+                if row.error:
+                    raise CorruptError(f"{name}: {row.error}")
+                if number >= 0:
+                    found[name].append(row)
+    return found
+
+
+def _each(rows: Sequence[Row], field: str) -> list[float]:
+    """A figure of every round."""
+    return [float(getattr(row, field)) for row in rows]
+
+
+def _best(figures: Mapping[str, Sequence[float]], which: Callable[..., str]) -> str:
+    """The server beside the node with the best median."""
+    return which((name for name in figures if name != _NODE), key=lambda n: median(figures[n]))
+
+
+def _bar(
+    name: str, target: Target, figures: Mapping[str, Sequence[float]], other: str, unit: str
+) -> Bar:
+    """The node's figures over those of another server, round by round."""
+    interval = Interval.of_median(ratios(figures[_NODE], figures[other]))
+    said = (f"{server} {median(values):.3g} {unit}" for server, values in figures.items())
+    return Bar(
+        name=name, target=target, value=interval.middle, interval=interval, detail="; ".join(said)
+    )
