@@ -47,7 +47,8 @@ std::string seconds_of(const timeval& time) {
 Pairs cpu_time() {
   rusage used{};
   ::getrusage(RUSAGE_SELF, &used);
-  return {{"used_cpu_sys", seconds_of(used.ru_stime)}, {"used_cpu_user", seconds_of(used.ru_utime)}};
+  return {{"used_cpu_sys", seconds_of(used.ru_stime)},
+          {"used_cpu_user", seconds_of(used.ru_utime)}};
 }
 
 struct Section {
