@@ -86,7 +86,7 @@ def test_waits_for_stores_hold_no_thread(tmp_path: Path) -> None:
             ScriptedServer(answer(b":1\r\n", b"TOUCH", b"EXISTS"), trickling, MiniStore())
         )
         resp = StoreConfig.of(type="resp", host="127.0.0.1", port=store.port, num_workers=2)
-        settings = {"dead_after_s": 60.0, "lease_s": 60.0, "engine": {"stores": (resp,)}}
+        settings = {"dead_after_s": 60.0, "lease_s": 60.0, "cache": {"stores": (resp,)}}
         server = stack.enter_context(running(tmp_path, mib=64, **settings))
         peers = [stack.enter_context(Peer(server.endpoints[0])) for _ in range(5)]
         for number, peer in enumerate(peers[:4]):

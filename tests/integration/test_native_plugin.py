@@ -146,10 +146,10 @@ def test_a_limit_of_such_a_store_holds(name: str) -> None:
 
 
 def test_a_store_of_the_server(tmp_path: Path, name: str) -> None:
-    engine = {"stores": [store_of(name)]}
+    stores = {"stores": [store_of(name)]}
     for source in ("computed", "store"):
         with (
-            running(tmp_path, mib=4, engine=engine) as server,
+            running(tmp_path, mib=4, cache=stores) as server,
             Client(IDENTITY, server.config.endpoints[0], timeout_s=10) as client,
         ):
             if source == "computed":
