@@ -146,10 +146,10 @@ def test_a_limit_of_such_a_store_holds(name: str) -> None:
 
 
 def test_a_store_of_the_server(tmp_path: Path, name: str) -> None:
-    stores = {"stores": [store_of(name)]}
+    cache = {"stores": [store_of(name)]}
     for source in ("computed", "store"):
         with (
-            running(tmp_path, mib=4, cache=stores) as server,
+            running(tmp_path, mib=4, cache=cache) as server,
             Client(IDENTITY, server.config.endpoints[0], timeout_s=10) as client,
         ):
             if source == "computed":
