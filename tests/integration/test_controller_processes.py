@@ -68,6 +68,12 @@ def test_a_controller_that_was_killed_knows_all_again() -> None:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(300)
+def test_a_directory_of_a_million_is_complete_again() -> None:
+    complete_again(processes=4, each=16, chunks=15_625)
+
+
+@pytest.mark.soak  # which has the machine for itself, as a speed needs it
 @pytest.mark.timeout(600)
 def test_a_directory_of_ten_million_is_complete_again_within_twenty_seconds() -> None:
     measured = complete_again(processes=4, each=64, chunks=39_063)

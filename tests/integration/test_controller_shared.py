@@ -306,6 +306,13 @@ def test_a_directory_is_read_by_others_and_by_whoever_comes() -> None:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(300)
+def test_a_directory_of_a_million_is_read_by_others_and_by_whoever_comes() -> None:
+    measured = shared(processes=4, each=16, chunks=15_625)
+    assert measured["store_bytes_per_entry"] <= 32
+
+
+@pytest.mark.soak  # which has the machine for itself, as a speed needs it
 @pytest.mark.timeout(600)
 def test_a_directory_of_ten_million_is_read_within_twenty_seconds() -> None:
     measured = shared(processes=4, each=64, chunks=39_063)
