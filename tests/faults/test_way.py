@@ -234,11 +234,11 @@ def test_slow_link_that_moves_is_not_stalled(
     proxy = proxied(valkey)
     client = connect(proxy, timeout_s=30, stall_timeout_s=1.0)
     assert store(client, {"k": MIB}).ok
-    connected = proxy.connections
     proxy.down.bandwidth_bytes_per_s = 350e3
     with within(8):
         assert fetch(client, {"k": MIB}).result.ok  # 3 s
-    assert proxy.connections == connected, "a connection that moved was given up"
+    # Others may still have been connecting when it was stored.
+    assert proxy.open_connections == proxy.connections, "a connection that moved was given up"
 
 
 @pytest.mark.ways("tcp", soak=("tls", "unix"))
