@@ -24,7 +24,7 @@ class Outbox {
   static constexpr std::size_t kTextBytesMax = 64 * kKiB;
   static constexpr std::size_t kPiecesMax = 256;
   static constexpr std::size_t kPiecesPerCall = 64;
-  static constexpr std::size_t kLargeBytes = 32 * kKiB;      // servers: PROTO_MBULK_BIG_ARG
+  static constexpr std::size_t kLargeBytes = 512 * kKiB;     // docs/decisions/0002
   static constexpr std::size_t kCommandBytesMax = 1 * kKiB;  // text of one command, key included
 
   Outbox() : text_(std::make_unique_for_overwrite<std::array<std::byte, kTextBytesMax>>()) {}
@@ -55,7 +55,8 @@ class Outbox {
   [[nodiscard]] CodedPayloads& coded() noexcept { return coded_; }
 
   // The next pieces to send in one call. A large payload begins a call of its own: a server that
-  // has read the command before the value arrives receives the value where it will stay.
+  // has read the command before the value arrives receives the value where it will stay. Of a
+  // smaller one there is less to move than a call and a wake-up cost.
   [[nodiscard]] std::span<const iovec> pieces() const noexcept {
     std::size_t end = first_ + 1;
     while (end < count_ && end - first_ < kPiecesPerCall && pieces_[end].iov_len < kLargeBytes) {

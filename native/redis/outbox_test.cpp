@@ -51,6 +51,18 @@ TEST(Outbox, AdjacentPayloadsAreOnePiece) {
   EXPECT_EQ(drain(outbox, 3), value);
 }
 
+TEST(Outbox, OnlyALargePayloadBeginsACallOfItsOwn) {
+  const std::string value(Outbox::kLargeBytes, 'v');
+  Outbox outbox;
+  add_text(outbox, "head");
+  outbox.add_payload(as_bytes(value).first(value.size() - 1));
+  add_text(outbox, "end, head");
+  outbox.add_payload(as_bytes(value));
+  ASSERT_EQ(outbox.pieces().size(), 3u);
+  outbox.sent(4 + value.size() - 1 + 9);
+  EXPECT_EQ(outbox.pieces().size(), 1u);
+}
+
 TEST(Outbox, AnyPartialSendKeepsTheOrder) {
   std::vector<std::string> values;
   for (std::size_t i = 0; i < 40; ++i) {

@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::size_t kReadWindowBytes = 512 * kKiB;
 constexpr std::size_t kWindowBytesMax = 64 * kMiB;
-constexpr std::size_t kWriteWindowBytes = 256 * kKiB;
+constexpr std::size_t kWriteWindowBytes = Outbox::kLargeBytes;
 constexpr double kRateGuessBytesPerNano = 4.0;  // 4 GB/s: what fills a round trip
 constexpr int kReadsBeforeWrite = 16;
 constexpr std::size_t kCodedBytesMax = 8 * kMiB;  // unsent, of a connection
@@ -183,8 +183,8 @@ bool Pacing::accept(Work work, Nanos now) {
 
 std::size_t Pacing::window(Direction direction) const noexcept {
   if (server_.config().window_bytes > 0) return server_.config().window_bytes;
-  // On one machine the streams hide each other's gaps, and a server does best with one value at a
-  // time of each. Far away, what a round trip holds at full speed has to be in flight as well.
+  // On one machine the streams hide each other's gaps, and a server does best with one large value
+  // at a time of each. Far away, what a round trip holds at full speed has to be in flight as well.
   const std::size_t least = direction == Direction::kRead ? kReadWindowBytes : kWriteWindowBytes;
   const Nanos round_trip = server_.round_trip();
   if (round_trip < kFarAway) return least;

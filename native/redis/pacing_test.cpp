@@ -14,18 +14,18 @@ namespace {
 
 constexpr Nanos kNow = 1000 * kSecond;
 
-Config config() {
+Config config(std::size_t window_bytes) {
   Config made;
   made.endpoint = {"one", 1, {}};
   made.connections = 2;
-  made.window_bytes = 1000;
+  made.window_bytes = window_bytes;
   return made;
 }
 
 // A connection that is up, whose socket is a string.
 struct Paced final : private PacingSink, private ReplySink {
-  explicit Paced(Pacing::Role role = Pacing::Role::kData)
-      : driver(config()),
+  explicit Paced(Pacing::Role role = Pacing::Role::kData, std::size_t window_bytes = 1000)
+      : driver(config(window_bytes)),
         server(*driver.router().nodes().front().server),
         replies(*this, 1 << 20, 1 << 20),
         liveness(kSecond, kSecond),
@@ -157,6 +157,20 @@ TEST(Pacing, TheHeadOfTheNextSetLeavesEarlyAndNothingComesBetween) {
   EXPECT_EQ(one.pump(), "") << "it would be taken for a part of the value";
   one.answer("+OK\r\n");
   EXPECT_TRUE(one.pump().starts_with(std::string(2000, 'v'))) << "the value comes next";
+}
+
+TEST(Pacing, TwoMiddlingSetsAreInFlightOrOneLargeOne) {
+  Paced middling(Pacing::Role::kData, 0);
+  middling.submit(Verb::kSet, 6, 256 * kKiB);
+  EXPECT_EQ(middling.pump_count("SET"), 2u);
+  EXPECT_FALSE(middling.pacing.holds_value());
+  middling.answer("+OK\r\n");
+  EXPECT_EQ(middling.pump_count("SET"), 1u);
+
+  Paced large(Pacing::Role::kData, 0);
+  large.submit(Verb::kSet, 6, 512 * kKiB);
+  EXPECT_EQ(large.pump_count("SET"), 2u) << "one, and the head of the next";
+  EXPECT_TRUE(large.pacing.holds_value());
 }
 
 TEST(Pacing, NearTheEndNoHeadLeavesEarly) {
