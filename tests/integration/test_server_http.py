@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import socket
 import threading
@@ -415,6 +416,21 @@ def test_bodies_have_a_limit(url: str) -> None:
         else:
             assert b" 413 " in raw.recv(4096).split(b"\r\n", 1)[0]
     assert ask(f"{url}/healthz")[0] == 200
+
+
+@pytest.mark.parametrize("mib", [5, 20])
+@pytest.mark.parametrize("chunked", [False, True])
+def test_who_sends_all_of_a_body_that_is_too_long_reads_why_it_was_refused(
+    url: str, mib: int, chunked: bool
+) -> None:
+    pieces = [b"1" * (1 << 20)] * mib
+    connection = http.client.HTTPConnection("127.0.0.1", int(url.rsplit(":", 1)[1]), timeout=20)
+    with contextlib.closing(connection):
+        body = iter(pieces) if chunked else b"".join(pieces)
+        connection.request("POST", "/v1/lookup", body, encode_chunked=chunked)
+        answer = connection.getresponse()
+        assert answer.status == 413
+        assert "token file" in json.loads(answer.read())["error"]["text"]
 
 
 def test_only_a_few_long_bodies_are_read_at_a_time(url: str) -> None:

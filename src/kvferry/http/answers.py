@@ -34,6 +34,9 @@ from kvferry.errors import (
 
 __all__ = ["HANDLERS", "CallError", "Guard", "as_json", "called"]
 
+# What is left of a body that was refused is read and dropped, within the time that a head may take:
+# most callers read no answer before they have sent all, and closing with bytes unread is a reset.
+_DROPPED_BYTES_MAX = 64 << 20
 _CODES = {404: "not_found", 405: "method"}
 _STATUS: tuple[tuple[type[KVFerryError], int], ...] = (
     (UsageError, 400),
@@ -97,8 +100,10 @@ def _error(status: int, code: str, text: str, **headers: str) -> Response:
 
 def _of_call(request: Request, error: Exception) -> Response:
     assert isinstance(error, CallError)
-    # The rest of a body that is not taken is not read: the connection ends.
-    headers = {"connection": "close"} if error.status in (408, 413, 429) else {}
+    said = request.headers.get("content-length", "")
+    is_long = said.isdecimal() and int(said) > _DROPPED_BYTES_MAX
+    ends = error.status == 408 or (error.status in (413, 429) and is_long)
+    headers = {"connection": "close"} if ends else {}
     if error.status == 429:
         headers["retry-after"] = "1"
     return _error(error.status, error.code, error.text, **headers)
