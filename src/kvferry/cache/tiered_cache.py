@@ -33,6 +33,7 @@ from kvferry.cache.prompt import Prompt, Tokens
 from kvferry.cache.results import Lookup, Retrieved, Stored
 from kvferry.cache.steps import Steps, finish
 from kvferry.cache.store_tiers import MEMORY
+from kvferry.chunks.generation import check_clear
 from kvferry.connectors.base import BufferLike
 
 __all__ = ["TieredCache"]
@@ -265,8 +266,10 @@ class TieredCache(CacheLife):
 
         Raises:
             KVFerryError: `everybody`, and a store does not take it: do it again.
+            UsageError: Two of these at a time.
         """
         self._check_open()
+        check_clear(stores=stores, everybody=everybody, weights_version=weights_version)
         if not stores:
             return self.memory.cache.clear()
         clearing = self.clearing

@@ -34,7 +34,15 @@ from kvferry.cache.explain import Explanation
 from kvferry.cache.prefill import Coefficients
 from kvferry.cache.prompt import Prompt, Tokens, read_prompt
 from kvferry.cache.request_log import RequestLog
-from kvferry.chunks.generation import FIRST, after_clear, joined, named, own_of, shared_of
+from kvferry.chunks.generation import (
+    FIRST,
+    after_clear,
+    check_clear,
+    joined,
+    named,
+    own_of,
+    shared_of,
+)
 from kvferry.chunks.identity import Identity
 from kvferry.client.buffers import BufferLike
 from kvferry.errors import ClosedError, UnavailableError
@@ -273,8 +281,10 @@ class Client:
         Raises:
             UnavailableError: `everybody`, and the server or its store does not take it: do it
                 again.
+            UsageError: As there.
         """
         self._check_open()
+        check_clear(stores=stores, everybody=everybody, weights_version=weights_version)
         if stores and not everybody:
             ended = self._own
             self._own = after_clear(weights_version)
