@@ -81,6 +81,7 @@ def test_deadline_grows_with_bytes() -> None:
         ({"timeout_s": "2"}, "above 0"),
         ({"ttl_s": 0}, "from 0.001"),
         ({"ttl_s": 0.0001}, "a number of seconds from 0.001"),
+        ({"ttl_s": 1e13}, "from 0.001 to 1000000000000"),
         ({"protocol": 4}, "use 3"),
         ({"host": ""}, "use a host name"),
         ({"host": f"redis://:{SECRET}@h"}, "from_url"),

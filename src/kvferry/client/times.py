@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from kvferry._shown import shown
+from kvferry.config.client import TTL_S_MAX
 from kvferry.errors import UsageError
 
 __all__ = ["LIMIT_S_MAX", "checked_timeout", "ttl_ms"]
 
 LIMIT_S_MAX = 1e9  # 30 years: endless to a caller, and still a number to a system call
-_TTL_S_MAX = 10**12
 
 
 def ttl_ms(ttl_s: float | None) -> int | None:
@@ -19,9 +19,9 @@ def ttl_ms(ttl_s: float | None) -> int | None:
     """
     if ttl_s is None:
         return None
-    if not 0.001 <= ttl_s < _TTL_S_MAX:
+    if not 0.001 <= ttl_s <= TTL_S_MAX:
         raise UsageError(
-            f"ttl_s={shown(ttl_s)} is no time to live; use 0.001 to {_TTL_S_MAX} s, or None"
+            f"ttl_s={shown(ttl_s)} is no time to live; use 0.001 to {TTL_S_MAX:g} s, or None"
         )
     return round(ttl_s * 1000)
 

@@ -33,6 +33,7 @@ from kvferry.errors import ConfigError
 
 __all__ = [
     "CONNECTIONS_DEFAULT",
+    "TTL_S_MAX",
     "WORKERS_DEFAULT",
     "ClientConfig",
     "load_client_config",
@@ -40,6 +41,7 @@ __all__ = [
 ]
 
 _TLS = ("tls",)
+TTL_S_MAX = 10**12  # servers add it to their clock, in milliseconds of 64 bits
 _SENTINEL = ("topology=sentinel",)
 _SEVERAL = ("topology=cluster|sentinel",)
 # More sockets than one flow needs: clouds cap each flow, and the client uses as many of them at a
@@ -169,7 +171,7 @@ class ClientConfig(ClientSources, frozen=True, kw_only=True):
     reconnect_max_s: Seconds = 1.0
     window_bytes: Annotated[int, setting(ge=1, le=2**40)] | None = None
     protocol: Literal[3, 2] = 3
-    ttl_s: Annotated[float, setting(ge=0.001, unit="seconds")] | None = None
+    ttl_s: Annotated[float, setting(ge=0.001, le=TTL_S_MAX, unit="seconds")] | None = None
     client_name: Annotated[
         str,
         setting(use=_ASCII, pattern=r"^[!-~]*\Z", quoted=False, bytes_max=CREDENTIAL_BYTES_MAX),

@@ -128,7 +128,9 @@ def read_document(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: It is missing, unreadable or no YAML, or no mapping.
     """
-    if not os.path.exists(path) or path.is_dir():
+    if path.is_dir():
+        raise ConfigError(f"the configuration file {path} is a directory; name a file in it")
+    if not os.path.exists(path):
         raise ConfigError(f"there is no configuration file {path}")
     document, problem = _parse(read_small(path, "configuration file"))
     # Raised out here, where no parser's error hangs on to ours: those quote the file.

@@ -40,6 +40,7 @@ __all__ = [
 
 PORT = 6379
 SENTINEL_PORT = 26379
+_PORT_MAX = 65_535
 
 # These make up the address of a URL, which a query parameter may not contradict.
 _ADDRESS = ("host", "port", "unix_path")
@@ -50,6 +51,10 @@ _MALFORMED = (
     "the URL is malformed; it is redis://user:password@host:port/db, "
     "with '@', ':', '/', '?', '#' and '%' percent-encoded inside user and password"
 )
+
+
+class _PortError(ValueError):
+    """It is a number, and that of no port."""
 
 
 def parse_url(url: str, known: Mapping[str, Spec]) -> dict[str, Any]:
@@ -118,8 +123,10 @@ def parse_endpoint(text: str) -> tuple[str, int | None]:
         port = rest[1:]
     else:
         host, _, port = text.partition(":")
-    if port and not (port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
+    if port and not (port.isascii() and port.isdigit()):
         raise ValueError("no port")
+    if port and not 1 <= int(port[:9]) <= _PORT_MAX:
+        raise _PortError(f"the port is not from 1 to {_PORT_MAX}")
     return host, int(port) if port else None
 
 
@@ -157,6 +164,8 @@ def _cut(url: str, mode: str) -> tuple[dict[str, Any], str, list[tuple[str, str]
         pairs = parse_qsl(
             query, keep_blank_values=True, strict_parsing=bool(query), errors="strict"
         )
+    except _PortError:
+        raise ConfigError(f"a port of the URL is not from 1 to {_PORT_MAX}") from None
     except ValueError:
         return None
     return settings, path, pairs
