@@ -6,13 +6,14 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from kvferry.errors import ConfigError
 
-__all__ = ["cannot_write", "check_state_file", "log_to_stderr", "signals_blocked"]
+__all__ = ["cannot_write", "check_state_file", "ending_at_once", "log_to_stderr", "signals_blocked"]
 
 
 def cannot_write(path: Path) -> str:
@@ -50,3 +51,30 @@ def signals_blocked(signals: Collection[signal.Signals]) -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def ending_at_once(signals: Collection[signal.Signals]) -> Iterator[None]:
+    """Meanwhile these signals, which all other threads block, end the process, whatever they do.
+
+    For a start that has nothing to lose, and may fill memory for seconds.
+    """
+    ready, over = threading.Event(), threading.Event()
+
+    def take() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+        ready.set()
+        over.wait()
+        signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in signals}
+    thread = threading.Thread(target=take, name="kvferry-signals", daemon=True)
+    thread.start()
+    ready.wait()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import re
+import signal
 import subprocess
 import sys
 import threading
@@ -29,6 +32,31 @@ def _threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 TEXT = "A document that is asked about again and again. " * 40
+
+
+def rss_mb(pid: int) -> int:
+    found = re.search(r"^VmRSS:\s+(\d+) kB$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return int(found[1]) >> 10 if found else 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_while_it_fills_its_memory(tmp_path: Path, number: int) -> None:
+    file = tmp_path / "kvferry.yaml"
+    file.write_text("max_local_cpu_size: 3\n")
+    words = [*("-m", "kvferry.cli.main", "serve-demo", "--port", "0", "--config", str(file))]
+    process = subprocess.Popen([sys.executable, *words], stderr=subprocess.PIPE)
+    try:
+        until(lambda: rss_mb(process.pid) > 500, 30)
+        process.send_signal(signal.SIGSTOP)
+        assert rss_mb(process.pid) < 2000
+        process.send_signal(number)
+        process.send_signal(signal.SIGCONT)
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        assert (process.returncode, used.ru_maxrss < 2500 << 10) == (-number, True)
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def complete(server: DemoServer, prompt: Any, tokens: int = 12) -> tuple[str, int]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from kvferry._process import log_to_stderr, signals_blocked
+from kvferry._process import ending_at_once, log_to_stderr, signals_blocked
 from kvferry.cache import TieredCache
 from kvferry.chunks.identity import Identity
 from kvferry.chunks.layout import KVLayout
@@ -172,7 +172,9 @@ def serve_demo(settings: ServeSettings, config: CacheConfig, log_level: str = "i
     """Serve until SIGTERM or Ctrl-C; a second one ends the process at once. In the main thread."""
     log_to_stderr(log_level)
     with signals_blocked(_SIGNALS):
-        with serving(settings, config):
+        with ExitStack() as stack:
+            with ending_at_once(_SIGNALS):
+                stack.enter_context(serving(settings, config))
             ending = False
             while not ending:
                 came = signal.sigtimedwait(_SIGNALS, _LOOK_S)
