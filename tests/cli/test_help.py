@@ -9,9 +9,19 @@ import click
 import pytest
 
 from kvferry.cli.main import cli
+from kvferry.config import CacheConfig, ClientConfig, EvictionConfig, StoreConfig, integrations
+from kvferry.config.cache import StoreSettings
+from kvferry.config.controller import ControllerConfig
+from kvferry.config.node import NodeSettings
+from kvferry.config.server import ServerSettings
+from kvferry.config.setting import Settings, specs
 
-# Their options are made of settings, whose words the guide to the configuration has as well.
-OF_SETTINGS = ("server", "node", "controller")
+SETTINGS: tuple[type[Settings], ...] = (
+    *(CacheConfig, ClientConfig, EvictionConfig, StoreConfig, StoreSettings, ControllerConfig),
+    *(NodeSettings, ServerSettings, integrations.VllmConnectorSettings),
+    *(integrations.VllmServerSettings, integrations.VllmTierSettings),
+    *(integrations.SglangSettings, integrations.LmcacheSettings),
+)
 
 
 def options(command: click.Command, *path: str) -> Iterator[tuple[str, str]]:
@@ -23,20 +33,32 @@ def options(command: click.Command, *path: str) -> Iterator[tuple[str, str]]:
             assert below is not None
             yield from options(below, *path, name)
     for option in command.params:
-        if isinstance(option, click.Option) and not option.hidden and path[:1] not in NOT_HERE:
+        if isinstance(option, click.Option) and not option.hidden:
             yield f"{' '.join(path)} {option.opts[-1]}", option.help or ""
 
 
-NOT_HERE = [(name,) for name in OF_SETTINGS]
 WORDS = dict(options(cli))
+SETTING_WORDS = {
+    f"{kind.__name__}.{name}": spec.text for kind in SETTINGS for name, spec in specs(kind).items()
+}
+EVERY = {**WORDS, **SETTING_WORDS}
 
 
 def test_commands_have_options() -> None:
-    assert len(WORDS) > 150
+    assert len(WORDS) > 200
+    assert len(SETTING_WORDS) > 150
 
 
-@pytest.mark.parametrize("option", WORDS)
+@pytest.mark.parametrize("option", EVERY)
 def test_an_option_says_what_it_is(option: str) -> None:
-    words = re.sub(r"\[default.*", "", WORDS[option], flags=re.DOTALL).strip()
+    words = re.sub(r"\[default.*", "", EVERY[option], flags=re.DOTALL).strip()
     assert re.match(r"[A-Z][^.]*\w.*\.$", words, re.DOTALL), f"{option}: no sentence: {words!r}"
     assert not re.match(r"(Of|At|For|By|In|As|That) ", words), f"{option}: of what? {words!r}"
+
+
+@pytest.mark.parametrize("setting", SETTING_WORDS)
+def test_a_setting_says_so_without_the_title_of_its_section(setting: str) -> None:
+    words = SETTING_WORDS[setting]
+    assert not re.match(r"(Where|What|How|Which|Whether|Silence|Part|Most) ", words), words
+    assert "None" not in words, f"nobody writes None on a command line: {words!r}"
+    assert not re.search(r"[;.] \w+: ", words), f"no sentence: {words!r}"

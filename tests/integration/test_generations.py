@@ -12,7 +12,7 @@ import pytest
 from kvferry import TieredCache
 from kvferry.cache.generations import Mark
 from kvferry.cache.prompt import read_prompt
-from kvferry.errors import KVFerryError
+from kvferry.errors import KVFerryError, UsageError
 from support.engines import CHUNK, IDENTITY, Chunk, expected, open_engine, prompt
 from support.servers import TestServer, wait_for
 
@@ -149,6 +149,26 @@ def test_a_clear_for_everybody_reaches_the_memory_of_others(valkey: TestServer) 
 
 
 @pytest.mark.ways("tcp")
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"everybody": True, "weights_version": "step-2"},
+        {"stores": False, "weights_version": "step-2"},
+        {"stores": False, "everybody": True},
+    ],
+)
+def test_a_clear_that_says_two_things_is_refused_and_clears_nothing(
+    words: dict[str, Any],
+) -> None:
+    with open_engine() as engine:
+        tokens, before = prompt(CHUNK), engine.generation
+        engine.store(tokens, expected(tokens))
+        with pytest.raises(UsageError, match=" and ".join(reversed(words))):
+            engine.clear(**words)
+        assert engine.generation == before
+        assert engine.lookup(tokens).tokens == CHUNK
+
+
 def test_flushall_alone_is_no_clear(valkey: TestServer) -> None:
     with on(valkey) as engine:
         put(engine)

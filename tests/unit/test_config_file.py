@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import re
 from pathlib import Path
 from typing import Any
 
@@ -226,7 +225,7 @@ def test_a_file_that_is_named_must_be_there(file: Path) -> None:
     for place in places:
         with pytest.raises(ConfigError, match=r"no configuration file|cannot be read"):
             load_client_config(**place)
-    with pytest.raises(ConfigError, match=re.escape(f"{file.parent} is a directory; name a file in it")):
+    with pytest.raises(ConfigError, match="is a directory; name a file in it"):
         load_client_config(file.parent, environ={})
     file.write_bytes(b"client: \xff")
     with pytest.raises(ConfigError, match="not UTF-8"):

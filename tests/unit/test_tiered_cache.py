@@ -520,25 +520,6 @@ def test_clear_forgets_everything_of_this_engine_only(shared: str) -> None:
 # Doing it elsewhere.
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        {"everybody": True, "weights_version": "step-2"},
-        {"stores": False, "weights_version": "step-2"},
-        {"stores": False, "everybody": True},
-    ],
-)
-def test_a_clear_that_says_two_things_is_refused_and_clears_nothing(
-    engine: TieredCache, words: dict[str, Any]
-) -> None:
-    tokens, before = prompt(CHUNK), engine.generation
-    engine.store(tokens, expected(tokens))
-    with pytest.raises(UsageError, match=" and ".join(reversed(words))):
-        engine.clear(**words)
-    assert engine.generation == before
-    assert engine.lookup(tokens).tokens == CHUNK
-
-
 def test_futures_prefetch_and_asyncio(shared: str) -> None:
     tokens = prompt(320)
     with open_engine(memory_store(shared)) as engine:

@@ -20,9 +20,9 @@ from kvferry.cache.prompt import Prompt
 from kvferry.cache.steps import Steps, finish
 from kvferry.cache.store_tiers import StoreTier
 from kvferry.chunks.generation import after_clear, drawn, joined, named, own_of, shared_of
-from kvferry.errors import KVFerryError
+from kvferry.errors import KVFerryError, UsageError
 
-__all__ = ["Clearing"]
+__all__ = ["Clearing", "check_clear"]
 
 _REMEMBERED = 1000
 # What a store may take to say its generation when a cache begins, before that is a miss.
@@ -141,3 +141,21 @@ class Clearing:
         if self.is_current(prompt.generation):
             return prompt
         return Prompt(b"", prompt.tokens, prompt.chunk_size, prompt.generation)
+
+
+def check_clear(*, stores: bool, everybody: bool, weights_version: str | None) -> None:
+    """Whether a clear does all that it is asked for.
+
+    Raises:
+        UsageError: A part of it would be left out.
+    """
+    asked = {
+        "weights_version": bool(weights_version),
+        "everybody": everybody,
+        "stores=False": not stores,
+    }
+    together = [name for name, is_asked in asked.items() if is_asked]
+    if len(together) > 1:
+        raise UsageError(
+            f"clear: {' and '.join(together)} are different clears; ask for one after the other"
+        )

@@ -27,13 +27,13 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from kvferry.cache.clearing import check_clear
 from kvferry.cache.explain import Explanation, explain_prompt
 from kvferry.cache.life import FLUSH_S, CacheLife
 from kvferry.cache.prompt import Prompt, Tokens
 from kvferry.cache.results import Lookup, Retrieved, Stored
 from kvferry.cache.steps import Steps, finish
 from kvferry.cache.store_tiers import MEMORY
-from kvferry.chunks.generation import check_clear
 from kvferry.connectors.base import BufferLike
 
 __all__ = ["TieredCache"]

@@ -26,7 +26,6 @@ from kvferry.errors import UsageError
 __all__ = [
     "FIRST",
     "after_clear",
-    "check_clear",
     "chunk_name",
     "drawn",
     "joined",
@@ -70,24 +69,6 @@ def after_clear(weights_version: str | None) -> bytes:
     """
     half = _NOTHING if weights_version is None else named(weights_version)
     return half if any(half) else drawn()
-
-
-def check_clear(*, stores: bool, everybody: bool, weights_version: str | None) -> None:
-    """Whether a clear does all that it is asked for.
-
-    Raises:
-        UsageError: A part of it would be left out.
-    """
-    asked = {
-        "weights_version": bool(weights_version),
-        "everybody": everybody,
-        "stores=False": not stores,
-    }
-    together = [name for name, is_asked in asked.items() if is_asked]
-    if len(together) > 1:
-        raise UsageError(
-            f"clear: {' and '.join(together)} are different clears; ask for one after the other"
-        )
 
 
 def joined(own: bytes, shared: bytes) -> bytes:

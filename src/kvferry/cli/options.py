@@ -73,7 +73,7 @@ def _option(spec: Spec) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         names = [f"--{each}/--no-{each}" for each in words if each]
         return click.option(*names, spec.name, default=None, help=f"{text}  [default: no]")
     if spec.words:
-        text += f" {spec.wanted}."
+        text += f" Use {spec.wanted}."
     if spec.default not in (None, ()):
         default = f"{spec.default:g}" if spec.kind is float else spec.default
         if spec.kind is dict:
@@ -89,7 +89,7 @@ def _option(spec: Spec) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         multiple=spec.kind is tuple,
         callback=partial(_joined, spec) if spec.kind is tuple else None,
         metavar=kind,
-        help=f"{text} Repeatable." if spec.kind is tuple else text,
+        help=f"{text} It may be repeated." if spec.kind is tuple else text,
     )
 
 

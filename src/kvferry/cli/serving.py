@@ -45,6 +45,7 @@ def serving(
             type=click.Choice(["debug", "info", "warning", "error"]),
             default="info",
             show_default=True,
+            help="The least level of lines in the log, which goes to stderr.",
         ),
     ]
     if shown is not None:

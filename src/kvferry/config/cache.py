@@ -56,14 +56,14 @@ class StoreSettings(Settings, frozen=True, kw_only=True):
     """Settings of a file, the environment or a call that become stores.
 
     Attributes:
-        stores: Where chunks are beside L1 (L2), in the order in which they are asked.
+        stores: The stores of chunks beside L1 (L2), in the order in which they are asked.
         remote_url: The URL of a store of type redis.
         local_disk: The directory of a store of type file.
-        max_local_disk_size: The capacity of `local_disk`.
-        username: ACL user at `remote_url`.
-        password: A secret; shown nowhere. For `remote_url`.
-        resp_num_threads: Connections to `remote_url`.
-        extra_config: Where LMCache has these three, and `lookup_backoff_time`.
+        max_local_disk_size: The capacity of `local_disk`, in GB of 2^30 bytes.
+        username: The ACL user at `remote_url`.
+        password: The password at `remote_url`, which is shown nowhere.
+        resp_num_threads: The number of connections to `remote_url`.
+        extra_config: A mapping in which LMCache has these three, and `lookup_backoff_time`.
     """
 
     guide: ClassVar = ("stores", "remote_url", "local_disk", "max_local_disk_size")

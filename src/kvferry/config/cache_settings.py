@@ -25,32 +25,32 @@ class CacheSettings(PeerSettings, frozen=True, kw_only=True):
     """What is cached, where, and how long it may take.
 
     Attributes:
-        chunk_size: Tokens of a chunk, the unit of caching.
-        local_cpu: Keep chunks in memory of this host (L1). Without, that memory is a way through.
-        max_local_cpu_size: Memory of this host for chunks (L1), in GB of 2^30 bytes.
-        eviction_policy: What leaves that memory first.
+        chunk_size: The tokens of a chunk, the unit of caching.
+        local_cpu: Keep chunks in memory of this host (L1). Without it that memory is a way through.
+        max_local_cpu_size: The memory of this host for chunks (L1), in GB of 2^30 bytes.
+        eviction_policy: The policy that chooses which chunk leaves memory (L1).
         hugetlb: Take memory from the system's huge pages, which must have been set aside.
         prefault: Touch all memory at the start, so that no request pays for its first use.
-        enable_async_loading: `lookup` begins to load, so that `retrieve` finds it in memory.
+        enable_async_loading: Let `lookup` begin to load, so that `retrieve` finds chunks in memory.
         retrieve_timeout_s: The longest that a retrieve may take; what has arrived by then counts.
-        lookup_timeout_s: The longest that a lookup may wait for stores. None: as long as an answer
-            can pay; where nobody knows what computing takes, for 3 seconds.
-        load_threads: Threads that run loads.
-        write_queue_bytes_max: Bytes that may wait to be written to the stores; beyond it a chunk
-            is not stored, and counted.
-        recompute: "auto" loads what is predicted to be quicker than computing it; "never" loads
-            whatever is there.
-        weights_version: Of caches on the same stores, those with the same name share; for weights
-            that were changed in place. None: those that have none either.
+        lookup_timeout_s: The longest that a lookup may wait for stores. Without it as long as an
+            answer can pay; where nobody knows what computing takes, for 3 seconds.
+        load_threads: The number of threads that run loads.
+        write_queue_bytes_max: The most bytes that may wait to be written to the stores. A chunk
+            beyond it is not stored, and counted.
+        recompute: The choice between loading and computing: "auto" loads what is predicted to be
+            quicker than computing it; "never" loads whatever is there.
+        weights_version: The name of weights that were changed in place. Caches on the same stores
+            share where they have the same name, or none.
         prefill_calibration_file: A JSON file that says what computing n tokens takes, which is
             ``a + c n + d n**2`` seconds: {"a_s": ..., "c_s_per_token": ..., "d_s_per_token2": ...}.
-            None: it is learned.
-        remote_serde: How chunks are written to stores of type redis: "naive": as they are;
+            Without it that is learned.
+        remote_serde: The form of chunks in stores of type redis: "naive": as they are;
             "split12": bf16 numbers in three quarters of their bytes, without loss; "zstd": in
             fewer still, of other types too, by more computing; "auto": one of these, as loads have
             shown the link to be; "fp8": in a byte a number, which loses something, so a cache with
             it shares only with others that have it. All are read.
-        stores: Where chunks are beside L1 (L2), in the order in which they are asked.
+        stores: The stores of chunks beside L1 (L2), in the order in which they are asked.
 
     Raises:
         ConfigError: A setting cannot be, or contradicts another one.

@@ -59,68 +59,72 @@ class ClientConfig(ClientSources, frozen=True, kw_only=True):
     """What a client connects to, and its limits.
 
     Attributes:
-        host: Name or address; every address of a name is tried. Of a cluster the first seed, of
-            Sentinels the first of them.
-        port: TCP port. (URLs have 26379 for Sentinels where they give none.)
-        unix_path: Path of a Unix socket; wins over `host` and `port`.
-        same_host: What becomes of a loopback address of one server without TLS. "auto": the native
+        host: The name or address of the server; every address of a name is tried. In a cluster it
+            is the first seed, with Sentinels the first of them.
+        port: The TCP port of the server. URLs have 26379 for Sentinels where they give none.
+        unix_path: The path of a Unix socket, in the place of `host` and `port`.
+        same_host: The way to a loopback address of one server without TLS. "auto": the native
             client asks the server whether it has a Unix socket that this process may use, and moves
             there; "tcp": it stays; "unix": without such a socket everything is UNAVAILABLE.
-        username: ACL user; ``None`` is the server's default user. Needs `password`.
-        password: A secret; shown nowhere.
-        credentials: A function that gives user and password, in their stead; asked before every
-            connection and before what it gave expires. See `kvferry.Credentials`.
-        db: Database number; a cluster has only 0.
-        topology: One server, the slots of a cluster, or one that Sentinels watch.
+        username: The ACL user, with its `password`. Without it the server's default user.
+        password: The password at the server, which is shown nowhere.
+        credentials: A function that gives user and password. It is asked before every connection
+            and before what it gave expires. See `kvferry.Credentials`.
+        db: The number of the database; a cluster has only 0.
+        topology: The kind of deployment: one server, the slots of a cluster, or a server that
+            Sentinels watch.
         nodes: Further seeds of a cluster, or further Sentinels: "host:port", "[v6]:port", "host".
-        sentinel_master: The name that the Sentinels watch our server under.
-        sentinel_username: ACL user at the Sentinels, which have users of their own.
-        sentinel_password: A secret; shown nowhere. ``None``: the Sentinels want none.
-        read_from: "replica" reads from replicas where there are some, "az" from those
-            in `availability_zone` first. Values may then be older than the last write.
+        sentinel_master: The name under which the Sentinels watch the server.
+        sentinel_username: The ACL user at the Sentinels, which have users of their own.
+        sentinel_password: The password at the Sentinels, which is shown nowhere.
+        read_from: The servers that are read. "replica" reads from replicas where there are some,
+            "az" from those in `availability_zone` first. Values may then be older than the last
+            write.
         availability_zone: The zone of this host, as the servers name theirs.
-        topology_refresh_s: How often the map of a cluster, or what Sentinels say, is asked for
-            without a reason.
-        nodes_max: How many nodes a cluster or its redirects may make us connect to; a map with
-            more is refused. They may cost `nodes_max` x (`connections` + 1) descriptors.
-        tls: Encrypt; ``rediss://`` in URLs.
-        tls_ca_file: PEM file of the authorities that we trust; without it and `tls_ca_dir` those of
-            the system.
-        tls_ca_dir: A directory of files of authorities, hashed as OpenSSL wants it.
-        tls_cert_file: PEM file of our certificate and its chain, where the server asks for one.
-        tls_key_file: PEM file of our key.
-        tls_key_password: A secret; shown nowhere. Opens the key file.
-        tls_server_name: The name that the certificate must have and that is asked for (SNI), if
-            that is not `host`; holds for all nodes of a cluster.
-        tls_verify: "full" checks chain and name; "ca" the chain alone; "none" nothing, so that
-            anybody in between can read and answer.
-        tls_min_version: The oldest version that is spoken.
-        tls_ciphers: OpenSSL's names with ":" between; those of TLS 1.3 begin with "TLS_", and the
-            client in pure Python has no say in them.
-        ktls: Let the kernel encrypt, where it and OpenSSL can.
-        connections: Sockets to each server; ``None`` lets the client choose.
-        workers: I/O threads that share the sockets; ``None`` lets the client choose.
-        timeout_s: Base of a batch's deadline, which is `timeout_s` + bytes / `floor_rate_bytes_s`,
-            so that the limit of 40 MB differs from that of 4 KB.
+        topology_refresh_s: The seconds after which the map of a cluster, or what Sentinels say, is
+            asked for without a reason.
+        nodes_max: The most nodes that a cluster or its redirects may make the client connect to; a
+            map with more is refused. They may cost `nodes_max` x (`connections` + 1) descriptors.
+        tls: Encrypt, as ``rediss://`` does in URLs.
+        tls_ca_file: The PEM file of the authorities that the client trusts. Without it and
+            `tls_ca_dir` those of the system.
+        tls_ca_dir: A directory of authorities' PEM files, hashed as OpenSSL wants it.
+        tls_cert_file: The PEM file of the client's certificate and its chain, where the server asks
+            for one.
+        tls_key_file: The PEM file of the key of the client's certificate.
+        tls_key_password: The password of the key file, which is shown nowhere.
+        tls_server_name: The name that the server's certificate must have and that is asked for
+            (SNI), if that is not `host`. It holds for all nodes of a cluster.
+        tls_verify: The check of the server's certificate. "full" checks chain and name; "ca" the
+            chain alone; "none" nothing, so that anybody in between can read and answer.
+        tls_min_version: The oldest version of TLS that the client uses.
+        tls_ciphers: The ciphers of TLS by OpenSSL's names, with ":" between. Those of TLS 1.3 begin
+            with "TLS_", and the client in pure Python has no say in them.
+        ktls: Let the kernel encrypt TLS, where it and OpenSSL can.
+        connections: The number of sockets to each server. Without it the client chooses.
+        workers: The number of I/O threads that share the sockets. Without it the client chooses.
+        timeout_s: The base of a batch's deadline, which is `timeout_s` + bytes /
+            `floor_rate_bytes_s`, so that the limit of 40 MB differs from that of 4 KB.
         floor_rate_bytes_s: The slowest transfer that still counts as alive.
-        connect_timeout_s: Limit for connecting, including TLS and the greeting.
-        stall_timeout_s: How long a connection that owes us bytes may send none.
-        reconnect_min_s: First bound of the random wait before dialling again; it doubles.
-        reconnect_max_s: The last bound of that wait.
-        window_bytes: Bytes asked for ahead, per connection; ``None`` lets the client adapt.
-        protocol: 3 speaks RESP3 where the server does; 2 insists on RESP2.
-        ttl_s: Time to live of values that are set without one; ``None`` keeps them.
-        client_name: Shown in the server's ``CLIENT LIST``; empty sends none.
-        value_size_bytes_max: A longer value is refused, in both directions (the default is
-            the server's ``proto-max-bulk-len``).
-        drain_bytes_max: An unwanted reply up to this length is read to its end; a longer one costs
-            the connection.
-        attempts_max: How often a request is tried, each time on a new connection.
-        presence_prefix: Keep a view of which keys with this prefix exist, told by the server;
-            ``None`` keeps none.
-        presence_keys_max: How many keys that view may hold.
-        presence: Whether the store of a cache keeps such a view of its own keys, so that a miss
-            costs no question: "auto" while that costs the server little, "on" always, "off" never.
+        connect_timeout_s: The longest that connecting may take, with TLS and the greeting.
+        stall_timeout_s: The longest that a connection with bytes due may receive none.
+        reconnect_min_s: The first bound of the random wait before dialling again; it doubles.
+        reconnect_max_s: The last bound of the random wait before dialling again.
+        window_bytes: The bytes that each connection asks for ahead. Without it the client adapts.
+        protocol: The version of RESP. 3 speaks RESP3 where the server does; 2 insists on RESP2.
+        ttl_s: The time to live of values that are set without one. Without it they stay.
+        client_name: The name of the client in the server's ``CLIENT LIST``; empty sends none.
+        value_size_bytes_max: The most bytes of a value, in both directions; a longer one is refused
+            (the default is the server's ``proto-max-bulk-len``).
+        drain_bytes_max: The most bytes of an unwanted reply that are read to its end; a longer one
+            costs the connection.
+        attempts_max: The most tries of a request, each on a new connection.
+        presence_prefix: A prefix of keys. The client keeps a view of which of these keys exist,
+            told by the server. Without it there is none.
+        presence_keys_max: The most keys that the view of `presence_prefix` may hold.
+        presence: The choice whether the store of a cache keeps a view of its own keys, so that a
+            miss costs no question: "auto" while that costs the server little, "on" always, "off"
+            never.
 
     Raises:
         ConfigError: A setting cannot be, or contradicts another one.

@@ -33,24 +33,27 @@ class ControllerConfig(Section, frozen=True, kw_only=True):
     """What a controller runs with.
 
     Attributes:
-        host: Where instances and HTTP connect; beyond this host it needs `secret_file` and
-            `token_file`.
-        port: Of HTTP; 0: any free one.
-        monitor_ports: Of instances: "pull" takes updates, "reply" answers registrations and
-            look-ups, "heartbeat" takes heartbeats. 0: any free one.
-        secret: What instances must know; needed beyond loopback.
-        secret_file: A file with the word that instances must know; needed beyond loopback.
-        http_token: What callers of HTTP must show; needed beyond loopback.
-        token_file: A file with the word that callers of HTTP must show; needed beyond loopback.
-        directory: URL of a Redis or Valkey in which controllers share who lives and who holds what,
-            so that any of them may die.
+        host: The address where instances and callers of HTTP connect. One that other hosts reach
+            needs `secret_file` and `token_file`.
+        port: The port where HTTP listens; 0 takes any that is free.
+        monitor_ports: The ports where instances connect: "pull" takes updates, "reply" answers
+            registrations and look-ups, "heartbeat" takes heartbeats. 0 takes any that is free.
+        secret: The word that instances must know. It is needed where other hosts can connect.
+        secret_file: A file with the word that instances must know. It is needed where other hosts
+            can connect.
+        http_token: The word that callers of HTTP must show. It is needed where other hosts can
+            connect.
+        token_file: A file with the word that callers of HTTP must show. It is needed where other
+            hosts can connect.
+        directory: The URL of a Redis or Valkey in which controllers share who lives and who holds
+            what, so that any of them may die.
         tokenizer_file: A tokenizer.json of the models that instances run, so that a text can be
-            looked up and explained; it needs `pip install tokenizers`.
-        heartbeat_s: How often instances say that they live.
-        suspect_s: Silence after which an instance is named last.
-        dead_s: Silence after which what an instance held is forgotten.
-        instances_max: Processes of instances at a time.
-        connections_max: Of instances, on all ports together.
+            looked up and explained. It needs `pip install tokenizers`.
+        heartbeat_s: The seconds between two signs of life of an instance.
+        suspect_s: The seconds of silence after which an instance is named last.
+        dead_s: The seconds of silence after which it is forgotten what an instance held.
+        instances_max: The most processes of instances at a time.
+        connections_max: The most connections of instances at a time, on all ports together.
 
     Raises:
         ConfigError: A setting cannot be, or contradicts another one.

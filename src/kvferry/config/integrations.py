@@ -32,11 +32,11 @@ class VllmConnectorSettings(Settings, frozen=True, kw_only=True):
 
     Attributes:
         save_generated: Save chunks with generated tokens too, when they are full.
-        save_buffer_gb: Memory for what was taken out of the engine and is not saved yet; None: what
-            two steps of the engine compute.
-        layerwise: "auto": each layer is taken out when it is computed, where the engine runs it
-            from Python, and else at the end of the step; "always": have it run so, without full
-            CUDA graphs.
+        save_buffer_gb: The memory for what was taken out of the engine and is not saved yet.
+            Without it what two steps of the engine compute.
+        layerwise: The moment at which layers are taken out. With "auto" it is when each is
+            computed, where the engine runs layers from Python, and else the end of the step; with
+            "always" the engine is made to run them so, without full CUDA graphs.
         cache: The settings of the cache; its chunk size is a multiple of the engine's block size.
     """
 
@@ -55,9 +55,9 @@ class VllmServerSettings(Settings, frozen=True, kw_only=True):
     """Of the connector to a cache server, with ``kvferry.mp.`` before each name.
 
     Attributes:
-        host: "tcp://HOST", "HOST" or "ipc:///PATH".
-        port: Of the server, with TCP.
-        token_file: Holds the token, for a server that asks for one.
+        host: The address of the server: "tcp://HOST", "HOST" or "ipc:///PATH".
+        port: The TCP port of the server.
+        token_file: A file with the token, for a server that asks for one.
     """
 
     guide: ClassVar = ("host", "port")
@@ -71,28 +71,33 @@ class VllmTierSettings(Settings, frozen=True, kw_only=True):
     """Of the vLLM tier, beside those of a client.
 
     Attributes:
-        url: Where the store is: `redis://`, `rediss://` (TLS), `redis+cluster://`,
+        url: The URL of the store: `redis://`, `rediss://` (TLS), `redis+cluster://`,
             `redis+sentinel://`; `valkey` and `resp` for `redis`; `unix://`; `file:///directory`.
-        store: Instead of `url` all of a store, as in a configuration file.
-        capacity_gb: Limit of a `file://` store, in GB of 2^30 bytes.
-        config_file: Settings of the client from a file; None: that of `KVFERRY_CONFIG_FILE`.
-        password_file: Holds the password; read for each connection.
+        store: All of a store as in a configuration file, in the place of `url`.
+        capacity_gb: The most GB of 2^30 bytes that a `file://` store holds.
+        config_file: A file with the settings of the client. Without it that of
+            `KVFERRY_CONFIG_FILE`.
+        password_file: A file with the password, which is read for each connection.
         identity: A name for what vLLM does not tell.
-        locality: For vLLM's filters of tiers and for its events.
+        locality: The locality that vLLM's filters of tiers and its events see.
         enable_kv_events: Tell vLLM of chunks that the store has acknowledged.
-        lookup_timeout_ms: How long a request waits to hear what the store has. None: as long as an
-            answer can save time, by what computing may take; 40 where that is not known.
-        load_timeout_ms: Deadline of a load, plus its bytes at 50 MB/s; None: 1000.
-        load_stall_ms: How long all loads together may get nothing. None: four times what a chunk
-            mostly takes, or a quarter of computing them (half of it for the first one); 500 where
-            that is not known.
-        store_timeout_ms: Deadline of a store, plus its bytes at 50 MB/s; None: 5000.
-        store_mb_max: What may be on its way to the store; the rest is shed. None: half of the
-            pinned memory.
-        drain_timeout_ms: How long a shutdown waits for stores; None: 10000.
-        remote_kv_sources: Hosts, addresses and networks (10.0.0.0/8) whose nodes requests may name
-            in `kv_transfer_params.remote_kv_source`. None: nobody is named.
-        remote_serde: How chunks are written to a server; all are read. See the guide of codecs.
+        lookup_timeout_ms: The longest that a request waits to hear what the store has. Without it
+            as long as an answer can save time, by what computing may take; 40 where that is not
+            known.
+        load_timeout_ms: The longest that a load may take, beside its bytes at 50 MB/s. Without it
+            1000.
+        load_stall_ms: The longest that all loads together may get nothing. Without it four times
+            what a chunk mostly takes, or a quarter of computing them (half of it for the first
+            one); 500 where that is not known.
+        store_timeout_ms: The longest that a store may take, beside its bytes at 50 MB/s. Without it
+            5000.
+        store_mb_max: The most MB that may be on their way to the store; the rest is shed. Without
+            it half of the pinned memory.
+        drain_timeout_ms: The longest that a shutdown waits for stores. Without it 10000.
+        remote_kv_sources: The hosts, addresses and networks (10.0.0.0/8) whose nodes requests may
+            name in `kv_transfer_params.remote_kv_source`. Without it requests may name none.
+        remote_serde: The form in which chunks are written to a server; all are read. See the guide
+            of codecs.
     """
 
     url: Url | None = None
@@ -120,9 +125,10 @@ class _WithClient(Settings, frozen=True, kw_only=True):
     configuration that the engine logs.
 
     Attributes:
-        url: `redis://`, `rediss://`, `redis+cluster://`, `redis+sentinel://`, `unix://`.
-        config_file: A file with a section `client`; None: that of `KVFERRY_CONFIG_FILE`.
-        client: How the server is reached.
+        url: The URL of the server: `redis://`, `rediss://`, `redis+cluster://`,
+            `redis+sentinel://`, `unix://`.
+        config_file: A file with a section `client`. Without it that of `KVFERRY_CONFIG_FILE`.
+        client: The settings of the client that reaches the server.
     """
 
     url: Url | None = None
@@ -157,14 +163,16 @@ class SglangSettings(_WithClient, frozen=True, kw_only=True):
     """Of HiCache's extra config, beside those of a client.
 
     Attributes:
-        lookup_timeout_s: Limit of a question which pages are there; after it: none.
-        load_timeout_s: Limit of a batch of pages that is read, beside the time that its bytes take
-            at `floor_rate_bytes_s`.
-        store_timeout_s: The same of a batch that is written.
-        model_path: Where the weights are, if it is not where SGLang has them from.
-        revision: Of the weights, instead of a fingerprint of their files.
-        extra_backend_tag: Separates deployments that shall not share.
-        remote_serde: How pages are written; all are read. See the guide of codecs.
+        lookup_timeout_s: The longest that a question which pages are there may take; after it
+            there are none.
+        load_timeout_s: The longest that reading a batch of pages may take, beside the time that its
+            bytes take at `floor_rate_bytes_s`.
+        store_timeout_s: The longest that writing a batch of pages may take, beside the time that
+            its bytes take at `floor_rate_bytes_s`.
+        model_path: The path of the weights, if it is not where SGLang has them from.
+        revision: The revision of the weights, in the place of a fingerprint of their files.
+        extra_backend_tag: A word that separates deployments that shall not share.
+        remote_serde: The form in which pages are written; all are read. See the guide of codecs.
     """
 
     where: ClassVar = "HiCache extra config"
@@ -188,12 +196,16 @@ class LmcacheSettings(_WithClient, frozen=True, kw_only=True):
     """Of LMCache's ``adapter_params``, beside those of a client.
 
     Attributes:
-        num_workers: Sockets to each server, as LMCache's own client has it; None: 8.
-        deadline_s: Limit of every batch; None: 5 s and bytes at 50 MB/s, 2 s for questions.
-        namespace: Goes before every key with a ":"; without it the keys are LMCache's own.
-        verify: Frames with checksums; values then lie in a namespace, `kvferry` if none is named.
-        remote_serde: How values are written; all are read. Only with `verify`: what has no frame is
-            LMCache's own, whose readers decode nothing. See the guide of codecs.
+        num_workers: The number of sockets to each server, as LMCache's own client has it. Without
+            it 8.
+        deadline_s: The longest that a batch may take. Without it 5 s and bytes at 50 MB/s, 2 s for
+            questions.
+        namespace: A word that goes before every key with a ":". Without it the keys are LMCache's
+            own.
+        verify: Write values in frames with checksums, in a namespace, which is `kvferry` if none is
+            named.
+        remote_serde: The form in which values are written; all are read. It needs `verify`: what
+            has no frame is LMCache's own, whose readers decode nothing. See the guide of codecs.
     """
 
     where: ClassVar = "adapter_params"

@@ -55,35 +55,37 @@ class NodeSettings(Section, frozen=True, kw_only=True):
     """What a node holds, where it listens, and its limits.
 
     Attributes:
-        listen: Where it listens, as HOST:PORT or unix:PATH; port 0: any free one. Beyond this host
-            it needs a password or users, or TLS with client certificates.
-        size_gb: Most memory of all values together, in GB of 2^30 bytes; all of it is taken at the
-            start.
-        eviction_policy: What leaves when it is full.
-        state_file: Where what it holds is kept from its end to its next start.
-        password: What clients must say.
-        password_file: A file whose content is that.
-        users_file: A file with a list of users, YAML or JSON: name, password, prefixes of the keys
-            that they may read and write, and whether they are admin.
-        read_only: Without users: clients may read, and nothing else.
-        tls_cert_file: PEM file of our certificate and its chain. With it all of TCP is TLS; a Unix
-            socket stays as it is.
-        tls_key_file: PEM file of our key.
-        tls_key_password: A secret; shown nowhere. Opens the key file.
-        tls_ca_file: PEM file of authorities: clients must show a certificate of one of them.
-        tls_ca_dir: A directory of such files, hashed as OpenSSL wants it.
-        tls_min_version: The oldest version that is spoken.
-        tls_ciphers: OpenSSL's names with ":" between; those of TLS 1.3 begin with "TLS_".
-        ktls: Let the kernel encrypt, where it and OpenSSL can.
-        threads: Threads that move bytes.
-        hugetlb: Put values on huge pages that the system has set aside.
-        prefault: Supply all memory at the start.
-        connections_max: Connections at a time.
-        in_flight_gb: Most bytes of values that are on their way in and out at a time; further
-            clients hear BUSY. Default: half of the size.
-        value_bytes_max: Of one value.
-        stall_timeout_s: A connection that moves less than 1 MiB in this time, although more is
-            due, is closed.
+        listen: An address where clients connect, as HOST:PORT or unix:PATH; port 0 takes any that
+            is free. One that other hosts reach needs a password or users, or TLS with client
+            certificates.
+        size_gb: The most memory that all values take together, in GB of 2^30 bytes. All of it is
+            taken at the start.
+        eviction_policy: The policy that chooses which value leaves a full node.
+        state_file: The file that keeps the values from the end of the node to its next start.
+        password: The password that clients must show.
+        password_file: A file with the password that clients must show.
+        users_file: A file with a list of users, in YAML or JSON. Each has a name, a password, the
+            prefixes of the keys that it may read and write, and may be an admin.
+        read_only: Let clients read and do nothing else, where there is no list of users.
+        tls_cert_file: The PEM file of the node's certificate and its chain. With it all of TCP is
+            TLS; a Unix socket stays as it is.
+        tls_key_file: The PEM file of the certificate's key.
+        tls_key_password: The password of the key file, which is shown nowhere.
+        tls_ca_file: A PEM file of authorities. Clients must show a certificate of one of them.
+        tls_ca_dir: A directory of authorities' PEM files, hashed as OpenSSL wants it.
+        tls_min_version: The oldest version of TLS that clients may use.
+        tls_ciphers: The ciphers of TLS by OpenSSL's names, with ":" between. Those of TLS 1.3 begin
+            with "TLS_".
+        ktls: Let the kernel encrypt TLS, where it and OpenSSL can.
+        threads: The number of threads that move bytes.
+        hugetlb: Put values on huge pages, which the system must have set aside.
+        prefault: Touch all memory at the start, so that no value waits for it later.
+        connections_max: The most connections at a time.
+        in_flight_gb: The most GB of values that are on their way in and out at a time; further
+            clients hear BUSY. Without it half of the size.
+        value_bytes_max: The most bytes of one value.
+        stall_timeout_s: The seconds in which a connection with bytes due must move 1 MiB. Else it
+            is closed.
     """
 
     section: ClassVar = "node"

@@ -25,29 +25,34 @@ class PeerSettings(Settings, frozen=True, kw_only=True):
     """What an instance shares, and where its controller is.
 
     Attributes:
-        enable_p2p: Lend the chunks in memory to other instances, and read theirs. Who they are says
-            the controller.
-        p2p_host: Where others reach this instance; it listens there too, unless `p2p_bind` names
-            another address.
-        p2p_bind: Address of this host to listen on, e.g. "0.0.0.0" in a pod.
-        p2p_init_ports: Port at which others read; a list has one for each rank. 0: any free one.
+        enable_p2p: Lend the chunks in memory to other instances, and read theirs. The controller
+            says who they are.
+        p2p_host: The address where other instances reach this one. It listens there too, unless
+            `p2p_bind` names another address.
+        p2p_bind: The address of this host to listen on, e.g. "0.0.0.0" in a pod.
+        p2p_init_ports: The port at which other instances read; a list has one for each rank. 0
+            takes any that is free.
         p2p_lookup_ports: A second port of the same service, for whoever was told both.
-        p2p_secret: What instances and their controller must know; needed beyond loopback, unless
-            instances have certificates and the controller is on this host.
-        p2p_secret_file: A file that holds it.
-        p2p_tls_cert_file: PEM file of this instance's certificate for p2p_host, and its chain. With
-            it instances read each other over TLS, and show each other their certificates.
-        p2p_tls_key_file: PEM file of its key.
-        p2p_tls_ca_file: PEM file of the authorities whose certificates instances have.
-        transfer_channel: "nixl": chunks go over NIXL where both sides have it, else over TCP.
+        p2p_secret: The word that instances and their controller must know. It is needed where other
+            hosts can connect, unless instances have certificates and the controller is on this
+            host.
+        p2p_secret_file: A file with the word that instances and their controller must know.
+        p2p_tls_cert_file: The PEM file of this instance's certificate for p2p_host, and its chain.
+            With it instances read each other over TLS, and show each other their certificates.
+        p2p_tls_key_file: The PEM file of the key of this instance's certificate.
+        p2p_tls_ca_file: The PEM file of the authorities whose certificates instances have.
+        transfer_channel: The way of chunks between instances: "nixl" is NIXL where both sides have
+            it, and TCP elsewhere.
         enable_controller: Register with a controller, and tell it what memory holds.
-        lmcache_instance_id: Name of this instance, the same over restarts; None: of the host.
-        controller_pull_url: HOST:PORT of the controller's port for updates; of several controllers
-            with one directory, with commas between.
-        controller_reply_url: HOST:PORT of its port for questions; likewise.
-        lookup_backoff_time: How long a peer that failed is not asked, at first.
-        remote_kv_sources: Hosts, addresses and networks (10.0.0.0/8) whose nodes requests may name
-            in `kv_transfer_params.remote_kv_source`. None: nobody is named.
+        lmcache_instance_id: The name of this instance, the same over restarts. Without it that of
+            the host.
+        controller_pull_url: The HOST:PORT of the controller that takes updates; those of several
+            controllers with one directory have commas between.
+        controller_reply_url: The HOST:PORT of the controller that answers questions; those of
+            several have commas between.
+        lookup_backoff_time: The seconds for which a peer that failed is not asked, at first.
+        remote_kv_sources: The hosts, addresses and networks (10.0.0.0/8) whose nodes requests may
+            name in `kv_transfer_params.remote_kv_source`. Without it requests may name none.
     """
 
     enable_p2p: Annotated[

@@ -52,20 +52,22 @@ class CommonSettings(Settings, frozen=True, kw_only=True):
     """What a server is told in the same words by people and by programs.
 
     Attributes:
-        chunk_size: Tokens of a chunk, for engines that were told none; None: they know best.
-        token: What engines must show; needed beyond loopback.
-        http_token: What callers of HTTP must show; needed beyond loopback.
-        shm_name: What the names of shared segments begin with; a random part follows. Servers of
-            one user need names of their own.
-        hugepages: Put the pool on huge pages that the system has set aside.
-        numa: The NUMA node whose memory is used; None: any.
-        state_file: Where the index is kept over a restart, and the pool with it.
-        lease_s: How long leases and reservations last.
-        heartbeat_s: How often clients say that they live.
-        dead_after_s: Silence after which a client loses its leases.
-        client_share: Part of the pool that one client may hold at once, by leases and reservations;
-            of what others hold already it gets none.
-        drain_s: How long a shutdown waits for stores.
+        chunk_size: The tokens of a chunk, for engines that name no chunk size. Without it such an
+            engine takes its own default.
+        token: The word that engines must show. It is needed where other hosts can connect.
+        http_token: The word that callers of HTTP must show. It is needed where other hosts can
+            connect.
+        shm_name: The beginning of the names of shared segments; a random part follows. Each server
+            of one user needs another.
+        hugepages: Put the pool on huge pages, which the system must have set aside.
+        numa: The NUMA node whose memory the pool takes. Without it the system chooses.
+        state_file: The file that keeps the index over a restart, so that the pool is used again.
+        lease_s: The seconds after which a lease or a reservation ends by itself.
+        heartbeat_s: The seconds between two signs of life of a client.
+        dead_after_s: The seconds of silence after which a client loses its leases.
+        client_share: The part of the pool that one client may hold by leases and reservations. It
+            gets nothing of what others hold.
+        drain_s: The seconds that a shutdown waits for stores.
     """
 
     chunk_size: Annotated[int, setting(ge=1, le=1 << 20, unit="tokens")] | None = None
@@ -88,20 +90,20 @@ class ServerSettings(CommonSettings, frozen=True, kw_only=True):
     """What a file, the environment and the command line may name.
 
     Attributes:
-        l1_size_gb: Most memory of all chunks together, in GB of 2^30 bytes.
-        eviction_policy: What leaves a full pool first.
-        l2_adapters: The stores behind the pool, in the order in which they are asked.
-        endpoints: Where engines connect, all of it at once.
-        tcp: Listen at `host` and `port`.
-        host: Where engines connect; beyond this host it needs a token.
-        port: Where engines connect; 0: any free one.
-        ipc: Listen at this Unix socket too.
+        l1_size_gb: The most memory that all chunks take together, in GB of 2^30 bytes.
+        eviction_policy: The policy that chooses which chunk leaves a full pool.
+        l2_adapters: A store behind the pool. Several are asked in their order.
+        endpoints: All addresses where engines connect, in the place of `host`, `port` and `ipc`.
+        tcp: Let engines connect over TCP, at `host` and `port`.
+        host: The address where engines connect. One that other hosts reach needs a token.
+        port: The TCP port where engines connect; 0 takes any that is free.
+        ipc: The path of a Unix socket where engines connect too.
         http: Serve HTTP.
-        http_host: Where HTTP listens; beyond this host it needs a token.
-        http_port: Where HTTP listens; 0: no HTTP. If 8080 is taken, the server goes on without
-            HTTP and says so; another port that is taken is an error.
-        token_file: A file whose content is asked of engines.
-        http_token_file: A file whose content is asked of callers of HTTP.
+        http_host: The address where HTTP listens. One that other hosts reach needs a token.
+        http_port: The port where HTTP listens; 0 serves no HTTP. If 8080 is taken, the server goes
+            on without HTTP and says so; any other port that is taken is an error.
+        token_file: A file with the token that engines must show.
+        http_token_file: A file with the token that callers of HTTP must show.
     """
 
     guide: ClassVar = (

@@ -51,10 +51,10 @@ class EvictionConfig(Settings, frozen=True, kw_only=True):
     """What leaves a store when it is nearly full.
 
     Attributes:
-        eviction_policy: What leaves first; "none" evicts nothing, and what does not fit is not
-            stored.
-        trigger_watermark: Part of the capacity from which on something leaves.
-        eviction_ratio: Part of what is there that leaves then.
+        eviction_policy: The policy that chooses what leaves first. With "none" nothing is evicted,
+            and what does not fit is not stored.
+        trigger_watermark: The part of the capacity from which on values are evicted.
+        eviction_ratio: The part of the values that an eviction removes.
     """
 
     eviction_policy: Literal[PolicyName, "none"] = "LRU"
@@ -80,24 +80,27 @@ class StoreConfig(Settings, frozen=True, kw_only=True):
     """One L2 store.
 
     Attributes:
-        type: "redis" (Redis, Valkey and what speaks like them), "file" (a directory), "memory" (of
-            this process), "plugin" (a class of yours, docs/guides/new-connector.md),
-            "native_plugin" (a client for LMCache, `kvferry.connectors.native_plugin`).
-        name: What metrics and logs call it; empty: its type, with a number from the second on.
-        max_capacity_gb: Limit in GB (2**30 bytes) of what the whole store holds, others' included;
-            0: none. Files and memory need one.
-        eviction: What leaves when it is nearly full.
-        client: How to reach the server (redis).
-        path: Directory (file).
-        fsync: When a file is made durable before it is visible (file): "never" leaves it to the
-            system; "data" syncs the file, "full" its name too. A power cut may lose chunks in any
-            case and never makes a wrong one.
-        direct: Past the page cache (file): "auto" where the file system allows it, "on", "off".
-        io_uring: Use it where the kernel allows (file).
-        shared_name: Stores of this process with the same one are one store (memory).
-        module_path: Where the class is (plugin); "module:Class" names both.
+        type: The kind of store: "redis" (Redis, Valkey and what speaks like them), "file" (a
+            directory), "memory" (of this process), "plugin" (a class of yours,
+            docs/guides/new-connector.md), "native_plugin" (a client for LMCache,
+            `kvferry.connectors.native_plugin`).
+        name: The name of the store in metrics and logs. Without it its type, with a number from the
+            second store on.
+        max_capacity_gb: The most GB (2**30 bytes) that the whole store holds, others' values
+            included; 0 is no limit. Files and memory need one.
+        eviction: The rules by which values leave a store that is nearly full.
+        client: The settings of the client that reaches the server (redis).
+        path: The directory of the files (file).
+        fsync: The moment from which a file is durable (file): "never" leaves it to the system;
+            "data" syncs the file before it is visible, "full" its name too. A power cut may lose
+            chunks in any case and never makes a wrong one.
+        direct: The way past the page cache (file): "auto" where the file system allows it, "on",
+            "off".
+        io_uring: Use io_uring where the kernel allows it (file).
+        shared_name: A name; stores of this process that have the same one are one store (memory).
+        module_path: The module of the class (plugin); "module:Class" names both.
         class_name: The name of the class (plugin).
-        params: The keywords of the class (plugin); shown nowhere.
+        params: The keywords of the class (plugin), which are shown nowhere.
     """
 
     guide: ClassVar = ("type", "max_capacity_gb", "eviction", "path")

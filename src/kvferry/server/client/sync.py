@@ -30,19 +30,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Self, TypeVar
 
 from kvferry.cache import Lookup, Retrieved, Stored
+from kvferry.cache.clearing import check_clear
 from kvferry.cache.explain import Explanation
 from kvferry.cache.prefill import Coefficients
 from kvferry.cache.prompt import Prompt, Tokens, read_prompt
 from kvferry.cache.request_log import RequestLog
-from kvferry.chunks.generation import (
-    FIRST,
-    after_clear,
-    check_clear,
-    joined,
-    named,
-    own_of,
-    shared_of,
-)
+from kvferry.chunks.generation import FIRST, after_clear, joined, named, own_of, shared_of
 from kvferry.chunks.identity import Identity
 from kvferry.client.buffers import BufferLike
 from kvferry.errors import ClosedError, UnavailableError
