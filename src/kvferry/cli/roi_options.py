@@ -24,6 +24,7 @@ _NEEDS = {
     **dict.fromkeys(("server_model", "probe_tokens", "save_calibration"), "server"),
     "utilisation": "gpu",
 }
+_LIST = "kvferry roi --list has the names of --preset, --gpu and --model"
 _REPLAYED = ("prompt_tokens", "keep_hours", "working_set_gb")
 
 
@@ -126,7 +127,8 @@ def check_options(ctx: click.Context, o: dict[str, Any]) -> None:
 def _one_of(o: dict[str, Any], what: str, names: Sequence[str], needed: bool = True) -> None:
     given = [name for name in names if o[name] not in (None, ())]
     if len(given) > 1 or (needed and not given):
-        raise click.UsageError(f"name one {what} of {', '.join(map(_option, given or names))}")
+        text = f"name one {what} of {', '.join(map(_option, given or names))}"
+        raise click.UsageError(text if given else f"{text}; {_LIST}")
 
 
 def _fitting(ctx: click.Context, o: dict[str, Any]) -> None:
