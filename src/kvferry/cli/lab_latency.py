@@ -144,7 +144,9 @@ def latency(ctx: click.Context, /, **o: Any) -> None:
         click.echo("\n".join(table_lines(rows)) + "\n")
     click.echo("\n".join(slope_lines(slopes(report.rows))))
     click.echo(f"wrote {folder}", err=True)
-    ctx.exit(1 if any(row.failed for row in report.rows) else 0)
+    if report.stopped:
+        click.echo(f"kvferry: ended before its last cell: {report.stopped}", err=True)
+    ctx.exit(1 if report.stopped or any(row.failed for row in report.rows) else 0)
 
 
 def _plan(o: dict[str, Any]) -> Any:
