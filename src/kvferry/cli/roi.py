@@ -204,7 +204,7 @@ def _traced(question: RoiQuestion, o: dict[str, Any]) -> tuple[RoiQuestion, list
             )
             chunk_bytes = int(question.case.kv.prompt_bytes(1) * trace.chunk_tokens)
             sizes = (
-                capacities_of_text(o["capacity"], chunk_bytes)
+                capacities_of_text(o["capacity"], chunk_bytes, trace)
                 if o["capacity"]
                 else capacities_of(trace)
             )

@@ -87,7 +87,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "metavar": "LIST",
         "help": "Policies to replay --trace with: LRU,ARC.  [default: all]",
     },
-    "--capacity": {"metavar": "LIST", "help": "Sizes to replay --trace with: chunks, or 64GB,1TB."},
+    "--capacity": {"metavar": "LIST", "help": "Sizes to replay --trace with: chunks, or 64GB,90%."},
     "--limit": _words(click.IntRange(1), "Replay so many requests of --trace at most."),
     "--json": {"is_flag": True, "help": "One JSON object on standard output."},
     "--plot": _words(
