@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -215,6 +216,27 @@ def test_another_server_is_measured_behind_a_proxy_of_its_store(
     assert (row["client"], row["requests"], row["failed"]) == ("server", 2, 0)
     assert row["up_bytes"] > 128 * 2048
     assert found["link"] == "proxy"
+
+
+def test_a_server_that_starts_behind_the_link_is_waited_for(
+    tmp_path: Path, store: TestServer
+) -> None:
+    """Some connect to their store when they start, so the link has to be there first."""
+    port, asked = free_port(), free_port()
+    settings = {"remote_url": f"redis://127.0.0.1:{port}?same_host=tcp", "local_cpu": False}
+    words = [
+        *("lab", "latency", "--base-url", f"http://127.0.0.1:{asked}/v1", "--store", store.url),
+        *("--listen", str(port), "--rtt-ms", "10", "--workloads", "miss", "--no-plot"),
+        *("--prompt-tokens", "64", "--concurrency", "1", "--requests", "1"),
+        *("--output-tokens", "1", "--results-dir", str(tmp_path / "result")),
+    ]
+    assert main(words) == 1  # nobody is there, and nobody said to wait
+    with ThreadPoolExecutor(1) as pool:
+        lab = pool.submit(main, [*words, "--wait-s", "60"])
+        until(lambda: connects("127.0.0.1", port), 30)
+        paced = ("--prefill-tokens-per-s", "1000", "--bytes-per-token", "2048")
+        with DemoServer(tmp_path, *paced, "--port", str(asked), config=settings):
+            assert lab.result(60) == 0
 
 
 def test_the_cells_before_a_server_was_lost_are_kept(tmp_path: Path) -> None:

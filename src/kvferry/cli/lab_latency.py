@@ -96,6 +96,11 @@ def _whole(text: str) -> int:
     "--listen", "listen_port", type=click.IntRange(1, 65535), help="The port of that delay."
 )
 @click.option(
+    "--wait-s",
+    type=Number(0),
+    help="Give that server so many seconds to start: some look for their store then.  [default: 0]",
+)
+@click.option(
     "--baseline", type=click.Path(path_type=Path), help="Compare with latency.json of another run."
 )
 @click.option(
