@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,10 @@ def test_a_store_that_cannot_carry_the_day_does_not_pay(
     assert "It does not pay with this store: a day needs" in capsys.readouterr().out
     assert not told(capsys, *CASE, "--requests-a-day", 10_000_000)["answer"]["carried"]
     assert run(*CASE, "--requests-a-day", 1e8, "--trace", MOONCAKE, "--policy", "LRU") == 0
-    assert "more than the store has" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "a day, but not with this store: on average" in out
+    assert "like it are enough" in out
+    assert "In money it pays" not in out
 
 
 def test_a_trace_a_model_a_gpu_and_a_store_in_one_command(
@@ -87,6 +91,52 @@ def test_a_trace_a_model_a_gpu_and_a_store_in_one_command(
         assert set(row["ttft_s"]) == {"50", "90", "99"}
         assert row["ttft_mean_s"] < none["ttft_mean_s"]
         assert row["day"]["gpu_s_after"] < none["day"]["gpu_s_after"]
+
+
+def test_a_trace_says_whether_it_pays_in_time_and_in_money(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ("--trace", MOONCAKE, "--policy", "LRU", "--capacity", "256GB,4TB")
+    assert run(*CASE, *words) == 0
+    out = capsys.readouterr().out
+    assert "loaded: the part of all tokens that is sooner loaded than computed" in out
+    assert "In time it pays: LRU with 4,398 GB of KV has the first token after" in out
+    assert "In money it does not pay" in out
+    none, *_, best = told(capsys, *CASE, *words)["outcomes"]
+    assert f"{best['ttft_mean_s']:.3f} s on average instead of {none['ttft_mean_s']:.3f} s" in out
+    assert run(*CASE, *words, "--ram-price", 0) == 0
+    out = capsys.readouterr().out
+    assert "In money it pays: LRU with 4,398 GB of KV saves" in out
+
+
+def test_a_store_that_is_too_slow_for_a_trace_is_told_what_it_takes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = (*CASE[:4], "--store-gbps", 0.2, "--trace", MOONCAKE, "--policy", "LRU")
+    assert run(*words) == 0
+    out = capsys.readouterr().out
+    assert "In time it does not pay" in out
+    found = told(capsys, *words)["outcomes"][-1]
+    said = re.search(r"A prompt of ([0-9,]+) tokens is sooner loaded from ([0-9.]+) GB/s on", out)
+    assert said is not None
+    assert int(said[1].replace(",", "")) == round(found["tokens"] / found["requests"])
+    faster = float(said[2]) + 0.01  # rounded to two digits
+    length = said[1].replace(",", "")
+    at = told(capsys, *CASE[:4], "--store-gbps", faster, "--prompt-tokens", length)["answer"]
+    slower = told(capsys, *CASE[:4], "--store-gbps", faster - 0.1, "--prompt-tokens", length)
+    assert at["sooner"]
+    assert not slower["answer"]["sooner"]
+
+
+def test_a_file_of_lengths_says_what_to_ask_instead(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "lengths.csv"
+    file.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\nx,100,1\nx,4000,2\nx,9000,2\n")
+    assert run(*CASE, "--trace", file) == 2
+    said = capsys.readouterr().err
+    assert "holds lengths only" in said
+    assert "kvferry roi --prompt-tokens 4000 --hit-rate R" in said, "the median, and no hits"
 
 
 def test_the_json_of_a_replay_is_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,6 +194,7 @@ def test_the_presets_price_counts_unless_one_is_given(capsys: pytest.CaptureFixt
     ("words", "said"),
     [
         ((), "name one engine of --preset, --gpu"),
+        ((), "kvferry roi --list has the names of --preset, --gpu and --model"),
         (("--gpu", "h100"), "name a --model"),
         (("--model", "gpt-9", "--gpu", "h100"), "gpt-9 is neither"),
         (("--model", "qwen3-8b", "--gpu", "h1000"), "known are"),

@@ -63,6 +63,40 @@ def test_json_csv_and_plot_say_the_same(tmp_path: Path, capsys: pytest.CaptureFi
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_long_documents_with_a_store_a_tenth_too_small(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run("--preset", "published", "--capacity", "90%,100%", "--json") == 0
+    shown = json.loads(capsys.readouterr().out)
+    (trace,) = shown["traces"]
+    chunks = 39_999 // 256  # of a document: the last token is always computed
+    assert (trace["requests"], trace["chunks"]) == (3 * 40, 3 * 40 * chunks)
+    small = {
+        point["policy"]: point["prefix_hits"] / point["prefix_hits_max"]
+        for point in shown["points"]
+        if point["capacity_chunks"] == 36 * chunks
+    }
+    assert small["LRU"] == 0
+    assert max(small.values()) >= 0.45
+    fits = [point for point in shown["points"] if point["capacity_chunks"] == 40 * chunks]
+    assert len(fits) == len(small) == 6
+    assert all(point["prefix_hits"] == 2 * 40 * chunks for point in fits)
+
+
+def test_the_long_documents_move_through_a_store(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("numpy")
+    words = ("--policy", "W-TinyLFU", "--capacity", "90%", "--bytes-per-token", "16")
+    assert run("--preset", "published", *words, "--store", "embedded", "--json") == 0
+    (point,) = json.loads(capsys.readouterr().out)["points"]
+    assert point["verified_bytes"] == point["prefix_hits"] * 256 * 16 > 0
+
+
+def test_a_part_of_what_a_trace_needs_is_a_capacity(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(TEXT, "--policy", "LRU", "--capacity", "50%", "--json") == 0
+    (point,) = json.loads(capsys.readouterr().out)["points"]
+    assert point["capacity_chunks"] == load_trace(TEXT).distinct // 2
+
+
 def test_capacities_are_chosen_where_none_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(TEXT, "--policy", "LRU", "--json") == 0
     points = json.loads(capsys.readouterr().out)["points"]
@@ -105,10 +139,12 @@ def test_a_store_that_is_not_there_is_a_failure(
     ("words", "said"),
     [
         (["--policy", "MRU"], "no eviction policy 'MRU'"),
-        (["--capacity", "many"], "'many' is neither chunks nor a size like 64GB"),
+        (["--capacity", "many"], "'many' is neither chunks, a size like 64GB, nor a part like 90%"),
+        (["--capacity", "0%"], "'0%' is 0 chunks"),
+        (["--capacity", "nan%"], "neither chunks, a size"),
         (["--capacity", "0"], "'0' is 0 chunks"),
         (["--capacity", "1MB"], "'1MB' is 0 chunks"),
-        (["--capacity", "1e999GB"], "neither chunks nor a size"),
+        (["--capacity", "1e999GB"], "neither chunks, a size"),
         (["--capacity", ","], "names no capacity"),
         (["--order", "random"], "random"),
         (["--limit", "0"], "limit"),

@@ -10,6 +10,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,9 +24,10 @@ from kvferry.client.pure.connection import Disconnected
 from kvferry.config import ClientConfig
 from kvferry.errors import UnavailableError
 from kvferry.lab.bench.server import ServerProbe
+from kvferry.lab.latency.cells import LatencyPlan
 from kvferry.lab.latency.figures import read_rows
 from kvferry.lab.latency.link import FarStore, far_store, proxied
-from kvferry.lab.latency.run import remove_left
+from kvferry.lab.latency.run import remove_left, run_latency
 from kvferry.lab.latency.waits import read_commands
 from kvferry.lab.servers.server import free_port
 from support.serve_demo import DemoServer
@@ -169,6 +172,25 @@ def test_a_run_counts_the_waits_of_both_clients_and_writes_its_files(
     assert "flowchart LR" in (tmp_path / "result" / "README.md").read_text()
 
 
+def test_the_client_that_asks_in_turn_writes_a_prompt_at_once(
+    tmp_path: Path, store: TestServer
+) -> None:
+    """Else 160 chunks at 1,000 ms are on their way for minutes, and the cell after that waits."""
+    with proxied(ClientConfig.from_url(store.url), free_port(), tmp_path) as far:
+        settings = {"chunk_size": 64, "local_cpu": False, "remote_url": far.url}
+        words = ("--prefill-tokens-per-s", "10000", "--bytes-per-token", "512")
+        with DemoServer(tmp_path, "--client", "in-turn", *words, config=settings) as server:
+            far.set_rtt(200)
+            server.ask("/v1/completions", {"prompt": "hello " * 200, "max_tokens": 1})
+            with ServerProbe(ClientConfig.from_url(store.url)) as probe:
+                until(lambda: probe.command("DBSIZE") == 2 * 18, 60)
+            far.bytes_passed()
+            lines = [line.split() for line in far.log.read_text().splitlines()]
+    sent = sorted(int(line[0]) / 1e9 for line in lines if line[2] == "SET")
+    assert len(sent) == 36
+    assert sum(after - before > 0.1 for before, after in pairwise(sent)) <= 2
+
+
 def test_another_server_is_measured_behind_a_proxy_of_its_store(
     tmp_path: Path, store: TestServer
 ) -> None:
@@ -194,6 +216,56 @@ def test_another_server_is_measured_behind_a_proxy_of_its_store(
     assert (row["client"], row["requests"], row["failed"]) == ("server", 2, 0)
     assert row["up_bytes"] > 128 * 2048
     assert found["link"] == "proxy"
+
+
+def test_a_server_that_starts_behind_the_link_is_waited_for(
+    tmp_path: Path, store: TestServer
+) -> None:
+    """Some connect to their store when they start, so the link has to be there first."""
+    port, asked = free_port(), free_port()
+    settings = {"remote_url": f"redis://127.0.0.1:{port}?same_host=tcp", "local_cpu": False}
+    words = [
+        *("lab", "latency", "--base-url", f"http://127.0.0.1:{asked}/v1", "--store", store.url),
+        *("--listen", str(port), "--rtt-ms", "10", "--workloads", "miss", "--no-plot"),
+        *("--prompt-tokens", "64", "--concurrency", "1", "--requests", "1"),
+        *("--output-tokens", "1", "--results-dir", str(tmp_path / "result")),
+    ]
+    assert main(words) == 1  # nobody is there, and nobody said to wait
+    with ThreadPoolExecutor(1) as pool:
+        lab = pool.submit(main, [*words, "--wait-s", "60"])
+        until(lambda: connects("127.0.0.1", port), 30)
+        paced = ("--prefill-tokens-per-s", "1000", "--bytes-per-token", "2048")
+        with DemoServer(tmp_path, *paced, "--port", str(asked), config=settings):
+            assert lab.result(60) == 0
+
+
+def test_the_cells_before_a_server_was_lost_are_kept(tmp_path: Path) -> None:
+    """It is asked for its model before the prompts of each length."""
+    settings = {"chunk_size": 64}
+    words = ("--prefill-tokens-per-s", "1000", "--bytes-per-token", "2048")
+    with DemoServer(tmp_path, *words, config=settings) as server:
+        plan = LatencyPlan(
+            base_url=f"{server.url}/v1",
+            rtt_ms=(10.0,),
+            workloads=("miss",),
+            prompt_tokens=(64, 128),
+            concurrency=(1, 2),
+            requests=1,
+            output_tokens=2,
+        )
+
+        def say(text: str) -> None:
+            if "2 at a time" in text:
+                server.kill()
+
+        report = run_latency(
+            plan, link="auto", store_url=None, listen_port=None, command="x", say=say
+        )
+    assert [(row.concurrency, row.failed) for row in report.rows] == [(1, 0), (2, 1)]
+    assert server.url in report.stopped
+    report.write(tmp_path / "result")
+    assert "It ended before its last cell" in (tmp_path / "result" / "README.md").read_text()
+    assert json.loads((tmp_path / "result" / "latency.json").read_text())["stopped"]
 
 
 @pytest.mark.parametrize(

@@ -27,11 +27,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from engine_lane.recipes import RECIPES, Recipe
+from engine_lane.recipes import RECIPES, Patch, Recipe
 from engine_lane.stand_ins import make_stand_ins
 from engine_lane.wheel import PACKAGES, ROOT, key_of_package, make_metadata, make_wheel
 
-__all__ = ["InstallError", "environment_for", "home", "install"]
+__all__ = ["InstallError", "environment_for", "home", "install", "patch_file"]
 
 _STAMP = ".kvferry-engine"
 _STAMP_OF_US = ".kvferry-wheel"
@@ -123,13 +123,22 @@ def _make(name: str, recipe: Recipe, place: Path) -> None:
         text = f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
         (folder / "METADATA").write_text(text)
     for patch in recipe.patches:
-        file = modules / patch.path
-        source = file.read_text()
-        if patch.old not in source:
-            raise InstallError(f"{name}: {patch.path} is not what the recipe's patch is for")
-        file.write_text(source.replace(patch.old, patch.new))
+        patch_file(modules, patch)
     imports = "; ".join(f"import {module}" for module in recipe.modules)
     _run([python, "-c", imports])
+
+
+def patch_file(modules: Path, patch: Patch) -> None:
+    """Change one file of an environment, if it is not changed yet.
+
+    The installer's cache has a hard link to the same file, so the changed one is a new file.
+    """
+    file = modules / patch.path
+    source = file.read_text()
+    if patch.old not in source and patch.new not in source:
+        raise InstallError(f"{patch.path} is not what the recipe's patch is for")
+    file.unlink()
+    file.write_text(source.replace(patch.old, patch.new))
 
 
 def _install_us(place: Path) -> None:

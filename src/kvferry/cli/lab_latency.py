@@ -96,6 +96,11 @@ def _whole(text: str) -> int:
     "--listen", "listen_port", type=click.IntRange(1, 65535), help="The port of that delay."
 )
 @click.option(
+    "--wait-s",
+    type=Number(0),
+    help="Give that server so many seconds to start: some look for their store then.  [default: 0]",
+)
+@click.option(
     "--baseline", type=click.Path(path_type=Path), help="Compare with latency.json of another run."
 )
 @click.option(
@@ -144,7 +149,9 @@ def latency(ctx: click.Context, /, **o: Any) -> None:
         click.echo("\n".join(table_lines(rows)) + "\n")
     click.echo("\n".join(slope_lines(slopes(report.rows))))
     click.echo(f"wrote {folder}", err=True)
-    ctx.exit(1 if any(row.failed for row in report.rows) else 0)
+    if report.stopped:
+        click.echo(f"kvferry: ended before its last cell: {report.stopped}", err=True)
+    ctx.exit(1 if report.stopped or any(row.failed for row in report.rows) else 0)
 
 
 def _plan(o: dict[str, Any]) -> Any:

@@ -68,7 +68,9 @@ def roi(ctx: click.Context, /, **o: Any) -> None:
     if o["as_json"]:
         click.echo(report.as_json(question, None if rows else found, rows))
     elif rows:
-        report.say_outcomes(console(), question, rows)
+        from kvferry.lab.roi.traced_report import say_outcomes
+
+        say_outcomes(console(), question, rows)
     else:
         report.say(console(), question, found)
     for file in (o["plot_file"], o["page_file"]):
@@ -202,7 +204,7 @@ def _traced(question: RoiQuestion, o: dict[str, Any]) -> tuple[RoiQuestion, list
             )
             chunk_bytes = int(question.case.kv.prompt_bytes(1) * trace.chunk_tokens)
             sizes = (
-                capacities_of_text(o["capacity"], chunk_bytes)
+                capacities_of_text(o["capacity"], chunk_bytes, trace)
                 if o["capacity"]
                 else capacities_of(trace)
             )

@@ -24,6 +24,7 @@ _NEEDS = {
     **dict.fromkeys(("server_model", "probe_tokens", "save_calibration"), "server"),
     "utilisation": "gpu",
 }
+_LIST = "kvferry roi --list has the names of --preset, --gpu and --model"
 _REPLAYED = ("prompt_tokens", "keep_hours", "working_set_gb")
 
 
@@ -86,7 +87,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "metavar": "LIST",
         "help": "Policies to replay --trace with: LRU,ARC.  [default: all]",
     },
-    "--capacity": {"metavar": "LIST", "help": "Sizes to replay --trace with: chunks, or 64GB,1TB."},
+    "--capacity": {"metavar": "LIST", "help": "Sizes to replay --trace with: chunks, or 64GB,90%."},
     "--limit": _words(click.IntRange(1), "Replay so many requests of --trace at most."),
     "--json": {"is_flag": True, "help": "One JSON object on standard output."},
     "--plot": _words(
@@ -126,7 +127,8 @@ def check_options(ctx: click.Context, o: dict[str, Any]) -> None:
 def _one_of(o: dict[str, Any], what: str, names: Sequence[str], needed: bool = True) -> None:
     given = [name for name in names if o[name] not in (None, ())]
     if len(given) > 1 or (needed and not given):
-        raise click.UsageError(f"name one {what} of {', '.join(map(_option, given or names))}")
+        text = f"name one {what} of {', '.join(map(_option, given or names))}"
+        raise click.UsageError(text if given else f"{text}; {_LIST}")
 
 
 def _fitting(ctx: click.Context, o: dict[str, Any]) -> None:

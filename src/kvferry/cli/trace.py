@@ -16,6 +16,7 @@ from kvferry.cli.outputs import DRAWING, OutputFile
 if TYPE_CHECKING:
     from kvferry.lab.trace.format import Trace
     from kvferry.lab.trace.replay import Replayer
+    from kvferry.lab.trace.sequenced import TraceOptions
 
 __all__ = ["capacities_of_text", "progress_bar", "trace", "words_of"]
 
@@ -37,16 +38,20 @@ def trace() -> None:
     "or no trace, 130 interrupted.  Example: kvferry trace replay "
     "conversation_trace.jsonl --policy LRU,ARC --capacity 1000,5000,1024GB --csv hits.csv"
 )
-@click.argument("files", nargs=-1, required=True, type=_FILE, metavar="FILE...")
+@click.argument("files", nargs=-1, type=_FILE, metavar="FILE...")
+@click.option(
+    "--preset",
+    type=click.Choice(["published"]),
+    help="Replay the documents of kvferry lab long-doc-qa with that preset.",
+)
 @click.option(
     "--policy", metavar="LIST", help="Policies to replay with, e.g. LRU,ARC.  [default: all]"
 )
 @click.option(
     "--capacity",
     metavar="LIST",
-    help="Sizes to replay with: chunks, or MB, GB, TB (2^20, 2^30, 2^40 bytes), e.g. 1000,64GB.  "
-    "[default: five parts of what "
-    "the trace needs]",
+    help="Sizes to replay with: chunks, MB, GB, TB (2^20, 2^30, 2^40 bytes), or a part of what the "
+    "trace needs, e.g. 1000,64GB,90%.  [default: five parts]",
 )
 @click.option(
     "--bytes-per-token",
@@ -119,13 +124,15 @@ def replay(
     policies = [policy_name(word) or word for word in words]
     for policy in policies:
         new_cache(policy, 1, True)  # an unknown one is told before the work
+    if not (files or o["preset"]):
+        raise click.UsageError("name a FILE of recorded requests, or a --preset")
     options = TraceOptions(
         **{name: o[name] for name in ("block_tokens", "chunk_tokens", "limit", "users", "warm")}
     )
     store = o.pop("store")  # it may carry a password, and error reporters show variables
     with ExitStack() as stack:
         bar = stack.enter_context(progress_bar())
-        traces: list[Trace] = []
+        traces = [_documents(o["preset"], options)] if o["preset"] else []
         for file in files:
             bar.begin(f"reading {file.name}", None)
             read = load_trace(file, options, bar.at)
@@ -133,7 +140,9 @@ def replay(
             traces.append(replace(read, name=str(file)) if twin else read)
         sizes = [trace.chunk_tokens * o["bytes_per_token"] for trace in traces]
         wanted = [
-            capacities_of_text(o["capacity"], size) if o["capacity"] else capacities_of(trace)
+            capacities_of_text(o["capacity"], size, trace)
+            if o["capacity"]
+            else capacities_of(trace)
             for trace, size in zip(traces, sizes, strict=True)
         ]
         plan = Replay(
@@ -160,20 +169,34 @@ def replay(
         report.say(console(), traces, points)
 
 
+def _documents(preset: str, options: TraceOptions) -> Trace:
+    """What `kvferry lab long-doc-qa` asks for."""
+    from kvferry.lab.long_doc.requests import CHUNK_TOKENS, document_trace
+    from kvferry.lab.long_doc.run import PRESETS, LongDocPlan
+
+    plan: dict[str, Any] = dict(PRESETS[preset])
+    return document_trace(preset, LongDocPlan(**plan), options.chunk_tokens or CHUNK_TOKENS)
+
+
 def words_of(text: str) -> list[str]:
     """The words of a list with commas."""
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def capacities_of_text(text: str, chunk_bytes: int) -> list[int]:
+def capacities_of_text(text: str, chunk_bytes: int, trace: Trace) -> list[int]:
     """Chunks for each word of a list; of sizes so many as fit."""
     found = []
     for word in words_of(text):
         unit = _UNITS.get(word[-2:].upper())
         try:
-            chunks = int(float(word[:-2]) * unit // chunk_bytes) if unit else int(word)
+            if word.endswith("%"):
+                chunks = int(float(word[:-1]) * trace.distinct / 100)
+            else:
+                chunks = int(float(word[:-2]) * unit // chunk_bytes) if unit else int(word)
         except (ValueError, OverflowError):
-            raise click.BadParameter(f"{word!r} is neither chunks nor a size like 64GB") from None
+            raise click.BadParameter(
+                f"{word!r} is neither chunks, a size like 64GB, nor a part like 90%"
+            ) from None
         if not 1 <= chunks <= _CAPACITY_MAX:
             raise click.BadParameter(f"{word!r} is {chunks} chunks; use 1 to {_CAPACITY_MAX}")
         found.append(chunks)

@@ -58,6 +58,7 @@ class LatencyReport:
         machine: For people; see `kvferry.lab.machine`.
         link: What the distance is made of, for people.
         store: The store behind it, likewise.
+        stopped: Why it ended before its last cell; empty: it did not.
     """
 
     plan: LatencyPlan
@@ -66,6 +67,7 @@ class LatencyReport:
     machine: str
     link: str
     store: str
+    stopped: str = ""
 
     @classmethod
     def of(
@@ -76,6 +78,7 @@ class LatencyReport:
         *,
         command: str,
         machine: str,
+        stopped: str,
     ) -> LatencyReport:
         """With what the link says of itself."""
         link = "somebody else's"
@@ -83,7 +86,15 @@ class LatencyReport:
             speed = "" if far.gbps is None else f", {far.gbps:.2f} GB/s without a distance"
             link = f"{far.kind}{speed}"
         store = "a store" if far is None else far.store
-        return cls(plan=plan, rows=rows, command=command, machine=machine, link=link, store=store)
+        return cls(
+            plan=plan,
+            rows=rows,
+            command=command,
+            machine=machine,
+            link=link,
+            store=store,
+            stopped=stopped,
+        )
 
     def write(self, folder: Path) -> None:
         """latency.json, latency.csv and README.md."""
@@ -92,6 +103,7 @@ class LatencyReport:
         facts = {"command": self.command, "machine": self.machine, "link": self.link}
         rows = [asdict(row) for row in self.rows]
         found: dict[str, Any] = {**facts, "store": self.store, "plan": plan, "rows": rows}
+        found["stopped"] = self.stopped
         found["slopes"] = [asdict(slope) for slope in slopes(self.rows)]
         (folder / "latency.json").write_text(json.dumps(found, indent=1) + "\n")
         with (folder / "latency.csv").open("w", newline="") as file:
@@ -104,6 +116,8 @@ class LatencyReport:
 def markdown(report: LatencyReport) -> str:
     """The page."""
     lines = ["# The distance to a store", "", "```", report.command, "```", "", report.machine, ""]
+    if report.stopped:
+        lines += [f"It ended before its last cell: {report.stopped}", ""]
     lines += [*_diagram(report), "", "![Six panels over the round trip](output.png)", ""]
     lines += [*slope_lines(slopes(report.rows)), ""]
     for series, rows in series_of(report.rows).items():

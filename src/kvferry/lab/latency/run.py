@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from kvferry.config import ClientConfig
-from kvferry.errors import UsageError
+from kvferry.errors import UnavailableError, UsageError
 from kvferry.lab.latency.cells import LatencyPlan, run_cells
 from kvferry.lab.latency.figures import LatencyRow, row_of
 from kvferry.lab.latency.link import FarStore, far_store, proxied
@@ -43,7 +43,7 @@ def run_latency(
 
     Raises:
         UsageError: What is said contradicts itself.
-        UnavailableError: A part of it cannot be had.
+        UnavailableError: A part of it cannot be had, and no cell was measured.
     """
     remove_left()
     with tempfile.TemporaryDirectory(prefix=f"{_PREFIX}{os.getpid()}-") as name:
@@ -51,10 +51,18 @@ def run_latency(
         with _link(plan, link, store_url, listen_port, folder) as far:
             if far is not None:
                 say(f"link: {far.kind}, {far.store}")
-            for run in run_cells(plan, far, folder, say):
-                rows.append(row_of(run))
+            stopped = ""
+            try:
+                for run in run_cells(plan, far, folder, say):
+                    rows.append(row_of(run))
+            except UnavailableError as error:
+                if not rows:
+                    raise
+                stopped = str(error)
             machine = machine_line(machine_facts())
-            return LatencyReport.of(plan, rows, far, command=command, machine=machine)
+            return LatencyReport.of(
+                plan, rows, far, command=command, machine=machine, stopped=stopped
+            )
 
 
 def remove_left() -> None:

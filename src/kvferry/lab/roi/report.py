@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvferry.lab.output import command_line
 from kvferry.lab.roi.answer import RULE_BYTES_S, Length, RoiAnswer, RoiQuestion, finite
-from kvferry.lab.roi.money import BILLED, DAY_S, Prices
+from kvferry.lab.roi.money import BILLED, Prices
 from kvferry.lab.roi.traced import Outcome
 from kvferry.lab.roi.validate import Check
 from kvferry.lab.table import facts, table
@@ -18,21 +18,15 @@ from kvferry.lab.table import facts, table
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["as_json", "say", "say_checks", "say_outcomes"]
+__all__ = ["as_json", "say", "say_case", "say_checks"]
 
 _GIB = 1 << 30
-SHOWN = (50, 99)  # percentiles; all of them are in the JSON
 _CURVE = ("tokens", "KV GB", "compute s", "load s", "hit TTFT s", "times sooner", "even GB/s")
-_OUTCOMES = (
-    *("policy", "KV GB", "hit %", "loaded"),
-    *(f"p{part} s" for part in SHOWN),
-    *("GPU h", "RAM", "net"),
-)
 
 
 def say(console: Console, question: RoiQuestion, found: RoiAnswer) -> None:
     """One case."""
-    _say_case(console, question)
+    say_case(console, question)
     at, day, bill = found.at, question.day, found.bill
     console.print(table(_CURVE, [_curve_cells(row) for row in found.curve]), "")
     console.print(
@@ -61,7 +55,8 @@ def say(console: Console, question: RoiQuestion, found: RoiAnswer) -> None:
     console.print(_verdict(found), soft_wrap=True)
 
 
-def _say_case(console: Console, question: RoiQuestion) -> None:
+def say_case(console: Console, question: RoiQuestion) -> None:
+    """What the answer rests on."""
     case, model = question.case, question.model
     console.print(
         facts(
@@ -187,51 +182,6 @@ def _verdict(found: RoiAnswer) -> str:
         return f"It pays: {sooner}, and {found.bill.saved_money:,.2f} a day are saved."
     cost = f"{-found.bill.saved_money:,.2f}"
     return f"It pays in time, not in money: {sooner}, and that costs {cost} a day."
-
-
-def say_outcomes(console: Console, question: RoiQuestion, rows: Sequence[Outcome]) -> None:
-    """Policies and sizes, a table for each trace."""
-    _say_case(console, question)
-    for trace in dict.fromkeys(row.trace for row in rows):
-        some = [row for row in rows if row.trace == trace]
-        first = some[0]
-        console.print(
-            f"{trace}: {first.requests:,} requests, {first.tokens:,} tokens, "
-            f"{first.tokens / max(1, first.requests):,.0f} each. GPU-hours and money are of a day "
-            f"with {question.day.requests:,.0f} such requests",
-            soft_wrap=True,
-        )
-        console.print(table(_OUTCOMES, [_outcome_cells(row) for row in some]), "")
-        best = max(some, key=lambda row: row.day.saved_money)
-        if not best.policy or best.day.saved_money <= 0:
-            console.print("It does not pay in money: no policy and size saves what it costs.")
-        else:
-            freed = (best.day.gpu_s_before - best.day.gpu_s_after) / DAY_S
-            console.print(
-                f"It pays: {best.policy} with {best.capacity_bytes / 1e9:,.0f} GB of KV saves "
-                f"{best.day.saved_money:,.2f} a day and frees {freed:.2f} GPUs.",
-                soft_wrap=True,
-            )
-        most = max(row.day.traffic_bytes_s for row in some)
-        if most > question.case.store.bytes_s:
-            console.print(
-                f"But a day needs up to {most / 1e9:.3g} GB/s on average, more than the store has.",
-                soft_wrap=True,
-            )
-
-
-def _outcome_cells(row: Outcome) -> list[str]:
-    day = row.day
-    return [
-        row.policy or "no store",
-        f"{row.capacity_bytes / 1e9:,.0f}",
-        f"{100 * row.hit_rate:.1f}",
-        f"{100 * row.loaded_rate:.1f}",
-        *(f"{row.ttft_s[part]:.3f}" if part in row.ttft_s else "-" for part in SHOWN),
-        f"{day.gpu_s_after / 3600:,.1f}",
-        f"{day.ram_money:,.0f}",
-        f"{day.saved_money:+,.0f}",
-    ]
 
 
 def say_checks(console: Console, checks: Sequence[Check]) -> None:

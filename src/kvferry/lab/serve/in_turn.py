@@ -2,7 +2,8 @@
 
 Two keys for each chunk, metadata and KV. A prompt is looked up by an EXISTS for each chunk in turn
 until one is missing; then the metadata is read, then the KV: for n chunks n + 2 waits for the
-store, and one where there is nothing. Writes go out behind that. There is no memory in between.
+store, and one where there is nothing. Writes of a prompt go out behind that, together. There is no
+memory in between.
 
 This is how LMCache's Redis connector is used, with one connection for each purpose where it has a
 pool of them.
@@ -69,8 +70,8 @@ class InTurn(TieredCache):
     def store(self, tokens: Any, chunks: Sequence[Any], *, first_chunk: int = 0) -> Stored:
         """Write behind the call."""
         digests = _digests(self._read(tokens))[first_chunk:]
-        for digest, chunk in zip(digests, chunks, strict=False):
-            self._writes.submit(self._write, digest, bytes(chunk))
+        copies = [bytes(chunk) for chunk in chunks[: len(digests)]]
+        self._writes.submit(self._write, digests, copies)
         return Stored(chunks=len(chunks), known=0, shed=0)
 
     def close(self, timeout_s: float = _WRITES_S) -> bool:
@@ -95,9 +96,11 @@ class InTurn(TieredCache):
             digests, chunks = digests[:right], chunks[:right]
         return [memoryview(chunk) for chunk in chunks]
 
-    def _write(self, digest: str, chunk: bytes) -> None:
-        names = [f"{digest}:kv_bytes", f"{digest}:metadata"]
-        self._writing.batch_set(names, [chunk, _META])
+    def _write(self, digests: Sequence[str], chunks: Sequence[bytes]) -> None:
+        named = zip(digests, chunks, strict=False)
+        keys = {f"{digest}:kv_bytes": chunk for digest, chunk in named}
+        keys |= {f"{digest}:metadata": _META for digest in digests[: len(chunks)]}
+        self._writing.batch_set(list(keys), list(keys.values()))
 
 
 def _digests(prompt: Prompt) -> list[str]:

@@ -15,6 +15,7 @@ Files that only hold lengths say nothing about what requests share, and are refu
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 from array import array
@@ -94,10 +95,10 @@ def load_trace(
     lines = _Lines(path)
     first = lines.first()
     if isinstance(first, str):
-        if any(name in first for name in _LENGTHS_ONLY):
+        if found := next((name for name in _LENGTHS_ONLY if name in first), None):
             raise UsageError(
                 f"{path} holds lengths only: it does not say which requests share what, so no hit "
-                "rate can come of it"
+                f"rate can come of it{lines.typical(found)}"
             )
         raise UsageError(f"{path} is no trace that we know: its first line is no JSON object")
     sequenced: Iterable[Sequenced]
@@ -166,6 +167,18 @@ class _Lines:
             if not isinstance(found, dict):
                 raise UsageError(f"{where} is no JSON object")
             yield where, found
+
+    def typical(self, column: str) -> str:
+        """What to ask instead about a table of lengths; nothing where it has no whole numbers."""
+        text = (line.decode(errors="replace") for _, line in self._raw())
+        found = [row.get(column) or "" for row in csv.DictReader(text)]
+        lengths = sorted(int(word) for word in found if word.isdecimal())
+        if not lengths:
+            return ""
+        return (
+            f"; with one that is assumed, `kvferry roi --prompt-tokens {lengths[len(lengths) // 2]}"
+            " --hit-rate R` answers for its median"
+        )
 
     def _raw(self) -> Iterator[tuple[int, bytes]]:
         try:
