@@ -9,6 +9,15 @@
 namespace kvferry::node {
 namespace {
 
+// Where in its pages a value begins. Its end, where there is no room behind it, is in front of it.
+//
+// A socket's buffer begins at a page of the kernel, and a reply with "$4194304\r\n": bytes from the
+// beginning of a page of ours would go to a place 10 bytes behind the beginning of one of the
+// kernel's. It copies with `rep movsb`, which some processors (Zen 4) do at a sixth of their speed
+// where, within pages of 4 KiB, the target lies 1 to 31 bytes behind the source. So it is far away,
+// and far for as many replies, each of which ends 12 bytes behind the one before it, as can be.
+constexpr std::size_t kFirstByteAt = 2 * kKiB;
+
 // A value in pages of the pool; they go back with it.
 class PagedValue final : public StoredValue {
  public:
@@ -26,8 +35,9 @@ class PagedValue final : public StoredValue {
   [[nodiscard]] MutableBytes piece(std::size_t offset) const noexcept override {
     const std::size_t page_size = pool_->page_size_bytes();
     const std::size_t stride = pool_->page_stride_bytes();
-    std::size_t page = offset / page_size;
-    const std::size_t at = offset % page_size;
+    const std::size_t in_pages = (kFirstByteAt + offset) % (memory_.size() * page_size);
+    std::size_t page = in_pages / page_size;
+    const std::size_t at = in_pages % page_size;
     std::byte* const begin = memory_[page] + at;
     std::size_t length = page_size - at;
     // Pages that follow each other in memory are one piece.
