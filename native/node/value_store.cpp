@@ -9,13 +9,13 @@
 namespace kvferry::node {
 namespace {
 
-// Where in its pages a value begins. Its end, where there is no room behind it, is in front of it.
+// Where in its pages a value begins. What has no room behind that is in front of it.
 //
-// A socket's buffer begins at a page of the kernel, and a reply with "$4194304\r\n": bytes from the
-// beginning of a page of ours would go to a place 10 bytes behind the beginning of one of the
-// kernel's. It copies with `rep movsb`, which some processors (Zen 4) do at a sixth of their speed
-// where, within pages of 4 KiB, the target lies 1 to 31 bytes behind the source. So it is far away,
-// and far for as many replies, each of which ends 12 bytes behind the one before it, as can be.
+// The kernel copies from and to sockets with `rep movsb`, which on some processors (Zen 4) takes
+// six times as long where the target lies 1 to 31 bytes behind the source, within pages of 4 KiB. A
+// socket's buffer begins at a page, and a reply with "$4194304\r\n", so bytes from the beginning of
+// a page of ours would always go to 10 behind it; what we receive comes from behind a header of 60
+// or so. Half a page is far from both, and from replies that follow each other, 12 bytes on each.
 constexpr std::size_t kFirstByteAt = 2 * kKiB;
 
 // A value in pages of the pool; they go back with it.

@@ -75,7 +75,7 @@ class NodeSettings(Section, frozen=True, kw_only=True):
         tls_min_version: The oldest version that is spoken.
         tls_ciphers: OpenSSL's names with ":" between; those of TLS 1.3 begin with "TLS_".
         ktls: Let the kernel encrypt, where it and OpenSSL can.
-        threads: Threads that move bytes.
+        threads: Threads that move bytes. Default: one for each core, and at most 4.
         hugetlb: Put values on huge pages that the system has set aside.
         prefault: Supply all memory at the start.
         connections_max: Connections at a time.
@@ -105,7 +105,7 @@ class NodeSettings(Section, frozen=True, kw_only=True):
     tls_min_version: Annotated[Literal["1.2", "1.3"], setting(needs=_TLS)] = "1.2"
     tls_ciphers: Annotated[Text, setting(needs=_TLS)] | None = None
     ktls: bool = True
-    threads: Annotated[int, setting(ge=1, le=256)] = 4
+    threads: Annotated[int, setting(ge=1, le=256)] | None = None
     hugetlb: bool = False
     prefault: bool = True
     connections_max: Annotated[int, setting(ge=1, le=1_000_000)] = 10_000
