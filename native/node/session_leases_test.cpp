@@ -11,7 +11,7 @@
 namespace kvferry::node {
 namespace {
 
-constexpr std::size_t kValue = 3 * kTestPage;
+constexpr std::size_t kValue = 10'000;  // in three pages, all of it behind its first byte
 
 struct LeaseNode : TestNode {
   explicit LeaseNode(std::size_t pages = 64, SessionLimits limits = {},

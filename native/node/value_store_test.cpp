@@ -39,6 +39,28 @@ TEST(ValueStore, WhatWasSetIsThereUntilItIsRemoved) {
   EXPECT_EQ(store->usage().used_bytes, kTestPage);
 }
 
+// What stands in front of a value in a reply is a few bytes: see kFirstByteAt.
+TEST(ValueStore, ValuesBeginFarFromTheBordersOfMemoryPagesAndTakeNoMoreOfThem) {
+  const auto store = test_store(16);
+  for (const std::size_t size : {kTestPage, 3 * kTestPage, 3 * kTestPage - 1, 2 * kTestPage + 1}) {
+    std::string value(size, '\0');
+    for (std::size_t i = 0; i < size; ++i) value[i] = static_cast<char>(i * 31 + i / 251);
+    const std::size_t pages = (size - 1) / kTestPage + 1;
+    ASSERT_TRUE(put(*store, "a", value));
+    EXPECT_EQ(store->usage().used_bytes, pages * kTestPage);
+    const ValuePtr held = store->hold("a", 0);
+    EXPECT_EQ(content(*held), value);
+    const auto at = reinterpret_cast<std::uintptr_t>(held->piece(0).data()) % kTestPage;
+    EXPECT_GE(at, kTestPage / 4);
+    EXPECT_LE(at, kTestPage * 3 / 4);
+    for (std::size_t offset = 0; offset < size; offset += 97) {  // from wherever a send() ended
+      const MutableBytes piece = held->piece(offset);
+      EXPECT_EQ(as_text(piece), std::string_view(value).substr(offset, piece.size()));
+      EXPECT_FALSE(piece.empty());
+    }
+  }
+}
+
 TEST(ValueStore, OldestGoesFirstAndTheLimitHolds) {
   Heard heard;
   const auto store = test_store(4, &heard);

@@ -12,10 +12,13 @@ import sys
 from pathlib import Path
 from typing import Any, Self
 
+import msgspec
 import pytest
 import redis
 
+from kvferry._host import usable_cores
 from kvferry.cli.main import main
+from kvferry.node import Node, NodeSettings
 from support import clock
 from support.secrets import secret
 
@@ -95,6 +98,28 @@ def test_state_comes_back_after_an_end_and_not_after_a_kill(tmp_path: Path) -> N
         node.ends(signal.SIGKILL)
     with Process(*words) as node, node.client() as client:  # what was replaced must not be back
         assert client.dbsize() == 0
+
+
+def test_unless_told_it_has_no_more_threads_than_cores() -> None:
+    cores = os.sched_getaffinity(0)
+    settings = NodeSettings(listen=("127.0.0.1:0",), size_gb=0.05, prefault=False)
+    found = []
+    try:
+        for some in (cores, {min(cores)}):
+            os.sched_setaffinity(0, some)
+            found.append((_threads(settings), min(4, usable_cores())))
+    finally:
+        os.sched_setaffinity(0, cores)
+    assert [threads for threads, _ in found] == [expected for _, expected in found]
+    assert found[1][0] == 1
+    assert _threads(msgspec.structs.replace(settings, threads=3)) == 3
+
+
+def _threads(settings: NodeSettings) -> int:
+    with Node(settings) as node:
+        port = int(node.endpoints[0].rpartition(":")[2])
+        with redis.Redis(port=port) as client:
+            return int(client.info("server")["io_threads"])
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ class NodeSettings(Section, frozen=True, kw_only=True):
         tls_ciphers: The ciphers of TLS by OpenSSL's names, with ":" between. Those of TLS 1.3 begin
             with "TLS_".
         ktls: Let the kernel encrypt TLS, where it and OpenSSL can.
-        threads: The number of threads that move bytes.
+        threads: The number of threads that move bytes. Without it one for each core, at most 4.
         hugetlb: Put values on huge pages, which the system must have set aside.
         prefault: Touch all memory at the start, so that no value waits for it later.
         connections_max: The most connections at a time.
@@ -107,7 +107,7 @@ class NodeSettings(Section, frozen=True, kw_only=True):
     tls_min_version: Annotated[Literal["1.2", "1.3"], setting(needs=_TLS)] = "1.2"
     tls_ciphers: Annotated[Text, setting(needs=_TLS)] | None = None
     ktls: bool = True
-    threads: Annotated[int, setting(ge=1, le=256)] = 4
+    threads: Annotated[int, setting(ge=1, le=256)] | None = None
     hugetlb: bool = False
     prefault: bool = True
     connections_max: Annotated[int, setting(ge=1, le=1_000_000)] = 10_000

@@ -14,7 +14,7 @@ from typing import Any, Self
 import msgspec
 
 from kvferry import __version__
-from kvferry._host import available_memory_bytes
+from kvferry._host import available_memory_bytes, usable_cores
 from kvferry._native import Node as _NativeNode
 from kvferry.config.node import NodeSettings, NodeUser
 from kvferry.config.setting import GB
@@ -22,6 +22,7 @@ from kvferry.errors import ConfigError
 
 __all__ = ["Node", "NodeSettings"]
 
+_THREADS_MAX = 4  # unless told; more than cores only take turns
 _FREE_PART = 0.8  # of the memory that is free now, as advice
 
 
@@ -51,7 +52,7 @@ class Node:
             prefault=settings.prefault,
             users=_users(settings),
             state_file=settings.state_file or "",
-            threads=settings.threads,
+            threads=settings.threads or min(_THREADS_MAX, usable_cores()),
             connections_max=settings.connections_max,
             in_flight_bytes_max=0 if in_flight_gb is None else int(in_flight_gb * GB),
             value_bytes_max=settings.value_bytes_max,
