@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/bytes.hpp"
 #include "base/check.hpp"
 #include "base/clock.hpp"
 #include "redis/flow.hpp"
@@ -30,14 +31,16 @@ class StreamGate {
   static constexpr std::size_t kWriteStreams = 4;
   // On one machine more would gain little, and whoever asks a small thing waits for all of them.
   static constexpr std::size_t kStreamsNearMax = 4;
+  // But where values are shorter, eight that write are no longer a wait than four of these.
+  static constexpr std::size_t kLongValueBytes = 1 * kMiB;
   // So long after a small command one near stream writes alone: a server reads from all of them
   // before it answers the next.
   static constexpr Nanos kSmallBeside = 100 * kMilli;
 
   explicit StreamGate(std::size_t connections)
       : connections_(connections),
-        sides_{Side(std::min(connections, kStreamsNearMax), kReadStreams),
-               Side(std::min(connections, kStreamsNearMax), kWriteStreams)} {
+        sides_{Side(streams_max(Direction::kRead), kReadStreams),
+               Side(streams_max(Direction::kWrite), kWriteStreams)} {
     resting_.reserve(connections);  // resting takes no memory
   }
 
@@ -47,9 +50,8 @@ class StreamGate {
     const std::lock_guard lock(mutex_);
     if (far == far_) return;
     far_ = far;
-    const std::size_t most = far ? connections_ : std::min(connections_, kStreamsNearMax);
-    sides_[0].flow.allow(most, far ? kStreamsNearMax : kReadStreams);
-    sides_[1].flow.allow(most, far ? kStreamsNearMax : kWriteStreams);
+    sides_[0].flow.allow(streams_max(Direction::kRead), far ? kStreamsNearMax : kReadStreams);
+    sides_[1].flow.allow(streams_max(Direction::kWrite), far ? kStreamsNearMax : kWriteStreams);
   }
 
   // A small command goes to the server.
@@ -83,6 +85,10 @@ class StreamGate {
   [[nodiscard]] bool completed(Direction direction, std::size_t bytes, Nanos now) {
     const std::lock_guard lock(mutex_);
     Side& side = at(direction);
+    if (direction == Direction::kWrite &&
+        std::exchange(short_, bytes < kLongValueBytes) != short_) {
+      side.flow.allow(streams_max(direction), kWriteStreams);
+    }
     side.flow.on_bytes(bytes, now);
     const std::size_t before = std::exchange(side.permitted, permitted(direction, now));
     return side.permitted > before;
@@ -133,6 +139,10 @@ class StreamGate {
     std::size_t active = 0;
     std::size_t permitted = SIZE_MAX;  // when a value last completed
   };
+  [[nodiscard]] std::size_t streams_max(Direction direction) const {
+    if (far_ || (direction == Direction::kWrite && short_)) return connections_;
+    return std::min(connections_, kStreamsNearMax);
+  }
   [[nodiscard]] std::size_t permitted(Direction direction, Nanos now) {
     const std::size_t limit = at(direction).flow.limit();
     if (far_ || direction == Direction::kRead) return limit;
@@ -149,6 +159,7 @@ class StreamGate {
   std::atomic<Nanos> small_at_{kNever};  // when the last small command went; pairs with nothing
   std::mutex mutex_;                     // guards what follows
   bool far_ = false;
+  bool short_ = false;  // the value that was written last
   std::array<Side, 2> sides_;
   std::vector<Resting> resting_;  // the longest first
 };

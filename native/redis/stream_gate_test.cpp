@@ -32,6 +32,23 @@ TEST(StreamGate, AServerThatOnlySeemedFarHasNoMoreStreamsThanANearOne) {
   }
 }
 
+TEST(StreamGate, MoreStreamsWriteShortValuesToANearServerThanLongOnes) {
+  StreamGate gate(8);
+  Nanos now = 0;
+  const auto write = [&](std::size_t bytes) {
+    while (gate.try_enter(Direction::kWrite, now)) {
+    }
+    // Each stream more adds bandwidth.
+    now += static_cast<Nanos>(bytes / (1 + gate.limit(Direction::kWrite)));
+    (void)gate.completed(Direction::kWrite, bytes, now);
+  };
+  for (int value = 0; value < 50'000; ++value) write(256 * kKiB);
+  EXPECT_EQ(gate.limit(Direction::kWrite), 8u);
+  write(StreamGate::kLongValueBytes);
+  EXPECT_EQ(gate.limit(Direction::kWrite), StreamGate::kStreamsNearMax);
+  EXPECT_TRUE(gate.crowded(Direction::kWrite, now));
+}
+
 TEST(StreamGate, StreamsAboveANewLimitEndOneByOne) {
   StreamGate gate(8);
   gate.set_far(true);
