@@ -31,7 +31,7 @@ class StreamGate {
   static constexpr std::size_t kWriteStreams = 4;
   // On one machine more would gain little, and whoever asks a small thing waits for all of them.
   static constexpr std::size_t kStreamsNearMax = 4;
-  // But where values are shorter, eight that write are no longer a wait than four of these.
+  // Where values are shorter than this, eight SETs are no longer a wait than four long ones.
   static constexpr std::size_t kLongValueBytes = 1 * kMiB;
   // So long after a small command one near stream writes alone: a server reads from all of them
   // before it answers the next.
