@@ -5,15 +5,16 @@ from __future__ import annotations
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 
 from benchmarks.bars import Bar, Lab, Target
 from kvferry.config import CONNECTIONS_DEFAULT
 from kvferry.lab.bench.adapters import BenchClient
 from kvferry.lab.bench.clients import config_url, open_client
 from kvferry.lab.bench.data import Chunks
-from kvferry.lab.bench.measure import Row, against, floors, measure
+from kvferry.lab.bench.measure import Floor, Row, against, floors, measure
 from kvferry.lab.bench.server import fill
 
 __all__ = ["get_redis", "get_valkey", "pure_client", "rate", "ratio", "set_redis", "set_valkey"]
@@ -59,25 +60,51 @@ def _values(lab: Lab, server: str, op: str) -> Iterator[Bar]:
 
 def _size(lab: Lab, server: str, op: str, chunks: Chunks, label: str) -> Iterator[Bar]:
     counts = sorted({*lab.connections, CONNECTIONS_DEFAULT})
-    with (
-        lab.probed(server, 3 * chunks.batch * chunks.size_bytes) as (config, probe),
-        floors(config, op, chunks.size_bytes, chunks.batch, counts) as found,
-        ExitStack() as stack,
-    ):
-        clients: list[BenchClient] = []
-        for connections in counts:  # the last ones are those of default settings
-            given = connections if connections != CONNECTIONS_DEFAULT else None
-            clients.append(open_client("native", config, given))
-            stack.callback(clients[-1].close)
-        if op == "get":
-            fill(chunks, probe)
-        rows = measure(op, clients, chunks, probe, floor=found, rounds=lab.pairs)
-    for row in rows:
+    pooled = [Floor(count, []) for count in counts]
+    openings: list[list[Row]] = []
+    for _ in range(lab.openings):
+        with (
+            lab.probed(server, 3 * chunks.batch * chunks.size_bytes) as (config, probe),
+            floors(config, op, chunks.size_bytes, chunks.batch, counts) as found,
+            ExitStack() as stack,
+        ):
+            clients: list[BenchClient] = []
+            for connections in counts:  # the last ones are those of default settings
+                given = connections if connections != CONNECTIONS_DEFAULT else None
+                clients.append(open_client("native", config, given))
+                stack.callback(clients[-1].close)
+            if op == "get":
+                fill(chunks, probe)
+            rounds = lab.pairs // lab.openings
+            openings.append(measure(op, clients, chunks, probe, floor=found, rounds=rounds))
+        for floor, more in zip(pooled, found, strict=True):
+            floor.add(more)
+    rows = [_pooled(found) for found in zip(*openings, strict=True)]
+    for row, floor in zip(rows, pooled, strict=True):
         name = f"{op.upper()} {label}, {row.connections} conn, {server}"
-        yield ratio(name, _OF_FLOOR, row)
-        yield _cpu(f"CPU: {name}", row)
-    default = against(rows[-1], found)
+        beside = against(row, [floor])
+        yield ratio(name, _OF_FLOOR, beside)
+        yield _cpu(f"CPU: {name}", beside)
+    default = against(rows[-1], pooled)
     yield ratio(f"{op.upper()} {label}, default settings, {server}", _OF_BEST_FLOOR, default)
+
+
+def _pooled(rows: Sequence[Row]) -> Row:
+    """The rounds of several openings as those of one."""
+    error = next((row.error for row in rows if row.error is not None), None)
+    if error is not None:
+        return replace(rows[0], gbps=None, error=error)
+    rates = [rate for row in rows for rate in row.rates]
+    costs = [cost for row in rows for cost in row.costs]
+    return replace(
+        rows[0],
+        rates=rates,
+        costs=costs,
+        gbps=statistics.median(rates),
+        gbps_min=min(rates),
+        gbps_max=max(rates),
+        client_cpu_s_per_gb=statistics.median(costs),
+    )
 
 
 def pure_client(lab: Lab) -> Iterator[Bar]:

@@ -97,6 +97,12 @@ class Floor:
         self.gbps.clear()
         self.cpu.clear()
 
+    def add(self, more: Floor) -> None:
+        """Take in what another floor of as many connections measured."""
+        for mine, others in ((self.gbps, more.gbps), (self.cpu, more.cpu)):
+            for variant, figures in others.items():
+                mine.setdefault(variant, []).extend(figures)
+
     def fastest(self) -> tuple[str, list[float]]:
         """The variant with the highest median of GB/s: what it is, and the figure of each round."""
         variant = max(self.gbps, key=lambda name: statistics.median(self.gbps[name]))
