@@ -24,7 +24,7 @@ class Outbox {
   static constexpr std::size_t kTextBytesMax = 64 * kKiB;
   static constexpr std::size_t kPiecesMax = 256;
   static constexpr std::size_t kPiecesPerCall = 64;
-  static constexpr std::size_t kLargeBytes = 512 * kKiB;     // docs/decisions/0002
+  static constexpr std::size_t kLargeBytes = 1 * kMiB;       // docs/decisions/0002
   static constexpr std::size_t kCommandBytesMax = 1 * kKiB;  // text of one command, key included
 
   Outbox() : text_(std::make_unique_for_overwrite<std::array<std::byte, kTextBytesMax>>()) {}

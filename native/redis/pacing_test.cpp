@@ -159,7 +159,7 @@ TEST(Pacing, TheHeadOfTheNextSetLeavesEarlyAndNothingComesBetween) {
   EXPECT_TRUE(one.pump().starts_with(std::string(2000, 'v'))) << "the value comes next";
 }
 
-TEST(Pacing, TwoMiddlingSetsAreInFlightOrOneLargeOne) {
+TEST(Pacing, TwoMiddlingSetsAreInFlightOrOneThatIsLonger) {
   Paced middling(Pacing::Role::kData, 0);
   middling.submit(Verb::kSet, 6, 256 * kKiB);
   EXPECT_EQ(middling.pump_count("SET"), 2u);
@@ -167,8 +167,13 @@ TEST(Pacing, TwoMiddlingSetsAreInFlightOrOneLargeOne) {
   middling.answer("+OK\r\n");
   EXPECT_EQ(middling.pump_count("SET"), 1u);
 
+  Paced longer(Pacing::Role::kData, 0);
+  longer.submit(Verb::kSet, 6, 512 * kKiB);
+  EXPECT_EQ(longer.pump_count("SET"), 1u);
+  EXPECT_FALSE(longer.pacing.holds_value());
+
   Paced large(Pacing::Role::kData, 0);
-  large.submit(Verb::kSet, 6, 512 * kKiB);
+  large.submit(Verb::kSet, 6, Outbox::kLargeBytes);
   EXPECT_EQ(large.pump_count("SET"), 2u) << "one, and the head of the next";
   EXPECT_TRUE(large.pacing.holds_value());
 }

@@ -19,6 +19,7 @@
 #include "base/check.hpp"
 #include "base/clock.hpp"
 #include "redis/flow.hpp"
+#include "redis/outbox.hpp"
 
 namespace kvferry::redis {
 
@@ -31,8 +32,6 @@ class StreamGate {
   static constexpr std::size_t kWriteStreams = 4;
   // On one machine more would gain little, and whoever asks a small thing waits for all of them.
   static constexpr std::size_t kStreamsNearMax = 4;
-  // Where values are shorter than this, eight SETs are no longer a wait than four long ones.
-  static constexpr std::size_t kLongValueBytes = 1 * kMiB;
   // So long after a small command one near stream writes alone: a server reads from all of them
   // before it answers the next.
   static constexpr Nanos kSmallBeside = 100 * kMilli;
@@ -86,7 +85,7 @@ class StreamGate {
     const std::lock_guard lock(mutex_);
     Side& side = at(direction);
     if (direction == Direction::kWrite &&
-        std::exchange(short_, bytes < kLongValueBytes) != short_) {
+        std::exchange(short_, bytes < Outbox::kLargeBytes) != short_) {
       side.flow.allow(streams_max(direction), kWriteStreams);
     }
     side.flow.on_bytes(bytes, now);
@@ -140,6 +139,7 @@ class StreamGate {
     std::size_t permitted = SIZE_MAX;  // when a value last completed
   };
   [[nodiscard]] std::size_t streams_max(Direction direction) const {
+    // Eight SETs of short values are no longer a wait than four of long ones.
     if (far_ || (direction == Direction::kWrite && short_)) return connections_;
     return std::min(connections_, kStreamsNearMax);
   }

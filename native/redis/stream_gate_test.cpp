@@ -44,7 +44,7 @@ TEST(StreamGate, MoreStreamsWriteShortValuesToANearServerThanLongOnes) {
   };
   for (int value = 0; value < 50'000; ++value) write(256 * kKiB);
   EXPECT_EQ(gate.limit(Direction::kWrite), 8u);
-  write(StreamGate::kLongValueBytes);
+  write(Outbox::kLargeBytes);
   EXPECT_EQ(gate.limit(Direction::kWrite), StreamGate::kStreamsNearMax);
   EXPECT_TRUE(gate.crowded(Direction::kWrite, now));
 }
