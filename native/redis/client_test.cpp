@@ -300,29 +300,6 @@ class SlowServer {
   ScriptedServer server_;
 };
 
-TEST(Client, AServerThatMovesAwayIsAskedForWhatARoundTripCarries) {
-  std::atomic<Nanos> away{0};
-  ScriptedServer server([&](ScriptedServer::Peer&, const ScriptedServer::Command& command) {
-    if (command[0] == "TOUCH") std::this_thread::sleep_for(std::chrono::nanoseconds(away));
-    return false;
-  });
-  Config config = config_for(server.port());
-  config.connections = StreamGate::kStreamsNearMax;
-  const auto client = open(config);
-  EXPECT_EQ(run(*client, make_batch(Verb::kTouch, {"k"})), "MISS");
-  Server& node = only_node(*client);
-  const Nanos near = node.round_trip();
-  EXPECT_GT(near, 0);
-  away = std::max(10 * kMilli, 3 * near);
-  // Other connections may still be greeted, which was before it moved.
-  for (Nanos until = monotonic_ns() + kPatience;
-       node.round_trip() < away && monotonic_ns() < until;) {
-    EXPECT_EQ(run(*client, make_batch(Verb::kTouch, {"k"})), "MISS");
-  }
-  EXPECT_GE(node.round_trip(), away.load());
-  EXPECT_EQ(node.gate().limit(Direction::kRead), StreamGate::kStreamsNearMax);
-}
-
 TEST(Client, ACancelledBatchGivesItsMemoryBack) {
   SlowServer server;
   Config config = config_for(server.port());

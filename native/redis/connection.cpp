@@ -241,9 +241,9 @@ void Connection::flush(Nanos now) {
       why.context.insert(0, server_.endpoint().text() + ": ");
       return dial_failed(std::move(why), now);
     }
-    liveness_.sent(now);
     server_.stats().bytes_sent.fetch_add(io.bytes, std::memory_order_relaxed);
     outbox_.sent(io.bytes);
+    liveness_.sent(now, outbox_.sent_total());
     if (io.bytes < planned) return watch(true, true);  // no room is left for more
   }
   watch(true, false);
@@ -290,7 +290,9 @@ void Connection::on_replies(Nanos now) {
     if (io.state != net::IoState::kOk)
       return end(End::kBroken, failure(io, Errc::kDisconnect), now);
     taken += std::max(io.bytes, kTurnBytes / kTurnReceives);
-    if (const auto took = liveness_.received(now)) server_.note_round_trip(*took);
+    if (const auto took = liveness_.received(now)) {
+      server_.note_round_trip(took->time, took->at_most);
+    }
     server_.stats().bytes_received.fetch_add(io.bytes, std::memory_order_relaxed);
     const bool sound = replies_.received(io.bytes);
     server_.stats().content_received.fetch_add(

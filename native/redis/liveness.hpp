@@ -46,26 +46,36 @@ class Liveness {
   void ended() noexcept {
     probing_ = false;
     asked_at_ = kNever;
+    ends_at_.reset();
   }
   // Something was sent on a connection that had nothing to do. `asks`: so that the server answers
   // it at once.
   void began(Nanos now, bool asks) noexcept {
     last_progress_ = now;
     asked_at_ = asks ? now : kNever;
+    ends_at_.reset();
   }
+  // What was begun is answered when all of it is there: up to this position of the outbox.
+  void ends(std::uint64_t position) noexcept { ends_at_ = position; }
   // The same, and it says nothing about the way.
   void progressed(Nanos now) noexcept { last_progress_ = now; }
-  void sent(Nanos now) noexcept {
+  void sent(Nanos now, std::uint64_t position) noexcept {
     last_progress_ = now;
     unsent_bytes_.reset();
+    if (ends_at_ && asked_at_ == kNever && position >= *ends_at_) asked_at_ = now;
   }
   // How long the answer took, if this is the beginning of one that was asked of a server that had
   // nothing else of ours to do.
-  std::optional<Nanos> received(Nanos now) noexcept {
+  struct Took {
+    Nanos time;
+    bool at_most;  // the way took no longer: the server had a value to read before
+  };
+  std::optional<Took> received(Nanos now) noexcept {
     last_progress_ = now;
     probing_ = false;
+    const bool value = std::exchange(ends_at_, std::nullopt).has_value();
     if (asked_at_ == kNever) return std::nullopt;
-    return now - std::exchange(asked_at_, kNever);
+    return Took{now - std::exchange(asked_at_, kNever), value};
   }
   void pinged(Nanos now) noexcept {
     probing_ = true;
@@ -97,6 +107,7 @@ class Liveness {
   Nanos next_deadline_ = kNever;
   Nanos drain_deadline_ = kNever;
   Nanos asked_at_ = kNever;  // when it asked a server that owed it nothing, until the answer begins
+  std::optional<std::uint64_t> ends_at_;  // the SET that was begun, in the outbox
   std::optional<std::size_t>
       unsent_bytes_;  // when that was looked at, if it was since the last send
   bool probing_ = false;

@@ -37,7 +37,7 @@ TEST(Liveness, ASilentServerIsAskedNowAndThen) {
   EXPECT_TRUE(one.probing());
   one.expect(kBusy, kNow + kPing + 1, Action::kWait, kNow + kPing + kStall);
   one.expect(kBusy, kNow + kPing + kStall, Action::kCheckStall, kNow + kPing + 2 * kStall);
-  EXPECT_EQ(one.received(kNow + kPing + 30), 30);
+  EXPECT_EQ(one.received(kNow + kPing + 30)->time, 30);
   EXPECT_FALSE(one.probing());
 }
 
@@ -54,13 +54,32 @@ TEST(Liveness, TheWayIsMeasuredOnlyWhereNothingElseWasAsked) {
   Up one;
   EXPECT_EQ(one.received(kNow + 1), std::nullopt);
   one.began(kNow + 10, true);
-  EXPECT_EQ(one.received(kNow + 14), 4);
+  EXPECT_EQ(one.received(kNow + 14)->time, 4);
   EXPECT_EQ(one.received(kNow + 15), std::nullopt) << "the rest of the answer";
   one.began(kNow + 20, false);
   EXPECT_EQ(one.received(kNow + 24), std::nullopt) << "a SET is answered when its value is there";
   one.began(kNow + 30, true);
   one.ended();
   EXPECT_EQ(one.received(kNow + 40), std::nullopt) << "it was another connection";
+}
+
+TEST(Liveness, TheWayIsNoLongerThanFromTheEndOfAValueToItsAnswer) {
+  Up one;
+  one.began(kNow, false);
+  one.ends(1000);
+  one.sent(kNow + 10, 999);
+  EXPECT_EQ(one.received(kNow + 11), std::nullopt) << "an answer before the end";
+  one.began(kNow + 20, false);
+  one.ends(2000);
+  one.sent(kNow + 30, 1500);
+  one.sent(kNow + 40, 2000);
+  one.sent(kNow + 50, 3000);  // what is behind it
+  const auto took = one.received(kNow + 47);
+  ASSERT_TRUE(took);
+  EXPECT_EQ(took->time, 7);
+  EXPECT_TRUE(took->at_most);
+  one.sent(kNow + 60, 4000);
+  EXPECT_EQ(one.received(kNow + 61), std::nullopt) << "others were on their way before";
 }
 
 TEST(Liveness, DeadlinesComeBeforeAStall) {
@@ -77,7 +96,7 @@ TEST(Liveness, DeadlinesComeBeforeAStall) {
 TEST(Liveness, WhatIsToBeDrainedHasALimitOfItsOwn) {
   Up one;
   one.released(kNever, true, kNow + 100);
-  one.sent(kNow + 200);
+  one.sent(kNow + 200, 0);
   one.expect(kDraining, kNow + 200, Action::kWait, kNow + 100 + kStall);
   EXPECT_FALSE(one.drains_too_long(kNow + 99 + kStall));
   EXPECT_TRUE(one.drains_too_long(kNow + 100 + kStall));
@@ -99,7 +118,7 @@ TEST(Liveness, ASlowLinkThatStillSendsIsNoStall) {
 TEST(Liveness, AThreadThatSleptHasNotLookedAndTrustsWhatIsThere) {
   Up one;
   EXPECT_TRUE(one.still_sends(1, kNow + kStall));
-  one.sent(kNow + kStall + 1);
+  one.sent(kNow + kStall + 1, 0);
   EXPECT_FALSE(one.still_sends(0, kNow + 3 * kStall)) << "nothing is on its way";
 }
 

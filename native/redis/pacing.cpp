@@ -156,9 +156,11 @@ bool Pacing::take(Lane lane, Nanos now) {
 
 // It is expected first: whoever has no memory to encode it gives back what is expected.
 void Pacing::put(Work work) {
+  const bool first = !busy();
   put_asking(work);
   replies_.expect(work);
   encode(work, outbox_);
+  if (first && work.batch->options().verb == Verb::kSet) liveness_.ends(work.command->sent_at);
 }
 
 // A node that is importing the command's slot serves it to those who ask for it like this.
@@ -177,7 +179,7 @@ bool Pacing::accept(Work work, Nanos now) {
     server_.settle(work, withdrawn, {});
     return false;
   }
-  // A SET is answered when its value is there, which says little about the way.
+  // A SET is answered when its value is there: put() says when that is.
   if (!busy()) liveness_.began(now, work.batch->options().verb != Verb::kSet);
   liveness_.accepted(deadline);
   return true;

@@ -176,9 +176,10 @@ void Server::end_move() {
   wake_workers();  // the next one
 }
 
-void Server::note_round_trip(Nanos duration) noexcept {
+void Server::note_round_trip(Nanos took, bool at_most) noexcept {
+  if (at_most && took >= round_trip()) return;
   const std::lock_guard lock(trips_mutex_);
-  trips_.note(duration);
+  trips_.note(took);
   if (trips_.shortest() == round_trip_.load(std::memory_order_relaxed)) return;
   round_trip_.store(trips_.shortest(), std::memory_order_relaxed);
   gate_.set_far(trips_.shortest() >= kFarAway);

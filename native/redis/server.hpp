@@ -114,7 +114,7 @@ class Server final : public AskedNode {
   void fail_for_good(std::string_view why);
 
   // The shortest round trip that connections have seen lately, see RoundTrip; 0 before the first.
-  void note_round_trip(Nanos duration) noexcept;
+  void note_round_trip(Nanos took, bool at_most) noexcept;
   [[nodiscard]] Nanos round_trip() const noexcept {
     return round_trip_.load(std::memory_order_relaxed);
   }

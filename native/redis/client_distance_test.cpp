@@ -1,0 +1,65 @@
+// How far away a client takes its server to be, and what it sends it then.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "fuzz/client_driver.hpp"
+#include "fuzz/scripted_server.hpp"
+
+namespace kvferry::redis {
+namespace {
+
+Server& only_node(Client& client) { return *client.router().nodes().at(0).server; }
+
+TEST(ClientDistance, AServerThatMovesAwayIsAskedForWhatARoundTripCarries) {
+  std::atomic<Nanos> away{0};
+  ScriptedServer server([&](ScriptedServer::Peer&, const ScriptedServer::Command& command) {
+    if (command[0] == "TOUCH") std::this_thread::sleep_for(std::chrono::nanoseconds(away));
+    return false;
+  });
+  Config config = client_config(server.port());
+  config.connections = StreamGate::kStreamsNearMax;
+  const auto client = open(config);
+  EXPECT_EQ(run(*client, make_batch(Verb::kTouch, {"k"})), "MISS");
+  Server& node = only_node(*client);
+  const Nanos near = node.round_trip();
+  EXPECT_GT(near, 0);
+  away = std::max(10 * kMilli, 3 * near);
+  // Other connections may still be greeted, which was before it moved.
+  for (Nanos until = monotonic_ns() + kPatience;
+       node.round_trip() < away && monotonic_ns() < until;) {
+    EXPECT_EQ(run(*client, make_batch(Verb::kTouch, {"k"})), "MISS");
+  }
+  EXPECT_GE(node.round_trip(), away.load());
+  EXPECT_EQ(node.gate().limit(Direction::kRead), StreamGate::kStreamsNearMax);
+}
+
+TEST(ClientDistance, ASlowGreetingIsForgottenWhereValuesAreAnsweredSooner) {
+  static constexpr Nanos kSlow = 200 * kMilli;
+  ScriptedServer server([](ScriptedServer::Peer&, const ScriptedServer::Command& command) {
+    if (command[0] == "HELLO") std::this_thread::sleep_for(std::chrono::nanoseconds(kSlow));
+    return false;
+  });
+  Config config = client_config(server.port());
+  config.connect_timeout = config.stall_timeout = kPatience;
+  config.ping_interval = 10 * kPatience;  // that would find it out as well
+  config.connections = 1;
+  const auto client = open(config);
+  std::vector<std::string> values{std::string(64 * kKiB, 'v')};
+  const auto writes = [&] { return run(*client, make_batch(Verb::kSet, {"k"}, &values)); };
+  EXPECT_EQ(writes(), "OK");
+  Server& node = only_node(*client);
+  for (const Nanos until = monotonic_ns() + kPatience;
+       node.round_trip() >= kSlow && monotonic_ns() < until;) {
+    EXPECT_EQ(writes(), "OK");
+  }
+  EXPECT_LT(node.round_trip(), kSlow);
+}
+
+}  // namespace
+}  // namespace kvferry::redis
