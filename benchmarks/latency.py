@@ -121,7 +121,9 @@ def exists_beside_set(lab: Lab) -> Iterator[Bar]:
         ServerProbe(config) as other,
     ):
         probe.set("probe", b"x")
-        while sum(map(len, ours)) < lab.count(_PROBES) and len(ours) < _BATCHES_MAX:
+        while (sum(map(len, ours)) < lab.count(_PROBES) or len(ours) < lab.pairs) and len(
+            ours
+        ) < _BATCHES_MAX:
             chunks.next_write(batch)
             waits = _probe_beside(client, other, chunks)
             if all(waits):  # a batch that is over at once says nothing
