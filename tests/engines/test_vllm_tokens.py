@@ -4,13 +4,20 @@ The time between one token and the next, of one request alone, turn by turn: wit
 one, and without one while a stranger writes to the same store as fast. That is what the store and
 the way to it take from the processors, whoever writes. The tiny model on a processor makes a token
 in a few milliseconds, so that anything that a step does for the cache shows.
+
+Beside a store that hangs nothing else is at work, so 5 % are to be seen. But an engine against
+another one of the same kind, in runs of 200 tokens, differs by up to a half. So two of each make
+tokens in turn, some tenths of a second each, what a thread waited for a processor does not count,
+and there is a verdict as soon as the interval is on one side of the bar.
 """
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median, quantiles
@@ -19,6 +26,7 @@ import pytest
 
 from engines.conftest import VllmVenv, prompt
 from engines.integrations import connector
+from kvferry.lab.bench.intervals import Interval, percentile
 from kvferry.lab.engines.process import EngineProcess
 from support.proxy import FaultProxy
 from support.servers import TestServer, start_server
@@ -34,6 +42,10 @@ MB = 1_000_000
 # While prompts are computed, so that most of their KV is still to be written; and while tokens are
 # made, which is more than the engine can compute.
 HELD_BACK, LET_GO = 4 * MB, 25 * MB
+# Beside a store that hangs: tokens and bursts of a round, and what there is a verdict after.
+BURST, BURSTS, ROUNDS_MIN, ROUNDS_MAX = 50, 12, 2, 20
+PAIRS = 2  # of engines: one process is quicker than another of its kind, by some percent
+OURS = 0.01  # of a processor, by the cache's own threads
 STRANGER = """
 import socket
 way = socket.create_connection(({host!r}, {port}))
@@ -65,9 +77,7 @@ def stranger(store: TestServer, proxy: FaultProxy) -> Iterator[None]:
         process.wait()
 
 
-@pytest.mark.parametrize("trouble", ["writes", "hangs"])
-def test_a_store_that_is_busy_delays_no_token(
-    trouble: str,
+def test_a_store_that_is_written_to_delays_no_token(
     newest_vllm: VllmVenv,
     model: Callable[..., Path],
     open_engine: Callable[..., EngineProcess],
@@ -75,25 +85,16 @@ def test_a_store_that_is_busy_delays_no_token(
     with ExitStack() as stack:
         store = stack.enter_context(start_server("valkey"))
         proxy = stack.enter_context(FaultProxy(store.host, store.port))
-        settings = {"kvferry.remote_url": proxy.url, "kvferry.max_local_cpu_size": 0.25}
-        transfer = connector("KvferryConnector", settings)
-        plain = open_engine(stack, newest_vllm, model("tiny"), None)
-        cached = open_engine(stack, newest_vllm, model("tiny"), transfer)
-        engines = {"plain": plain, "cached": cached}
-        if trouble == "hangs":
-            proxy.black_hole()
-        else:
-            engines["stranger"] = plain
-            proxy.up.shared = True
+        plain, cached = opened(stack, proxy, newest_vllm, model, open_engine)
+        engines = {"plain": plain, "cached": cached, "stranger": plain}
+        proxy.up.shared = True
         seen: dict[str, list[float]] = {name: [] for name in engines}
         written: list[int] = []
         for turn in range(ROUNDS):
             for name, engine in engines.items():
-                if trouble == "writes":
-                    proxy.up.bandwidth_bytes_per_s = HELD_BACK
+                proxy.up.bandwidth_bytes_per_s = HELD_BACK
                 engine.generate([prompt(3000, 100 * turn + n) for n in range(PROMPTS)], 1)
-                if trouble == "writes":
-                    proxy.up.bandwidth_bytes_per_s = LET_GO
+                proxy.up.bandwidth_bytes_per_s = LET_GO
                 with ExitStack() as beside:
                     if name == "stranger":
                         beside.enter_context(stranger(store, proxy))
@@ -104,8 +105,69 @@ def test_a_store_that_is_busy_delays_no_token(
                         written.append(received(store) - before)
                 seen[name].append(quantiles(waits, n=100)[98])
     p99_s = {name: median(each) for name, each in seen.items()}
-    print(f"\np99 between tokens, {trouble}: ", {n: p99_s[n] / p99_s["plain"] for n in p99_s}, seen)
+    print("\np99 between tokens: ", {name: p99_s[name] / p99_s["plain"] for name in p99_s}, seen)
     print(f"written meanwhile: {written}")
-    if trouble == "writes":  # else nothing was tried
-        assert median(written) > 5 * MB
-    assert p99_s["cached"] <= (LATER + NOISE) * max(p99_s["plain"], p99_s.get("stranger", 0.0))
+    assert median(written) > 5 * MB  # else nothing was tried
+    assert p99_s["cached"] <= (LATER + NOISE) * max(p99_s["plain"], p99_s["stranger"])
+
+
+def test_a_store_that_hangs_delays_no_token(
+    newest_vllm: VllmVenv,
+    model: Callable[..., Path],
+    open_engine: Callable[..., EngineProcess],
+) -> None:
+    with ExitStack() as stack:
+        store = stack.enter_context(start_server("valkey"))
+        proxy = stack.enter_context(FaultProxy(store.host, store.port))
+        pairs = [opened(stack, proxy, newest_vllm, model, open_engine) for _ in range(PAIRS)]
+        engines = [engine for pair in pairs for engine in pair]
+        proxy.black_hole()
+        seen: dict[EngineProcess, list[list[float]]] = {engine: [] for engine in engines}
+        turn, p99 = 0, Interval(0.0, 0.0, math.inf)
+        while turn < ROUNDS_MIN or (turn < ROUNDS_MAX and p99.low <= LATER < p99.high):
+            for engine in engines:
+                engine.generate([prompt(3000, 100 * turn + n) for n in range(PROMPTS)], 1)
+                engine.call("token_times:begin", ids=prompt(40, turn), tokens=BURST * BURSTS)
+            began, used_s = time.monotonic(), threads_s(pairs)
+            for _ in range(BURSTS):
+                engines.append(engines.pop(0))
+                for engine in engines:
+                    waits = engine.call("token_times:some_tokens", tokens=BURST)
+                    seen[engine].append([waited_s for _, waited_s in waits])
+            # What they may take from tokens.
+            assert threads_s(pairs) - used_s <= OURS * PAIRS * (time.monotonic() - began)
+            turn += 1
+            plain, cached = (
+                [run for e in kind for run in seen[e]] for kind in zip(*pairs, strict=True)
+            )
+            p99 = Interval.of_ratio(cached, plain, lambda each: percentile(each, 99))
+    p50 = Interval.of_ratio(cached, plain, median)
+    same = Interval.of_ratio(
+        seen[pairs[0][0]], seen[pairs[1][0]], lambda each: percentile(each, 99)
+    )
+    print(
+        f"\nbetween tokens after {turn} rounds: p50 {p50}, p99 {p99}; two without a cache: {same}"
+    )
+    assert p99.low <= LATER
+    if p99.high > LATER:
+        pytest.skip(f"no verdict on {LATER}: the machine has other work, and p99 is {p99}")
+
+
+def threads_s(pairs: Sequence[tuple[EngineProcess, EngineProcess]]) -> float:
+    """What the threads of caches have used of processors."""
+    used = [cached.call("token_times:processor_s", of="kvferry") for _, cached in pairs]
+    return float(sum(used))
+
+
+def opened(
+    stack: ExitStack,
+    proxy: FaultProxy,
+    vllm: VllmVenv,
+    model: Callable[..., Path],
+    open_engine: Callable[..., EngineProcess],
+) -> tuple[EngineProcess, EngineProcess]:
+    """An engine without a cache and one with."""
+    settings = {"kvferry.remote_url": proxy.url, "kvferry.max_local_cpu_size": 0.25}
+    transfer = connector("KvferryConnector", settings)
+    plain = open_engine(stack, vllm, model("tiny"), None)
+    return plain, open_engine(stack, vllm, model("tiny"), transfer)

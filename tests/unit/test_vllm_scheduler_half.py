@@ -573,6 +573,15 @@ def test_engines_with_the_same_name_of_weights_make_the_same_hashes(store: Store
     assert made[0].hashes == made[1].hashes != made[2].hashes
 
 
+def test_a_token_that_completes_no_chunk_asks_for_no_generation(store: Store) -> None:
+    half, request = half_of(store), EngineRequest("a", tokens(30))
+    assert answer(half, request) == 0
+    half.allocated(request, list(range(9)), 0)
+    half.work(SchedulerStep().new("a", list(range(9)), 0, 30))
+    store.shared = None  # type: ignore[assignment]  # whoever reads it fails
+    assert half.work(SchedulerStep().again("a", 30, 1)).saves == []
+
+
 def test_a_chunk_is_made_of_whole_blocks(store: Store) -> None:
     with pytest.raises(UsageError, match="no multiple of 4"):
         SchedulerHalf(store, chunk_size=6, block_size=4, limit_s=1.0)

@@ -6,7 +6,8 @@ counter; whoever reads it finds nothing of before. A store can lose the key, or 
 back: it was evicted or flushed, or a replica that lagged was promoted. Then a new one is drawn, and
 never an old one taken. As long as nobody has cleared there is no key, and nothing to lose.
 
-While a store that answers does not say it, nothing is read from that store: that is a miss.
+While a store that answers does not say it, nothing is read from that store: that is a miss. One
+that is known not to answer is not asked: its connector finds out when it does again.
 
 What earlier generations have in the store is deleted behind it, chunk by chunk, until nothing of
 them is left. Nothing depends on that: nobody looks for those names any more.
@@ -227,6 +228,9 @@ class StoreGenerations:
     def _ask(self) -> bool:
         """Read the mark, and draw one where the store has lost it; whether to ask again at once."""
         assert self._keeps is not None
+        if not self._connector.available:  # dialling it would take the engine's processor for that
+            self._fail()
+            return False
         began = time.monotonic()
         with self._asking:
             try:
@@ -242,11 +246,14 @@ class StoreGenerations:
                 _log.info("%s has lost its generation: a new one was drawn", self._name)
             except KVFerryError as error:
                 _log.debug("%s does not say its generation: %s", self._name, error)
-                with self._lock:
-                    self._failed = True
-                    self._wake.notify_all()
+                self._fail()
                 return False
         return True  # another cache may have drawn one too: what lies there counts
+
+    def _fail(self) -> None:
+        with self._lock:
+            self._failed = True
+            self._wake.notify_all()
 
     def _take(self, mark: Mark, began: float) -> None:
         with self._lock:

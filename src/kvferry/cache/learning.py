@@ -5,7 +5,6 @@ Threads: any.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 
 from kvferry.cache.prefill import Coefficients, PrefillModel
@@ -36,23 +35,22 @@ class Learning:
         self.prefill = PrefillModel() if known is None else PrefillModel(*known, fixed=True)
         self._connectors = connectors
         self._predicted = predicted
-        self._lock = threading.Lock()
         self._speeds: Speeds | None = None
 
     def observe(self, new_tokens: int, pairs: int, decodes: int, took_s: float) -> None:
         """A step took so long, by its totals; see `PrefillModel.observe_step`."""
-        with self._lock:
-            predicted_s = self.prefill.total_s(new_tokens, pairs) if self.prefill.known else 0.0
-            self.prefill.observe_step(new_tokens, pairs, decodes, took_s)
-        if predicted_s > 0 and not decodes:
+        model = self.prefill
+        alone = not decodes and model.known
+        predicted_s = model.total_s(new_tokens, pairs) if alone else 0.0
+        model.observe_step(new_tokens, pairs, decodes, took_s)
+        if predicted_s > 0:
             self._predicted(predicted_s, took_s)
 
     def expect(self, coefficients: Coefficients, step_tokens: int | None = None) -> None:
         """What computing is thought to take until steps say otherwise; see `PrefillModel`."""
-        with self._lock:
-            if step_tokens is not None:
-                self.prefill.step_tokens = step_tokens
-            self.prefill.expect(coefficients)
+        if step_tokens is not None:
+            self.prefill.step_tokens = step_tokens
+        self.prefill.expect(coefficients)
 
     def know_device(self, name: str) -> None:
         """Begin with what engines on such a device have learnt, and keep what this one learns.
@@ -70,5 +68,4 @@ class Learning:
             self._speeds.close(timeout_s)
 
     def _learnt(self) -> tuple[int, Coefficients]:
-        with self._lock:
-            return self.prefill.samples, self.prefill.coefficients
+        return self.prefill.samples, self.prefill.coefficients

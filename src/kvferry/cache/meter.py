@@ -126,16 +126,16 @@ class Meter:
                 **store.tier.connector.stats(),
                 **({} if presence is None else {"presence": presence}),
             }
-        prefill = cache.prefill
+        a, c, d, _ = cache.prefill.coefficients
         return {
             "metrics": self._metrics.snapshot(),
             "memory": {"pages": cache.memory.pages, **cache.memory.cache.stats()},
             "stores": stores,
             "prefill": {
-                "samples": prefill.samples,
-                "a_s": prefill.a_s,
-                "c_s_per_token": prefill.c_s_per_token,
-                "d_s_per_token2": prefill.d_s_per_token2,
+                "samples": cache.prefill.samples,
+                "a_s": a,
+                "c_s_per_token": c,
+                "d_s_per_token2": d,
             },
         }
 

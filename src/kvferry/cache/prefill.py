@@ -17,15 +17,19 @@ What is learnt is one fit, with errors in proportion to the time:
 - With a `prior` (what was learnt before, or a guess from the operations that a model needs) the
   shape of the curve is the prior's, scaled, until steps of different sizes were seen.
 
-Units: seconds, tokens. Threads: guarded by its owner.
+Tokens wait for what a step does here, so that is little: a fit, which takes a part of a
+millisecond, is made when somebody asks what computing takes; and of steps that only make tokens few
+are looked at, once there were some.
+
+Units: seconds, tokens. Threads: any.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 __all__ = ["Coefficients", "PrefillModel"]
 
@@ -48,9 +52,13 @@ _FIXED_S, _FIXED_WEIGHT, _SCALE_WEIGHT = 2e-3, 0.005, 0.01
 _SCALES = tuple(1.05**n for n in range(-142, 143))  # a thousandth to a thousand
 # A step of fewer tokens says nothing about the scale of a prior.
 _TELLING_TOKENS = 16
-# After so many samples the curve is fitted anew only now and then; behind steps without a prompt
-# very seldom, for a fit takes a part of a millisecond that tokens would wait for.
+# After so many samples whoever asks gets a new fit only when there are so many new ones with a
+# prompt, or without. Where nobody asks a step makes it: at each doubling before, and very seldom
+# then, for what is believed also says which steps have stalled.
 _EVERY_SAMPLES, _EVERY, _EVERY_DECODES = 64, 8, 1024
+_UNASKED = 8  # times that
+# After so many steps without a prompt one of so many is looked at.
+_DECODES_ALL, _DECODES_EVERY = 64, 16
 
 
 class _Sums:
@@ -86,28 +94,41 @@ class _Sums:
         self.tt += other.tt
 
 
-@dataclass
 class PrefillModel:
     """How long the engine computes; see the module.
 
     Without coefficients it learns them; `known` tells whether it has any. With coefficients of the
     user it keeps them.
 
-    Attributes:
+    Args:
+        a_s, c_s_per_token, d_s_per_token2: The coefficients.
         e_s_per_decode: Of a sequence that only goes on, in a step.
+        fixed: They are the user's.
         step_tokens: Tokens of prompts that a step computes at most; 0: all of a prompt.
+
+    Attributes:
+        samples: How many steps were observed.
     """
 
-    a_s: float = 0.0
-    c_s_per_token: float = 0.0
-    d_s_per_token2: float = 0.0
-    e_s_per_decode: float = 0.0
-    fixed: bool = False
-    samples: int = 0
-    step_tokens: int = 0
-    _unfitted: int = 0  # samples since the last fit
-    _prior: Coefficients | None = None
-    _sums: dict[int, _Sums] = field(default_factory=dict)  # by the size of the step
+    def __init__(
+        self,
+        a_s: float = 0.0,
+        c_s_per_token: float = 0.0,
+        d_s_per_token2: float = 0.0,
+        e_s_per_decode: float = 0.0,
+        *,
+        fixed: bool = False,
+        step_tokens: int = 0,
+    ) -> None:
+        self.fixed = fixed
+        self.step_tokens = step_tokens
+        self.samples = 0
+        self._fitted: Coefficients = (a_s, c_s_per_token, d_s_per_token2, e_s_per_decode)
+        self._lock = threading.Lock()
+        self._prompts = self._decodes = 0  # steps with a prompt and without since the last fit
+        self._decodes_seen = 0
+        self._prior: Coefficients | None = None
+        self._sums: dict[int, _Sums] = {}  # by the size of the step
 
     @property
     def known(self) -> bool:
@@ -117,14 +138,20 @@ class PrefillModel:
     @property
     def coefficients(self) -> Coefficients:
         """a, c, d and e as they are now."""
-        return (self.a_s, self.c_s_per_token, self.d_s_per_token2, self.e_s_per_decode)
+        if self._prompts or self._decodes:
+            new = self.samples < _EVERY_SAMPLES
+            if new or self._prompts >= _EVERY or self._decodes >= _EVERY_DECODES:
+                with self._lock:
+                    self._fit()
+        return self._fitted
 
     def expect(self, prior: Coefficients) -> None:
         """Believe these until steps say otherwise. Nothing of what was observed is lost."""
         usable = all(math.isfinite(value) and value >= 0 for value in prior) and any(prior[1:3])
         if not self.fixed and usable:
-            self._prior = prior
-            self._fit()
+            with self._lock:
+                self._prior = prior
+                self._fit()
 
     def predict_s(self, tokens: int, cached: int = 0) -> float:
         """Seconds to compute the tokens behind `cached` of all `tokens`."""
@@ -136,7 +163,8 @@ class PrefillModel:
         if new_tokens <= 0:
             return 0.0
         steps = -(-new_tokens // self.step_tokens) if self.step_tokens else 1
-        return self.a_s * steps + self.c_s_per_token * new_tokens + self.d_s_per_token2 * pairs
+        a, c, d, _ = self.coefficients
+        return a * steps + c * new_tokens + d * pairs
 
     def observe(self, tokens: int, cached: int, took_s: float) -> None:
         """The engine computed ``tokens - cached`` tokens behind `cached` in `took_s`."""
@@ -155,33 +183,48 @@ class PrefillModel:
         """
         if self.fixed or new_tokens + decodes <= 0 or not 0 < took_s < math.inf:
             return
-        x = (1.0, new_tokens, pairs, decodes)
-        if self.samples >= _OWN_SAMPLES:  # one stall must not bend the curve
-            expected = sum(k * v for k, v in zip(self.coefficients, x, strict=True))
-            took_s = min(max(took_s, expected / 4), expected * 4) if expected > 0 else took_s
         self.samples += 1
+        if not new_tokens:
+            self._decodes += 1
+            self._decodes_seen += 1
+            if self._decodes_seen > _DECODES_ALL and self._decodes_seen % _DECODES_EVERY:
+                return
+        with self._lock:
+            self._add((1.0, new_tokens, pairs, decodes), took_s)
+
+    def _add(self, x: Sequence[float], took_s: float) -> None:
+        """Take in a step."""
+        new_tokens = int(x[1])
+        if self.samples > _OWN_SAMPLES:  # one stall must not bend the curve
+            expected = sum(k * v for k, v in zip(self._fitted, x, strict=True))
+            took_s = min(max(took_s, expected / 4), expected * 4) if expected > 0 else took_s
         scaled = [value / unit for value, unit in zip(x, _UNITS, strict=True)]
         size = new_tokens.bit_length()
         self._sums.setdefault(size, _Sums()).add(scaled, took_s)
         if new_tokens:
+            self._prompts += 1
             for other, sums in self._sums.items():
                 if other != size:
                     sums.fade()
-        self._unfitted += 1
-        every = _EVERY if new_tokens else _EVERY_DECODES
-        if self.samples < _EVERY_SAMPLES or self._unfitted >= every:
+        if self.samples <= _EVERY_SAMPLES:
+            due = self.samples & (self.samples - 1) == 0
+        else:
+            due = self._prompts >= _UNASKED * _EVERY or self._decodes >= _UNASKED * _EVERY_DECODES
+        if due:
             self._fit()
 
     # --- The fit ---
 
     def _fit(self) -> None:
-        self._unfitted = 0
+        """With the lock."""
+        self._prompts = self._decodes = 0
         leans = self._prior is not None and not self._has_shape()
         found = self._prior_shape() if leans else self._own_shape()
         a, c, d, e = (value / unit for value, unit in zip(found, _UNITS, strict=True))
-        self.a_s, self.c_s_per_token, self.d_s_per_token2, self.e_s_per_decode = a, c, d, e
+        self._fitted = (a, c, d, e)
         if self._prior is not None and not leans and c + d > 0:
-            self._prior = (a, c, d, e)  # the shape to keep when steps of other sizes are forgotten
+            # The shape to keep when steps of other sizes are forgotten.
+            self._prior = self._fitted
 
     def _has_shape(self) -> bool:
         """Whether steps of different sizes were seen, and are remembered."""

@@ -85,12 +85,15 @@ class Cells:
 
 
 def _add(total: dict[str, Family], part: dict[str, Family]) -> None:
+    """Most threads count few things: what is zero is passed over, which is most of the time."""
     for name, family in part.items():
         into = total[name]
-        for label, value in dict(family.values).items():  # copied: its thread may be counting
-            into.values[label] = into.values.get(label, 0) + value
-        for label, histogram in dict(family.histograms).items():
-            into.of(label).add(histogram)
+        for label, value in family.values.copy().items():  # copied: its thread may be counting
+            if value or label not in into.values:
+                into.values[label] = into.values.get(label, 0) + value
+        for label, histogram in family.histograms.copy().items():
+            if any(histogram.counts) or label not in into.histograms:
+                into.of(label).add(histogram)
 
 
 def _renew_locks() -> None:

@@ -68,11 +68,13 @@ class Counts:
         self._lock = threading.Lock()
         self._sums: dict[str, float] = {count.name: 0 for count in COUNTS}
         self._reported = dict(self._sums)
+        self._grown = False  # since the last report
 
     def add(self, name: str, value: float) -> None:
         """Add to a sum."""
         with self._lock:
             self._sums[name] += value
+            self._grown = True
 
     def read(self) -> dict[str, float]:
         """All sums since the beginning."""
@@ -81,7 +83,10 @@ class Counts:
 
     def take(self) -> dict[str, float]:
         """What was added since the last call; only names with something."""
+        if not self._grown:  # as in most steps
+            return {}
         with self._lock:
+            self._grown = False
             fresh = {
                 name: value - self._reported[name]
                 for name, value in self._sums.items()

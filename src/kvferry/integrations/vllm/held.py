@@ -248,10 +248,10 @@ class HeldCache:
     def observe_step(self, new_tokens: int, pairs: int, decodes: int, took_s: float) -> None:
         """Learn what a step took, and tell the server now and then."""
         self.prefill.observe_step(new_tokens, pairs, decodes, took_s)
-        now, known = self._clock(), self.prefill.coefficients
+        now = self._clock()
         if now < self._tell_at or not self.available:
             return
-        self._tell_at = now + _TELL_EVERY_S
+        self._tell_at, known = now + _TELL_EVERY_S, self.prefill.coefficients
         if deltas := self._meter.deltas():
             with suppress(RuntimeError):  # it is being closed
                 told = (deltas.get("counters", {}), deltas.get("histograms", {}))

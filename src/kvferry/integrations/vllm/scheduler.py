@@ -283,7 +283,7 @@ class SchedulerHalf:
             self._begin(known, computed)
         elif block_ids:
             known.blocks += block_ids[0]
-        if self._saves and known.hashes is not None and known.generation == self._generation:
+        if self._saves and computed + count >= ((known.saved or 0) + 1) * self._chunk_size:
             self._save(known, computed + count)
 
     def _begin(self, known: _Request, computed: int) -> None:
@@ -300,7 +300,7 @@ class SchedulerHalf:
         known.loaded_to = 0
 
     def _see_first_token(self, known: _Request) -> None:
-        over = known.wait.over()
+        over = None if known.wait.told else known.wait.over()
         if over is not None:
             self._work.first_tokens.append(over)
 
@@ -310,7 +310,7 @@ class SchedulerHalf:
         if not self._save_generated:
             count = min(count, request.num_prompt_tokens)
         first, end = known.saved or 0, count // self._chunk_size
-        if end <= first:
+        if end <= first or known.generation != self._generation:
             return
         blocks = known.blocks[first * self._chunk_blocks : end * self._chunk_blocks]
         hashes = self._hashes(known, end * self._chunk_size)

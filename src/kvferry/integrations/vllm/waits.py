@@ -22,9 +22,12 @@ class RequestWait:
         request: vLLM's; says when it came (``arrival_time``) and how many tokens it has given.
         clock: For tests; as ``time.monotonic``.
         wall: For tests; as ``time.time``.
+
+    Attributes:
+        told: Whether `over` has said it.
     """
 
-    __slots__ = ("_began", "_clock", "_over", "_request", "_since", "_waited_s")
+    __slots__ = ("_began", "_clock", "_request", "_since", "_waited_s", "told")
 
     def __init__(
         self,
@@ -38,7 +41,7 @@ class RequestWait:
         self._began = clock() - max(0.0, now - getattr(request, "arrival_time", now))
         self._since: float | None = None
         self._waited_s = 0.0
-        self._over = False
+        self.told = False
 
     def begin(self) -> None:
         """It waits for the cache from now on."""
@@ -54,8 +57,8 @@ class RequestWait:
     def over(self) -> tuple[float, float] | None:
         """How long it waited for the cache, and for the first token; None: that is not there yet,
         or was told."""
-        if self._over or not getattr(self._request, "num_output_tokens", 0):
+        if self.told or not getattr(self._request, "num_output_tokens", 0):
             return None
-        self._over = True
+        self.told = True
         self.end()
         return self._waited_s, self._clock() - self._began

@@ -186,6 +186,8 @@ class WorkerHalf:
         Args:
             computing: False: nothing else was done in this step, so a moment may be waited.
         """
+        if not self._reports and (computing or not self._running):  # as in most steps
+            return set()
         with self._ended:
             if not self._reports and self._running and not computing:
                 self._ended.wait(_IDLE_S)
@@ -196,6 +198,8 @@ class WorkerHalf:
 
     def failed_blocks(self) -> set[int]:
         """The blocks that were not filled by the loads that `finished` has reported."""
+        if not self._failed:
+            return set()
         failed, self._failed = self._failed, set()
         return failed
 
