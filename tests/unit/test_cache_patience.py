@@ -10,6 +10,7 @@ import math
 import random
 import re
 from collections.abc import Callable
+from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pytest
@@ -240,6 +241,31 @@ def test_a_short_prompt_is_a_hit_soon_where_only_the_first_loads_are_slow(
         made.clock.now += 0.3
     assert max(seen[16:]) < 0.7 * compute_s, seen
     assert sum(seen) <= 1.07 * 40 * compute_s
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_bytes_of_another_load_say_nothing_about_the_way(
+    bench: Callable[..., Bench], cut: bool
+) -> None:
+    """A second away those of a load that was cut come in the middle of the next one.
+
+    It seemed to begin after 30 ms then and to stand still, and was left: from there on the store
+    was thought to give 8 MB/s.
+    """
+    made = bench(2000, 1.0, 4.0)
+    made.store.sees = True
+    for _ in range(6):
+        made.ask(made.prompt())
+    other, tier = made.prompt(), made.tier
+    made.store.submit_get(other.keys(0, CHUNKS), [], timeout_s=9.0)
+    with ExitStack() as stack:
+        if cut:
+            tier.learn(0, 0.9, whole=False, first_s=(1.0, 1.0))
+        else:
+            stack.enter_context(tier.loading(other, 0, CHUNKS))
+        made.clock.now += 0.9
+        assert made.ask(made.prompt()) < 1.4
+    assert tier.figures()["fixed_s"] == pytest.approx(1.0, rel=0.1)
 
 
 def test_what_a_view_knows_to_be_there_is_loaded_however_often_others_missed(

@@ -66,7 +66,8 @@ class Measuring:
         for _ in range(min(_LOADS_MAX, max(1, _BYTES // size_bytes))):
             load = Load(self._memory, prompt, patient, self._pending, direct=direct)
             load.begin([Wanted(tier, start, end)])
-            loaded = yield from load.finishing()
+            with tier.loading(prompt, start, end):
+                loaded = yield from load.finishing()
             if loaded.reason or not tier.lets_go:
                 return
             if time.monotonic() + loaded.took_s > patient.deadline:
