@@ -16,7 +16,15 @@ constexpr double kRateGuessBytesPerNano = 4.0;  // 4 GB/s: what fills a round tr
 constexpr int kReadsBeforeWrite = 16;
 constexpr std::size_t kCodedBytesMax = 8 * kMiB;  // unsent, of a connection
 
+std::size_t bytes_in(Nanos round_trip) noexcept {
+  return static_cast<std::size_t>(static_cast<double>(round_trip) * kRateGuessBytesPerNano);
+}
+
 }  // namespace
+
+std::size_t Pacing::streams_needed(Nanos round_trip) noexcept {
+  return 1 + bytes_in(round_trip) / kWindowBytesMax;
+}
 
 bool Pacing::pump(Nanos now) {
   up_ = true;
@@ -192,9 +200,7 @@ std::size_t Pacing::window(Direction direction) const noexcept {
   const std::size_t least = direction == Direction::kRead ? kReadWindowBytes : kWriteWindowBytes;
   const Nanos round_trip = server_.round_trip();
   if (round_trip < kFarAway) return least;
-  const auto in_trip =
-      static_cast<std::size_t>(static_cast<double>(round_trip) * kRateGuessBytesPerNano);
-  return std::min(least + in_trip, kWindowBytesMax);
+  return std::min(least + bytes_in(round_trip), kWindowBytesMax);
 }
 
 void Pacing::leave_stream(Nanos now) {

@@ -40,6 +40,9 @@ class Pacing {
         liveness_(liveness),
         sink_(sink) {}
 
+  // How many streams hold what a round trip does at full speed.
+  [[nodiscard]] static std::size_t streams_needed(Nanos round_trip) noexcept;
+
   // Takes work while there is room for it. False: the connection has ended meanwhile.
   bool pump(Nanos now);
   // It was perhaps woken for work that it cannot take now: wakes somebody else.

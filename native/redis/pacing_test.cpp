@@ -124,6 +124,18 @@ TEST(Pacing, AWindowOfValuesIsInFlight) {
   EXPECT_FALSE(one.pacing.streams()) << "its place is another's";
 }
 
+TEST(Pacing, FarAwayWhoStreamsIsWokenForMore) {
+  // It was sent with the next answer, a round trip later.
+  Paced one(Pacing::Role::kData, 0);
+  one.server.note_round_trip(kSecond);
+  one.submit(Verb::kGet, 2, 600);
+  EXPECT_EQ(one.pump_count("GET"), 2u);
+  const int before = one.driver.wake_ups();
+  one.submit(Verb::kGet, 3, 600, "more");
+  EXPECT_GT(one.driver.wake_ups(), before);
+  EXPECT_EQ(one.pump_count("GET"), 3u);
+}
+
 TEST(Pacing, WhatHasComeOfAValueMakesRoom) {
   Paced one;
   one.submit(Verb::kGet, 5, 600);

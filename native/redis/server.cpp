@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/best_effort.hpp"
+#include "redis/pacing.hpp"
 
 namespace kvferry::redis {
 
@@ -24,7 +25,10 @@ void Server::wake_for(Lane lane, std::size_t commands) {
   }
   const Direction direction = lane == Lane::kWrite ? Direction::kWrite : Direction::kRead;
   const auto wake = [this](std::size_t worker) { dispatcher_.wake(worker, *this); };
-  if (!gate_.claim(direction, commands, kNever, wake)) wake(0);
+  if (gate_.claim(direction, commands, kNever, wake)) return;
+  // Far away those that stream have room for more, and would look for it with their next answer.
+  if (round_trip() >= kFarAway) return wake_workers();
+  wake(0);
 }
 
 void Server::wake_for_streams(Nanos now) {
@@ -182,7 +186,7 @@ void Server::note_round_trip(Nanos took, bool at_most) noexcept {
   trips_.note(took);
   if (trips_.shortest() == round_trip_.load(std::memory_order_relaxed)) return;
   round_trip_.store(trips_.shortest(), std::memory_order_relaxed);
-  gate_.set_far(trips_.shortest() >= kFarAway);
+  gate_.set_far(trips_.shortest() >= kFarAway, Pacing::streams_needed(trips_.shortest()));
   wake_for_streams();
 }
 

@@ -44,9 +44,11 @@ class StreamGate {
   }
 
   // A server that is far: flows may be capped, so every connection may stream. What looked far
-  // because the machine was busy may turn out to be near.
-  void set_far(bool far) {
+  // because the machine was busy may turn out to be near. `streams_min`: so many hold what a round
+  // trip does, however little each of them adds.
+  void set_far(bool far, std::size_t streams_min = 1) {
     const std::lock_guard lock(mutex_);
+    far_streams_min_ = std::min(streams_min, connections_);
     if (far == far_) return;
     far_ = far;
     sides_[0].flow.allow(streams_max(Direction::kRead), far ? kStreamsNearMax : kReadStreams);
@@ -145,7 +147,8 @@ class StreamGate {
   }
   [[nodiscard]] std::size_t permitted(Direction direction, Nanos now) {
     const std::size_t limit = at(direction).flow.limit();
-    if (far_ || direction == Direction::kRead) return limit;
+    if (far_) return std::max(limit, far_streams_min_);
+    if (direction == Direction::kRead) return limit;
     const Nanos small_at = small_at_.load(std::memory_order_relaxed);
     return small_at != kNever && now - small_at < kSmallBeside ? 1 : limit;
   }
@@ -159,6 +162,7 @@ class StreamGate {
   std::atomic<Nanos> small_at_{kNever};  // when the last small command went; pairs with nothing
   std::mutex mutex_;                     // guards what follows
   bool far_ = false;
+  std::size_t far_streams_min_ = 1;
   bool short_ = false;  // the value that was written last
   std::array<Side, 2> sides_;
   std::vector<Resting> resting_;  // the longest first

@@ -32,6 +32,17 @@ TEST(StreamGate, AServerThatOnlySeemedFarHasNoMoreStreamsThanANearOne) {
   }
 }
 
+TEST(StreamGate, FarAwayAsManyStreamAsHoldWhatARoundTripDoes) {
+  // One stream was as fast as several, but carried 64 MiB in each round trip of a second.
+  StreamGate gate(8);
+  gate.set_far(true, 6);
+  EXPECT_EQ(enter_all(gate, 8), 6u);
+  gate.set_far(true, 100);
+  EXPECT_EQ(enter_all(gate, 8), 2u);
+  gate.set_far(false, 6);
+  EXPECT_TRUE(gate.crowded(Direction::kRead, 2));
+}
+
 TEST(StreamGate, MoreStreamsWriteShortValuesToANearServerThanLongOnes) {
   StreamGate gate(8);
   Nanos now = 0;

@@ -90,7 +90,9 @@ class TimedStore:
     """A connector as a tier sees it.
 
     `sees`: it has a view of what is there, so that nobody asks. `together`: chunks of a job come
-    side by side, and are whole at its end.
+    side by side, and are whole at its end. `grows`: TCP begins with so many bytes in a round trip,
+    and again with the next load after `idle_s`, so many times as `slow_starts` says: as if each
+    connection remembered how fast it was, and another one had its turn.
     """
 
     def __init__(self, clock: FakeClock, chunk_bytes: int, rtt_s: float, bytes_s: float) -> None:
@@ -103,6 +105,7 @@ class TimedStore:
         self.together = False
         self.grows: float | None = None
         self.idle_s = math.inf
+        self.slow_starts = math.inf
         self.questions = 0
         self.reads = 0
         self._keys: set[str] = set()
@@ -130,8 +133,8 @@ class TimedStore:
         self, keys: Sequence[str], buffers: Any, *, timeout_s: float, **_: Any
     ) -> TimedTicket:
         self.reads += 1
-        if self.clock.now - self._free_at > self.idle_s:
-            self._flowed = 0.0
+        if self.clock.now - self._free_at > self.idle_s and self.slow_starts > 0:
+            self._flowed, self.slow_starts = 0.0, self.slow_starts - 1
         at = max(self.clock.now + self.rtt_s, self._free_at)
         ends, statuses = [], self._statuses(keys)
         for status in statuses:

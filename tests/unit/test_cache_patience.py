@@ -10,10 +10,12 @@ import math
 import random
 import re
 from collections.abc import Callable
+from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pytest
 
+from kvferry import _native
 from kvferry.cache import loader, losses, measuring, planner, retriever, tier, window
 from kvferry.cache.memory import Memory
 from kvferry.cache.prefill import PrefillModel
@@ -40,14 +42,17 @@ class Bench:
         compute_s: float,
         *,
         on_demand: bool = False,
+        chunk_bytes: int = MIB,
     ) -> None:
+        self.size_bytes = CHUNKS * chunk_bytes
         self.clock = FakeClock()
         for module in (retriever, loader, losses, measuring, planner, tier, window):
             monkeypatch.setattr(module, "time", self.clock.module)
-        self.store = TimedStore(self.clock, MIB, rtt_s, bytes_s)
+        self.store = TimedStore(self.clock, chunk_bytes, rtt_s, bytes_s)
         self.store.pages_on_demand = on_demand
-        self.memory = Memory.private(MIB, 2 * CHUNKS * MIB, "LRU", hugetlb=False, prefault=False)
-        self.tier = Tier("store", self.store, MIB)  # type: ignore[arg-type]
+        size_bytes = 2 * CHUNKS * _native.PagePool.stride_bytes(chunk_bytes)
+        self.memory = Memory.private(chunk_bytes, size_bytes, "LRU", hugetlb=False, prefault=False)
+        self.tier = Tier("store", self.store, chunk_bytes, lets_go=True)  # type: ignore[arg-type]
         self.prefill = PrefillModel(
             0.0, 0.7 * compute_s / TOKENS, 0.3 * compute_s / TOKENS**2, fixed=True
         )
@@ -72,7 +77,7 @@ class Bench:
         """The time to first token of who loads everything: the bytes, and perhaps a question."""
         store = self.store
         tail_s = self.prefill.predict_s(TOKENS, SIZE * CHUNKS)
-        return self.waits * store.rtt_s + CHUNKS * MIB / store.bytes_s + tail_s
+        return self.waits * store.rtt_s + self.size_bytes / store.bytes_s + tail_s
 
     def prompt(self, queued: tuple[int, int] = (0, 0), *, stored: bool = True) -> Prompt:
         self.count += 1
@@ -103,9 +108,15 @@ class Bench:
 def bench(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Callable[..., Bench]:
     on_demand = request.param == "reads at once"
 
-    def make(percent: float, rtt_s: float = 0.0002, compute_s: float = COMPUTE_S) -> Bench:
-        bytes_s = percent / 100 * CHUNKS * MIB / compute_s
-        return Bench(monkeypatch, rtt_s, bytes_s, compute_s, on_demand=on_demand)
+    def make(
+        percent: float,
+        rtt_s: float = 0.0002,
+        compute_s: float = COMPUTE_S,
+        chunk_bytes: int = MIB,
+    ) -> Bench:
+        bytes_s = percent / 100 * CHUNKS * chunk_bytes / compute_s
+        how = {"on_demand": on_demand, "chunk_bytes": chunk_bytes}
+        return Bench(monkeypatch, rtt_s, bytes_s, compute_s, **how)
 
     return make
 
@@ -207,6 +218,54 @@ def test_a_store_whose_tcp_begins_slowly_is_a_hit_wherever_that_pays(
         made.clock.now += 0.3
     assert max(seen[8:]) <= 1.1 * hit_s + 0.012, (hit_s, seen)  # two looks
     assert sum(seen) <= 1.07 * 40 * compute_s
+
+
+@pytest.mark.parametrize("sees", [True, False])
+@pytest.mark.parametrize("rtt_s", [0.03, 0.04, 0.05])
+def test_a_short_prompt_is_a_hit_soon_where_only_the_first_loads_are_slow(
+    bench: Callable[..., Bench], sees: bool, rtt_s: float
+) -> None:
+    """What was measured in the background was one load of it, at the speed of a new connection.
+
+    So at 50 ms none of 38 requests loaded anything, although two round trips bring 8 MB.
+    """
+    made = bench(2000, 0.0, compute_s := 0.41, chunk_bytes=320 << 10)
+    made.store.sees = sees
+    for _ in range(8):
+        made.ask(made.prompt())
+    made.store.rtt_s, made.store.idle_s = rtt_s, 0.2
+    made.store.grows, made.store.slow_starts = 4 * 10 * 1448.0, 4
+    seen = []
+    for _ in range(40):
+        seen.append(made.ask(made.prompt()))
+        made.clock.now += 0.3
+    assert max(seen[16:]) < 0.7 * compute_s, seen
+    assert sum(seen) <= 1.07 * 40 * compute_s
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_bytes_of_another_load_say_nothing_about_the_way(
+    bench: Callable[..., Bench], cut: bool
+) -> None:
+    """A second away those of a load that was cut come in the middle of the next one.
+
+    It seemed to begin after 30 ms then and to stand still, and was left: from there on the store
+    was thought to give 8 MB/s.
+    """
+    made = bench(2000, 1.0, 4.0)
+    made.store.sees = True
+    for _ in range(6):
+        made.ask(made.prompt())
+    other, tier = made.prompt(), made.tier
+    made.store.submit_get(other.keys(0, CHUNKS), [], timeout_s=9.0)
+    with ExitStack() as stack:
+        if cut:
+            tier.learn(0, 0.9, whole=False, first_s=(1.0, 1.0))
+        else:
+            stack.enter_context(tier.loading(other, 0, CHUNKS))
+        made.clock.now += 0.9
+        assert made.ask(made.prompt()) < 1.4
+    assert tier.figures()["fixed_s"] == pytest.approx(1.0, rel=0.1)
 
 
 def test_what_a_view_knows_to_be_there_is_loaded_however_often_others_missed(

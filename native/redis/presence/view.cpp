@@ -167,7 +167,9 @@ void PresenceView::dial(Watched& node, Nanos now) {
   // Only where others got through lately, so that it does not keep us from listening for long.
   if (!node.server->available() || node.server->connections_up() == 0) return;
   node.broken = node.server->stats().connections_broken.load(std::memory_order_relaxed);
-  const Nanos limit = std::min(config_.connect_timeout, kConnectLimit);
+  // Far away no greeting is answered in that.
+  const Nanos needed = std::max(kConnectLimit, 4 * node.server->round_trip());
+  const Nanos limit = std::min(config_.connect_timeout, needed);
   auto link = Link::open(links_, node.server->endpoint(), config_, now + limit);
   if (!link) return part(node, link.error());
   if ((*link)->info().protocol < 3) {

@@ -38,7 +38,9 @@ _EVERY_S = 1.0
 _AGAIN_S = 0.1  # others may draw at the same moment
 # Who did not hear from the store for so long asks it before anything is read from it.
 _VALID_S = 3.0
-_TIMEOUT_S = 1.0
+# An answer may take so long, but is waited for no longer than the second.
+_TIMEOUT_S = 5.0
+_PATIENCE_S = 1.0
 _DELETE_KEYS = 256
 # A deletion that fails is tried again, later and later, and given up after so long.
 _RETRY_S = 1.0
@@ -98,7 +100,8 @@ class StoreGenerations:
         self._wake = threading.Condition(self._lock)
         self._asking = threading.Lock()
         self._mark: Mark | None = None if self._keeps else Mark()
-        self._asked_at = float("-inf")
+        self._asked_at = float("-inf")  # for what was answered
+        self._asking_since = float("inf")
         self._wanted = False  # somebody waits for an answer
         self._failed = False
         self._deletions: list[_Deletion] = []
@@ -149,8 +152,8 @@ class StoreGenerations:
     @property
     def _is_decided(self) -> bool:
         """Whether waiting for it makes no sense, or none any more."""
-        over = self.known or self._closed or self._failed
-        return over or not self._connector.available
+        over = self.known or self._closed or self._failed or not self._connector.available
+        return over or time.monotonic() - self._asking_since > _PATIENCE_S
 
     # --- Clearing ---
 
@@ -192,7 +195,7 @@ class StoreGenerations:
             self._wake.notify_all()
             thread = self._thread
         if thread is not None:
-            thread.join(2 * _TIMEOUT_S)
+            thread.join(_PATIENCE_S)
 
     # --- The thread ---
 
@@ -222,16 +225,17 @@ class StoreGenerations:
 
     def _ask_if_due(self) -> None:
         if self._keeps is not None and time.monotonic() >= self._ask_at:
-            again = self._ask()
-            self._ask_at = time.monotonic() + (_AGAIN_S * random.random() if again else _EVERY_S)
+            began = self._asking_since = time.monotonic()
+            again = self._ask(began)
+            self._asking_since = float("inf")
+            self._ask_at = began + (_AGAIN_S * random.random() if again else _EVERY_S)
 
-    def _ask(self) -> bool:
+    def _ask(self, began: float) -> bool:
         """Read the mark, and draw one where the store has lost it; whether to ask again at once."""
         assert self._keeps is not None
         if not self._connector.available:  # dialling it would take the engine's processor for that
             self._fail()
             return False
-        began = time.monotonic()
         with self._asking:
             try:
                 value = self._keeps.read_mark(_TIMEOUT_S)

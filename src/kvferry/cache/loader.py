@@ -58,6 +58,8 @@ _waiting: set[Load] = set()
 _DOUBT = 0.05
 # How many round trips the first bytes may take that were asked for when it was known what is there.
 _AWAY = 1.25
+# The share of a round trip in which all bytes are those of other loads, where there are such.
+_OTHERS = 0.75
 # For how long a flow is seen before it says anything, as such a share.
 _LUMPS = 0.1
 # What a store may take to let go of a part that was cut, before the part is left behind...
@@ -126,13 +128,16 @@ class Load:
         for part in self._parts:
             size = len(part.reserved.chunks) * part.tier.chunk_bytes
             sizes[part.tier] = sizes.get(part.tier, 0) + size
+        # Of what is asked for now, nothing comes sooner than in most of a round trip.
+        others_s = _OTHERS * self._tier.question_s() if self._tier.others_load else 0.0
         if window is None:
-            self._flow = Flow(sizes, time.monotonic())
+            now = time.monotonic()
+            self._flow = Flow(sizes, now, others_until=now + others_s)
         else:
             # One that is measured is sent as many reads as fill the round trip.
             away_s = 0.0 if window.tier.measured else _AWAY * window.tier.question_s()
             rest = (window.size * window.tier.chunk_bytes, time.monotonic() + away_s)
-            self._flow = Flow(sizes, self._began, start_bytes, *rest)
+            self._flow = Flow(sizes, self._began, start_bytes, *rest, self._began + others_s)
         if self._tier.asked and sizes.get(self._tier):
             waited_s = self._began - self._budget.began
             all_s = sum(tier.predict_s(n // tier.chunk_bytes) for tier, n in sizes.items())

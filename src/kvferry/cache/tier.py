@@ -99,11 +99,11 @@ class Tier:
         self.known = Known()
         self._has_view = hasattr(connector, "absent")  # then an answer in no time measures nothing
         self.pages_on_demand = bool(getattr(connector, "pages_on_demand", False))
-        self._leading: Callable[[list[str]], int | None] | None
-        self._leading = getattr(connector, "leading", None)
+        self._leading: Callable[..., int | None] | None = getattr(connector, "leading", None)
         self._load = LoadModel()
         self._lock = threading.Lock()
         self._loading_bytes = 0
+        self._stray_until = 0.0
         self.refusals = Refusals()
         self._late: list[_Late] = []
         self._odds = Odds()
@@ -299,6 +299,11 @@ class Tier:
         """Whether a load has come to its end, so that what is known can be relied upon."""
         return self._measured
 
+    @property
+    def others_load(self) -> bool:
+        """Whether bytes may come that were asked for before, of loads that go on or were cut."""
+        return self._loading_bytes > 0 or time.monotonic() < self._stray_until
+
     def to_be_measured(self) -> bool:
         """Whether somebody should load something that nobody waits for; says so now and then."""
         now = time.monotonic()
@@ -320,9 +325,12 @@ class Tier:
 
         `first_s`: the least and the most that the first byte has taken.
         """
+        now = time.monotonic()
         with self._lock:
-            self._load.observe(size_bytes, took_s, time.monotonic(), first_s, whole=whole)
+            self._load.observe(size_bytes, took_s, now, first_s, whole=whole)
             self._measured |= whole and size_bytes > 0
+            if not whole:  # what was asked for still comes, for a round trip or two
+                self._stray_until = now + 2 * self._load.fixed_s(now)
 
     @contextmanager
     def loading(self, prompt: Prompt, start: int, end: int) -> Iterator[None]:

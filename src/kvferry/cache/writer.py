@@ -1,10 +1,12 @@
 """Writing behind: chunks that are in memory go to a store when there is time, or not at all.
 
 One thread for each store takes chunks from a queue and writes them in batches, root first, so that
-what is there at any moment is a usable prefix. The chunks keep their pages until they are written;
-that is why the queue is bounded in bytes. What does not fit is dropped and counted: it stays in
-memory, and the engine is never kept waiting. What the store has already is not sent again. When
-nothing waits, what the store has lost is written again (see `kvferry.cache.losses`).
+what is there at any moment is a usable prefix. What waits is written together, as much as a batch
+holds: far away each batch takes a round trip or two, however little is in it. The chunks keep their
+pages until they are written; that is why the queue is bounded in bytes. What does not fit is
+dropped and counted: it stays in memory, and the engine is never kept waiting. What the store has
+already is not sent again. When nothing waits, what the store has lost is written again (see
+`kvferry.cache.losses`).
 
 Threads: `offer`, `notice`, `flush` and `close` from any; the rest is the writer's own.
 """
@@ -111,7 +113,7 @@ class Writer:
         self._idle = threading.Condition(self._lock)
         self._jobs: deque[WriteJob] = deque()
         self._bytes = 0  # in the queue and in the thread's hands
-        self._current: WriteJob | None = None  # in the thread's hands
+        self._current: list[WriteJob] = []  # in the thread's hands
         self._closing = False
         self._missed: OrderedDict[bytes, None] = OrderedDict()
         self._losses = Losses(tier, ttl_s)
@@ -169,8 +171,7 @@ class Writer:
     def writes(self, which: Callable[[bytes], bool]) -> bool:
         """Whether something of these generations waits or is being written."""
         with self._lock:
-            jobs = [*self._jobs, *([self._current] if self._current is not None else [])]
-            return any(which(job.prompt.generation) for job in jobs)
+            return any(which(job.prompt.generation) for job in (*self._jobs, *self._current))
 
     @property
     def looks(self) -> bool:
@@ -226,27 +227,47 @@ class Writer:
                     if due_s == 0.0:
                         break
                     self._wake.wait(due_s)
-                job = self._current = self._jobs.popleft() if self._jobs else None
-            if job is None:
+                jobs = self._current = self._next()
+            if not jobs:
                 self._look_after_losses()
                 continue
-            self._try(job)
-            del job  # its pages with it
-            self._current = None
+            self._try(jobs)
+            jobs.clear()  # their pages with them
 
-    def _try(self, job: WriteJob) -> str:
+    def _next(self) -> list[WriteJob]:
+        """With the lock: the jobs of a batch, or one that is longer."""
+        jobs: list[WriteJob] = []
+        chunks, chunks_max = 0, self._step
+        while self._jobs:
+            chunks += len(self._jobs[0].chunks)
+            if jobs and chunks > chunks_max:
+                break
+            jobs.append(self._jobs.popleft())
+        return jobs
+
+    @property
+    def _step(self) -> int:
+        """How many chunks a batch has."""
+        size = _BATCH_BYTES
+        if self._capacity is not None:
+            size = min(size, self._capacity.step_bytes)
+        return max(1, size // self._tier.chunk_bytes)
+
+    def _try(self, jobs: list[WriteJob]) -> bool:
+        """Write jobs and end them; whether all of them were written."""
         try:
-            reason = self._write(job)
-        except KVFerryError as error:
-            reason = "error"
-            self._report(len(job.chunks), 0.0, reason)
-            _log.warning("writing to %s failed: %s", self._tier.name, error)
-        except Exception:
-            reason = "error"
-            self._report(len(job.chunks), 0.0, reason)
-            _log.exception("writing to %s failed", self._tier.name)
-        self._end(job, reason)
-        return reason
+            reasons = self._write(jobs)
+        except Exception as error:
+            if isinstance(error, KVFerryError):
+                _log.warning("writing to %s failed: %s", self._tier.name, error)
+            else:
+                _log.exception("writing to %s failed", self._tier.name)
+            reasons = ["error"] * len(jobs)
+            for job in jobs:
+                self._report(len(job.chunks), 0.0, "error")
+        for job, reason in zip(jobs, reasons, strict=True):
+            self._end(job, reason)
+        return not any(reasons)
 
     def _look_after_losses(self) -> None:
         """Ask, or write one batch, of what the store has lost."""
@@ -267,62 +288,89 @@ class Writer:
             return
         with self._lock:
             self._bytes += len(job.chunks) * self._tier.chunk_bytes
-            self._current = job
+            self._current = [job]
         began, before = time.monotonic(), self._written
-        if self._try(job):
+        if not self._try(self._current):
             self._losses.give_up()
+        self._current = []
         self.written_again += self._written - before
         self._losses.rest(time.monotonic() - began)
 
-    def _write(self, job: WriteJob) -> str:
-        """Write a job in batches; why it was not written to its end, or ""."""
-        size = _BATCH_BYTES
-        if self._capacity is not None:
-            size = min(size, self._capacity.step_bytes)
-        step = max(1, size // self._tier.chunk_bytes)
+    def _write(self, jobs: list[WriteJob]) -> list[str]:
+        """Write the jobs of a batch, or one in batches; why each was not written, or ""."""
+        if len(jobs) > 1:
+            return self._write_batch([(job, 0, len(job.chunks)) for job in jobs])
+        (job,), step = jobs, self._step
         for start in range(0, len(job.chunks), step):
-            reason = self._write_batch(job, start, min(start + step, len(job.chunks)))
+            end = min(start + step, len(job.chunks))
+            (reason,) = self._write_batch([(job, start, end)])
             if reason:
-                self._report(len(job.chunks) - start, 0.0, reason)
-                return reason
-        return ""
+                self._report(len(job.chunks) - end, 0.0, reason)
+                return [reason]
+        return [""]
 
-    def _write_batch(self, job: WriteJob, start: int, end: int) -> str:
-        tier, prompt = self._tier, job.prompt
+    def _write_batch(self, parts: list[tuple[WriteJob, int, int]]) -> list[str]:
+        """Write these chunks of jobs; why each of the parts was not written, or ""."""
+        keys, pages, digests = list[str](), list[memoryview](), list[bytes]()
+        for job, start, end in parts:
+            chunks = job.chunks[start:end]
+            names = job.prompt.keys(chunks[0], chunks[-1] + 1)
+            keys += [names[chunk - chunks[0]] for chunk in chunks]
+            pages += job.pages[start:end]
+            digests += [job.prompt.digest(chunk) for chunk in chunks]
+        there, failed = self._write_absent(keys, pages, digests)
+        reasons, at = list[str](), 0
+        for job, start, end in parts:
+            here = there[at : at + end - start]
+            at += end - start
+            reasons.append("" if all(here) else failed)
+            if not all(here):
+                self._report(here.count(False), 0.0, failed)
+                continue
+            prompt, chunks = job.prompt, job.chunks[start:end]
+            if self.lease is not None:
+                self._tier.known.add(prompt, chunks)
+            if self._capacity is not None:
+                self._capacity.stored(prompt.first(chunks[-1] + 1), chunks[0], prompt.generation)
+        return reasons
+
+    def _write_absent(
+        self, keys: list[str], pages: list[memoryview], digests: list[bytes]
+    ) -> tuple[list[bool], str]:
+        """Write what is not there; which of them are there now, and why others are not."""
+        tier = self._tier
         if not tier.connector.available:
-            return "unavailable"
-        chunks = job.chunks[start:end]
-        names = prompt.keys(chunks[0], chunks[-1] + 1)
-        keys = [names[chunk - chunks[0]] for chunk in chunks]
-        there = tier.connector.batch_exists(keys, touch=True)
-        absent = [i for i, status in enumerate(there) if status is Status.MISS]
-        if there.count(Status.OK) + len(absent) < len(keys):
-            return REASONS.get(next(s for s in there if s not in (Status.OK, Status.MISS)), "error")
-        if absent:
-            size_bytes = len(absent) * tier.chunk_bytes
-            if self._capacity is not None and not self._capacity.make_room(size_bytes):
-                return "store_full"
-            began = time.monotonic()
-            written = tier.connector.batch_set(
-                [keys[i] for i in absent], [job.pages[start + i] for i in absent], ttl_s=self._ttl_s
+            return [False] * len(keys), "unavailable"
+        found = list(tier.connector.batch_exists(keys, touch=True))
+        there = [status is Status.OK for status in found]
+        absent = [i for i, status in enumerate(found) if status is Status.MISS]
+        if there.count(True) + len(absent) < len(keys):
+            return there, REASONS.get(
+                next(s for s in found if s not in (Status.OK, Status.MISS)), "error"
             )
-            took_s = time.monotonic() - began
-            tier.refusals.stored([prompt.digest(chunks[i]) for i in absent])
-            if not written.ok:
-                count = written.prefix_len
-                self._report(count, took_s, "")
-                _log.warning("%s did not take a chunk: %s", tier.name, written.error)
-                return REASONS.get(written[count], "error")
-            self._written += len(absent)
-            self._report(len(absent), took_s, "")
-            if not self.described:
-                tier.connector.describe()
-                self.described = True
-        if self.lease is not None:
-            tier.known.add(prompt, chunks)
-        if self._capacity is not None:
-            self._capacity.stored(prompt.first(chunks[-1] + 1), chunks[0], prompt.generation)
-        return ""
+        if not absent:
+            return there, ""
+        size_bytes = len(absent) * tier.chunk_bytes
+        if self._capacity is not None and not self._capacity.make_room(size_bytes):
+            return there, "store_full"
+        began = time.monotonic()
+        written = tier.connector.batch_set(
+            [keys[i] for i in absent], [pages[i] for i in absent], ttl_s=self._ttl_s
+        )
+        took_s = time.monotonic() - began
+        tier.refusals.stored([digests[i] for i in absent])
+        for i, status in zip(absent, written, strict=True):
+            there[i] = status is Status.OK
+        count = written.count(Status.OK)
+        self._written += count
+        self._report(count, took_s, "")
+        if count < len(absent):
+            _log.warning("%s did not take a chunk: %s", tier.name, written.error)
+            return there, REASONS.get(written[written.prefix_len], "error")
+        if not self.described:
+            tier.connector.describe()
+            self.described = True
+        return there, ""
 
     def _end(self, job: WriteJob, reason: str) -> None:
         job.release()
