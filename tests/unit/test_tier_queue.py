@@ -16,7 +16,7 @@ def test_a_load_is_behind_what_others_load_until_that_has_come() -> None:
     with open_engine(store) as engine:
         tier = engine.tiers[0].tier
         alone_s = tier.predict_s(0)
-        one_s = (tier.predict_s(1) - alone_s)
+        one_s = tier.predict_s(1) - alone_s
 
         def behind() -> float:
             """How many chunks, by the time."""
