@@ -33,7 +33,7 @@ class PromptKV:
     """The KV of one prompt.
 
     Attributes:
-        identity: Of the engine; no two runs share one.
+        identity: Of the engine; no two runs share one, but those of one `seed`.
         tokens: Of the prompt, full chunks only.
         keys: Names of the chunks in a store, whole.
         sources: What to store, one buffer for each chunk; all of it is one piece of memory.
@@ -41,7 +41,8 @@ class PromptKV:
         frames: The same with room for the header in front.
     """
 
-    def __init__(self, lab: Lab) -> None:
+    def __init__(self, lab: Lab, seed: str = "") -> None:
+        seed = seed or os.urandom(8).hex()
         layers, chunk_tokens = (2, 8) if lab.quick else (32, 32)
         layout = KVLayout(
             layers=layers, kv_heads=8, head_dim=128, dtype="bfloat16", chunk_size=chunk_tokens
@@ -49,13 +50,13 @@ class PromptKV:
         self.chunks = lab.batch if lab.quick else _CHUNKS
         self.chunk_bytes = layout.chunk_bytes
         self.size_bytes = self.chunks * self.chunk_bytes
-        self.identity = Identity(model=f"benchmark {os.urandom(8).hex()}", layout=layout)
+        self.identity = Identity(model=f"benchmark {seed}", layout=layout)
         self.tokens = list(range(self.chunks * chunk_tokens))
         hashes = chunk_hashes(self.tokens, chunk_tokens)
         self.keys = [f"kvf:{self.identity.digest.hex()}:{digest.hex()}" for digest in hashes]
         self._source = _allocate(self.chunks, self.chunk_bytes)
         self._target = _allocate(self.chunks, self.chunk_bytes + _PAGE)
-        rng = np.random.Generator(np.random.SFC64())
+        rng = np.random.Generator(np.random.SFC64(int(seed, 16)))
         for row in self._source:
             row[:] = np.frombuffer(rng.bytes(len(row)), np.uint8)
         self.sources = [memoryview(row) for row in self._source]
@@ -82,15 +83,16 @@ class PromptKV:
         """Overwrite the targets, so that nothing read before can pass for a new read."""
         self._target.fill(_POISON)
 
-    def verify(self, chunks: Sequence[memoryview | ChunkView]) -> None:
-        """Compare every byte.
+    def verify(self, chunks: Sequence[memoryview | ChunkView], count: int | None = None) -> None:
+        """Compare every byte of all chunks, or of the first `count`.
 
         Raises:
             CorruptError: A chunk is missing or wrong.
         """
-        if len(chunks) != self.chunks:
-            raise CorruptError(f"{len(chunks)} of {self.chunks} chunks came back")
-        for index, (row, chunk) in enumerate(zip(self._source, chunks, strict=True)):
+        count = self.chunks if count is None else count
+        if len(chunks) != count:
+            raise CorruptError(f"{len(chunks)} of {count} chunks came back")
+        for index, (row, chunk) in enumerate(zip(self._source[:count], chunks, strict=True)):
             if not np.array_equal(np.frombuffer(memoryview(chunk), np.uint8), row):
                 raise CorruptError(f"chunk {index} is wrong")
 

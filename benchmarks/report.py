@@ -17,6 +17,7 @@ from benchmarks.hits import hit_rates
 from benchmarks.index import hash_cost, index_cost
 from benchmarks.latency import distant_exists, distant_get, exists_beside_set
 from benchmarks.node import node_small, node_values
+from benchmarks.peers import peer_contact, peer_loads
 from benchmarks.rival import rival_client
 from benchmarks.same_host import same_host
 from benchmarks.server import server_copies, server_end
@@ -61,6 +62,8 @@ GROUPS: tuple[Group, ...] = (
     engine_memory,
     node_values,
     node_small,
+    peer_loads,
+    peer_contact,
     file_rates,
     server_control,
     server_shares,

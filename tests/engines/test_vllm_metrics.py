@@ -17,7 +17,7 @@ from engines.stored import DAMAGE, frames
 from kvferry.cli.main import main
 from kvferry.lab.engines.server import EngineServer
 from support.cache_server import CacheServerProcess
-from support.dashboard import dark, page
+from support.dashboard import PANELS, dark, page
 from support.servers import TestServer
 
 pytestmark = pytest.mark.engines
@@ -28,8 +28,13 @@ PROMPTS = [prompt(12 * CHUNK + 5, seed) for seed in range(7)]
 LIMIT_S = 60.0
 OWN_CACHE = "--no-enable-prefix-caching"  # every request asks us
 
-# What is of one moment: two requests that want the same, chunks that wait when somebody looks.
-LUCK = {"Waits for another request's load", "Write queue"}
+# What is of one moment (two requests that want the same, chunks that wait when somebody looks), and
+# what needs a peer with NIXL.
+LUCK = {
+    "Waits for another request's load",
+    "Write queue",
+    *(title for title in PANELS if "one-sided" in title.lower()),
+}
 # What only a process with the memory can know.
 OF_MEMORY = {
     "Decisions",

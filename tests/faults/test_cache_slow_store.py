@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -199,3 +200,25 @@ def test_a_store_that_becomes_slow_is_left_and_found_again(slow: Way) -> None:
         if max(seen) <= BAR + ALLOWED_S:
             return
     raise AssertionError(f"too late: {told}")
+
+
+def test_loads_at_the_same_time_teach_what_the_store_delivers_to_all(slow: Way) -> None:
+    """Not what one of them had of it: what others are loading is reckoned with when it is used."""
+    size, count, many = LAYOUT.chunk_size, 7, 4
+    prompts = [[1_000_000 + number] * count * size for number in range(many)]
+    chunks = [np.zeros(LAYOUT.chunk_bytes, np.uint8)] * count
+    stores = [{"type": "redis", "url": f"redis://127.0.0.1:{slow.port}?connections=4"}]
+    slow.shape(None, 0.0)
+    with open_engine(identity=IDENTITY, stores=stores, max_local_cpu_size=0.2) as engine:
+        for tokens in prompts:
+            engine.store(tokens, chunks)
+        assert engine.flush(30)
+    slow.shape(0.1, 0.0)
+    with open_engine(identity=IDENTITY, stores=stores, max_local_cpu_size=0.2) as engine:
+        until(lambda: engine.contains(prompts[0]) == len(prompts[0]), 30)
+        began = time.monotonic()
+        with ThreadPoolExecutor(many) as pool:
+            hits = list(pool.map(lambda tokens: engine.retrieve(tokens).tokens, prompts))
+        rate = many * count * LAYOUT.chunk_bytes / (time.monotonic() - began)
+        assert hits == [len(tokens) for tokens in prompts]
+        assert engine.tiers[0].tier.bandwidth_bytes_s > 0.6 * rate

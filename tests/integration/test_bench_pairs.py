@@ -11,6 +11,7 @@ import pytest
 from benchmarks.bars import Lab
 from benchmarks.calls import CallCounter
 from benchmarks.node import node_small, node_values
+from benchmarks.peers import peer_contact, peer_loads
 from benchmarks.rival import ClientProcess, rival_bars
 from kvferry.config import ClientConfig
 from kvferry.errors import CorruptError
@@ -132,3 +133,11 @@ def test_a_node_is_measured_beside_other_servers() -> None:
     assert len(bars) == 2 * 3 + 2
     assert all(bar.value and bar.interval for bar in measured), measured
     assert all(f"{name} " in bar.detail for bar in measured for name in ("node", *lab.servers()))
+
+
+def test_a_peer_is_measured_beside_the_raw_client_and_when_it_is_met() -> None:
+    lab = Lab(quick=True)
+    pages, buffers, contact = [*peer_loads(lab), *peer_contact(lab)]
+    assert all(bar.value and bar.interval for bar in (pages, buffers, contact))
+    assert all("raw client" in bar.detail for bar in (pages, buffers))
+    assert contact.target.unit == "ms"

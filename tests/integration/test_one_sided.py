@@ -16,8 +16,9 @@ import pytest
 
 from kvferry.connectors.peer import PeerConnector
 from kvferry.controller.controller import Controller
+from support.dashboard import samples
 from support.engines import check, expected, prompt
-from support.one_sided import owner_of, reader_of, says
+from support.one_sided import OWNER, owner_of, reader_of, says
 from support.sharing import PROMPT, finds, instances, meets, running_controller
 
 needs_nixl = pytest.mark.skipif(
@@ -51,12 +52,15 @@ before = figures(engine)
 for seed in (0, 1, 2, 1):
     engine.clear(stores=False)
     check(engine, prompt(tokens, seed), tokens)
-print(json.dumps([before, figures(engine)]), flush=True)
+print(json.dumps([before, figures(engine), engine.metrics.text()]), flush=True)
 """
     with owner_of(controller, name, 5), reader_of(controller, name, 5, body) as reader:
-        before, after = json.loads(says(reader))
+        before, after, page = json.loads(says(reader))
         assert after["reads"] > before["reads"]
         assert after["fallbacks"] == after["expired"] == 0
+        peer = f'peer="peer {OWNER}"'
+        shown = {name: value for name, labels, value in samples(page) if labels == peer}
+        assert shown == {f"kvferry_one_sided_{what}_total": n for what, n in after.items()}
 
 
 @needs_nixl

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from kvferry.cache.work import work_of
+from kvferry.controller.page import tables
 from kvferry.membership.messages import HITS_MAX, Hits
 from kvferry.metrics import CacheMetrics
 from support.holdings import tokens
@@ -54,6 +56,12 @@ def test_transfers_are_pairs_with_a_rate_and_its_window(cluster: PageCluster) ->
     assert (pair["tokens"], pair["bytes"]) == (900, 9_000_000)
     assert pair["window_bytes"] == 9_000_000
     assert pair["bytes_s"] * pair["window_s"] == pytest.approx(9_000_000, rel=0.1)
+    shown = tables.transfers(cluster.ctl, {})
+    assert re.search(r"last \d+\.\d s<", shown), "a window of half a second is none of a second"
+
+
+def test_who_has_no_quota_is_shown_with_none(cluster: PageCluster) -> None:
+    assert tables.nodes(cluster.ctl, {}).count(">none<") == 2
 
 
 def test_bytes_are_counted_by_model_and_by_prefix(cluster: PageCluster) -> None:

@@ -15,6 +15,7 @@ from prometheus_client.openmetrics import parser as strict_parser
 from kvferry.errors import UsageError
 from kvferry.metrics import DECISIONS, MISS_REASONS, SHED_REASONS, CacheMetrics
 from kvferry.metrics.collector import KVFerryCollector, exposition
+from kvferry.metrics.families import ONE_SIDED
 
 COST_LIMIT_S = 2e-6  # of a call, on a machine that does other things as well
 
@@ -41,6 +42,8 @@ def use(metrics: CacheMetrics) -> None:
     metrics.retrieved(0.2)
     metrics.loaded("redis", 1 << 20, 0.02)
     metrics.stored("file", 1 << 20, 0.03)
+    for what in ONE_SIDED:
+        metrics.one_sided("peer one", what, 4)
     metrics.copied("out", 512, 0.001)
     metrics.first_token(0.1, 0.4)
     metrics.evicted("l1", 5)
@@ -66,6 +69,8 @@ def test_a_snapshot_has_every_number(metrics: CacheMetrics) -> None:
     assert taken["kvferry_load_seconds"]["redis"] == {"count": 1, "sum": 0.02}
     assert taken["kvferry_load_seconds"]["file"]["count"] == 0
     assert taken["kvferry_store_bytes_total"]["file"] == 1 << 20
+    for what in ONE_SIDED:
+        assert taken[f"kvferry_one_sided_{what}_total"] == {"peer one": 4}
     assert taken["kvferry_memory_bytes_total"] == {"in": 0, "out": 512}
     assert taken["kvferry_memory_seconds"]["out"] == {"count": 1, "sum": 0.001}
     assert taken["kvferry_ttft_share"] == {"count": 1, "sum": 0.25}
@@ -93,6 +98,8 @@ def test_what_does_not_exist_is_a_bug(metrics: CacheMetrics) -> None:
         metrics.predicted("nonsense", 1, 1)
     with pytest.raises(UsageError, match="nonsense"):
         metrics.copied("nonsense", 1, 1)
+    with pytest.raises(UsageError, match="nonsense"):
+        metrics.one_sided("peer one", "nonsense", 1)
     with pytest.raises(UsageError, match="no name of a label"):
         CacheMetrics({"a-b": "1"})
 

@@ -172,7 +172,7 @@ class Load:
 
     def finishing(self) -> Steps[Loaded]:
         """Wait while that pays."""
-        took_s: dict[Tier, float] = {}
+        came: dict[Tier, tuple[float, int]] = {}
         done = 0
         _waiting.add(self)
         try:
@@ -180,7 +180,7 @@ class Load:
                 result = yield from self._await(part)
                 if result is None:
                     break
-                took_s[part.tier] = time.monotonic() - self._began
+                came[part.tier] = self._came(part.tier)
                 done += 1
                 if not self._take(part, result):
                     break
@@ -191,7 +191,7 @@ class Load:
             _waiting.discard(self)
         yield from self._cut(done)
         self._outcome.took_s = time.monotonic() - self._began
-        self._learn(took_s)
+        self._learn(came)
         return self._outcome
 
     def _adopt(self, window: Window, wanted: Sequence[Wanted]) -> Sequence[Wanted]:
@@ -384,15 +384,22 @@ class Load:
             ok = bytes(status == 0 for status in result.statuses)
             self._memory.commit(part.reserved.id, ok)
 
-    def _learn(self, took_s: dict[Tier, float]) -> None:
-        """Tell each tier how fast it was, as far as it came."""
+    def _came(self, tier: Tier) -> tuple[float, int]:
+        """For how long it has gone on, and what a store has sent since, whoever asked for it."""
+        return time.monotonic() - self._began, self._flow.received(tier)
+
+    def _learn(self, came: dict[Tier, tuple[float, int]]) -> None:
+        """Tell each tier how fast it was, as far as it came.
+
+        What it sent to others at the same time counts, because a load that follows reckons with
+        what they are loading. Of what was cut, pieces of chunks count as well.
+        """
         for part in self._parts:
-            took_s.setdefault(part.tier, self._outcome.took_s)
-        for tier, seconds in took_s.items():
+            came.setdefault(part.tier, (self._outcome.took_s, self._flow.received(part.tier)))
+        for tier, (seconds, received_bytes) in came.items():
             size_bytes = self._outcome.chunks.get(tier.name, 0) * tier.chunk_bytes
             cut = self._outcome.reason == "cut"
-            if cut:  # pieces of chunks count
-                size_bytes = max(size_bytes, self._flow.received(tier))
             first_s = self._flow.first_s() if tier is self._tier else (0.0, math.inf)
             if size_bytes or cut:
+                size_bytes = max(size_bytes, received_bytes)
                 tier.learn(size_bytes, seconds, whole=not cut, first_s=first_s)

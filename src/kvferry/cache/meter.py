@@ -147,12 +147,9 @@ class Meter:
         cache = self._cache
         memory = cache.memory.cache.stats()
         metrics.pool(memory["resident"], cache.memory.pages)
-        self._count("evictions", memory["evictions"], lambda n: metrics.evicted(MEMORY, n))
-        self._count(
-            "evicted_then_missed",
-            memory["evicted_then_missed"],
-            lambda n: metrics.evicted_then_missed(MEMORY, n),
-        )
+        metrics.evicted(MEMORY, self._grown("evictions", memory["evictions"]))
+        again = self._grown("evicted_then_missed", memory["evicted_then_missed"])
+        metrics.evicted_then_missed(MEMORY, again)
         metrics.write_queue(
             sum(store.writer.queue_chunks for store in cache.tiers),
             sum(store.writer.queue_bytes for store in cache.tiers),
@@ -169,13 +166,13 @@ class Meter:
             for counter, value in connector.stats().items():
                 cause = _CAUSES.get(counter.removeprefix("refused_"))
                 if counter.startswith("refused_") and cause is not None:
-                    self._count(
-                        f"{name} {counter}", value, lambda n, cause=cause: metrics.corrupt(cause, n)
-                    )
+                    metrics.corrupt(cause, self._grown(f"{name} {counter}", value))
+                elif counter.startswith("one_sided_"):
+                    what = counter.removeprefix("one_sided_")
+                    metrics.one_sided(name, what, self._grown(f"{name} {counter}", value))
 
-    def _count(self, name: str, value: int, tell: Any) -> None:
-        """Tell by how much a counter of somebody else's has grown."""
-        grown = value - self._told.get(name, 0)
-        if grown > 0:
-            self._told[name] = value
-            tell(grown)
+    def _grown(self, name: str, value: int) -> int:
+        """By how much a counter of somebody else's has grown, who may have begun anew."""
+        told = self._told.get(name, 0)
+        self._told[name] = value
+        return value - told if value >= told else value

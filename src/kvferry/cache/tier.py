@@ -104,6 +104,7 @@ class Tier:
         self._lock = threading.Lock()
         self._loading_bytes = 0
         self._stray_until = 0.0
+        self._loaded_at_bytes = 0  # what will have been received when all that is loaded has come
         self.refusals = Refusals()
         self._late: list[_Late] = []
         self._odds = Odds()
@@ -279,9 +280,10 @@ class Tier:
 
     def predict_s(self, chunks: int) -> float:
         """Seconds to load that many chunks, beside what is being loaded already."""
+        received_bytes = self.received_bytes()
         with self._lock:
-            size_bytes, queued_bytes = chunks * self.chunk_bytes, self._loading_bytes
-            return self._load.predict_s(size_bytes, time.monotonic(), queued_bytes)
+            queued_bytes = min(self._loading_bytes, max(0, self._loaded_at_bytes - received_bytes))
+            return self._load.predict_s(chunks * self.chunk_bytes, time.monotonic(), queued_bytes)
 
     @property
     def bandwidth_bytes_s(self) -> float:
@@ -337,7 +339,10 @@ class Tier:
         """While chunks are being loaded: others reckon with that, and they are not evicted here."""
         size_bytes = (end - start) * self.chunk_bytes
         lease = 0 if self.capacity is None else self.capacity.lease(prompt.first(end))
+        received_bytes = self.received_bytes()
         with self._lock:
+            before_bytes = max(received_bytes, self._loaded_at_bytes if self._loading_bytes else 0)
+            self._loaded_at_bytes = before_bytes + size_bytes
             self._loading_bytes += size_bytes
         try:
             yield

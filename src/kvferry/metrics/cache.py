@@ -11,6 +11,7 @@ from kvferry.metrics.cells import Cells
 from kvferry.metrics.families import (
     DECISIONS,
     MISS_REASONS,
+    ONE_SIDED,
     PREDICTED,
     SHED_REASONS,
     WAYS,
@@ -113,6 +114,12 @@ class CacheMetrics:
         """A request had its first token after `ttft_s`; it waited so long of that for the cache."""
         if ttft_s > 0:
             self._observe("ttft_share", "", min(1.0, waited_s / ttft_s))
+
+    def one_sided(self, peer: str, what: str, count: int) -> None:
+        """One-sided reads of a peer's memory; `what` is one of `ONE_SIDED`."""
+        if what not in ONE_SIDED:
+            raise _unknown(what, "count of one-sided reads", ONE_SIDED)
+        self._add(f"one_sided_{what}", peer, count)
 
     def evicted(self, tier: str, chunks: int) -> None:
         """Chunks left "l1" or a store to make room."""

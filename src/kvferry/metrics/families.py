@@ -10,6 +10,7 @@ __all__ = [
     "DECISIONS",
     "FROM_OTHERS",
     "MISS_REASONS",
+    "ONE_SIDED",
     "PREDICTED",
     "SHED_REASONS",
     "WAYS",
@@ -36,6 +37,7 @@ SHED_REASONS = ("queue_full", "pool_full", "store_full", "unavailable", "error",
 DECISIONS = ("load", "load_part", "recompute", "cut")
 PREDICTED = ("load", "prefill")
 WAYS = ("in", "out")  # into this host's memory, and out of it to the engine
+ONE_SIDED = ("reads", "bytes", "expired", "fallbacks")
 # What engines tell a cache server, which cannot know it.
 FROM_OTHERS = (
     *("kvferry_tokens_requested", "kvferry_missed_chunks", "kvferry_ttft_share"),
@@ -88,6 +90,10 @@ def _families() -> list[Family]:
         seconds("store", "Time of one write to a store.", "store"),
         counter("load_bytes", "Bytes read from a store.", "store"),
         counter("store_bytes", "Bytes written to a store.", "store"),
+        counter("one_sided_reads", "Chunks that one-sided reads of a peer brought.", "peer"),
+        counter("one_sided_bytes", "Bytes of those.", "peer"),
+        counter("one_sided_expired", "Chunks whose lease was over when they came.", "peer"),
+        counter("one_sided_fallbacks", "Contacts over NIXL that failed: then TCP.", "peer"),
         seconds("memory", "Time of one copy between memory and an engine.", "way"),
         counter("memory_bytes", "Bytes copied between memory and an engine.", "way"),
         Family(

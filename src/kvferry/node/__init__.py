@@ -20,10 +20,15 @@ from kvferry.config.node import NodeSettings, NodeUser
 from kvferry.config.setting import GB
 from kvferry.errors import ConfigError
 
-__all__ = ["Node", "NodeSettings"]
+__all__ = ["Node", "NodeSettings", "default_threads"]
 
-_THREADS_MAX = 4  # unless told; more than cores only take turns
+_THREADS_MAX = 4
 _FREE_PART = 0.8  # of the memory that is free now, as advice
+
+
+def default_threads() -> int:
+    """How many threads a node has unless told: more than cores only take turns."""
+    return min(_THREADS_MAX, usable_cores())
 
 
 class Node:
@@ -52,7 +57,7 @@ class Node:
             prefault=settings.prefault,
             users=_users(settings),
             state_file=settings.state_file or "",
-            threads=settings.threads or min(_THREADS_MAX, usable_cores()),
+            threads=settings.threads or default_threads(),
             connections_max=settings.connections_max,
             in_flight_bytes_max=0 if in_flight_gb is None else int(in_flight_gb * GB),
             value_bytes_max=settings.value_bytes_max,

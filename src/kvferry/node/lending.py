@@ -7,11 +7,11 @@ from typing import Any
 
 from kvferry import __version__, _native
 from kvferry.config.endpoints import address_of
+from kvferry.node import default_threads
 
 __all__ = ["USER", "LendingNode"]
 
 USER = "peer"  # who may read, where a secret is needed
-_THREADS = 4
 _CONNECTIONS_MAX = 10_000
 _STALL_S = 10.0
 _REQUEST_BYTES_MAX = 1 << 20  # nobody sends values
@@ -54,7 +54,7 @@ class LendingNode:
             prefault=False,
             users=[reader if secret else anybody],
             state_file="",
-            threads=_THREADS,
+            threads=default_threads(),
             connections_max=_CONNECTIONS_MAX,
             in_flight_bytes_max=in_flight_bytes_max,
             value_bytes_max=_REQUEST_BYTES_MAX,

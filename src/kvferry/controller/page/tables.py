@@ -77,7 +77,7 @@ def nodes(controller: Controller, query: Query) -> Html:
 def _quota(limits: Mapping[str, int]) -> Html | str:
     """The limit of all models, or the lowest of one; all of them where one points at it."""
     if not limits:
-        return ""
+        return "none"
     model, least = min(limits.items(), key=lambda one: (one[0] != "", one[1]))
     every = (f"{name or 'all models'}: {figures.size(size)}" for name, size in limits.items())
     return el("span", figures.size(least) + ("" if not model else " *"), title=", ".join(every))
@@ -120,7 +120,7 @@ def transfers(controller: Controller, query: Query) -> Html:
     found = [one for one in found if chosen(query, one["from"], one["to"])]
     if not found:
         return el("p", "No instance has read from another one yet.", class_="quiet")
-    window = f"last {found[0]['window_s']:.0f} s"
+    window = f"last {figures.duration(found[0]['window_s'])}"
     rows = [
         (
             one["from"],

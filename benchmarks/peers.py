@@ -1,0 +1,169 @@
+"""Bars of peers: what an instance reads from the memory of another one, which is a process of its
+own on this machine: all of a prompt, beside the raw client, and the first time that they meet."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+from benchmarks.bars import Bar, Lab, Target
+from benchmarks.prompt import PromptKV
+from kvferry.cache import TieredCache
+from kvferry.cache.prompt import read_prompt
+from kvferry.client.sync import RedisClient
+from kvferry.config import CacheConfig, ClientConfig
+from kvferry.config.controller import ControllerConfig
+from kvferry.controller.controller import Controller
+from kvferry.errors import CorruptError, UnavailableError
+from kvferry.lab.bench.intervals import Interval, ratios
+from kvferry.lab.servers.server import HOST, free_port, wait_until
+
+__all__ = ["peer_contact", "peer_loads"]
+
+_CALL_S, _START_S, _STOP_S = 60.0, 120.0, 15.0
+_OF_CLIENT = Target(">=", 0.90, "x raw client")
+_CONTACT = Target("<=", 60.0, "ms")
+_CONTACT_CHUNKS = 29  # 0.12 GB
+_OWNER = "owner"
+
+
+def peer_loads(lab: Lab) -> Iterator[Bar]:
+    """Retrieve of 1.3 GB from a peer, against the raw client's batch_get from the same node."""
+    with _owner(lab) as (kv, port, controller), ExitStack() as stack:
+        config = ClientConfig(host=HOST, port=port, presence="off")
+        client = stack.enter_context(closing(RedisClient.from_config(config)))
+        reader = stack.enter_context(closing(_instance(kv, "reader", 0, *controller)))
+        wait_until(
+            "the reader to find it", lambda: reader.contains(kv.tokens) == len(kv.tokens), _START_S
+        )
+
+        def retrieve(*, pages: bool) -> float:
+            reader.clear(stores=False)
+            kv.poison()
+            began = time.perf_counter()
+            hit = reader.retrieve(kv.tokens, None if pages else kv.targets)
+            wall_s = time.perf_counter() - began
+            with hit:
+                if hit.tiers.get(f"peer {_OWNER}", 0) != len(kv.tokens):
+                    raise CorruptError(f"not all of the prompt came from the peer: {hit}")
+                kv.verify(hit.pages if pages else kv.targets)
+            return wall_s
+
+        def raw() -> float:
+            kv.poison()
+            began = time.perf_counter()
+            result = client.batch_get(kv.keys, kv.frames, timeout_s=_CALL_S)
+            wall_s = time.perf_counter() - began
+            result.raise_for_errors()
+            kv.verify(kv.targets)
+            return wall_s
+
+        for words, pages in (("pages", True), ("into buffers", False)):
+            ours: list[float] = []
+            theirs: list[float] = []
+            for number in range(-1, lab.pairs):
+                turn = (ours, theirs) if number % 2 else (theirs, ours)
+                for walls in turn:
+                    walls.append(raw() if walls is theirs else retrieve(pages=pages))
+            ours, theirs = ours[1:], theirs[1:]  # the first does not count
+            found = Interval.of_median(ratios(theirs, ours))
+            our_gbps, their_gbps = (kv.size_bytes / median(all_) / 1e9 for all_ in (ours, theirs))
+            yield Bar(
+                name=f"retrieve of {kv.label} from a peer, {words}",
+                target=_OF_CLIENT,
+                value=found.middle,
+                interval=found,
+                detail=f"{our_gbps:.2f} GB/s; raw client {their_gbps:.2f} GB/s",
+            )
+
+
+def peer_contact(lab: Lab) -> Iterator[Bar]:
+    """The first retrieve of a new instance from a node that it was never told of before."""
+    with _owner(lab) as (kv, port, _):
+        chunks = min(_CONTACT_CHUNKS, kv.chunks)
+        tokens = kv.tokens[: chunks * kv.identity.layout.chunk_size]
+        asked = replace(
+            read_prompt(tokens, kv.identity.layout.chunk_size, b""), source=(HOST, port)
+        )
+        wall_ms = []
+        for _ in range(lab.pairs):
+            config = CacheConfig(
+                chunk_size=kv.identity.layout.chunk_size,
+                max_local_cpu_size=kv.pool_gb * (chunks + 1) / kv.chunks,
+                remote_kv_sources=(HOST,),
+            )
+            with closing(TieredCache(kv.identity, config)) as reader:
+                began = time.perf_counter()
+                hit = reader.retrieve(asked)
+                wall_ms.append((time.perf_counter() - began) * 1e3)
+                with hit:
+                    kv.verify(hit.pages, chunks)
+        found = Interval.of_median(wall_ms)
+        yield Bar(
+            name=f"first contact, {chunks * kv.chunk_bytes / 1e9:.2f} GB",
+            target=_CONTACT,
+            value=found.middle,
+            interval=found,
+            detail=f"from {min(wall_ms):.0f} to {max(wall_ms):.0f} ms",
+        )
+
+
+@contextmanager
+def _owner(lab: Lab) -> Iterator[tuple[PromptKV, int, tuple[int, int]]]:
+    """A prompt that an instance in a process of its own has, the port of its node, and those of its
+    controller."""
+    seed, port = os.urandom(8).hex(), free_port()
+    with ExitStack() as stack:
+        ports = {"pull": 0, "reply": 0, "heartbeat": 0}
+        controller = Controller(ControllerConfig(port=0, monitor_ports=ports))
+        controller.start()
+        stack.callback(controller.stop)
+        kv = PromptKV(lab, seed)
+        found = controller.ports["pull"], controller.ports["reply"]
+        command = [sys.executable, "-m", "benchmarks.peers", seed, str(port), *map(str, found)]
+        command += ["quick"] if lab.quick else []
+        owner = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        stack.callback(owner.communicate, timeout=_STOP_S)
+        assert owner.stdout is not None
+        if not owner.stdout.readline():
+            raise UnavailableError("the owner of the prompt did not start")
+        yield kv, port, found
+
+
+def _instance(kv: PromptKV, name: str, port: int, pull: int, reply: int) -> TieredCache:
+    settings: dict[str, Any] = {
+        "chunk_size": kv.identity.layout.chunk_size,
+        "max_local_cpu_size": kv.pool_gb,
+        "retrieve_timeout_s": _CALL_S,
+        "enable_p2p": True,
+        "p2p_host": HOST,
+        "p2p_init_ports": [port],
+        "enable_controller": True,
+        "lmcache_instance_id": name,
+        "controller_pull_url": f"{HOST}:{pull}",
+        "controller_reply_url": f"{HOST}:{reply}",
+    }
+    return TieredCache(kv.identity, CacheConfig(**settings))
+
+
+def _own(seed: str, port: int, pull: int, reply: int, lab: Lab) -> None:
+    """In a process of its own: has the prompt in memory until its input ends."""
+    kv = PromptKV(lab, seed)
+    with closing(_instance(kv, _OWNER, port, pull, reply)) as owner:
+        stored = owner.store(kv.tokens, kv.sources)
+        if stored.chunks != kv.chunks:
+            raise CorruptError(f"the owner did not take the prompt: {stored}")
+        print("ready", flush=True)
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    _seed, _port, _pull, _reply, *_quick = sys.argv[1:]
+    _own(_seed, int(_port), int(_pull), int(_reply), Lab(quick=bool(_quick)))
