@@ -180,7 +180,8 @@ class Load:
                 result = yield from self._await(part)
                 if result is None:
                     break
-                came[part.tier] = self._came(part.tier)
+                now = time.monotonic()
+                came[part.tier] = now - self._began, self._flow.received(part.tier)
                 done += 1
                 if not self._take(part, result):
                     break
@@ -384,16 +385,9 @@ class Load:
             ok = bytes(status == 0 for status in result.statuses)
             self._memory.commit(part.reserved.id, ok)
 
-    def _came(self, tier: Tier) -> tuple[float, int]:
-        """For how long it has gone on, and what a store has sent since, whoever asked for it."""
-        return time.monotonic() - self._began, self._flow.received(tier)
-
     def _learn(self, came: dict[Tier, tuple[float, int]]) -> None:
-        """Tell each tier how fast it was, as far as it came.
-
-        What it sent to others at the same time counts, because a load that follows reckons with
-        what they are loading. Of what was cut, pieces of chunks count as well.
-        """
+        """Tell each tier how fast it was, as far as it came, with what it sent to others meanwhile:
+        a load that follows reckons with theirs. Of what was cut, pieces of chunks count."""
         for part in self._parts:
             came.setdefault(part.tier, (self._outcome.took_s, self._flow.received(part.tier)))
         for tier, (seconds, received_bytes) in came.items():

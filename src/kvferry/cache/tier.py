@@ -102,9 +102,8 @@ class Tier:
         self._leading: Callable[..., int | None] | None = getattr(connector, "leading", None)
         self._load = LoadModel()
         self._lock = threading.Lock()
-        self._loading_bytes = 0
+        self._loading_bytes = self._loaded_at_bytes = 0  # and what is received when they have come
         self._stray_until = 0.0
-        self._loaded_at_bytes = 0  # what will have been received when all that is loaded has come
         self.refusals = Refusals()
         self._late: list[_Late] = []
         self._odds = Odds()
@@ -324,9 +323,7 @@ class Tier:
         first_s: tuple[float, float] = (0.0, math.inf),
     ) -> None:
         """A load, or a question (0 bytes), took so long; `whole`: it came to its end.
-
-        `first_s`: the least and the most that the first byte has taken.
-        """
+        `first_s`: the least and the most that the first byte has taken."""
         now = time.monotonic()
         with self._lock:
             self._load.observe(size_bytes, took_s, now, first_s, whole=whole)
@@ -359,9 +356,7 @@ class Tier:
 
     def received_bytes(self) -> int:
         """What has come from the store so far, for whomever; only differences mean something.
-
-        Encoded chunks count as what they become, because a load counts in chunks.
-        """
+        Encoded chunks count as what they become, because a load counts in chunks."""
         stats = self.connector.stats()
         return stats.get("client_content_received", stats.get("bytes_read", 0))
 
@@ -393,8 +388,8 @@ class Tier:
 
     def figures(self) -> dict[str, float]:
         """What is known of its speed."""
+        now = time.monotonic()
         with self._lock:
-            now = time.monotonic()
             return {
                 "fixed_s": self._load.fixed_s(now),
                 "bandwidth_bytes_s": self._load.bandwidth_bytes_s(now),
