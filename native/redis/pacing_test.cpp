@@ -127,7 +127,7 @@ TEST(Pacing, AWindowOfValuesIsInFlight) {
 TEST(Pacing, FarAwayWhoStreamsIsWokenForMore) {
   // It was sent with the next answer, a round trip later.
   Paced one(Pacing::Role::kData, 0);
-  one.server.note_round_trip(kSecond);
+  one.server.note_round_trip(kSecond, false);
   one.submit(Verb::kGet, 2, 600);
   EXPECT_EQ(one.pump_count("GET"), 2u);
   const int before = one.driver.wake_ups();
