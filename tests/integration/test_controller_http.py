@@ -72,6 +72,7 @@ def cluster() -> Iterator[Cluster]:
     ):
         found = Cluster(ctl, url, one, two)
         found.holds(one=4, two=7)
+        until(lambda: all(row["synced"] for row in found.get("/v1/nodes")["nodes"]), LIMIT_S)
         yield found
 
 
