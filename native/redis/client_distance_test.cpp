@@ -61,5 +61,24 @@ TEST(ClientDistance, ASlowGreetingIsForgottenWhereValuesAreAnsweredSooner) {
   EXPECT_LT(node.round_trip(), kSlow);
 }
 
+TEST(ClientDistance, WhereOnlyGreetingsAreSlowTheServerIsAskedOnceItIsIdle) {
+  ScriptedServer server([](ScriptedServer::Peer&, const ScriptedServer::Command& command) {
+    if (command[0] == "HELLO") std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    return false;
+  });
+  Config config = client_config(server.port());
+  config.connect_timeout = config.stall_timeout = kPatience;
+  config.ping_interval = 10 * kPatience;  // that would find it out as well
+  config.connections = 1;
+  const auto client = open(config);
+  Server& node = only_node(*client);
+  const Nanos until = monotonic_ns() + kPatience;
+  while ((node.round_trip() == 0 || node.unmeasured()) && monotonic_ns() < until) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  EXPECT_GT(node.round_trip(), 0);
+  EXPECT_LT(node.round_trip(), 200 * kMilli);
+}
+
 }  // namespace
 }  // namespace kvferry::redis

@@ -148,11 +148,15 @@ Nanos Connection::tick(Nanos now) {
 }
 
 Nanos Connection::tick_up(Nanos now) {
-  const Liveness::Decision decision = liveness_.decide({.busy = pacing_.busy(),
-                                                        .draining = replies_.overdue() > 0,
-                                                        .sends_values = pacing_.sends_values(),
-                                                        .suspected_at = server_.suspected_at()},
-                                                       now);
+  const bool unmeasured = role_ == Role::kSmall && server_.unmeasured();
+  const Liveness::Decision decision =
+      liveness_.decide({.busy = pacing_.busy(),
+                        .draining = replies_.overdue() > 0,
+                        .sends_values = pacing_.sends_values(),
+                        .suspected_at = server_.suspected_at(),
+                        .unmeasured = unmeasured,
+                        .beside_values = unmeasured && server_.gate().in_use()},
+                       now);
   switch (decision.action) {
     case Liveness::Action::kWait:
       break;
@@ -168,6 +172,11 @@ Nanos Connection::tick_up(Nanos now) {
       if (state_ != State::kUp) return dial_.begins_at();
       break;
     case Liveness::Action::kPing:
+      liveness_.pinged(now);
+      ping(now);
+      break;
+    case Liveness::Action::kMeasure:
+      liveness_.measured(now);
       ping(now);
       break;
   }
@@ -182,7 +191,6 @@ void Connection::ping(Nanos now) {
   resp::Writer writer(outbox_.text_space());
   outbox_.take_text(writer.command(1).bulk("PING").written().size());
   replies_.expect({});
-  liveness_.pinged(now);
   flush(now);
 }
 

@@ -203,7 +203,7 @@ void Connection::become_up(Nanos now) {
   }
   state_ = State::kUp;
   liveness_.up(now);
-  server_.note_round_trip(dial_.greeting_took(now), false);
+  server_.note_greeting(dial_.greeting_took(now));
   dial_.succeeded();
   on_unix_ = role_ == Role::kData && dial_.address().family() == AF_UNIX;
   if (on_unix_) server_.note_unix(1);

@@ -6,8 +6,13 @@ Liveness::Decision Liveness::decide(const Load& load, Nanos now) const noexcept 
   if (!load.busy) {
     const bool suspected = load.suspected_at > last_progress_;
     const Nanos ping_at = suspected ? now : add_time(last_progress_, ping_interval_);
-    if (now < ping_at) return {Action::kWait, ping_at};
-    return {Action::kPing, add_time(now, stall_timeout_)};
+    if (now >= ping_at) return {Action::kPing, add_time(now, stall_timeout_)};
+    if (!load.unmeasured) return {Action::kWait, ping_at};
+    if (now >= measure_at_ && !load.beside_values) {
+      return {Action::kMeasure, add_time(now, stall_timeout_)};
+    }
+    const Nanos look_at = now < measure_at_ ? measure_at_ : add_time(now, measure_in_);
+    return {Action::kWait, std::min(ping_at, look_at)};
   }
   const Nanos stalled_at = add_time(last_progress_, stall_timeout_);
   if (now >= stalled_at) {

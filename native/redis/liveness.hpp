@@ -25,12 +25,15 @@ class Liveness {
     bool draining;       // replies are owed whose commands were released
     bool sends_values;   // what it has sent may be long on its way
     Nanos suspected_at;  // when another connection to the server last ended in silence
+    bool unmeasured = false;     // how far away the server is has to be asked here
+    bool beside_values = false;  // and an answer now would say how long values take
   };
   enum class Action : std::uint8_t {
     kWait,
     kLookAtUnsent,  // note_unsent(), then wait
     kCheckStall,    // receive; if nothing came, still_sends() or the connection is dead
-    kPing           // pinged()
+    kPing,          // pinged()
+    kMeasure        // measured(): the same, and what follows need not wait for the answer
   };
   struct Decision {
     Action action;
@@ -42,6 +45,8 @@ class Liveness {
   void up(Nanos now) noexcept {
     last_progress_ = now;
     next_deadline_ = kNever;
+    measure_in_ = kMeasureIn;
+    measure_at_ = add_time(now, measure_in_);
   }
   void ended() noexcept {
     probing_ = false;
@@ -81,6 +86,10 @@ class Liveness {
     probing_ = true;
     last_progress_ = asked_at_ = now;
   }
+  void measured(Nanos now) noexcept {
+    last_progress_ = asked_at_ = now;
+    measure_at_ = add_time(now, measure_in_ *= 2);
+  }
   void accepted(Nanos deadline) noexcept { next_deadline_ = std::min(next_deadline_, deadline); }
   // Commands were released; the first deadline of those that are left.
   void released(Nanos next_deadline, bool draining, Nanos now) noexcept {
@@ -101,11 +110,16 @@ class Liveness {
   [[nodiscard]] bool drains_too_long(Nanos now) const noexcept { return now >= drain_deadline_; }
 
  private:
+  // After a greeting, for the first time; then after twice as long each time.
+  static constexpr Nanos kMeasureIn = 10 * kMilli;
+
   const Nanos stall_timeout_;
   const Nanos ping_interval_;
   Nanos last_progress_ = 0;  // when a byte moved, or work began
   Nanos next_deadline_ = kNever;
   Nanos drain_deadline_ = kNever;
+  Nanos measure_at_ = kNever;
+  Nanos measure_in_ = kMeasureIn;
   Nanos asked_at_ = kNever;  // when it asked a server that owed it nothing, until the answer begins
   std::optional<std::uint64_t> ends_at_;  // the SET that was begun, in the outbox
   std::optional<std::size_t>

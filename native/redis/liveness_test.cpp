@@ -50,6 +50,34 @@ TEST(Liveness, AnotherConnectionsSilenceIsAReasonToAskAtOnce) {
   one.expect(suspected, kNow + 7, Action::kWait, kNow + 6 + kPing);
 }
 
+TEST(Liveness, AServerOfUnknownDistanceIsAskedWhenItHasNothingElseToDo) {
+  constexpr Nanos kFirst = 10 * kMilli;
+  Liveness one(kSecond, 5 * kSecond);
+  one.up(kNow);
+  Liveness::Load load = kIdle;
+  load.unmeasured = true;
+  const auto expect = [&](Nanos now, Action action, Nanos next) {
+    const auto decision = one.decide(load, kNow + now);
+    EXPECT_EQ(decision.action, action) << "at " << now;
+    EXPECT_EQ(decision.next - kNow, next) << "at " << now;
+  };
+  expect(0, Action::kWait, kFirst);
+  load.beside_values = true;
+  expect(kFirst, Action::kWait, 2 * kFirst);
+  load.beside_values = false;
+  expect(kFirst + 5, Action::kMeasure, kFirst + 5 + kSecond);
+  one.measured(kNow + kFirst + 5);
+  EXPECT_FALSE(one.probing()) << "work may follow";
+  const auto took = one.received(kNow + kFirst + 9);
+  ASSERT_TRUE(took);
+  EXPECT_EQ(took->time, 4);
+  EXPECT_FALSE(took->at_most);
+  expect(2 * kFirst, Action::kWait, 3 * kFirst + 5);
+  expect(3 * kFirst + 5, Action::kMeasure, 3 * kFirst + 5 + kSecond);
+  load.unmeasured = false;
+  expect(3 * kFirst + 5, Action::kWait, kFirst + 9 + 5 * kSecond);
+}
+
 TEST(Liveness, TheWayIsMeasuredOnlyWhereNothingElseWasAsked) {
   Up one;
   EXPECT_EQ(one.received(kNow + 1), std::nullopt);

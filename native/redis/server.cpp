@@ -182,6 +182,11 @@ void Server::end_move() {
 
 void Server::note_round_trip(Nanos took, bool at_most) noexcept {
   if (at_most && took >= round_trip()) return;
+  if (!at_most && unmeasured()) answers_.fetch_add(1, std::memory_order_relaxed);
+  note_trip(took);
+}
+
+void Server::note_trip(Nanos took) noexcept {
   const std::lock_guard lock(trips_mutex_);
   trips_.note(took);
   if (trips_.shortest() == round_trip_.load(std::memory_order_relaxed)) return;

@@ -115,6 +115,12 @@ class Server final : public AskedNode {
 
   // The shortest round trip that connections have seen lately, see RoundTrip; 0 before the first.
   void note_round_trip(Nanos took, bool at_most) noexcept;
+  // The same of a greeting, during which both sides have more to do.
+  void note_greeting(Nanos took) noexcept { note_trip(took); }
+  // It seems to be far away, by little more than greetings: somebody should ask it when it is idle.
+  [[nodiscard]] bool unmeasured() const noexcept {
+    return round_trip() >= kFarAway && answers_.load(std::memory_order_relaxed) < kAnswersEnough;
+  }
   [[nodiscard]] Nanos round_trip() const noexcept {
     return round_trip_.load(std::memory_order_relaxed);
   }
@@ -139,7 +145,11 @@ class Server final : public AskedNode {
   void note_zone(std::string_view zone) noexcept;
 
  private:
+  // A distance is known from so many answers.
+  static constexpr int kAnswersEnough = 4;
+
   void route_all();
+  void note_trip(Nanos took) noexcept;
 
   // Publishes the breaker's state after a change; returns whether it has just closed.
   void publish(std::unique_lock<std::mutex>& lock);
@@ -169,6 +179,7 @@ class Server final : public AskedNode {
   std::mutex trips_mutex_;
   RoundTrip trips_;
   std::atomic<Nanos> round_trip_{0};  // what trips_ says
+  std::atomic<int> answers_{0};       // that it says so from, greetings aside
   std::atomic<Nanos> suspected_at_{0};
 };
 

@@ -76,6 +76,12 @@ class StreamGate {
     side.flow.on_active(side.active, now);
   }
 
+  // Whether any connection carries values.
+  [[nodiscard]] bool in_use() {
+    const std::lock_guard lock(mutex_);
+    return sides_[0].active > 0 || sides_[1].active > 0;
+  }
+
   // Whether more streams are open than the limit now permits: one of them should end.
   [[nodiscard]] bool crowded(Direction direction, Nanos now) {
     const std::lock_guard lock(mutex_);
