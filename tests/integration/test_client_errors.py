@@ -344,7 +344,8 @@ def test_a_closed_client_says_so(kind: str) -> None:
                 with pytest.raises(errors.ClosedError):
                     call()
             assert "closed" in repr(getattr(client, "_subject", client))
-        assert set(server.names()) <= set(HANDSHAKE)
+        # After a slow greeting it may have asked how far away the server is.
+        assert set(server.names()) <= {*HANDSHAKE, b"PING"}
 
 
 @pytest.mark.parametrize("kind", NATIVE)
