@@ -39,7 +39,7 @@ def test_a_killed_instance_becomes_suspect_and_dead_and_its_entries_are_gone() -
         until(lambda: ctl.cluster()["entries"] == 100, LIMIT_S)
         with many(ctl.ports, 0, 1, 100):  # the next process of that name
             until(lambda: ctl.lookup(mine) == {"many-0": 100, "many-1": 32}, LIMIT_S)
-            assert states(ctl) == {"alive": 2, "suspect": 0, "dead": 0}
+            until(lambda: states(ctl) == {"alive": 2, "suspect": 0, "dead": 0}, LIMIT_S)
 
 
 def test_a_stopped_instance_comes_back_with_all_that_it_holds() -> None:

@@ -274,9 +274,10 @@ def test_either_of_two_controllers_may_be_killed(store: TestServer, killed: int)
                 for each in (left, third):
                     finds(each, new=7, old=4)
                 old.add(hashes(9))
+                alive = {"alive": 2, "suspect": 0, "dead": 0}
                 for each in (left, third):
                     finds(each, new=7, old=9)
-                    assert each.cluster()["states"] == {"alive": 2, "suspect": 0, "dead": 0}
+                    wait_for("all live", lambda by=each: by.cluster()["states"] == alive, LIMIT_S)
 
 
 def test_a_controller_that_hangs_loses_its_instances_and_learns_of_them_again(
