@@ -106,7 +106,7 @@ def test_who_shows_no_certificate_of_ours_is_turned_away_at_once(
             RedisClient(host="localhost", port=port_of(secured), **options) as client,
         ):
             client.set("a", b"x")
-    assert secured.stats()["tls_refused"] >= 2
+    wait_for("both are counted", lambda: secured.stats()["tls_refused"] >= 2)
     assert secured.stats()["commands"] == 0
 
 
