@@ -458,7 +458,9 @@ def test_cache_servers_read_each_others_memory(
             file.write_text("".join(f"{key}: {value}\n" for key, value in settings.items()))
             server = CacheServerProcess(directory, "--config", str(file)).start()
             stack.callback(server.stop)
-            clients.append(stack.enter_context(Client(identity, server.endpoint)))
+            client = stack.enter_context(Client(identity, server.endpoint, timeout_s=20.0))
+            assert client.wait(20)
+            clients.append(client)
         one, other = clients
         one.store(tokens, expected(tokens, identity))
         other.contains(tokens)  # its identity is known from now on
