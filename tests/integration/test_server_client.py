@@ -268,8 +268,7 @@ def test_a_client_that_is_dropped_ends(server: ScriptedServer, url: str) -> None
     del client
     gc.collect()
     says_goodbye(server)
-    names = lambda: {thread.name for thread in threading.enumerate()}  # noqa: E731
-    until(lambda: "kvferry-session" not in names(), LIMIT_S)
+    until(lambda: "kvferry-session" not in {t.name for t in threading.enumerate()}, LIMIT_S)
 
 
 def test_the_end_of_the_program_says_goodbye(server: ScriptedServer, url: str) -> None:
