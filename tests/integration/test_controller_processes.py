@@ -94,7 +94,7 @@ def complete_again(processes: int, each: int, chunks: int) -> dict[str, float]:
         running = [many(first.ports, n * each, each, chunks) for n in range(processes)]
         started = [one.__enter__() for one in running]
         try:
-            until(lambda: first.cluster()["entries"] == total, 3 * END_LIMIT_S, 0.1)
+            until(lambda: first.cluster()["entries"] == total, END_LIMIT_S, 0.1)
             first.process.kill()
             first.process.wait(END_LIMIT_S)
             began, on_the_wall = clock.now_s(), time.monotonic()
@@ -108,7 +108,7 @@ def complete_again(processes: int, each: int, chunks: int) -> dict[str, float]:
                     slowest_s = max(slowest_s, clock.now_s() - asked)
                     return bool(ctl.cluster()["synced"] == processes * each)
 
-                until(complete, 3 * END_LIMIT_S, 0.05)
+                until(complete, END_LIMIT_S, 0.05)
                 complete_s = clock.now_s() - began
                 wall_s = time.monotonic() - on_the_wall
                 found = ctl.cluster()

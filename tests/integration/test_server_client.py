@@ -281,7 +281,7 @@ def test_the_end_of_the_program_says_goodbye(server: ScriptedServer, url: str) -
         "hit = client.begin_retrieve(list(range(64)))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=200
     )
     assert (done.returncode, done.stderr) == (0, "")
     says_goodbye(server)
@@ -328,7 +328,7 @@ def test_a_forked_child_may_end_as_it_likes(server: ScriptedServer, url: str) ->
         [sys.executable, "-W", "error", "-c", code],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         cwd=Path(__file__).parents[1],
     )
     assert (done.returncode, done.stderr) == (0, "")

@@ -89,7 +89,7 @@ def test_redis_py_and_redis_cli(secured: Node, certs: Certificates) -> None:
     words = ["--tls", "--cacert", certs.ca_file, "--cert", client.cert_file]
     words += ["--key", client.key_file, "-h", "localhost", "-p", str(port), "STRLEN", "a"]
     done = subprocess.run(
-        ["redis-cli", *words], capture_output=True, text=True, timeout=60, check=True
+        ["redis-cli", *words], capture_output=True, text=True, timeout=200, check=True
     )
     assert done.stdout.split() == [str(len(VALUE))]
 

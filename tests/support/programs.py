@@ -38,7 +38,7 @@ class Program:
             env={**os.environ, "PYTHONPATH": str(TESTS)},
         )
 
-    def read_line(self, limit_s: float = 20) -> str:
+    def read_line(self, limit_s: float = 60) -> str:
         """Its next line of output, which it must flush; empty if it ended."""
         assert self.process.stdout is not None
         assert select.select([self.process.stdout], [], [], limit_s)[0], "the program says nothing"
