@@ -26,7 +26,7 @@ from support.engines import CHUNK, IDENTITY, expected, open_engine, prompt, spac
 from support.proxy import FaultProxy
 from support.servers import free_port, start_server, wait_for
 from support.vllm_halves import CHUNK as OF_VLLM
-from support.vllm_halves import CHUNKS, SOON_S, Vllm
+from support.vllm_halves import CHUNKS, Vllm
 
 TOKENS = 10 * CHUNK
 ALL = CHUNKS * OF_VLLM
@@ -164,8 +164,7 @@ def test_a_peer_that_is_named_is_asked_once(owner: TieredCache) -> None:
 
 
 def test_the_connector_in_process_loads_from_the_node_that_a_request_names() -> None:
-    patient: dict[str, Any] = {"lookup_timeout_s": SOON_S}  # the first look-up connects
-    theirs, here = Vllm(None), Vllm(None, remote_kv_sources=HOSTS, **patient)
+    theirs, here = Vllm(None), Vllm(None, remote_kv_sources=HOSTS)
     try:
         theirs.compute(theirs.request(1))
         wait_for("it is saved", lambda: theirs.ask(theirs.request(1))[0] == ALL)
