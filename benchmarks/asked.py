@@ -18,7 +18,7 @@ from kvferry.cache import Retrieved, TieredCache
 from kvferry.cache.prompt import Prompt, read_prompt
 from kvferry.chunks.identity import Identity
 from kvferry.chunks.layout import KVLayout
-from kvferry.errors import CorruptError
+from kvferry.errors import CorruptError, DeadlineExceeded
 from kvferry.server import Client
 
 __all__ = ["server_control", "server_shares"]
@@ -129,7 +129,9 @@ def _asking(url: str) -> Iterator[tuple[Client, Prompt]]:
     """A client, and a prompt that it has stored."""
     identity = Identity(model=f"benchmark {os.urandom(8).hex()}", layout=_LAYOUT)
     tokens = list(range(_HASHES * 16))
-    with Client(identity, url) as client:
+    with Client(identity, url, timeout_s=_LONG_S) as client:  # that none is late is not asked here
+        if not client.wait(_LONG_S):
+            raise DeadlineExceeded("there is no session with the server")
         if client.store(tokens, [bytes(_LAYOUT.chunk_bytes)] * _HASHES).chunks != _HASHES:
             raise CorruptError("the server did not take the prompt")
         yield client, read_prompt(tokens, 16, b"", generation=client.generation)

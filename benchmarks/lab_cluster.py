@@ -143,6 +143,7 @@ class LabCluster:
         followers = sum("slave" in line.split()[2] for line in nodes)
         return (
             "cluster_state:ok" in state
+            and f"cluster_slots_ok:{_SLOTS}" in state  # it knows who serves what
             and len(nodes) == len(self.nodes)
             and followers == len(self.nodes) - len(self.shards)
             and all(line.split()[7] == "connected" for line in nodes)

@@ -1,9 +1,11 @@
 """Two engine processes share one cache server: `python examples/shared_cache.py`."""
 
 import multiprocessing
+import os
 import subprocess
 import sys
 import tempfile
+import time
 
 import numpy as np
 
@@ -42,6 +44,8 @@ if __name__ == "__main__":
         command = [sys.executable, "-m", "kvferry.cli.main", "server", "--l1-size-gb", "0.1"]
         socket = ["--no-tcp", "--no-http", "--log-level", "warning", "--ipc", f"{directory}/cache"]
         with subprocess.Popen([*command, *socket]) as server:
+            while server.poll() is None and not os.path.exists(f"{directory}/cache"):
+                time.sleep(0.01)  # it starts
             spawn = multiprocessing.get_context("spawn")
             for engine in (one_engine, another_engine):
                 process = spawn.Process(target=engine, args=(f"ipc://{directory}/cache",))

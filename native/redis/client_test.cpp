@@ -182,7 +182,7 @@ TEST(Client, AConnectionWhoseSetIsRepeatedIsReset) {
     return true;
   });
   Config config = config_for(server.port());
-  config.stall_timeout = 200 * kMilli;
+  config.stall_timeout = kSecond;  // the second try is no stall, on a busy machine
   const auto client = open(config);
   std::vector<std::string> values{std::string(100'000, 'v')};
   EXPECT_EQ(run(*client, make_batch(Verb::kSet, {"k"}, &values)), "OK") << "on another one";

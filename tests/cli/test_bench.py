@@ -274,7 +274,7 @@ def test_a_silence_that_begins_late_is_met_all_the_same(monkeypatch: pytest.Monk
         assert int(waited[1]) >= 6, bar  # of nine calls behind the first ones
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 @pytest.mark.usefixtures("_built")
 @pytest.mark.skipif(not NATIVE, reason="the bars are the native client's, which is not built")
 def test_quick_bars_measure_every_group(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

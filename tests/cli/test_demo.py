@@ -175,7 +175,7 @@ def test_interrupt_is_clean() -> None:
     assert "process 1" in process.stderr.readline()
     time.sleep(0.2)
     os.killpg(process.pid, signal.SIGINT)  # what a terminal does on Ctrl-C
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=200)
     assert process.returncode == 130
     assert err.strip() == "kvferry: interrupted"
 

@@ -277,8 +277,8 @@ def test_beyond_this_host_only_who_has_the_token_is_served(tmp_path: Path, name:
     options = ("--token-file", file, "--host", "0.0.0.0", "--ipc", where, "--no-http")
     with Server(*small(name, *options)) as process:
         endpoint = process.started()[0].replace("0.0.0.0", "127.0.0.1")
-        with Client(IDENTITY, endpoint, token_file=file) as client:
-            until(lambda: client.available, 10)
+        with Client(IDENTITY, endpoint, token_file=file, timeout_s=20) as client:
+            until(lambda: client.available, 20)
             assert client.store(TOKENS, expected(TOKENS)).chunks == 4
         with Client(IDENTITY, endpoint) as stranger:
             until(lambda: stranger.refused, 10)
@@ -288,7 +288,7 @@ def test_beyond_this_host_only_who_has_the_token_is_served(tmp_path: Path, name:
         process.send(signal.SIGHUP)
         process.says("token has changed")
         for url in (endpoint, f"ipc://{where}"):
-            with Client(IDENTITY, url, token_file=file) as client:
+            with Client(IDENTITY, url, token_file=file, timeout_s=20) as client:
                 until(lambda client=client: client.available, 20)
                 assert client.lookup(TOKENS).tokens == 4 * CHUNK
         process.send(signal.SIGTERM)
@@ -304,11 +304,11 @@ def test_ipv6_and_a_unix_socket(tmp_path: Path, name: str) -> None:
         endpoint, _ = process.started()
         assert endpoint.startswith("tcp://[::1]:")
         assert where.stat().st_mode & 0o777 == 0o600
-        with Client(IDENTITY, f"ipc://{where}") as client:
-            until(lambda: client.available, 10)
+        with Client(IDENTITY, f"ipc://{where}", timeout_s=20) as client:
+            until(lambda: client.available, 20)
             client.store(TOKENS, expected(TOKENS))
-        with Client(IDENTITY, endpoint) as client:
-            until(lambda: client.available, 10)
+        with Client(IDENTITY, endpoint, timeout_s=20) as client:
+            until(lambda: client.available, 20)
             assert client.lookup(TOKENS).tokens == 4 * CHUNK
         process.send(signal.SIGTERM)
         assert process.ends() == 0

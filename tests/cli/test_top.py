@@ -25,6 +25,7 @@ from kvferry.lab.top.page import page
 from kvferry.lab.top.watch import Watch, counters
 from kvferry.server.http.side import HttpSide
 from support.engines import CHUNK, check, expected, memory_store, open_engine, prompt
+from support.servers import free_port
 from support.views import FakeView
 
 TOKEN = "t0ken-t0ken-t0ken"
@@ -200,9 +201,7 @@ def test_the_token_comes_from_a_file_or_the_environment(
 
 
 def test_nobody_there(capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    assert main(["top", f"127.0.0.1:{port}", "--once"]) == 1
+    assert main(["top", f"127.0.0.1:{free_port()}", "--once"]) == 1
     assert "AWAY" in capsys.readouterr().out
 
 

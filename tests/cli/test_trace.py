@@ -183,7 +183,7 @@ def test_ctrl_c_ends_it_with_130() -> None:
         assert process.stderr is not None
         assert "the store will hold" in process.stderr.readline()
         os.killpg(process.pid, signal.SIGINT)  # what a terminal does on Ctrl-C
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=200)
     finally:
         process.kill()
     assert process.returncode == 130

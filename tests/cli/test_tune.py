@@ -179,7 +179,7 @@ def test_ctrl_c_leaves_file_and_server_as_they_were(valkey: TestServer, file: Pa
         while valkey.cli("DBSIZE") == 0 and time.monotonic() < deadline:
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=200)
     assert process.returncode == 130, said
     assert "interrupted" in said
     assert valkey.cli("DBSIZE") == 0

@@ -53,7 +53,7 @@ def test_a_load_for_nobody_ends(name: str) -> None:
     port = free_port()
     words = ["bench", name, "-h", "127.0.0.1", "-p", str(port), "-n", "10"]
     command = [sys.executable, "-m", "kvferry.cli.main", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert done.returncode == 1
     assert f"kvferry: cannot connect to 127.0.0.1:{port}: Connection refused\n" in done.stderr
 

@@ -55,7 +55,7 @@ def test_example(name: str) -> None:
         [sys.executable, "-W", "error", EXAMPLES / name],
         capture_output=True,
         text=True,
-        timeout=110,  # before pytest's, which would not tell what was said
+        timeout=280,  # before pytest's, which would not tell what was said
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == SAYS[name]

@@ -11,10 +11,9 @@ from kvferry import TieredCache
 from kvferry.cache import losses, writer
 from kvferry.client.batch import BatchResult, Status
 from kvferry.client.operation import Verb
-from kvferry.connectors.base import Usage
-from kvferry.connectors.blocking import BlockingConnector
 from kvferry.connectors.threaded import Checked
-from support.engines import CHUNK, LAYOUT, check, expected, open_engine, prompt, space
+from support.dict_store import DictStore
+from support.engines import CHUNK, LAYOUT, check, expected, open_engine, prompt
 from support.servers import TestServer, wait_for
 from support.stamps import until
 
@@ -80,38 +79,23 @@ def test_what_was_loaded_from_a_store_is_offered_to_it_again(valkey: TestServer)
         until(lambda: check(other, PROMPTS[0]) and valkey.cli("DBSIZE") == 9, LIMIT_S)
 
 
-class Recorded(BlockingConnector):
-    """A store in Python that says how full it is, and remembers what was written in one call."""
+class Recorded(DictStore):
+    """It remembers what was written in one call, and gives nothing out."""
 
     def __init__(self) -> None:
-        super().__init__(space(), threads=2)
-        self.held: dict[str, bytes] = {}
-        self.batches: list[list[str]] = []
-        self.capacity: int | None = None
+        super().__init__(threads=2)
+        self.batches: list[list[bytes]] = []
 
     def answer(self, operation: Checked) -> BatchResult:
         if operation.verb is Verb.SET:
-            self.batches.append([name.decode() for name in operation.names])
+            self.batches.append(list(operation.names))
         return super().answer(operation)
 
     def get_one(self, name: bytes, target: memoryview, left_s: float) -> Status:
         return Status.MISS
 
-    def set_one(self, name: bytes, value: memoryview, ttl_s: float | None, left_s: float) -> Status:
-        self.held[name.decode()] = bytes(value)
-        return Status.OK
-
-    def exists_one(self, name: bytes, touch: bool, left_s: float) -> Status:
-        return Status.OK if name.decode() in self.held else Status.MISS
-
-    def delete_one(self, name: bytes, left_s: float) -> Status:
-        return Status.MISS if self.held.pop(name.decode(), None) is None else Status.OK
-
-    def usage(self, timeout_s: float = 1.0) -> Usage:
-        return Usage(sum(map(len, self.held.values())), self.capacity, len(self.held))
-
-    def names_of(self, tokens: list[int], engine: TieredCache) -> list[str]:
-        return [self.space.prefix + str(key) for key in engine.keys(tokens)]
+    def names_of(self, tokens: list[int], engine: TieredCache) -> list[bytes]:
+        return [f"{self.space.prefix}{key}".encode() for key in engine.keys(tokens)]
 
 
 @pytest.fixture
@@ -144,15 +128,15 @@ def test_a_batch_at_a_time_and_the_root_first(store: Recorded, engine: TieredCac
 
 def test_what_nobody_asks_for_makes_no_store_evict(store: Recorded, engine: TieredCache) -> None:
     store.batches.clear()
-    store.held = {"others": bytes(100 * SIZE)}
+    store.held = {b"others": bytes(100 * SIZE)}
     store.capacity = 110 * SIZE
-    names = {*store.names_of(PROMPTS[3], engine), "others"}
+    names = {*store.names_of(PROMPTS[3], engine), b"others"}
     for _ in range(3):
         assert engine.lookup(PROMPTS[3]).tokens == 8 * CHUNK
         until(lambda: set(store.held) == names, LIMIT_S)
         del store.held[store.names_of(PROMPTS[3], engine)[7]]
         until(lambda: bool(engine.lookup(PROMPTS[3])) and set(store.held) == names, LIMIT_S)
-    assert {key for batch in store.batches for key in batch} | {"others"} == names
+    assert {key for batch in store.batches for key in batch} | {b"others"} == names
 
 
 def test_what_a_store_never_had_is_not_offered_to_it(store: Recorded) -> None:

@@ -99,6 +99,7 @@ def test_a_call_ends_with_its_server(number: signal.Signals, tmp_path: Path) -> 
         CacheServerProcess(tmp_path, mib=1) as server,
         Client(IDENTITY, server.endpoint, timeout_s=5.0) as client,
     ):
+        assert client.wait(20)
         assert client.store(tokens, expected(tokens)).chunks == 4
         server.signal(number)
         began = clock.now_s()
@@ -164,6 +165,7 @@ def test_a_killed_server_leaves_nothing_to_the_next_one(tmp_path: Path) -> None:
     server = CacheServerProcess(tmp_path, mib=1)
     tokens = prompt(4 * CHUNK)
     with server, Client(IDENTITY, server.endpoint, timeout_s=5.0) as client:
+        assert client.wait(20)
         assert client.store(tokens, expected(tokens)).chunks == 4
         hit = client.retrieve(tokens)
         assert hit.tokens == 4 * CHUNK

@@ -94,7 +94,8 @@ def test_kind_of_an_error_is_not_read_out_of_its_text(
 
 
 def test_loading_ends(connect: Connect) -> None:
-    with ScriptedServer(loading(times=3), MiniStore()) as server:
+    refused = answer(b"-LOADING the dataset\r\n", b"EXISTS", times=3)  # whoever else may PING
+    with ScriptedServer(refused, MiniStore()) as server:
         client = connect(server)
         seen = [client.batch_exists([f"k{index}"])[0] for index in range(4)]
         assert seen == [Status.UNAVAILABLE] * 3 + [Status.MISS]

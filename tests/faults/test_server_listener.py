@@ -474,7 +474,7 @@ def test_another_user_is_cut_off_whatever_the_mode_of_the_file(tmp_path: Path) -
         path = tmp_path / "server"
         path.chmod(0o666)
         command = [sys.executable, "-c", program, str(path)]
-        told = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        told = subprocess.run(command, capture_output=True, text=True, timeout=200)
         assert told.stdout == "b''\n", told.stderr
         assert status(server, "refused_connections") == 1
         answers(server.endpoints[0])

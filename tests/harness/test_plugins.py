@@ -14,7 +14,7 @@ from support import parts
 from support.programs import pytest_of
 
 TESTS = Path(__file__).parents[1]
-TIME_LIMIT_S = 110.0
+TIME_LIMIT_S = 280.0
 
 LEAK = """
 import socket

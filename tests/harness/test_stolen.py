@@ -77,7 +77,7 @@ def run(
         env={"PYTHONPATH": str(TESTS), "PATH": ""},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
     )
     return done.returncode, done.stdout, len((directory / "tries").read_text())
 

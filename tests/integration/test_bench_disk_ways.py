@@ -16,7 +16,7 @@ def test_it_measures_all_ways(tmp_path: Path) -> None:
         [sys.executable, "-m", "benchmarks.disk_ways", str(tmp_path), *small],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
     )
     if "Invalid argument" in done.stderr:
         pytest.skip("this file system takes no O_DIRECT")

@@ -277,10 +277,10 @@ def test_two_processes_share_a_directory(tmp_path: Path) -> None:
         a = engine.tiers[0].tier.connector
         with open_engine(stores=[store]) as other:
             b = other.tiers[0].tier.connector
-            assert a.lock_eviction(1)
-            assert not b.lock_eviction(1)
+            assert a.lock_eviction(60)
+            assert not b.lock_eviction(60)
             a.unlock_eviction()
-            assert b.lock_eviction(1)
+            assert b.lock_eviction(60)
             b.unlock_eviction()
 
 

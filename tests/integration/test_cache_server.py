@@ -26,9 +26,9 @@ Connect = Callable[..., Peer]
 
 
 @pytest.fixture
-def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
+def server(tmp_path: Path) -> Iterator[Server]:
     # Peers send no heartbeats, and wait for a processor as long as they have to.
-    with running(tmp_path, mib=1, dead_after_s=getattr(request, "param", 60.0)) as server:
+    with running(tmp_path, mib=1, dead_after_s=60.0) as server:
         yield server
 
 
@@ -282,7 +282,6 @@ def test_an_engine_that_leaves_takes_its_holds_along(server: Server, connect: Co
         assert other.attach().read(tokens)[0] == 4
 
 
-@pytest.mark.parametrize("server", [2.0], indirect=True)
 def test_a_silent_engine_loses_its_holds_and_not_the_memory(
     server: Server, connect: Connect
 ) -> None:
@@ -290,7 +289,9 @@ def test_a_silent_engine_loses_its_holds_and_not_the_memory(
     peer = connect().attach()
     tokens = prompt(4 * CHUNK)
     reserved = peer.want(p.ReservedPages, p.Reserve, hashes_of(tokens))
-    until(lambda: not server.status()["sessions"], 5)
+    server._sessions.dead_after_s = 1.0
+    until(lambda: not server.status()["sessions"], 20)
+    server._sessions.dead_after_s = 60.0
     other = connect().attach()
     others = other.want(p.ReservedPages, p.Reserve, hashes_of(tokens))
     assert others.chunks == [0, 1, 2, 3]
@@ -308,12 +309,13 @@ def test_a_silent_engine_loses_its_holds_and_not_the_memory(
 
 def test_leases_end_at_their_deadline(tmp_path: Path) -> None:
     with (
-        running(tmp_path, mib=1, lease_s=1.5) as server,
+        running(tmp_path, mib=1, dead_after_s=60.0) as server,
         Peer(server.config.endpoints[0]) as peer,
     ):
         peer.attach()
         tokens = prompt(2 * CHUNK)
         peer.store(tokens)
+        server._take_over(server.config.replace(lease_s=0.5))
         leased = peer.want(p.Leased, p.Retrieve, hashes_of(tokens), len(tokens))
         until(lambda: not server.status()["sessions"][0]["leases"], 5)
         assert peer.want(p.Count, p.Release, [leased.lease]).count == 0

@@ -249,6 +249,10 @@ def process(store: TestServer) -> ControllerProcess:
     return ControllerProcess(directory=store.url, heartbeat_s=0.2, suspect_s=2, dead_s=5)
 
 
+def in_states(by: ControllerProcess, expected: dict[str, int]) -> bool:
+    return bool(by.cluster()["states"] == expected)
+
+
 def finds(by: ControllerProcess, **expected: int) -> None:
     wait_for(f"{expected} is known", lambda: by.lookup(hashes(9)) == expected, LIMIT_S)
 
@@ -274,9 +278,10 @@ def test_either_of_two_controllers_may_be_killed(store: TestServer, killed: int)
                 for each in (left, third):
                     finds(each, new=7, old=4)
                 old.add(hashes(9))
+                alive = {"alive": 2, "suspect": 0, "dead": 0}
                 for each in (left, third):
                     finds(each, new=7, old=9)
-                    assert each.cluster()["states"] == {"alive": 2, "suspect": 0, "dead": 0}
+                    wait_for("all live", partial(in_states, each, alive), LIMIT_S)
 
 
 def test_a_controller_that_hangs_loses_its_instances_and_learns_of_them_again(

@@ -152,6 +152,7 @@ def test_a_store_of_the_server(tmp_path: Path, name: str) -> None:
             running(tmp_path, mib=4, cache=cache) as server,
             Client(IDENTITY, server.config.endpoints[0], timeout_s=10) as client,
         ):
+            assert client.wait(20)
             if source == "computed":
                 assert client.store(TOKENS, expected(TOKENS)).chunks == 4
                 until(lambda: len(stores[name]) == 4, 20)
@@ -177,6 +178,7 @@ def test_a_server_goes_on_without_a_store_that_cannot_be_opened(
         until(lambda: "No module named 'not'" in warned(), 20)
         assert "wrong" not in caplog.text
         with Client(IDENTITY, server.config.endpoints[0], timeout_s=10) as client:
+            assert client.wait(20)
             client.store(TOKENS, expected(TOKENS))
             assert client.lookup(TOKENS).tokens == 4 * CHUNK
             until(lambda: len(stores[name]) == 4, 20)

@@ -34,6 +34,7 @@ from support.holdings import (
     reporting,
 )
 from support.proxy import FaultProxy
+from support.servers import free_port
 from support.stamps import until
 
 LIMIT_S = 30.0
@@ -314,9 +315,5 @@ def test_no_thread_is_left_behind() -> None:
 
 
 def free_ports() -> dict[str, int]:
-    """Ports that were free a moment ago."""
-    streams = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
-    ports = [stream.getsockname()[1] for stream in streams]
-    for stream in streams:
-        stream.close()
-    return dict(zip(("pull", "reply", "heartbeat"), ports, strict=True))
+    """Ports that nobody listens on."""
+    return {name: free_port() for name in ("pull", "reply", "heartbeat")}

@@ -238,6 +238,12 @@ def test_many_threads(client: Client, server: ScriptedServer) -> None:
     assert client.stats()["unavailable"] == client.stats()["timeouts"] == 0
 
 
+def says_goodbye(server: ScriptedServer) -> None:
+    """Once; its word may still be on the way when it has gone."""
+    until(lambda: server.of(p.Unregister), LIMIT_S)
+    assert len(server.of(p.Unregister)) == 1
+
+
 def test_close_says_goodbye_once(client: Client, server: ScriptedServer) -> None:
     tokens = prompt(2 * CHUNK)
     client.store(tokens, expected(tokens))
@@ -245,7 +251,7 @@ def test_close_says_goodbye_once(client: Client, server: ScriptedServer) -> None
     pages = hit.pages
     client.close()
     client.close()
-    assert len(server.of(p.Unregister)) == 1
+    says_goodbye(server)
     assert hit.release() is False
     assert [bytes(page) for page in pages] == [bytes(chunk) for chunk in expected(tokens)]
     assert not client.available
@@ -261,8 +267,8 @@ def test_a_client_that_is_dropped_ends(server: ScriptedServer, url: str) -> None
     assert client.wait(LIMIT_S)
     del client
     gc.collect()
-    until(lambda: len(server.of(p.Unregister)) == 1, LIMIT_S)
-    assert not any(thread.name == "kvferry-session" for thread in threading.enumerate())
+    says_goodbye(server)
+    until(lambda: "kvferry-session" not in {t.name for t in threading.enumerate()}, LIMIT_S)
 
 
 def test_the_end_of_the_program_says_goodbye(server: ScriptedServer, url: str) -> None:
@@ -275,10 +281,10 @@ def test_the_end_of_the_program_says_goodbye(server: ScriptedServer, url: str) -
         "hit = client.begin_retrieve(list(range(64)))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=200
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert len(server.of(p.Unregister)) == 1
+    says_goodbye(server)
 
 
 def test_a_forked_child_is_told_to_open_its_own(client: Client, server: ScriptedServer) -> None:
@@ -322,11 +328,11 @@ def test_a_forked_child_may_end_as_it_likes(server: ScriptedServer, url: str) ->
         [sys.executable, "-W", "error", "-c", code],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         cwd=Path(__file__).parents[1],
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert len(server.of(p.Unregister)) == 1
+    says_goodbye(server)
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,7 @@ from support.sharing import (
     sharing_of,
     told,
 )
+from support.stamps import within
 
 
 @pytest.fixture
@@ -204,7 +205,9 @@ def test_an_owner_under_pressure_lends_whole_chunks_or_none(instance: Open) -> N
         thread.start()
     rng = random.Random(1)
     until = time.monotonic() + 3
-    while time.monotonic() < until and not problems:
+    while (now := time.monotonic()) < until or (not hits[0] and now < until + 60):
+        if problems:
+            break
         tokens = prompt(PROMPT, rng.randrange(8))
         one.store(tokens, expected(tokens))
         check(one, tokens)
@@ -234,9 +237,8 @@ def test_an_owner_that_is_killed_is_a_miss_and_is_read_again_when_it_is_back(
             killer = threading.Timer(rng.uniform(0, 0.05), program.process.kill)
             killer.start()
             for seed in range(40):  # bytes are compared in there
-                began = time.monotonic()
-                check(reader, prompt(PROMPT, seed % 4))
-                assert time.monotonic() - began < 10
+                with within(10):
+                    check(reader, prompt(PROMPT, seed % 4))
                 reader.clear(stores=False)
             killer.join()
         wait_for("it is gone", lambda: not peers_of(reader))
@@ -253,9 +255,8 @@ def test_an_owner_that_hangs_keeps_nobody_waiting_beyond_the_deadline(
         finds(reader, tokens)
         program.process.send_signal(signal.SIGSTOP)
         for seed in range(3):
-            began = time.monotonic()
-            assert check(reader, prompt(PROMPT, seed)) == 0
-            assert time.monotonic() - began < 6  # on a machine that is full
+            with within(3):
+                assert check(reader, prompt(PROMPT, seed)) == 0
         program.process.send_signal(signal.SIGCONT)
 
         def works() -> bool:
@@ -457,7 +458,9 @@ def test_cache_servers_read_each_others_memory(
             file.write_text("".join(f"{key}: {value}\n" for key, value in settings.items()))
             server = CacheServerProcess(directory, "--config", str(file)).start()
             stack.callback(server.stop)
-            clients.append(stack.enter_context(Client(identity, server.endpoint)))
+            client = stack.enter_context(Client(identity, server.endpoint, timeout_s=20.0))
+            assert client.wait(20)
+            clients.append(client)
         one, other = clients
         one.store(tokens, expected(tokens, identity))
         other.contains(tokens)  # its identity is known from now on
@@ -475,21 +478,20 @@ def test_instances_that_start_before_their_controller_find_each_other() -> None:
         urls: dict[str, Any] = {
             f"controller_{name}_url": f"localhost:{ports[name]}" for name in ("pull", "reply")
         }
-        began = time.monotonic()
-        one, other = (
-            stack.enter_context(
-                open_engine(
-                    enable_p2p=True,
-                    p2p_host="localhost",
-                    p2p_init_ports=0,
-                    enable_controller=True,
-                    lmcache_instance_id=name,
-                    **urls,
+        with within(10):  # nobody waits for a controller
+            one, other = (
+                stack.enter_context(
+                    open_engine(
+                        enable_p2p=True,
+                        p2p_host="localhost",
+                        p2p_init_ports=0,
+                        enable_controller=True,
+                        lmcache_instance_id=name,
+                        **urls,
+                    )
                 )
+                for name in ("one", "other")
             )
-            for name in ("one", "other")
-        )
-        assert time.monotonic() - began < 10  # nobody waits for a controller
         tokens = prompt(PROMPT)
         one.store(tokens, expected(tokens))
         assert check(other, tokens) == 0

@@ -76,7 +76,7 @@ def _self_signed(directory: Path) -> Certificate:
     words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
     words += ["-nodes", "-days", "2", "-subj", "/CN=self", "-addext", "subjectAltName=IP:127.0.0.1"]
     words += ["-keyout", made.key_file, "-out", made.cert_file]
-    subprocess.run(words, check=True, capture_output=True, timeout=20)
+    subprocess.run(words, check=True, capture_output=True, timeout=60)
     return made
 
 
@@ -142,7 +142,7 @@ def test_a_directory_of_authorities(
     for ca_file, trusted in ((certs.stranger.ca_file, False), (certs.ca_file, True)):
         shutil.copyfile(ca_file, tmp_path / f"{trusted}.pem")
         words = ["openssl", "rehash", str(tmp_path)]
-        subprocess.run(words, check=True, capture_output=True, timeout=20)
+        subprocess.run(words, check=True, capture_output=True, timeout=60)
         if not trusted:
             assert "certificate is refused" in refusal(kind, target, caplog)
             continue

@@ -61,6 +61,7 @@ def test_what_one_saved_another_loads(vllm: Vllm) -> None:
 
 
 def test_a_silent_store_is_waited_for_once(vllm: Vllm, proxy: FaultProxy) -> None:
+    vllm.hurry()
     proxy.black_hole()
     began = time.monotonic()
     first, _ = vllm.ask(vllm.request(1))
@@ -76,6 +77,7 @@ def test_a_silent_store_is_waited_for_once(vllm: Vllm, proxy: FaultProxy) -> Non
 
 def test_a_store_that_is_away_costs_nothing(vllm: Vllm, proxy: FaultProxy) -> None:
     assert vllm.engine.asks_stores
+    vllm.hurry()
     proxy.refuse()
     proxy.cut_now()
     until = clock.now_s() + SOON_S
@@ -96,6 +98,7 @@ def test_what_memory_has_is_found_and_loaded_without_the_store(
     vllm: Vllm, proxy: FaultProxy
 ) -> None:
     assert vllm.load(vllm.found(2), CHUNKS * CHUNK) == set()
+    vllm.hurry()
     proxy.black_hole()
     vllm.ask(vllm.request(3))
     again = vllm.found(2)
@@ -127,6 +130,7 @@ def test_a_load_ends_with_its_limit(vllm: Vllm, proxy: FaultProxy) -> None:
 
 
 def test_saving_to_a_slow_store_delays_no_step(vllm: Vllm, proxy: FaultProxy) -> None:
+    vllm.hurry()
     proxy.up.bandwidth_bytes_per_s = 10_000
     took = []
     for seed in range(100, 140):  # 8 MB

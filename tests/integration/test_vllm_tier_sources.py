@@ -101,7 +101,7 @@ def test_a_wrong_address_costs_a_recompute_and_never_a_stall(
     own, theirs = nodes
     fill(open_tier(own), shape, KEYS[:2])
     fill(open_tier(theirs), shape, KEYS[:5])
-    here = open_tier(own, remote_kv_sources=HOSTS, lookup_timeout_ms=300)
+    here = open_tier(own, remote_kv_sources=HOSTS, lookup_timeout_ms=1000)
     with socket.create_server(("127.0.0.1", 0)) as mute, FaultProxy(own.host, own.port) as hole:
         hole.black_hole()
         for number, port in enumerate((free_port(), mute.getsockname()[1], hole.port)):
@@ -109,7 +109,7 @@ def test_a_wrong_address_costs_a_recompute_and_never_a_stall(
                 began = clock.now_s()
                 request = naming(port, request=f"{number} {turn}")
                 assert here.look(KEYS[:4], request) == [shape.hit] * 2 + [shape.miss] * 2
-                assert clock.now_s() - began < 2
+                assert clock.now_s() - began < 3
     assert here.look(KEYS[:4], naming(theirs.port)) == [shape.hit] * 4
 
 
@@ -119,7 +119,7 @@ def test_a_node_that_goes_away_in_a_load_is_a_load_that_fails(
     own, theirs = nodes
     fill(open_tier(own), shape, KEYS[:1])
     fill(open_tier(theirs), shape, KEYS[1:4])
-    here = open_tier(own, remote_kv_sources=HOSTS, load_timeout_ms=1000, load_stall_ms=300)
+    here = open_tier(own, remote_kv_sources=HOSTS, load_timeout_ms=5000, load_stall_ms=1500)
     with FaultProxy(theirs.host, theirs.port) as way:
         assert here.look(KEYS[:4], naming(way.port)) == [shape.hit] * 4
         way.black_hole()

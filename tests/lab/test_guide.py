@@ -50,7 +50,7 @@ def test_the_commands_of_the_guide(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert "KV of 1024 bytes a token" in server.log
         if shutil.which("curl"):
             asked = [word.replace("localhost:8000", server.url) for word in curl]
-            done = subprocess.run(asked, capture_output=True, text=True, timeout=60)
+            done = subprocess.run(asked, capture_output=True, text=True, timeout=200)
             assert len(json.loads(done.stdout)["choices"][0]["text"]) == 8
         ran = []
         for command in others:

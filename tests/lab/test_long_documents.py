@@ -19,7 +19,7 @@ CHUNKS = (40_000 - 1) // 256
 BYTES_PER_TOKEN = 640
 SHARE_IN_FULL_CHUNKS = CHUNKS * 256 / 40_000
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]
 
 
 def chunks_gb(count: int) -> float:

@@ -44,7 +44,8 @@ def test_a_signal_ends_it_while_it_fills_its_memory(tmp_path: Path, number: int)
     file = tmp_path / "kvferry.yaml"
     file.write_text("max_local_cpu_size: 3\n")
     words = [*("-m", "kvferry.cli.main", "serve-demo", "--port", "0", "--config", str(file))]
-    process = subprocess.Popen([sys.executable, *words], stderr=subprocess.PIPE)
+    # Whoever looks goes first: a busy machine must not let it fill all of it meanwhile.
+    process = subprocess.Popen(["nice", "-n5", sys.executable, *words], stderr=subprocess.PIPE)
     try:
         until(lambda: rss_mb(process.pid) > 500, 30)
         process.send_signal(signal.SIGSTOP)
@@ -172,7 +173,7 @@ def test_it_says_which_model_it_has_and_that_it_is_well(server: DemoServer) -> N
 
 def begin(server: DemoServer, stream: bool = True) -> http.client.HTTPConnection:
     """A request that takes minutes, unless its connection is closed."""
-    connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=60)
+    connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=200)
     body = {"prompt": "a", "max_tokens": 60_000, "stream": stream}
     connection.request("POST", "/v1/completions", json.dumps(body))
     return connection
@@ -224,7 +225,7 @@ def test_a_port_that_is_taken_is_said(server: DemoServer, tmp_path: Path) -> Non
         [sys.executable, "-m", "kvferry.cli.main", *words],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
     )
     assert done.returncode == 1
     assert f"port {port}: Address already in use; choose another --port" in done.stderr

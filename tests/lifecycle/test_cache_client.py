@@ -46,7 +46,7 @@ def test_exit_while_memory_is_being_mapped_and_copied(threads: int, tmp_path: Pa
                 [sys.executable, "-c", PROGRAM, server.endpoints[0], str(threads)],
                 capture_output=True,
                 text=True,
-                timeout=60,
+                timeout=200,
                 cwd=TESTS,
             )
             errors = [line for line in done.stderr.splitlines() if "ClosedError" not in line]

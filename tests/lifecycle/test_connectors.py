@@ -39,6 +39,6 @@ def test_exit_with_work_in_flight(kind: str, tmp_path: Path) -> None:
             [sys.executable, "-X", "faulthandler", "-c", program],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=200,
         )
         assert (done.returncode, done.stdout, done.stderr) == (0, "out\n", "")

@@ -133,7 +133,7 @@ time.sleep(float(sys.argv[2]))
 """
     for turn in range(6):
         with Program(START + program, valkey.port, 0.05 + turn * 0.007) as running:
-            running.process.communicate(timeout=60)
+            running.process.communicate(timeout=200)
             assert running.process.returncode == 0
 
 

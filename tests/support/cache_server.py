@@ -134,9 +134,9 @@ class CacheServerProcess:
         """SIGKILL; returns when it is gone."""
         self.signal(signal.SIGKILL)
         assert self.process is not None
-        self.process.wait(10)
+        self.process.wait(60)
 
-    def stop(self, limit_s: float = 30) -> int:
+    def stop(self, limit_s: float = 60) -> int:
         """SIGTERM; its exit code."""
         assert self.process is not None
         if self.process.poll() is None:

@@ -79,7 +79,7 @@ class CacheWorker:
 
     def finish(self) -> dict[str, Any]:
         """End it; its report."""
-        out, _ = self.process.communicate(timeout=60)
+        out, _ = self.process.communicate(timeout=200)
         self.report = json.loads(out.splitlines()[-1])
         return self.report
 

@@ -84,8 +84,8 @@ def main() -> None:
     """See the module."""
     endpoint, number, processes = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     model = Transformer(MODEL, 0)
-    with Client(IDENTITY, endpoint) as client:
-        if not client.wait(20):
+    with Client(IDENTITY, endpoint, timeout_s=20.0) as client:
+        if not client.wait(60):
             sys.exit(f"no server: {client.refused}")
         print(json.dumps([asdict(answer(model, client, number))]), flush=True)
         sys.stdin.readline()

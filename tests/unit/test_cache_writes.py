@@ -2,55 +2,34 @@
 
 from __future__ import annotations
 
-import threading
-
 from kvferry.client.batch import BatchResult, Status
 from kvferry.client.operation import Operation, Verb
-from kvferry.connectors.base import Usage
-from kvferry.connectors.blocking import BlockingConnector
-from support.engines import CHUNK, check, expected, open_engine, prompt, space
+from support.dict_store import DictStore
+from support.engines import CHUNK, check, expected, open_engine, prompt
 from support.stamps import until
 
 LIMIT_S = 30.0
 PROMPTS = 6
 
 
-class Batches(BlockingConnector):
-    """A store in Python that notes batches of writes; it waits, and refuses, on demand."""
+class Batches(DictStore):
+    """It notes batches of writes, refuses on demand, and begins with its gate shut."""
 
     def __init__(self) -> None:
-        super().__init__(space(), threads=8)
-        self.held: dict[bytes, bytes] = {}
+        super().__init__()
+        self.gate.clear()
         self.refused: set[bytes] = set()
         self.writes: list[int] = []
-        self.gate = threading.Event()
 
     def perform(self, operation: Operation) -> BatchResult:
         if operation.verb is Verb.SET:
             self.writes.append(len(operation.keys))
         return super().perform(operation)
 
-    def get_one(self, name: bytes, target: memoryview, left_s: float) -> Status:
-        if name not in self.held:
-            return Status.MISS
-        target[:] = self.held[name]
-        return Status.OK
-
     def set_one(self, name: bytes, value: memoryview, ttl_s: float | None, left_s: float) -> Status:
-        self.gate.wait(LIMIT_S)
         if bytes(value) in self.refused:
             return Status.SERVER_ERROR
-        self.held[name] = bytes(value)
-        return Status.OK
-
-    def exists_one(self, name: bytes, touch: bool, left_s: float) -> Status:
-        return Status.OK if name in self.held else Status.MISS
-
-    def delete_one(self, name: bytes, left_s: float) -> Status:
-        return Status.MISS if self.held.pop(name, None) is None else Status.OK
-
-    def usage(self, timeout_s: float = 1.0) -> Usage:
-        return Usage(sum(map(len, self.held.values())), None, len(self.held))
+        return super().set_one(name, value, ttl_s, left_s)
 
 
 def test_what_waits_is_written_together() -> None:

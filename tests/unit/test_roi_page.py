@@ -56,7 +56,7 @@ def questions() -> list[RoiQuestion]:
 def node(script: str, text: str = "") -> str:
     assert NODE is not None
     done = subprocess.run(
-        [NODE, "-"], input=script + text, capture_output=True, text=True, timeout=60, check=False
+        [NODE, "-"], input=script + text, capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -20,10 +20,9 @@ from hypothesis import strategies as st
 from kvferry import Hashes, Identity, KVLayout, TieredCache
 from kvferry.chunks.keys import chunk_hashes
 from kvferry.client.batch import Status
-from kvferry.connectors.base import Usage
-from kvferry.connectors.blocking import BlockingConnector
 from kvferry.errors import BadBufferError, ClosedError, ConfigError, UsageError
 from support import clock
+from support.dict_store import DictStore
 from support.engines import (
     CHUNK,
     IDENTITY,
@@ -35,7 +34,6 @@ from support.engines import (
     open_engine,
     pages_gb,
     prompt,
-    space,
 )
 from support.servers import TestServer
 from support.stamps import until
@@ -60,38 +58,17 @@ def put(engine: TieredCache, tokens: Sequence[int], **options: Any) -> None:
     assert stored.shed == 0
 
 
-class Slow(BlockingConnector):
-    """A store in Python that counts and, on demand, waits."""
+class Slow(DictStore):
+    """It counts what was asked for."""
 
     def __init__(self) -> None:
-        super().__init__(space(), threads=8)
-        self.held: dict[bytes, bytes] = {}
+        super().__init__()
         self.gets = 0
-        self.gate = threading.Event()
-        self.gate.set()
 
     def get_one(self, name: bytes, target: memoryview, left_s: float) -> Status:
-        self.gate.wait(60)
+        found = super().get_one(name, target, left_s)
         self.gets += 1
-        value = self.held.get(name)
-        if value is None:
-            return Status.MISS
-        target[:] = value
-        return Status.OK
-
-    def set_one(self, name: bytes, value: memoryview, ttl_s: float | None, left_s: float) -> Status:
-        self.gate.wait(60)
-        self.held[name] = bytes(value)
-        return Status.OK
-
-    def exists_one(self, name: bytes, touch: bool, left_s: float) -> Status:
-        return Status.OK if name in self.held else Status.MISS
-
-    def delete_one(self, name: bytes, left_s: float) -> Status:
-        return Status.MISS if self.held.pop(name, None) is None else Status.OK
-
-    def usage(self, timeout_s: float = 1.0) -> Usage:
-        return Usage(sum(map(len, self.held.values())), None, len(self.held))
+        return found
 
 
 # What goes in comes out.
