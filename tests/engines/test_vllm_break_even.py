@@ -114,22 +114,22 @@ def test_a_prompt_takes_little_more_than_the_better_way(share: float, engines: E
             for name in ("decides", *list(ways)[2:]):
                 ways[name](prompt(TOKENS, 100 + seed + round(1000 * share)))
         order = list(ways)
-        first_s: list[float] = []  # there are two, so what was waited for a processor counts less
+        # Of the first ones there are two, so there what was waited for a processor counts less.
+        calm: dict[str, list[float]] = {name: [] for name in seen}
         for ids in engines.prompts:
             engines.shape(share)
             for name in order:
                 began = clock.now_s()
                 seen[name].append(ways[name](ids))
-                if name == "decides" and len(first_s) < FIRST:
-                    first_s.append(min(seen[name][-1], clock.now_s() - began))
+                calm[name].append(min(seen[name][-1], clock.now_s() - began))
             order.append(order.pop(0))
     best = min((name for name in ways if name != "decides"), key=lambda name: sum(seen[name]))
     decided, better = ([[value] for value in seen[name]] for name in ("decides", best))
     total = Interval.of_ratio(decided, better, fmean)
-    firsts = [took_s / median(seen[best][:OF_LATE]) for took_s in first_s]
+    firsts = [took_s / median(calm[best][:OF_LATE]) for took_s in calm["decides"][:FIRST]]
     sums = {name: round(sum(values), 2) for name, values in seen.items()}
     print(f"\n{share}: {best} is better, {total} of it; the first ones {firsts}; sums {sums}")
     assert total.low <= SUM, seen
     assert max(firsts) <= EACH_FIRST, seen
-    if total.high > SUM:
+    if total.middle > SUM:
         pytest.skip(f"no verdict on {SUM}: the machine has other work, and it is {total}")
