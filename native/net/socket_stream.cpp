@@ -16,7 +16,7 @@ namespace kvferry::net {
 namespace {
 
 constexpr int kFirstWindowBytes = 4 << 20;
-constexpr int kUnixBufferBytes = 1 << 20;
+constexpr int kUnixBufferBytes = 512 << 10;
 
 void set_option(int fd, int level, int option, int value) noexcept {
   // Best effort: every one of these is an optimisation or an additional guard.
@@ -33,7 +33,8 @@ void set_tcp_options(int fd) noexcept {
 }
 
 // By default a Unix socket holds less than 208 KiB, and every turn of sender and receiver costs two
-// wake-ups. The kernel doubles what it is told, up to twice wmem_max. A larger default stays.
+// wake-ups (docs/decisions/0006). The kernel doubles what it is told, up to twice wmem_max. What is
+// larger by default stays.
 void widen_unix_buffer(int fd) noexcept {
   int bytes = 0;
   socklen_t length = sizeof bytes;
