@@ -13,6 +13,7 @@ from kvferry.errors import KVFerryError
 from kvferry.lab.bench.adapters import BenchClient, FerryClient, NotMeasured
 from kvferry.lab.bench.clients import open_client
 from kvferry.lab.bench.data import Chunks
+from kvferry.lab.bench.intervals import Interval, ratios
 from kvferry.lab.bench.measure import Row, floors, measure
 from kvferry.lab.servers.same_host import await_socket, ways_to
 
@@ -51,7 +52,7 @@ def _size(lab: Lab, server: str, mib: int) -> Iterator[Bar]:
         for op in ("set", "get"):
             with floors(ways.unix, op, size_bytes, lab.batch, lab.connections) as found:
                 native, *others = measure(
-                    op, clients, chunks, probe, floor=found, rounds=lab.rounds, best_of_all=True
+                    op, clients, chunks, probe, floor=found, rounds=lab.pairs, best_of_all=True
                 )
             name = f"{op.upper()} {lab.label(mib)}, same host, {server}"
             yield _ahead(f"ahead: {name}", native, others)
@@ -63,13 +64,14 @@ def _ahead(name: str, native: Row, others: Sequence[Row]) -> Bar:
     """A row against the best of others."""
     measured = [row for row in others if row.gbps is not None]
     best = max(measured, key=lambda row: row.gbps or 0.0, default=None)
-    value = None
-    if native.gbps is not None and best is not None and best.gbps is not None:
-        value = native.gbps / best.gbps
+    interval = None
+    if native.gbps is not None and best is not None:
+        interval = Interval.of_median(ratios(native.rates, best.rates))
     return Bar(
         name=name,
         target=_AHEAD,
-        value=value,
+        value=interval.middle if interval else None,
+        interval=interval,
         detail=f"{rate(native)}; {best.client} {rate(best)}" if best else "",
         reason=native.error or ("" if best else "no other client is installed"),
     )

@@ -16,6 +16,7 @@ namespace kvferry::net {
 namespace {
 
 constexpr int kFirstWindowBytes = 4 << 20;
+constexpr int kUnixBufferBytes = 512 << 10;
 
 void set_option(int fd, int level, int option, int value) noexcept {
   // Best effort: every one of these is an optimisation or an additional guard.
@@ -29,6 +30,24 @@ void set_tcp_options(int fd) noexcept {
   set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, 5);
   set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, 3);
   set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, 45'000);
+}
+
+// By default a Unix socket holds less than 208 KiB, and every turn of sender and receiver costs two
+// wake-ups (docs/decisions/0006). The kernel doubles what it is told, up to twice wmem_max. What is
+// larger by default stays.
+void widen_unix_buffer(int fd) noexcept {
+  int bytes = 0;
+  socklen_t length = sizeof bytes;
+  ::getsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, &length);
+  if (bytes < kUnixBufferBytes) set_option(fd, SOL_SOCKET, SO_SNDBUF, kUnixBufferBytes / 2);
+}
+
+void set_options(int fd, int family) noexcept {
+  if (family == AF_UNIX) {
+    widen_unix_buffer(fd);
+  } else {
+    set_tcp_options(fd);
+  }
 }
 
 // A connection begins with room for 64 KiB, and the kernel adds some with every round trip. Far
@@ -141,14 +160,14 @@ std::string reason(const IoResult& result) {
 }
 
 std::unique_ptr<Stream> adopt_stream(UniqueFd fd, const Address& peer) {
-  if (peer.family() != AF_UNIX) set_tcp_options(fd.get());
+  set_options(fd.get(), peer.family());
   return std::make_unique<SocketStream>(std::move(fd), peer, /*accepted=*/true);
 }
 
 Result<std::unique_ptr<Stream>> open_stream(const Address& address) {
   UniqueFd fd(::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!fd) return system_error("socket", errno);
-  if (address.family() != AF_UNIX) set_tcp_options(fd.get());
+  set_options(fd.get(), address.family());
   const auto* name = reinterpret_cast<const sockaddr*>(&address.storage);
   if (::connect(fd.get(), name, address.length) != 0 && errno != EINPROGRESS) {
     return system_error("connect to " + address.text(), errno, Errc::kConnect);

@@ -4,9 +4,11 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -257,6 +259,26 @@ INSTANTIATE_TEST_SUITE_P(Sockets, StreamOver, testing::Values(AF_INET, AF_UNIX),
                          [](const auto& family) {
                            return std::string(family.param == AF_INET ? "Tcp" : "Unix");
                          });
+
+int send_buffer(int fd) {
+  int bytes = 0;
+  socklen_t length = sizeof bytes;
+  EXPECT_EQ(::getsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, &length), 0);
+  return bytes;
+}
+
+TEST(Stream, AUnixSocketHoldsHalfAMebibyteWhereTheKernelAllowsIt) {
+  const Listener listener(AF_UNIX);
+  std::ifstream limit("/proc/sys/net/core/wmem_max");
+  int most = 0;
+  ASSERT_TRUE(limit >> most);
+  const auto opened = open_stream(listener.address());
+  ASSERT_TRUE(opened);
+  const auto adopted = adopt_stream(listener.accept(), listener.address());
+  for (const Stream* stream : {opened->get(), adopted.get()}) {
+    EXPECT_GE(send_buffer(stream->fd()), std::min(512 << 10, 2 * most));
+  }
+}
 
 TEST(Stream, AnUnreachableUnixPathIsRefusedWithItsReason) {
   auto address = resolve({{}, 0, testing::TempDir() + "kvferry-no-such.sock"});

@@ -76,7 +76,8 @@ class Stream {
 };
 
 // Starts to connect; returns at once. The stream is usable once finish_connect() says kOk.
-// TCP: no delay, keep-alive (30 s, 5 s, 3 probes) and a limit on unacknowledged data.
+// TCP: no delay, keep-alive (30 s, 5 s, 3 probes) and a limit on unacknowledged data. Unix: 512 KiB
+// to send, as far as the kernel allows.
 // Fails with: kSystem (no descriptors), kConnect (refused at once).
 Result<std::unique_ptr<Stream>> open_stream(const Address& address);
 

@@ -7,13 +7,13 @@ in a few milliseconds, so that anything that a step does for the cache shows.
 
 Beside a store that hangs nothing else is at work, so 5 % are to be seen. But an engine against
 another one of the same kind, in runs of 200 tokens, differs by up to a half. So two of each make
-tokens in turn, some tenths of a second each, what a thread waited for a processor does not count,
-and there is a verdict as soon as the interval is on one side of the bar.
+tokens in turn, some tenths of a second each, and what a thread waited for a processor does not
+count. How many rounds there are is fixed beforehand, and the verdict is that of every bar: it falls
+short if the interval as a whole is above it, and is undecided if only a part of it and the value.
 """
 
 from __future__ import annotations
 
-import math
 import subprocess
 import sys
 import time
@@ -42,8 +42,8 @@ MB = 1_000_000
 # While prompts are computed, so that most of their KV is still to be written; and while tokens are
 # made, which is more than the engine can compute.
 HELD_BACK, LET_GO = 4 * MB, 25 * MB
-# Beside a store that hangs: tokens and bursts of a round, and what there is a verdict after.
-BURST, BURSTS, ROUNDS_MIN, ROUNDS_MAX = 50, 12, 2, 20
+# Beside a store that hangs: tokens of a burst, bursts of a round, and rounds.
+BURST, BURSTS, ROUNDS_HUNG = 50, 12, 8
 PAIRS = 2  # of engines: one process is quicker than another of its kind, by some percent
 OURS = 0.01  # of a processor, by the cache's own threads
 STRANGER = """
@@ -123,8 +123,7 @@ def test_a_store_that_hangs_delays_no_token(
         engines = [engine for pair in pairs for engine in pair]
         proxy.black_hole()
         seen: dict[EngineProcess, list[list[float]]] = {engine: [] for engine in engines}
-        turn, p99 = 0, Interval(0.0, 0.0, math.inf)
-        while turn < ROUNDS_MIN or (turn < ROUNDS_MAX and p99.low <= LATER < p99.high):
+        for turn in range(ROUNDS_HUNG):
             for engine in engines:
                 engine.generate([prompt(3000, 100 * turn + n) for n in range(PROMPTS)], 1)
                 engine.call("token_times:begin", ids=prompt(40, turn), tokens=BURST * BURSTS)
@@ -136,20 +135,15 @@ def test_a_store_that_hangs_delays_no_token(
                     seen[engine].append([waited_s for _, waited_s in waits])
             # What they may take from tokens.
             assert threads_s(pairs) - used_s <= OURS * PAIRS * (time.monotonic() - began)
-            turn += 1
-            plain, cached = (
-                [run for e in kind for run in seen[e]] for kind in zip(*pairs, strict=True)
-            )
-            p99 = Interval.of_ratio(cached, plain, lambda each: percentile(each, 99))
+    plain, cached = ([run for e in kind for run in seen[e]] for kind in zip(*pairs, strict=True))
+    p99 = Interval.of_ratio(cached, plain, lambda each: percentile(each, 99))
     p50 = Interval.of_ratio(cached, plain, median)
     same = Interval.of_ratio(
         seen[pairs[0][0]], seen[pairs[1][0]], lambda each: percentile(each, 99)
     )
-    print(
-        f"\nbetween tokens after {turn} rounds: p50 {p50}, p99 {p99}; two without a cache: {same}"
-    )
+    print(f"\nbetween tokens: p50 {p50}, p99 {p99}; two without a cache: {same}")
     assert p99.low <= LATER
-    if p99.high > LATER:
+    if p99.middle > LATER:
         pytest.skip(f"no verdict on {LATER}: the machine has other work, and p99 is {p99}")
 
 

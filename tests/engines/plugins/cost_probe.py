@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvferry.cache.cost import LoadModel
+from kvferry.cache.patience import Account, Odds
 from kvferry.cache.prefill import PrefillModel
 
 
@@ -18,6 +20,16 @@ def believe(llm: Any, s_per_token: float) -> None:
     engine = _cache(llm)
     told = PrefillModel(0.0, s_per_token, 0.0, fixed=True) if s_per_token else engine.prefill
     engine._retriever._prefill = told
+
+
+def forget_stores(llm: Any) -> None:
+    """Know as little of the stores, and of what waiting for them has cost, as at the start."""
+    engine = _cache(llm)
+    engine._retriever.account = Account()
+    for store in engine.tiers:
+        tier = store.tier
+        tier._load, tier._odds = LoadModel(), Odds()
+        tier._answers, tier._measured, tier._measure_at = 0, False, 0.0
 
 
 def prefill(llm: Any) -> dict[str, float]:
