@@ -22,7 +22,7 @@ void Clients::remove(std::uint64_t id) {
   const std::lock_guard lock(mutex_);
   const auto at = entries_.find(id);
   if (at == entries_.end()) return;
-  if (at->second.facts.tracking) tracking_.fetch_sub(1, std::memory_order_relaxed);
+  if (at->second.facts.tracking()) tracking_.fetch_sub(1, std::memory_order_relaxed);
   entries_.erase(at);
 }
 
@@ -31,10 +31,10 @@ void Clients::update(std::uint64_t id, const std::function<void(ClientEntry&)>& 
   const auto at = entries_.find(id);
   if (at == entries_.end()) return;
   ClientEntry& facts = at->second.facts;
-  const bool before = facts.tracking;
+  const bool before = facts.tracking();
   change(facts);
-  if (facts.tracking && !before) tracking_.fetch_add(1, std::memory_order_relaxed);
-  if (!facts.tracking && before) tracking_.fetch_sub(1, std::memory_order_relaxed);
+  if (facts.tracking() && !before) tracking_.fetch_add(1, std::memory_order_relaxed);
+  if (!facts.tracking() && before) tracking_.fetch_sub(1, std::memory_order_relaxed);
 }
 
 std::vector<ClientEntry> Clients::list() const {
@@ -77,7 +77,7 @@ void Clients::changed(const std::vector<std::string>& keys) {
   if (tracking_count() == 0) return;
   const std::lock_guard lock(mutex_);
   for (auto& [id, entry] : entries_) {
-    if (!entry.facts.tracking) continue;
+    if (!entry.facts.tracking()) continue;
     for (const std::string& key : keys) {
       const auto begins = [&](const std::string& prefix) { return key.starts_with(prefix); };
       if (std::ranges::none_of(entry.facts.prefixes, begins)) continue;
@@ -96,7 +96,7 @@ void Clients::cleared() {
   if (tracking_count() == 0) return;
   const std::lock_guard lock(mutex_);
   for (auto& [id, entry] : entries_) {
-    if (!entry.facts.tracking) continue;
+    if (!entry.facts.tracking()) continue;
     entry.news.cleared = true;
     entry.news.keys.clear();
     entry.news_bytes = 0;

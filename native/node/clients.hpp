@@ -31,8 +31,9 @@ struct ClientEntry {
   UnixMs since = 0;
   std::string name{}, library{}, library_version{}, user{};
   int protocol = 2;
-  bool tracking = false;
   std::vector<std::string> prefixes{};  // of the keys that it tracks
+
+  [[nodiscard]] bool tracking() const noexcept { return !prefixes.empty(); }
 };
 
 class Clients final : public Changes {

@@ -158,6 +158,10 @@ RequestParser::State RequestParser::inline_command(std::string_view line) {
   auto words = words_of(line);
   if (!words) return bad("unbalanced quotes in request");
   if (words->empty()) return State::kNeedMore;
+  if (std::ranges::any_of(
+          *words, [&](const std::string& word) { return word.size() > limits_.value_bytes_max; })) {
+    return bad("invalid bulk length");
+  }
   arguments_ = std::move(*words);
   step_ = Step::kDone;
   return State::kCommand;

@@ -93,7 +93,7 @@ std::size_t Session::parse_some(ByteView bytes) {
     used += consumed;
     if (state == RequestParser::State::kNeedMore) break;
     if (state == RequestParser::State::kValue) {
-      begin_value();
+      begin_value(parser_.value_remaining());
     } else if (state == RequestParser::State::kCommand) {
       execute();
     } else {
@@ -104,8 +104,8 @@ std::size_t Session::parse_some(ByteView bytes) {
   return closing_ ? bytes.size() : used;
 }
 
-void Session::begin_value() {
-  value_size_ = parser_.value_remaining();
+void Session::begin_value(std::size_t size_bytes) {
+  value_size_ = size_bytes;
   value_.reset();
   value_refused_.clear();
   const CommandSpec* set = find_command("SET");
@@ -129,8 +129,12 @@ void Session::begin_value() {
 
 // The part that came into scratch with what is around it.
 void Session::value_arrived(ByteView bytes) {
-  std::size_t offset = value_size_ - parser_.value_remaining();
+  const std::size_t offset = value_size_ - parser_.value_remaining();
   parser_.take_value(bytes.size());
+  copy_value(offset, bytes);
+}
+
+void Session::copy_value(std::size_t offset, ByteView bytes) {
   while (value_ != nullptr && !bytes.empty()) {
     const MutableBytes piece = value_->piece(offset);
     const std::size_t count = std::min(piece.size(), bytes.size());
@@ -199,11 +203,20 @@ void Session::unknown_subcommand(const Arguments& arguments) {
   fail("ERR unknown subcommand '" + shown(arguments[1]) + "'. Try " + name + " HELP.");
 }
 
+// Another user has none of what this connection was lent, and hears of no key that he may not read:
+// such prefixes end, and with them all that was known by them.
 void Session::log_in(const User* user) {
+  if (user != user_) leases_.clear();
   user_ = user;
   parser_.set_authenticated(user != nullptr);
-  context_.clients.update(
-      id_, [&](ClientEntry& facts) { facts.user = user != nullptr ? user->name : ""; });
+  bool narrowed = false;
+  context_.clients.update(id_, [&](ClientEntry& client) {
+    client.user = user != nullptr ? user->name : "";
+    narrowed = std::erase_if(client.prefixes, [&](const std::string& prefix) {
+                 return user == nullptr || !user->may_read(prefix);
+               }) > 0;
+  });
+  if (narrowed) reply().push(2).bulk("invalidate").null();
 }
 
 bool Session::log_in(std::string_view name, std::string_view password) {
@@ -217,7 +230,7 @@ bool Session::log_in(std::string_view name, std::string_view password) {
 }
 
 void Session::deliver() {
-  const Clients::News news = context_.clients.take(id_);
+  Clients::News news = context_.clients.take(id_);
   const SessionLimits& limits = context_.limits;
   if (news.killed || outbox_.bytes() > limits.unread_bytes_max + limits.announced_bytes_max) {
     dropped_ = true;
@@ -225,6 +238,8 @@ void Session::deliver() {
   }
   if (!resp3_) return;
   if (news.cleared) reply().push(2).bulk("invalidate").null();
+  // Of the time before another user came.
+  std::erase_if(news.keys, [&](const std::string& key) { return !user_->may_read(key); });
   if (news.keys.empty()) return;
   Reply out = reply();
   out.push(2).bulk("invalidate").array(news.keys.size());

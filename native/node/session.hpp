@@ -103,8 +103,9 @@ class Session {
 
   void parse(ByteView bytes);
   std::size_t parse_some(ByteView bytes);
-  void begin_value();
+  void begin_value(std::size_t size_bytes);
   void value_arrived(ByteView bytes);
+  void copy_value(std::size_t offset, ByteView bytes);
   void execute();
   // Why this user may not run it with these arguments; empty: he may.
   [[nodiscard]] std::string refusal(const CommandSpec& command, const Arguments& arguments) const;

@@ -11,12 +11,13 @@ namespace kvferry::node {
 namespace {
 
 constexpr std::size_t kPrefixesMax = 64;
+constexpr std::size_t kNameBytesMax = 256;  // of a client or its library
 
 // One line of CLIENT LIST.
 std::string line_of(const ClientEntry& client, UnixMs now) {
   return "id=" + std::to_string(client.id) + " addr=" + client.address + " name=" + client.name +
          " age=" + std::to_string(std::max<UnixMs>(now - client.since, 0) / 1000) +
-         " flags=" + (client.tracking ? "tB" : "N") + " db=0" + " user=" + client.user +
+         " flags=" + (client.tracking() ? "tB" : "N") + " db=0" + " user=" + client.user +
          " resp=" + std::to_string(client.protocol) + " lib-name=" + client.library +
          " lib-ver=" + client.library_version;
 }
@@ -32,8 +33,13 @@ std::optional<bool> is_normal(std::string_view type) {
   return std::nullopt;
 }
 
-bool is_printable_word(std::string_view text) {
-  return std::ranges::all_of(text, [](char c) { return c >= '!' && c <= '~'; });
+// Why a client may not give this as `what`; empty: it may.
+std::string name_refusal(std::string_view name, std::string what) {
+  if (name.size() > kNameBytesMax) {
+    return "ERR " + what + " cannot be longer than " + std::to_string(kNameBytesMax) + " bytes.";
+  }
+  if (std::ranges::all_of(name, [](char c) { return c >= '!' && c <= '~'; })) return {};
+  return "ERR " + what + " cannot contain spaces, newlines or special characters.";
 }
 
 }  // namespace
@@ -63,11 +69,10 @@ void Session::select(const Arguments& arguments) {
 
 void Session::reset(const Arguments&) {
   resp3_ = false;
-  leases_.clear();
+  leases_.clear();  // log_in() keeps those of the same user
   context_.clients.update(id_, [](ClientEntry& client) {
     client.name.clear();
     client.protocol = 2;
-    client.tracking = false;
     client.prefixes.clear();
   });
   log_in(context_.access.anonymous());
@@ -107,8 +112,9 @@ void Session::hello(const Arguments& arguments) {
       return fail("ERR Syntax error in HELLO option '" + shown(arguments[at]) + "'");
     }
   }
-  if (name_at != 0 && !is_printable_word(arguments[name_at])) {
-    return fail("ERR Client names cannot contain spaces, newlines or special characters.");
+  if (name_at != 0) {
+    const std::string why = name_refusal(arguments[name_at], "Client names");
+    if (!why.empty()) return fail(why);
   }
   if (auth_at != 0 && !log_in(arguments[auth_at], arguments[auth_at + 1])) return;
   if (user_ == nullptr) {
@@ -122,7 +128,7 @@ void Session::hello(const Arguments& arguments) {
     resp3_ = *protocol == 3;
     context_.clients.update(id_, [&](ClientEntry& client) {
       client.protocol = static_cast<int>(*protocol);
-      client.tracking = client.tracking && resp3_;
+      if (!resp3_) client.prefixes.clear();
     });
   }
   Reply out = reply();
@@ -143,9 +149,8 @@ void Session::client(const Arguments& arguments) {
     if (has_arity(arguments, 2)) reply().integer(static_cast<std::int64_t>(id_));
   } else if (same_word(word, "SETNAME")) {
     if (!has_arity(arguments, 3)) return;
-    if (!is_printable_word(arguments[2])) {
-      return fail("ERR Client names cannot contain spaces, newlines or special characters.");
-    }
+    const std::string why = name_refusal(arguments[2], "Client names");
+    if (!why.empty()) return fail(why);
     set_name(arguments[2]);
     reply().simple("OK");
   } else if (same_word(word, "GETNAME")) {
@@ -163,10 +168,8 @@ void Session::client(const Arguments& arguments) {
     if (!library && !same_word(arguments[2], "LIB-VER")) {
       return fail("ERR Unrecognized option '" + shown(arguments[2]) + "'");
     }
-    if (!is_printable_word(arguments[3])) {
-      return fail("ERR " + lower(arguments[2]) +
-                  " cannot contain spaces, newlines or special characters.");
-    }
+    const std::string why = name_refusal(arguments[3], lower(arguments[2]));
+    if (!why.empty()) return fail(why);
     context_.clients.update(id_, [&](ClientEntry& client) {
       (library ? client.library : client.library_version) = arguments[3];
     });
@@ -303,6 +306,9 @@ void Session::client_tracking(const Arguments& arguments) {
   if (on && prefixes.empty()) prefixes.emplace_back();
   for (const std::string& prefix : prefixes) {
     if (!user_->may_read(prefix)) return fail("NOPERM No permissions to access a key");
+    if (prefix.size() > context_.limits.key_bytes_max) {
+      return fail("ERR a prefix is longer than any key");
+    }
     for (const std::string& other : prefixes) {
       if (&prefix != &other && prefix.starts_with(other)) {
         return fail("ERR Prefix '" + shown(prefix) + "' overlaps with another provided " +
@@ -311,10 +317,8 @@ void Session::client_tracking(const Arguments& arguments) {
       }
     }
   }
-  context_.clients.update(id_, [&](ClientEntry& client) {
-    client.tracking = on;
-    client.prefixes = std::move(prefixes);
-  });
+  if (!on) prefixes.clear();
+  context_.clients.update(id_, [&](ClientEntry& client) { client.prefixes = std::move(prefixes); });
   reply().simple("OK");
 }
 

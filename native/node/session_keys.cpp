@@ -106,18 +106,10 @@ void Session::set(const Arguments& arguments) {
   const auto options = set_options(arguments);
   if (!options) return;
   if (!parser_.value_apart()) {  // it was typed in
-    value_size_ = arguments[2].size();
-    auto value = context_.values.reserve(value_size_);
-    if (!value) return fail("BUSY " + value.error().context);
-    value_ = std::move(*value);
-    for (std::size_t offset = 0; offset < value_size_;) {
-      const MutableBytes piece = value_->piece(offset);
-      std::memcpy(piece.data(), arguments[2].data() + offset, piece.size());
-      offset += piece.size();
-    }
-  } else if (value_ == nullptr) {
-    return fail(value_refused_);
+    begin_value(arguments[2].size());
+    copy_value(0, as_bytes(arguments[2]));
   }
+  if (value_ == nullptr) return fail(value_refused_);
   if (context_.values.commit(arguments[1], std::move(value_), *options, now_)) {
     reply().simple("OK");
   } else {

@@ -143,6 +143,24 @@ TEST(SessionLeases, TheEndOfAConnectionAndResetEndItsLeases) {
   EXPECT_EQ(node.store->usage().used_bytes, 0u);
 }
 
+TEST(SessionLeases, AnotherUserHasNoneOfThem) {
+  LeaseNode node(64, {}, SIZE_MAX,
+                 {{.name = "default", .password = {}, .read = {""}, .write = {""}, .admin = true},
+                  {.name = "bob", .password = "pw", .read = {"b:"}}});
+  put(*node.store, "a:1", value_of('v'), node.now);
+  for (const std::vector<std::string>& turn :
+       {std::vector<std::string>{"AUTH", "bob", "pw"}, {"HELLO", "2", "AUTH", "bob", "pw"}}) {
+    TestSession session(node);
+    session.command({"LEASE", "5000", "a:1"});
+    session.command({"AUTH", "bob", "wrong"});
+    session.command({"AUTH", "default", ""});  // he is that already
+    EXPECT_EQ(node.in_flight.bytes(), kValue);
+    session.command(turn);
+    EXPECT_EQ(node.in_flight.bytes(), 0u);
+    EXPECT_EQ(session.command({"RELEASE", "1"}), ":0\r\n");
+  }
+}
+
 TEST(SessionLeases, NumberAndBytesAreLimitedForEachConnectionAndForAll) {
   SessionLimits limits;
   limits.lease.count_max = 2;

@@ -157,6 +157,36 @@ TEST(Session, BusyInsteadOfAQueue) {
   EXPECT_EQ(two.ask("GET k\r\n").size(), 2 * kTestPage + 9);
 }
 
+// What is typed in as a line, and as an array of bulks: the same answers, all of them at once.
+TEST(Session, ValuesWithoutRoomAreRefusedInBothForms) {
+  constexpr std::size_t kInFlight = 4 * kTestPage;
+  SessionLimits limits;
+  limits.request.value_bytes_max = 6 * kTestPage;
+  TestNode node(3, {}, limits, kInFlight);
+  put(*node.store, "k", std::string(2 * kTestPage, 'v'), node.now);
+  TestSession reader(node);
+  const auto answers = [&](std::size_t pages) {
+    TestSession array(node), line(node);
+    const std::string value(pages * kTestPage, 'w');
+    const std::string answer = array.command({"SET", "l", value});
+    EXPECT_EQ(line.ask("SET l " + value + "\r\n"), answer);
+    EXPECT_EQ(line.session.finished(), array.session.finished());
+    EXPECT_EQ(stored(*node.store, "l", node.now), "(none)");
+    return answer;
+  };
+  EXPECT_EQ(answers(4), "-ERR a value larger than the node\r\n");
+  EXPECT_EQ(node.counters.busy.load(), 0u);
+  EXPECT_EQ(answers(7), "-ERR Protocol error: invalid bulk length\r\n");
+  reader.send("GET k\r\n");
+  EXPECT_EQ(answers(2), "-BUSY all pages are in use\r\n");
+  EXPECT_EQ(answers(3), "-BUSY too many bytes are on their way already\r\n");
+  EXPECT_EQ(node.counters.busy.load(), 4u);
+  EXPECT_EQ(reader.take().size(), 2 * kTestPage + 9);
+  EXPECT_EQ(node.in_flight.bytes(), 0u);
+  EXPECT_EQ(reader.ask("SET l " + std::string(3 * kTestPage, 'w') + "\r\n"), "+OK\r\n");
+  EXPECT_EQ(node.in_flight.bytes(), 0u);
+}
+
 TEST(Session, HalfAValueIsNeverSeenAndItsPagesComeBack) {
   TestNode node(16);
   TestSession reader(node);
@@ -201,6 +231,9 @@ TEST(Session, TrackersHearOfEveryChangeUnderTheirPrefix) {
   EXPECT_EQ(tracker.command({"CLIENT", "TRACKING", "OFF"}), "+OK\r\n");
   writer.command({"SET", "a:4", "x"});
   EXPECT_EQ(news(), "");
+  EXPECT_EQ(
+      tracker.command({"CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", std::string(4097, 'a')}),
+      "-ERR a prefix is longer than any key\r\n");
 }
 
 TEST(Session, TrackerThatTakesNoNewsLosesHisConnection) {
@@ -223,6 +256,69 @@ TEST(Session, OthersAreListedAndKilled) {
   EXPECT_EQ(one.command({"CLIENT", "KILL", "ID", std::to_string(two.id)}), ":1\r\n");
   two.session.deliver();
   EXPECT_TRUE(two.session.finished());
+}
+
+TEST(Session, NamesAreWordsAndShort) {
+  TestNode node;
+  TestSession session(node);
+  const std::string kWords = " cannot contain spaces, newlines or special characters.\r\n";
+  const std::string kShort = " cannot be longer than 256 bytes.\r\n";
+  const std::string longest(256, 'n'), longer(257, 'n');
+  for (const char* const bad : {"a b", "a\nb", "a\rb", "\x7f", "\xc3\xa4"}) {
+    EXPECT_EQ(session.command({"CLIENT", "SETNAME", bad}), "-ERR Client names" + kWords);
+    EXPECT_EQ(session.command({"HELLO", "2", "SETNAME", bad}), "-ERR Client names" + kWords);
+    EXPECT_EQ(session.command({"CLIENT", "SETINFO", "LIB-NAME", bad}), "-ERR lib-name" + kWords);
+    EXPECT_EQ(session.command({"CLIENT", "SETINFO", "lib-ver", bad}), "-ERR lib-ver" + kWords);
+  }
+  EXPECT_EQ(session.command({"CLIENT", "SETNAME", longer}), "-ERR Client names" + kShort);
+  EXPECT_EQ(session.command({"HELLO", "2", "SETNAME", longer}), "-ERR Client names" + kShort);
+  EXPECT_EQ(session.command({"CLIENT", "SETINFO", "LIB-NAME", longer}), "-ERR lib-name" + kShort);
+  EXPECT_EQ(session.command({"CLIENT", "SETINFO", "LIB-VER", longer}), "-ERR lib-ver" + kShort);
+  EXPECT_EQ(session.command({"CLIENT", "GETNAME"}), "$-1\r\n");
+  EXPECT_EQ(session.command({"CLIENT", "SETNAME", longest}), "+OK\r\n");
+  EXPECT_EQ(session.command({"CLIENT", "GETNAME"}), "$256\r\n" + longest + "\r\n");
+  EXPECT_EQ(session.command({"CLIENT", "SETNAME", ""}), "+OK\r\n");
+  EXPECT_EQ(session.command({"CLIENT", "GETNAME"}), "$-1\r\n");
+}
+
+TEST(Session, AnotherUserIsToldOfNoKeyThatHeMayNotRead) {
+  TestNode node(64,
+                {{.name = "default", .password = {}, .read = {""}, .write = {""}, .admin = true},
+                 {.name = "bob", .password = "pw", .read = {"a:"}}});
+  const std::string kAll = ">2\r\n$10\r\ninvalidate\r\n_\r\n";
+  TestSession tracker(node), writer(node);
+  const auto news = [&] {
+    tracker.session.deliver();
+    return tracker.take();
+  };
+  tracker.command({"HELLO", "3"});
+  tracker.command({"CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", "a:", "PREFIX", "b:"});
+  writer.command({"SET", "b:1", "x"});  // waits for the tracker
+  EXPECT_EQ(tracker.command({"AUTH", "bob", "wrong"}).substr(0, 10), "-WRONGPASS");
+  EXPECT_EQ(tracker.command({"AUTH", "bob", "pw"}), kAll + "+OK\r\n");
+  EXPECT_EQ(news(), "");
+  writer.command({"SET", "b:2", "x"});
+  EXPECT_EQ(news(), "");
+  writer.command({"SET", "a:1", "x"});
+  EXPECT_EQ(news(), ">2\r\n$10\r\ninvalidate\r\n*1\r\n$3\r\na:1\r\n");
+  EXPECT_EQ(tracker.command({"AUTH", "default", ""}), "+OK\r\n");
+  EXPECT_EQ(node.clients.tracking_count(), 1u);  // as Valkey
+  tracker.command({"CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", "b:"});
+  EXPECT_EQ(tracker.command({"HELLO", "3", "AUTH", "bob", "pw"}).substr(0, kAll.size()), kAll);
+  EXPECT_EQ(node.clients.tracking_count(), 0u);
+}
+
+TEST(Session, ResetEndsTracking) {
+  TestNode node;
+  TestSession tracker(node), writer(node);
+  tracker.command({"HELLO", "3"});
+  tracker.command({"CLIENT", "TRACKING", "ON", "BCAST"});
+  tracker.command({"RESET"});
+  EXPECT_EQ(node.clients.tracking_count(), 0u);
+  tracker.command({"HELLO", "3"});
+  writer.command({"SET", "k", "x"});
+  tracker.session.deliver();
+  EXPECT_EQ(tracker.take(), "");
 }
 
 TEST(Session, PatternsThatWouldTakeLongAreRefused) {
