@@ -21,10 +21,10 @@ class Liveness {
 
   // What the connection is at.
   struct Load {
-    bool busy;           // it has something to send, or is owed a reply
-    bool draining;       // replies are owed whose commands were released
-    bool sends_values;   // what it has sent may be long on its way
-    Nanos suspected_at;  // when another connection to the server last ended in silence
+    bool busy;                   // it has something to send, or is owed a reply
+    bool draining;               // replies are owed whose commands were released
+    bool sends_values;           // what it has sent may be long on its way
+    Nanos suspected_at;          // when another connection to the server last ended in silence
     bool unmeasured = false;     // how far away the server is has to be asked here
     bool beside_values = false;  // and an answer now would say how long values take
   };
