@@ -18,7 +18,7 @@ from typing import Self
 
 from kvferry.config import ClientConfig
 from kvferry.embedded.program import ServerBinary
-from kvferry.errors import ServerError, UnavailableError
+from kvferry.errors import ServerError, StoreError, UnavailableError
 from kvferry.lab.bench.server import ServerProbe
 from kvferry.lab.servers.server import HOST, LabServer, free_port, wait_until
 
@@ -27,6 +27,7 @@ __all__ = ["LabCluster"]
 _SLOTS = 16384
 _WHOLE_TIMEOUT_S = 60.0
 _NODE_TIMEOUT_MS = 1000
+_START_ATTEMPTS = 5
 
 
 class LabCluster:
@@ -103,6 +104,15 @@ class LabCluster:
             wait_until("the replicas to follow", copied, _WHOLE_TIMEOUT_S)
 
     def _start(self, binary: ServerBinary) -> LabServer:
+        for _ in range(_START_ATTEMPTS - 1):
+            try:
+                return self._start_once(binary)
+            except StoreError as error:  # it has tried other ports of its own, not of the bus
+                if "already in use" not in str(error):
+                    raise
+        return self._start_once(binary)
+
+    def _start_once(self, binary: ServerBinary) -> LabServer:
         bus_port = free_port()
         settings = [
             "cluster-enabled yes",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Callable
 
 import pytest
 
+from benchmarks import lab_cluster
 from benchmarks.certificate import lab_certificate
 from benchmarks.lab_cluster import LabCluster
 from benchmarks.tls import has_tls
@@ -17,7 +19,7 @@ from kvferry.embedded.program import find_server
 from kvferry.errors import DeadlineExceeded, StoreError, UnavailableError
 from kvferry.lab.bench.probe import ClusterProbe, open_probe, server_of, shards_of
 from kvferry.lab.bench.server import ServerProbe
-from kvferry.lab.servers.server import LabServer, wait_until
+from kvferry.lab.servers.server import LabServer, free_port, wait_until
 from support.cluster import Cluster
 from support.sentinel import SentinelGroup
 from support.servers import TestServer
@@ -125,6 +127,19 @@ def test_a_cluster_of_the_lab_loses_a_primary() -> None:
         cluster.wait_until_promoted(1)
         with ServerProbe(replica.config) as promoted:
             assert [promoted.get(key) for key in owned] == [b"kept"] * len(owned)
+
+
+def test_a_cluster_of_the_lab_takes_another_port_of_its_bus_where_one_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        ports = [taken.getsockname()[1]]
+        monkeypatch.setattr(lab_cluster, "free_port", lambda: ports.pop() if ports else free_port())
+        with LabCluster(find_server(), shards=1) as cluster:
+            assert len(cluster.nodes) == 1
+    assert ports == []
 
 
 def test_a_certificate_of_the_lab_is_trusted_for_this_host(
