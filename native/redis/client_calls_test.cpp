@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <string>
 #include <thread>
 #include <vector>
@@ -21,6 +22,9 @@ Config config_for(std::uint16_t port) {
 
 Server& only_node(Client& client) { return *client.router().nodes().at(0).server; }
 
+// Servers that were greeted slowly are asked how far away they are, at such times at the most.
+constexpr auto kQuiet = std::chrono::milliseconds(300);
+
 // From then on it has nothing to do but what it is told.
 void await_all(Client& client) {
   const auto up = [&] {
@@ -34,6 +38,12 @@ void await_all(Client& client) {
     std::this_thread::yield();
   }
   ASSERT_TRUE(up());
+  for (const Nanos until = monotonic_ns() + kPatience; monotonic_ns() < until;) {
+    const std::uint64_t before = client.wake_ups();
+    std::this_thread::sleep_for(kQuiet);
+    if (client.wake_ups() == before) return;
+  }
+  FAIL() << "it does not come to rest";
 }
 
 // Whoever has less room for commands than for answers may still send all of them at once.

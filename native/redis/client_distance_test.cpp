@@ -14,7 +14,26 @@
 namespace kvferry::redis {
 namespace {
 
+constexpr Nanos kSlow = 200 * kMilli;
+
 Server& only_node(Client& client) { return *client.router().nodes().at(0).server; }
+
+// A server that takes so long to answer this command.
+ScriptedServer::Script slow_at(std::string_view name, Nanos took) {
+  return [=](ScriptedServer::Peer&, const ScriptedServer::Command& command) {
+    if (command[0] == name) std::this_thread::sleep_for(std::chrono::nanoseconds(took));
+    return false;
+  };
+}
+
+// Patient, with one connection for values, and without PINGs of the usual kind.
+Config patient(const ScriptedServer& server) {
+  Config config = client_config(server.port());
+  config.connect_timeout = config.stall_timeout = kPatience;
+  config.ping_interval = 10 * kPatience;
+  config.connections = 1;
+  return config;
+}
 
 TEST(ClientDistance, AServerThatMovesAwayIsAskedForWhatARoundTripCarries) {
   std::atomic<Nanos> away{0};
@@ -40,16 +59,8 @@ TEST(ClientDistance, AServerThatMovesAwayIsAskedForWhatARoundTripCarries) {
 }
 
 TEST(ClientDistance, ASlowGreetingIsForgottenWhereValuesAreAnsweredSooner) {
-  static constexpr Nanos kSlow = 200 * kMilli;
-  ScriptedServer server([](ScriptedServer::Peer&, const ScriptedServer::Command& command) {
-    if (command[0] == "HELLO") std::this_thread::sleep_for(std::chrono::nanoseconds(kSlow));
-    return false;
-  });
-  Config config = client_config(server.port());
-  config.connect_timeout = config.stall_timeout = kPatience;
-  config.ping_interval = 10 * kPatience;  // that would find it out as well
-  config.connections = 1;
-  const auto client = open(config);
+  ScriptedServer server(slow_at("HELLO", kSlow));
+  const auto client = open(patient(server));
   std::vector<std::string> values{std::string(64 * kKiB, 'v')};
   const auto writes = [&] { return run(*client, make_batch(Verb::kSet, {"k"}, &values)); };
   EXPECT_EQ(writes(), "OK");
@@ -62,22 +73,33 @@ TEST(ClientDistance, ASlowGreetingIsForgottenWhereValuesAreAnsweredSooner) {
 }
 
 TEST(ClientDistance, WhereOnlyGreetingsAreSlowTheServerIsAskedOnceItIsIdle) {
-  ScriptedServer server([](ScriptedServer::Peer&, const ScriptedServer::Command& command) {
-    if (command[0] == "HELLO") std::this_thread::sleep_for(std::chrono::milliseconds(200));
-    return false;
-  });
-  Config config = client_config(server.port());
-  config.connect_timeout = config.stall_timeout = kPatience;
-  config.ping_interval = 10 * kPatience;  // that would find it out as well
-  config.connections = 1;
-  const auto client = open(config);
+  ScriptedServer server(slow_at("HELLO", kSlow));
+  const auto client = open(patient(server));
   Server& node = only_node(*client);
   const Nanos until = monotonic_ns() + kPatience;
   while ((node.round_trip() == 0 || node.unmeasured()) && monotonic_ns() < until) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   EXPECT_GT(node.round_trip(), 0);
-  EXPECT_LT(node.round_trip(), 200 * kMilli);
+  EXPECT_LT(node.round_trip(), kSlow);
+}
+
+TEST(ClientDistance, AServerThatIsFarAwayIsAskedAFewTimesAndNoMore) {
+  std::atomic<int> asked{0};
+  ScriptedServer server([&](ScriptedServer::Peer&, const ScriptedServer::Command& command) {
+    if (command[0] == "PING") ++asked;
+    std::this_thread::sleep_for(std::chrono::nanoseconds(2 * kFarAway));
+    return false;
+  });
+  const auto client = open(patient(server));
+  Server& node = only_node(*client);
+  const Nanos until = monotonic_ns() + kPatience;
+  while ((node.round_trip() == 0 || node.unmeasured()) && monotonic_ns() < until) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  EXPECT_FALSE(node.unmeasured());
+  EXPECT_GE(node.round_trip(), kFarAway);
+  EXPECT_EQ(asked, 4);
 }
 
 }  // namespace

@@ -179,7 +179,7 @@ class Server final : public AskedNode {
   std::mutex trips_mutex_;
   RoundTrip trips_;
   std::atomic<Nanos> round_trip_{0};  // what trips_ says
-  std::atomic<int> answers_{0};       // that it says so from, greetings aside
+  std::atomic<int> answers_{0};       // that say how far it is, greetings aside
   std::atomic<Nanos> suspected_at_{0};
 };
 

@@ -32,6 +32,17 @@ TEST(StreamGate, AServerThatOnlySeemedFarHasNoMoreStreamsThanANearOne) {
   }
 }
 
+TEST(StreamGate, IsInUseWhileAnyConnectionCarriesValues) {
+  StreamGate gate(2);
+  for (const Direction direction : {Direction::kRead, Direction::kWrite}) {
+    EXPECT_FALSE(gate.in_use());
+    ASSERT_TRUE(gate.try_enter(direction, 1));
+    EXPECT_TRUE(gate.in_use());
+    gate.leave(direction, 2);
+  }
+  EXPECT_FALSE(gate.in_use());
+}
+
 TEST(StreamGate, FarAwayAsManyStreamAsHoldWhatARoundTripDoes) {
   // One stream was as fast as several, but carried 64 MiB in each round trip of a second.
   StreamGate gate(8);
