@@ -171,9 +171,10 @@ def test_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None
     assert len(err) > 10
 
 
-def test_an_unknown_gpu(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["redis://127.0.0.1:1", "--model", str(model), "--gpu", "h1000"]
-    assert main(["doctor", *arguments]) == 2
+@pytest.mark.parametrize("named", [True, False], ids=["name", "file"])
+def test_an_unknown_gpu(named: bool, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    which = "llama-3.1-8b" if named else str(model)
+    assert main(["doctor", "redis://127.0.0.1:1", "--model", which, "--gpu", "h1000"]) == 2
     assert "known are" in capsys.readouterr().err
 
 

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from kvferry.cli.main import main
+from kvferry.lab.serve.run import ServeSettings
 from lab.conftest import CHUNK, PACE
 from support.serve_demo import DemoServer
 from support.servers import TestServer
@@ -254,3 +255,9 @@ def test_settings_are_those_of_every_other_command(
 )
 def test_what_cannot_be_is_a_usage_error(words: tuple[str, ...]) -> None:
     assert main(["serve-demo", "--port", "0", "--no-cache", *words]) == 2
+
+
+def test_kv_has_the_size_of_a_model_that_has_a_name() -> None:
+    settings = ServeSettings(model="llama-3.1-8b")
+    layout = settings.layout(settings.transformer(256))
+    assert layout.chunk_bytes == 256 * 131_072

@@ -38,7 +38,11 @@ __all__ = ["doctor"]
     flag_value="127.0.0.1",
     help="Be such a peer, for ten minutes; this host alone reaches it without an address.",
 )
-@click.option("--model", metavar="FILE", help="A model's config.json, or its directory.")
+@click.option(
+    "--model",
+    metavar="NAME|FILE",
+    help="A name of `kvferry roi --list`, a config.json, or its directory.",
+)
 @click.option("--gpu", metavar="NAME", help="What computes that model, e.g. h100.")
 @click.option("--gpus", type=click.IntRange(1), default=1, show_default=True, help="How many GPUs.")
 @click.option(
@@ -85,15 +89,15 @@ def doctor(
     from kvferry.config.file import FILE_VARIABLES, find_config_file
     from kvferry.lab.doctor.examine import worst
     from kvferry.lab.doctor.finding import Severity
-    from kvferry.lab.doctor.model import load_model
     from kvferry.lab.doctor.prefill import Engine
     from kvferry.lab.doctor.report import as_json as to_json
     from kvferry.lab.doctor.report import say
     from kvferry.lab.doctor.run import DoctorPlan, run_doctor
     from kvferry.lab.doctor.traffic import Limits
+    from kvferry.lab.roi.models import find_model
     from kvferry.lab.table import console
 
-    shape = load_model(model) if model else None
+    shape = find_model(model) if model else None
     engine = Engine(
         gpu=gpu.lower() if gpu else None,
         gpus=gpus,

@@ -20,7 +20,7 @@ _RATE = Number(0, min_open=True)
 @click.command(
     "serve-demo",
     epilog="SIGTERM and Ctrl-C end it, a second time at once.  Exit codes: 0 ended, 1 failed, 2 "
-    "usage.  Example: kvferry serve-demo --model Llama-3.1-8B/config.json "
+    "usage.  Example: kvferry serve-demo --model llama-3.1-8b "
     "--prefill-tokens-per-s 30000 --config kvferry.yaml",
 )
 @click.option(
@@ -47,7 +47,11 @@ _RATE = Number(0, min_open=True)
     help="How the store is asked: as kvferry does, or by an EXISTS for each chunk in turn and then "
     "GETs.",
 )
-@click.option("--model", type=_PATH, help="A config.json: KV has that model's size.")
+@click.option(
+    "--model",
+    metavar="NAME|FILE",
+    help="KV has its size: a name of `kvferry roi --list`, or a config.json.",
+)
 @click.option("--bytes-per-token", type=_WHOLE, help="Bytes of KV for a token, without a model.")
 @click.option("--prefill-tokens-per-s", type=_RATE, help="Prefill at the pace of a GPU.")
 @click.option(

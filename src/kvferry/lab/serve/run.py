@@ -19,7 +19,7 @@ from kvferry.config import CacheConfig
 from kvferry.config.cache_settings import read_calibration
 from kvferry.errors import UsageError
 from kvferry.http.listener import HttpListener
-from kvferry.lab.doctor.model import load_model
+from kvferry.lab.roi.models import find_model
 from kvferry.lab.serve.app import make_app
 from kvferry.lab.serve.batcher import Batcher
 from kvferry.lab.serve.chunks import SequenceChunks
@@ -41,7 +41,7 @@ class ServeSettings:
     """What to serve.
 
     Attributes:
-        model: A config.json, or its directory: KV has the size of that model's.
+        model: A name of `find_model`, a config.json or its directory: KV has that model's size.
         bytes_per_token: The size of KV, where no model says it; None: the transformer's own.
         prefill_tokens_per_s: The pace of reading prompts; None: as fast as this machine is.
         prefill_calibration: Instead, a file with a, c and d; see `CacheConfig`.
@@ -56,7 +56,7 @@ class ServeSettings:
     host: str = "127.0.0.1"
     port: int = 8000
     served_model_name: str = "kvferry-demo"
-    model: Path | None = None
+    model: str | None = None
     bytes_per_token: int | None = None
     prefill_tokens_per_s: float | None = None
     prefill_calibration: Path | None = None
@@ -110,7 +110,7 @@ class ServeSettings:
         if self.model is not None:
             if self.bytes_per_token is not None:
                 raise UsageError("say --model or --bytes-per-token, not both")
-            shape = load_model(self.model)
+            shape = find_model(self.model)
             dtype = {1: "uint8", 2: "bfloat16", 4: "float32"}[shape.value_bytes]
             return KVLayout(
                 kind="mla",  # any shape is so many numbers for each layer and token
