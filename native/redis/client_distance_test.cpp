@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "fuzz/client_driver.hpp"
+#include "fuzz/router_driver.hpp"
 #include "fuzz/scripted_server.hpp"
 
 namespace kvferry::redis {
@@ -100,6 +101,64 @@ TEST(ClientDistance, AServerThatIsFarAwayIsAskedAFewTimesAndNoMore) {
   EXPECT_FALSE(node.unmeasured());
   EXPECT_GE(node.round_trip(), kFarAway);
   EXPECT_EQ(asked, 4);
+}
+
+// What a node is told by connections that a test only pretends to have.
+struct ToldNode {
+  void answer_times(int count, Nanos took) {
+    for (int n = 0; n < count; ++n) server.note_round_trip(took, false);
+  }
+
+  RouterDriver driver{[] {
+    Config config;
+    config.endpoint = {"one", 1, {}};
+    config.connections = 2;
+    return config;
+  }()};
+  Server& server = *driver.router().nodes().front().server;
+};
+
+TEST(ClientDistance, AnswersBesideValuesDoNotSayHowFarItIs) {
+  // Greetings were slow, and Redis 7 copied 4 MiB for a millisecond before each answer: it stayed
+  // far, and each stream asked for 20 MB at once.
+  ToldNode one;
+  one.server.note_greeting(10 * kMilli);
+  ASSERT_TRUE(one.server.gate().try_enter(Direction::kRead, 1));
+  one.answer_times(100, 2 * kFarAway);
+  EXPECT_TRUE(one.server.unmeasured());
+  one.server.gate().leave(Direction::kRead, 2);
+  one.answer_times(3, 2 * kFarAway);
+  EXPECT_TRUE(one.server.unmeasured());
+  one.answer_times(1, 2 * kFarAway);
+  EXPECT_FALSE(one.server.unmeasured());
+}
+
+TEST(ClientDistance, AServerThatIsBusyWithValuesHasNotMovedAway) {
+  // GETs of 4 MiB beside each other waited 5 ms on a busy machine.
+  ToldNode one;
+  one.answer_times(1, kFarAway / 10);
+  for (int n = 0; n < 2; ++n) {
+    ASSERT_TRUE(one.server.gate().try_enter(Direction::kRead, 1));
+    (void)one.server.gate().completed(Direction::kRead, 4 * kMiB, 2);
+  }
+  one.answer_times(100, 2 * RoundTrip::kLong);
+  EXPECT_EQ(one.server.round_trip(), kFarAway / 10);
+  one.answer_times(RoundTrip::kInARow, 20 * kMilli);
+  EXPECT_EQ(one.server.round_trip(), 20 * kMilli) << "more than the values explain";
+}
+
+TEST(ClientDistance, AServerThatSeemsToHaveMovedAwayIsAskedAgain) {
+  ToldNode one;
+  one.server.note_greeting(kMilli);
+  one.answer_times(4, kMilli);
+  EXPECT_FALSE(one.server.unmeasured());
+  const int before = one.driver.wake_ups();
+  one.answer_times(RoundTrip::kInARow, 10 * kMilli);
+  EXPECT_EQ(one.server.round_trip(), 10 * kMilli);
+  EXPECT_TRUE(one.server.unmeasured());
+  EXPECT_GT(one.driver.wake_ups(), before) << "who asks has to know";
+  one.answer_times(1, kFarAway / 10);
+  EXPECT_EQ(one.server.round_trip(), kFarAway / 10);
 }
 
 }  // namespace

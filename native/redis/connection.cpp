@@ -17,6 +17,7 @@ constexpr std::size_t kTurnReceives = 256;
 constexpr std::size_t kLowWaterBytesMin = 64 * kKiB;
 constexpr std::size_t kLowWaterBytesMax = 512 * kKiB;
 constexpr std::size_t kLowWaterBytesOfMany = 256 * kKiB;  // at least
+constexpr std::size_t kLowWaterBytesNearMax = 2 * kMiB;   // of one stream
 
 }  // namespace
 
@@ -316,16 +317,19 @@ void Connection::on_replies(Nanos now) {
     if (more_) break;
   }
   // Few large receives instead of one for each segment: a wake-up costs as much as copying 50 KiB.
-  // An eighth of the value leaves server and client enough to do at the same time; beside other
-  // streams half of it does. Far away the window has to stay open.
+  // Half of a value leaves a near server and the client enough to do at the same time; of a lone
+  // stream not more than 2 MiB. Far away the window has to stay open.
   const std::uint64_t owed = replies_.owed();
   std::size_t step = 1;
   if (owed > 0) {
     const std::size_t value = replies_.landed() + owed;
-    const bool beside =
-        server_.round_trip() < kFarAway && server_.gate().limit(Direction::kRead) > 1;
-    step = beside ? std::max(value / 2, kLowWaterBytesOfMany)
-                  : std::clamp(value / 8, kLowWaterBytesMin, kLowWaterBytesMax);
+    if (server_.round_trip() >= kFarAway) {
+      step = std::clamp(value / 8, kLowWaterBytesMin, kLowWaterBytesMax);
+    } else if (server_.gate().limit(Direction::kRead) > 1) {
+      step = std::max(value / 2, kLowWaterBytesOfMany);
+    } else {
+      step = std::clamp(value / 2, kLowWaterBytesMin, kLowWaterBytesNearMax);
+    }
   }
   stream_->set_receive_low_water(std::clamp<std::size_t>(owed, 1, step));
 }

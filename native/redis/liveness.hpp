@@ -88,7 +88,8 @@ class Liveness {
   }
   void measured(Nanos now) noexcept {
     last_progress_ = asked_at_ = now;
-    measure_at_ = add_time(now, measure_in_ *= 2);
+    measure_in_ = std::min(2 * measure_in_, kMeasureInMax);
+    measure_at_ = add_time(now, measure_in_);
   }
   void accepted(Nanos deadline) noexcept { next_deadline_ = std::min(next_deadline_, deadline); }
   // Commands were released; the first deadline of those that are left.
@@ -112,6 +113,7 @@ class Liveness {
  private:
   // After a greeting, for the first time; then after twice as long each time.
   static constexpr Nanos kMeasureIn = 10 * kMilli;
+  static constexpr Nanos kMeasureInMax = kSecond;
 
   const Nanos stall_timeout_;
   const Nanos ping_interval_;

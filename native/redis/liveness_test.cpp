@@ -76,6 +76,10 @@ TEST(Liveness, AServerOfUnknownDistanceIsAskedWhenItHasNothingElseToDo) {
   expect(3 * kFirst + 5, Action::kMeasure, 3 * kFirst + 5 + kSecond);
   load.unmeasured = false;
   expect(3 * kFirst + 5, Action::kWait, kFirst + 9 + 5 * kSecond);
+  load.unmeasured = true;
+  for (int n = 0; n < 100; ++n) one.measured(kNow);
+  (void)one.received(kNow);
+  expect(0, Action::kWait, kSecond);
 }
 
 TEST(Liveness, TheWayIsMeasuredOnlyWhereNothingElseWasAsked) {

@@ -24,15 +24,18 @@ class RoundTrip {
   // In nanoseconds; 0: nothing was answered yet.
   [[nodiscard]] Nanos shortest() const noexcept { return shortest_; }
 
-  // A server that had nothing else of ours to do began to answer after so long.
-  void note(Nanos took) noexcept {
+  // A server that owed the connection nothing began to answer after so long. `served`: so much of
+  // it may have gone into values of ours on other connections.
+  void note(Nanos took, Nanos served = 0) noexcept {
     took = std::max<Nanos>(took, 1);
-    if (shortest_ == 0 || took < std::max(kLong, kTimes * shortest_)) {
+    const Nanos too_long = std::max(kLong, kTimes * shortest_);
+    if (shortest_ == 0 || took < too_long) {
       shortest_ = shortest_ == 0 ? took : std::min(shortest_, took);
       longer_ = kNever;
       in_a_row_ = 0;
       return;
     }
+    if (took - served < too_long) return;  // it says nothing
     longer_ = std::min(longer_, took);
     if (++in_a_row_ < kInARow) return;
     shortest_ = longer_;

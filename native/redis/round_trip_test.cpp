@@ -39,6 +39,21 @@ TEST(RoundTrip, ABusyServerStaysWhereItIs) {
   }
 }
 
+TEST(RoundTrip, WhatValuesOfOursExplainIsNoMove) {
+  constexpr Nanos kServed = 8 * kMilli;
+  RoundTrip trip;
+  trip.note(kNear);
+  for (int i = 0; i < 1000; ++i) trip.note(kServed + RoundTrip::kLong - 1, kServed);
+  EXPECT_EQ(trip.shortest(), kNear);
+  const Nanos away = kServed + RoundTrip::kLong;
+  for (int i = 0; i < RoundTrip::kInARow; ++i) {
+    EXPECT_EQ(trip.shortest(), kNear);
+    trip.note(away - 1, kServed);  // between answers that do say something
+    trip.note(away, kServed);
+  }
+  EXPECT_EQ(trip.shortest(), away);
+}
+
 TEST(RoundTrip, ALittleFartherIsNoMove) {
   RoundTrip trip;
   trip.note(20 * kMilli);

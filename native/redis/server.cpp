@@ -182,17 +182,22 @@ void Server::end_move() {
 
 void Server::note_round_trip(Nanos took, bool at_most) noexcept {
   if (at_most && took >= round_trip()) return;
-  if (!at_most && unmeasured()) answers_.fetch_add(1, std::memory_order_relaxed);
-  note_trip(took);
+  // Beside values an answer says how long those take.
+  if (unmeasured() && !gate_.in_use()) answers_.fetch_add(1, std::memory_order_relaxed);
+  note_trip(took, gate_.serving());
 }
 
-void Server::note_trip(Nanos took) noexcept {
+void Server::note_trip(Nanos took, Nanos served) noexcept {
   const std::lock_guard lock(trips_mutex_);
-  trips_.note(took);
-  if (trips_.shortest() == round_trip_.load(std::memory_order_relaxed)) return;
+  trips_.note(took, served);
+  const Nanos before = round_trip();
+  if (trips_.shortest() == before) return;
+  const bool moved_away = trips_.shortest() > before;
+  if (moved_away) answers_.store(0, std::memory_order_relaxed);
   round_trip_.store(trips_.shortest(), std::memory_order_relaxed);
   gate_.set_far(trips_.shortest() >= kFarAway, Pacing::streams_needed(trips_.shortest()));
   wake_for_streams();
+  if (moved_away) wake_for(Lane::kSmall, 1);  // it asks, once the server is idle
 }
 
 void Server::note_zone(std::string_view zone) noexcept {

@@ -116,7 +116,7 @@ class Server final : public AskedNode {
   // The shortest round trip that connections have seen lately, see RoundTrip; 0 before the first.
   void note_round_trip(Nanos took, bool at_most) noexcept;
   // The same of a greeting, during which both sides have more to do.
-  void note_greeting(Nanos took) noexcept { note_trip(took); }
+  void note_greeting(Nanos took) noexcept { note_trip(took, 0); }
   // It seems to be far away, by little more than greetings: somebody should ask it when it is idle.
   [[nodiscard]] bool unmeasured() const noexcept {
     return round_trip() >= kFarAway && answers_.load(std::memory_order_relaxed) < kAnswersEnough;
@@ -149,7 +149,7 @@ class Server final : public AskedNode {
   static constexpr int kAnswersEnough = 4;
 
   void route_all();
-  void note_trip(Nanos took) noexcept;
+  void note_trip(Nanos took, Nanos served) noexcept;
 
   // Publishes the breaker's state after a change; returns whether it has just closed.
   void publish(std::unique_lock<std::mutex>& lock);

@@ -35,6 +35,8 @@ class StreamGate {
   // So long after a small command one near stream writes alone: a server reads from all of them
   // before it answers the next.
   static constexpr Nanos kSmallBeside = 100 * kMilli;
+  // 1 GB/s: a server is hardly slower, also on a busy machine.
+  static constexpr std::size_t kServedBytesPerNano = 1;
 
   explicit StreamGate(std::size_t connections)
       : connections_(connections),
@@ -82,6 +84,14 @@ class StreamGate {
     return sides_[0].active > 0 || sides_[1].active > 0;
   }
 
+  // How long a server may be busy with the values that are on their way, before it answers.
+  [[nodiscard]] Nanos serving() {
+    const std::lock_guard lock(mutex_);
+    std::size_t bytes = 0;
+    for (const Side& side : sides_) bytes += side.active * side.value_bytes;
+    return static_cast<Nanos>(bytes / kServedBytesPerNano);
+  }
+
   // Whether more streams are open than the limit now permits: one of them should end.
   [[nodiscard]] bool crowded(Direction direction, Nanos now) {
     const std::lock_guard lock(mutex_);
@@ -96,6 +106,7 @@ class StreamGate {
         std::exchange(short_, bytes < Outbox::kLargeBytes) != short_) {
       side.flow.allow(streams_max(direction), kWriteStreams);
     }
+    side.value_bytes = bytes;
     side.flow.on_bytes(bytes, now);
     const std::size_t before = std::exchange(side.permitted, permitted(direction, now));
     return side.permitted > before;
@@ -145,6 +156,7 @@ class StreamGate {
     Flow flow;
     std::size_t active = 0;
     std::size_t permitted = SIZE_MAX;  // when a value last completed
+    std::size_t value_bytes = 0;       // of that value
   };
   [[nodiscard]] std::size_t streams_max(Direction direction) const {
     // Eight SETs of short values are no longer a wait than four of long ones.

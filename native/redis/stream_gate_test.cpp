@@ -43,6 +43,19 @@ TEST(StreamGate, IsInUseWhileAnyConnectionCarriesValues) {
   EXPECT_FALSE(gate.in_use());
 }
 
+TEST(StreamGate, SaysHowLongAServerMayBeBusyWithValues) {
+  StreamGate gate(8);
+  EXPECT_EQ(enter_all(gate, 2), 2u);
+  EXPECT_EQ(gate.serving(), 0) << "nobody knows yet how long they are";
+  (void)gate.completed(Direction::kRead, 4'000'000, 2);
+  EXPECT_EQ(gate.serving(), 8 * kMilli) << "two of 4 MB at 1 GB/s";
+  gate.leave(Direction::kRead, 3);
+  EXPECT_EQ(gate.serving(), 4 * kMilli);
+  ASSERT_TRUE(gate.try_enter(Direction::kWrite, 4));
+  (void)gate.completed(Direction::kWrite, 1'000'000, 5);
+  EXPECT_EQ(gate.serving(), 5 * kMilli);
+}
+
 TEST(StreamGate, FarAwayAsManyStreamAsHoldWhatARoundTripDoes) {
   // One stream was as fast as several, but carried 64 MiB in each round trip of a second.
   StreamGate gate(8);
