@@ -22,7 +22,6 @@ __all__ = ["folder", "node_socket"]
 _log = logging.getLogger("kvferry.cache")
 
 _SUFFIX = ".node"
-_PATH_BYTES_MAX = 107  # of sockaddr_un, without the zero at its end
 _numbers = itertools.count()
 
 
@@ -48,16 +47,23 @@ def node_socket() -> str:
     try:
         place = folder()
         for path in place.glob(f"*{_SUFFIX}"):
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
-                line.setblocking(False)
-                try:
-                    line.connect(str(path))
-                except ConnectionRefusedError:  # its process was killed
-                    path.unlink(missing_ok=True)
-                except OSError:
-                    continue
+            _remove_if_left(path)
+        path = place / f"{os.getpid()}-{next(_numbers)}{_SUFFIX}"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
+            line.bind(str(path))  # not every file system can have one, nor is every path short
+        path.unlink()
     except OSError as error:
         _log.info("peers on this host are served over TCP: %s", error)
         return ""
-    path = place / f"{os.getpid()}-{next(_numbers)}{_SUFFIX}"
-    return str(path) if len(os.fsencode(path)) <= _PATH_BYTES_MAX else ""
+    return str(path)
+
+
+def _remove_if_left(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
+        line.setblocking(False)
+        try:
+            line.connect(str(path))
+        except ConnectionRefusedError:  # its process was killed
+            path.unlink(missing_ok=True)
+        except OSError:
+            return
