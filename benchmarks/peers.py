@@ -7,9 +7,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
@@ -23,6 +23,7 @@ from kvferry.config.controller import ControllerConfig
 from kvferry.controller.controller import Controller
 from kvferry.errors import CorruptError, UnavailableError
 from kvferry.lab.bench.intervals import Interval, ratios
+from kvferry.lab.bench.server import ServerProbe
 from kvferry.lab.servers.server import HOST, free_port, wait_until
 
 __all__ = ["peer_contact", "peer_loads"]
@@ -36,52 +37,85 @@ _OWNER = "owner"
 
 def peer_loads(lab: Lab) -> Iterator[Bar]:
     """Retrieve of 1.3 GB from a peer, against the raw client's batch_get from the same node."""
+    words = {True: "pages", False: "into buffers"}
+    found = {pages: _Pairs() for pages in words}
+    for _ in range(lab.openings):
+        kv = _measure_loads(lab, found)
+    for pages, said in words.items():
+        yield found[pages].bar(f"retrieve of {kv.label} from a peer, {said}", kv.size_bytes)
+
+
+def _measure_loads(lab: Lab, found: Mapping[bool, _Pairs]) -> PromptKV:
+    """One opening: an owner, a reader and a raw client anew; pairs with pages, and without."""
     with _owner(lab) as (kv, port, controller), ExitStack() as stack:
         config = ClientConfig(host=HOST, port=port, presence="off")
         client = stack.enter_context(closing(RedisClient.from_config(config)))
+        probe = stack.enter_context(ServerProbe(config))
         reader = stack.enter_context(closing(_instance(kv, "reader", 0, *controller)))
         wait_until(
             "the reader to find it", lambda: reader.contains(kv.tokens) == len(kv.tokens), _START_S
         )
 
-        def retrieve(*, pages: bool) -> float:
+        def spent(began: tuple[float, float] = (0.0, 0.0)) -> tuple[float, float]:
+            cpu_s = time.process_time() + (probe.cpu_s() or 0.0)
+            return time.perf_counter() - began[0], cpu_s - began[1]
+
+        def retrieve(*, pages: bool) -> tuple[float, float]:
             reader.clear(stores=False)
             kv.poison()
-            began = time.perf_counter()
+            began = spent()
             hit = reader.retrieve(kv.tokens, None if pages else kv.targets)
-            wall_s = time.perf_counter() - began
+            cost = spent(began)
             with hit:
                 if hit.tiers.get(f"peer {_OWNER}", 0) != len(kv.tokens):
                     raise CorruptError(f"not all of the prompt came from the peer: {hit}")
                 kv.verify(hit.pages if pages else kv.targets)
-            return wall_s
+            return cost
 
-        def raw() -> float:
+        def raw() -> tuple[float, float]:
             kv.poison()
-            began = time.perf_counter()
+            began = spent()
             result = client.batch_get(kv.keys, kv.frames, timeout_s=_CALL_S)
-            wall_s = time.perf_counter() - began
+            cost = spent(began)
             result.raise_for_errors()
             kv.verify(kv.targets)
-            return wall_s
+            return cost
 
-        for words, pages in (("pages", True), ("into buffers", False)):
-            ours: list[float] = []
-            theirs: list[float] = []
-            for number in range(-1, lab.pairs):
-                turn = (ours, theirs) if number % 2 else (theirs, ours)
-                for walls in turn:
-                    walls.append(raw() if walls is theirs else retrieve(pages=pages))
-            ours, theirs = ours[1:], theirs[1:]  # the first does not count
-            found = Interval.of_median(ratios(theirs, ours))
-            our_gbps, their_gbps = (kv.size_bytes / median(all_) / 1e9 for all_ in (ours, theirs))
-            yield Bar(
-                name=f"retrieve of {kv.label} from a peer, {words}",
-                target=_OF_CLIENT,
-                value=found.middle,
-                interval=found,
-                detail=f"{our_gbps:.2f} GB/s; raw client {their_gbps:.2f} GB/s",
-            )
+        for pages, pairs in found.items():
+            for number in range(-1, max(1, lab.pairs // lab.openings)):
+                turn = (pairs.ours, pairs.theirs)[:: 1 if number % 2 else -1]
+                for costs in turn:
+                    cost = raw() if costs is pairs.theirs else retrieve(pages=pages)
+                    if number >= 0:  # the first does not count
+                        costs.append(cost)
+        return kv
+
+
+@dataclass
+class _Pairs:
+    """Seconds and seconds of CPU, of reader and owner, of a peer's loads and the raw client's."""
+
+    ours: list[tuple[float, float]] = field(default_factory=list)
+    theirs: list[tuple[float, float]] = field(default_factory=list)
+
+    def bar(self, name: str, size_bytes: int) -> Bar:
+        """Our rate over the raw client's, pair by pair."""
+        (our_s, our_cpu), (their_s, their_cpu) = (
+            zip(*costs, strict=True) for costs in (self.ours, self.theirs)
+        )
+        found = Interval.of_median(ratios(their_s, our_s))
+        said = (
+            f"{size_bytes / median(wall) / 1e9:.2f} GB/s, {median(cpu) / size_bytes * 1e9:.2f} "
+            "s of CPU per GB"
+            for wall, cpu in ((our_s, our_cpu), (their_s, their_cpu))
+        )
+        return Bar(
+            name=name,
+            target=_OF_CLIENT,
+            value=found.middle,
+            interval=found,
+            detail="; raw client ".join(said),
+        )
 
 
 def peer_contact(lab: Lab) -> Iterator[Bar]:

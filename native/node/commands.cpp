@@ -17,7 +17,7 @@ constexpr std::array kCommands{
     C{"AUTH", -2, C::kNoAuth, 0, 0, &S::auth, "Authenticates the connection."},
     C{"CLIENT", -2, C::kGroup, 0, 0, &S::client, "Commands about connections."},
     C{"COMMAND", -1, C::kGroup, 0, 0, &S::command, "Describes the commands."},
-    C{"CONFIG", -2, C::kGroup | C::kAdmin, 0, 0, &S::config, "Reads and changes settings."},
+    C{"CONFIG", -2, C::kGroup, 0, 0, &S::config, "Reads and changes settings."},
     C{"DBSIZE", 1, C::kRead, 0, 0, &S::dbsize, "Returns the number of keys."},
     C{"DEL", -2, C::kWrite, 1, -1, &S::del, "Deletes one or more keys."},
     C{"ECHO", 2, C::kNone, 0, 0, &S::echo, "Returns the given string."},

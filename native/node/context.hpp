@@ -47,6 +47,8 @@ inline constexpr std::string_view kCommandsOf = "7.2.4";
 struct NodeFacts {
   std::string version{};
   std::string policy{};
+  std::string run_id{};     // of this start
+  std::string unix_path{};  // where it listens besides; empty: nowhere
   std::uint16_t port = 0;
   int threads = 1;
   UnixMs since = 0;

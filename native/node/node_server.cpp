@@ -1,6 +1,8 @@
 #include "node/node_server.hpp"
 
 #include <algorithm>
+#include <random>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -11,6 +13,15 @@ namespace {
 
 constexpr Nanos kSweepEvery = 100 * kMilli;
 constexpr std::size_t kThreadsMax = 256;
+
+// 40 hexadecimal digits, as servers have them.
+std::string random_run_id() {
+  constexpr std::string_view kDigits = "0123456789abcdef";
+  std::random_device device;
+  std::string out(40, '0');
+  for (char& digit : out) digit = kDigits[device() % kDigits.size()];
+  return out;
+}
 
 }  // namespace
 
@@ -69,11 +80,15 @@ Outcome NodeServer::start() {
                              options_.limits,
                              NodeFacts{.version = options_.version,
                                        .policy = options_.store.policy,
+                                       .run_id = random_run_id(),
+                                       .unix_path = {},
                                        .port = 0,
                                        .threads = static_cast<int>(options_.threads),
                                        .since = unix_ms()}});
   for (const net::Listener& listener : listeners_) {
-    if (context_->facts.port == 0) context_->facts.port = listener.endpoint().port;
+    NodeFacts& facts = context_->facts;
+    if (facts.port == 0) facts.port = listener.endpoint().port;
+    if (facts.unix_path.empty()) facts.unix_path = listener.endpoint().unix_path;
   }
   for (std::size_t i = 0; i < options_.threads; ++i) {
     auto worker = NodeWorker::open(*context_, options_.pace);

@@ -36,6 +36,7 @@ Pairs parameters(const Context& context) {
       {"proto-max-bulk-len", std::to_string(context.limits.request.value_bytes_max)},
       {"save", ""},
       {"timeout", "0"},
+      {"unixsocket", context.facts.unix_path},
   };
 }
 
@@ -68,6 +69,7 @@ std::vector<Section> sections(const Context& context, UnixMs now) {
         {"redis_mode", "standalone"},
         {"arch_bits", "64"},
         {"process_id", std::to_string(::getpid())},
+        {"run_id", context.facts.run_id},
         {"tcp_port", number_of(context.facts.port)},
         {"io_threads", std::to_string(context.facts.threads)},
         {"uptime_in_seconds",
@@ -159,6 +161,10 @@ void Session::config_get(const Arguments& arguments) {
 // The number of connections can be changed. Of the others only what they are already is accepted,
 // which is what tools write that put back what they found.
 void Session::config_set(const Arguments& arguments) {
+  if (!user_->admin) {
+    return fail("NOPERM User " + user_->name +
+                " has no permissions to run the 'config|set' command");
+  }
   if (arguments.size() % 2 != 0) return syntax_error();
   const Pairs known = parameters(context_);
   std::optional<std::size_t> connections;

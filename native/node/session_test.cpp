@@ -111,6 +111,9 @@ TEST(Session, UsersReadAndWriteTheirPrefixesOnly) {
   EXPECT_EQ(session.command({"KEYS", "*"}).substr(0, 4), "*2\r\n");
   EXPECT_EQ(session.command({"FLUSHALL"}),
             "-NOPERM User bob has no permissions to run the 'flushall' command\r\n");
+  EXPECT_EQ(session.command({"CONFIG", "GET", "save"}), "*2\r\n$4\r\nsave\r\n$0\r\n\r\n");
+  EXPECT_EQ(session.command({"CONFIG", "SET", "save", ""}),
+            "-NOPERM User bob has no permissions to run the 'config|set' command\r\n");
   EXPECT_EQ(stored(*node.store, "a:1", node.now), "x");
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import signal
@@ -19,6 +20,7 @@ import pytest
 from kvferry import Identity, KVLayout, TieredCache
 from kvferry.cache.peers import open_peer
 from kvferry.cache.prompt import read_prompt
+from kvferry.cache.socket_folder import folder, node_socket
 from kvferry.config import ClientConfig
 from kvferry.connectors.peer import PeerConnector
 from kvferry.controller.controller import Controller
@@ -318,6 +320,57 @@ def test_who_does_not_know_the_secret_reads_nothing(tmp_path: Path) -> None:
         stranger.tiers.append(open_peer(stranger, "one", config))
         assert check(stranger, tokens) == 0
         assert sorted(m.instance for m in controller.members.living()) == ["one", "other"]
+
+
+@pytest.mark.parametrize("secret", ["", "right"])
+def test_peers_on_one_host_are_read_over_a_unix_socket(secret: str) -> None:
+    word = {"p2p_secret": secret} if secret else {}
+    told = {"secret": secret} if secret else {}
+    with running_controller(**told) as controller, instances(controller) as opened:
+        other = opened("other", **word)
+        with open_engine(**sharing(controller, "one", **word)) as one:
+            meets(other, "one")
+            tier = next(tier.tier for tier in other.tiers if tier.tier.name == "peer one")
+
+            def moved() -> bool:
+                stats = tier.connector.stats()
+                return 0 < stats["client_connections_unix"] == stats["client_connections_up"]
+
+            wait_for("all connections have moved", moved)
+            tokens = prompt(PROMPT)
+            one.store(tokens, expected(tokens))
+            finds(other, tokens)
+            assert check(other, tokens) == PROMPT
+            assert from_peers(other) == PROMPT
+            assert moved()
+            [left] = [path for path in folder().glob(f"{os.getpid()}-*.node") if _is_of(one, path)]
+        assert not left.exists()
+
+
+def _is_of(engine: TieredCache, path: Path) -> bool:
+    node = sharing_of(engine).node
+    assert node is not None
+    return f"unix:{path}" in node._native.endpoints()
+
+
+def test_a_socket_of_a_node_that_was_killed_goes_with_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    paths = [Path(node_socket())]
+    with socket.socket(socket.AF_UNIX) as killed, socket.socket(socket.AF_UNIX) as lives:
+        killed.bind(str(paths[0]))
+        killed.close()
+        paths.append(Path(node_socket()))
+        lives.bind(str(paths[1]))
+        lives.listen()
+        paths.append(Path(node_socket()))
+        assert [path.exists() for path in paths] == [False, True, False]
+    (tmp_path / "kvferry").chmod(0o755)
+    assert node_socket() == ""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / ("x" * 120)))
+    (tmp_path / ("x" * 120)).mkdir()
+    assert node_socket() == ""
 
 
 def test_a_peer_that_lies_is_refused(instance: Open) -> None:

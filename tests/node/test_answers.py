@@ -6,13 +6,16 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 
 import pytest
 
+from kvferry.client.sync import RedisClient
 from kvferry.config import ClientConfig
 from kvferry.lab.bench.server import ServerProbe
 from support.node_server import NodeServer
 from support.resp import ReplyError
+from support.servers import wait_for
 
 
 def test_a_scan_does_not_stop_at_places_that_are_free(node: NodeServer) -> None:
@@ -33,6 +36,15 @@ def test_a_setting_may_be_named_once(node: NodeServer) -> None:
         with pytest.raises(ReplyError, match=f"argument '{name}'.* - duplicate parameter"):
             node.cli("CONFIG", "SET", name, "1000", name.upper(), "1001")
     assert node.cli("CONFIG", "GET", "maxclients")[1] != b"1001"
+
+
+def test_a_client_on_the_same_host_finds_the_unix_socket(node: NodeServer) -> None:
+    assert node.cli("CONFIG", "GET", "unixsocket") == [b"unixsocket", node.unix_path.encode()]
+    config = ClientConfig(host=node.host, port=node.port)
+    with closing(RedisClient.from_config(config)) as client:
+        client.batch_exists(["a"])
+        wait_for("it moves", lambda: client.stats()["connections_unix"] != 0)
+        assert client.stats()["same_host"] == f"unix:{node.unix_path}"
 
 
 def test_patterns_with_many_stars_end(node: NodeServer) -> None:

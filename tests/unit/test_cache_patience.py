@@ -268,6 +268,26 @@ def test_bytes_of_another_load_say_nothing_about_the_way(
     assert tier.figures()["fixed_s"] == pytest.approx(1.0, rel=0.1)
 
 
+@pytest.mark.parametrize("sees", [True, False])
+def test_a_request_waits_behind_the_loads_of_others_while_bytes_flow(
+    bench: Callable[..., Bench], sees: bool
+) -> None:
+    """Four documents at a time of a peer: the fourth was not asked for, or left before its turn.
+
+    What it might lose was less than its first chunks would take behind the others', which came.
+    """
+    made = bench(1000)
+    made.store.sees = sees
+    for _ in range(4):
+        made.ask(made.prompt())
+    made.retriever.account.open(100 * COMPUTE_S)  # others that wait have borrowed all there is
+    with ExitStack() as stack:
+        for other in (made.prompt(), made.prompt(), made.prompt()):
+            made.store.submit_get(other.keys(0, CHUNKS), [], timeout_s=9.0)
+            stack.enter_context(made.tier.loading(other, 0, CHUNKS))
+        assert made.ask(made.prompt()) < 0.5 * COMPUTE_S
+
+
 def test_what_a_view_knows_to_be_there_is_loaded_however_often_others_missed(
     bench: Callable[..., Bench],
 ) -> None:

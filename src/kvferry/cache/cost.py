@@ -301,9 +301,11 @@ class Budget:
             question_s: How long it mostly takes to say so; 0: nobody knows.
             load_s, first_s: What loading all of it, and one chunk, is expected to take.
         """
-        saving_s = self.gain_s(tokens, goal, max(0.0, question_s + load_s - self.queued_s))
         all_s = self.recompute_s
+        saving_s = self.gain_s(tokens, goal, max(0.0, question_s + load_s - self.queued_s))
         most_s = min(wins * saving_s, self._most_s)
+        if question_s + load_s + self.rest_s(goal) < _IN_SIGHT * all_s:
+            first_s = min(first_s, question_s)  # bytes that flow are enough: see `in_sight`
         if saving_s <= 0 or (
             question_s and (question_s + first_s) * _PATIENCE > self.queued_s + most_s
         ):

@@ -304,6 +304,9 @@ class Load:
         held = self._unbroken(held)
         goal, left_s = self._parts[-1].end, flow.remaining_s()
         until = budget.until(position(held), *self._expected, flows=left_s is not None)
+        if left_s is None and now >= until and flow.share() and self._expected[1]:
+            # Behind other loads theirs comes first, and nothing of this one is whole.
+            left_s = budget.began + self._expected[1] - now
         if left_s is None:
             return now < until
         loaded_s = now - budget.began + left_s
@@ -375,10 +378,7 @@ class Load:
                 self._keep(part, result)
 
     def _keep(self, part: Part, result: BatchResult) -> None:
-        """Put what has arrived of a part into memory, also what lies behind a hole.
-
-        It is right, and the hole may be filled.
-        """
+        """Put what has arrived of a part into memory, behind a hole as well: that may be filled."""
         if part.window is not None:
             part.window.end(result, part.items)
         elif part.reserved.id:

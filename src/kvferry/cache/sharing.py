@@ -23,6 +23,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from kvferry.cache.one_sided import OneSided
 from kvferry.cache.peers import Peers, Sharer, client_of, open_peer
 from kvferry.cache.prompt import Prompt
+from kvferry.cache.socket_folder import node_socket
 from kvferry.cache.store_tiers import StoreTier, space_of
 from kvferry.cache.work import work_of
 from kvferry.chunks.keys import DIGEST_BYTES
@@ -118,7 +119,8 @@ class Sharing:
         ports = [_of_rank("p2p_init_ports", settings.p2p_init_ports, self._rank)]
         if settings.p2p_lookup_ports:
             ports.append(_of_rank("p2p_lookup_ports", settings.p2p_lookup_ports, self._rank))
-        return LendingNode(host, ports, self._secret, settings.tls, _IN_FLIGHT_BYTES_MAX)
+        unix_path = "" if settings.tls else node_socket()
+        return LendingNode(host, ports, self._secret, settings.tls, _IN_FLIGHT_BYTES_MAX, unix_path)
 
     # --- Caches ---
 

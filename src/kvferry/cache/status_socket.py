@@ -4,10 +4,9 @@
     ...
     status.close()
 
-It listens on a Unix socket in a folder of this user, which nobody else may enter: ``kvferry`` in
-``XDG_RUNTIME_DIR``, else ``kvferry-UID`` in the folder for temporary files. Whoever connects is
-sent one JSON object, shaped as the status of a cache server, and the end. Nothing is read. What a
-process that was killed has left there goes with the next look (`looks`).
+It listens on a Unix socket in the user's folder of them. Whoever connects is sent one JSON object,
+shaped as the status of a cache server, and the end. Nothing is read. What a process that was killed
+has left there goes with the next look (`looks`).
 
 Threads: any. One of its own answers, one connection after the other.
 """
@@ -19,44 +18,25 @@ import json
 import logging
 import os
 import socket
-import stat
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvferry import __version__
+from kvferry.cache.socket_folder import folder
 
 if TYPE_CHECKING:
     from kvferry.cache.tiered_cache import TieredCache
 
-__all__ = ["StatusSocket", "folder", "looks", "open_status_socket"]
+__all__ = ["StatusSocket", "looks", "open_status_socket"]
 
 _log = logging.getLogger("kvferry.cache")
 
 _LIMIT_S = 2.0
 _ANSWER_BYTES_MAX = 64 << 20
 _numbers = itertools.count()
-
-
-def folder() -> Path:
-    """The folder of this user's sockets, which is made if it is not there.
-
-    Raises:
-        OSError: It cannot be made, or others may enter it.
-    """
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    path = Path(runtime) / "kvferry" if runtime else Path(tempfile.gettempdir())
-    path = path if runtime else path / f"kvferry-{os.getuid()}"
-    path.mkdir(mode=0o700, exist_ok=True)
-    found = path.lstat()
-    ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
-    if not ours or found.st_mode & 0o077:
-        raise PermissionError(f"{path} is no folder of this user alone")
-    return path
 
 
 def open_status_socket(cache: TieredCache, software: str) -> StatusSocket | None:

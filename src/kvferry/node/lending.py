@@ -28,6 +28,7 @@ class LendingNode:
             these authorities; empty: none.
         in_flight_bytes_max: What may be on its way to all readers at a time; beyond it they hear
             BUSY.
+        unix_path: A Unix socket for readers of this user on this host; empty: none.
 
     Raises:
         ConfigError: The host is no address of this one.
@@ -42,12 +43,13 @@ class LendingNode:
         secret: str,
         tls: Mapping[str, Any],
         in_flight_bytes_max: int,
+        unix_path: str = "",
     ) -> None:
         address = address_of("p2p_bind", host)
         reader = {"name": USER, "password": secret, "read": ["kvf:"], "write": [], "admin": False}
         anybody = {**reader, "name": "default", "password": None}
         self._native = _native.Node(
-            listen=[("", address, port) for port in ports],
+            listen=[("", address, port) for port in ports] + [(unix_path, "", 0)] * bool(unix_path),
             size_bytes=0,
             policy="LRU",
             hugetlb=False,
@@ -67,7 +69,8 @@ class LendingNode:
     @property
     def ports(self) -> list[int]:
         """Where it listens."""
-        return [int(each.rpartition(":")[2]) for each in self._native.endpoints()]
+        endpoints = self._native.endpoints()
+        return [int(each.rpartition(":")[2]) for each in endpoints if not each.startswith("unix:")]
 
     def lend(
         self, cache: _native.ChunkCache, prefix: str, identity: bytes, chunk_bytes: int
