@@ -303,7 +303,7 @@ class Load:
         budget, flow, tier, position = self._budget, self._flow, self._tier, self._prompt.position
         held = self._unbroken(held)
         goal, left_s = self._parts[-1].end, flow.remaining_s()
-        lags = not tier.measured and flow.lags(now, budget.recompute_s, tier.question_s())
+        lags = not tier.measured and flow.lags(now, budget.recompute_s, tier.answered_s)
         until = budget.until(position(held), *self._expected, flows=lags or left_s is not None)
         if left_s is None:
             return now < until
