@@ -92,7 +92,8 @@ class TimedStore:
     `sees`: it has a view of what is there, so that nobody asks. `together`: chunks of a job come
     side by side, and are whole at its end. `grows`: TCP begins with so many bytes in a round trip,
     and again with the next load after `idle_s`, so many times as `slow_starts` says: as if each
-    connection remembered how fast it was, and another one had its turn.
+    connection remembered how fast it was, and another one had its turn. `lump_bytes`: so many are
+    seen to come at a time.
     """
 
     def __init__(self, clock: FakeClock, chunk_bytes: int, rtt_s: float, bytes_s: float) -> None:
@@ -106,6 +107,7 @@ class TimedStore:
         self.grows: float | None = None
         self.idle_s = math.inf
         self.slow_starts = math.inf
+        self.lump_bytes = 1
         self.questions = 0
         self.reads = 0
         self._keys: set[str] = set()
@@ -161,7 +163,8 @@ class TimedStore:
                 coming.append((begins, before))
                 came += max(0.0, flowed - before)
         self._coming = coming
-        return {"bytes_read": round(self._came + came)}
+        came += self._came
+        return {"bytes_read": round(came) // self.lump_bytes * self.lump_bytes}
 
     def forget_jobs(self) -> None:
         """Nothing is on its way any more."""

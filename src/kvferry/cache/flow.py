@@ -14,6 +14,9 @@ _MATURE_S = 0.05
 # TCP begins slowly and doubles with each round trip. A flow that is so many times as fast as before
 # is expected to grow on like that; above the second figure it is a lump.
 _GROWS, _GROWTH_MAX = 1.5, 4.0
+# In how many round trips TCP begins; how many times too slow a flow that lags is; and before which
+# part of the time in which it would pay nobody says so.
+_BEGINS, _LAG, _LAG_SHARE = 4, 4, 0.1
 # What comes besides values: answers to questions.
 _NOISE_BYTES = 16 << 10
 
@@ -79,6 +82,14 @@ class Flow:
     def share(self) -> float:
         """How much of what is wanted has come, as a part of 1."""
         return min(1.0, self._seen[-1][1] / self._wanted) if self._seen else 0.0
+
+    def lags(self, now: float, pays_s: float, away_s: float) -> bool:
+        """Whether less than a quarter has come of what should have, for all to come in `pays_s`.
+
+        It is not known before a tenth of that; nor in the first round trips, in which TCP begins.
+        """
+        waited_s = now - self._began - _BEGINS * away_s
+        return waited_s > max(_LAG_SHARE * pays_s, _LAG * pays_s * self.share())
 
     def look(self, now: float) -> None:
         """Note how much has come."""

@@ -300,11 +300,12 @@ class Load:
 
     def _pays(self, now: float, held: int) -> bool:
         """Whether to wait on, with `held` chunks of the prefix here."""
-        budget, flow, position = self._budget, self._flow, self._prompt.position
+        budget, flow, tier, position = self._budget, self._flow, self._tier, self._prompt.position
         held = self._unbroken(held)
         goal, left_s = self._parts[-1].end, flow.remaining_s()
-        until = budget.until(position(held), *self._expected, flows=left_s is not None)
-        if left_s is None and now >= until and flow.share() and self._expected[1]:
+        lags = not tier.measured and flow.lags(now, budget.recompute_s, tier.answered_s)
+        until = budget.until(position(held), *self._expected, flows=lags or left_s is not None)
+        if left_s is None and now >= until and not lags and flow.share() and self._expected[1]:
             # Behind other loads theirs comes first, and nothing of this one is whole.
             left_s = budget.began + self._expected[1] - now
         if left_s is None:

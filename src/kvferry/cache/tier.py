@@ -69,6 +69,8 @@ class Tier:
         capacity: Keeps it below its limit; None: it has none, or evicts by itself.
         known: Chunks that it had when they were last seen there.
         refusals: Chunks that it had, and that were something else.
+        measured: A load has come to its end, so that what is known can be relied upon.
+        answered_s: How long its last answer to a question took; 0: it gave none.
         sees: It said what it has without being asked, the last time: a hit waits once.
         pages_on_demand: Reads may take their pages when values come, see `kvferry.cache.window`.
         contact_until: Until this moment it is waited for the store to be reached at all.
@@ -113,7 +115,8 @@ class Tier:
         self._told_silent = False
         self._tell_at = -math.inf
         self._deleting: list[Ticket] = []
-        self._measured = False
+        self.measured = False
+        self.answered_s = 0.0
         self._measure_at = 0.0
 
     def probe(self, prompt: Prompt, start: int, until: float, *, touch: bool = True) -> Probe:
@@ -255,6 +258,7 @@ class Tier:
             return False
         if result.elapsed_s or not self._has_view:
             self.learn(0, took_s)
+            self.answered_s = took_s
         with self._lock:
             self._answers += 1
             if not is_canary and len(result):
@@ -296,11 +300,6 @@ class Tier:
             return self._load.fixed_s(time.monotonic())
 
     @property
-    def measured(self) -> bool:
-        """Whether a load has come to its end, so that what is known can be relied upon."""
-        return self._measured
-
-    @property
     def others_load(self) -> bool:
         """Whether bytes may come that were asked for before, of loads that go on or were cut."""
         return self._loading_bytes > 0 or time.monotonic() < self._stray_until
@@ -327,7 +326,7 @@ class Tier:
         now = time.monotonic()
         with self._lock:
             self._load.observe(size_bytes, took_s, now, first_s, whole=whole)
-            self._measured |= whole and size_bytes > 0
+            self.measured |= whole and size_bytes > 0
             if not whole:  # what was asked for still comes, for a round trip or two
                 self._stray_until = now + 2 * self._load.fixed_s(now)
 

@@ -29,7 +29,7 @@ def forget_stores(llm: Any) -> None:
     for store in engine.tiers:
         tier = store.tier
         tier._load, tier._odds = LoadModel(), Odds()
-        tier._answers, tier._measured, tier._measure_at = 0, False, 0.0
+        tier._answers, tier.measured, tier._measure_at = 0, False, 0.0
 
 
 def prefill(llm: Any) -> dict[str, float]:
