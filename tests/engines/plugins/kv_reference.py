@@ -17,6 +17,9 @@ from transformers import AutoModelForCausalLM
 def main(model: str, tokens: str, out: str) -> None:
     """Compute and write it."""
     torch.set_num_threads(1)
+    # Transformers asks whether a CUDA stream is being captured. Stand-ins for CUDA's libraries have
+    # none to ask: that ends the process.
+    torch.cuda.is_current_stream_capturing = lambda: False
     loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     ids = torch.tensor([json.loads(Path(tokens).read_text())])
     with torch.no_grad():
