@@ -169,6 +169,7 @@ nb::dict PyClient::stats() {
   int protocol = 0;
   std::size_t read_streams = 0;
   std::size_t write_streams = 0;
+  Nanos round_trip = 0;
   const auto nodes = client_->router().nodes();
   for (const auto& node : nodes) {
     redis::Server& each = *node.server;
@@ -177,6 +178,7 @@ nb::dict PyClient::stats() {
     totals.connections_unix += each.unix_up();
     read_streams = std::max(read_streams, each.gate().limit(redis::Direction::kRead));
     write_streams = std::max(write_streams, each.gate().limit(redis::Direction::kWrite));
+    round_trip = std::max(round_trip, each.round_trip());
     const redis::ServerInfo info = each.info();
     if (server.empty()) server = info.server;
     if (version.empty()) version = info.version;
@@ -189,6 +191,7 @@ nb::dict PyClient::stats() {
   out["nodes"] = nodes.size();
   out["read_streams"] = read_streams;
   out["write_streams"] = write_streams;
+  out["round_trip_us"] = round_trip / 1000;  // to the farthest node; 0: not known
   out["protocol"] = protocol;
   out["server"] = readable(server);
   out["server_version"] = readable(version);

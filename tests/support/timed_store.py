@@ -164,7 +164,8 @@ class TimedStore:
                 came += max(0.0, flowed - before)
         self._coming = coming
         came += self._came
-        return {"bytes_read": round(came) // self.lump_bytes * self.lump_bytes}
+        came = round(came) // self.lump_bytes * self.lump_bytes
+        return {"bytes_read": came, "client_round_trip_us": max(1, round(self.rtt_s * 1e6))}
 
     def forget_jobs(self) -> None:
         """Nothing is on its way any more."""

@@ -150,6 +150,19 @@ def test_the_first_prompts_lose_little_to_a_slow_store_that_sends_in_lumps(
     assert sum(seen) <= 1.10 * 10 * better_s, seen
 
 
+def test_what_a_lookup_began_and_was_cut_is_not_loaded_again_for_the_same_request(
+    bench: Callable[..., Bench],
+) -> None:
+    """So the first request at a slow store waited twice."""
+    made = bench(10, compute_s=0.24, chunk_bytes=384 << 10)
+    made.store.sees, made.store.together, made.store.lump_bytes = True, True, 256 << 10
+    made.is_measuring = True
+    prompt = made.prompt()
+    finish(made.retriever.looking(prompt, None, made.clock.now + 60, touch=True, begin=True))
+    assert made.ask(prompt) <= 1.2 * 0.24
+    assert made.tier.figures()["samples"] == 1, "one load"
+
+
 @pytest.mark.parametrize("rtt_s", [0.02, 0.1, 0.2])
 @pytest.mark.parametrize("compute_s", [0.5, 1.0, 4.0])
 def test_a_store_far_away_is_a_hit_wherever_loading_beats_computing(

@@ -48,6 +48,7 @@ class Flow:
         self._ahead_bytes, self._rest_at = ahead_bytes, rest_at
         self._others_until = others_until
         self._began = self._dry = now
+        self.lagged = False  # when that was asked last
         self._first = math.inf  # when bytes came, and when they began to say something
         self._flows = 0.0
         self._seen: list[tuple[float, int]] = []  # moments, and what had come by then
@@ -89,7 +90,8 @@ class Flow:
         It is not known before a tenth of that; nor in the first round trips, in which TCP begins.
         """
         waited_s = now - self._began - _BEGINS * away_s
-        return waited_s > max(_LAG_SHARE * pays_s, _LAG * pays_s * self.share())
+        self.lagged = waited_s > max(_LAG_SHARE * pays_s, _LAG * pays_s * self.share())
+        return self.lagged
 
     def look(self, now: float) -> None:
         """Note how much has come."""

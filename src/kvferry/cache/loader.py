@@ -126,8 +126,7 @@ class Load:
                 break
         sizes: dict[Tier, int] = {}
         for part in self._parts:
-            size = len(part.reserved.chunks) * part.tier.chunk_bytes
-            sizes[part.tier] = sizes.get(part.tier, 0) + size
+            sizes[part.tier] = sizes.get(part.tier, 0) + part.size_bytes
         # Of what is asked for now, nothing comes sooner than in most of a round trip.
         others_s = _OTHERS * self._tier.question_s() if self._tier.others_load else 0.0
         if window is None:
@@ -233,11 +232,10 @@ class Load:
         """Submit parts, as many as should be on their way."""
         thought = self._tier.bandwidth_bytes_s if self._tier.measured else ASSUMED_BYTES_S
         rate = max(self._flow.rate(), thought)
-        window = rate * (_WINDOW_S + 2 * self._tier.question_s())
-        window = max(_WINDOW_BYTES_MIN, window)
+        window = max(_WINDOW_BYTES_MIN, rate * (_WINDOW_S + 2 * self._tier.question_s()))
         while self._asked < len(self._parts):
             part = self._parts[self._asked]
-            size = len(part.reserved.chunks) * part.tier.chunk_bytes
+            size = part.size_bytes
             ahead = self._asked - self._done
             # Where nothing can be cut, everything is asked for at once.
             full = self._budget.prefill.known and self._ahead_bytes + size > window
@@ -287,7 +285,7 @@ class Load:
             self._flow.look(now)
             if result is not None:
                 self._done += 1
-                self._ahead_bytes -= len(part.reserved.chunks) * part.tier.chunk_bytes
+                self._ahead_bytes -= part.size_bytes
                 return result
             if now >= self._budget.deadline:
                 self._outcome.reason = "deadline"
@@ -303,15 +301,16 @@ class Load:
         budget, flow, tier, position = self._budget, self._flow, self._tier, self._prompt.position
         held = self._unbroken(held)
         goal, left_s = self._parts[-1].end, flow.remaining_s()
-        lags = not tier.measured and flow.lags(now, budget.recompute_s, tier.answered_s)
-        until = budget.until(position(held), *self._expected, flows=lags or left_s is not None)
-        if left_s is None and now >= until and not lags and flow.share() and self._expected[1]:
+        lags = not tier.measured and flow.lags(now, budget.recompute_s, tier.round_trip_s())
+        expected = (0.0, 0.0) if lags else self._expected
+        until = budget.until(position(held), *expected, flows=lags or left_s is not None)
+        if left_s is None and now >= until and flow.share() and expected[1]:
             # Behind other loads theirs comes first, and nothing of this one is whole.
-            left_s = budget.began + self._expected[1] - now
+            left_s = budget.began + expected[1] - now
         if left_s is None:
             return now < until
         loaded_s = now - budget.began + left_s
-        if budget.comes(self._expected[1], 0.0 if flow.is_young else loaded_s, now):
+        if budget.comes(expected[1], 0.0 if flow.is_young else loaded_s, now):
             return True
         if now < until:
             if flow.seen_s() < _LUMPS * budget.recompute_s:
@@ -335,8 +334,7 @@ class Load:
     def _take(self, part: Part, result: BatchResult) -> bool:
         """Put what has arrived into memory; False: the prefix ends within this part."""
         chunks, handles, whole = part.reserved.chunks, part.reserved.handles, result
-        result = part.own(whole)
-        count = result.prefix_len
+        count = (result := part.own(whole)).prefix_len
         if self._arrived is not None and count:
             self._arrived(chunks[:count], handles[:count])
         self._keep(part, whole)
@@ -349,7 +347,7 @@ class Load:
             self._outcome.again = True  # it was perhaps asked for before it was written
             return False
         part.tier.refuse(self._prompt, chunks, result)
-        if self._outcome.reason not in ("cut", "deadline"):
+        if not self._outcome.left:
             self._outcome.reason = reason_of(result, count)
         return False
 
@@ -359,7 +357,7 @@ class Load:
             if part.ticket is not None:
                 part.ticket.cancel()
         until = time.monotonic() + (_RELEASE_S if self._direct is None else _RELEASE_DIRECT_S)
-        whole = self._outcome.reason in ("cut", "deadline")  # else there is a hole already
+        whole = self._outcome.left  # else there is a hole already
         for part in self._parts[index:]:
             if part.ticket is None:
                 self._memory.abort(part.reserved.id)
@@ -391,10 +389,12 @@ class Load:
         a load that follows reckons with theirs. Of what was cut, pieces of chunks count."""
         for part in self._parts:
             came.setdefault(part.tier, (self._outcome.took_s, self._flow.received(part.tier)))
+        cut = self._outcome.reason == "cut"
         for tier, (seconds, received_bytes) in came.items():
             size_bytes = self._outcome.chunks.get(tier.name, 0) * tier.chunk_bytes
-            cut = self._outcome.reason == "cut"
             first_s = self._flow.first_s() if tier is self._tier else (0.0, math.inf)
             if size_bytes or cut:
+                if self._flow.lagged and first_s[1] == math.inf:  # it does not pay to ask it again
+                    seconds = max(seconds, self._budget.recompute_s)
                 size_bytes = max(size_bytes, received_bytes)
                 tier.learn(size_bytes, seconds, whole=not cut, first_s=first_s)

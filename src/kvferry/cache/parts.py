@@ -46,6 +46,11 @@ class Loaded:
     took_s: float = 0.0
     again: bool = False
 
+    @property
+    def left(self) -> bool:
+        """Whether it was left because waiting for it did not pay, or its time was up."""
+        return self.reason in ("cut", "deadline")
+
 
 @dataclass
 class Part:
@@ -65,6 +70,11 @@ class Part:
     ticket: Ticket | None = None
     window: Window | None = None
     items: Sequence[int] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        """Of its chunks."""
+        return len(self.reserved.chunks) * self.tier.chunk_bytes
 
     def reached(self, arrived: int) -> int:
         """The index of the first chunk that is not there, with that many of the part's arrived."""

@@ -76,18 +76,22 @@ class Retriever(Planner):
         held, coming = self._memory.ready(prompt)
         gathered = Gathered(held, bytearray(prompt.chunks))
         with self.budget(prompt, held, deadline) as budget:
-            if (yield from self._join(prompt, held, budget, gathered)):
+            joined = yield from self._join(prompt, held, budget, gathered)
+            if joined is not None:
                 held, coming = self._memory.ready(prompt)
-            yield from self._rounds(prompt, held, coming, budget, gathered, into)
+            if joined is None or not joined.left:
+                yield from self._rounds(prompt, held, coming, budget, gathered, into)
             # Who lost by waiting pays for it from the account of all.
             self._close_account(budget, prompt.position(self._memory.ready(prompt)[0]))
         return gathered
 
-    def _join(self, prompt: Prompt, held: int, budget: Budget, gathered: Gathered) -> Steps[bool]:
-        """Go on with what a lookup has begun to load; whether there was such a thing."""
+    def _join(
+        self, prompt: Prompt, held: int, budget: Budget, gathered: Gathered
+    ) -> Steps[Loaded | None]:
+        """Go on with what a lookup has begun to load; None: it began nothing of this."""
         taken = self._lookup_loads.take(prompt)
         if taken is None or taken.start > held:
-            return False
+            return None
         begun = taken.begun
         if not (yield from self._drive(begun)):
             gathered.waited = True
@@ -95,7 +99,9 @@ class Retriever(Planner):
             over = self._memory.await_change(lambda: begun.loaded is not None, budget.deadline)
             yield from over
         self._credit(prompt, held, taken, gathered)
-        return True
+        joined = begun.loaded or Loaded(held, "deadline")
+        gathered.reason = joined.reason or gathered.reason
+        return joined
 
     def credit(self, prompt: Prompt, gathered: Gathered) -> None:
         """Chunks that are in memory because a lookup began to load them count as loaded."""
@@ -311,7 +317,7 @@ class Retriever(Planner):
             for piece in wanted:
                 stack.enter_context(piece.tier.loading(prompt, piece.start, piece.end))
             loaded = yield from load.finishing()
-        outcome = loaded.reason if loaded.reason in ("cut", "deadline") else ""
+        outcome = loaded.reason if loaded.left else ""
         first = wanted[0]
         count, tokens = wanted[-1].end - first.start, prompt.position(first.start)
         if outcome or not loaded.reason:

@@ -70,7 +70,6 @@ class Tier:
         known: Chunks that it had when they were last seen there.
         refusals: Chunks that it had, and that were something else.
         measured: A load has come to its end, so that what is known can be relied upon.
-        answered_s: How long its last answer to a question took; 0: it gave none.
         sees: It said what it has without being asked, the last time: a hit waits once.
         pages_on_demand: Reads may take their pages when values come, see `kvferry.cache.window`.
         contact_until: Until this moment it is waited for the store to be reached at all.
@@ -116,7 +115,6 @@ class Tier:
         self._tell_at = -math.inf
         self._deleting: list[Ticket] = []
         self.measured = False
-        self.answered_s = 0.0
         self._measure_at = 0.0
 
     def probe(self, prompt: Prompt, start: int, until: float, *, touch: bool = True) -> Probe:
@@ -258,7 +256,6 @@ class Tier:
             return False
         if result.elapsed_s or not self._has_view:
             self.learn(0, took_s)
-            self.answered_s = took_s
         with self._lock:
             self._answers += 1
             if not is_canary and len(result):
@@ -358,6 +355,10 @@ class Tier:
         Encoded chunks count as what they become, because a load counts in chunks."""
         stats = self.connector.stats()
         return stats.get("client_content_received", stats.get("bytes_read", 0))
+
+    def round_trip_s(self) -> float:
+        """How far away it is by its client's account; infinite: that is not known."""
+        return (self.connector.stats().get("client_round_trip_us") or math.inf) / 1e6
 
     def refuse(self, prompt: Prompt, chunks: Sequence[int], result: BatchResult) -> None:
         """Chunks that should be there were not, or were something else.
