@@ -44,7 +44,7 @@ def test_the_commands_of_the_guide(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     shape.write_text(json.dumps(MODEL))
     (first, curl, *others) = commands()
     assert first[:2] == ["kvferry", "serve-demo"]
-    files = {"Llama-3.1-8B/config.json": str(shape), "kvferry.yaml": str(tmp_path / "kvferry.yaml")}
+    files = {"llama-3.1-8b": str(shape), "kvferry.yaml": str(tmp_path / "kvferry.yaml")}
     words = [files.get(word, word) for word in first[2:]]
     with DemoServer(tmp_path, *words, config={}) as server:
         assert "KV of 1024 bytes a token" in server.log
