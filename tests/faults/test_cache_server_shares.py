@@ -43,6 +43,7 @@ def server(tmp_path: Path) -> Iterator[CacheServerProcess]:
     """With a store that has everything, and gives nothing out."""
     with ScriptedServer(answer(b":1\r\n", b"TOUCH", b"EXISTS"), hung, MiniStore()) as store:
         resp = {"type": "resp", "host": "127.0.0.1", "port": store.port, "num_workers": 2}
+        resp["stall_timeout_s"] = LONG_MS / 1e3  # else it is unavailable after some seconds
         arguments = ("--l2-adapter", json.dumps(resp), "--dead-after-s", "60", "--lease-s", "60")
         with CacheServerProcess(tmp_path, *arguments, mib=4) as server:
             yield server
