@@ -51,7 +51,7 @@ def node_socket() -> str:
         path = place / f"{os.getpid()}-{next(_numbers)}{_SUFFIX}"
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
             line.bind(str(path))  # not every file system can have one, nor is every path short
-        path.unlink()
+        path.unlink(missing_ok=True)  # another that begins may have thought it left
     except OSError as error:
         _log.info("peers on this host are served over TCP: %s", error)
         return ""
