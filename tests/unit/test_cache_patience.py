@@ -155,7 +155,7 @@ def test_what_a_lookup_began_and_was_cut_is_not_loaded_again_for_the_same_reques
 ) -> None:
     """So the first request at a slow store waited twice."""
     made = bench(10, compute_s=0.24, chunk_bytes=384 << 10)
-    made.store.sees, made.store.together, made.store.lump_bytes = True, True, 256 << 10
+    made.store.sees, made.store.together, made.store.lump_bytes = True, True, 32 << 10
     made.is_measuring = True
     prompt = made.prompt()
     finish(made.retriever.looking(prompt, None, made.clock.now + 60, touch=True, begin=True))
