@@ -195,9 +195,12 @@ bool Pacing::accept(Work work, Nanos now) {
 
 std::size_t Pacing::window(Direction direction) const noexcept {
   if (server_.config().window_bytes > 0) return server_.config().window_bytes;
-  // On one machine the streams hide each other's gaps, and a server does best with one large value
-  // at a time of each. Far away, what a round trip holds at full speed has to be in flight as well.
-  const std::size_t least = direction == Direction::kRead ? kReadWindowBytes : kWriteWindowBytes;
+  // A server reads one large value at a time best. What it sends is asked for when the first bytes
+  // of the value before have come: a server that pauses in between is slow to begin anew. Far away,
+  // what a round trip holds at full speed has to be in flight as well.
+  const std::size_t least = direction == Direction::kWrite
+                                ? kWriteWindowBytes
+                                : std::max(kReadWindowBytes, replies_.landed() + replies_.owed());
   const Nanos round_trip = server_.round_trip();
   if (round_trip < kFarAway) return least;
   return std::min(least + bytes_in(round_trip), kWindowBytesMax);

@@ -144,6 +144,21 @@ TEST(Pacing, WhatHasComeOfAValueMakesRoom) {
   EXPECT_EQ(one.pump_count("GET"), 1u) << "less than the window is on its way";
 }
 
+TEST(Pacing, NearTheNextValueIsAskedForWhenTheFirstBytesOfOneHaveCome) {
+  // It was asked for 512 KiB before the end, and the server slept in between.
+  Paced one(Pacing::Role::kData, 0);
+  one.server.note_round_trip(100 * kMicro, false);
+  const std::string half(384 * kKiB, 'v');
+  one.submit(Verb::kGet, 3, 2 * half.size());
+  EXPECT_EQ(one.pump_count("GET"), 1u);
+  one.answer("$" + std::to_string(2 * half.size()) + "\r\nv");
+  EXPECT_EQ(one.pump_count("GET"), 1u) << "one behind the one that comes";
+  one.answer(half);
+  EXPECT_EQ(one.pump_count("GET"), 0u) << "and not more";
+  one.answer(half.substr(1) + "\r\n");
+  EXPECT_EQ(one.pump_count("GET"), 0u) << "nothing of the second has come";
+}
+
 TEST(Pacing, SmallCommandsHaveALaneOfTheirOwn) {
   Paced data;
   data.submit(Verb::kExists, 3, 0);

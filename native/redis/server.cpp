@@ -194,8 +194,9 @@ void Server::note_trip(Nanos took, Nanos served) noexcept {
   if (trips_.shortest() == before) return;
   const bool moved_away = trips_.shortest() > before;
   if (moved_away) answers_.store(0, std::memory_order_relaxed);
-  round_trip_.store(trips_.shortest(), std::memory_order_relaxed);
+  // Whoever sees the new distance finds the streams that it permits.
   gate_.set_far(trips_.shortest() >= kFarAway, Pacing::streams_needed(trips_.shortest()));
+  round_trip_.store(trips_.shortest(), std::memory_order_release);
   wake_for_streams();
   if (moved_away) wake_for(Lane::kSmall, 1);  // it asks, once the server is idle
 }

@@ -122,7 +122,7 @@ class Server final : public AskedNode {
     return round_trip() >= kFarAway && answers_.load(std::memory_order_relaxed) < kAnswersEnough;
   }
   [[nodiscard]] Nanos round_trip() const noexcept {
-    return round_trip_.load(std::memory_order_relaxed);
+    return round_trip_.load(std::memory_order_acquire);
   }
 
   // When a connection last ended in silence: the others should ask whether they are alive.
