@@ -14,10 +14,10 @@ namespace {
 // What one connection may receive before the others get their turn.
 constexpr std::size_t kTurnBytes = 64 * kMiB;
 constexpr std::size_t kTurnReceives = 256;
-constexpr std::size_t kLowWaterBytesMin = 64 * kKiB;
-constexpr std::size_t kLowWaterBytesMax = 512 * kKiB;
-constexpr std::size_t kLowWaterBytesNear = kMiB;         // at least
-constexpr std::size_t kLowWaterBytesNearMax = 2 * kMiB;  // of one stream
+constexpr std::size_t kLowWaterBytesFarMin = 64 * kKiB;
+constexpr std::size_t kLowWaterBytesFarMax = 512 * kKiB;
+constexpr std::size_t kLowWaterBytesNearMin = kMiB;
+constexpr std::size_t kLowWaterBytesNearMax = 2 * kMiB;
 
 }  // namespace
 
@@ -317,18 +317,15 @@ void Connection::on_replies(Nanos now) {
     if (more_) break;
   }
   // Few large receives instead of one for each segment: a wake-up costs as much as copying 50 KiB.
-  // A near server and the client do half of a large value each at the same time, and a shorter one
-  // is received at once; of a lone stream not more than 2 MiB. Far away the window has to stay open.
+  // A near server and the client do half of a large value each at the same time; a shorter one is
+  // received at once. Far away the window has to stay open.
   const std::uint64_t owed = replies_.owed();
   std::size_t step = 1;
   if (owed > 0) {
     const std::size_t value = replies_.landed() + owed;
-    if (server_.round_trip() >= kFarAway) {
-      step = std::clamp(value / 8, kLowWaterBytesMin, kLowWaterBytesMax);
-    } else {
-      step = std::max(value / 2, kLowWaterBytesNear);
-      if (server_.gate().limit(Direction::kRead) == 1) step = std::min(step, kLowWaterBytesNearMax);
-    }
+    step = server_.round_trip() < kFarAway
+               ? std::clamp(value / 2, kLowWaterBytesNearMin, kLowWaterBytesNearMax)
+               : std::clamp(value / 8, kLowWaterBytesFarMin, kLowWaterBytesFarMax);
   }
   stream_->set_receive_low_water(std::clamp<std::size_t>(owed, 1, step));
 }

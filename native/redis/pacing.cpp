@@ -9,7 +9,8 @@
 namespace kvferry::redis {
 namespace {
 
-constexpr std::size_t kReadWindowBytes = 512 * kKiB;
+constexpr std::size_t kReadWindowBytesMin = 512 * kKiB;
+constexpr std::size_t kReadWindowBytesMax = 2 * kMiB;
 constexpr std::size_t kWindowBytesMax = 64 * kMiB;
 constexpr std::size_t kWriteWindowBytes = Outbox::kLargeBytes / 2;
 constexpr double kRateGuessBytesPerNano = 4.0;  // 4 GB/s: what fills a round trip
@@ -195,12 +196,14 @@ bool Pacing::accept(Work work, Nanos now) {
 
 std::size_t Pacing::window(Direction direction) const noexcept {
   if (server_.config().window_bytes > 0) return server_.config().window_bytes;
-  // A server reads one large value at a time best. What it sends is asked for when the first bytes
-  // of the value before have come: a server that pauses in between is slow to begin anew. Far away,
-  // what a round trip holds at full speed has to be in flight as well.
+  // A server reads one large value at a time best. The next that it sends is asked for when the
+  // first bytes of one have come, or 2 MiB before its end: a server that pauses between values is
+  // slow to begin anew. Far away, what a round trip holds at full speed has to be in flight as
+  // well.
   const std::size_t least = direction == Direction::kWrite
                                 ? kWriteWindowBytes
-                                : std::max(kReadWindowBytes, replies_.landed() + replies_.owed());
+                                : std::clamp(replies_.landed() + replies_.owed(),
+                                             kReadWindowBytesMin, kReadWindowBytesMax);
   const Nanos round_trip = server_.round_trip();
   if (round_trip < kFarAway) return least;
   return std::min(least + bytes_in(round_trip), kWindowBytesMax);
