@@ -10,14 +10,21 @@ NONE = "the server has no Unix socket"
 REDIS = ServerFacts(info={"redis_version": "7.2.4"}, is_near=True)
 
 
-def found(same_host: SameHostFacts | None, wmem: str = "212992") -> dict[str, Finding]:
-    host = HostFacts(sysctls={"net.core.wmem_default": wmem})
+def found(
+    same_host: SameHostFacts | None, wmem: str = "212992", congestion: str = "cubic"
+) -> dict[str, Finding]:
+    host = HostFacts(
+        sysctls={
+            "net.core.wmem_default": wmem,
+            "net.ipv4.tcp_congestion_control": congestion,
+        }
+    )
     facts = Facts(servers=(REDIS,), host=host, same_host=same_host)
     return {finding.id: finding for finding in examine(facts)}
 
 
 def test_nothing_is_said_of_a_server_elsewhere() -> None:
-    assert not {"same-host", "unix-buffer"} & found(None).keys()
+    assert not {"same-host", "unix-buffer", "pacing"} & found(None, congestion="bbr").keys()
 
 
 def test_the_socket_and_what_it_brings() -> None:
@@ -49,3 +56,9 @@ def test_a_small_send_buffer_is_a_note() -> None:
     assert found(facts)["unix-buffer"].fix.startswith("sysctl -w net.core.wmem_default=1048576")
     assert found(facts, str(1 << 20))["unix-buffer"].severity is Severity.OK
     assert "unix-buffer" not in found(facts, "")
+
+
+def test_pacing_over_loopback_is_a_note_where_data_goes_over_tcp() -> None:
+    assert "congctl" in found(SameHostFacts(why=NONE), congestion="bbr")["pacing"].fix
+    assert "pacing" not in found(SameHostFacts(unix_path="/run/r.sock"), congestion="bbr")
+    assert "pacing" not in found(SameHostFacts(why=NONE))

@@ -22,6 +22,8 @@ def examine_same_host(facts: Facts) -> Iterator[Finding]:
     yield replace(way(facts.same_host, kind), scope="network")
     if (finding := send_buffer(facts)) is not None:
         yield replace(finding, scope="host")
+    if (finding := pacing(facts)) is not None:
+        yield replace(finding, scope="host")
 
 
 def way(found: SameHostFacts, kind: str) -> Finding:
@@ -48,6 +50,18 @@ def send_buffer(facts: Facts) -> Finding | None:
     why = "what a Unix socket holds at most: both ends wake each other once for each of these"
     fix = f"sysctl -w net.core.wmem_default={_MIB}   (before the server starts)"
     return info("unix-buffer", seen, why, fix)
+
+
+def pacing(facts: Facts) -> Finding | None:
+    """Where data goes over TCP, nothing paces it on its way through this host's memory."""
+    congestion = facts.host.sysctls.get("net.ipv4.tcp_congestion_control")
+    if congestion != "bbr" or facts.same_host is None or facts.same_host.unix_path is not None:
+        return None
+    seen = f"net.ipv4.tcp_congestion_control = {congestion}, also over loopback"
+    why = "it sends by a timer, which costs a server on this host up to a third of its rate"
+    route = "local 127.0.0.1 dev lo proto kernel scope host src 127.0.0.1"
+    fix = f"ip route change {route} table local congctl cubic   (for new connections)"
+    return info("pacing", seen, why, fix)
 
 
 def _rates(found: SameHostFacts) -> str:
