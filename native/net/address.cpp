@@ -71,6 +71,17 @@ bool is_loopback(const Endpoint& endpoint) {
   return ::strcasecmp(endpoint.host.c_str(), "localhost") == 0;
 }
 
+bool is_loopback(const Address& address) noexcept {
+  if (address.family() == AF_INET) {
+    const auto& v4 = reinterpret_cast<const sockaddr_in&>(address.storage);
+    return ntohl(v4.sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
+  }
+  if (address.family() != AF_INET6) return false;
+  const auto& v6 = reinterpret_cast<const sockaddr_in6&>(address.storage).sin6_addr;
+  return IN6_IS_ADDR_LOOPBACK(&v6) != 0 ||
+         (IN6_IS_ADDR_V4MAPPED(&v6) != 0 && v6.s6_addr[12] == IN_LOOPBACKNET);
+}
+
 std::optional<Address> local_address(int fd) noexcept {
   Address address;
   address.length = sizeof address.storage;

@@ -47,6 +47,8 @@ struct Address {
 // Whether it is a loopback address or "localhost"; other names are not looked up.
 [[nodiscard]] bool is_loopback(const Endpoint& endpoint);
 
+[[nodiscard]] bool is_loopback(const Address& address) noexcept;
+
 // The address of our own end of a connected socket.
 [[nodiscard]] std::optional<Address> local_address(int fd) noexcept;
 

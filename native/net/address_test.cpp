@@ -64,5 +64,15 @@ TEST(Address, UnixPathsHaveALimit) {
   EXPECT_EQ(too_long.error().code, Errc::kInvalidArgument);
 }
 
+TEST(Address, OfThisHostAreAllLoopbackAddresses) {
+  for (const char* host : {"127.0.0.1", "127.9.8.7", "::1", "::ffff:127.0.0.1"}) {
+    EXPECT_TRUE(is_loopback(resolve({host, 1, {}})->front())) << host;
+  }
+  for (const char* host : {"128.0.0.1", "10.0.0.1", "::2", "::ffff:10.0.0.1"}) {
+    EXPECT_FALSE(is_loopback(resolve({host, 1, {}})->front())) << host;
+  }
+  EXPECT_FALSE(is_loopback(resolve({{}, 0, "/run/r.sock"})->front()));
+}
+
 }  // namespace
 }  // namespace kvferry::net

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <string_view>
 #include <utility>
 
 #include "net/stream.hpp"
@@ -42,11 +43,20 @@ void widen_unix_buffer(int fd) noexcept {
   if (bytes < kUnixBufferBytes) set_option(fd, SOL_SOCKET, SO_SNDBUF, kUnixBufferBytes / 2);
 }
 
-void set_options(int fd, int family) noexcept {
-  if (family == AF_UNIX) {
+// Nothing is lost within a host, and BBR, the default of many, sends by a timer: a third of the
+// rate and of the CPU (docs/decisions/0003). Reno is there for every process.
+void do_not_pace(int fd) noexcept {
+  constexpr std::string_view kReno = "reno";
+  ::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, kReno.data(), kReno.size());
+}
+
+// Before it connects: a socket that has begun to pace goes on with it.
+void set_options(int fd, const Address& peer) noexcept {
+  if (peer.family() == AF_UNIX) {
     widen_unix_buffer(fd);
   } else {
     set_tcp_options(fd);
+    if (is_loopback(peer)) do_not_pace(fd);
   }
 }
 
@@ -160,14 +170,14 @@ std::string reason(const IoResult& result) {
 }
 
 std::unique_ptr<Stream> adopt_stream(UniqueFd fd, const Address& peer) {
-  set_options(fd.get(), peer.family());
+  set_options(fd.get(), peer);
   return std::make_unique<SocketStream>(std::move(fd), peer, /*accepted=*/true);
 }
 
 Result<std::unique_ptr<Stream>> open_stream(const Address& address) {
   UniqueFd fd(::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!fd) return system_error("socket", errno);
-  set_options(fd.get(), address.family());
+  set_options(fd.get(), address);
   const auto* name = reinterpret_cast<const sockaddr*>(&address.storage);
   if (::connect(fd.get(), name, address.length) != 0 && errno != EINPROGRESS) {
     return system_error("connect to " + address.text(), errno, Errc::kConnect);

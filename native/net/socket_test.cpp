@@ -1,6 +1,7 @@
 // Poller and Stream over real sockets of this host: TCP on loopback and Unix.
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
@@ -265,6 +266,19 @@ int send_buffer(int fd) {
   socklen_t length = sizeof bytes;
   EXPECT_EQ(::getsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, &length), 0);
   return bytes;
+}
+
+TEST(Stream, NothingPacesWhatStaysOnThisHost) {
+  const Listener listener(AF_INET);
+  const auto opened = open_stream(listener.address());
+  ASSERT_TRUE(opened);
+  const auto adopted = adopt_stream(listener.accept(), listener.address());
+  for (const Stream* stream : {opened->get(), adopted.get()}) {
+    std::array<char, 16> name{};
+    socklen_t length = name.size();
+    ASSERT_EQ(::getsockopt(stream->fd(), IPPROTO_TCP, TCP_CONGESTION, name.data(), &length), 0);
+    EXPECT_STREQ(name.data(), "reno");
+  }
 }
 
 TEST(Stream, AUnixSocketHoldsHalfAMebibyteWhereTheKernelAllowsIt) {
