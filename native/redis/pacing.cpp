@@ -12,7 +12,7 @@ namespace {
 constexpr std::size_t kReadWindowBytesMin = 512 * kKiB;
 constexpr std::size_t kReadWindowBytesMax = 2 * kMiB;
 constexpr std::size_t kWindowBytesMax = 64 * kMiB;
-constexpr std::size_t kWriteWindowBytes = Outbox::kLargeBytes / 2;
+constexpr std::size_t kWriteWindowBytes = Outbox::kLargeBytes + 1;  // less: one more follows
 constexpr double kRateGuessBytesPerNano = 4.0;  // 4 GB/s: what fills a round trip
 constexpr int kReadsBeforeWrite = 16;
 constexpr std::size_t kCodedBytesMax = 8 * kMiB;  // unsent, of a connection
@@ -132,7 +132,7 @@ void Pacing::pass_on() {
 void Pacing::take_head_early(Nanos now) {
   if (paused_ || held_ || replies_.in_flight() != 1 || !outbox_.room_for_command()) return;
   // Of a smaller value there is less to move than a head of its own costs.
-  if (stream_bytes_ < 2 * window(Direction::kWrite)) return;
+  if (stream_bytes_ < window(Direction::kWrite)) return;
   // Near the end of the work another connection may be free sooner.
   if (server_.queue().waiting() <= server_.config().connections) return;
   const Work work = server_.queue().pull(Lane::kWrite);
