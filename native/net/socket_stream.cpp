@@ -43,8 +43,8 @@ void widen_unix_buffer(int fd) noexcept {
   if (bytes < kUnixBufferBytes) set_option(fd, SOL_SOCKET, SO_SNDBUF, kUnixBufferBytes / 2);
 }
 
-// Nothing is lost within a host, and BBR, the default of many, sends by a timer: a third of the
-// rate and of the CPU (docs/decisions/0003). Reno is there for every process.
+// Nothing is lost within a host. BBR, the default of many, sends by a timer there as well, which
+// takes a third of the rate (docs/decisions/0003). Reno is there for every process.
 void do_not_pace(int fd) noexcept {
   constexpr std::string_view kReno = "reno";
   ::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, kReno.data(), kReno.size());
