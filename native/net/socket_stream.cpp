@@ -50,7 +50,8 @@ void do_not_pace(int fd) noexcept {
   ::setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, kReno.data(), kReno.size());
 }
 
-// Before it connects: a socket that has begun to pace goes on with it.
+// Before it connects, for a socket that has begun to pace goes on with it. An accepted one does,
+// but at Reno's rate, which needs no timer.
 void set_options(int fd, const Address& peer) noexcept {
   if (peer.family() == AF_UNIX) {
     widen_unix_buffer(fd);
