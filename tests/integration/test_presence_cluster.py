@@ -76,6 +76,7 @@ def test_every_shard_is_watched(cluster: Cluster) -> None:
         assert 20 < list(truth.values()).count(True) < 100
         (connection,) = view_connections(node)
         node.cli("CLIENT", "KILL", "ID", connection)
+        wait_for("its end to be seen", lambda: client.presence_stats()["forgotten"] > 1, LIMIT_S)
         settle_with(client, cluster)
         assert client.presence_stats()["forgotten"] == 2  # of this node alone
         assert all(len(view_connections(each)) == 1 for each in cluster.nodes)
