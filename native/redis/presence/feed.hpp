@@ -49,6 +49,8 @@ class PresenceFeed {
   [[nodiscard]] bool silent(Nanos now) const noexcept {
     return !owed_.empty() && now - owed_.front().since > silence_max_;
   }
+  // Whether all that it waits for are changes, and answers about them.
+  [[nodiscard]] bool settled() const noexcept { return tracking_ && !scanning_; }
   [[nodiscard]] const PresenceLoad& load() const noexcept { return load_; }
 
  private:

@@ -86,12 +86,15 @@ class PresenceView {
   void loop();
   // Waits for a reply, wake() or the moment `until`; false: stop.
   bool wait(Nanos until);
+  // Whether it came within the time.
+  bool wait_for_stop(Nanos time);
   void take_seat(Nanos now);
   void follow_nodes();
   void tell_load(Watched& node);
   void explain(std::string why);
   void dial(Watched& node, Nanos now);
-  void listen(Watched& node);
+  // Whether anything came.
+  bool listen(Watched& node);
   // Sends what is due; returns when to be called next.
   Nanos drive(Watched& node, Nanos now);
   // Ends the connection; the next is dialled after its pause, or after `pause_min`.

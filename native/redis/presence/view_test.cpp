@@ -36,6 +36,11 @@ class TrackingServer {
     config.presence_prefix = "kv:";
     return config;
   }
+  // From now on each question is followed by the announcement of another change, so many times.
+  void go_on_changing(int times) {
+    const std::lock_guard lock(mutex_);
+    changes_left_ = times;
+  }
   void hang_up() {
     const std::lock_guard lock(mutex_);
     if (view_ != nullptr) view_->hang_up();
@@ -60,17 +65,24 @@ class TrackingServer {
     }
     if (words[0] == "SET" || words[0] == "DEL") {
       words[0] == "SET" ? void(keys_.insert(words[1])) : void(keys_.erase(words[1]));
-      if (view_ != nullptr) view_->send(">2\r\n" + bulk("invalidate") + "*1\r\n" + bulk(words[1]));
+      announce(words[1]);
       return peer.send(words[0] == "SET" ? "+OK\r\n" : ":1\r\n");
     }
-    if (words[0] == "EXISTS") return peer.send(keys_.contains(words[1]) ? ":1\r\n" : ":0\r\n");
+    if (words[0] == "EXISTS") {
+      if (changes_left_ > 0) announce("kv:change" + std::to_string(--changes_left_));
+      return peer.send(keys_.contains(words[1]) ? ":1\r\n" : ":0\r\n");
+    }
     return false;
+  }
+  void announce(const std::string& key) {
+    if (view_ != nullptr) view_->send(">2\r\n" + bulk("invalidate") + "*1\r\n" + bulk(key));
   }
 
   const std::string tracking_reply_;
   const int protocol_;
   std::mutex mutex_;  // guards what follows
   std::set<std::string> keys_;
+  int changes_left_ = 0;
   ScriptedServer::Peer* view_ = nullptr;  // whom to tell
   ScriptedServer server_;
 };
@@ -123,6 +135,25 @@ TEST(PresenceView, ManyThreadsWriteAndAsk) {
   EXPECT_TRUE(becomes(*client, "kv:none", Presence::kAbsent));
   client->close();
   EXPECT_EQ(look_up(*client, "kv:last"), Presence::kUnknown);
+}
+
+TEST(PresenceView, ChangesOfAMomentAreAskedAboutTogether) {
+  constexpr int kChanges = 20;
+  constexpr Nanos kMoment = 2 * kMilli;
+  TrackingServer server;
+  const auto client = open(server.config());
+  ASSERT_TRUE(becomes(*client, "kv:none", Presence::kAbsent));
+  server.go_on_changing(kChanges);
+  const Nanos before = monotonic_ns();
+  EXPECT_EQ(run(*client, Verb::kSet, "kv:first"), "OK");
+  const Nanos until = before + kPatience;
+  while (client->presence()->stats().asked <= kChanges && monotonic_ns() < until) {
+    std::this_thread::yield();
+  }
+  // Each waited for those that might come with it.
+  EXPECT_GE(monotonic_ns() - before, (kChanges - 1) * kMoment);
+  EXPECT_TRUE(becomes(*client, "kv:change0", Presence::kAbsent));
+  EXPECT_TRUE(becomes(*client, "kv:first", Presence::kProbable));
 }
 
 // What the log says of a view that cannot be.
