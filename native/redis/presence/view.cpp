@@ -20,7 +20,8 @@ constexpr Nanos kPauseMax = 500 * kMilli;
 constexpr Nanos kRefusedPause = 60 * kSecond;  // by a server that cannot, or must not, help us
 constexpr Nanos kSeatEvery = 1 * kSecond;      // how often a seat that is taken is tried
 constexpr Nanos kSteady = 10 * kSecond;        // a connection that lived so long: its end is news
-constexpr Nanos kGather = 2 * kMilli;          // announcements, before they are looked at
+constexpr Nanos kGather = 2 * kMilli;          // announcements of what we write...
+constexpr std::uint64_t kMuch = 64 * kKiB;     // ... where so many bytes go out at a time
 constexpr int kValuesPerTurn = 256;            // of one node, before the others have theirs
 
 PresenceState::Seed random_seed() {
@@ -117,19 +118,24 @@ void PresenceView::loop() {
     take_seat(monotonic_ns());
     Nanos until = monotonic_ns() + PresenceFeed::kBeat;
     for (Watched& node : nodes_) until = std::min(until, drive(node, monotonic_ns()));
-    // Whoever writes large values has each announced by itself, and a turn for each takes a quarter
-    // of his rate on two cores: those of a moment are read, and asked about, together.
+    // While we write large values, each is announced by itself, and a turn for each takes a quarter
+    // of the rate on two cores: those of a moment are read, and asked about, together.
     if (gathers && wait_for_stop(kGather)) return;
     if (!wait(until)) return;
     gathers = false;
     bool hurries = false;
     for (Watched& node : nodes_) {
       if (node.link == nullptr) continue;
-      gathers |= listen(node);
+      gathers |= listen(node) && writes_much(node);
       hurries |= node.has_more || (node.feed != nullptr && !node.feed->settled());
     }
     gathers &= !hurries;
   }
+}
+
+bool PresenceView::writes_much(Watched& node) {
+  const std::uint64_t sent = node.server->stats().bytes_sent.load(std::memory_order_relaxed);
+  return sent - std::exchange(node.sent, sent) >= kMuch;
 }
 
 bool PresenceView::wait_for_stop(Nanos time) {

@@ -77,6 +77,7 @@ class PresenceView {
     bool has_more = false;     // received and not yet looked at
     std::string problem = {};  // that was logged last
     bool too_much = false;     // its feed said so last
+    std::uint64_t sent = 0;    // bytes to its server, when it was last listened to
     std::uint64_t broken = 0;  // connections of its server, before this one was dialled
   };
 
@@ -86,6 +87,8 @@ class PresenceView {
   void loop();
   // Waits for a reply, wake() or the moment `until`; false: stop.
   bool wait(Nanos until);
+  // Whether the client has sent much to the node since this was last asked.
+  static bool writes_much(Watched& node);
   // Whether it came within the time.
   bool wait_for_stop(Nanos time);
   void take_seat(Nanos now);
