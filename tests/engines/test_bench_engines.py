@@ -38,6 +38,7 @@ def test_small(newest_vllm: VllmVenv, model: Callable[..., Path], tmp_path: Path
         if integration == "none":
             assert row["hit_tokens"] == row["loaded_bytes"] == 0
         else:
+            assert row["passes"]["memory"][0]["cached"] == [576, 576]
             assert row["hit_tokens"] == 576  # whole chunks, without the last token
             assert row["loaded_bytes"] > 2 * 576 * 4096  # float32: 4 KiB a token
     assert plot.stat().st_size > 10_000

@@ -46,6 +46,19 @@ SHAPES: dict[str, tuple[str, float, dict[str, Any]]] = {
             "head_dim": 64,
         },
     ),
+    # Llama-3.1-8B, with fewer words: for a GPU.
+    "8b": (
+        "llama",
+        0.03,
+        {
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+        },
+    ),
     # Multi-head latent attention: one compressed vector a token in place of keys and values.
     "mla": (
         "deepseek_v2",
@@ -128,14 +141,15 @@ def write_weights(folder: Path, name: str, seed: int) -> int:
         tie_word_embeddings=False,
         **shape,
     )
-    made = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    draw = torch.Generator().manual_seed(seed)
+    device = "cuda" if torch.cuda.is_available() else "cpu"  # a large one takes minutes on a CPU
+    with torch.device(device):
+        made = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    draw = torch.Generator(device).manual_seed(seed)
     with torch.no_grad():
         for _, weight in sorted(made.named_parameters()):
-            if weight.dim() > 1:
-                weight.copy_(torch.randn(weight.shape, generator=draw) * deviation)
-            else:  # the scales of norms
-                weight.copy_(1 + 0.1 * torch.randn(weight.shape, generator=draw))
+            numbers = torch.randn(weight.shape, generator=draw, device=device)
+            # The scales of norms have one axis.
+            weight.copy_(numbers * deviation if weight.dim() > 1 else 1 + 0.1 * numbers)
     made.save_pretrained(folder)
     return sum(weight.numel() for weight in made.parameters())
 

@@ -27,7 +27,7 @@ from engine_lane.recipes import RECIPES
 __all__ = ["MODELS", "model"]
 
 # Name: parameters, roughly.
-MODELS = {"tiny": "4 M", "small": "185 M", "mla": "5 M"}
+MODELS = {"tiny": "4 M", "small": "185 M", "mla": "5 M", "8b": "7 B"}
 _MAKER = Path(__file__).with_name("model_maker.py")
 _LIMIT_S = 600
 

@@ -39,6 +39,9 @@ _INTEGRATIONS = "none,tier,connector,mp"
 @click.option(
     "--block-size", type=int, default=128, show_default=True, help="The block size of vLLM."
 )
+@click.option(
+    "--memory-gb", type=float, default=0.5, show_default=True, help="Host memory of a cache."
+)
 @click.option("--dtype", default="bfloat16", show_default=True, help="The type of vLLM's numbers.")
 @click.option("--threads", type=int, help="Threads of the engine.  [default: all cores]")
 @click.option(
@@ -99,7 +102,10 @@ def engines(ctx: click.Context, /, json_file: str | None, plot_file: str | None,
         rival_python=o["rival_python"] and o["rival_python"].absolute(),
         rival_environment=_environment(o["rival_python"] or python, o["paths"]),
         **{name: o[name] for name in ("prompt_tokens", "prompts", "answer_tokens", "rounds")},
-        **{name: o[name] for name in ("chunk_tokens", "block_size", "dtype", "one_process")},
+        **{
+            name: o[name]
+            for name in ("chunk_tokens", "block_size", "memory_gb", "dtype", "one_process")
+        },
         threads=o["threads"] or usable_cores(),
         tier_spec=(spec, module or None),
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 import warnings
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,7 @@ from kvferry.integrations.vllm.backend import SaveJob, Work
 from kvferry.integrations.vllm.blocks import BlockCopier
 from kvferry.integrations.vllm.layouts import read_layout
 from kvferry.integrations.vllm.staging import CudaBlocks
+from kvferry.integrations.vllm.steps import step_clock
 from kvferry.integrations.vllm.worker import WorkerHalf
 from kvferry.pool import PagePool
 
@@ -134,6 +136,28 @@ def check_order_of_work() -> None:
     copier.close()
 
 
+def check_steps() -> None:
+    """A step takes what the device takes, and whoever measures it does not wait for that."""
+    clock = step_clock(torch.device("cuda"))
+    factor = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    _ = factor @ factor
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    clock.begin()
+    for _ in range(100):
+        _ = factor @ factor
+    clock.end((7, 8, 9), 0.0)
+    early = list(clock.taken())
+    told_s = time.perf_counter() - began
+    torch.cuda.synchronize()
+    took_s = time.perf_counter() - began
+    assert not early
+    assert told_s < took_s / 2, (told_s, took_s)
+    [(totals, step_s)] = clock.taken()
+    assert totals == (7, 8, 9)
+    assert 0.8 * took_s < step_s < 1.05 * took_s, (step_s, took_s)
+
+
 def check_pinned() -> None:
     """Pages of memory that was pinned are read and written by the device itself."""
     copier = opened(caches("LBHNC", DEVICE))
@@ -232,6 +256,7 @@ def main() -> None:
     check_blocks_that_are_taken_away()
     if DEVICE == "cuda":
         check_order_of_work()
+        check_steps()
     print("ok")
 
 

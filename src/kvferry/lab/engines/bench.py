@@ -4,9 +4,10 @@
     rows = run(plan, say=print)
 
 For each round and each integration in turn: an empty store, a new engine, the prompts of this round
-one after the other ("cold"), all of them again ("again": from the engine's own cache), then its
-end, and another new engine with the same prompts ("warm"). What the last one does not compute came
-out of the store. All integrations get the same prompts, each round others, and the order of the
+one after the other ("cold"), all of them again ("again": from the engine's own cache), once more
+when that was emptied ("memory": from the integration's memory of the host), then its end, and
+another new engine with the same prompts ("warm"). What the last one does not compute came out of
+the store. All integrations get the same prompts, each round others, and the order of the
 integrations turns by one with each round.
 
 A wrong answer is counted, and makes a row worthless. Right is what an engine says that computes as
@@ -58,7 +59,7 @@ class EnginePlan:
         one_process: The engine core in the engine's process, which starts sooner.
         threads: Of the engine; all cores that are free.
         dtype, block_size, chunk_tokens: Of the engine and its chunks.
-        tier_spec: See `IntegrationSetting`.
+        memory_gb, tier_spec: See `IntegrationSetting`.
     """
 
     python: Path
@@ -77,6 +78,7 @@ class EnginePlan:
     dtype: str = "bfloat16"
     block_size: int = 128
     chunk_tokens: int = 256
+    memory_gb: float = 0.5
     tier_spec: tuple[str, str | None] = ("TieringOffloadingSpec", None)
 
     def asked(self, turn: int) -> list[list[int]]:
@@ -103,12 +105,13 @@ class EngineRow:
     integration: str
     cold: list[Pass] = field(default_factory=list)
     again: list[Pass] = field(default_factory=list)
+    memory: list[Pass] = field(default_factory=list)
     warm: list[Pass] = field(default_factory=list)
     wrong_answers: int = 0
     error: str = ""
 
     def ttft_s(self, which: str) -> float | None:
-        """Median of "cold", "again" or "warm"."""
+        """Median of "cold", "again", "memory" or "warm"."""
         return _median(value for one in getattr(self, which) for value in one.ttft_s)
 
     def e2e_s(self, which: str) -> float | None:
@@ -133,6 +136,7 @@ class EngineRow:
             "integration": self.integration,
             "ttft_cold_s": self.ttft_s("cold"),
             "ttft_again_s": self.ttft_s("again"),
+            "ttft_memory_s": self.ttft_s("memory"),
             "ttft_warm_s": self.ttft_s("warm"),
             "e2e_cold_s": self.e2e_s("cold"),
             "e2e_warm_s": self.e2e_s("warm"),
@@ -146,13 +150,14 @@ class EngineRow:
                     {name: value for name, value in asdict(one).items() if name != "tokens"}
                     for one in getattr(self, which)
                 ]
-                for which in ("cold", "again", "warm")
+                for which in ("cold", "again", "memory", "warm")
             },
         }
 
     def count_wrong_answers(self, turn: int, cold: Pass, again: Pass) -> None:
         """Of the latest round, beside what an engine said in it; see the head of this module."""
-        for one in (*self.cold[turn:], *self.again[turn:], *self.warm[turn:]):
+        passes = (self.cold, self.again, self.memory, self.warm)
+        for one in (one for each in passes for one in each[turn:]):
             for index, tokens in enumerate(one.tokens):
                 alike = one.cached[index] == again.cached[index]
                 self.wrong_answers += tokens != (again if alike else cold).tokens[index]
@@ -203,6 +208,9 @@ def _measure(
                 getattr(row, which).append(_pass(said, moved))
                 if which == "cold":
                     row.again.append(_pass(_ask(engine, asked, plan.answer_tokens), 0))
+                    if integration != "none":
+                        engine.forget()
+                        row.memory.append(_pass(_ask(engine, asked, plan.answer_tokens), 0))
 
 
 def _ask(engine: EngineProcess, prompts: list[list[int]], tokens: int) -> list[Generated]:
@@ -230,6 +238,7 @@ def setting_of(plan: EnginePlan, integration: str, port: int) -> IntegrationSett
         python=python,
         environment=plan.rival_environment if rival else plan.environment,
         chunk_tokens=plan.chunk_tokens,
+        memory_gb=plan.memory_gb,
         tier_spec=plan.tier_spec,
     )
 

@@ -20,6 +20,7 @@ _COLUMNS = (
     "integration",
     "cold s",
     "again s",
+    "memory s",
     "warm s",
     "ratio",
     "E2E cold s",
@@ -45,6 +46,7 @@ def header(plan: EnginePlan, versions: dict[str, str]) -> dict[str, Any]:
         "dtype": plan.dtype,
         "block_size": plan.block_size,
         "chunk_tokens": plan.chunk_tokens,
+        "memory_gb": plan.memory_gb,
     }
 
 
@@ -65,8 +67,8 @@ def say_rows(console: Console, rows: Sequence[EngineRow]) -> None:
             console.print(text, highlight=False, markup=False)
     console.print(
         "medians over all prompts and rounds; cold, again, warm: to the first token, computed, "
-        "from the engine's own cache, and in another process with the KV from the store; ratio: "
-        "warm/cold; MB = 10^6 bytes of one pass on the wire; wrong: answers unlike those of an "
+        "from the engine's own cache, from host memory, and in another process with the KV from "
+        "the store; ratio: warm/cold; MB = 10^6 bytes of one pass on the wire; wrong: answers unlike those of an "
         "engine that computed as many tokens",
         highlight=False,
     )
@@ -101,6 +103,7 @@ def _cells(row: EngineRow) -> list[str]:
         row.integration,
         number(cold),
         number(row.ttft_s("again"), 3),
+        number(row.ttft_s("memory"), 3),
         number(warm, 3),
         number(warm / cold if cold and warm else None, 3),
         number(row.e2e_s("cold")),
