@@ -66,10 +66,10 @@ def say_rows(console: Console, rows: Sequence[EngineRow]) -> None:
             text = f"{row.integration}: {row.error.splitlines()[0]}"
             console.print(text, highlight=False, markup=False)
     console.print(
-        "medians over all prompts and rounds; cold, again, warm: to the first token, computed, "
-        "from the engine's own cache, from host memory, and in another process with the KV from "
-        "the store; ratio: warm/cold; MB = 10^6 bytes of one pass on the wire; wrong: answers unlike those of an "
-        "engine that computed as many tokens",
+        "medians over all prompts and rounds; cold, again, memory, warm: to the first token, "
+        "computed, from the engine's own cache, from host memory, and in another process with the "
+        "KV from the store; ratio: warm/cold; MB = 10^6 bytes of one pass on the wire; wrong: "
+        "answers unlike those of an engine that computed as many tokens",
         highlight=False,
     )
 
