@@ -1,6 +1,6 @@
 """How fast blocks of a GPU become pages and come back, against one copy of pinned memory.
 
-    PYTHON -m benchmarks.cuda_copy [--chunks 16] [--rounds 9]      PYTHON has torch, kvferry, a GPU
+    PYTHON -m benchmarks.cuda_copy [--chunks 16] [--heads 8]      PYTHON has torch, kvferry, a GPU
 
 The blocks are those of Llama-3.1-8B as vLLM 0.22 keeps them: 32 layers of [2, blocks, 16 tokens, 8
 heads, 128] in 16 bits; a chunk is 256 tokens, 32 MiB. The ways take turns. Prints for each the
@@ -23,7 +23,7 @@ from kvferry.pool import PagePool
 
 __all__ = ["main"]
 
-_LAYERS, _HEADS, _TOKENS, _DIM = 32, 8, 16, 128
+_LAYERS, _TOKENS, _DIM = 32, 16, 128
 _CHUNK_BLOCKS = 16
 _BLOCKS = 2048
 
@@ -32,11 +32,12 @@ def main() -> None:
     """Measure, and print a line for each way."""
     parser = argparse.ArgumentParser(description="Measure copies between a GPU and pages.")
     parser.add_argument("--chunks", type=int, default=16, help="in each call")
+    parser.add_argument("--heads", type=int, default=8, help="of KV; 1: a rank of eight")
     parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args()
     import torch
 
-    shape = (2, _BLOCKS, _TOKENS, _HEADS, _DIM)
+    shape = (2, _BLOCKS, _TOKENS, options.heads, _DIM)
     tensors = {
         f"model.layers.{layer}.self_attn.attn": torch.randn(
             shape, device="cuda", dtype=torch.bfloat16

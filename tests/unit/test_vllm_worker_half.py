@@ -388,6 +388,41 @@ def test_on_a_device_a_step_does_not_wait_but_who_gets_the_blocks_does(cache: Ca
     )
 
 
+def test_steps_that_run_ahead_of_a_device_are_all_saved_in_the_room_of_one(cache: Cache) -> None:
+    device = SlowDevice(BLOCKS, LAYERS, LAYER_BYTES)
+    for block in range(BLOCKS):
+        device.fill(block, block)
+    half = half_of(cache, device, save_bytes_max=2 * LAYOUT.chunk_bytes)
+    step(half, Work(saves=[save(0, [0, 1, 2, 3])]), device.layer_names)
+    step(half, Work(saves=[save(2, [4, 5])]))
+    step(half, Work(saves=[save(3, [6, 7])]))
+    device.go.set()
+    stored(cache, 4)
+    wait_for(lambda: half.counts.read()["saved_chunks"] == 4)
+    assert half.counts.read()["shed_chunks"] == 0
+    with cache.engine.retrieve(Prompt(HASHES[: 4 * 16], 4 * CHUNK, CHUNK)) as hit:
+        assert [bytes(page)[0] for page in hit.pages] == [0, 2, 4, 6]
+
+
+def test_blocks_that_wait_for_room_behind_a_device_are_given_away_at_once(cache: Cache) -> None:
+    device = SlowDevice(BLOCKS, LAYERS, LAYER_BYTES)
+    device.go.set()
+    half = half_of(cache, device, save_bytes_max=LAYOUT.chunk_bytes)
+    cache.go.clear()  # handing over hangs
+    step(half, Work(saves=[save(0, [0, 1])]))
+    step(half, Work(saves=[save(1, [2, 3])]))
+    began = clock.now_s()
+    half.begin_step(Work(given=[3]))
+    assert clock.now_s() - began < 5
+    cache.go.set()
+    stored(cache, 1)
+    wait_for(lambda: half.counts.read()["shed_chunks"] == 1)
+    assert half.counts.read()["saved_chunks"] == 1
+    half.begin_step(Work())
+    step(half, Work(saves=[save(1, [2, 3])]))
+    stored(cache, 2)
+
+
 def test_blocks_that_cannot_be_gathered_are_not_saved(
     cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:

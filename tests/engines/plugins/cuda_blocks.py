@@ -6,6 +6,7 @@ PYTHON cuda_blocks.py pretend     on a CPU that plays the device: the same code,
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import threading
 import time
@@ -20,6 +21,7 @@ from kvferry import Identity, KVLayout, TieredCache
 from kvferry.chunks.keys import chunk_hashes
 from kvferry.client.dlpack import view_memory
 from kvferry.errors import BadBufferError, UsageError
+from kvferry.integrations.vllm import staging
 from kvferry.integrations.vllm.backend import SaveJob, Work
 from kvferry.integrations.vllm.blocks import BlockCopier
 from kvferry.integrations.vllm.layouts import read_layout
@@ -75,8 +77,20 @@ def pretend() -> None:
     torch.Tensor.is_pinned = lambda tensor: any(
         start <= tensor.data_ptr() < start + length for start, length in pinned.items()
     )
+    setattr(staging, "find_batch_copy", lambda: move_all)  # noqa: B010
     for name in ("Event", "Stream", "stream", "device", "current_stream"):
         setattr(torch.cuda, name, MagicMock())
+
+
+moved: list[int] = []  # pieces of each batch
+
+
+def move_all(targets: Any, sources: Any, lengths: Any, stream: int) -> int:
+    """What a driver's batch does."""
+    moved.append(len(targets))
+    for one in zip(targets.tolist(), sources.tolist(), lengths.tolist(), strict=True):
+        ctypes.memmove(*one)
+    return 0
 
 
 def pages(copier: BlockCopier, count: int, blocks: int) -> list[bytearray]:
@@ -158,10 +172,10 @@ def check_steps() -> None:
     assert 0.8 * took_s < step_s < 1.05 * took_s, (step_s, took_s)
 
 
-def check_pinned() -> None:
+def check_pinned(order: str) -> None:
     """Pages of memory that was pinned are read and written by the device itself."""
-    copier = opened(caches("LBHNC", DEVICE))
-    host = BlockCopier(caches("LBHNC", "cpu"), TOKENS)
+    copier = opened(caches(order, DEVICE))
+    host = BlockCopier(caches(order, "cpu"), TOKENS)
     expected = pages(host, 1, 2)
     host.gather([3, 4], expected)
     pool = PagePool((2 * copier.block_bytes,), "uint8", 3)
@@ -176,9 +190,14 @@ def check_pinned() -> None:
     copier.scatter([one], [8, 9])
     copier.gather([8, 9], [two])
     assert bytes(two) == bytes(expected[0])
+    copier.scatter([one], [-1, 10])
+    copier.gather([10, 8], [two])
+    host.gather([4, 3], expected)
+    assert bytes(two) == bytes(expected[0])
     device: Any = copier._device
     slots = [slot for lane in device._lanes.values() for slot in lane._slots]
     assert all(slot._host is None for slot in slots), "a page was copied once more"
+    assert device._batch is None or not slots, "a batch went through memory of the device"
     copier.close()
     assert not torch.frombuffer(memory, dtype=torch.uint8).is_pinned()
 
@@ -252,7 +271,9 @@ def main() -> None:
         for dtype in (torch.bfloat16, torch.uint8, torch.float32):
             check_order(order, dtype)
     check_refusals()
-    check_pinned()
+    for order in ("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BHLNC"):
+        check_pinned(order)
+    assert DEVICE == "cuda" or len(moved) == 15, moved  # short pieces are brought together first
     check_blocks_that_are_taken_away()
     if DEVICE == "cuda":
         check_order_of_work()

@@ -1,18 +1,19 @@
-"""Blocks of a GPU: gathered on the device, moved as one piece, through memory that is pinned.
+"""Blocks of a GPU, moved between where they lie and pages of the host.
 
-    blocks on the device --index_select--> one chunk on the device --DMA--> pinned --memcpy--> page
+    blocks --batch of DMA--> page                       pages that are pinned (`CudaBlocks.pin`)
+    blocks --index_select--> a chunk on the device --DMA--> pinned --memcpy--> page       all others
 
-The blocks of a chunk lie in many places, and a transfer for each of them would take longer to start
-than to run. So the device itself brings a chunk together, and one transfer moves it. While the next
-chunk is on its way, the processor copies the one before it out of pinned memory. Pages that are
-pinned themselves (`CudaBlocks.pin`) are read and written by the device, without that copy.
+The blocks of a chunk lie in many places. A driver that takes all of them in one call moves each to
+its place in the page itself (`batch_copy`). Where that cannot be, because a page is not pinned, the
+driver is older or pieces are short, the device brings a chunk together, and one transfer moves it;
+while the next chunk is on its way, the processor copies the one before it out of pinned memory.
 
 - Each direction has a stream of its own. It waits for an event of the forward pass (`fence`), and
   the forward pass waits for nothing of ours: whoever tells the engine that blocks are loaded has
   waited for the copy before.
 - A call waits, in its own thread, until its last byte has arrived.
-- Memory on the device: two chunks for each direction that is used. As much pinned memory on the
-  host, unless pages are pinned.
+- Memory on the device, for the second way: two chunks for each direction. As much pinned memory on
+  the host, unless pages are pinned.
 
 Threads: any; calls of one direction take turns. Nothing of CUDA is touched by importing this.
 """
@@ -28,6 +29,7 @@ from typing import Any
 
 from kvferry.client.buffers import BufferLike, readable, writable
 from kvferry.errors import BadBufferError, UsageError
+from kvferry.integrations.vllm.batch_copy import BatchCopy, Pieces, find_batch_copy
 from kvferry.integrations.vllm.layouts import BlockLayout
 
 __all__ = ["CudaBlocks"]
@@ -35,6 +37,10 @@ __all__ = ["CudaBlocks"]
 _log = logging.getLogger("kvferry.integrations.vllm")
 
 _SLOTS = 2
+# Shorter pieces are brought together first.
+_PIECE_BYTES_MIN = 16 << 10
+# Of one call: what the first of them waits for is that the driver has understood the last.
+_PIECES_MAX = 8192
 
 
 class CudaBlocks:
@@ -68,8 +74,11 @@ class CudaBlocks:
                 )
                 self._sizes.append(region.rows * region.row_bytes)
         self._dtype = dtype
+        self._pieces = Pieces(torch, tensors, layouts)
+        long = self._pieces.shortest >= _PIECE_BYTES_MIN
+        self._batch: BatchCopy | None = find_batch_copy() if long else None
         self._lanes = {to_pages: _Lane(torch, self._device) for to_pages in (True, False)}
-        self._pinned: list[tuple[int, object]] = []
+        self._pinned: list[tuple[int, memoryview]] = []
 
     def _word(self, tensors: Sequence[Any], layouts: Sequence[BlockLayout]) -> tuple[int, Any]:
         """The longest element that divides every length: the fewer there are, the faster it is."""
@@ -115,6 +124,8 @@ class CudaBlocks:
         after = after or self.fence()
         torch, lane = self._torch, self._lanes[to_pages]
         with lane.lock, torch.inference_mode(), torch.cuda.device(self._device):
+            if self._in_batches(lane, block_ids, opened, to_pages, regions, after):
+                return
             lane.reserve(size)
             with torch.cuda.stream(lane.stream):
                 lane.stream.wait_event(after)
@@ -165,6 +176,49 @@ class CudaBlocks:
             with suppress(RuntimeError):
                 self._torch.cuda.cudart().cudaHostUnregister(address)
         self._pinned.clear()
+
+    # --- All chunks, from where they lie ---
+
+    def _in_batches(
+        self,
+        lane: _Lane,
+        block_ids: Sequence[int],
+        pages: Sequence[memoryview],
+        to_pages: bool,
+        regions: range,
+        after: Any,
+    ) -> bool:
+        """Copy as `copy` does, if the driver and the pages allow it; whether it is done."""
+        batch = self._batch
+        if batch is None:
+            return False
+        addresses = [_frozen(self._torch, page).data_ptr() for page in pages]
+        if not all(self._is_pinned(address) for address in addresses):
+            return False
+        each = len(block_ids) // len(pages)
+        lane.stream.wait_event(after)
+        step = max(1, _PIECES_MAX // max(1, self._pieces.count(regions) * each))
+        try:
+            for first in range(0, len(pages), step):
+                ids, some = (
+                    block_ids[first * each : (first + step) * each],
+                    slice(first, first + step),
+                )
+                here, there, lengths = self._pieces.find(ids, addresses[some], regions)
+                ends = (there, here) if to_pages else (here, there)
+                code = batch(*ends, lengths, lane.stream.cuda_stream) if len(lengths) else 0
+                if code:
+                    _log.warning(
+                        "CUDA error %d of a batch: blocks are brought together first", code
+                    )
+                    self._batch = None
+                    return False
+        finally:
+            lane.wait()
+        return True
+
+    def _is_pinned(self, address: int) -> bool:
+        return any(start <= address < start + view.nbytes for start, view in self._pinned)
 
     # --- One chunk ---
 
@@ -284,6 +338,7 @@ class _Lane:
         self.stream = torch.cuda.Stream(device)
         self._slots: list[_Slot] = []
         self._turn = 0
+        self._event = torch.cuda.Event(blocking=True)
 
     def reserve(self, size: int) -> None:
         """Make the slots, or longer ones. With the lock."""
@@ -298,6 +353,11 @@ class _Lane:
         slot = self._slots[self._turn]
         slot.wait()
         return slot
+
+    def wait(self) -> None:
+        """Until the stream has done all that it was told. Other threads run meanwhile."""
+        self._event.record(self.stream)
+        self._event.synchronize()
 
     def close(self) -> None:
         """When copies under way are over."""
