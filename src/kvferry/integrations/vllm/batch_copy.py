@@ -1,6 +1,6 @@
 """Many pieces of memory moved by the copy engines of a GPU, in one call of CUDA's driver.
 
-    pieces = Pieces(torch, tensors, layouts)
+    pieces = Pieces(tensors, layouts)
     here, there, lengths = pieces.find(block_ids, addresses_of_pages, regions)
     batch = find_batch_copy()          # None: this driver has no such call, or there is no CUDA
     code = batch(there, here, lengths, stream)
@@ -22,7 +22,7 @@ from kvferry.integrations.vllm.layouts import BlockLayout
 
 __all__ = ["BatchCopy", "Pieces", "find_batch_copy"]
 
-# Three tensors of int64 on the host, as long as one another, and the number of a stream; returns
+# Three NumPy arrays of int64, as long as one another, and the number of a stream; returns
 # when all is told to the device. An error of CUDA's; 0: none.
 BatchCopy = Callable[[Any, Any, Any, int], int]
 
@@ -54,7 +54,7 @@ def find_batch_copy() -> BatchCopy | None:
 
     def copy(targets: Any, sources: Any, lengths: Any, stream: int) -> int:
         attributes, first, failed = _Attributes(_IN_STREAM_ORDER), size(0), size(0)
-        addresses = (tensor.data_ptr() for tensor in (targets, sources, lengths))
+        addresses = (array.ctypes.data for array in (targets, sources, lengths))
         shared = (ctypes.byref(attributes), ctypes.byref(first), 1, ctypes.byref(failed))
         return int(call(*addresses, len(targets), *shared, stream))
 
@@ -68,27 +68,35 @@ class Pieces:
         tensors, layouts: One for each layer.
     """
 
-    def __init__(self, torch: Any, tensors: Sequence[Any], layouts: Sequence[BlockLayout]) -> None:
-        self._torch = torch
-        starts, strides, heads, steps, offsets, lengths, self._ends = [], [], [], [], [], [], [0]
+    def __init__(self, tensors: Sequence[Any], layouts: Sequence[BlockLayout]) -> None:
+        # torch would share out these small sums among all cores, which takes longer than they do.
+        import numpy as np
+
+        self._np = np
+        told: list[tuple[int, int, int, int, int, int]] = []
+        self._ends = [0]
         head = 0  # bytes of a block in the regions before
         for tensor, layout in zip(tensors, layouts, strict=True):
             for region in layout.regions:
                 rows, row_bytes = region.rows, region.row_bytes
                 if region.row_stride == row_bytes:
                     rows, row_bytes = 1, rows * row_bytes
-                for row in range(rows):
-                    starts.append(tensor.data_ptr() + region.offset + row * region.row_stride)
-                    strides.append(region.block_stride)
-                    heads.append(head)
-                    steps.append(rows * row_bytes)
-                    offsets.append(row * row_bytes)
-                    lengths.append(row_bytes)
-                head += rows * row_bytes
-                self._ends.append(len(starts))
-        self.shortest = min(lengths)
-        told = (starts, strides, heads, steps, offsets, lengths)
-        self._told = torch.tensor(told, dtype=torch.int64).reshape(len(told), -1, 1, 1)
+                start, step = tensor.data_ptr() + region.offset, rows * row_bytes
+                told += [
+                    (
+                        start + row * region.row_stride,
+                        region.block_stride,
+                        head,
+                        step,
+                        row * row_bytes,
+                        row_bytes,
+                    )
+                    for row in range(rows)
+                ]
+                head += step
+                self._ends.append(len(told))
+        self.shortest = min(row_bytes for *_, row_bytes in told)
+        self._told = np.array(told, np.int64).T[..., None, None]
 
     def count(self, regions: range) -> int:
         """Of one block in these regions."""
@@ -98,13 +106,17 @@ class Pieces:
         self, block_ids: Sequence[int], pages: Sequence[int], regions: range
     ) -> tuple[Any, Any, Any]:
         """Of blocks that are wanted: addresses on the device, addresses in pages, and lengths."""
-        torch = self._torch
+        np = self._np
         told = self._told[:, self._ends[regions.start] : self._ends[regions.stop]]
         starts, strides, heads, steps, offsets, lengths = told
-        ids = torch.tensor(block_ids, dtype=torch.int64).reshape(1, len(pages), -1)
-        page = torch.tensor(pages, dtype=torch.int64).reshape(1, -1, 1)
-        place = torch.arange(ids.shape[2]).reshape(1, 1, -1)
+        ids = np.array(block_ids, np.int64).reshape(1, len(pages), -1)
+        page = np.array(pages, np.int64).reshape(1, -1, 1)
+        each = ids.shape[2]
         here = starts + ids * strides
-        there = page + heads * ids.shape[2] + place * steps + offsets
-        wanted = (ids >= 0).expand_as(here)
-        return here[wanted], there[wanted], lengths.expand_as(here)[wanted]
+        there = page + heads * each + np.arange(each) * steps + offsets
+        long = np.broadcast_to(lengths, here.shape)
+        wanted = ids >= 0
+        if wanted.all():
+            return here.ravel(), there.ravel(), long.ravel()
+        wanted = np.broadcast_to(wanted, here.shape)
+        return here[wanted], there[wanted], long[wanted]

@@ -74,7 +74,7 @@ class CudaBlocks:
                 )
                 self._sizes.append(region.rows * region.row_bytes)
         self._dtype = dtype
-        self._pieces = Pieces(torch, tensors, layouts)
+        self._pieces = Pieces(tensors, layouts)
         long = self._pieces.shortest >= _PIECE_BYTES_MIN
         self._batch: BatchCopy | None = find_batch_copy() if long else None
         self._lanes = {to_pages: _Lane(torch, self._device) for to_pages in (True, False)}
