@@ -31,8 +31,8 @@ Result<std::vector<Address>> unix_address(const Endpoint& endpoint) {
 
 bool is_mapped(const Address& address) noexcept {
   return address.family() == AF_INET6 &&
-         IN6_IS_ADDR_V4MAPPED(
-             &reinterpret_cast<const sockaddr_in6&>(address.storage).sin6_addr) != 0;
+         IN6_IS_ADDR_V4MAPPED(&reinterpret_cast<const sockaddr_in6&>(address.storage).sin6_addr) !=
+             0;
 }
 
 }  // namespace
