@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
+#include <string_view>
 
 namespace kvferry::net {
 namespace {
@@ -26,6 +27,12 @@ Result<std::vector<Address>> unix_address(const Endpoint& endpoint) {
   address.length = sizeof name;
   address.listener = endpoint.listener;
   return std::vector<Address>{address};
+}
+
+bool is_mapped(const Address& address) noexcept {
+  return address.family() == AF_INET6 &&
+         IN6_IS_ADDR_V4MAPPED(&reinterpret_cast<const sockaddr_in6&>(address.storage).sin6_addr) !=
+             0;
 }
 
 }  // namespace
@@ -49,8 +56,12 @@ std::string Address::text() const {
                     sizeof port, NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
     return "?";
   }
-  return family() == AF_INET6 ? "[" + std::string(host) + "]:" + port
-                              : std::string(host) + ":" + port;
+  // IPv4 at a socket of IPv6: the other end knows it as IPv4.
+  constexpr std::string_view kMapped = "::ffff:";
+  std::string_view shown = host;
+  if (is_mapped(*this) && shown.starts_with(kMapped)) shown.remove_prefix(kMapped.size());
+  const bool v6 = shown.find(':') != std::string_view::npos;
+  return (v6 ? "[" : "") + std::string(shown) + (v6 ? "]:" : ":") + port;
 }
 
 bool resolves_without_lookup(const Endpoint& endpoint) {
@@ -61,14 +72,11 @@ bool resolves_without_lookup(const Endpoint& endpoint) {
 }
 
 bool is_loopback(const Endpoint& endpoint) {
-  if (endpoint.is_unix()) return false;
-  in_addr v4;
-  if (::inet_pton(AF_INET, endpoint.host.c_str(), &v4) == 1) {
-    return ntohl(v4.s_addr) >> 24 == IN_LOOPBACKNET;
+  if (!resolves_without_lookup(endpoint)) {
+    return ::strcasecmp(endpoint.host.c_str(), "localhost") == 0;
   }
-  in6_addr v6;
-  if (::inet_pton(AF_INET6, endpoint.host.c_str(), &v6) == 1) return IN6_IS_ADDR_LOOPBACK(&v6) != 0;
-  return ::strcasecmp(endpoint.host.c_str(), "localhost") == 0;
+  const auto addresses = resolve(endpoint);
+  return addresses && is_loopback(addresses->front());
 }
 
 bool is_loopback(const Address& address) noexcept {
@@ -78,8 +86,7 @@ bool is_loopback(const Address& address) noexcept {
   }
   if (address.family() != AF_INET6) return false;
   const auto& v6 = reinterpret_cast<const sockaddr_in6&>(address.storage).sin6_addr;
-  return IN6_IS_ADDR_LOOPBACK(&v6) != 0 ||
-         (IN6_IS_ADDR_V4MAPPED(&v6) != 0 && v6.s6_addr[12] == IN_LOOPBACKNET);
+  return IN6_IS_ADDR_LOOPBACK(&v6) != 0 || (is_mapped(address) && v6.s6_addr[12] == IN_LOOPBACKNET);
 }
 
 std::optional<Address> local_address(int fd) noexcept {

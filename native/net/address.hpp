@@ -38,15 +38,15 @@ struct Address {
 
   [[nodiscard]] int family() const noexcept { return storage.ss_family; }
   [[nodiscard]] bool operator==(const Address& other) const noexcept;
+  // As that of an Endpoint; IPv4 that came to a socket of IPv6 is shown as IPv4.
   [[nodiscard]] std::string text() const;
 };
 
 // Whether resolve() answers at once: a Unix path or a numeric address.
 [[nodiscard]] bool resolves_without_lookup(const Endpoint& endpoint);
 
-// Whether it is a loopback address or "localhost"; other names are not looked up.
+// Whether only this host has it. Of an endpoint: names other than "localhost" are not looked up.
 [[nodiscard]] bool is_loopback(const Endpoint& endpoint);
-
 [[nodiscard]] bool is_loopback(const Address& address) noexcept;
 
 // The address of our own end of a connected socket.

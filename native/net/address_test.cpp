@@ -38,6 +38,7 @@ TEST(Address, LiteralsResolveToThemselves) {
   ASSERT_EQ(v6->size(), 1u);
   EXPECT_EQ(v6->front().family(), AF_INET6);
   EXPECT_EQ(v6->front().text(), "[2001:db8::7]:65535");
+  EXPECT_EQ(resolve(tcp("::ffff:10.0.0.1", 7))->front().text(), "10.0.0.1:7");
 }
 
 TEST(Address, NamesResolveOrSayWhyNot) {
@@ -67,11 +68,16 @@ TEST(Address, UnixPathsHaveALimit) {
 TEST(Address, OfThisHostAreAllLoopbackAddresses) {
   for (const char* host : {"127.0.0.1", "127.9.8.7", "::1", "::ffff:127.0.0.1"}) {
     EXPECT_TRUE(is_loopback(resolve({host, 1, {}})->front())) << host;
+    EXPECT_TRUE(is_loopback({host, 1, {}})) << host;
   }
   for (const char* host : {"128.0.0.1", "10.0.0.1", "::2", "::ffff:10.0.0.1"}) {
     EXPECT_FALSE(is_loopback(resolve({host, 1, {}})->front())) << host;
+    EXPECT_FALSE(is_loopback({host, 1, {}})) << host;
   }
   EXPECT_FALSE(is_loopback(resolve({{}, 0, "/run/r.sock"})->front()));
+  EXPECT_FALSE(is_loopback({{}, 0, "/run/r.sock"}));
+  EXPECT_TRUE(is_loopback({"LocalHost", 1, {}}));
+  EXPECT_FALSE(is_loopback({"localhost.example", 1, {}}));
 }
 
 }  // namespace

@@ -48,6 +48,7 @@ struct NodeFacts {
   std::string version{};
   std::string policy{};
   std::string run_id{};     // of this start
+  std::string bind{};       // where it listens: hosts, with spaces between them
   std::string unix_path{};  // where it listens besides; empty: nowhere
   std::uint16_t port = 0;
   int threads = 1;

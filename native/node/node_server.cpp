@@ -81,6 +81,7 @@ Outcome NodeServer::start() {
                              NodeFacts{.version = options_.version,
                                        .policy = options_.store.policy,
                                        .run_id = random_run_id(),
+                                       .bind = {},
                                        .unix_path = {},
                                        .port = 0,
                                        .threads = static_cast<int>(options_.threads),
@@ -89,6 +90,9 @@ Outcome NodeServer::start() {
     NodeFacts& facts = context_->facts;
     if (facts.port == 0) facts.port = listener.endpoint().port;
     if (facts.unix_path.empty()) facts.unix_path = listener.endpoint().unix_path;
+    if (!listener.endpoint().is_unix()) {
+      facts.bind += (facts.bind.empty() ? "" : " ") + listener.endpoint().host;
+    }
   }
   for (std::size_t i = 0; i < options_.threads; ++i) {
     auto worker = NodeWorker::open(*context_, options_.pace);

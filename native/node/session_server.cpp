@@ -26,7 +26,7 @@ std::string text_of(const std::atomic<std::uint64_t>& counter) {
 Pairs parameters(const Context& context) {
   return {
       {"appendonly", "no"},
-      {"bind", ""},
+      {"bind", context.facts.bind},
       {"databases", "1"},
       {"io-threads", std::to_string(context.facts.threads)},
       {std::string(kMaxClients), std::to_string(context.clients.connections_max())},

@@ -224,7 +224,8 @@ TEST(SameHost, ASocketThatDoesNotGreetLeavesTheDialToTcp) {
   });
   const auto client = open(server.config());
   await_socket(*client);
-  EXPECT_EQ(run(*client, make_batch(Verb::kExists, {"a"})), "MISS");
+  // The connection for small commands moves as well, and is not counted.
+  wait_until([&] { return run(*client, make_batch(Verb::kExists, {"a"})) == "MISS" && !greets; });
   EXPECT_EQ(only_node(*client).stats().dials_failed.load(), 0u);
   EXPECT_TRUE(only_node(*client).available());
   await_text(*client, "TCP: ");

@@ -17,6 +17,7 @@ from kvferry.embedded.store import embedded_store
 from kvferry.lab.doctor.facts import Facts
 from kvferry.lab.doctor.finding import Finding, Severity
 from kvferry.lab.doctor.run import DoctorPlan, run_doctor
+from support.node_server import NodeServer
 from support.servers import KINDS, TestServer, find_kind, start_server, wait_for
 
 OK, INFO, WARN, FAULT = Severity
@@ -117,6 +118,15 @@ def test_our_own_store_has_no_finding(binary: str | None) -> None:
         assert at_server(findings(store.url)) == {}
         assert store.unix_path is not None
         assert at_server(findings(f"unix://{store.unix_path}")) == {}
+
+
+def test_a_node_of_ours_has_no_finding() -> None:
+    with NodeServer() as server:
+        assert server.cli("CONFIG", "GET", "bind") == [b"bind", server.host.encode()]
+        facts, found_here = found(ClientConfig.from_url(server.url))
+    assert at_server(found_here, INFO) == {}
+    assert [node.kind for node in facts.servers] == ["kvferry"]
+    assert not {"pacing", "unix-buffer"} & found_here.keys()
 
 
 @pytest.mark.parametrize(("kind", "setting", "value", "check", "severity"), CASES)

@@ -364,12 +364,23 @@ def test_a_long_temporary_directory_still_gives_a_socket(
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [{"port": None, "unix": False}, {"maxmemory_mb": 0}, {"io_threads": 0}],
+    ("settings", "words"),
+    [
+        ({"port": None, "unix": False}, "nothing to listen on"),
+        ({"maxmemory_mb": 0}, "maxmemory_mb=0 cannot be; use a whole number from 1 to "),
+        ({"maxmemory_mb": 1.5}, "maxmemory_mb=1.5 cannot be; use a whole number from 1 to "),
+        ({"maxmemory_mb": 1 << 50}, "use a whole number from 1 to "),
+        ({"io_threads": 0}, "io_threads=0 cannot be; use a whole number from 1 to 256"),
+        ({"io_threads": 2.0}, "io_threads=2.0 cannot be; use a whole number from 1 to 256"),
+        ({"io_threads": "many"}, "io_threads='many' cannot be; use a whole number from 1 to 256"),
+        ({"port": -1}, "port=-1 cannot be; use a whole number from 0 to 65535"),
+        ({"port": 65536}, "port=65536 cannot be; use a whole number from 0 to 65535"),
+        ({"port": "6379"}, "port='6379' cannot be; use a whole number from 0 to 65535"),
+    ],
     ids=str,
 )
-def test_settings_that_cannot_be_right(settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError):
+def test_settings_that_cannot_be_right(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)):
         embedded_store(**settings)
 
 

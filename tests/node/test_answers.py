@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
 from kvferry.client.sync import RedisClient
 from kvferry.config import ClientConfig
 from kvferry.lab.bench.server import ServerProbe
+from kvferry.node import Node, NodeSettings
 from support.node_server import NodeServer
 from support.resp import ReplyError
 from support.servers import wait_for
@@ -45,6 +47,18 @@ def test_a_client_on_the_same_host_finds_the_unix_socket(node: NodeServer) -> No
         client.batch_exists(["a"])
         wait_for("it moves", lambda: client.stats()["connections_unix"] != 0)
         assert client.stats()["same_host"] == f"unix:{node.unix_path}"
+
+
+def test_a_client_of_ipv4_finds_the_socket_of_a_node_that_listens_on_ipv6(tmp_path: Path) -> None:
+    listen = ("[::]:0", f"unix:{tmp_path}/s")
+    settings = NodeSettings(listen=listen, size_gb=0.1, prefault=False, password="p")
+    with Node(settings) as node:
+        port = int(node.endpoints[0].rpartition(":")[2])
+        config = ClientConfig(host="127.0.0.1", port=port, password="p")
+        with closing(RedisClient.from_config(config)) as client:
+            client.batch_exists(["a"])
+            wait_for("it moves", lambda: client.stats()["connections_unix"] != 0)
+            assert client.stats()["same_host"] == f"unix:{tmp_path}/s"
 
 
 def test_patterns_with_many_stars_end(node: NodeServer) -> None:

@@ -22,6 +22,8 @@ from kvferry.server.server import Server
 from support.servers import free_port
 from support.stamps import until
 
+_PORTS_MAX = 5
+
 
 @contextlib.contextmanager
 def running(tmp_path: Path, *, mib: float = 16, **settings: Any) -> Iterator[Server]:
@@ -66,18 +68,25 @@ class CacheServerProcess:
         self._http = free_port()
         self._command = [
             *(sys.executable, "-m", "kvferry.cli.main", "server", "--l1-size-gb", f"{mib / 1024}"),
-            *("--no-tcp", "--ipc", f"{directory}/server", "--http-port", str(self._http)),
-            *("--shm-name", self.shm_name, *arguments),
+            *("--no-tcp", "--ipc", f"{directory}/server", "--shm-name", self.shm_name, *arguments),
         ]
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, limit_s: float = 30) -> Self:
-        """Start it, and wait until it is ready."""
-        with self.log_file.open("ab") as log:
-            self.process = subprocess.Popen(
-                self._command, stdout=log, stderr=log, env=self._environment
-            )
-        until(lambda: self.ready or self.process.poll() is not None, limit_s)
+        """Start it, and wait until it is ready; at another port if somebody has taken ours."""
+        for _ in range(_PORTS_MAX):
+            with self.log_file.open("ab") as log:
+                begins = len(self.log)
+                self.process = subprocess.Popen(
+                    [*self._command, "--http-port", str(self._http)],
+                    stdout=log,
+                    stderr=log,
+                    env=self._environment,
+                )
+            until(lambda: self.ready or self.process.poll() is not None, limit_s)
+            if self.ready or "HTTP cannot listen" not in self.log[begins:]:
+                break
+            self._http = free_port()
         assert self.ready, self.log
         return self
 
@@ -94,9 +103,9 @@ class CacheServerProcess:
 
     @property
     def ready(self) -> bool:
-        """Whether it says that it serves."""
+        """Whether it says that it serves; not another one, which has its port."""
         try:
-            return self.http("/readyz") is not None
+            return self.http("/readyz") is not None and self.status()["pid"] == self.pid
         except OSError:
             return False
 

@@ -198,6 +198,23 @@ def test_no_password_is_fine_on_a_unix_socket_alone() -> None:
     assert found["password"].severity is Severity.OK
 
 
+def test_a_node_of_ours_is_told_its_own_options() -> None:
+    """A node, which has no CONFIG SET for these."""
+    info = {"server_name": "kvferry-node", "redis_version": "7.2.4", "kvferry_version": "0.9.0"}
+    config = {"bind": "", "io-threads": "4", "port": "1", "proto-max-bulk-len": "1048576"}
+    info["maxmemory"] = str(100 << 20)
+    found = examined(info, config, is_open=True, cores=2)
+    assert (found["server"].severity, found["server"].seen) == (Severity.OK, "kvferry 0.9.0")
+    assert "io-threads" not in found
+    checks = ("bulk-length", "maxmemory", "password", "tls")
+    assert {check: found[check].fix for check in checks} == {
+        "bulk-length": "kvferry node --value-bytes-max 536870912",
+        "maxmemory": "kvferry node --size-gb 8",
+        "password": "kvferry node --password-file <path>",
+        "tls": "kvferry node --tls-cert-file <path> --tls-key-file <path>",
+    }
+
+
 def test_older_redis_needs_io_threads_that_read() -> None:
     info = {k: v for k, v in GOOD_INFO.items() if k not in ("valkey_version", "server_name")}
     info["redis_version"] = "7.0.15"

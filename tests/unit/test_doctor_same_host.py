@@ -10,8 +10,14 @@ NONE = "the server has no Unix socket"
 REDIS = ServerFacts(info={"redis_version": "7.2.4"}, is_near=True)
 
 
+NODE = ServerFacts(info={"kvferry_version": "0.9.0", "redis_version": "7.2.4"}, is_near=True)
+
+
 def found(
-    same_host: SameHostFacts | None, wmem: str = "212992", congestion: str = "cubic"
+    same_host: SameHostFacts | None,
+    wmem: str = "212992",
+    congestion: str = "cubic",
+    server: ServerFacts = REDIS,
 ) -> dict[str, Finding]:
     host = HostFacts(
         sysctls={
@@ -19,7 +25,7 @@ def found(
             "net.ipv4.tcp_congestion_control": congestion,
         }
     )
-    facts = Facts(servers=(REDIS,), host=host, same_host=same_host)
+    facts = Facts(servers=(server,), host=host, same_host=same_host)
     return {finding.id: finding for finding in examine(facts)}
 
 
@@ -62,3 +68,9 @@ def test_pacing_over_loopback_is_a_note_where_data_goes_over_tcp() -> None:
     assert "congctl" in found(SameHostFacts(why=NONE), congestion="bbr")["pacing"].fix
     assert "pacing" not in found(SameHostFacts(unix_path="/run/r.sock"), congestion="bbr")
     assert "pacing" not in found(SameHostFacts(why=NONE))
+
+
+def test_a_node_of_ours_sees_to_its_own_sockets() -> None:
+    findings = found(SameHostFacts(why=NONE), congestion="bbr", server=NODE)
+    assert not {"unix-buffer", "pacing"} & findings.keys()
+    assert findings["same-host"].fix.startswith("kvferry node --listen unix:")

@@ -296,6 +296,7 @@ def test_beyond_this_host_it_takes_a_token() -> None:
     for host in ("localhost", "127.0.0.1", "127.8.8.8", "::1"):
         assert load(host=host, http_host=host).token is None
     assert is_loopback("::ffff:192.0.2.1") is False
+    assert is_loopback("::ffff:127.0.0.1") is True  # of Python before 3.13 as well
 
 
 def test_http_can_be_off() -> None:

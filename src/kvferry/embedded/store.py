@@ -18,6 +18,7 @@ cannot be right is a ConfigError.
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import shutil
 import socket
@@ -37,8 +38,11 @@ __all__ = ["EmbeddedStore", "embedded_store"]
 
 _HOST = "127.0.0.1"
 _MIB = 1 << 20
-_MAXMEMORY_MB_MIN = 256
-_IO_THREADS_MAX = 4
+_MAXMEMORY_MB_MIN = 256  # by default
+_MAXMEMORY_MB_MAX = 1 << 40
+_IO_THREADS_MAX = 4  # by default
+_IO_THREADS_LIMIT = 256  # of Valkey; Redis says itself that it takes fewer
+_PORT_MAX = 65535
 _IO_THREADS_CORES_MIN = 8
 _PORT_ATTEMPTS_MAX = 5
 _PROBE_INTERVAL_S = 0.01
@@ -85,8 +89,9 @@ def embedded_store(
     if io_threads is None:
         cores = usable_cores()
         io_threads = min(_IO_THREADS_MAX, cores // 4) if cores >= _IO_THREADS_CORES_MIN else 1
-    if maxmemory_mb < 1 or io_threads < 1:
-        raise ConfigError("maxmemory_mb and io_threads must be at least 1")
+    maxmemory_mb = _whole("maxmemory_mb", maxmemory_mb, 1, _MAXMEMORY_MB_MAX)
+    io_threads = _whole("io_threads", io_threads, 1, _IO_THREADS_LIMIT)
+    port = None if port is None else _whole("port", port, 0, _PORT_MAX)
     server = find_server(binary)
     deadline = time.monotonic() + startup_timeout_s
     for attempts_left in reversed(range(_PORT_ATTEMPTS_MAX if port == 0 else 1)):
@@ -229,6 +234,14 @@ def _start(plan: _Plan, deadline: float) -> EmbeddedStore:
     process.stop()
     kind = _PortTaken if "already in use" in words else StoreError
     raise kind(f"{plan.server.path} (version {plan.server.version}) {what}:\n{words}")
+
+
+def _whole(name: str, value: object, least: int, most: int) -> int:
+    """A setting that the server takes as a whole number, of whatever type."""
+    with contextlib.suppress(TypeError):
+        if least <= (number := operator.index(value)) <= most:  # type: ignore[arg-type]
+            return number
+    raise ConfigError(f"{name}={value!r} cannot be; use a whole number from {least} to {most}")
 
 
 def _quoted(value: str) -> str:

@@ -27,6 +27,13 @@ _RULES: tuple[_Rule, ...] = (
     *rules_clients.RULES,
     *rules_trust.RULES,
 )
+# Of `kvferry node`, for the settings of other servers.
+_NODE_OPTIONS = {
+    "maxmemory": "--size-gb 8",
+    "proto-max-bulk-len": "--value-bytes-max 536870912",
+    "requirepass": "--password-file <path>",
+    "tls-port": "--tls-cert-file <path> --tls-key-file <path>",
+}
 
 
 def examine(facts: Facts) -> list[Finding]:
@@ -51,7 +58,8 @@ def _server(server: ServerFacts, need: ClientNeed) -> Iterator[Finding]:
             hidden[str(missing)] = None
             continue
         if found is not None:
-            yield replace(found, where=(server.address,))
+            fix = _node_fix(found.fix) if server.kind == "kvferry" else found.fix
+            yield replace(found, where=(server.address,), fix=fix)
     if hidden:
         seen = f"could not be read: {', '.join(hidden)}"
         why = "CONFIG is refused here, as on managed services; these checks were left out"
@@ -59,6 +67,11 @@ def _server(server: ServerFacts, need: ClientNeed) -> Iterator[Finding]:
             info("settings", seen, why, "look for them in the service's own console"),
             where=(server.address,),
         )
+
+
+def _node_fix(fix: str) -> str:
+    option = _NODE_OPTIONS.get(fix.removeprefix("CONFIG SET ").partition(" ")[0])
+    return fix if option is None else f"kvferry node {option}"
 
 
 def _merged(findings: Iterable[Finding]) -> list[Finding]:

@@ -69,8 +69,8 @@ class ServerFacts:
 
     @property
     def kind(self) -> str:
-        """``valkey``, ``redis``, or the name by which another server goes."""
-        for name in ("valkey", "dragonfly", "kvrocks", "garnet", "keydb"):
+        """``valkey``, ``redis``, ``kvferry`` (a node), or the name of another server."""
+        for name in ("valkey", "dragonfly", "kvrocks", "garnet", "keydb", "kvferry"):
             if f"{name}_version" in self.info:
                 return name
         return self.info.get("server_name") or ("redis" if "redis_version" in self.info else "")

@@ -8,7 +8,7 @@ from kvferry.lab.doctor.finding import Finding, fault, info, ok, size_text, warn
 __all__ = ["RULES"]
 
 _COPY_AVOIDANCE = {"redis": (8, 6), "valkey": (9, 0)}
-_TESTED_SINCE = {"redis": (6, 2), "valkey": (7, 2)}
+_TESTED_SINCE = {"redis": (6, 2), "valkey": (7, 2), "kvferry": (0, 0)}
 _CORES_MANY = 8
 _LOGS = (
     ("commandlog-request-larger-than", "request"),
@@ -65,7 +65,7 @@ def copy_avoidance(server: ServerFacts, need: ClientNeed) -> Finding | None:
 def io_threads(server: ServerFacts, _: ClientNeed) -> Finding | None:
     """As many as the cores can feed."""
     text, cores = server.setting("io-threads"), server.cores
-    if text is None or not text.isdigit():
+    if text is None or not text.isdigit() or server.kind == "kvferry":  # a node's do not spin
         return None
     count = int(text)
     seen = f"io-threads {count}" + (f" on {cores} cores" if cores else "")

@@ -20,6 +20,8 @@ def examine_same_host(facts: Facts) -> Iterator[Finding]:
         return
     kind = next((server.kind for server in facts.servers if server.kind), "redis")
     yield replace(way(facts.same_host, kind), scope="network")
+    if kind == "kvferry":  # a node, which sees to the rest itself
+        return
     if (finding := send_buffer(facts)) is not None:
         yield replace(finding, scope="host")
     if (finding := pacing(facts)) is not None:
@@ -33,8 +35,10 @@ def way(found: SameHostFacts, kind: str) -> Finding:
     seen = f"over TCP{_rates(found)}"
     if found.why != _NONE:
         return info("same-host", f"{seen}: {found.why}")
-    lines = f"unixsocket /run/{kind}/{kind}.sock\nunixsocketperm 700"
-    fix = f"{lines}   (configuration file; needs a restart; same user as the engine's)"
+    fix = "kvferry node --listen unix:<path>   (besides its port; same user as the engine's)"
+    if kind != "kvferry":
+        lines = f"unixsocket /run/{kind}/{kind}.sock\nunixsocketperm 700"
+        fix = f"{lines}   (configuration file; needs a restart; same user as the engine's)"
     why = "a Unix socket carries more for nothing, and the client finds it by itself"
     return info("same-host", f"{seen}: {found.why}", why, fix)
 
