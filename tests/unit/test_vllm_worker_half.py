@@ -3,152 +3,40 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from kvferry import Identity, KVLayout, TieredCache
 from kvferry.cache.prompt import Prompt
-from kvferry.chunks.keys import chunk_hashes
-from kvferry.integrations.vllm.backend import LoadJob, SaveJob, Work
+from kvferry.integrations.vllm.backend import Work
 from kvferry.integrations.vllm.counts import COUNTS
 from kvferry.integrations.vllm.steps import HostSteps
-from kvferry.integrations.vllm.worker import WorkerHalf
-from kvferry.metrics import CacheMetrics
 from support import clock
-from support.vllm_shapes import PlainCopier, SlowDevice
-
-LAYERS, BLOCK, CHUNK = 2, 4, 8
-LAYOUT = KVLayout(layers=LAYERS, kv_heads=1, head_dim=8, dtype="uint8", chunk_size=CHUNK)
-LAYER_BYTES = LAYOUT.chunk_bytes // 2 // LAYERS  # of a block
-BLOCKS = 64
-TOKENS = list(range(100, 148))
-HASHES = b"".join(chunk_hashes(TOKENS, CHUNK))
-
-
-class Cache:
-    """An engine, and what a test wants to go wrong with it."""
-
-    def __init__(self, engine: TieredCache) -> None:
-        self.engine = engine
-        self.go = threading.Event()
-        self.go.set()
-        self.lose_lease = False
-        self.breaks: Exception | None = None
-        self.only = 1000  # chunks at most
-        self.available = True
-        self.limits: list[float | None] = []
-        self.steps: list[tuple[int, int, int, float]] = []
-        self.prompts: list[Any] = []
-
-    def lookup(self, tokens: Any, *, timeout_s: float | None = None) -> Any:
-        return self.engine.lookup(tokens, timeout_s=timeout_s)
-
-    def retrieve(
-        self, tokens: Any, into: Any = None, *, limit_tokens: Any = None, timeout_s: Any = None
-    ) -> Any:
-        self.limits.append(timeout_s)
-        self.prompts.append(tokens)
-        assert self.go.wait(10)
-        if self.breaks is not None:
-            raise self.breaks
-        hit = self.engine.retrieve(tokens, limit_tokens=self.only * CHUNK, timeout_s=timeout_s)
-        if self.lose_lease:
-            release = hit._release  # the pages are read, and were somebody else's meanwhile
-            hit._release = lambda: release is None or (release() and False)
-        return hit
-
-    def store(self, tokens: Any, chunks: Sequence[Any], *, first_chunk: int = 0) -> Any:
-        assert self.go.wait(10)
-        if self.breaks is not None:
-            raise self.breaks
-        return self.engine.store(tokens, chunks, first_chunk=first_chunk)
-
-    @property
-    def generation(self) -> bytes:
-        return self.engine.generation
-
-    def renewed(self, ended: bytes, own: bytes) -> None:
-        self.engine.renewed(ended, own)
-
-    def observe_step(self, new_tokens: int, pairs: int, decodes: int, took_s: float) -> None:
-        self.steps.append((new_tokens, pairs, decodes, took_s))
-
-    @property
-    def metrics(self) -> CacheMetrics:
-        return self.engine.metrics
-
-    def stats(self) -> dict[str, Any]:
-        return self.engine.stats()
-
-    def close(self, timeout_s: float = 5.0) -> object:
-        self.go.set()
-        return self.engine.close(timeout_s)
+from support.vllm_worker import (
+    BLOCKS,
+    CHUNK,
+    HASHES,
+    LAYER_BYTES,
+    LAYERS,
+    LAYOUT,
+    Cache,
+    half_of,
+    load,
+    opened_cache,
+    plain,
+    reported,
+    save,
+    step,
+    stored,
+    wait_for,
+)
 
 
 @pytest.fixture
 def cache() -> Iterator[Cache]:
-    identity = Identity(model="worker-half", layout=LAYOUT)
-    with TieredCache(identity, max_local_cpu_size=0.001, prefault=False) as engine:
-        made = Cache(engine)
+    with opened_cache() as made:
         yield made
-        made.go.set()
-
-
-def half_of(cache: Cache, copier: Any, **settings: Any) -> WorkerHalf:
-    settings = {"load_timeout_s": 30.0, "chunk_size": CHUNK, "chunk_blocks": 2, **settings}
-    return WorkerHalf(cache, copier, **settings)
-
-
-def plain() -> PlainCopier:
-    copier = PlainCopier(BLOCKS, LAYERS, LAYER_BYTES)
-    for block in range(BLOCKS):
-        copier.fill(block, block)
-    return copier
-
-
-def save(first: int, blocks: list[int], request_id: str = "s") -> SaveJob:
-    end = first + len(blocks) // 2
-    return SaveJob(request_id, HASHES[: end * 16], first, blocks)
-
-
-def load(first: int, blocks: list[int], request_id: str = "l") -> LoadJob:
-    return LoadJob(request_id, HASHES[first * 16 : (first + len(blocks) // 2) * 16], blocks)
-
-
-def step(half: WorkerHalf, work: Work, layers: Sequence[str] = ()) -> None:
-    half.begin_step(work)
-    half.start_loads(work)
-    for name in layers:
-        half.save_layer(name)
-    half.end_step()
-
-
-def wait_for(what: Any) -> None:
-    until = clock.now_s() + 10
-    while not what():
-        assert clock.now_s() < until
-        threading.Event().wait(0.002)
-
-
-def stored(cache: Cache, chunks: int) -> None:
-    prompt = Prompt(HASHES[: chunks * 16], chunks * CHUNK, CHUNK)
-    wait_for(lambda: cache.engine.contains(prompt) == chunks * CHUNK)
-
-
-def reported(half: WorkerHalf, count: int = 1) -> tuple[set[str], set[int]]:
-    """What loads ended, and the blocks that they did not fill."""
-    names: set[str] = set()
-    failed: set[int] = set()
-
-    def all_there() -> bool:
-        names.update(half.finished(computing=False))
-        failed.update(half.failed_blocks())
-        return len(names) >= count
-
-    wait_for(all_there)
-    return names, failed
 
 
 def test_while_nothing_is_taken_nothing_is_copied(cache: Cache) -> None:
@@ -362,67 +250,6 @@ def test_the_same_step_is_begun_once(cache: Cache) -> None:
     assert half.counts.read()["saved_chunks"] == 1
 
 
-def test_on_a_device_a_step_does_not_wait_but_who_gets_the_blocks_does(cache: Cache) -> None:
-    device = SlowDevice(BLOCKS, LAYERS, LAYER_BYTES)
-    for block in range(BLOCKS):
-        device.fill(block, block)
-    half = half_of(cache, device)
-    step(half, Work(saves=[save(0, [0, 1])]), device.layer_names[:1])
-    assert device.begun.wait(10)
-    half.begin_step(Work(given=[5, 6, -1]))  # nobody gets what is still read
-    later = threading.Thread(target=half.begin_step, args=(Work(given=[1]),))
-    later.start()
-    later.join(0.05)
-    assert later.is_alive()
-    device.go.set()
-    later.join(10)
-    assert not later.is_alive()
-    device.fill(0, 99)
-    device.fill(1, 99)
-    stored(cache, 1)
-    prompt = Prompt(HASHES[:16], CHUNK, CHUNK)
-    with cache.engine.retrieve(prompt) as hit:
-        data = bytes(hit.pages[0])
-    assert data == b"".join(
-        bytes([block + layer]) * LAYER_BYTES for layer in range(LAYERS) for block in (0, 1)
-    )
-
-
-def test_steps_that_run_ahead_of_a_device_are_all_saved_in_the_room_of_one(cache: Cache) -> None:
-    device = SlowDevice(BLOCKS, LAYERS, LAYER_BYTES)
-    for block in range(BLOCKS):
-        device.fill(block, block)
-    half = half_of(cache, device, save_bytes_max=2 * LAYOUT.chunk_bytes)
-    step(half, Work(saves=[save(0, [0, 1, 2, 3])]), device.layer_names)
-    step(half, Work(saves=[save(2, [4, 5])]))
-    step(half, Work(saves=[save(3, [6, 7])]))
-    device.go.set()
-    stored(cache, 4)
-    wait_for(lambda: half.counts.read()["saved_chunks"] == 4)
-    assert half.counts.read()["shed_chunks"] == 0
-    with cache.engine.retrieve(Prompt(HASHES[: 4 * 16], 4 * CHUNK, CHUNK)) as hit:
-        assert [bytes(page)[0] for page in hit.pages] == [0, 2, 4, 6]
-
-
-def test_blocks_that_wait_for_room_behind_a_device_are_given_away_at_once(cache: Cache) -> None:
-    device = SlowDevice(BLOCKS, LAYERS, LAYER_BYTES)
-    device.go.set()
-    half = half_of(cache, device, save_bytes_max=LAYOUT.chunk_bytes)
-    cache.go.clear()  # handing over hangs
-    step(half, Work(saves=[save(0, [0, 1])]))
-    step(half, Work(saves=[save(1, [2, 3])]))
-    began = clock.now_s()
-    half.begin_step(Work(given=[3]))
-    assert clock.now_s() - began < 5
-    cache.go.set()
-    stored(cache, 1)
-    wait_for(lambda: half.counts.read()["shed_chunks"] == 1)
-    assert half.counts.read()["saved_chunks"] == 1
-    half.begin_step(Work())
-    step(half, Work(saves=[save(1, [2, 3])]))
-    stored(cache, 2)
-
-
 def test_blocks_that_cannot_be_gathered_are_not_saved(
     cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -469,74 +296,6 @@ def test_counts_are_taken_in_parts_that_add_up(cache: Cache) -> None:
     assert half.stats()["saved_chunks"] == 1
 
 
-def test_a_store_that_hangs_does_not_keep_blocks_from_those_they_are_given_to(cache: Cache) -> None:
-    device = SlowDevice(BLOCKS, LAYERS, LAYER_BYTES)
-    device.go.set()
-    half = half_of(cache, device)
-    cache.go.clear()  # handing over hangs
-    step(half, Work(saves=[save(0, [0, 1])]))
-    step(half, Work(saves=[save(1, [2, 3])]))
-    began = clock.now_s()
-    half.begin_step(Work(given=[2, 3]))
-    assert clock.now_s() - began < 5
-    device.fill(2, 99)
-    cache.go.set()
-    stored(cache, 2)
-    assert half.counts.read()["shed_chunks"] == 0
-    half.close()
-
-
-def test_blocks_that_are_taken_away_while_they_are_gathered_are_never_stored(
-    cache: Cache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("kvferry.integrations.vllm.worker._RELEASE_BLOCKS_S", 0.05)
-    device = SlowDevice(BLOCKS, LAYERS, LAYER_BYTES)
-    half = half_of(cache, device)
-    step(half, Work(saves=[save(0, [0, 1]), save(1, [2, 3])]))  # the second one waits for its turn
-    assert device.begun.wait(10)
-    assert half.release_blocks() is False  # the device does not end
-    for block in range(4):
-        device.fill(block, 200)  # unmapped, and mapped again
-    device.go.set()
-    wait_for(lambda: half.counts.read()["shed_chunks"] == 2)
-    assert cache.engine.contains(Prompt(HASHES[:32], 2 * CHUNK, CHUNK)) == 0
-    step(half, Work(saves=[save(0, [0, 1])]))  # awake
-    stored(cache, 1)
-    half.close()
-
-
-def test_who_takes_blocks_away_waits_for_what_reads_them(cache: Cache) -> None:
-    device = SlowDevice(BLOCKS, LAYERS, LAYER_BYTES)
-    half = half_of(cache, device)
-    step(half, Work(saves=[save(0, [0, 1])]))
-    assert device.begun.wait(10)
-    release_blocks: list[bool] = []
-    taker = threading.Thread(target=lambda: release_blocks.append(half.release_blocks()))
-    taker.start()
-    taker.join(0.05)
-    assert taker.is_alive()
-    device.go.set()
-    taker.join(10)
-    assert release_blocks == [True]
-    half.close()
-
-
-def test_nothing_is_loaded_into_blocks_that_were_taken_away(cache: Cache) -> None:
-    copier = plain()
-    half = half_of(cache, copier)
-    step(half, Work(saves=[save(0, [0, 1])]))
-    stored(cache, 1)
-    cache.go.clear()
-    step(half, Work(loads=[load(0, [20, 21])]))
-    before = copier.content(20)
-    assert half.release_blocks()
-    cache.go.set()
-    assert reported(half) == ({"l"}, {20, 21})
-    assert copier.content(20) == before
-    step(half, Work(loads=[load(0, [20, 21])]))
-    assert reported(half) == ({"l"}, set())
-
-
 def test_loads_that_nobody_was_told_of_are_reported_by_who_comes_after(cache: Cache) -> None:
     copier = plain()
     half = half_of(cache, copier)
@@ -547,9 +306,8 @@ def test_loads_that_nobody_was_told_of_are_reported_by_who_comes_after(cache: Ca
     cache.go.clear()
     step(half, Work(loads=[load(0, [22, -1], "running")]))
     left = half.abandon()  # other tensors have come
-    identity = Identity(model="worker-half", layout=LAYOUT)
-    with TieredCache(identity, max_local_cpu_size=0.001, prefault=False) as engine:
-        heir = half_of(Cache(engine), plain())
+    with opened_cache() as other:
+        heir = half_of(other, plain())
         heir.inherit(left)
         assert reported(heir, 2) == ({"over", "running"}, {20, 21, 22})
         heir.close()
