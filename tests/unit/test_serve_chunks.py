@@ -8,7 +8,9 @@ from kvferry.errors import UsageError
 
 np = pytest.importorskip("numpy")
 
+from kvferry import Identity, KVLayout, TieredCache  # noqa: E402
 from kvferry.lab.serve.asked import text_of  # noqa: E402
+from kvferry.lab.serve.batcher import Batcher  # noqa: E402
 from kvferry.lab.serve.chunks import SequenceChunks  # noqa: E402
 from kvferry.lab.serve.pace import Pace  # noqa: E402
 from kvferry.testing.transformer import Transformer, TransformerConfig, encode  # noqa: E402
@@ -78,3 +80,19 @@ def test_every_token_is_one_printable_character() -> None:
     texts = [text_of(token) for token in range(256)]
     assert len(set(texts)) == 256
     assert all(len(text) == 1 and text.strip("\n\r\t") for text in texts)
+
+
+def test_steps_of_a_few_tokens_do_not_make_a_long_prompt_look_as_quick() -> None:
+    model = Transformer(CONFIG, 1)
+    layout = KVLayout(layers=2, kv_heads=1, head_dim=32, dtype="float32", chunk_size=16)
+    pace = Pace(c_s_per_token=1 / 20_000, decode_s=0.01)
+    with TieredCache(
+        Identity(model="short steps", layout=layout), max_local_cpu_size=0.001
+    ) as cache:
+        batcher = Batcher(
+            model, SequenceChunks(CONFIG, HEAD), cache, pace, sequences_max=2, step_tokens=2048
+        )
+        for tokens in (2, 4, 9, 16) * 10:
+            cache.observe_step(tokens, tokens**2, 1, 0.012)
+        assert 0.4 < cache.prefill.predict_s(10_000) < 1.0
+        batcher.close()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvferry.cache.prefill import Coefficients
+
 __all__ = ["Pace"]
 
 
@@ -24,6 +26,11 @@ class Pace:
     c_s_per_token: float
     d_s_per_token2: float = 0.0
     decode_s: float = 0.0
+
+    @property
+    def coefficients(self) -> Coefficients:
+        """What a cost model may expect."""
+        return self.a_s, self.c_s_per_token, self.d_s_per_token2, self.decode_s
 
     def step_s(self, new_tokens: int, pairs: int, decodes: int) -> float:
         """Seconds of a step."""
