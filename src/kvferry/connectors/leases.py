@@ -15,13 +15,13 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kvferry.client.pure.connection import Connection, Disconnected, ReplyTimedOut
 from kvferry.client.pure.dial import DialRefused, dial
 from kvferry.client.pure.resp import ErrorReply, ProtocolError, Reply
 from kvferry.config import ClientConfig
-from kvferry.connectors.nixl_agent import NixlAgent
+from kvferry.connectors.agent import Agent
 from kvferry.errors import UnavailableError
 
 __all__ = ["FAILURES", "Busy", "Contact", "Lease", "Piece", "meet"]
@@ -70,7 +70,7 @@ class Contact:
     """
 
     connection: Connection
-    peer: str | bytes
+    peer: Any
     incarnation: int
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -113,18 +113,18 @@ class Contact:
             return self.connection.call(*words, deadline=until)
 
 
-def meet(config: ClientConfig, agent: NixlAgent, until: float) -> Contact:
+def meet(config: ClientConfig, agent: Agent, until: float) -> Contact:
     """Connect to a node, and make its agent known to ours.
 
     Raises:
-        FAILURES: It is away, or has no NIXL.
+        FAILURES: It is away, or cannot be read so.
     """
     connection = dial(config, until)
     try:
         match connection.call(b"LEASE", b"AGENT", deadline=until):
             case [int() as incarnation, bytes() as metadata]:
-                return Contact(connection, agent.meet(metadata), incarnation)
-        raise UnavailableError("it has no NIXL")
+                return Contact(connection, agent.meet(connection, metadata), incarnation)
+        raise UnavailableError("its node has no agent")
     except BaseException:
         connection.close()
         raise
