@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from kvferry.client.pure.connection import Connection, Disconnected, ReplyTimedOut
 from kvferry.client.pure.dial import DialRefused, dial
-from kvferry.client.pure.resp import ErrorReply, ProtocolError, Reply
+from kvferry.client.pure.resp import ErrorReply, ProtocolError, Reply, encode
 from kvferry.config import ClientConfig
 from kvferry.connectors.agent import Agent
 from kvferry.errors import UnavailableError
@@ -72,6 +72,7 @@ class Contact:
     connection: Connection
     peer: Any
     incarnation: int
+    _unread: int = 0  # answers to what was released
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def lease(self, names: Sequence[bytes], sizes: Sequence[int], until: float) -> Lease | None:
@@ -102,15 +103,20 @@ class Contact:
                 raise UnavailableError(f"it leases nothing: {answer!r:.100}")
 
     def release(self, lease: Lease) -> None:
-        """Let go of it; where that fails, time does."""
+        """Let go of it; where that fails, time does. The answer is read in front of the next."""
         if lease.id:
-            with suppress(*FAILURES):
-                soon = time.monotonic() + _RELEASE_S
-                self._call(b"RELEASE", b"%d" % lease.id, until=soon)
+            with suppress(*FAILURES), self._lock:
+                self._unread += 1
+                words = encode(b"RELEASE", b"%d" % lease.id)
+                self.connection.send([words], time.monotonic() + _RELEASE_S)
 
     def _call(self, *words: bytes, until: float) -> Reply:
         with self._lock:
-            return self.connection.call(*words, deadline=until)
+            self.connection.send([encode(*words)], until)
+            while self._unread:
+                self.connection.reply(until)
+                self._unread -= 1
+            return self.connection.reply(until)
 
 
 def meet(config: ClientConfig, agent: Agent, until: float) -> Contact:

@@ -28,8 +28,8 @@ from msgspec.structs import replace
 from kvferry import _native
 from kvferry.client.batch import BatchResult, Status
 from kvferry.client.buffers import BufferLike, Key, encode_key, writable
-from kvferry.client.operation import Operation, Verb
 from kvferry.client.dlpack import view_memory
+from kvferry.client.operation import Operation, Verb
 from kvferry.config import ClientConfig
 from kvferry.connectors.agent import Agent
 from kvferry.connectors.base import Space, Ticket
@@ -113,6 +113,8 @@ class OneSidedConnector(PeerConnector):
         self._queue = CallQueue(_JOBS_MAX)
         self._threads: list[threading.Thread] = []
         super().__init__(space, config)
+        if agent.near:  # it costs next to nothing, and the first load is as large as the others
+            self._begin_to_meet()
 
     def submit(self, operation: Operation) -> Ticket:
         """See `Connector`."""
@@ -173,12 +175,15 @@ class OneSidedConnector(PeerConnector):
         elif any(writable(buffer).nbytes != size for buffer in buffers):
             return None
         if self._contact is None and not self._meeting and time.monotonic() >= self._again_at:
-            with self._lock:
-                if self._meeting or self._closed:
-                    return None
-                self._meeting = True
-            threading.Thread(target=self._meet, name="kvferry-meet", daemon=True).start()
+            self._begin_to_meet()
         return self._contact
+
+    def _begin_to_meet(self) -> None:
+        with self._lock:
+            if self._meeting or self._closed:
+                return
+            self._meeting = True
+        threading.Thread(target=self._meet, name="kvferry-meet", daemon=True).start()
 
     def _meet(self) -> None:
         until = time.monotonic() + _MEET_S
