@@ -52,8 +52,8 @@ class Owner {
 class ProcessMemory : public ::testing::Test {
  protected:
   void SetUp() override {
-    void* base = ::mmap(nullptr, kSize + 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
-                        -1, 0);
+    void* base =
+        ::mmap(nullptr, kSize + 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     ASSERT_NE(base, MAP_FAILED);
     memory_ = static_cast<std::byte*>(base);
     ASSERT_EQ(::munmap(memory_ + kSize, 4096), 0);  // nothing lies behind it
