@@ -7,7 +7,9 @@ import ctypes
 import json
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -17,9 +19,14 @@ from kvferry.client.pure.connection import Connection
 from kvferry.connectors.process_agent import ProcessAgent
 from kvferry.controller.controller import Controller
 from kvferry.errors import SystemResourceError, UnavailableError
-from support.one_sided import owner_of, reader_of, says
+from kvferry.server import Client
+from support.cache_server import CacheServerProcess
+from support.dashboard import samples
+from support.engines import expected, prompt
+from support.one_sided import IDENTITIES, owner_of, reader_of, says
 from support.programs import Program
-from support.sharing import running_controller
+from support.servers import wait_for
+from support.sharing import running_controller, sharing
 
 _AGENT = """
 import os, sys, time
@@ -221,19 +228,30 @@ other.commit(b"")
 
 
 def test_little_goes_over_the_socket(controller: Controller) -> None:
+    body = (
+        _READ
+        + """
+before = figures(engine)["reads"]
+blank = blanks(1, identity.layout)
+result = connector.submit_get(keys[:1], blank, timeout_s=30.0).wait(30)
+print(json.dumps([list(result.statuses), figures(engine)["reads"] - before]), flush=True)
+"""
+    )
+    with owner_of(controller, "plain", 4), reader_of(controller, "plain", 4, body) as reader:
+        assert json.loads(says(reader)) == [[0], 0]
+
+
+def test_small_chunks_meet_nobody(controller: Controller) -> None:
     body = """
-end = time.monotonic() + 60
-while engine.tiers[0].tier.connector._contact is None:
-    assert time.monotonic() < end
-    time.sleep(0.01)
 for seed in (0, 1, 2):
     engine.clear(stores=False)
     check(engine, prompt(tokens, seed), tokens)
-print(json.dumps(figures(engine)), flush=True)
+met = engine.tiers[0].tier.connector._meeting
+print(json.dumps([met, figures(engine)]), flush=True)
 """
     with owner_of(controller, "small", 5), reader_of(controller, "small", 5, body) as reader:
-        figures = json.loads(says(reader))
-    assert (figures["reads"], figures["fallbacks"]) == (0, 0)
+        met, figures = json.loads(says(reader))
+    assert (met, figures["reads"], figures["fallbacks"]) == (False, 0, 0)
 
 
 def test_nothing_is_left_open_by_a_read(controller: Controller) -> None:
@@ -255,3 +273,37 @@ print(json.dumps([before, held()]), flush=True)
         before, after = json.loads(says(reader))
     assert after[0] - before[0] < 50
     assert after[1] - before[1] < 100
+
+
+def test_cache_servers_read_each_others_segments(controller: Controller, tmp_path: Path) -> None:
+    identity = IDENTITIES["plain"]
+    tokens = 8 * identity.layout.chunk_size
+    with ExitStack() as stack:
+        clients, servers = [], []
+        for name in ("one", "other"):
+            directory = tmp_path / name
+            directory.mkdir()
+            settings = sharing(controller, name, chunk_size=identity.layout.chunk_size)
+            file = directory / "example.yaml"
+            file.write_text("".join(f"{key}: {value}\n" for key, value in settings.items()))
+            server = CacheServerProcess(directory, "--config", str(file), mib=64).start()
+            stack.callback(server.stop)
+            client = stack.enter_context(Client(identity, server.endpoint, timeout_s=20.0))
+            assert client.wait(20)
+            clients.append(client)
+            servers.append(server)
+        one, other = clients
+        for seed in (0, 1):
+            one.store(prompt(tokens, seed), expected(prompt(tokens, seed), identity))
+            wait_for("it is found", lambda s=seed: other.contains(prompt(tokens, s)) == tokens)
+        wait_for("it is met", lambda: "from its process's memory" in servers[1].log)
+        for seed in (0, 1):
+            with other.retrieve(prompt(tokens, seed)) as hit:
+                assert hit.tiers["peer one"] == tokens
+                for page, chunk in zip(
+                    hit.pages, expected(prompt(tokens, seed), identity), strict=True
+                ):
+                    assert bytes(page) == chunk.tobytes()
+        page = servers[1].http("/metrics")
+        shown = {name: value for name, _, value in samples(page)}
+        assert shown["kvferry_one_sided_reads_total"] == 16

@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any, cast
 
 from msgspec.structs import replace
@@ -33,10 +34,11 @@ from kvferry.client.operation import Operation, Verb
 from kvferry.config import ClientConfig
 from kvferry.connectors.agent import Agent
 from kvferry.connectors.base import Space, Ticket
-from kvferry.connectors.calls import CallJob, CallQueue
+from kvferry.connectors.calls import CallQueue
 from kvferry.connectors.frame import Frame
 from kvferry.connectors.leases import FAILURES, Busy, Contact, Lease, Piece, meet
 from kvferry.connectors.peer import PeerConnector, lent
+from kvferry.connectors.read_job import Progress, ReadJob
 from kvferry.connectors.stripes import Stripe, grouped, stripe_extents
 from kvferry.errors import KVFerryError, UnavailableError
 
@@ -46,6 +48,7 @@ _log = logging.getLogger("kvferry.cache")
 
 _THREADS = 2
 _JOBS_MAX = 1000
+_FIRST_ID = 1 << 48  # of its jobs: the client's are less
 _CLOSE_S = 2.0
 _MEET_S = 10.0
 # A contact that failed is tried again after this; it doubles.
@@ -54,42 +57,13 @@ _LEASE_BYTES = 64 << 20  # of one lease
 # What one read may take: one that hangs costs no more of a long deadline.
 _READ_S = 2.5
 _LOOK_S = 0.02  # whether a read was cancelled
-# What is less comes sooner over the socket, where nobody has to be asked for a lease.
-_NEAR_BYTES_MIN = 1 << 20
+# From process to process: smaller values, and less at a time, come sooner over the socket.
+_VALUE_BYTES_MIN, _NEAR_BYTES_MIN = 1 << 20, 4 << 20
 _NOT_ASKED = "not asked yet"  # as in native/redis/same_host.cpp
 
 
 class _Elsewhere(UnavailableError):
     """An agent that reads processes of this host is not what it is read by."""
-
-
-class _Progress:
-    """How far a job is: so many leading keys have final buffers; and whether to go on."""
-
-    arrived = 0
-    cancelled = False
-
-
-class _Read(CallJob):
-    """A job; see `Ticket`."""
-
-    def __init__(
-        self,
-        progress: _Progress,
-        call: Callable[[float], BatchResult],
-        count: int,
-        limit_s: float,
-    ) -> None:
-        super().__init__(call, count, limit_s)
-        self._progress = progress
-
-    def cancel(self) -> None:
-        super().cancel()
-        self._progress.cancelled = True
-
-    @property
-    def prefix_len(self) -> int:
-        return super().prefix_len if self.done else self._progress.arrived
 
 
 class OneSidedConnector(PeerConnector):
@@ -110,25 +84,53 @@ class OneSidedConnector(PeerConnector):
         self._again_at = 0.0
         self._again_s = _AGAIN_S
         self._counts = dict.fromkeys(("reads", "bytes", "expired", "fallbacks"), 0)
-        self._queue = CallQueue(_JOBS_MAX)
         self._threads: list[threading.Thread] = []
         super().__init__(space, config)
-        if agent.near:  # it costs next to nothing, and the first load is as large as the others
+        self._queue = CallQueue(_JOBS_MAX, os.dup(self.event_fd()), _FIRST_ID)
+        if agent.near and space.value_size_bytes < _VALUE_BYTES_MIN:
+            self._again_at = math.inf
+        elif agent.near:  # it costs next to nothing, and the first load is as large as the others
             self._begin_to_meet()
 
     def submit(self, operation: Operation) -> Ticket:
         """See `Connector`."""
-        contact = self._reached(operation)
-        if contact is None:
-            return super().submit(operation)
-        progress, count = _Progress(), len(operation.keys)
-        job = _Read(
+        job = self._put(operation, announced=False)
+        return super().submit(operation) if job is None else job
+
+    def announce(self, operation: Operation) -> int:
+        """See `Connector`."""
+        job = self._put(operation, announced=True)
+        return super().announce(operation) if job is None else job.id
+
+    def drain_completions(self) -> list[tuple[int, BatchResult]]:
+        """See `Connector`."""
+        return super().drain_completions() + self._queue.take()  # whose descriptor is the same
+
+    def progress(self, job_id: int) -> int:
+        """See `Connector`."""
+        job = self._queue.get(job_id)
+        return super().progress(job_id) if job is None else job.prefix_len
+
+    def cancel(self, job_id: int) -> None:
+        """See `Connector`."""
+        job = self._queue.get(job_id)
+        if job is None:
+            super().cancel(job_id)
+        else:
+            job.cancel()
+
+    def _put(self, operation: Operation, *, announced: bool) -> ReadJob | None:
+        """A job for the threads; None: it goes over a socket."""
+        if self._reached(operation) is None:
+            return None
+        progress, count = Progress(), len(operation.keys)
+        job = ReadJob(
             progress,
             lambda left_s: self._carry_out(progress, operation, left_s),
             count,
             operation.timeout_s or self._limit_s(count),
         )
-        self._queue.put(job, announced=False)
+        self._queue.put(job, announced)
         return job
 
     def stats(self) -> Mapping[str, int]:
@@ -241,7 +243,7 @@ class OneSidedConnector(PeerConnector):
 
     # --- Reading ---
 
-    def _carry_out(self, progress: _Progress, operation: Operation, left_s: float) -> BatchResult:
+    def _carry_out(self, progress: Progress, operation: Operation, left_s: float) -> BatchResult:
         """In a thread: read one-sided, and over a socket what that does not bring."""
         began = time.monotonic()
         keys, statuses = list(operation.keys), bytearray()
@@ -275,7 +277,7 @@ class OneSidedConnector(PeerConnector):
         took_s = time.monotonic() - began
         return BatchResult(bytes(statuses) + other.statuses, sizes, took_s, other.error, other.kind)
 
-    def _over_socket(self, progress: _Progress, operation: Operation) -> BatchResult:
+    def _over_socket(self, progress: Progress, operation: Operation) -> BatchResult:
         count = len(operation.keys)
         if progress.cancelled:
             return BatchResult(bytes([Status.CANCELLED]) * count, [0] * count, 0.0)
@@ -288,7 +290,7 @@ class OneSidedConnector(PeerConnector):
         return result
 
     def _read(
-        self, contact: Contact, progress: _Progress, keys: Sequence[Key], into: Any, until: float
+        self, contact: Contact, progress: Progress, keys: Sequence[Key], into: Any, until: float
     ) -> Generator[Status]:
         """The statuses of leading keys, up to where they are to be read over a socket."""
         count = len(self._extents)
@@ -334,7 +336,7 @@ class OneSidedConnector(PeerConnector):
         self,
         contact: Contact,
         lease: Lease,
-        progress: _Progress,
+        progress: Progress,
         names: Sequence[bytes],
         values: Sequence[Sequence[Piece | None]],
         targets: Sequence[memoryview | None],
