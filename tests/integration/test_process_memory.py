@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -275,6 +276,10 @@ print(json.dumps([before, held()]), flush=True)
     assert after[1] - before[1] < 100
 
 
+def _has(client: Client, tokens: list[int]) -> bool:
+    return client.contains(tokens) == len(tokens)
+
+
 def test_cache_servers_read_each_others_segments(controller: Controller, tmp_path: Path) -> None:
     identity = IDENTITIES["plain"]
     tokens = 8 * identity.layout.chunk_size
@@ -295,7 +300,8 @@ def test_cache_servers_read_each_others_segments(controller: Controller, tmp_pat
         one, other = clients
         for seed in (0, 1):
             one.store(prompt(tokens, seed), expected(prompt(tokens, seed), identity))
-            wait_for("it is found", lambda s=seed: other.contains(prompt(tokens, s)) == tokens)
+            wanted = prompt(tokens, seed)
+            wait_for("it is found", partial(_has, other, wanted))
         wait_for("it is met", lambda: "from its process's memory" in servers[1].log)
         for seed in (0, 1):
             with other.retrieve(prompt(tokens, seed)) as hit:
