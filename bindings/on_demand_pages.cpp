@@ -5,6 +5,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstdint>
 #include <cstring>
 #include <string>
 #include <tuple>
@@ -69,9 +70,10 @@ void bind_on_demand_pages(nb::module_& m) {
             if (index < 0 || static_cast<std::size_t>(index) >= self.on_demand->size()) {
               raise({Errc::kInvalidArgument, "no such chunk"});
             }
-            return self.on_demand->buffer(static_cast<std::size_t>(index)) != nullptr;
+            return reinterpret_cast<std::uintptr_t>(
+                self.on_demand->buffer(static_cast<std::size_t>(index)));
           },
-          "index"_a, "A value comes; whether there is a page for it.")
+          "index"_a, "A value comes; where its page is, until the job is finished. 0: none.")
       .def(
           "keep",
           [](const OnDemandPagesOwner& self, std::int64_t count) {

@@ -13,6 +13,7 @@
 #include "errors.hpp"
 #include "gil.hpp"
 #include "mem/copy.hpp"
+#include "mem/process_memory.hpp"
 #include "pool.hpp"
 
 namespace nb = nanobind;
@@ -129,6 +130,40 @@ std::uint64_t checksum(const nb::object& source, const nb::object& target) {
   return codec::xxh3_64(copied ? to : from);
 }
 
+// What is summed after it was copied is still in a cache, if it is no more than this.
+constexpr std::size_t kReadPieceBytes = 128 * kKiB;
+
+std::vector<std::uint64_t> read_process(pid_t process, const std::vector<std::uint64_t>& addresses,
+                                        const nb::sequence& targets) {
+  if (nb::len(targets) != addresses.size()) {
+    raise({Errc::kInvalidArgument, "there is one target for each address"});
+  }
+  Lease leases(addresses.size());
+  std::vector<MutableBytes> bytes;
+  bytes.reserve(addresses.size());
+  for (std::size_t i = 0; i < addresses.size(); ++i) {
+    bytes.push_back(leases.add(nb::object(targets[i]).ptr(), true));
+  }
+  std::vector<std::uint64_t> checksums;
+  checksums.reserve(addresses.size());
+  Outcome read = Done{};
+  {
+    const GilRelease unlocked;
+    codec::Xxh3 checksum;
+    for (std::size_t i = 0; i < addresses.size() && read; ++i) {
+      checksum.reset();
+      for (std::size_t at = 0; at < bytes[i].size() && read; at += kReadPieceBytes) {
+        const auto piece = bytes[i].subspan(at, std::min(kReadPieceBytes, bytes[i].size() - at));
+        read = mem::read_process(process, addresses[i] + at, piece);
+        checksum.update(piece);
+      }
+      checksums.push_back(checksum.digest());
+    }
+  }
+  if (!read) raise(read.error());
+  return checksums;
+}
+
 }  // namespace
 
 void bind_pages(nb::module_& m) {
@@ -150,6 +185,13 @@ void bind_pages(nb::module_& m) {
         nb::sig("def checksum(source: typing.Any, target: typing.Any | None = None) -> int"),
         "XXH3-64 of a buffer, without the GIL. With a target of its length it is copied there "
         "first, and what was copied is what is summed.");
+  m.def("read_process", &read_process, "process"_a, "addresses"_a, "targets"_a,
+        nb::sig("def read_process(process: int, addresses: collections.abc.Sequence[int], "
+                "targets: collections.abc.Sequence[typing.Any]) -> list[int]"),
+        "Copies memory of another process into buffers, without the GIL; XXH3-64 of each. Raises "
+        "SystemResourceError when it cannot be read.");
+  m.def("admit_readers", &mem::admit_readers,
+        "Lets other processes of this user read the memory of this one.");
 }
 
 }  // namespace kvferry

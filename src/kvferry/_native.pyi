@@ -370,6 +370,14 @@ def checksum(source: Any, target: Any | None = None) -> int:
     XXH3-64 of a buffer, without the GIL. With a target of its length it is copied there first, and what was copied is what is summed.
     """
 
+def read_process(process: int, addresses: Sequence[int], targets: Sequence[Any]) -> list[int]:
+    """
+    Copies memory of another process into buffers, without the GIL; XXH3-64 of each. Raises SystemResourceError when it cannot be read.
+    """
+
+def admit_readers() -> None:
+    """Lets other processes of this user read the memory of this one."""
+
 def encode_value(codec: int, content: Any, payload: Any) -> int:
     """
     Writes what the frame would have behind it and returns its length; 0: it does not pay. The payload has room for 4 bytes more for each 64 KiB.
@@ -612,8 +620,8 @@ class OnDemandPages:
 
     def __init__(self, cache: ChunkCache, hashes: bytes, first: int, ttl_s: float) -> None: ...
 
-    def place(self, index: int) -> bool:
-        """A value comes; whether there is a page for it."""
+    def place(self, index: int) -> int:
+        """A value comes; where its page is, until the job is finished. 0: none."""
 
     def keep(self, count: int) -> None:
         """

@@ -1,4 +1,4 @@
-"""Reads over NIXL between two processes: identical bytes or TCP, and never a page written late."""
+"""One-sided reads between processes: identical bytes or a socket, and no page written late."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvferry.connectors.peer import PeerConnector
 from kvferry.controller.controller import Controller
 from support.dashboard import samples
 from support.engines import check, expected, prompt
-from support.one_sided import OWNER, owner_of, reader_of, says
+from support.one_sided import NIXL, OWNER, owner_of, reader_of, says
 from support.sharing import PROMPT, finds, instances, meets, running_controller
 
 needs_nixl = pytest.mark.skipif(
     importlib.util.find_spec("nixl") is None,
     reason="nixl is not installed: pip install --no-deps nixl nixl-cu12",
 )
-TRANSPORTS = [pytest.param("", id="shm"), pytest.param("tcp", id="tcp")]
+OVER_NIXL = pytest.param("nixl", marks=needs_nixl, id="nixl")
+WAYS = ["memory", OVER_NIXL, pytest.param("tcp", marks=needs_nixl, id="nixl-tcp")]
 
 
 @pytest.fixture
@@ -34,17 +34,17 @@ def controller() -> Iterator[Controller]:
         yield controller
 
 
-@pytest.fixture(params=TRANSPORTS)
-def transports(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param:
-        monkeypatch.setenv("UCX_TLS", request.param)
-    return str(request.param)
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Settings of both sides: from process to process, over NIXL, over NIXL's TCP."""
+    if request.param == "tcp":
+        monkeypatch.setenv("UCX_TLS", "tcp")
+    return {} if request.param == "memory" else NIXL
 
 
-@needs_nixl
-@pytest.mark.parametrize("name", ["small", "striped"])
-def test_what_is_read_over_nixl_is_what_its_owner_has(
-    controller: Controller, transports: str, name: str
+@pytest.mark.parametrize("name", ["plain", "striped"])
+def test_what_is_read_one_sided_is_what_its_owner_has(
+    controller: Controller, way: dict[str, str], name: str
 ) -> None:
     body = """
 until_one_sided(engine)
@@ -54,7 +54,10 @@ for seed in (0, 1, 2, 1):
     check(engine, prompt(tokens, seed), tokens)
 print(json.dumps([before, figures(engine), engine.metrics.text()]), flush=True)
 """
-    with owner_of(controller, name, 5), reader_of(controller, name, 5, body) as reader:
+    with (
+        owner_of(controller, name, 5, **way),
+        reader_of(controller, name, 5, body, **way) as reader,
+    ):
         before, after, page = json.loads(says(reader))
         assert after["reads"] > before["reads"]
         assert after["fallbacks"] == after["expired"] == 0
@@ -63,9 +66,8 @@ print(json.dumps([before, figures(engine), engine.metrics.text()]), flush=True)
         assert shown == {f"kvferry_one_sided_{what}_total": n for what, n in after.items()}
 
 
-@needs_nixl
 def test_an_owner_killed_in_the_middle_is_a_shorter_prefix(
-    controller: Controller, transports: str
+    controller: Controller, way: dict[str, str]
 ) -> None:
     """It says after each read that it has begun another one, so that the kill meets one."""
     body = """
@@ -82,8 +84,8 @@ gone = check(engine, prompt(tokens, 1))
 print(json.dumps([longest, gone, figures(engine)]), flush=True)
 """
     with (
-        owner_of(controller, "striped", 8) as owner,
-        reader_of(controller, "striped", 8, body, retrieve_timeout_s=2.0) as reader,
+        owner_of(controller, "striped", 8, **way) as owner,
+        reader_of(controller, "striped", 8, body, retrieve_timeout_s=2.0, **way) as reader,
     ):
         assert says(reader) == "reads"
         time.sleep(random.Random(5).uniform(0.05, 0.4))
@@ -127,9 +129,9 @@ engine.clear(stores=False)
 check(engine, prompt(tokens, 1))
 print(json.dumps([late_s, sum(map(bool, ok)), given_up, figures(engine)]), flush=True)
 """
-    with owner_of(controller, "striped", 8) as owner:
+    with owner_of(controller, "striped", 8, **NIXL) as owner:
         pid = owner.process.pid
-        with reader_of(controller, "striped", 8, body, pid) as reader:
+        with reader_of(controller, "striped", 8, body, pid, **NIXL) as reader:
             late_s, failed, given_up, figures = json.loads(says(reader))
     assert late_s < 5
     assert failed > 0
@@ -137,14 +139,17 @@ print(json.dumps([late_s, sum(map(bool, ok)), given_up, figures(engine)]), flush
     assert figures["fallbacks"] == 1
 
 
-@needs_nixl
-def test_bytes_of_a_lease_that_is_over_are_a_miss(controller: Controller) -> None:
+def test_bytes_of_a_lease_that_is_over_are_a_miss(
+    controller: Controller, way: dict[str, str]
+) -> None:
     body = """
 until_one_sided(engine)
 connector = engine.tiers[0].tier.connector
 agent, read = connector._agent, type(connector._agent).read
-def late(peer, pieces, take, until):
-    read(agent, peer, pieces, lambda memory: (time.sleep(0.6), take(memory)), until)
+def late(peer, pieces, until):
+    sums = read(agent, peer, pieces, until)
+    time.sleep(0.6)
+    return sums
 agent.read = late
 from kvferry.cache.prompt import read_prompt
 keys = read_prompt(prompt(tokens, 1), identity.layout.chunk_size, b"").keys(0, chunks)
@@ -154,7 +159,10 @@ del agent.read
 again = connector.submit_get(keys, ours, timeout_s=30.0).wait(30)
 print(json.dumps([list(result.statuses), list(again.statuses), figures(engine)]), flush=True)
 """
-    with owner_of(controller, "small", 4), reader_of(controller, "small", 4, body) as reader:
+    with (
+        owner_of(controller, "plain", 4, **way),
+        reader_of(controller, "plain", 4, body, **way) as reader,
+    ):
         statuses, again, figures = json.loads(says(reader))
     assert statuses == [1, 7, 7, 7]
     assert again == [0, 0, 0, 0]
@@ -162,19 +170,22 @@ print(json.dumps([list(result.statuses), list(again.statuses), figures(engine)])
     assert figures["fallbacks"] == 0
 
 
-@needs_nixl
-def test_other_bytes_than_those_of_the_frame_are_refused(controller: Controller) -> None:
+def test_other_bytes_than_those_of_the_frame_are_refused(
+    controller: Controller, way: dict[str, str]
+) -> None:
     body = """
 until_one_sided(engine)
 connector = engine.tiers[0].tier.connector
 agent, read = connector._agent, type(connector._agent).read
-def damaged(peer, pieces, take, until):
-    def flip(memory):
-        memory[100] ^= 1
-        take(memory)
-    read(agent, peer, pieces, flip, until)
-def swapped(peer, pieces, take, until):
-    read(agent, peer, [*pieces[1:], pieces[0]], take, until)
+def damaged(peer, pieces, until):
+    read(agent, peer, pieces, until)
+    pieces[0][1][100] ^= 1
+    return [_native.checksum(target) for _, target in pieces]
+def swapped(peer, pieces, until):
+    addresses = [address for address, _ in pieces]
+    wrong = [*addresses[1:], addresses[0]]
+    return read(agent, peer, [(at, target) for at, (_, target) in zip(wrong, pieces)], until)
+from kvferry import _native
 from kvferry.cache.prompt import read_prompt
 keys = read_prompt(prompt(tokens, 1), identity.layout.chunk_size, b"").keys(0, chunks)
 for wrong in (damaged, swapped):
@@ -182,13 +193,17 @@ for wrong in (damaged, swapped):
     ticket = connector.submit_get(keys, blanks(chunks, identity.layout), timeout_s=30.0)
     print(json.dumps(list(ticket.wait(30).statuses)), flush=True)
 """
-    with owner_of(controller, "small", 4), reader_of(controller, "small", 4, body) as reader:
+    with (
+        owner_of(controller, "plain", 4, **way),
+        reader_of(controller, "plain", 4, body, **way) as reader,
+    ):
         assert json.loads(says(reader)) == [3, 0, 0, 0]  # the first is CORRUPT
         assert json.loads(says(reader)) == [3, 3, 3, 3]
 
 
-@needs_nixl
-def test_a_forked_child_reads_over_tcp_and_its_parent_goes_on(controller: Controller) -> None:
+def test_a_forked_child_reads_over_a_socket_and_its_parent_goes_on(
+    controller: Controller, way: dict[str, str]
+) -> None:
     body = """
 until_one_sided(engine)
 connector = engine.tiers[0].tier.connector
@@ -209,7 +224,10 @@ if os.fork() == 0:
 print(os.read(said, 1000).decode(), flush=True)
 print(json.dumps(read()), flush=True)
 """
-    with owner_of(controller, "small", 4), reader_of(controller, "small", 4, body) as reader:
+    with (
+        owner_of(controller, "plain", 4, **way),
+        reader_of(controller, "plain", 4, body, **way) as reader,
+    ):
         assert json.loads(says(reader)) == [[0] * 4, 0]
         assert json.loads(says(reader)) == [[0] * 4, 4]
 
@@ -224,17 +242,17 @@ for seed in (0, 1, 2):
 print(json.dumps(figures(engine)), flush=True)
 """
     with (
-        owner_of(controller, "small", 5, "without"),
-        reader_of(controller, "small", 5, body) as reader,
+        owner_of(controller, "small", 5, "without", **NIXL),
+        reader_of(controller, "small", 5, body, **NIXL) as reader,
     ):
         figures = json.loads(says(reader))
         assert (figures["reads"], figures["fallbacks"]) == (0, 1)
         reader.process.kill()
         _, log = reader.process.communicate()
-    assert log.decode().count("is read over TCP, not over NIXL: it has no NIXL") == 1
+    assert log.decode().count("is read over a socket, not over NIXL: ") == 1
 
 
-def test_an_instance_without_nixl_reads_over_tcp_and_says_so_once(
+def test_an_instance_without_nixl_says_so_once(
     controller: Controller, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "nixl", None)
@@ -246,10 +264,11 @@ def test_an_instance_without_nixl_reads_over_tcp_and_says_so_once(
         meets(other, "one")
         finds(other, tokens)
         assert check(other, tokens) == PROMPT
-        assert type(other.tiers[0].tier.connector) is PeerConnector
     said = [m for m in caplog.messages if m.startswith("transfer_channel nixl")]
     assert len(said) == 2  # each instance once
-    assert said[0].endswith("chunks go over TCP in its place: the package nixl is not installed")
+    assert said[0].endswith(
+        "chunks go over the node in its place: the package nixl is not installed"
+    )
 
 
 @needs_nixl

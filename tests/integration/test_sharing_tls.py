@@ -8,6 +8,7 @@ import pytest
 
 from kvferry.cache.peers import open_peer
 from kvferry.config import ClientConfig
+from kvferry.connectors.peer import PeerConnector
 from kvferry.errors import ConfigError, TlsError
 from support.certificates import Certificate, Certificates
 from support.engines import check, expected, prompt
@@ -36,6 +37,7 @@ def test_who_shows_a_certificate_of_ours_reads_over_tls_without_a_secret(
         finds(other, tokens)
         assert check(other, tokens) == PROMPT
         assert from_peers(other) == PROMPT
+        assert {type(tier.tier.connector) for tier in other.tiers} == {PeerConnector}
 
 
 def test_who_shows_none_or_a_strangers_reads_nothing_and_waits_for_nothing(

@@ -1,4 +1,4 @@
-"""Two processes that share over NIXL, in tests: an owner, and a reader that does as it is told.
+"""Two processes that share one-sided, in tests: an owner, and a reader that does as it is told.
 
 NIXL reads UCX_TLS once and keeps threads, so the process of the tests never loads it.
 """
@@ -17,18 +17,21 @@ from support.engines import LAYOUT
 from support.programs import Program
 from support.sharing import sharing
 
-__all__ = ["IDENTITIES", "OWNER", "owner_of", "reader_of", "says"]
+__all__ = ["IDENTITIES", "NIXL", "OWNER", "owner_of", "reader_of", "says"]
 
 _TESTS = str(Path(__file__).parents[1])
+_PLAIN = KVLayout(layers=8, kv_heads=8, head_dim=128, dtype="float16", chunk_size=64)
 _STRIPED = KVLayout(layers=20, kv_heads=8, head_dim=128, dtype="float16", chunk_size=64)
 IDENTITIES = {
-    "small": Identity(model="small", layout=LAYOUT),
+    "small": Identity(model="small", layout=LAYOUT),  # 4 KiB
+    "plain": Identity(model="plain", layout=_PLAIN),  # 2 MiB
     "striped": Identity(model="striped", layout=_STRIPED),  # 5 MiB, two stripes
 }
 OWNER = "owner"
+NIXL = {"transfer_channel": "nixl"}
 
 _HEAD = """
-import json, logging, os, signal, sys, threading, time
+import itertools, json, logging, os, signal, sys, threading, time
 if "without" in sys.argv[4]:
     sys.modules["nixl"] = None  # as where the wheel is not installed
 from support.engines import blanks, check, expected, open_engine, pages_gb, prompt
@@ -47,7 +50,9 @@ with open_engine(**size, **settings) as engine:
     for seed in range(3):
         engine.store(prompt(tokens, seed), expected(prompt(tokens, seed), identity))
     print("ready", flush=True)
-    time.sleep(600)
+    for seed in itertools.count(3):
+        time.sleep(0.001 if "evicts" in sys.argv[4] else 600)
+        engine.store(prompt(tokens, seed % 8), expected(prompt(tokens, seed % 8), identity))
 """
 )
 
@@ -62,7 +67,7 @@ def figures(engine):
     return {name: stats.get("one_sided_" + name, -1) for name in names}
 
 def until_one_sided(engine, seed=0):
-    "Read until NIXL has met the other side."
+    "Read until the agent has met the other side."
     end = time.monotonic() + 60
     while figures(engine)["reads"] == 0:
         assert time.monotonic() < end, figures(engine)
@@ -92,8 +97,9 @@ def says(program: Program) -> str:
 def owner_of(
     controller: Controller, name: str, chunks: int, mode: str = "", **settings: Any
 ) -> Iterator[Program]:
-    """An instance that has three prompts of so many chunks; mode "without": it has no NIXL."""
-    settings = sharing(controller, OWNER, transfer_channel="nixl", **settings)
+    """An instance that has three prompts of so many chunks; mode "without": it has no NIXL;
+    "evicts": it goes on storing others."""
+    settings = sharing(controller, OWNER, **settings)
     with Program(_OWNER, name, json.dumps(settings), chunks, mode) as program:
         assert says(program) == "ready"
         yield program
@@ -104,7 +110,7 @@ def reader_of(
     controller: Controller, name: str, chunks: int, body: str, *words: object, **settings: Any
 ) -> Iterator[Program]:
     """An instance that knows the owner and then runs `body`, which prints lines."""
-    settings = sharing(controller, "reader", transfer_channel="nixl", **settings)
+    settings = sharing(controller, "reader", **settings)
     lines = "".join(f"    {line}\n" for line in body.strip().splitlines())
     with Program(_READER + lines, name, json.dumps(settings), chunks, "", *words) as program:
         assert says(program) == "ready"

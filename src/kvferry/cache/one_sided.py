@@ -1,7 +1,7 @@
-"""What an instance does over NIXL beside TCP: lend its pages to one-sided reads, and read likewise.
+"""What an instance does beside its sockets: lend its pages to one-sided reads, and read likewise.
 
-Only where the settings say `transfer_channel: nixl` and NIXL is installed; else TCP serves, and the
-log says so once.
+Over NIXL where the settings say `transfer_channel: nixl` and it is installed; else from process to
+process on one host. Not where the settings ask for TLS.
 
 Threads: any.
 """
@@ -15,7 +15,9 @@ from typing import Self
 
 from kvferry.cache.memory import Memory
 from kvferry.config.peers import PeerSettings
+from kvferry.connectors.agent import Agent
 from kvferry.connectors.nixl_agent import NixlAgent, NixlMissing
+from kvferry.connectors.process_agent import ProcessAgent
 from kvferry.errors import UnavailableError
 from kvferry.node.lending import LendingNode
 
@@ -32,7 +34,7 @@ class OneSided:
         node: Answers LEASE.
     """
 
-    def __init__(self, agent: NixlAgent, node: LendingNode) -> None:
+    def __init__(self, agent: Agent, node: LendingNode) -> None:
         self.agent = agent
         self._node = node
         self._lock = threading.Lock()
@@ -40,16 +42,17 @@ class OneSided:
 
     @classmethod
     def open(cls, settings: PeerSettings, node: LendingNode) -> Self | None:
-        """As the settings say; None: it is all TCP."""
-        if settings.transfer_channel != "nixl":
+        """As the settings say; None: it is all sockets."""
+        nixl = settings.transfer_channel == "nixl"
+        if settings.tls:
+            if nixl:
+                _log.info("transfer_channel nixl: chunks go over TLS, and NIXL encrypts nothing")
             return None
         try:
-            if settings.tls:
-                raise NixlMissing("these settings ask for TLS, and UCX encrypts nothing")
-            return cls(NixlAgent(), node)
+            return cls(NixlAgent() if nixl else ProcessAgent(), node)
         except NixlMissing as error:
-            _log.info("transfer_channel nixl: chunks go over TCP in its place: %s", error)
-            return None
+            _log.info("transfer_channel nixl: chunks go over the node in its place: %s", error)
+            return cls(ProcessAgent(), node)
 
     def lend(self, memory: Memory) -> None:
         """Have the pages of a cache read one-sided, too."""
@@ -57,7 +60,7 @@ class OneSided:
             try:
                 self.agent.lend(memory.start_address, memory.whole.nbytes, memory.whole)
             except UnavailableError as error:
-                _log.warning("transfer_channel nixl: chunks are lent over TCP: %s", error)
+                _log.warning("chunks are lent over sockets, not %s: %s", self.agent.way, error)
                 return
             self._lent[memory.start_address] += 1
             self._node.set_agent(self.agent.incarnation, self.agent.metadata)

@@ -27,7 +27,7 @@ from kvferry.chunks.layout import KVLayout
 from kvferry.config import CacheConfig, ClientConfig
 from kvferry.config.peers import PeerSettings
 from kvferry.config.remote_sources import Address
-from kvferry.connectors.nixl_agent import NixlAgent
+from kvferry.connectors.agent import Agent
 from kvferry.connectors.one_sided import OneSidedConnector
 from kvferry.connectors.peer import PeerConnector
 from kvferry.errors import KVFerryError
@@ -81,14 +81,14 @@ class PeerTier(StoreTier):
 
 
 def open_peer(
-    cache: Sharer, name: str, config: ClientConfig, agent: NixlAgent | None = None
+    cache: Sharer, name: str, config: ClientConfig, agent: Agent | None = None
 ) -> PeerTier:
     """The memory behind a node, as a tier.
 
     Args:
         name: Of the instance.
         config: How its node is reached.
-        agent: Reads over NIXL where the other side has it, too; None: over TCP.
+        agent: Reads the memory of its process by one-sided reads, where it lends it so.
 
     Raises:
         KVFerryError: It cannot be opened. (A node that is away can: it may come.)

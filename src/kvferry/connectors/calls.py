@@ -71,16 +71,23 @@ class CallJob:
 
 
 class CallQueue:
-    """Jobs on their way to the threads and back. All methods from any thread."""
+    """Jobs on their way to the threads and back. All methods from any thread.
 
-    def __init__(self, jobs_max: int) -> None:
-        self.event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+    Args:
+        jobs_max: That wait at a time.
+        event_fd: Told of jobs that have ended, and closed with this; None: one of its own.
+        first_id: Of the jobs.
+    """
+
+    def __init__(self, jobs_max: int, event_fd: int | None = None, first_id: int = 1) -> None:
+        own = os.EFD_NONBLOCK | os.EFD_CLOEXEC
+        self.event_fd = os.eventfd(0, own) if event_fd is None else event_fd
         self._jobs_max = jobs_max
         self._changed = threading.Condition()
         self._waiting: deque[CallJob] = deque()
         self._raw: dict[int, CallJob] = {}
         self._finished: list[CallJob] = []
-        self._next_id = 1
+        self._next_id = first_id
         self._closed = False
         weakref.finalize(self, os.close, self.event_fd)
 
@@ -117,6 +124,10 @@ class CallQueue:
     def drain(self) -> list[tuple[int, BatchResult]]:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.event_fd)
+        return self.take()
+
+    def take(self) -> list[tuple[int, BatchResult]]:
+        """As `drain`, by whoever has read the descriptor."""
         with self._changed:
             finished, self._finished = self._finished, []
             for job in finished:

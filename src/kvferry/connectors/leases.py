@@ -15,13 +15,13 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kvferry.client.pure.connection import Connection, Disconnected, ReplyTimedOut
 from kvferry.client.pure.dial import DialRefused, dial
-from kvferry.client.pure.resp import ErrorReply, ProtocolError, Reply
+from kvferry.client.pure.resp import ErrorReply, ProtocolError, Reply, encode
 from kvferry.config import ClientConfig
-from kvferry.connectors.nixl_agent import NixlAgent
+from kvferry.connectors.agent import Agent
 from kvferry.errors import UnavailableError
 
 __all__ = ["FAILURES", "Busy", "Contact", "Lease", "Piece", "meet"]
@@ -70,8 +70,9 @@ class Contact:
     """
 
     connection: Connection
-    peer: str | bytes
+    peer: Any
     incarnation: int
+    _unread: int = 0  # answers to what was released
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def lease(self, names: Sequence[bytes], sizes: Sequence[int], until: float) -> Lease | None:
@@ -102,29 +103,34 @@ class Contact:
                 raise UnavailableError(f"it leases nothing: {answer!r:.100}")
 
     def release(self, lease: Lease) -> None:
-        """Let go of it; where that fails, time does."""
+        """Let go of it; where that fails, time does. The answer is read in front of the next."""
         if lease.id:
-            with suppress(*FAILURES):
-                soon = time.monotonic() + _RELEASE_S
-                self._call(b"RELEASE", b"%d" % lease.id, until=soon)
+            with suppress(*FAILURES), self._lock:
+                self._unread += 1
+                words = encode(b"RELEASE", b"%d" % lease.id)
+                self.connection.send([words], time.monotonic() + _RELEASE_S)
 
     def _call(self, *words: bytes, until: float) -> Reply:
         with self._lock:
-            return self.connection.call(*words, deadline=until)
+            self.connection.send([encode(*words)], until)
+            while self._unread:
+                self.connection.reply(until)
+                self._unread -= 1
+            return self.connection.reply(until)
 
 
-def meet(config: ClientConfig, agent: NixlAgent, until: float) -> Contact:
+def meet(config: ClientConfig, agent: Agent, until: float) -> Contact:
     """Connect to a node, and make its agent known to ours.
 
     Raises:
-        FAILURES: It is away, or has no NIXL.
+        FAILURES: It is away, or cannot be read so.
     """
     connection = dial(config, until)
     try:
         match connection.call(b"LEASE", b"AGENT", deadline=until):
             case [int() as incarnation, bytes() as metadata]:
-                return Contact(connection, agent.meet(metadata), incarnation)
-        raise UnavailableError("it has no NIXL")
+                return Contact(connection, agent.meet(connection, metadata), incarnation)
+        raise UnavailableError("its node has no agent")
     except BaseException:
         connection.close()
         raise

@@ -3,13 +3,13 @@
     agent = NixlAgent()                       # raises NixlMissing where the wheel is not installed
     agent.lend(address, size_bytes, owner)    # others may read that
     peer = agent.meet(metadata)               # of another process's agent
-    agent.read(peer, [(address, length)], into, until)
+    sums = agent.read(peer, [(address, target)], until)
 
-A read goes into memory of the agent, and is copied from there by `into`. UCX cannot take a read
-back: one that was given up while the peer hung has written its bytes when the peer went on, into
-memory that was no longer meant for them. So no page of a cache is ever the target of a read: what
-comes late goes into memory that nobody looks at, which is used again when NIXL says that the read
-has ended. Whoever copies checks what he has copied.
+A read goes into memory of the agent, and is copied from there. UCX cannot take a read back: one
+that was given up while the peer hung has written its bytes when the peer went on, into memory that
+was no longer meant for them. So no page of a cache is ever the target of a read: what comes late
+goes into memory that nobody looks at, which is used again when NIXL says that the read has ended.
+What is summed is what was copied.
 
 Which transports are used is UCX's business: UCX_TLS and its other variables are the user's.
 
@@ -26,16 +26,18 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from kvferry import _native
+from kvferry.client.pure.connection import Connection
+from kvferry.connectors.agent import READ_BYTES_MAX
 from kvferry.errors import UnavailableError
 
-__all__ = ["SLOT_BYTES", "NixlAgent", "NixlMissing"]
+__all__ = ["NixlAgent", "NixlMissing"]
 
-SLOT_BYTES = 16 << 20  # most of one read
 _SLOTS = 4
 _LOOK_MIN_S, _LOOK_MAX_S = 0.0001, 0.002
 # What was lent stays mapped for so long, for reads that began before: leases are shorter.
@@ -57,15 +59,14 @@ class _Slot:
 
 
 class NixlAgent:
-    """See the module.
-
-    Attributes:
-        incarnation: Another number whenever `metadata` are others.
-        metadata: What another agent needs to `meet` this one.
+    """See the module, and `Agent`.
 
     Raises:
         NixlMissing: The wheel is not installed, or UCX does not start.
     """
+
+    way = "over NIXL"
+    near = False
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -78,7 +79,7 @@ class NixlAgent:
                     handler.setStream(sys.stderr)
             name = f"kvferry-{secrets.token_hex(8)}"
             self._agent: Any = api.nixl_agent(name, api.nixl_agent_config(backends=["UCX"]))
-            self._memory = mmap.mmap(-1, _SLOTS * SLOT_BYTES)
+            self._memory = mmap.mmap(-1, _SLOTS * READ_BYTES_MAX)
             whole = memoryview(self._memory)
             start = _address(whole)
             self._agent.register_memory([(start, len(whole), 0, "")], "DRAM")
@@ -90,18 +91,14 @@ class NixlAgent:
         self._given_up: list[_Slot] = []
         self._in_use: list[_Slot] = []
         self._left: set[str | bytes] = set()  # peers that are to be forgotten
-        for at in range(0, len(whole), SLOT_BYTES):
-            self._free.put(_Slot(whole[at : at + SLOT_BYTES], start + at))
+        for at in range(0, len(whole), READ_BYTES_MAX):
+            self._free.put(_Slot(whole[at : at + READ_BYTES_MAX], start + at))
         self._told()
 
     # --- What others may read ---
 
     def lend(self, address: int, size_bytes: int, owner: object) -> None:
-        """Let others read this memory, which `owner` keeps mapped.
-
-        Raises:
-            UnavailableError: NIXL does not take it.
-        """
+        """See `Agent`."""
         with self._lock, _failing("memory cannot be registered"):
             if address not in self._lent:
                 found = self._agent.register_memory([(address, size_bytes, 0, "")], "DRAM")
@@ -109,7 +106,7 @@ class NixlAgent:
                 self._told()
 
     def withdraw(self, address: int) -> None:
-        """Lend it no more. It stays mapped for a while."""
+        """See `Agent`. It stays mapped for a while."""
         with self._lock:
             found = self._lent.pop(address, None)
             if found is not None:
@@ -118,7 +115,7 @@ class NixlAgent:
                 self._told()
 
     def sweep(self) -> None:
-        """Let go of memory that was withdrawn a while ago; to be called now and then."""
+        """See `Agent`."""
         with self._lock:
             self._kept = [each for each in self._kept if each[0] > time.monotonic()]
 
@@ -128,12 +125,8 @@ class NixlAgent:
 
     # --- Reading what others lend ---
 
-    def meet(self, metadata: bytes) -> str | bytes:
-        """Make another agent known; its name.
-
-        Raises:
-            UnavailableError: NIXL cannot use what it said.
-        """
+    def meet(self, connection: Connection, metadata: bytes) -> str | bytes:
+        """See `Agent`; its name."""
         self._sweep_reads()
         with self._lock, _failing("the other side's agent is of no use"):
             peer: str | bytes = self._agent.add_remote_agent(metadata)
@@ -142,46 +135,40 @@ class NixlAgent:
             return peer
 
     def forget(self, peer: str | bytes) -> None:
-        """Nobody reads from it any more; it is forgotten when the reads that were have ended."""
+        """See `Agent`; it is forgotten when the reads that were have ended."""
         with self._lock:
             self._left.add(peer)
 
     def read(
-        self,
-        peer: str | bytes,
-        pieces: Sequence[tuple[int, int]],
-        take: Callable[[memoryview], None],
-        until: float,
-    ) -> None:
-        """Read memory of a peer, and have it taken.
-
-        Args:
-            pieces: Addresses there, and lengths; at most SLOT_BYTES together.
-            take: Is given the bytes, one piece after another. They are gone when it returns, and
-                can change under its hands: what counts is what it has copied.
-            until: A moment of ``time.monotonic``.
-
-        Raises:
-            UnavailableError: It failed, or did not end by then.
-        """
+        self, peer: str | bytes, pieces: Sequence[tuple[int, memoryview]], until: float
+    ) -> list[int]:
+        """See `Agent`."""
         slot = self._slot(peer, until)
         try:
-            size = self._transfer(peer, pieces, slot, until)
-            take(slot.memory[:size])
+            self._transfer(peer, pieces, slot, until)
+            sums, at = [], 0
+            for _, target in pieces:
+                sums.append(_native.checksum(slot.memory[at : at + len(target)], target))
+                at += len(target)
+            return sums
         finally:
             with self._lock:
                 self._in_use.remove(slot)
                 (self._free.put if slot.handle is None else self._given_up.append)(slot)
 
     def _transfer(
-        self, peer: str | bytes, pieces: Sequence[tuple[int, int]], slot: _Slot, until: float
-    ) -> int:
+        self,
+        peer: str | bytes,
+        pieces: Sequence[tuple[int, memoryview]],
+        slot: _Slot,
+        until: float,
+    ) -> None:
         local, remote, at = [], [], 0
-        for address, length in pieces:
-            local.append((slot.address + at, length, 0))
-            remote.append((address, length, 0))
-            at += length
-        assert at <= SLOT_BYTES
+        for address, target in pieces:
+            local.append((slot.address + at, len(target), 0))
+            remote.append((address, len(target), 0))
+            at += len(target)
+        assert at <= READ_BYTES_MAX
         with self._lock, _failing("a one-sided read failed"):
             here = self._agent.get_xfer_descs(local, "DRAM")
             there = self._agent.get_xfer_descs(remote, "DRAM")
@@ -196,7 +183,6 @@ class NixlAgent:
             state = ""
         if state != "DONE":
             raise UnavailableError(f"a one-sided read failed: {state}")
-        return at
 
     def _state(self, slot: _Slot, state: str = "") -> str:
         """Of the slot's read: "PROC" while it may write there, "DONE", or what is wrong."""

@@ -1,14 +1,14 @@
-"""The memory of another instance, read by one-sided reads where both sides have NIXL.
+"""The memory of another instance, read by one-sided reads where both sides can.
 
-It is a `PeerConnector`, and what that does over TCP is what this does in all other cases: for
-everything but reads into buffers that are there already, before NIXL has met the other side, and
+It is a `PeerConnector`, and what that does over a socket is what this does in all other cases:
+before the agent has met the other side, for what an agent cannot do or is not worth its while, and
 from a failure on for the rest of the contact, which is logged once and counted. So nobody waits for
-NIXL to get ready, and what it cannot do costs no read.
+an agent to get ready, and what it cannot do costs no read.
 
     LEASE ms key...   over a connection of its own, like all that follows: where the chunks are
-    one-sided reads   into memory of the agent
-    copy, checksum    into the buffers: a chunk counts when its frames, which came with the answer,
-                      are those of the bytes in the buffer, and the lease was in force by our clock
+    one-sided reads   into the buffers, or into pages that are taken for what is there
+    checksum          a chunk counts when its frames, which came with the answer, are those of the
+                      bytes in the buffer, and the lease was in force by our clock
     RELEASE
 
 Threads: any; a few of its own carry out reads, and one meets the other side.
@@ -18,25 +18,29 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from typing import NamedTuple, cast
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any, cast
 
 from msgspec.structs import replace
 
 from kvferry import _native
 from kvferry.client.batch import BatchResult, Status
 from kvferry.client.buffers import BufferLike, Key, encode_key, writable
+from kvferry.client.dlpack import view_memory
 from kvferry.client.operation import Operation, Verb
 from kvferry.config import ClientConfig
+from kvferry.connectors.agent import Agent
 from kvferry.connectors.base import Space, Ticket
-from kvferry.connectors.calls import CallJob, CallQueue
+from kvferry.connectors.calls import CallQueue
 from kvferry.connectors.frame import Frame
-from kvferry.connectors.leases import FAILURES, Busy, Contact, Lease, meet
-from kvferry.connectors.nixl_agent import SLOT_BYTES, NixlAgent
+from kvferry.connectors.leases import FAILURES, Busy, Contact, Lease, Piece, meet
 from kvferry.connectors.peer import PeerConnector, lent
-from kvferry.errors import KVFerryError
+from kvferry.connectors.read_job import Progress, ReadJob
+from kvferry.connectors.stripes import Stripe, grouped, stripe_extents
+from kvferry.errors import KVFerryError, UnavailableError
 
 __all__ = ["OneSidedConnector"]
 
@@ -44,54 +48,22 @@ _log = logging.getLogger("kvferry.cache")
 
 _THREADS = 2
 _JOBS_MAX = 1000
+_FIRST_ID = 1 << 48  # of its jobs: the client's are less
 _CLOSE_S = 2.0
 _MEET_S = 10.0
 # A contact that failed is tried again after this; it doubles.
 _AGAIN_S, _AGAIN_S_MAX = 30.0, 600.0
 _LEASE_BYTES = 64 << 20  # of one lease
-# What one read of at most SLOT_BYTES may take: one that hangs costs no more of a long deadline.
+# What one read may take: one that hangs costs no more of a long deadline.
 _READ_S = 2.5
 _LOOK_S = 0.02  # whether a read was cancelled
-# As in native/codec/stripe.hpp.
-_STRIPE_BYTES, _STRIPE_UNIT = 4 << 20, 4 << 10
+# From process to process: smaller values, and less at a time, come sooner over the socket.
+_VALUE_BYTES_MIN, _NEAR_BYTES_MIN = 1 << 20, 4 << 20
+_NOT_ASKED = "not asked yet"  # as in native/redis/same_host.cpp
 
 
-class _Stripe(NamedTuple):
-    """A piece of a value: where it lies there, its frame's header, and where it goes."""
-
-    value: int
-    header: bytes
-    address: int
-    target: memoryview
-
-
-class _Progress:
-    """How far a job is: so many leading keys have final buffers; and whether to go on."""
-
-    arrived = 0
-    cancelled = False
-
-
-class _Read(CallJob):
-    """A job; see `Ticket`."""
-
-    def __init__(
-        self,
-        progress: _Progress,
-        call: Callable[[float], BatchResult],
-        count: int,
-        limit_s: float,
-    ) -> None:
-        super().__init__(call, count, limit_s)
-        self._progress = progress
-
-    def cancel(self) -> None:
-        super().cancel()
-        self._progress.cancelled = True
-
-    @property
-    def prefix_len(self) -> int:
-        return super().prefix_len if self.done else self._progress.arrived
+class _Elsewhere(UnavailableError):
+    """An agent that reads processes of this host is not what it is read by."""
 
 
 class OneSidedConnector(PeerConnector):
@@ -102,33 +74,63 @@ class OneSidedConnector(PeerConnector):
         agent: Of this process.
     """
 
-    def __init__(self, space: Space, config: ClientConfig, agent: NixlAgent) -> None:
+    def __init__(self, space: Space, config: ClientConfig, agent: Agent) -> None:
         self._agent = agent
         self._frame = Frame(space)
-        self._extents = _extents(space.value_size_bytes)
+        self._extents = stripe_extents(space.value_size_bytes)
         self._lock = threading.Lock()
         self._contact: Contact | None = None
         self._meeting = False
         self._again_at = 0.0
         self._again_s = _AGAIN_S
         self._counts = dict.fromkeys(("reads", "bytes", "expired", "fallbacks"), 0)
-        self._queue = CallQueue(_JOBS_MAX)
         self._threads: list[threading.Thread] = []
         super().__init__(space, config)
+        self._queue = CallQueue(_JOBS_MAX, os.dup(self.event_fd()), _FIRST_ID)
+        if agent.near and space.value_size_bytes < _VALUE_BYTES_MIN:
+            self._again_at = math.inf
+        elif agent.near:  # it costs next to nothing, and the first load is as large as the others
+            self._begin_to_meet()
 
     def submit(self, operation: Operation) -> Ticket:
         """See `Connector`."""
-        contact = self._reached(operation)
-        if contact is None:
-            return super().submit(operation)
-        progress, count = _Progress(), len(operation.keys)
-        job = _Read(
+        job = self._put(operation, announced=False)
+        return super().submit(operation) if job is None else job
+
+    def announce(self, operation: Operation) -> int:
+        """See `Connector`."""
+        job = self._put(operation, announced=True)
+        return super().announce(operation) if job is None else job.id
+
+    def drain_completions(self) -> list[tuple[int, BatchResult]]:
+        """See `Connector`."""
+        return super().drain_completions() + self._queue.take()  # whose descriptor is the same
+
+    def progress(self, job_id: int) -> int:
+        """See `Connector`."""
+        job = self._queue.get(job_id)
+        return super().progress(job_id) if job is None else job.prefix_len
+
+    def cancel(self, job_id: int) -> None:
+        """See `Connector`."""
+        job = self._queue.get(job_id)
+        if job is None:
+            super().cancel(job_id)
+        else:
+            job.cancel()
+
+    def _put(self, operation: Operation, *, announced: bool) -> ReadJob | None:
+        """A job for the threads; None: it goes over a socket."""
+        if self._reached(operation) is None:
+            return None
+        progress, count = Progress(), len(operation.keys)
+        job = ReadJob(
             progress,
             lambda left_s: self._carry_out(progress, operation, left_s),
             count,
             operation.timeout_s or self._limit_s(count),
         )
-        self._queue.put(job, announced=False)
+        self._queue.put(job, announced)
         return job
 
     def stats(self) -> Mapping[str, int]:
@@ -153,7 +155,7 @@ class OneSidedConnector(PeerConnector):
         super().close()
 
     def _after_fork(self) -> None:
-        """The contact is the parent's, and NIXL as well; a child reads over TCP."""
+        """The contact is the parent's, and the agent as well; a child reads over a socket."""
         super()._after_fork()
         self._lock, self._queue, self._threads = threading.Lock(), CallQueue(_JOBS_MAX), []
         self._contact, self._meeting, self._again_at = None, False, math.inf
@@ -161,26 +163,35 @@ class OneSidedConnector(PeerConnector):
     # --- Meeting ---
 
     def _reached(self, operation: Operation) -> Contact | None:
-        """The contact over which this is read; None: it goes over TCP."""
-        if operation.verb is not Verb.GET or not isinstance(operation.buffers, Sequence):
+        """The contact over which this is read; None: it goes over a socket."""
+        count, size, buffers = len(operation.keys), self.space.value_size_bytes, operation.buffers
+        if operation.verb is not Verb.GET:
             return None
-        size = self.space.value_size_bytes
-        if len(operation.buffers) != len(operation.keys):
-            return None  # that is for TCP to refuse
-        if any(writable(buffer).nbytes != size for buffer in operation.buffers):
+        if self._agent.near and count * size < _NEAR_BYTES_MIN:
+            return None
+        if isinstance(buffers, _native.OnDemandPages):
+            if not self._agent.near or buffers.size != count:
+                return None
+        elif not isinstance(buffers, Sequence) or len(buffers) != count:
+            return None  # that is for the socket to refuse
+        elif any(writable(buffer).nbytes != size for buffer in buffers):
             return None
         if self._contact is None and not self._meeting and time.monotonic() >= self._again_at:
-            with self._lock:
-                if self._meeting or self._closed:
-                    return None
-                self._meeting = True
-            threading.Thread(target=self._meet, name="kvferry-nixl-meet", daemon=True).start()
+            self._begin_to_meet()
         return self._contact
 
+    def _begin_to_meet(self) -> None:
+        with self._lock:
+            if self._meeting or self._closed:
+                return
+            self._meeting = True
+        threading.Thread(target=self._meet, name="kvferry-meet", daemon=True).start()
+
     def _meet(self) -> None:
+        until = time.monotonic() + _MEET_S
         try:
-            contact = meet(self.config, self._agent, time.monotonic() + _MEET_S)
-        except FAILURES as error:
+            contact = meet(self._node(until), self._agent, until)
+        except (KVFerryError, *FAILURES) as error:
             self._fail(None, error)
             return
         with self._lock:
@@ -191,15 +202,27 @@ class OneSidedConnector(PeerConnector):
             self._contact = contact
             if not self._threads:
                 self._threads = [
-                    threading.Thread(target=self._queue.work, name=f"kvferry-nixl-{n}", daemon=True)
+                    threading.Thread(target=self._queue.work, name=f"kvferry-read-{n}", daemon=True)
                     for n in range(_THREADS)
                 ]
                 for thread in self._threads:
                     thread.start()
-        _log.info("%s is read over NIXL", self.config.address)
+        _log.info("%s is read %s", self.config.address, self._agent.way)
+
+    def _node(self, until: float) -> ClientConfig:
+        """How its node is reached by the agent: as the client does, after that has found out."""
+        if not self._agent.near:
+            return self.config
+        while (said := str(self._client.stats()["same_host"])).endswith(_NOT_ASKED):
+            if time.monotonic() >= until or self._again_at == math.inf:
+                break
+            time.sleep(_LOOK_S)
+        if not said.startswith("unix:"):
+            raise _Elsewhere(said)
+        return self.config.replace(unix_path=said.removeprefix("unix:"), same_host="auto")
 
     def _fail(self, contact: Contact | None, error: Exception) -> None:
-        """From now on it is TCP, for a while."""
+        """From now on it is a socket, for a while."""
         with self._lock:
             if contact is not None and self._contact is not contact:
                 return  # it is over already
@@ -208,24 +231,27 @@ class OneSidedConnector(PeerConnector):
                 return  # it is being closed
             self._again_at = time.monotonic() + self._again_s
             self._again_s = min(2 * self._again_s, _AGAIN_S_MAX)
-            self._counts["fallbacks"] += 1
+            self._counts["fallbacks"] += not isinstance(error, _Elsewhere)
         if contact is not None:
             contact.connection.close()
             self._agent.forget(contact.peer)
-        _log.warning("%s is read over TCP, not over NIXL: %s", self.config.address, error)
+        level = logging.WARNING  # an agent that was asked for
+        if self._agent.near:
+            level = logging.DEBUG if isinstance(error, _Elsewhere) else logging.INFO
+        way = self._agent.way
+        _log.log(level, "%s is read over a socket, not %s: %s", self.config.address, way, error)
 
     # --- Reading ---
 
-    def _carry_out(self, progress: _Progress, operation: Operation, left_s: float) -> BatchResult:
-        """In a thread: read one-sided, and over TCP what that does not bring."""
+    def _carry_out(self, progress: Progress, operation: Operation, left_s: float) -> BatchResult:
+        """In a thread: read one-sided, and over a socket what that does not bring."""
         began = time.monotonic()
-        keys, buffers = list(operation.keys), list(cast("Sequence[BufferLike]", operation.buffers))
-        statuses = bytearray()
+        keys, statuses = list(operation.keys), bytearray()
         contact = self._contact
         if contact is not None:
             try:
-                # The other half of the time is for TCP.
-                found = self._read(contact, progress, keys, buffers, began + left_s / 2)
+                # The other half of the time is for the socket.
+                found = self._read(contact, progress, keys, operation.buffers, began + left_s / 2)
                 for status in found:
                     statuses.append(status)
                     progress.arrived = len(statuses) - len(statuses.lstrip(b"\0"))
@@ -235,22 +261,23 @@ class OneSidedConnector(PeerConnector):
                 pass
             except (KVFerryError, *FAILURES) as error:
                 self._fail(contact, error)
-        size = self.space.value_size_bytes
-        sizes = [0 if status else size for status in statuses]
-        rest = slice(len(statuses), None)
         if operation.prefix and any(statuses):
-            statuses += bytes([Status.CANCELLED]) * len(keys[rest])
+            statuses = statuses.ljust(len(keys), bytes([Status.CANCELLED]))
+        other = BatchResult(b"", [], 0.0)
         if len(statuses) < len(keys):
-            left_s += began - time.monotonic()
-            more = replace(operation, keys=keys[rest], buffers=buffers[rest], timeout_s=left_s)
-            other = self._over_tcp(progress, more)
-        else:
-            other = BatchResult(b"", [], 0.0)
-        sizes += [*other.sizes, *[0] * (len(keys) - len(sizes) - len(other))]
+            rest = replace(operation, timeout_s=left_s + began - time.monotonic())
+            if isinstance(operation.buffers, _native.OnDemandPages):
+                statuses.clear()  # they cannot be parted
+            else:
+                buffers = cast("Sequence[BufferLike]", operation.buffers)[len(statuses) :]
+                rest = replace(rest, keys=keys[len(statuses) :], buffers=buffers)
+            other = self._over_socket(progress, rest)
+        size = self.space.value_size_bytes
+        sizes = [0 if status else size for status in statuses] + list(other.sizes)
         took_s = time.monotonic() - began
         return BatchResult(bytes(statuses) + other.statuses, sizes, took_s, other.error, other.kind)
 
-    def _over_tcp(self, progress: _Progress, operation: Operation) -> BatchResult:
+    def _over_socket(self, progress: Progress, operation: Operation) -> BatchResult:
         count = len(operation.keys)
         if progress.cancelled:
             return BatchResult(bytes([Status.CANCELLED]) * count, [0] * count, 0.0)
@@ -263,25 +290,20 @@ class OneSidedConnector(PeerConnector):
         return result
 
     def _read(
-        self,
-        contact: Contact,
-        progress: _Progress,
-        keys: Sequence[Key],
-        buffers: Sequence[BufferLike],
-        until: float,
+        self, contact: Contact, progress: Progress, keys: Sequence[Key], into: Any, until: float
     ) -> Generator[Status]:
-        """The statuses of leading keys, up to where they are to be read over TCP."""
+        """The statuses of leading keys, up to where they are to be read over a socket."""
+        count = len(self._extents)
         step = max(1, _LEASE_BYTES // self.space.value_size_bytes)
         for first in range(0, len(keys), step):
             names = [
                 self.space.prefix.encode() + encode_key(lent(key))
                 for key in keys[first : first + step]
             ]
-            targets = [writable(buffer) for buffer in buffers[first : first + step]]
             parts = [
                 name + (b"#%d" % stripe if stripe else b"")
                 for name in names
-                for stripe in range(len(self._extents))
+                for stripe in range(count)
             ]
             sizes = [size for _, size in self._extents] * len(names)
             lease = contact.lease(parts, sizes, until)
@@ -290,97 +312,74 @@ class OneSidedConnector(PeerConnector):
                     if self._contact is contact:
                         self._contact = None
                 return
+            values = [lease.pieces[at : at + count] for at in range(0, len(parts), count)]
             try:
-                yield from self._values(contact, lease, progress, names, targets, until)
+                targets = [
+                    None if None in value else self._target(into, first + index)
+                    for index, value in enumerate(values)
+                ]
+                yield from self._values(contact, lease, progress, names, values, targets, until)
             finally:
                 contact.release(lease)
             if progress.cancelled:
                 return
 
+    def _target(self, into: Any, index: int) -> memoryview | None:
+        """Where a value goes that is there; None: nobody wants it any more, or there is no room."""
+        if not isinstance(into, _native.OnDemandPages):
+            return writable(into[index])
+        address = into.place(index)
+        size = self.space.value_size_bytes
+        return view_memory(address, size, owner=into, read_only=False) if address else None
+
     def _values(
         self,
         contact: Contact,
         lease: Lease,
-        progress: _Progress,
+        progress: Progress,
         names: Sequence[bytes],
-        targets: Sequence[memoryview],
+        values: Sequence[Sequence[Piece | None]],
+        targets: Sequence[memoryview | None],
         until: float,
     ) -> Generator[Status]:
-        """Read what is leased into the buffers, in reads of many stripes."""
+        """Read what is leased to its targets, in reads of many stripes."""
         count = len(self._extents)
-        values = [lease.pieces[at : at + count] for at in range(0, count * len(names), count)]
         stripes = [
-            _Stripe(index, piece.header, piece.address, target[offset : offset + size])
+            Stripe(index, piece.address, target[offset : offset + size])
             for index, (value, target) in enumerate(zip(values, targets, strict=True))
+            if target is not None
             for piece, (offset, size) in zip(value, self._extents, strict=True)
-            if piece is not None and None not in value
+            if piece is not None
         ]
         sums: list[list[int]] = [[] for _ in names]
         done = 0
-        for group in _grouped(stripes):
-
-            def take(read: memoryview, group: Sequence[_Stripe] = group) -> None:
-                at = 0
-                for one in group:
-                    sums[one.value].append(
-                        _native.checksum(read[at : at + len(one.target)], one.target)
-                    )
-                    at += len(one.target)
-
+        for group in [[], *grouped(stripes)]:
             if progress.cancelled:
                 return
-            pieces = [(one.address, len(one.target)) for one in group]
-            soon = time.monotonic() + _READ_S
-            self._agent.read(contact.peer, pieces, take, min(until, soon))
-            while done < len(names) and (None in values[done] or len(sums[done]) == count):
-                headers = [one.header for one in stripes if one.value == done]
-                yield self._verdict(lease, names[done], headers, sums[done])
+            pieces = [(one.address, one.target) for one in group]
+            soon = min(until, time.monotonic() + _READ_S)
+            read = self._agent.read(contact.peer, pieces, soon) if group else []
+            for one, checksum in zip(group, read, strict=True):
+                sums[one.value].append(checksum)
+            while done < len(names) and (targets[done] is None or len(sums[done]) == count):
+                if None in values[done]:
+                    yield Status.MISS
+                elif targets[done] is None:
+                    yield Status.CANCELLED
+                else:
+                    yield self._verdict(lease, names[done], values[done], sums[done])
                 done += 1
-        for value in values[done:]:
-            assert None in value
-            yield Status.MISS
 
     def _verdict(
-        self, lease: Lease, name: bytes, headers: Sequence[bytes], sums: Sequence[int]
+        self, lease: Lease, name: bytes, value: Sequence[Piece | None], sums: Sequence[int]
     ) -> Status:
         """Of a value whose bytes are in the buffer, with these checksums."""
-        if not headers:
-            return Status.MISS
         if time.monotonic() >= lease.until:  # they may be of something else by now
             self._counts["expired"] += 1
             return Status.MISS
+        headers = [piece.header for piece in value if piece is not None]
         if headers != self._frame.headers(name, sums, [size for _, size in self._extents]):
             return Status.CORRUPT
         self._counts["reads"] += 1
         self._counts["bytes"] += self.space.value_size_bytes
         return Status.OK
-
-    def _name(self, key: object) -> bytes:
-        return self.space.prefix.encode() + encode_key(lent(cast("bytes | str", key)))
-
-
-def _grouped(stripes: Sequence[_Stripe]) -> Iterator[list[_Stripe]]:
-    """In groups that one read brings."""
-    group: list[_Stripe] = []
-    size = 0
-    for stripe in stripes:
-        size += len(stripe.target)
-        if group and size > SLOT_BYTES:
-            yield group
-            group, size = [], len(stripe.target)
-        group.append(stripe)
-    if group:
-        yield group
-
-
-def _extents(size_bytes: int) -> list[tuple[int, int]]:
-    """Offsets and lengths of the stripes of a value, as native/codec/stripe.hpp has them."""
-    count = _divide_up(size_bytes, _STRIPE_BYTES)
-    stripe = size_bytes
-    if count > 1:
-        stripe = _divide_up(_divide_up(size_bytes, count), _STRIPE_UNIT) * _STRIPE_UNIT
-    return [(at, min(stripe, size_bytes - at)) for at in range(0, size_bytes, stripe)]
-
-
-def _divide_up(a: int, b: int) -> int:
-    return -(-a // b)

@@ -93,7 +93,7 @@ def _families() -> list[Family]:
         counter("one_sided_reads", "Chunks that one-sided reads of a peer brought.", "peer"),
         counter("one_sided_bytes", "Bytes of those.", "peer"),
         counter("one_sided_expired", "Chunks whose lease was over when they came.", "peer"),
-        counter("one_sided_fallbacks", "Contacts over NIXL that failed: then TCP.", "peer"),
+        counter("one_sided_fallbacks", "Contacts that failed: then a socket.", "peer"),
         seconds("memory", "Time of one copy between memory and an engine.", "way"),
         counter("memory_bytes", "Bytes copied between memory and an engine.", "way"),
         Family(

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import math
+import os
 import socket
 import struct
 import sys
@@ -54,6 +55,7 @@ _TCP_OPTIONS = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
 )
 _TEXT_MAX = 200
+_PEER = struct.Struct("3i")  # ucred of unix(7)
 
 
 class Disconnected(Exception):
@@ -175,6 +177,15 @@ class Connection:
         except (OSError, ProtocolError):
             return False
         return False
+
+    @property
+    def process(self) -> int:
+        """Who listens at the other end of a Unix socket, if it is of our user; else 0."""
+        if self._sock.family != socket.AF_UNIX:
+            return 0
+        peer = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+        process, user, _ = _PEER.unpack(peer)
+        return int(process) if user == os.geteuid() else 0
 
     def abort(self) -> None:
         """End it from another thread; whoever waits on it wakes up with Disconnected."""
