@@ -42,7 +42,7 @@ class PeerSettings(Settings, frozen=True, kw_only=True):
         p2p_tls_key_file: The PEM file of the key of this instance's certificate.
         p2p_tls_ca_file: The PEM file of the authorities whose certificates instances have.
         transfer_channel: The way of chunks between instances: "nixl" is NIXL where both sides have
-            it, and TCP elsewhere.
+            it; elsewhere, and with "tcp", memory of the other process on one host, and sockets.
         enable_controller: Register with a controller, and tell it what memory holds.
         lmcache_instance_id: The name of this instance, the same over restarts. Without it that of
             the host.

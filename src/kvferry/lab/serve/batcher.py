@@ -88,7 +88,7 @@ class Batcher:
         self._closing = False
         if cache is not None:
             cache.prefill.step_tokens = step_tokens
-            if pace is not None:  # as integrations do: steps of a few tokens say little of long ones
+            if pace is not None:  # as integrations do: a few tokens say little of many
                 cache.learning.expect(pace.coefficients)
         self._loads = ThreadPoolExecutor(sequences_max, "kvferry-demo-load")
         self._thread = threading.Thread(target=self._run, name="kvferry-demo-steps", daemon=True)
