@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from kvferry.cli.numbers import Number
 from kvferry.cli.outputs import DRAWING, OutputFile
 
 _PATH = click.Path(exists=True, path_type=Path)
@@ -40,7 +41,11 @@ _INTEGRATIONS = "none,tier,connector,mp"
     "--block-size", type=int, default=128, show_default=True, help="The block size of vLLM."
 )
 @click.option(
-    "--memory-gb", type=float, default=0.5, show_default=True, help="Host memory of a cache."
+    "--memory-gb",
+    type=Number(0, min_open=True),
+    default=0.5,
+    show_default=True,
+    help="Host memory of a cache.",
 )
 @click.option("--dtype", default="bfloat16", show_default=True, help="The type of vLLM's numbers.")
 @click.option("--threads", type=int, help="Threads of the engine.  [default: all cores]")

@@ -18,15 +18,13 @@ __all__ = ["header", "say_header", "say_rows", "write_plot"]
 
 _COLUMNS = (
     "integration",
-    "cold s",
-    "again s",
-    "memory s",
-    "warm s",
+    "cold",
+    "again",
+    "memory",
+    "warm",
     "ratio",
-    "E2E cold s",
-    "E2E warm s",
     "hit tokens",
-    "loaded MB",
+    "MB",
     "wrong",
 )
 
@@ -66,10 +64,10 @@ def say_rows(console: Console, rows: Sequence[EngineRow]) -> None:
             text = f"{row.integration}: {row.error.splitlines()[0]}"
             console.print(text, highlight=False, markup=False)
     console.print(
-        "medians over all prompts and rounds; cold, again, memory, warm: to the first token, "
-        "computed, from the engine's own cache, from host memory, and in another process with the "
-        "KV from the store; ratio: warm/cold; MB = 10^6 bytes of one pass on the wire; wrong: "
-        "answers unlike those of an engine that computed as many tokens",
+        "medians over all prompts and rounds; cold, again, memory, warm: seconds to the first "
+        "token, computed, from the engine's own cache, from host memory, and in another process "
+        "with the KV from the store; ratio: warm/cold; MB = 10^6 bytes of one pass on the wire; "
+        "wrong: answers unlike those of an engine that computed as many tokens",
         highlight=False,
     )
 
@@ -106,8 +104,6 @@ def _cells(row: EngineRow) -> list[str]:
         number(row.ttft_s("memory"), 3),
         number(warm, 3),
         number(warm / cold if cold and warm else None, 3),
-        number(row.e2e_s("cold")),
-        number(row.e2e_s("warm"), 3),
         number(row.hit_tokens(), 0),
         number(None if loaded is None else loaded / 1e6, 1),
         str(row.wrong_answers),
