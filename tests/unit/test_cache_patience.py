@@ -16,7 +16,16 @@ from types import SimpleNamespace
 import pytest
 
 from kvferry import _native
-from kvferry.cache import loader, losses, measuring, planner, retriever, tier, window
+from kvferry.cache import (
+    late_answers,
+    loader,
+    losses,
+    measuring,
+    planner,
+    retriever,
+    tier,
+    window,
+)
 from kvferry.cache.memory import Memory
 from kvferry.cache.prefill import PrefillModel
 from kvferry.cache.prompt import Prompt, read_prompt
@@ -46,7 +55,7 @@ class Bench:
     ) -> None:
         self.size_bytes = CHUNKS * chunk_bytes
         self.clock = FakeClock()
-        for module in (retriever, loader, losses, measuring, planner, tier, window):
+        for module in (retriever, loader, losses, measuring, planner, tier, late_answers, window):
             monkeypatch.setattr(module, "time", self.clock.module)
         self.store = TimedStore(self.clock, chunk_bytes, rtt_s, bytes_s)
         self.store.pages_on_demand = on_demand

@@ -3,27 +3,26 @@
 A tier answers two questions, both within a limit: how much of a prefix is there (`probe`), and how
 long would loading it take (`predict_s`). What it was asked, and how long that took, it remembers.
 
-A question that is not answered in time is left, and until its answer comes nobody waits for the
-store: so one that hangs costs one request what it may lose, and the others nothing.
+A question that is not answered in time is left, see `kvferry.cache.late_answers`: so a store that
+hangs costs one request what it may lose, and the others nothing.
 
 Threads: any.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import NamedTuple
 
 from kvferry.cache.answers import REASONS, Asked, Probe, reason_of
 from kvferry.cache.capacity import Capacity
 from kvferry.cache.contact import reached
 from kvferry.cache.cost import LoadModel
 from kvferry.cache.known import Known
+from kvferry.cache.late_answers import LateAnswers
 from kvferry.cache.patience import SURE, Odds
 from kvferry.cache.prompt import Prompt
 from kvferry.cache.refusals import Refusals
@@ -34,32 +33,14 @@ from kvferry.errors import KVFerryError
 
 __all__ = ["Tier"]
 
-_log = logging.getLogger("kvferry.cache")
-
-# What is asked of a store to see whether it answers.
-_CANARY = "canary"
 # A store that is not used is measured in the background, no more often than this.
 _MEASURE_EVERY_S = 5.0
-# A question that was left is given up after this, and another one sent.
-_LATE_S = 10.0
-# One that nobody waits for may take so long beyond what is expected.
-_GRACE_S = 0.02
-_TELL_EVERY_S = 60.0
 
 
 def _may_read(prompt: Prompt, until: float) -> Steps[bool]:
     """Always."""
     yield from ()
     return True
-
-
-class _Late(NamedTuple):
-    """A question that was left: since when, and from when on its silence counts."""
-
-    ticket: Ticket
-    began: float
-    silent_at: float
-    is_canary: bool
 
 
 class Tier:
@@ -106,13 +87,11 @@ class Tier:
         self._loading_bytes = self._loaded_at_bytes = 0  # and what is received when they have come
         self._stray_until = 0.0
         self.refusals = Refusals()
-        self._late: list[_Late] = []
+        self._late = LateAnswers(name, connector, self._answered_late)
         self._odds = Odds()
         self._answers = 0
         self._drained = 0
         self.sees = False
-        self._told_silent = False
-        self._tell_at = -math.inf
         self._deleting: list[Ticket] = []
         self.measured = False
         self._measure_at = 0.0
@@ -209,29 +188,7 @@ class Tier:
     @property
     def silent(self) -> bool:
         """Whether a question that was left has no answer yet, so that nobody should wait."""
-        if not self._late:
-            return False
-        now = time.monotonic()
-        with self._lock:
-            late, self._late = self._late, []
-        kept, hung = [], False
-        for each in late:
-            result = each.ticket.wait(0)
-            if result is None and now - each.began < _LATE_S:
-                kept.append(each)
-            elif result is None or not self._answered(result, result.elapsed_s, each.is_canary):
-                each.ticket.cancel()
-                hung = True
-        if hung and not kept and self.connector.available:
-            with suppress(KVFerryError):  # else the next request asks
-                kept.append(_Late(self.connector.submit_exists([_CANARY]), now, now, True))
-        with self._lock:
-            self._late += kept
-            silent = any(each.silent_at <= now for each in self._late)
-            told, self._told_silent = self._told_silent, self._told_silent and silent
-        if told and not silent:
-            _log.info("%s answers again", self.name)
-        return silent
+        return self._late.silent
 
     @property
     def wins(self) -> float:
@@ -262,21 +219,11 @@ class Tier:
                 self._odds.answered(found / len(result))
         return True
 
+    def _answered_late(self, result: BatchResult, is_canary: bool) -> bool:
+        return self._answered(result, result.elapsed_s, is_canary)
+
     def _leave(self, ticket: Ticket, began: float, limit_s: float) -> None:
-        """Nobody waits for this answer any more; who never did gives it its time."""
-        now, waited = time.monotonic(), limit_s > 0
-        with self._lock:
-            silent_at = now if waited else now + 2 * self._load.fixed_s(now) + _GRACE_S
-            self._late.append(_Late(ticket, began, silent_at, False))
-            if not waited or self._told_silent or now < self._tell_at:
-                return
-            self._told_silent, self._tell_at = True, now + _TELL_EVERY_S
-        _log.warning(
-            "%s did not answer in %.0f ms, which is as long as waiting for it may pay; nobody "
-            "waits for it until it does",
-            self.name,
-            limit_s * 1e3,
-        )
+        self._late.leave(ticket, began, limit_s, self.question_s())
 
     def predict_s(self, chunks: int) -> float:
         """Seconds to load that many chunks, beside what is being loaded already."""
