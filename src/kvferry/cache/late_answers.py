@@ -49,12 +49,12 @@ class LateAnswers:
     Args:
         name: Of the store, for people.
         connector: To it.
-        answered: Learns from an answer, and hears whether it is one to a question that only looks
-            whether the store answers; False: it is none.
+        answered: Learns from an answer: how many seconds it took, and whether the question only
+            looked whether the store answers. False: it is none.
     """
 
     def __init__(
-        self, name: str, connector: Connector, answered: Callable[[BatchResult, bool], bool]
+        self, name: str, connector: Connector, answered: Callable[[BatchResult, float, bool], bool]
     ) -> None:
         self._name = name
         self._connector = connector
@@ -77,7 +77,7 @@ class LateAnswers:
             result = each.ticket.wait(0)
             if result is None and now - each.began < _LATE_S:
                 kept.append(each)
-            elif result is None or not self._answered(result, each.is_canary):
+            elif result is None or not self._answered(result, result.elapsed_s, each.is_canary):
                 each.ticket.cancel()
                 hung = True
         if hung and not kept and self._connector.available:

@@ -87,7 +87,7 @@ class Tier:
         self._loading_bytes = self._loaded_at_bytes = 0  # and what is received when they have come
         self._stray_until = 0.0
         self.refusals = Refusals()
-        self._late = LateAnswers(name, connector, self._answered_late)
+        self._late = LateAnswers(name, connector, self._answered)
         self._odds = Odds()
         self._answers = 0
         self._drained = 0
@@ -218,9 +218,6 @@ class Tier:
             if not is_canary and len(result):
                 self._odds.answered(found / len(result))
         return True
-
-    def _answered_late(self, result: BatchResult, is_canary: bool) -> bool:
-        return self._answered(result, result.elapsed_s, is_canary)
 
     def _leave(self, ticket: Ticket, began: float, limit_s: float) -> None:
         self._late.leave(ticket, began, limit_s, self.question_s())
