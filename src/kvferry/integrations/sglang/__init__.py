@@ -5,9 +5,10 @@
         "module_path": "kvferry.integrations.sglang", "class_name": "KvferryHiCache",
         "url": "redis://localhost:6379"}'
 
-`backend.py` is what SGLang sees, `host_pages.py` where the pages of a host pool lie, `identity.py`
-what their bytes mean, `pages.py` how they go to the server and back, `hits.py` what a prefix needs
-of several pools, `settings.py` the keys of the extra config. Only `backend.py` imports SGLang.
+`backend.py` is what SGLang sees, `ambiguity.py` which servers are refused, `identity.py` what the
+bytes of a page mean, `host_pages.py` where the pages of a host pool lie, `pages.py` how they go to
+the server and back, `hits.py` what a prefix needs of several pools. The keys of the extra config
+are those of `SglangSettings`. Only `backend.py` and `versions.py` import SGLang.
 """
 
 from __future__ import annotations

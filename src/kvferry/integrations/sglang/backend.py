@@ -27,12 +27,14 @@ from sglang.srt.mem_cache.hicache_storage import HiCacheStorage
 from kvferry.client.sync import RedisClient
 from kvferry.config.integrations import SglangSettings
 from kvferry.errors import ConfigError
+from kvferry.integrations.sglang.ambiguity import check_server
 from kvferry.integrations.sglang.hits import PoolNeed, restorable_prefixes
 from kvferry.integrations.sglang.host_pages import HostPages
 from kvferry.integrations.sglang.identity import (
     has_draft,
     heads_of,
     is_replicated,
+    model_path,
     page_fields,
     server_fields,
 )
@@ -57,7 +59,8 @@ class KvferryHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not the
         kwargs: What SGLang hands to every dynamic backend; not used.
 
     Raises:
-        ConfigError: A key of the extra config is unknown, or its value cannot be.
+        ConfigError: A key of the extra config is unknown, or its value cannot be; or the server is
+            one on which a hash stands for two contents (`ambiguity.py`).
     """
 
     def __init__(self, storage_config: Any, kwargs: dict[str, Any] | None = None) -> None:
@@ -66,7 +69,9 @@ class KvferryHiCache(HiCacheStorage):  # type: ignore[misc]  # SGLang is not the
         name = storage_config.model_name or ""
         if not (name or self.settings.revision or self.settings.model_path):
             raise ConfigError('the server names no model; set "model_path" or "revision"')
-        self._server = server_fields(server_args(), self.settings, name)
+        server = server_args()
+        check_server(server, str(model_path(server, self.settings, name)))
+        self._server = server_fields(server, self.settings, name)
         client = self.settings.client
         if client.client_name == "kvferry":
             client = client.replace(client_name="kvferry-sglang")

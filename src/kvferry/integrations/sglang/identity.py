@@ -18,7 +18,7 @@ from typing import Any
 from kvferry.config.integrations import SglangSettings
 from kvferry.integrations.weights import fingerprint, is_known
 
-__all__ = ["has_draft", "heads_of", "is_replicated", "page_fields", "server_fields"]
+__all__ = ["has_draft", "heads_of", "is_replicated", "model_path", "page_fields", "server_fields"]
 
 _log = logging.getLogger("kvferry.integrations.sglang")
 
@@ -51,11 +51,11 @@ def server_fields(server: Any, settings: SglangSettings, model_name: str) -> dic
         "model": _line(model_name),
         "tag": _line(settings.extra_backend_tag),
     }
-    path = settings.model_path or getattr(server, "model_path", None) or model_name
+    path = model_path(server, settings, model_name)
     if settings.revision:
         fields["weights"] = _line(settings.revision)
     else:
-        fields["weights"] = fingerprint(str(path), getattr(server, "revision", None))
+        fields["weights"] = fingerprint(path, getattr(server, "revision", None))
         if not is_known(str(fields["weights"])):
             _log.warning(
                 "the weights of %r cannot be read here, so pages are kept under the name alone; "
@@ -76,6 +76,11 @@ def server_fields(server: Any, settings: SglangSettings, model_name: str) -> dic
         if value not in (None, "", "{}"):
             fields[f"option_{name}"] = _line(value)
     return {name: value for name, value in fields.items() if value != ""}
+
+
+def model_path(server: Any, settings: SglangSettings, model_name: str) -> str:
+    """Where the files of the model are; a name of the hub where SGLang was given one."""
+    return str(settings.model_path or getattr(server, "model_path", None) or model_name)
 
 
 def has_draft(pool: Any, name: str) -> bool:

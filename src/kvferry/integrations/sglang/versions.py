@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import inspect
 import logging
+import re
 from typing import Any
 
-__all__ = ["metrics_type", "prefix_result", "server_args"]
+__all__ = ["hashes_have_namespaces", "metrics_type", "prefix_result", "server_args"]
 
 _log = logging.getLogger("kvferry.integrations.sglang")
 _SERVER_ARGS = (
@@ -26,6 +28,23 @@ def server_args() -> Any:
         except Exception as error:
             _log.debug("no server arguments from %s.%s: %s", module, name, error)
     return None
+
+
+def hashes_have_namespaces() -> bool:
+    """Whether the hash of a page has the adapter and the tenant of the request.
+
+    It has since 0.5.20, where a function makes the seed of both. The number alone is looked at
+    where that function is not found, since a later version may have it elsewhere.
+    """
+    try:
+        if hasattr(importlib.import_module("sglang.srt.mem_cache.utils"), "storage_namespace_seed"):
+            return True
+        version = importlib.metadata.version("sglang")
+    except Exception as error:
+        _log.debug("the version of SGLang is not known: %s", error)
+        return False
+    numbers = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version)
+    return numbers is not None and tuple(int(n or 0) for n in numbers.groups()) >= (0, 5, 20)
 
 
 def metrics_type() -> Any:
