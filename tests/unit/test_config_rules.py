@@ -6,6 +6,7 @@ of an instance. What they say holds here as it is written.
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 from collections.abc import Callable
@@ -29,8 +30,10 @@ from kvferry.config import (
     load_client_config,
     save_client_settings,
 )
-from kvferry.config.cache import StoreSettings
+from kvferry.config.cache import CACHE, StoreSettings
 from kvferry.config.controller import ControllerConfig
+from kvferry.config.foreign import ALIASES, ENGINE, FOREIGN, EngineSettings
+from kvferry.config.integrations import VllmConnectorSettings
 from kvferry.config.node import NodeSettings
 from kvferry.config.server import ServerConfig, ServerSettings
 from kvferry.config.setting import specs
@@ -309,6 +312,74 @@ def test_keys_of_lmcache_that_mean_nothing_here_are_listed(file: Callable[[str],
     found = examine(file(nested), environ={})
     assert (found.problems, len(found.notes)) == ([], 1)
     assert found.values["lookup_backoff_time"] == (0.01, "file")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "priority_limit: 0",
+        "priority_limit: 5",
+        "min_retrieve_tokens: 256",
+        "hit_miss_ratio: 0",
+        "hit_miss_ratio: 0.5",
+        "reserve_local_cpu_size: 2.5",
+        "extra_config: {priority_limit: 3}",
+    ],
+)
+def test_what_lmcache_forbids_is_not_done_in_silence(
+    line: str, file: Callable[[str], Path]
+) -> None:
+    name, _, value = line.removeprefix("extra_config: {").rstrip("}").partition(": ")
+    assert name in message(CacheConfig.load, file(line), environ={})
+    if "{" not in line:
+        single = {f"LMCACHE_{name.upper()}": value}
+        assert name.upper() in message(CacheConfig.load, environ=single)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "priority_limit: null",
+        "min_retrieve_tokens: 0",
+        "reserve_local_cpu_size: 0.0",
+        "hit_miss_ratio: null",
+    ],
+)
+def test_what_forbids_nothing_is_no_problem(line: str, file: Callable[[str], Path]) -> None:
+    assert examine(file(line), environ={}).problems == []
+    name, value = line.split(": ")
+    assert examine(environ={f"LMCACHE_{name.upper()}": value}).problems == []
+
+
+def test_other_names_of_lmcache_for_what_we_have_count(file: Callable[[str], Path]) -> None:
+    config = CacheConfig.load(
+        file(
+            "controller_url: localhost:8300\ncontroller_reply_url: localhost:8400\n"
+            "enable_controller: true\nenable_p2p: true\np2p_host: localhost\n"
+            "peer_init_ports: [8200]\npeer_lookup_ports: 8201\n"
+        ),
+        environ={},
+    )
+    assert config.controller_pull_url == "localhost:8300"
+    assert (config.p2p_init_ports, config.p2p_lookup_ports) == ((8200,), (8201,))
+    for word in (True, False):
+        path = file(f"enable_lazy_memory_allocator: {word}")
+        assert CacheConfig.load(path, environ={}).prefault is not word
+        single = {"LMCACHE_ENABLE_LAZY_MEMORY_ALLOCATOR": str(word)}
+        assert CacheConfig.load(environ=single).prefault is not word
+    assert "enable_lazy" in message(
+        CacheConfig.load, file("enable_lazy_memory_allocator: often"), environ={}
+    )
+
+
+def test_every_setting_of_lmcache_has_a_place() -> None:
+    """Each is ours, another name for ours, refused, or said: in one of these places alone."""
+    places = [set(ALIASES), set(FOREIGN), set(CACHE.known)]
+    for one, other in itertools.combinations(places, 2):
+        assert not one & other
+    assert ENGINE.keys() == specs(EngineSettings).keys()
+    assert {name for name, _ in ENGINE.values()} <= specs(VllmConnectorSettings).keys()
+    assert {name for name, _ in ALIASES.values()} <= set(CACHE.known)
 
 
 def test_the_p2p_guide_s_file_is_read_as_it_is(file: Callable[[str], Path]) -> None:

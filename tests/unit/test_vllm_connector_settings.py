@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from kvferry.config.integrations import VllmConnectorSettings
 from kvferry.errors import ConfigError, UsageError
+from kvferry.integrations.vllm.mp_settings import read_mp_settings
 from kvferry.integrations.vllm.settings import read_settings, rounded_chunk_size
 from kvferry.integrations.vllm.shard import Shard, check_engine, identity_of, shard_layout
 
@@ -233,3 +235,43 @@ def test_a_block_with_more_in_it_than_the_layout_says_is_refused() -> None:
     layout = shard_layout(engine(), FullAttentionSpec(), 3, 32, Shard())
     with pytest.raises(UsageError, match="does not know this layout"):
         identity_of({"model": "m"}, layout, 16, "LBHNC", layout.token_bytes * 16 + 64)
+
+
+@pytest.mark.parametrize("mp", [False, True])
+@pytest.mark.parametrize("word", ["false", "true"])
+def test_what_lmcache_is_told_of_generated_tokens_and_layers_counts(
+    word: str, mp: bool, tmp_path: Path
+) -> None:
+    def read(extra: dict[str, Any], **environ: str) -> VllmConnectorSettings:
+        if mp:
+            return read_mp_settings(extra, 16, environ=environ).connector
+        return read_settings(extra, 16, environ=environ)
+
+    wanted = (word == "true", "always" if word == "true" else "auto")
+    file = tmp_path / "lmcache.yaml"
+    file.write_text(f"save_decode_cache: {word}\nuse_layerwise: {word}\n")
+    single = {"LMCACHE_SAVE_DECODE_CACHE": word, "LMCACHE_USE_LAYERWISE": word.upper()}
+    called = {"lmcache.save_decode_cache": word == "true", "lmcache.use_layerwise": word == "true"}
+    opposite = dict.fromkeys(called, word == "false")
+    for found in (
+        read({}, LMCACHE_CONFIG_FILE=str(file)),
+        read({}, KVFERRY_CONFIG_FILE=str(file)),
+        read({}, **single),
+        read(called),
+        read({"lmcache.mp.port": 5, **called}, LMCACHE_CONFIG_FILE=str(file)),
+    ):
+        assert (found.save_generated, found.layerwise) == wanted
+    ours = {"kvferry.save_generated": wanted[0], "kvferry.layerwise": wanted[1]}
+    found = read({**opposite, **ours}, LMCACHE_CONFIG_FILE=str(file))
+    assert (found.save_generated, found.layerwise) == wanted
+    found = read(opposite, LMCACHE_CONFIG_FILE=str(file))
+    assert found.save_generated != wanted[0]
+
+
+def test_a_setting_of_lmcache_on_the_command_line_is_read_like_ours() -> None:
+    found = read_settings({"lmcache.max_local_cpu_size": 2, "lmcache.mp.port": 2}, 16, environ={})
+    assert found.cache.max_local_cpu_size == 2
+    both = {"lmcache.chunk_size": 16, "kvferry.chunk_size": 64}
+    assert read_settings(both, 16, environ={}).cache.chunk_size == 64
+    with pytest.raises(ConfigError, match="priority_limit"):
+        read_settings({"lmcache.priority_limit": 0}, 16, environ={})

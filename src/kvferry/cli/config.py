@@ -110,7 +110,7 @@ def _as_json(found: Examined) -> dict[str, Any]:
         "file": None if found.file is None else str(found.file),
         "settings": {
             name: {"value": value, "source": source}
-            for name, (value, source) in found.values.items()
+            for name, (value, source) in (*found.values.items(), *found.engine.items())
         },
         "stores": [{**shown_store(store), "source": source} for store, source in found.stores],
         "problems": found.problems,
@@ -124,7 +124,8 @@ def _print(found: Examined) -> None:
     from kvferry.lab.table import console, table
 
     out = console()
-    rows = [(name, _text(value), source) for name, (value, source) in found.values.items()]
+    told = (*found.values.items(), *found.engine.items())
+    rows = [(name, _text(value), source) for name, (value, source) in told]
     for store, source in found.stores:
         rows.append((f"store {store.name}", f"{store.type} at {store.address}", source))
         flat = {name: value for name, value in shown_store(store).items() if name not in _HEAD}

@@ -19,7 +19,15 @@ from kvferry.config.file import (
     read_document,
     section_of,
 )
-from kvferry.config.foreign import ALIASES, EXTRA, FOREIGN, GONE, OFF
+from kvferry.config.foreign import (
+    ALIASES,
+    EXTRA,
+    FOREIGN,
+    GONE,
+    OFF,
+    ZERO_COUNTS,
+    EngineSettings,
+)
 from kvferry.config.setting import Secret, Settings, Text, Word, setting, specs
 from kvferry.config.source_values import Findings, Names, SourceValues
 from kvferry.config.stores import StoreConfig, store_settings
@@ -80,10 +88,14 @@ class StoreSettings(Settings, frozen=True, kw_only=True):
 
 _SPECIAL = specs(StoreSettings)
 _PLAIN = {name: spec for name, spec in specs(CacheSettings).items() if not spec.program}
-CACHE = Names({**_PLAIN, **_SPECIAL}, SECTION, _PREFIX, ALIASES, FOREIGN, GONE, OFF)
+_ENGINE = specs(EngineSettings)
+CACHE = Names(
+    *({**_PLAIN, **_SPECIAL, **_ENGINE}, SECTION, _PREFIX, ALIASES, FOREIGN, GONE, OFF),
+    zero_counts=ZERO_COUNTS,
+)
 _BESIDE = "lookup_backoff_time"  # of peers, and LMCache has it there as well
 _OF_EXTRA = {_BESIDE: _PLAIN[_BESIDE], **{name: _SPECIAL[name] for name in EXTRA}}
-_EXTRA = Names(_OF_EXTRA, foreign=FOREIGN)
+_EXTRA = Names(_OF_EXTRA, foreign=FOREIGN, zero_counts=ZERO_COUNTS)
 
 
 @dataclass
@@ -94,12 +106,14 @@ class Examined(Findings):
         file: The file that was read, if any.
         values: Setting: value and source ("default", "file", a variable, "call").
         stores: Each with its source.
+        engine: What is said of `EngineSettings`: value and source.
         client: What the file's section of clients says.
     """
 
     file: Path | None = None
     values: dict[str, tuple[Any, str]] = field(default_factory=dict)
     stores: list[tuple[StoreConfig, str]] = field(default_factory=list)
+    engine: dict[str, tuple[bool, str]] = field(default_factory=dict)
     client: dict[str, Any] = field(default_factory=dict)
 
     def settings(self) -> dict[str, Any]:
@@ -206,6 +220,8 @@ def resolved(
         place = strongest.get(name)
         value = (spec.default, "default")
         found.values[name] = value if place is None else (place.values[name], place.source(name))
+    for name in _ENGINE.keys() & strongest.keys():
+        found.engine[name] = (strongest[name].values[name], strongest[name].source(name))
     special = {name: place for name, place in strongest.items() if name in _SPECIAL}
     found.stores = list(_stores(special, environ, found))
     try:

@@ -1,23 +1,54 @@
 """Settings that files and environments of LMCache have beside ours, and what becomes of them.
 
-Three kinds. A switch for something that is not here must be off. What belongs to such a switch is
-read and has no effect while it is off. What LMCache needs and kvferry does not is read and has no
-effect at all. Whoever brings a file along is told about each (`kvferry config check`).
+What we have under another name counts, also where a vLLM connector has it. What is not here is
+refused where it forbids something: a hit, a write, memory. A switch for something that is not here
+must be off. What belongs to such a switch is read and has no effect while it is off, and so is what
+LMCache needs and kvferry does not. Whoever brings a file along is told about each (`kvferry config
+check`).
 
 Source: https://docs.lmcache.ai/api_reference/configurations.html
 """
 
 from __future__ import annotations
 
-__all__ = ["ALIASES", "EXTRA", "FOREIGN", "GONE", "OFF"]
+from typing import Any, Literal
 
-# Their name: ours, and what one of their units is in ours.
-ALIASES: dict[str, tuple[str, float | None]] = {
+from kvferry.config.setting import Settings
+
+__all__ = ["ALIASES", "ENGINE", "EXTRA", "FOREIGN", "GONE", "OFF", "ZERO_COUNTS", "EngineSettings"]
+
+# Their name: ours, and what one of their units is in ours; False: the opposite.
+ALIASES: dict[str, tuple[str, float | Literal[False] | None]] = {
     "cache_policy": ("eviction_policy", None),
+    "controller_url": ("controller_pull_url", None),
+    "enable_lazy_memory_allocator": ("prefault", False),
+    "peer_init_ports": ("p2p_init_ports", None),
+    "peer_lookup_ports": ("p2p_lookup_ports", None),
     "blocking_timeout_secs": ("retrieve_timeout_s", None),
     "lookup_timeout_ms": ("lookup_timeout_s", 0.001),
     "local_cpu_use_hugepages": ("hugetlb", None),
     "l2_adapters": ("stores", None),
+}
+
+
+class EngineSettings(Settings, frozen=True, kw_only=True):
+    """What LMCache has beside the settings of a cache, and here the vLLM connectors have.
+
+    They count where they are given, and theirs are the defaults.
+
+    Attributes:
+        save_decode_cache: Their `save_generated`.
+        use_layerwise: True is their `layerwise` "always", and false "auto".
+    """
+
+    save_decode_cache: bool = False
+    use_layerwise: bool = False
+
+
+# Their name: that of the connectors, and what is meant there.
+ENGINE: dict[str, tuple[str, dict[bool, Any]]] = {
+    "save_decode_cache": ("save_generated", {True: True, False: False}),
+    "use_layerwise": ("layerwise", {True: "always", False: "auto"}),
 }
 
 _OFF = "is not here"
@@ -44,12 +75,21 @@ _SWITCHES: dict[str, str] = {
         "is not possible: values of one length need full chunks, and the rest of a prompt is "
         "computed again; set it to false"
     ),
+    "hit_miss_ratio": "(hits that are dropped for tests) is not here; leave it out",
+    "min_retrieve_tokens": (
+        "is not here; a hit is loaded when that is quicker than computing it, so leave it out"
+    ),
+    "priority_limit": (
+        "is not here: requests of every priority are cached; leave it out, or serve them by an "
+        "engine without a cache"
+    ),
+    "reserve_local_cpu_size": "is not here; take it off max_local_cpu_size, and leave it out",
     "store_location": "is not here; every chunk goes to every store",
     "retrieve_locations": "is not here; stores are asked in their order",
 }
 # Without effect: these belong to a switch above, or have no counterpart.
 _WITHOUT_EFFECT = (
-    *("controller_url", "lmcache_worker_port", "lmcache_worker_ports", "lmcache_worker_ids"),
+    *("lmcache_worker_port", "lmcache_worker_ports", "lmcache_worker_ids"),
     *("lmcache_worker_heartbeat_delay_time", "lmcache_worker_heartbeat_time"),
     *("pd_role", "pd_buffer_size", "pd_buffer_device", "pd_peer_host", "pd_peer_init_port"),
     *("pd_peer_alloc_port", "pd_peer_query_port", "pd_proxy_host", "pd_proxy_port"),
@@ -61,14 +101,13 @@ _WITHOUT_EFFECT = (
     *("blend_special_str", "max_hidden_state_cpu_size", "hidden_state_layers"),
     *("hidden_states_retrieve_mode", "gds_path_sharding", "gds_buffer_size", "use_gds"),
     *("gds_backend", "cufile_buffer_size", "maru_pool_size", "mp_port", "app_id"),
-    *("reserve_local_cpu_size", "local_disk_path_sharding", "use_layerwise", "save_decode_cache"),
-    *("pre_caching_hash_algorithm", "py_enable_gc", "cost_aware_half_life_seconds"),
+    *("local_disk_path_sharding", "pre_caching_hash_algorithm", "py_enable_gc"),
+    "cost_aware_half_life_seconds",
     *("cost_aware_ewma_alpha", "numa_mode", "internal_api_server_enabled"),
     *("internal_api_server_host", "internal_api_server_port_start"),
     *("internal_api_server_include_index_list", "internal_api_server_socket_path_prefix"),
-    *("runtime_plugin_locations", "plugin_locations", "priority_limit", "min_retrieve_tokens"),
-    *("hit_miss_ratio", "lookup_server_worker_ids", "enable_scheduler_bypass_lookup"),
-    *("script_allowed_imports", "enable_lazy_memory_allocator", "lazy_memory_initial_ratio"),
+    *("runtime_plugin_locations", "plugin_locations", "lookup_server_worker_ids"),
+    *("enable_scheduler_bypass_lookup", "script_allowed_imports", "lazy_memory_initial_ratio"),
     *("lazy_memory_expand_trigger_ratio", "lazy_memory_step_ratio", "lazy_memory_safe_size"),
     *("enable_chunk_statistics", "chunk_statistics_auto_start_statistics"),
     *("chunk_statistics_auto_exit_timeout_hours", "chunk_statistics_strategy"),
@@ -82,6 +121,9 @@ _WITHOUT_EFFECT = (
 )
 # Their name: why it must be off, or None.
 FOREIGN: dict[str, str | None] = {**_SWITCHES, **dict.fromkeys(_WITHOUT_EFFECT)}
+
+# Of these 0 is no word for off.
+ZERO_COUNTS = ("hit_miss_ratio", "priority_limit")
 
 # Where false says that there is none.
 OFF = ("local_disk", "remote_url")

@@ -8,7 +8,7 @@ import os
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 from kvferry.config.file import (
     find_config_file,
@@ -24,6 +24,7 @@ from kvferry.errors import ConfigError
 
 __all__ = ["Findings", "Names", "Section", "SourceValues"]
 
+Alias = tuple[str, float | Literal[False] | None]
 # Of a variable's name behind its prefix: beyond it a typing error is likelier than a stranger.
 _SIMILAR = 0.8
 
@@ -97,8 +98,10 @@ class Names:
         known: Our settings.
         section: Where they stand in a file.
         prefix: What their variables begin with.
-        aliases: Other names, with what one of their units is in ours, if that differs.
+        aliases: Other names, with what one of their units is in ours, if that differs; False: they
+            say the opposite.
         foreign: Names of others' settings that have no effect; with why, where they must be off.
+        zero_counts: Those of `foreign` for which 0 and false are not off.
         elsewhere: Names that belong into another place, with the advice to put them there.
         off: Settings where false says that there is none.
     """
@@ -106,10 +109,11 @@ class Names:
     known: Mapping[str, Spec]
     section: str = ""
     prefix: str = ""
-    aliases: Mapping[str, tuple[str, float | None]] = field(default_factory=dict)
+    aliases: Mapping[str, Alias] = field(default_factory=dict)
     foreign: Mapping[str, str | None] = field(default_factory=dict)
     elsewhere: Mapping[str, str] = field(default_factory=dict)
     off: Container[str] = ()
+    zero_counts: Container[str] = ()
 
     def gather(
         self,
@@ -195,7 +199,9 @@ class Names:
             if value == "" and spec.blank:
                 return
             read = spec.parse if place.kind == "environment" else spec.check
-            if unit is not None:
+            if unit is False:
+                value, read = not read(value, at), spec.check
+            elif unit is not None:
                 value, read = _scaled(spec, value, unit, at), spec.check
             place.put(name, spelled, read(value, at))
         except ConfigError as error:
@@ -215,7 +221,7 @@ class Names:
             for close in difflib.get_close_matches(name, known, n=1, cutoff=_SIMILAR)
         ]
 
-    def _ours(self, given: Any, where: str = "") -> tuple[str, float | None]:
+    def _ours(self, given: Any, where: str = "") -> Alias:
         if given in self.known:
             return given, None
         if given in self.aliases:
@@ -225,12 +231,21 @@ class Names:
         raise ConfigError(f"{where}{unknown(given, close or self.known)}")
 
     def _foreign(self, name: str, at: str, value: Any) -> list[str]:
-        words = ("false", "0", "no", "none", "")
-        off = value in (None, False, "", [], {}) or str(value).lower() in words
+        word = str(value).lower()
+        off = value in (None, "", [], {}) or word in ("none", "null")
+        if name not in self.zero_counts:
+            off = off or word in ("false", "no", "off") or _is_zero(word)
         why = self.foreign[name]
         if why is None or off:
             return [f"{at} has no effect here"]
         raise ConfigError(f"{at} {why}")
+
+
+def _is_zero(text: str) -> bool:
+    try:
+        return float(text) == 0
+    except ValueError:
+        return False
 
 
 def _scaled(spec: Spec, value: Any, unit: float, at: str) -> float:
@@ -248,7 +263,7 @@ class Section(Settings, frozen=True, kw_only=True):
     """The settings of a program, which has a section of the file and variables of its own."""
 
     section: ClassVar[str]
-    aliases: ClassVar[Mapping[str, tuple[str, float | None]]] = {}
+    aliases: ClassVar[Mapping[str, Alias]] = {}
 
     @classmethod
     def load(

@@ -13,7 +13,8 @@ They win over the environment and the file (``KVFERRY_CONFIG_FILE``, ``LMCACHE_C
 - `enable_async_loading` is always on: what the scheduler asks for is read at once, while the
   request still waits for its turn.
 
-Keys that do not begin with ``kvferry.`` are somebody else's.
+A key ``lmcache.NAME`` is a setting of LMCache, and counts where ``kvferry.NAME`` is not there.
+Other keys are somebody else's.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kvferry.config import CacheConfig, examine
+from kvferry.config.foreign import ENGINE
 from kvferry.config.integrations import VllmConnectorSettings
 from kvferry.config.setting import specs
 from kvferry.errors import ConfigError
@@ -32,6 +34,7 @@ __all__ = ["PREFIX", "read_settings", "rounded_chunk_size"]
 _log = logging.getLogger("kvferry.integrations.vllm")
 
 PREFIX = "kvferry."
+_THEIRS, _THEIR_SERVER = "lmcache.", "lmcache.mp."  # the latter: see `mp_settings`
 _OWN = [name for name, spec in specs(VllmConnectorSettings).items() if not spec.program]
 _DEFAULTS: dict[str, Any] = {"prefault": False}
 
@@ -57,15 +60,19 @@ def read_settings(
         ConfigError: A setting is unknown or cannot be; the text names it.
     """
     ours = {
-        name.removeprefix(PREFIX): value
+        name.removeprefix(prefix): value
+        for prefix in (_THEIRS, PREFIX)
         for name, value in extra_config.items()
-        if name.startswith(PREFIX)
+        if name.startswith(prefix) and not name.startswith(_THEIR_SERVER)
     }
     try:
         own = {name: ours.pop(name) for name in _OWN if name in ours}
-        connector = VllmConnectorSettings(**own)
         found = examine(environ=environ, **ours)
         settings = found.settings()
+        for theirs, (value, _) in found.engine.items():
+            name, meant = ENGINE[theirs]
+            own.setdefault(name, meant[value])
+        connector = VllmConnectorSettings(**own)
     except ConfigError as error:
         raise ConfigError(f"kv_connector_extra_config: {error}") from None
     for name, value in _DEFAULTS.items():
