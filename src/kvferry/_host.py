@@ -11,19 +11,18 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["available_memory_bytes", "usable_cores"]
+__all__ = ["CGROUP", "PROC", "available_memory_bytes", "memory_limit_bytes", "usable_cores"]
 
-_PROC = Path("/proc")
-_CGROUP = Path("/sys/fs/cgroup")
+PROC = Path("/proc")
+CGROUP = Path("/sys/fs/cgroup")
 
 
-def available_memory_bytes(proc: Path = _PROC, cgroup: Path = _CGROUP) -> int:
+def available_memory_bytes(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
     """Memory that can be taken now without swapping and without meeting a cgroup limit."""
     available = _meminfo_available_bytes(proc)
-    for group, is_v2 in _groups("memory", proc, cgroup):
-        limit = _number(group / ("memory.max" if is_v2 else "memory.limit_in_bytes"))
+    for group, is_v2, limit in _memory_limits(proc, cgroup):
         used = _number(group / ("memory.current" if is_v2 else "memory.usage_in_bytes"))
-        if limit is None or used is None:
+        if used is None:
             continue
         # Page cache that the kernel can drop at once counts as used there; not for us.
         cache = _field(group / "memory.stat", "inactive_file" if is_v2 else "total_inactive_file")
@@ -31,7 +30,16 @@ def available_memory_bytes(proc: Path = _PROC, cgroup: Path = _CGROUP) -> int:
     return available
 
 
-def usable_cores(proc: Path = _PROC, cgroup: Path = _CGROUP) -> int:
+def memory_limit_bytes(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
+    """Memory that can be taken at most, by all processes that share our limits: whoever takes more
+    is ended by the kernel."""
+    limits = [limit for _, _, limit in _memory_limits(proc, cgroup)]
+    if total_kib := _field(proc / "meminfo", "MemTotal:"):
+        limits.append(total_kib * 1024)
+    return min(limits, default=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+def usable_cores(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
     """Cores that our affinity mask and CPU quota leave us, at least 1."""
     cores = len(os.sched_getaffinity(0))
     for group, is_v2 in _groups("cpu", proc, cgroup):
@@ -43,6 +51,18 @@ def usable_cores(proc: Path = _PROC, cgroup: Path = _CGROUP) -> int:
         if quota_us.isdigit() and period_us.isdigit() and int(period_us) > 0:
             cores = min(cores, int(quota_us) // int(period_us))
     return max(1, cores)
+
+
+def _memory_limits(proc: Path, cgroup: Path) -> Iterator[tuple[Path, bool, int]]:
+    """Each group of ours that limits memory, whether it is version 2, and its limit in bytes.
+
+    Above `memory.high` a group is slowed down until it hardly runs, so that is a limit too.
+    """
+    for group, is_v2 in _groups("memory", proc, cgroup):
+        names = ("memory.max", "memory.high") if is_v2 else ("memory.limit_in_bytes",)
+        limits = [limit for name in names if (limit := _number(group / name)) is not None]
+        if limits:
+            yield group, is_v2, min(limits)
 
 
 def _groups(controller: str, proc: Path, cgroup: Path) -> Iterator[tuple[Path, bool]]:

@@ -213,7 +213,8 @@ def test_the_command_of_the_resp_guide_serves(
         endpoint, url = process.started()
         assert endpoint == f"tcp://127.0.0.1:{port}"
         assert re.search(
-            r"pool of 0.05 GB, LRU; stores: redis \(redis at .*, 10 GB\)", process.said
+            r"pool of 0.05 GB, LRU, taken as it fills; stores: redis \(redis at .*, 10 GB\)",
+            process.said,
         )
         with Client(IDENTITY, endpoint, timeout_s=20) as client:
             until(lambda: client.available, 20)

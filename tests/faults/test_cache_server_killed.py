@@ -145,7 +145,7 @@ def mapped_kib(server: CacheServerProcess) -> int:
 def test_a_large_pool_does_not_delay_the_news_of_its_end(tmp_path: Path) -> None:
     """The kernel takes down what a process has mapped before it closes its sockets."""
     large = replace(IDENTITY, layout=replace(LAYOUT, layers=1024))
-    server = CacheServerProcess(tmp_path, mib=2048)
+    server = CacheServerProcess(tmp_path, "--prefault", mib=2048)
     with server, Client(large, server.endpoint, prefault=False) as client:
         assert client.wait(10)
 

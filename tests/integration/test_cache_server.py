@@ -419,7 +419,7 @@ def test_tiny_chunks_do_not_make_the_books_larger_than_the_pool(tmp_path: Path) 
     )
     assert tiny.layout.chunk_bytes <= 128
     with (
-        running(tmp_path, mib=1024, cache={"prefault": False}) as server,
+        running(tmp_path, mib=1024) as server,
         Peer(server.config.endpoints[0], tiny) as peer,
     ):
         peer.attach()

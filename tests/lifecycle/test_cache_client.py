@@ -40,7 +40,7 @@ def test_exit_while_memory_is_being_mapped_and_copied(threads: int, tmp_path: Pa
         pool = server.status()["pool"]
         return bool(pool["segments"]) and pool["granted_bytes"] == pool["bytes"]
 
-    with running(tmp_path, mib=256) as server:
+    with running(tmp_path, mib=256, prefault=True) as server:
         for turn in range(5):
             done = subprocess.run(
                 [sys.executable, "-c", PROGRAM, server.endpoints[0], str(threads)],

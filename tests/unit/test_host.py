@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvferry._host import available_memory_bytes, usable_cores
+from kvferry._host import available_memory_bytes, memory_limit_bytes, usable_cores
 
 GIB = 1 << 30
 ALL_CORES = len(os.sched_getaffinity(0))
@@ -96,3 +96,21 @@ def test_v1_cpu_quota(tmp_path: Path) -> None:
 def test_this_host_has_some_of_both() -> None:
     assert 0 < available_memory_bytes() < 1 << 50
     assert 1 <= usable_cores() <= ALL_CORES
+
+
+def test_the_lowest_limit_of_all_levels_is_what_can_be_taken_at_most(tmp_path: Path) -> None:
+    proc, cgroup = host(tmp_path / "none", "0::/\n", {})
+    assert memory_limit_bytes(proc, cgroup) == 32 * GIB
+    files = under("a", limits(4 * GIB, GIB)) | under("a/b", limits("max", GIB // 2))
+    proc, cgroup = host(tmp_path / "v2", "0::/a/b\n", files)
+    assert memory_limit_bytes(proc, cgroup) == 4 * GIB
+    proc, cgroup = host(tmp_path / "high", "0::/a\n", {"a/memory.high": f"{3 * GIB}\n"})
+    assert memory_limit_bytes(proc, cgroup) == 3 * GIB
+    proc, cgroup = host(
+        tmp_path / "v1", "4:memory:/a\n", {"memory/a/memory.limit_in_bytes": f"{GIB}\n"}
+    )
+    assert memory_limit_bytes(proc, cgroup) == GIB
+    unlimited = {"memory/memory.limit_in_bytes": "9223372036854771712\n"}
+    proc, cgroup = host(tmp_path / "no", "4:memory:/a\n", unlimited)
+    assert memory_limit_bytes(proc, cgroup) == 32 * GIB
+    assert 0 < memory_limit_bytes() < 1 << 50

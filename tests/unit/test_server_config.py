@@ -456,10 +456,11 @@ def test_a_pool_that_does_not_fit(tmp_path: Path) -> None:
 
 
 def test_huge_pages_that_were_not_set_aside(tmp_path: Path) -> None:
-    mounts, meminfo = tmp_path / "mounts", tmp_path / "meminfo"
+    mounts, proc = tmp_path / "mounts", tmp_path / "proc"
+    proc.mkdir()
     mounts.write_text("tmpfs /dev/shm tmpfs rw 0 0\n")
-    meminfo.write_text("HugePages_Free:      512\nHugepagesize:       2048 kB\n")
-    files = {"mounts": mounts, "meminfo": meminfo}
+    (proc / "meminfo").write_text("HugePages_Free:      512\nHugepagesize:       2048 kB\n")
+    files = {"mounts": mounts, "proc": proc}
     one, two = (
         ServerConfig(hugepages=True, cache=CacheConfig(max_local_cpu_size=gb)) for gb in (1, 2)
     )
@@ -485,11 +486,12 @@ def test_the_line_of_the_log() -> None:
     config = load(l2_adapters=[{**REDIS, "password": SECRET}], l1_size_gb=10, ipc="/run/k.sock")
     assert server_summary(config, "http://127.0.0.1:8080") == (
         "engines at tcp://127.0.0.1:5555, ipc:///run/k.sock; HTTP at http://127.0.0.1:8080; "
-        "pool of 10 GB, LRU; stores: redis (redis at cache-1:6380, 10 GB)"
+        "pool of 10 GB, LRU, taken as it fills; stores: redis (redis at cache-1:6380, 10 GB)"
     )
     assert server_summary(load(http=False), None).endswith(
-        "no HTTP; pool of 5 GB, LRU; stores: none"
+        "no HTTP; pool of 5 GB, LRU, taken as it fills; stores: none"
     )
+    assert "pool of 5 GB, LRU, taken at once;" in server_summary(load(prefault=True), None)
 
 
 def test_shown_settings_are_json_without_secrets(caplog: pytest.LogCaptureFixture) -> None:

@@ -16,7 +16,7 @@ from kvferry.config.cache import CACHE, SECTION, CacheConfig, Examined, cache_va
 from kvferry.config.endpoints import address_of, endpoints_of, listening
 from kvferry.config.file import FILE_VARIABLES, find_config_file
 from kvferry.config.setting import Path, PolicyName, Settings, setting, specs, word
-from kvferry.config.source_values import Names, SourceValues
+from kvferry.config.source_values import Alias, Names, SourceValues
 from kvferry.config.url import is_loopback
 from kvferry.errors import ConfigError
 
@@ -32,8 +32,11 @@ _OF_CACHE = {
     "l2_adapters": "stores",
     "chunk_size": "chunk_size",
     "hugepages": "hugetlb",
+    "prefault": "prefault",
 }
-_ALIASES: dict[str, tuple[str, float | None]] = {
+# Of these, those whose default is another one than the cache's.
+_OF_ITS_OWN = ("chunk_size", "prefault")
+_ALIASES: dict[str, Alias] = {
     "l2_adapter": ("l2_adapters", None),
     "stores": ("l2_adapters", None),
     "l1_size": ("l1_size_gb", None),
@@ -60,6 +63,8 @@ class CommonSettings(Settings, frozen=True, kw_only=True):
         shm_name: The beginning of the names of shared segments; a random part follows. Each server
             of one user needs another.
         hugepages: Put the pool on huge pages, which the system must have set aside.
+        prefault: Take all memory of the pool at once, as soon as an engine has registered, and not
+            as it fills: for huge pages, or where engines pin it.
         numa: The NUMA node whose memory the pool takes. Without it the system chooses.
         state_file: The file that keeps the index over a restart, so that the pool is used again.
         lease_s: The seconds after which a lease or a reservation ends by itself.
@@ -77,6 +82,7 @@ class CommonSettings(Settings, frozen=True, kw_only=True):
         "kvferry"
     )
     hugepages: Annotated[bool, setting(flag="l1-use-hugepages")] = False
+    prefault: bool = False
     numa: Annotated[int, setting(ge=0, le=1023)] | None = None
     state_file: Annotated[str, setting(min_length=1, use="a path", flag="state")] | None = None
     lease_s: Annotated[float, setting(gt=0, le=86_400, unit="seconds")] = 60.0
@@ -244,12 +250,12 @@ class ServerConfig(CommonSettings, frozen=True, kw_only=True):
         if isinstance(http, tuple | list):
             del given["http"]
         places = SERVER.gather(found.file, environ, given, found)
-        config, chunk_size = _cache({} if cache is None else cache, places, environ, found)
+        config, said = _cache({} if cache is None else cache, places, environ, found)
         found.log(_log)
         settings = {
             **SERVER.together(places),
-            "chunk_size": chunk_size,
             "hugepages": config.hugetlb,
+            **{name: said.get(name, _DEFAULTS[name]) for name in _OF_ITS_OWN},
         }
         everything = {**_DEFAULTS, **settings}
         return cls(
@@ -263,14 +269,14 @@ class ServerConfig(CommonSettings, frozen=True, kw_only=True):
 
 def _cache(
     cache: Any, places: Sequence[SourceValues], environ: Mapping[str, str], found: Examined
-) -> tuple[CacheConfig, int | None]:
-    """The settings of the cache, and the chunk size if any source names one."""
+) -> tuple[CacheConfig, dict[str, Any]]:
+    """The settings of the cache, and those of `_OF_ITS_OWN` that a source names."""
     own = {place.kind: _for_cache(place) for place in places}
     if isinstance(cache, CacheConfig):
         mixed = {name: v for place in reversed(own.values()) for name, v in place.values.items()}
         if "stores" in mixed:
             raise ConfigError("pass either a CacheConfig or l2_adapters; both name stores")
-        return cache.replace(**mixed), mixed.get("chunk_size")
+        return cache.replace(**mixed), mixed
     if not isinstance(cache, Mapping):
         raise ConfigError("cache is no CacheConfig and no mapping of settings")
     clash = [name for name in own["call"].values if name in cache]
@@ -283,8 +289,8 @@ def _cache(
         order.append(place)
     resolved(order, environ, found)
     config = CacheConfig(**found.settings())
-    size, source = found.values["chunk_size"]
-    return config, None if source == "default" else size
+    told = {name: found.values[name] for name in _OF_ITS_OWN}
+    return config, {name: value for name, (value, source) in told.items() if source != "default"}
 
 
 def _for_cache(place: SourceValues) -> SourceValues:

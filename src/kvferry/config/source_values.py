@@ -22,7 +22,7 @@ from kvferry.config.spec import Spec
 from kvferry.config.url import unknown
 from kvferry.errors import ConfigError
 
-__all__ = ["Findings", "Names", "Section", "SourceValues"]
+__all__ = ["Alias", "Findings", "Names", "Section", "SourceValues"]
 
 Alias = tuple[str, float | Literal[False] | None]
 # Of a variable's name behind its prefix: beyond it a typing error is likelier than a stranger.

@@ -4,6 +4,11 @@ Identities whose chunks have the same length share a pool, which is one segment;
 of its own over it. A segment is as long as the budget, but only the pages that its pool was granted
 are backed by memory, and all grants together stay within the budget.
 
+Memory is taken a little ahead of what is used, or all of it at once (`prefault`), and never so much
+that the host or a cgroup has hardly any left: there a pool ends for as long as that is so, and its
+policies choose what leaves. What stays free goes back to the system: after a clear, and when the
+budget is lowered.
+
 Who needs room gets it from what nobody has, then from free pages of other pools, then from the
 identity that has most: one without engines before those with some. So under pressure all get equal
 shares in bytes, and while there is room any of them may have everything. Within an identity, its
@@ -16,12 +21,15 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from kvferry import _exit, _native  # noqa: F401
+from kvferry._host import available_memory_bytes, memory_limit_bytes
 from kvferry.cache.memory import Memory, Reserved
 from kvferry.chunks.keys import DIGEST_BYTES
+from kvferry.config.setting import GB
 from kvferry.errors import UsageError
 from kvferry.server.segments import create_segment
 
@@ -36,8 +44,21 @@ _log = logging.getLogger("kvferry.server")
 _PAGES_MAX = 1 << 22
 # How much is backed at a time, so that those who wait for some of it get theirs soon.
 _STEP_BYTES = 64 << 20
-# How often a pool is tended when it is as large as it can be.
+_STEP_PAGES = 4096
+# How often a pool is tended when there is nothing to be done.
 _TEND_S = 0.5
+# How many bytes are free and backed, as a part of the budget and at most: engines that store faster
+# than the kernel clears memory wait for it (see `waits_for_room`).
+_AHEAD_PART = 1 / 8
+_AHEAD_BYTES = 256 << 20
+_AHEAD_PAGES = 1 << 16
+# What is free for so long is given back: a clear is mostly followed by other chunks.
+_UNUSED_S = 5.0
+# What is left to others of the memory that there is, as a part of it and at most.
+_SPARE_PART = 1 / 20
+_SPARE_BYTES = 256 << 20
+# Where there was no more memory it is looked again after so long.
+_SCARCE_S = 1.0
 
 
 def page_index(handle: int) -> int:
@@ -52,12 +73,12 @@ class Pool:
         held: How many of them engines hold, by leases, pins and reservations.
     """
 
-    def __init__(
-        self, segment: _native.SharedSegment, chunk_bytes: int, pages: int, *, prefault: bool
-    ) -> None:
+    def __init__(self, segment: _native.SharedSegment, chunk_bytes: int, pages: int) -> None:
         self.segment = segment
         self.chunk_bytes = chunk_bytes
-        self.pages = _native.PagePool.over(segment, chunk_bytes, pages, prefault=prefault)
+        self.pages = _native.PagePool.over(segment, chunk_bytes, pages, prefault=True)
+        self.taken = threading.Event()  # so much that more is to be backed ahead
+        self.unused_since: float | None = None  # that far more is free than is to be
         self.stride = self.pages.page_stride_bytes
         self.members: list[SharedMemory] = []
         self.held = 0
@@ -95,11 +116,15 @@ class SharedMemory(Memory):
     def reserve(self, hashes: bytes, first: int) -> Reserved:
         """See `Memory.reserve`; others may have to give up chunks."""
         self.room_for(len(hashes) // DIGEST_BYTES - first)
-        return super().reserve(hashes, first)
+        try:
+            return super().reserve(hashes, first)
+        finally:
+            self._pools.look_ahead(self.pool)
 
     def on_demand(self, hashes: bytes, first: int) -> _native.OnDemandPages:
         """See `Memory.on_demand`; what nobody has is backed ahead, and nobody gives up any."""
         self._pools.back(self.pool, len(hashes) // DIGEST_BYTES - first)
+        self._pools.look_ahead(self.pool)
         return super().on_demand(hashes, first)
 
     def room_for(self, wanted: int) -> None:
@@ -124,7 +149,10 @@ class Pools:
         self.budget_bytes = config.cache.l1_bytes
         self.pools: dict[int, Pool] = {}
         self._lock = threading.RLock()
-        self._closing = threading.Event()
+        self._closing = False
+        self._ahead_bytes = min(_AHEAD_BYTES, int(self.budget_bytes * _AHEAD_PART))
+        self._scarce_until = float("-inf")
+        self._said_scarce = False
 
     def memory(self, chunk_bytes: int) -> SharedMemory:
         """Memory for one more identity.
@@ -159,22 +187,54 @@ class Pools:
 
     def add(self, segment: _native.SharedSegment, chunk_bytes: int, pages: int) -> Pool:
         """A pool over a segment; `tend` has to follow."""
-        prefault = self._config.cache.prefault
-        pool = self.pools[chunk_bytes] = Pool(segment, chunk_bytes, pages, prefault=prefault)
+        pool = self.pools[chunk_bytes] = Pool(segment, chunk_bytes, pages)
         return pool
 
     def tend(self, pool: Pool) -> None:
-        """Begin to have its pages backed by memory, if that is to be done ahead, and to forget
-        what of them is mapped here: it would delay the moment when clients see us gone."""
+        """Begin to back its pages ahead of their use, and to forget what of them is mapped here: it
+        would delay the moment when clients see us gone."""
         threading.Thread(target=self._tend, args=(pool,), name="kvferry-pages", daemon=True).start()
 
     def _tend(self, pool: Pool) -> None:
-        while not self._closing.is_set():
-            step = max(1, _STEP_BYTES // pool.stride)
-            grown = self._grow(pool, step) if self._config.cache.prefault else 0
+        step = min(_STEP_PAGES, max(1, _STEP_BYTES // pool.stride))
+        while not self._closing:
+            pool.taken.clear()
+            wanted = self._ahead(pool) - pool.pages.free_count
+            grown = self._grow(pool, min(step, wanted)) if wanted > 0 else 0
+            self._give_back(pool, step)
             pool.segment.forget()
             if not grown:
-                self._closing.wait(_TEND_S)
+                pool.taken.wait(_TEND_S)
+
+    def _ahead(self, pool: Pool) -> int:
+        """How many pages are to be free and backed."""
+        if self._config.prefault:
+            return pool.pages.pages_count
+        return min(_AHEAD_PAGES, max(1, self._ahead_bytes // pool.stride))
+
+    def look_ahead(self, pool: Pool) -> None:
+        """Some of its pages were taken: have more backed before they are needed."""
+        if pool.pages.free_count < self._ahead(pool) // 2 + 1 and self._can_grow(pool):
+            pool.taken.set()
+
+    def _can_grow(self, pool: Pool) -> bool:
+        return (
+            self.budget_bytes - self.granted_bytes >= pool.stride
+            and pool.pages.granted_count < pool.pages.pages_count
+            and time.monotonic() >= self._scarce_until
+        )
+
+    def _give_back(self, pool: Pool, step: int) -> None:
+        """The memory of pages that have been free for long goes to the system, `step` at a time."""
+        ahead, now = self._ahead(pool), time.monotonic()
+        if pool.pages.free_count <= 2 * ahead:
+            pool.unused_since = None
+        elif pool.unused_since is None:
+            pool.unused_since = now
+        elif now - pool.unused_since > _UNUSED_S:
+            while (over := pool.pages.free_count - ahead) > 0 and not self._closing:
+                if not pool.pages.shrink(min(over, step))[0]:
+                    return
 
     # --- Room ---
 
@@ -194,11 +254,7 @@ class Pools:
         pools = list(self.pools.values())
         if len(pools) != 1:
             return False
-        pages = pools[0].pages
-        return (
-            self.budget_bytes - self.granted_bytes < pools[0].stride
-            or pages.granted_count == pages.pages_count
-        )
+        return not self._can_grow(pools[0])
 
     def back(self, pool: Pool, wanted: int) -> None:
         """Have `wanted` pages free, as far as the budget has any that no pool has."""
@@ -244,6 +300,8 @@ class Pools:
         with self._lock:
             left = (self.budget_bytes - self.granted_bytes) // pool.stride
             pages = min(pages, left, pool.pages.pages_count - pool.pages.granted_count)
+            if pages > 0:
+                pages = min(pages, self._affordable_bytes() // pool.stride)
             if pages <= 0:
                 return 0
             grown, problem = pool.pages.grow(pages)
@@ -251,6 +309,28 @@ class Pools:
                 _log.error("the pool ends at %.2f GB: %s", self.granted_bytes / 1e9, problem)
                 self.budget_bytes = self.granted_bytes
             return grown
+
+    def _affordable_bytes(self) -> int:
+        """What of the memory that is there now may be taken; with the lock."""
+        if self._config.hugepages:  # they were set aside: whoever takes too many is told so
+            return self.budget_bytes
+        if time.monotonic() < self._scarce_until:
+            return 0
+        limit = memory_limit_bytes()
+        left = available_memory_bytes() - min(_SPARE_BYTES, int(limit * _SPARE_PART))
+        if left < _STEP_BYTES:
+            self._scarce_until = time.monotonic() + _SCARCE_S
+            if not self._said_scarce:
+                _log.warning(
+                    "the pool stays at %.2f of %.2f GB for now: there is hardly any memory left "
+                    "(%.2f GB, the host's or that of its cgroup); chunks leave earlier; lower "
+                    "--l1-size-gb, or free memory",
+                    *(size / GB for size in (self.granted_bytes, self.budget_bytes, max(0, left))),
+                )
+                self._said_scarce = True
+            return 0
+        self._said_scarce = False
+        return left
 
     def _move(self, source: Pool, target: Pool, wanted: int) -> None:
         """Free pages of one pool become pages of another."""
@@ -262,6 +342,7 @@ class Pools:
         """Another budget, while it runs: chunks leave if it is smaller. It cannot outgrow the
         segments that are there."""
         self.budget_bytes = budget_bytes
+        self._ahead_bytes = min(_AHEAD_BYTES, int(budget_bytes * _AHEAD_PART))
         for pool in list(self.pools.values()):
             over = -(-(self.granted_bytes - budget_bytes) // pool.stride)
             if over > 0:
@@ -290,8 +371,9 @@ class Pools:
 
     def close(self, *, keep: bool) -> None:
         """No more pages; remove the segments, or leave them to the next server."""
-        self._closing.set()
+        self._closing = True
         for pool in self.pools.values():
+            pool.taken.set()
             pool.segment.keep = keep
             if not keep:
                 pool.segment.unlink()

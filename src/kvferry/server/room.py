@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
+from kvferry._host import CGROUP, PROC, available_memory_bytes, memory_limit_bytes
 from kvferry.config.server import ServerConfig
 from kvferry.config.setting import GB
 from kvferry.errors import ConfigError
@@ -12,9 +14,10 @@ from kvferry.server.locks import has_server
 
 __all__ = ["check_shared_memory", "hugetlbfs"]
 
+_log = logging.getLogger("kvferry.server")
+
 SHM = Path("/dev/shm")
-MEMINFO = Path("/proc/meminfo")
-MOUNTS = Path("/proc/mounts")
+MOUNTS = PROC / "mounts"
 NODES = Path("/sys/devices/system/node")
 
 
@@ -22,20 +25,45 @@ def check_shared_memory(
     config: ServerConfig,
     *,
     shm: Path = SHM,
-    meminfo: Path = MEMINFO,
+    proc: Path = PROC,
+    cgroup: Path = CGROUP,
     mounts: Path = MOUNTS,
     nodes: Path = NODES,
 ) -> None:
     """Compare the size of the pool with what there is; the files are those of the system.
 
+    A pool that can never fit is refused. One that does not fit now is warned of, since memory is
+    taken as it fills and no more than there is.
+
     Raises:
-        ConfigError: There is less, or no such NUMA node; the text names both sizes and the way out.
+        ConfigError: The host, a cgroup or shared memory has less, or there is no such NUMA node;
+            the text names both sizes and the way out.
     """
     if config.numa is not None and not (nodes / f"node{config.numa}").is_dir():
         raise ConfigError(f"numa={config.numa}: this host has no such node; leave it out")
     if config.hugepages:
-        _check_hugepages(config, meminfo, mounts)
+        _check_hugepages(config, proc / "meminfo", mounts)
         return
+    _check_shm(config, shm)
+    limit, now = memory_limit_bytes(proc, cgroup), available_memory_bytes(proc, cgroup)
+    if config.l1_bytes > limit:
+        raise ConfigError(
+            f"l1_size_gb is {_gb(config.l1_bytes)} and this server may take {_gb(limit)} (the "
+            "memory of the host, or the limit of its cgroup): the kernel would end it when the "
+            "pool has filled; lower --l1-size-gb, or raise the limit (docker run --memory=..., in "
+            "Kubernetes resources.limits.memory)"
+        )
+    now += _left_behind(shm, config.shm_name)
+    if config.l1_bytes > now:
+        _log.warning(
+            "l1_size_gb is %s and %s of memory can be taken now: the pool will end there while "
+            "that is so; lower --l1-size-gb, or free memory",
+            _gb(config.l1_bytes),
+            _gb(now),
+        )
+
+
+def _check_shm(config: ServerConfig, shm: Path) -> None:
     try:
         found = os.statvfs(shm)
     except OSError as error:

@@ -21,6 +21,7 @@ from kvferry import __version__
 from kvferry.cache import TieredCache
 from kvferry.cache.steps import Steps
 from kvferry.config.server import ServerConfig
+from kvferry.config.setting import GB
 from kvferry.errors import ConfigError, UsageError
 from kvferry.server import restart
 from kvferry.server.dispatch import Dispatcher
@@ -88,6 +89,8 @@ class Server:
                 self._loop,
             )
             self._watch.start()
+            sizes = (self._pools.granted_bytes / GB, self._pools.budget_bytes / GB)
+            _log.info("memory for chunks: %.2f GB now, at most %.2f GB", *sizes)
             self.state = "ready"
             if not self._stop.is_set():
                 self._dispatcher.run()
