@@ -211,7 +211,7 @@ class OneSidedConnector(PeerConnector):
 
     def _node(self, until: float) -> ClientConfig:
         """How its node is reached by the agent: as the client does, after that has found out."""
-        if not self._agent.near:
+        if not self._agent.near or self.config.unix_path:
             return self.config
         while (said := str(self._client.stats()["same_host"])).endswith(_NOT_ASKED):
             if time.monotonic() >= until or self._again_at == math.inf:
