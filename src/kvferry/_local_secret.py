@@ -59,7 +59,7 @@ def folder() -> Path:
         path = Path(tempfile.gettempdir()) / f"kvferry-{user}"
     path.mkdir(mode=0o700, exist_ok=True)
     if why := _wrong(path):
-        raise PermissionError(errno.EPERM, why, str(path))
+        raise PermissionError(errno.EPERM, f"it is no folder of this user alone: {why}", str(path))
     return path
 
 
