@@ -96,7 +96,9 @@ def local_proof(side: str, about: bytes) -> bytes:
     Raises:
         ConfigError: See `local_secret`.
     """
-    return hmac.digest(local_secret().encode(), b"kvferry " + side.encode() + b"\0" + about, "sha256")
+    return hmac.digest(
+        local_secret().encode(), b"kvferry " + side.encode() + b"\0" + about, "sha256"
+    )
 
 
 def is_own_process(peer: socket.socket) -> bool:

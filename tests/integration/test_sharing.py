@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import signal
@@ -337,7 +336,9 @@ def test_peers_on_one_host_are_read_over_a_unix_socket(secret: str) -> None:
 
             def moved() -> bool:
                 stats = tier.connector.stats()
-                from_tcp = stats["client_connections_unix"] if secret else stats["client_connections_up"]
+                from_tcp = (
+                    stats["client_connections_unix"] if secret else stats["client_connections_up"]
+                )
                 return 0 < from_tcp == stats["client_connections_up"]
 
             wait_for("all connections have moved", moved)

@@ -43,7 +43,7 @@ from support.engines import CHUNK, IDENTITY, check, expected, open_engine, promp
 from support.holdings import FakeCache, controller, hashes, reporting
 from support.programs import TESTS, Program
 from support.proxy import FaultProxy
-from support.servers import start_server, wait_for
+from support.servers import start_server
 from support.sharing import (
     PROMPT,
     Open,
@@ -222,7 +222,7 @@ def _port_of(engine: TieredCache) -> int:
 
 
 def test_who_takes_the_port_of_a_node_lends_nothing_and_learns_nothing(instance: Open) -> None:
-    """It has sound frames of wrong KV for all of the prompt, and a peer of ours was there before."""
+    """It has sound frames of wrong KV for all of the prompt; a peer of ours was there before."""
     reader, tokens, others = instance("reader"), prompt(PROMPT), prompt(PROMPT, 1)
     with start_server("valkey") as server:
         with open_engine(stores=[{"type": "redis", "url": server.url}]) as liar:
@@ -288,10 +288,11 @@ def test_a_stranger_reads_nothing_from_a_node(
 
 def test_a_node_says_in_one_sentence_what_a_stranger_lacks(instance: Open) -> None:
     port = _port_of(instance("one"))
-    for words in ({}, {"username": "peer", "password": "x"}):
-        with redis.Redis(port=port, **words) as client:
-            with pytest.raises(redis.AuthenticationError, match="p2p_secret_file"):
-                client.dbsize()
+    strangers: list[dict[str, Any]] = [{}, {"username": "peer", "password": "x"}]
+    for words in strangers:
+        refused = pytest.raises(redis.AuthenticationError, match="p2p_secret_file")
+        with redis.Redis(port=port, **words) as client, refused:
+            client.dbsize()
 
 
 def test_the_line_of_the_guide_for_redis_cli_works(
@@ -381,6 +382,9 @@ class _Rank:
 
     def renewed(self, ended: bytes, own: bytes) -> None:
         raise AssertionError("a stranger was heard")
+
+    def close(self) -> None:
+        pass
 
 
 @pytest.fixture

@@ -105,7 +105,9 @@ class Ports:
         self._shared = shared
         self._servers: list[asyncio.Server] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._unmet: dict[asyncio.Task[None] | None, None] = {}  # those of strangers, the oldest first
+        self._unmet: dict[
+            asyncio.Task[None] | None, None
+        ] = {}  # those of strangers, the oldest first
         self._ticking: asyncio.Task[None] | None = None
         self.ports: dict[str, int] = {}
         self.counts = {"connections": 0, "refused": 0, "messages": 0}

@@ -29,6 +29,7 @@ GRACE_S = 0.2
 # How long a rank that did not answer is left alone.
 _REST_S = 1.0
 _PROOF_BYTES = 32
+_MEET_S = 2.0  # of a worker that begins
 
 
 class Rank:
@@ -43,11 +44,13 @@ class Rank:
         self.shared = shared_of(FIRST)
 
     def there(self) -> bool:
-        """Whether it listens."""
+        """Whether it listens; the connection is kept, so that nobody has to wait for it later."""
         try:
-            connect(self.name, GRACE_S).close()
+            line = connect(self.name, _MEET_S)
         except OSError:
             return False
+        with self._lock:
+            self._idle.append(line)
         return True
 
     def send(self, question: bytes, insist: bool) -> socket.socket | None:

@@ -37,13 +37,13 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from kvferry._local_secret import is_own_process, local_secret
 from kvferry.cache.prompt import Prompt
 from kvferry.chunks.generation import FIRST
 from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.config.remote_sources import read_node, show_node
 from kvferry.errors import UsageError
 from kvferry.integrations.vllm.backend import Finder
-from kvferry._local_secret import is_own_process, local_secret
 from kvferry.integrations.vllm.rank import ANSWER, GRACE_S, Rank, connect, met, read
 
 __all__ = ["RankAnswers", "RankFinder", "address", "ask_text"]
@@ -262,9 +262,10 @@ class RankFinder:
                 if time.monotonic() >= until:
                     raise UsageError(
                         f"rank {number} of the {len(self._ranks)} of this engine cannot be asked "
-                        f"from the scheduler's host (there is no socket @{rank.name}): kvferry's "
-                        "connector needs all tensor and pipeline parallel ranks of an engine on "
-                        "one host; use one host for each engine, or leave the connector out"
+                        f"from the scheduler's host (there is no socket @{rank.name} of a process "
+                        "that shares its runtime folder): kvferry's connector needs all tensor and "
+                        "pipeline parallel ranks of an engine on one host, with one "
+                        "XDG_RUNTIME_DIR; use one host for each engine, or leave the connector out"
                     )
                 time.sleep(_CHECK_EVERY_S)
 
