@@ -370,14 +370,25 @@ def test_a_socket_of_a_node_that_was_killed_goes_with_the_next_one(
         killed.close()
         lives.bind(str(paths[1]))
         lives.listen()
-        assert Path(node_socket("localhost")) == node_path("127.0.0.1", "*")
+        assert Path(node_socket("localhost")).name == node_path("127.0.0.1", "*").name
         assert [path.name for path in (tmp_path / "kvferry").iterdir()] == [paths[1].name]
     (tmp_path / "kvferry").chmod(0o755)
     assert node_socket("localhost") == ""
+
+
+def test_peers_meet_in_a_folder_whose_path_is_too_long_for_a_socket(
+    controller: Controller, instance: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     long = tmp_path / ("x" * 120)
     long.mkdir(mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
-    assert node_socket("localhost") == ""
+    one, tokens = instance("one"), prompt(PROMPT)
+    one.store(tokens, expected(tokens))
+    with owner(controller, "other", prompts=2):
+        meets(one, "other")
+        finds(one, prompt(PROMPT, 1))
+        assert check(one, prompt(PROMPT, 1)) == PROMPT
+    assert [path.name for path in folder().glob("*.node")]
 
 
 def test_a_peer_that_lies_is_refused(instance: Open) -> None:

@@ -259,7 +259,9 @@ def test_an_engine_whose_ranks_are_on_several_hosts_is_refused(
     finder = RankFinder(names(engine_id, 3), 1.0)  # the third one is elsewhere
     with pytest.raises(UsageError, match=r"rank 2 of the 3 of this engine .* on one host; use"):
         finder.check()
-    RankFinder(names(engine_id, 2), 1.0).check()
+    here = RankFinder(names(engine_id, 2), 1.0)
+    here.check()
+    here.close()
     for each in answers:
         each.close()
 

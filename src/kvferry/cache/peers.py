@@ -21,7 +21,7 @@ from typing import Protocol
 from kvferry.cache.clearing import Clearing
 from kvferry.cache.memory import Memory
 from kvferry.cache.prompt import Prompt
-from kvferry.cache.socket_folder import node_path
+from kvferry.cache.socket_folder import node_address
 from kvferry.cache.store_tiers import StoreTier, space_of
 from kvferry.chunks.identity import Identity
 from kvferry.chunks.layout import KVLayout
@@ -123,7 +123,7 @@ def client_of(settings: PeerSettings, secret: str, address: Address) -> ClientCo
     return ClientConfig(
         host=address[0],
         port=address[1],
-        unix_path=str(node_path(*address)) if near else None,
+        unix_path=node_address(*address) if near else None,
         reconnect_min_s=min(max(settings.lookup_backoff_time, 0.001), _BACKOFF_S_MAX),
         reconnect_max_s=_BACKOFF_S_MAX,
         username=USER if secret else None,

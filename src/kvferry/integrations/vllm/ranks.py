@@ -260,12 +260,13 @@ class RankFinder:
         for number, rank in enumerate(self._ranks):
             while rank.name not in _here and not rank.there():
                 if time.monotonic() >= until:
+                    self.close()
                     raise UsageError(
                         f"rank {number} of the {len(self._ranks)} of this engine cannot be asked "
                         f"from the scheduler's host (there is no socket @{rank.name} of a process "
                         "that shares its runtime folder): kvferry's connector needs all tensor and "
-                        "pipeline parallel ranks of an engine on one host, with one "
-                        "XDG_RUNTIME_DIR; use one host for each engine, or leave the connector out"
+                        "pipeline parallel ranks of an engine on one host; use one host, and one "
+                        "XDG_RUNTIME_DIR, for each engine, or leave the connector out"
                     )
                 time.sleep(_CHECK_EVERY_S)
 
