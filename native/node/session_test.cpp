@@ -125,9 +125,14 @@ TEST(Session, WhoComesOverAUnixSocketIsKnownThereAndNobodyElseIs) {
   EXPECT_EQ(near.command({"RESET"}), "+RESET\r\n");
   EXPECT_EQ(near.command({"GET", "kvf:1"}), "$-1\r\n");
   TestSession far(node);
-  for (const std::vector<std::string>& words : std::vector<std::vector<std::string>>{
-           {"GET", "kvf:1"}, {"DBSIZE"}, {"LEASE", "AGENT"}, {"INFO"}, {"HELLO", "3"},
-           {"AUTH", "peer", "y"}, {"HELLO", "3", "AUTH", "peer", "y"}}) {
+  for (const std::vector<std::string>& words :
+       std::vector<std::vector<std::string>>{{"GET", "kvf:1"},
+                                             {"DBSIZE"},
+                                             {"LEASE", "AGENT"},
+                                             {"INFO"},
+                                             {"HELLO", "3"},
+                                             {"AUTH", "peer", "y"},
+                                             {"HELLO", "3", "AUTH", "peer", "y"}}) {
     const std::string said = far.command(words);
     EXPECT_EQ(said.substr(0, 8), "-NOAUTH ") << said;
     EXPECT_NE(said.find("p2p_secret_file"), std::string::npos) << said;

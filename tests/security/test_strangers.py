@@ -165,7 +165,7 @@ def test_who_answers_in_a_controllers_place_without_the_secret_is_not_believed(
 ) -> None:
     """It welcomes everybody; what it was told is of no use to it."""
     told = bytearray()
-    true = ports.proof
+    true = framing.proof
 
     def any_proof(secret: str, side: str, nonces: bytes, hello: Any, at: Any) -> bytes:
         told.extend(hello.proof)
