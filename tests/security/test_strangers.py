@@ -32,7 +32,7 @@ from kvferry.config.node import NodeSettings
 from kvferry.controller import ports
 from kvferry.controller.controller import Controller
 from kvferry.controller.ports import _UNMET_MAX
-from kvferry.errors import UsageError
+from kvferry.errors import ConfigError, UnavailableError, UsageError
 from kvferry.integrations.vllm import ranks as ranks_module
 from kvferry.integrations.vllm.ranks import RankAnswers, RankFinder, address
 from kvferry.membership import Peer, framing
@@ -330,6 +330,31 @@ def test_who_was_there_goes_on_when_the_secret_is_removed(
     finds(other, tokens)
     assert check(other, tokens) == PROMPT
     assert (folder() / "secret").exists()
+
+
+def test_without_a_secret_that_can_be_used_neither_controller_nor_instance_starts(
+    steered: Controller, instance: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    (folder() / "secret").write_text("short")
+    with pytest.raises(ConfigError, match="other users may open it.*p2p_secret_file"):
+        Controller(steered.config)
+    with pytest.raises(ConfigError, match="other users may open it.*p2p_secret_file"):
+        instance("one")
+    Controller(steered.config.replace(secret="word"))
+    instance("one", p2p_secret="word")  # refused by this controller, and it starts
+
+
+def test_a_controller_whose_secret_cannot_be_used_any_more_says_so_to_who_asks(
+    steered: Controller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = f"127.0.0.1:{steered.ports['reply']}"
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    (folder() / "secret").write_text("short")
+    with pytest.raises(UnavailableError, match="p2p_secret_file"):
+        Link.open(where, "reply", InstanceProcess("a", 0), "", 10)
+    with pytest.raises(RefusedError, match="p2p_secret_file"):
+        Link.open(where, "reply", InstanceProcess("a", 0), "word", 10)
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "GET"])
