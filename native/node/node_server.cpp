@@ -136,7 +136,8 @@ Outcome NodeServer::stop() {
     const auto saved = save_state(*store_, options_.state_file, unix_ms());
     if (!saved) kept = saved.error();
   }
-  listeners_.clear();
+  // The port last: who takes it next finds the path of the Unix socket free.
+  while (!listeners_.empty()) listeners_.pop_back();
   return kept;
 }
 

@@ -60,7 +60,8 @@ class RefusedError(UnavailableError):
     """A controller does not take what was said; `code` says why, for programs."""
 
     def __init__(self, refused: InstanceRefused) -> None:
-        super().__init__(f"the controller: {refused.text}")
+        text = OTHER_SECRET if refused.code == "secret" else refused.text  # an older one's, too
+        super().__init__(f"the controller: {text}")
         self.code = refused.code
 
 
