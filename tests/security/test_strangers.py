@@ -337,9 +337,9 @@ def test_without_a_secret_that_can_be_used_neither_controller_nor_instance_start
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     (folder() / "secret").write_text("short")
-    with pytest.raises(ConfigError, match="other users may open it.*p2p_secret_file"):
+    with pytest.raises(ConfigError, match=r"other users may open it.*p2p_secret_file"):
         Controller(steered.config)
-    with pytest.raises(ConfigError, match="other users may open it.*p2p_secret_file"):
+    with pytest.raises(ConfigError, match=r"other users may open it.*p2p_secret_file"):
         instance("one")
     Controller(steered.config.replace(secret="word"))
     instance("one", p2p_secret="word")  # refused by this controller, and it starts
