@@ -26,7 +26,7 @@ from kvferry.connectors import Space
 from kvferry.connectors.nixl_agent import NixlAgent
 from kvferry.connectors.one_sided import OneSidedConnector
 from kvferry.connectors.peer import PeerConnector
-from kvferry.node.lending import LendingNode
+from kvferry.node.lending import USER, LendingNode
 
 __all__ = ["main"]
 
@@ -34,6 +34,7 @@ _MIB = 1 << 20
 _PART_BYTES = 16 * _MIB
 _LIMIT_S = 60.0
 _IN_FLIGHT_BYTES_MAX = 2 << 30
+_WORD = "word"
 
 
 def _hashes(count: int) -> list[bytes]:
@@ -55,7 +56,7 @@ def _lend(size: int, count: int) -> None:
     for index, page in zip(reserved.chunks, memory.views(reserved.handles), strict=True):
         page[:] = _content(index, size)
     memory.commit(reserved.id)
-    node = LendingNode("127.0.0.1", [0], "", {}, _IN_FLIGHT_BYTES_MAX)
+    node = LendingNode("127.0.0.1", [0], _WORD, {}, _IN_FLIGHT_BYTES_MAX)
     space = _space(size)
     node.lend(memory.cache, space.prefix, space.identity, size)
     one_sided = OneSided(NixlAgent(), node)
@@ -97,7 +98,13 @@ def main() -> None:
     command += ["--size-mib", str(options.size_mib), "--count", str(count)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as owner:
         assert owner.stdout is not None
-        config = ClientConfig(host="127.0.0.1", port=int(owner.stdout.readline()), presence="off")
+        config = ClientConfig(
+            host="127.0.0.1",
+            port=int(owner.stdout.readline()),
+            username=USER,
+            password=_WORD,
+            presence="off",
+        )
         over_nixl = OneSidedConnector(_space(size), config, NixlAgent())
         peers = {"tcp": PeerConnector(_space(size), config), "nixl": over_nixl}
         _measure(peers, size, count, options.rounds)

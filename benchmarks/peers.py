@@ -17,6 +17,7 @@ from benchmarks.bars import Bar, Lab, Target
 from benchmarks.prompt import PromptKV
 from kvferry.cache import TieredCache
 from kvferry.cache.prompt import read_prompt
+from kvferry.cache.socket_folder import node_path
 from kvferry.client.sync import RedisClient
 from kvferry.config import CacheConfig, ClientConfig
 from kvferry.config.controller import ControllerConfig
@@ -48,7 +49,7 @@ def peer_loads(lab: Lab) -> Iterator[Bar]:
 def _measure_loads(lab: Lab, found: Mapping[bool, _Pairs]) -> PromptKV:
     """One opening: an owner, a reader and a raw client anew; pairs with pages, and without."""
     with _owner(lab) as (kv, port, controller), ExitStack() as stack:
-        config = ClientConfig(host=HOST, port=port, presence="off")
+        config = ClientConfig(unix_path=str(node_path(HOST, port)), presence="off")
         client = stack.enter_context(closing(RedisClient.from_config(config)))
         probe = stack.enter_context(ServerProbe(config))
         reader = stack.enter_context(closing(_instance(kv, "reader", 0, *controller)))

@@ -80,6 +80,7 @@ node::UserOptions user_of(const nb::dict& user) {
   out.read = nb::cast<std::vector<std::string>>(user["read"]);
   out.write = nb::cast<std::vector<std::string>>(user["write"]);
   out.admin = nb::cast<bool>(user["admin"]);
+  out.on_unix = user.contains("on_unix") && nb::cast<bool>(user["on_unix"]);
   return out;
 }
 

@@ -7,6 +7,11 @@
 namespace kvferry::node {
 namespace {
 
+// Where a user is known by his socket, nobody can log in over TCP.
+constexpr std::string_view kStranger =
+    "NOAUTH Authentication required: this port lends to processes that share its owner's runtime "
+    "folder, over the Unix socket there; others need one p2p_secret_file with it";
+
 bool any_prefix(const std::vector<std::string>& prefixes, std::string_view key) {
   return std::ranges::any_of(prefixes,
                              [&](const std::string& prefix) { return key.starts_with(prefix); });
@@ -27,7 +32,7 @@ Result<Access> Access::create(const std::vector<UserOptions>& users) {
     if (access.find(user.name) != nullptr) {
       return Error{Errc::kInvalidArgument, "two users are called '" + user.name + "'"};
     }
-    User made{user.name, std::nullopt, user.read, user.write, user.admin};
+    User made{user.name, std::nullopt, user.read, user.write, user.admin, user.on_unix};
     if (user.password) {
       const auto hash = cache::hash_of(as_bytes(*user.password));
       if (!hash) return hash.error();
@@ -43,9 +48,15 @@ const User* Access::find(std::string_view name) const {
   return at == users_.end() ? nullptr : &*at;
 }
 
-const User* Access::anonymous() const {
+const User* Access::anonymous(bool on_unix) const {
+  const auto near = std::ranges::find(users_, true, &User::on_unix);
+  if (on_unix && near != users_.end()) return &*near;
   const User* user = find("default");
   return user != nullptr && !user->password ? user : nullptr;
+}
+
+std::string_view Access::stranger(std::string_view otherwise) const {
+  return std::ranges::any_of(users_, &User::on_unix) ? kStranger : otherwise;
 }
 
 const User* Access::check(std::string_view name, std::string_view password) const {

@@ -18,7 +18,8 @@ struct UserOptions {
   std::optional<std::string> password{};  // secret; nothing: any password, or none
   std::vector<std::string> read{};        // prefixes; an empty text is every key
   std::vector<std::string> write{};
-  bool admin = false;  // settings, other clients
+  bool admin = false;    // settings, other clients
+  bool on_unix = false;  // who comes over a Unix socket is this user before AUTH
 };
 
 struct User {
@@ -27,6 +28,7 @@ struct User {
   std::vector<std::string> read;
   std::vector<std::string> write;
   bool admin = false;
+  bool on_unix = false;
 
   [[nodiscard]] bool may_read(std::string_view key) const;
   [[nodiscard]] bool may_write(std::string_view key) const;
@@ -42,7 +44,9 @@ class Access {
   static Result<Access> create(const std::vector<UserOptions>& users);
 
   // Who a client is before AUTH; null: nobody, and he must say first.
-  [[nodiscard]] const User* anonymous() const;
+  [[nodiscard]] const User* anonymous(bool on_unix) const;
+  // What a client hears who has not said who he is: an error, of that command or of any.
+  [[nodiscard]] std::string_view stranger(std::string_view otherwise) const;
   // Null: no such user, or another password.
   [[nodiscard]] const User* check(std::string_view name, std::string_view password) const;
   [[nodiscard]] const User* find(std::string_view name) const;

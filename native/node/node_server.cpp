@@ -48,7 +48,12 @@ NodeServer::NodeServer(NodeOptions options, Access access, EventFd event)
 
 Outcome NodeServer::start() {
   // The addresses first: a second node on them must not take the first one's state.
-  for (const net::Endpoint& endpoint : options_.listen) {
+  for (net::Endpoint endpoint : options_.listen) {
+    const std::size_t star = endpoint.unix_path.rfind('*');
+    if (options_.lends && star != std::string::npos && !listeners_.empty()) {
+      const std::uint16_t port = listeners_.front().endpoint().port;
+      endpoint.unix_path.replace(star, 1, std::to_string(port));
+    }
     auto listener = net::Listener::open(endpoint);
     if (!listener) return listener.error();
     listeners_.push_back(std::move(*listener));
@@ -131,7 +136,8 @@ Outcome NodeServer::stop() {
     const auto saved = save_state(*store_, options_.state_file, unix_ms());
     if (!saved) kept = saved.error();
   }
-  listeners_.clear();
+  // The port last: who takes it next finds the path of the Unix socket free.
+  while (!listeners_.empty()) listeners_.pop_back();
   return kept;
 }
 

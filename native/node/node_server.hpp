@@ -34,6 +34,7 @@
 namespace kvferry::node {
 
 struct NodeOptions {
+  // Where it lends, "*" in the path of a Unix socket stands for the port of the first address.
   std::vector<net::Endpoint> listen;
   net::TlsConfig tls{};  // for TCP, where enabled; a Unix socket is open to our user alone
   bool lends = false;    // no store of its own: what caches lend, see NodeServer::lend()

@@ -22,13 +22,14 @@ bool arity_fits(int arity, std::size_t count) {
 
 }  // namespace
 
-Session::Session(Context& context, std::uint64_t id)
+Session::Session(Context& context, std::uint64_t id, bool on_unix)
     : context_(context),
       id_(id),
+      on_unix_(on_unix),
       user_(nullptr),
       parser_(context.limits.request),
       leases_(context.limits.lease) {
-  log_in(context.access.anonymous());
+  log_in(context.access.anonymous(on_unix));
 }
 
 // --- Bytes --------------------------------------------------------------------------------------
@@ -151,7 +152,9 @@ void Session::execute() {
   Counters::add(context_.counters.commands);
   expire_leases(now_);
   const CommandSpec* found = find_command(arguments[0]);
-  if (found == nullptr) {
+  if (same_word(arguments[0], "POST") || same_word(arguments[0], "Host:")) {
+    closing_ = true;  // a browser's, whose page has commands in the lines that follow
+  } else if (found == nullptr) {
     fail(unknown(arguments));
   } else if (!arity_fits(found->arity, arguments.size())) {
     fail("ERR wrong number of arguments for '" + lower(found->name) + "' command");
@@ -166,7 +169,9 @@ void Session::execute() {
 
 std::string Session::refusal(const CommandSpec& command, const Arguments& arguments) const {
   if ((command.flags & CommandSpec::kNoAuth) != 0) return {};
-  if (user_ == nullptr) return "NOAUTH Authentication required.";
+  if (user_ == nullptr) {
+    return std::string(context_.access.stranger("NOAUTH Authentication required."));
+  }
   const bool writes = (command.flags & CommandSpec::kWrite) != 0;
   const bool reads = (command.flags & CommandSpec::kRead) != 0;
   if ((writes && !user_->writes()) || (reads && !user_->reads()) ||
@@ -222,7 +227,7 @@ void Session::log_in(const User* user) {
 bool Session::log_in(std::string_view name, std::string_view password) {
   const User* user = context_.access.check(name, password);
   if (user == nullptr) {
-    fail("WRONGPASS invalid username-password pair or user is disabled.");
+    fail(context_.access.stranger("WRONGPASS invalid username-password pair or user is disabled."));
     return false;
   }
   log_in(user);

@@ -31,8 +31,8 @@ namespace kvferry::node {
 
 class Session {
  public:
-  // `id` is its number among the clients.
-  Session(Context& context, std::uint64_t id);
+  // `id` is its number among the clients; `on_unix`: it came over a Unix socket.
+  Session(Context& context, std::uint64_t id, bool on_unix = false);
 
   // Fills `pieces` with where bytes may go; how many. Requires: wants_bytes(); scratch stays valid
   // until received().
@@ -129,6 +129,7 @@ class Session {
 
   Context& context_;
   const std::uint64_t id_;
+  const bool on_unix_;
   const User* user_;  // of Access; null: unknown
   RequestParser parser_;
   ReplyBuffer outbox_;

@@ -75,7 +75,7 @@ void Session::reset(const Arguments&) {
     client.protocol = 2;
     client.prefixes.clear();
   });
-  log_in(context_.access.anonymous());
+  log_in(context_.access.anonymous(on_unix_));
   reply().simple("RESET");
 }
 
@@ -118,10 +118,10 @@ void Session::hello(const Arguments& arguments) {
   }
   if (auth_at != 0 && !log_in(arguments[auth_at], arguments[auth_at + 1])) return;
   if (user_ == nullptr) {
-    return fail(
+    return fail(context_.access.stranger(
         "NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO "
         "<proto> AUTH <user> <pass> option can be used to authenticate the client and select the "
-        "RESP protocol version at the same time");
+        "RESP protocol version at the same time"));
   }
   if (name_at != 0) set_name(arguments[name_at]);
   if (protocol) {

@@ -117,6 +117,38 @@ TEST(Session, UsersReadAndWriteTheirPrefixesOnly) {
   EXPECT_EQ(stored(*node.store, "a:1", node.now), "x");
 }
 
+TEST(Session, WhoComesOverAUnixSocketIsKnownThereAndNobodyElseIs) {
+  TestNode node(64, {{.name = "peer", .password = "x", .read = {"kvf:"}, .on_unix = true}});
+  TestSession near(node, true);
+  EXPECT_EQ(near.command({"GET", "kvf:1"}), "$-1\r\n");
+  EXPECT_EQ(near.command({"HELLO", "3"}).substr(0, 4), "%7\r\n");
+  EXPECT_EQ(near.command({"RESET"}), "+RESET\r\n");
+  EXPECT_EQ(near.command({"GET", "kvf:1"}), "$-1\r\n");
+  TestSession far(node);
+  for (const std::vector<std::string>& words :
+       std::vector<std::vector<std::string>>{{"GET", "kvf:1"},
+                                             {"DBSIZE"},
+                                             {"LEASE", "AGENT"},
+                                             {"INFO"},
+                                             {"HELLO", "3"},
+                                             {"AUTH", "peer", "y"},
+                                             {"HELLO", "3", "AUTH", "peer", "y"}}) {
+    const std::string said = far.command(words);
+    EXPECT_EQ(said.substr(0, 8), "-NOAUTH ") << said;
+    EXPECT_NE(said.find("p2p_secret_file"), std::string::npos) << said;
+  }
+}
+
+TEST(Session, RequestsOfABrowserEndTheConnectionBeforeTheirBody) {
+  for (const std::string method : {"POST", "post", "PUT", "GET", "OPTIONS"}) {
+    TestNode node;
+    TestSession session(node);
+    session.ask(method + " / HTTP/1.1\r\nHost: 127.0.0.1:6400\r\n\r\nSET k v\r\n");
+    EXPECT_TRUE(session.session.finished()) << method;
+    EXPECT_EQ(stored(*node.store, "k"), "(none)") << method;
+  }
+}
+
 TEST(Session, NothingIsAnsweredToWhoDoesNotReadAndHisPagesComeBack) {
   SessionLimits limits;
   limits.unread_bytes_max = 3 * kTestPage;

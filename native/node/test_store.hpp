@@ -77,10 +77,10 @@ struct TestNode {
 
 class TestSession {
  public:
-  explicit TestSession(TestNode& node)
+  explicit TestSession(TestNode& node, bool on_unix = false)
       : node_(node),
         id(*node.clients.add("test:1", node.now, nullptr)),
-        session(node.context, id) {}
+        session(node.context, id, on_unix) {}
 
   // Sends `bytes` in pieces of at most `step`, as a driver would.
   void send(std::string_view bytes, std::size_t step = SIZE_MAX) {

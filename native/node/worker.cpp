@@ -102,9 +102,10 @@ void NodeWorker::add(NewConnection connection) {
     (void)connection.stream->send({&piece, 1});  // the end of the connection says it as well
     return;
   }
+  const bool on_unix = connection.address.starts_with("unix:");
   connections_.emplace(
       *id, std::make_unique<Connection>(Connection{.stream = std::move(connection.stream),
-                                                   .session = Session(context_, *id)}));
+                                                   .session = Session(context_, *id, on_unix)}));
   serve(*id);
 }
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from kvferry.membership import HeldIdentity
+from kvferry.node.lending import USER
 from support.holdings import FakeCache, reporting
 from support.resp import bulk, encode, read_reply
 from support.scripted import Action, Command, MiniStore, ScriptedServer, Silence
@@ -18,10 +19,14 @@ from support.scripted import Action, Command, MiniStore, ScriptedServer, Silence
 __all__ = ["liar", "values_of"]
 
 
-def values_of(host: str, port: int, prefix: str, names: Sequence[str]) -> dict[bytes, bytes]:
+def values_of(
+    host: str, port: int, word: str, prefix: str, names: Sequence[str]
+) -> dict[bytes, bytes]:
     """What a node lends under these names, by its keys."""
     found = {}
     with socket.create_connection((host, port), 10) as talk, talk.makefile("rb") as stream:
+        talk.sendall(encode("AUTH", USER, word))
+        assert read_reply(stream) == b"OK"
         for name in names:
             talk.sendall(encode("GET", prefix + name))
             value = read_reply(stream)
@@ -33,6 +38,7 @@ def values_of(host: str, port: int, prefix: str, names: Sequence[str]) -> dict[b
 @contextmanager
 def liar(
     ports: dict[str, int],
+    word: str,
     identity: HeldIdentity,
     hashes: bytes,
     values: Mapping[bytes, bytes],
@@ -67,6 +73,6 @@ def liar(
     cache.add(hashes, identity.digest)
     with (
         ScriptedServer(answer, MiniStore()) as server,
-        reporting(cache, ports, "liar", address=f"127.0.0.1:{server.port}"),
+        reporting(cache, ports, "liar", secret=word, address=f"127.0.0.1:{server.port}"),
     ):
         yield

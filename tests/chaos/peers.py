@@ -43,6 +43,7 @@ __all__ = ["run_peers"]
 INSTANCES = 5
 HOME = "127.0.0.2"  # where nodes listen; others reach them through proxies at the same ports
 _PYTHON = (sys.executable, "-X", "faulthandler", "-W", "error")
+WORD = "word"  # without one nobody may stand between two instances
 ANSWER_S = 180.0  # of an instance: more than any of its own limits, on a machine that is full
 HEARTBEATS: dict[str, Any] = {"heartbeat_s": 0.2, "suspect_s": 1.0, "dead_s": 3.0}
 
@@ -116,7 +117,7 @@ class _Controller:
         self._ports = self._running.ports
 
     def _start(self) -> None:
-        config = ControllerConfig(port=0, monitor_ports=self._ports, **HEARTBEATS)
+        config = ControllerConfig(port=0, monitor_ports=self._ports, secret=WORD, **HEARTBEATS)
         self._running = Controller(config)
         self._running.start()
 
@@ -184,6 +185,7 @@ def _sharing(number: int, port: int, controller: dict[str, int]) -> dict[str, An
         "p2p_host": "127.0.0.1",
         "p2p_bind": HOME,
         "p2p_init_ports": [port],
+        "p2p_secret": WORD,
         "enable_controller": True,
         "lmcache_instance_id": f"i{number}",
         "controller_pull_url": f"127.0.0.1:{controller['pull']}",
@@ -204,7 +206,8 @@ def _a_liar(
         one.tell("store")
         one.answer(report)
     own = read_prompt(prompt(LENGTH, 1000), CHUNK, b"")
-    values = values_of(HOME, ways[0].port, space(IDENTITY).prefix, own.keys(0, LENGTH // CHUNK))
+    keys = own.keys(0, LENGTH // CHUNK)
+    values = values_of(HOME, ways[0].port, WORD, space(IDENTITY).prefix, keys)
     assert len(values) == LENGTH // CHUNK
     claimed = b"".join(
         read_prompt(prompt(LENGTH, seed, SHARED), CHUNK, b"").hashes for seed in range(PROMPTS)
@@ -212,7 +215,7 @@ def _a_liar(
     identity = HeldIdentity(IDENTITY.digest, IDENTITY.model, CHUNK, b"")
     for one in processes:
         one.tell("run")
-    with liar(controller.ports, identity, claimed, values, plan.seed):
+    with liar(controller.ports, WORD, identity, claimed, values, plan.seed):
         yield
 
 

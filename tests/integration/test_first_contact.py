@@ -16,7 +16,7 @@ from kvferry.cache.store_tiers import space_of
 from kvferry.config import ClientConfig
 from kvferry.connectors.base import Connector
 from kvferry.lab.bench.programs import DelayProcess
-from kvferry.node.lending import LendingNode
+from kvferry.node.lending import USER, LendingNode
 from support.counted import CountedStore
 from support.engines import expected, open_engine, pages_gb, prompt
 
@@ -25,6 +25,7 @@ IDENTITY = Identity(model="far", layout=LAYOUT)
 CHUNKS = 29  # 0.12 GB
 TOKENS = prompt(CHUNKS * LAYOUT.chunk_size)
 RTT_MS = 5.0
+WORD = "word"
 WAITS_MAX = 3  # the greeting and two of the cache; connecting is not delayed
 
 
@@ -33,7 +34,7 @@ def node() -> Iterator[LendingNode]:
     """Lends a prompt."""
     with open_engine(identity=IDENTITY, max_local_cpu_size=pages_gb(CHUNKS, LAYOUT)) as owner:
         owner.store(TOKENS, expected(TOKENS, IDENTITY))
-        node = LendingNode("127.0.0.1", [0], "", {}, 1 << 30)
+        node = LendingNode("127.0.0.1", [0], WORD, {}, 1 << 30)
         space = space_of(IDENTITY)
         node.lend(owner.memory.cache, space.prefix, space.identity, LAYOUT.chunk_bytes)
         yield node
@@ -53,7 +54,7 @@ def test_a_first_contact_takes_three_waits(
 
     monkeypatch.setattr("kvferry.cache.named.open_peer", counting)
     log = tmp_path / "wire"
-    config = ClientConfig(host="127.0.0.1", port=node.ports[0])
+    config = ClientConfig(host="127.0.0.1", port=node.ports[0], username=USER, password=WORD)
     with DelayProcess(config, rtt_ms=RTT_MS, log=str(log)) as far, reader() as engine:
         source = ("127.0.0.1", far.port)
         asked = replace(read_prompt(TOKENS, LAYOUT.chunk_size, b""), source=source)
@@ -73,7 +74,9 @@ def reader() -> TieredCache:
     """An instance that has nothing."""
     hosts = ("127.0.0.0/8",)
     size_gb = pages_gb(2 * CHUNKS, LAYOUT)
-    return open_engine(identity=IDENTITY, remote_kv_sources=hosts, max_local_cpu_size=size_gb)
+    return open_engine(
+        identity=IDENTITY, remote_kv_sources=hosts, p2p_secret=WORD, max_local_cpu_size=size_gb
+    )
 
 
 def greetings(log: Path) -> list[list[str]]:

@@ -18,7 +18,7 @@ from kvferry.cache.prompt import Prompt, read_prompt
 from kvferry.cache.store_tiers import space_of
 from kvferry.config.remote_sources import Address, node_in
 from kvferry.integrations.vllm.held import HeldCache
-from kvferry.node.lending import LendingNode
+from kvferry.node.lending import USER, LendingNode
 from kvferry.server import Client
 from support import clock
 from support.cache_server import running
@@ -31,11 +31,12 @@ from support.vllm_halves import CHUNKS, Vllm
 TOKENS = 10 * CHUNK
 ALL = CHUNKS * OF_VLLM
 HOSTS = ("127.0.0.0/8",)
+WORD = "word"  # that nodes are asked with: a port of this host may be anybody's
 TIER = f"peer {NAME}"
 
 
 @contextmanager
-def lent(cache: TieredCache, secret: str = "") -> Iterator[Address]:
+def lent(cache: TieredCache, secret: str = WORD) -> Iterator[Address]:
     """A node that lends what a cache has in memory."""
     node = LendingNode("127.0.0.1", [0], secret, {}, 1 << 30)
     try:
@@ -44,6 +45,11 @@ def lent(cache: TieredCache, secret: str = "") -> Iterator[Address]:
         yield "127.0.0.1", node.ports[0]
     finally:
         node.stop()
+
+
+def open_with(**settings: Any) -> TieredCache:
+    """An engine that asks the nodes which requests name."""
+    return open_engine(**{"remote_kv_sources": HOSTS, "p2p_secret": WORD, **settings})
 
 
 @pytest.fixture
@@ -74,7 +80,7 @@ def found(engine: TieredCache, address: Address | None) -> int:
 
 
 def test_a_prompt_is_read_from_the_node_that_it_names(owner: TieredCache) -> None:
-    with lent(owner) as address, open_engine(remote_kv_sources=HOSTS, local_cpu=False) as engine:
+    with lent(owner) as address, open_with(local_cpu=False) as engine:
         assert engine.lookup(naming(None)).tokens == 0
         seen = engine.lookup(naming(address))  # the first contact
         assert (seen.tokens, seen.tiers) == (TOKENS, {"l1": 0, TIER: TOKENS})
@@ -91,7 +97,7 @@ def test_what_a_store_has_not_comes_from_the_node(owner: TieredCache) -> None:
         with open_engine(stores=stores) as writer:
             writer.store(tokens[: 4 * CHUNK], expected(tokens)[:4])
             assert writer.flush()
-        with open_engine(stores=stores, remote_kv_sources=HOSTS) as engine:
+        with open_with(stores=stores) as engine:
             wait_for("the store", lambda: engine.contains(tokens) == 4 * CHUNK)
             seen = engine.lookup(naming(address))
             [store] = [tier.tier.name for tier in engine.tiers]
@@ -109,7 +115,7 @@ def test_a_secret_is_shown_to_the_node(owner: TieredCache) -> None:
 def test_nobody_is_asked_whom_the_operator_has_not_allowed(owner: TieredCache) -> None:
     with lent(owner) as address, FaultProxy(*address) as way:
         for hosts in ((), ("10.0.0.0/8", "localhost")):
-            with open_engine(remote_kv_sources=hosts) as engine:
+            with open_with(remote_kv_sources=hosts) as engine:
                 assert found(engine, ("127.0.0.1", way.port)) == 0
         assert way.connections == 0
 
@@ -119,7 +125,7 @@ def test_a_wrong_address_costs_a_recompute_and_never_a_stall(owner: TieredCache)
         lent(owner) as address,
         socket.create_server(("127.0.0.1", 0)) as mute,
         FaultProxy(*address) as hole,
-        open_engine(remote_kv_sources=HOSTS) as engine,
+        open_with() as engine,
     ):
         hole.black_hole()
         for port in (free_port(), mute.getsockname()[1], hole.port):
@@ -141,14 +147,15 @@ def test_a_node_that_lies_is_refused(owner: TieredCache) -> None:
         names = [read_prompt(each, CHUNK, b"").keys(0, 10) for each in (tokens, others)]
         for true, false in zip(*names, strict=True):
             server.cli("RENAME", prefix + false, prefix + true)
-        with open_engine(remote_kv_sources=HOSTS) as engine:
+        server.cli("ACL", "SETUSER", USER, "on", f">{WORD}", "~*", "&*", "+@all")
+        with open_with() as engine:
             assert found(engine, ("127.0.0.1", server.port)) == 0
         asked = server.cli("INFO", "commandstats").decode()
         assert "cmdstat_get:" in asked  # it was believed until its bytes came
 
 
 def test_there_is_a_limit_on_nodes_and_the_one_named_longest_ago_goes(owner: TieredCache) -> None:
-    with open_engine(remote_kv_sources=HOSTS) as engine:
+    with open_with() as engine:
         assert engine.named is not None
         ports = [free_port() for _ in range(2)] + list(range(1, NODES_MAX))
         for port in ports:
@@ -157,14 +164,14 @@ def test_there_is_a_limit_on_nodes_and_the_one_named_longest_ago_goes(owner: Tie
 
 
 def test_a_peer_that_is_named_is_asked_once(owner: TieredCache) -> None:
-    with lent(owner) as address, open_engine(remote_kv_sources=HOSTS) as engine:
-        engine.tiers.append(open_peer(engine, "one", client_of(engine.config, "", address)))
+    with lent(owner) as address, open_with() as engine:
+        engine.tiers.append(open_peer(engine, "one", client_of(engine.config, WORD, address)))
         wait_for("the peer", lambda: engine.contains(prompt(TOKENS)) == TOKENS)
         assert set(engine.lookup(naming(address)).tiers) == {"l1", "peer one"}
 
 
 def test_the_connector_in_process_loads_from_the_node_that_a_request_names() -> None:
-    theirs, here = Vllm(None), Vllm(None, remote_kv_sources=HOSTS)
+    theirs, here = Vllm(None), Vllm(None, remote_kv_sources=HOSTS, p2p_secret=WORD)
     try:
         theirs.compute(theirs.request(1))
         wait_for("it is saved", lambda: theirs.ask(theirs.request(1))[0] == ALL)
@@ -192,7 +199,7 @@ def test_a_cache_server_loads_from_the_node_that_a_request_names(
     want = TOKENS // CHUNK if hosts else 0
     with (
         lent(owner) as address,
-        running(tmp_path, cache={"remote_kv_sources": hosts}) as server,
+        running(tmp_path, cache={"remote_kv_sources": hosts, "p2p_secret": WORD}) as server,
     ):
         client = Client(IDENTITY, server.config.endpoints[0], timeout_s=5.0)
         held = HeldCache(client, lookup_timeout_s=5.0, load_timeout_s=5.0)

@@ -86,9 +86,9 @@ def test_what_was_lost_on_the_way_is_known_again_when_the_way_is() -> None:
     cache = FakeCache()
     cache.add(hashes(3))
     with (
-        controller() as ctl,
+        controller(secret="word") as ctl,
         FaultProxy("127.0.0.1", ctl.ports["pull"], opaque=True) as way,
-        reporting(cache, {**ctl.ports, "pull": way.port}) as reporter,
+        reporting(cache, {**ctl.ports, "pull": way.port}, secret="word") as reporter,
     ):
         becomes(ctl, hashes(3), {"one": 3})
         seq = reporter.status()["seq"]

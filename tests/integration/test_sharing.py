@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import signal
@@ -18,9 +17,10 @@ from typing import Any
 import pytest
 
 from kvferry import Identity, KVLayout, TieredCache
+from kvferry._local_secret import folder
 from kvferry.cache.peers import open_peer
 from kvferry.cache.prompt import read_prompt
-from kvferry.cache.socket_folder import folder, node_socket
+from kvferry.cache.socket_folder import node_path, node_socket
 from kvferry.config import ClientConfig
 from kvferry.connectors.peer import PeerConnector
 from kvferry.controller.controller import Controller
@@ -87,19 +87,21 @@ def test_an_instance_reads_what_another_one_has_in_memory(
     assert ". The peer_lookup_url: localhost:" in caplog.text
 
 
-def test_both_ports_of_a_node_serve(controller: Controller, instance: Open) -> None:
-    one = instance("one", p2p_lookup_ports=0)
-    tokens = prompt(PROMPT)
-    one.store(tokens, expected(tokens))
-    wait_for("it registers", lambda: controller.members.living())
-    [member] = controller.members.living()
-    addresses = {member.facts.address, member.facts.lookup_address}
-    assert len(addresses) == 2
-    keys = read_prompt(tokens, CHUNK, b"").keys(0, 40)
-    for address in addresses:
-        host, _, port = address.rpartition(":")
-        with PeerConnector(space(), ClientConfig(host=host, port=int(port))) as peer:
-            assert peer.batch_exists(keys).prefix_len == 40
+def test_both_ports_of_a_node_serve() -> None:
+    with running_controller(secret="right") as controller, instances(controller) as instance:
+        one = instance("one", p2p_lookup_ports=0, p2p_secret="right")
+        tokens = prompt(PROMPT)
+        one.store(tokens, expected(tokens))
+        wait_for("it registers", lambda: controller.members.living())
+        [member] = controller.members.living()
+        addresses = {member.facts.address, member.facts.lookup_address}
+        assert len(addresses) == 2
+        keys = read_prompt(tokens, CHUNK, b"").keys(0, 40)
+        for address in addresses:
+            host, _, port = address.rpartition(":")
+            config = ClientConfig(host=host, port=int(port), username="peer", password="right")
+            with PeerConnector(space(), config) as peer:
+                assert peer.batch_exists(keys).prefix_len == 40
 
 
 def test_the_longest_prefix_of_several_owners_is_put_together(instance: Open) -> None:
@@ -334,7 +336,10 @@ def test_peers_on_one_host_are_read_over_a_unix_socket(secret: str) -> None:
 
             def moved() -> bool:
                 stats = tier.connector.stats()
-                return 0 < stats["client_connections_unix"] == stats["client_connections_up"]
+                from_tcp = (
+                    stats["client_connections_unix"] if secret else stats["client_connections_up"]
+                )
+                return 0 < from_tcp == stats["client_connections_up"]
 
             wait_for("all connections have moved", moved)
             tokens = prompt(PROMPT)
@@ -343,7 +348,9 @@ def test_peers_on_one_host_are_read_over_a_unix_socket(secret: str) -> None:
             assert check(other, tokens) == PROMPT
             assert from_peers(other) == PROMPT
             assert moved()
-            [left] = [path for path in folder().glob(f"{os.getpid()}-*.node") if _is_of(one, path)]
+            [left] = [path for path in folder().glob("*.node") if _is_of(one, path)]
+            port = int(part.ports[0]) if (part := sharing_of(one).node) else 0
+            assert left == node_path("localhost", port)
         assert not left.exists()
 
 
@@ -357,20 +364,31 @@ def test_a_socket_of_a_node_that_was_killed_goes_with_the_next_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    paths = [Path(node_socket())]
+    paths = [node_path("localhost", port) for port in (8200, 8201)]
     with socket.socket(socket.AF_UNIX) as killed, socket.socket(socket.AF_UNIX) as lives:
         killed.bind(str(paths[0]))
         killed.close()
-        paths.append(Path(node_socket()))
         lives.bind(str(paths[1]))
         lives.listen()
-        paths.append(Path(node_socket()))
-        assert [path.exists() for path in paths] == [False, True, False]
+        assert Path(node_socket("localhost")).name == node_path("127.0.0.1", "*").name
+        assert [path.name for path in (tmp_path / "kvferry").iterdir()] == [paths[1].name]
     (tmp_path / "kvferry").chmod(0o755)
-    assert node_socket() == ""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / ("x" * 120)))
-    (tmp_path / ("x" * 120)).mkdir()
-    assert node_socket() == ""
+    assert node_socket("localhost") == ""
+
+
+def test_peers_meet_in_a_folder_whose_path_is_too_long_for_a_socket(
+    controller: Controller, instance: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("x" * 120)
+    long.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
+    one, tokens = instance("one"), prompt(PROMPT)
+    one.store(tokens, expected(tokens))
+    with owner(controller, "other", prompts=2):
+        meets(one, "other")
+        finds(one, prompt(PROMPT, 1))
+        assert check(one, prompt(PROMPT, 1)) == PROMPT
+    assert [path.name for path in folder().glob("*.node")]
 
 
 def test_a_peer_that_lies_is_refused(instance: Open) -> None:
@@ -562,11 +580,14 @@ def test_a_reader_that_vanishes_leaves_nothing_held(controller: Controller, inst
     wait_for("it registers", lambda: controller.members.living())
     [member] = controller.members.living()
     host, _, port = member.facts.address.rpartition(":")
+    path = str(node_path(host, int(port)))
     prefix = space(identity).prefix
     wanted = [(prefix + key).encode() for key in read_prompt(tokens, CHUNK, b"").keys(0, 16)]
     gets = b"".join(b"*2\r\n$3\r\nGET\r\n$%d\r\n%s\r\n" % (len(key), key) for key in wanted)
     for _ in range(3):
-        with socket.create_connection((host, int(port)), timeout=10) as reader:
+        with socket.socket(socket.AF_UNIX) as reader:
+            reader.settimeout(10)
+            reader.connect(path)
             reader.sendall(gets)
             assert reader.recv(100)  # it is being sent, and nobody reads on
             assert one.memory.cache.stats()["leases"] > 0

@@ -19,7 +19,7 @@ import redis
 from kvferry._host import usable_cores
 from kvferry.cli.main import main
 from kvferry.node import Node, NodeSettings
-from kvferry.node.lending import LendingNode
+from kvferry.node.lending import USER, LendingNode
 from support import clock
 from support.secrets import secret
 
@@ -108,9 +108,9 @@ def test_unless_told_it_has_no_more_threads_than_cores() -> None:
     try:
         for some in (cores, {min(cores)}):
             os.sched_setaffinity(0, some)
-            lending = LendingNode("127.0.0.1", [0], "", {}, 1 << 20)
+            lending = LendingNode("127.0.0.1", [0], "word", {}, 1 << 20)
             try:  # what sits in a cache follows the same rule
-                threads = {_threads(settings), _threads_at(lending.ports[0])}
+                threads = {_threads(settings), _threads_at(lending.ports[0], "word")}
             finally:
                 lending.stop()
             found.append((threads, {min(4, usable_cores())}))
@@ -126,8 +126,9 @@ def _threads(settings: NodeSettings) -> int:
         return _threads_at(int(node.endpoints[0].rpartition(":")[2]))
 
 
-def _threads_at(port: int) -> int:
-    with redis.Redis(port=port) as client:
+def _threads_at(port: int, word: str | None = None) -> int:
+    user = USER if word else None
+    with redis.Redis(port=port, username=user, password=word) as client:
         return int(client.info("server")["io_threads"])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import uuid
 from contextlib import ExitStack, suppress
@@ -260,7 +259,9 @@ def test_an_engine_whose_ranks_are_on_several_hosts_is_refused(
     finder = RankFinder(names(engine_id, 3), 1.0)  # the third one is elsewhere
     with pytest.raises(UsageError, match=r"rank 2 of the 3 of this engine .* on one host; use"):
         finder.check()
-    RankFinder(names(engine_id, 2), 1.0).check()
+    here = RankFinder(names(engine_id, 2), 1.0)
+    here.check()
+    here.close()
     for each in answers:
         each.close()
 
@@ -364,9 +365,7 @@ def test_a_rank_that_breaks_counts_as_one_that_has_nothing(engine_id: str) -> No
 )
 def test_nonsense_ends_a_connection_and_no_other(engine_id: str, question: bytes) -> None:
     (answers,) = opened(engine_id, Rank(3))
-    with socket.socket(socket.AF_UNIX) as line:
-        line.settimeout(10)
-        line.connect("\0" + address(engine_id, 0))
+    with rank_module.connect(address(engine_id, 0), 10) as line:
         line.sendall(question)
         with suppress(ConnectionResetError):  # there was more than it wanted to read
             assert line.recv(1) == b""
@@ -378,7 +377,7 @@ def test_nonsense_ends_a_connection_and_no_other(engine_id: str, question: bytes
 
 @pytest.mark.usefixtures("far")
 def test_strangers_are_not_answered(engine_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "_is_ours", lambda peer: False)
+    monkeypatch.setattr(ranks, "is_own_process", lambda peer: False)
     (answers,) = opened(engine_id, Rank(3))
     finder = RankFinder(names(engine_id, 1), 5.0)
     assert finder.find(PROMPT) == 0

@@ -21,12 +21,14 @@ from typing import Protocol
 from kvferry.cache.clearing import Clearing
 from kvferry.cache.memory import Memory
 from kvferry.cache.prompt import Prompt
+from kvferry.cache.socket_folder import node_address
 from kvferry.cache.store_tiers import StoreTier, space_of
 from kvferry.chunks.identity import Identity
 from kvferry.chunks.layout import KVLayout
 from kvferry.config import CacheConfig, ClientConfig
 from kvferry.config.peers import PeerSettings
 from kvferry.config.remote_sources import Address
+from kvferry.config.url import is_loopback
 from kvferry.connectors.agent import Agent
 from kvferry.connectors.one_sided import OneSidedConnector
 from kvferry.connectors.peer import PeerConnector
@@ -109,10 +111,19 @@ def open_peer(
 
 
 def client_of(settings: PeerSettings, secret: str, address: Address) -> ClientConfig:
-    """How the node of another instance is reached."""
+    """How the node of another instance is reached.
+
+    Without a secret and certificates a port of this host may be anybody's, who would be believed.
+    So it is read over the socket in a folder where only this user's processes can have one.
+
+    Raises:
+        OSError: There is no such folder.
+    """
+    near = not secret and not settings.tls and is_loopback(address[0])
     return ClientConfig(
         host=address[0],
         port=address[1],
+        unix_path=node_address(*address) if near else None,
         reconnect_min_s=min(max(settings.lookup_backoff_time, 0.001), _BACKOFF_S_MAX),
         reconnect_max_s=_BACKOFF_S_MAX,
         username=USER if secret else None,

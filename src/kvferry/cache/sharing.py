@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 
+from kvferry._local_secret import local_secret
 from kvferry.cache.one_sided import OneSided
 from kvferry.cache.peers import Peers, Sharer, client_of, open_peer
 from kvferry.cache.prompt import Prompt
@@ -54,6 +55,7 @@ _FOLLOW_S = 0.5  # between looks at who was reached, and who was named long ago
 _UNNAMED_S = 60.0  # a peer that no controller names is read on for so long
 _PREFETCH_S = 30.0
 _IN_FLIGHT_BYTES_MAX = 2 << 30  # pages that are held while they are sent
+_NO_WAY = "there can be no Unix socket in this user's runtime folder"
 
 
 class _Joined:
@@ -74,7 +76,7 @@ class Sharing:
         rank: Of this process in the instance.
 
     Raises:
-        KVFerryError: The node cannot listen there.
+        KVFerryError: The node cannot listen there, or there is no secret.
     """
 
     actions: Collection[str] = ("clear", "delete", "pin", "prefetch", "unpin")
@@ -83,6 +85,8 @@ class Sharing:
         self.settings = settings
         self._rank = rank
         self._secret = settings.secret
+        if not self._secret:
+            local_secret()  # without it no controller would know us
         self._lock = threading.Lock()
         self._joined: tuple[_Joined, ...] = ()
         self._known: dict[tuple[str, int], Peer] = {}
@@ -119,7 +123,10 @@ class Sharing:
         ports = [_of_rank("p2p_init_ports", settings.p2p_init_ports, self._rank)]
         if settings.p2p_lookup_ports:
             ports.append(_of_rank("p2p_lookup_ports", settings.p2p_lookup_ports, self._rank))
-        unix_path = "" if settings.tls else node_socket()
+        known_by = settings.p2p_host or "localhost"
+        unix_path = "" if settings.tls else node_socket(known_by)
+        if not (unix_path or self._secret or settings.tls):
+            _log.warning("nobody can read this instance's chunks: %s; set p2p_secret_file", _NO_WAY)
         return LendingNode(host, ports, self._secret, settings.tls, _IN_FLIGHT_BYTES_MAX, unix_path)
 
     # --- Caches ---

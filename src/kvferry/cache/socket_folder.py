@@ -1,59 +1,76 @@
-"""The folder of this user's sockets, which nobody else may enter, and the sockets of nodes in it.
+"""The sockets of nodes in the folder that processes of this user share (`kvferry._local_secret`).
 
-It is ``kvferry`` in ``XDG_RUNTIME_DIR``, else ``kvferry-UID`` in the folder for temporary files.
-
-A node lends through a socket there to readers of the same user on the same host. They were told a
-loopback address, ask the node for its socket (`ClientConfig.same_host`) and move there from TCP. A
-node that stops takes its socket away; what one that was killed has left goes with the next one.
+A node lends through a socket there to readers of the same user on the same host. Where a secret is
+configured, they ask the node for it (`ClientConfig.same_host`) and move there from TCP. Without one
+nobody is believed over TCP: who listens there may be another user. Then a reader knows the socket
+by its name, which has the address that the node is known by, and the network namespace to which
+that belongs. A node that stops takes its socket away; what one that was killed has left goes with
+the next one.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
+import secrets
 import socket
-import stat
-import tempfile
 from pathlib import Path
 
-__all__ = ["folder", "node_socket"]
+from kvferry._local_secret import folder
+
+__all__ = ["node_address", "node_path", "node_socket"]
 
 _log = logging.getLogger("kvferry.cache")
 
 _SUFFIX = ".node"
-_numbers = itertools.count()
+_NETWORK = Path("/proc/self/ns/net")
+_PATH_BYTES_MAX = 107  # of an address; unix(7)
+_opened: dict[tuple[int, int], int] = {}  # descriptors of folders, for as long as we live
 
 
-def folder() -> Path:
-    """The folder of this user's sockets, which is made if it is not there.
+def node_path(host: str, port: int | str) -> Path:
+    """The socket of the node that is known by this address in our network.
 
     Raises:
-        OSError: It cannot be made, or others may enter it.
+        OSError: There is no folder for it.
     """
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    path = Path(runtime) / "kvferry" if runtime else Path(tempfile.gettempdir())
-    path = path if runtime else path / f"kvferry-{os.getuid()}"
-    path.mkdir(mode=0o700, exist_ok=True)
-    found = path.lstat()
-    ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
-    if not ours or found.st_mode & 0o077:
-        raise PermissionError(f"{path} is no folder of this user alone")
-    return path
-
-
-def node_socket() -> str:
-    """A path for one more; empty: there can be none, and readers stay with TCP."""
+    host = "" if host.lower() in ("localhost", "127.0.0.1") else f"-{host.lower()}"
     try:
-        place = folder()
-        for path in place.glob(f"*{_SUFFIX}"):
-            _remove_if_left(path)
-        path = place / f"{os.getpid()}-{next(_numbers)}{_SUFFIX}"
+        network = _NETWORK.stat().st_ino
+    except OSError:
+        network = 0
+    return folder() / f"{port}-{network:x}{host}{_SUFFIX}"
+
+
+def node_address(host: str, port: int | str) -> str:
+    """The same as an address of this process: where the path is too long, by the open folder.
+
+    Raises:
+        OSError: See `node_path`.
+    """
+    path = node_path(host, port)
+    if len(os.fsencode(path)) + len("65535") <= _PATH_BYTES_MAX:
+        return str(path)
+    found = path.parent.stat()
+    key = found.st_dev, found.st_ino
+    if key not in _opened:
+        flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        _opened[key] = os.open(path.parent, flags)
+    return f"/proc/self/fd/{_opened[key]}/{path.name}"
+
+
+def node_socket(host: str) -> str:
+    """A path for a node that is known by this host name, "*" for its port; empty: none can be."""
+    try:
+        for other in folder().glob(f"*{_SUFFIX}"):
+            _remove_if_left(other)
+        path = Path(node_address(host, "*"))
+        trial = path.with_name(path.name.replace("*", secrets.token_hex(4)))
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
-            line.bind(str(path))  # not every file system can have one, nor is every path short
-        path.unlink(missing_ok=True)  # another that begins may have thought it left
+            line.bind(str(trial))  # not every file system can have one
+        trial.unlink(missing_ok=True)  # another that begins may have thought it left
     except OSError as error:
-        _log.info("peers on this host are served over TCP: %s", error)
+        _log.info("this host's peers are not served over a Unix socket: %s", error)
         return ""
     return str(path)
 

@@ -25,7 +25,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from kvferry import __version__
-from kvferry.cache.socket_folder import folder
+from kvferry._local_secret import folder
 
 if TYPE_CHECKING:
     from kvferry.cache.tiered_cache import TieredCache

@@ -38,9 +38,10 @@ class ControllerConfig(Section, frozen=True, kw_only=True):
         port: The port where HTTP listens; 0 takes any that is free.
         monitor_ports: The ports where instances connect: "pull" takes updates, "reply" answers
             registrations and look-ups, "heartbeat" takes heartbeats. 0 takes any that is free.
-        secret: The word that instances must know. It is needed where other hosts can connect.
+        secret: The word that instances must know. It is needed where other hosts can connect;
+            without it, processes of this user on this host make one.
         secret_file: A file with the word that instances must know. It is needed where other hosts
-            can connect.
+            can connect; without it, processes of this user on this host make one.
         http_token: The word that callers of HTTP must show. It is needed where other hosts can
             connect.
         token_file: A file with the word that callers of HTTP must show. It is needed where other

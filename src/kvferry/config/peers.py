@@ -35,7 +35,7 @@ class PeerSettings(Settings, frozen=True, kw_only=True):
         p2p_lookup_ports: A second port of the same service, for whoever was told both.
         p2p_secret: The word that instances and their controller must know. It is needed where other
             hosts can connect, unless instances have certificates and the controller is on this
-            host.
+            host. Without one, processes of this user on this host make one.
         p2p_secret_file: A file with the word that instances and their controller must know.
         p2p_tls_cert_file: The PEM file of this instance's certificate for p2p_host, and its chain.
             With it instances read each other over TLS, and show each other their certificates.

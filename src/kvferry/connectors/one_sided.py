@@ -32,6 +32,7 @@ from kvferry.client.buffers import BufferLike, Key, encode_key, writable
 from kvferry.client.dlpack import view_memory
 from kvferry.client.operation import Operation, Verb
 from kvferry.config import ClientConfig
+from kvferry.config.url import show_endpoint
 from kvferry.connectors.agent import Agent
 from kvferry.connectors.base import Space, Ticket
 from kvferry.connectors.calls import CallQueue
@@ -76,6 +77,7 @@ class OneSidedConnector(PeerConnector):
 
     def __init__(self, space: Space, config: ClientConfig, agent: Agent) -> None:
         self._agent = agent
+        self._name = show_endpoint(config.host, config.port)  # as others say it
         self._frame = Frame(space)
         self._extents = stripe_extents(space.value_size_bytes)
         self._lock = threading.Lock()
@@ -207,11 +209,11 @@ class OneSidedConnector(PeerConnector):
                 ]
                 for thread in self._threads:
                     thread.start()
-        _log.info("%s is read %s", self.config.address, self._agent.way)
+        _log.info("%s is read %s", self._name, self._agent.way)
 
     def _node(self, until: float) -> ClientConfig:
         """How its node is reached by the agent: as the client does, after that has found out."""
-        if not self._agent.near:
+        if not self._agent.near or self.config.unix_path:
             return self.config
         while (said := str(self._client.stats()["same_host"])).endswith(_NOT_ASKED):
             if time.monotonic() >= until or self._again_at == math.inf:
@@ -239,7 +241,7 @@ class OneSidedConnector(PeerConnector):
         if self._agent.near:
             level = logging.DEBUG if isinstance(error, _Elsewhere) else logging.INFO
         way = self._agent.way
-        _log.log(level, "%s is read over a socket, not %s: %s", self.config.address, way, error)
+        _log.log(level, "%s is read over a socket, not %s: %s", self._name, way, error)
 
     # --- Reading ---
 

@@ -12,6 +12,7 @@ import asyncio
 import threading
 import time
 
+from kvferry._local_secret import local_secret
 from kvferry.config import ClientConfig
 from kvferry.config.controller import ControllerConfig
 from kvferry.controller.jobs import Jobs
@@ -36,7 +37,7 @@ class Controller:
         config: Where it listens, and its limits.
 
     Raises:
-        ConfigError: The tokenizer cannot be used.
+        ConfigError: The tokenizer cannot be used, or there is no secret.
 
     Attributes:
         members: Who lives, and what each holds.
@@ -51,6 +52,8 @@ class Controller:
 
     def __init__(self, config: ControllerConfig) -> None:
         self.config = config
+        if not config.secret:
+            local_secret()  # without it nobody could register
         self.journal = Journal()
         self.members = Members(
             self.journal,

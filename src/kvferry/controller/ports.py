@@ -21,7 +21,7 @@ from kvferry.controller.members import Key, Members
 from kvferry.controller.quotas import Quotas
 from kvferry.controller.shared import Shared
 from kvferry.errors import KVFerryError, UnavailableError
-from kvferry.membership.framing import HEAD, NONCE_BYTES, frame, proof
+from kvferry.membership.framing import HEAD, NONCE_BYTES, OTHER_SECRET, frame, proof
 from kvferry.membership.messages import (
     MESSAGE_BYTES_MAX,
     VERSION,
@@ -54,6 +54,7 @@ __all__ = ["Ports"]
 _log = logging.getLogger("kvferry.controller")
 
 _HELLO_S = 5.0
+_UNMET_MAX = 256  # connections that have not said who they are; the oldest makes room for a new one
 _IDLE_S = 15.0  # of the ports that answer
 _WRITE_S = 5.0
 _TICK_S = 0.25
@@ -104,6 +105,9 @@ class Ports:
         self._shared = shared
         self._servers: list[asyncio.Server] = []
         self._tasks: set[asyncio.Task[None]] = set()
+        self._unmet: dict[
+            asyncio.Task[None] | None, None
+        ] = {}  # those of strangers, the oldest first
         self._ticking: asyncio.Task[None] | None = None
         self.ports: dict[str, int] = {}
         self.counts = {"connections": 0, "refused": 0, "messages": 0}
@@ -187,18 +191,26 @@ class Ports:
                 self.counts["refused"] += 1
                 writer.transport.abort()
                 return
+            if len(self._unmet) >= _UNMET_MAX:
+                self.counts["refused"] += 1
+                oldest = next(iter(self._unmet))
+                del self._unmet[oldest]
+                if oldest is not None:
+                    oldest.cancel()
             self._tasks.add(task)
+            self._unmet[task] = None
             self.counts["connections"] = len(self._tasks)
             try:
                 await self._talk(name, answer, reader, writer)
             except (OSError, asyncio.IncompleteReadError, TimeoutError):
                 pass  # it is gone
             except asyncio.CancelledError:
-                pass  # the controller ends
+                pass  # the controller ends, or there are too many strangers
             except Exception:
                 _log.exception("a bug at the port %s", name)
             finally:
                 self._tasks.discard(task)
+                self._unmet.pop(task, None)
                 self.counts["connections"] = len(self._tasks)
                 writer.transport.abort()
 
@@ -213,6 +225,7 @@ class Ports:
     ) -> None:
         try:
             peer = await self._met(name, reader, writer)
+            self._unmet.pop(asyncio.current_task(), None)
             # A silent pull port is a cache in which nothing changes.
             idle_s = None if name == "pull" else max(_IDLE_S, 3 * self._config.heartbeat_s)
             while peer is not None:
@@ -238,9 +251,10 @@ class Ports:
         if hello.version != VERSION:
             raise Malformed(f"this controller speaks version {VERSION}")
         secret, nonces = self._config.secret or "", nonce + hello.nonce
-        if not hmac.compare_digest(hello.proof, proof(secret, "instance", nonces, hello)):
+        at = writer.get_extra_info("sockname")
+        if not hmac.compare_digest(hello.proof, proof(secret, "instance", nonces, hello, at)):
             self.counts["refused"] += 1
-            await _sent(writer, InstanceRefused("secret", "the secret is another one"))
+            await _sent(writer, InstanceRefused("secret", OTHER_SECRET))
             return None
         peer = _Peer(hello, str(writer.get_extra_info("peername")[0]))
         seq: int | None = 0
@@ -249,7 +263,7 @@ class Ports:
         if seq is None:
             await _sent(writer, _UNKNOWN)
             return None
-        await _sent(writer, InstanceWelcome(proof(secret, "controller", nonces, hello), seq))
+        await _sent(writer, InstanceWelcome(proof(secret, "controller", nonces, hello, at), seq))
         return peer
 
     # --- What they say ---

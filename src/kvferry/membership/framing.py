@@ -1,7 +1,10 @@
 """Messages on a connection: four bytes of length, big-endian, and the message; and who may speak.
 
 Each side proves with HMAC-SHA-256 over both nonces that it knows the secret, which itself is never
-sent. What follows is neither encrypted nor signed: on a network that others write to, use a tunnel.
+sent. Where none is configured it is that of this user's processes on this host, and the address at
+the controller's end is proved as well: loopback passes it on unchanged, and whoever takes another
+port there cannot stand between two that know each other. What follows is neither encrypted nor
+signed: on a network that others write to, use a tunnel.
 
 `Link` is the side of an instance, for a thread that may wait; every wait has a limit.
 """
@@ -14,10 +17,12 @@ import select
 import socket
 import struct
 import time
+from collections.abc import Sequence
 from typing import Self, TypeVar
 
+from kvferry._local_secret import NONCE_BYTES, local_proof
 from kvferry.chunks.keys import DIGEST_BYTES
-from kvferry.errors import UnavailableError
+from kvferry.errors import ConfigError, UnavailableError
 from kvferry.membership.messages import (
     MESSAGE_BYTES_MAX,
     VERSION,
@@ -35,6 +40,7 @@ from kvferry.membership.messages import (
 __all__ = [
     "HEAD",
     "NONCE_BYTES",
+    "OTHER_SECRET",
     "InstanceProcess",
     "Link",
     "RefusedError",
@@ -46,14 +52,16 @@ __all__ = [
 M = TypeVar("M")
 
 HEAD = struct.Struct("!I")
-NONCE_BYTES = 16
+_ELSEWHERE = "another user, container or version needs p2p_secret_file, its controller secret_file"
+OTHER_SECRET = f"the secret is another one: {_ELSEWHERE}"
 
 
 class RefusedError(UnavailableError):
     """A controller does not take what was said; `code` says why, for programs."""
 
     def __init__(self, refused: InstanceRefused) -> None:
-        super().__init__(f"the controller: {refused.text}")
+        text = OTHER_SECRET if refused.code == "secret" else refused.text  # an older one's, too
+        super().__init__(f"the controller: {text}")
         self.code = refused.code
 
 
@@ -72,11 +80,26 @@ def frame(message: object) -> bytes:
     return HEAD.pack(len(raw)) + raw
 
 
-def proof(secret: str, side: str, nonces: bytes, hello: InstanceHello) -> bytes:
-    """What shows that a side ("instance" or "controller") knows the secret."""
+def proof(
+    secret: str, side: str, nonces: bytes, hello: InstanceHello, at: Sequence[object]
+) -> bytes:
+    """What shows that a side ("instance" or "controller") knows the secret.
+
+    Args:
+        secret: What is configured; empty: nothing, see the module.
+        side: Whose proof it is.
+        nonces: Of controller and instance.
+        hello: What the instance says of itself.
+        at: Host and port of the controller's end of the connection, as the system has them.
+
+    Raises:
+        ConfigError: The secret of this user's processes cannot be used.
+    """
     who = f"{side}\0{hello.port}\0{hello.rank}\0{hello.instance}".encode()
     text = b"kvferry membership v1\0" + nonces + hello.incarnation + who
-    return hmac.digest(secret.encode(), text, "sha256")
+    if secret:
+        return hmac.digest(secret.encode(), text, "sha256")
+    return local_proof(f"membership at {at[0]} {at[1]}", text)
 
 
 def host_and_port(address: str) -> tuple[str, int]:
@@ -110,7 +133,8 @@ class Link:
         """Connect, and show each other the secret.
 
         Raises:
-            OSError: It cannot be reached; `RefusedError` if it does not want us.
+            OSError: It cannot be reached, or our secret cannot; `RefusedError` if it does not want
+                us.
             Malformed: It is no controller, or does not know the secret.
         """
         stream = socket.create_connection(host_and_port(address), timeout_s)
@@ -120,17 +144,20 @@ class Link:
             challenge = link.receive(Challenge)
             if challenge.version != VERSION:
                 raise Malformed(f"the controller speaks version {challenge.version}")
-            nonce = secrets.token_bytes(NONCE_BYTES)
+            nonce, at = secrets.token_bytes(NONCE_BYTES), stream.getpeername()
             hello = InstanceHello(VERSION, port, me.instance, me.rank, me.incarnation, nonce, b"")
             nonces = challenge.nonce + nonce
-            shown = proof(secret, "instance", nonces, hello)
+            shown = proof(secret, "instance", nonces, hello, at)
             welcome = link.ask(
                 InstanceHello(VERSION, port, me.instance, me.rank, me.incarnation, nonce, shown),
                 InstanceWelcome,
             )
-            expected = proof(secret, "controller", nonces, hello)
+            expected = proof(secret, "controller", nonces, hello, at)
             if not hmac.compare_digest(welcome.proof, expected):
-                raise Malformed("the controller does not know the secret")
+                raise Malformed(f"who listens there does not know the secret: {_ELSEWHERE}")
+        except ConfigError as error:
+            stream.close()
+            raise UnavailableError(str(error)) from None
         except BaseException:
             stream.close()
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,12 +24,15 @@ class LendingNode:
     Args:
         host: Where it listens.
         ports: On all of these; 0: any free one.
-        secret: What readers must say, as the user `USER`; empty: nothing.
+        secret: What readers must say, as the user `USER`; empty: there is no word for it. Then
+            nobody reads over TCP, unless by a certificate, and who may connect to `unix_path` may
+            read there.
         tls: Settings of TLS in the words of `ClientConfig`: readers must show a certificate of
             these authorities; empty: none.
         in_flight_bytes_max: What may be on its way to all readers at a time; beyond it they hear
             BUSY.
-        unix_path: A Unix socket for readers of this user on this host; empty: none.
+        unix_path: A Unix socket for readers of this user on this host, "*" for the first port;
+            empty: none.
 
     Raises:
         ConfigError: The host is no address of this one.
@@ -47,14 +51,17 @@ class LendingNode:
     ) -> None:
         address = address_of("p2p_bind", host)
         reader = {"name": USER, "password": secret, "read": ["kvf:"], "write": [], "admin": False}
-        anybody = {**reader, "name": "default", "password": None}
+        if not secret and tls:
+            reader |= {"name": "default", "password": None}
+        elif not secret:
+            reader |= {"password": secrets.token_hex(32), "on_unix": True}
         self._native = _native.Node(
             listen=[("", address, port) for port in ports] + [(unix_path, "", 0)] * bool(unix_path),
             size_bytes=0,
             policy="LRU",
             hugetlb=False,
             prefault=False,
-            users=[reader if secret else anybody],
+            users=[reader],
             state_file="",
             threads=default_threads(),
             connections_max=_CONNECTIONS_MAX,

@@ -1,16 +1,25 @@
-"""A rank of an engine as its scheduler sees it: connections to its socket; see `ranks`."""
+"""A rank of an engine as its scheduler sees it: connections to its socket; see `ranks`.
+
+The names of these sockets are for anybody to take, so both sides of a connection begin with a proof
+that they know the secret of this user's processes: 16 random bytes of the rank, 16 of whoever asks
+with its proof, and the proof of the rank.
+"""
 
 from __future__ import annotations
 
+import hmac
 import logging
+import secrets
 import socket
 import struct
 import threading
 import time
 
+from kvferry._local_secret import NONCE_BYTES, is_own_process, local_proof
 from kvferry.chunks.generation import FIRST, shared_of
+from kvferry.errors import ConfigError
 
-__all__ = ["ANSWER", "GRACE_S", "Rank", "read"]
+__all__ = ["ANSWER", "GRACE_S", "Rank", "connect", "met", "read"]
 
 _log = logging.getLogger("kvferry.integrations.vllm")
 
@@ -19,6 +28,8 @@ ANSWER = struct.Struct("<q8s")
 GRACE_S = 0.2
 # How long a rank that did not answer is left alone.
 _REST_S = 1.0
+_PROOF_BYTES = 32
+_MEET_S = 2.0  # of a worker that begins
 
 
 class Rank:
@@ -33,14 +44,14 @@ class Rank:
         self.shared = shared_of(FIRST)
 
     def there(self) -> bool:
-        """Whether somebody listens at this name."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
-            line.settimeout(GRACE_S)
-            try:
-                line.connect("\0" + self.name)
-            except OSError:
-                return False
-            return True
+        """Whether it listens; the connection is kept, so that nobody has to wait for it later."""
+        try:
+            line = connect(self.name, _MEET_S)
+        except OSError:
+            return False
+        with self._lock:
+            self._idle.append(line)
+        return True
 
     def send(self, question: bytes, insist: bool) -> socket.socket | None:
         with self._lock:
@@ -49,9 +60,7 @@ class Rank:
                 return None
         try:
             if line is None:
-                line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-                line.settimeout(GRACE_S)
-                line.connect("\0" + self.name)
+                line = connect(self.name, GRACE_S)
             line.settimeout(GRACE_S)
             line.sendall(question)
         except OSError as error:
@@ -91,6 +100,51 @@ class Rank:
                 self.name,
                 error,
             )
+
+
+def connect(name: str, limit_s: float) -> socket.socket:
+    """A connection to a rank, which is one of ours.
+
+    Raises:
+        OSError: It is not there, or is another user's, or late.
+    """
+    line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        line.settimeout(limit_s)
+        line.connect("\0" + name)
+        nonces = read(line, NONCE_BYTES) + secrets.token_bytes(NONCE_BYTES)
+        line.sendall(nonces[NONCE_BYTES:] + _proof("scheduler", name, nonces))
+        _check(line, "rank", name, nonces)
+    except BaseException:
+        line.close()
+        raise
+    return line
+
+
+def met(line: socket.socket, name: str) -> None:
+    """Begin a connection that somebody has made to a rank.
+
+    Raises:
+        OSError: It is another user's.
+    """
+    nonce = secrets.token_bytes(NONCE_BYTES)
+    line.sendall(nonce)
+    nonces = nonce + read(line, NONCE_BYTES)
+    _check(line, "scheduler", name, nonces)
+    line.sendall(_proof("rank", name, nonces))
+
+
+def _proof(side: str, name: str, nonces: bytes) -> bytes:
+    try:
+        return local_proof(f"{side} of {name}", nonces)
+    except ConfigError as error:
+        raise PermissionError(str(error)) from None
+
+
+def _check(line: socket.socket, side: str, name: str, nonces: bytes) -> None:
+    shown = read(line, _PROOF_BYTES)
+    if not is_own_process(line) or not hmac.compare_digest(shown, _proof(side, name, nonces)):
+        raise PermissionError("the other side is no process that shares this user's runtime folder")
 
 
 def read(line: socket.socket, count: int) -> bytes:

@@ -8,7 +8,8 @@ all ranks at once and believes the smallest answer. Within one process no socket
     scheduler   ranks = RankFinder([address(engine_id, rank) for rank in range(ranks)], limit_s)
 
 The names are in the abstract namespace: nothing is left behind by a process that was killed. Only
-processes of the same user are answered. What is asked for are hashes, and the answer is a number:
+processes of the same user that share its runtime folder are answered, and believed (`rank`). What
+is asked for are hashes, and the answer is a number:
 
     question   u32 length of what follows, u8 kind ("f"ind, "r"enewed, "e"xplain, "s"ize of chunks,
                "l"et go), u32 chunk size, u64 tokens, computed tokens, queued tokens, queued pairs,
@@ -36,13 +37,14 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from kvferry._local_secret import is_own_process, local_secret
 from kvferry.cache.prompt import Prompt
 from kvferry.chunks.generation import FIRST
 from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.config.remote_sources import read_node, show_node
 from kvferry.errors import UsageError
 from kvferry.integrations.vllm.backend import Finder
-from kvferry.integrations.vllm.rank import ANSWER, GRACE_S, Rank, read
+from kvferry.integrations.vllm.rank import ANSWER, GRACE_S, Rank, connect, met, read
 
 __all__ = ["RankAnswers", "RankFinder", "address", "ask_text"]
 
@@ -59,6 +61,7 @@ _RELEASE_BLOCKS_S = 15.0
 _CHECK_S = 10.0
 _CHECK_EVERY_S = 0.1
 _CLOSE_S = 1.0
+_MEET_S = 5.0
 
 # The answering sides of this process.
 _here: dict[str, RankAnswers] = {}
@@ -131,7 +134,7 @@ class RankAnswers:
             except OSError:
                 return
             with self._lock:
-                if self._closed or len(self._open) >= _CONNECTIONS_MAX or not _is_ours(peer):
+                if self._closed or len(self._open) >= _CONNECTIONS_MAX or not is_own_process(peer):
                     peer.close()
                     continue
                 thread = threading.Thread(
@@ -142,6 +145,9 @@ class RankAnswers:
 
     def _answer(self, peer: socket.socket) -> None:
         try:
+            peer.settimeout(_MEET_S)
+            met(peer, self._name)
+            peer.settimeout(None)
             while True:
                 head = read(peer, _HEAD.size)
                 length, kind, chunk_size, *about, generation, source = _HEAD.unpack(head)
@@ -246,17 +252,21 @@ class RankFinder:
         """Make sure that every rank can be asked from here; some seconds are waited for one.
 
         Raises:
-            UsageError: One cannot; the sentence says which, and what to do.
+            UsageError: One cannot, or there is no secret; the sentence says what to do.
         """
+        if not all(rank.name in _here for rank in self._ranks):
+            local_secret()
         until = time.monotonic() + _CHECK_S
         for number, rank in enumerate(self._ranks):
             while rank.name not in _here and not rank.there():
                 if time.monotonic() >= until:
+                    self.close()
                     raise UsageError(
                         f"rank {number} of the {len(self._ranks)} of this engine cannot be asked "
-                        f"from the scheduler's host (there is no socket @{rank.name}): kvferry's "
-                        "connector needs all tensor and pipeline parallel ranks of an engine on "
-                        "one host; use one host for each engine, or leave the connector out"
+                        f"from the scheduler's host (there is no socket @{rank.name} of a process "
+                        "that shares its runtime folder): kvferry's connector needs all tensor and "
+                        "pipeline parallel ranks of an engine on one host; use one host, and one "
+                        "XDG_RUNTIME_DIR, for each engine, or leave the connector out"
                     )
                 time.sleep(_CHECK_EVERY_S)
 
@@ -281,9 +291,7 @@ def ask_text(name: str, prompt: Prompt, limit_s: float) -> str:
     Raises:
         OSError: It is not there, or does not answer in time.
     """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
-        line.settimeout(limit_s)
-        line.connect("\0" + name)
+    with connect(name, limit_s) as line:
         line.sendall(_question(b"e", prompt))
         length, _ = ANSWER.unpack(read(line, ANSWER.size))
         return read(line, length).decode()
@@ -310,15 +318,6 @@ def _question(kind: bytes, prompt: Prompt) -> bytes:
     source = show_node(prompt.source).encode()
     head = _HEAD.pack(len(prompt.hashes), kind, prompt.chunk_size, *about, generation, len(source))
     return head + prompt.hashes + source
-
-
-def _is_ours(peer: socket.socket) -> bool:
-    """Whether the other side is a process of our user."""
-    try:
-        raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    except OSError:
-        return False
-    return bool(struct.unpack("3i", raw)[1] == os.getuid())
 
 
 def _shut(line: socket.socket) -> None:
