@@ -311,7 +311,10 @@ void Connection::on_replies(Nanos now) {
       return end(replies_.declined() ? End::kWithdrawn : End::kBroken, replies_.error(), now);
     }
     if (answered_early_) return end(End::kBroken, "an answer came before its value was sent", now);
-    if (replies_.wants_reconnect()) return end(End::kBroken, "the server asks to reconnect", now);
+    if (replies_.wants_reconnect()) {
+      server_.renew(now);
+      return end(End::kBroken, "the server asks to reconnect", now);
+    }
     if (io.bytes < planned) break;  // the socket is empty for now
     more_ = taken >= kTurnBytes;    // TLS may hold bytes that no poller knows of
     if (more_) break;

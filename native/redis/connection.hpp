@@ -85,9 +85,10 @@ class Connection final : private ReplySink, private PacingSink {
   void stop_sending();
 
   void dial(Nanos now);
-  // Goes to the server's Unix socket, if there is one and it is not there: takes no new work, and
-  // dials when it has none left.
+  // Dials anew if it should be elsewhere: at the server's Unix socket, or where the name leads now.
+  // Until then it takes no new work, and waits for what is in flight.
   void move_over(Nanos now);
+  [[nodiscard]] bool is_elsewhere(Nanos now) const noexcept;
   void stay();
   void leave_unix() noexcept;
   void look_up(Nanos now);
@@ -127,6 +128,7 @@ class Connection final : private ReplySink, private PacingSink {
 
   State state_ = State::kWaiting;
   Dial dial_;
+  Nanos dialled_at_ = 0;
   bool on_unix_ = false;  // up over a Unix socket, and counted so
   std::unique_ptr<net::Stream> stream_;
   bool watching_writable_ = false;

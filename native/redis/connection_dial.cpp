@@ -12,11 +12,15 @@ namespace kvferry::redis {
 namespace {
 
 constexpr int kGreetingTurns = 64;  // of 4 KiB each
+// A server that goes on refusing, because the name has not changed yet, is not dialled all the
+// time.
+constexpr Nanos kRenewedAfter = kSecond;
 
 }  // namespace
 
 void Connection::dial(Nanos now) {
   dial_.begin(now);
+  dialled_at_ = now;
   if (environment_.credentials == nullptr) return look_up(now);
   state_ = State::kAuthorizing;
   environment_.ask_credentials(token_, dial_.number());
@@ -38,17 +42,24 @@ Nanos Connection::tick_dialling(Nanos now) {
 }
 
 void Connection::move_over(Nanos now) {
-  const std::uint64_t version = server_.shortcut_version();
-  if (version == 0 || version == dial_.shortcut()) return stay();
+  if (!is_elsewhere(now)) return stay();
   if (!pacing_.paused() && server_.begin_move()) pacing_.pause();
   if (!pacing_.paused() || pacing_.busy() || pacing_.streams()) return;
   leave_unix();
   drop_stream();
   server_.on_left(role_ == Role::kData);
   dial_.begin(now);
+  dialled_at_ = now;
   // Nobody need be asked: what the others authenticated with last is good here, too.
   if (environment_.credentials != nullptr) credentials_ = environment_.credentials->current();
   look_up(now);
+}
+
+bool Connection::is_elsewhere(Nanos now) const noexcept {
+  const std::uint64_t version = server_.shortcut_version();
+  if (version != 0 && version != dial_.shortcut()) return true;
+  const Nanos renewed = server_.renewed_at();
+  return dialled_at_ <= renewed && now - dialled_at_ >= kRenewedAfter;
 }
 
 void Connection::stay() {

@@ -55,9 +55,11 @@ void Handshake::write(Step step, Outbox& outbox) {
       if (named) writer.bulk("SETNAME").bulk(greeting_.client_name);
       break;
     case Step::kAuth:
-      writer.command(greeting_.username.empty() ? 2 : 3).bulk("AUTH");
-      if (!greeting_.username.empty()) writer.bulk(greeting_.username);
-      writer.bulk(greeting_.password);
+      if (greeting_.username.empty() || password_alone_) {
+        writer.command(2).bulk("AUTH").bulk(greeting_.password);
+      } else {
+        writer.command(3).bulk("AUTH").bulk(greeting_.username).bulk(greeting_.password);
+      }
       break;
     case Step::kName:
       // An empty name is legal: it takes the name away.
@@ -135,14 +137,18 @@ void Handshake::collect(const resp::Token& token) {
 Handshake::State Handshake::on_reply(Outbox& outbox) {
   const std::vector<std::string> words = std::exchange(words_, {});
   const bool refused = std::exchange(refused_, false);
-  const ServerErrorKind kind = refused ? classify(refusal_) : ServerErrorKind::kCommand;
-  if (refused && kind == ServerErrorKind::kUnknown && step_ == Step::kHello) {
-    write(has_credentials(greeting_) ? Step::kAuth : Step::kName, outbox);
-    return State::kRunning;
+  if (refused && !ends_greeting(refusal_)) {
+    if (step_ == Step::kHello && (has_credentials(greeting_) || !refusal_.starts_with("NOAUTH"))) {
+      return next(has_credentials(greeting_) ? Step::kAuth : Step::kName, outbox);
+    }
+    if (step_ == Step::kAuth && greeting_.username == "default" && !password_alone_) {
+      password_alone_ = true;  // the only form before Redis 6, and it means this user
+      return next(Step::kAuth, outbox);
+    }
   }
   // A name is a courtesy; servers that do not know the command still serve.
-  const bool optional = step_ == Step::kName && kind != ServerErrorKind::kReconnect &&
-                        !refusal_.starts_with("ERR max number of clients");
+  const bool optional = step_ == Step::kName && !ends_greeting(refusal_) &&
+                        classify(refusal_) != ServerErrorKind::kReconnect;
   if (refused && !optional) {
     return fail(error_code(refusal_), refusal_text(refusal_, greeting_.password));
   }

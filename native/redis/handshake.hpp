@@ -1,10 +1,11 @@
 #pragma once
 // Handshake: the machine that turns a fresh stream into a connection that may carry commands.
 //
-// HELLO 3 with credentials and name is one round trip. A server that does not know it (Redis < 6,
-// many proxies) gets AUTH and CLIENT SETNAME instead and speaks RESP2; SELECT follows when a
-// database is asked for, and READONLY for reads from a cluster's replica. A server may refuse
-// before it is asked (maxclients): that is a failure too.
+// HELLO 3 with credentials and name is one round trip. A server that refuses it in whatever words
+// (Redis < 6, many proxies) gets AUTH and CLIENT SETNAME instead and speaks RESP2, unless the
+// credentials are wrong or it takes nobody now (ends_greeting); SELECT follows when a database is
+// asked for, and READONLY for reads from a cluster's replica. A server may refuse before it is
+// asked (maxclients): that is a failure too.
 //
 // Threads: one. Failure: kFailed with error(); secrets are never part of it.
 // Source: HELLO and AUTH in the Redis command reference.
@@ -62,6 +63,7 @@ class Handshake {
   std::string payload_;
   std::string refusal_;  // the error text of the present reply
   bool refused_ = false;
+  bool password_alone_ = false;  // AUTH without the name of the user
   ServerInfo info_;
   Error error_{Errc::kProtocol, {}};
 };

@@ -125,6 +125,51 @@ TEST(Handshake, OldServersGetSingleCommands) {
   }
 }
 
+TEST(Handshake, AnyOtherRefusalOfHelloIsAnsweredByAnOlderGreeting) {
+  for (const std::string_view refusal : {
+           "ERR command not supported",
+           "ERR unsupported command",
+           "ERR Unknown Redis command",
+           "unknown command `hello`",
+           "ERR syntax error",
+           "ERR Protocol version is not supported",
+           "ERR HELLO is disabled",
+           "NOPERM this user has no permissions to run the 'hello' command",
+           "NOAUTH HELLO must be called with the client already authenticated",
+           "ERR Client sent AUTH, but no password is set",
+           "ERR",
+           "UNKNOWN",
+           "proxy: no",
+       }) {
+    const std::string reply = "-" + std::string(refusal) + "\r\n";
+    const Talk closed = talk(config("pw"), {reply, "+OK\r\n", "+OK\r\n"});
+    EXPECT_EQ(closed.state, Handshake::State::kReady) << refusal;
+    EXPECT_EQ(closed.info.protocol, 2);
+    if (refusal.starts_with("NOAUTH")) continue;
+    EXPECT_EQ(talk(config(), {reply, "+OK\r\n"}).state, Handshake::State::kReady) << refusal;
+  }
+}
+
+TEST(Handshake, TheDefaultUserIsAlsoNamedByNoName) {
+  Config settings = config("pw");
+  settings.username = "default";
+  const Words sent{"HELLO 3 AUTH default pw SETNAME kvferry", "AUTH default pw", "AUTH pw",
+                   "CLIENT SETNAME kvferry"};
+  for (const std::string_view refusal : {"ERR wrong number of arguments for 'auth' command",
+                                         "ERR syntax error", "ERR AUTH takes a password"}) {
+    const std::string reply = "-" + std::string(refusal) + "\r\n";
+    const Talk old = talk(settings, {kUnknownHello, reply, "+OK\r\n", "+OK\r\n"});
+    EXPECT_EQ(old.state, Handshake::State::kReady) << refusal;
+    EXPECT_EQ(old.sent, sent);
+    EXPECT_EQ(talk(settings, {kUnknownHello, reply, reply}).state, Handshake::State::kFailed);
+    settings.username = "somebody";
+    EXPECT_EQ(talk(settings, {kUnknownHello, reply}).state, Handshake::State::kFailed);
+    settings.username = "default";
+  }
+  const Talk wrong = talk(settings, {kUnknownHello, "-ERR invalid password\r\n"});
+  EXPECT_EQ(wrong.error.code, Errc::kAuth);
+}
+
 TEST(Handshake, ProtocolTwoOnRequest) {
   Config settings = config("pw", 1, 2);
   settings.username = "me";
@@ -146,24 +191,31 @@ TEST(Handshake, ANameIsACourtesy) {
 }
 
 TEST(Handshake, RefusalsNameTheirKind) {
-  const std::vector<std::pair<std::string, Errc>> cases = {
+  const std::vector<std::pair<std::string, Errc>> of_any_greeting = {
       {"-WRONGPASS invalid username-password pair or user is disabled.\r\n", Errc::kAuth},
-      {"-NOAUTH HELLO must be called with the client already authenticated\r\n", Errc::kAuth},
-      {"-ERR Client sent AUTH, but no password is set\r\n", Errc::kAuth},
-      {"-NOPERM this user has no permissions to run the 'hello' command\r\n", Errc::kAuth},
+      {"-ERR invalid password\r\n", Errc::kAuth},
       {"-ERR max number of clients reached\r\n", Errc::kServer},
       {"-LOADING Redis is loading the dataset in memory\r\n", Errc::kServer},
       {"-DENIED Redis is running in protected mode\r\n", Errc::kServer},
+  };
+  const std::vector<std::pair<std::string, Errc>> of_auth = {
+      {"-NOAUTH Authentication required.\r\n", Errc::kAuth},
+      {"-ERR Client sent AUTH, but no password is set\r\n", Errc::kAuth},
+      {"-NOPERM this user has no permissions to run the 'auth' command\r\n", Errc::kAuth},
       {"!11\r\nERR refused\r\n", Errc::kServer},
   };
-  for (const auto& [reply, code] : cases) {
-    for (const std::size_t step : {std::size_t{1}, SIZE_MAX}) {
-      const Talk refused = talk(config("pw"), {reply}, step);
-      EXPECT_EQ(refused.state, Handshake::State::kFailed) << reply;
-      EXPECT_EQ(refused.error.code, code) << reply;
-      EXPECT_NE(reply.find(refused.error.context.substr(0, 10)), std::string::npos) << reply;
+  for (const int protocol : {2, 3}) {
+    for (const auto& [reply, code] : protocol == 3 ? of_any_greeting : of_auth) {
+      for (const std::size_t step : {std::size_t{1}, SIZE_MAX}) {
+        const Talk refused = talk(config("pw", 0, protocol), {reply}, step);
+        EXPECT_EQ(refused.state, Handshake::State::kFailed) << reply;
+        EXPECT_EQ(refused.error.code, code) << reply;
+        EXPECT_NE(reply.find(refused.error.context.substr(0, 10)), std::string::npos) << reply;
+      }
     }
   }
+  const std::string no_user = "-NOAUTH HELLO must be called with the client already authenticated";
+  EXPECT_EQ(talk(config(), {no_user + "\r\n"}).error.code, Errc::kAuth);
   const Talk full = talk(config("", 0, 2), {"-ERR max number of clients reached\r\n"});
   EXPECT_EQ(full.error.code, Errc::kServer) << "the answer to a name may be about everything";
   const Talk range = talk(config("", 99), {kHello, "-ERR DB index is out of range\r\n"});

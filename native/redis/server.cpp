@@ -173,6 +173,11 @@ Shortcut Server::shortcut() const {
   return shortcut_version() == 0 ? Shortcut{} : shortcut_;
 }
 
+void Server::renew(Nanos now) {
+  renewed_at_.store(now, std::memory_order_release);
+  lose_shortcut();
+}
+
 bool Server::begin_move() noexcept { return !moving_.exchange(true, std::memory_order_acq_rel); }
 
 void Server::end_move() {

@@ -94,6 +94,14 @@ class Server final : public AskedNode {
   void on_left(bool data);
   void on_dial_failed(const Error& error);
 
+  // A connection was told that this server is not the one to ask any more (READONLY after a
+  // failover, NOAUTH, REDIRECT): what was dialled before is as useless, whatever it carries. Each
+  // connection dials anew when it has nothing in flight, one at a time.
+  void renew(Nanos now);
+  [[nodiscard]] Nanos renewed_at() const noexcept {
+    return renewed_at_.load(std::memory_order_acquire);
+  }
+
   // The Unix socket of this server was found to be good: dials try it first, and connections that
   // are up elsewhere move there, one at a time, when they have nothing to do.
   void set_shortcut(const net::Address& address);
@@ -181,6 +189,7 @@ class Server final : public AskedNode {
   std::atomic<Nanos> round_trip_{0};  // what trips_ says
   std::atomic<int> answers_{0};       // that say how far it is, greetings aside
   std::atomic<Nanos> suspected_at_{0};
+  std::atomic<Nanos> renewed_at_{-1};  // before any dial
 };
 
 }  // namespace kvferry::redis

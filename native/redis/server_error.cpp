@@ -17,6 +17,9 @@ constexpr std::array<std::string_view, 3> kRedirectWords{"MOVED", "ASK", "TRYAGA
 constexpr std::array<std::string_view, 3> kReconnectWords{"READONLY", "NOAUTH", "REDIRECT"};
 constexpr std::array<std::string_view, 2> kCredentialWords{"WRONGPASS", "NOPERM"};
 
+constexpr std::array<std::string_view, 4> kGreetingEnds{"WRONGPASS", "ERR invalid password",
+                                                        "ERR max number of clients", "DENIED"};
+
 }  // namespace
 
 ServerErrorKind classify(std::string_view text) noexcept {
@@ -34,6 +37,12 @@ ServerErrorKind classify(std::string_view text) noexcept {
     return ServerErrorKind::kCredentials;
   }
   return ServerErrorKind::kCommand;
+}
+
+bool ends_greeting(std::string_view text) noexcept {
+  return classify(text) == ServerErrorKind::kBusy ||
+         std::ranges::any_of(kGreetingEnds,
+                             [text](std::string_view end) { return text.starts_with(end); });
 }
 
 Errc error_code(std::string_view text) noexcept {

@@ -21,6 +21,11 @@ enum class ServerErrorKind {
 
 [[nodiscard]] ServerErrorKind classify(std::string_view text) noexcept;
 
+// Whether no other words would do where this one was refused as a greeting (HELLO, AUTH): the
+// credentials are wrong, or the server takes nobody now. Whatever else a server or proxy says, it
+// may know an older greeting. The pure client has the same list (client/pure/resp.py).
+[[nodiscard]] bool ends_greeting(std::string_view text) noexcept;
+
 // kAuth where it refuses who we are, else kServer.
 [[nodiscard]] Errc error_code(std::string_view text) noexcept;
 

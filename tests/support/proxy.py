@@ -151,6 +151,10 @@ class FaultProxy:
 
         self._do(forget)
 
+    def lead_to(self, host: str, port: int) -> None:
+        """Connections from now on are of that server, as where a name has another address."""
+        self._target = (host, port)
+
     def refuse(self) -> None:
         """Close the listener: connecting is refused. Open connections stay."""
 

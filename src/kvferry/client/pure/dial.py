@@ -1,6 +1,6 @@
 """Connecting: every address of the host, TLS, then the greeting.
 
-RESP3 and the credentials go out together as HELLO; a server that does not know it is greeted as
+RESP3 and the credentials go out together as HELLO; a server that refuses it is greeted as
 before (AUTH, CLIENT SETNAME, PING). The first reply may be an error that nobody asked for ("max
 number of clients"): it arrives in place of the greeting's and is reported as what it says.
 
@@ -34,7 +34,6 @@ __all__ = ["Backoff", "DialRefused", "dial"]
 
 # New credentials are fetched when this much of their time is over.
 _RENEWED_AT = 0.9
-_NO_HELLO = ("ERR unknown command", "ERR wrong number of arguments", "ERR syntax error", "NOPROTO")
 
 
 class DialRefused(Exception):
@@ -194,14 +193,14 @@ def _greet(
 def _hello(
     connection: Connection, config: ClientConfig, user: Credentials | None, until: float
 ) -> bool:
-    """False if the server does not know HELLO, or not this version."""
+    """False if the server refuses HELLO, and an older greeting may do."""
     args = [b"HELLO", b"3"]
     if user is not None:
         args += [b"AUTH", (user.username or "default").encode(), user.password.encode()]
     if config.client_name:
         args += [b"SETNAME", config.client_name.encode()]
     reply = connection.call(*args, deadline=until)
-    if isinstance(reply, ErrorReply) and reply.text.startswith(_NO_HELLO):
+    if isinstance(reply, ErrorReply) and not reply.ends_greeting:
         return False
     _check(reply, user)
     return True
@@ -211,14 +210,24 @@ def _greet_resp2(
     connection: Connection, config: ClientConfig, user: Credentials | None, until: float
 ) -> None:
     if user is not None:
-        name = [user.username.encode()] if user.username is not None else []
-        _check(connection.call(b"AUTH", *name, user.password.encode(), deadline=until), user)
+        _check(_authenticate(connection, user, until), user)
     # Whether we are let in shows here, not at the first command of a batch.
     reply = connection.call(b"PING", deadline=until)
     if not (isinstance(reply, ErrorReply) and reply.code == "NOPERM"):  # PING may be forbidden
         _check(reply, user)
     if config.client_name:  # a name is a courtesy: some proxies do not take it
         connection.call(b"CLIENT", b"SETNAME", config.client_name.encode(), deadline=until)
+
+
+def _authenticate(connection: Connection, user: Credentials, until: float) -> Reply:
+    password = user.password.encode()
+    if user.username is None:
+        return connection.call(b"AUTH", password, deadline=until)
+    reply = connection.call(b"AUTH", user.username.encode(), password, deadline=until)
+    if user.username == "default" and isinstance(reply, ErrorReply) and not reply.ends_greeting:
+        # The only form before Redis 6, and it means this user.
+        return connection.call(b"AUTH", password, deadline=until)
+    return reply
 
 
 def _check(reply: Reply, user: Credentials | None) -> None:

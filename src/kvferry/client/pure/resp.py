@@ -58,6 +58,11 @@ _CREDENTIALS = (
     *("NOAUTH", "WRONGPASS", "NOPERM"),
     *("ERR AUTH", "ERR invalid password", "ERR Client sent AUTH"),
 )
+# Refusals of a greeting after which no other one would do, as in native/redis/server_error.cpp.
+_GREETING_ENDS = (
+    *("WRONGPASS", "ERR invalid password", "ERR max number of clients", "DENIED"),
+    *("LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN"),
+)
 
 
 class ProtocolError(Exception):
@@ -76,6 +81,14 @@ class ErrorReply:
     def code(self) -> str:
         """Its first word."""
         return self.text.partition(" ")[0]
+
+    @property
+    def ends_greeting(self) -> bool:
+        """Whether no other greeting would do: wrong credentials, or the server takes nobody now.
+
+        Whatever else a server or proxy says, it may know an older greeting.
+        """
+        return self.text.startswith(_GREETING_ENDS)
 
     @property
     def kind(self) -> type[UnavailableError]:
