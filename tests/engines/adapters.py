@@ -1,6 +1,6 @@
 """LoRA adapters for the small models of the lane, with random weights that change every answer.
 
-    folder = make_adapter(tmp_path / "a", model("tiny"), seed=1)
+folder = make_adapter(tmp_path / "a", model("tiny"), seed=1)
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kvferry.errors import ConfigError, UsageError
-from kvferry.integrations.vllm.tier_identity import Engine
+from kvferry.integrations.vllm.tier_identity import TierEngine
 from support.servers import TestServer
 from support.vllm_offload_shapes import Locality, Medium, Request, VllmShape
 from support.vllm_tiers import KEYS, ROW, ROWS, Tier, spec_of, tiny_model, vllm_config
@@ -130,7 +130,7 @@ def test_the_seed_of_hashes(
 
 def test_a_model_whose_files_cannot_be_read_wants_a_name(open_tier: Open, tmp_path: Path) -> None:
     unread = vllm_config(tmp_path / "not here")
-    with pytest.raises(ConfigError, match='cannot be read here, so .* set its option "identity"'):
+    with pytest.raises(ConfigError, match=r'cannot be read here, so .* set its option "identity"'):
         open_tier(config=unread)
     ours, theirs = (open_tier(config=unread, identity=name) for name in ("ours", "theirs"))
     assert ours.tier.identity != theirs.tier.identity
@@ -242,7 +242,7 @@ def test_what_cannot_be(shape: VllmShape, store: TestServer, model: Path) -> Non
     spec = spec_of(shape, vllm_config(model))
     with pytest.raises(UsageError, match="not contiguous"):
         shape.tier.KvferryTier(
-            spec, view, "KvferryTier", url=store.url, engine=Engine(vllm_config(model))
+            spec, view, "KvferryTier", url=store.url, engine=TierEngine(vllm_config(model))
         )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kvferry.errors import ConfigError
-from kvferry.integrations.vllm.tier_identity import Engine
+from kvferry.integrations.vllm.tier_identity import TierEngine
 from support.vllm_offload_shapes import Role, VllmShape
 from support.vllm_shapes import EngineRequest
 from support.vllm_tiers import tiny_model, vllm_config
@@ -81,7 +81,7 @@ def test_tiers_get_the_whole_configuration(shape: VllmShape, config: Any) -> Non
     connector = opened(shape, config)
     given = connector.given.kv_transfer_config.kv_connector_extra_config
     ours, theirs = given["secondary_tiers"]
-    assert isinstance(ours.pop("engine"), Engine)
+    assert isinstance(ours.pop("engine"), TierEngine)
     assert [ours, theirs] == TIERS
     assert given["self_describing_kv_events"] is True
     old = {"spec_name": "KvferryTieringSpec", "spec_module_path": "kvferry.integrations.vllm.spec"}

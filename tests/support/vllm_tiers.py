@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
 
-from kvferry.integrations.vllm.tier_identity import Engine
+from kvferry.integrations.vllm.tier_identity import TierEngine
 from support import clock
 from support.vllm_offload_shapes import Request, VllmShape
 
@@ -97,7 +97,7 @@ class Tier:
         self.shape = shape
         self.memory = mmap.mmap(-1, ROW * ROWS)
         changes, config = options.pop("changes", {}), options.pop("config", vllm_config(model))
-        options.setdefault("engine", Engine(config))
+        options.setdefault("engine", TierEngine(config))
         self.tier = shape.tier.KvferryTier(
             offloading_spec=spec_of(shape, config, **changes),
             primary_kv_view=memoryview(self.memory).cast("b").cast("B").cast("b", (ROWS, ROW)),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,8 +17,11 @@ import pytest
 from kvferry.integrations.vllm import adapters
 from kvferry.integrations.vllm.adapters import Adapters, watch
 from kvferry.integrations.vllm.hashing import request_hashes
+from kvferry.integrations.vllm.scheduler import SchedulerHalf
 from kvferry.integrations.weights import fingerprint
-from support.vllm_shapes import EngineRequest
+from support.vllm_shapes import EngineRequest, SchedulerStep
+
+Way = tuple[str, Callable[[], object]]
 
 SIZE = 8
 TOKENS = list(range(40))
@@ -50,17 +54,17 @@ def hashes(lora: Any) -> bytes | None:
 # --- Loaded anew: what has to be seen ---
 
 
-def one_folder_down(place: Path) -> tuple[str, Callable[[], None]]:
+def one_folder_down(place: Path) -> Way:
     folder = write(place / "adapter", b"old", "weights/model.safetensors")
-    return str(folder), lambda: (folder / "weights/model.safetensors").write_bytes(b"new")  # type: ignore[return-value]
+    return str(folder), partial(write, folder, b"new", "weights/model.safetensors")
 
 
-def one_folder_down_beside_weights(place: Path) -> tuple[str, Callable[[], None]]:
+def one_folder_down_beside_weights(place: Path) -> Way:
     folder = write(write(place / "adapter", b"top"), b"old", "more/model.safetensors")
-    return str(folder), lambda: (folder / "more/model.safetensors").write_bytes(b"new")  # type: ignore[return-value]
+    return str(folder), partial(write, folder, b"new", "more/model.safetensors")
 
 
-def same_size_and_time(place: Path) -> tuple[str, Callable[[], None]]:
+def same_size_and_time(place: Path) -> Way:
     folder = write(place / "adapter", b"old")
     file = folder / "adapter_model.safetensors"
 
@@ -72,15 +76,15 @@ def same_size_and_time(place: Path) -> tuple[str, Callable[[], None]]:
     return str(folder), change
 
 
-def another_file_moved_there(place: Path) -> tuple[str, Callable[[], None]]:
+def another_file_moved_there(place: Path) -> Way:
     folder, other = write(place / "adapter", b"old"), write(place / "other", b"new")
     name = "adapter_model.safetensors"
     for file in (folder / name, other / name):
         os.utime(file, ns=(1, 1))
-    return str(folder), lambda: (other / name).rename(folder / name)  # type: ignore[return-value]
+    return str(folder), partial((other / name).rename, folder / name)
 
 
-def a_link_that_leads_elsewhere(place: Path) -> tuple[str, Callable[[], None]]:
+def a_link_that_leads_elsewhere(place: Path) -> Way:
     write(place / "one", b"old")
     write(place / "two", b"new")
     (place / "current").symlink_to("one")
@@ -92,13 +96,13 @@ def a_link_that_leads_elsewhere(place: Path) -> tuple[str, Callable[[], None]]:
     return str(place / "current"), change
 
 
-def a_new_commit_on_the_hub(place: Path) -> tuple[str, Callable[[], None]]:
+def a_new_commit_on_the_hub(place: Path) -> Way:
     home = place / "hub" / "models--org--adapter"
     for commit, content in zip(COMMITS, (b"old", b"new"), strict=True):
         write(home / "snapshots" / commit, content)
     (home / "refs").mkdir()
     (home / "refs" / "main").write_text(COMMITS[0])
-    return "org/adapter", lambda: (home / "refs" / "main").write_text(COMMITS[1])  # type: ignore[return-value]
+    return "org/adapter", partial((home / "refs" / "main").write_text, COMMITS[1])
 
 
 WAYS = [
@@ -113,7 +117,7 @@ WAYS = [
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_an_adapter_that_is_loaded_anew_has_names_of_its_own(
-    way: Callable[[Path], tuple[str, Callable[[], None]]],
+    way: Callable[[Path], Way],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -292,3 +296,51 @@ def test_the_core_is_watched_once_and_nobody_is_kept_for_it(core: Any) -> None:
     del first, second
     gc.collect()
     assert not [each for each in adapters._watching if not each.loads]
+
+
+# --- Beside the scheduler ---
+
+
+class NobodyKnows:
+    """A finder of an empty cache."""
+
+    shared = bytes(8)
+
+    def find(self, prompt: Any) -> int:
+        return 0
+
+    def now(self, prompt: Any) -> int | None:
+        return 0
+
+    def renewed(self, ended: bytes, own: bytes) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def half() -> Iterator[SchedulerHalf]:
+    hasher = partial(request_hashes, adapters=Adapters())
+    made = SchedulerHalf(NobodyKnows(), chunk_size=SIZE, block_size=4, limit_s=9.0, hasher=hasher)
+    yield made
+    made.close()
+
+
+def saved(half: SchedulerHalf, name: str, lora: Any, local_tokens: int = 0) -> Callable[[], int]:
+    """How many chunks the first step of a request saves, which is taken when this is called."""
+    asked = EngineRequest(name, TOKENS, lora_request=lora)
+    assert half.matched(asked, local_tokens) == 0
+    step = SchedulerStep().new(name, list(range(10)), local_tokens, len(TOKENS) - local_tokens)
+    return lambda: len(half.work(step).saves)
+
+
+def test_nothing_is_saved_that_other_weights_may_have_computed(
+    half: SchedulerHalf, tmp_path: Path
+) -> None:
+    lora = Lora("x", 1, str(write(tmp_path / "adapter", b"old")))
+    assert saved(half, "one", lora)() == 1
+    step = saved(half, "two", lora)
+    write(tmp_path / "adapter", b"other")
+    assert step() == 0, "vLLM reads the files in this step, or did so before"
+    anew = Lora("x", 2, lora.lora_path)
+    assert saved(half, "three", anew, local_tokens=16)() == 0, "vLLM's own may be of the old ones"
+    assert saved(half, "four", anew)() == 1

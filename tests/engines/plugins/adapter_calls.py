@@ -1,6 +1,6 @@
 """Loads and removes adapters of a running engine, as a server is told to. Imported by the engine.
 
-    engine.call("adapter_calls:add", lora=[name, number, folder])
+engine.call("adapter_calls:add", lora=[name, number, folder])
 """
 
 from __future__ import annotations

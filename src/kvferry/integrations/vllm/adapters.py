@@ -43,7 +43,7 @@ from typing import Any
 
 from kvferry.integrations.weights import files_of, fingerprint, hub_place, is_known, place_of
 
-__all__ = ["Adapters", "Load", "watch"]
+__all__ = ["Adapters", "LoadedAdapter", "watch"]
 
 _log = logging.getLogger("kvferry.integrations.vllm")
 
@@ -67,7 +67,7 @@ class _Look:
 
 
 @dataclass(eq=False, slots=True)
-class Load:
+class LoadedAdapter:
     """An adapter that the engine has loaded.
 
     Attributes:
@@ -104,11 +104,11 @@ class Adapters:
 
     def __init__(self, read: Callable[[str], str] = fingerprint) -> None:
         self._read = read
-        self.loads: dict[int, Load] = {}
+        self.loads: dict[int, LoadedAdapter] = {}
         self.mixed: set[str] = set()
         self._digests: dict[str, str] = {}  # the first one of each domain
 
-    def of(self, lora: Any) -> Load | None:
+    def of(self, lora: Any) -> LoadedAdapter | None:
         """The adapter that a request names; None: nobody knows what its KV is computed with."""
         known = self.loads.get(int(lora.lora_int_id))
         if known is None:
@@ -158,7 +158,7 @@ class Adapters:
             _warn_once(f"the files of {_shown(lora)} cannot be read here")
         return None
 
-    def _taken(self, lora: Any, seen: tuple[_Look, str] | None) -> Load | None:
+    def _taken(self, lora: Any, seen: tuple[_Look, str] | None) -> LoadedAdapter | None:
         number, domain = int(lora.lora_int_id), _domain(lora)
         if seen is None:
             self.loads.pop(number, None)
@@ -173,7 +173,7 @@ class Adapters:
                 "under another name, or reset vLLM's prefix cache",
                 _shown(lora),
             )
-        load = Load(digest, str(lora.lora_path), number, look, self, domain)
+        load = LoadedAdapter(digest, str(lora.lora_path), number, look, self, domain)
         self.loads[number] = load
         return load
 

@@ -33,7 +33,7 @@ from kvferry import _native
 from kvferry.chunks.generation import FIRST, salted
 from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.errors import UsageError
-from kvferry.integrations.vllm.adapters import Adapters, Load
+from kvferry.integrations.vllm.adapters import Adapters, LoadedAdapter
 from kvferry.integrations.weights import fingerprint, is_known
 
 __all__ = ["RequestHashes", "fit", "holds", "request_hashes", "request_salt"]
@@ -59,7 +59,7 @@ class RequestHashes:
         chunk_size: int,
         salt: bytes = b"",
         inputs: Sequence[Input] = (),
-        adapter: Load | None = None,
+        adapter: LoadedAdapter | None = None,
     ) -> None:
         self.chunk_size = chunk_size
         self.adapter = adapter

@@ -47,7 +47,7 @@ from kvferry.integrations.vllm.offload.transfers import FinishedTransfer
 from kvferry.integrations.vllm.series import unregister_series
 from kvferry.integrations.vllm.speed import device_ops_s, guess
 from kvferry.integrations.vllm.tier_identity import (
-    Engine,
+    TierEngine,
     chunk_tokens,
     describe_rows,
     refuse_other_connectors,
@@ -105,7 +105,7 @@ class KvferryTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
         engine: Any = None,
         **options: Any,
     ) -> None:
-        if not isinstance(engine, Engine):
+        if not isinstance(engine, TierEngine):
             refuse_other_connectors(offloading_spec, options)
         given = {"backpressure_detector": backpressure_detector}
         super().__init__(

@@ -27,9 +27,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvferry.errors import ConfigError
-from kvferry.integrations.vllm.adapters import Adapters, Load, watch
+from kvferry.integrations.vllm.adapters import Adapters, LoadedAdapter, watch
 from kvferry.integrations.vllm.logs import show_logs
-from kvferry.integrations.vllm.tier_identity import Engine
+from kvferry.integrations.vllm.tier_identity import TierEngine
 from kvferry.integrations.vllm.versions import need
 
 need("tier")
@@ -54,7 +54,7 @@ class KvferryTierConnector(OffloadingConnector):  # type: ignore[misc]  # no vLL
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         show_logs()
         beside_scheduler = role == KVConnectorRole.SCHEDULER
-        engine = Engine(vllm_config) if beside_scheduler else None
+        engine = TierEngine(vllm_config) if beside_scheduler else None
         super().__init__(_completed(vllm_config, engine), role, kv_cache_config)
         transfer = vllm_config.kv_transfer_config
         if beside_scheduler and transfer.kv_load_failure_policy != "recompute":
@@ -115,7 +115,7 @@ class KvferryTierConnector(OffloadingConnector):  # type: ignore[misc]  # no vLL
     def _stop_unknown(self, scheduled: dict[str, int]) -> None:
         """What was computed since its adapter changed is offloaded under no name."""
         states = self.connector_scheduler._req_status
-        held: dict[Load | None, bool] = {None: False}
+        held: dict[LoadedAdapter | None, bool] = {None: False}
         for request_id, adapted in list(self._adapted.items()):
             state = states.get(request_id)
             if state is None:  # it has ended
@@ -131,7 +131,7 @@ class KvferryTierConnector(OffloadingConnector):  # type: ignore[misc]  # no vLL
 class _Adapted:
     """A request of vLLM's, whose blocks are named by what its adapter holds."""
 
-    def __init__(self, request: Any, load: Load | None) -> None:
+    def __init__(self, request: Any, load: LoadedAdapter | None) -> None:
         self.plain, self.load = request, load
         self._salt = os.urandom(16) if load is None else load.digest.encode()
         self._hashes: list[bytes] = []
@@ -168,7 +168,7 @@ def _offload_no_more(state: Any) -> None:
         group.next_stored_block_idx = sys.maxsize
 
 
-def _completed(vllm_config: Any, engine: Engine | None = None) -> Any:
+def _completed(vllm_config: Any, engine: TierEngine | None = None) -> Any:
     """The configuration for vLLM's connector: what it leaves out, and what our tiers need.
 
     Raises:

@@ -8,7 +8,7 @@ vLLM makes its hashes.
 
 vLLM tells a tier too little for that: since 0.23 the model's name and no more, and of adapters
 never what they hold. So a tier opens only under `KvferryTierConnector`, which has the whole
-configuration and gives it on as an `Engine`. Under vLLM's own connector it refuses, with the
+configuration and gives it on as an `TierEngine`. Under vLLM's own connector it refuses, with the
 configuration to use instead. What a user names as ``identity`` is added, and replaces nothing.
 """
 
@@ -32,7 +32,7 @@ from kvferry.integrations.weights import is_known
 
 __all__ = [
     "CONNECTOR",
-    "Engine",
+    "TierEngine",
     "chunk_tokens",
     "describe_rows",
     "refuse_other_connectors",
@@ -53,7 +53,7 @@ _IN_URL = re.compile(r"(?<=:)[^:@/]+(?=@)|(?<=password=)[^&]+")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Engine:
+class TierEngine:
     """What the connector gives a tier: vLLM's whole configuration."""
 
     vllm_config: Any
@@ -72,7 +72,7 @@ def chunk_tokens(spec: Any) -> int:
     return sizes.pop() * blocks if len(sizes) == 1 else 0
 
 
-def describe_rows(spec: Any, row_bytes: int, engine: Engine, extra: str = "") -> str:
+def describe_rows(spec: Any, row_bytes: int, engine: TierEngine, extra: str = "") -> str:
     """The identity of rows, in words; see `kvferry.chunks.keys.describe_identity`.
 
     Args:
