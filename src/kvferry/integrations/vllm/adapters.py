@@ -118,7 +118,8 @@ class Adapters:
             return self._taken(lora, self._seen(lora))
         if not same:
             self.mixed.add(_domain(lora))  # vLLM may read them when it needs it again
-            _warn_once(f"the files of {_shown(lora)} are not those that were loaded")
+            if known.digest:  # else it was said
+                _warn_once(f"the files of {_shown(lora)} are not those that were loaded")
             return None
         return known
 
@@ -134,7 +135,8 @@ class Adapters:
         if look is not None and (seen is None or seen[0] != look) and hub_place(look.place)[1]:
             seen = self._seen(lora)  # the engine has fetched it: a commit does not change
         if seen is None or seen[0] != look:
-            _warn_once(f"the files of {_shown(lora)} changed while it was loaded")
+            why = "cannot be read here" if look is None else "changed while it was loaded"
+            _warn_once(f"the files of {_shown(lora)} {why}")
             seen = _Look("", ()), ""  # which nothing is equal to
         self._taken(lora, seen)
 
@@ -147,13 +149,14 @@ class Adapters:
         return int(lora.lora_int_id) not in self.loads or getattr(lora, "load_inplace", False)
 
     def _seen(self, lora: Any, quiet: bool = False) -> tuple[_Look, str] | None:
-        path = str(lora.lora_path)
-        look = _look(path)
+        path = os.path.expanduser(str(lora.lora_path))
+        look = None if getattr(lora, "tensorizer_config_dict", None) else _look(path)
         if look is not None:
             look.wait_out()
             digest = self._read(path)
             if is_known(digest) and _look(path) == look:
-                return look, digest
+                # Experts that lie in the file in another way are other weights.
+                return look, f"{digest} 3d" if getattr(lora, "is_3d_lora_weight", False) else digest
         if not quiet:
             _warn_once(f"the files of {_shown(lora)} cannot be read here")
         return None
