@@ -26,7 +26,9 @@ TOKENS = 12
 PROMPT = prompt(300, 1)
 WHOLE = (len(PROMPT) - 1) // CHUNK * CHUNK
 LORA: dict[str, Any] = {"enable_lora": True, "max_lora_rank": 8, "max_loras": 2}
-ROPE = {"hf_overrides": {"rope_parameters": {"rope_theta": 5000.0, "rope_type": "default"}}}
+ROPE: dict[str, Any] = {
+    "hf_overrides": {"rope_parameters": {"rope_theta": 5000.0, "rope_type": "default"}}
+}
 WAYS = pytest.mark.parametrize("way", ["tier", "connector"])
 
 pytestmark = pytest.mark.engines
@@ -97,7 +99,7 @@ def test_overrides_have_kv_of_their_own(engines: Engines) -> None:
     for changed in (
         {"hf_overrides": {"rms_norm_eps": 0.5}},
         {"dtype": "bfloat16"},
-        {"environment": {"VLLM_BATCH_INVARIANT": "1"}},
+        {"environment": {"VLLM_FLOAT32_MATMUL_PRECISION": "medium"}},
     ):
         assert engines.ask(**changed)[0] == 0, changed
     shared = engines.ask(max_model_len=2048, max_num_seqs=4, seed=3)
