@@ -55,7 +55,7 @@ _ATTENTION = (
 # known here, so one that is set counts.
 _NUMERICS = re.compile(
     r"VLLM_(BATCH_INVARIANT|FLOAT32_MATMUL_PRECISION|MLA_DISABLE|DISABLED_KERNELS|USE_MODELSCOPE"
-    r"|MODEL_REDIRECT_PATH|REPLICATE_EMBED|SSM_CONV_STATE_LAYOUT|TEST_FORCE_\w+|USE_FBGEMM"
+    r"|MODEL_REDIRECT_PATH|REPLICATE_EMBED|TEST_FORCE_\w+|USE_FBGEMM"
     r"|USE_(HW_AGNOSTIC|OINK_OPS|TRITON_AWQ|V2_MODEL_RUNNER|DEEP_GEMM(_E8M0)?|FUSED_MOE\w+)"
     r"|CPU_(INT4_W4A8|SGL_KERNEL|ATTN_SPLIT_KV)|GDN_DECODE_KERNEL|ENABLE_FLA_\w+|KIMI_\w+"
     r"|\w*(FP4|FP8|MXFP)\w*|HUMMING_\w+|MARLIN_INPUT_DTYPE|MOE_USE_\w+|MOE_ROUTING_\w+"
@@ -180,7 +180,7 @@ def _extra(vllm_config: Any) -> dict[str, Any]:
         "mm_text_alone": getattr(multimodal, "language_model_only", False),
         "mm_dtype": getattr(multimodal, "mm_encoder_attn_dtype", None),
         "fast_prefill": getattr(cache_config, "kv_sharing_fast_prefill", False),
-        "mamba": _mamba(cache_config),
+        "mamba": _mamba(model, cache_config),
         "draft": _draft(vllm_config),
         "adapters": _adapters(vllm_config),
         "attention_options": _attention(vllm_config),
@@ -255,11 +255,13 @@ def _attention(vllm_config: Any) -> str:
     return _digest({k: _name_of(v) for k, v in found.items() if v and _name_of(v) != "auto"})
 
 
-def _mamba(cache_config: Any) -> str:
-    names = ("mamba_cache_dtype", "mamba_ssm_cache_dtype", "mamba_cache_mode")
-    found = [_name_of(getattr(cache_config, name, "auto")) for name in names]
-    states = ["replayed"] if getattr(cache_config, "use_replayssm", False) else []
-    return " ".join([*found, *states] if states or set(found) - {"auto", "none"} else [])
+def _mamba(model: Any, cache_config: Any) -> str:
+    """How the states of a model with Mamba or linear attention are kept; "": it has none."""
+    if not (getattr(model, "is_hybrid", False) or getattr(model, "is_attention_free", False)):
+        return ""
+    names = ("mamba_cache_dtype", "mamba_ssm_cache_dtype", "mamba_cache_mode", "use_replayssm")
+    found = [_name_of(getattr(cache_config, name, "")) for name in names]
+    return " ".join([*found, os.getenv("VLLM_SSM_CONV_STATE_LAYOUT", "")])
 
 
 def _kernels(vllm_config: Any) -> str:
