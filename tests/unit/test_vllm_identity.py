@@ -185,7 +185,7 @@ def test_variables_that_choose_what_is_computed(
 
 def test_an_override_that_is_a_function_is_what_it_does(tmp_path: Path) -> None:
     """Its name stays when its text is changed."""
-    seen = set()
+    seen: set[bytes] = set()
     model = make_model(tmp_path / "model")
     for epsilon in (1e-5, 1e-6, 1e-6):
         made = config(model)
