@@ -4,7 +4,7 @@
     with integration.behind(store_url, folder, vllm.version) as transfer:   # kv_transfer_config
 
 none        no cache: what all others are compared with
-tier        a secondary tier under vLLM's own OffloadingConnector
+tier        KvferryTierConnector: a secondary tier under vLLM's own OffloadingConnector
 connector   KvferryConnector, in the engine's process
 mp          KvferryMPConnector, over a `kvferry server` of its own, which ends with the ``with``
 
@@ -61,18 +61,13 @@ def _none(url: str, folder: Path, version: str, **settings: Any) -> Iterator[Tra
 @contextmanager
 def _tier(url: str, folder: Path, version: str, **settings: Any) -> Iterator[Transfer]:
     limits = {"lookup_timeout_ms": 1000 * PATIENCE_S, "load_stall_ms": 1000 * PATIENCE_S}
-    tier = {"type": "KvferryTier", "url": url, "identity": "tests", **limits, **settings}
-    yield {
-        "kv_connector": "OffloadingConnector",
-        "kv_role": "kv_both",
-        "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {
-            "spec_name": "CpuTieringSpec",  # vLLM's own wants a GPU
-            "spec_module_path": "cpu_tiering",
-            "cpu_bytes_to_use": 64 * MIB,
-            "secondary_tiers": [tier],
-        },
+    extra = {
+        "spec_name": "CpuTieringSpec",  # vLLM's own wants a GPU
+        "spec_module_path": "cpu_tiering",
+        "cpu_bytes_to_use": 64 * MIB,
+        "secondary_tiers": [{"type": "KvferryTier", "url": url, **limits, **settings}],
     }
+    yield connector("KvferryTierConnector", extra)
 
 
 @contextmanager

@@ -51,17 +51,13 @@ def _mp(url: str, folder: Path) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def _tier(url: str, folder: Path) -> Iterator[dict[str, Any]]:
-    yield {
-        "kv_connector": "OffloadingConnector",
-        "kv_role": "kv_both",
-        "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {
-            "spec_name": "CpuTieringSpec",  # vLLM's own wants a GPU
-            "spec_module_path": "cpu_tiering",
-            "cpu_bytes_to_use": 256 << 20,
-            "secondary_tiers": [{"type": "KvferryTier", "url": url, "identity": "tests"}],
-        },
+    extra = {
+        "spec_name": "CpuTieringSpec",  # vLLM's own wants a GPU
+        "spec_module_path": "cpu_tiering",
+        "cpu_bytes_to_use": 256 << 20,
+        "secondary_tiers": [{"type": "KvferryTier", "url": url}],
     }
+    yield connector("KvferryTierConnector", extra)
 
 
 @pytest.mark.parametrize(

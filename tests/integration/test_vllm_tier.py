@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 
 from kvferry.errors import ConfigError, UsageError
+from kvferry.integrations.vllm.tier_identity import TierEngine
 from support.servers import TestServer
 from support.vllm_offload_shapes import Locality, Medium, Request, VllmShape
 from support.vllm_tiers import KEYS, ROW, ROWS, Tier, spec_of, tiny_model, vllm_config
@@ -125,26 +128,80 @@ def test_the_seed_of_hashes(
     assert open_tier().tier.identity != first
 
 
-def test_a_tier_that_cannot_know_its_model_wants_a_name(
-    store: TestServer, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refusal(version: str, config: Any) -> str:
-        shape = VllmShape(version)
-        shape.install(monkeypatch)
-        with pytest.raises(ConfigError) as refused:
-            Tier(shape, store.url, model, config=config, identity="")
-        named = Tier(shape, store.url, model, config=config, identity="ours")
-        named.tier.shutdown()
-        named.memory.close()
-        return str(refused.value).partition(", so KvferryTier")[0]
-
-    known = vllm_config(model)
-    assert "no more of a model than its name" in refusal("0.32.0", known)  # an excerpt is not it
+def test_a_model_whose_files_cannot_be_read_wants_a_name(open_tier: Open, tmp_path: Path) -> None:
     unread = vllm_config(tmp_path / "not here")
-    assert "cannot be read here" in refusal("0.22.1", unread)
-    adapters = vllm_config(model)
-    adapters.lora_config = SimpleNamespace(max_loras=1)
-    assert "LoRA adapters" in refusal("0.22.1", adapters)
+    with pytest.raises(ConfigError, match=r'cannot be read here, so .* set its option "identity"'):
+        open_tier(config=unread)
+    ours, theirs = (open_tier(config=unread, identity=name) for name in ("ours", "theirs"))
+    assert ours.tier.identity != theirs.tier.identity
+
+
+def test_scales_that_each_process_makes_anew_are_refused(open_tier: Open, model: Path) -> None:
+    with pytest.raises(ConfigError, match="calculate_kv_scales"):
+        open_tier(config=vllm_config(model, cache_config__calculate_kv_scales=True))
+
+
+def test_what_changes_kv_changes_the_names(
+    open_tier: Open, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also on a vLLM that tells its tiers the model's name alone."""
+    rope = SimpleNamespace(rope_parameters={"rope_type": "default", "rope_theta": 5e3})
+    changes: list[dict[str, Any]] = [
+        {"model_config__hf_overrides": {"sliding_window": 64}},
+        {"model_config__hf_text_config": rope},
+        {"model_config__quantization": "fp8"},
+        {"model_config__dtype": "torch.bfloat16"},
+        {"cache_config__cache_dtype": "fp8_e5m2"},
+        {"model_config__config_format": "mistral"},
+        {"model_config__hf_config_path": str(tmp_path)},
+        {"cache_config__prefix_caching_hash_algo": "sha256_cbor"},
+    ]
+    seen = [open_tier(config=vllm_config(model, **each)).tier.identity for each in [{}, *changes]]
+    assert len(set(seen)) == len(changes) + 1
+    same: dict[str, Any] = {"model_config__max_model_len": 99, "model_config__seed": 4}
+    assert open_tier(config=vllm_config(model, **same)).tier.identity == seen[0]
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    assert open_tier().tier.identity not in seen
+
+
+def test_another_connector_is_refused_with_the_configuration_to_use(
+    shape: VllmShape, store: TestServer, model: Path
+) -> None:
+    """Whatever the tier is called by hand; what is said is complete, and has no secrets."""
+    tier = {"type": "KvferryTier", "url": "redis://me:hush@cache-1", "identity": "by hand"}
+    extra = {
+        "spec_name": "KvferryTieringSpec",
+        "spec_module_path": "kvferry.integrations.vllm.spec",
+        "cpu_bytes_to_use": 1 << 30,
+        "secondary_tiers": [tier, {"type": "fs", "password": "hush", "root": "it's here"}],
+    }
+    spec = spec_of(shape, vllm_config(model))
+    role = "kv_both"
+    if shape.version == "0.22.1":
+        role = "kv_consumer"
+        transfer = SimpleNamespace(kv_connector_extra_config=extra, kv_role=role)
+        spec.vllm_config.kv_transfer_config = transfer
+    else:
+        spec.config.extra_config = extra
+    view = memoryview(bytearray(ROW * ROWS)).cast("b", (ROWS, ROW))
+    with pytest.raises(ConfigError) as refused:
+        shape.tier.KvferryTier(spec, view, "KvferryTier", url=store.url, identity="by hand")
+    assert "hush" not in str(refused.value)
+    words = shlex.split(str(refused.value).partition("place of ***): ")[2])
+    assert words[0] == "--kv-transfer-config"
+    told = json.loads(words[1])
+    assert told == {
+        "kv_connector": "KvferryTierConnector",
+        "kv_role": role,
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {
+            "cpu_bytes_to_use": 1 << 30,
+            "secondary_tiers": [
+                {**tier, "url": "redis://me:***@cache-1"},
+                {"type": "fs", "password": "***", "root": "it's here"},
+            ],
+        },
+    }
 
 
 def test_events_and_metrics(
@@ -184,7 +241,9 @@ def test_what_cannot_be(shape: VllmShape, store: TestServer, model: Path) -> Non
     view = memoryview(bytearray(ROW * ROWS))[::2]
     spec = spec_of(shape, vllm_config(model))
     with pytest.raises(UsageError, match="not contiguous"):
-        shape.tier.KvferryTier(spec, view, "KvferryTier", url=store.url)
+        shape.tier.KvferryTier(
+            spec, view, "KvferryTier", url=store.url, engine=TierEngine(vllm_config(model))
+        )
 
 
 def test_the_spec_brings_the_tier_to_old_versions(shape: VllmShape) -> None:

@@ -21,8 +21,9 @@ import pytest
 
 _BASE = "vllm.v1.kv_offload.base"
 _TIERING = "vllm.v1.kv_offload.tiering"
+_CONNECTORS = "vllm.distributed.kv_transfer.kv_connector.v1"
 _METRICS = "vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics"
-OURS = ("tier", "spec")
+OURS = ("tier", "spec", "tier_connector")
 
 
 class Lookup(enum.Enum):
@@ -127,6 +128,64 @@ class Registry:
         self._registry[name] = (module, class_name)
 
 
+class Role(enum.Enum):
+    SCHEDULER = 0
+    WORKER = 1
+
+
+@dataclass
+class OffloadState:
+    """What the connector's scheduler has of a request; 0.22.1 has no limit of what it offloads."""
+
+    req: Any
+    group_states: list[Any] = field(default_factory=list)
+    keys: list[bytes] = field(default_factory=list)
+
+
+@dataclass
+class NewOffloadState(OffloadState):
+    max_offload_tokens: int | None = None
+
+
+class Connector:
+    """An ``OffloadingConnector``: names the blocks of requests when it is asked what matches."""
+
+    state: Any = OffloadState
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        self.given = vllm_config
+        self.connector_scheduler = SimpleNamespace(_req_status={})
+
+    def on_new_request(self, request: Any) -> None:
+        self._state(request)
+
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        state = self._state(request)
+        if not request.skip_reading_prefix_cache:
+            state.keys += state.req.block_hashes[len(state.keys) :]
+        return len(state.keys), False
+
+    def build_connector_meta(self, scheduler_output: Any) -> Any:
+        return scheduler_output
+
+    @classmethod
+    def build_prom_metrics(cls, vllm_config: Any, *more: Any) -> Any:
+        return vllm_config.kv_transfer_config.kv_connector_extra_config, more
+
+    def _max_loadable_tokens(self, request: Any, num_computed_tokens: int) -> int | None:
+        return len(request.block_hashes)
+
+    def _state(self, request: Any) -> Any:
+        made = self.state(request, [SimpleNamespace(next_stored_block_idx=0)])
+        return self.connector_scheduler._req_status.setdefault(request.request_id, made)
+
+
+class NewConnector(Connector):
+    state = NewOffloadState
+
+
 class TieringSpec:
     """A spec whose manager is `manager`."""
 
@@ -140,8 +199,7 @@ class VllmShape:
     """What a test needs of a version that is being imitated.
 
     Attributes:
-        tier: Our module `tier`, imported against it.
-        spec: Our module `spec`.
+        tier, spec, tier_connector: Our modules, imported against it.
         job: ``job(job_id, keys, rows)``.
         hit, miss, retry: Answers to lookups.
     """
@@ -172,6 +230,12 @@ class VllmShape:
             f"{_TIERING}.base": tiering,
             f"{_TIERING}.factory": {"SecondaryTierFactory": self.registry},
             f"{_TIERING}.spec": {"TieringOffloadingSpec": TieringSpec},
+            f"{_TIERING}.manager": {"TieringOffloadingManager": _manager(new)},
+            f"{_CONNECTORS}.base": {"KVConnectorRole": Role},
+            f"{_CONNECTORS}.offloading_connector": {
+                "OffloadingConnector": NewConnector if new else Connector
+            },
+            "vllm.v1.engine.core": {"EngineCore": type("EngineCore", (), _core())},
             _METRICS: {"OffloadingConnectorStats": Stats},
             "vllm.platforms": {
                 "current_platform": SimpleNamespace(
@@ -181,6 +245,7 @@ class VllmShape:
         }
         self.tier: Any = None
         self.spec: Any = None
+        self.tier_connector: Any = None
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Put the modules where imports find them, and import ours anew."""
@@ -196,11 +261,20 @@ class VllmShape:
             vars(sys.modules[name]).update(members)
         for name in OURS:
             monkeypatch.delitem(sys.modules, f"kvferry.integrations.vllm.{name}", raising=False)
-        self.tier = importlib.import_module("kvferry.integrations.vllm.tier")
-        self.spec = importlib.import_module("kvferry.integrations.vllm.spec")
+        for name in OURS:
+            setattr(self, name, importlib.import_module(f"kvferry.integrations.vllm.{name}"))
         for name in OURS:  # so that they are forgotten when the test is over
             module = sys.modules.pop(f"kvferry.integrations.vllm.{name}")
             monkeypatch.setitem(sys.modules, f"kvferry.integrations.vllm.{name}", module)
+
+
+def _manager(ends_steps: bool) -> type:
+    members = {"on_schedule_end": lambda self, context: None} if ends_steps else {}
+    return type("TieringOffloadingManager", (), members)
+
+
+def _core() -> dict[str, Any]:
+    return {"add_lora": lambda self, lora: True, "remove_lora": lambda self, number: True}
 
 
 def _definition(kind: str) -> Callable[..., Any]:

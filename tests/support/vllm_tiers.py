@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
 
+from kvferry.integrations.vllm.tier_identity import TierEngine
 from support import clock
 from support.vllm_offload_shapes import Request, VllmShape
 
@@ -90,16 +91,15 @@ def spec_of(shape: VllmShape, config: Any, **changes: Any) -> Any:
 
 
 class Tier:
-    """A tier as the connector makes it; new versions tell it too little to do without a name."""
+    """A tier as our connector makes it; `engine=None`: as vLLM's own does."""
 
     def __init__(self, shape: VllmShape, url: str, model: Path, **options: Any) -> None:
         self.shape = shape
         self.memory = mmap.mmap(-1, ROW * ROWS)
-        changes = options.pop("changes", {})
-        if shape.version == "0.32.0":
-            options.setdefault("identity", "tests")
+        changes, config = options.pop("changes", {}), options.pop("config", vllm_config(model))
+        options.setdefault("engine", TierEngine(config))
         self.tier = shape.tier.KvferryTier(
-            offloading_spec=spec_of(shape, options.pop("config", vllm_config(model)), **changes),
+            offloading_spec=spec_of(shape, config, **changes),
             primary_kv_view=memoryview(self.memory).cast("b").cast("B").cast("b", (ROWS, ROW)),
             tier_type="KvferryTier",
             url=url,

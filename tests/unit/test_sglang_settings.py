@@ -200,3 +200,15 @@ def test_sizes_of_tensor_parallelism_share_groups_of_heads() -> None:
     wide, narrow = MhaPool("page_head", heads=4), MhaPool("page_head", heads=2)
     assert page_fields(wide, "kv", two) == page_fields(narrow, "kv", four)
     assert page_fields(MhaPool("page_head", heads=4), "kv", four) != page_fields(wide, "kv", two)
+
+
+def test_adapters_that_nobody_can_read_are_shared_with_nobody(
+    weights: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name on the hub is no sign of which commit the server has loaded."""
+    server = SimpleNamespace(model_path=str(weights), lora_paths={"mine": "org/adapter"})
+    own = described(server)["adapters"]
+    assert described(server)["adapters"] == own
+    monkeypatch.setattr("kvferry.integrations.sglang.identity._OWN", "another process")
+    assert described(server)["adapters"] != own
+    assert "'org/adapter' cannot be read here" in caplog.text

@@ -7,6 +7,7 @@ import logging
 import platform
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -123,6 +124,26 @@ CHANGES: list[dict[str, Any]] = [
             rope_parameters={"rope_theta": 5.0, "rope_type": "default"}
         )
     },
+    {"model_config__hf_config_path": "elsewhere"},
+    {"model_config__config_format": "mistral"},
+    {"model_config__model_impl": "transformers"},
+    {"model_config__is_hybrid": True, "cache_config__mamba_ssm_cache_dtype": "float32"},
+    {"load_config__load_format": "pt"},
+    {"load_config__model_loader_extra_config": {"tensorizer_uri": "s3://other"}},
+    {"load_config__ignore_patterns": ["a*"]},
+    {"cache_config__kv_sharing_fast_prefill": True},
+    {"model_config__multimodal_config": SimpleNamespace(media_io_kwargs={"video": {"fps": 1}})},
+]
+# Parts that a plain configuration has not.
+PARTS: list[dict[str, Any]] = [
+    {"attention_config": SimpleNamespace(use_non_causal=True)},
+    {"attention_config": SimpleNamespace(indexer_kv_dtype="fp8")},
+    {"kernel_config": SimpleNamespace(moe_backend="marlin")},
+    {"additional_config": {"plug-in": 1}},
+    {"lora_config": SimpleNamespace(lora_dtype="torch.float32")},
+    {"lora_config": SimpleNamespace(lora_dtype="auto", target_modules=["q_proj"])},
+    {"speculative_config": SimpleNamespace(method="eagle", model="/draft")},
+    {"speculative_config": SimpleNamespace(method="eagle", model="/another")},
 ]
 
 
@@ -130,7 +151,49 @@ CHANGES: list[dict[str, Any]] = [
 def test_what_changes_kv_changes_the_identity(tmp_path: Path, version: str) -> None:
     model = make_model(tmp_path / "model")
     digests = [digest(config(model, version, **changes)) for changes in [{}, *CHANGES]]
+    for parts in PARTS:
+        made = config(model, version)
+        vars(made).update(parts)
+        digests.append(digest(made))
     assert len(set(digests)) == len(digests)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("VLLM_BATCH_INVARIANT", "1"),
+        ("VLLM_FLOAT32_MATMUL_PRECISION", "high"),
+        ("VLLM_USE_FLASHINFER_MOE_FP8", "1"),
+        ("VLLM_ROCM_USE_AITER_MLA", "0"),
+        ("K_SCALE_CONSTANT", "100"),
+        ("NVIDIA_TF32_OVERRIDE", "1"),
+    ],
+)
+def test_variables_that_choose_what_is_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    made = config(make_model(tmp_path / "model"))
+    plain = digest(made)
+    monkeypatch.setenv(name, value)
+    assert digest(made) != plain
+    monkeypatch.setenv(name, "")
+    assert digest(made) == plain
+    for other in ("VLLM_LOGGING_LEVEL", "VLLM_CPU_OMP_THREADS_BIND", "VLLM_CACHE_ROOT"):
+        monkeypatch.setenv(other, "some")
+    assert digest(made) == plain
+
+
+def test_an_override_that_is_a_function_is_what_it_does(tmp_path: Path) -> None:
+    """Its name stays when its text is changed."""
+    seen: set[bytes] = set()
+    model = make_model(tmp_path / "model")
+    for epsilon in (1e-5, 1e-6, 1e-6):
+        made = config(model)
+        made.model_config.hf_overrides = test_texts_are_single_lines
+        result = {"rms_norm_eps": epsilon, "transformers_version": str(len(seen))}
+        made.model_config.hf_config.to_dict = partial(dict, result)
+        seen.add(digest(made))
+    assert len(seen) == 2
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -141,6 +204,9 @@ def test_what_does_not_change_kv_does_not(tmp_path: Path, version: str) -> None:
         {"model_config__max_model_len": 8192},
         {"model_config__seed": 7},
         {"load_config__load_format": "safetensors"},
+        {"load_config__ignore_patterns": ["original/**/*"]},
+        {"model_config__hf_config_path": None},
+        {"model_config__config_format": "auto"},
         {"parallel_config__tensor_parallel_size": 2},  # the layout says which shard
     ]
     assert {digest(config(model, version, **changes)) for changes in same} == {plain}

@@ -36,6 +36,7 @@ for point in entry_points(group="vllm.general_plugins"):
 OURS = {
     "KvferryConnector": ["kvferry.integrations.vllm.connector", "KvferryConnector"],
     "KvferryMPConnector": ["kvferry.integrations.vllm.mp", "KvferryMPConnector"],
+    "KvferryTierConnector": ["kvferry.integrations.vllm.tier_connector", "KvferryTierConnector"],
 }
 
 

@@ -55,7 +55,7 @@ _INTEGRATIONS = "none,tier,connector,mp"
     help="Run the engine core in vLLM's process, which starts sooner.",
 )
 @click.option(
-    "--tier-spec", default="TieringOffloadingSpec", help="Class of the tier: NAME or MODULE:NAME."
+    "--tier-spec", default="", help="Class of the tier's spec, in the place of vLLM's: MODULE:NAME."
 )
 @click.option("--module-path", "paths", multiple=True, type=_PATH, help="Where that module is.")
 @click.option(
@@ -112,7 +112,7 @@ def engines(ctx: click.Context, /, json_file: str | None, plot_file: str | None,
             for name in ("chunk_tokens", "block_size", "memory_gb", "dtype", "one_process")
         },
         threads=o["threads"] or usable_cores(),
-        tier_spec=(spec, module or None),
+        tier_spec=(spec, module or None) if spec else None,
     )
     unknown = set(integrations) - {"none", "tier", "connector", "mp", "lmcache"}
     if unknown or ("lmcache" in integrations and not plan.rival_python):

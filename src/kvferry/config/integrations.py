@@ -78,7 +78,7 @@ class VllmTierSettings(Settings, frozen=True, kw_only=True):
         config_file: A file with the settings of the client. Without it that of
             `KVFERRY_CONFIG_FILE`.
         password_file: A file with the password, which is read for each connection.
-        identity: A name for what vLLM does not tell.
+        identity: A text that is added to the identity: engines with another one do not share.
         locality: The locality that vLLM's filters of tiers and its events see.
         enable_kv_events: Tell vLLM of chunks that the store has acknowledged.
         lookup_timeout_ms: The longest that a request waits to hear what the store has. Without it

@@ -9,10 +9,11 @@ they lie, when they were written and who owns them do not enter it, so machines 
 the same files agree.
 
 What enters it: of every weights file at the top of the directory (``*.safetensors``, ``*.bin``,
-``*.pt``, ``*.pth``, ``*.gguf``; one level below only if there is none at the top) its name, its
-size and content as below; and the whole content of the configuration files that change what a model
-computes (``config.json``, ``params.json``, quantisation and processor files, indexes of shards,
-``*.py``). Tokenizer and generation settings do not enter it: KV is a function of token ids.
+``*.pt``, ``*.pth``, ``*.gguf``; one level below if there is none at the top, and in the folder of
+an adapter) its name, its size and content as below; and the whole content of the configuration
+files that change what a model computes (``config.json``, ``params.json``, quantisation and
+processor files, indexes of shards, ``*.py``). Tokenizer and generation settings do not enter it: KV
+is a function of token ids.
 
 What is guaranteed. Let the weights files have `WHOLE_BYTES` in all or less: then every byte counts.
 Else a file of up to `SMALL_BYTES` counts whole, and of a larger one these bytes count:
@@ -45,7 +46,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["fingerprint", "hub_place", "is_known"]
+__all__ = ["files_of", "fingerprint", "hub_place", "is_known", "place_of"]
 
 WHOLE_BYTES = 256 << 20
 SMALL_BYTES = 64 << 10
@@ -78,22 +79,28 @@ def fingerprint(model: str, revision: str | None = None, *, cache_dir: str | Non
     if not name:
         return _unknown(name, wanted)
     try:
-        place = Path(name)
-        if place.is_file():
-            return f"files-{_digest([place], place.parent)}"
-        if place.is_dir():
-            commit = hub_place(name)[1]
-        else:
-            found = _hub_snapshot(name, wanted, cache_dir)
-            if found is None:
-                return _unknown(name, wanted)
-            commit, place = found.name, found
-        files = _files_of(place)
+        place = place_of(name, wanted, cache_dir)
+        if place is None:
+            return _unknown(name, wanted)
+        commit = hub_place(str(place))[1]
+        files = files_of(place)
         if not files:
             return f"{commit}-none" if commit else _unknown(name, wanted)
-        return f"{commit or 'files'}-{_digest(files, place)}"
+        return f"{commit or 'files'}-{_digest(files, place if place.is_dir() else place.parent)}"
     except (OSError, ValueError):  # e.g. a name with a NUL, a directory that may not be listed
         return _unknown(name, wanted)
+
+
+def place_of(model: str, revision: str = "main", cache_dir: str | None = None) -> Path | None:
+    """The directory or file of a model: its own, or the snapshot in the hub's cache; None: neither.
+
+    Raises:
+        OSError, ValueError: It cannot be looked for.
+    """
+    place = Path(model)
+    if place.is_file() or place.is_dir():
+        return place
+    return _hub_snapshot(model, revision, cache_dir)
 
 
 def is_known(word: str) -> bool:
@@ -146,13 +153,19 @@ def _hub_cache(cache_dir: str | None) -> Path:
     return Path(cache).expanduser() / "huggingface" / "hub"
 
 
-def _files_of(place: Path) -> list[Path]:
-    """What counts in a directory, sorted by its name there."""
+def files_of(place: Path) -> list[Path]:
+    """What counts in a directory, sorted by its name there; a file counts itself.
+
+    Raises:
+        OSError: It may not be listed.
+    """
+    if not place.is_dir():
+        return [place]
     top = sorted(place.iterdir())
     weights = [path for path in top if path.suffix in _WEIGHTS and not path.is_dir()]
-    if not weights:
+    if not weights or any(path.name.startswith("adapter_") for path in top):
         below = (path for path in place.glob("*/*") if path.suffix in _WEIGHTS)
-        weights = sorted(path for path in below if not path.is_dir())
+        weights = sorted([*weights, *(path for path in below if not path.is_dir())])
     settings = [path for path in top if _SETTINGS.fullmatch(path.name) and not path.is_dir()]
     return sorted({*weights[:_FILES_MAX], *settings[:_FILES_MAX]})
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from typing import Any
 
 from kvferry.config.integrations import SglangSettings
@@ -37,6 +38,7 @@ _OPTIONS = (
     "json_model_override_args",
 )
 _TEXT_CHARS_MAX = 400
+_OWN = os.urandom(16).hex()  # of this process
 
 
 def server_fields(server: Any, settings: SglangSettings, model_name: str) -> dict[str, str | int]:
@@ -156,12 +158,23 @@ def heads_of(pool: Any, config: Any) -> tuple[int, int]:
 def _adapters(server: Any) -> str:
     """A digest of the adapters that the server begins with.
 
-    SGLang's hashes have their names and paths, and so do not change when they are trained anew.
+    SGLang's hashes have their names and paths, and so do not change when they are trained anew. One
+    that is loaded later has a number of its own there, each time. Where one cannot be read, nobody
+    knows whose pages fit, so this process has a name of its own.
     """
     told = getattr(server, "lora_paths", None) or ()
     pairs = told.items() if isinstance(told, dict) else (_adapter(one) for one in told)
-    found = sorted(f"{name} {fingerprint(path)}\n" for name, path in pairs)
-    return hashlib.sha256("".join(found).encode()).hexdigest()[:32] if found else ""
+    known = sorted((str(name), str(path), fingerprint(str(path))) for name, path in pairs)
+    unread = [path for _, path, digest in known if not is_known(digest)]
+    if unread:
+        _log.warning(
+            "the files of LoRA adapter %r cannot be read here, so pages of this process are no "
+            "other one's: nothing is found that was stored before",
+            unread[0],
+        )
+        return f"unread {_OWN}"
+    found = "".join(f"{name} {digest}\n" for name, _, digest in known)
+    return hashlib.sha256(found.encode()).hexdigest()[:32] if found else ""
 
 
 def _adapter(told: Any) -> tuple[str, str]:

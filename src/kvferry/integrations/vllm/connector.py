@@ -1,6 +1,7 @@
-"""Where vLLM finds our connectors by name: `KvferryConnector` and `KvferryMPConnector`.
+"""Where vLLM finds our connectors by name.
 
-The first one caches in vLLM's own processes (`in_process`), the second in a cache server (`mp`).
+`KvferryConnector` caches in vLLM's own processes (`in_process`), `KvferryMPConnector` in a cache
+server (`mp`). `KvferryTierConnector` is vLLM's own with our tier, in `tier_connector`.
 
 This module needs vLLM.
 """

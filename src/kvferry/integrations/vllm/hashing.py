@@ -16,32 +16,27 @@ vLLM's own block hashes are not used: 0.22.1 seeds them at random.
 
 Some requests have no hashes: those with prompt embeddings, whose tokens say nothing; those whose
 input is still growing, because vLLM takes tokens back from them; multimodal ones without
-identifiers; and those with an adapter whose files cannot be read here, or have changed since it was
-loaded, because nobody knows what its KV was computed with. They are computed as if there were no
-cache.
+identifiers; and those with an adapter of which nobody knows what the engine has loaded, see
+`adapters`. They are computed as if there were no cache.
 """
 
 from __future__ import annotations
 
 import hashlib
-import logging
-import os
 import struct
 import sys
 from array import array
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any
 
 from kvferry import _native
 from kvferry.chunks.generation import FIRST, salted
 from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.errors import UsageError
+from kvferry.integrations.vllm.adapters import Adapters, LoadedAdapter
 from kvferry.integrations.weights import fingerprint, is_known
 
-__all__ = ["RequestHashes", "request_hashes", "request_salt"]
-
-_log = logging.getLogger("kvferry.integrations.vllm")
+__all__ = ["RequestHashes", "fit", "holds", "request_hashes", "request_salt"]
 
 # (offset of its first token, how many tokens, what it is)
 Input = tuple[int, int, bytes]
@@ -54,12 +49,20 @@ class RequestHashes:
         chunk_size: Tokens per chunk.
         salt: The root of the chain; see `request_salt`.
         inputs: Multimodal inputs: offset, length, and what they are.
+        adapter: What the request is computed with, beside the model.
     """
 
-    __slots__ = ("_hashes", "_inputs", "_salt", "chunk_size")
+    __slots__ = ("_hashes", "_inputs", "_salt", "adapter", "chunk_size")
 
-    def __init__(self, chunk_size: int, salt: bytes = b"", inputs: Sequence[Input] = ()) -> None:
+    def __init__(
+        self,
+        chunk_size: int,
+        salt: bytes = b"",
+        inputs: Sequence[Input] = (),
+        adapter: LoadedAdapter | None = None,
+    ) -> None:
         self.chunk_size = chunk_size
+        self.adapter = adapter
         self._salt = salt
         self._inputs = sorted(inputs)
         self._hashes = b""
@@ -108,6 +111,7 @@ def request_hashes(
     chunk_size: int,
     generation: bytes = FIRST,
     lora_digest: Callable[[str], str] | None = None,
+    adapters: Adapters | None = None,
 ) -> RequestHashes | None:
     """The hashes of a vLLM request; None if it cannot be cached.
 
@@ -115,15 +119,23 @@ def request_hashes(
         request: A ``vllm.v1.request.Request``, or what looks like one.
         chunk_size: Tokens per chunk.
         generation: Of the hashes; see `kvferry.chunks.generation`.
-        lora_digest: Fingerprint of the files of an adapter; default: `weights.fingerprint`.
+        lora_digest: Fingerprint of what a path holds, in the place of `adapters`.
+        adapters: Of the engine; default: those that were asked for here before.
     """
     if getattr(request, "prompt_embeds", None) is not None or not request.prompt_token_ids:
         return None
     if getattr(request, "resumable", False):
         return None
-    lora = getattr(request, "lora_request", None)
-    if lora is not None and not _is_certain(lora, lora_digest or _files_digest):
-        return None
+    load, digest, lora = None, "", getattr(request, "lora_request", None)
+    if lora is not None:
+        path = str(lora.lora_path)
+        if lora_digest is None:
+            load = (adapters or _asked.setdefault(path, _adapters_alone())).of(lora)
+            digest = load.digest if load is not None else ""
+        else:
+            digest = lora_digest(path)
+        if not digest or not is_known(digest):
+            return None
     inputs: list[Input] = []
     for feature in getattr(request, "mm_features", None) or ():
         identifier, place = getattr(feature, "identifier", None), feature.mm_position
@@ -131,19 +143,36 @@ def request_hashes(
             return None
         what = f"{getattr(feature, 'modality', '')}\0{identifier}".encode(errors="surrogatepass")
         inputs.append((int(place.offset), int(place.length), what))
-    salt = salted(request_salt(request, lora_digest), generation)
-    return RequestHashes(chunk_size, salt, inputs)
+    salt = salted(_salt(request, digest), generation)
+    return RequestHashes(chunk_size, salt, inputs, load)
 
 
 def request_salt(request: Any, lora_digest: Callable[[str], str] | None = None) -> bytes:
     """The salt of a request's chain; empty for one without ``cache_salt`` and LoRA adapter."""
+    lora = getattr(request, "lora_request", None)
+    digest = "" if lora is None else (lora_digest or fingerprint)(str(lora.lora_path))
+    return _salt(request, digest)
+
+
+def fit(hashes: RequestHashes | None, local_tokens: int) -> RequestHashes | None:
+    """These, if a request of which the engine has so many tokens itself may be cached."""
+    if hashes is not None and hashes.adapter is not None:
+        return hashes if hashes.adapter.is_fit(local_tokens) else None
+    return hashes
+
+
+def holds(hashes: RequestHashes | None) -> bool:
+    """Whether what is computed now still has these hashes."""
+    return hashes is None or hashes.adapter is None or hashes.adapter.holds()
+
+
+def _salt(request: Any, digest: str) -> bytes:
     fields: list[tuple[str, str]] = []
     salt = getattr(request, "cache_salt", None)
     if salt:
         fields.append(("cache_salt", str(salt)))
     lora = getattr(request, "lora_request", None)
     if lora is not None:
-        digest = (lora_digest or _files_digest)(str(lora.lora_path))
         fields += [("lora", str(lora.lora_name)), ("lora_files", digest)]
     packed = b""
     for name, value in fields:
@@ -152,49 +181,12 @@ def request_salt(request: Any, lora_digest: Callable[[str], str] | None = None) 
     return packed
 
 
-_digests: dict[tuple[str, tuple[tuple[str, int, int], ...]], str] = {}
+# Without an engine a path is what tells adapters apart, and numbers are counted for each.
+_asked: dict[str, Adapters] = {}
 
 
-def _files_digest(path: str) -> str:
-    """The fingerprint of an adapter's files, read again when one of them changes."""
-    try:
-        with os.scandir(path) as entries:
-            stats = [(entry.name, entry.stat()) for entry in entries]
-    except OSError:
-        stats = []
-    key = (path, tuple(sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)))
-    found = _digests.get(key)
-    if found is None:
-        if len(_digests) > 1000:
-            _digests.clear()
-        found = fingerprint(path)
-        if is_known(found):  # else it may be known later
-            _digests[key] = found
-    return found
-
-
-# What the files of adapters were when a request named them first, by vLLM's number and the path.
-_first: dict[tuple[int, str], str] = {}
-
-
-def _is_certain(lora: Any, digest_of: Callable[[str], str]) -> bool:
-    """Whether the files of an adapter are what the engine has loaded, as far as can be seen."""
-    path = str(lora.lora_path)
-    digest = digest_of(path)
-    if not is_known(digest):
-        _warn_once(f"the files of LoRA adapter {lora.lora_name!r} at {path} cannot be read here")
-        return False
-    if _first.setdefault((int(lora.lora_int_id), path), digest) != digest:
-        _warn_once(
-            f"the files of LoRA adapter {lora.lora_name!r} at {path} are not those that were loaded"
-        )
-        return False
-    return True
-
-
-@cache
-def _warn_once(what: str) -> None:
-    _log.warning("%s: its requests are not cached", what)
+def _adapters_alone() -> Adapters:
+    return Adapters(lambda path: fingerprint(path))
 
 
 def _words(tokens: Sequence[int]) -> bytes:

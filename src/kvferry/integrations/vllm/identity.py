@@ -15,6 +15,9 @@ Fields that have their default are left out, and everything is read with a defau
 of vLLM that are tested (see `versions`) have not all of them, and a later one may have others. What
 differs for each request (LoRA, multimodal input, cache salt) is no part of this: it belongs to the
 hash of a chunk, vLLM's own or that of `hashing`.
+
+All integrations of vLLM take their fields from here, so that what one of them tells apart all do.
+How many requests, tokens or bytes an engine has room for changes no KV and is left out.
 """
 
 from __future__ import annotations
@@ -22,7 +25,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Mapping
+import os
+import re
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -36,6 +41,28 @@ _log = logging.getLogger("kvferry.integrations")
 
 # Kinds of rotary embedding for which the longest context does not enter the angles.
 _FIXED_ROPE = ("", "default", "linear", "llama3", "mrope", "yarn")
+# Ways to read the same files.
+_PLAIN_LOADERS = ("", "auto", "hf", "safetensors", "fastsafetensors", "runai_streamer")
+_LEFT_OUT_BY_DEFAULT = ["original/**/*"]
+# Speculation that keeps no KV of its own.
+_DRAFTS_WITHOUT_KV = ("ngram", "ngram_gpu", "suffix")
+_ATTENTION = (
+    *("backend_per_kind", "use_trtllm_attention", "disable_flashinfer_q_quantization"),
+    *("use_prefill_query_quantization", "indexer_kv_dtype", "indexer_sparse_logits"),
+    *("use_non_causal", "sparse_mla_force_mqa", "mla_prefill_backend", "flash_attn_version"),
+)
+# Variables that choose what is computed, or how exactly; the value that they have by default is not
+# known here, so one that is set counts.
+_NUMERICS = re.compile(
+    r"VLLM_(BATCH_INVARIANT|FLOAT32_MATMUL_PRECISION|MLA_DISABLE|DISABLED_KERNELS|USE_MODELSCOPE"
+    r"|MODEL_REDIRECT_PATH|REPLICATE_EMBED|TEST_FORCE_\w+|USE_FBGEMM"
+    r"|USE_(HW_AGNOSTIC|OINK_OPS|TRITON_AWQ|V2_MODEL_RUNNER|DEEP_GEMM(_E8M0)?|FUSED_MOE\w+)"
+    r"|CPU_(INT4_W4A8|SGL_KERNEL|ATTN_SPLIT_KV)|GDN_DECODE_KERNEL|ENABLE_FLA_\w+|KIMI_\w+"
+    r"|\w*(FP4|FP8|MXFP)\w*|HUMMING_\w+|MARLIN_INPUT_DTYPE|MOE_USE_\w+|MOE_ROUTING_\w+"
+    r"|(USE_)?FLASHINFER_MOE_\w+|ROCM_USE_\w+|ROCM_SHUFFLE_\w+|XPU_INC_\w+)"
+    r"|[QKV]_SCALE_CONSTANT|NVIDIA_TF32_OVERRIDE|TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"
+    r"|(ONEDNN|DNNL)_DEFAULT_FPMATH_MODE"
+)
 
 
 def model_identity(vllm_config: Any) -> dict[str, Any]:
@@ -143,22 +170,116 @@ def _extra(vllm_config: Any) -> dict[str, Any]:
         "kv_scales": getattr(cache_config, "calculate_kv_scales", False),
         "weights_url": getattr(model, "model_weights", ""),
         "code_revision": getattr(model, "code_revision", None),
-        "hf_config_path": getattr(model, "hf_config_path", None),
-        "overrides": _digest(getattr(model, "hf_overrides", None)),
+        **_config_source(model),
         "model_classes": _digest(getattr(model, "model_class_overrides", None)),
         "attention_dtype": getattr(model, "override_attention_dtype", None),
         "no_sliding_window": getattr(model, "disable_sliding_window", False),
         "mm_kwargs": _digest(getattr(multimodal, "mm_processor_kwargs", None)),
         "mm_pruning": getattr(multimodal, "video_pruning_rate", None),
+        "mm_media": _digest(getattr(multimodal, "media_io_kwargs", None)),
+        "mm_text_alone": getattr(multimodal, "language_model_only", False),
+        "mm_dtype": getattr(multimodal, "mm_encoder_attn_dtype", None),
+        "fast_prefill": getattr(cache_config, "kv_sharing_fast_prefill", False),
+        "mamba": _mamba(model, cache_config),
+        "draft": _draft(vllm_config),
+        "adapters": _adapters(vllm_config),
+        "attention_options": _attention(vllm_config),
+        "kernels": _kernels(vllm_config),
+        "plug_in": _digest(getattr(vllm_config, "additional_config", None)),
+        "environment": " ".join(_environment()),
+        **_loader(load),
     }
     for name, size in (("pcp", "prefill_context"), ("dcp", "decode_context")):
         extra[name] = _unless(getattr(parallel, f"{size}_parallel_size", 1), 1)
     if extra["pcp"] or extra["dcp"]:
         for name in ("cp_kv_cache_interleave_size", "dcp_kv_cache_interleave_size"):
             extra[name] = _unless(getattr(parallel, name, 1), 1)
-    if str(getattr(load, "load_format", "auto")).endswith("dummy"):
-        extra["dummy_weights"] = f"seed {getattr(model, 'seed', 0)}"
+    if extra["loader"] == "dummy":
+        extra["loader"], extra["dummy_weights"] = None, f"seed {getattr(model, 'seed', 0)}"
     return extra
+
+
+def _config_source(model: Any) -> dict[str, Any]:
+    """Where the model's configuration comes from, if not from the file beside its weights."""
+    overrides, path = getattr(model, "hf_overrides", None), getattr(model, "hf_config_path", None)
+    result = getattr(getattr(model, "hf_config", None), "to_dict", None)
+    if callable(overrides) and result is not None:  # the function has a name, and does what it does
+        fields = {k: v for k, v in result().items() if k != "transformers_version"}
+        overrides = {"function": _digest(overrides), "result": fields}
+    return {
+        "hf_config_path": f"{path} {fingerprint(str(path))}" if path else None,
+        "config_format": _unless(_name_of(getattr(model, "config_format", "auto")), "auto"),
+        "model_impl": _unless(_name_of(getattr(model, "model_impl", "auto")), "auto"),
+        "overrides": _digest(overrides),
+    }
+
+
+def _loader(load: Any) -> dict[str, Any]:
+    """Which of a model's files are read, where the way of reading them decides it."""
+    kind = _name_of(getattr(load, "load_format", "auto"))
+    ignored = getattr(load, "ignore_patterns", None) or _LEFT_OUT_BY_DEFAULT
+    return {
+        "loader": None if kind in _PLAIN_LOADERS else kind,
+        "loader_options": _digest(getattr(load, "model_loader_extra_config", None)),
+        "files_left_out": _digest(_unless(ignored, _LEFT_OUT_BY_DEFAULT)),
+    }
+
+
+def _draft(vllm_config: Any) -> str:
+    """A model that drafts and keeps KV of its own beside this one's."""
+    speculation = getattr(vllm_config, "speculative_config", None)
+    method = str(getattr(speculation, "method", "") or "")
+    if speculation is None or method in _DRAFTS_WITHOUT_KV:
+        return ""
+    draft = getattr(speculation, "draft_model_config", None)
+    name = getattr(draft, "model", None) or getattr(speculation, "model", None) or ""
+    return f"{method} {fingerprint(str(name), getattr(draft, 'revision', None))}"
+
+
+def _adapters(vllm_config: Any) -> str:
+    """How adapters are applied; what they hold is in the names of chunks."""
+    lora, parts = getattr(vllm_config, "lora_config", None), []
+    dtype = str(getattr(lora, "lora_dtype", None) or "auto").removeprefix("torch.")
+    if dtype not in ("auto", str(vllm_config.model_config.dtype).removeprefix("torch.")):
+        parts.append(dtype)
+    if targets := getattr(lora, "target_modules", None):
+        parts += sorted(map(str, targets))
+    for name in ("enable_tower_connector_lora", "enable_mixed_moe_lora_format"):
+        parts += [name] if getattr(lora, name, False) else []
+    return " ".join(parts)
+
+
+def _attention(vllm_config: Any) -> str:
+    config = getattr(vllm_config, "attention_config", None)
+    found = {name: getattr(config, name, None) for name in _ATTENTION}
+    return _digest({k: _name_of(v) for k, v in found.items() if v and _name_of(v) != "auto"})
+
+
+def _mamba(model: Any, cache_config: Any) -> str:
+    """How the states of a model with Mamba or linear attention are kept; "": it has none."""
+    if not (getattr(model, "is_hybrid", False) or getattr(model, "is_attention_free", False)):
+        return ""
+    names = ("mamba_cache_dtype", "mamba_ssm_cache_dtype", "mamba_cache_mode", "use_replayssm")
+    found = [_name_of(getattr(cache_config, name, "")) for name in names]
+    return " ".join([*found, os.getenv("VLLM_SSM_CONV_STATE_LAYOUT", "")])
+
+
+def _kernels(vllm_config: Any) -> str:
+    config = getattr(vllm_config, "kernel_config", None)
+    names = ("moe_backend", "linear_backend", "linear_backend_per_quant")
+    found = {name: _name_of(getattr(config, name, None) or "auto") for name in names}
+    return " ".join(f"{name}={value}" for name, value in found.items() if value != "auto")
+
+
+def _environment() -> Iterator[str]:
+    for name in sorted(os.environ):
+        if os.environ[name] and _NUMERICS.fullmatch(name):
+            yield f"{name}={os.environ[name]}"
+
+
+def _name_of(value: object) -> str:
+    """Of an enumeration or a text."""
+    return str(getattr(value, "value", value))
 
 
 def _is_set(value: object) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from kvferry.cache import TieredCache
@@ -17,11 +18,13 @@ from kvferry.chunks.identity import Identity
 from kvferry.chunks.layout import KVLayout
 from kvferry.client.buffers import BufferLike
 from kvferry.config.integrations import VllmConnectorSettings
+from kvferry.integrations.vllm.adapters import Adapters, watch
 from kvferry.integrations.vllm.affinity import all_processors, thread_start
 from kvferry.integrations.vllm.backend import Backend
 from kvferry.integrations.vllm.blocks import BlockCopier
 from kvferry.integrations.vllm.explain import teller
 from kvferry.integrations.vllm.finder import BackendFinder
+from kvferry.integrations.vllm.hashing import request_hashes
 from kvferry.integrations.vllm.identity import model_identity
 from kvferry.integrations.vllm.kernels import kernel_name
 from kvferry.integrations.vllm.ranks import RankAnswers, RankFinder, address
@@ -63,6 +66,7 @@ def open_scheduler(
     """
     ranks = RankFinder(rank_names(vllm_config), limit_s)
     ranks.check()
+    adapters = watch(Adapters()) if getattr(vllm_config, "lora_config", None) else None
     return ranks, SchedulerHalf(
         ranks,
         chunk_size=settings.cache.chunk_size,
@@ -72,6 +76,7 @@ def open_scheduler(
         saves=transfer.is_kv_producer and agreed,
         save_generated=settings.save_generated,
         weights_version=settings.cache.weights_version,
+        hasher=partial(request_hashes, adapters=adapters),
     )
 
 

@@ -2,6 +2,7 @@
 
     --kv-transfer-config '{"kv_connector": "KvferryConnector", "kv_role": "kv_both"}'
     --kv-transfer-config '{"kv_connector": "KvferryMPConnector", "kv_role": "kv_both"}'
+    --kv-transfer-config '{"kv_connector": "KvferryTierConnector", "kv_role": "kv_both", ...}'
     "secondary_tiers": [{"type": "KvferryTier", "url": "redis://cache-1:6379"}]
 
 vLLM calls `register` in each of its processes, most of which never open a connector. So nothing is
@@ -25,11 +26,16 @@ __all__ = ["enter_connectors", "enter_tier", "register"]
 _log = logging.getLogger("kvferry.integrations.vllm")
 
 _OURS = "kvferry.integrations.vllm"
+_CONNECTORS = {
+    "KvferryConnector": "connector",
+    "KvferryMPConnector": "mp",
+    "KvferryTierConnector": "tier_connector",
+}
 
 
 def enter_connectors(module: Any) -> None:
-    """Both connectors, into the module of vLLM's ``KVConnectorFactory``."""
-    for name, place in (("KvferryConnector", "connector"), ("KvferryMPConnector", "mp")):
+    """Our connectors, into the module of vLLM's ``KVConnectorFactory``."""
+    for name, place in _CONNECTORS.items():
         if name not in module.KVConnectorFactory._registry:
             module.KVConnectorFactory.register_connector(name, f"{_OURS}.{place}", name)
 

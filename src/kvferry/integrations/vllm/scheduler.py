@@ -31,7 +31,7 @@ from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.config.remote_sources import Address, node_in
 from kvferry.errors import UsageError
 from kvferry.integrations.vllm.backend import Finder, LoadJob, SaveJob, Work
-from kvferry.integrations.vllm.hashing import RequestHashes, request_hashes
+from kvferry.integrations.vllm.hashing import RequestHashes, fit, holds, request_hashes
 from kvferry.integrations.vllm.questions import Question, Questions
 from kvferry.integrations.vllm.waits import RequestWait
 
@@ -124,7 +124,7 @@ class SchedulerHalf:
             known.loaded_to = known.done = 0
             known.begun = False
         self._renew(known)
-        known.local_tokens = computed_tokens
+        known.local_tokens, known.hashes = computed_tokens, fit(known.hashes, computed_tokens)
         if not self._loads or not known.may_load or known.hashes is None:
             return 0
         if getattr(request, "skip_reading_prefix_cache", False):
@@ -310,7 +310,7 @@ class SchedulerHalf:
         if not self._save_generated:
             count = min(count, request.num_prompt_tokens)
         first, end = known.saved or 0, count // self._chunk_size
-        if end <= first or known.generation != self._generation:
+        if end <= first or known.generation != self._generation or not holds(known.hashes):
             return
         blocks = known.blocks[first * self._chunk_blocks : end * self._chunk_blocks]
         hashes = self._hashes(known, end * self._chunk_size)

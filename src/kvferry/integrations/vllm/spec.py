@@ -1,12 +1,9 @@
 """`KvferryTieringSpec`: what vLLM 0.22.1 needs for `KvferryTier`.
 
-    "kv_connector_extra_config": {"spec_name": "KvferryTieringSpec",
-      "spec_module_path": "kvferry.integrations.vllm.spec", "cpu_bytes_to_use": 10737418240,
-      "secondary_tiers": [{"type": "KvferryTier", "url": "redis://cache-1:6379"}]}
-
-It is vLLM's ``TieringOffloadingSpec`` with the tier registered. Where vLLM does not tell tiers that
-a step has ended, it does that too, so that the questions of a step go out at once and not in the
-next one. It works with later versions as well, and adds nothing there.
+`KvferryTierConnector` takes it where vLLM's own is not enough. It is vLLM's
+``TieringOffloadingSpec`` with the tier registered. Where vLLM does not tell tiers that a step has
+ended, it does that too, so that the questions of a step go out at once and not in the next one. It
+works with later versions as well, and adds nothing there.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from typing import Any
 
 from kvferry.cache.prefill import Coefficients
 
-__all__ = ["device_name", "device_ops_s", "guess", "guess_of"]
+__all__ = ["device_name", "device_ops_s", "guess"]
 
 # Dense operations per second at 16 bits, in 1e12, by what a GPU's name contains; the first counts.
 _GPUS = (
@@ -69,12 +69,7 @@ def guess(vllm_config: Any, ops_s: float) -> Coefficients | None:
     """What computing with a model takes; None: its configuration does not say how large it is."""
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     config = getattr(model, "hf_text_config", None) or getattr(model, "hf_config", None)
-    return guess_of(config, int(getattr(parallel, "tensor_parallel_size", 1)), ops_s)
-
-
-def guess_of(config: Any, ranks: int, ops_s: float) -> Coefficients | None:
-    """The same of a model's own configuration, as ``transformers`` reads it, on so many ranks."""
-    ranks = max(1, ranks)
+    ranks = max(1, int(getattr(parallel, "tensor_parallel_size", 1)))
 
     def number(*names: str) -> float:
         for name in names:

@@ -1,18 +1,18 @@
 """`KvferryTier`: a secondary tier of vLLM's ``OffloadingConnector`` in a store.
 
-    --kv-transfer-config '{"kv_connector": "OffloadingConnector", "kv_role": "kv_both",
-      "kv_connector_extra_config": {"spec_name": "TieringOffloadingSpec",
-        "cpu_bytes_to_use": 10737418240, "secondary_tiers": [{"type": "KvferryTier",
-          "url": "redis://cache-1:6379", "identity": "a name of the model and its settings"}]}}'
+    --kv-transfer-config '{"kv_connector": "KvferryTierConnector", "kv_role": "kv_both",
+      "kv_connector_extra_config": {"cpu_bytes_to_use": 10737418240, "secondary_tiers": [
+        {"type": "KvferryTier", "url": "redis://cache-1:6379"}]}}'
 
 vLLM copies KV between the GPU and pinned memory, and decides what goes where. This tier moves
 chunks between that memory and the store. It runs in vLLM's scheduler, so it never waits: questions
 and transfers are native batches that threads without the GIL carry out, and their ends are looked
 for once a step. What vLLM's key does not say (model, weights, layout, workers) is in the identity,
-which is in every key and frame. See docs/guides/vllm-tier.md; options: `offload.options`.
+which is in every key and frame, and comes from the configuration that `tier_connector` hands on.
+See docs/guides/vllm-tier.md; options: `offload.options`.
 
 A store that is away, slow, full or wrong is a miss or a store less, never an error. vLLM knows the
-name by the entry point (`plugin`); 0.22.1 needs `kvferry.integrations.vllm.spec`, to end steps.
+name by the entry point (`plugin`).
 
 Ownership: vLLM's rows belong to the store until `get_finished_jobs` has returned their job. The
 memory is released by `shutdown`; if that raises, something still uses it and vLLM must keep it.
@@ -45,10 +45,12 @@ from kvferry.integrations.vllm.offload.steps import TierSteps
 from kvferry.integrations.vllm.offload.threads import in_the_background
 from kvferry.integrations.vllm.offload.transfers import FinishedTransfer
 from kvferry.integrations.vllm.series import unregister_series
-from kvferry.integrations.vllm.speed import device_ops_s, guess, guess_of
+from kvferry.integrations.vllm.speed import device_ops_s, guess
 from kvferry.integrations.vllm.tier_identity import (
+    TierEngine,
     chunk_tokens,
     describe_rows,
+    refuse_other_connectors,
     warn_of_random_seed,
 )
 from kvferry.integrations.vllm.versions import need
@@ -83,10 +85,11 @@ class KvferryTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
         primary_kv_view: vLLM's pinned memory: rows of one chunk each.
         tier_type: The name that vLLM's metrics have for this tier.
         backpressure_detector: vLLM's; it decides what is not even offered to us.
+        engine: From our connector; None: from another one, whose tier opens nothing.
         **options: See `kvferry.integrations.vllm.offload.options`.
 
     Raises:
-        ConfigError: An option is unknown or cannot be.
+        ConfigError: An option is unknown or cannot be, or the connector is not ours.
         KVFerryError: The store cannot be opened. (One that is away can: it may come.)
     """
 
@@ -99,8 +102,11 @@ class KvferryTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
         primary_kv_view: memoryview,
         tier_type: str,
         backpressure_detector: Any = None,
+        engine: Any = None,
         **options: Any,
     ) -> None:
+        if not isinstance(engine, TierEngine):
+            refuse_other_connectors(offloading_spec, options)
         given = {"backpressure_detector": backpressure_detector}
         super().__init__(
             offloading_spec,
@@ -113,9 +119,9 @@ class KvferryTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
         options.pop("module_path", None)  # 0.22.1 leaves it to us
         row_bytes = primary_kv_view.strides[0]
         settings = read_options(options, primary_kv_view.nbytes)
-        description = describe_rows(offloading_spec, row_bytes, settings.identity)
+        description = describe_rows(offloading_spec, row_bytes, engine, settings.identity)
         identity = identity_digest(description)
-        warn_of_random_seed(offloading_spec)
+        warn_of_random_seed(offloading_spec, engine.vllm_config)
         space = Space(f"kvf:{identity.hex()}:", identity, row_bytes, description)
         self.address = settings.address
         self.identity = identity
@@ -125,7 +131,7 @@ class KvferryTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
             connector,
             primary_kv_view,
             TierLimits(**settings.limits),
-            patience=_patience(offloading_spec),
+            patience=_patience(offloading_spec, engine.vllm_config),
             coding=_coding(settings, connector),
         )
         self._open_source, self._space = settings.open_source, space
@@ -303,17 +309,13 @@ class KvferryTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
         )
 
 
-def _patience(spec: Any) -> Patience:
+def _patience(spec: Any, vllm_config: Any) -> Patience:
     """How long waiting for the store may pay, by what computing may take on this device."""
-    made, vllm_config = Patience(), getattr(spec, "vllm_config", None)
+    made = Patience()
     made.chunk_tokens = chunk_tokens(spec)
-    if vllm_config is not None:
-        coefficients = guess(vllm_config, _ops_s())
-        if coefficients is not None:
-            made.prefill.step_tokens = int(vllm_config.scheduler_config.max_num_batched_tokens)
-    else:
-        coefficients = _guess_by_name(getattr(spec, "config", None))
+    coefficients = guess(vllm_config, _ops_s())
     if coefficients is not None:
+        made.prefill.step_tokens = int(vllm_config.scheduler_config.max_num_batched_tokens)
         made.prefill.expect(coefficients)
     return made
 
@@ -324,18 +326,6 @@ def _coding(settings: TierOptions, connector: Connector) -> Coding | None:
     with in_the_background():
         coder_bytes_s()  # now, because no step waits for it
     return Coding(settings.store, connector.write_as)
-
-
-def _guess_by_name(config: Any) -> Any:
-    """From the files of the model, where they lie here: this vLLM tells no more than its name."""
-    try:
-        from transformers import AutoConfig
-
-        model = AutoConfig.from_pretrained(config.model.name, local_files_only=True)
-        return guess_of(model.get_text_config(), config.parallel.tp_size, _ops_s())
-    except Exception:  # of any kind, by what the files say
-        _log.debug("nothing is known of the model's size", exc_info=True)
-        return None
 
 
 def _ops_s() -> float:

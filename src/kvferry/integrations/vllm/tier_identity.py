@@ -2,15 +2,14 @@
 
 A chunk of the offloading connector is a row of its pinned memory: the blocks of all workers behind
 each other, all layers. Here is written down what two engines must have alike to use each other's
-rows: the model (see `identity`), how blocks are cut and grouped, how workers divide them, the
-layout of the cache, the machine's part in it (see `platform`), and how vLLM makes its hashes.
+rows: the model (see `identity`, which all integrations share), how blocks are cut and grouped, how
+workers divide them, the layout of the cache, the machine's part in it (see `platform`), and how
+vLLM makes its hashes.
 
-vLLM 0.22.1 gives a tier its whole configuration. Later versions give it an excerpt, which has the
-model's name and no revision, no quantisation, no override: from that alone nobody can say whether
-two engines compute the same KV. LoRA adapters are in vLLM's key by name and path, and not by what
-their files hold. So where the configuration is missing, where the files of the model cannot be
-read, or where there are adapters, a tier refuses to start until the user names an identity: a text
-that he changes whenever one of these does.
+vLLM tells a tier too little for that: since 0.23 the model's name and no more, and of adapters
+never what they hold. So a tier opens only under `KvferryTierConnector`, which has the whole
+configuration and gives it on as an `TierEngine`. Under vLLM's own connector it refuses, with the
+configuration to use instead. What a user names as ``identity`` is added, and replaces nothing.
 """
 
 from __future__ import annotations
@@ -19,21 +18,45 @@ import hashlib
 import json
 import logging
 import os
-from pathlib import Path
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from kvferry.chunks.keys import describe_identity
 from kvferry.errors import ConfigError
 from kvferry.integrations.vllm.identity import kv_dtype, model_identity, plain_text
 from kvferry.integrations.vllm.platform import platform_fields
-from kvferry.integrations.weights import fingerprint, hub_place, is_known
+from kvferry.integrations.weights import is_known
 
-__all__ = ["chunk_tokens", "describe_rows", "warn_of_random_seed"]
+__all__ = [
+    "CONNECTOR",
+    "TierEngine",
+    "chunk_tokens",
+    "describe_rows",
+    "refuse_other_connectors",
+    "warn_of_random_seed",
+]
 
 _log = logging.getLogger("kvferry.integrations")
 
+CONNECTOR = "KvferryTierConnector"
+
 # Of what lies in a row; another number makes old rows misses.
 _FORMAT = 1
+_MODULE = "kvferry.integrations.vllm.tier_connector"
+_SPECS = ("TieringOffloadingSpec", "KvferryTieringSpec")  # the connector finds out which
+_HIDDEN = "***"
+_SECRET = re.compile(r"(\w+_)?(password|secret|token)|params")
+_IN_URL = re.compile(r"(?<=:)[^:@/]+(?=@)|(?<=password=)[^&]+")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class TierEngine:
+    """What the connector gives a tier: vLLM's whole configuration."""
+
+    vllm_config: Any
 
 
 def chunk_tokens(spec: Any) -> int:
@@ -49,42 +72,37 @@ def chunk_tokens(spec: Any) -> int:
     return sizes.pop() * blocks if len(sizes) == 1 else 0
 
 
-def describe_rows(spec: Any, row_bytes: int, extra: str = "") -> str:
+def describe_rows(spec: Any, row_bytes: int, engine: TierEngine, extra: str = "") -> str:
     """The identity of rows, in words; see `kvferry.chunks.keys.describe_identity`.
 
     Args:
         spec: An ``OffloadingSpec`` of either version, or anything shaped like one.
         row_bytes: Length of a row.
-        extra: The identity that the user named; "": none.
+        engine: What computes them.
+        extra: What the user adds; "": nothing.
 
     Raises:
-        ConfigError: Without one, other KV could have the same identity.
+        ConfigError: Other KV could have the same identity.
     """
-    vllm_config = getattr(spec, "vllm_config", None)
-    unknown = "" if extra else _unknown(vllm_config)
-    if unknown:
+    vllm_config = engine.vllm_config
+    if getattr(vllm_config.cache_config, "calculate_kv_scales", False):
         raise ConfigError(
-            f"{unknown}, so KvferryTier cannot tell whose KV it would load: set the tier's option "
-            '"identity" to a text, the same in all engines that are to share, and change it '
-            "whenever the model's revision, quantisation or overrides, or a LoRA adapter, change"
+            "calculate_kv_scales makes the scales of KV in each process anew, so KV of another one "
+            "means something else; leave it out, or KvferryTier"
+        )
+    model = model_identity(vllm_config)
+    if not is_known(model["revision"]) and not extra:
+        raise ConfigError(
+            f"the files of model {vllm_config.model_config.model!r} cannot be read here, so "
+            'KvferryTier cannot tell whose KV it would load: set its option "identity" to a text, '
+            "the same in all engines that are to share, and change it when the weights change"
         )
     excerpt = getattr(spec, "config", None)
     layout = str(getattr(excerpt, "kv_cache_layout", None) or "")
     fields: dict[str, Any] = {"engine": "vllm offload", "format": _FORMAT, "row_bytes": row_bytes}
-    if vllm_config is not None:
-        model = model_identity(vllm_config)
-        fields |= model.pop("extra") | model
-        fields["dtype"] = kv_dtype(vllm_config)
-    else:
-        name = str(excerpt.model.name) if excerpt is not None else "unknown"
-        weights = fingerprint(name)
-        if is_known(weights) and Path(name).exists():  # wherever it lies
-            name = hub_place(name)[0] or "local"
-        fields |= {"model": name, "revision": weights}
-    if excerpt is not None:
-        fields |= _of_excerpt(excerpt)
-    else:
-        fields |= _of_config(spec, vllm_config)
+    fields |= model.pop("extra") | model
+    fields["dtype"] = kv_dtype(vllm_config)
+    fields |= _of_excerpt(excerpt) if excerpt is not None else _of_config(spec, vllm_config)
     fields |= {"layout": layout, **platform_fields(vllm_config, layout_named=bool(layout))}
     fields |= _hashing(vllm_config)
     fields["user"] = extra
@@ -92,15 +110,50 @@ def describe_rows(spec: Any, row_bytes: int, extra: str = "") -> str:
     return describe_identity(**{name: value for name, value in shown.items() if value != ""})
 
 
-def _unknown(vllm_config: Any) -> str:
-    """Why the model's identity cannot be known, as the beginning of a sentence; "": it can."""
-    if vllm_config is None:
-        return "this vLLM tells its tiers no more of a model than its name"
-    if getattr(vllm_config, "lora_config", None) is not None:
-        return "vLLM tells LoRA adapters apart by their names and not by what they hold"
-    if not is_known(model_identity(vllm_config)["revision"]):
-        return f"the files of model {vllm_config.model_config.model!r} cannot be read here"
-    return ""
+def refuse_other_connectors(spec: Any, options: Mapping[str, Any]) -> None:
+    """Say which configuration to use in the place of one that tells a tier too little.
+
+    Args:
+        spec: vLLM's ``OffloadingSpec``.
+        options: Of the tier, where vLLM does not tell all of its configuration.
+
+    Raises:
+        ConfigError: Always.
+    """
+    transfer = getattr(getattr(spec, "vllm_config", None), "kv_transfer_config", None)
+    told = getattr(getattr(spec, "config", spec), "extra_config", None)
+    told = told or getattr(transfer, "kv_connector_extra_config", None)
+    extra = dict(told or {"secondary_tiers": [{"type": "KvferryTier", **options}]})
+    if extra.get("spec_name") in _SPECS:
+        extra = {k: v for k, v in extra.items() if k not in ("spec_name", "spec_module_path")}
+    by_path = any("module_path" in tier for tier in extra.get("secondary_tiers", ()))
+    config = {
+        "kv_connector": CONNECTOR,
+        **({"kv_connector_module_path": _MODULE} if by_path else {}),
+        "kv_role": str(getattr(transfer, "kv_role", None) or "kv_both"),
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": _without_secrets(extra),
+    }
+    text = json.dumps(config)
+    secrets = f" (with your own secrets in the place of {_HIDDEN})" if _HIDDEN in text else ""
+    raise ConfigError(
+        "vLLM's OffloadingConnector does not tell KvferryTier what computes the KV (overrides, "
+        "revision, quantisation, what adapters hold), and an identity by hand cannot say it "
+        f"either; use kvferry's connector{secrets}: --kv-transfer-config {shlex.quote(text)}"
+    )
+
+
+def _without_secrets(value: Any, name: str = "") -> Any:
+    """As it is, but for passwords, also those in a URL, and what is no JSON."""
+    if _SECRET.fullmatch(name):
+        return _HIDDEN
+    if isinstance(value, Mapping):
+        return {str(k): _without_secrets(v, str(k)) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_secrets(each, name) for each in value]
+    if isinstance(value, str) and "://" in value:
+        return _IN_URL.sub(_HIDDEN, value)
+    return value if isinstance(value, (str, int, float)) or value is None else str(value)
 
 
 def _of_excerpt(config: Any) -> dict[str, Any]:
@@ -160,9 +213,8 @@ def _hashing(vllm_config: Any) -> dict[str, str]:
     return {"hash": algorithm, "hash_seed": os.getenv("PYTHONHASHSEED", "")}
 
 
-def warn_of_random_seed(spec: Any) -> None:
+def warn_of_random_seed(spec: Any, vllm_config: Any) -> None:
     """Say that nobody else can use what is stored, where vLLM draws its hash seed at random."""
-    vllm_config = getattr(spec, "vllm_config", None)
     algorithm = _hashing(vllm_config)["hash"]
     fixed_by_default = hasattr(spec, "config") and not algorithm.startswith("xxhash")
     if os.getenv("PYTHONHASHSEED") is None and not fixed_by_default:

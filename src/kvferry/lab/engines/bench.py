@@ -79,7 +79,7 @@ class EnginePlan:
     block_size: int = 128
     chunk_tokens: int = 256
     memory_gb: float = 0.5
-    tier_spec: tuple[str, str | None] = ("TieringOffloadingSpec", None)
+    tier_spec: tuple[str, str | None] | None = None
 
     def asked(self, turn: int) -> list[list[int]]:
         """The prompts of a round."""

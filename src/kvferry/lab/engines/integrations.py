@@ -48,7 +48,7 @@ class IntegrationSetting:
         environment: Variables for what runs in its environment.
         chunk_tokens: Size of a chunk. The tier's chunk is a block of the engine.
         memory_gb: What each integration may keep in memory of this host, beside the store.
-        tier_spec: (spec_name, spec_module_path or None) of the OffloadingConnector.
+        tier_spec: (spec_name, spec_module_path or None) of the tier's connector; None: its own.
     """
 
     store_port: int
@@ -56,7 +56,7 @@ class IntegrationSetting:
     environment: Mapping[str, str]
     chunk_tokens: int = 256
     memory_gb: float = 0.5
-    tier_spec: tuple[str, str | None] = ("TieringOffloadingSpec", None)
+    tier_spec: tuple[str, str | None] | None = None
 
     @property
     def store_url(self) -> str:
@@ -82,7 +82,8 @@ def open_integration(name: str, setting: IntegrationSetting) -> Iterator[OpenInt
     if name == "none":
         yield OpenIntegration(None)
     elif name == "tier":
-        yield OpenIntegration(_transfer("OffloadingConnector", None, _tier(setting)))
+        module = f"{_OURS}.tier_connector"
+        yield OpenIntegration(_transfer("KvferryTierConnector", module, _tier(setting)))
     elif name == "connector":
         values = {
             "remote_url": setting.store_url,
@@ -123,15 +124,14 @@ def _prefixed(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tier(setting: IntegrationSetting) -> dict[str, Any]:
-    name, module = setting.tier_spec
-    tier = {
-        "type": "KvferryTier",
-        "module_path": f"{_OURS}.tier",
-        "url": setting.store_url,
-        "identity": "kvferry bench engines",  # all engines of a run have the same options
+    tier = {"type": "KvferryTier", "module_path": f"{_OURS}.tier", "url": setting.store_url}
+    name, module = setting.tier_spec or (None, None)
+    given = {"spec_name": name, "spec_module_path": module}
+    return {
+        **{key: value for key, value in given.items() if value},
+        "cpu_bytes_to_use": int(setting.memory_gb * _GB),
+        "secondary_tiers": [tier],
     }
-    spec = {"spec_name": name, "cpu_bytes_to_use": int(setting.memory_gb * _GB)}
-    return {**spec, **({"spec_module_path": module} if module else {}), "secondary_tiers": [tier]}
 
 
 @contextmanager
