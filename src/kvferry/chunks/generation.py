@@ -6,8 +6,7 @@ follows from the identity alone, so engines share from the start. Any other has 
     own       8 bytes of one engine. A clear of that engine draws them at random, or makes them of a
               name that the user gives (``weights_version``); engines that are given the same name
               share again. Zeros: it has neither.
-    shared    8 bytes that a clear for everybody has renewed in a store; see
-              `kvferry.cache.generations`. Zeros: nobody did.
+    shared    8 bytes that a clear for everybody has renewed; see `Mark`. Zeros: nobody did.
 
 As bytes, with ``cut`` for the first bytes of a SHA-256 digest:
 
@@ -20,14 +19,19 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections import deque
+from typing import NamedTuple
 
 from kvferry.errors import UsageError
 
 __all__ = [
     "FIRST",
+    "MARK_BYTES",
+    "Mark",
     "after_clear",
     "chunk_name",
     "drawn",
+    "drawn_here",
     "joined",
     "named",
     "own_of",
@@ -40,11 +44,56 @@ FIRST = b""
 _BYTES = 16
 _HALF = _BYTES // 2
 _NOTHING = bytes(_HALF)
+_COUNTER_MAX = 1 << 53
+MARK_BYTES = 40  # both, as text
+_drawn: deque[bytes] = deque(maxlen=1000)
+
+
+class Mark(NamedTuple):
+    """What stores, controllers and instances say of clears for everybody, for one identity.
+
+    Attributes:
+        counter: Of two marks the one with the higher counter is newer.
+        half: The shared half of its generation; two clears at a time differ in it.
+    """
+
+    counter: int = 0
+    half: bytes = _NOTHING
+
+    def encode(self) -> bytes:
+        """As it lies in a store; always of one length, as nodes lend it."""
+        return (b"%d %s" % (self.counter, self.half.hex().encode())).ljust(MARK_BYTES)
+
+    @classmethod
+    def decode(cls, value: bytes | None) -> Mark:
+        """What lies in the store; the first one where nothing does, or something else."""
+        try:
+            counter, half = (value or b"")[:MARK_BYTES].decode("ascii").split()
+            mark = cls(int(counter), bytes.fromhex(half))
+        except ValueError:
+            return cls()
+        return mark if mark.is_sound else cls()
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether a clear can have drawn it."""
+        return 0 < self.counter <= _COUNTER_MAX and len(self.half) == _HALF and any(self.half)
+
+    def renewed(self, *others: Mark) -> Mark:
+        """One that is newer than this and those, and that nobody has stored anything under."""
+        return Mark(max(mark.counter for mark in (self, *others)) + 1, drawn())
 
 
 def drawn() -> bytes:
     """A half that nobody has."""
-    return secrets.token_bytes(_HALF)
+    half = secrets.token_bytes(_HALF)
+    _drawn.append(half)
+    return half
+
+
+def drawn_here(half: bytes) -> bool:
+    """Whether a half is one of the last that this process has drawn: so no name of weights."""
+    return half in _drawn
 
 
 def named(weights_version: str) -> bytes:

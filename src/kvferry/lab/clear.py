@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from kvferry.cache.generations import StoreGenerations
+from kvferry.cache.newest import Newest
 from kvferry.chunks.generation import shared_of
 from kvferry.config import ClientConfig
 from kvferry.connectors.base import Space
@@ -34,10 +35,12 @@ def clear_everybody(config: ClientConfig, identity: str | None = None) -> Iterat
         if identity is not None and identity != model and not digest.hex().startswith(identity):
             continue
         with RedisConnector(Space(f"kvf:{digest.hex()}:", digest, 1), config) as connector:
-            generations = StoreGenerations("store", connector, _nothing)
+            newest = Newest(int)
+            generations = StoreGenerations("the store", connector, newest)
             try:
-                generations.renew()
-                gone = sum(connector.delete_generations(_obsolete(generations.shared)))
+                newest.renew(generations.read())
+                generations.tell()
+                gone = sum(connector.delete_generations(_obsolete(newest.mark.half)))
             finally:
                 generations.close()
         yield f"{digest.hex()} {model}: cleared, {gone} values deleted"
@@ -45,6 +48,3 @@ def clear_everybody(config: ClientConfig, identity: str | None = None) -> Iterat
 
 def _obsolete(shared: bytes) -> Callable[[bytes], bool]:
     return lambda generation: shared_of(generation) != shared
-
-
-def _nothing() -> None: ...

@@ -20,7 +20,7 @@ from kvferry.config import CacheConfig
 from kvferry.config.remote_sources import read_node
 from kvferry.config.server import ServerConfig
 from kvferry.connectors.base import Connector
-from kvferry.errors import KVFerryError, UsageError
+from kvferry.errors import KVFerryError, UnavailableError, UsageError
 from kvferry.server.notifying_connector import NotifyingConnector
 from kvferry.server.pools import Pools, SharedMemory
 from kvferry.server.protocol import HASHES_MAX
@@ -30,6 +30,7 @@ __all__ = ["IdentityShard", "Loop", "identity_of"]
 _log = logging.getLogger("kvferry.server")
 # Numbers that say what there is to know about a prompt; see `protocol.Lookup`.
 _ABOUT = 5
+_OPEN_S = 10.0
 
 
 class Loop(NamedTuple):
@@ -106,6 +107,7 @@ class IdentityShard:
         self.began = time.monotonic()
         self.opened = threading.Event()
         self.problems: dict[str, str] = {}
+        self.cache.clearing.unopened = self.problems
         threading.Thread(
             target=self._open, args=(config.cache,), name="kvferry-open", daemon=True
         ).start()
@@ -159,9 +161,20 @@ class IdentityShard:
         """The half of generations that all engines here have in common."""
         return self.cache.clearing.shared
 
+    def clear_everybody(self) -> int:
+        """See `TieredCache.clear`; waits until all stores are open, for a few seconds at most.
+
+        Raises:
+            KVFerryError: As there.
+        """
+        if not self.opened.wait(_OPEN_S):
+            raise UnavailableError("the stores of the server are still being opened; do it again")
+        return self.cache.clear(everybody=True)
+
     def is_current(self, generation: bytes) -> bool:
         """Whether hashes of this generation may find something, and be stored."""
-        return shared_of(generation) == self.shared
+        fresh = self.cache.clearing.newest.is_fresh
+        return fresh and shared_of(generation) == self.shared
 
     def prompt(
         self,

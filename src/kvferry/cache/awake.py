@@ -1,0 +1,60 @@
+"""Since when this process runs without a break.
+
+A process that was stopped, or slept with its host, goes on as if nothing had happened: what others
+said meanwhile it has not heard. Whoever answers by what it heard asks `since` first.
+
+Threads: any; one of its own ticks, so that a process that has nothing to do is not taken for one
+that was stopped. One that got no processor for so long is, and asks once too often.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+__all__ = ["keep_awake", "since"]
+
+_TICK_S = 0.25
+_BREAK_S = 1.5
+
+
+class _Awake:
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self._ticked = _now()
+        self._since = float("-inf")
+
+    def since(self) -> float:
+        now = _now()
+        if now - self._ticked > _BREAK_S:
+            self._since = time.monotonic()
+        self._ticked = now
+        return self._since
+
+    def run(self) -> None:
+        while True:
+            time.sleep(_TICK_S)
+            self.since()
+
+
+def _now() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)  # counts while the host sleeps
+
+
+_lock = threading.Lock()
+_awake: _Awake | None = None
+
+
+def keep_awake() -> None:
+    """Begin to look; in each process once."""
+    global _awake
+    with _lock:
+        if _awake is None or _awake.pid != os.getpid():
+            _awake = _Awake()
+            threading.Thread(target=_awake.run, name="kvferry-awake", daemon=True).start()
+
+
+def since() -> float:
+    """The end of the last break, on ``time.monotonic``; minus infinity: there was none."""
+    return float("-inf") if _awake is None else _awake.since()
