@@ -280,9 +280,7 @@ class Client:
         `kvferry.TieredCache.clear`. Other engines of the server go on with what they have.
 
         Raises:
-            UnavailableError: `everybody`, and the server or its store does not take it: do it
-                again.
-            UsageError: As there.
+            KVFerryError: As there; or the server does not answer.
         """
         self._check_open()
         check_clear(stores=stores, everybody=everybody, weights_version=weights_version)
