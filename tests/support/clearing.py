@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kvferry import TieredCache
+from kvferry.cache.prompt import read_prompt
 from kvferry.server import Client
 from support.engines import CHUNK, Chunk, blanks, expected, open_engine, prompt
 from support.line_process import LineProcess, serve
@@ -61,19 +62,21 @@ def worker(**settings: Any) -> LineProcess:
 
 def _main() -> None:
     with open_engine(**json.loads(sys.argv[1])) as engine:
+        admitted = read_prompt(TOKENS, CHUNK, b"", generation=engine.generation)
 
         def call(do: str, **request: Any) -> Any:
             match do:
                 case "put":
                     return put(engine, **request)
+                case "put admitted":  # of a request that was admitted when it began
+                    engine.store(admitted, kv("old"))
+                    return engine.flush(_PATIENT_S)
                 case "found":
                     return found(engine, **request)
                 case "clear":
                     return engine.clear(**request)
                 case "generation":
                     return engine.generation.hex()
-                case "peers":
-                    return [tier.tier.name for tier in engine.tiers]
             raise ValueError(do)
 
         serve(call)
