@@ -1,6 +1,6 @@
 """What one peer says of clears for everybody.
 
-Its node has the mark of each identity that it lends, and is asked for it once a second, without
+Its node has the mark of each identity that it lends, and is asked for it twice a second, without
 anybody waiting. Nothing is written there: a peer that has an older mark reads ours.
 
 Threads: any; no call waits.
@@ -22,6 +22,7 @@ __all__ = ["PeerMark"]
 
 _EVERY_S = 0.5
 _TIMEOUT_S = 1.0
+_DEAF_S = 3.0
 
 
 class PeerMark:
@@ -33,19 +34,24 @@ class PeerMark:
 
     Attributes:
         said: What it said last; None: nothing yet.
-        is_deaf: It lends, and knows of no marks.
     """
 
     def __init__(self, connector: PeerConnector, newest: Newest) -> None:
         self.said: Mark | None = None
-        self.is_deaf = False
         self._connector = connector
         self._newest = newest
         self._lock = threading.Lock()
         self._asked: float | None = None  # since when an answer is owed
         self._ask_at = 0.0
         self._tried_at = float("-inf")
+        self._nothing_since = float("inf")  # since when its node says no mark
         newest.follow(self)
+
+    @property
+    def is_deaf(self) -> bool:
+        """Whether it knows of no marks: its node, which one that begins or ends lacks for a moment,
+        has none for seconds."""
+        return time.monotonic() - self._nothing_since > _DEAF_S
 
     def heard_since(self, moment: float) -> bool:
         """See `MarkSource`."""
@@ -85,7 +91,8 @@ class PeerMark:
             return None
         self._tried_at, self._asked = self._asked, None
         status, value = found
-        self.is_deaf = status is Status.MISS
+        nothing = status is Status.MISS
+        self._nothing_since = min(self._nothing_since, self._tried_at) if nothing else float("inf")
         if status is not Status.OK:
             return None
         self.said = Mark.decode(value)
