@@ -21,7 +21,6 @@ _BREAK_S = 1.5
 
 class _Awake:
     def __init__(self) -> None:
-        self.pid = os.getpid()
         self._ticked = _now()
         self._since = float("-inf")
 
@@ -50,9 +49,17 @@ def keep_awake() -> None:
     """Begin to look; in each process once."""
     global _awake
     with _lock:
-        if _awake is None or _awake.pid != os.getpid():
+        if _awake is None:
             _awake = _Awake()
             threading.Thread(target=_awake.run, name="kvferry-awake", daemon=True).start()
+
+
+def _after_fork_in_child() -> None:
+    global _awake, _lock
+    _awake, _lock = None, threading.Lock()  # nobody ticks there
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def since() -> float:

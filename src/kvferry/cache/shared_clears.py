@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from kvferry.cache.newest import Newest
 from kvferry.cache.peers import Peers
-from kvferry.chunks.generation import Mark
+from kvferry.chunks.generation import MARK_BYTES, Mark
 from kvferry.membership import Renewed, Reporter
 from kvferry.node.lending import LendingNode
 
@@ -28,7 +28,8 @@ _SAY_S = 0.5
 _LENT_S = 3.0
 _LISTEN_S = 0.2
 _LOOK_S = 0.02
-_TELL_S = 2.0  # what a clear waits for others to hear of it
+# What a clear waits for all peers to hear of it, and for anybody.
+_TELL_S, _TELL_S_MAX = 2.0, 5.0
 
 
 class Joined:
@@ -110,7 +111,7 @@ class SharedClears:
     def cleared(self, one: Joined) -> str:
         """Wait until others have heard of a clear, for some time at most; who has not, if nobody
         has. An instance that is away hears of it when it is back."""
-        until = time.monotonic() + _TELL_S
+        began = time.monotonic()
         while True:
             newest = one.newest.mark
             peers = one.peers.marks(up=True) if one.peers is not None else []
@@ -118,14 +119,13 @@ class SharedClears:
             told = any(
                 each.digest == one.identity and each.mark >= newest for each in self._reporter.told
             )
-            if (told and not late) or time.monotonic() > until:
+            heard, took_s = told or len(late) < len(peers), time.monotonic() - began
+            if (told and not late) or took_s > (_TELL_S if heard else _TELL_S_MAX):
                 break
             for each in late:
                 each.ask_soon()
             time.sleep(_LOOK_S)
-        if told or len(late) < len(peers):
-            return ""
-        return f"the controller at {self._controller}, nor any instance"
+        return "" if heard else f"the controller at {self._controller}, nor any instance"
 
     def _say(self, one: Joined) -> None:
         """Have the node say the newest mark, and lend for another while if none was missed."""
@@ -137,4 +137,5 @@ class SharedClears:
             if newest == one.said and (now < one.say_at or not fresh):
                 return
             one.said, one.say_at = newest, now + _SAY_S
-            self._node.mark(one.prefix, newest.encode(), _LENT_S if fresh else 0.0)
+            text = newest.encode().ljust(MARK_BYTES)
+            self._node.mark(one.prefix, text, _LENT_S if fresh else 0.0)

@@ -45,7 +45,7 @@ _BYTES = 16
 _HALF = _BYTES // 2
 _NOTHING = bytes(_HALF)
 _COUNTER_MAX = 1 << 53
-MARK_BYTES = 40  # both, as text
+MARK_BYTES = 40  # of a mark as nodes lend it, with spaces behind
 _drawn: deque[bytes] = deque(maxlen=1000)
 
 
@@ -61,8 +61,8 @@ class Mark(NamedTuple):
     half: bytes = _NOTHING
 
     def encode(self) -> bytes:
-        """As it lies in a store; always of one length, as nodes lend it."""
-        return (b"%d %s" % (self.counter, self.half.hex().encode())).ljust(MARK_BYTES)
+        """As it lies in a store."""
+        return b"%d %s" % (self.counter, self.half.hex().encode())
 
     @classmethod
     def decode(cls, value: bytes | None) -> Mark:

@@ -149,12 +149,8 @@ class FileConnector(NativeConnector):
                 os.fsync(file)
             finally:
                 os.close(file)
-            if absent:
-                os.link(temporary, self._mark_path)
-            else:
+            if not absent or not self._linked(temporary):
                 os.replace(temporary, self._mark_path)
-        except FileExistsError:
-            pass  # another cache was first: its mark is read next
         finally:
             if os.path.lexists(temporary):
                 os.unlink(temporary)
@@ -163,6 +159,16 @@ class FileConnector(NativeConnector):
             os.fsync(root)
         finally:
             os.close(root)
+
+    def _linked(self, temporary: str) -> bool:
+        """Whether there is a mark now: this one, or that of another cache, which was first."""
+        try:
+            os.link(temporary, self._mark_path)
+        except FileExistsError:
+            return True
+        except OSError:  # a file system without links
+            return False
+        return True
 
     def _within(self, timeout_s: float, call: Callable[[], T]) -> T:
         """Do it in a thread: a disk may hang, and no call of ours may."""
