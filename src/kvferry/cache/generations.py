@@ -261,21 +261,26 @@ class StoreGenerations:
         value = self._keeps.read_mark(_TIMEOUT_S)
         found, said, newest = Mark.decode(value), self._said, self._newest.mark
         damaged = value is not None and not found.counter
-        if not damaged and not self._owes and found.counter > newest.counter:
-            self._newest.heard(found)
+        lost = damaged or (said is not None and found != said and found.counter <= said.counter)
+        if not damaged:
+            self._said = found
+        if not self._owes and found.counter >= newest.counter and (found == newest or not lost):
+            self._newest.heard(found, Mark.line_of(value))
             newest = self._newest.mark
         if found == newest and not damaged:
             self._take(found, began)
             return False
-        if self._owes:  # the cache's is of that clear, or of a later one
-            is_other = found.counter >= newest.counter
-        else:  # what it has never said it may just not have been told
-            lags = found == said or (said is None and found.counter < newest.counter)
-            is_other = damaged or not lags or found.counter == newest.counter
-        mark = newest.renewed(found) if is_other else newest
-        if is_other and not self._owes:
-            _log.info("%s has lost its generation: a new one is drawn", self._name)
-        self._keeps.write_mark(mark.encode(), _TIMEOUT_S, absent=value is None)
+        # One that lags is told. One that says what did not come before ours was cleared by somebody
+        # who did not know of ours.
+        if lost:
+            _log.info("%s has lost its generation: a new one was drawn", self._name)
+            self._newest.renew(found)
+        elif found.counter >= newest.counter or (
+            any(found.half) and found.half not in self._newest.line
+        ):
+            self._newest.meet(found)
+        text = self._newest.mark.encode(self._newest.line)
+        self._keeps.write_mark(text, _TIMEOUT_S, absent=value is None)
         self._owes = False
         return True
 

@@ -1,7 +1,7 @@
 """The newest mark that a cache has heard, whoever said it: a store, a controller, a peer.
 
 All of them say marks of one order, and a cache takes the newest. Where two differ that are equally
-new, two clears met that did not know of each other: both are over, and a newer one is drawn. What a
+new, two clears met that did not know of each other: both are over, and a newer one follows. What a
 cache has taken it says to those that have an older one; see `kvferry.cache.generations` and
 `kvferry.cache.sharing`.
 
@@ -25,6 +25,7 @@ __all__ = ["MarkSource", "Newest"]
 # asks waits for less.
 _PATIENCE_S = 3.0
 _WAIT_S = 1.0
+_LINE = 12
 _LOOK_S = 0.002
 
 
@@ -44,10 +45,16 @@ class Newest:
 
     Args:
         changed: Called behind each new mark; says how many chunks that ended.
+
+    Attributes:
+        mark: The newest.
+        line: Halves that came before it, the last one first. Who says one of them lags; who says
+            another one was cleared by somebody who did not know of ours.
     """
 
     def __init__(self, changed: Callable[[], int]) -> None:
         self.mark = Mark()
+        self.line: tuple[bytes, ...] = ()
         self._changed = changed
         self._lock = threading.Lock()
         self._sources: tuple[MarkSource, ...] = ()
@@ -64,20 +71,40 @@ class Newest:
         with self._lock:
             self._sources = tuple(one for one in self._sources if one is not source)
 
-    def heard(self, mark: Mark) -> int:
+    def heard(self, mark: Mark, line: tuple[bytes, ...] = ()) -> int:
         """Somebody has this mark; how many chunks ended with the one before."""
         with self._lock:
             known = self.mark
-            if mark == known or mark.counter < known.counter or not mark.is_sound:
+            if mark.counter < known.counter or not mark.is_sound:
                 return 0
-            self.mark = mark if mark.counter > known.counter else known.renewed()
+            if mark == known:
+                self._remember(line)
+                return 0
+            if mark.counter > known.counter:
+                self._take(mark, line)
+            else:
+                self._take(known.met(mark), (mark.half,))
+        return self._told()
+
+    def meet(self, mark: Mark) -> int:
+        """Somebody has cleared who did not know of ours, whatever the counters: both are over."""
+        with self._lock:
+            self._take(self.mark.met(mark), (mark.half,))
         return self._told()
 
     def renew(self, *others: Mark) -> int:
         """Clear for everybody: a mark that is newer than all, these too; as `heard`."""
         with self._lock:
-            self.mark = self.mark.renewed(*others)
+            self._take(self.mark.renewed(*others), tuple(each.half for each in others))
         return self._told()
+
+    def _take(self, mark: Mark, line: tuple[bytes, ...]) -> None:
+        self._remember((self.mark.half, *line))
+        self.mark = mark
+
+    def _remember(self, line: tuple[bytes, ...]) -> None:
+        halves = dict.fromkeys((*line, *self.line))
+        self.line = tuple(half for half in halves if any(half))[:_LINE]
 
     def _told(self) -> int:
         count = self._changed()

@@ -20,6 +20,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections import deque
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from kvferry.errors import UsageError
@@ -45,6 +46,7 @@ _BYTES = 16
 _HALF = _BYTES // 2
 _NOTHING = bytes(_HALF)
 _COUNTER_MAX = 1 << 53
+_TEXT_BYTES = 256
 MARK_BYTES = 40  # of a mark as nodes lend it, with spaces behind
 _drawn: deque[bytes] = deque(maxlen=1000)
 
@@ -60,19 +62,29 @@ class Mark(NamedTuple):
     counter: int = 0
     half: bytes = _NOTHING
 
-    def encode(self) -> bytes:
-        """As it lies in a store."""
-        return b"%d %s" % (self.counter, self.half.hex().encode())
+    def encode(self, line: Iterable[bytes] = ()) -> bytes:
+        """As it lies in a store; `line`: halves that came before it, the last one first."""
+        text = "".join(f" {half.hex()}" for half in (self.half, *line))
+        return f"{self.counter}{text}"[:_TEXT_BYTES].encode()
 
     @classmethod
     def decode(cls, value: bytes | None) -> Mark:
         """What lies in the store; the first one where nothing does, or something else."""
         try:
-            counter, half = (value or b"")[:MARK_BYTES].decode("ascii").split()
+            counter, half = (value or b"")[:_TEXT_BYTES].decode("ascii").split()[:2]
             mark = cls(int(counter), bytes.fromhex(half))
         except ValueError:
             return cls()
         return mark if mark.is_sound else cls()
+
+    @staticmethod
+    def line_of(value: bytes | None) -> tuple[bytes, ...]:
+        """The halves that came before the mark that lies in the store, as far as it says them."""
+        try:
+            words = (value or b"")[:_TEXT_BYTES].decode("ascii").split()[2:]
+            return tuple(half for word in words if len(half := bytes.fromhex(word)) == _HALF)
+        except ValueError:
+            return ()
 
     @property
     def is_sound(self) -> bool:
@@ -82,6 +94,13 @@ class Mark(NamedTuple):
     def renewed(self, *others: Mark) -> Mark:
         """One that is newer than this and those, and that nobody has stored anything under."""
         return Mark(max(mark.counter for mark in (self, *others)) + 1, drawn())
+
+    def met(self, other: Mark) -> Mark:
+        """What follows from two clears that did not know of each other: for whoever sees both it
+        is the same, so that caches agree, and nobody has stored anything under it before."""
+        both = b"".join(sorted((self.half, other.half)))
+        half = hashlib.sha256(b"kvferry clears met v1\0" + both).digest()[:_HALF]
+        return Mark(max(self.counter, other.counter) + 1, half)
 
 
 def drawn() -> bytes:
