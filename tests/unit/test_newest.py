@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
+from typing import Any, cast
 
 import pytest
 
 from kvferry.cache import awake
 from kvferry.cache.newest import Newest
+from kvferry.cache.peer_mark import PeerMark
 from kvferry.cache.steps import finish
 from kvferry.chunks.generation import MARK_BYTES, Mark, drawn, drawn_here, named
+from kvferry.client.batch import Status
 from kvferry.controller.marks import Marks
 from kvferry.membership import HeldIdentity
 
@@ -118,3 +121,45 @@ def test_a_controller_keeps_so_many_marks() -> None:
     marks = Marks()
     marks.hear(held(number.to_bytes(16), Mark(1, b"12345678")) for number in range(5000))
     assert len(marks._newest) == 4096
+
+
+class Node:
+    """A connector to a peer, as far as its mark goes."""
+
+    def __init__(self) -> None:
+        self.answer: tuple[Status, bytes] | None = None
+
+    def ask_mark(self, timeout_s: float) -> None:
+        pass
+
+    def said_mark(self) -> tuple[Status, bytes] | None:
+        return self.answer
+
+
+def test_a_peer_whose_node_says_no_mark_for_seconds_cannot_hear_of_clears(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that begins, or ends, says none for a moment: that is not why a clear is refused."""
+    now = [100.0]
+    monkeypatch.setattr("kvferry.cache.peer_mark.time.monotonic", lambda: now[0])
+    one, node = Newest(int), Node()
+    peer = PeerMark(cast(Any, node), one)
+
+    def say(answer: tuple[Status, bytes]) -> None:
+        node.answer = None
+        peer.ask_soon()
+        node.answer = answer
+        peer.listen()
+
+    say((Status.MISS, b""))
+    assert not peer.is_deaf
+    now[0] += 3.5
+    say((Status.MISS, b""))
+    assert peer.is_deaf
+    say((Status.OK, Mark(1, b"12345678").encode().ljust(MARK_BYTES)))
+    assert not peer.is_deaf
+    assert one.mark == Mark(1, b"12345678")
+    now[0] += 3.5
+    say((Status.UNAVAILABLE, b""))
+    assert not peer.is_deaf, "it is away"
+    peer.close()

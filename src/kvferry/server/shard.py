@@ -107,7 +107,8 @@ class IdentityShard:
         self.began = time.monotonic()
         self.opened = threading.Event()
         self.problems: dict[str, str] = {}
-        self.cache.clearing.unopened = self.problems
+        self._unopened = {store.name: "it is being opened" for store in config.cache.stores}
+        self.cache.clearing.unopened = self._unopened
         threading.Thread(
             target=self._open, args=(config.cache,), name="kvferry-open", daemon=True
         ).start()
@@ -124,8 +125,9 @@ class IdentityShard:
                     self._watch_store(tier)
                     cache.storer.begin(tier)
                     cache.tiers.append(tier)
+                    del self._unopened[store.name]
                 except (KVFerryError, OSError, MemoryError) as error:
-                    self.problems[store.name] = str(error)
+                    self.problems[store.name] = self._unopened[store.name] = str(error)
                     _log.warning(
                         "%s goes on without store %s, which cannot be opened: %s",
                         self.identity.model,
@@ -153,7 +155,7 @@ class IdentityShard:
         try:
             join(self.cache, self._watch_store, rank=0)  # one process has the chunks of all ranks
         except (KVFerryError, OSError) as error:
-            self.problems["peers"] = str(error)
+            self.problems["peers"] = self._unopened["peers"] = str(error)
             _log.warning("%s shares nothing: %s", self.identity.model, error)
 
     @property
