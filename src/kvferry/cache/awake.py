@@ -21,20 +21,13 @@ _BREAK_S = 1.5
 
 class _Awake:
     def __init__(self) -> None:
-        self._ticked = _now()
-        self._since = float("-inf")
-
-    def since(self) -> float:
-        now = _now()
-        if now - self._ticked > _BREAK_S:
-            self._since = time.monotonic()
-        self._ticked = now
-        return self._since
+        self.ticked = _now()
+        self.since = float("-inf")
 
     def run(self) -> None:
         while True:
             time.sleep(_TICK_S)
-            self.since()
+            since()
 
 
 def _now() -> float:
@@ -64,4 +57,11 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 def since() -> float:
     """The end of the last break, on ``time.monotonic``; minus infinity: there was none."""
-    return float("-inf") if _awake is None else _awake.since()
+    one = _awake
+    if one is None:
+        return float("-inf")
+    now = _now()
+    if now - one.ticked > _BREAK_S:
+        one.since = time.monotonic()
+    one.ticked = now
+    return one.since

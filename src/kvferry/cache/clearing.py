@@ -92,9 +92,9 @@ class Clearing:
     def awaiting_generation(self, timeout_s: float | None) -> Steps[None]:
         """Wait until stores have said their generation, in the first second of the cache, and
         behind a time in which this process was stopped."""
-        yield from self.newest.refreshing(
-            float("inf") if timeout_s is None else time.monotonic() + timeout_s
-        )
+        if not self.newest.is_fresh:
+            limit_s = float("inf") if timeout_s is None else timeout_s
+            yield from self.newest.refreshing(time.monotonic() + limit_s)
         now, until = time.monotonic(), self._first_until
         if timeout_s is not None:
             until = min(until, now + timeout_s)
@@ -176,8 +176,9 @@ class Clearing:
                 f"clear(everybody=True): {', '.join(deaf)} keeps no generation, so whoever else "
                 "uses it would go on with what is there; nothing was cleared"
             )
-        if self.unopened:
-            text = "; ".join(f"{name}: {reason}" for name, reason in self.unopened.items())
+        unopened = dict(self.unopened)
+        if unopened:
+            text = "; ".join(f"{name}: {reason}" for name, reason in unopened.items())
             raise UnavailableError(
                 f"clear(everybody=True): not everything of this cache is open ({text}), so whoever "
                 "else uses it would hear nothing; nothing was cleared"
