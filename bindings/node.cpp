@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/clock.hpp"
 #include "codec/little_endian.hpp"
 #include "config.hpp"
 #include "errors.hpp"
@@ -190,6 +191,17 @@ void bind_node(nb::module_& module) {
             return self.running().lends() && self.running().recall(prefix);
           },
           "prefix"_a, "Lend the cache of this prefix no more; whether it was.")
+      .def(
+          "mark",
+          [](const NodeOwner& self, const std::string& prefix, const nb::bytes& text,
+             double lent_s) {
+            const Nanos lent = from_seconds(lent_s);
+            return self.running().lends() &&
+                   self.running().mark(prefix, {text.c_str(), text.size()}, monotonic_ns() + lent);
+          },
+          "prefix"_a, "text"_a, "lent_s"_a,
+          "Have <prefix>generation be this text, and lend the cache for so long; whether it is "
+          "lent.")
       .def(
           "set_agent",
           [](const NodeOwner& self, std::uint64_t incarnation, const nb::bytes& metadata) {

@@ -5,6 +5,24 @@
 #include <vector>
 
 namespace kvferry::node {
+namespace {
+
+constexpr std::string_view kMark = "generation";
+
+class Text final : public StoredValue {
+ public:
+  explicit Text(std::string text) : StoredValue(text.size()), text_(std::move(text)) {}
+
+  [[nodiscard]] MutableBytes piece(std::size_t offset) const noexcept override {
+    return MutableBytes(reinterpret_cast<std::byte*>(text_.data()), text_.size()).subspan(offset);
+  }
+  [[nodiscard]] std::size_t memory_bytes() const noexcept override { return text_.size(); }
+
+ private:
+  mutable std::string text_;  // nobody writes to what is lent
+};
+
+}  // namespace
 
 Outcome LentValues::lend(std::shared_ptr<cache::ChunkCache> cache, const std::string& prefix,
                          std::uint64_t identity, std::size_t chunk_bytes) {
@@ -34,16 +52,46 @@ bool LentValues::recall(const std::string& prefix) {
   return true;
 }
 
+bool LentValues::mark(const std::string& prefix, const std::string& text, Nanos lent_until) {
+  bool was_over = false;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = all_.find(prefix);
+    if (found == all_.end()) return false;
+    was_over = found->second.until < monotonic_ns();
+    found->second.mark = std::make_shared<Text>(text);
+    found->second.until = lent_until;
+  }
+  // Readers were told that nothing is there.
+  if (was_over && changes_ != nullptr) changes_->cleared();
+  return true;
+}
+
 // No prefix begins like another, so the last one that is not behind the key is the only candidate.
+LentValues::All::const_iterator LentValues::find(std::string_view key) const {
+  auto found = all_.upper_bound(key);
+  if (found == all_.begin() || !key.starts_with((--found)->first)) return all_.end();
+  return found;
+}
+
 std::shared_ptr<ChunkValues> LentValues::of(std::string_view key) const {
   const std::shared_lock lock(mutex_);
-  auto found = all_.upper_bound(key);
-  if (found == all_.begin()) return nullptr;
-  --found;
-  return key.starts_with(found->first) ? found->second.values : nullptr;
+  const auto found = find(key);
+  if (found == all_.end()) return nullptr;
+  const Lent& lent = found->second;
+  return lent.until == kNoEnd || lent.until > monotonic_ns() ? lent.values : nullptr;
+}
+
+ValuePtr LentValues::mark_of(std::string_view key) const {
+  if (!key.ends_with(kMark)) return nullptr;
+  const std::shared_lock lock(mutex_);
+  const auto found = find(key);
+  const bool is_mark = found != all_.end() && key.size() == found->first.size() + kMark.size();
+  return is_mark ? found->second.mark : nullptr;
 }
 
 ValuePtr LentValues::hold(std::string_view key, UnixMs now) {
+  if (ValuePtr mark = mark_of(key)) return mark;
   const auto values = of(key);
   return values ? values->hold(key, now) : nullptr;
 }

@@ -75,6 +75,27 @@ TEST(LentValues, ACacheThatIsRecalledIsGoneAndWhatIsHeldStays) {
   EXPECT_EQ(scanned(values, 2).size(), 3u);
 }
 
+TEST(LentValues, WhoeverWasStoppedLendsNothingUntilItIsMarkedAgain) {
+  Heard heard;
+  LentValues values(&heard);
+  ASSERT_TRUE(values.lend(cache_of(1, 2), "kvf:a:", 1, 64));
+  const std::string key = *scanned(values, 1).begin();
+  EXPECT_EQ(values.hold("kvf:a:generation", 0), nullptr);
+  EXPECT_FALSE(values.mark("kvf:b:", "1 x", monotonic_ns() + 60 * kSecond));
+  ASSERT_TRUE(values.mark("kvf:a:", "1 x", monotonic_ns() + 60 * kSecond));
+  EXPECT_NE(values.hold(key, 0), nullptr);
+  ASSERT_TRUE(values.mark("kvf:a:", "2 y", monotonic_ns() - 1));
+  const int before = heard.clears;
+  EXPECT_EQ(values.hold(key, 0), nullptr);
+  EXPECT_FALSE(values.facts(key, 0, true));
+  const auto mark = values.hold("kvf:a:generation", 0);
+  ASSERT_NE(mark, nullptr);
+  EXPECT_EQ(as_text(mark->piece(0)), "2 y");
+  ASSERT_TRUE(values.mark("kvf:a:", "2 y", monotonic_ns() + 60 * kSecond));
+  EXPECT_NE(values.hold(key, 0), nullptr);
+  EXPECT_EQ(heard.clears, before + 1) << "readers were told that nothing is there";
+}
+
 TEST(LentValues, PrefixesThatBeginAlikeAreRefused) {
   LentValues values;
   ASSERT_TRUE(values.lend(cache_of(1, 1), "kvf:a:", 1, 64));

@@ -68,6 +68,9 @@ class NodeServer {
     return lent_->lend(std::move(cache), prefix, identity, chunk_bytes);
   }
   bool recall(const std::string& prefix) { return lent_->recall(prefix); }
+  bool mark(const std::string& prefix, const std::string& text, Nanos lent_until) {
+    return lent_->mark(prefix, text, lent_until);
+  }
   [[nodiscard]] bool lends() const noexcept { return lent_ != nullptr; }
 
   // Has readers reach this memory by one-sided reads; see Agent.

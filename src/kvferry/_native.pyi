@@ -652,6 +652,11 @@ class Node:
     def recall(self, prefix: str) -> bool:
         """Lend the cache of this prefix no more; whether it was."""
 
+    def mark(self, prefix: str, text: bytes, lent_s: float) -> bool:
+        """
+        Have <prefix>generation be this text, and lend the cache for so long; whether it is lent.
+        """
+
     def set_agent(self, incarnation: int, metadata: bytes) -> None:
         """
         Have readers reach the memory of this process: what LEASE AGENT answers.

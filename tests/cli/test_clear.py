@@ -34,6 +34,10 @@ def test_engines_forget_one_model_or_all(valkey: TestServer) -> None:
         said = CliRunner().invoke(cli, ["clear", "--everybody", valkey.url])
         assert len(said.output.splitlines()) == 2
         wait_for("the other to hear of it", lambda: other.lookup(TOKENS).tokens == 0)
+        wait_for(
+            "both have one generation, as ranks of one engine need",
+            lambda: engine.generation == other.generation,
+        )
 
 
 def test_it_says_what_is_missing(valkey: TestServer) -> None:

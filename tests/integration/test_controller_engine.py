@@ -7,7 +7,16 @@ from collections.abc import Collection, Iterable, Sequence
 from kvferry import TieredCache
 from kvferry.controller.http.app import make_app
 from kvferry.http.listener import HttpListener
-from kvferry.membership import Command, HeldIdentity, MemoryUsage, Quota, Reporter, Result, WorkDone
+from kvferry.membership import (
+    Command,
+    HeldIdentity,
+    MemoryUsage,
+    Quota,
+    Renewed,
+    Reporter,
+    Result,
+    WorkDone,
+)
 from support.engines import CHUNK, IDENTITY, expected, open_engine, prompt
 from support.holdings import controller
 from support.stamps import until
@@ -33,6 +42,9 @@ class EngineHoldings:
         return ("clear",)
 
     quotas: Sequence[Quota] = ()
+
+    def heard(self, renewed: Sequence[Renewed], began: float) -> None:
+        """See `Holdings`."""
 
     def limit(self, quotas: Sequence[Quota]) -> None:
         """See `Holdings`."""

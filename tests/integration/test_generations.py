@@ -5,14 +5,18 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvferry import TieredCache
-from kvferry.cache.generations import Mark
+from kvferry import StoreConfig, TieredCache
 from kvferry.cache.prompt import read_prompt
+from kvferry.chunks.generation import Mark, drawn
 from kvferry.errors import KVFerryError, UsageError
+from kvferry.server import Client
+from support.cache_server import running
 from support.engines import CHUNK, IDENTITY, Chunk, expected, open_engine, prompt
 from support.servers import TestServer, wait_for
 
@@ -86,7 +90,7 @@ def test_a_clear_while_the_store_stands_still_is_done_at_once(valkey: TestServer
         assert found(engine) == ""
         put(engine, "new")
         assert found(engine, memory=False) == "new"
-        wait_for("the old chunks to be deleted", lambda: len(names(valkey)) == 8)
+        assert len(names(valkey)) == 16, "others go on with the old ones"
 
 
 @pytest.mark.ways("tcp")
@@ -102,6 +106,46 @@ def test_a_clear_is_of_one_engine_and_others_go_on(valkey: TestServer) -> None:
         assert found(cleared, memory=False) == "new"
         with on(valkey) as anew:
             assert found(anew) in ("old", "")
+
+
+@pytest.mark.ways("tcp")
+@pytest.mark.parametrize("how", ["clear", "named", "renewed", "through a server"])
+def test_what_others_use_stays_when_one_engine_clears(
+    valkey: TestServer, tmp_path: Path, how: str
+) -> None:
+    """All of a fleet's keys went when one of its engines slept."""
+    cache = {"stores": (StoreConfig.of(type="redis", url=valkey.url),)}
+    with ExitStack() as stack:
+        other = stack.enter_context(on(valkey))
+        for seed in range(25):
+            tokens = prompt(8 * CHUNK, 100 + seed)
+            other.store(tokens, expected(tokens))
+        assert other.flush(PATIENT_S)
+        assert len(names(valkey)) == 200
+        one: TieredCache | Client
+        if how == "through a server":
+            server = stack.enter_context(running(tmp_path, cache=cache))
+            url = server.config.endpoints[0]
+            one = stack.enter_context(Client(IDENTITY, url, timeout_s=PATIENT_S))
+            assert one.wait(PATIENT_S)
+            wait_for("the server reads it", lambda: one.contains(tokens) == len(tokens))
+        else:
+            one = stack.enter_context(on(valkey))
+        if how == "renewed":  # as a half of an adapter is told
+            one.renewed(bytes(8), drawn())
+        else:
+            one.clear(weights_version="step-1" if how == "named" else None)
+        assert one.lookup(tokens).tokens == 0
+        # Behind a clear everything that this engine alone knew is deleted, and only then.
+        one.store(tokens, expected(tokens))
+        wait_for("it is stored", lambda: len(names(valkey)) == 208)
+        one.clear()
+        if how in ("clear", "renewed", "through a server"):
+            wait_for("its own is deleted", lambda: len(names(valkey)) == 200)
+        time.sleep(0.2)
+        assert len(names(valkey)) == (208 if how == "named" else 200)
+        other.clear(stores=False)
+        assert other.lookup(tokens).tokens == len(tokens)
 
 
 @pytest.mark.ways("tcp")

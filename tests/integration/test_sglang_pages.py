@@ -216,15 +216,18 @@ def test_nothing_to_do_is_nothing_done(opened: Opened) -> None:
     assert here.get_flat([], None) == []
 
 
-def test_clear_deletes_what_is_ours(opened: Opened, valkey: TestServer) -> None:
+def test_clear_ends_what_is_ours_and_others_go_on(opened: Opened, valkey: TestServer) -> None:
     pool, other, keys = MhaPool(), MhaPool(page_size=2), hashes(3)
-    here, there = opened(pool), opened(other)
+    here, there, beside = opened(pool), opened(other), opened(pool)
     here.set(keys, page_indices(pool, 0, 1, 2))
     there.set(keys, page_indices(other, 0, 1, 2))
     valkey.cli("SET", "not-ours", "1")
     assert here.store is not None
-    assert here.store.clear() == 6
-    assert (here.leading(keys), there.leading(keys)) == (0, 3)
+    assert here.store.clear() == 0
+    assert (here.leading(keys), beside.leading(keys), there.leading(keys)) == (0, 3, 3)
+    here.set(keys, page_indices(pool, 0, 1, 2))
+    assert here.store.clear() == 6, "what it has written since then is nobody else's"
+    assert (here.leading(keys), beside.leading(keys), there.leading(keys)) == (0, 3, 3)
     assert valkey.cli("GET", "not-ours") == b"1"
 
 

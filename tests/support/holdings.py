@@ -11,7 +11,16 @@ from typing import Any
 from kvferry import _native
 from kvferry.config.controller import ControllerConfig
 from kvferry.controller.controller import Controller
-from kvferry.membership import Command, HeldIdentity, MemoryUsage, Quota, Reporter, Result, WorkDone
+from kvferry.membership import (
+    Command,
+    HeldIdentity,
+    MemoryUsage,
+    Quota,
+    Renewed,
+    Reporter,
+    Result,
+    WorkDone,
+)
 
 CHUNK = 16
 IDENTITY = HeldIdentity(hashlib.sha256(b"tiny").digest()[:16], "tiny", CHUNK)
@@ -44,6 +53,9 @@ class FakeCache:
         self.done = WorkDone()
         self.reporter: Reporter | None = None
         self.quotas: Sequence[Quota] = ()
+
+    def heard(self, renewed: Sequence[Renewed], began: float) -> None:
+        """See `Holdings`."""
 
     def limit(self, quotas: Sequence[Quota]) -> None:
         """See `Holdings`."""

@@ -15,7 +15,16 @@ import random
 import sys
 from collections.abc import Iterable, Sequence
 
-from kvferry.membership import Command, HeldIdentity, MemoryUsage, Quota, Reporter, Result, WorkDone
+from kvferry.membership import (
+    Command,
+    HeldIdentity,
+    MemoryUsage,
+    Quota,
+    Renewed,
+    Reporter,
+    Result,
+    WorkDone,
+)
 
 __all__ = ["SHARED", "held_by"]
 
@@ -38,6 +47,9 @@ class Held:
         self.hashes = hashes
 
     quotas: Sequence[Quota] = ()
+
+    def heard(self, renewed: Sequence[Renewed], began: float) -> None:
+        """See `Holdings`."""
 
     def limit(self, quotas: Sequence[Quota]) -> None:
         """See `Holdings`."""

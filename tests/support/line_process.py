@@ -50,6 +50,11 @@ class LineProcess:
             raise DriverError(reply["error"])
         return reply["ok"]
 
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
     def close(self) -> None:
         """End it."""
         for pipe in (self._process.stdin, self._process.stdout):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 from kvferry.cache.generations import StoreGenerations
+from kvferry.cache.newest import Newest
 from support.stamps import until
 
 
@@ -32,7 +33,7 @@ def test_a_store_that_is_away_is_not_asked_until_it_is_back() -> None:
     """Each try would dial, wait and fail, on the processor that makes tokens."""
     store = Store()
     store.available = False
-    generations = StoreGenerations("store", cast(Any, store), lambda: None)
+    generations = StoreGenerations("store", cast(Any, store), Newest(int))
     try:
         for _ in range(30):  # whoever wants to read would have it asked at once
             generations.wait(time.monotonic() + 0.2)

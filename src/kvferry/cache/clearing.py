@@ -1,28 +1,39 @@
 """Clears of a cache: which generation is in force, and what ends with the one before.
 
 A clear is over when it returns, whether stores are up or down: from then on the cache makes other
-hashes. What was under way keeps its generation. It may still write: under a name that nobody looks
-for. What is obsolete is deleted in the background, within limits.
+hashes. What was under way keeps its generation. It may still write: under a name that nobody here
+looks for.
+
+What others may still look for stays in the stores: all of the first generation, of one with a name,
+and of what others have drawn. What is obsolete for all is deleted in the background, within limits:
+everything of before a clear for everybody, and what this process has drawn for itself.
 
 Threads: any.
 """
 
 from __future__ import annotations
 
-import hashlib
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from kvferry.cache.memory import Memory
+from kvferry.cache.newest import Newest
 from kvferry.cache.prompt import Prompt
 from kvferry.cache.steps import Steps, finish
 from kvferry.cache.store_tiers import StoreTier
-from kvferry.chunks.generation import after_clear, drawn, joined, named, own_of, shared_of
-from kvferry.errors import KVFerryError, UsageError
+from kvferry.chunks.generation import (
+    after_clear,
+    drawn_here,
+    joined,
+    named,
+    own_of,
+    shared_of,
+)
+from kvferry.errors import KVFerryError, UnavailableError, UsageError
 
-__all__ = ["Clearing", "check_clear"]
+__all__ = ["Clearing", "check_clear", "without_chunks"]
 
 _REMEMBERED = 1000
 # What a store may take to say its generation when a cache begins, before that is a miss.
@@ -35,13 +46,22 @@ class Clearing:
     Args:
         memory: Of the cache.
         weights_version: The name of its weights, if it was given one.
+
+    Attributes:
+        tiers: Of the cache.
+        newest: The mark of everybody's generation.
+        unopened: Stores that it should have and has not, with the reason.
+        sharing: Tells instances of a clear, for some time at most, and says who could not be
+            reached, if nobody was.
     """
 
     def __init__(self, memory: Memory, weights_version: str) -> None:
         self.tiers: Sequence[StoreTier] = ()
+        self.newest = Newest(self._renewed)
+        self.unopened: Mapping[str, str] = {}
+        self.sharing: Callable[[], str] | None = None
         self._memory = memory
         self._own = named(weights_version)
-        self._local = bytes(8)  # the shared half where no store keeps one
         self._over: OrderedDict[bytes, None] = OrderedDict()
         self._lock = threading.Lock()
         self._first_until = time.monotonic() + _FIRST_S
@@ -49,14 +69,12 @@ class Clearing:
     @property
     def shared(self) -> bytes:
         """The half that this engine has in common with all others on its stores."""
-        if not self.tiers:
-            return self._local
-        halves = [tier.generations.shared for tier in self.tiers if tier.generations.keeps]
-        if len(halves) == 1:
-            return halves[0]
-        if not any(map(any, halves)):
-            return self._local
-        return hashlib.sha256(b"".join(halves)).digest()[:8]
+        return self.newest.mark.half
+
+    @property
+    def own(self) -> bytes:
+        """The half of this engine."""
+        return self._own
 
     @property
     def generation(self) -> bytes:
@@ -72,17 +90,17 @@ class Clearing:
         finish(self.awaiting_generation(timeout_s))
 
     def awaiting_generation(self, timeout_s: float | None) -> Steps[None]:
-        """Wait until stores have said their generation, in the first second of the cache."""
+        """Wait until stores have said their generation, in the first second of the cache, and
+        behind a time in which this process was stopped."""
+        if not self.newest.is_fresh:
+            limit_s = float("inf") if timeout_s is None else timeout_s
+            yield from self.newest.refreshing(time.monotonic() + limit_s)
         now, until = time.monotonic(), self._first_until
         if timeout_s is not None:
             until = min(until, now + timeout_s)
         if now < until:
             for tier in self.tiers:
                 yield from tier.generations.waiting(until)
-
-    def cleared_by_others(self) -> None:
-        """A store has another generation now: what memory has is of before."""
-        self._memory.cache.clear()
 
     # --- Clearing ---
 
@@ -105,42 +123,81 @@ class Clearing:
                 self._over.popitem(last=False)
         count = self._memory.cache.clear()
         if ended != own:
-            self.forget(lambda generation: own_of(generation) == ended)
+            self.forget(lambda generation: own_of(generation) == ended, delete=drawn_here(ended))
         return count
 
     def clear_everybody(self) -> int:
         """Begin another generation of all caches on these stores; how many chunks memory forgot.
 
         Raises:
-            UnavailableError, DeadlineExceeded, ServerError: A store does not take it. Others were
-                cleared; do it again.
+            UsageError: A store has no place to say it, or an instance does not hear it: nothing
+                was cleared.
+            UnavailableError: A store of the settings could not be opened: likewise.
+            KVFerryError: A store does not take it, or no instance is reached. All others were
+                cleared; that one will be when it is there, as long as this cache is open.
         """
-        failed: KVFerryError | None = None
+        self._check_everybody()
         keepers = [tier for tier in self.tiers if tier.generations.keeps]
+        there = []
+        failed: dict[str, KVFerryError] = {}
         for tier in keepers:
             try:
-                tier.generations.renew()
+                there.append(tier.generations.read())
             except KVFerryError as error:
-                failed = error
-        if not keepers:
-            self._local = drawn()
-        count = self._memory.cache.clear()
-        shared = self.shared
-        self.forget(lambda generation: shared_of(generation) != shared)
-        if failed is not None:
-            raise failed
+                failed[tier.tier.name] = error
+        count = self.newest.renew(*there)
+        for tier in keepers:
+            try:
+                tier.generations.tell(now=tier.tier.name not in failed)
+            except KVFerryError as error:
+                failed[tier.tier.name] = error
+        self.forget(lambda generation: shared_of(generation) != self.shared, delete=True)
+        missed = [f"{name} ({error})" for name, error in failed.items()]
+        if self.sharing is not None and (problem := self.sharing()):
+            missed.append(problem)
+        if missed:
+            raise UnavailableError(
+                f"clear(everybody=True) did not reach {', '.join(missed)}; all others are cleared. "
+                "It is told as soon as it is there, while this cache is open; better do it again"
+            ) from next(iter(failed.values()), None)
         return count
 
-    def forget(self, which: Callable[[bytes], bool]) -> None:
-        """Have the stores delete what they have of these generations, some time."""
+    def _renewed(self) -> int:
+        """Everybody's generation is another one: what memory has, and what waits, is of before."""
+        self.forget(lambda generation: shared_of(generation) != self.shared, delete=False)
+        return self._memory.cache.clear()
+
+    def _check_everybody(self) -> None:
+        """Whether everybody can hear of it."""
+        tiers = list(self.tiers)
+        deaf = [tier.tier.name for tier in tiers if tier.is_deaf]
+        if deaf:
+            raise UsageError(
+                f"clear(everybody=True): {', '.join(deaf)} keeps no generation, so whoever else "
+                "uses it would go on with what is there; nothing was cleared"
+            )
+        unopened = dict(self.unopened)
+        if unopened:
+            text = "; ".join(f"{name}: {reason}" for name, reason in unopened.items())
+            raise UnavailableError(
+                f"clear(everybody=True): not everything of this cache is open ({text}), so whoever "
+                "else uses it would hear nothing; nothing was cleared"
+            )
+
+    def forget(self, which: Callable[[bytes], bool], *, delete: bool) -> None:
+        """Nobody here asks for these generations; `delete`: nor does anybody else, so the stores
+        delete what they have of them, some time."""
         for tier in self.tiers:
-            tier.forget(which)
+            tier.forget(which, delete=delete)
 
     def without_obsolete(self, prompt: Prompt) -> Prompt:
         """The prompt; without chunks if its generation is over, so that nothing is found."""
-        if self.is_current(prompt.generation):
-            return prompt
-        return Prompt(b"", prompt.tokens, prompt.chunk_size, prompt.generation)
+        return prompt if self.is_current(prompt.generation) else without_chunks(prompt)
+
+
+def without_chunks(prompt: Prompt) -> Prompt:
+    """The prompt as one of which nothing is found."""
+    return Prompt(b"", prompt.tokens, prompt.chunk_size, prompt.generation)
 
 
 def check_clear(*, stores: bool, everybody: bool, weights_version: str | None) -> None:

@@ -1,13 +1,16 @@
 """What one store says of clears for everybody, and what a clear has left in it.
 
-In the store lies one key for each identity, with a counter and a random number. It is read once a
+In the store lies a mark for each identity, with a counter and a random number. It is read once a
 second, and before the first question that the store is asked. A clear for everybody writes a higher
-counter; whoever reads it finds nothing of before. A store can lose the key, or bring an old one
-back: it was evicted or flushed, or a replica that lagged was promoted. Then a new one is drawn, and
-never an old one taken. As long as nobody has cleared there is no key, and nothing to lose.
+counter; whoever reads it finds nothing of before. A store that has an older mark than the cache,
+which heard the newer one elsewhere, is told that one.
 
-While a store that answers does not say it, nothing is read from that store: that is a miss. One
-that is known not to answer is not asked: its connector finds out when it does again.
+A store can lose the mark, or bring an old one back: it was evicted or flushed, or a replica that
+lagged was promoted. Then a new one is drawn, and never an old one taken. As long as nobody has
+cleared there is no mark, and nothing to lose.
+
+While a store that answers does not say the cache's mark, nothing is read from that store: that is a
+miss. One that is known not to answer is not asked: its connector finds out when it does again.
 
 What earlier generations have in the store is deleted behind it, chunk by chunk, until nothing of
 them is left. Nothing depends on that: nobody looks for those names any more.
@@ -22,15 +25,17 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
+from kvferry.cache import awake
+from kvferry.cache.newest import Newest
 from kvferry.cache.steps import Steps, Wait, finish
-from kvferry.chunks.generation import drawn, read_name
+from kvferry.chunks.generation import Mark, read_name
 from kvferry.client.batch import Status
 from kvferry.connectors.base import Connector
-from kvferry.errors import KVFerryError
+from kvferry.errors import KVFerryError, UnavailableError
 
-__all__ = ["GenerationStore", "Mark", "StoreGenerations"]
+__all__ = ["GenerationStore", "StoreGenerations"]
 
 _log = logging.getLogger("kvferry.cache")
 
@@ -41,6 +46,7 @@ _VALID_S = 3.0
 # An answer may take so long, but is waited for no longer than the second.
 _TIMEOUT_S = 5.0
 _PATIENCE_S = 1.0
+_TRIES = 8  # others may write too
 _DELETE_KEYS = 256
 # A deletion that fails is tried again, later and later, and given up after so long.
 _RETRY_S = 1.0
@@ -48,38 +54,18 @@ _RETRY_S_MAX = 30.0
 _DELETE_S_MAX = 3600.0
 
 
-class Mark(NamedTuple):
-    """What the key of an identity says; a higher counter is newer."""
-
-    counter: int = 0
-    half: bytes = bytes(8)
-
-    def encode(self) -> bytes:
-        """As it lies in the store."""
-        return b"%d %s" % (self.counter, self.half.hex().encode())
-
-    @classmethod
-    def decode(cls, value: bytes | None) -> Mark:
-        """What lies in the store; the first one where nothing does, or something else."""
-        try:
-            counter, half = (value or b"").decode("ascii").split(" ")
-            mark = cls(int(counter), bytes.fromhex(half))
-        except ValueError:
-            return cls()
-        return mark if mark.counter > 0 and len(mark.half) == 8 else cls()
-
-
 @runtime_checkable
 class GenerationStore(Protocol):
-    """A connector whose store keeps a mark for each identity."""
+    """A connector whose store keeps a mark for each identity.
+
+    One that deletes chunks quicker than by `scan` and `batch_delete` also has
+    ``delete_generations(which)``, which says now and then how many went.
+    """
 
     def read_mark(self, timeout_s: float) -> bytes | None: ...
 
     def write_mark(self, value: bytes, timeout_s: float, *, absent: bool) -> None:
         """Write it; `absent`: only where there is none."""
-
-    def delete_generations(self, which: Callable[[bytes], bool]) -> Iterator[int]:
-        """Delete chunks of these; says now and then how many."""
 
 
 class StoreGenerations:
@@ -88,19 +74,21 @@ class StoreGenerations:
     Args:
         name: Of the store.
         connector: The store.
-        changed: Called when everybody's generation is another one than before.
+        newest: Of the cache.
     """
 
-    def __init__(self, name: str, connector: Connector, changed: Callable[[], object]) -> None:
+    def __init__(self, name: str, connector: Connector, newest: Newest) -> None:
         self._name = name
         self._connector = connector
         self._keeps = connector if isinstance(connector, GenerationStore) else None
-        self._changed = changed
+        self._newest = newest
         self._lock = threading.Lock()
         self._wake = threading.Condition(self._lock)
         self._asking = threading.Lock()
-        self._mark: Mark | None = None if self._keeps else Mark()
+        self._said: Mark | None = None  # what lay there the last time
+        self._owes = False  # a clear that it did not take
         self._asked_at = float("-inf")  # for what was answered
+        self._tried_at = float("-inf")  # for what was answered, or failed
         self._asking_since = float("inf")
         self._wanted = False  # somebody waits for an answer
         self._failed = False
@@ -109,16 +97,11 @@ class StoreGenerations:
         self._ask_at = 0.0  # the thread's own
         self._thread: threading.Thread | None = None
         if self._keeps is not None:
+            newest.follow(self)
             with self._lock:
                 self._start()
 
     # --- Asking ---
-
-    @property
-    def shared(self) -> bytes:
-        """The shared half, as far as it is known."""
-        mark = self._mark
-        return Mark().half if mark is None else mark.half
 
     @property
     def keeps(self) -> bool:
@@ -127,8 +110,21 @@ class StoreGenerations:
 
     @property
     def known(self) -> bool:
-        """Whether the store has said lately what its generation is."""
-        return self._keeps is None or time.monotonic() - self._asked_at < _VALID_S
+        """Whether the store has said lately that its generation is that of the cache."""
+        if self._keeps is None:
+            return True
+        lately = time.monotonic() - self._asked_at < _VALID_S
+        return lately and self._said == self._newest.mark
+
+    def heard_since(self, moment: float) -> bool:
+        """See `MarkSource`."""
+        return self._tried_at >= moment
+
+    def ask_soon(self) -> None:
+        """See `MarkSource`."""
+        with self._lock:
+            self._wanted = True
+            self._wake.notify_all()
 
     def wait(self, until: float) -> bool:
         """Wait until it is known, up to a moment of ``time.monotonic``; whether it is.
@@ -143,9 +139,7 @@ class StoreGenerations:
             left_s = until - time.monotonic()
             if left_s <= 0:
                 break
-            with self._lock:
-                self._wanted = True
-                self._wake.notify_all()
+            self.ask_soon()
             yield Wait(_Said(self), min(left_s, 0.05))
         return self.known
 
@@ -157,19 +151,31 @@ class StoreGenerations:
 
     # --- Clearing ---
 
-    def renew(self) -> None:
-        """Clear for everybody: from now on nothing of before is found.
+    def read(self) -> Mark:
+        """What lies there now.
 
         Raises:
-            UnavailableError, DeadlineExceeded, ServerError: The store does not take it.
+            UnavailableError, DeadlineExceeded, ServerError: The store does not say.
         """
         assert self._keeps is not None
+        return Mark.decode(self._keeps.read_mark(_TIMEOUT_S))
+
+    def tell(self, *, now: bool = True) -> None:
+        """Have the store say what the cache has just renewed; not `now`: when it answers again.
+
+        Raises:
+            UnavailableError, DeadlineExceeded, ServerError: The store does not take it. It is
+                renewed for it once more as soon as it answers.
+        """
+        assert self._keeps is not None
+        self._owes = True
+        if not now:
+            return
         with self._asking:
-            now = Mark.decode(self._keeps.read_mark(_TIMEOUT_S))
-            known = self._mark or Mark()
-            mark = Mark(max(now.counter, known.counter) + 1, drawn())
-            self._keeps.write_mark(mark.encode(), _TIMEOUT_S, absent=False)
-            self._take(mark, time.monotonic())
+            for _ in range(_TRIES):
+                if not self._compare(time.monotonic()):
+                    return
+        raise UnavailableError(f"{self._name} does not keep the generation that is written to it")
 
     def delete(self, which: Callable[[bytes], bool], ready: Callable[[], bool]) -> None:
         """Delete chunks of some generations some time.
@@ -194,6 +200,7 @@ class StoreGenerations:
             self._closed = True
             self._wake.notify_all()
             thread = self._thread
+        self._newest.leave(self)
         if thread is not None:
             thread.join(_PATIENCE_S)
 
@@ -231,41 +238,63 @@ class StoreGenerations:
             self._ask_at = began + (_AGAIN_S * random.random() if again else _EVERY_S)
 
     def _ask(self, began: float) -> bool:
-        """Read the mark, and draw one where the store has lost it; whether to ask again at once."""
-        assert self._keeps is not None
-        if not self._connector.available:  # dialling it would take the engine's processor for that
-            self._fail()
+        """Hear and tell; whether to ask again at once."""
+        # Dialling a store that is away would take the engine's processor. What it was before this
+        # process was stopped says nothing.
+        if not self._connector.available and began - awake.since() > _PATIENCE_S:
+            self._fail(began)
             return False
         with self._asking:
             try:
-                value = self._keeps.read_mark(_TIMEOUT_S)
-                found, known = Mark.decode(value), self._mark
-                damaged = value is not None and not found.counter
-                newer = known is None or found == known or found.counter > known.counter
-                if newer and not damaged:
-                    self._take(found, began)
-                    return False
-                fresh = Mark((known or Mark()).counter + 1, drawn())
-                self._keeps.write_mark(fresh.encode(), _TIMEOUT_S, absent=value is None)
-                _log.info("%s has lost its generation: a new one was drawn", self._name)
+                return self._compare(began)
             except KVFerryError as error:
                 _log.debug("%s does not say its generation: %s", self._name, error)
-                self._fail()
+                self._fail(began)
                 return False
-        return True  # another cache may have drawn one too: what lies there counts
 
-    def _fail(self) -> None:
+    def _compare(self, began: float) -> bool:
+        """Read the mark, and write the cache's where that is the newer one; whether it did.
+
+        What was written is read again before it counts: another cache may have written too.
+        """
+        assert self._keeps is not None
+        value = self._keeps.read_mark(_TIMEOUT_S)
+        found, said, newest = Mark.decode(value), self._said, self._newest.mark
+        damaged = value is not None and not found.counter
+        lost = damaged or (said is not None and found != said and found.counter <= said.counter)
+        if not damaged:
+            self._said = found
+        if not self._owes and found.counter >= newest.counter and (found == newest or not lost):
+            self._newest.heard(found, Mark.line_of(value))
+            newest = self._newest.mark
+        if found == newest and not damaged:
+            self._take(found, began)
+            return False
+        # One that lags is told. One that says what did not come before ours was cleared by somebody
+        # who did not know of ours.
+        if lost:
+            _log.info("%s has lost its generation: a new one was drawn", self._name)
+            self._newest.renew(found)
+        elif found.counter >= newest.counter or (
+            any(found.half) and found.half not in self._newest.line
+        ):
+            self._newest.meet(found)
+        text = self._newest.mark.encode(self._newest.line)
+        self._keeps.write_mark(text, _TIMEOUT_S, absent=value is None)
+        self._owes = False
+        return True
+
+    def _fail(self, began: float) -> None:
         with self._lock:
-            self._failed = True
+            self._failed, self._tried_at = True, began
             self._wake.notify_all()
 
     def _take(self, mark: Mark, began: float) -> None:
         with self._lock:
-            before, self._mark = self._mark, mark
-            self._asked_at, self._failed = began, False
+            self._said, self._owes = mark, False
+            self._asked_at = self._tried_at = began
+            self._failed = False
             self._wake.notify_all()
-        if before is not None and before.half != mark.half:
-            self._changed()
 
     def _delete_some(self) -> None:
         now = time.monotonic()
@@ -294,7 +323,8 @@ class StoreGenerations:
     def _delete_pass(self, which: Callable[[bytes], bool]) -> int:
         """Delete what is there now; how many chunks there were."""
         count = 0
-        for gone in self._keeps.delete_generations(which) if self._keeps else self._deleted(which):
+        delete = getattr(self._connector, "delete_generations", self._deleted)
+        for gone in delete(which):
             count += gone
             if self._closed:
                 break

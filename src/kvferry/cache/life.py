@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
-from kvferry.cache.clearing import Clearing
+from kvferry.cache.clearing import Clearing, without_chunks
 from kvferry.cache.learning import Learning
 from kvferry.cache.memory import Memory
 from kvferry.cache.meter import Meter
@@ -161,12 +161,17 @@ class CacheLife:
 
     # --- Inside ---
 
-    def _read(self, tokens: Tokens, limit_tokens: int | None = None) -> Prompt:
+    def _read(
+        self, tokens: Tokens, limit_tokens: int | None = None, *, finds: bool = True
+    ) -> Prompt:
+        """`finds`: something may be found for it, so no clear may have been missed."""
         self._check_open()
         generation = self.clearing.generation
         prompt = read_prompt(tokens, self.layout.chunk_size, self._salt, limit_tokens, generation)
         # A prompt that was read before may be of before a clear: nothing is found for it.
-        return self.clearing.without_obsolete(prompt) if isinstance(tokens, Prompt) else prompt
+        if isinstance(tokens, Prompt):
+            prompt = self.clearing.without_obsolete(prompt)
+        return prompt if not finds or self.clearing.newest.is_fresh else without_chunks(prompt)
 
     def _check_open(self) -> None:
         if self._closed:

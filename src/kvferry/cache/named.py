@@ -70,6 +70,8 @@ class NamedNodes:
                 self._nodes[address] = self._opened(address)
             self._nodes.move_to_end(address)
             found = self._nodes[address]
+        if found is not None:
+            found.mark.listen()
         return [found] if found is not None else []
 
     def close(self) -> None:

@@ -20,6 +20,7 @@ from typing import Protocol
 
 from kvferry.cache.clearing import Clearing
 from kvferry.cache.memory import Memory
+from kvferry.cache.peer_mark import PeerMark
 from kvferry.cache.prompt import Prompt
 from kvferry.cache.socket_folder import node_address
 from kvferry.cache.store_tiers import StoreTier, space_of
@@ -72,14 +73,26 @@ class PeerTier(StoreTier):
 
     Attributes:
         address: Of its node.
+        mark: What it says of clears for everybody.
     """
 
     writes = False
     address: Address
+    mark: PeerMark
 
-    def forget(self, which: Callable[[bytes], bool]) -> None:
+    @property
+    def is_deaf(self) -> bool:
+        """See `StoreTier`."""
+        return self.mark.is_deaf
+
+    def forget(self, which: Callable[[bytes], bool], *, delete: bool) -> None:
         """See `StoreTier`; what is there is its owner's."""
         self.tier.known.forget(which)
+
+    def close(self, timeout_s: float) -> bool:
+        """See `StoreTier`."""
+        self.mark.close()
+        return super().close(timeout_s)
 
 
 def open_peer(
@@ -107,6 +120,7 @@ def open_peer(
         clearing=cache.clearing,
     )
     tier.address = config.host.lower(), config.port
+    tier.mark = PeerMark(connector, cache.clearing.newest)
     return tier
 
 
@@ -140,17 +154,23 @@ class Peers:
         opened: Opens the tier of a peer, of its name and address.
     """
 
-    def __init__(self, cache: Sharer, opened: Callable[[str, str], StoreTier]) -> None:
+    def __init__(self, cache: Sharer, opened: Callable[[str, str], PeerTier]) -> None:
         self._cache = cache
         self._opened = opened
         self._lock = threading.Lock()
-        self._tiers: dict[str, tuple[Peer, StoreTier]] = {}  # by name
+        self._tiers: dict[str, tuple[Peer, PeerTier]] = {}  # by name
         self._unmet: list[str] = []  # names of peers that nothing was heard of yet
         self._refused: dict[str, str] = {}  # name: address of what could not be opened
 
+    def marks(self, *, up: bool = False) -> list[PeerMark]:
+        """What they say of clears; `up`: of those alone that are connected."""
+        with self._lock:
+            tiers = [tier for _, tier in self._tiers.values()]
+        return [tier.mark for tier in tiers if not up or _is_up(tier)]
+
     def follow(self, peers: Mapping[str, Peer]) -> None:
         """Read from these from now on, by their names, and from no others."""
-        gone: list[StoreTier] = []
+        gone: list[PeerTier] = []
         with self._lock:
             for name, (peer, tier) in list(self._tiers.items()):
                 if name not in peers or peers[name].address != peer.address:
@@ -183,7 +203,7 @@ class Peers:
         if found is None:
             return True
         peer, tier = found
-        if not tier.tier.connector.stats().get("client_connections_up"):
+        if not _is_up(tier):
             return False
         _log.info(
             "Established connection to peer_init_url %s. The peer_lookup_url: %s",
@@ -191,3 +211,7 @@ class Peers:
             peer.lookup_address or peer.address,
         )
         return True
+
+
+def _is_up(tier: PeerTier) -> bool:
+    return bool(tier.tier.connector.stats().get("client_connections_up"))

@@ -19,14 +19,17 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 
 from kvferry._local_secret import local_secret
 from kvferry.cache.one_sided import OneSided
-from kvferry.cache.peers import Peers, Sharer, client_of, open_peer
+from kvferry.cache.peers import Peers, PeerTier, Sharer, client_of, open_peer
 from kvferry.cache.prompt import Prompt
+from kvferry.cache.shared_clears import Joined, SharedClears
 from kvferry.cache.socket_folder import node_socket
 from kvferry.cache.store_tiers import StoreTier, space_of
 from kvferry.cache.work import work_of
+from kvferry.chunks.generation import joined
 from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.config.peers import PeerSettings
 from kvferry.config.url import parse_endpoint, show_endpoint
@@ -37,6 +40,7 @@ from kvferry.membership import (
     MemoryUsage,
     Peer,
     Quota,
+    Renewed,
     Reporter,
     Result,
     WorkDone,
@@ -65,6 +69,7 @@ class _Joined:
         self.cache = cache
         self.peers = peers
         self.identity = cache.identity.digest
+        self.clears = Joined(cache.clearing.newest, self.identity, space_of(cache.identity).prefix)
         self.told = cache.memory.cache.watch(_KEPT)
 
 
@@ -113,6 +118,7 @@ class Sharing:
             secret=self._secret,
             peers=self._meet,
         )
+        self._clears = SharedClears(self.node, self._reporter, settings.controller_reply_url or "")
         self._thread = threading.Thread(target=self._run, name="kvferry-sharing", daemon=True)
         self._thread.start()
         self._reporter.start()
@@ -139,7 +145,7 @@ class Sharing:
     def join(self, cache: Sharer, prepare: Callable[[StoreTier], object]) -> None:
         """Lend what this engine has in memory, and have it read from its peers."""
 
-        def opened(name: str, address: str) -> StoreTier:
+        def opened(name: str, address: str) -> PeerTier:
             host, port = parse_endpoint(address)
             config = client_of(self.settings, self._secret, (host, port or 0))
             tier = open_peer(
@@ -154,8 +160,11 @@ class Sharing:
             self.node.lend(cache.memory.cache, space.prefix, space.identity, size)
             if self._one_sided is not None:
                 self._one_sided.lend(cache.memory)
+        one = _Joined(cache, Peers(cache, opened))
         with self._lock:
-            self._joined = (*self._joined, _Joined(cache, Peers(cache, opened)))
+            self._joined = (*self._joined, one)
+        self._clears.join(one.clears, one.peers)
+        cache.clearing.sharing = partial(self._clears.cleared, one.clears)
         self._follow()
 
     def leave(self, cache: Sharer) -> bool:
@@ -164,6 +173,7 @@ class Sharing:
             self.node.recall(space_of(cache.identity).prefix)
             if self._one_sided is not None:
                 self._one_sided.withdraw(cache.memory)
+        self._clears.leave(cache.clearing.newest)
         with self._lock:
             self._joined = tuple(one for one in self._joined if one.cache is not cache)
             return not self._joined
@@ -202,6 +212,10 @@ class Sharing:
                 {_name(peer): peer for peer in known if one.identity in peer.identities}
             )
 
+    def heard(self, renewed: Sequence[Renewed], began: float) -> None:
+        """See `Holdings`."""
+        self._clears.heard(renewed, began)
+
     # --- What the controller is told: see `kvferry.membership.Holdings` ---
 
     def identities(self) -> Sequence[HeldIdentity]:
@@ -211,10 +225,11 @@ class Sharing:
                 cache.identity.digest,
                 cache.identity.model,
                 cache.layout.chunk_size,
-                cache.generation,
+                joined(cache.clearing.own, mark.half),
                 cache.memory.chunk_bytes,
+                mark.counter,
             )
-            for cache in self.caches
+            for cache, mark in ((one, one.clearing.newest.mark) for one in self.caches)
         ]
 
     def usage(self) -> MemoryUsage:
@@ -282,6 +297,7 @@ class Sharing:
             try:
                 for quota in self.quotas:
                     self._keep(quota)
+                self._clears.look()
                 for one in self._joined:
                     self._tell(one)
                 if time.monotonic() >= follow_at:

@@ -8,6 +8,7 @@ from typing import Protocol
 from kvferry.cache.capacity import Capacity
 from kvferry.cache.coding import Coding
 from kvferry.cache.generations import StoreGenerations
+from kvferry.cache.newest import Newest
 from kvferry.cache.prompt import Prompt
 from kvferry.cache.steps import Steps
 from kvferry.cache.tier import Tier
@@ -26,9 +27,9 @@ MEMORY = "l1"  # the name of the tier in this process
 
 
 class Clears(Protocol):
-    """What a store tells of clears by others, and asks; see `kvferry.cache.clearing`."""
+    """What a store asks about clears, and tells; see `kvferry.cache.clearing`."""
 
-    def cleared_by_others(self) -> None: ...
+    newest: Newest
 
     def is_current(self, generation: bytes) -> bool: ...
 
@@ -73,8 +74,8 @@ class StoreTier:
                 ratio=eviction.eviction_ratio,
                 evicted=lambda count: metrics.evicted(name, count),
             )
-        cleared = clearing.cleared_by_others if clearing is not None else _nothing
-        self.generations = StoreGenerations(name, connector, cleared)
+        newest = clearing.newest if clearing is not None else Newest(int)
+        self.generations = StoreGenerations(name, connector, newest)
         self.tier = Tier(
             name,
             connector,
@@ -86,12 +87,18 @@ class StoreTier:
         self._clearing = clearing
         self.writer = Writer(self.tier, queue_bytes_max, self.capacity, ttl_s, self._wrote)
 
-    def forget(self, which: Callable[[bytes], bool]) -> None:
-        """Nobody asks for these generations any more: nothing of them is written from now on, and
-        what is there is deleted some time."""
+    @property
+    def is_deaf(self) -> bool:
+        """Whether a clear for everybody does not reach who else uses this."""
+        return not self.generations.keeps
+
+    def forget(self, which: Callable[[bytes], bool], *, delete: bool) -> None:
+        """Nobody here asks for these generations any more: nothing of them is written from now on.
+        `delete`: nobody does at all, so what is there is deleted some time."""
         self.writer.drop(which)
         self.tier.known.forget(which)
-        self.generations.delete(which, lambda: not self.writer.writes(which))
+        if delete:
+            self.generations.delete(which, lambda: not self.writer.writes(which))
 
     def close(self, timeout_s: float) -> bool:
         """Write what waits, for `timeout_s` at most, and close the store; whether all was."""
@@ -181,6 +188,3 @@ def open_tiers(
             tier.close(0.0)
         raise
     return tiers
-
-
-def _nothing() -> None: ...

@@ -217,7 +217,7 @@ class TieredCache(CacheLife):
             UsageError: The number of buffers is another one.
             BadBufferError: A buffer is not contiguous, or has another length.
         """
-        prompt = self._read(tokens)
+        prompt = self._read(tokens, finds=False)
         if isinstance(tokens, Prompt) and prompt.chunks < tokens.chunks:  # of before a clear
             return Stored(chunks=0, known=0, shed=len(chunks))
         began = time.monotonic()
@@ -238,7 +238,7 @@ class TieredCache(CacheLife):
 
     def unpin(self, tokens: Tokens) -> int:
         """Undo a `pin`; how many tokens lost one."""
-        prompt = self._read(tokens)
+        prompt = self._read(tokens, finds=False)
         return self.memory.cache.unpin(prompt.hashes) * prompt.chunk_size
 
     @property
@@ -255,18 +255,22 @@ class TieredCache(CacheLife):
     ) -> int:
         """Forget everything, at once, whether stores are up or down; how many chunks memory had.
 
-        What was stored before has names that this cache does not look for any more, and is deleted
-        in the background. Caches of the same identity go on with it, unless `everybody` is said.
+        What was stored before has names that this cache does not look for any more. It stays in
+        the stores for caches of the same identity, which go on with it, and leaves by eviction;
+        unless `everybody` is said: then it is deleted in the background.
 
         Args:
             stores: False: empty the memory alone; what stores have is found again.
-            everybody: For all caches on these stores; their memory follows within a second.
+            everybody: For all caches on these stores, and all instances that share; their memory
+                follows within a second. Who was away hears of it before it answers again.
             weights_version: Engines that were given the same name find each other's chunks again.
                 Without, this cache shares with nobody until it is opened anew.
 
         Raises:
-            KVFerryError: `everybody`, and a store does not take it: do it again.
-            UsageError: Two of these at a time.
+            UsageError: Two of these at a time; or `everybody`, and a store keeps no generation.
+                Nothing was cleared.
+            KVFerryError: `everybody`, and somebody was not reached: the text says who, and whether
+                something was cleared. Do it again.
         """
         self._check_open()
         check_clear(stores=stores, everybody=everybody, weights_version=weights_version)

@@ -6,8 +6,7 @@ follows from the identity alone, so engines share from the start. Any other has 
     own       8 bytes of one engine. A clear of that engine draws them at random, or makes them of a
               name that the user gives (``weights_version``); engines that are given the same name
               share again. Zeros: it has neither.
-    shared    8 bytes that a clear for everybody has renewed in a store; see
-              `kvferry.cache.generations`. Zeros: nobody did.
+    shared    8 bytes that a clear for everybody has renewed; see `Mark`. Zeros: nobody did.
 
 As bytes, with ``cut`` for the first bytes of a SHA-256 digest:
 
@@ -20,14 +19,20 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from kvferry.errors import UsageError
 
 __all__ = [
     "FIRST",
+    "MARK_BYTES",
+    "Mark",
     "after_clear",
     "chunk_name",
     "drawn",
+    "drawn_here",
     "joined",
     "named",
     "own_of",
@@ -40,11 +45,74 @@ FIRST = b""
 _BYTES = 16
 _HALF = _BYTES // 2
 _NOTHING = bytes(_HALF)
+_COUNTER_MAX = 1 << 53
+_TEXT_BYTES = 256
+MARK_BYTES = 40  # of a mark as nodes lend it, with spaces behind
+_drawn: deque[bytes] = deque(maxlen=1000)
+
+
+class Mark(NamedTuple):
+    """What stores, controllers and instances say of clears for everybody, for one identity.
+
+    Attributes:
+        counter: Of two marks the one with the higher counter is newer.
+        half: The shared half of its generation; two clears at a time differ in it.
+    """
+
+    counter: int = 0
+    half: bytes = _NOTHING
+
+    def encode(self, line: Iterable[bytes] = ()) -> bytes:
+        """As it lies in a store; `line`: halves that came before it, the last one first."""
+        text = "".join(f" {half.hex()}" for half in (self.half, *line))
+        return f"{self.counter}{text}"[:_TEXT_BYTES].encode()
+
+    @classmethod
+    def decode(cls, value: bytes | None) -> Mark:
+        """What lies in the store; the first one where nothing does, or something else."""
+        try:
+            counter, half = (value or b"")[:_TEXT_BYTES].decode("ascii").split()[:2]
+            mark = cls(int(counter), bytes.fromhex(half))
+        except ValueError:
+            return cls()
+        return mark if mark.is_sound else cls()
+
+    @staticmethod
+    def line_of(value: bytes | None) -> tuple[bytes, ...]:
+        """The halves that came before the mark that lies in the store, as far as it says them."""
+        try:
+            words = (value or b"")[:_TEXT_BYTES].decode("ascii").split()[2:]
+            return tuple(half for word in words if len(half := bytes.fromhex(word)) == _HALF)
+        except ValueError:
+            return ()
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether a clear can have drawn it."""
+        return 0 < self.counter <= _COUNTER_MAX and len(self.half) == _HALF and any(self.half)
+
+    def renewed(self, *others: Mark) -> Mark:
+        """One that is newer than this and those, and that nobody has stored anything under."""
+        return Mark(max(mark.counter for mark in (self, *others)) + 1, drawn())
+
+    def met(self, other: Mark) -> Mark:
+        """What follows from two clears that did not know of each other: for whoever sees both it
+        is the same, so that caches agree, and nobody has stored anything under it before."""
+        both = b"".join(sorted((self.half, other.half)))
+        half = hashlib.sha256(b"kvferry clears met v1\0" + both).digest()[:_HALF]
+        return Mark(max(self.counter, other.counter) + 1, half)
 
 
 def drawn() -> bytes:
     """A half that nobody has."""
-    return secrets.token_bytes(_HALF)
+    half = secrets.token_bytes(_HALF)
+    _drawn.append(half)
+    return half
+
+
+def drawn_here(half: bytes) -> bool:
+    """Whether a half is one of the last that this process has drawn: so no name of weights."""
+    return half in _drawn
 
 
 def named(weights_version: str) -> bytes:

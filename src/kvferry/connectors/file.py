@@ -8,18 +8,25 @@ from __future__ import annotations
 
 import fcntl
 import os
+import threading
+from collections.abc import Callable
+from typing import TypeVar
 
 from kvferry import _native
+from kvferry._shown import reason_of
 from kvferry.config.url import nearest
 from kvferry.connectors.base import Space
 from kvferry.connectors.native import QUEUED_KEYS_MAX, NativeConnector
-from kvferry.errors import ConfigError
+from kvferry.errors import ConfigError, DeadlineExceeded, UnavailableError
 
 __all__ = ["FileConnector"]
+
+T = TypeVar("T")
 
 # The numbers of native/connector/file_store.hpp and file.hpp.
 _FSYNC = {"never": 0, "data": 1, "full": 2}
 _DIRECT = {"auto": 0, "on": 1, "off": 2}
+_MARK_BYTES_MAX = 256
 
 
 class FileConnector(NativeConnector):
@@ -64,6 +71,7 @@ class FileConnector(NativeConnector):
             queued_keys_max,
         )
         self._lock_fd: int | None = None
+        self._marking: threading.Thread | None = None
         super().__init__(space)
 
     def _where(self) -> str:
@@ -98,6 +106,92 @@ class FileConnector(NativeConnector):
         lock, self._lock_fd = self._lock_fd, None
         if lock is not None:
             os.close(lock)
+
+    # --- The mark of clears for everybody: see `kvferry.cache.generations` ---
+
+    def read_mark(self, timeout_s: float) -> bytes | None:
+        """What lies in ``identities/<identity>.generation``.
+
+        Raises:
+            UnavailableError: The folder is not there, or cannot be read.
+            DeadlineExceeded: The disk hangs.
+        """
+        return self._within(timeout_s, self._read_mark)
+
+    def write_mark(self, value: bytes, timeout_s: float, *, absent: bool) -> None:
+        """Write that; `absent`: only where there is none. Raises as `read_mark`."""
+        self._within(timeout_s, lambda: self._write_mark(value, absent=absent))
+
+    @property
+    def _mark_path(self) -> str:
+        return os.path.join(self.path, "identities", f"{self.space.identity.hex()}.generation")
+
+    def _read_mark(self) -> bytes | None:
+        try:
+            file = os.open(self._mark_path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            os.stat(os.path.dirname(self._mark_path))  # else it is the store that is not there
+            return None
+        try:
+            return os.read(file, _MARK_BYTES_MAX)
+        finally:
+            os.close(file)
+
+    def _write_mark(self, value: bytes, *, absent: bool) -> None:
+        folder = os.path.dirname(self._mark_path)
+        # With a dot in front it is nobody's description.
+        temporary = os.path.join(folder, f".{self.space.identity.hex()}.{os.urandom(8).hex()}")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        file = os.open(temporary, flags, 0o600)
+        try:
+            try:
+                os.write(file, value)
+                os.fsync(file)
+            finally:
+                os.close(file)
+            if not absent or not self._linked(temporary):
+                os.replace(temporary, self._mark_path)
+        finally:
+            if os.path.lexists(temporary):
+                os.unlink(temporary)
+        root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(root)
+        finally:
+            os.close(root)
+
+    def _linked(self, temporary: str) -> bool:
+        """Whether there is a mark now: this one, or that of another cache, which was first."""
+        try:
+            os.link(temporary, self._mark_path)
+        except FileExistsError:
+            return True
+        except OSError:  # a file system without links
+            return False
+        return True
+
+    def _within(self, timeout_s: float, call: Callable[[], T]) -> T:
+        """Do it in a thread: a disk may hang, and no call of ours may."""
+        if self._marking is not None and self._marking.is_alive():
+            raise DeadlineExceeded(f"{self.path} hangs")
+        found: list[T] = []
+        failed: list[OSError] = []
+
+        def run() -> None:
+            try:
+                found.append(call())
+            except OSError as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=run, name="kvferry-mark", daemon=True)
+        self._marking = thread
+        thread.start()
+        thread.join(timeout_s)
+        if failed:
+            raise UnavailableError(f"{self.path}: {reason_of(failed[0])}")
+        if not found:
+            raise DeadlineExceeded(f"{self.path} hangs")
+        return found[0]
 
     @property
     def mode(self) -> str:

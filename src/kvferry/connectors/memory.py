@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import weakref
+
 from kvferry import _native
 from kvferry.connectors.base import Space
 from kvferry.connectors.native import QUEUED_KEYS_MAX, NativeConnector
 
 __all__ = ["MemoryConnector"]
+
+
+class _Marks(dict[str, bytes]):
+    """Of one store, by prefix: what clears for everybody have drawn."""
+
+
+_named: weakref.WeakValueDictionary[str, _Marks] = weakref.WeakValueDictionary()
 
 
 class MemoryConnector(NativeConnector):
@@ -33,6 +42,7 @@ class MemoryConnector(NativeConnector):
     ) -> None:
         self.name = name
         self._options = (name, capacity_bytes or 0, queued_keys_max)
+        self._marks = _named.setdefault(name, _Marks()) if name else _Marks()
         super().__init__(space)
 
     def _where(self) -> str:
@@ -46,3 +56,14 @@ class MemoryConnector(NativeConnector):
             space.description,
             *self._options,
         )
+
+    def read_mark(self, timeout_s: float) -> bytes | None:
+        """The mark of this space; see `kvferry.cache.generations`."""
+        return self._marks.get(self.space.prefix)
+
+    def write_mark(self, value: bytes, timeout_s: float, *, absent: bool) -> None:
+        """Keep it; `absent`: only where there is none."""
+        if absent:
+            self._marks.setdefault(self.space.prefix, value)
+        else:
+            self._marks[self.space.prefix] = value

@@ -12,6 +12,8 @@ from typing import ClassVar
 from msgspec.structs import replace
 
 from kvferry import _native
+from kvferry.chunks.generation import MARK_BYTES
+from kvferry.client.batch import Status, from_native
 from kvferry.client.operation import Operation, Verb
 from kvferry.connectors.base import Key, Usage
 from kvferry.connectors.client_connector import ClientConnector
@@ -32,6 +34,22 @@ class PeerConnector(ClientConnector):
     def leading(self, keys: Sequence[Key]) -> int | None:
         """See `ClientConnector`."""
         return super().leading([lent(key) for key in keys])
+
+    def ask_mark(self, timeout_s: float) -> None:
+        """Ask what its owner says of clears for everybody, without waiting.
+
+        Raises:
+            CapacityError, ClosedError: It cannot be asked now.
+        """
+        self._mark = bytearray(MARK_BYTES)
+        key = f"{self.space.prefix}generation"
+        self._client.announce(Operation(Verb.GET, [key], [self._mark], False, None, timeout_s))
+
+    def said_mark(self) -> tuple[Status, bytes] | None:
+        """What came of that; None: nothing yet. MISS: its owner says no such thing."""
+        for _, outcome in self._client._handle().drain():
+            return from_native(*outcome)[0], bytes(self._mark)
+        return None
 
     def describe(self) -> None:
         """It is its owner who says what it holds."""

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 from kvferry import _native
 from kvferry.controller.journal import Journal
+from kvferry.controller.marks import Marks
 from kvferry.controller.traffic import Traffic
 from kvferry.errors import CapacityError, UsageError
 from kvferry.membership.messages import (
@@ -30,6 +31,7 @@ from kvferry.membership.messages import (
     MemoryUsage,
     Peer,
     RegisterInstance,
+    Renewed,
     SnapshotPart,
     Synced,
     Update,
@@ -123,6 +125,7 @@ class Members:
         self._dead: dict[Key, Member] = {}
         self._of_seat: dict[int, tuple[Member, bytes]] = {}
         self._ticked = clock()
+        self._marks = Marks()
         # Of the list of peers; another controller's numbers are others.
         self._peers_number = 1 + secrets.randbits(60)
         self.counts = {"gaps": 0, "stale": 0, "resyncs": 0, "deaths": 0}
@@ -135,6 +138,7 @@ class Members:
         """A member says what it is; the seats of the process before it, which are to be dropped."""
         gone: list[int] = []
         with self._lock:
+            self._marks.hear(facts.identities)
             member = self._members.get(key)
             if member is not None and member.incarnation == incarnation:
                 if _readable(member.facts) != _readable(facts):
@@ -249,6 +253,12 @@ class Members:
             self._journal.write("synced", text, **_who(member), chunks=held)
         return True
 
+    def renewed(self, key: Key) -> tuple[Renewed, ...]:
+        """Clears for everybody that a member has not heard of."""
+        with self._lock:
+            member = self._members.get(key)
+            return () if member is None else self._marks.of(member.facts.identities)
+
     def find(self, key: Key, incarnation: bytes) -> Member | None:
         """A member that lives, if it is this process."""
         with self._lock:
@@ -318,12 +328,7 @@ class Members:
             if known == self._peers_number:
                 return known, None
             found = [
-                Peer(
-                    one.instance,
-                    one.rank,
-                    *_readable(one.facts),
-                    one.facts.lookup_address,
-                )
+                Peer(one.instance, one.rank, *_readable(one.facts), one.facts.lookup_address)
                 for one in self._members.values()
                 if one.facts.address
             ]

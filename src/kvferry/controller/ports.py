@@ -347,7 +347,8 @@ class Ports:
             self._shared.results(peer.key, others)
         number, peers = self._members.peers(message.peers)
         commands, quotas = self._jobs.commands(peer.key), self._quotas.of(peer.key[0])
-        return Pulse(seq, resync, commands, peers, number, quotas)
+        renewed = self._members.renewed(peer.key)
+        return Pulse(seq, resync, commands, peers, number, quotas, renewed)
 
 
 async def _received(reader: asyncio.StreamReader, idle_s: float | None, size_max: int) -> Message:

@@ -11,7 +11,7 @@ facts         what messages have in them                               facts.py
 from __future__ import annotations
 
 from kvferry.membership.holdings import HeldIdentity, Holdings, MemoryUsage, WorkDone
-from kvferry.membership.messages import Command, Hits, Peer, Quota, Result
+from kvferry.membership.messages import Command, Hits, Peer, Quota, Renewed, Result
 from kvferry.membership.reporter import Reporter
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "MemoryUsage",
     "Peer",
     "Quota",
+    "Renewed",
     "Reporter",
     "Result",
     "WorkDone",

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import msgspec
 
+from kvferry.chunks.generation import Mark, shared_of
 from kvferry.chunks.keys import DIGEST_BYTES
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "Name",
     "Quota",
     "Quotas",
+    "Renewed",
     "Short",
     "Text",
     "WorkDone",
@@ -29,6 +31,7 @@ HITS_MAX = 256  # tiers in a beat
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]+\Z")]
 Text = Annotated[str, msgspec.Meta(max_length=1024)]
 Digest = Annotated[bytes, msgspec.Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
+Half = Annotated[bytes, msgspec.Meta(min_length=8, max_length=8)]
 Short = Annotated[bytes, msgspec.Meta(max_length=64)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
@@ -42,6 +45,8 @@ class HeldIdentity(msgspec.Struct, frozen=True):
         chunk_size: Tokens of a chunk.
         generation: What prompts are hashed with now; see `kvferry.chunks.generation`.
         chunk_bytes: Of one in memory; 0: not said.
+        clears: The counter of the newest clear for everybody that it has heard of, whose half is in
+            `generation`; see `kvferry.chunks.generation.Mark`.
     """
 
     digest: Digest
@@ -49,6 +54,25 @@ class HeldIdentity(msgspec.Struct, frozen=True):
     chunk_size: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
     generation: Short = b""
     chunk_bytes: Count = 0
+    clears: Count = 0
+
+    @property
+    def mark(self) -> Mark:
+        """Of clears for everybody."""
+        return Mark(self.clears, shared_of(self.generation))
+
+
+class Renewed(msgspec.Struct, frozen=True):
+    """A clear for everybody: the newest mark of an identity that a controller has heard of."""
+
+    identity: Digest
+    counter: Count
+    half: Half
+
+    @property
+    def mark(self) -> Mark:
+        """As marks are compared."""
+        return Mark(self.counter, self.half)
 
 
 class MemoryUsage(msgspec.Struct, frozen=True):

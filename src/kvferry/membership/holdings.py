@@ -10,6 +10,7 @@ from kvferry.membership.messages import (
     HeldIdentity,
     MemoryUsage,
     Quota,
+    Renewed,
     Result,
     WorkDone,
 )
@@ -35,6 +36,10 @@ class Holdings(Protocol):
 
     def limit(self, quotas: Sequence[Quota]) -> None:
         """From now on memory is to hold no more; called with each heartbeat."""
+
+    def heard(self, renewed: Sequence[Renewed], began: float) -> None:
+        """Others have cleared for everybody, or nobody has; called with each heartbeat that was
+        answered, which began at that moment of ``time.monotonic``."""
 
     def identities(self) -> Sequence[HeldIdentity]:
         """Of what chunks there may be some."""

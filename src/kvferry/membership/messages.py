@@ -12,7 +12,8 @@ instance `InstanceHello`, the controller `InstanceWelcome` or `InstanceRefused`.
 
 An instance is known by its name and rank; a process of it by its incarnation, 128 random bits. A
 new incarnation takes the place of the one before, and nothing of that one counts any more.
-Everything that a controller knows comes from here, so it keeps nothing over a restart.
+Everything that a controller knows comes from here, so it keeps nothing over a restart: the marks of
+clears for everybody it hears with each registration, and says the newest to who has an older one.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from kvferry.membership.facts import (
     Name,
     Quota,
     Quotas,
+    Renewed,
     Short,
     Text,
     WorkDone,
@@ -65,6 +67,7 @@ __all__ = [
     "Pulse",
     "Quota",
     "RegisterInstance",
+    "Renewed",
     "Result",
     "SnapshotPart",
     "Synced",
@@ -289,6 +292,7 @@ class Pulse(msgspec.Struct, frozen=True, tag="pulse"):
         peers: Everybody who lives and can be read from; None: as the last time.
         peers_number: Of that list.
         quotas: All that are in force.
+        renewed: Of the instance's identities, marks that it has not and should.
     """
 
     seq: Count
@@ -297,6 +301,7 @@ class Pulse(msgspec.Struct, frozen=True, tag="pulse"):
     peers: tuple[Peer, ...] | None = None
     peers_number: Count = 0
     quotas: Quotas = ()
+    renewed: Annotated[tuple[Renewed, ...], msgspec.Meta(max_length=256)] = ()
 
 
 Message: TypeAlias = (

@@ -110,12 +110,13 @@ class Reporter:
         self._peers_number = 0  # of the thread that says that we live
         self._started = time.time()
         self._backlog = Backlog(backlog_bytes)
+        self.tell_soon = self._backlog.wake  # that identities are others now, too
         self._closing = threading.Event()
         self._threads: list[threading.Thread] = []
         # What the threads tell each other.
         self._lock = threading.Lock()
         self._heartbeat: tuple[str, float] | None = None  # where, and how often
-        self._registered: Sequence[HeldIdentity] = ()
+        self.told: Sequence[HeldIdentity] = ()  # as a controller has taken them
         self._unknown = False  # the controller does not know us any more
         self._stuck = False  # what was sent does not arrive
         self._resync = True
@@ -216,7 +217,7 @@ class Reporter:
                 self._problem = ""
             while not self._closing.is_set() and not self._is_over():
                 link.check()
-                if tuple(self._holdings.identities()) != self._registered:
+                if tuple(self._holdings.identities()) != self.told:
                     self._register()
                 if self._backlog.lost or self._takes_snapshot():
                     self._send_snapshot(link)
@@ -244,7 +245,7 @@ class Reporter:
         host, port = found.heartbeat.rpartition(":")[::2]
         where = host or host_and_port(self._reply)[0]
         with self._lock:
-            self._registered = identities
+            self.told = identities
             self._heartbeat = (f"{where}:{port}", found.heartbeat_s)
 
     def _is_over(self) -> bool:
@@ -341,6 +342,7 @@ class Reporter:
                     self._peers_number,
                     self._holdings.work(),
                 )
+                began = time.monotonic()
                 pulse = link.ask(beat, Pulse)
                 with self._lock:
                     del self._results[: len(results)]
@@ -359,6 +361,7 @@ class Reporter:
                     wake = pulse.resync or self._stuck
                 if wake:
                     self._backlog.wake()
+                self._holdings.heard(pulse.renewed, began)
                 self._holdings.limit(pulse.quotas)
                 for command in pulse.commands:
                     self._take(command)

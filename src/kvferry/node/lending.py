@@ -89,6 +89,11 @@ class LendingNode:
         """
         self._native.lend(cache, prefix, identity, chunk_bytes)
 
+    def mark(self, prefix: str, text: bytes, lent_s: float) -> bool:
+        """Have ``<prefix>generation`` be this text, and lend the cache of the prefix for so long
+        from now on; whether it is lent. Without a mark it is lent until `recall`."""
+        return self._native.mark(prefix, text, lent_s)
+
     def recall(self, prefix: str) -> bool:
         """Lend the cache of this prefix no more; whether it was."""
         return self._native.recall(prefix)

@@ -204,12 +204,12 @@ class Handlers(Holding):
         if not request.everybody:
             # Chunks of this engine in memory leave when there is need, others use the rest.
             count = shard.memory.cache.clear() if shard.memory.engines == 1 else 0
-            if ended:
-                shard.cache.clearing.forget(lambda generation: own_of(generation) == ended)
+            if any(ended):  # all engines of the identity share the first one
+                shard.cache.clearing.forget(lambda each: own_of(each) == ended, delete=True)
             return p.Count(request.id, count)
         return self._later(
             session,
-            lambda: shard.cache.clear(everybody=True),
+            shard.clear_everybody,
             lambda count: p.Count(request.id, _known(count)),
             seconds_of(request),
         )

@@ -195,7 +195,8 @@ class Clear(_Request, tag=15):
     Attributes:
         stores: Else empty the memory alone.
         everybody: Renew the generation of all engines on the server's stores.
-        ended: Else: the own half of the sender's former generation, to be deleted some time.
+        ended: Else: the own half of the sender's former generation, if the sender had drawn it: it
+            is deleted some time. Empty: others may go on with it.
     """
 
     stores: bool = True

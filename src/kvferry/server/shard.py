@@ -20,7 +20,7 @@ from kvferry.config import CacheConfig
 from kvferry.config.remote_sources import read_node
 from kvferry.config.server import ServerConfig
 from kvferry.connectors.base import Connector
-from kvferry.errors import KVFerryError, UsageError
+from kvferry.errors import KVFerryError, UnavailableError, UsageError
 from kvferry.server.notifying_connector import NotifyingConnector
 from kvferry.server.pools import Pools, SharedMemory
 from kvferry.server.protocol import HASHES_MAX
@@ -30,6 +30,7 @@ __all__ = ["IdentityShard", "Loop", "identity_of"]
 _log = logging.getLogger("kvferry.server")
 # Numbers that say what there is to know about a prompt; see `protocol.Lookup`.
 _ABOUT = 5
+_OPEN_S = 10.0
 
 
 class Loop(NamedTuple):
@@ -106,6 +107,8 @@ class IdentityShard:
         self.began = time.monotonic()
         self.opened = threading.Event()
         self.problems: dict[str, str] = {}
+        self._unopened = {store.name: "it is being opened" for store in config.cache.stores}
+        self.cache.clearing.unopened = self._unopened
         threading.Thread(
             target=self._open, args=(config.cache,), name="kvferry-open", daemon=True
         ).start()
@@ -122,8 +125,9 @@ class IdentityShard:
                     self._watch_store(tier)
                     cache.storer.begin(tier)
                     cache.tiers.append(tier)
+                    del self._unopened[store.name]
                 except (KVFerryError, OSError, MemoryError) as error:
-                    self.problems[store.name] = str(error)
+                    self.problems[store.name] = self._unopened[store.name] = str(error)
                     _log.warning(
                         "%s goes on without store %s, which cannot be opened: %s",
                         self.identity.model,
@@ -151,7 +155,7 @@ class IdentityShard:
         try:
             join(self.cache, self._watch_store, rank=0)  # one process has the chunks of all ranks
         except (KVFerryError, OSError) as error:
-            self.problems["peers"] = str(error)
+            self.problems["peers"] = self._unopened["peers"] = str(error)
             _log.warning("%s shares nothing: %s", self.identity.model, error)
 
     @property
@@ -159,9 +163,20 @@ class IdentityShard:
         """The half of generations that all engines here have in common."""
         return self.cache.clearing.shared
 
+    def clear_everybody(self) -> int:
+        """See `TieredCache.clear`; waits until all stores are open, for a few seconds at most.
+
+        Raises:
+            KVFerryError: As there.
+        """
+        if not self.opened.wait(_OPEN_S):
+            raise UnavailableError("the stores of the server are still being opened; do it again")
+        return self.cache.clear(everybody=True)
+
     def is_current(self, generation: bytes) -> bool:
         """Whether hashes of this generation may find something, and be stored."""
-        return shared_of(generation) == self.shared
+        fresh = self.cache.clearing.newest.is_fresh
+        return fresh and shared_of(generation) == self.shared
 
     def prompt(
         self,

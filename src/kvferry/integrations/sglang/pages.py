@@ -181,19 +181,22 @@ class PageStore:
     # --- All of them ---
 
     def clear(self) -> int:
-        """Find nothing of before any more, and delete it from the server; how many parts went.
+        """Find nothing of before any more; how many parts went from the server.
 
-        Deleting takes 30 s at most.
+        Those go that only this store could find: what it has written since a clear before. Others
+        go on with what it shared with them. Deleting takes 30 s at most.
 
         Raises:
             UnavailableError, DeadlineExceeded: The server does not say what it has. It is cleared
                 all the same.
         """
-        self._generation = f"{drawn().hex()}."
+        ended, self._generation = self._generation, f"{drawn().hex()}."
+        if not ended:
+            return 0
         count, until = 0, time.monotonic() + _CLEAR_S
         for group in self._groups:
             for batch in group.connector.scan():
-                keys = [key for key, _ in batch if not self._is_now(key)]
+                keys = [key for key, _ in batch if _text(key).startswith(ended)]
                 count += group.connector.batch_delete(keys).count(Status.OK)
                 if time.monotonic() > until:
                     return count
@@ -215,10 +218,6 @@ class PageStore:
         """What pages with these hashes are called since the last clear."""
         generation = self._generation
         return [generation + page for page in hashes]
-
-    def _is_now(self, key: Key) -> bool:
-        text = key if isinstance(key, str) else key.decode("ascii", "replace")
-        return text.startswith(self._generation)
 
     def _look(self, names: Sequence[str], *, prefix: bool) -> tuple[list[list[int]], list[bool]]:
         """The statuses of all parts of each page, and whether all of them are there."""
@@ -318,3 +317,7 @@ class PageStore:
         with self._lock:
             for name, count in more.items():
                 self._counts[name] = self._counts.get(name, 0) + count
+
+
+def _text(key: Key) -> str:
+    return key if isinstance(key, str) else key.decode("ascii", "replace")

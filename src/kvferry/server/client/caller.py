@@ -9,6 +9,7 @@ import logging
 import time
 from typing import Any, TypeVar
 
+from kvferry.errors import UnavailableError, UsageError
 from kvferry.server.client.attachment import ClientSession
 from kvferry.server.client.counters import Counters
 from kvferry.server.client.link import Away, LinkTimedOut
@@ -61,6 +62,7 @@ class Caller:
         *fields: Any,
         waits_s: float | None = None,
         limit_s: float | None = None,
+        raises: bool = False,
     ) -> T | None:
         """Send a request and wait for its answer.
 
@@ -70,9 +72,13 @@ class Caller:
             kind, fields: The request, without what each of them begins with.
             waits_s: How long the server may wait for stores, if it does.
             limit_s: Of the exchange; default: a little more than that, else that of the client.
+            raises: What the server refuses is an error, with its text.
 
         Returns:
             The answer; None if there is none, which is counted.
+
+        Raises:
+            UsageError, UnavailableError: See `raises`.
         """
         if limit_s is None:
             limit_s = self.timeout_s if waits_s is None else max(0.0, waits_s) + _GRACE_S
@@ -95,6 +101,9 @@ class Caller:
                 return reply
             if isinstance(reply, Failure):
                 self._failed(session, reply)
+                if raises:
+                    kind_of = UsageError if reply.code == UsageError.code else UnavailableError
+                    raise kind_of(reply.text)
             else:
                 self.nonsense()
         return None

@@ -30,6 +30,7 @@ T = TypeVar("T", bound=Reply)
 
 # Of the time for a lookup, what the server may spend on asking stores.
 _STORES_SHARE = 0.8
+_EVERYBODY_S = 15.0  # for stores that have to answer, one after the other
 
 
 class LookupQuestions:
@@ -101,9 +102,13 @@ class LookupQuestions:
         return self._count(prompt, protocol.Unpin)
 
     def clear(self, timeout_s: float, *, stores: bool, everybody: bool, ended: bytes) -> int | None:
-        """Forget chunks, see `protocol.Clear`; how many in memory, None if nobody answers."""
+        """Forget chunks, see `protocol.Clear`; how many in memory, None if nobody answers.
+
+        Raises:
+            UsageError, UnavailableError: `everybody`, and the server refuses.
+        """
         fields = (stores, everybody, ended)
-        limits = {"waits_s": timeout_s} if everybody else {}
+        limits = {"waits_s": max(timeout_s, _EVERYBODY_S), "raises": True} if everybody else {}
         count = self._ask(Count, protocol.Clear, *fields, **limits)
         return max(0, count.count) if count is not None else None
 
@@ -154,6 +159,6 @@ class LookupQuestions:
         told = self._ask(Count, kind, prompt.first(HASHES_MAX), *fields, **limits)
         return min(max(0, told.count), prompt.chunks) * prompt.chunk_size if told else 0
 
-    def _ask(self, answer: type[T], kind: type[Request], *fields: Any, **limits: float) -> T | None:
+    def _ask(self, answer: type[T], kind: type[Request], *fields: Any, **limits: Any) -> T | None:
         session = self._caller.session()
         return self._caller.ask(session, answer, kind, *fields, **limits) if session else None

@@ -35,7 +35,15 @@ from kvferry.cache.explain import Explanation
 from kvferry.cache.prefill import Coefficients
 from kvferry.cache.prompt import Prompt, Tokens, read_prompt
 from kvferry.cache.request_log import RequestLog
-from kvferry.chunks.generation import FIRST, after_clear, joined, named, own_of, shared_of
+from kvferry.chunks.generation import (
+    FIRST,
+    after_clear,
+    drawn_here,
+    joined,
+    named,
+    own_of,
+    shared_of,
+)
 from kvferry.chunks.identity import Identity
 from kvferry.client.buffers import BufferLike
 from kvferry.errors import ClosedError, UnavailableError
@@ -272,9 +280,7 @@ class Client:
         `kvferry.TieredCache.clear`. Other engines of the server go on with what they have.
 
         Raises:
-            UnavailableError: `everybody`, and the server or its store does not take it: do it
-                again.
-            UsageError: As there.
+            KVFerryError: As there; or the server does not answer.
         """
         self._check_open()
         check_clear(stores=stores, everybody=everybody, weights_version=weights_version)
@@ -304,12 +310,9 @@ class Client:
             self._over.pop(own, None)
             while len(self._over) > _OVER_MAX:
                 self._over.popitem(last=False)
-        return (
-            self._questions.clear(
-                self._retrieve_timeout_s, stores=True, everybody=False, ended=ended
-            )
-            or 0
-        )
+        gone = ended if drawn_here(ended) else b""  # others may go on with all else
+        limit_s = self._retrieve_timeout_s
+        return self._questions.clear(limit_s, stores=True, everybody=False, ended=gone) or 0
 
     # --- Knowing ---
 
