@@ -157,11 +157,9 @@ class Meter:
         for store in cache.tiers:
             name, connector = store.tier.name, store.tier.connector
             metrics.store_state(name, available=connector.available)
-            if store.capacity is not None:
+            if (limit_bytes := store.capacity.limit_bytes) is not None:
                 metrics.store_state(
-                    name,
-                    used_bytes=store.capacity.used_bytes,
-                    capacity_bytes=store.capacity.limit_bytes,
+                    name, used_bytes=store.capacity.used_bytes, capacity_bytes=limit_bytes
                 )
             for counter, value in connector.stats().items():
                 cause = _CAUSES.get(counter.removeprefix("refused_"))

@@ -38,7 +38,7 @@ class StoreTier:
 
     Attributes:
         tier: What it is asked.
-        capacity: Keeps it below its limit; None: it has none.
+        capacity: Keeps it below its limit, or below what it turns out to hold.
         writer: Writes to it.
         writes: Whether chunks are written there; False: others do that.
     """
@@ -62,17 +62,17 @@ class StoreTier:
     ) -> None:
         self.metrics = metrics
         self._coding = coding
-        self.capacity: Capacity | None = None
-        if limit_bytes is not None and eviction is not None:
-            self.capacity = Capacity(
-                connector,
-                chunk_bytes,
-                limit_bytes,
-                policy=eviction.eviction_policy,
-                watermark=eviction.trigger_watermark,
-                ratio=eviction.eviction_ratio,
-                evicted=lambda count: metrics.evicted(name, count),
-            )
+        eviction = eviction or EvictionConfig()
+        self.capacity = Capacity(
+            name,
+            connector,
+            chunk_bytes,
+            limit_bytes,
+            policy=eviction.eviction_policy,
+            watermark=eviction.trigger_watermark,
+            ratio=eviction.eviction_ratio,
+            evicted=lambda count: metrics.evicted(name, count),
+        )
         cleared = clearing.cleared_by_others if clearing is not None else _nothing
         self.generations = StoreGenerations(name, connector, cleared)
         self.tier = Tier(
@@ -83,6 +83,7 @@ class StoreTier:
             lets_go=lets_go,
             may_read=self._may_read,
         )
+        self.capacity.recall = self.tier.known.prompts
         self._clearing = clearing
         self.writer = Writer(self.tier, queue_bytes_max, self.capacity, ttl_s, self._wrote)
 
