@@ -191,9 +191,7 @@ def test_a_refusal_that_was_for_a_moment_costs_no_chunk() -> None:
         store.most, before = 0, store.refusals
         taken = store.set_one
 
-        def recovers(
-            name: bytes, value: memoryview, ttl_s: float | None, left_s: float
-        ) -> Status:
+        def recovers(name: bytes, value: memoryview, ttl_s: float | None, left_s: float) -> Status:
             if store.refusals > before:
                 store.most = 64 * MIB
             return taken(name, value, ttl_s, left_s)

@@ -40,7 +40,6 @@ class BatchWriter:
         report: Called with the number of chunks that were written, and seconds.
 
     Attributes:
-        problem: Why the store did not take what it was given last; "": it did.
         described: Whether the store knows what our identity is in words.
         written: Chunks that were written.
     """
@@ -57,9 +56,16 @@ class BatchWriter:
         self._ttl_s = ttl_s
         self._report = report
         self._told: dict[str, float] = {}
-        self.problem = ""
+        self._problem = ""
+        self._was_away = False
         self.described = True
         self.written = 0
+
+    @property
+    def problem(self) -> str:
+        """Why the store did not take what it was given last; "": it did, or is back since."""
+        over = self._was_away and self._tier.connector.available
+        return "" if over else self._problem
 
     def write(
         self, keys: Sequence[str], pages: Sequence[memoryview], digests: Sequence[bytes]
@@ -77,7 +83,7 @@ class BatchWriter:
                 return [False] * len(keys), "error"
             raise
         if not reason:
-            self.problem = ""
+            self._problem = ""
         return there, reason
 
     def _write(
@@ -171,7 +177,7 @@ class BatchWriter:
 
     def _fail(self, problem: str, *, quiet: bool = False) -> None:
         """The store did not take what it was given; `quiet`: somebody else tells it."""
-        self.problem = problem
+        self._problem, self._was_away = problem, not self._tier.connector.available
         if not quiet:
             self._tell(problem)
 

@@ -13,11 +13,12 @@ from kvferry.cache.steps import Steps
 from kvferry.cache.tier import Tier
 from kvferry.cache.writer import Writer
 from kvferry.chunks.identity import Identity
+from kvferry.client.batch import Status
 from kvferry.config import CacheConfig, EvictionConfig, StoreConfig
 from kvferry.connectors.base import Connector, Space
 from kvferry.connectors.load import load_connector
 from kvferry.connectors.redis import RedisConnector
-from kvferry.errors import ConfigError
+from kvferry.errors import ConfigError, KVFerryError, UnavailableError
 from kvferry.metrics import SHED_REASONS, CacheMetrics
 
 __all__ = ["MEMORY", "StoreTier", "open_tiers", "space_of"]
@@ -93,6 +94,19 @@ class StoreTier:
         self.writer.drop(which)
         self.tier.known.forget(which)
         self.generations.delete(which, lambda: not self.writer.writes(which))
+
+    def contact(self, timeout_s: float) -> str:
+        """Whether the store can be used, asked of the store itself: words behind "it"."""
+        try:
+            told = self.tier.connector.batch_exists(["contact"], timeout_s=timeout_s)
+        except KVFerryError as error:
+            return f"cannot be asked: {error}"
+        if told[0] in (Status.OK, Status.MISS):
+            return "is reached"
+        away = told[0] in (Status.UNAVAILABLE, Status.TIMEOUT)
+        refused = not away or (told.kind is not None and told.kind is not UnavailableError)
+        why = told.error or told[0].name
+        return f"refuses us: {why}" if refused else f"is not reached yet: {why}"
 
     def close(self, timeout_s: float) -> bool:
         """Write what waits, for `timeout_s` at most, and close the store; whether all was."""

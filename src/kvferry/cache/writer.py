@@ -24,6 +24,7 @@ from kvferry.cache.batch_writer import BatchWriter
 from kvferry.cache.capacity import Capacity
 from kvferry.cache.losses import Losses
 from kvferry.cache.prompt import Prompt
+from kvferry.cache.request_log import FULL_QUEUE
 from kvferry.cache.tier import Tier
 from kvferry.errors import KVFerryError
 
@@ -33,11 +34,15 @@ _log = logging.getLogger("kvferry.cache")
 
 # One batch: enough to fill the wire, little enough that capacity is asked for often.
 _BATCH_BYTES = 64 << 20
+_WORDS = {"queue_full": FULL_QUEUE, "cancelled": "there was no time for it"}
 # Chunks that are in memory and in no store, to be offered again when they are stored again.
 _MISSED_MAX = 100_000
 
 
-@dataclass(frozen=True)
+def _nobody(_count: int, _why: str) -> None: ...
+
+
+@dataclass
 class WriteJob:
     """Chunks of one prompt that are to be written.
 
@@ -46,12 +51,16 @@ class WriteJob:
         chunks: Their indexes, ascending.
         pages: Their bytes.
         release: To be called once, when the pages are no longer needed.
+        settled: To be called once, with how many the store has acknowledged and why not all.
+        there: How many it has acknowledged so far.
     """
 
     prompt: Prompt
     chunks: list[int]
     pages: list[memoryview]
     release: Callable[[], object]
+    settled: Callable[[int, str], object] = _nobody
+    there: int = 0
 
 
 class Hold:
@@ -147,6 +156,7 @@ class Writer:
             self._miss(job)
         self._report(len(job.chunks), 0.0, reason)
         job.release()
+        job.settled(0, _WORDS[reason])
         return False
 
     def missed(self, prompt: Prompt) -> list[int]:
@@ -163,7 +173,7 @@ class Writer:
             self._jobs = deque(job for job in self._jobs if not which(job.prompt.generation))
         for job in dropped:
             self._report(len(job.chunks), 0.0, "cancelled")
-            self._end(job, "")
+            self._end(job, "", "it was cleared")
 
     def writes(self, which: Callable[[bytes], bool]) -> bool:
         """Whether something of these generations waits or is being written."""
@@ -314,6 +324,7 @@ class Writer:
         for job, start, end in parts:
             here = there[at : at + end - start]
             at += end - start
+            job.there += here.count(True)
             reasons.append("" if all(here) else failed)
             if not all(here):
                 self._report(here.count(False), 0.0, failed)
@@ -326,8 +337,11 @@ class Writer:
             self._capacity.stored(prompt.first(chunks[-1] + 1), chunks[0], prompt.generation)
         return reasons
 
-    def _end(self, job: WriteJob, reason: str) -> None:
+    def _end(self, job: WriteJob, reason: str, why: str = "") -> None:
         job.release()
+        if reason:
+            why = _WORDS.get(reason) or self.batches.problem or reason.replace("_", " ")
+        job.settled(job.there, why)
         with self._lock:
             if reason:
                 self._miss(job)

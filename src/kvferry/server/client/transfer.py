@@ -108,6 +108,7 @@ class Transfer:
             shed=shed + len(told.chunks) - done.chunks,
             queued=done.queued,
             dropped=done.dropped,
+            refusing=done.refusing,
         )
 
     def _write(
