@@ -23,7 +23,8 @@ constexpr int kFailuresUntilDown = 3;     // in a row
 constexpr Nanos kDownTime = 5 * kSecond;  // then it is tried again
 constexpr Nanos kCountShare = 20;         // a count may take 1/20 of the time
 constexpr Nanos kLookEvery = kSecond;     // whether the directory is there
-// A directory that was removed is not made anew at once: somebody may be about to do that himself.
+// A directory that was removed is not made anew at once, and one that was emptied is not filled:
+// somebody may be at it.
 constexpr Nanos kMakeAfter = 3 * kSecond;
 constexpr std::size_t kNamesMax = 4096;
 constexpr std::size_t kNamesLogged = 100;
@@ -321,7 +322,9 @@ void FileConnector::look_for_directory() {
   if (!is_away()) {
     if (before->in_place()) return;
     away_since_ = monotonic_ns();
-    const char* what = before->removed() ? "was removed" : "was moved, or something covers it";
+    const char* what = before->removed() ? "was removed"
+                       : before->here()  ? "was emptied"
+                                         : "was moved, or something covers it";
     const std::string why = "the directory " + options_.path + " " + what;
     {
       const std::lock_guard lock(place_mutex_);
@@ -334,10 +337,12 @@ void FileConnector::look_for_directory() {
     log().push(LogLevel::kInfo, "the directory " + options_.path + " is back");
     return;
   }
-  if (before->place().vacant() &&
-      (!before->removed() || monotonic_ns() - away_since_ < kMakeAfter)) {
-    return;
-  }
+  const bool vacant = before->place().vacant();
+  // Who has moved it may move it back.
+  if (vacant && !before->removed() && !before->place().elsewhere()) return;
+  // Who has removed it may make another one, and who has removed what is in it may not be done yet.
+  const bool emptied = !vacant && before->here();
+  if ((vacant || emptied) && monotonic_ns() - away_since_ < kMakeAfter) return;
   auto opened =
       FileStore::open(options_.path, options_.capacity_bytes, options_.steps, &before->place());
   std::size_t alignment = 0;

@@ -15,6 +15,7 @@ FilePlace::FilePlace(const std::string& path, int root) {
   struct stat own{};
   struct stat found{};
   if (::fstat(root, &own) != 0) return;
+  own_ = own.st_dev;
   for (std::filesystem::path each = path_; each != each.parent_path();) {
     each = each.parent_path();
     if (::stat(each.c_str(), &found) == 0 && found.st_dev != own.st_dev) {
@@ -30,15 +31,22 @@ bool FilePlace::holds(int root) const {
          own.st_dev == found.st_dev && own.st_ino == found.st_ino;
 }
 
-bool FilePlace::usable() const {
+dev_t FilePlace::device() const {
   struct stat found{};
   std::filesystem::path nearest = path_;
   while (::stat(nearest.c_str(), &found) != 0) {
-    if (nearest == nearest.parent_path()) return false;
+    if (nearest == nearest.parent_path()) return 0;
     nearest = nearest.parent_path();
   }
-  return std::ranges::find(above_, found.st_dev) == above_.end();
+  return found.st_dev;
 }
+
+bool FilePlace::usable() const {
+  const dev_t found = device();
+  return found != 0 && std::ranges::find(above_, found) == above_.end();
+}
+
+bool FilePlace::elsewhere() const { return device() != own_; }
 
 bool FilePlace::vacant() const {
   struct stat found{};

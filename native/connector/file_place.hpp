@@ -22,15 +22,21 @@ class FilePlace {
 
   // Whether the path leads to that directory.
   [[nodiscard]] bool holds(int root) const;
-  // Whether something was in this place, or is, that a store may be opened in, or made.
+  // Whether a store may be opened here, or made.
   [[nodiscard]] bool usable() const;
+  // Whether that would be on another file system than before.
+  [[nodiscard]] bool elsewhere() const;
   // Whether there is nothing.
   [[nodiscard]] bool vacant() const;
   // Whether a directory that is open was removed, and not only moved.
   [[nodiscard]] static bool removed(int root);
 
  private:
+  // Of the path, or of the nearest directory above it that is there; 0: of none.
+  [[nodiscard]] dev_t device() const;
+
   std::filesystem::path path_;
+  dev_t own_ = 0;
   std::vector<dev_t> above_;  // file systems of the directories above it, without its own
 };
 

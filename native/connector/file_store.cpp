@@ -173,7 +173,7 @@ FileStore::FileStore(const std::string& path, UniqueFd root, UniqueFd tmp,
 bool FileStore::in_place() const {
   struct stat mine{};
   struct stat found{};
-  return place_.holds(root_.get()) && ::fstat(tmp_.get(), &mine) == 0 &&
+  return here() && ::fstat(tmp_.get(), &mine) == 0 &&
          ::fstatat(root_.get(), "tmp", &found, AT_SYMLINK_NOFOLLOW) == 0 && same(mine, found) &&
          ::fstat(lock_.get(), &mine) == 0 && mine.st_nlink > 0 && usage_->in_place();
 }

@@ -63,6 +63,8 @@ class FileStore {
 
   // Whether the path leads here, and nothing that is needed for writing was removed.
   [[nodiscard]] bool in_place() const;
+  // Whether the path leads here.
+  [[nodiscard]] bool here() const { return place_.holds(root_.get()); }
   // Whether it was removed, and not only moved.
   [[nodiscard]] bool removed() const { return FilePlace::removed(root_.get()); }
   [[nodiscard]] const FilePlace& place() const noexcept { return place_; }
