@@ -34,13 +34,18 @@ def is_kept(engine: TieredCache, seed: int) -> bool:
     return check(engine, tokens) == TOKENS
 
 
+def is_removed(path: Path) -> bool:
+    shutil.rmtree(path, ignore_errors=True)
+    return not path.exists()
+
+
 @pytest.mark.parametrize("how", ["removed", "emptied", "renamed", "replaced"])
 def test_it_is_written_again_when_it_is_back(tmp_path: Path, how: str) -> None:
     path = tmp_path / "kv"
     with open_engine(stores=[store_at(path)]) as engine:
         assert is_kept(engine, 1)
         if how == "removed":  # while what is lost is written again
-            until(lambda: shutil.rmtree(path, ignore_errors=True) or not path.exists(), LIMIT_S)
+            until(lambda: is_removed(path), LIMIT_S)
         elif how == "emptied":
             for entry in path.iterdir():
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()

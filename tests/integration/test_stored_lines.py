@@ -32,10 +32,12 @@ def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     return lambda: [text for text in caplog.messages if text.startswith("Stored")]
 
 
-def put(engine: TieredCache, seed: int = 0) -> None:
+def put(engine: TieredCache, seed: int = 0, lines: Callable[[], list[str]] | None = None) -> str:
+    """Store a prompt; the last line then."""
     tokens = prompt(TOKENS, seed)
     engine.store(tokens, expected(tokens, engine.identity))
     assert engine.flush(LIMIT_S)
+    return lines()[-1] if lines is not None else ""
 
 
 def state(engine: TieredCache, name: str = "redis") -> tuple[str, float, str]:
@@ -74,12 +76,14 @@ def test_a_store_that_was_killed_has_nothing(
     with open_engine(stores=[redis_store(server.url)]) as engine:
         put(engine)
         server.kill()
-        until(lambda: put(engine, len(lines())) or "none of" in lines()[-1], LIMIT_S)
+        until(lambda: "none of" in put(engine, len(lines()), lines), LIMIT_S)
         line = lines()[-1]
         assert line.startswith(f"Stored {WHOLE} out of {TOKENS} tokens (memory {WHOLE}): ")
         assert f"redis took none of {WHOLE}: " in line
         assert "redis 64)" not in line
-        until(lambda: put(engine, 100 + len(lines())) or state(engine)[2].count("AWAY"), LIMIT_S)
+        until(
+            lambda: put(engine, 100 + len(lines()), lines) and "AWAY" in state(engine)[2], LIMIT_S
+        )
         problem, refuses, _ = state(engine)
         assert "refused" in problem, problem
         assert refuses == 1
@@ -111,7 +115,7 @@ def test_a_full_store_is_said_to_be_full(
     store = redis_store(server.url, eviction={"eviction_policy": "none"})
     with open_engine(stores=[store], max_local_cpu_size=pages_gb(64)) as engine:
         seeds = iter(range(1000))
-        until(lambda: put(engine, next(seeds)) or state(engine)[0], LIMIT_S)
+        until(lambda: put(engine, next(seeds), lines) and state(engine)[0], LIMIT_S)
         put(engine, 5000)
         time.sleep(1.1)  # no more than ten lines a second
         put(engine, 5001)

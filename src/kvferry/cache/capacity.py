@@ -31,7 +31,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from kvferry import _native
-from kvferry.cache.measured import Measured
+from kvferry.cache.measured import MeasuredLimit
 from kvferry.cache.prompt import Prompt
 from kvferry.chunks.generation import FIRST, chunk_name, read_name
 from kvferry.chunks.keys import DIGEST_BYTES
@@ -105,7 +105,7 @@ class Capacity:
         self._ratio = ratio
         self._evicts = policy != "none"
         self._policy = policy if self._evicts else "LRU"
-        self._measured = Measured(watermark, ratio)
+        self._measured = MeasuredLimit(watermark, ratio)
         self._index: _native.ChunkCache | None = None
         if limit_bytes is not None:
             self._index = self._new_index(limit_bytes)

@@ -19,9 +19,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvferry.connectors.base import Part
+from kvferry.connectors.base import NodeUsage
 
-__all__ = ["Measured"]
+__all__ = ["MeasuredLimit"]
 
 # How long a measurement is believed at first, and at most.
 _BELIEVED_S, _BELIEVED_S_MAX = 5.0, 60.0
@@ -41,7 +41,7 @@ class _Limit:
     until: float
 
 
-class Measured:
+class MeasuredLimit:
     """See the module.
 
     Args:
@@ -72,7 +72,9 @@ class Measured:
         now = self._clock()
         return any(now < limit.until for limit in self._limits.values())
 
-    def refused(self, parts: Sequence[Part], before: Sequence[Part], own_bytes: int) -> bool:
+    def refused(
+        self, parts: Sequence[NodeUsage], before: Sequence[NodeUsage], own_bytes: int
+    ) -> bool:
         """A store that is below its limit took no more; whether to tell somebody.
 
         Args:
@@ -109,7 +111,7 @@ class Measured:
             self._told_bytes = held_bytes
         return news
 
-    def seen(self, parts: Sequence[Part]) -> bool:
+    def seen(self, parts: Sequence[NodeUsage]) -> bool:
         """This is what it holds now; whether that shows that it takes more than was measured."""
         for part in parts:
             limit = self._limits.get(part.name)
@@ -123,7 +125,7 @@ class Measured:
         self._held_bytes, self._told_bytes = None, 0
         return True
 
-    def excess(self, parts: Sequence[Part], size_bytes: int, *, goal: bool = False) -> int:
+    def excess(self, parts: Sequence[NodeUsage], size_bytes: int, *, goal: bool = False) -> int:
         """How many bytes too many the store would hold with so many more.
 
         Args:
@@ -144,7 +146,7 @@ class Measured:
             most = max(most, needed - end)
         return int(most * len(parts))
 
-    def fits(self, parts: Sequence[Part], size_bytes: int) -> bool:
+    def fits(self, parts: Sequence[NodeUsage], size_bytes: int) -> bool:
         """Whether so many bytes more can be taken, by what is believed."""
         now = self._clock()
         limits = [(part, self._limits.get(part.name)) for part in parts]

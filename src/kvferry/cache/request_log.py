@@ -24,6 +24,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 
+from kvferry.cache.results import Stored
+from kvferry.chunks.layout import KVLayout
+
 __all__ = ["FULL_QUEUE", "RequestLog"]
 
 FULL_QUEUE = "too much waits for it already"
@@ -124,6 +127,17 @@ class RequestLog:
         given = {_MEMORY: memory, **stores} if lacking else stores
         self._tell(
             "Stored", wanted, given, tokens, size_bytes, took_s, reason, "; ".join(rest), lacking
+        )
+
+    def offered(self, wanted: int, stored: Stored, layout: KVLayout, took_s: float) -> None:
+        """So many of these tokens are in memory; whoever writes them on says what becomes of it."""
+        size, done = layout.chunk_size, stored.chunks
+        self.stored(
+            *(wanted, done * size, {}, done * layout.chunk_bytes, took_s),
+            memory=done * size,
+            waiting={name: count * size for name, count in stored.queued.items()},
+            refused={name: (count * size, FULL_QUEUE) for name, count in stored.dropped.items()},
+            refusing=stored.refusing,
         )
 
     def _tell(

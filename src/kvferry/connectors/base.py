@@ -34,7 +34,7 @@ from kvferry.client.methods import BatchMethods, RawMethods
 from kvferry.client.operation import Operation, Verb
 from kvferry.errors import UsageError
 
-__all__ = ["BufferLike", "Connector", "Key", "Part", "ScanBatch", "Space", "Ticket", "Usage"]
+__all__ = ["BufferLike", "Connector", "Key", "NodeUsage", "ScanBatch", "Space", "Ticket", "Usage"]
 
 ScanBatch: TypeAlias = list[tuple[Key, float]]  # keys without the prefix, seconds since their use
 
@@ -70,7 +70,7 @@ class Space:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class NodeUsage:
     """What one node of a store holds, which may be full while others are not.
 
     Attributes:
@@ -99,12 +99,12 @@ class Usage:
     used_bytes: int
     capacity_bytes: int | None
     keys: int | None
-    nodes: tuple[Part, ...] = ()
+    nodes: tuple[NodeUsage, ...] = ()
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[NodeUsage, ...]:
         """`nodes`, or the whole store as the only one."""
-        return self.nodes or (Part("", self.used_bytes),)
+        return self.nodes or (NodeUsage("", self.used_bytes),)
 
 
 class Ticket(Protocol):

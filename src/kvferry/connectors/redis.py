@@ -22,7 +22,7 @@ from kvferry.client.buffers import encode_key
 from kvferry.client.pure.resp import Reply
 from kvferry.client.sync import RedisClient
 from kvferry.config import ClientConfig
-from kvferry.connectors.base import Key, Part, ScanBatch, Space, Usage
+from kvferry.connectors.base import Key, NodeUsage, ScanBatch, Space, Usage
 from kvferry.connectors.calls import lacks_room
 from kvferry.connectors.client_connector import ClientConnector
 from kvferry.connectors.control import Control, ControlNode
@@ -88,12 +88,12 @@ class RedisConnector(ClientConnector):
     def usage(self, timeout_s: float = CONTROL_TIMEOUT_S) -> Usage:
         """Data and limit of all primaries together; see `Connector`."""
         keys = capacity = 0
-        limited, nodes = True, list[Part]()
+        limited, nodes = True, list[NodeUsage]()
         for name, info, size in self._control.each(timeout_s, _ask_usage):
             taken, most = info.get("used_memory", 0), info.get("maxmemory", 0)
             # The data set alone: overhead of the server does not shrink when values go.
             used = info.get("used_memory_dataset", taken)
-            nodes.append(Part(name, used, most - taken if most else None))
+            nodes.append(NodeUsage(name, used, most - taken if most else None))
             capacity += most
             limited &= most > 0
             keys += size

@@ -34,7 +34,7 @@ from kvferry.cache.clearing import check_clear
 from kvferry.cache.explain import Explanation
 from kvferry.cache.prefill import Coefficients
 from kvferry.cache.prompt import Prompt, Tokens, read_prompt
-from kvferry.cache.request_log import FULL_QUEUE, RequestLog
+from kvferry.cache.request_log import RequestLog
 from kvferry.chunks.generation import FIRST, after_clear, joined, named, own_of, shared_of
 from kvferry.chunks.identity import Identity
 from kvferry.client.buffers import BufferLike
@@ -237,16 +237,8 @@ class Client:
             return Stored(chunks=0, known=0, shed=len(chunks))
         began = time.monotonic()
         stored = self._transfer.store(prompt, chunks, first_chunk)
-        took_s, size = time.monotonic() - began, self.layout.chunk_size
-        given, done = prompt.tokens - first_chunk * size, stored.chunks
-        # What becomes of it in the stores is the server's to say, when it knows.
-        self._lines.stored(
-            *(given, done * size, {}, done * self.layout.chunk_bytes, took_s),
-            memory=done * size,
-            waiting={name: count * size for name, count in stored.queued.items()},
-            refused={name: (count * size, FULL_QUEUE) for name, count in stored.dropped.items()},
-            refusing=stored.refusing,
-        )
+        given = prompt.tokens - first_chunk * self.layout.chunk_size
+        self._lines.offered(given, stored, self.layout, time.monotonic() - began)
         return stored
 
     # --- Keeping ---
