@@ -193,7 +193,12 @@ int FileStore::own() {
     owner_ = hex(random);
     const std::string name = owner_ + std::string(kOwnerSuffix);
     UniqueFd lock(::openat(tmp_.get(), name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-    if (!lock) return errno;
+    if (!lock) {
+      const int error = errno;
+      // A disk that our values fill has no room for this file either: one of them makes some.
+      if ((error == ENOSPC || error == EDQUOT) && give_up_one()) continue;
+      return error;
+    }
     struct stat facts{};
     // Somebody's sweep may have come between the two and taken it for a dead one's.
     if (::flock(lock.get(), LOCK_EX | LOCK_NB) == 0 && ::fstat(lock.get(), &facts) == 0 &&
@@ -204,6 +209,16 @@ int FileStore::own() {
     }
   }
   return EAGAIN;
+}
+
+// Whether there was a value to delete. It is counted by the scan that follows the opening.
+bool FileStore::give_up_one() {
+  for (unsigned directory = 0; directory < 256; ++directory) {
+    for (const std::string& name : list(directory)) {
+      if (::unlinkat(root_.get(), name.c_str(), 0) == 0) return true;
+    }
+  }
+  return false;
 }
 
 void FileStore::sweep() {

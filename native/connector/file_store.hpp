@@ -114,6 +114,7 @@ class FileStore {
   FileStore(const std::string& path, UniqueFd root, UniqueFd tmp, std::uint64_t capacity_bytes,
             FileSteps* steps);
   int own();
+  bool give_up_one();
   void sweep();
 
   const UniqueFd root_;

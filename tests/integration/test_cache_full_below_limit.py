@@ -7,7 +7,7 @@ import logging
 import os
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -89,11 +89,16 @@ def small_disk(path: Path, options: str) -> Iterator[Path]:
 def test_a_disk_that_is_full_below_the_limit(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, options: str
 ) -> None:
-    with (
-        small_disk(tmp_path / "disk", options) as disk,
-        open_engine(stores=[file_store(disk / "kv")], max_local_cpu_size=pages_gb(64)) as engine,
-    ):
-        turns_over(engine, caplog, 60)
+    with small_disk(tmp_path / "disk", options) as disk:
+        store, pages = file_store(disk / "kv"), pages_gb(64)
+        with open_engine(stores=[store], max_local_cpu_size=pages) as engine:
+            turns_over(engine, caplog, 60)
+        with suppress(OSError):  # others take what is left
+            for number in range(10_000):
+                (disk / str(number)).write_bytes(bytes(4096))
+        with open_engine(stores=[store], max_local_cpu_size=pages) as engine:
+            made = [put(engine, 1000 + seed) for seed in range(30)]
+            assert kept(engine, made[-5:]) == 5
 
 
 class Quota(DictStore):
