@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import re
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,10 @@ from rich.console import Console
 from kvferry import TieredCache
 from kvferry.lab.top.page import page
 from kvferry.lab.top.watch import Watch
+from kvferry.server import Client
+from support.cache_server import CacheServerProcess
 from support.dict_store import DictStore
-from support.engines import CHUNK, MIB, expected, open_engine, pages_gb, prompt
+from support.engines import CHUNK, IDENTITY, MIB, expected, open_engine, pages_gb, prompt
 from support.servers import TestServer
 from support.stamps import until
 
@@ -185,3 +189,43 @@ def test_a_directory_that_is_gone_is_named(tmp_path: Path, lines: Callable[[], l
         assert state(engine, "file")[:2] == ("", 0)
         put(engine, 2)
         assert f"(file {WHOLE})" in lines()[-1]
+
+
+def test_beside_a_server_the_engine_says_what_waits_and_the_server_what_stores_have(
+    start: Callable[..., TestServer], tmp_path: Path, lines: Callable[[], list[str]]
+) -> None:
+    store = start("redis7", password="right")
+    wrong = re.sub(r"//[^@]*@", "//:wrong@", store.url)
+    adapters = [
+        part
+        for name, url in (("sound", store.url), ("locked", wrong))
+        for part in ("--l2-adapter", json.dumps({"type": "redis", "name": name, "url": url}))
+    ]
+    tokens, more = prompt(TOKENS, 1), prompt(TOKENS, 2)
+    with (
+        CacheServerProcess(tmp_path, *adapters, mib=4) as server,
+        Client(IDENTITY, server.endpoint, timeout_s=LIMIT_S) as client,
+    ):
+        assert client.wait(LIMIT_S)
+        client.store(tokens, expected(tokens))
+        (line,) = lines()
+        assert line.startswith(f"Stored {WHOLE} out of {TOKENS} tokens (memory {WHOLE}): ")
+        assert f"{WHOLE} wait for sound" in line
+        until(lambda: f"locked took none of {WHOLE}: " in server.log, LIMIT_S)
+        told = rf"tokens \(memory {WHOLE}, sound {WHOLE}\): .*; locked took none .*WRONGPASS"
+        assert re.search(told, server.log)
+        stored = client.store(more, expected(more))
+        assert "WRONGPASS" in stored.refusing["locked"]
+        assert "sound" not in stored.refusing
+        assert re.search("wait for locked, which took nothing last: .*WRONGPASS", lines()[-1])
+
+        def said() -> bool:
+            stores = server.http("/v1/status")["stores"]
+            return bool(stores["locked"]["refuses"]) and "WRONGPASS" in stores["locked"]["reason"]
+
+        until(said, LIMIT_S)
+        assert not server.http("/v1/status")["stores"]["sound"]["refuses"]
+        with urllib.request.urlopen(server.url("/metrics")) as answer:
+            text = answer.read().decode()
+        assert 'kvferry_server_store_refuses{store="locked"} 1.0' in text
+        assert re.search(r'kvferry_store_refuses\{[^}]*store="locked"[^}]*\} 1\.0', text)
