@@ -97,7 +97,6 @@ class RequestLog:
         memory: int = 0,
         waiting: Mapping[str, int] | None = None,
         refused: Mapping[str, tuple[int, str]] | None = None,
-        refusing: Mapping[str, str] | None = None,
     ) -> None:
         """So many of the tokens that were given are kept.
 
@@ -111,15 +110,10 @@ class RequestLog:
             memory: How many memory has; said where a store has not the same.
             waiting: How many each store has still to get.
             refused: How many each store did not take, and why.
-            refusing: Stores that did not take what they were given last, and why.
         """
-        waiting, refused, refusing = waiting or {}, refused or {}, refusing or {}
+        waiting, refused = waiting or {}, refused or {}
         lacking = Counter(waiting) + Counter({name: count for name, (count, _) in refused.items()})
-        rest = []
-        for name, count in waiting.items():
-            why = refusing.get(name, "")[:_WHY_MAX]
-            last = f", which took nothing last: {why}" if why else ""
-            rest.append(f"{count} wait for {name}{last}")
+        rest = [f"{count} wait for {name}" for name, count in waiting.items()]
         for name, (count, why) in refused.items():
             taken = stores.get(name, 0)
             how_many = f"{taken}" if taken else "none"
@@ -137,7 +131,6 @@ class RequestLog:
             memory=done * size,
             waiting={name: count * size for name, count in stored.queued.items()},
             refused={name: (count * size, FULL_QUEUE) for name, count in stored.dropped.items()},
-            refusing=stored.refusing,
         )
 
     def _tell(

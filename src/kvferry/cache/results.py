@@ -53,8 +53,6 @@ class Stored:
         shed: Chunks that were left out, because there was no page for them.
         queued: For each store, how many chunks wait to be written to it.
         dropped: For each store, how many will not be, because its queue was full.
-        refusing: Stores that did not take what they were given last, and why: full ones, and those
-            that are away or let nobody in.
     """
 
     chunks: int
@@ -62,7 +60,6 @@ class Stored:
     shed: int
     queued: Mapping[str, int] = field(default_factory=dict)
     dropped: Mapping[str, int] = field(default_factory=dict)
-    refusing: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
 
 class Retrieved:

@@ -84,20 +84,7 @@ class Storer:
             self._memory.abort(reserved.id)
             raise
         done, queued, dropped = self.written(prompt, reserved, given, began)
-        return Stored(
-            chunks=done,
-            known=known,
-            shed=shed,
-            queued=queued,
-            dropped=dropped,
-            refusing=self.refusing,
-        )
-
-    @property
-    def refusing(self) -> dict[str, str]:
-        """Stores that did not take what they were given last, and why."""
-        found = ((store.tier.name, store.writer.batches.problem) for store in self._written)
-        return {name: problem for name, problem in found if problem}
+        return Stored(chunks=done, known=known, shed=shed, queued=queued, dropped=dropped)
 
     def _open(self, receipt: Receipt, stores: list[str]) -> None:
         if self.receipts is not None:

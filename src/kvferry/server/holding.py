@@ -106,7 +106,7 @@ class Holding:
             done = shard.memory.commit(reserved.id, request.ok)
             return p.Committed(request.id, done)
         done, queued, dropped = shard.cache.storer.written(writing.prompt, reserved)
-        return p.Committed(request.id, done, queued, dropped, shard.cache.storer.refusing)
+        return p.Committed(request.id, done, queued, dropped)
 
     def _abort(self, session: Session, request: p.Abort) -> p.Reply:
         writing = session.writings.pop(request.reservation, None)

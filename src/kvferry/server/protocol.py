@@ -187,13 +187,11 @@ class Committed(_Reply, tag=105):
         chunks: How many are chunks of the cache now; 0: the reservation had ended.
         queued: For each store, how many wait to be written to it.
         dropped: For each store, how many will not be, because its queue is full.
-        refusing: Stores that did not take what they were given last, and why.
     """
 
     chunks: int
     queued: dict[str, int] = {}
     dropped: dict[str, int] = {}
-    refusing: dict[str, str] = {}
 
 
 class Leased(_Reply, tag=106):

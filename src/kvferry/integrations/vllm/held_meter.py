@@ -25,7 +25,7 @@ _UNASKED = ("kvferry_tokens_requested", "kvferry_missed_chunks")
 SHOWN = (
     *("kvferry_tokens_requested", "kvferry_tokens_hit", "kvferry_bytes_hit"),
     *("kvferry_missed_chunks", "kvferry_lookup_seconds", "kvferry_retrieve_seconds"),
-    *("kvferry_shed_chunks", "kvferry_store_refuses", *_OF_ENGINE),
+    *("kvferry_shed_chunks", *_OF_ENGINE),
 )
 
 
@@ -86,8 +86,6 @@ class HeldMeter:
             self.metrics.copied("in", stored.chunks * self._chunk_bytes, took_s)
         if stored.shed:
             self.metrics.shed("pool_full", stored.shed)
-        for store in stored.queued:
-            self.metrics.store_state(store, refuses=store in stored.refusing)
 
     def deltas(self) -> dict[str, Any]:
         """What the server does not know yet; empty where there is nothing."""

@@ -108,7 +108,6 @@ class Transfer:
             shed=shed + len(told.chunks) - done.chunks,
             queued=done.queued,
             dropped=done.dropped,
-            refusing=done.refusing,
         )
 
     def _write(
