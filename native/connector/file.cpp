@@ -22,6 +22,12 @@ constexpr std::size_t kDepthMax = 32;
 constexpr int kFailuresUntilDown = 3;     // in a row
 constexpr Nanos kDownTime = 5 * kSecond;  // then it is tried again
 constexpr Nanos kCountShare = 20;         // a count may take 1/20 of the time
+constexpr Nanos kLookEvery = kSecond;     // whether the directory is there
+// A directory that was removed is not made anew at once, and one that was emptied is not filled:
+// somebody may be at it.
+constexpr Nanos kMakeAfter = 3 * kSecond;
+constexpr std::size_t kNamesMax = 4096;
+constexpr std::size_t kNamesLogged = 100;
 
 constexpr std::array<std::size_t, kLanes> kRingThreads = {1, 2, 2};
 constexpr std::array<std::size_t, kLanes> kPlainThreads = {1, 4, 4};
@@ -51,7 +57,7 @@ Result<std::shared_ptr<Connector>> FileConnector::open(Space space, const FileOp
   Outcome started = connector->launch(threads);
   if (started) {
     started = connector->launch_also("kvferry-scan", [](PooledConnector& self, JobLane) {
-      static_cast<FileConnector&>(self).keep_count();
+      static_cast<FileConnector&>(self).keep_watch();
     });
   }
   if (!started) return started.error();
@@ -71,16 +77,18 @@ FileConnector::FileConnector(Space space, EventFd event, const FileOptions& opti
 FileConnector::~FileConnector() = default;
 
 std::string FileConnector::mode() const {
-  return std::string(alignment_ != 0 ? "direct" : "buffered") +
+  return std::string(alignment_.load(std::memory_order_relaxed) != 0 ? "direct" : "buffered") +
          (ring_ ? ", io_uring" : ", threads");
 }
 
 bool FileConnector::available() const {
+  if (is_away()) return false;
   return failures_.load(std::memory_order_relaxed) < kFailuresUntilDown ||
          monotonic_ns() - failed_at_.load(std::memory_order_relaxed) > kDownTime;
 }
 
 Result<Usage> FileConnector::usage() const {
+  if (is_away()) return Error{Errc::kConnect, away()};
   Usage usage{.used_bytes = static_cast<std::uint64_t>(store_->usage().bytes()),
               .capacity_bytes = {},
               .keys = static_cast<std::uint64_t>(store_->usage().keys())};
@@ -168,20 +176,32 @@ void FileConnector::work(JobLane lane) {
 }
 
 KeyOutcome FileConnector::perform(Job& job, std::size_t index) {
+  if (is_away()) return {.status = Status::kUnavailable, .size = 0, .why = away()};
+  const std::shared_ptr<FileStore> store = store_.get();
   const std::string name = file_name(full_key(space(), job.key(index)));
   const Verb verb = job.options().verb;
-  if (verb != Verb::kDelete) return present(name, verb == Verb::kTouch);
-  const int error = store_->remove(name);
-  if (error == ENOENT) return {.status = Status::kMiss, .size = 0, .why = {}};
+  if (verb != Verb::kDelete) return present(*store, name, verb == Verb::kTouch);
+  const int error = store->remove(name);
+  const KeyOutcome miss{.status = Status::kMiss, .size = 0, .why = {}};
+  if (error == ENOENT) return miss;
+  if (is_of_one_place(error)) {
+    in_the_way(name, error);
+    return miss;
+  }
   return error == 0 ? KeyOutcome{} : failure("cannot delete a value", error);
 }
 
-KeyOutcome FileConnector::present(const std::string& name, bool touch) {
+KeyOutcome FileConnector::present(FileStore& store, const std::string& name, bool touch) {
   const KeyOutcome miss{.status = Status::kMiss, .size = 0, .why = {}};
   struct stat found{};
-  if (const int error = store_->facts(name, found); error != 0) {
-    return error == ENOENT ? miss : failure("cannot look for a value", error);
+  const int error = store.facts(name, found);
+  if (error == ENOENT || is_in_the_way(store, name)) return miss;
+  if (is_of_one_place(error)) {
+    in_the_way(name, error);
+    return miss;
   }
+  if (error != 0) return failure("cannot look for a value", error);
+  if (!S_ISREG(found.st_mode)) return miss;
   const auto size = static_cast<std::size_t>(found.st_size);
   if (size == file_bytes_ + kFileBlockBytes) {  // it expires
     FileHead head;
@@ -189,17 +209,62 @@ KeyOutcome FileConnector::present(const std::string& name, bool touch) {
   } else if (size != file_bytes_) {
     return miss;  // whoever reads it finds out why
   }
-  if (touch) store_->touch(name);
+  if (touch) store.touch(name);
   return {};
 }
 
 KeyOutcome FileConnector::failure(const char* action, int error) {
   // A disk that is full is no disk that fails.
-  if (error != ENOSPC && error != EDQUOT) {
+  const bool full = error == ENOSPC || error == EDQUOT;
+  if (!full) {
     failures_.fetch_add(1, std::memory_order_relaxed);
     failed_at_.store(monotonic_ns(), std::memory_order_relaxed);
   }
-  return {.status = Status::kServerError, .size = 0, .why = system_error(action, error).context};
+  if (error == ENOENT || error == ESTALE) {  // of what is made here: perhaps all of it is gone
+    {
+      const std::lock_guard lock(count_mutex_);
+      look_now_ = true;
+    }
+    count_soon_.notify_all();
+  }
+  return {.status = Status::kServerError,
+          .size = 0,
+          .why = (full ? "OOM " : "") + system_error(action, error).context};
+}
+
+KeyOutcome FileConnector::in_the_way(const std::string& name, int error) {
+  const std::string why =
+      options_.path + "/" + name + " is in the way of a value: " + std::string(obstacle(error));
+  std::size_t count = 0;
+  {
+    const std::lock_guard lock(place_mutex_);
+    if (obstacles_.size() < kNamesMax && obstacles_.insert(name).second) count = obstacles_.size();
+    obstacles_count_.store(obstacles_.size(), std::memory_order_relaxed);
+  }
+  if (count > 0 && count <= kNamesLogged) {
+    log().push(LogLevel::kWarning, why + "; that value is not kept. Remove it" +
+                                       (count == kNamesLogged ? "; more are not named" : ""));
+  }
+  return {.status = Status::kServerError, .size = 0, .why = why};
+}
+
+bool FileConnector::is_in_the_way(FileStore& store, const std::string& name) {
+  if (obstacles_count_.load(std::memory_order_relaxed) == 0) return false;
+  {
+    const std::lock_guard lock(place_mutex_);
+    if (!obstacles_.contains(name)) return false;
+  }
+  const int error = store.readable(name);
+  if (error != 0 && error != ENOENT) return true;
+  const std::lock_guard lock(place_mutex_);
+  obstacles_.erase(name);
+  obstacles_count_.store(obstacles_.size(), std::memory_order_relaxed);
+  return false;
+}
+
+std::string FileConnector::away() const {
+  const std::lock_guard lock(place_mutex_);
+  return why_away_;
 }
 
 bool FileConnector::read_head(const std::string& name, FileHead& head) const {
@@ -224,22 +289,84 @@ void FileConnector::count() {
       stopped_);
 }
 
-// The body of a thread: counts anew when values were stored and the last count, which may be
-// another process's, is old.
-void FileConnector::keep_count() {
+// The body of a thread: looks whether the directory is there, and counts anew when values were
+// stored and the last count, which may be another process's, is old.
+void FileConnector::keep_watch() {
   Nanos pause = options_.rescan_after;
+  Nanos counted_at = monotonic_ns();
   for (;;) {
     {
       std::unique_lock lock(count_mutex_);
-      const auto stopped = [this] { return stopped_.load(std::memory_order_relaxed); };
-      if (count_soon_.wait_for(lock, std::chrono::nanoseconds(pause), stopped)) return;
+      const Nanos left = std::max<Nanos>(0, counted_at + pause - monotonic_ns());
+      const auto wanted = [this] { return stopped_.load(std::memory_order_relaxed) || look_now_; };
+      count_soon_.wait_for(lock, std::chrono::nanoseconds(std::min(left, kLookEvery)), wanted);
+      if (stopped_.load(std::memory_order_relaxed)) return;
+      look_now_ = false;
+    }
+    look_for_directory();
+    const Nanos started = monotonic_ns();
+    if (started < counted_at + pause) continue;
+    counted_at = started;
+    {
+      const std::lock_guard lock(count_mutex_);
       if (!std::exchange(stored_since_, false)) continue;
     }
     if ((wall_clock_ms() - store_->scanned_at_ms()) * kMilli < options_.rescan_after) continue;
-    const Nanos started = monotonic_ns();
     count();
     pause = std::max(options_.rescan_after, kCountShare * (monotonic_ns() - started));
   }
+}
+
+void FileConnector::look_for_directory() {
+  const std::shared_ptr<FileStore> before = store_.get();
+  if (!is_away()) {
+    if (before->in_place()) return;
+    away_since_ = monotonic_ns();
+    const char* what = before->removed() ? "was removed"
+                       : before->here()  ? "was emptied"
+                                         : "was moved, or something covers it";
+    const std::string why = "the directory " + options_.path + " " + what;
+    {
+      const std::lock_guard lock(place_mutex_);
+      why_away_ = why;
+    }
+    away_.store(true, std::memory_order_relaxed);
+    log().push(LogLevel::kWarning, why + "; it is looked for every second");
+  } else if (before->in_place()) {  // moved back
+    away_.store(false, std::memory_order_relaxed);
+    log().push(LogLevel::kInfo, "the directory " + options_.path + " is back");
+    return;
+  }
+  const bool vacant = before->place().vacant();
+  // Who has moved it may move it back.
+  if (vacant && !before->removed() && !before->place().elsewhere()) return;
+  // Who has removed it may make another one, and who has removed what is in it may not be done yet.
+  const bool emptied = !vacant && before->here();
+  if ((vacant || emptied) && monotonic_ns() - away_since_ < kMakeAfter) return;
+  auto opened =
+      FileStore::open(options_.path, options_.capacity_bytes, options_.steps, &before->place());
+  std::size_t alignment = 0;
+  if (opened && options_.direct != Direct::kOff) alignment = (*opened)->direct_alignment();
+  std::string why = opened ? "" : opened.error().context;
+  if (opened && alignment == 0 && options_.direct == Direct::kOn) {
+    why = options_.path + " does not take O_DIRECT";
+  }
+  if (!why.empty()) {
+    const std::lock_guard lock(place_mutex_);
+    if (why_away_ != why) log().push(LogLevel::kWarning, why);
+    why_away_ = why;
+    return;
+  }
+  if (!space().description.empty()) {
+    [[maybe_unused]] const int error =
+        (*opened)->describe(hex(space().identity), space().description);
+  }
+  alignment_.store(alignment, std::memory_order_relaxed);
+  store_.exchange(std::move(*opened));
+  count();
+  failures_.store(0, std::memory_order_relaxed);
+  away_.store(false, std::memory_order_relaxed);
+  log().push(LogLevel::kInfo, "the directory " + options_.path + " was opened anew");
 }
 
 void FileConnector::stop(Nanos until) {

@@ -9,13 +9,18 @@
 // Threads: some read, some write, each with several operations under way where there is io_uring;
 // one does small commands, one scans. A disk that hangs keeps the buffers that it was given: such
 // a job finishes when the kernel lets it go, however late, and Job::wait() returns in time.
+// A directory that goes away is looked for every second, and opened anew; meanwhile all keys are
+// kUnavailable. Something in the place of one value is named once: that value is absent, and is not
+// kept.
 // Limits: capacity_bytes for the whole directory; a SET beyond it is kServerError.
-// Failure: what the file system refuses is kServerError with the words of the errno.
+// Failure: what the file system refuses is kServerError with the words of the errno; want of room
+// is one whose text begins with "OOM", as that of a server does.
 
 #include <atomic>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 
 #include "connector/block_io.hpp"
@@ -70,29 +75,43 @@ class FileConnector final : public PooledConnector {
   bool received(Slot& slot);
   bool written(Slot& slot);
 
-  KeyOutcome present(const std::string& name, bool touch);
+  KeyOutcome present(FileStore& store, const std::string& name, bool touch);
   bool done(Slot& slot, KeyOutcome answer);
   bool failed(Slot& slot, const char* action, int error);
   bool refuse(Slot& slot, codec::FrameFault fault, std::uint64_t size);
   [[nodiscard]] KeyOutcome failure(const char* action, int error);
+  // What is in the place of a value is nothing that can be read or replaced: names it. The answer
+  // of a SET; everybody else is told that the value is absent.
+  KeyOutcome in_the_way(const std::string& name, int error);
+  [[nodiscard]] bool is_in_the_way(FileStore& store, const std::string& name);
   [[nodiscard]] bool read_head(const std::string& name, FileHead& head) const;
   [[nodiscard]] bool expired(const FileHead& head) const noexcept;
-  [[nodiscard]] bool make_room(const std::string& name, std::int64_t size_bytes);
-  void keep_count();
+  void keep_watch();
+  void look_for_directory();
   void count();
+  [[nodiscard]] std::string away() const;
+  [[nodiscard]] bool is_away() const noexcept { return away_.load(std::memory_order_relaxed); }
 
   const FileOptions options_;
-  const std::shared_ptr<FileStore> store_;
-  const std::size_t alignment_;   // what O_DIRECT wants of memory; 0: it is not used
-  const std::size_t file_bytes_;  // of a value that does not expire
+  CurrentStore store_;
+  std::atomic<std::size_t> alignment_;  // what O_DIRECT wants of memory; 0: it is not used
+  const std::size_t file_bytes_;        // of a value that does not expire
   std::atomic<bool> ring_;
   std::atomic<int> failures_{0};  // in a row
   std::atomic<Nanos> failed_at_{0};
+  std::atomic<bool> away_{false};  // the directory is
+  std::atomic<std::size_t> obstacles_count_{0};
+
+  mutable std::mutex place_mutex_;
+  std::string why_away_;
+  Nanos away_since_ = 0;             // of the thread that watches
+  std::set<std::string> obstacles_;  // names whose place something else has
 
   std::atomic<bool> stopped_{false};
   std::mutex count_mutex_;
   std::condition_variable count_soon_;
   bool stored_since_ = false;  // since the last count
+  bool look_now_ = false;      // whether the directory is there
 };
 
 }  // namespace kvferry::connector

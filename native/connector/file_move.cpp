@@ -16,10 +16,17 @@ namespace {
 
 constexpr std::int64_t kYoungSeconds = 10;  // a read makes a value young again after so long
 
+bool make_room(FileStore& store, const std::string& name, std::int64_t size_bytes) {
+  if (store.reserve(size_bytes)) return true;
+  // A value replaces its like without needing a place for both: the old one goes first.
+  return store.remove(name) == 0 && store.reserve(size_bytes);
+}
+
 }  // namespace
 
 bool FileConnector::goes_straight(MutableBytes memory) const noexcept {
-  return alignment_ != 0 && reinterpret_cast<std::uintptr_t>(memory.data()) % alignment_ == 0;
+  const std::size_t alignment = alignment_.load(std::memory_order_relaxed);
+  return alignment != 0 && reinterpret_cast<std::uintptr_t>(memory.data()) % alignment == 0;
 }
 
 bool FileConnector::begin(Slot& slot, Task task) {
@@ -27,6 +34,8 @@ bool FileConnector::begin(Slot& slot, Task task) {
   slot.key = full_key(space(), slot.task.job->key(slot.task.index));
   slot.name = file_name(slot.key);
   slot.syncing = false;
+  if (is_away()) return done(slot, {.status = Status::kUnavailable, .size = 0, .why = away()});
+  slot.store = store_.get();
   try {
     return slot.task.job->options().verb == Verb::kGet ? begin_get(slot) : begin_set(slot);
   } catch (const std::exception& problem) {
@@ -38,10 +47,15 @@ bool FileConnector::begin_get(Slot& slot) {
   const MutableBytes target = slot.task.job->buffer(slot.task.index);
   // Memory that a disk cannot write to is filled out of the kernel's cache.
   const int flags = goes_straight(target) ? O_DIRECT : 0;
-  int error = store_->open_value(slot.name, flags, slot.fd);
+  int error = slot.store->open_value(slot.name, flags, slot.fd);
   struct stat found{};
   if (error == 0 && ::fstat(slot.fd.get(), &found) != 0) error = errno;
-  if (error == ENOENT) return done(slot, {.status = Status::kMiss, .size = 0, .why = {}});
+  const KeyOutcome miss{.status = Status::kMiss, .size = 0, .why = {}};
+  if (error == ENOENT) return done(slot, miss);
+  if (is_of_one_place(error)) {
+    in_the_way(slot.name, error);
+    return done(slot, miss);
+  }
   if (error != 0) return failed(slot, "cannot open a value", error);
   const auto size = static_cast<std::size_t>(found.st_size);
   if (size != file_bytes_ && size != file_bytes_ + kFileBlockBytes) {
@@ -57,7 +71,7 @@ bool FileConnector::begin_get(Slot& slot) {
     return refuse(slot, fault, length);
   }
   const std::int64_t age_s = wall_clock_ms() / 1000 - found.st_mtim.tv_sec;
-  if (age_s > kYoungSeconds) store_->touch(slot.name);
+  if (age_s > kYoungSeconds) slot.store->touch(slot.name);
   slot.lay_out(IoOperation::Kind::kRead, slot.fd.get(), target);
   return false;
 }
@@ -71,7 +85,7 @@ bool FileConnector::received(Slot& slot) {
   if (fault == codec::FrameFault::kNone) fault = check_file_head(head, slot.key, space());
   if (fault != codec::FrameFault::kNone) return refuse(slot, fault, head.payload_size_bytes);
   if (expired(head)) {
-    store_->remove(slot.name);
+    slot.store->remove(slot.name);
     return done(slot, {.status = Status::kMiss, .size = 0, .why = {}});
   }
   const std::size_t rest = target.size() % kFileBlockBytes;
@@ -87,16 +101,20 @@ bool FileConnector::begin_set(Slot& slot) {
   const MutableBytes source = job.buffer(slot.task.index);
   const std::int64_t ttl_ms = job.options().ttl_ms;
   const auto size = static_cast<std::int64_t>(file_size(source.size(), ttl_ms > 0));
-  if (!make_room(slot.name, size)) {
-    return done(slot,
-                {.status = Status::kServerError,
-                 .size = 0,
-                 .why = "OOM the file store is full: " + std::to_string(store_->usage().bytes()) +
-                        " of " + std::to_string(options_.capacity_bytes) + " bytes are used"});
+  if (is_in_the_way(*slot.store, slot.name)) {  // before anything is written in vain
+    return done(slot, in_the_way(slot.name, slot.store->readable(slot.name)));
+  }
+  if (!make_room(*slot.store, slot.name, size)) {
+    return done(
+        slot, {.status = Status::kServerError,
+               .size = 0,
+               .why = "OOM the file store is full: " + std::to_string(slot.store->usage().bytes()) +
+                      " of " + std::to_string(options_.capacity_bytes) + " bytes are used"});
   }
   const bool straight = goes_straight(source);
-  if (const int error = store_->create(size, straight ? O_DIRECT : 0, slot.temporary); error != 0) {
-    store_->give_back(size);
+  if (const int error = slot.store->create(size, straight ? O_DIRECT : 0, slot.temporary);
+      error != 0) {
+    slot.store->give_back(size);
     slot.temporary.name.clear();
     return failed(slot, "cannot create a file for a value", error);
   }
@@ -112,7 +130,8 @@ bool FileConnector::begin_set(Slot& slot) {
     std::memcpy(slot.tail.data(), source.data() + (source.size() - rest), rest);
   }
   slot.lay_out(IoOperation::Kind::kWrite, slot.temporary.fd.get(), source);
-  if (const int error = store_->step(FileSteps::Step::kWrite, slot.temporary.name); error != 0) {
+  if (const int error = slot.store->step(FileSteps::Step::kWrite, slot.temporary.name);
+      error != 0) {
     return failed(slot, "cannot write a value", error);
   }
   return false;
@@ -133,13 +152,15 @@ bool FileConnector::written(Slot& slot) {
       slot.fd_set(slot.temporary.fd.get());
       slot.kind =
           options_.fsync == Fsync::kData ? IoOperation::Kind::kSyncData : IoOperation::Kind::kSync;
-      if (const int error = store_->step(FileSteps::Step::kSync, slot.temporary.name); error != 0) {
+      if (const int error = slot.store->step(FileSteps::Step::kSync, slot.temporary.name);
+          error != 0) {
         return failed(slot, "cannot sync a value", error);
       }
       return false;
     }
   }
-  const int error = store_->publish(slot.temporary, slot.name, options_.fsync == Fsync::kFull);
+  const int error = slot.store->publish(slot.temporary, slot.name, options_.fsync == Fsync::kFull);
+  if (is_of_one_place(error)) return done(slot, in_the_way(slot.name, error));
   if (error != 0) return failed(slot, "cannot put a value in its place", error);
   {
     const std::lock_guard lock(count_mutex_);
@@ -160,7 +181,8 @@ bool FileConnector::advance(Slot& slot) {
 bool FileConnector::done(Slot& slot, KeyOutcome answer) {
   if (answer.status == Status::kOk) failures_.store(0, std::memory_order_relaxed);
   slot.fd.reset();
-  store_->discard(slot.temporary);  // what was published is not discarded
+  if (slot.store) slot.store->discard(slot.temporary);  // what was published is not discarded
+  slot.store.reset();
   const Task task = std::move(slot.task);
   slot.task = {};
   complete(task, answer);  // the last touch: its buffer may be gone
@@ -173,17 +195,11 @@ bool FileConnector::failed(Slot& slot, const char* action, int error) {
 
 bool FileConnector::refuse(Slot& slot, codec::FrameFault fault, std::uint64_t size) {
   refused(fault, slot.key);
-  store_->remove(slot.name);
+  slot.store->remove(slot.name);
   const bool misfit = fault == codec::FrameFault::kSize;
   return done(slot, {.status = misfit ? Status::kSizeMismatch : Status::kCorrupt,
                      .size = size,
                      .why = std::string(codec::name(fault))});
-}
-
-bool FileConnector::make_room(const std::string& name, std::int64_t size_bytes) {
-  if (store_->reserve(size_bytes)) return true;
-  // A value replaces its like without needing a place for both: the old one goes first.
-  return store_->remove(name) == 0 && store_->reserve(size_bytes);
 }
 
 }  // namespace kvferry::connector

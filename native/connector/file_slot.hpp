@@ -11,10 +11,11 @@ namespace kvferry::connector {
 
 struct FileConnector::Slot : IoOperation {
   Task task;
-  std::string key;                 // with the prefix
-  std::string name;                // of the file
-  UniqueFd fd;                     // that is read
-  FileStore::Temporary temporary;  // that is written
+  std::shared_ptr<FileStore> store;  // as it was when this began
+  std::string key;                   // with the prefix
+  std::string name;                  // of the file
+  UniqueFd fd;                       // that is read
+  FileStore::Temporary temporary;    // that is written
   bool syncing = false;
   std::size_t expected = 0;  // bytes that the operation should move
   alignas(kFileBlockBytes) std::array<std::byte, kFileBlockBytes> head;

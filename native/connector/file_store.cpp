@@ -58,7 +58,7 @@ bool is_value_name(std::string_view name) {
 }
 
 std::string read_text(int parent, const std::string& path) {
-  const UniqueFd fd(::openat(parent, path.c_str(), O_RDONLY | O_CLOEXEC));
+  const UniqueFd fd(::openat(parent, path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
   if (!fd) return {};
   std::string text(kTextBytesMax, '\0');
   const ssize_t count = ::read(fd.get(), text.data(), text.size());
@@ -76,11 +76,42 @@ bool write_all(int fd, std::string_view text) {
   return true;
 }
 
+// 0: a file. Else what it is instead.
+int no_file(const struct stat& found) noexcept {
+  if (S_ISREG(found.st_mode)) return 0;
+  return S_ISDIR(found.st_mode) ? EISDIR : S_ISLNK(found.st_mode) ? ELOOP : ENXIO;
+}
+
+bool same(const struct stat& one, const struct stat& other) noexcept {
+  return one.st_dev == other.st_dev && one.st_ino == other.st_ino;
+}
+
 int make_directory(int parent, const char* name) {
   return ::mkdirat(parent, name, 0700) == 0 || errno == EEXIST ? 0 : errno;
 }
 
 }  // namespace
+
+bool is_of_one_place(int error) noexcept {
+  constexpr std::array<int, 9> kErrors = {EISDIR, ENOTDIR, ELOOP,  ENXIO, EACCES,
+                                          EPERM,  EXDEV,   EEXIST, ENODEV};
+  return std::ranges::find(kErrors, error) != kErrors.end();
+}
+
+std::string_view obstacle(int error) noexcept {
+  switch (error) {
+    case EISDIR:
+      return "it is a directory";
+    case ENOTDIR:
+      return "its directory is none";
+    case ELOOP:
+      return "it is a link";
+    case ENXIO:
+      return "it is no file";
+    default:
+      return "it may not be read or replaced";
+  }
+}
 
 std::int64_t wall_clock_ms() noexcept {
   timespec now{};
@@ -89,10 +120,14 @@ std::int64_t wall_clock_ms() noexcept {
 }
 
 Result<std::shared_ptr<FileStore>> FileStore::open(const std::string& path,
-                                                   std::uint64_t capacity_bytes, FileSteps* steps) {
+                                                   std::uint64_t capacity_bytes, FileSteps* steps,
+                                                   const FilePlace* before) {
   std::error_code problem;
-  std::filesystem::create_directories(path, problem);
+  if (before == nullptr || before->usable()) std::filesystem::create_directories(path, problem);
   UniqueFd root(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (before != nullptr && !before->usable()) {  // asked again: it may have gone meanwhile
+    return Error{Errc::kSystem, path + " is not there: its file system is not mounted"};
+  }
   if (!root) return system_error("cannot open the directory " + path, errno);
   const std::string format = read_text(root.get(), "format");
   if (format.empty()) {
@@ -102,7 +137,8 @@ Result<std::shared_ptr<FileStore>> FileStore::open(const std::string& path,
       return Error{Errc::kInvalidArgument,
                    path + " is not empty and no file store; name a directory of its own"};
     }
-    const UniqueFd file(::openat(root.get(), "format", O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
+    const UniqueFd file(
+        ::openat(root.get(), "format", O_WRONLY | O_CREAT | O_NONBLOCK | O_CLOEXEC, 0600));
     if (!file || !write_all(file.get(), kFormat)) {
       return system_error("cannot write to the directory " + path, errno);
     }
@@ -118,7 +154,7 @@ Result<std::shared_ptr<FileStore>> FileStore::open(const std::string& path,
   UniqueFd tmp(::openat(root.get(), "tmp", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!tmp) return system_error("cannot open the directory " + path + "/tmp", errno);
   std::shared_ptr<FileStore> store(
-      new FileStore(std::move(root), std::move(tmp), capacity_bytes, steps));
+      new FileStore(path, std::move(root), std::move(tmp), capacity_bytes, steps));
   if (const int error = store->own(); error != 0) {
     return system_error("cannot write to the directory " + path, error);
   }
@@ -126,11 +162,21 @@ Result<std::shared_ptr<FileStore>> FileStore::open(const std::string& path,
   return store;
 }
 
-FileStore::FileStore(UniqueFd root, UniqueFd tmp, std::uint64_t capacity_bytes, FileSteps* steps)
+FileStore::FileStore(const std::string& path, UniqueFd root, UniqueFd tmp,
+                     std::uint64_t capacity_bytes, FileSteps* steps)
     : root_(std::move(root)),
       tmp_(std::move(tmp)),
+      place_(path, root_.get()),
       capacity_bytes_(capacity_bytes),
       steps_(steps) {}
+
+bool FileStore::in_place() const {
+  struct stat mine{};
+  struct stat found{};
+  return here() && ::fstat(tmp_.get(), &mine) == 0 &&
+         ::fstatat(root_.get(), "tmp", &found, AT_SYMLINK_NOFOLLOW) == 0 && same(mine, found) &&
+         ::fstat(lock_.get(), &mine) == 0 && mine.st_nlink > 0 && usage_->in_place();
+}
 
 FileStore::~FileStore() {
   if (!lock_) return;
@@ -147,7 +193,12 @@ int FileStore::own() {
     owner_ = hex(random);
     const std::string name = owner_ + std::string(kOwnerSuffix);
     UniqueFd lock(::openat(tmp_.get(), name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-    if (!lock) return errno;
+    if (!lock) {
+      const int error = errno;
+      // A disk that our values fill has no room for this file either: one of them makes some.
+      if ((error == ENOSPC || error == EDQUOT) && give_up_one()) continue;
+      return error;
+    }
     struct stat facts{};
     // Somebody's sweep may have come between the two and taken it for a dead one's.
     if (::flock(lock.get(), LOCK_EX | LOCK_NB) == 0 && ::fstat(lock.get(), &facts) == 0 &&
@@ -158,6 +209,16 @@ int FileStore::own() {
     }
   }
   return EAGAIN;
+}
+
+// Whether there was a value to delete. It is counted by the scan that follows the opening.
+bool FileStore::give_up_one() {
+  for (unsigned directory = 0; directory < 256; ++directory) {
+    for (const std::string& name : list(directory)) {
+      if (::unlinkat(root_.get(), name.c_str(), 0) == 0) return true;
+    }
+  }
+  return false;
 }
 
 void FileStore::sweep() {
@@ -208,8 +269,20 @@ bool FileStore::reserve(std::int64_t bytes) { return usage_->reserve(bytes, capa
 void FileStore::give_back(std::int64_t bytes) { usage_->give_back(bytes); }
 
 int FileStore::open_value(const std::string& name, int flags, UniqueFd& fd) const {
-  fd = UniqueFd(::openat(root_.get(), name.c_str(), O_RDONLY | O_CLOEXEC | flags));
-  return fd ? 0 : errno;
+  // A pipe would be waited for, until somebody writes to it.
+  constexpr int kFlags = O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
+  struct stat found{};
+  fd = UniqueFd(::openat(root_.get(), name.c_str(), kFlags | flags));
+  if (!fd) {
+    const int error = errno;  // of a directory it may be one that says nothing
+    return facts(name, found) == 0 && no_file(found) != 0 ? no_file(found) : error;
+  }
+  if (::fstat(fd.get(), &found) != 0) return errno;
+  if (const int error = no_file(found); error != 0) {
+    fd.reset();
+    return error;
+  }
+  return 0;
 }
 
 int FileStore::create(std::int64_t size_bytes, int flags, Temporary& temporary) {
@@ -224,7 +297,9 @@ int FileStore::create(std::int64_t size_bytes, int flags, Temporary& temporary) 
 int FileStore::publish(Temporary& temporary, const std::string& name, bool sync_directory) {
   if (const int error = step(FileSteps::Step::kRename, temporary.name); error != 0) return error;
   struct stat before{};
-  const std::int64_t replaced = facts(name, before) == 0 ? before.st_size : -1;
+  const bool replaces = facts(name, before) == 0;
+  if (replaces && no_file(before) != 0) return no_file(before);
+  const std::int64_t replaced = replaces ? before.st_size : -1;
   const std::string parent = name.substr(0, 2);
   if (::renameat(tmp_.get(), temporary.name.c_str(), root_.get(), name.c_str()) != 0) {
     if (errno != ENOENT) return errno;
@@ -258,6 +333,7 @@ void FileStore::discard(Temporary& temporary) {
 int FileStore::remove(const std::string& name) {
   struct stat before{};
   if (const int error = facts(name, before); error != 0) return error;
+  if (const int error = no_file(before); error != 0) return error;
   if (const int error = step(FileSteps::Step::kRemove, name); error != 0) return error;
   if (::unlinkat(root_.get(), name.c_str(), 0) != 0) return errno;
   usage_->removed(before.st_size);
@@ -265,12 +341,19 @@ int FileStore::remove(const std::string& name) {
 }
 
 int FileStore::facts(const std::string& name, struct stat& found) const {
-  return ::fstatat(root_.get(), name.c_str(), &found, 0) == 0 ? 0 : errno;
+  return ::fstatat(root_.get(), name.c_str(), &found, AT_SYMLINK_NOFOLLOW) == 0 ? 0 : errno;
+}
+
+int FileStore::readable(const std::string& name) const {
+  struct stat found{};
+  if (const int error = facts(name, found); error != 0) return error;
+  if (const int error = no_file(found); error != 0) return error;
+  return ::faccessat(root_.get(), name.c_str(), R_OK, AT_EACCESS) == 0 ? 0 : errno;
 }
 
 void FileStore::touch(const std::string& name) const {
   const std::array<timespec, 2> times = {timespec{0, UTIME_OMIT}, timespec{0, UTIME_NOW}};
-  ::utimensat(root_.get(), name.c_str(), times.data(), 0);
+  ::utimensat(root_.get(), name.c_str(), times.data(), AT_SYMLINK_NOFOLLOW);
 }
 
 void FileStore::scan(const Visit& visit, const std::atomic<bool>& stopped) {
@@ -281,7 +364,7 @@ void FileStore::scan(const Visit& visit, const std::atomic<bool>& stopped) {
     if (stopped.load(std::memory_order_relaxed)) return;
     for (const std::string& name : list(directory)) {
       struct stat found{};
-      if (facts(name, found) != 0) continue;
+      if (facts(name, found) != 0 || no_file(found) != 0) continue;
       bytes += found.st_size;
       ++keys;
       if (visit) visit(name, found);

@@ -19,12 +19,15 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/result.hpp"
 #include "base/unique_fd.hpp"
+#include "connector/file_place.hpp"
 #include "connector/file_usage.hpp"
 
 namespace kvferry::connector {
@@ -48,13 +51,23 @@ class FileSteps {
 
 class FileStore {
  public:
-  // `steps` may be null; else it outlives the store.
+  // `steps` may be null; else it outlives the store. `before`: where a store was open under this
+  // path; then nothing is made or opened that is not usable() there.
   // Fails with: kSystem, kInvalidArgument (the directory has something else in it).
   static Result<std::shared_ptr<FileStore>> open(const std::string& path,
-                                                 std::uint64_t capacity_bytes, FileSteps* steps);
+                                                 std::uint64_t capacity_bytes, FileSteps* steps,
+                                                 const FilePlace* before = nullptr);
   ~FileStore();
   FileStore(const FileStore&) = delete;
   FileStore& operator=(const FileStore&) = delete;
+
+  // Whether the path leads here, and nothing that is needed for writing was removed.
+  [[nodiscard]] bool in_place() const;
+  // Whether the path leads here.
+  [[nodiscard]] bool here() const { return place_.holds(root_.get()); }
+  // Whether it was removed, and not only moved.
+  [[nodiscard]] bool removed() const { return FilePlace::removed(root_.get()); }
+  [[nodiscard]] const FilePlace& place() const noexcept { return place_; }
 
   // What O_DIRECT wants of memory here, in bytes; 0: it does not work.
   [[nodiscard]] std::size_t direct_alignment();
@@ -65,13 +78,16 @@ class FileStore {
     std::string name;
     std::int64_t size_bytes = 0;
   };
-  // Names are those of file_name(). Each returns 0 or an errno.
+  // Names are those of file_name(). Each returns 0 or an errno. What is no file is neither read nor
+  // replaced, and nobody waits for it: EISDIR, ELOOP (a link), ENXIO (anything else).
   int open_value(const std::string& name, int flags, UniqueFd& fd) const;
   int create(std::int64_t size_bytes, int flags, Temporary& temporary);
   int publish(Temporary& temporary, const std::string& name, bool sync_directory);
   void discard(Temporary& temporary);
   int remove(const std::string& name);
   int facts(const std::string& name, struct stat& found) const;
+  // The same, and whether it may be read.
+  int readable(const std::string& name) const;
   // It was of use: makes it young.
   void touch(const std::string& name) const;
   int step(FileSteps::Step what, const std::string& name) {
@@ -95,12 +111,15 @@ class FileStore {
   [[nodiscard]] std::vector<std::pair<std::string, std::string>> descriptions() const;
 
  private:
-  FileStore(UniqueFd root, UniqueFd tmp, std::uint64_t capacity_bytes, FileSteps* steps);
+  FileStore(const std::string& path, UniqueFd root, UniqueFd tmp, std::uint64_t capacity_bytes,
+            FileSteps* steps);
   int own();
+  bool give_up_one();
   void sweep();
 
   const UniqueFd root_;
   const UniqueFd tmp_;
+  const FilePlace place_;
   const std::uint64_t capacity_bytes_;
   FileSteps* const steps_;
   std::unique_ptr<FileUsage> usage_;
@@ -108,6 +127,30 @@ class FileStore {
   std::string owner_;  // 16 hex digits
   std::atomic<std::uint64_t> created_{0};
 };
+
+// The store that is open now. Threads: any.
+class CurrentStore {
+ public:
+  explicit CurrentStore(std::shared_ptr<FileStore> store) : store_(std::move(store)) {}
+  [[nodiscard]] std::shared_ptr<FileStore> get() const {
+    const std::lock_guard lock(mutex_);
+    return store_;
+  }
+  std::shared_ptr<FileStore> operator->() const { return get(); }
+  // The one before it, to be let go of without the lock.
+  std::shared_ptr<FileStore> exchange(std::shared_ptr<FileStore> store) {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(store_, std::move(store));
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::shared_ptr<FileStore> store_;
+};
+
+// Whether an error is about the place of one value, and not about the disk; and what is there then.
+[[nodiscard]] bool is_of_one_place(int error) noexcept;
+[[nodiscard]] std::string_view obstacle(int error) noexcept;
 
 // Milliseconds since 1970.
 [[nodiscard]] std::int64_t wall_clock_ms() noexcept;

@@ -1,6 +1,7 @@
 #include "connector/file_usage.hpp"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -91,9 +92,15 @@ class FileUsage::Locked {
 };
 
 FileUsage::FileUsage(int directory, const char* name, Owner owner)
-    : fd_(::openat(directory, name, O_RDWR | O_CREAT | O_CLOEXEC, 0600)), owner_(owner) {
+    : fd_(::openat(directory, name, O_RDWR | O_CREAT | O_NONBLOCK | O_CLOEXEC, 0600)),
+      owner_(owner) {
   Locked now(*this);
   if (!now.known()) now.write();  // new, or damaged: a scan counts anew
+}
+
+bool FileUsage::in_place() const noexcept {
+  struct stat found{};
+  return !fd_ || (::fstat(fd_.get(), &found) == 0 && found.st_nlink > 0);
 }
 
 bool FileUsage::reserve(std::int64_t bytes, std::uint64_t capacity) noexcept {

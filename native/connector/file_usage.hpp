@@ -38,6 +38,8 @@ class FileUsage {
   FileUsage(const FileUsage&) = delete;
   FileUsage& operator=(const FileUsage&) = delete;
 
+  // Whether the file is still where others look for it.
+  [[nodiscard]] bool in_place() const noexcept;
   // Takes room for a file that will be written; false: `capacity` (0: none) would be exceeded.
   [[nodiscard]] bool reserve(std::int64_t bytes, std::uint64_t capacity) noexcept;
   void give_back(std::int64_t bytes) noexcept;

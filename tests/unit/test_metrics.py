@@ -52,7 +52,7 @@ def use(metrics: CacheMetrics) -> None:
     metrics.predicted("load", 0.1, 0.12)
     metrics.pool(3, 8)
     metrics.write_queue(2, 4096)
-    metrics.store_state("redis", available=False, used_bytes=10, capacity_bytes=100)
+    metrics.store_state("redis", available=False, refuses=True, used_bytes=10, capacity_bytes=100)
 
 
 def test_a_snapshot_has_every_number(metrics: CacheMetrics) -> None:

@@ -382,5 +382,5 @@ def test_each_count_has_the_series_that_dashboards_know() -> None:
     assert shown == {
         *("loads", "loaded_chunks", "loaded_bytes", "failed_chunks", "declined_chunks"),
         *("late_chunks", "load_seconds", "saved_chunks", "saved_bytes", "known_chunks"),
-        *("shed_chunks", "save_seconds"),
+        *("shed_chunks", "save_seconds", "written_chunks", "refused_chunks"),
     }

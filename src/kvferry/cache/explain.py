@@ -169,7 +169,7 @@ def _why(cache: CacheLife, prompt: Prompt, chunk: int, state: str, told: dict[st
             reasons.append(f"{name} had something else there (wrong {refusal}), which was deleted")
         elif store.writer.has_missed(digest):
             reasons.append(f"it was not written to {name} in time")
-        elif store.capacity is not None and store.capacity.known(digest) == b"\x01":
+        elif store.capacity.known(digest) == b"\x01":
             reasons.append(f"evicted from {name} to make room")
     if state == "evicted":
         reasons.append(f"evicted from {MEMORY}")

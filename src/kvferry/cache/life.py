@@ -111,6 +111,7 @@ class CacheLife:
         )
         keep = self.config.local_cpu
         self.storer = Storer(self.memory, self.tiers, self.metrics, copy_threads, keep=keep)
+        self.storer.receipts = self._meter.receipts
         self.reader = Reader(
             *(self.memory, self._retriever, self._meter, self.layout, self.storer), keep=keep
         )

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 from kvferry.cache.memory import Memory
 from kvferry.cache.prefill import PrefillModel
 from kvferry.cache.prompt import Prompt
+from kvferry.cache.receipts import Receipt, Receipts
 from kvferry.cache.request_log import RequestLog
-from kvferry.cache.results import Stored
 from kvferry.cache.retriever import Gathered
 from kvferry.cache.store_tiers import MEMORY, StoreTier
 from kvferry.metrics import MISS_REASONS, CacheMetrics
@@ -56,6 +56,7 @@ class Meter:
         self._cache = cache
         self._told: dict[str, int] = {}
         self._lines = RequestLog(_log)
+        self.receipts = Receipts(self.stored)
         cache.metrics.on_collect(self._gauges)
 
     def gathered(self, prompt: Prompt, gathered: Gathered, took_s: float) -> None:
@@ -70,6 +71,7 @@ class Meter:
         counts = {MEMORY: gathered.memory_chunks, **gathered.chunks}
         tokens = {tier: chunks * size for tier, chunks in counts.items()}
         chunks_bytes = sum(counts.values()) * chunk_bytes
+        self.receipts.sweep()
         self._lines.retrieved(prompt.tokens, tokens, chunks_bytes, took_s, gathered.reason)
         for tier, chunks in counts.items():
             if chunks:
@@ -90,14 +92,20 @@ class Meter:
         if plan is not None and plan.offers:
             self._decided(gathered)
 
-    def stored(self, prompt: Prompt, first_chunk: int, stored: Stored, took_s: float) -> None:
-        """A store of what is behind `first_chunk` is over; stores get the chunks behind it."""
-        size, count = prompt.chunk_size, stored.chunks
-        queued = {name: chunks * size for name, chunks in stored.queued.items()}
-        size_bytes = count * self._cache.memory.chunk_bytes
-        reason = "pool_full" if stored.shed else ""
-        given = prompt.tokens - first_chunk * size
-        self._lines.stored(given, count * size, queued, size_bytes, took_s, reason)
+    def stored(self, receipt: Receipt) -> None:
+        """What became of a store; see `Receipts`."""
+        size, count = receipt.chunk_tokens, receipt.kept
+        self._lines.stored(
+            receipt.given_tokens,
+            count * size,
+            {name: chunks * size for name, chunks in receipt.stored.items()},
+            count * self._cache.memory.chunk_bytes,
+            receipt.took_s,
+            receipt.reason,
+            memory=receipt.here * size,
+            waiting={name: chunks * size for name, chunks in receipt.waiting.items()},
+            refused={name: (chunks * size, why) for name, (chunks, why) in receipt.refused.items()},
+        )
 
     def _decided(self, gathered: Gathered) -> None:
         plan = gathered.plan
@@ -120,6 +128,7 @@ class Meter:
             presence = getattr(store.tier.connector, "presence", None)
             stores[store.tier.name] = {
                 "available": store.tier.connector.available,
+                "problem": store.writer.batches.problem,
                 "queue_bytes": store.writer.queue_bytes,
                 "written_again_chunks": store.writer.written_again,
                 **store.tier.figures(),
@@ -156,12 +165,11 @@ class Meter:
         )
         for store in cache.tiers:
             name, connector = store.tier.name, store.tier.connector
-            metrics.store_state(name, available=connector.available)
-            if store.capacity is not None:
+            refuses = bool(store.writer.batches.problem)
+            metrics.store_state(name, available=connector.available, refuses=refuses)
+            if (limit_bytes := store.capacity.limit_bytes) is not None:
                 metrics.store_state(
-                    name,
-                    used_bytes=store.capacity.used_bytes,
-                    capacity_bytes=store.capacity.limit_bytes,
+                    name, used_bytes=store.capacity.used_bytes, capacity_bytes=limit_bytes
                 )
             for counter, value in connector.stats().items():
                 cause = _CAUSES.get(counter.removeprefix("refused_"))

@@ -2,8 +2,12 @@
 
     Retrieved 4096 out of 4200 tokens (memory 1024, redis 3072): 0.54 GB in 150 ms, 3.6 GB/s
     Stored 4096 out of 4200 tokens (redis 3072): 0.54 GB in 12 ms, 45.0 GB/s
+    Stored 4096 out of 4200 tokens (memory 4096): 0.54 GB in 12 ms, 45.0 GB/s; 4096 wait for redis
+    Stored 4096 out of 4200 tokens (memory 4096): 0.54 GB in 12 ms, 45.0 GB/s; redis took none of
+        4096: OOM command not allowed when used memory > 'maxmemory'.
 
-In brackets of a retrieve: what each tier gave; of a store: what the stores will get behind memory.
+In brackets of a retrieve: what each tier gave; of a store: what the stores have acknowledged. What
+they have not is said behind it: what waits, and what was refused, with the store's reason.
 A store counts the tokens that it was given: an engine that computes a prompt in steps stores it in
 steps.
 Where tokens are missing and somebody could do something about it, the line says why. A prompt that
@@ -17,13 +21,20 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 
-__all__ = ["RequestLog"]
+from kvferry.cache.results import Stored
+from kvferry.chunks.layout import KVLayout
+
+__all__ = ["FULL_QUEUE", "RequestLog"]
+
+FULL_QUEUE = "too much waits for it already"
 
 _LINES_MAX = 10
 _WINDOW_S = 1.0
 _MEMORY = "l1"
+_WHY_MAX = 200  # letters of a store's own words
 # Why tokens are missing, where that is as it should be, or was said by whoever found out.
 _USUAL = ("", "never_stored", "not_worth_loading", "unavailable")
 
@@ -31,11 +42,12 @@ _USUAL = ("", "never_stored", "not_worth_loading", "unavailable")
 class _Sum:
     """What came behind the tenth line of a second."""
 
-    __slots__ = ("calls", "size_bytes", "tokens", "took_s", "wanted")
+    __slots__ = ("calls", "missing", "size_bytes", "tokens", "took_s", "wanted")
 
     def __init__(self) -> None:
         self.calls = self.tokens = self.wanted = self.size_bytes = 0
         self.took_s = 0.0
+        self.missing: Counter[str] = Counter()  # tokens that stores have not, by their names
 
 
 class RequestLog:
@@ -81,9 +93,45 @@ class RequestLog:
         size_bytes: int,
         took_s: float,
         reason: str = "",
+        *,
+        memory: int = 0,
+        waiting: Mapping[str, int] | None = None,
+        refused: Mapping[str, tuple[int, str]] | None = None,
     ) -> None:
-        """So many of the tokens that were given are in memory now, and wait to be written."""
-        self._tell("Stored", wanted, stores, tokens, size_bytes, took_s, reason)
+        """So many of the tokens that were given are kept.
+
+        Args:
+            wanted: Tokens that were given.
+            tokens: Those that are kept somewhere.
+            stores: How many each store has acknowledged.
+            size_bytes: Of those that are kept.
+            took_s: Until the last store had answered.
+            reason: Why memory has not more.
+            memory: How many memory has; said where a store has not the same.
+            waiting: How many each store has still to get.
+            refused: How many each store did not take, and why.
+        """
+        waiting, refused = waiting or {}, refused or {}
+        lacking = Counter(waiting) + Counter({name: count for name, (count, _) in refused.items()})
+        rest = [f"{count} wait for {name}" for name, count in waiting.items()]
+        for name, (count, why) in refused.items():
+            taken = stores.get(name, 0)
+            how_many = f"{taken}" if taken else "none"
+            rest.append(f"{name} took {how_many} of {taken + count}: {why[:_WHY_MAX]}")
+        given = {_MEMORY: memory, **stores} if lacking else stores
+        self._tell(
+            "Stored", wanted, given, tokens, size_bytes, took_s, reason, "; ".join(rest), lacking
+        )
+
+    def offered(self, wanted: int, stored: Stored, layout: KVLayout, took_s: float) -> None:
+        """So many of these tokens are in memory; whoever writes them on says what becomes of it."""
+        size, done = layout.chunk_size, stored.chunks
+        self.stored(
+            *(wanted, done * size, {}, done * layout.chunk_bytes, took_s),
+            memory=done * size,
+            waiting={name: count * size for name, count in stored.queued.items()},
+            refused={name: (count * size, FULL_QUEUE) for name, count in stored.dropped.items()},
+        )
 
     def _tell(
         self,
@@ -94,8 +142,11 @@ class RequestLog:
         size_bytes: int,
         took_s: float,
         reason: str,
+        rest: str = "",
+        lacking: Mapping[str, int] | None = None,
     ) -> None:
         why = f"; the rest: {reason.replace('_', ' ')}" if reason not in _USUAL else ""
+        why += f"; {rest}" if rest else ""
         if not self._log.isEnabledFor(logging.INFO) or (not tokens and not why):
             return
         with self._lock:
@@ -109,6 +160,7 @@ class RequestLog:
                 total.wanted += wanted
                 total.size_bytes += size_bytes
                 total.took_s += took_s
+                total.missing.update(lacking or {})
         for line in over:
             self._log.info("%s", line)
         if told:
@@ -137,6 +189,7 @@ class RequestLog:
         return [
             f"{verb} {total.tokens} out of {total.wanted} tokens in {total.calls} more calls: "
             f"{_speed(total.size_bytes, total.took_s)}"
+            + "".join(f"; {count} not in {name}" for name, count in total.missing.items())
             for verb, total in sums.items()
         ]
 

@@ -14,11 +14,12 @@ from kvferry.cache.steps import Steps
 from kvferry.cache.tier import Tier
 from kvferry.cache.writer import Writer
 from kvferry.chunks.identity import Identity
+from kvferry.client.batch import Status
 from kvferry.config import CacheConfig, EvictionConfig, StoreConfig
 from kvferry.connectors.base import Connector, Space
 from kvferry.connectors.load import load_connector
 from kvferry.connectors.redis import RedisConnector
-from kvferry.errors import ConfigError
+from kvferry.errors import ConfigError, KVFerryError, UnavailableError
 from kvferry.metrics import SHED_REASONS, CacheMetrics
 
 __all__ = ["MEMORY", "StoreTier", "open_tiers", "space_of"]
@@ -39,7 +40,7 @@ class StoreTier:
 
     Attributes:
         tier: What it is asked.
-        capacity: Keeps it below its limit; None: it has none.
+        capacity: Keeps it below its limit, or below what it turns out to hold.
         writer: Writes to it.
         writes: Whether chunks are written there; False: others do that.
     """
@@ -63,17 +64,17 @@ class StoreTier:
     ) -> None:
         self.metrics = metrics
         self._coding = coding
-        self.capacity: Capacity | None = None
-        if limit_bytes is not None and eviction is not None:
-            self.capacity = Capacity(
-                connector,
-                chunk_bytes,
-                limit_bytes,
-                policy=eviction.eviction_policy,
-                watermark=eviction.trigger_watermark,
-                ratio=eviction.eviction_ratio,
-                evicted=lambda count: metrics.evicted(name, count),
-            )
+        eviction = eviction or EvictionConfig()
+        self.capacity = Capacity(
+            name,
+            connector,
+            chunk_bytes,
+            limit_bytes,
+            policy=eviction.eviction_policy,
+            watermark=eviction.trigger_watermark,
+            ratio=eviction.eviction_ratio,
+            evicted=lambda count: metrics.evicted(name, count),
+        )
         newest = clearing.newest if clearing is not None else Newest(int)
         self.generations = StoreGenerations(name, connector, newest)
         self.tier = Tier(
@@ -84,6 +85,7 @@ class StoreTier:
             lets_go=lets_go,
             may_read=self._may_read,
         )
+        self.capacity.recall = self.tier.known.prompts
         self._clearing = clearing
         self.writer = Writer(self.tier, queue_bytes_max, self.capacity, ttl_s, self._wrote)
 
@@ -99,6 +101,19 @@ class StoreTier:
         self.tier.known.forget(which)
         if delete:
             self.generations.delete(which, lambda: not self.writer.writes(which))
+
+    def contact(self, timeout_s: float) -> str:
+        """Whether the store can be used, asked of the store itself: words behind "it"."""
+        try:
+            told = self.tier.connector.batch_exists(["contact"], timeout_s=timeout_s)
+        except KVFerryError as error:
+            return f"cannot be asked: {error}"
+        if told[0] in (Status.OK, Status.MISS):
+            return "is reached"
+        away = told[0] in (Status.UNAVAILABLE, Status.TIMEOUT)
+        refused = not away or (told.kind is not None and told.kind is not UnavailableError)
+        why = told.error or told[0].name
+        return f"refuses us: {why}" if refused else f"is not reached yet: {why}"
 
     def close(self, timeout_s: float) -> bool:
         """Write what waits, for `timeout_s` at most, and close the store; whether all was."""

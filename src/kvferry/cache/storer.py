@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -9,6 +10,7 @@ from functools import partial
 from kvferry.cache.buffers import wanted_chunks
 from kvferry.cache.memory import Memory, PagesGone, Reserved
 from kvferry.cache.prompt import Prompt
+from kvferry.cache.receipts import Receipt, Receipts
 from kvferry.cache.results import Stored
 from kvferry.cache.store_tiers import StoreTier
 from kvferry.cache.writer import Hold, WriteJob
@@ -16,6 +18,8 @@ from kvferry.connectors.base import BufferLike
 from kvferry.metrics import CacheMetrics
 
 __all__ = ["Storer"]
+
+_SHED = "pool_full"  # why chunks were left out
 
 
 class Storer:
@@ -25,7 +29,12 @@ class Storer:
         memory, stores, metrics: Of the cache.
         copy_threads: Threads that copy from buffers into memory.
         keep: Whether chunks stay in memory when the stores have them.
+
+    Attributes:
+        receipts: What becomes of what is stored; None: nobody wants to know.
     """
+
+    receipts: Receipts | None = None
 
     def __init__(
         self,
@@ -55,13 +64,15 @@ class Storer:
 
     def store(self, prompt: Prompt, chunks: Sequence[BufferLike], first_chunk: int) -> Stored:
         """Keep the chunks from `first_chunk` on. Raises as `TieredCache.store`."""
+        began, given = time.monotonic(), prompt.tokens - first_chunk * prompt.chunk_size
         wanted = wanted_chunks(prompt, chunks, first_chunk)
         self.offer_again(prompt)
         reserved = self._memory.reserve(prompt.hashes, first_chunk)
         known, shed = wanted - len(reserved.chunks) - reserved.shed, reserved.shed
         if shed:
-            self._metrics.shed("pool_full", shed)
+            self._metrics.shed(_SHED, shed)
         if not reserved.chunks:
+            self._open(Receipt(given, 0, 0, prompt.chunk_size, _SHED if shed else "", began), [])
             return Stored(chunks=0, known=known, shed=shed)
         try:
             buffers = [chunks[chunk - first_chunk] for chunk in reserved.chunks]
@@ -72,20 +83,47 @@ class Storer:
         except BaseException:
             self._memory.abort(reserved.id)
             raise
-        done, queued, dropped = self.written(prompt, reserved)
+        done, queued, dropped = self.written(prompt, reserved, given, began)
         return Stored(chunks=done, known=known, shed=shed, queued=queued, dropped=dropped)
 
+    def _open(self, receipt: Receipt, stores: list[str]) -> None:
+        if self.receipts is not None:
+            self.receipts.open(receipt, stores)
+
+    def _settler(self, receipt: Receipt, store: StoreTier) -> Callable[[int, str], object]:
+        if self.receipts is None:
+            return lambda count, why: None
+        return partial(self.receipts.settle, receipt, store.tier.name)
+
     def written(
-        self, prompt: Prompt, reserved: Reserved
+        self,
+        prompt: Prompt,
+        reserved: Reserved,
+        given_tokens: int | None = None,
+        began: float | None = None,
     ) -> tuple[int, dict[str, int], dict[str, int]]:
         """All reserved pages hold their chunks now: commit them, and offer them to the stores.
 
-        Returns how many became chunks, and for each store how many it will get, and will not.
+        Args:
+            given_tokens: What the caller had; default: what is reserved.
+            began: When he came.
+
+        Returns:
+            How many became chunks, and for each store how many it will get, and will not.
         """
-        stores = self._written
+        stores, count = self._written, len(reserved.chunks)
+        receipt = Receipt(
+            count * prompt.chunk_size if given_tokens is None else given_tokens,
+            here=count if self._keep else 0,
+            brought=count,
+            chunk_tokens=prompt.chunk_size,
+            reason=_SHED if reserved.shed else "",
+            began=time.monotonic() if began is None else began,
+        )
         if not stores and self._keep:
-            return self._memory.commit(reserved.id), {}, {}
-        count = len(reserved.chunks)
+            receipt.here = receipt.brought = done = self._memory.commit(reserved.id)
+            self._open(receipt, [])
+            return done, {}, {}
         try:
             views = self._memory.views(reserved.handles)
         except PagesGone:
@@ -98,8 +136,12 @@ class Storer:
         hold = Hold(self._leaver(prompt, reserved.chunks, lease))
         queued: dict[str, int] = {}
         dropped: dict[str, int] = {}
+        self._open(receipt, [store.tier.name for store in stores])
         for store in stores:
-            accepted = store.writer.offer(WriteJob(prompt, reserved.chunks, views, hold.share()))
+            settled = self._settler(receipt, store)
+            accepted = store.writer.offer(
+                WriteJob(prompt, reserved.chunks, views, hold.share(), settled)
+            )
             (queued if accepted else dropped)[store.tier.name] = count
         hold.end()
         return done, queued, dropped

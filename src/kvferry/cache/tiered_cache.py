@@ -220,10 +220,8 @@ class TieredCache(CacheLife):
         prompt = self._read(tokens, finds=False)
         if isinstance(tokens, Prompt) and prompt.chunks < tokens.chunks:  # of before a clear
             return Stored(chunks=0, known=0, shed=len(chunks))
-        began = time.monotonic()
-        stored = self.storer.store(prompt, chunks, first_chunk)
-        self._meter.stored(prompt, first_chunk, stored, time.monotonic() - began)
-        return stored
+        self._meter.receipts.sweep()
+        return self.storer.store(prompt, chunks, first_chunk)
 
     # --- Keeping ---
 

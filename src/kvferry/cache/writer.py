@@ -20,12 +20,12 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvferry.cache.answers import REASONS
+from kvferry.cache.batch_writer import BatchWriter
 from kvferry.cache.capacity import Capacity
 from kvferry.cache.losses import Losses
 from kvferry.cache.prompt import Prompt
+from kvferry.cache.request_log import FULL_QUEUE
 from kvferry.cache.tier import Tier
-from kvferry.client.batch import Status
 from kvferry.errors import KVFerryError
 
 __all__ = ["Hold", "WriteJob", "Writer"]
@@ -34,11 +34,15 @@ _log = logging.getLogger("kvferry.cache")
 
 # One batch: enough to fill the wire, little enough that capacity is asked for often.
 _BATCH_BYTES = 64 << 20
+_WORDS = {"queue_full": FULL_QUEUE, "cancelled": "there was no time for it"}
 # Chunks that are in memory and in no store, to be offered again when they are stored again.
 _MISSED_MAX = 100_000
 
 
-@dataclass(frozen=True)
+def _nobody(_count: int, _why: str) -> None: ...
+
+
+@dataclass
 class WriteJob:
     """Chunks of one prompt that are to be written.
 
@@ -47,12 +51,16 @@ class WriteJob:
         chunks: Their indexes, ascending.
         pages: Their bytes.
         release: To be called once, when the pages are no longer needed.
+        settled: To be called once, with how many the store has acknowledged and why not all.
+        there: How many it has acknowledged so far.
     """
 
     prompt: Prompt
     chunks: list[int]
     pages: list[memoryview]
     release: Callable[[], object]
+    settled: Callable[[int, str], object] = _nobody
+    there: int = 0
 
 
 class Hold:
@@ -84,12 +92,12 @@ class Writer:
     Args:
         tier: The store.
         queue_bytes_max: Limit of what waits and is being written.
-        capacity: Keeps the store below its limit; None: it has none.
+        capacity: Keeps the store below its limit.
         ttl_s: Time to live of what is written; None: the store's default.
         report: Called with the number of chunks, seconds and a reason ("" for written chunks).
 
     Attributes:
-        described: Whether the store knows what our identity is in words.
+        batches: Writes them, a batch at a time.
         lease: Makes a job of chunks of a prompt that memory still has; None: nothing is written
             again.
         written_again: Chunks that the store had lost and has again.
@@ -99,15 +107,15 @@ class Writer:
         self,
         tier: Tier,
         queue_bytes_max: int,
-        capacity: Capacity | None,
+        capacity: Capacity,
         ttl_s: float | None,
         report: Callable[[int, float, str], None],
     ) -> None:
         self._tier = tier
         self._bytes_max = queue_bytes_max
         self._capacity = capacity
-        self._ttl_s = ttl_s
         self._report = report
+        self.batches = BatchWriter(tier, capacity, ttl_s, lambda count, s: report(count, s, ""))
         self._lock = threading.Lock()
         self._wake = threading.Condition(self._lock)
         self._idle = threading.Condition(self._lock)
@@ -117,10 +125,8 @@ class Writer:
         self._closing = False
         self._missed: OrderedDict[bytes, None] = OrderedDict()
         self._losses = Losses(tier, ttl_s)
-        self.described = True
         self.lease: Callable[[Prompt, list[int]], WriteJob | None] | None = None
         self.written_again = 0
-        self._written = 0
         self._thread: threading.Thread | None = None  # from the first moment that there is work
 
     @property
@@ -150,6 +156,7 @@ class Writer:
             self._miss(job)
         self._report(len(job.chunks), 0.0, reason)
         job.release()
+        job.settled(0, _WORDS[reason])
         return False
 
     def missed(self, prompt: Prompt) -> list[int]:
@@ -166,7 +173,7 @@ class Writer:
             self._jobs = deque(job for job in self._jobs if not which(job.prompt.generation))
         for job in dropped:
             self._report(len(job.chunks), 0.0, "cancelled")
-            self._end(job, "")
+            self._end(job, "", "it was cleared")
 
     def writes(self, which: Callable[[bytes], bool]) -> bool:
         """Whether something of these generations waits or is being written."""
@@ -198,8 +205,7 @@ class Writer:
             self._jobs.clear()
             self._wake.notify()
             thread = self._thread
-        if self._capacity is not None:
-            self._capacity.stop()
+        self._capacity.stop()
         for job in dropped:
             self._report(len(job.chunks), 0.0, "cancelled")
             self._end(job, "cancelled")
@@ -248,20 +254,15 @@ class Writer:
     @property
     def _step(self) -> int:
         """How many chunks a batch has."""
-        size = _BATCH_BYTES
-        if self._capacity is not None:
-            size = min(size, self._capacity.step_bytes)
-        return max(1, size // self._tier.chunk_bytes)
+        size_bytes = min(_BATCH_BYTES, self._capacity.step_bytes)
+        return max(1, size_bytes // self._tier.chunk_bytes)
 
     def _try(self, jobs: list[WriteJob]) -> bool:
         """Write jobs and end them; whether all of them were written."""
         try:
             reasons = self._write(jobs)
-        except Exception as error:
-            if isinstance(error, KVFerryError):
-                _log.warning("writing to %s failed: %s", self._tier.name, error)
-            else:
-                _log.exception("writing to %s failed", self._tier.name)
+        except Exception:
+            _log.exception("writing to %s failed", self._tier.name)
             reasons = ["error"] * len(jobs)
             for job in jobs:
                 self._report(len(job.chunks), 0.0, "error")
@@ -276,7 +277,7 @@ class Writer:
         try:
             if self._losses.look():
                 _log.info("%s lost chunks that it had; they are written again", self._tier.name)
-                self.described = False
+                self.batches.described = False
             wanted = self._losses.next(chunks_max)
             job = None if wanted is None else self.lease(*wanted)
         except Exception as error:
@@ -289,11 +290,11 @@ class Writer:
         with self._lock:
             self._bytes += len(job.chunks) * self._tier.chunk_bytes
             self._current = [job]
-        began, before = time.monotonic(), self._written
+        began, before = time.monotonic(), self.batches.written
         if not self._try(self._current):
             self._losses.give_up()
         self._current = []
-        self.written_again += self._written - before
+        self.written_again += self.batches.written - before
         self._losses.rest(time.monotonic() - began)
 
     def _write(self, jobs: list[WriteJob]) -> list[str]:
@@ -318,62 +319,29 @@ class Writer:
             keys += [names[chunk - chunks[0]] for chunk in chunks]
             pages += job.pages[start:end]
             digests += [job.prompt.digest(chunk) for chunk in chunks]
-        there, failed = self._write_absent(keys, pages, digests)
+        there, failed = self.batches.write(keys, pages, digests)
         reasons, at = list[str](), 0
         for job, start, end in parts:
             here = there[at : at + end - start]
             at += end - start
+            job.there += here.count(True)
             reasons.append("" if all(here) else failed)
             if not all(here):
                 self._report(here.count(False), 0.0, failed)
+            whole = here.index(False) if False in here else len(here)
+            if not whole:
                 continue
-            prompt, chunks = job.prompt, job.chunks[start:end]
+            prompt, chunks = job.prompt, job.chunks[start : start + whole]
             if self.lease is not None:
                 self._tier.known.add(prompt, chunks)
-            if self._capacity is not None:
-                self._capacity.stored(prompt.first(chunks[-1] + 1), chunks[0], prompt.generation)
+            self._capacity.stored(prompt.first(chunks[-1] + 1), chunks[0], prompt.generation)
         return reasons
 
-    def _write_absent(
-        self, keys: list[str], pages: list[memoryview], digests: list[bytes]
-    ) -> tuple[list[bool], str]:
-        """Write what is not there; which of them are there now, and why others are not."""
-        tier = self._tier
-        if not tier.connector.available:
-            return [False] * len(keys), "unavailable"
-        found = list(tier.connector.batch_exists(keys, touch=True))
-        there = [status is Status.OK for status in found]
-        absent = [i for i, status in enumerate(found) if status is Status.MISS]
-        if there.count(True) + len(absent) < len(keys):
-            return there, REASONS.get(
-                next(s for s in found if s not in (Status.OK, Status.MISS)), "error"
-            )
-        if not absent:
-            return there, ""
-        size_bytes = len(absent) * tier.chunk_bytes
-        if self._capacity is not None and not self._capacity.make_room(size_bytes):
-            return there, "store_full"
-        began = time.monotonic()
-        written = tier.connector.batch_set(
-            [keys[i] for i in absent], [pages[i] for i in absent], ttl_s=self._ttl_s
-        )
-        took_s = time.monotonic() - began
-        tier.refusals.stored([digests[i] for i in absent])
-        for i, status in zip(absent, written, strict=True):
-            there[i] = status is Status.OK
-        count = written.count(Status.OK)
-        self._written += count
-        self._report(count, took_s, "")
-        if count < len(absent):
-            _log.warning("%s did not take a chunk: %s", tier.name, written.error)
-            return there, REASONS.get(written[written.prefix_len], "error")
-        if not self.described:
-            tier.connector.describe()
-            self.described = True
-        return there, ""
-
-    def _end(self, job: WriteJob, reason: str) -> None:
+    def _end(self, job: WriteJob, reason: str, why: str = "") -> None:
         job.release()
+        if reason:
+            why = _WORDS.get(reason) or self.batches.problem or reason.replace("_", " ")
+        job.settled(job.there, why)
         with self._lock:
             if reason:
                 self._miss(job)

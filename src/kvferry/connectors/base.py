@@ -34,7 +34,7 @@ from kvferry.client.methods import BatchMethods, RawMethods
 from kvferry.client.operation import Operation, Verb
 from kvferry.errors import UsageError
 
-__all__ = ["BufferLike", "Connector", "Key", "ScanBatch", "Space", "Ticket", "Usage"]
+__all__ = ["BufferLike", "Connector", "Key", "NodeUsage", "ScanBatch", "Space", "Ticket", "Usage"]
 
 ScanBatch: TypeAlias = list[tuple[Key, float]]  # keys without the prefix, seconds since their use
 
@@ -70,6 +70,22 @@ class Space:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeUsage:
+    """What one node of a store holds, which may be full while others are not.
+
+    Attributes:
+        name: Of the node.
+        used_bytes: As the store counts them.
+        room_bytes: What it says that it takes beyond that; below 0: it holds more than it may;
+            None: it does not say.
+    """
+
+    name: str
+    used_bytes: int
+    room_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
     """What a whole store holds, other spaces and other processes included.
 
@@ -77,11 +93,18 @@ class Usage:
         used_bytes: As the store counts them.
         capacity_bytes: What it may hold; None: nobody set a limit.
         keys: How many values (of striped ones: stripes); None: not known.
+        nodes: The same of each node, where the store has several, or says what room it has.
     """
 
     used_bytes: int
     capacity_bytes: int | None
     keys: int | None
+    nodes: tuple[NodeUsage, ...] = ()
+
+    @property
+    def parts(self) -> tuple[NodeUsage, ...]:
+        """`nodes`, or the whole store as the only one."""
+        return self.nodes or (NodeUsage("", self.used_bytes),)
 
 
 class Ticket(Protocol):
@@ -229,6 +252,9 @@ class Connector(BatchMethods[BatchResult], TicketMethods, RawMethods):
         """Become the one process that evicts, for `ttl_s` seconds at most; False: another is.
 
         A store that only one process uses, or that cannot tell them apart, says True.
+
+        Raises:
+            ServerError: The store is so full that it has no room for a lock.
         """
         return True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
 import time
@@ -19,7 +20,10 @@ from kvferry.errors import (
     UnavailableError,
 )
 
-__all__ = ["CallJob", "CallQueue", "error_text", "status_of"]
+__all__ = ["CallJob", "CallQueue", "error_text", "lacks_room", "status_of"]
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_NO_ROOM_WORDS = tuple(map(os.strerror, _NO_ROOM))
 
 
 class CallJob:
@@ -166,5 +170,14 @@ def status_of(error: Exception) -> Status:
 
 
 def error_text(error: Exception) -> str:
-    """What `BatchResult.error` says of it."""
+    """What `BatchResult.error` says of it; want of room in the word of a server."""
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _NO_ROOM):
+        return f"OOM {error}"
     return str(error) if isinstance(error, KVFerryError) else f"{type(error).__name__}: {error}"
+
+
+def lacks_room(text: str | None) -> bool:
+    """Whether an error of a store says that it is full."""
+    return text is not None and (
+        text.startswith("OOM") or any(word in text for word in _NO_ROOM_WORDS)
+    )

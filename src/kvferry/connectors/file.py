@@ -90,7 +90,8 @@ class FileConnector(NativeConnector):
     def lock_eviction(self, ttl_s: float) -> bool:
         """See `Connector`; the lock is the kernel's, of a file that the store has anyway."""
         try:
-            lock = os.open(os.path.join(self.path, "format"), os.O_RDONLY | os.O_CLOEXEC)
+            flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe would be waited for
+            lock = os.open(os.path.join(self.path, "format"), flags)
         except OSError:
             return False
         try:

@@ -22,7 +22,8 @@ from kvferry.client.buffers import encode_key
 from kvferry.client.pure.resp import Reply
 from kvferry.client.sync import RedisClient
 from kvferry.config import ClientConfig
-from kvferry.connectors.base import Key, ScanBatch, Space, Usage
+from kvferry.connectors.base import Key, NodeUsage, ScanBatch, Space, Usage
+from kvferry.connectors.calls import lacks_room
 from kvferry.connectors.client_connector import ClientConnector
 from kvferry.connectors.control import Control, ControlNode
 from kvferry.connectors.native import as_key
@@ -86,15 +87,18 @@ class RedisConnector(ClientConnector):
 
     def usage(self, timeout_s: float = CONTROL_TIMEOUT_S) -> Usage:
         """Data and limit of all primaries together; see `Connector`."""
-        used = keys = capacity = 0
-        limited = True
-        for info, size in self._control.each(timeout_s, _ask_usage):
+        keys = capacity = 0
+        limited, nodes = True, list[NodeUsage]()
+        for name, info, size in self._control.each(timeout_s, _ask_usage):
+            taken, most = info.get("used_memory", 0), info.get("maxmemory", 0)
             # The data set alone: overhead of the server does not shrink when values go.
-            used += info.get("used_memory_dataset", info.get("used_memory", 0))
-            capacity += info.get("maxmemory", 0)
-            limited &= info.get("maxmemory", 0) > 0
+            used = info.get("used_memory_dataset", taken)
+            nodes.append(NodeUsage(name, used, most - taken if most else None))
+            capacity += most
+            limited &= most > 0
             keys += size
-        return Usage(used, capacity if limited else None, keys)
+        used = sum(node.used_bytes for node in nodes)
+        return Usage(used, capacity if limited else None, keys, tuple(nodes))
 
     def scan(self, limit: int = 1000) -> Iterator[ScanBatch]:
         """SCAN of all primaries; ages are those of OBJECT IDLETIME. See `Connector`."""
@@ -238,6 +242,8 @@ class RedisConnector(ClientConnector):
         try:
             taken = self._ask(b"SET", _LOCK_KEY, token, b"NX", b"PX", ttl_ms)
         except KVFerryError as error:
+            if lacks_room(str(error)):
+                raise
             _log.info("%s: the lock of evictions cannot be had: %s", self.config.address, error)
             return False
         self._lock_token = token if taken is not None else None
@@ -289,10 +295,10 @@ class RedisConnector(ClientConnector):
         self._control.after_fork()
 
 
-def _ask_usage(node: ControlNode, left_s: float) -> tuple[dict[str, int], int]:
+def _ask_usage(node: ControlNode, left_s: float) -> tuple[str, dict[str, int], int]:
     text = node.ask(b"INFO", b"memory", timeout_s=left_s)
     lines = text.decode(errors="replace").splitlines() if isinstance(text, bytes) else []
     pairs = (line.partition(":") for line in lines)
     info = {name: int(value) for name, _, value in pairs if value.isascii() and value.isdigit()}
     size = node.ask(b"DBSIZE", timeout_s=left_s)
-    return info, size if isinstance(size, int) else 0
+    return node.config.address, info, size if isinstance(size, int) else 0

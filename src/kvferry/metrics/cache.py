@@ -171,12 +171,15 @@ class CacheMetrics:
         store: str,
         *,
         available: bool | None = None,
+        refuses: bool | None = None,
         used_bytes: int | None = None,
         capacity_bytes: int | None = None,
     ) -> None:
         """A store as it is now; None leaves a number as it was."""
         if available is not None:
             self._set("store_available", store, int(available))
+        if refuses is not None:
+            self._set("store_refuses", store, int(refuses))
         if used_bytes is not None:
             self._set("store_used_bytes", store, used_bytes)
         if capacity_bytes is not None:

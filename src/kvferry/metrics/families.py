@@ -122,6 +122,7 @@ def _families() -> list[Family]:
         gauge("write_queue_chunks", "Chunks that wait to be written to stores."),
         gauge("write_queue_bytes", "Bytes that wait to be written to stores."),
         gauge("store_available", "1 while a store can be asked, 0 while it cannot.", "store"),
+        gauge("store_refuses", "1: it did not take what it was given last.", "store"),
         gauge("store_used_bytes", "Bytes that a store holds, others' included.", "store"),
         gauge("store_capacity_bytes", "Limit of what it may hold; 0 without one.", "store"),
     ]

@@ -40,6 +40,13 @@ def server_families(status: Mapping[str, Any], *, ready: bool) -> list[Family]:
             {name: int(bool(s["available"])) for name, s in status["stores"].items()},
             "store",
         ),
+        _family(
+            "store_refuses",
+            "gauge",
+            "1: it did not take what it was given last.",
+            {name: int(bool(s["refuses"])) for name, s in status["stores"].items()},
+            "store",
+        ),
         _family("ready", "gauge", "1: engines are served.", int(ready)),
     ]
 

@@ -63,11 +63,24 @@ class StoreWatch:
         self._stop.set()
 
     def status(self) -> dict[str, dict[str, object]]:
-        """Of each store whether it can be asked, and else why not."""
+        """Of each store whether it can be asked, else why not; and whether it takes chunks, else
+        why not."""
         known = dict(self._problems)
         return {
-            name: {"available": not problem, "reason": problem} for name, problem in known.items()
+            name: {
+                "available": not problem,
+                "reason": problem or refusal,
+                "refuses": bool(problem or refusal),
+            }
+            for name, problem in known.items()
+            for refusal in [self._refusal(name)]
         }
+
+    def _refusal(self, name: str) -> str:
+        """Why a store did not take what it was given last; "": it did."""
+        stores = [store for shard in self._shards() for store in shard.cache.tiers]
+        found = (store.writer.batches.problem for store in stores if store.tier.name == name)
+        return next(filter(None, found), "")
 
     def degraded(self) -> list[str]:
         """Those that cannot be asked."""
@@ -124,8 +137,8 @@ class StoreWatch:
                 self._nodes[store.name].ask(b"PING", timeout_s=_ASK_S)
             except KVFerryError as error:
                 return str(error)
-        elif store.path is not None:
-            return _writable(Path(store.path))
+        elif store.path is not None and (problem := _writable(Path(store.path))):
+            return problem
         elif store.module_path is not None and not ours:
             if store.name in self._opened:
                 return ""
@@ -134,7 +147,9 @@ class StoreWatch:
             except (KVFerryError, OSError) as error:
                 return str(error)
             self._opened.add(store.name)
-        return "its connector says that it is away" if ours and store.client is None else ""
+        if not ours or store.client is not None:
+            return ""
+        return self._refusal(store.name) or "its connector says that it is away"
 
 
 def _writable(path: Path) -> str:

@@ -52,10 +52,16 @@ COUNTS = (
     ),
     WorkerCount("load_s", "Seconds that loads took, added up."),
     WorkerCount("lost_leases"),
-    WorkerCount("saved_chunks", "Chunks that were given to the cache.", "saved"),
-    WorkerCount("saved_bytes", "Bytes that were given to the cache."),
+    WorkerCount("saved_chunks", "Chunks that the cache has taken into its memory.", "saved"),
+    WorkerCount("saved_bytes", "Bytes that the cache has taken into its memory."),
     WorkerCount("known_chunks", "Chunks that the cache had already."),
     WorkerCount("shed_chunks", "Chunks that were not saved for want of room.", "shed"),
+    WorkerCount("written_chunks", "Chunks that stores have acknowledged.", "written"),
+    WorkerCount(
+        "refused_chunks",
+        "Chunks that stores did not take: they were full, away, too slow, or let nobody in.",
+        "refused",
+    ),
     WorkerCount("save_s", "Seconds that saving took behind the steps, added up."),
     WorkerCount("lost_chunks"),
 )

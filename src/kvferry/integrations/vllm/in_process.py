@@ -200,7 +200,7 @@ class KvferryConnector(KVConnectorBase_V1):  # type: ignore[misc]
         """What was done since the last step."""
         if self._worker is None:
             return None
-        fresh, deltas = self._worker.counts.take(), self._worker.deltas()
+        deltas, fresh = self._worker.deltas(), self._worker.counts.take()
         if not fresh and not deltas:
             return None
         from kvferry.integrations.vllm.stats import DELTAS, KvferryStats

@@ -198,6 +198,10 @@ def worker_half(
     )
 
 
+# What a rank waits at its start for a store to say whether it can be used.
+_CONTACT_S = 1.0
+
+
 def open_worker(rank: OpenRank) -> tuple[RankAnswers, WorkerHalf]:
     """The half in a worker with a cache of its own, and what answers for it."""
     config = rank.settings.cache
@@ -207,8 +211,7 @@ def open_worker(rank: OpenRank) -> tuple[RankAnswers, WorkerHalf]:
         engine.learning.know_device(device_name(rank.device, _computing_threads()))
     for store in engine.tiers:
         where = next(each.address for each in config.stores if each.name == store.tier.name)
-        reached = "reached" if store.tier.connector.available else "not reached yet"
-        _log.info("kvferry: store %s at %s is %s", store.tier.name, where, reached)
+        _log.info("kvferry: store %s at %s %s", store.tier.name, where, store.contact(_CONTACT_S))
     worker = worker_half(rank, engine, engine.learning.expect, memory=[engine.memory.whole])
     with all_processors():
         worker.status_socket = open_status_socket(

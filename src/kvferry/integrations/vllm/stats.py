@@ -31,6 +31,7 @@ DELTAS = "deltas"
 # Gauges of several ranks are added up, but of one store they all say the same.
 _OF_RANKS = {
     "kvferry_store_available": min,
+    "kvferry_store_refuses": max,
     "kvferry_store_used_bytes": max,
     "kvferry_store_capacity_bytes": max,
 }

@@ -299,9 +299,10 @@ class KvferryTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not th
         if job.is_load and size:
             reason = "" if job.success else "not in time, gone or damaged"
             self._lines.retrieved(tokens, came, job.size_bytes, job.took_s, reason)
-        elif job.done and size:
-            done = len(job.done) * size
-            self._lines.stored(tokens, done, came, job.size_bytes, job.took_s)
+        elif (job.done or job.refused) and size:
+            done, why = len(job.done) * size, job.why or "it did not answer in time"
+            refused = {self._store: (job.refused * size, why)} if job.refused else {}
+            self._lines.stored(tokens, done, came, job.size_bytes, job.took_s, refused=refused)
 
     def _stored(self, keys: Iterable[bytes]) -> Any:
         return offload.OffloadingEvent(

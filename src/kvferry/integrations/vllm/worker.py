@@ -42,6 +42,8 @@ __all__ = ["WorkerHalf"]
 
 _log = logging.getLogger("kvferry.integrations.vllm")
 
+# Why a store does not have what it was given.
+_REFUSED = ("queue_full", "store_full", "unavailable", "error")
 # Chunks that did not come although they are there: why, by the reasons of `kvferry.TieredCache`.
 _WHY = {"not_worth_loading": "declined_chunks", "cut": "declined_chunks", "deadline": "late_chunks"}
 # At the end: vLLM gives its workers 5 s, and 4 s more before it kills them.
@@ -276,7 +278,15 @@ class WorkerHalf:
         if now < self._deltas_at:
             return {}
         self._deltas_at = now + _DELTAS_EVERY_S
-        return self._deltas.take()
+        taken = self._deltas.take()
+        counters = taken.get("counters", {})
+        written = sum(counters.get("kvferry_store_bytes", {}).values()) // self._chunk_bytes
+        shed = counters.get("kvferry_shed_chunks", {})
+        refused = sum(shed.get(reason, 0) for reason in _REFUSED)
+        for name, count in (("written_chunks", written), ("refused_chunks", refused)):
+            if count:
+                self.counts.add(name, count)
+        return taken
 
     # --- The end ---
 

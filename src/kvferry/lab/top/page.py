@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from kvferry.connectors.calls import lacks_room
 from kvferry.lab.table import facts, table
 from kvferry.lab.top.watch import Watch
 
@@ -106,7 +107,7 @@ def _identities(watch: Watch) -> RenderableType | None:
 
 
 def _stores(watch: Watch) -> RenderableType | None:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for identity in _rows(watch.status, "identities"):
         for name, found in _mapping(identity.get("stores")).items():
             store = _mapping(found)
@@ -116,14 +117,32 @@ def _stores(watch: Watch) -> RenderableType | None:
                 (
                     name,
                     str(identity.get("identity", ""))[:12],
-                    "ok" if store.get("available") else "AWAY",
+                    _state(store),
                     f"{_number(store.get('queue_bytes')) / (1 << 20):,.1f} MB",
                     "-" if used is None else _gb(_number(used)),
                     f"{_number(store.get('bandwidth_bytes_s')) / 1e9:.2f} GB/s",
+                    str(store.get("problem") or ""),
                 )
             )
-    names = ("store", "identity", "state", "to be written", "used", "speed seen")
+    names: tuple[str, ...] = (
+        "store",
+        "identity",
+        "state",
+        "to be written",
+        "used",
+        "speed seen",
+        "why",
+    )
+    if not any(row[-1] for row in rows):
+        names, rows = names[:-1], [row[:-1] for row in rows]
     return table(names, rows) if rows else None
+
+
+def _state(store: Mapping[str, Any]) -> str:
+    if not store.get("available"):
+        return "AWAY"
+    problem = str(store.get("problem") or "")
+    return "ok" if not problem else "FULL" if lacks_room(problem) else "REFUSES"
 
 
 def _sessions(watch: Watch) -> RenderableType | None:

@@ -245,10 +245,8 @@ class Client:
             return Stored(chunks=0, known=0, shed=len(chunks))
         began = time.monotonic()
         stored = self._transfer.store(prompt, chunks, first_chunk)
-        took_s, size = time.monotonic() - began, self.layout.chunk_size
-        queued = {name: count * size for name, count in stored.queued.items()}
-        given, done = prompt.tokens - first_chunk * size, stored.chunks
-        self._lines.stored(given, done * size, queued, done * self.layout.chunk_bytes, took_s)
+        given = prompt.tokens - first_chunk * self.layout.chunk_size
+        self._lines.offered(given, stored, self.layout, time.monotonic() - began)
         return stored
 
     # --- Keeping ---

@@ -30,6 +30,12 @@ from kvferry.integrations.vllm.offload.store_channel import StoreChannel
 
 __all__ = ["FinishedTransfer", "TransferLimits", "Transfers"]
 
+# Why nothing was begun, for people.
+_WORDS = {
+    "store_down": "it is away",
+    "store_shed": "too much waits for it already",
+    "store_refused": "its connector takes nothing",
+}
 _STATUS = tuple(status.name.lower() for status in Status)
 
 
@@ -64,6 +70,8 @@ class FinishedTransfer:
         took_s: From submission to the last byte.
         size_bytes: How much was moved.
         keys: All keys of the job.
+        refused: How many the store did not take.
+        why: Why not, or why they did not come.
     """
 
     job: int
@@ -73,6 +81,8 @@ class FinishedTransfer:
     took_s: float
     size_bytes: int
     keys: Sequence[bytes]
+    refused: int = 0
+    why: str = ""
 
 
 @dataclass(slots=True)
@@ -156,7 +166,7 @@ class Transfers:
         entry = _Job(job, False, keys, moved)
         size_bytes = len(moved) * self._row_bytes
         if not moved:
-            self._end(entry, True, (), 0.0)
+            self._end(entry, True, (), 0.0, "")
         elif self._channel.shut:
             self._refuse(entry, "store_down")
         elif self._store_bytes and self._store_bytes + size_bytes > self._limits.store_bytes_max:
@@ -252,15 +262,19 @@ class Transfers:
             size_bytes = len(done) * self._row_bytes
             first_s = (entry.dry_s, min(entry.first_s, result.elapsed_s))
             self._patience.loaded(size_bytes, result.elapsed_s, self._channel.clock(), first_s)
-        self._end(entry, result.ok, done, result.elapsed_s)
+        self._end(entry, result.ok, done, result.elapsed_s, result.error or "")
 
     def _refuse(self, entry: _Job, why: str) -> None:
         self._counts[why] += len(entry.moved)
-        self._end(entry, False, (), 0.0)
+        self._end(entry, False, (), 0.0, _WORDS.get(why, ""))
 
-    def _end(self, entry: _Job, success: bool, done: Sequence[bytes], took_s: float) -> None:
-        size_bytes = len(done) * self._row_bytes
+    def _end(
+        self, entry: _Job, success: bool, done: Sequence[bytes], took_s: float, why: str
+    ) -> None:
+        size_bytes, refused = len(done) * self._row_bytes, len(entry.moved) - len(done)
         ended = FinishedTransfer(
-            entry.job, entry.is_load, success, done, took_s, size_bytes, entry.keys
+            *(entry.job, entry.is_load, success, done, took_s, size_bytes, entry.keys),
+            refused=0 if success else refused,
+            why=why,
         )
         self._finished.append(ended)
