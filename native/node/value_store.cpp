@@ -147,7 +147,7 @@ ValuePtr ValueStore::hold(std::string_view key, UnixMs now) {
     const std::lock_guard lock(mutex_);
     const std::uint32_t slot = living(key, now, gone, dropped);
     if (slot != cache::kNone) {
-      policy_->touch(slot);
+      policy_->touch(slot, cache::Use::kHere);
       value = slots_[slot].value;
     }
   }
@@ -163,7 +163,7 @@ std::optional<Facts> ValueStore::facts(std::string_view key, UnixMs now, bool us
     const std::lock_guard lock(mutex_);
     const std::uint32_t slot = living(key, now, gone, dropped);
     if (slot != cache::kNone) {
-      if (use) policy_->touch(slot);
+      if (use) policy_->touch(slot, cache::Use::kHere);
       const Slot& place = slots_[slot];
       facts = Facts{place.value->size_bytes(), place.value->memory_bytes(), place.expires};
     }
@@ -217,13 +217,13 @@ ValuesUsage ValueStore::usage() const {
 
 // Only who has no other holder makes room by going. New holders need the lock that we have, so one
 // that is alone stays so.
-bool ValueStore::evict_one(int& passed, Keys& gone) {
-  while (passed < kPassedMax) {
-    const std::uint32_t slot = policy_->victim(0, passed);
+bool ValueStore::evict_one(std::vector<std::uint32_t>& passed, Keys& gone) {
+  while (passed.size() < kPassedMax) {
+    const std::uint32_t slot = policy_->victim(0);
     if (slot == cache::kNone) return false;
     if (slots_[slot].value.use_count() > 1) {
-      policy_->lift(slot);
-      ++passed;
+      entries_[slot].flags |= cache::kHeld;
+      passed.push_back(slot);
       continue;
     }
     ++evicted_;
@@ -245,8 +245,12 @@ Result<std::shared_ptr<StoredValue>> ValueStore::reserve(std::size_t size_bytes)
   bool room = false;
   {
     const std::lock_guard lock(mutex_);
-    int passed = 0;
+    std::vector<std::uint32_t> passed;
     while (!(room = pool_->allocate_many(pages)) && evict_one(passed, gone)) {
+    }
+    for (const std::uint32_t slot : passed) {
+      entries_[slot].flags &= static_cast<std::uint8_t>(~cache::kHeld);
+      policy_->lift(slot);
     }
     if (!room) ++refused_;
   }
@@ -278,7 +282,7 @@ bool ValueStore::commit(std::string_view key, std::shared_ptr<StoredValue> value
         table_.insert(hash.mixed(), slot);
         policy_->admit(slot);
       } else {
-        policy_->touch(slot);
+        policy_->touch(slot, cache::Use::kHere);
         value_bytes_ -= slots_[slot].value->size_bytes();
         dropped.push_back(std::move(slots_[slot].value));
       }

@@ -40,7 +40,8 @@ struct StoreOptions {
 
 class ValueStore final : public Values {
  public:
-  static constexpr int kPassedMax = 1024;  // candidates in use that one reservation passes over
+  static constexpr std::size_t kPassedMax =
+      1024;  // candidates in use that one reservation passes over
   static constexpr std::size_t kSweptMax = 256;
   static constexpr std::size_t kFreePassedMax = 1024;  // places without a key in one scan()
 
@@ -85,7 +86,7 @@ class ValueStore final : public Values {
   [[nodiscard]] std::uint32_t find(std::string_view key) const;
   // find(), after a value that has expired was dropped.
   std::uint32_t living(std::string_view key, UnixMs now, Keys& gone, Dropped& dropped);
-  bool evict_one(int& passed, Keys& gone);
+  bool evict_one(std::vector<std::uint32_t>& passed, Keys& gone);
   void drop(std::uint32_t slot, bool evicted, Keys& gone, Dropped& dropped);
   void set_expiry(std::uint32_t slot, UnixMs at);
   void tell(const Keys& keys) const;
