@@ -136,7 +136,7 @@ struct Rig {
 
   node::UnixMs now = 1'000'000;
   const node::Access& access;
-  node::Clients clients{6, kAnnouncedMax};
+  node::Clients clients{6, kAnnouncedMax, SIZE_MAX};
   node::Counters counters;
   node::Agent agent;
   node::InFlight in_flight{kInFlightMax};

@@ -34,7 +34,7 @@ struct Rig {
   }
   node::SessionLimits limits;
   node::Access access = *node::Access::create({});
-  node::Clients clients{4, 4096};
+  node::Clients clients{4, 4096, SIZE_MAX};
   node::Counters counters;
   node::Agent agent;
   node::InFlight in_flight{SIZE_MAX};

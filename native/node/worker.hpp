@@ -48,6 +48,9 @@ class NodeWorker {
     bool readable = true;    // perhaps; until a receive() said otherwise
     bool watches_reading = false, watches_writing = false;
     Pace in{}, out{};
+    Nanos since = 0;              // of its begin
+    std::size_t moved_bytes = 0;  // since held.since
+    Clients::Held held{};         // as Clients know it
   };
   using Connections = std::unordered_map<std::uint64_t, std::unique_ptr<Connection>>;
 
@@ -62,6 +65,7 @@ class NodeWorker {
   bool receive(Connection& connection, bool& moved);
   bool flush(Connection& connection, bool& moved);
   bool watch(std::uint64_t id, Connection& connection);
+  void tell_held(std::uint64_t id, Connection& connection);
   void end(std::uint64_t id);
   void judge_paces(Nanos now);
 
