@@ -79,7 +79,7 @@ TEST_F(NodeHostile, ALargeValueMustKeepAPaceByItsLengthAndNobodyWaitsForIt) {
 }
 
 TEST_F(NodeHostile, ManyWhoDoNotReadTakeNoMoreMemoryThanAllMayHave) {
-  options_.limits.held_bytes_max = 4 * kMiB;
+  options_.limits.held_bytes_max = kMiB;
   start();
   const Peer honest = peer();
   expect_served(honest);
@@ -91,7 +91,7 @@ TEST_F(NodeHostile, ManyWhoDoNotReadTakeNoMoreMemoryThanAllMayHave) {
     greedy.back().send(many);
   }
   EXPECT_TRUE(comes([&] { return hungry_closed() > 4; }));
-  EXPECT_TRUE(comes([&] { return node_->context().clients.held_bytes() <= 4 * kMiB; }));
+  EXPECT_TRUE(comes([&] { return node_->context().clients.held_bytes() <= kMiB; }));
   expect_served(honest);
 }
 

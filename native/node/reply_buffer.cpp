@@ -5,7 +5,11 @@
 namespace kvferry::node {
 
 std::string& ReplyBuffer::text() {
-  if (items_.empty() || items_.back().value != nullptr) items_.emplace_back();
+  if (items_.empty() || items_.back().value != nullptr ||
+      items_.back().text.size() > kTextBytesMax) {
+    text_bytes_ = text_bytes();
+    items_.emplace_back();
+  }
   return items_.back().text;
 }
 
@@ -52,7 +56,7 @@ void ReplyBuffer::sent(std::size_t bytes) {
 }
 
 std::size_t ReplyBuffer::held_bytes() const noexcept {
-  // The room of a text doubles as it grows.
+  // The memory of a text doubles as it grows.
   const std::size_t last = items_.empty() ? 0 : items_.back().text.capacity();
   return last + 2 * text_bytes_ + items_.size() * kValueCost;
 }

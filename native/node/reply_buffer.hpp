@@ -39,7 +39,8 @@ class ReplyBuffer {
   [[nodiscard]] std::size_t held_bytes() const noexcept;
 
  private:
-  static constexpr std::size_t kValueCost = 512;  // of holding one
+  static constexpr std::size_t kValueCost = 512;           // of holding one
+  static constexpr std::size_t kTextBytesMax = 16 * kKiB;  // then a new one: what was sent goes
 
   struct Item {
     std::string text;

@@ -123,7 +123,7 @@ RequestParser::State RequestParser::next(ByteView input, std::size_t& consumed) 
 
 void RequestParser::forget() noexcept {
   if (held_bytes() <= kArgumentsKeptBytes) return;
-  arguments_ = {};
+  std::vector<std::string>().swap(arguments_);  // {} would keep the memory
   text_bytes_ = 0;
 }
 
