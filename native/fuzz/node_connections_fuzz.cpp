@@ -182,6 +182,7 @@ class Connection {
     }
     input_.erase(0, moved);
     session_.received(moved, rig_.now);
+    while (session_.has_more()) session_.resume(rig_.now);
     require(session_.unsent_bytes() <= kUnreadMax + kAnnouncedMax + kReplyMax, "too much waits");
     rig_.check();
     return true;
@@ -200,6 +201,7 @@ class Connection {
         allowed -= part;
       }
       session_.sent(moved, rig_.now);
+      while (session_.has_more()) session_.resume(rig_.now);
     }
     const bool seen = has_mark(last_, got, true, !ours_);
     require(!seen || rig_.given_away, "bytes that this client may not read, or that lay in a page");

@@ -62,6 +62,7 @@ std::string answers(std::string_view input, kvferry::fuzz::Cutting cutting) {
         moved += parts[i].iov_len;
       }
       session.sent(moved, kNow);
+      while (session.has_more()) session.resume(kNow);
     };
     while (!input.empty() && !session.finished()) {
       if (session.wants_bytes()) {
@@ -77,6 +78,7 @@ std::string answers(std::string_view input, kvferry::fuzz::Cutting cutting) {
           allowed -= part;
         }
         session.received(moved, kNow);
+        while (session.has_more()) session.resume(kNow);
       }
       session.deliver();
       if (session.unsent_bytes() > 0) take();

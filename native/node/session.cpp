@@ -59,6 +59,7 @@ std::size_t Session::plan(std::span<iovec> pieces, MutableBytes scratch) {
 
 void Session::received(std::size_t bytes, UnixMs now) {
   now_ = now;
+  work_ = 0;
   const std::size_t landed = std::min(bytes, std::exchange(planned_value_bytes_, 0));
   if (landed > 0) parser_.take_value(landed);
   parse(ByteView(scratch_).first(bytes - landed));
@@ -67,7 +68,13 @@ void Session::received(std::size_t bytes, UnixMs now) {
 void Session::sent(std::size_t bytes, UnixMs now) {
   now_ = now;
   outbox_.sent(bytes);
-  if (!pending_.empty() && wants_bytes()) parse({});
+  if (!pending_.empty() && wants_bytes() && !has_more()) parse({});
+}
+
+void Session::resume(UnixMs now) {
+  now_ = now;
+  work_ = 0;
+  parse({});
 }
 
 // What cannot be parsed yet stays in pending_.
@@ -84,7 +91,7 @@ void Session::parse(ByteView bytes) {
 
 std::size_t Session::parse_some(ByteView bytes) {
   std::size_t used = 0;
-  while (wants_bytes()) {
+  while (wants_bytes() && work_ < kWorkMax) {
     const ByteView rest = bytes.subspan(used);
     if (parser_.value_remaining() > 0) {
       const std::size_t count = std::min(rest.size(), parser_.value_remaining());
@@ -188,6 +195,7 @@ void Session::execute() {
   } else {
     (this->*found->run)(arguments);
   }
+  work_ += found != nullptr && found->first_key != 0 ? 1 : kWorkOfOthers;
   value_.reset();
   value_ticket_ = {};
   parser_.forget();

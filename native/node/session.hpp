@@ -57,9 +57,12 @@ class Session {
     return value_->room_bytes() - (value_size_ - remaining);
   }
   [[nodiscard]] std::size_t unsent_bytes() const noexcept { return outbox_.bytes(); }
+  // Whether more has come than one turn allows: resume() goes on with it.
+  [[nodiscard]] bool has_more() const noexcept { return wants_bytes() && work_ >= kWorkMax; }
+  void resume(UnixMs now);
   // Whether a command has begun and is not complete.
   [[nodiscard]] bool mid_request() const noexcept {
-    return wants_bytes() && (!parser_.at_boundary() || !pending_.empty());
+    return wants_bytes() && !has_more() && (!parser_.at_boundary() || !pending_.empty());
   }
   // All bytes of the command that has begun, as far as they were announced; 0: none has.
   [[nodiscard]] std::size_t due_bytes() const noexcept {
@@ -113,6 +116,10 @@ class Session {
   void flush(const Arguments& arguments);
 
  private:
+  static constexpr std::size_t kWorkMax = 64;
+  static constexpr std::size_t kWorkOfOthers = 8;  // of a command that names no key
+  static constexpr std::size_t kKeysVisitedAsOne = 16;
+
   [[nodiscard]] bool full() const noexcept {
     return outbox_.bytes() > context_.limits.unread_bytes_max ||
            outbox_.text_bytes() > context_.limits.unread_text_bytes_max ||
@@ -164,6 +171,7 @@ class Session {
   bool resp3_ = false;
   bool closing_ = false;  // when all is sent
   bool dropped_ = false;  // at once
+  std::size_t work_ = 0;  // done in this turn: commands that name a key are the unit
   bool spoke_ = false;
   bool missed_pages_ = false;
   UnixMs now_ = 0;

@@ -205,6 +205,7 @@ std::vector<std::string> Session::matching(std::uint64_t& cursor, std::size_t co
   std::vector<std::string> found;
   cursor = context_.values.scan(cursor, count, now_,
                                 [&](std::string_view key) { found.emplace_back(key); });
+  work_ += found.size() / kKeysVisitedAsOne;
   std::erase_if(found, [&](const std::string& key) {
     return !user_->may_read(key) || !glob_match(pattern, key);
   });

@@ -97,6 +97,7 @@ class TestSession {
         if (part < pieces[i].iov_len) break;
       }
       session.received(moved, node_.now);
+      while (session.has_more()) session.resume(node_.now);
     }
     unread = bytes;
   }
@@ -114,6 +115,7 @@ class TestSession {
         moved += part;
       }
       session.sent(moved, node_.now);
+      while (session.has_more()) session.resume(node_.now);
     }
     return out;
   }

@@ -18,6 +18,7 @@ constexpr Nanos kJudgeEvery = 500 * kMilli;
 constexpr std::size_t kHeldStep = 16 * kKiB;
 constexpr std::size_t kHeldPagesStep = 64 * kKiB;
 constexpr std::size_t kProgressBytes = kMiB;
+constexpr Nanos kLaterTime = 2 * kMilli;
 
 std::size_t total(std::span<const iovec> pieces) {
   std::size_t bytes = 0;
@@ -64,7 +65,7 @@ void NodeWorker::stop() noexcept {
 
 void NodeWorker::run() {
   while (!stopping_.load(std::memory_order_relaxed)) {
-    const auto ready = poller_.wait(again_.empty() ? kJudgeEvery : 0);
+    const auto ready = poller_.wait(again_.empty() && later_.empty() ? kJudgeEvery : 0);
     std::vector<std::uint64_t> turns = std::exchange(again_, {});
     bool mail = false;
     for (const net::Ready& one : ready) {
@@ -75,11 +76,22 @@ void NodeWorker::run() {
       const auto at = connections_.find(one.token);
       if (at == connections_.end()) continue;
       if (one.readable) at->second->readable = true;
-      turns.push_back(one.token);
+      if (!at->second->waits) turns.push_back(one.token);
     }
     if (mail) read_mail();
     for (const std::uint64_t id : turns) serve(id);
-    const Nanos now = monotonic_ns();
+    // Who asks for much waits for those who ask for little.
+    Nanos now = monotonic_ns();
+    const Nanos end = now + kLaterTime;
+    for (std::size_t count = later_.size(); count > 0 && now < end; --count) {
+      const std::uint64_t id = later_.front();
+      later_.pop_front();
+      if (const auto at = connections_.find(id); at != connections_.end()) {
+        at->second->waits = false;
+        serve(id);
+      }
+      now = monotonic_ns();
+    }
     if (now - judged_at_ >= kJudgeEvery) judge_paces(now);
   }
 }
@@ -130,6 +142,10 @@ bool NodeWorker::serve(std::uint64_t id, Connection& connection) {
   if (!connection.connected && !greet(connection)) return false;
   bool moved = connection.connected;
   for (int round = 0; moved; ++round) {
+    if (round > 0 && connection.session.has_more()) {
+      if (!std::exchange(connection.waits, true)) later_.push_back(id);
+      break;
+    }
     if (round == kRoundsMax) {
       again_.push_back(id);
       break;
@@ -171,6 +187,11 @@ bool NodeWorker::greet(Connection& connection) {
 
 bool NodeWorker::receive(Connection& connection, bool& moved) {
   Session& session = connection.session;
+  if (session.has_more()) {
+    session.resume(unix_ms());
+    moved = true;
+    return true;
+  }
   if (!connection.readable || !session.wants_bytes()) return true;
   std::array<iovec, kPiecesMax> pieces;
   const std::size_t count = session.plan(pieces, scratch_);

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <unordered_map>
 #include <vector>
@@ -47,6 +48,7 @@ class NodeWorker {
     bool connected = false;  // the handshake is over
     bool readable = true;    // perhaps; until a receive() said otherwise
     bool watches_reading = false, watches_writing = false;
+    bool waits = false;  // in later_
     Pace in{}, out{};
     Nanos since = 0;              // of its begin
     std::size_t moved_bytes = 0;  // since held.since
@@ -74,7 +76,8 @@ class NodeWorker {
   net::Poller poller_;
   Mailbox mailbox_;
   Connections connections_;
-  std::vector<std::uint64_t> again_;  // had more to do than their turn allowed
+  std::vector<std::uint64_t> again_;  // had more to move than their turn allowed
+  std::deque<std::uint64_t> later_;   // had more commands than that
   std::vector<std::byte> scratch_;
   Nanos judged_at_ = 0;
   std::atomic<std::size_t> count_{0};  // relaxed: for dealing out
