@@ -84,7 +84,7 @@ TEST_F(NodeHostile, ManyWhoDoNotReadTakeNoMoreMemoryThanAllMayHave) {
   const Peer honest = peer();
   expect_served(honest);
   std::string many;
-  for (int i = 0; i < 1000; ++i) many += "COMMAND DOCS\r\n";
+  for (int i = 0; i < 3000; ++i) many += "COMMAND DOCS\r\n";
   std::list<Peer> greedy;
   for (int i = 0; i < 24; ++i) {
     greedy.push_back(peer(static_cast<std::size_t>(i % 2)));
