@@ -116,9 +116,9 @@ class Session {
   void flush(const Arguments& arguments);
 
  private:
-  static constexpr std::size_t kWorkMax = 64;
-  static constexpr std::size_t kWorkOfOthers = 8;  // of a command that names no key
-  static constexpr std::size_t kKeysVisitedAsOne = 16;
+  static constexpr std::size_t kWorkMax = 256;
+  static constexpr std::size_t kWorkOfOthers = 32;  // of a command that names no key
+  static constexpr std::size_t kKeysVisitedAsOne = 4;
 
   [[nodiscard]] bool full() const noexcept {
     return outbox_.bytes() > context_.limits.unread_bytes_max ||
