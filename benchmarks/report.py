@@ -17,6 +17,7 @@ from benchmarks.hits import hit_rates
 from benchmarks.index import hash_cost, index_cost
 from benchmarks.latency import distant_exists, distant_get, exists_beside_set
 from benchmarks.node import node_small, node_values
+from benchmarks.node_hostile import node_hostile
 from benchmarks.peers import peer_contact, peer_loads
 from benchmarks.rival import rival_client
 from benchmarks.same_host import same_host
@@ -62,6 +63,7 @@ GROUPS: tuple[Group, ...] = (
     engine_memory,
     node_values,
     node_small,
+    node_hostile,
     peer_loads,
     peer_contact,
     file_rates,

@@ -144,6 +144,9 @@ nb::dict stats(const NodeOwner& self) {
   out["connections"] = sum(counters.connections);
   out["rejected"] = sum(counters.rejected);
   out["slow_closed"] = sum(counters.slow_closed);
+  out["silent_closed"] = sum(counters.silent_closed);
+  out["hungry_closed"] = node.context().clients.hungry_closed();
+  out["clients_bytes"] = node.context().clients.held_bytes();
   out["tls_refused"] = sum(counters.tls_refused);
   out["tls_files_refused"] = sum(counters.tls_files_refused);
   out["received_bytes"] = sum(counters.received_bytes);

@@ -93,17 +93,17 @@ Prefix ChunkCache::lookup(Hashes hashes) {
   return index_->lookup(hashes);
 }
 
-std::size_t ChunkCache::touch(Hashes hashes) {
+std::size_t ChunkCache::touch(Hashes hashes, Use how) {
   const Lock lock(mutex_);
   expire();
-  return index_->touch(hashes);
+  return index_->touch(hashes, how);
 }
 
-ChunkCache::Lease ChunkCache::acquire(Hashes hashes, Nanos ttl) {
+ChunkCache::Lease ChunkCache::acquire(Hashes hashes, Nanos ttl, Use how) {
   const Lock lock(mutex_);
   expire();
   Holder holder(Holder::Kind::kLease, add_time(clock_(), ttl));
-  index_->acquire(hashes, holder.refs);
+  index_->acquire(hashes, holder.refs, how);
   if (holder.refs.empty()) return {};
   lease_pages(holder);
   Lease lease{0, holder.pages};

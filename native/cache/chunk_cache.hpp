@@ -74,8 +74,8 @@ class ChunkCache {
   ChunkCache& operator=(const ChunkCache&) = delete;
 
   Prefix lookup(Hashes hashes);
-  std::size_t touch(Hashes hashes);
-  Lease acquire(Hashes hashes, Nanos ttl);
+  std::size_t touch(Hashes hashes, Use how = Use::kHere);
+  Lease acquire(Hashes hashes, Nanos ttl, Use how = Use::kHere);
   // Whether it was in force until now.
   bool release(std::uint64_t lease_id);
 

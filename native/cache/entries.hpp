@@ -17,8 +17,8 @@ namespace kvferry::cache {
 enum class State : std::uint8_t { kFree, kWriting, kReady };
 
 // Flags of an entry.
-inline constexpr std::uint8_t kHeld = 1;  // named by the request at hand
-inline constexpr std::uint8_t kIdle = 2;  // in the index's list of those that may be evicted
+inline constexpr std::uint8_t kHeld = 1;   // named by the request at hand
+inline constexpr std::uint8_t kAside = 2;  // set aside by the policy when it could not go
 
 struct Entry {
   ChunkHash hash;
@@ -30,13 +30,19 @@ struct Entry {
   std::uint16_t leases;
   std::uint16_t pins;
   State state;
-  std::uint8_t flags;  // of the index
-  std::uint8_t mark;   // of the policy: what prepare() said, then which queue it is in
-  std::uint8_t uses;   // of the policy
-  Links order;         // of the policy
-  Links idle;          // of the index: those that may be evicted; free slots
+  std::uint8_t flags;   // see above
+  std::uint8_t mark;    // of the policy: what prepare() said, then which queue it is in
+  std::uint8_t uses;    // of the policy
+  Links order;          // of the policy; `older` also chains the free slots
+  std::uint64_t place;  // of the policy
 };
 static_assert(sizeof(Entry) == 64);
+
+// Whether nobody needs it: no request, no holder, no chunk behind it.
+inline bool evictable(const Entry& entry) noexcept {
+  return entry.state == State::kReady && entry.leases == 0 && entry.pins == 0 &&
+         entry.children == 0 && (entry.flags & kHeld) == 0;
+}
 
 // One stay of a chunk; stale when the chunk has left.
 struct ChunkRef {
@@ -67,7 +73,7 @@ class Entries {
     if (slot == kNone) {
       slot = touched_++;
     } else {
-      free_ = entries_[slot].idle.older;
+      free_ = entries_[slot].order.older;
     }
     ++resident_;
     Entry& entry = entries_[slot];
@@ -82,7 +88,7 @@ class Entries {
 
   void give_back(std::uint32_t slot) noexcept {
     entries_[slot].state = State::kFree;
-    entries_[slot].idle.older = free_;
+    entries_[slot].order.older = free_;
     free_ = slot;
     --resident_;
   }

@@ -34,7 +34,6 @@ Index::Index(std::size_t capacity, bool leaf_first, PageSource* pages)
     : entries_(capacity),
       table_(capacity),
       evicted_(std::max(capacity, kEvictedMin)),
-      idle_(entries_.all()),
       pages_(pages),
       leaf_first_(leaf_first) {}
 
@@ -112,9 +111,9 @@ Prefix Index::lookup(Hashes hashes) {
 }
 
 // Uses the ready ones of found_[:count], in the order of the mode.
-void Index::touch_found(std::size_t count) {
+void Index::touch_found(std::size_t count, Use how) {
   const auto use = [&](std::uint32_t slot) {
-    if (slot != kNone && entries_[slot].state == State::kReady) policy_->touch(slot);
+    if (slot != kNone && entries_[slot].state == State::kReady) policy_->touch(slot, how);
   };
   if (leaf_first_) {
     for (std::size_t i = count; i-- > 0;) use(found_[i]);
@@ -123,33 +122,32 @@ void Index::touch_found(std::size_t count) {
   }
 }
 
-std::size_t Index::touch(Hashes hashes) {
+std::size_t Index::touch(Hashes hashes, Use how) {
   const std::size_t run = ready_run(hashes);
-  touch_found(run);
+  touch_found(run, how);
   return run;
 }
 
 std::size_t Index::touch_any(Hashes hashes) {
   found_.resize(hashes.size());
   find_all(hashes, 0, hashes.size());
-  touch_found(hashes.size());
+  touch_found(hashes.size(), Use::kHere);
   return static_cast<std::size_t>(std::ranges::count_if(found_, [&](std::uint32_t slot) {
     return slot != kNone && entries_[slot].state == State::kReady;
   }));
 }
 
-void Index::acquire(Hashes hashes, std::vector<ChunkRef>& refs) {
+void Index::acquire(Hashes hashes, std::vector<ChunkRef>& refs, Use how) {
   std::size_t run = ready_run(hashes);
   for (std::size_t i = 0; i < run; ++i) {
     if (entries_[found_[i]].leases == kHoldersMax) run = i;
   }
-  touch_found(run);
+  touch_found(run, how);
   for (std::size_t i = 0; i < run; ++i) {
     Entry& entry = entries_[found_[i]];
     // A request that names a chunk twice may reach the limit only now.
     if (entry.leases == kHoldersMax) break;
     if (entry.leases++ == 0) ++stats_.leased;
-    refile(found_[i]);
     refs.push_back(entries_.ref(found_[i]));
   }
 }
@@ -160,7 +158,6 @@ void Index::hold(std::span<const ChunkRef> refs, std::vector<ChunkRef>& held) {
     Entry& entry = entries_[ref.slot];
     if (entry.state != State::kReady || entry.leases == kHoldersMax) continue;
     if (entry.leases++ == 0) ++stats_.leased;
-    refile(ref.slot);
     held.push_back(ref);
   }
 }
@@ -169,7 +166,7 @@ void Index::release(std::span<const ChunkRef> refs) {
   for (const ChunkRef ref : refs) {
     if (!entries_.holds(ref)) continue;
     if (--entries_[ref.slot].leases == 0) --stats_.leased;
-    refile(ref.slot);
+    let_go(ref.slot);
   }
 }
 
@@ -180,7 +177,6 @@ std::size_t Index::pin(Hashes hashes) {
     Entry& entry = entries_[found_[count]];
     if (entry.pins == kHoldersMax) break;
     if (entry.pins++ == 0) ++stats_.pinned;
-    refile(found_[count]);
   }
   return count;
 }
@@ -192,7 +188,7 @@ std::size_t Index::unpin(Hashes hashes) {
     Entry& entry = entries_[found_[i]];
     if (entry.pins == 0) continue;
     if (--entry.pins == 0) --stats_.pinned;
-    refile(found_[i]);
+    let_go(found_[i]);
     ++count;
   }
   return count;

@@ -7,10 +7,10 @@
 // States: a chunk is writing from reserve() to commit(), then ready. Only ready chunks without
 //   lease and pin are evicted, and leaf-first only those without resident children. remove() and
 //   clear() take any chunk; references to it are stale from then on, and say so.
-// Leaf-first: chunks of a request are used from the last to the first, so that a parent is at
-//   least as young as its children and the policy's candidate mostly is a leaf. A candidate that
-//   cannot go is passed over; after kPassedMax of them the chunk that has been evictable for
-//   longest goes. So an eviction is bounded, and fails only when nothing can be evicted.
+// Leaf-first: a chunk whose turn comes while others follow it is set aside, and is the next to go
+//   when the last of them has gone. So it does not matter in which order the chunks of a prefix are
+//   used; that a request uses them from the last to the first only makes it rare. An eviction costs
+//   O(1) amortised, and fails only when nothing can be evicted. See OrderList.
 // Threads: one at a time. Lifetime: `pages` outlives the index.
 
 #include <cstddef>
@@ -68,7 +68,6 @@ struct Resident {
 class Index {
  public:
   static constexpr std::size_t kCapacityMax = std::size_t{1} << 31;
-  static constexpr int kPassedMax = 64;
   static constexpr std::uint16_t kHoldersMax = UINT16_MAX;  // leases, and pins, of one chunk
 
   // Fails with: kInvalidArgument for capacity or policy; kSystem when there is no memory.
@@ -80,12 +79,12 @@ class Index {
   // Counts a miss of an evicted chunk at the first hole.
   Prefix lookup(Hashes hashes);
   // The leading ready run, used again.
-  std::size_t touch(Hashes hashes);
+  std::size_t touch(Hashes hashes, Use how = Use::kHere);
   // Every ready chunk, wherever in the request, used again; their number.
   std::size_t touch_any(Hashes hashes);
   // touch(), and none of the run can be evicted until release(). Appends to `refs`. The run ends
   // before a chunk that has kHoldersMax leases.
-  void acquire(Hashes hashes, std::vector<ChunkRef>& refs);
+  void acquire(Hashes hashes, std::vector<ChunkRef>& refs, Use how = Use::kHere);
   // The same for these chunks, as far as they are there and ready. Appends to `held`.
   void hold(std::span<const ChunkRef> refs, std::vector<ChunkRef>& held);
   void release(std::span<const ChunkRef> refs);
@@ -145,23 +144,19 @@ class Index {
   void find_all(Hashes hashes, std::size_t begin, std::size_t end);
   std::size_t ready_run(Hashes hashes);
   [[nodiscard]] std::vector<std::uint32_t> by_age() const;
-  void touch_found(std::size_t count);
+  void touch_found(std::size_t count, Use how);
 
   std::uint32_t insert(const ChunkHash& hash, std::uint32_t parent);
   void make_ready(std::uint32_t slot);
   void adopt(std::uint32_t slot, std::uint32_t parent, std::size_t depth);
-  void lift_ancestors(std::uint32_t slot, std::uint32_t until, std::size_t& budget);
-  std::optional<ChunkHash> evict_one(std::size_t& held_max);
-  std::uint32_t choose(std::size_t& held_max);
+  std::optional<ChunkHash> evict_one();
   void drop(std::uint32_t slot);
 
-  [[nodiscard]] bool evictable(const Entry& entry) const noexcept;
-  void refile(std::uint32_t slot);
+  void let_go(std::uint32_t slot);
 
   Entries entries_;
   SlotTable table_;
   EvictedMemory evicted_;
-  SlotList<Entry, &Entry::idle> idle_;  // every evictable chunk, longest first
   std::unique_ptr<Policy> policy_;
   PageSource* const pages_;
   const bool leaf_first_;

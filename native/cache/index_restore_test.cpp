@@ -111,7 +111,9 @@ TEST(IndexRestore, WhatIsBeingWrittenIsNotWrittenDown) {
   ASSERT_EQ(list.size(), 3u);
   for (const auto& chunk : list) {
     EXPECT_NE(chunk.hash, hash_of(3));
-    EXPECT_EQ(chunk.parent, chunk.hash == hash_of(2) ? 0u : kNone);
+    const bool has_parent = chunk.hash == hash_of(2);
+    ASSERT_EQ(chunk.parent != kNone, has_parent);
+    if (has_parent) EXPECT_EQ(list[chunk.parent].hash, hash_of(1));
   }
 }
 

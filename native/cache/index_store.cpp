@@ -5,8 +5,6 @@
 namespace kvferry::cache {
 namespace {
 
-// A commit walks up at most so many ancestors; what lies beyond is passed over when its turn comes.
-constexpr std::size_t kLiftedMax = std::size_t{1} << 16;
 // Pages that come back may still be read by somebody. A call gives up after so many of them.
 constexpr int kFruitlessMax = 8;
 
@@ -19,20 +17,17 @@ std::size_t Index::reserve(Hashes hashes, std::size_t first, std::vector<ChunkRe
   for (const std::uint32_t slot : found_) {
     if (slot == kNone) continue;
     entries_[slot].flags |= kHeld;
-    refile(slot);
   }
-  // Chunks of this request that are in the way are passed over beyond the limit, once each.
-  std::size_t held_max = hashes.size();
   int fruitless = 0;
   const auto make_room = [&](std::uint64_t& page) {
-    if (entries_.resident() == capacity() && !evict_one(held_max)) return false;
+    if (entries_.resident() == capacity() && !evict_one()) return false;
     if (pages_ == nullptr) return true;
     for (;;) {
       if (const auto taken = pages_->take()) {
         page = *taken;
         return true;
       }
-      if (fruitless++ == kFruitlessMax || !evict_one(held_max)) return false;
+      if (fruitless++ == kFruitlessMax || !evict_one()) return false;
     }
   };
   const std::size_t inserted_before = refs.size();
@@ -63,10 +58,10 @@ std::size_t Index::reserve(Hashes hashes, std::size_t first, std::vector<ChunkRe
     }
     parent = slot;
   }
-  for (const std::uint32_t slot : found_) {
-    if (slot == kNone) continue;
-    entries_[slot].flags &= static_cast<std::uint8_t>(~kHeld);
-    refile(slot);
+  for (std::size_t i = found_.size(); i-- > 0;) {
+    if (found_[i] == kNone) continue;
+    entries_[found_[i]].flags &= static_cast<std::uint8_t>(~kHeld);
+    let_go(found_[i]);
   }
   stats_.shed += shed;
   return shed;
@@ -81,7 +76,6 @@ std::uint32_t Index::insert(const ChunkHash& hash, std::uint32_t parent) {
     entry.parent = parent;
     entry.parent_use = entries_[parent].use;
     ++entries_[parent].children;
-    refile(parent);
   }
   return slot;
 }
@@ -96,12 +90,10 @@ void Index::adopt(std::uint32_t slot, std::uint32_t parent, std::size_t depth) {
   entries_[slot].parent = parent;
   entries_[slot].parent_use = entries_[parent].use;
   ++entries_[parent].children;
-  refile(parent);
 }
 
 std::size_t Index::commit(std::span<const ChunkRef> refs, std::span<const std::uint8_t> ok) {
   std::size_t count = 0;
-  std::size_t lifts_max = kLiftedMax;
   const auto settle = [&](std::size_t i) {
     if (!entries_.holds(refs[i]) || entries_[refs[i].slot].state != State::kWriting) return;
     const std::uint32_t slot = refs[i].slot;
@@ -111,7 +103,6 @@ std::size_t Index::commit(std::span<const ChunkRef> refs, std::span<const std::u
     }
     make_ready(slot);
     ++count;
-    if (leaf_first_) lift_ancestors(slot, i > 0 ? refs[i - 1].slot : kNone, lifts_max);
   };
   if (leaf_first_) {
     for (std::size_t i = refs.size(); i-- > 0;) settle(i);
@@ -129,16 +120,7 @@ void Index::make_ready(std::uint32_t slot) {
   ++stats_.insertions;
   evicted_.forget(entries_[slot].hash);
   policy_->admit(slot);
-  refile(slot);
   if (changes_ != nullptr) changes_->note(entries_[slot].hash, true);
-}
-
-// The chunks in front of `slot` become younger than it, up to the one at `until`.
-void Index::lift_ancestors(std::uint32_t slot, std::uint32_t until, std::size_t& budget) {
-  for (std::uint32_t above = entries_.parent_of(slot); above != kNone && above != until && budget;
-       above = entries_.parent_of(above), --budget) {
-    if (entries_[above].state == State::kReady) policy_->lift(above);
-  }
 }
 
 void Index::abort(std::span<const ChunkRef> refs) {

@@ -1,10 +1,10 @@
 #pragma once
 // Policy: which chunk goes when there is no room. Each policy is one file, found by name.
 //
-// A policy holds the chunks that are ready, in queues of its own; the index asks it for a candidate
-// and decides whether that one may go. It knows neither leases nor requests. What makes a policy
-// leaf-first is lift(): after each request the index lifts its chunks from the last to the first,
-// so that a parent is younger than its children and the oldest of a queue nearly always is a leaf.
+// A policy holds the chunks that are ready, in queues of its own, and names only those that are
+// evictable(). One that is in the way is set aside by its queue; whoever makes it evictable again
+// says so. That is what makes every policy leaf-first: a parent whose turn it was comes back when
+// its last child has gone, as the next to go.
 //
 // Threads: those of the index: one at a time. Nothing here allocates after construction.
 
@@ -18,6 +18,10 @@
 
 namespace kvferry::cache {
 
+// A copy for another cache says that a chunk is wanted, but not that it will be wanted here again:
+// it makes the chunk young, as far as use does, and is not counted by policies that count.
+enum class Use : std::uint8_t { kHere, kCopied };
+
 class Policy {
  public:
   virtual ~Policy() = default;
@@ -28,31 +32,23 @@ class Policy {
   // The chunk is ready.
   virtual void admit(std::uint32_t slot) = 0;
   // It was used again.
-  virtual void touch(std::uint32_t slot) = 0;
-  // It becomes the youngest of its queue, without having been used.
+  virtual void touch(std::uint32_t slot, Use use) = 0;
+  // It becomes the youngest of its queue, without having been used: a claim on it ended that had
+  // outlasted its turn.
   virtual void lift(std::uint32_t slot) = 0;
+  // Nothing follows it any more. Requires: it is evictable and was set aside.
+  virtual void bring_back(std::uint32_t slot) = 0;
 
-  // Who should go, or kNone when nothing is ready; it stays in its queue until it is lifted, which
-  // says that it cannot go, or leaves. `arriving` chunks have room already and are not admitted
-  // yet. `passed` candidates for this room were lifted before: after some of one queue a policy
-  // with several tries another.
-  virtual std::uint32_t victim(std::size_t arriving, int passed) = 0;
+  // Who should go, or kNone when nobody may. `arriving` chunks have room already and are not
+  // admitted yet.
+  virtual std::uint32_t victim(std::size_t arriving) = 0;
   // It goes; the policy may remember its hash.
   virtual void evicted(std::uint32_t slot) = 0;
   // It was taken away; nothing is remembered.
   virtual void removed(std::uint32_t slot) = 0;
 
   [[nodiscard]] virtual std::size_t size_bytes() const { return 0; }
-
- protected:
-  // Whether victim() should look into the other queue.
-  static bool is_other_queues_turn(int passed) { return passed / kTriesInARow % 2 != 0; }
-
- private:
-  static constexpr int kTriesInARow = 16;
 };
-
-using OrderList = SlotList<Entry, &Entry::order>;
 
 // Names are those of policy_names(), in any case, with or without their hyphens.
 // Fails with: kInvalidArgument for another name. `entries` outlives the policy.

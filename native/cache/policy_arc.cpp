@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "cache/ghosts.hpp"
+#include "cache/order_list.hpp"
 #include "cache/policy.hpp"
 
 namespace kvferry::cache {
@@ -57,17 +58,24 @@ class Arc final : public Policy {
     }
   }
 
-  void touch(std::uint32_t slot) override { raise(slot); }
+  void touch(std::uint32_t slot, Use use) override {
+    if (use == Use::kCopied) {
+      lift(slot);
+      return;
+    }
+    raise(slot);
+    raise_ancestors(slot);
+  }
   void lift(std::uint32_t slot) override { queue(slot).renew(slot); }
+  void bring_back(std::uint32_t slot) override { queue(slot).bring_back(slot); }
 
-  std::uint32_t victim(std::size_t arriving, int passed) override {
+  std::uint32_t victim(std::size_t arriving) override {
     // Some that were prepared may never have arrived.
     arriving_once_ = std::min(arriving_once_, arriving);
     const auto t1 = static_cast<double>(t1_.size() + arriving_once_);
-    bool once = t1 > t1_wanted_ || (from_b2_ && t1 == t1_wanted_);
-    if (is_other_queues_turn(passed)) once = !once;
-    if ((once && t1_.size() > 0) || t2_.size() == 0) return t1_.oldest();
-    return t2_.oldest();
+    const bool once = t1 > t1_wanted_ || (from_b2_ && t1 == t1_wanted_);
+    const std::uint32_t slot = (once ? t1_ : t2_).candidate();
+    return slot != kNone ? slot : (once ? t2_ : t1_).candidate();
   }
 
   void evicted(std::uint32_t slot) override {
@@ -87,7 +95,7 @@ class Arc final : public Policy {
     t2_.push(slot);
   }
 
-  // A child in T2 keeps its parents, so T1 is no place for them.
+  // A child in T2 keeps its parents, so T1 is no place for them. Each is raised once in its stay.
   void raise_ancestors(std::uint32_t slot) {
     for (std::uint32_t above = entries_.parent_of(slot); above != kNone;
          above = entries_.parent_of(above)) {

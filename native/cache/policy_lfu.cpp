@@ -1,31 +1,38 @@
 // LFU: who was used least often goes first, and among equals who came to that count first.
 //
 // Chunks of one count share a bucket; buckets are chained by count. A use moves a chunk to the next
-// bucket, so every call is O(1). There is a bucket for every chunk at most.
+// bucket, so that costs O(1). There is a bucket for every chunk at most. A chunk that is set aside
+// leaves its bucket and keeps its count; on its way back it passes the buckets of lower counts.
 
 #include "cache/policy.hpp"
 
 namespace kvferry::cache {
 namespace {
 
+using Queue = SlotList<Entry, &Entry::order>;
+
 struct Bucket {
   std::uint64_t uses;
   std::uint32_t fewer, more;  // neighbours in the chain; `more` also chains the free ones
-  OrderList queue;
+  Queue queue;
 };
 
 class Lfu final : public Policy {
  public:
-  explicit Lfu(Entries& entries)
-      : entries_(entries), buckets_(entries.capacity() + 1), bucket_of_(entries.capacity()) {}
+  explicit Lfu(Entries& entries) : entries_(entries), buckets_(entries.capacity() + 1) {}
 
-  void admit(std::uint32_t slot) override {
-    if (fewest_ == kNone || buckets_[fewest_].uses != 1) fewest_ = open(1, kNone, fewest_);
-    enter(slot, fewest_);
-  }
+  void admit(std::uint32_t slot) override { enter(slot, bucket_for(1)); }
 
-  void touch(std::uint32_t slot) override {
-    const std::uint32_t at = bucket_of_[slot];
+  void touch(std::uint32_t slot, Use use) override {
+    if (use == Use::kCopied) {
+      lift(slot);
+      return;
+    }
+    if (is_aside(slot)) {
+      enter(slot, bucket_for(entries_[slot].place + 1));
+      return;
+    }
+    const std::uint32_t at = bucket_of(slot);
     const std::uint64_t uses = buckets_[at].uses + 1;
     std::uint32_t next = buckets_[at].more;
     if (next == kNone || buckets_[next].uses != uses) {
@@ -39,24 +46,65 @@ class Lfu final : public Policy {
     enter(slot, next);
   }
 
-  void lift(std::uint32_t slot) override { buckets_[bucket_of_[slot]].queue.renew(slot); }
-  std::uint32_t victim(std::size_t, int) override {
-    return fewest_ == kNone ? kNone : buckets_[fewest_].queue.oldest();
-  }
-  void evicted(std::uint32_t slot) override { leave(slot); }
-  void removed(std::uint32_t slot) override { leave(slot); }
-  [[nodiscard]] std::size_t size_bytes() const override {
-    return buckets_.size_bytes() + bucket_of_.size_bytes();
+  void lift(std::uint32_t slot) override {
+    if (is_aside(slot)) {
+      enter(slot, bucket_for(entries_[slot].place));
+    } else {
+      buckets_[bucket_of(slot)].queue.renew(slot);
+    }
   }
 
+  void bring_back(std::uint32_t slot) override {
+    enter(slot, bucket_for(entries_[slot].place), /*as_oldest=*/true);
+  }
+
+  std::uint32_t victim(std::size_t) override {
+    while (fewest_ != kNone) {
+      const std::uint32_t slot = buckets_[fewest_].queue.oldest();
+      if (evictable(entries_[slot])) return slot;
+      const std::uint64_t uses = buckets_[fewest_].uses;
+      leave(slot);
+      entries_[slot].order = {kNone, kNone};
+      entries_[slot].place = uses;
+      entries_[slot].flags |= kAside;
+    }
+    return kNone;
+  }
+
+  void evicted(std::uint32_t slot) override { removed(slot); }
+  void removed(std::uint32_t slot) override {
+    if (!is_aside(slot)) leave(slot);
+  }
+  [[nodiscard]] std::size_t size_bytes() const override { return buckets_.size_bytes(); }
+
  private:
-  void enter(std::uint32_t slot, std::uint32_t bucket) {
-    bucket_of_[slot] = bucket;
-    buckets_[bucket].queue.push(slot);
+  // The `place` of an entry is its bucket, or when it is set aside its count.
+  [[nodiscard]] bool is_aside(std::uint32_t slot) const {
+    return (entries_[slot].flags & kAside) != 0;
+  }
+  [[nodiscard]] std::uint32_t bucket_of(std::uint32_t slot) const {
+    return static_cast<std::uint32_t>(entries_[slot].place);
+  }
+
+  void enter(std::uint32_t slot, std::uint32_t bucket, bool as_oldest = false) {
+    entries_[slot].flags &= static_cast<std::uint8_t>(~kAside);
+    entries_[slot].place = bucket;
+    Queue& queue = buckets_[bucket].queue;
+    queue.insert(slot, as_oldest ? queue.oldest() : kNone);
+  }
+
+  std::uint32_t bucket_for(std::uint64_t uses) {
+    std::uint32_t fewer = kNone, at = fewest_;
+    while (at != kNone && buckets_[at].uses < uses) {
+      fewer = at;
+      at = buckets_[at].more;
+    }
+    if (at != kNone && buckets_[at].uses == uses) return at;
+    return open(uses, fewer, at);
   }
 
   void leave(std::uint32_t slot) {
-    const std::uint32_t at = bucket_of_[slot];
+    const std::uint32_t at = bucket_of(slot);
     Bucket& bucket = buckets_[at];
     bucket.queue.remove(slot);
     if (bucket.queue.size() > 0) return;
@@ -74,15 +122,14 @@ class Lfu final : public Policy {
     } else {
       free_ = buckets_[at].more;
     }
-    buckets_[at] = Bucket{uses, fewer, more, OrderList(entries_.all())};
-    if (fewer != kNone) buckets_[fewer].more = at;
+    buckets_[at] = Bucket{uses, fewer, more, Queue(entries_.all())};
+    (fewer == kNone ? fewest_ : buckets_[fewer].more) = at;
     if (more != kNone) buckets_[more].fewer = at;
     return at;
   }
 
   Entries& entries_;
   Zeroed<Bucket> buckets_;
-  Zeroed<std::uint32_t> bucket_of_;  // by slot
   std::uint32_t fewest_ = kNone;
   std::uint32_t free_ = kNone;
   std::uint32_t opened_ = 0;

@@ -1,6 +1,7 @@
 // LRU: who was used longest ago goes first. FIFO: who came first goes first; use changes nothing,
 // but an ancestor is as young as the chunk that was stored behind it last.
 
+#include "cache/order_list.hpp"
 #include "cache/policy.hpp"
 
 namespace kvferry::cache {
@@ -12,11 +13,12 @@ class QueuePolicy final : public Policy {
       : queue_(entries.all()), renewed_by_use_(renewed_by_use) {}
 
   void admit(std::uint32_t slot) override { queue_.push(slot); }
-  void touch(std::uint32_t slot) override {
+  void touch(std::uint32_t slot, Use) override {
     if (renewed_by_use_) queue_.renew(slot);
   }
   void lift(std::uint32_t slot) override { queue_.renew(slot); }
-  std::uint32_t victim(std::size_t, int) override { return queue_.oldest(); }
+  void bring_back(std::uint32_t slot) override { queue_.bring_back(slot); }
+  std::uint32_t victim(std::size_t) override { return queue_.candidate(); }
   void evicted(std::uint32_t slot) override { queue_.remove(slot); }
   void removed(std::uint32_t slot) override { queue_.remove(slot); }
 

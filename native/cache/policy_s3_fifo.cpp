@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "cache/ghosts.hpp"
+#include "cache/order_list.hpp"
 #include "cache/policy.hpp"
 
 namespace kvferry::cache {
@@ -38,28 +39,36 @@ class S3Fifo final : public Policy {
     queue(slot).push(slot);
     if (entries_[slot].mark == kMain) raise_ancestors(slot);
   }
-  void touch(std::uint32_t slot) override {
+  void touch(std::uint32_t slot, Use use) override {
     Entry& entry = entries_[slot];
-    if (entry.uses < kUsesMax) ++entry.uses;
+    if (use == Use::kHere && entry.uses < kUsesMax) ++entry.uses;
   }
   void lift(std::uint32_t slot) override { queue(slot).renew(slot); }
+  void bring_back(std::uint32_t slot) override { queue(slot).bring_back(slot); }
 
-  std::uint32_t victim(std::size_t, int passed) override {
-    for (int turn = 0; turn < kTurnsMax; ++turn) {
-      const std::uint32_t slot = oldest(passed);
+  std::uint32_t victim(std::size_t) override {
+    int turns = 0;
+    for (;;) {
+      const bool from_main =
+          main_.next() != kNone && (main_.size() > main_max_ || small_.next() == kNone);
+      OrderList& from = from_main ? main_ : small_;
+      const std::uint32_t slot = from.next();
       if (slot == kNone) return kNone;
       Entry& entry = entries_[slot];
-      if (entry.mark == kMain && entry.uses > 0) {
+      if (from_main && entry.uses > 0 && turns < kTurnsMax) {
         --entry.uses;
         main_.renew(slot);
-      } else if (entry.mark == kSmall && entry.uses >= kUsesToPass) {
+        ++turns;
+      } else if (!from_main && entry.uses >= kUsesToPass && turns < kTurnsMax) {
         raise(slot);
         raise_ancestors(slot);
-      } else {
+        ++turns;
+      } else if (evictable(entry)) {
         return slot;
+      } else {
+        from.set_aside();
       }
     }
-    return oldest(passed);
   }
 
   void evicted(std::uint32_t slot) override {
@@ -71,13 +80,6 @@ class S3Fifo final : public Policy {
 
  private:
   OrderList& queue(std::uint32_t slot) { return entries_[slot].mark == kMain ? main_ : small_; }
-
-  [[nodiscard]] std::uint32_t oldest(int passed) const {
-    bool from_main = main_.size() > main_max_;
-    if (is_other_queues_turn(passed)) from_main = !from_main;
-    if (small_.size() == 0) return main_.oldest();
-    return from_main && main_.size() > 0 ? main_.oldest() : small_.oldest();
-  }
 
   void raise(std::uint32_t slot) {
     small_.remove(slot);

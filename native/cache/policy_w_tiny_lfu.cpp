@@ -9,6 +9,7 @@
 
 #include <algorithm>
 
+#include "cache/order_list.hpp"
 #include "cache/policy.hpp"
 #include "cache/sketch.hpp"
 
@@ -44,7 +45,11 @@ class WTinyLfu final : public Policy {
     if (window().size() > window_max_ && !full_) pass(window().oldest());
   }
 
-  void touch(std::uint32_t slot) override {
+  void touch(std::uint32_t slot, Use use) override {
+    if (use == Use::kCopied) {
+      lift(slot);
+      return;
+    }
     sketch_.count(entries_[slot].hash);
     if (entries_[slot].mark != kProbation) {
       lift(slot);
@@ -55,12 +60,13 @@ class WTinyLfu final : public Policy {
   }
 
   void lift(std::uint32_t slot) override { queue(slot).renew(slot); }
+  void bring_back(std::uint32_t slot) override { queue(slot).bring_back(slot); }
 
-  std::uint32_t victim(std::size_t arriving, int) override {
+  std::uint32_t victim(std::size_t arriving) override {
     full_ = true;
-    const std::uint32_t candidate = window().oldest();
-    std::uint32_t victim = queues_[kProbation].oldest();
-    if (victim == kNone) victim = queues_[kProtected].oldest();
+    const std::uint32_t candidate = window().candidate();
+    std::uint32_t victim = queues_[kProbation].candidate();
+    if (victim == kNone) victim = queues_[kProtected].candidate();
     if (victim == kNone) return candidate;
     if (candidate == kNone || window().size() + arriving + 1 <= window_max_) return victim;
     if (sketch_.estimate(entries_[candidate].hash) > sketch_.estimate(entries_[victim].hash)) {

@@ -33,6 +33,19 @@ class SlotList {
     ++size_;
   }
 
+  // As the next older one of `younger`, or as the youngest for kNone.
+  void insert(std::uint32_t slot, std::uint32_t younger) noexcept {
+    if (younger == kNone) {
+      push(slot);
+      return;
+    }
+    const std::uint32_t older = links(younger).older;
+    links(slot) = {younger, older};
+    links(younger).older = slot;
+    (older == kNone ? oldest_ : links(older).younger) = slot;
+    ++size_;
+  }
+
   void remove(std::uint32_t slot) noexcept {
     const Links at = links(slot);
     (at.younger == kNone ? youngest_ : links(at.younger).older) = at.older;

@@ -33,6 +33,7 @@ namespace node = kvferry::node;
 constexpr std::size_t kPage = 4096;
 constexpr std::size_t kPages = 8;
 constexpr std::size_t kInFlightMax = 5 * kPage;
+constexpr std::size_t kClientsMax = 6;
 constexpr std::size_t kUnreadMax = 8 * 1024;
 constexpr std::size_t kAnnouncedMax = 4096;
 constexpr std::size_t kReplyMax = 256 * 1024;  // of what one command can answer here
@@ -130,13 +131,15 @@ struct Rig {
 
   void check() const {
     require(store->usage().used_bytes <= kPages * kPage, "more pages than there are");
-    require(in_flight.bytes() <= std::max(kInFlightMax, kPages * kPage), "too much is in flight");
+    // What arrives, or one that is alone; what leaves, and one more for each connection.
+    require(in_flight.bytes() <= 2 * kInFlightMax + (kClientsMax + 1) * kPages * kPage,
+            "too much is in flight");
     require(secret.use_count() <= 2, "somebody holds what he may not read");
   }
 
   node::UnixMs now = 1'000'000;
   const node::Access& access;
-  node::Clients clients{6, kAnnouncedMax};
+  node::Clients clients{kClientsMax, kAnnouncedMax, SIZE_MAX};
   node::Counters counters;
   node::Agent agent;
   node::InFlight in_flight{kInFlightMax};
@@ -179,6 +182,7 @@ class Connection {
     }
     input_.erase(0, moved);
     session_.received(moved, rig_.now);
+    while (session_.has_more()) session_.resume(rig_.now);
     require(session_.unsent_bytes() <= kUnreadMax + kAnnouncedMax + kReplyMax, "too much waits");
     rig_.check();
     return true;
@@ -197,6 +201,7 @@ class Connection {
         allowed -= part;
       }
       session_.sent(moved, rig_.now);
+      while (session_.has_more()) session_.resume(rig_.now);
     }
     const bool seen = has_mark(last_, got, true, !ours_);
     require(!seen || rig_.given_away, "bytes that this client may not read, or that lay in a page");

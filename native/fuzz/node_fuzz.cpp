@@ -34,7 +34,7 @@ struct Rig {
   }
   node::SessionLimits limits;
   node::Access access = *node::Access::create({});
-  node::Clients clients{4, 4096};
+  node::Clients clients{4, 4096, SIZE_MAX};
   node::Counters counters;
   node::Agent agent;
   node::InFlight in_flight{SIZE_MAX};
@@ -62,6 +62,7 @@ std::string answers(std::string_view input, kvferry::fuzz::Cutting cutting) {
         moved += parts[i].iov_len;
       }
       session.sent(moved, kNow);
+      while (session.has_more()) session.resume(kNow);
     };
     while (!input.empty() && !session.finished()) {
       if (session.wants_bytes()) {
@@ -77,6 +78,7 @@ std::string answers(std::string_view input, kvferry::fuzz::Cutting cutting) {
           allowed -= part;
         }
         session.received(moved, kNow);
+        while (session.has_more()) session.resume(kNow);
       }
       session.deliver();
       if (session.unsent_bytes() > 0) take();

@@ -13,6 +13,7 @@ namespace {
 
 using cache::ChunkHash;
 using cache::Hashes;
+using cache::Use;
 
 constexpr std::size_t kHexDigits = 2 * cache::kHashBytes;
 // Who holds a value for longer keeps its page all the same; the chunk may then be evicted.
@@ -136,7 +137,7 @@ std::vector<std::uint64_t> ChunkValues::sums_of(std::uint64_t page, ByteView byt
 ValuePtr ChunkValues::hold(std::string_view key, UnixMs /*now*/) {
   const auto name = read(key);
   if (!name) return nullptr;
-  const auto lease = cache_->acquire(One(name->hash), kHoldTime);
+  const auto lease = cache_->acquire(One(name->hash), kHoldTime, Use::kCopied);
   if (lease.id == 0) return nullptr;
   const auto page = cache_->pool()->bytes(mem::PageHandle::unpack(lease.pages.front()));
   if (!page) {  // somebody freed it by its handle
@@ -164,7 +165,7 @@ std::optional<Facts> ChunkValues::facts(std::string_view key, UnixMs /*now*/, bo
   if (!name) return std::nullopt;
   const One one(name->hash);
   if (use) {
-    if (cache_->touch(one) == 0) return std::nullopt;
+    if (cache_->touch(one, Use::kCopied) == 0) return std::nullopt;
   } else {
     std::uint8_t state = 0;
     cache_->states(one, {&state, 1});

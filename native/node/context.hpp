@@ -19,7 +19,7 @@ namespace kvferry::node {
 // Sums since the start. Relaxed, because nothing is decided by them.
 struct Counters {
   std::atomic<std::uint64_t> commands{0}, hits{0}, misses{0}, busy{0};
-  std::atomic<std::uint64_t> connections{0}, rejected{0}, slow_closed{0};
+  std::atomic<std::uint64_t> connections{0}, rejected{0}, slow_closed{0}, silent_closed{0};
   // Handshakes that came to nothing; TLS files that were changed to what cannot be used.
   std::atomic<std::uint64_t> tls_refused{0}, tls_files_refused{0};
   std::atomic<std::uint64_t> leases{0}, leases_expired{0};
@@ -32,11 +32,14 @@ struct Counters {
 
 struct SessionLimits {
   RequestLimits request{};
-  std::size_t key_bytes_max = 4 * kKiB;         // keys lie beside the pages
-  std::size_t unread_bytes_max = 16 * kMiB;     // of replies, before the next command is looked at
-  std::size_t announced_bytes_max = 32 * kMiB;  // of announcements that wait beside replies
-  std::size_t listed_bytes_max = 64 * kMiB;     // of the answer to KEYS
-  std::size_t scan_count_max = 16 * kKiB;       // places that one SCAN looks at
+  std::size_t key_bytes_max = 4 * kKiB;      // keys lie beside the pages
+  std::size_t unread_bytes_max = 16 * kMiB;  // of replies, before the next command is looked at
+  std::size_t unread_text_bytes_max = 64 * kKiB;  // the same, of what is not in pages
+  std::size_t announced_bytes_max = 32 * kMiB;    // of announcements that wait beside replies
+  std::size_t held_bytes_max = 64 * kMiB;    // memory of all connections together, beside pages
+  std::size_t listed_bytes_max = 16 * kMiB;  // of the answer to KEYS
+  std::size_t scanned_bytes_max = kMiB;      // of the answer to SCAN, and the keys at hand
+  std::size_t scan_count_max = 16 * kKiB;    // places that one SCAN looks at
   LeaseLimits lease{};
 };
 

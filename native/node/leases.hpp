@@ -70,6 +70,7 @@ class Leases {
   // Ends those whose time is over; how many.
   std::size_t expire(UnixMs now);
   void clear() noexcept;
+  [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
 
  private:
   struct Lease {

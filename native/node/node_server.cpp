@@ -1,5 +1,7 @@
 #include "node/node_server.hpp"
 
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <random>
 #include <string_view>
@@ -13,6 +15,7 @@ namespace {
 
 constexpr Nanos kSweepEvery = 100 * kMilli;
 constexpr std::size_t kThreadsMax = 256;
+constexpr std::size_t kDroppedAtOnce = 64;
 
 // 40 hexadecimal digits, as servers have them.
 std::string random_run_id() {
@@ -21,6 +24,13 @@ std::string random_run_id() {
   std::string out(40, '0');
   for (char& digit : out) digit = kDigits[device() % kDigits.size()];
   return out;
+}
+
+// A node that lends is part of a program, which needs descriptors too.
+std::size_t connections_max(const NodeOptions& options) {
+  rlimit files{};
+  if (!options.lends || ::getrlimit(RLIMIT_NOFILE, &files) != 0) return options.connections_max;
+  return std::min<std::size_t>(options.connections_max, std::max<rlim_t>(files.rlim_cur / 2, 1));
 }
 
 }  // namespace
@@ -43,7 +53,8 @@ Result<std::unique_ptr<NodeServer>> NodeServer::open(NodeOptions options) {
 NodeServer::NodeServer(NodeOptions options, Access access, EventFd event)
     : options_(std::move(options)),
       access_(std::move(access)),
-      clients_(options_.connections_max, options_.limits.announced_bytes_max),
+      clients_(connections_max(options_), options_.limits.announced_bytes_max,
+               options_.limits.held_bytes_max),
       event_(std::move(event)) {}
 
 Outcome NodeServer::start() {
@@ -160,6 +171,7 @@ void NodeServer::run() {
     const auto ready = poller->wait(kSweepEvery);
     if (!ready.empty() && !accept_all()) {
       // Out of descriptors. Those who wait stay ready, so they are looked at again in a while.
+      clients_.drop_silent(kDroppedAtOnce);
       for (const net::Listener& listener : listeners_) poller->forget(listener.fd());
       (void)poller->wait(kSweepEvery);
       watching = false;

@@ -1,13 +1,21 @@
 #include "node/reply_buffer.hpp"
 
+#include <algorithm>
+
 namespace kvferry::node {
 
 std::string& ReplyBuffer::text() {
-  if (items_.empty() || items_.back().value != nullptr) items_.emplace_back();
+  if (items_.empty() || items_.back().value != nullptr ||
+      items_.back().text.size() > kTextBytesMax) {
+    text_bytes_ = text_bytes();
+    items_.emplace_back();
+  }
   return items_.back().text;
 }
 
 void ReplyBuffer::value(ValuePtr value, InFlight::Ticket ticket) {
+  text_bytes_ = text_bytes();
+  value_bytes_ += value->size_bytes();
   items_.push_back({.text = {}, .value = std::move(value), .ticket = std::move(ticket)});
 }
 
@@ -36,15 +44,21 @@ std::size_t ReplyBuffer::gather(std::span<iovec> pieces) const {
 void ReplyBuffer::sent(std::size_t bytes) {
   offset_ += bytes;
   while (!items_.empty() && offset_ >= items_.front().size()) {
-    offset_ -= items_.front().size();
+    const Item& item = items_.front();
+    offset_ -= item.size();
+    if (item.value != nullptr) {
+      value_bytes_ -= item.size();
+    } else if (items_.size() > 1) {
+      text_bytes_ -= item.size();
+    }
     items_.pop_front();
   }
 }
 
-std::size_t ReplyBuffer::bytes() const noexcept {
-  std::size_t bytes = 0;
-  for (const Item& item : items_) bytes += item.size();
-  return bytes - offset_;
+std::size_t ReplyBuffer::held_bytes() const noexcept {
+  // The memory of a text doubles as it grows.
+  const std::size_t last = items_.empty() ? 0 : items_.back().text.capacity();
+  return last + 2 * text_bytes_ + items_.size() * kValueCost;
 }
 
 }  // namespace kvferry::node

@@ -29,9 +29,19 @@ class ReplyBuffer {
   void sent(std::size_t bytes);
 
   [[nodiscard]] bool empty() const noexcept { return bytes() == 0; }
-  [[nodiscard]] std::size_t bytes() const noexcept;
+  [[nodiscard]] std::size_t bytes() const noexcept { return text_bytes() + value_bytes_ - offset_; }
+  [[nodiscard]] std::size_t text_bytes() const noexcept {
+    return text_bytes_ + (items_.empty() ? 0 : items_.back().text.size());
+  }
+  // Of the values that wait, whole.
+  [[nodiscard]] std::size_t value_bytes() const noexcept { return value_bytes_; }
+  // Memory of its own, beside the values.
+  [[nodiscard]] std::size_t held_bytes() const noexcept;
 
  private:
+  static constexpr std::size_t kValueCost = 512;           // of holding one
+  static constexpr std::size_t kTextBytesMax = 16 * kKiB;  // then a new one: what was sent goes
+
   struct Item {
     std::string text;
     ValuePtr value;  // or this
@@ -43,6 +53,8 @@ class ReplyBuffer {
   };
 
   std::deque<Item> items_;
+  std::size_t text_bytes_ = 0;  // of all but the last item
+  std::size_t value_bytes_ = 0;
   std::size_t offset_ = 0;  // of the first item that was sent
 };
 

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::int64_t kArgumentsBeforeAuth = 10;
 constexpr std::int64_t kBulkBytesBeforeAuth = 16'384;
-constexpr std::size_t kArgumentsKept = 1024;  // whose memory is kept for the next command
+constexpr std::size_t kArgumentsKeptBytes = 32 * kKiB;  // of which the memory is kept
 
 std::optional<std::int64_t> number(std::string_view text) {
   std::int64_t value = 0;
@@ -121,6 +121,12 @@ RequestParser::State RequestParser::next(ByteView input, std::size_t& consumed) 
   }
 }
 
+void RequestParser::forget() noexcept {
+  if (held_bytes() <= kArgumentsKeptBytes) return;
+  std::vector<std::string>().swap(arguments_);  // {} would keep the memory
+  text_bytes_ = 0;
+}
+
 void RequestParser::argument_ended() noexcept {
   step_ = --expected_ == 0 ? Step::kDone : Step::kHeader;
 }
@@ -138,7 +144,6 @@ RequestParser::State RequestParser::start(ByteView input, std::size_t& consumed)
   std::string_view line = text.substr(0, end);
   if (line.ends_with('\r')) line.remove_suffix(1);
 
-  if (arguments_.capacity() > kArgumentsKept) arguments_ = {};
   arguments_.clear();
   value_apart_ = false;
   text_bytes_ = 0;

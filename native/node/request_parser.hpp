@@ -50,6 +50,12 @@ class RequestParser {
   void take_value(std::size_t count) noexcept { value_remaining_ -= count; }
 
   [[nodiscard]] const std::vector<std::string>& arguments() const noexcept { return arguments_; }
+  // Memory of the arguments.
+  [[nodiscard]] std::size_t held_bytes() const noexcept {
+    return arguments_.capacity() * sizeof(std::string) + text_bytes_ - text_remaining_;
+  }
+  // Gives back the memory of many arguments. Requires: what next() said was kCommand.
+  void forget() noexcept;
   // Whether the value of this command was handed to the caller.
   [[nodiscard]] bool value_apart() const noexcept { return value_apart_; }
   [[nodiscard]] bool at_boundary() const noexcept {

@@ -7,6 +7,8 @@
 namespace kvferry::node {
 namespace {
 
+constexpr std::size_t kFirstRoomBytes = 60 * kKiB;  // of a value: what a first page takes
+
 std::string unknown(const Arguments& arguments) {
   std::string first;
   for (std::size_t i = 1; i < arguments.size() && first.size() < kShownBytesMax; ++i) {
@@ -39,13 +41,16 @@ std::size_t Session::plan(std::span<iovec> pieces, MutableBytes scratch) {
   planned_value_bytes_ = 0;
   scratch_ = scratch;
   const std::size_t remaining = parser_.value_remaining();
+  std::size_t offset = value_size_ - remaining;
+  if (remaining > 0) make_room(offset + 1);
   if (value_ != nullptr && remaining > 0) {
-    std::size_t offset = value_size_ - remaining;
-    while (offset < value_size_ && count + 1 < pieces.size()) {
+    const std::size_t end = value_->room_bytes();
+    while (offset < end && count + 1 < pieces.size()) {
       const MutableBytes piece = value_->piece(offset);
-      pieces[count++] = {.iov_base = piece.data(), .iov_len = piece.size()};
-      offset += piece.size();
-      planned_value_bytes_ += piece.size();
+      const std::size_t length = std::min(piece.size(), end - offset);
+      pieces[count++] = {.iov_base = piece.data(), .iov_len = length};
+      offset += length;
+      planned_value_bytes_ += length;
     }
     if (offset < value_size_) return count;
   }
@@ -55,6 +60,7 @@ std::size_t Session::plan(std::span<iovec> pieces, MutableBytes scratch) {
 
 void Session::received(std::size_t bytes, UnixMs now) {
   now_ = now;
+  work_ = 0;
   const std::size_t landed = std::min(bytes, std::exchange(planned_value_bytes_, 0));
   if (landed > 0) parser_.take_value(landed);
   parse(ByteView(scratch_).first(bytes - landed));
@@ -63,7 +69,13 @@ void Session::received(std::size_t bytes, UnixMs now) {
 void Session::sent(std::size_t bytes, UnixMs now) {
   now_ = now;
   outbox_.sent(bytes);
-  if (!pending_.empty() && wants_bytes()) parse({});
+  if (!pending_.empty() && wants_bytes() && !has_more()) parse({});
+}
+
+void Session::resume(UnixMs now) {
+  now_ = now;
+  work_ = 0;
+  parse({});
 }
 
 // What cannot be parsed yet stays in pending_.
@@ -80,7 +92,7 @@ void Session::parse(ByteView bytes) {
 
 std::size_t Session::parse_some(ByteView bytes) {
   std::size_t used = 0;
-  while (wants_bytes()) {
+  while (wants_bytes() && work_ < kWorkMax) {
     const ByteView rest = bytes.subspan(used);
     if (parser_.value_remaining() > 0) {
       const std::size_t count = std::min(rest.size(), parser_.value_remaining());
@@ -112,20 +124,42 @@ void Session::begin_value(std::size_t size_bytes) {
   const CommandSpec* set = find_command("SET");
   value_refused_ = refusal(*set, parser_.arguments());
   if (!value_refused_.empty()) return;
-  auto ticket = context_.in_flight.take(value_size_);
-  if (!ticket) {
-    value_refused_ = "BUSY too many bytes are on their way already";
-    return Counters::add(context_.counters.busy);
-  }
-  auto value = context_.values.reserve(value_size_);
-  if (!value) {
-    const bool never = value.error().code == Errc::kInvalidArgument;
-    value_refused_ = (never ? "ERR " : "BUSY ") + value.error().context;
-    if (!never) Counters::add(context_.counters.busy);
+  auto value = context_.values.reserve(value_size_, 0);
+  if (!value && value.error().code == Errc::kInvalidArgument) {
+    value_refused_ = "ERR " + value.error().context;
     return;
   }
+  spoken();  // from here on the pace says how long it may take
+  if (!value) return refuse_value(value.error().context);
   value_ = std::move(*value);
-  value_ticket_ = std::move(*ticket);
+}
+
+// For the first `bytes` of the value. It is doubled each time, so that who sends half of a value
+// holds little more than that.
+void Session::make_room(std::size_t bytes) {
+  if (value_ == nullptr || bytes <= value_ticket_.bytes()) return;
+  const std::size_t room =
+      std::min(value_size_, std::max({bytes, 2 * value_ticket_.bytes(), kFirstRoomBytes}));
+  if (!context_.in_flight.receive(value_ticket_, room - value_ticket_.bytes())) {
+    return refuse_value("too many bytes are on their way already");
+  }
+  const Outcome extended = context_.values.extend(*value_, room);
+  if (!extended) refuse_value(extended.error().context);
+}
+
+// What has come goes, and what comes is read away.
+void Session::refuse_value(std::string why) {
+  value_.reset();
+  value_ticket_ = {};
+  value_refused_ = "BUSY " + std::move(why);
+  Counters::add(context_.counters.busy);
+  missed_pages_ = true;
+}
+
+void Session::spoken() {
+  if (spoke_ || user_ == nullptr) return;
+  spoke_ = true;
+  context_.clients.spoke(id_);
 }
 
 // The part that came into scratch with what is around it.
@@ -136,6 +170,7 @@ void Session::value_arrived(ByteView bytes) {
 }
 
 void Session::copy_value(std::size_t offset, ByteView bytes) {
+  make_room(offset + bytes.size());
   while (value_ != nullptr && !bytes.empty()) {
     const MutableBytes piece = value_->piece(offset);
     const std::size_t count = std::min(piece.size(), bytes.size());
@@ -163,8 +198,11 @@ void Session::execute() {
   } else {
     (this->*found->run)(arguments);
   }
+  work_ += found != nullptr && found->first_key != 0 ? 1 : kWorkOfOthers;
   value_.reset();
   value_ticket_ = {};
+  parser_.forget();
+  spoken();
 }
 
 std::string Session::refusal(const CommandSpec& command, const Arguments& arguments) const {

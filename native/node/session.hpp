@@ -2,8 +2,9 @@
 // Session: the machine of one connection: bytes in, bytes out, and what the commands do.
 //
 // plan() names where the next bytes go: the rest of a value straight into its pages, then scratch.
-// received() says how many came. While more than unread_bytes_max of replies wait to be sent, or
-// the connection is to end, nothing more is taken: what came stays pending, bounded by scratch.
+// received() says how many came. A value gets pages as it arrives, at most twice of what has come.
+// While more than unread_bytes_max of replies wait to be sent, any value in a crowd (see InFlight),
+// or the connection is to end, nothing more is taken: what came stays pending, bounded by scratch.
 //
 // Threads: one. Context outlives it. It sees neither socket nor clock.
 
@@ -17,6 +18,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/bytes.hpp"
@@ -48,13 +50,36 @@ class Session {
   void deliver();
 
   [[nodiscard]] bool wants_bytes() const noexcept { return !closing_ && !full(); }
-  // How much of a value is still to come.
-  [[nodiscard]] std::size_t value_remaining() const noexcept { return parser_.value_remaining(); }
+  // How much of a value is still to come, and has a place already.
+  [[nodiscard]] std::size_t value_remaining() const noexcept {
+    const std::size_t remaining = parser_.value_remaining();
+    if (value_ == nullptr || remaining == 0) return remaining;
+    return value_->room_bytes() - (value_size_ - remaining);
+  }
   [[nodiscard]] std::size_t unsent_bytes() const noexcept { return outbox_.bytes(); }
+  // Whether more has come than one turn allows: resume() goes on with it.
+  [[nodiscard]] bool has_more() const noexcept { return wants_bytes() && work_ >= kWorkMax; }
+  void resume(UnixMs now);
   // Whether a command has begun and is not complete.
   [[nodiscard]] bool mid_request() const noexcept {
-    return wants_bytes() && (!parser_.at_boundary() || !pending_.empty());
+    return wants_bytes() && !has_more() && (!parser_.at_boundary() || !pending_.empty());
   }
+  // All bytes of the command that has begun, as far as they were announced; 0: none has.
+  [[nodiscard]] std::size_t due_bytes() const noexcept {
+    if (!mid_request()) return 0;
+    return parser_.value_remaining() > 0 ? value_size_ : 1;
+  }
+  // Whether somebody whom the node knows has said a command.
+  [[nodiscard]] bool spoke() const noexcept { return spoke_; }
+  // Its memory, and that of values which nobody can evict for its sake.
+  [[nodiscard]] std::size_t held_bytes() const noexcept {
+    return outbox_.held_bytes() + parser_.held_bytes() + pending_.capacity();
+  }
+  [[nodiscard]] std::size_t held_page_bytes() const noexcept {
+    return outbox_.value_bytes() + leases_.bytes() + value_ticket_.bytes();
+  }
+  // Whether pages were missing since this was asked.
+  bool missed_pages() noexcept { return std::exchange(missed_pages_, false); }
   // Nothing more is to be done.
   [[nodiscard]] bool finished() const noexcept { return dropped_ || (closing_ && outbox_.empty()); }
 
@@ -91,8 +116,14 @@ class Session {
   void flush(const Arguments& arguments);
 
  private:
+  static constexpr std::size_t kWorkMax = 256;
+  static constexpr std::size_t kWorkOfOthers = 32;  // of a command that names no key
+  static constexpr std::size_t kKeysVisitedAsOne = 4;
+
   [[nodiscard]] bool full() const noexcept {
-    return outbox_.bytes() > context_.limits.unread_bytes_max;
+    return outbox_.bytes() > context_.limits.unread_bytes_max ||
+           outbox_.text_bytes() > context_.limits.unread_text_bytes_max ||
+           (outbox_.value_bytes() > 0 && context_.in_flight.crowded());
   }
   [[nodiscard]] Reply reply() { return {outbox_.text(), resp3_}; }
   void fail(std::string_view error) { reply().error(error); }
@@ -104,6 +135,9 @@ class Session {
   void parse(ByteView bytes);
   std::size_t parse_some(ByteView bytes);
   void begin_value(std::size_t size_bytes);
+  void make_room(std::size_t bytes);
+  void refuse_value(std::string why);
+  void spoken();
   void value_arrived(ByteView bytes);
   void copy_value(std::size_t offset, ByteView bytes);
   void execute();
@@ -138,6 +172,9 @@ class Session {
   bool resp3_ = false;
   bool closing_ = false;  // when all is sent
   bool dropped_ = false;  // at once
+  std::size_t work_ = 0;  // done in this turn: commands that name a key are the unit
+  bool spoke_ = false;
+  bool missed_pages_ = false;
   UnixMs now_ = 0;
 
   // The value of a SET that arrives.

@@ -17,7 +17,7 @@ constexpr std::string_view kNotInteger = "ERR value is not an integer or out of 
 constexpr std::size_t kScanCountDefault = 10;
 constexpr std::size_t kPatternBytesMax = 1024;  // what it takes grows with its length
 constexpr std::string_view kLongPattern = "ERR the pattern is longer than 1024 bytes";
-constexpr std::size_t kKeysAtOnce = 4096;  // that are visited under one lock
+constexpr std::size_t kKeysAtOnce = 1024;  // that are visited under one lock
 
 // now + count * unit; nothing when that is no moment.
 std::optional<UnixMs> moment(UnixMs now, std::int64_t count, std::int64_t unit_ms) {
@@ -57,13 +57,8 @@ void Session::get(const Arguments& arguments) {
     out.append("\r\n");
     return;
   }
-  auto ticket = context_.in_flight.take(size);
-  if (!ticket) {
-    Counters::add(context_.counters.busy);
-    return fail("BUSY too many bytes are on their way already");
-  }
   reply().bulk_head(size);
-  outbox_.value(std::move(value), std::move(*ticket));
+  outbox_.value(std::move(value), context_.in_flight.send(size));
   outbox_.text().append("\r\n");
 }
 
@@ -210,6 +205,7 @@ std::vector<std::string> Session::matching(std::uint64_t& cursor, std::size_t co
   std::vector<std::string> found;
   cursor = context_.values.scan(cursor, count, now_,
                                 [&](std::string_view key) { found.emplace_back(key); });
+  work_ += found.size() / kKeysVisitedAsOne;
   std::erase_if(found, [&](const std::string& key) {
     return !user_->may_read(key) || !glob_match(pattern, key);
   });
@@ -218,21 +214,20 @@ std::vector<std::string> Session::matching(std::uint64_t& cursor, std::size_t co
 
 void Session::keys(const Arguments& arguments) {
   if (arguments[1].size() > kPatternBytesMax) return fail(kLongPattern);
-  std::vector<std::string> found;
-  std::size_t bytes = 0;
+  std::string listed;
+  std::size_t count = 0;
   std::uint64_t cursor = 0;
   do {
-    for (std::string& key : matching(cursor, kKeysAtOnce, arguments[1])) {
-      bytes += key.size();
-      found.push_back(std::move(key));
+    for (const std::string& key : matching(cursor, kKeysAtOnce, arguments[1])) {
+      Reply(listed, resp3_).bulk(key);
+      ++count;
     }
-    if (bytes > context_.limits.listed_bytes_max) {
+    if (listed.size() > context_.limits.listed_bytes_max) {
       return fail("ERR there are too many keys for one answer; use SCAN");
     }
   } while (cursor != 0);
-  Reply out = reply();
-  out.array(found.size());
-  for (const std::string& key : found) out.bulk(key);
+  reply().array(count);
+  outbox_.text().append(listed);
 }
 
 void Session::scan(const Arguments& arguments) {
@@ -259,11 +254,19 @@ void Session::scan(const Arguments& arguments) {
     }
   }
   std::uint64_t next = *cursor;
-  std::vector<std::string> found = matching(next, count, pattern);
-  if (!strings) found.clear();
-  Reply out = reply();
-  out.array(2).bulk(std::to_string(next)).array(found.size());
-  for (const std::string& key : found) out.bulk(key);
+  std::string listed;
+  std::size_t listed_count = 0;
+  do {
+    const std::size_t part = std::min(count, kKeysAtOnce);
+    count -= part;
+    for (const std::string& key : matching(next, part, pattern)) {
+      if (!strings) continue;
+      Reply(listed, resp3_).bulk(key);
+      ++listed_count;
+    }
+  } while (next != 0 && count > 0 && listed.size() < context_.limits.scanned_bytes_max);
+  reply().array(2).bulk(std::to_string(next)).array(listed_count);
+  outbox_.text().append(listed);
 }
 
 void Session::memory(const Arguments& arguments) {

@@ -10,6 +10,7 @@ namespace {
 
 // What is shorter, such as the frame in front of a page, goes with the answer.
 constexpr std::size_t kToldBytesMax = 256;
+constexpr std::size_t kKeysMax = 1024;
 
 // A value as its reader gets it: bytes, and [address, length] of what is read from memory.
 void tell(Reply& out, const StoredValue& value) {
@@ -42,6 +43,7 @@ void Session::lease(const Arguments& arguments) {
     reply().array(2).integer(static_cast<std::int64_t>(told->incarnation)).bulk(told->metadata);
     return;
   }
+  if (arguments.size() > kKeysMax + 2) return fail("ERR too many keys for one lease");
   if (arguments.size() < 3) return fail("ERR wrong number of arguments for 'lease' command");
   const auto wanted_ms = number<std::int64_t>(arguments[1]);
   if (!wanted_ms) return fail("ERR value is not an integer or out of range");
@@ -68,6 +70,7 @@ void Session::lease(const Arguments& arguments) {
     if (!ticket) {
       if (why.empty()) why = "too many bytes are on their way already";
       Counters::add(context_.counters.busy);
+      missed_pages_ = true;
       return fail("BUSY " + std::string(why));
     }
     id = leases_.add(std::move(held), bytes, std::move(*ticket), now_ + time_ms);

@@ -18,6 +18,7 @@ namespace {
 using Pairs = std::vector<std::pair<std::string, std::string>>;
 
 constexpr std::string_view kMaxClients = "maxclients";
+constexpr std::size_t kNamesMax = 1024;  // of one COMMAND
 
 std::string text_of(const std::atomic<std::uint64_t>& counter) {
   return std::to_string(counter.load(std::memory_order_relaxed));
@@ -83,6 +84,7 @@ std::vector<Section> sections(const Context& context, UnixMs now) {
        {{"used_memory", number_of(usage.used_bytes)},
         {"used_memory_dataset", number_of(usage.value_bytes)},
         {"in_flight_bytes", number_of(context.in_flight.bytes())},
+        {"clients_bytes", number_of(context.clients.held_bytes())},
         {"maxmemory", number_of(usage.size_bytes)},
         {"maxmemory_policy", lower(context.facts.policy)}}},
       {"Persistence", {{"loading", "0"}}},
@@ -93,6 +95,8 @@ std::vector<Section> sections(const Context& context, UnixMs now) {
         {"total_net_output_bytes", text_of(counters.sent_bytes)},
         {"rejected_connections", text_of(counters.rejected)},
         {"slow_clients_closed", text_of(counters.slow_closed)},
+        {"silent_clients_closed", text_of(counters.silent_closed)},
+        {"hungry_clients_closed", number_of(context.clients.hungry_closed())},
         {"tls_refused", text_of(counters.tls_refused)},
         {"tls_files_refused", text_of(counters.tls_files_refused)},
         {"leases", text_of(counters.leases)},
@@ -217,6 +221,7 @@ void Session::command(const Arguments& arguments) {
     return;
   }
   if (!listing && !docs && !same_word(arguments[1], "INFO")) return unknown_subcommand(arguments);
+  if (arguments.size() > kNamesMax) return fail("ERR too many names");
   std::vector<const CommandSpec*> wanted;  // null: a name that is none
   for (std::size_t i = 2; i < arguments.size(); ++i) {
     const CommandSpec* found = find_command(arguments[i]);

@@ -180,16 +180,87 @@ TEST(Session, PipelineGoesOnWhenTheReaderReads) {
   EXPECT_EQ(session.take(777).size() + session.unread.size(), 50u * (7 + 5000 + 2));
 }
 
-TEST(Session, BusyInsteadOfAQueue) {
+TEST(Session, InACrowdEverybodySendsOneValueAtATime) {
   TestNode node(16, {}, {}, 3 * kTestPage);
+  constexpr std::size_t kAnswer = 2 * kTestPage + 9;
   put(*node.store, "k", std::string(2 * kTestPage, 'v'), node.now);
   TestSession one(node), two(node);
-  one.send("GET k\r\n");
-  EXPECT_EQ(two.ask("GET k\r\n").substr(0, 6), "-BUSY ");
-  EXPECT_EQ(two.command({"SET", "l", std::string(2 * kTestPage, 'w')}).substr(0, 6), "-BUSY ");
-  EXPECT_EQ(two.command({"GET", "l"}), "$-1\r\n");
-  EXPECT_EQ(one.take().size(), 2 * kTestPage + 9);
-  EXPECT_EQ(two.ask("GET k\r\n").size(), 2 * kTestPage + 9);
+  one.send("GET k\r\nGET k\r\n");
+  EXPECT_EQ(one.session.unsent_bytes(), 2 * kAnswer);
+  two.send("GET k\r\nGET k\r\nGET none\r\n");
+  EXPECT_EQ(two.session.unsent_bytes(), kAnswer);
+  EXPECT_EQ(two.take().size(), 2 * kAnswer + 5);  // the first, and then what waited
+  EXPECT_EQ(two.command({"SET", "l", std::string(2 * kTestPage, 'w')}), "+OK\r\n");
+  EXPECT_EQ(one.take().size(), 2 * kAnswer);
+  EXPECT_EQ(node.counters.busy.load(), 0u);
+  EXPECT_EQ(node.in_flight.bytes(), 0u);
+}
+
+TEST(Session, AValueTakesPagesAsItArrivesAndKeepsNobodyFromWriting) {
+  TestNode node(256, {}, {}, 200 * kTestPage);
+  TestSession slow(node), other(node);
+  slow.send("*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$" + std::to_string(190 * kTestPage) + "\r\n");
+  EXPECT_EQ(node.in_flight.bytes(), 0u);
+  EXPECT_EQ(node.store->usage().used_bytes, 0u);
+  slow.send(std::string(40 * kTestPage, 'h'));
+  EXPECT_LE(node.store->usage().used_bytes, 81 * kTestPage);
+  EXPECT_LE(slow.session.held_page_bytes(), 80 * kTestPage);
+  EXPECT_EQ(other.command({"SET", "l", std::string(100 * kTestPage, 'w')}), "+OK\r\n");
+  slow.send(std::string(150 * kTestPage, 'h') + "\r\n");
+  EXPECT_EQ(slow.take(), "+OK\r\n");
+  EXPECT_EQ(stored(*node.store, "k", node.now), std::string(190 * kTestPage, 'h'));
+  EXPECT_EQ(node.in_flight.bytes(), 0u);
+}
+
+TEST(Session, TextsThatWaitAreFewAndWhatACommandTookComesBack) {
+  SessionLimits limits;
+  limits.unread_text_bytes_max = 10'000;
+  TestNode node(16, {}, limits);
+  TestSession session(node);
+  std::string many;
+  for (int i = 0; i < 200; ++i) many += "COMMAND DOCS\r\n";
+  session.send(many);
+  EXPECT_FALSE(session.session.wants_bytes());
+  EXPECT_LT(session.session.unsent_bytes(), 20'000u);
+  EXPECT_GE(session.session.held_bytes(), session.session.unsent_bytes());
+  std::vector<std::string> words{"EXISTS"};
+  for (int i = 0; i < 10'000; ++i)
+    words.push_back("key " + std::to_string(i) + std::string(90, 'k'));
+  const std::string command = TestSession::encoded(words);
+  TestSession other(node);
+  other.send(std::string_view(command).substr(0, command.size() - 1));
+  EXPECT_GT(other.session.held_bytes(), 1'000'000u);
+  EXPECT_EQ(other.ask("\n"), ":0\r\n");
+  EXPECT_LT(other.session.held_bytes(), 100'000u);
+  words[0] = "LEASE";
+  EXPECT_EQ(other.command(words), "-ERR too many keys for one lease\r\n");
+  words.insert(words.begin(), "COMMAND");
+  words[1] = "INFO";
+  EXPECT_EQ(other.command(words), "-ERR too many names\r\n");
+}
+
+TEST(Session, AnAnswerToScanIsShortAndGoesOn) {
+  SessionLimits limits;
+  limits.scanned_bytes_max = 1000;
+  limits.listed_bytes_max = 1000;
+  TestNode node(3000, {}, limits);
+  for (int i = 0; i < 2500; ++i) put(*node.store, "key " + std::to_string(i), "v", node.now);
+  TestSession session(node);
+  std::string cursor = "0";
+  std::size_t keys = 0, rounds = 0;
+  do {
+    const std::string answer = session.command({"SCAN", cursor, "COUNT", "100000"});
+    EXPECT_LT(answer.size(), 20'000u);
+    const std::size_t at = answer.find('\n', 4) + 1;
+    cursor = answer.substr(at, answer.find('\r', at) - at);
+    for (std::size_t i = answer.find("key "); i < answer.size(); i = answer.find("key ", i + 1))
+      ++keys;
+    ++rounds;
+  } while (cursor != "0");
+  EXPECT_EQ(keys, 2500u);
+  EXPECT_EQ(rounds, 3u);
+  EXPECT_EQ(session.command({"KEYS", "*"}),
+            "-ERR there are too many keys for one answer; use SCAN\r\n");
 }
 
 // What is typed in as a line, and as an array of bulks: the same answers, all of them at once.
@@ -214,7 +285,7 @@ TEST(Session, ValuesWithoutRoomAreRefusedInBothForms) {
   EXPECT_EQ(answers(7), "-ERR Protocol error: invalid bulk length\r\n");
   reader.send("GET k\r\n");
   EXPECT_EQ(answers(2), "-BUSY all pages are in use\r\n");
-  EXPECT_EQ(answers(3), "-BUSY too many bytes are on their way already\r\n");
+  EXPECT_EQ(answers(3), "-BUSY all pages are in use\r\n");  // what is read has a limit of its own
   EXPECT_EQ(node.counters.busy.load(), 4u);
   EXPECT_EQ(reader.take().size(), 2 * kTestPage + 9);
   EXPECT_EQ(node.in_flight.bytes(), 0u);
@@ -391,6 +462,16 @@ TEST(Pace, SlowIsWhoMovesTooLittleInAWholeWindow) {
   EXPECT_FALSE(pace.too_slow(limits, true, 100));
   pace.done();  // in between all was sent
   EXPECT_FALSE(pace.too_slow(limits, true, 115));
+}
+
+TEST(Pace, WhoHasMuchToMoveMovesMore) {
+  const PaceLimits limits{.window = 10, .window_bytes_min = 100, .windows_max = 10};
+  Pace pace;
+  EXPECT_FALSE(pace.too_slow(limits, 50'000, 0));
+  pace.moved(5'000);
+  EXPECT_FALSE(pace.too_slow(limits, 50'000, 10));
+  pace.moved(4'999);
+  EXPECT_TRUE(pace.too_slow(limits, 50'000, 20));
 }
 
 }  // namespace

@@ -59,7 +59,7 @@ struct TestNode {
   explicit TestNode(std::size_t pages = 64, std::vector<UserOptions> users = {},
                     SessionLimits limits = {}, std::size_t in_flight_max = SIZE_MAX)
       : access(*Access::create(users)),
-        clients(100, limits.announced_bytes_max),
+        clients(100, limits.announced_bytes_max, limits.held_bytes_max),
         in_flight(in_flight_max),
         store(test_store(pages, &clients)),
         context{*store, access, clients, in_flight, counters, agent, limits, {.version = "1.2.3"}} {
@@ -97,6 +97,7 @@ class TestSession {
         if (part < pieces[i].iov_len) break;
       }
       session.received(moved, node_.now);
+      while (session.has_more()) session.resume(node_.now);
     }
     unread = bytes;
   }
@@ -114,6 +115,7 @@ class TestSession {
         moved += part;
       }
       session.sent(moved, node_.now);
+      while (session.has_more()) session.resume(node_.now);
     }
     return out;
   }

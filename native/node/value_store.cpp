@@ -21,21 +21,41 @@ constexpr std::size_t kFirstByteAt = 2 * kKiB;
 // A value in pages of the pool; they go back with it.
 class PagedValue final : public StoredValue {
  public:
-  PagedValue(std::shared_ptr<mem::PagePool> pool, std::vector<mem::PageHandle> pages,
-             std::size_t size_bytes)
-      : StoredValue(size_bytes), pool_(std::move(pool)), pages_(std::move(pages)) {
-    memory_.reserve(pages_.size());
-    for (const mem::PageHandle page : pages_) memory_.push_back(pool_->bytes(page)->data());
-  }
+  PagedValue(std::shared_ptr<mem::PagePool> pool, std::size_t size_bytes)
+      : StoredValue(size_bytes),
+        pool_(std::move(pool)),
+        count_(size_bytes == 0 ? 1 : (size_bytes - 1) / pool_->page_size_bytes() + 1) {}
   ~PagedValue() override {
     // The pages that come next are those that were freed last: in their order again.
     for (std::size_t i = pages_.size(); i-- > 0;) (void)pool_->free(pages_[i]);
   }
 
+  // How many it has when it is complete, and how many more its first bytes need.
+  [[nodiscard]] std::size_t pages_count() const noexcept { return count_; }
+  [[nodiscard]] std::size_t pages_wanted(std::size_t room_bytes) const noexcept {
+    const std::size_t page = pool_->page_size_bytes();
+    const std::size_t room = std::min(room_bytes, size_bytes());
+    if (room == 0 && size_bytes() > 0) return 0;
+    const std::size_t wanted = std::min(count_, (kFirstByteAt + room) / page + 1);
+    return wanted - std::min(wanted, pages_.size());
+  }
+  void add(std::span<const mem::PageHandle> pages) {
+    for (const mem::PageHandle page : pages) {
+      pages_.push_back(page);
+      memory_.push_back(pool_->bytes(page)->data());
+    }
+  }
+
+  [[nodiscard]] std::size_t room_bytes() const noexcept override {
+    if (pages_.size() == count_) return size_bytes();
+    const std::size_t bytes = pages_.size() * pool_->page_size_bytes();
+    return bytes < kFirstByteAt ? 0 : bytes - kFirstByteAt;
+  }
+
   [[nodiscard]] MutableBytes piece(std::size_t offset) const noexcept override {
     const std::size_t page_size = pool_->page_size_bytes();
     const std::size_t stride = pool_->page_stride_bytes();
-    const std::size_t in_pages = (kFirstByteAt + offset) % (memory_.size() * page_size);
+    const std::size_t in_pages = (kFirstByteAt + offset) % (count_ * page_size);
     std::size_t page = in_pages / page_size;
     const std::size_t at = in_pages % page_size;
     std::byte* const begin = memory_[page] + at;
@@ -55,7 +75,8 @@ class PagedValue final : public StoredValue {
 
  private:
   const std::shared_ptr<mem::PagePool> pool_;
-  const std::vector<mem::PageHandle> pages_;
+  const std::size_t count_;
+  std::vector<mem::PageHandle> pages_;
   std::vector<std::byte*> memory_;  // of each page
 };
 
@@ -147,7 +168,7 @@ ValuePtr ValueStore::hold(std::string_view key, UnixMs now) {
     const std::lock_guard lock(mutex_);
     const std::uint32_t slot = living(key, now, gone, dropped);
     if (slot != cache::kNone) {
-      policy_->touch(slot);
+      policy_->touch(slot, cache::Use::kHere);
       value = slots_[slot].value;
     }
   }
@@ -163,7 +184,7 @@ std::optional<Facts> ValueStore::facts(std::string_view key, UnixMs now, bool us
     const std::lock_guard lock(mutex_);
     const std::uint32_t slot = living(key, now, gone, dropped);
     if (slot != cache::kNone) {
-      if (use) policy_->touch(slot);
+      if (use) policy_->touch(slot, cache::Use::kHere);
       const Slot& place = slots_[slot];
       facts = Facts{place.value->size_bytes(), place.value->memory_bytes(), place.expires};
     }
@@ -217,13 +238,13 @@ ValuesUsage ValueStore::usage() const {
 
 // Only who has no other holder makes room by going. New holders need the lock that we have, so one
 // that is alone stays so.
-bool ValueStore::evict_one(int& passed, Keys& gone) {
-  while (passed < kPassedMax) {
-    const std::uint32_t slot = policy_->victim(0, passed);
+bool ValueStore::evict_one(std::vector<std::uint32_t>& passed, Keys& gone) {
+  while (passed.size() < kPassedMax) {
+    const std::uint32_t slot = policy_->victim(0);
     if (slot == cache::kNone) return false;
     if (slots_[slot].value.use_count() > 1) {
-      policy_->lift(slot);
-      ++passed;
+      entries_[slot].flags |= cache::kHeld;
+      passed.push_back(slot);
       continue;
     }
     ++evicted_;
@@ -234,26 +255,38 @@ bool ValueStore::evict_one(int& passed, Keys& gone) {
   return false;
 }
 
-Result<std::shared_ptr<StoredValue>> ValueStore::reserve(std::size_t size_bytes) {
-  const std::size_t page = pool_->page_size_bytes();
-  const std::size_t count = size_bytes == 0 ? 1 : (size_bytes - 1) / page + 1;
-  if (count > entries_.capacity()) {
+Result<std::shared_ptr<StoredValue>> ValueStore::reserve(std::size_t size_bytes,
+                                                         std::size_t room_bytes) {
+  auto value = std::make_shared<PagedValue>(pool_, size_bytes);
+  if (value->pages_count() > entries_.capacity()) {
     return Error{Errc::kInvalidArgument, "a value larger than the node"};
   }
-  std::vector<mem::PageHandle> pages(count);
+  const Outcome extended = extend(*value, room_bytes);
+  if (!extended) return extended.error();
+  return std::shared_ptr<StoredValue>(std::move(value));
+}
+
+Outcome ValueStore::extend(StoredValue& stored, std::size_t room_bytes) {
+  auto& value = static_cast<PagedValue&>(stored);
+  std::vector<mem::PageHandle> pages(value.pages_wanted(room_bytes));
+  if (pages.empty()) return Done{};
   Keys gone;
   bool room = false;
   {
     const std::lock_guard lock(mutex_);
-    int passed = 0;
+    std::vector<std::uint32_t> passed;
     while (!(room = pool_->allocate_many(pages)) && evict_one(passed, gone)) {
+    }
+    for (const std::uint32_t slot : passed) {
+      entries_[slot].flags &= static_cast<std::uint8_t>(~cache::kHeld);
+      policy_->lift(slot);
     }
     if (!room) ++refused_;
   }
   tell(gone);
   if (!room) return Error{Errc::kCapacity, "all pages are in use"};
-  return std::shared_ptr<StoredValue>(
-      std::make_shared<PagedValue>(pool_, std::move(pages), size_bytes));
+  value.add(pages);
+  return Done{};
 }
 
 bool ValueStore::commit(std::string_view key, std::shared_ptr<StoredValue> value,
@@ -278,7 +311,7 @@ bool ValueStore::commit(std::string_view key, std::shared_ptr<StoredValue> value
         table_.insert(hash.mixed(), slot);
         policy_->admit(slot);
       } else {
-        policy_->touch(slot);
+        policy_->touch(slot, cache::Use::kHere);
         value_bytes_ -= slots_[slot].value->size_bytes();
         dropped.push_back(std::move(slots_[slot].value));
       }

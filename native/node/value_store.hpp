@@ -2,9 +2,9 @@
 // ValueStore: keyed values over a pool of pages, with eviction by any policy of the cache, and
 // expiry. All memory for values is mapped at the start, and is a hard limit.
 //
-// A value takes whole pages, at least one. What is being sent is passed over by eviction, because
-// taking it would make no room yet. A key keeps its slot as long as it stays, which is what makes
-// scan() complete.
+// A value takes whole pages, at least one, as it arrives. What is being sent is passed over by
+// eviction, because taking it would make no room yet. A key keeps its slot as long as it stays,
+// which is what makes scan() complete.
 //
 // Threads: every call from any thread; one mutex, held for a few instructions, for as many
 // evictions as a reservation needs, and for `count` keys of a scan. The last holder of a value
@@ -40,7 +40,8 @@ struct StoreOptions {
 
 class ValueStore final : public Values {
  public:
-  static constexpr int kPassedMax = 1024;  // candidates in use that one reservation passes over
+  static constexpr std::size_t kPassedMax =
+      1024;  // candidates in use that one reservation passes over
   static constexpr std::size_t kSweptMax = 256;
   static constexpr std::size_t kFreePassedMax = 1024;  // places without a key in one scan()
 
@@ -51,7 +52,9 @@ class ValueStore final : public Values {
 
   ValuePtr hold(std::string_view key, UnixMs now) override;
   std::optional<Facts> facts(std::string_view key, UnixMs now, bool use) override;
-  Result<std::shared_ptr<StoredValue>> reserve(std::size_t size_bytes) override;
+  Result<std::shared_ptr<StoredValue>> reserve(std::size_t size_bytes,
+                                               std::size_t room_bytes = SIZE_MAX) override;
+  Outcome extend(StoredValue& value, std::size_t room_bytes) override;
   bool commit(std::string_view key, std::shared_ptr<StoredValue> value, WriteOptions options,
               UnixMs now) override;
   bool remove(std::string_view key, UnixMs now) override;
@@ -85,7 +88,7 @@ class ValueStore final : public Values {
   [[nodiscard]] std::uint32_t find(std::string_view key) const;
   // find(), after a value that has expired was dropped.
   std::uint32_t living(std::string_view key, UnixMs now, Keys& gone, Dropped& dropped);
-  bool evict_one(int& passed, Keys& gone);
+  bool evict_one(std::vector<std::uint32_t>& passed, Keys& gone);
   void drop(std::uint32_t slot, bool evicted, Keys& gone, Dropped& dropped);
   void set_expiry(std::uint32_t slot, UnixMs at);
   void tell(const Keys& keys) const;

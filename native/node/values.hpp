@@ -38,6 +38,8 @@ class StoredValue {
   // The consecutive memory that begins at `offset`, up to the end of its piece.
   // Requires: offset < size_bytes(). Written by whoever reserved it, before commit() only.
   [[nodiscard]] virtual MutableBytes piece(std::size_t offset) const noexcept = 0;
+  // How many of its first bytes have memory: piece() is for those.
+  [[nodiscard]] virtual std::size_t room_bytes() const noexcept { return size_bytes_; }
   // What it takes of the limit.
   [[nodiscard]] virtual std::size_t memory_bytes() const noexcept = 0;
 
@@ -86,8 +88,11 @@ class Values {
   // Facts about it; `use` tells the policy that it was wanted.
   virtual std::optional<Facts> facts(std::string_view key, UnixMs now, bool use) = 0;
 
-  // Memory for a value that arrives; what is in its way is evicted.
-  virtual Result<std::shared_ptr<StoredValue>> reserve(std::size_t size_bytes) = 0;
+  // Memory for the first `room_bytes` of a value that arrives; what is in its way is evicted.
+  virtual Result<std::shared_ptr<StoredValue>> reserve(std::size_t size_bytes,
+                                                       std::size_t room_bytes = SIZE_MAX) = 0;
+  // The same for more of a value that reserve() gave.
+  virtual Outcome extend(StoredValue& value, std::size_t room_bytes) = 0;
   // Makes it the value of `key`. False: `if_absent`, and there is one.
   virtual bool commit(std::string_view key, std::shared_ptr<StoredValue> value,
                       WriteOptions options, UnixMs now) = 0;
@@ -110,9 +115,13 @@ class Values {
 // Values that others own, and that nobody can change from here.
 class LentOnly : public Values {
  public:
-  Result<std::shared_ptr<StoredValue>> reserve(std::size_t /*size_bytes*/) final {
+  Result<std::shared_ptr<StoredValue>> reserve(std::size_t /*size_bytes*/,
+                                               std::size_t /*room_bytes*/) final {
     return Error{Errc::kInvalidArgument,
                  "this is the memory of a cache, which lends and takes not"};
+  }
+  Outcome extend(StoredValue& /*value*/, std::size_t /*room_bytes*/) final {
+    return Error{Errc::kInvalidArgument, "nothing arrives here"};
   }
   bool commit(std::string_view /*key*/, std::shared_ptr<StoredValue> /*value*/,
               WriteOptions /*options*/, UnixMs /*now*/) final {

@@ -14,6 +14,11 @@ constexpr std::size_t kPiecesMax = 72;  // of one call; a value of 4 MiB in page
 constexpr std::size_t kLowWaterBytes = 256 * kKiB;
 constexpr int kRoundsMax = 16;  // of one connection, before others have their turn
 constexpr Nanos kJudgeEvery = 500 * kMilli;
+// What a connection holds is told to others in these steps; so much moved is progress.
+constexpr std::size_t kHeldStep = 16 * kKiB;
+constexpr std::size_t kHeldPagesStep = 64 * kKiB;
+constexpr std::size_t kProgressBytes = kMiB;
+constexpr Nanos kLaterTime = 2 * kMilli;
 
 std::size_t total(std::span<const iovec> pieces) {
   std::size_t bytes = 0;
@@ -60,7 +65,7 @@ void NodeWorker::stop() noexcept {
 
 void NodeWorker::run() {
   while (!stopping_.load(std::memory_order_relaxed)) {
-    const auto ready = poller_.wait(again_.empty() ? kJudgeEvery : 0);
+    const auto ready = poller_.wait(again_.empty() && later_.empty() ? kJudgeEvery : 0);
     std::vector<std::uint64_t> turns = std::exchange(again_, {});
     bool mail = false;
     for (const net::Ready& one : ready) {
@@ -71,11 +76,22 @@ void NodeWorker::run() {
       const auto at = connections_.find(one.token);
       if (at == connections_.end()) continue;
       if (one.readable) at->second->readable = true;
-      turns.push_back(one.token);
+      if (!at->second->waits) turns.push_back(one.token);
     }
     if (mail) read_mail();
     for (const std::uint64_t id : turns) serve(id);
-    const Nanos now = monotonic_ns();
+    // Who asks for much waits for those who ask for little.
+    Nanos now = monotonic_ns();
+    const Nanos end = now + kLaterTime;
+    for (std::size_t count = later_.size(); count > 0 && now < end; --count) {
+      const std::uint64_t id = later_.front();
+      later_.pop_front();
+      if (const auto at = connections_.find(id); at != connections_.end()) {
+        at->second->waits = false;
+        serve(id);
+      }
+      now = monotonic_ns();
+    }
     if (now - judged_at_ >= kJudgeEvery) judge_paces(now);
   }
 }
@@ -105,7 +121,8 @@ void NodeWorker::add(NewConnection connection) {
   const bool on_unix = connection.address.starts_with("unix:");
   connections_.emplace(
       *id, std::make_unique<Connection>(Connection{.stream = std::move(connection.stream),
-                                                   .session = Session(context_, *id, on_unix)}));
+                                                   .session = Session(context_, *id, on_unix),
+                                                   .since = monotonic_ns()}));
   serve(*id);
 }
 
@@ -126,6 +143,10 @@ bool NodeWorker::serve(std::uint64_t id, Connection& connection) {
   if (!connection.connected && !greet(connection)) return false;
   bool moved = connection.connected;
   for (int round = 0; moved; ++round) {
+    if (round > 0 && connection.session.has_more()) {
+      if (!std::exchange(connection.waits, true)) later_.push_back(id);
+      break;
+    }
     if (round == kRoundsMax) {
       again_.push_back(id);
       break;
@@ -134,7 +155,27 @@ bool NodeWorker::serve(std::uint64_t id, Connection& connection) {
     if (!receive(connection, moved) || !flush(connection, moved)) return false;
     if (connection.session.finished()) return false;
   }
+  tell_held(id, connection);
+  if (connection.session.missed_pages()) context_.clients.relieve(monotonic_ns());
   return watch(id, connection);
+}
+
+void NodeWorker::tell_held(std::uint64_t id, Connection& connection) {
+  const std::size_t bytes = connection.session.held_bytes() / kHeldStep * kHeldStep;
+  const std::size_t pages = connection.session.held_page_bytes() / kHeldPagesStep * kHeldPagesStep;
+  Clients::Held& held = connection.held;
+  const bool nothing = held.bytes == 0 && held.page_bytes == 0;
+  if (bytes == held.bytes && pages == held.page_bytes) {
+    if (nothing || connection.moved_bytes < kProgressBytes) return;
+  }
+  const Nanos now = monotonic_ns();
+  if (nothing || connection.moved_bytes >= kProgressBytes) {
+    held.since = now;
+    connection.moved_bytes = 0;
+  }
+  held.bytes = bytes;
+  held.page_bytes = pages;
+  context_.clients.hold(id, held, now);
 }
 
 bool NodeWorker::greet(Connection& connection) {
@@ -147,6 +188,11 @@ bool NodeWorker::greet(Connection& connection) {
 
 bool NodeWorker::receive(Connection& connection, bool& moved) {
   Session& session = connection.session;
+  if (session.has_more()) {
+    session.resume(unix_ms());
+    moved = true;
+    return true;
+  }
   if (!connection.readable || !session.wants_bytes()) return true;
   std::array<iovec, kPiecesMax> pieces;
   const std::size_t count = session.plan(pieces, scratch_);
@@ -160,6 +206,7 @@ bool NodeWorker::receive(Connection& connection, bool& moved) {
   connection.readable = result.bytes == total(planned);
   moved = true;
   connection.in.moved(result.bytes);
+  connection.moved_bytes += result.bytes;
   Counters::add(context_.counters.received_bytes, result.bytes);
   session.received(result.bytes, unix_ms());
   if (!session.mid_request()) connection.in.done();
@@ -179,6 +226,7 @@ bool NodeWorker::flush(Connection& connection, bool& moved) {
     if (result.state != net::IoState::kOk) return false;
     moved = true;
     connection.out.moved(result.bytes);
+    connection.moved_bytes += result.bytes;
     Counters::add(context_.counters.sent_bytes, result.bytes);
     session.sent(result.bytes, unix_ms());
   }
@@ -205,20 +253,26 @@ bool NodeWorker::watch(std::uint64_t id, Connection& connection) {
 
 void NodeWorker::judge_paces(Nanos now) {
   judged_at_ = now;
-  std::vector<std::uint64_t> slow;
+  std::vector<std::uint64_t> slow, silent;
   const UnixMs unix_now = unix_ms();
   for (auto& [id, connection] : connections_) {
     connection->session.expire_leases(unix_now);
     const Session& session = connection->session;
-    const bool in =
-        connection->in.too_slow(pace_, !connection->connected || session.mid_request(), now);
-    const bool out = connection->out.too_slow(pace_, session.unsent_bytes() > 0, now);
-    if (in || out) slow.push_back(id);
+    const std::size_t due = connection->connected ? session.due_bytes() : 1;
+    const bool in = connection->in.too_slow(pace_, due, now);
+    const bool out = connection->out.too_slow(pace_, session.unsent_bytes(), now);
+    if (in || out) {
+      slow.push_back(id);
+    } else if (!session.spoke() && now - connection->since >= pace_.silence) {
+      silent.push_back(id);
+    } else {
+      tell_held(id, *connection);
+    }
   }
-  for (const std::uint64_t id : slow) {
-    Counters::add(context_.counters.slow_closed);
-    end(id);
-  }
+  Counters::add(context_.counters.slow_closed, slow.size());
+  Counters::add(context_.counters.silent_closed, silent.size());
+  for (const std::uint64_t id : slow) end(id);
+  for (const std::uint64_t id : silent) end(id);
 }
 
 }  // namespace kvferry::node

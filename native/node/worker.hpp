@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <unordered_map>
 #include <vector>
@@ -47,7 +48,11 @@ class NodeWorker {
     bool connected = false;  // the handshake is over
     bool readable = true;    // perhaps; until a receive() said otherwise
     bool watches_reading = false, watches_writing = false;
+    bool waits = false;  // in later_
     Pace in{}, out{};
+    Nanos since = 0;              // of its begin
+    std::size_t moved_bytes = 0;  // since held.since
+    Clients::Held held{};         // as Clients know it
   };
   using Connections = std::unordered_map<std::uint64_t, std::unique_ptr<Connection>>;
 
@@ -62,6 +67,7 @@ class NodeWorker {
   bool receive(Connection& connection, bool& moved);
   bool flush(Connection& connection, bool& moved);
   bool watch(std::uint64_t id, Connection& connection);
+  void tell_held(std::uint64_t id, Connection& connection);
   void end(std::uint64_t id);
   void judge_paces(Nanos now);
 
@@ -70,7 +76,8 @@ class NodeWorker {
   net::Poller poller_;
   Mailbox mailbox_;
   Connections connections_;
-  std::vector<std::uint64_t> again_;  // had more to do than their turn allowed
+  std::vector<std::uint64_t> again_;  // had more to move than their turn allowed
+  std::deque<std::uint64_t> later_;   // had more commands than that
   std::vector<std::byte> scratch_;
   Nanos judged_at_ = 0;
   std::atomic<std::size_t> count_{0};  // relaxed: for dealing out

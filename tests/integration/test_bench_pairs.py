@@ -11,6 +11,7 @@ import pytest
 from benchmarks.bars import Lab
 from benchmarks.calls import CallCounter
 from benchmarks.node import node_small, node_values
+from benchmarks.node_hostile import node_hostile
 from benchmarks.peers import peer_contact, peer_loads
 from benchmarks.rival import ClientProcess, rival_bars
 from kvferry.config import ClientConfig
@@ -124,6 +125,12 @@ def test_neighbours_take_turns_and_a_ratio_is_theirs(config: ClientConfig) -> No
     best = against(two, floor)
     assert best.floor == "made, 1 connections"
     assert best.floor_ratio == pytest.approx(sum(rate / 5 for rate in two.rates) / 2)
+
+
+def test_a_node_is_measured_among_hostile_clients() -> None:
+    memory, rate = node_hostile(Lab(quick=True))
+    assert memory.value
+    assert rate.value
 
 
 def test_a_node_is_measured_beside_other_servers() -> None:

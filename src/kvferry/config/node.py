@@ -81,11 +81,12 @@ class NodeSettings(Section, frozen=True, kw_only=True):
         hugetlb: Put values on huge pages, which the system must have set aside.
         prefault: Touch all memory at the start, so that no value waits for it later.
         connections_max: The most connections at a time.
-        in_flight_gb: The most GB of values that are on their way in and out at a time; further
-            clients hear BUSY. Without it half of the size.
+        in_flight_gb: The most GB of values that are on their way in at a time, and on their way
+            out. Further writers hear BUSY, and readers get one value at a time. Without it half of
+            the size.
         value_bytes_max: The most bytes of one value.
-        stall_timeout_s: The seconds in which a connection with bytes due must move 1 MiB. Else it
-            is closed.
+        stall_timeout_s: The seconds in which a connection with bytes due must move 1 MiB, or a
+            tenth of what is due where that is more. Else it is closed.
     """
 
     section: ClassVar = "node"
