@@ -90,7 +90,7 @@ def test_a_controller_that_was_away_for_long_knows_everybody_within_seconds(
     """It took 23 s: each try came after the longest wait, and a refusal of before the registration
     ended the session behind it. Where heartbeats cannot tell, the wait itself is short."""
     monkeypatch.setattr(reporter_module, "_BACKOFF_S", reporter_module._BACKOFF_MAX_S)
-    monkeypatch.setattr(reporter_module.random, "uniform", lambda _, most: most)
+    monkeypatch.setattr("kvferry.membership.reporter.random.uniform", lambda _, most: most)
     cache, ports = FakeCache(), free_ports()
     cache.add(hashes(6))
     with reporting(cache, ports) as reporter:
