@@ -2,6 +2,7 @@
 // WorkQueue: the commands of one server that no connection has taken yet.
 //
 // Connections pull: one that is quick takes more, so the slowest flow does not set a batch's time.
+// (Far away each takes its share: see Pacing.)
 // Three lanes never wait for each other: small commands, reads and writes.
 //
 // Threads: any. Lifetime: batches are shared; a pulled command stays valid until it is settled.
