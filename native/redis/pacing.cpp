@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/check.hpp"
 #include "redis/encode.hpp"
 #include "resp/writer.hpp"
 
@@ -23,10 +24,6 @@ std::size_t bytes_in(Nanos round_trip) noexcept {
 
 }  // namespace
 
-std::size_t Pacing::streams_needed(Nanos round_trip) noexcept {
-  return 1 + bytes_in(round_trip) / kWindowBytesMax;
-}
-
 bool Pacing::pump(Nanos now) {
   up_ = true;
   if (role_ == Role::kSmall || !server_.small_lane_up()) pump_small(now);
@@ -37,7 +34,11 @@ bool Pacing::pump(Nanos now) {
 bool Pacing::answered(Work work) {
   const Verb verb = work.batch->options().verb;
   const Command& command = *work.command;
-  if (streaming_ && (verb == Verb::kGet || verb == Verb::kSet)) stream_bytes_ -= command.size;
+  if (streaming_ && (verb == Verb::kGet || verb == Verb::kSet)) {
+    stream_bytes_ -= command.size;
+    --stream_values_;
+    server_.gate().put_down(direction_);
+  }
   return held_.command != &command && command.sent_at <= outbox_.sent_total();
 }
 
@@ -83,9 +84,11 @@ void Pacing::pump_data(Nanos now) {
   const Lane lane = direction_ == Direction::kWrite ? Lane::kWrite : Lane::kRead;
   const std::size_t limit = window(direction_);
   if (held_ && replies_.in_flight() == 1) encode_set_body(std::exchange(held_, {}), outbox_);
+  const std::size_t most = share(lane);
   const bool yields = server_.gate().crowded(direction_, now);
   while (!held_ && !yields) {
     if (stream_bytes_ - replies_.landed() >= limit && stream_bytes_ > 0) break;
+    if (stream_values_ >= most) break;
     if (!take(lane, now)) break;
     // What is encoded is sent while the next value is, and takes little memory meanwhile.
     if (outbox_.coded().unsent_bytes() == 0) continue;
@@ -113,6 +116,7 @@ void Pacing::start_stream(Nanos now) {
     if (!server_.queue().has_work(lane) || !server_.gate().try_enter(direction, now)) continue;
     server_.gate().stir(this);
     streaming_ = true;
+    check(stream_values_ == 0, "what it carried is counted");
     stream_bytes_ = 0;
     reads_in_a_row_ = write ? 0 : reads_in_a_row_ + 1;
     // Where it comes from the other direction, it has left a place there.
@@ -141,7 +145,7 @@ void Pacing::take_head_early(Nanos now) {
   replies_.expect(work);
   encode_set_head(work, outbox_);
   held_ = work;
-  stream_bytes_ += work.command->size;
+  carries(work);
 }
 
 bool Pacing::send(Nanos now) {
@@ -158,9 +162,15 @@ bool Pacing::take(Lane lane, Nanos now) {
   if (lane == Lane::kSmall) {
     server_.gate().note_small(now);
   } else {
-    stream_bytes_ += work.command->size;
+    carries(work);
   }
   return true;
+}
+
+void Pacing::carries(Work work) {
+  stream_bytes_ += work.command->size;
+  ++stream_values_;
+  server_.gate().take_up(direction_);
 }
 
 // It is expected first: whoever has no memory to encode it gives back what is expected.
@@ -209,8 +219,18 @@ std::size_t Pacing::window(Direction direction) const noexcept {
   return std::min(least + bytes_in(round_trip), kWindowBytesMax);
 }
 
+// TCP begins with a few segments on each connection, and again where one was idle; what it sends
+// ahead of an answer is bounded too. So values that go over all connections need fewer round trips.
+std::size_t Pacing::share(Lane lane) const {
+  if (server_.round_trip() < kFarAway) return SIZE_MAX;
+  const auto up = static_cast<std::size_t>(std::max(1, server_.connections_up()));
+  const std::size_t all = server_.gate().carried(direction_) + server_.queue().waiting(lane);
+  return (all + up - 1) / up;
+}
+
 void Pacing::leave_stream(Nanos now) {
   stream_bytes_ = 0;
+  server_.gate().put_down(direction_, std::exchange(stream_values_, 0));
   if (!std::exchange(streaming_, false)) return;
   server_.gate().leave(direction_, now);
   server_.wake_for_streams();

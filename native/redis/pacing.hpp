@@ -40,9 +40,6 @@ class Pacing {
         liveness_(liveness),
         sink_(sink) {}
 
-  // How many streams hold what a round trip does at full speed.
-  [[nodiscard]] static std::size_t streams_needed(Nanos round_trip) noexcept;
-
   // Takes work while there is room for it. False: the connection has ended meanwhile.
   bool pump(Nanos now);
   // It was perhaps woken for work that it cannot take now: wakes somebody else.
@@ -84,6 +81,9 @@ class Pacing {
   // Whether the command may still be sent; settles it if not.
   bool accept(Work work, Nanos now);
   [[nodiscard]] std::size_t window(Direction direction) const noexcept;
+  // How many values it carries at most; far away, as many as the others.
+  [[nodiscard]] std::size_t share(Lane lane) const;
+  void carries(Work work);
   void put(Work work);
   void put_asking(Work work);
 
@@ -98,7 +98,8 @@ class Pacing {
   bool up_ = true;          // as far as the sink has said, in this call of pump()
   bool streaming_ = false;  // holds a place in the gate
   Direction direction_ = Direction::kRead;
-  std::size_t stream_bytes_ = 0;  // payload of the commands in flight
+  std::size_t stream_bytes_ = 0;   // payload of the commands in flight
+  std::size_t stream_values_ = 0;  // of those, as the gate counts them
   Work held_;  // a SET whose head is sent and whose payload waits for the reply before it
   int reads_in_a_row_ = 0;
 };

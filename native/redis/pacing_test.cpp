@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,13 +27,18 @@ Config config(std::size_t window_bytes) {
 // A connection that is up, whose socket is a string.
 struct Paced final : private PacingSink, private ReplySink {
   explicit Paced(Pacing::Role role = Pacing::Role::kData, std::size_t window_bytes = 1000)
-      : driver(config(window_bytes)),
+      : Paced(std::make_shared<RouterDriver>(config(window_bytes)), role) {
+    server.on_up(false, {});
+  }
+  // One more to the server of another one.
+  explicit Paced(std::shared_ptr<RouterDriver> of, Pacing::Role role = Pacing::Role::kData)
+      : life(std::move(of)),
+        driver(*life),
         server(*driver.router().nodes().front().server),
         replies(*this, 1 << 20, 1 << 20),
         liveness(kSecond, kSecond),
         pacing(server, role, 0, outbox, replies, liveness, *this) {
     server.on_up(true, {});
-    server.on_up(false, {});
   }
 
   // `count` keys with values of `size` bytes.
@@ -75,7 +81,8 @@ struct Paced final : private PacingSink, private ReplySink {
     }
   }
 
-  RouterDriver driver;
+  const std::shared_ptr<RouterDriver> life;
+  RouterDriver& driver;
   Server& server;
   Outbox outbox;
   Replies replies;
@@ -135,6 +142,37 @@ TEST(Pacing, FarAwayWhoStreamsIsWokenForMore) {
   one.submit(Verb::kGet, 3, 600, "more");
   EXPECT_GT(one.driver.wake_ups(), before);
   EXPECT_EQ(one.pump_count("GET"), 3u);
+}
+
+TEST(Pacing, FarAwayItTakesItsShareAndLeavesTheOthersTheirs) {
+  // Whoever woke first took all that a round trip holds, and TCP carried it over one connection.
+  Paced one(Pacing::Role::kData, 0);
+  one.server.note_round_trip(kSecond, false);
+  Paced two(one.life);
+  one.submit(Verb::kGet, 6, 600);
+  EXPECT_EQ(one.pump_count("GET"), 3u);
+  EXPECT_EQ(one.pump_count("GET"), 0u) << "however often it looks";
+  EXPECT_EQ(two.pump_count("GET"), 3u);
+  one.answer(kValue);
+  one.submit(Verb::kGet, 3, 600, "more");
+  EXPECT_EQ(two.pump_count("GET"), 1u) << "of eight in all, four each";
+  EXPECT_EQ(one.pump_count("GET"), 2u);
+}
+
+TEST(Pacing, FarAwaySetsAreSharedToo) {
+  Paced one(Pacing::Role::kData, 0);
+  one.server.note_round_trip(kSecond, false);
+  const Paced two(one.life);
+  one.submit(Verb::kSet, 6, 600);
+  EXPECT_EQ(one.pump_count("SET"), 3u);
+}
+
+TEST(Pacing, NearWhoeverWakesFirstTakesWhatFillsItsWindow) {
+  Paced one(Pacing::Role::kData, 0);
+  one.server.note_round_trip(kFarAway - 1, false);
+  const Paced two(one.life);
+  one.submit(Verb::kGet, 6, 600);
+  EXPECT_EQ(one.pump_count("GET"), 6u);
 }
 
 TEST(Pacing, WhatHasComeOfAValueMakesRoom) {

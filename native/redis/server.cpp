@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "base/best_effort.hpp"
-#include "redis/pacing.hpp"
 
 namespace kvferry::redis {
 
@@ -25,10 +24,9 @@ void Server::wake_for(Lane lane, std::size_t commands) {
   }
   const Direction direction = lane == Lane::kWrite ? Direction::kWrite : Direction::kRead;
   const auto wake = [this](std::size_t worker) { dispatcher_.wake(worker, *this); };
-  if (gate_.claim(direction, commands, kNever, wake)) return;
-  // Far away those that stream have room for more, and would look for it with their next answer.
+  // Far away all share it; those that stream would look for it with their next answer.
   if (round_trip() >= kFarAway) return wake_workers();
-  wake(0);
+  if (!gate_.claim(direction, commands, kNever, wake)) wake(0);
 }
 
 void Server::wake_for_streams(Nanos now) {
@@ -200,7 +198,7 @@ void Server::note_trip(Nanos took, Nanos served) noexcept {
   const bool moved_away = trips_.shortest() > before;
   if (moved_away) answers_.store(0, std::memory_order_relaxed);
   // Whoever sees the new distance finds the streams that it permits.
-  gate_.set_far(trips_.shortest() >= kFarAway, Pacing::streams_needed(trips_.shortest()));
+  gate_.set_far(trips_.shortest() >= kFarAway);
   round_trip_.store(trips_.shortest(), std::memory_order_release);
   wake_for_streams();
   if (moved_away) wake_for(Lane::kSmall, 1);  // it asks, once the server is idle

@@ -45,16 +45,11 @@ class StreamGate {
     resting_.reserve(connections);  // resting takes no memory
   }
 
-  // A server that is far: flows may be capped, so every connection may stream. What looked far
-  // because the machine was busy may turn out to be near. `streams_min`: so many hold what a round
-  // trip does, however little each of them adds.
-  void set_far(bool far, std::size_t streams_min = 1) {
+  // A server that is far: every connection streams, because each carries little in a round trip.
+  // What looked far because the machine was busy may turn out to be near.
+  void set_far(bool far) {
     const std::lock_guard lock(mutex_);
-    far_streams_min_ = std::min(streams_min, connections_);
-    if (far == far_) return;
     far_ = far;
-    sides_[0].flow.allow(streams_max(Direction::kRead), far ? kStreamsNearMax : kReadStreams);
-    sides_[1].flow.allow(streams_max(Direction::kWrite), far ? kStreamsNearMax : kWriteStreams);
   }
 
   // A small command goes to the server.
@@ -147,7 +142,18 @@ class StreamGate {
 
   [[nodiscard]] std::size_t limit(Direction direction) {
     const std::lock_guard lock(mutex_);
-    return at(direction).flow.limit();
+    return far_ ? connections_ : at(direction).flow.limit();
+  }
+
+  // How many values all streams carry; told by them.
+  void take_up(Direction direction) noexcept {
+    at(direction).carried.fetch_add(1, std::memory_order_relaxed);
+  }
+  void put_down(Direction direction, std::size_t values = 1) noexcept {
+    at(direction).carried.fetch_sub(values, std::memory_order_relaxed);
+  }
+  [[nodiscard]] std::size_t carried(Direction direction) noexcept {
+    return at(direction).carried.load(std::memory_order_relaxed);
   }
 
  private:
@@ -155,17 +161,18 @@ class StreamGate {
     Side(std::size_t streams_max, std::size_t start) : flow(streams_max, start) {}
     Flow flow;
     std::size_t active = 0;
-    std::size_t permitted = SIZE_MAX;  // when a value last completed
-    std::size_t value_bytes = 0;       // of that value
+    std::size_t permitted = SIZE_MAX;     // when a value last completed
+    std::size_t value_bytes = 0;          // of that value
+    std::atomic<std::size_t> carried{0};  // pairs with nothing
   };
   [[nodiscard]] std::size_t streams_max(Direction direction) const {
     // Eight SETs of short values are no longer a wait than four of long ones.
-    if (far_ || (direction == Direction::kWrite && short_)) return connections_;
+    if (direction == Direction::kWrite && short_) return connections_;
     return std::min(connections_, kStreamsNearMax);
   }
   [[nodiscard]] std::size_t permitted(Direction direction, Nanos now) {
+    if (far_) return connections_;
     const std::size_t limit = at(direction).flow.limit();
-    if (far_) return std::max(limit, far_streams_min_);
     if (direction == Direction::kRead) return limit;
     const Nanos small_at = small_at_.load(std::memory_order_relaxed);
     return small_at != kNever && now - small_at < kSmallBeside ? 1 : limit;
@@ -180,7 +187,6 @@ class StreamGate {
   std::atomic<Nanos> small_at_{kNever};  // when the last small command went; pairs with nothing
   std::mutex mutex_;                     // guards what follows
   bool far_ = false;
-  std::size_t far_streams_min_ = 1;
   bool short_ = false;  // the value that was written last
   std::array<Side, 2> sides_;
   std::vector<Resting> resting_;  // the longest first

@@ -41,9 +41,9 @@ bool WorkQueue::push(const std::shared_ptr<Batch>& batch, std::vector<std::uint3
 bool WorkQueue::push(Tile tile, std::size_t count) {
   const std::lock_guard lock(mutex_);
   // Work that comes back may exceed the limit, so nothing is subtracted from it.
-  if (waiting_ + count > commands_max_) return false;
-  waiting_ += count;
+  if (waiting() + count > commands_max_) return false;
   const Lane lane = lane_of(tile.batch->options().verb);
+  waiting_[static_cast<std::size_t>(lane)] += count;
   queue(lane).tiles.push_back(std::move(tile));
   return true;
 }
@@ -54,15 +54,13 @@ Work WorkQueue::pull(Lane lane) {
   if (!from.returned.empty()) {
     const Work work = from.returned.front();
     from.returned.pop_front();
-    check(waiting_ > 0, "what waits is counted");
-    --waiting_;
+    leaves(lane);
     return work;
   }
   if (from.tiles.empty()) return {};
   Tile& tile = from.tiles.front();
   Command* command = tile.front();
-  check(waiting_ > 0, "what waits is counted");
-  --waiting_;
+  leaves(lane);
   ++tile.next;
   Batch* batch = tile.batch.get();
   // The last command leaves the queue; the batch lives on with whoever submitted it.
@@ -72,8 +70,15 @@ Work WorkQueue::pull(Lane lane) {
 
 void WorkQueue::put_back(Work work) {
   const std::lock_guard lock(mutex_);
-  queue(lane_of(work.batch->options().verb)).returned.push_back(work);
-  ++waiting_;
+  const Lane lane = lane_of(work.batch->options().verb);
+  queue(lane).returned.push_back(work);
+  ++waiting_[static_cast<std::size_t>(lane)];
+}
+
+void WorkQueue::leaves(Lane lane, std::size_t count) {
+  std::atomic<std::size_t>& waits = waiting_[static_cast<std::size_t>(lane)];
+  check(waits >= count, "what waits is counted");
+  waits -= count;
 }
 
 bool WorkQueue::has_work(Lane lane) const {
@@ -85,11 +90,13 @@ bool WorkQueue::has_work(Lane lane) const {
 std::vector<Work> WorkQueue::remove(Nanos now, bool all) {
   const std::lock_guard lock(mutex_);
   std::vector<Work> removed;
-  removed.reserve(waiting_);  // nothing may throw between leaving one list and entering another
+  removed.reserve(waiting());  // nothing may throw between leaving one list and entering another
   const auto goes = [&](const Batch& batch) {
     return all || batch.cancelled() || batch.options().deadline <= now;
   };
-  for (Queue& from : lanes_) {
+  for (const Lane lane : {Lane::kSmall, Lane::kRead, Lane::kWrite}) {
+    Queue& from = queue(lane);
+    const std::size_t before = removed.size();
     std::erase_if(from.returned, [&](const Work& work) {
       if (!goes(*work.batch)) return false;
       removed.push_back(work);
@@ -102,9 +109,8 @@ std::vector<Work> WorkQueue::remove(Nanos now, bool all) {
       }
       return true;
     });
+    leaves(lane, removed.size() - before);
   }
-  check(waiting_ >= removed.size(), "what waits is counted");
-  waiting_ -= removed.size();
   return removed;
 }
 

@@ -2,6 +2,7 @@
 // WorkQueue: the commands of one server that no connection has taken yet.
 //
 // Connections pull: one that is quick takes more, so the slowest flow does not set a batch's time.
+// (Far away each takes its share: see Pacing.)
 // Three lanes never wait for each other: small commands, reads and writes.
 //
 // Threads: any. Lifetime: batches are shared; a pulled command stays valid until it is settled.
@@ -53,9 +54,12 @@ class WorkQueue {
   // everything. The caller settles them.
   std::vector<Work> remove(Nanos now, bool all);
 
-  // Commands that wait, of all lanes.
+  // Commands that wait, of all lanes or of one.
   [[nodiscard]] std::size_t waiting() const noexcept {
-    return waiting_.load(std::memory_order_relaxed);
+    return waiting(Lane::kSmall) + waiting(Lane::kRead) + waiting(Lane::kWrite);
+  }
+  [[nodiscard]] std::size_t waiting(Lane lane) const noexcept {
+    return waiting_[static_cast<std::size_t>(lane)].load(std::memory_order_relaxed);
   }
 
  private:
@@ -75,11 +79,12 @@ class WorkQueue {
   };
   bool push(Tile tile, std::size_t count);
   [[nodiscard]] Queue& queue(Lane lane) noexcept { return lanes_[static_cast<std::size_t>(lane)]; }
+  void leaves(Lane lane, std::size_t count = 1);
 
   const std::size_t commands_max_;
   mutable std::mutex mutex_;
   std::array<Queue, 3> lanes_;
-  std::atomic<std::size_t> waiting_{0};  // changes under the mutex
+  std::array<std::atomic<std::size_t>, 3> waiting_{};  // by lane; changes under the mutex
 };
 
 }  // namespace kvferry::redis

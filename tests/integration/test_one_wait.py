@@ -37,10 +37,12 @@ from support.engines import (
     prompt,
     space,
 )
+from support.proxy import FaultProxy
 from support.servers import TestServer, wait_for
 
 LIMIT_S = 15.0
 FEW = 6  # chunks
+CONNECTIONS = 8  # for values, by default
 
 
 @contextmanager
@@ -92,6 +94,39 @@ def test_a_hit_waits_once(valkey: TestServer) -> None:
         engine.clear(stores=False)
         check(engine, tokens, want=len(tokens))
         assert engine.stats()["stores"]["store0"]["drained_chunks"] == 0
+
+
+def replies(server: TestServer) -> dict[str, int]:
+    """What the server has sent on each connection, in bytes."""
+    found = server.cli("CLIENT", "LIST")
+    text = found.decode() if isinstance(found, bytes) else str(found)
+    lines = [dict(word.split("=", 1) for word in line.split()) for line in text.splitlines()]
+    return {line["id"]: int(line["tot-net-out"]) for line in lines}
+
+
+@pytest.mark.ways("tcp")
+def test_far_away_all_connections_carry_a_hit(valkey: TestServer) -> None:
+    """TCP begins with ten segments on each, and sends so much ahead: over one or two of them 8 MB
+    took two round trips more than over eight."""
+    with FaultProxy(valkey.host, valkey.port) as way:
+        way.down.delay_s = 0.02
+        url = f"{way.url}?same_host=tcp"
+        with counted(url, presence="off") as (engine, store):
+            tokens = put(engine, prompt(2 * CONNECTIONS * CHUNK, seed=1))
+            wait_for(
+                "all connections",
+                lambda: store.stats()["client_connections_up"] == CONNECTIONS,
+                LIMIT_S,
+            )
+            way.down.delay_s = 1.0  # nobody who wakes late finds its share taken
+            before = replies(valkey)
+            with store.counting() as waits, engine.retrieve(tokens) as hit:
+                assert hit.tokens == len(tokens)
+            sent = [count - before.get(which, 0) for which, count in replies(valkey).items()]
+            size = LAYOUT.chunk_bytes
+            values = [count // size for count in sent if count >= size]
+            assert values == [2] * CONNECTIONS
+            assert waits.depth == 1, waits.jobs
 
 
 @pytest.mark.ways("tcp")

@@ -38,6 +38,7 @@ from support.servers import free_port
 from support.stamps import until
 
 LIMIT_S = 30.0
+FULL_S = 5.0  # in which a controller that is there again knows everybody
 MINE = IDENTITY.digest
 
 
@@ -80,6 +81,46 @@ def test_a_controller_that_comes_later_learns_all() -> None:
         cache.remove(hashes(6)[-16:])
         with controller(monitor_ports=ports) as again:  # P3: restarted
             becomes(again, hashes(6), {"one": 5})
+
+
+@pytest.mark.parametrize("heartbeat", ["at the same port", "at another port"])
+def test_a_controller_that_was_away_for_long_knows_everybody_within_seconds(
+    heartbeat: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took 23 s: each try came after the longest wait, and a refusal of before the registration
+    ended the session behind it. Where heartbeats cannot tell, the wait itself is short."""
+    monkeypatch.setattr(reporter_module, "_BACKOFF_S", reporter_module._BACKOFF_MAX_S)
+    monkeypatch.setattr("kvferry.membership.reporter.random.uniform", lambda _, most: most)
+    cache, ports = FakeCache(), free_ports()
+    cache.add(hashes(6))
+    with reporting(cache, ports) as reporter:
+        with controller(monitor_ports=ports) as ctl:
+            becomes(ctl, hashes(6), {"one": 6})
+        failures = reporter.status()["failures"]
+        until(lambda: reporter.status()["failures"] > failures, LIMIT_S)
+        if heartbeat == "at another port":
+            ports["heartbeat"] = free_port()
+        with controller(monitor_ports=ports) as again:
+            until(lambda: held(again, hashes(6)) == {"one": 6}, FULL_S)
+            sent = reporter.status()["snapshots"]
+            until(lambda: again.members.living()[0].beats > 3, LIMIT_S)
+            assert reporter.status()["snapshots"] == sent, "one registration is enough"
+
+
+def test_a_host_that_does_not_answer_costs_no_more_than_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each try took 5 s, and the next began up to 7.5 s later."""
+    tries: list[float] = []
+
+    def silent(_: object, timeout_s: float) -> socket.socket:
+        tries.append(timeout_s)
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr("kvferry.membership.framing.socket.create_connection", silent)
+    with reporting(FakeCache(), free_ports()):
+        until(lambda: tries, LIMIT_S)
+    assert max(tries) + 1.5 * reporter_module._BACKOFF_MAX_S < FULL_S
 
 
 def test_what_was_lost_on_the_way_is_known_again_when_the_way_is() -> None:

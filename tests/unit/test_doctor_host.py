@@ -94,6 +94,17 @@ def test_without_a_network_its_settings_are_notes() -> None:
     assert found(host)["slow-start-after-idle"].severity is Severity.INFO
 
 
+def test_far_away_the_line_for_the_servers_host_is_said_although_this_one_has_it() -> None:
+    """GETs wait for slow start there, and nobody sees that from here."""
+    assert found(GOOD, rtt_s=0.001)["slow-start-after-idle"].severity is Severity.OK
+    far = found(GOOD, rtt_s=0.02)["slow-start-after-idle"]
+    assert far.severity is Severity.INFO
+    assert "tcp_slow_start_after_idle=0" in far.fix
+    assert "on the server's host" in far.fix
+    here = found(replace(GOOD, interface="lo"), rtt_s=0.02)["slow-start-after-idle"]
+    assert here.severity is Severity.OK
+
+
 def test_the_window_has_to_suit_the_distance() -> None:
     host = sysctl("net.ipv4.tcp_rmem", f"4096 131072 {6 * MIB}")
     assert found(host, rtt_s=0.001)["tcp-rmem"].severity is Severity.OK

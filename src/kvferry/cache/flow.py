@@ -31,7 +31,9 @@ class Flow:
         ahead_bytes: How much of it was asked for before the rest was.
         rest_at: When the rest can be here at the soonest: that nothing comes in between says
             nothing about the speed.
-        others_until: What comes before that is of others, who load or have given up.
+        others: What others wait for, which comes first or beside it, so that nobody knows whose
+            bytes came until that is here too; and what comes before a moment is theirs, or of those
+            who have given up.
     """
 
     def __init__(
@@ -41,12 +43,12 @@ class Flow:
         start: dict[Tier, int] | None = None,
         ahead_bytes: int = 0,
         rest_at: float = 0.0,
-        others_until: float = 0.0,
+        others: tuple[int, float] = (0, 0.0),
     ) -> None:
-        self._wanted = sum(sizes.values())
+        self._others_bytes, self._others_until = others
+        self._wanted = sum(sizes.values()) + self._others_bytes
         self._start = {**{tier: tier.received_bytes() for tier in sizes}, **(start or {})}
         self._ahead_bytes, self._rest_at = ahead_bytes, rest_at
-        self._others_until = others_until
         self._began = self._dry = now
         self.lagged = False  # when that was asked last
         self._first = math.inf  # when bytes came, and when they began to say something
@@ -96,7 +98,9 @@ class Flow:
     def look(self, now: float) -> None:
         """Note how much has come."""
         if now < self._others_until:
+            came = min(sum(map(self.received, self._start)), self._others_bytes)
             self._start = {tier: tier.received_bytes() for tier in self._start}
+            self._wanted, self._others_bytes = self._wanted - came, self._others_bytes - came
         count = sum(self.received(tier) for tier in self._start)
         if count <= min(_NOISE_BYTES, self._wanted // 8):
             self._dry = now

@@ -129,15 +129,15 @@ class Load:
             sizes[part.tier] = sizes.get(part.tier, 0) + part.size_bytes
         # Of what is asked for now, nothing comes sooner than in most of a round trip.
         others_s = _OTHERS * self._tier.question_s() if self._tier.others_load else 0.0
+        others = (sum(tier.queued_bytes() for tier in sizes), self._began + others_s)
         if window is None:
-            now = time.monotonic()
-            self._flow = Flow(sizes, now, others_until=now + others_s)
+            self._flow = Flow(sizes, self._began, others=others)
         else:
             # One that is measured is sent as many reads as fill the round trip.
             away_s = 0.0 if window.tier.measured else _AWAY * window.tier.question_s()
             rest = (window.size * window.tier.chunk_bytes, time.monotonic() + away_s)
-            self._flow = Flow(sizes, self._began, start_bytes, *rest, self._began + others_s)
-        if self._tier.asked and sizes.get(self._tier):
+            self._flow = Flow(sizes, self._began, start_bytes, *rest, others)
+        if (self._tier.asked or others[0]) and sizes.get(self._tier):
             waited_s = self._began - self._budget.began
             all_s = sum(tier.predict_s(n // tier.chunk_bytes) for tier, n in sizes.items())
             first = min(SIDE_BY_SIDE, sizes[self._tier] // self._tier.chunk_bytes)

@@ -51,6 +51,8 @@ __all__ = [
 
 M = TypeVar("M")
 
+# A host that is away answers nothing: it may be back long before the first try is given up.
+_CONNECT_S = 1.5
 HEAD = struct.Struct("!I")
 _ELSEWHERE = "another user, container or version needs p2p_secret_file, its controller secret_file"
 OTHER_SECRET = f"the secret is another one: {_ELSEWHERE}"
@@ -137,7 +139,8 @@ class Link:
                 us.
             Malformed: It is no controller, or does not know the secret.
         """
-        stream = socket.create_connection(host_and_port(address), timeout_s)
+        connect_s = min(timeout_s, _CONNECT_S)
+        stream = socket.create_connection(host_and_port(address), connect_s)
         link = cls(stream, timeout_s)
         try:
             stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -15,6 +15,7 @@ away, slow, or restarted costs a snapshot when it is back.
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import random
 import threading
@@ -55,7 +56,7 @@ __all__ = ["Reporter"]
 _log = logging.getLogger("kvferry.membership")
 
 _TIMEOUT_S = 5.0
-_BACKOFF_S, _BACKOFF_MAX_S = 0.1, 5.0
+_BACKOFF_S, _BACKOFF_MAX_S = 0.1, 2.0
 _STUCK_S, _STUCK_MAX_S, _BEATS_STUCK = 2.0, 60.0, 3
 _GATHER_S = 0.02  # so that many small changes become one message
 _LOOK_S = 0.5
@@ -112,6 +113,7 @@ class Reporter:
         self._backlog = Backlog(backlog_bytes)
         self.tell_soon = self._backlog.wake  # that identities are others now, too
         self._closing = threading.Event()
+        self._met = threading.Event()  # a controller is there that does not know us
         self._threads: list[threading.Thread] = []
         # What the threads tell each other.
         self._lock = threading.Lock()
@@ -119,6 +121,7 @@ class Reporter:
         self.told: Sequence[HeldIdentity] = ()  # as a controller has taken them
         self._unknown = False  # the controller does not know us any more
         self._stuck = False  # what was sent does not arrive
+        self._sending_since = math.inf  # what is held
         self._resync = True
         self._results: list[Result] = []
         self._commands: queue.Queue[Command | None] = queue.Queue(_COMMANDS_MAX)
@@ -162,6 +165,7 @@ class Reporter:
     def close(self, timeout_s: float = 5.0) -> None:
         """Say goodbye, for `timeout_s` at most, and end."""
         self._closing.set()
+        self._met.set()
         self._backlog.wake()
         until = time.monotonic() + timeout_s
         with suppress(queue.Full):  # else there is something to wake up for
@@ -182,19 +186,16 @@ class Reporter:
             except Exception as error:
                 _log.exception("a bug in reporting")
                 self._failed(error)
-            with self._lock:
-                self._unknown = self._stuck = False
-            self._try_next()
+            self._controllers.append(self._controllers.pop(0))
+            self._pull, self._reply = self._controllers[0]
             if time.monotonic() - began > _BACKOFF_MAX_S:
                 wait_s = _BACKOFF_S
             # A random part, so that not all instances come back to a controller at one moment.
-            self._closing.wait(wait_s * random.uniform(0.5, 1.5))
+            self._met.clear()
+            if not self._closing.is_set():
+                self._met.wait(wait_s * random.uniform(0.5, 1.5))
             wait_s = min(2 * wait_s, _BACKOFF_MAX_S)
         self._leave()
-
-    def _try_next(self) -> None:
-        self._controllers.append(self._controllers.pop(0))
-        self._pull, self._reply = self._controllers[0]
 
     def _failed(self, error: Exception) -> None:
         with self._lock:
@@ -208,6 +209,8 @@ class Reporter:
         """From a registration on, until the controller is gone or does not know us."""
         self._register()
         link, welcome = Link.open(self._pull, "pull", self._me, self._secret, _TIMEOUT_S)
+        with self._lock:
+            self._stuck, self._sending_since = False, time.monotonic()
         try:
             if welcome.seq != self._seq:  # it missed something, or has begun anew
                 self._ask_for_snapshot()
@@ -219,13 +222,15 @@ class Reporter:
                 link.check()
                 if tuple(self._holdings.identities()) != self.told:
                     self._register()
-                if self._backlog.lost or self._takes_snapshot():
+                if self._backlog.lost or self._resync:
                     self._send_snapshot(link)
                 self._send_changes(link)
                 self._backlog.wait(_LOOK_S)
                 self._closing.wait(_GATHER_S)
             self._send_changes(link)
         finally:
+            with self._lock:
+                self._sending_since = math.inf
             link.close()
 
     def _register(self) -> None:
@@ -245,7 +250,7 @@ class Reporter:
         host, port = found.heartbeat.rpartition(":")[::2]
         where = host or host_and_port(self._reply)[0]
         with self._lock:
-            self.told = identities
+            self.told, self._unknown = identities, False
             self._heartbeat = (f"{where}:{port}", found.heartbeat_s)
 
     def _is_over(self) -> bool:
@@ -253,10 +258,6 @@ class Reporter:
             if self._stuck:
                 raise TimeoutError("updates do not arrive")
             return self._unknown
-
-    def _takes_snapshot(self) -> bool:
-        with self._lock:
-            return self._resync
 
     def _ask_for_snapshot(self) -> None:
         with self._lock:
@@ -313,8 +314,10 @@ class Reporter:
             try:
                 self._beats(*where)
             except RefusedError:
-                with self._lock:  # it does not know us: register again
-                    self._unknown, self._heartbeat = True, None
+                with self._lock:  # it does not know us: register again, if that was not done since
+                    if self._heartbeat is where:
+                        self._unknown, self._heartbeat = True, None
+                        self._met.set()
                 self._backlog.wake()
             except (OSError, Malformed):
                 if len(self._controllers) > 1:  # the next one may live
@@ -354,7 +357,7 @@ class Reporter:
                         moved, patience_s = now, shortest_s
                     elif pulse.seq != arrived:
                         moved = now
-                    elif now - moved > patience_s:
+                    elif now - max(moved, self._sending_since) > patience_s:
                         self._stuck = True
                         moved, patience_s = now, min(2 * patience_s, _STUCK_MAX_S)
                     sent, arrived = self._seq, pulse.seq

@@ -17,6 +17,7 @@ __all__ = ["examine_host"]
 _MIB = 1 << 20
 _FLOW_BYTES_S = 625e6  # 5 Gbit/s: what clouds allow one flow at least
 _MTU_JUMBO = 8000
+_FAR_S = 0.002  # from here on a hit waits for what TCP begins with
 _NETWORK = ("tcp-rmem", "tcp-wmem", "slow-start-after-idle", "mtu", "nic-numa")
 
 
@@ -26,7 +27,7 @@ def examine_host(facts: Facts) -> Iterator[Finding]:
     found = (
         _buffer(facts, "tcp-rmem", "net.ipv4.tcp_rmem", "GET"),
         _buffer(facts, "tcp-wmem", "net.ipv4.tcp_wmem", "SET"),
-        slow_start(host),
+        slow_start(facts),
         mtu(host),
         nic_numa(host),
         server_numa(host),
@@ -62,18 +63,23 @@ def _buffer(facts: Facts, check: str, name: str, verb: str) -> Finding | None:
     return warn(check, seen, why, fix)
 
 
-def slow_start(host: HostFacts) -> Finding | None:
+def slow_start(facts: Facts) -> Finding | None:
     """A connection that was idle goes on where it was."""
-    value = host.sysctls.get("net.ipv4.tcp_slow_start_after_idle")
+    value = facts.host.sysctls.get("net.ipv4.tcp_slow_start_after_idle")
     if value is None:
         return None
-    if value == "0":
+    is_far = facts.host.is_remote and (facts.traffic.rtt_s or 0.0) >= _FAR_S
+    if value == "0" and not is_far:
         return ok("slow-start-after-idle", "off")
     why = (
         "loads come in bursts, and after a pause each connection begins with 10 segments again: "
         "some round trips for each batch. SETs depend on this host, GETs on the server's"
     )
-    fix = "sysctl -w net.ipv4.tcp_slow_start_after_idle=0   (here and on the server's host)"
+    fix = "sysctl -w net.ipv4.tcp_slow_start_after_idle=0   "
+    if value == "0":
+        fix += "(on the server's host)"
+        return info("slow-start-after-idle", "off here; the server's host cannot say", why, fix)
+    fix += "(here and on the server's host)"
     return warn("slow-start-after-idle", "net.ipv4.tcp_slow_start_after_idle = 1", why, fix)
 
 
