@@ -315,12 +315,14 @@ class Load:
         if now < until:
             if flow.seen_s() < _LUMPS * budget.recompute_s:
                 return True
-            left_s -= max(0.0, budget.began + budget.queued_s - now)
+            left_s -= max(0.0, budget.began + budget.queue_s - now)
             gain_s = budget.gain_s(position(held), position(goal), left_s)
             return gain_s > -_DOUBT * budget.recompute_s
         end_s = loaded_s + budget.rest_s(position(goal))
         begun = self._start + (goal - self._start) * flow.share()
-        return budget.in_sight(position(int(max(held, begun))), end_s, now)
+        here, some = position(held), position(int(max(held, begun)))
+        moves = flow.moves(budget.recompute_s)
+        return budget.in_sight(some, end_s, now, held=here, flows=moves)
 
     def _unbroken(self, held: int) -> int:
         """How many of the first `held` chunks are here, with those that others bring."""
