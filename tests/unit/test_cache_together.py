@@ -1,4 +1,5 @@
-"""Many requests at once, on a clock that only waiting moves: loads share a store as prompts an engine.
+"""Many requests at once, on a clock that only waiting moves: loads share a store, and prompts an
+engine.
 
 The engine computes in the order in which requests have their KV, one after the other, and what a
 cache does not bring. Without a cache the request in the middle of sixteen waits for eight others.
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import fmean
 
 import pytest
 
@@ -39,6 +40,7 @@ class Engine:
         self.made, self.clock = made, made.clock
         self.looks = looks
         self.free_at = 0.0
+        self._tasks: list[Asked] = []
 
     def ask(self, prompts: Sequence[Prompt], gaps_s: float = 0.0) -> list[Asked]:
         """All of them, so much time apart; each says what is ahead of it, as a scheduler does."""
@@ -58,8 +60,6 @@ class Engine:
         self.made.later.clear()
         self._tasks.clear()
         return asked
-
-    _tasks: list[Asked] = []
 
     def _begun(self, prompt: Prompt, before: Sequence[Asked]) -> Asked:
         ahead = sum(1 for one in before if not one.ttft_s)
@@ -150,7 +150,6 @@ def test_where_loading_pays_little_or_not_a_burst_takes_hardly_longer_than_witho
     for _ in range(4):
         asked = engine.ask([engine.made.prompt() for _ in range(count)], gap_s)
         means.append(fmean(one.ttft_s for one in asked) / none_s(count))
-        print(percent, gap_s, round(means[-1],3), [one.held for one in asked], [round(one.ttft_s,2) for one in asked])
     assert max(means) < 1.1, means
 
 
@@ -170,7 +169,6 @@ def test_a_store_that_falls_silent_in_a_burst_costs_it_little(
     engine, count = engine_of(monkeypatch, 600, **how), 16
     engine.made.store.hangs = True
     asked = engine.ask([engine.made.prompt() for _ in range(count)])
-    print([round(one.ttft_s,2) for one in asked])
     assert fmean(one.ttft_s for one in asked) < 1.1 * none_s(count)
 
 

@@ -290,25 +290,33 @@ class Budget:
         allowed_s = min(patient_s, self.queued_s + self._most_s)
         return now < min(self.deadline, self.began + allowed_s)
 
-    def in_sight(
-        self, tokens: int, end_s: float, now: float, *, held: int = 0, flows: bool = False
-    ) -> bool:
+    def in_sight(self, tokens: int, end_s: float, now: float) -> bool:
         """Whether to wait beyond `until` because the end is near.
 
         Args:
             tokens: Of the prefix, as many as have come, pieces of chunks included: they come side
                 by side, and most of them would be whole in a moment.
             end_s: When the request would be done with all of them, counted from its beginning.
-            held: As many as would stay if it was left now.
-            flows: Bytes have come just now, for this request or for those that wait with it.
         """
-        waited_s, alone_s = now - self.began, self.recompute_s
-        all_s = self.together_s if flows else alone_s
-        if self.place is not None and waited_s > alone_s:  # what it waited is gone either way
-            if end_s - waited_s > self.rest_s(held) + self.place.ahead_s:
-                return False
-        allowed_s = self._allowed_s(tokens, _SIGHT_SHARE) + all_s - alone_s
-        return end_s < _IN_SIGHT * all_s and now < min(self.deadline, self.began + allowed_s)
+        allowed_s = self._allowed_s(tokens, _SIGHT_SHARE)
+        is_near = end_s < _IN_SIGHT * self.recompute_s
+        return is_near and now < min(self.deadline, self.began + allowed_s)
+
+    def in_sight_of_all(self, held: int, tokens: int, end_s: float, now: float) -> bool:
+        """The same for all that wait together, of whom this one may be the first.
+
+        Args:
+            held: Of the prefix, as many as would stay if it was left now.
+            tokens: As for `in_sight`.
+            end_s: When all would be done with their loads, counted from its beginning.
+        """
+        if self.place is None:
+            return False
+        all_s, left_s = self.together_s, end_s - (now - self.began)
+        if end_s >= _IN_SIGHT * all_s or left_s > self.rest_s(held) + self.place.ahead_s:
+            return False
+        allowed_s = self._allowed_s(tokens, _SIGHT_SHARE) + all_s - self.recompute_s
+        return now < min(self.deadline, self.began + allowed_s)
 
     def question(
         self, tokens: int, goal: int, wins: float, question_s: float, load_s: float, first_s: float

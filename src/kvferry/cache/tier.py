@@ -224,10 +224,15 @@ class Tier:
 
     def predict_s(self, chunks: int) -> float:
         """Seconds to load that many chunks, beside what is being loaded already."""
+        queued_bytes = self.queued_bytes()
+        with self._lock:
+            return self._load.predict_s(chunks * self.chunk_bytes, time.monotonic(), queued_bytes)
+
+    def queued_bytes(self) -> int:
+        """What loads that go on have not received yet."""
         received_bytes = self.received_bytes()
         with self._lock:
-            queued_bytes = min(self._loading_bytes, max(0, self._loaded_at_bytes - received_bytes))
-            return self._load.predict_s(chunks * self.chunk_bytes, time.monotonic(), queued_bytes)
+            return min(self._loading_bytes, max(0, self._loaded_at_bytes - received_bytes))
 
     @property
     def bandwidth_bytes_s(self) -> float:
