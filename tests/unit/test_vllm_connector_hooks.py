@@ -229,8 +229,7 @@ def test_threads_over_a_cache_server_are_not_bound_with_the_worker(
 
 @pytest.mark.parametrize(
     ("threads", "processors", "cpu", "warned"),
-    [(2, 2, True, 1), (1, 2, True, 0), (8, 8, True, 1), (6, 8, True, 0), (1, 1, True, 0)]
-    + [(2, 2, False, 0)],
+    [(2, 2, 1, 1), (1, 2, 1, 0), (8, 8, 1, 1), (6, 8, 1, 0), (1, 1, 1, 0), (2, 2, 0, 0)],
 )
 def test_a_vllm_that_computes_on_every_processor_is_told_of(
     vllm: Any,
@@ -238,7 +237,7 @@ def test_a_vllm_that_computes_on_every_processor_is_told_of(
     caplog: pytest.LogCaptureFixture,
     threads: int,
     processors: int,
-    cpu: bool,
+    cpu: int,
     warned: int,
 ) -> None:
     """With any connector it wants to keep two free, and where there are two it keeps none."""
