@@ -52,6 +52,7 @@ class Bench:
         *,
         on_demand: bool = False,
         chunk_bytes: int = MIB,
+        prompts: int = 2,
     ) -> None:
         self.size_bytes = CHUNKS * chunk_bytes
         self.clock = FakeClock()
@@ -59,7 +60,7 @@ class Bench:
             monkeypatch.setattr(module, "time", self.clock.module)
         self.store = TimedStore(self.clock, chunk_bytes, rtt_s, bytes_s)
         self.store.pages_on_demand = on_demand
-        size_bytes = 2 * CHUNKS * _native.PagePool.stride_bytes(chunk_bytes)
+        size_bytes = prompts * CHUNKS * _native.PagePool.stride_bytes(chunk_bytes)
         self.memory = Memory.private(chunk_bytes, size_bytes, "LRU", hugetlb=False, prefault=False)
         self.tier = Tier("store", self.store, chunk_bytes, lets_go=True)  # type: ignore[arg-type]
         self.prefill = PrefillModel(

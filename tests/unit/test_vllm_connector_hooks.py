@@ -225,3 +225,25 @@ def test_threads_over_a_cache_server_are_not_bound_with_the_worker(
     finally:
         os.sched_setaffinity(0, everywhere)
         made.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("threads", "processors", "cpu", "warned"),
+    [(2, 2, 1, 1), (1, 2, 1, 0), (8, 8, 1, 1), (6, 8, 1, 0), (1, 1, 1, 0), (2, 2, 0, 0)],
+)
+def test_a_vllm_that_computes_on_every_processor_is_told_of(
+    vllm: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    threads: int,
+    processors: int,
+    cpu: int,
+    warned: int,
+) -> None:
+    """With any connector it wants to keep two free, and where there are two it keeps none."""
+    affinity = vllm.affinity
+    monkeypatch.setattr(affinity, "_binds", lambda: cpu)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(processors)))
+    affinity.warn_of_no_processor_left(threads)
+    said = [one for one in caplog.messages if "VLLM_CPU_NUM_OF_RESERVED_CPU=1" in one]
+    assert len(said) == warned

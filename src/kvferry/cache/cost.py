@@ -24,7 +24,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvferry.cache.patience import SHARE
+from kvferry.cache.patience import SHARE, Place
 from kvferry.cache.prefill import PrefillModel
 
 __all__ = ["Budget", "Decision", "LoadModel", "Offer", "decide"]
@@ -224,8 +224,13 @@ class Budget:
     A store far away cannot answer within that. If it was measured, it is given what it mostly takes
     and a quarter more, as far as the account of all requests allows that.
 
+    Many that wait at the same time share their store, and the first of them would seem to be later
+    than computing it alone. But whoever leaves has the engine compute what others wait for too. So
+    while bytes flow, a load is compared with what computing takes in the middle of all of them.
+
     Attributes:
         allowance_s: What this request may lose, by the account; None: its own share.
+        place: Among those that wait with it; None: it is alone.
     """
 
     total_tokens: int
@@ -235,11 +240,22 @@ class Budget:
     deadline: float  # the caller's, absolute
     queued_s: float = 0.0
     allowance_s: float | None = None
+    place: Place | None = None
 
     @property
     def recompute_s(self) -> float:
         """When the request would be done without a load, counted from its beginning."""
-        return self.queued_s + self.prefill.predict_s(self.total_tokens, self.memory_tokens)
+        return self.queued_s + self.rest_s(self.memory_tokens)
+
+    @property
+    def queue_s(self) -> float:
+        """What is computed before this request where nobody who waits with it has a load."""
+        return self.queued_s if self.place is None else max(self.queued_s, self.place.most_s)
+
+    @property
+    def together_s(self) -> float:
+        """When it would be done where nobody who waits with it has a load."""
+        return self.queue_s + self.rest_s(self.memory_tokens)
 
     def until(
         self, tokens: int, expected_s: float = 0.0, end_s: float = 0.0, *, flows: bool = True
@@ -254,7 +270,7 @@ class Budget:
             return self.deadline
         allowed_s = self._allowed_s(tokens, SHARE if flows else _FIRST_SHARE)
         patient_s = expected_s * _PATIENCE
-        is_worth_it = end_s <= _WORTH * self.recompute_s
+        is_worth_it = end_s <= _WORTH * self.together_s
         if patient_s <= self.queued_s + self._most_s and is_worth_it:
             allowed_s = max(allowed_s, patient_s)
         return min(self.deadline, self.began + allowed_s)
@@ -269,7 +285,7 @@ class Budget:
             loaded_s: When it would be, by what flows.
         """
         patient_s = _PATIENCE * expected_s
-        if loaded_s > patient_s or expected_s > _WORTH * self.recompute_s:
+        if loaded_s > patient_s or expected_s > _WORTH * self.together_s:
             return False
         allowed_s = min(patient_s, self.queued_s + self._most_s)
         return now < min(self.deadline, self.began + allowed_s)
@@ -286,6 +302,22 @@ class Budget:
         is_near = end_s < _IN_SIGHT * self.recompute_s
         return is_near and now < min(self.deadline, self.began + allowed_s)
 
+    def in_sight_of_all(self, held: int, tokens: int, end_s: float, now: float) -> bool:
+        """The same for all that wait together, of whom this one may be the first.
+
+        Args:
+            held: Of the prefix, as many as would stay if it was left now.
+            tokens: As for `in_sight`.
+            end_s: When all would be done with their loads, counted from its beginning.
+        """
+        if self.place is None:
+            return False
+        all_s, left_s = self.together_s, end_s - (now - self.began)
+        if end_s >= _IN_SIGHT * all_s or left_s > self.rest_s(held) + self.place.ahead_s:
+            return False
+        allowed_s = self._allowed_s(tokens, _SIGHT_SHARE) + all_s - self.recompute_s
+        return now < min(self.deadline, self.began + allowed_s)
+
     def question(
         self, tokens: int, goal: int, wins: float, question_s: float, load_s: float, first_s: float
     ) -> float:
@@ -301,8 +333,8 @@ class Budget:
             question_s: How long it mostly takes to say so; 0: nobody knows.
             load_s, first_s: What loading all of it, and one chunk, is expected to take.
         """
-        all_s = self.recompute_s
-        saving_s = self.gain_s(tokens, goal, max(0.0, question_s + load_s - self.queued_s))
+        all_s = self.together_s
+        saving_s = self.gain_s(tokens, goal, max(0.0, question_s + load_s - self.queue_s))
         most_s = min(wins * saving_s, self._most_s)
         if question_s + load_s + self.rest_s(goal) < _IN_SIGHT * all_s:
             first_s = min(first_s, question_s)  # bytes that flow are enough: see `in_sight`
@@ -317,8 +349,10 @@ class Budget:
 
     @property
     def _most_s(self) -> float:
-        """What this request may lose."""
-        return SHARE * self.recompute_s if self.allowance_s is None else self.allowance_s
+        """What this request may lose; of what is computed before it too, as that becomes known."""
+        alone_s = self.recompute_s
+        own_s = SHARE * alone_s if self.allowance_s is None else self.allowance_s
+        return own_s + SHARE * (self.together_s - alone_s)
 
     def _allowed_s(self, tokens: int, share: float) -> float:
         """How long it may wait that holds `tokens`, losing such a share of computing at most."""
@@ -337,4 +371,4 @@ class Budget:
 
     def regret_s(self, tokens: int, now: float) -> float:
         """How much later than without a cache a request is that has waited until now."""
-        return max(0.0, now - self.began + self.rest_s(tokens) - self.recompute_s)
+        return max(0.0, now - self.began + self.rest_s(tokens) - self.together_s)

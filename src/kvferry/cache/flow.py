@@ -17,6 +17,8 @@ _GROWS, _GROWTH_MAX = 1.5, 4.0
 # In how many round trips TCP begins; how many times too slow a flow that lags is; and before which
 # part of the time in which it would pay nobody says so.
 _BEGINS, _LAG, _LAG_SHARE = 4, 4, 0.1
+# How long nothing may come of a flow, as a part of the time in which it would pay, and at least.
+_PAUSE_SHARE, _PAUSE_S = 0.1, 0.25
 # What comes besides values: answers to questions.
 _NOISE_BYTES = 16 << 10
 
@@ -51,6 +53,7 @@ class Flow:
         self._ahead_bytes, self._rest_at = ahead_bytes, rest_at
         self._began = self._dry = now
         self.lagged = False  # when that was asked last
+        self._moved = now  # when more had come than before
         self._first = math.inf  # when bytes came, and when they began to say something
         self._flows = 0.0
         self._seen: list[tuple[float, int]] = []  # moments, and what had come by then
@@ -76,6 +79,11 @@ class Flow:
     def seen_s(self) -> float:
         """For how long it has been seen; bytes come in lumps, so a moment says little."""
         return self._seen[-1][0] - self._flows if self._seen else 0.0
+
+    def moves(self, pays_s: float) -> bool:
+        """Whether something has come of late, for whomever."""
+        pause_s = max(_PAUSE_S, _PAUSE_SHARE * pays_s)
+        return bool(self._seen) and self._seen[-1][0] - self._moved < pause_s
 
     @property
     def is_young(self) -> bool:
@@ -110,6 +118,8 @@ class Flow:
             if count <= self._ahead_bytes + _NOISE_BYTES and now < self._rest_at:
                 return
             self._flows = now
+        if not self._seen or count > self._seen[-1][1]:
+            self._moved = now
         self._seen.append((now, count))
 
     def remaining_s(self) -> float | None:

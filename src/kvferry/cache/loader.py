@@ -236,33 +236,29 @@ class Load:
         while self._asked < len(self._parts):
             part = self._parts[self._asked]
             size = part.size_bytes
-            ahead = self._asked - self._done
             # Where nothing can be cut, everything is asked for at once.
             full = self._budget.prefill.known and self._ahead_bytes + size > window
             if part.ticket is not None:  # a window
                 self._asked += 1
                 self._ahead_bytes += size
                 continue
-            if ahead >= 2 and full:
+            if self._asked - self._done >= 2 and full:
                 return
             chunks = part.reserved.chunks
             names = self._prompt.keys(chunks[0], chunks[-1] + 1)
-            buffers: Sequence[BufferLike]
-            if self._direct is None:
-                try:
-                    buffers = self._memory.views(part.reserved.handles)
-                except PagesGone:
-                    self._outcome.reason = "cancelled"
-                    return
-            else:
-                buffers = self._direct[chunks[0] : chunks[-1] + 1]
+            buffers = (self._direct or ())[chunks[0] : chunks[-1] + 1]
             try:
+                if self._direct is None:
+                    buffers = self._memory.views(part.reserved.handles)
                 part.ticket = part.tier.connector.submit_get(
                     [names[chunk - chunks[0]] for chunk in chunks],
                     buffers,
                     prefix=True,
                     timeout_s=max(0.001, self._budget.deadline - time.monotonic()),
                 )
+            except PagesGone:
+                self._outcome.reason = "cancelled"
+                return
             except KVFerryError:  # it has too much to do, or was closed
                 self._outcome.reason = "error"
                 return
@@ -320,7 +316,10 @@ class Load:
             return gain_s > -_DOUBT * budget.recompute_s
         end_s = loaded_s + budget.rest_s(position(goal))
         begun = self._start + (goal - self._start) * flow.share()
-        return budget.in_sight(position(int(max(held, begun))), end_s, now)
+        some = position(int(max(held, begun)))
+        near, moves = budget.in_sight(some, end_s, now), flow.moves(budget.recompute_s)
+        end_s += max(0.0, tier.queued_bytes() / max(flow.rate(), 1.0) - left_s)
+        return near or (moves and budget.in_sight_of_all(position(held), some, end_s, now))
 
     def _unbroken(self, held: int) -> int:
         """How many of the first `held` chunks are here, with those that others bring."""

@@ -21,6 +21,7 @@ from typing import NamedTuple
 from kvferry.cache.gathered import Plan
 from kvferry.cache.loader import Load
 from kvferry.cache.parts import Loaded, Wanted
+from kvferry.cache.patience import Place
 from kvferry.cache.prompt import Prompt
 
 __all__ = ["LookupLoad", "LookupLoads", "TakenLoad"]
@@ -38,12 +39,13 @@ class LookupLoad:
         prompt: Of which prompt.
         plan: What was planned.
         load: The load.
+        place: Of the request that began it, until somebody comes for it, or it is over.
         loaded: What became of it; None: it is not over.
         began: When.
     """
 
-    def __init__(self, prompt: Prompt, plan: Plan, load: Load) -> None:
-        self.prompt, self.plan, self.load = prompt, plan, load
+    def __init__(self, prompt: Prompt, plan: Plan, load: Load, place: Place) -> None:
+        self.prompt, self.plan, self.load, self.place = prompt, plan, load, place
         self.loaded: Loaded | None = None
         self.began = time.monotonic()
         self._lock = threading.Lock()

@@ -9,6 +9,9 @@ which is at most what two requests take.
 `Odds` are how much of a prefix a store mostly has. With them, waiting for an answer pays while
 ``P * saving`` is above ``(1 - P) * wait``.
 
+Requests that wait at the same time share the store, so each load takes longer; but where none of
+them got its KV they would queue for the engine. `Together` knows how long that queue would be.
+
 Units: seconds. Threads: any.
 """
 
@@ -16,7 +19,7 @@ from __future__ import annotations
 
 import threading
 
-__all__ = ["SHARE", "SURE", "Account", "Odds"]
+__all__ = ["SHARE", "SURE", "Account", "Odds", "Place", "Together"]
 
 # How much later than without a cache a request may be by its own right because the cache came to
 # nothing, as a part of the time without one.
@@ -81,3 +84,60 @@ class Odds:
         """P / (1 - P): how many seconds may be waited for each that an answer can save."""
         has, lacks = self._has, self._asked - self._has
         return min(SURE, max(1 / SURE, has / max(lacks, 1e-9)))
+
+
+class Together:
+    """The requests of one engine that wait for their KV, by what computing each would take."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._all_s = 0.0
+
+    def join(self, compute_s: float) -> Place:
+        """One more waits."""
+        with self._lock:
+            self._all_s += compute_s
+        return Place(self, compute_s)
+
+    def leave(self, compute_s: float) -> None:
+        """One does not any more."""
+        with self._lock:
+            self._all_s -= compute_s
+
+    @property
+    def all_s(self) -> float:
+        """What all of them would take."""
+        return self._all_s
+
+
+class Place:
+    """A request among those that wait.
+
+    Attributes:
+        kept: A load was begun for it, which goes on when the question is answered.
+    """
+
+    def __init__(self, together: Together, compute_s: float) -> None:
+        self._together, self._compute_s = together, compute_s
+        self._most_s = 0.0
+        self._waits = True
+        self.kept = False
+
+    @property
+    def ahead_s(self) -> float:
+        """What would be computed before this one if no other got its KV: half of it, on average."""
+        ahead_s = max(0.0, self._together.all_s - self._compute_s) / 2
+        self._most_s = max(self._most_s, ahead_s)
+        return ahead_s
+
+    @property
+    def most_s(self) -> float:
+        """The most that it was while this one waited, as far as anybody looked."""
+        return max(self._most_s, self.ahead_s)
+
+    def leave(self) -> None:
+        """It waits no more. Idempotent."""
+        waits, self._waits = self._waits, False
+        if waits:
+            _ = self.ahead_s
+            self._together.leave(self._compute_s)

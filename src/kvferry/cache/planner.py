@@ -18,7 +18,7 @@ from kvferry.cache.loss_warnings import LossWarnings
 from kvferry.cache.measuring import Measuring
 from kvferry.cache.memory import Memory
 from kvferry.cache.parts import Wanted
-from kvferry.cache.patience import Account
+from kvferry.cache.patience import Account, Together
 from kvferry.cache.pending import PendingLoads
 from kvferry.cache.prefill import PrefillModel
 from kvferry.cache.prompt import Prompt
@@ -52,7 +52,7 @@ class Planner(ABC):
         self._stores = stores
         self._named = named
         self._prefill = prefill
-        self.account = Account()
+        self.account, self._together = Account(), Together()
         self.loss_warnings = LossWarnings()
         self.pending = PendingLoads(memory)
         self._measure = Measuring(memory, self.pending, background).measure
@@ -75,17 +75,21 @@ class Planner(ABC):
         queued_s = prefill.total_s(*prompt.queued) if prefill.known else 0.0
         if prompt.queued_at:
             queued_s = max(0.0, queued_s - (began - prompt.queued_at))
-        base_s = queued_s + prefill.predict_s(prompt.tokens, tokens) if prefill.known else 0.0
-        allowance_s, lent_s = self.account.open(base_s)
+        compute_s = prefill.predict_s(prompt.tokens, tokens) if prefill.known else 0.0
+        allowance_s, lent_s = self.account.open(queued_s + compute_s)
+        place = self._together.join(compute_s)
+        how = (began, deadline, queued_s, allowance_s, place)
         try:
-            yield Budget(prompt.tokens, tokens, prefill, began, deadline, queued_s, allowance_s)
+            yield Budget(prompt.tokens, tokens, prefill, *how)
         finally:
+            if not place.kept:
+                place.leave()
             self.account.close(0.0, 0.0, lent_s)
 
     def _close_account(self, budget: Budget, tokens: int) -> None:
         if budget.prefill.known and budget.recompute_s > budget.queued_s:
             regret_s = budget.regret_s(tokens, time.monotonic())
-            self.account.close(budget.recompute_s, regret_s, 0.0)
+            self.account.close(budget.together_s, regret_s, 0.0)
 
     def _asking(
         self,
@@ -157,7 +161,7 @@ class Planner(ABC):
         self, prompt: Prompt, held: int, offers: Sequence[Offer], budget: Budget
     ) -> Decision:
         waited_s = time.monotonic() - budget.began
-        how = {"queued_s": budget.queued_s, "waited_s": waited_s}
+        how = {"queued_s": budget.queue_s, "waited_s": waited_s}
         return decide(prompt.tokens, prompt.position(held), offers, self._prefill, **how)
 
     def _declined(

@@ -93,6 +93,7 @@ class Retriever(Planner):
         if taken is None or taken.start > held:
             return None
         begun = taken.begun
+        begun.place.leave()  # this request has its own now
         if not (yield from self._drive(begun)):
             gathered.waited = True
             # Who drives it knows how long it pays.
@@ -122,6 +123,7 @@ class Retriever(Planner):
             return False
         load, wanted = begun.load, begun.wanted
         begun.loaded = yield from self._complete(begun.prompt, load, wanted, load.budget)
+        begun.place.leave()
         self._memory.announce()
         return True
 
@@ -203,11 +205,14 @@ class Retriever(Planner):
 
     def _begin(self, prompt: Prompt, plan: Plan, budget: Budget, asking: Asking) -> None:
         """Begin to load, for the retrieve that follows."""
+        place = budget.place
+        assert place is not None
         load = Load(self._memory, prompt, budget, self.pending)
         first = plan.wanted[0]
         if not load.begin(plan.wanted, asking.take(first.tier, first.start)):
             return
-        begun = LookupLoad(prompt, plan, load)
+        begun = LookupLoad(prompt, plan, load, place)
+        place.kept = True
         self._lookup_loads.add(begun)
         with suppress(KVFerryError):  # it is being closed
             self._background(self._drive(begun))

@@ -8,11 +8,14 @@ process that started the worker may. On a GPU nothing is changed: who binds work
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["all_processors", "thread_start", "unbind"]
+__all__ = ["all_processors", "thread_start", "unbind", "warn_of_no_processor_left"]
+
+_log = logging.getLogger("kvferry.integrations.vllm")
 
 
 def unbind() -> set[int] | None:
@@ -39,6 +42,30 @@ def all_processors() -> Iterator[None]:
 def thread_start() -> Callable[[], object] | None:
     """What a thread that is started later does first; None: nothing."""
     return unbind if _binds() else None
+
+
+def warn_of_no_processor_left(threads: int) -> None:
+    """Say so if this is a vLLM for CPUs that computes on every processor it may use.
+
+    vLLM reserves a processor for itself and one more where there is any connector; where that would
+    leave none to compute on, it reserves none at all.
+
+    Args:
+        threads: How many compute.
+    """
+    try:
+        count = len(os.sched_getaffinity(os.getppid()))
+    except OSError:
+        return
+    if threads < count or count < 2 or not _binds():
+        return
+    _log.warning(
+        "vLLM computes on all %d processors and turns in circles there when it waits, so that "
+        "loads, saves and vLLM's own scheduler starve: with a connector it would keep two free, "
+        "and where there are no more than two it keeps none. Start it with "
+        "VLLM_CPU_NUM_OF_RESERVED_CPU=1, or name its processors in VLLM_CPU_OMP_THREADS_BIND",
+        count,
+    )
 
 
 def _binds() -> bool:

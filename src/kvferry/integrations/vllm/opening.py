@@ -19,7 +19,11 @@ from kvferry.chunks.layout import KVLayout
 from kvferry.client.buffers import BufferLike
 from kvferry.config.integrations import VllmConnectorSettings
 from kvferry.integrations.vllm.adapters import Adapters, watch
-from kvferry.integrations.vllm.affinity import all_processors, thread_start
+from kvferry.integrations.vllm.affinity import (
+    all_processors,
+    thread_start,
+    warn_of_no_processor_left,
+)
 from kvferry.integrations.vllm.backend import Backend
 from kvferry.integrations.vllm.blocks import BlockCopier
 from kvferry.integrations.vllm.explain import teller
@@ -175,6 +179,8 @@ def worker_half(
         shown: The series that vLLM shows of the cache; None: all.
     """
     threads = _computing_threads()
+    if rank.number == 0:
+        warn_of_no_processor_left(threads)
     gpu = device_name(rank.device, threads) if rank.device.type == "cuda" else ""
     guessed = guess(rank.vllm_config, device_ops_s(gpu, threads)) or (0.0, 0.0, 0.0, 0.0)
     step_tokens = int(rank.vllm_config.scheduler_config.max_num_batched_tokens)
