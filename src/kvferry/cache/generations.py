@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from kvferry._threads import Guarded, noticed
 from kvferry.cache.steps import Steps, Wait, finish
 from kvferry.chunks.generation import drawn, read_name
 from kvferry.client.batch import Status
@@ -42,6 +43,8 @@ _VALID_S = 3.0
 _TIMEOUT_S = 5.0
 _PATIENCE_S = 1.0
 _DELETE_KEYS = 256
+# No clears lead to a number like that: somebody wrote it, and it is the newest that there can be.
+_COUNTER_MAX = (1 << 63) - 1
 # A deletion that fails is tried again, later and later, and given up after so long.
 _RETRY_S = 1.0
 _RETRY_S_MAX = 30.0
@@ -66,7 +69,11 @@ class Mark(NamedTuple):
             mark = cls(int(counter), bytes.fromhex(half))
         except ValueError:
             return cls()
-        return mark if mark.counter > 0 and len(mark.half) == 8 else cls()
+        return mark if 0 < mark.counter <= _COUNTER_MAX and len(mark.half) == 8 else cls()
+
+    def next(self) -> Mark:
+        """One that is newer than this one."""
+        return Mark(min(self.counter + 1, _COUNTER_MAX), drawn())
 
 
 @runtime_checkable
@@ -167,7 +174,7 @@ class StoreGenerations:
         with self._asking:
             now = Mark.decode(self._keeps.read_mark(_TIMEOUT_S))
             known = self._mark or Mark()
-            mark = Mark(max(now.counter, known.counter) + 1, drawn())
+            mark = max(now, known, key=lambda one: one.counter).next()
             self._keeps.write_mark(mark.encode(), _TIMEOUT_S, absent=False)
             self._take(mark, time.monotonic())
 
@@ -202,8 +209,9 @@ class StoreGenerations:
     def _start(self) -> None:
         """With the lock."""
         if self._thread is None and not self._closed:
-            name = f"kvferry-generations-{self._name}"
-            self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+            self._thread = Guarded(
+                self._run, "generations", detail=self._name, failed=lambda _: self._fail()
+            )
             self._thread.start()
 
     def _run(self) -> None:
@@ -226,8 +234,10 @@ class StoreGenerations:
     def _ask_if_due(self) -> None:
         if self._keeps is not None and time.monotonic() >= self._ask_at:
             began = self._asking_since = time.monotonic()
-            again = self._ask(began)
-            self._asking_since = float("inf")
+            try:
+                again = self._ask(began)
+            finally:
+                self._asking_since = float("inf")
             self._ask_at = began + (_AGAIN_S * random.random() if again else _EVERY_S)
 
     def _ask(self, began: float) -> bool:
@@ -242,13 +252,16 @@ class StoreGenerations:
                 found, known = Mark.decode(value), self._mark
                 damaged = value is not None and not found.counter
                 newer = known is None or found == known or found.counter > known.counter
+                newer |= found.counter == _COUNTER_MAX
                 if newer and not damaged:
                     self._take(found, began)
                     return False
-                fresh = Mark((known or Mark()).counter + 1, drawn())
+                fresh = (known or Mark()).next()
                 self._keeps.write_mark(fresh.encode(), _TIMEOUT_S, absent=value is None)
                 _log.info("%s has lost its generation: a new one was drawn", self._name)
-            except KVFerryError as error:
+            except Exception as error:  # of a plug-in it may be any
+                if not isinstance(error, KVFerryError):
+                    noticed("generations", error)
                 _log.debug("%s does not say its generation: %s", self._name, error)
                 self._fail()
                 return False
@@ -271,12 +284,14 @@ class StoreGenerations:
         now = time.monotonic()
         for one in [one for one in self._deletions if one.at <= now]:
             done = False
-            if one.ready():
-                try:
+            try:
+                if one.ready():
                     done = not self._delete_pass(one.which)
                     one.wait_s = _RETRY_S  # it answers
-                except KVFerryError as error:
-                    _log.debug("%s: old generations stay for now: %s", self._name, error)
+            except Exception as error:  # of a plug-in it may be any
+                if not isinstance(error, KVFerryError):
+                    noticed("generations", error)
+                _log.debug("%s: old generations stay for now: %s", self._name, error)
             late = now - one.began > _DELETE_S_MAX
             if done or late or self._closed:
                 if late and not done:

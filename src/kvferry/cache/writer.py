@@ -20,12 +20,14 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from kvferry._threads import Guarded, noticed
 from kvferry.cache.answers import REASONS
 from kvferry.cache.capacity import Capacity
 from kvferry.cache.losses import Losses
 from kvferry.cache.prompt import Prompt
 from kvferry.cache.tier import Tier
 from kvferry.client.batch import Status
+from kvferry.connectors.calls import error_text
 from kvferry.errors import KVFerryError
 
 __all__ = ["Hold", "WriteJob", "Writer"]
@@ -212,12 +214,12 @@ class Writer:
     def _begin(self) -> None:
         """With the lock: there is something to do."""
         if self._thread is None and not self._closing:
-            name = f"kvferry-write-{self._tier.name}"
-            self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+            self._thread = Guarded(self._run, "write", detail=self._tier.name)
             self._thread.start()
         self._wake.notify()
 
     def _run(self) -> None:
+        self._current = []
         while True:
             with self._lock:
                 while not self._jobs:
@@ -255,18 +257,18 @@ class Writer:
 
     def _try(self, jobs: list[WriteJob]) -> bool:
         """Write jobs and end them; whether all of them were written."""
+        reasons = ["error"] * len(jobs)
         try:
             reasons = self._write(jobs)
         except Exception as error:
-            if isinstance(error, KVFerryError):
-                _log.warning("writing to %s failed: %s", self._tier.name, error)
-            else:
-                _log.exception("writing to %s failed", self._tier.name)
-            reasons = ["error"] * len(jobs)
+            if not isinstance(error, KVFerryError):
+                noticed("write", error)
+            _log.warning("writing to %s failed: %s", self._tier.name, error_text(error))
             for job in jobs:
                 self._report(len(job.chunks), 0.0, "error")
-        for job, reason in zip(jobs, reasons, strict=True):
-            self._end(job, reason)
+        finally:  # whatever was raised: they are over
+            for job, reason in zip(jobs, reasons, strict=True):
+                self._end(job, reason)
         return not any(reasons)
 
     def _look_after_losses(self) -> None:
@@ -281,7 +283,7 @@ class Writer:
             job = None if wanted is None else self.lease(*wanted)
         except Exception as error:
             if not isinstance(error, KVFerryError):
-                _log.exception("asking %s for what it lost failed", self._tier.name)
+                noticed("write", error)
             self._losses.give_up()
             return
         if job is None:
@@ -373,7 +375,10 @@ class Writer:
         return there, ""
 
     def _end(self, job: WriteJob, reason: str) -> None:
-        job.release()
+        try:
+            job.release()
+        except Exception as error:
+            noticed("write", error)
         with self._lock:
             if reason:
                 self._miss(job)

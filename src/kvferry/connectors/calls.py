@@ -45,7 +45,7 @@ class CallJob:
         else:
             try:
                 self._result = self._call(left_s)
-            except Exception as error:
+            except BaseException as error:  # not even a SystemExit of a driver leaves it open
                 self.end(status_of(error), error_text(error))
         self._done.set()
 
@@ -153,7 +153,7 @@ class CallQueue:
             os.eventfd_write(self.event_fd, 1)
 
 
-def status_of(error: Exception) -> Status:
+def status_of(error: BaseException) -> Status:
     """What an exception of a driver is as the status of a key."""
     for kind, status in (
         (ClosedError, Status.CANCELLED),
@@ -165,6 +165,6 @@ def status_of(error: Exception) -> Status:
     return Status.SERVER_ERROR
 
 
-def error_text(error: Exception) -> str:
+def error_text(error: BaseException) -> str:
     """What `BatchResult.error` says of it."""
     return str(error) if isinstance(error, KVFerryError) else f"{type(error).__name__}: {error}"

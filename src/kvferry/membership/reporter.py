@@ -24,6 +24,7 @@ from contextlib import suppress
 from typing import Any
 
 from kvferry import __version__
+from kvferry._threads import Guarded, noticed
 from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.errors import UsageError
 from kvferry.membership.backlog import Backlog
@@ -134,8 +135,7 @@ class Reporter:
 
     def start(self) -> None:
         """Begin; returns at once, whether there is a controller or not."""
-        for name, run in (("reporter", self._report), ("heartbeat", self._beat)):
-            thread = threading.Thread(target=run, name=f"kvferry-{name}", daemon=True)
+        for thread in (Guarded(self._report, "reporter"), Guarded(self._beat, "heartbeat")):
             self._threads.append(thread)
             thread.start()
 
@@ -179,7 +179,7 @@ class Reporter:
             except (OSError, Malformed) as error:
                 self._failed(error)
             except Exception as error:
-                _log.exception("a bug in reporting")
+                noticed("reporter", error)
                 self._failed(error)
             with self._lock:
                 self._unknown = self._stuck = False
@@ -321,8 +321,8 @@ class Reporter:
                         self._stuck, self._heartbeat = True, None
                     self._backlog.wake()
                 self._closing.wait(min(where[1], _LOOK_S) * random.uniform(0.5, 1.0))
-            except Exception:
-                _log.exception("a bug in heartbeats")
+            except Exception as error:
+                noticed("heartbeat", error)
                 self._closing.wait(where[1])
 
     def _beats(self, address: str, every_s: float) -> None:
@@ -372,9 +372,7 @@ class Reporter:
 
     def _take(self, command: Command) -> None:
         if self._obeying is None:
-            self._obeying = threading.Thread(
-                target=self._obey, name="kvferry-commands", daemon=True
-            )
+            self._obeying = Guarded(self._obey, "commands")
             self._obeying.start()
         try:
             self._commands.put_nowait(command)
@@ -389,7 +387,7 @@ class Reporter:
             try:
                 self._done(self._holdings.obey(command))
             except Exception as error:
-                _log.exception("%s failed", command.action)
+                noticed("commands", error)
                 self._done(Result(command.job, False, 0, f"{type(error).__name__}"))
 
     def _done(self, result: Result) -> None:

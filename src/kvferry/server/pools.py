@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from kvferry import _exit, _native  # noqa: F401
+from kvferry._threads import Guarded
 from kvferry.cache.memory import Memory, Reserved
 from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.errors import UsageError
@@ -166,7 +167,7 @@ class Pools:
     def tend(self, pool: Pool) -> None:
         """Begin to have its pages backed by memory, if that is to be done ahead, and to forget
         what of them is mapped here: it would delay the moment when clients see us gone."""
-        threading.Thread(target=self._tend, args=(pool,), name="kvferry-pages", daemon=True).start()
+        Guarded(self._tend, "pages", pool).start()
 
     def _tend(self, pool: Pool) -> None:
         while not self._closing.is_set():

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
+from kvferry._threads import Guarded, noticed
 from kvferry.cache import TieredCache
 from kvferry.cache.prompt import Prompt
 from kvferry.cache.steps import Steps
@@ -106,9 +107,7 @@ class IdentityShard:
         self.began = time.monotonic()
         self.opened = threading.Event()
         self.problems: dict[str, str] = {}
-        threading.Thread(
-            target=self._open, args=(config.cache,), name="kvferry-open", daemon=True
-        ).start()
+        Guarded(self._open, "open", config.cache, errand=True).start()
 
     def _open(self, config: CacheConfig) -> None:
         """One store after the other; those that cannot be opened are left out."""
@@ -122,8 +121,10 @@ class IdentityShard:
                     self._watch_store(tier)
                     cache.storer.begin(tier)
                     cache.tiers.append(tier)
-                except (KVFerryError, OSError, MemoryError) as error:
-                    self.problems[store.name] = str(error)
+                except Exception as error:  # code of others: a plug-in is imported
+                    if not isinstance(error, KVFerryError | OSError):
+                        noticed("open", error)
+                    self.problems[store.name] = str(error) or type(error).__name__
                     _log.warning(
                         "%s goes on without store %s, which cannot be opened: %s",
                         self.identity.model,
