@@ -104,7 +104,8 @@ class Turns:
             self._begun.put(job.work)
 
     def _start_thread(self) -> None:
-        thread = Guarded(self._run, "work", detail=f"{self._name}_{len(self._threads)}")
+        thread = Guarded(self._run, "work")
+        thread.name = f"{self._name}_{len(self._threads)}"
         self._threads.append(thread)
         thread.start()
 
