@@ -63,8 +63,10 @@ def ending_at_once(signals: Collection[signal.Signals]) -> Iterator[None]:
     ready, over = threading.Event(), threading.Event()
 
     def take() -> None:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
-        ready.set()
+        try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+        finally:
+            ready.set()
         over.wait()
         signal.pthread_sigmask(signal.SIG_BLOCK, signals)
 

@@ -131,9 +131,12 @@ class Workers(ThreadPoolExecutor):
             return call()
         except KVFerryError:
             raise
-        except BaseException as error:
+        except Exception as error:
             noticed(self._kind, error)
             raise
+        except BaseException as error:  # a SystemExit of a plug-in must not end who waits for it
+            noticed(self._kind, error)
+            raise RuntimeError(f"{type(error).__name__} in a thread") from error
 
 
 def noticed(kind: str, error: BaseException) -> None:

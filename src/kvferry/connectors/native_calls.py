@@ -156,8 +156,7 @@ class Calls:
     # --- Inside ---
 
     def _end(self) -> None:
-        with suppress(Exception):  # it is gone either way
-            self._client.close()
+        self._client.close()  # it is gone either way
 
     def _register(self, batch_id: int, batch: _Batch) -> None:
         with self._lock:

@@ -122,7 +122,7 @@ class IdentityShard:
                     cache.storer.begin(tier)
                     cache.tiers.append(tier)
                 except Exception as error:  # code of others: a plug-in is imported
-                    if not isinstance(error, KVFerryError | OSError):
+                    if not isinstance(error, KVFerryError):
                         noticed("open", error)
                     self.problems[store.name] = str(error) or type(error).__name__
                     _log.warning(

@@ -15,11 +15,11 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kvferry._threads import Guarded, Workers
 from kvferry.cache import TieredCache
 from kvferry.cache.prompt import read_prompt
 from kvferry.lab.serve.chunks import SequenceChunks
@@ -90,8 +90,8 @@ class Batcher:
             cache.prefill.step_tokens = step_tokens
             if pace is not None:  # as integrations do: a few tokens say little of many
                 cache.learning.expect(pace.coefficients)
-        self._loads = Workers(sequences_max, "demo-load")
-        self._thread = Guarded(self._run, "demo-steps", errand=True)
+        self._loads = ThreadPoolExecutor(sequences_max, "kvferry-demo-load")
+        self._thread = threading.Thread(target=self._run, name="kvferry-demo-steps", daemon=True)
         self._thread.start()
 
     @property

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from kvferry._threads import Workers
 from kvferry.cache import TieredCache
 from kvferry.cache.prompt import Prompt
 from kvferry.cache.results import Retrieved, Stored
@@ -45,7 +45,7 @@ class InTurn(TieredCache):
         super().__init__(identity, config.replace(stores=(), local_cpu=True))
         self._reading = PureRedisClient.from_config(clients[0])
         self._writing = PureRedisClient.from_config(clients[0])
-        self._writes = Workers(1, "demo-write")
+        self._writes = ThreadPoolExecutor(1, "kvferry-demo-write")
 
     def retrieve(self, tokens: Any, into: Any = None, **options: Any) -> Retrieved:
         """As an engine does, without its decisions."""
