@@ -22,7 +22,8 @@ __all__ = ["LIMIT_S", "SCENARIOS", "Fault", "kinds", "scenario"]
 
 LIMIT_S = 30.0
 Scenario = Callable[["Fault"], None]
-SCENARIOS: list[tuple[str, Scenario]] = []  # by the kind of their thread
+# Each with the kind of its thread, and with errors that are ordinary there, and not counted.
+SCENARIOS: list[tuple[str, Scenario, tuple[type[Exception], ...]]] = []
 
 _SOURCES = Path(kvferry.__file__).parent
 
@@ -73,11 +74,15 @@ class Fault:
             setattr(owner, name, call)
 
 
-def scenario(kind: str) -> Callable[[Scenario], Scenario]:
-    """What becomes of this kind of thread, and of who needs it, when its work raises."""
+def scenario(kind: str, *ordinary: type[Exception]) -> Callable[[Scenario], Scenario]:
+    """What becomes of this kind of thread, and of who needs it, when its work raises.
+
+    Args:
+        ordinary: What is raised there without a fault: a connection that ends.
+    """
 
     def add(run: Scenario) -> Scenario:
-        SCENARIOS.append((kind, run))
+        SCENARIOS.append((kind, run, ordinary))
         return run
 
     return add

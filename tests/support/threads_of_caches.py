@@ -102,7 +102,7 @@ def stores_behind(fault: Fault, *, lost: bool) -> None:
         check(engine, TOKENS, want=4 * CHUNK)  # from memory
         if lost:
             assert engine.flush(LIMIT_S)  # they are given up
-            assert engine.stats()["metrics"]["kvferry_shed_chunks_total"]["error"] == 4
+            assert engine.stats()["metrics"]["kvferry_shed_chunks_total"]["error"] >= 4
             assert not store.held
         fault.over()
         engine.store(TOKENS, expected(TOKENS))
@@ -257,7 +257,7 @@ def the_end_of_a_named_node_fails(fault: Fault) -> None:
 def a_load_in_the_background_fails(fault: Fault) -> None:
     with open_engine(DictStore()) as engine:
         engine.store(TOKENS, expected(TOKENS))
-        fault.breaks(Retriever, "gather")
+        fault.breaks(Retriever, "gathering")
         assert isinstance(engine.prefetch(TOKENS).exception(LIMIT_S), type(fault.error()))
         fault.over()
         assert engine.prefetch(TOKENS).result(LIMIT_S) == 4 * CHUNK
@@ -299,7 +299,7 @@ def telling_that_a_read_is_done_fails(fault: Fault) -> None:
     queue_goes_on(fault, "read")
 
 
-@scenario("meet")
+@scenario("meet", OSError)
 def meeting_a_peer_fails(fault: Fault) -> None:
     """It is read over a socket, and met again later."""
 

@@ -164,7 +164,7 @@ def accepting_a_scheduler_fails(fault: Fault) -> None:
         assert ask_text(name, PROMPT, LIMIT_S) == "a rank"
 
 
-@scenario("answer")
+@scenario("answer", OSError)
 def answering_a_scheduler_fails(fault: Fault) -> None:
     """Its connection ends, which it counts as nothing."""
     name = named(fault, 0)
@@ -331,7 +331,7 @@ class Key:
 @contextmanager
 def l2_adapter() -> Iterator[Any]:
     """The adapter over a server that is away, with as much of LMCache as it needs."""
-    given = {
+    given: dict[str, dict[str, Any]] = {
         "lmcache": {},
         "lmcache.lmcache_native": {"Bitmap": Bitmap},
         "lmcache.v1": {},

@@ -48,6 +48,10 @@ def works(client: Client) -> bool:
     return hit.release() and pages == [chunk.tobytes() for chunk in expected(TOKENS)]
 
 
+def files(fault: Fault) -> StoreConfig:
+    return StoreConfig.of(type="fs", base_path=str(fault.folder), max_capacity_gb=1)
+
+
 # --- The cache server ---
 
 
@@ -55,9 +59,8 @@ def works(client: Client) -> bool:
 def opening_a_store_fails(fault: Fault) -> None:
     """The server goes on with memory, and says why it has no store."""
     fault.breaks(shard, "open_tiers")
-    store = {"remote_url": f"redis://{NOWHERE}"}
     with (
-        running(fault.folder, cache=store) as server,
+        running(fault.folder, cache={"stores": (files(fault),)}) as server,
         Client(IDENTITY, server.config.endpoints[0]) as client,
     ):
         fault.met()
@@ -77,13 +80,13 @@ def what_follows_the_stores_fails(fault: Fault) -> None:
 
 @scenario("watch")
 def asking_a_store_fails(fault: Fault) -> None:
-    store = StoreConfig.of(type="fs", base_path=str(fault.folder))
+    store = files(fault)
     fault.breaks(StoreWatch, "_note")
     watch = StoreWatch([store], list)
     watch.start()
     fault.met(2)
     fault.over()
-    until(lambda: watch.status()[store.name]["available"], LIMIT_S)
+    until(lambda: watch.status().get(store.name, {}).get("available"), LIMIT_S)
     watch.stop()
 
 
@@ -171,7 +174,7 @@ def taking_signals_at_a_start_fails(fault: Fault) -> None:
         here = threading.current_thread() is threading.main_thread()
         return mask(*args) if here else fault()()
 
-    signal.pthread_sigmask = masked
+    signal.pthread_sigmask = masked  # type: ignore[assignment]
     try:
         with _process.ending_at_once((signal.SIGUSR2,)):
             fault.met()
@@ -241,7 +244,7 @@ def filling_page_tables_fails(fault: Fault) -> None:
 # --- Controllers and who reports to them ---
 
 
-@scenario("reporter")
+@scenario("reporter", OSError)
 def reporting_fails(fault: Fault) -> None:
     fault.breaks(Reporter, "_session")
     cache = FakeCache()
@@ -253,7 +256,7 @@ def reporting_fails(fault: Fault) -> None:
         until(lambda: [m.chunks for m in one.members.lookup(hashes(4))] == [4], LIMIT_S)
 
 
-@scenario("heartbeat")
+@scenario("heartbeat", OSError)
 def heartbeats_fail(fault: Fault) -> None:
     fault.breaks(Reporter, "_beats")
     cache = FakeCache()
@@ -305,11 +308,11 @@ def the_end_of_a_controller_fails(fault: Fault) -> None:
 
     one = Controller(config())
     one.start()
-    Ports.close = closes  # type: ignore[method-assign]
+    setattr(Ports, "close", closes)  # noqa: B010
     try:
         one.stop()
     finally:
-        Ports.close = close  # type: ignore[method-assign]
+        setattr(Ports, "close", close)  # noqa: B010
     fault.met()
 
 

@@ -198,8 +198,9 @@ class Reporter:
     def _failed(self, error: Exception) -> None:
         with self._lock:
             self._counts["failures"] += 1
-            new = str(error) != self._problem
-            self._problem = str(error)
+            text = str(error) or type(error).__name__
+            new = text != self._problem
+            self._problem = text
         if new:
             _log.warning("the controller at %s: %s", self._reply, error)
 

@@ -133,13 +133,20 @@ class RankAnswers:
                 if self._closed:
                     return
                 raise  # e.g. no descriptors: it is tried again
-            with self._lock:
-                if self._closed or len(self._open) >= _CONNECTIONS_MAX or not _is_ours(peer):
-                    peer.close()
-                    continue
-                thread = Guarded(self._answer, "answer", peer, errand=True)
-                self._open[peer] = thread
-                thread.start()
+            try:
+                self._begin(peer)
+            except BaseException:
+                peer.close()
+                raise
+
+    def _begin(self, peer: socket.socket) -> None:
+        with self._lock:
+            if self._closed or len(self._open) >= _CONNECTIONS_MAX or not _is_ours(peer):
+                peer.close()
+                return
+            thread = Guarded(self._answer, "answer", peer, errand=True)
+            thread.start()
+            self._open[peer] = thread
 
     def _answer(self, peer: socket.socket) -> None:
         try:

@@ -84,7 +84,7 @@ class Attachment:
         """Fill the page tables, in a thread; the segment is in use meanwhile."""
 
         def run() -> None:
-            with suppress(Away, KVFerryError, OSError, MemoryError), self.used() as pages:
+            with suppress(Away, KVFerryError), self.used() as pages:
                 pages.populate()
 
         Guarded(run, "fill", errand=True).start()
