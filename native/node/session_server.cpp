@@ -93,6 +93,7 @@ std::vector<Section> sections(const Context& context, UnixMs now) {
         {"total_net_output_bytes", text_of(counters.sent_bytes)},
         {"rejected_connections", text_of(counters.rejected)},
         {"slow_clients_closed", text_of(counters.slow_closed)},
+        {"connections_failed", text_of(counters.failed)},
         {"tls_refused", text_of(counters.tls_refused)},
         {"tls_files_refused", text_of(counters.tls_files_refused)},
         {"leases", text_of(counters.leases)},
