@@ -235,13 +235,14 @@ def _threads(path: PurePosixPath, text: str) -> Iterator[Finding]:
     if path.parts[2] in THREADS_FREE:
         return
     for node in ast.walk(ast.parse(text, str(path))):
-        names: list[str] = []
         if isinstance(node, ast.Call):
             names = [ast.unparse(node.func)]
         elif isinstance(node, ast.ClassDef):
             names = [ast.unparse(base) for base in node.bases]
         elif isinstance(node, ast.ImportFrom):
             names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
         for name in names:
             if _BARE_THREAD.search(name):
                 yield Finding(path, node.lineno, f"{name}: start threads by kvferry._threads")
