@@ -46,6 +46,10 @@ PY_LAYERS = (
 PY_SHARED = ("errors", "units")  # seen by all
 PY_FREE = ("__init__", "__main__")
 
+# The one way to start threads; and what is no part of a product that runs for long: who measures
+# sees it end.
+THREADS_FREE = ("_threads.py", "lab", "testing")
+
 WIDTH = 100
 # Kind: (lines aimed at, ceiling).
 LIMITS = {
@@ -67,6 +71,10 @@ UNTABBED = (".cpp", ".hpp", ".py", ".pyi", ".md", ".toml", ".json", ".sh", ".yam
 _INCLUDE = re.compile(r'\s*#\s*include\s+(<|")([^>"]+)[>"]')
 _PYTHON_HEADER = re.compile(r"Python\.h$|nanobind/")
 _SOCKET_HEADER = re.compile(r"(sys/(socket|epoll|poll|un)|poll|netdb|(netinet|arpa)/\w+)\.h$")
+_BARE_THREAD = re.compile(
+    r"^(threading\.(Thread|Timer)|_thread\.start_new_thread|"
+    r"(concurrent\.)?futures\.ThreadPoolExecutor)$"
+)
 _MACHINE_PATH = re.compile(r"(?<![\w.:/<>$}~-])/(home|root|Users|work)/\w")
 _NOTE = re.compile(r"(?:#|//).*\b(TOD[O]|FIXM[E]|XX[X])\b(.*)")
 _TYPED_NOTE = re.compile(r"\((soon|perf|security|test)\): \S")
@@ -94,7 +102,7 @@ def check(root: Path, waivers: Mapping[str, str] = WAIVERS, aims: bool = False) 
         if path.suffix in (".cpp", ".hpp"):
             rules += [_header_comment(path, lines), _includes(path, lines)]
         if path.parts[:2] == ("src", "kvferry") and path.suffix == ".py":
-            rules += [_imports(path, text)]
+            rules += [_imports(path, text), _threads(path, text)]
         findings += [finding for rule in rules for finding in rule]
     findings += _style_table(root)
     findings += [Finding(*where) for where in callers.uncalled(root, files)]
@@ -220,6 +228,24 @@ def _imports(path: PurePosixPath, text: str) -> Iterator[Finding]:
             module = _python_part(name.split(".")[1])
             if message := _forbidden(PY_LAYERS, source, module, PY_SHARED):
                 yield Finding(path, number, message)
+
+
+def _threads(path: PurePosixPath, text: str) -> Iterator[Finding]:
+    """Threads have their one way, so that none of them ends unnoticed."""
+    if path.parts[2] in THREADS_FREE or not re.search(r"Thread|Timer|start_new_thread", text):
+        return
+    for node in ast.walk(ast.parse(text, str(path))):
+        if isinstance(node, ast.Call):
+            names = [ast.unparse(node.func)]
+        elif isinstance(node, ast.ClassDef):
+            names = [ast.unparse(base) for base in node.bases]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            if _BARE_THREAD.search(name):
+                yield Finding(path, node.lineno, f"{name}: start threads by kvferry._threads")
 
 
 def _python_part(module: str) -> str:

@@ -2,6 +2,7 @@
 
 #include <condition_variable>
 #include <deque>
+#include <exception>
 #include <map>
 #include <mutex>
 #include <string>
@@ -63,6 +64,14 @@ void Resolver::request(const Endpoint& endpoint, Callback callback) {
   state_->wake.notify_one();
 }
 
+Result<std::vector<Address>> Resolver::guarded(const LookUp& look_up, const Endpoint& endpoint) {
+  try {
+    return look_up(endpoint);
+  } catch (const std::exception& problem) {  // e.g. no memory: the process lives on
+    return Error{Errc::kSystem, "cannot look up " + endpoint.host + ": " + problem.what()};
+  }
+}
+
 void Resolver::run(const std::shared_ptr<State>& state) {
   for (;;) {
     Endpoint endpoint;
@@ -75,7 +84,7 @@ void Resolver::run(const std::shared_ptr<State>& state) {
       endpoint = std::move(state->order.front());
       state->order.pop_front();
     }
-    const auto addresses = state->look_up(endpoint);
+    const auto addresses = guarded(state->look_up, endpoint);
     const std::lock_guard running(state->callback_mutex);
     std::deque<Callback> callbacks;
     {

@@ -38,6 +38,7 @@ class Resolver {
  private:
   struct State;
   static void run(const std::shared_ptr<State>& state);
+  static Result<std::vector<Address>> guarded(const LookUp& look_up, const Endpoint& endpoint);
   std::shared_ptr<State> state_;  // shared with the threads, which may outlive this object
 };
 

@@ -8,6 +8,7 @@
 #include <future>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <string>
 #include <thread>
 #include <vector>
@@ -32,6 +33,20 @@ TEST(Resolver, CallsBackOnceForEachRequest) {
   all.get_future().wait();
   std::ranges::sort(addresses);
   EXPECT_EQ(addresses, (std::vector<std::size_t>{0, 1, 1}));
+}
+
+TEST(Resolver, ALookUpThatThrowsIsAnErrorAndTheNextOneIsMade) {
+  Resolver resolver([](const Endpoint& endpoint) -> Result<std::vector<Address>> {
+    if (endpoint.host == "bad") throw std::bad_alloc();
+    return Error{Errc::kConnect, endpoint.host};
+  });
+  for (const std::string& host : {"bad", "good", "bad"}) {
+    std::promise<std::string> said;
+    resolver.request(tcp(host, 1), [&](const Result<std::vector<Address>>& found) {
+      said.set_value(found ? "" : found.error().context);
+    });
+    EXPECT_NE(said.get_future().get().find(host), std::string::npos);
+  }
 }
 
 // Look-ups that end when told to, as if a DNS server were silent until then.

@@ -20,6 +20,7 @@ namespace kvferry::node {
 struct Counters {
   std::atomic<std::uint64_t> commands{0}, hits{0}, misses{0}, busy{0};
   std::atomic<std::uint64_t> connections{0}, rejected{0}, slow_closed{0}, silent_closed{0};
+  std::atomic<std::uint64_t> failed{0};  // connections that ended by an exception
   // Handshakes that came to nothing; TLS files that were changed to what cannot be used.
   std::atomic<std::uint64_t> tls_refused{0}, tls_files_refused{0};
   std::atomic<std::uint64_t> leases{0}, leases_expired{0};

@@ -3,6 +3,7 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <exception>
 #include <random>
 #include <string_view>
 #include <system_error>
@@ -169,14 +170,24 @@ void NodeServer::run() {
     }
     watching = true;
     const auto ready = poller->wait(kSweepEvery);
-    if (!ready.empty() && !accept_all()) {
-      // Out of descriptors. Those who wait stay ready, so they are looked at again in a while.
+    if (!ready.empty() && !accepted_all()) {
+      // Out of descriptors, or of memory. Those who wait stay ready, so they are looked at again in
+      // a while.
       clients_.drop_silent(kDroppedAtOnce);
       for (const net::Listener& listener : listeners_) poller->forget(listener.fd());
       (void)poller->wait(kSweepEvery);
       watching = false;
     }
     values_->sweep(unix_ms());
+  }
+}
+
+bool NodeServer::accepted_all() {
+  try {
+    return accept_all();
+  } catch (const std::exception&) {
+    Counters::add(counters_.failed);
+    return false;
   }
 }
 

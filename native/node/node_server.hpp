@@ -89,6 +89,7 @@ class NodeServer {
   Outcome start();
   // False: there are no descriptors left.
   bool accept_all();
+  bool accepted_all();  // and nothing thrown
   void run();
 
   const NodeOptions options_;

@@ -97,6 +97,7 @@ std::vector<Section> sections(const Context& context, UnixMs now) {
         {"slow_clients_closed", text_of(counters.slow_closed)},
         {"silent_clients_closed", text_of(counters.silent_closed)},
         {"hungry_clients_closed", number_of(context.clients.hungry_closed())},
+        {"connections_failed", text_of(counters.failed)},
         {"tls_refused", text_of(counters.tls_refused)},
         {"tls_files_refused", text_of(counters.tls_files_refused)},
         {"leases", text_of(counters.leases)},

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <ctime>
+#include <exception>
 #include <utility>
 
 namespace kvferry::node {
@@ -136,7 +137,14 @@ void NodeWorker::end(std::uint64_t id) {
 
 void NodeWorker::serve(std::uint64_t id) {
   const auto at = connections_.find(id);
-  if (at != connections_.end() && !serve(id, *at->second)) end(id);
+  if (at == connections_.end()) return;
+  bool alive = false;
+  try {
+    alive = serve(id, *at->second);
+  } catch (const std::exception&) {  // e.g. no memory: others are served on
+    Counters::add(context_.counters.failed);
+  }
+  if (!alive) end(id);
 }
 
 bool NodeWorker::serve(std::uint64_t id, Connection& connection) {

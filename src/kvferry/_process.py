@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from kvferry._threads import Guarded
 from kvferry.errors import ConfigError
 
 __all__ = ["cannot_write", "check_state_file", "ending_at_once", "log_to_stderr", "signals_blocked"]
@@ -62,13 +63,15 @@ def ending_at_once(signals: Collection[signal.Signals]) -> Iterator[None]:
     ready, over = threading.Event(), threading.Event()
 
     def take() -> None:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
-        ready.set()
+        try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+        finally:
+            ready.set()
         over.wait()
         signal.pthread_sigmask(signal.SIG_BLOCK, signals)
 
     before = {number: signal.signal(number, signal.SIG_DFL) for number in signals}
-    thread = threading.Thread(target=take, name="kvferry-signals", daemon=True)
+    thread = Guarded(take, "start-signals", errand=True)
     thread.start()
     ready.wait()
     try:

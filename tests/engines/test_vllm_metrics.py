@@ -28,9 +28,10 @@ PROMPTS = [prompt(12 * CHUNK + 5, seed) for seed in range(7)]
 LIMIT_S = 60.0
 OWN_CACHE = "--no-enable-prefix-caching"  # every request asks us
 
-# What is of one moment (two requests that want the same, chunks that wait when somebody looks), and
-# what needs a peer with NIXL.
+# What is of one moment (two requests that want the same, chunks that wait when somebody looks),
+# what needs a peer with NIXL, and what should be zero.
 LUCK = {
+    "Faults of threads",
     "Waits for another request's load",
     "Write queue",
     *(title for title in PANELS if "one-sided" in title.lower()),

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client import parser as plain_parser
 from prometheus_client.openmetrics import parser as strict_parser
 
+from kvferry._threads import noticed
 from kvferry.errors import UsageError
 from kvferry.metrics import DECISIONS, MISS_REASONS, SHED_REASONS, CacheMetrics
 from kvferry.metrics.collector import KVFerryCollector, exposition
@@ -53,6 +54,7 @@ def use(metrics: CacheMetrics) -> None:
     metrics.pool(3, 8)
     metrics.write_queue(2, 4096)
     metrics.store_state("redis", available=False, refuses=True, used_bytes=10, capacity_bytes=100)
+    noticed("a test", ValueError("of a plug-in"))
 
 
 def test_a_snapshot_has_every_number(metrics: CacheMetrics) -> None:
@@ -84,9 +86,11 @@ def test_a_snapshot_has_every_number(metrics: CacheMetrics) -> None:
     assert taken["kvferry_write_queue_bytes"] == 4096
     assert taken["kvferry_store_available"]["redis"] == 0
     assert taken["kvferry_store_used_bytes"]["redis"] == 10
+    assert taken["kvferry_thread_failures_total"]["a test"] > 0
     untouched = CacheMetrics(stores=["redis", "file"]).snapshot()
     same = [name for name in taken if taken[name] == untouched[name]]
-    assert same == []  # use() leaves nothing out
+    # use() leaves nothing out; whose cache it is that is asked is all the same to threads
+    assert same == ["kvferry_thread_failures_total"]
 
 
 def test_what_does_not_exist_is_a_bug(metrics: CacheMetrics) -> None:

@@ -13,6 +13,8 @@ import os
 import threading
 import time
 
+from kvferry._threads import Guarded
+
 __all__ = ["keep_awake", "since"]
 
 _TICK_S = 0.25
@@ -27,7 +29,10 @@ class _Awake:
     def run(self) -> None:
         while True:
             time.sleep(_TICK_S)
-            since()
+            self.tick()
+
+    def tick(self) -> None:
+        since()
 
 
 def _now() -> float:
@@ -44,7 +49,7 @@ def keep_awake() -> None:
     with _lock:
         if _awake is None:
             _awake = _Awake()
-            threading.Thread(target=_awake.run, name="kvferry-awake", daemon=True).start()
+            Guarded(_awake.run, "awake").start()
 
 
 def _after_fork_in_child() -> None:

@@ -27,6 +27,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Protocol, runtime_checkable
 
+from kvferry._threads import Guarded, noticed
 from kvferry.cache import awake
 from kvferry.cache.newest import Newest
 from kvferry.cache.steps import Steps, Wait, finish
@@ -209,8 +210,12 @@ class StoreGenerations:
     def _start(self) -> None:
         """With the lock."""
         if self._thread is None and not self._closed:
-            name = f"kvferry-generations-{self._name}"
-            self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+            self._thread = Guarded(
+                self._run,
+                "generations",
+                detail=self._name,
+                failed=lambda _: self._fail(time.monotonic()),
+            )
             self._thread.start()
 
     def _run(self) -> None:
@@ -233,8 +238,10 @@ class StoreGenerations:
     def _ask_if_due(self) -> None:
         if self._keeps is not None and time.monotonic() >= self._ask_at:
             began = self._asking_since = time.monotonic()
-            again = self._ask(began)
-            self._asking_since = float("inf")
+            try:
+                again = self._ask(began)
+            finally:
+                self._asking_since = float("inf")
             self._ask_at = began + (_AGAIN_S * random.random() if again else _EVERY_S)
 
     def _ask(self, began: float) -> bool:
@@ -247,7 +254,9 @@ class StoreGenerations:
         with self._asking:
             try:
                 return self._compare(began)
-            except KVFerryError as error:
+            except Exception as error:  # of a plug-in it may be any
+                if not isinstance(error, KVFerryError):
+                    noticed("generations", error)
                 _log.debug("%s does not say its generation: %s", self._name, error)
                 self._fail(began)
                 return False
@@ -300,12 +309,14 @@ class StoreGenerations:
         now = time.monotonic()
         for one in [one for one in self._deletions if one.at <= now]:
             done = False
-            if one.ready():
-                try:
+            try:
+                if one.ready():
                     done = not self._delete_pass(one.which)
                     one.wait_s = _RETRY_S  # it answers
-                except KVFerryError as error:
-                    _log.debug("%s: old generations stay for now: %s", self._name, error)
+            except Exception as error:  # of a plug-in it may be any
+                if not isinstance(error, KVFerryError):
+                    noticed("generations", error)
+                _log.debug("%s: old generations stay for now: %s", self._name, error)
             late = now - one.began > _DELETE_S_MAX
             if done or late or self._closed:
                 if late and not done:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from kvferry.cache.prefill import Coefficients, PrefillModel
 from kvferry.cache.speeds import Speeds
+from kvferry.cache.step_fit import possible
 from kvferry.connectors.base import Connector
 
 __all__ = ["Learning"]
@@ -39,6 +40,8 @@ class Learning:
 
     def observe(self, new_tokens: int, pairs: int, decodes: int, took_s: float) -> None:
         """A step took so long, by its totals; see `PrefillModel.observe_step`."""
+        if not possible(new_tokens, pairs, decodes, took_s):
+            return
         model = self.prefill
         alone = not decodes and model.known
         predicted_s = model.total_s(new_tokens, pairs) if alone else 0.0

@@ -7,10 +7,11 @@ import os
 import time
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
+from kvferry._threads import Workers
 from kvferry.cache.clearing import Clearing, without_chunks
 from kvferry.cache.learning import Learning
 from kvferry.cache.memory import Memory
@@ -96,7 +97,7 @@ class CacheLife:
         self.prefill = self.learning.prefill
         # Does steps that nobody waits for; whoever has something better than our threads says so.
         self.in_background: Callable[[Steps[object]], object] = partial(self._start, finish)
-        self._executor = ThreadPoolExecutor(self.config.load_threads, "kvferry-load")
+        self._executor = Workers(self.config.load_threads, "load")
         # Without a say for the cost model nothing is known of computing, and all is loaded.
         self.cost_prefill = self.prefill if self.config.recompute == "auto" else PrefillModel()
         copy_threads = min(self.config.load_threads, os.cpu_count() or 1)

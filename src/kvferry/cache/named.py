@@ -19,6 +19,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
+from kvferry._threads import Guarded
 from kvferry.cache.peers import PeerTier, Sharer, client_of, open_peer
 from kvferry.cache.prompt import Prompt
 from kvferry.cache.store_tiers import StoreTier
@@ -100,4 +101,4 @@ class NamedNodes:
 def _close_some_time(node: PeerTier | None) -> None:
     """In a thread: whoever names another node does not wait for the end of this one."""
     if node is not None:
-        threading.Thread(target=node.close, args=(0.0,), name="kvferry-named", daemon=True).start()
+        Guarded(node.close, "named", 0.0, errand=True).start()

@@ -14,6 +14,10 @@ What is learnt is one fit, with errors in proportion to the time:
 - Steps of a like size share a memory that fades, so a thousand steps of decoding do not wash out
   the few that read a prompt.
 - A step that took many times what was expected counts as a few times that.
+- A step that was measured too short would weigh as much as the square of what it is too short by,
+  which no fading outlasts. So the last steps are known one by one: those that are false by what the
+  others say are left out. Where most of the last ones took far longer than what is believed, that
+  is forgotten, and found anew from them.
 - With a `prior` (what was learnt before, or a guess from the operations that a model needs) the
   shape of the curve is the prior's, scaled, until steps of different sizes were seen.
 
@@ -26,23 +30,18 @@ Units: seconds, tokens. Threads: any.
 
 from __future__ import annotations
 
-import itertools
 import math
 import threading
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from kvferry.cache.step_fit import SIZE, UNITS, SeenStep, StepSums, own_shape, possible, true_steps
 
 __all__ = ["Coefficients", "PrefillModel"]
 
 # a, c, d and e, in seconds for one of each.
 Coefficients = tuple[float, float, float, float]
 
-# Of a sample at the next one of its size, and at one that read a prompt of another size.
-_FADING, _SLOW_FADING = 0.97, 0.98
-_SIZE = 4
-# What the sums count in, so that their numbers are of one order.
-_UNITS = (1.0, 1e3, 1e6, 1.0)
-# Few terms before many, and the linear one first: what one sample cannot tell apart is linear.
-_SHAPES = ((1,), (2,), (0,), (0, 1), (1, 2), (0, 2), (0, 1, 2))
 # From so many samples on, of sizes that differ so much (in powers of two), the shape is our own.
 _OWN_SAMPLES = 8
 _OWN_SPREAD = 3
@@ -59,39 +58,9 @@ _EVERY_SAMPLES, _EVERY, _EVERY_DECODES = 64, 8, 1024
 _UNASKED = 8  # times that
 # After so many steps without a prompt one of so many is looked at.
 _DECODES_ALL, _DECODES_EVERY = 64, 16
-
-
-class _Sums:
-    """Of x x', x t and t t over samples, older ones fading."""
-
-    __slots__ = ("tt", "xt", "xx")
-
-    def __init__(self) -> None:
-        self.xx = [[0.0] * _SIZE for _ in range(_SIZE)]
-        self.xt = [0.0] * _SIZE
-        self.tt = 0.0
-
-    def add(self, x: Sequence[float], took_s: float) -> None:
-        weight = 1 / took_s**2  # what matters is the relative error
-        for i in range(_SIZE):
-            row, xi = self.xx[i], weight * x[i]
-            for j in range(_SIZE):
-                row[j] = row[j] * _FADING + xi * x[j]
-            self.xt[i] = self.xt[i] * _FADING + xi * took_s
-        self.tt = self.tt * _FADING + 1.0
-
-    def fade(self) -> None:
-        for row in self.xx:
-            row[:] = [value * _SLOW_FADING for value in row]
-        self.xt = [value * _SLOW_FADING for value in self.xt]
-        self.tt *= _SLOW_FADING
-
-    def join(self, other: _Sums) -> None:
-        for i, j in itertools.product(range(_SIZE), repeat=2):
-            self.xx[i][j] += other.xx[i][j]
-        for i in range(_SIZE):
-            self.xt[i] += other.xt[i]
-        self.tt += other.tt
+# So many of the last steps are known one by one. What is believed was learnt of false ones where so
+# many of the last took so many times that.
+_SEEN, _RECENT, _DOUBTS, _FAR = 16, 8, 4, 2.5
 
 
 class PrefillModel:
@@ -128,7 +97,10 @@ class PrefillModel:
         self._prompts = self._decodes = 0  # steps with a prompt and without since the last fit
         self._decodes_seen = 0
         self._prior: Coefficients | None = None
-        self._sums: dict[int, _Sums] = {}  # by the size of the step
+        self._sums: dict[int, StepSums] = {}  # by the size of the step
+        # The last steps without a prompt, and with one that tells something.
+        self._seen = (deque[SeenStep](maxlen=_SEEN), deque[SeenStep](maxlen=_SEEN))
+        self._left_out = [False, False]  # whether some of those are not believed
 
     @property
     def known(self) -> bool:
@@ -181,7 +153,7 @@ class PrefillModel:
             decodes: Sequences that went on by a token.
             took_s: Of the step.
         """
-        if self.fixed or new_tokens + decodes <= 0 or not 0 < took_s < math.inf:
+        if self.fixed or not possible(new_tokens, pairs, decodes, took_s):
             return
         self.samples += 1
         if not new_tokens:
@@ -195,32 +167,65 @@ class PrefillModel:
     def _add(self, x: Sequence[float], took_s: float) -> None:
         """Take in a step."""
         new_tokens = int(x[1])
+        expected = sum(k * v for k, v in zip(self._fitted, x, strict=True))
+        doubted = self._doubts(SeenStep(x, took_s, expected))
         if self.samples > _OWN_SAMPLES:  # one stall must not bend the curve
-            expected = sum(k * v for k, v in zip(self._fitted, x, strict=True))
             took_s = min(max(took_s, expected / 4), expected * 4) if expected > 0 else took_s
-        scaled = [value / unit for value, unit in zip(x, _UNITS, strict=True)]
-        size = new_tokens.bit_length()
-        self._sums.setdefault(size, _Sums()).add(scaled, took_s)
+        self._take(x, took_s)
+        if doubted:
+            prompt = new_tokens > 0
+            seen = [list(steps) for steps in self._seen]
+            seen[prompt] = seen[prompt][-_RECENT:]
+            self._recall(prompt, true_steps(seen, doubted=prompt)[prompt])
         if new_tokens:
             self._prompts += 1
-            for other, sums in self._sums.items():
-                if other != size:
-                    sums.fade()
         if self.samples <= _EVERY_SAMPLES:
             due = self.samples & (self.samples - 1) == 0
         else:
             due = self._prompts >= _UNASKED * _EVERY or self._decodes >= _UNASKED * _EVERY_DECODES
-        if due:
+        if due or doubted:
             self._fit()
+
+    def _take(self, x: Sequence[float], took_s: float) -> None:
+        size = int(x[1]).bit_length()
+        self._sums.setdefault(size, StepSums()).add(x, took_s)
+        for other, sums in self._sums.items() if size else ():
+            if other != size:
+                sums.fade()
+
+    def _doubts(self, step: SeenStep) -> bool:
+        """Note a step; whether what is believed of such steps is to be found anew."""
+        if 0 < step.x[1] < _TELLING_TOKENS:
+            return False
+        seen = self._seen[step.x[1] > 0]
+        seen.append(step)
+        recent = list(seen)[-_RECENT:]
+        far = sum(one.took_s > _FAR * one.expected_s > 0 for one in recent)
+        return far >= _DOUBTS and len(seen) == _SEEN
+
+    def _recall(self, prompt: bool, steps: Iterable[SeenStep]) -> None:
+        """Believe these steps, and no others of their kind."""
+        for size in list(self._sums):
+            if (size >= _TELLING_TOKENS.bit_length()) if prompt else size == 0:
+                del self._sums[size]
+        for one in steps:
+            self._take(one.x, one.took_s)
 
     # --- The fit ---
 
     def _fit(self) -> None:
         """With the lock."""
         self._prompts = self._decodes = 0
+        early = [1 < len(seen) < _SEEN for seen in self._seen]  # those are all that there were
+        believed = true_steps(self._seen) if any(early) else self._seen
+        for prompt, steps in enumerate(believed):
+            less = len(steps) < len(self._seen[prompt])
+            if early[prompt] and (less or self._left_out[prompt]):
+                self._recall(bool(prompt), steps)
+            self._left_out[prompt] = early[prompt] and less
         leans = self._prior is not None and not self._has_shape()
-        found = self._prior_shape() if leans else self._own_shape()
-        a, c, d, e = (value / unit for value, unit in zip(found, _UNITS, strict=True))
+        found = self._prior_shape() if leans else own_shape(self._joined(0))
+        a, c, d, e = (value / unit for value, unit in zip(found, UNITS, strict=True))
         self._fitted = (a, c, d, e)
         if self._prior is not None and not leans and c + d > 0:
             # The shape to keep when steps of other sizes are forgotten.
@@ -236,36 +241,17 @@ class PrefillModel:
         count = sum(self._sums[size].tt for size in telling)
         return count >= 0.8 * _OWN_SAMPLES and max(telling) - min(telling) >= _OWN_SPREAD
 
-    def _own_shape(self) -> list[float]:
-        """The non-negative coefficients with the least error: the best of all subsets."""
-        sums = self._joined(0)
-        decodes = (3,) if sums.xx[3][3] > 0 else ()
-        best, best_error = [0.0] * _SIZE, math.inf
-        for shape, more in itertools.product(_SHAPES, ((), decodes) if decodes else ((),)):
-            chosen = (*shape, *more)
-            solved = _solve(
-                [[sums.xx[i][j] for j in chosen] for i in chosen], [sums.xt[i] for i in chosen]
-            )
-            if solved is None or min(solved) < 0:
-                continue
-            error = sums.tt - sum(sums.xt[i] * v for i, v in zip(chosen, solved, strict=True))
-            if error < best_error - 1e-9 * sums.tt:
-                best, best_error = [0.0] * _SIZE, error
-                for i, value in zip(chosen, solved, strict=True):
-                    best[i] = value
-        return best
-
     def _prior_shape(self) -> list[float]:
         """The prior, scaled, and a fixed part for each step."""
         assert self._prior is not None
-        prior = [value * unit for value, unit in zip(self._prior, _UNITS, strict=True)]
+        prior = [value * unit for value, unit in zip(self._prior, UNITS, strict=True)]
         sums = self._joined(_TELLING_TOKENS.bit_length())
         if sums.tt == 0:
             return prior
         # Two unknowns: the scale of the prior, and what is fixed beside it.
-        across = [sum(sums.xx[i][j] * prior[j] for j in range(_SIZE)) for i in range(_SIZE)]
-        both = sum(prior[i] * across[i] for i in range(_SIZE))
-        seen = sum(prior[i] * sums.xt[i] for i in range(_SIZE))
+        across = [sum(sums.xx[i][j] * prior[j] for j in range(SIZE)) for i in range(SIZE)]
+        both = sum(prior[i] * across[i] for i in range(SIZE))
+        seen = sum(prior[i] * sums.xt[i] for i in range(SIZE))
         fixed_weight = _FIXED_WEIGHT / _FIXED_S**2
         expected_s = max(0.0, _FIXED_S - prior[0])
         best, best_error = prior, math.inf
@@ -280,28 +266,9 @@ class PrefillModel:
                 best = [prior[0] * scale + fixed_s, *(value * scale for value in prior[1:])]
         return best
 
-    def _joined(self, size_min: int) -> _Sums:
-        joined = _Sums()
+    def _joined(self, size_min: int) -> StepSums:
+        joined = StepSums()
         for size, sums in self._sums.items():
             if size >= size_min:
                 joined.join(sums)
         return joined
-
-
-def _solve(matrix: list[list[float]], right: list[float]) -> list[float] | None:
-    """Solve a small symmetric system by elimination; None when it is nearly singular."""
-    size = len(right)
-    rows = [[*matrix[i], right[i]] for i in range(size)]
-    for i in range(size):
-        pivot = rows[i][i]
-        if pivot <= 1e-9 * matrix[i][i] or pivot <= 0:
-            return None
-        for k in range(i + 1, size):
-            factor = rows[k][i] / pivot
-            for j in range(i, size + 1):
-                rows[k][j] -= factor * rows[i][j]
-    solved = [0.0] * size
-    for i in reversed(range(size)):
-        known = sum(rows[i][j] * solved[j] for j in range(i + 1, size))
-        solved[i] = (rows[i][size] - known) / rows[i][i]
-    return solved

@@ -22,6 +22,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 
 from kvferry._local_secret import local_secret
+from kvferry._threads import Guarded, noticed
 from kvferry.cache.one_sided import OneSided
 from kvferry.cache.peers import Peers, PeerTier, Sharer, client_of, open_peer
 from kvferry.cache.prompt import Prompt
@@ -119,7 +120,7 @@ class Sharing:
             peers=self._meet,
         )
         self._clears = SharedClears(self.node, self._reporter, settings.controller_reply_url or "")
-        self._thread = threading.Thread(target=self._run, name="kvferry-sharing", daemon=True)
+        self._thread = Guarded(self._run, "sharing")
         self._thread.start()
         self._reporter.start()
 
@@ -305,8 +306,8 @@ class Sharing:
                     if self._one_sided is not None:
                         self._one_sided.agent.sweep()
                     follow_at = time.monotonic() + _FOLLOW_S
-            except Exception:
-                _log.exception("what memory holds is not told")
+            except Exception as error:
+                noticed("sharing", error)
 
     def _keep(self, quota: Quota) -> None:
         """Evict what a quota does not allow, of the cache that has most first."""

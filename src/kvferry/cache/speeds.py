@@ -14,6 +14,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 
+from kvferry._threads import Guarded, noticed
 from kvferry.cache.prefill import Coefficients
 from kvferry.connectors.base import Connector
 from kvferry.errors import KVFerryError
@@ -51,7 +52,7 @@ class Speeds:
         self._now = now
         self._kept: Coefficients | None = None
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="kvferry-speeds", daemon=True)
+        self._thread = Guarded(self._run, "speeds")
         self._thread.start()
 
     def close(self, timeout_s: float) -> None:
@@ -69,7 +70,9 @@ class Speeds:
         for connector in self._connectors:
             try:
                 found = _read(connector.notes().get(self._device, ""))
-            except KVFerryError as error:
+            except Exception as error:  # of a plug-in it may be any
+                if not isinstance(error, KVFerryError):
+                    noticed("speeds", error)
                 _log.info("what computing takes here is not known from the store: %s", error)
                 continue
             if found is not None:
@@ -83,8 +86,11 @@ class Speeds:
             return
         text = json.dumps({"prefill": [float(f"{value:.6g}") for value in learnt], "steps": steps})
         for connector in self._connectors:
-            if connector.available:
-                connector.note(self._device, text)
+            try:
+                if connector.available:
+                    connector.note(self._device, text)
+            except Exception as error:
+                noticed("speeds", error)
         self._kept = learnt
 
 

@@ -18,7 +18,6 @@ import json
 import logging
 import os
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -26,6 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvferry import __version__
 from kvferry._local_secret import folder
+from kvferry._threads import Guarded, noticed
+from kvferry.errors import ClosedError
 
 if TYPE_CHECKING:
     from kvferry.cache.tiered_cache import TieredCache
@@ -98,6 +99,7 @@ class StatusSocket:
         self._cache = cache
         self._software = software
         self._pid = os.getpid()
+        self._closed = False
         self._began = time.monotonic()
         number = next(_numbers)
         self._incarnation = f"{self._pid}-{number}-{time.time_ns()}"
@@ -110,11 +112,12 @@ class StatusSocket:
         except OSError:
             self._socket.close()
             raise
-        self._thread = threading.Thread(target=self._answer, name="kvferry-status", daemon=True)
+        self._thread = Guarded(self._answer, "status")
         self._thread.start()
 
     def close(self) -> None:
         """Show nothing any more."""
+        self._closed = True
         if os.getpid() == self._pid:  # a child's parent still listens
             self._path.unlink(missing_ok=True)
             with suppress(OSError):
@@ -164,7 +167,9 @@ class StatusSocket:
             try:
                 line = self._socket.accept()[0]
             except OSError:
-                return
+                if self._closed:
+                    return
+                raise  # e.g. no descriptors: it is tried again
             with line, suppress(OSError):
                 line.settimeout(_LIMIT_S)
                 line.sendall(self._text())
@@ -172,6 +177,7 @@ class StatusSocket:
     def _text(self) -> bytes:
         try:
             return json.dumps(self.status(), default=str).encode()
-        except Exception:  # ours, or the cache is being closed
-            _log.debug("a cache could not be shown", exc_info=True)
+        except Exception as error:
+            if not isinstance(error, ClosedError):
+                noticed("status", error)
             return b"{}"

@@ -20,12 +20,14 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from kvferry._threads import Guarded, noticed
 from kvferry.cache.batch_writer import BatchWriter
 from kvferry.cache.capacity import Capacity
 from kvferry.cache.losses import Losses
 from kvferry.cache.prompt import Prompt
 from kvferry.cache.request_log import FULL_QUEUE
 from kvferry.cache.tier import Tier
+from kvferry.connectors.calls import error_text
 from kvferry.errors import KVFerryError
 
 __all__ = ["Hold", "WriteJob", "Writer"]
@@ -218,12 +220,12 @@ class Writer:
     def _begin(self) -> None:
         """With the lock: there is something to do."""
         if self._thread is None and not self._closing:
-            name = f"kvferry-write-{self._tier.name}"
-            self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+            self._thread = Guarded(self._run, "write", detail=self._tier.name)
             self._thread.start()
         self._wake.notify()
 
     def _run(self) -> None:
+        self._current = []
         while True:
             with self._lock:
                 while not self._jobs:
@@ -259,15 +261,18 @@ class Writer:
 
     def _try(self, jobs: list[WriteJob]) -> bool:
         """Write jobs and end them; whether all of them were written."""
+        reasons = ["error"] * len(jobs)
         try:
             reasons = self._write(jobs)
-        except Exception:
-            _log.exception("writing to %s failed", self._tier.name)
-            reasons = ["error"] * len(jobs)
+        except Exception as error:
+            if not isinstance(error, KVFerryError):
+                noticed("write", error)
+            _log.warning("writing to %s failed: %s", self._tier.name, error_text(error))
             for job in jobs:
                 self._report(len(job.chunks), 0.0, "error")
-        for job, reason in zip(jobs, reasons, strict=True):
-            self._end(job, reason)
+        finally:  # whatever was raised: they are over
+            for job, reason in zip(jobs, reasons, strict=True):
+                self._end(job, reason)
         return not any(reasons)
 
     def _look_after_losses(self) -> None:
@@ -282,7 +287,7 @@ class Writer:
             job = None if wanted is None else self.lease(*wanted)
         except Exception as error:
             if not isinstance(error, KVFerryError):
-                _log.exception("asking %s for what it lost failed", self._tier.name)
+                noticed("write", error)
             self._losses.give_up()
             return
         if job is None:
@@ -338,7 +343,10 @@ class Writer:
         return reasons
 
     def _end(self, job: WriteJob, reason: str, why: str = "") -> None:
-        job.release()
+        try:
+            job.release()
+        except Exception as error:
+            noticed("write", error)
         if reason:
             why = _WORDS.get(reason) or self.batches.problem or reason.replace("_", " ")
         job.settled(job.there, why)

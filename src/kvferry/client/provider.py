@@ -6,10 +6,10 @@ then connections that are up authenticate again with the new ones. It ends with 
 
 from __future__ import annotations
 
-import threading
 import time
 
 from kvferry import _native
+from kvferry._threads import Guarded, noticed
 from kvferry.credentials import CredentialsProvider, provided
 from kvferry.errors import UnavailableError
 
@@ -23,9 +23,7 @@ _CLOSED = -1
 
 def provide_to(source: _native.CredentialSource, provider: CredentialsProvider) -> None:
     """Answer the source from a thread of its own until its client is closed."""
-    threading.Thread(
-        target=_serve, args=(source, provider), name="kvferry-credentials", daemon=True
-    ).start()
+    Guarded(_serve, "credentials", source, provider).start()
 
 
 def _serve(source: _native.CredentialSource, provider: CredentialsProvider) -> None:
@@ -41,14 +39,15 @@ def _serve(source: _native.CredentialSource, provider: CredentialsProvider) -> N
             continue
         try:
             credentials = provided(provider)
-        except BaseException as error:  # not even a SystemExit may end this thread
-            source.refuse(
-                str(error)
-                if isinstance(error, UnavailableError)
-                else f"the function that provides credentials raised {type(error).__name__}"
-            )
+            source.provide(credentials.username or "", credentials.password)
+        except BaseException as error:  # not even a SystemExit leaves who asked without an answer
+            if isinstance(error, UnavailableError):
+                why = str(error)
+            else:  # nothing else of it is told: it may have a secret
+                why = f"the function that provides credentials raised {type(error).__name__}"
+                noticed("credentials", UnavailableError(why))
+            source.refuse(why)
             renew_at = None if renew_at is None else time.monotonic() + _RENEW_AGAIN_S
             continue
-        source.provide(credentials.username or "", credentials.password)
         life_s = credentials.expires_in_s
         renew_at = None if life_s is None else time.monotonic() + _RENEW_AT * life_s

@@ -49,7 +49,7 @@ class CallJob:
         else:
             try:
                 self._result = self._call(left_s)
-            except Exception as error:
+            except BaseException as error:  # not even a SystemExit of a driver leaves it open
                 self.end(status_of(error), error_text(error))
         self._done.set()
 
@@ -157,7 +157,7 @@ class CallQueue:
             os.eventfd_write(self.event_fd, 1)
 
 
-def status_of(error: Exception) -> Status:
+def status_of(error: BaseException) -> Status:
     """What an exception of a driver is as the status of a key."""
     for kind, status in (
         (ClosedError, Status.CANCELLED),
@@ -169,7 +169,7 @@ def status_of(error: Exception) -> Status:
     return Status.SERVER_ERROR
 
 
-def error_text(error: Exception) -> str:
+def error_text(error: BaseException) -> str:
     """What `BatchResult.error` says of it; want of room in the word of a server."""
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _NO_ROOM):
         return f"OOM {error}"

@@ -14,8 +14,10 @@ from typing import TypeVar
 
 from kvferry import _native
 from kvferry._shown import reason_of
+from kvferry._threads import Guarded, noticed
 from kvferry.config.url import nearest
 from kvferry.connectors.base import Space
+from kvferry.connectors.calls import error_text
 from kvferry.connectors.native import QUEUED_KEYS_MAX, NativeConnector
 from kvferry.errors import ConfigError, DeadlineExceeded, UnavailableError
 
@@ -176,20 +178,24 @@ class FileConnector(NativeConnector):
         if self._marking is not None and self._marking.is_alive():
             raise DeadlineExceeded(f"{self.path} hangs")
         found: list[T] = []
-        failed: list[OSError] = []
+        failed: list[Exception] = []
 
         def run() -> None:
             try:
                 found.append(call())
-            except OSError as error:
+            except Exception as error:
+                if not isinstance(error, OSError):
+                    noticed("mark", error)
                 failed.append(error)
 
-        thread = threading.Thread(target=run, name="kvferry-mark", daemon=True)
+        thread = Guarded(run, "mark", errand=True)
         self._marking = thread
         thread.start()
         thread.join(timeout_s)
         if failed:
-            raise UnavailableError(f"{self.path}: {reason_of(failed[0])}")
+            (error,) = failed
+            why = reason_of(error) if isinstance(error, OSError) else error_text(error)
+            raise UnavailableError(f"{self.path}: {why}")
         if not found:
             raise DeadlineExceeded(f"{self.path} hangs")
         return found[0]

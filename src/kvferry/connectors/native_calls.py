@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from kvferry._threads import Guarded, noticed
 from kvferry.errors import (
     ClosedError,
     ConfigError,
@@ -79,7 +80,7 @@ class Calls:
         except (OSError, TypeError, ValueError):
             os.close(self._wake)
             raise ConfigError("event_fd() of the client is no descriptor") from None
-        self._thread = threading.Thread(target=self._drain_all, name="kvferry-drain", daemon=True)
+        self._thread = Guarded(self._drain_all, "drain")
         self._thread.start()
 
     @property
@@ -141,7 +142,7 @@ class Calls:
         for batch in waiting:
             batch.done.set()
         # A client that waits for a thread which hangs must not keep us.
-        ending = threading.Thread(target=self._end, name="kvferry-close", daemon=True)
+        ending = Guarded(self._end, "close", errand=True)
         ending.start()
         ending.join(_CLOSE_S)
         if not self._thread.is_alive():
@@ -155,8 +156,7 @@ class Calls:
     # --- Inside ---
 
     def _end(self) -> None:
-        with suppress(Exception):  # it is gone either way
-            self._client.close()
+        self._client.close()  # it is gone either way
 
     def _register(self, batch_id: int, batch: _Batch) -> None:
         with self._lock:
@@ -180,7 +180,8 @@ class Calls:
     def _drain(self) -> int:
         try:
             found = list(self._client.drain_completions())
-        except Exception:  # the batches are late then, which their callers see
+        except Exception as problem:  # the batches are late then, which their callers see
+            noticed("drain", problem)
             time.sleep(_LOOK_S)
             return 0
         for each in found:

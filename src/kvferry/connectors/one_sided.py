@@ -27,6 +27,7 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from kvferry import _native
+from kvferry._threads import Guarded
 from kvferry.client.batch import BatchResult, Status
 from kvferry.client.buffers import BufferLike, Key, encode_key, writable
 from kvferry.client.dlpack import view_memory
@@ -187,7 +188,9 @@ class OneSidedConnector(PeerConnector):
             if self._meeting or self._closed:
                 return
             self._meeting = True
-        threading.Thread(target=self._meet, name="kvferry-meet", daemon=True).start()
+        Guarded(
+            self._meet, "meet", errand=True, failed=lambda error: self._fail(None, error)
+        ).start()
 
     def _meet(self) -> None:
         until = time.monotonic() + _MEET_S
@@ -204,8 +207,7 @@ class OneSidedConnector(PeerConnector):
             self._contact = contact
             if not self._threads:
                 self._threads = [
-                    threading.Thread(target=self._queue.work, name=f"kvferry-read-{n}", daemon=True)
-                    for n in range(_THREADS)
+                    Guarded(self._queue.work, "read", detail=n) for n in range(_THREADS)
                 ]
                 for thread in self._threads:
                     thread.start()
@@ -223,7 +225,7 @@ class OneSidedConnector(PeerConnector):
             raise _Elsewhere(said)
         return self.config.replace(unix_path=said.removeprefix("unix:"), same_host="auto")
 
-    def _fail(self, contact: Contact | None, error: Exception) -> None:
+    def _fail(self, contact: Contact | None, error: BaseException) -> None:
         """From now on it is a socket, for a while."""
         with self._lock:
             if contact is not None and self._contact is not contact:

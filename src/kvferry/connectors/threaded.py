@@ -18,6 +18,7 @@ from typing import cast
 from msgspec import Struct
 from msgspec.structs import replace
 
+from kvferry._threads import Guarded
 from kvferry.client.batch import BatchResult
 from kvferry.client.buffers import (
     BufferLike,
@@ -189,8 +190,7 @@ class ThreadedConnector(Connector):
                 queue = CallQueue(self._jobs_max)
                 self._inherited.wake_with(queue.event_fd)
                 self._threads = [
-                    threading.Thread(target=queue.work, name=f"kvferry-store-{n}", daemon=True)
-                    for n in range(self._thread_count)
+                    Guarded(queue.work, "store", detail=n) for n in range(self._thread_count)
                 ]
                 for thread in self._threads:
                     thread.start()

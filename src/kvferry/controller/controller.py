@@ -13,6 +13,7 @@ import threading
 import time
 
 from kvferry._local_secret import local_secret
+from kvferry._threads import Guarded
 from kvferry.config import ClientConfig
 from kvferry.config.controller import ControllerConfig
 from kvferry.controller.jobs import Jobs
@@ -23,7 +24,6 @@ from kvferry.controller.prefixes import Prefixes
 from kvferry.controller.quotas import Quotas
 from kvferry.controller.shared import Shared
 from kvferry.controller.texts import Tokenizer
-from kvferry.errors import KVFerryError
 
 __all__ = ["Controller"]
 
@@ -96,22 +96,20 @@ class Controller:
         if self.shared is not None:
             self.shared.start()
         ready = threading.Event()
-        failed: list[KVFerryError] = []
-        self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._run(ready, failed)),
-            name="kvferry-controller",
-            daemon=True,
+        failed: list[Exception] = []
+        self._thread = Guarded(
+            lambda: asyncio.run(self._run(ready, failed)), "controller", errand=True
         )
         self._thread.start()
         ready.wait()
         if failed:
             raise failed[0]
 
-    async def _run(self, ready: threading.Event, failed: list[KVFerryError]) -> None:
+    async def _run(self, ready: threading.Event, failed: list[Exception]) -> None:
         self._loop, self._ending = asyncio.get_running_loop(), asyncio.Event()
         try:
             await self._ports.open()
-        except KVFerryError as error:
+        except Exception as error:  # `start` raises it
             failed.append(error)
             return
         finally:

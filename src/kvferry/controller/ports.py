@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from kvferry._shown import reason_of
+from kvferry._threads import noticed
 from kvferry.config.controller import ControllerConfig
 from kvferry.controller.jobs import Jobs
 from kvferry.controller.members import Key, Members
@@ -171,8 +172,8 @@ class Ports:
                 for key, seats in self._members.tick():
                     self._gone(key)
                     await asyncio.to_thread(self._members.drop, seats)
-            except Exception:
-                _log.exception("a bug in the clock of the controller")
+            except Exception as error:
+                noticed("controller", error)
 
     def _gone(self, key: Key) -> None:
         self._jobs.gone(key)
@@ -206,8 +207,8 @@ class Ports:
                 pass  # it is gone
             except asyncio.CancelledError:
                 pass  # the controller ends, or there are too many strangers
-            except Exception:
-                _log.exception("a bug at the port %s", name)
+            except Exception as error:
+                noticed("controller", error)
             finally:
                 self._tasks.discard(task)
                 self._unmet.pop(task, None)

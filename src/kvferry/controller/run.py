@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import threading
 
 from kvferry import __version__
 from kvferry._process import log_to_stderr, signals_blocked
+from kvferry._threads import Guarded
 from kvferry.config.controller import ControllerConfig
 from kvferry.controller.controller import Controller
 from kvferry.controller.http.app import make_app
@@ -51,7 +51,7 @@ def run_controller(config: ControllerConfig, *, log_level: str = "info") -> None
         _log.info("ready")
         ended = signal.sigwait(_SIGNALS)
         _log.info("%s: ending", signal.Signals(ended).name)
-        threading.Thread(target=_at_once, name="kvferry-signals", daemon=True).start()
+        Guarded(_at_once, "second-signal").start()
         controller.ending.set()
         listener.stop(timeout_s=3.0)
         controller.stop()

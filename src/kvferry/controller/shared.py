@@ -32,6 +32,7 @@ from typing import Any
 
 import msgspec
 
+from kvferry._threads import Guarded, noticed
 from kvferry.config import ClientConfig
 from kvferry.connectors.control import ControlNode
 from kvferry.controller.jobs import Jobs
@@ -111,7 +112,7 @@ class Shared:
         self._contents = b""
         self._at = {COMMANDS: b"", RESULTS: b""}
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="kvferry-directory", daemon=True)
+        self._thread = Guarded(self._run, "directory")
         self._turned = time.monotonic()
         self.problem = ""
 
@@ -145,7 +146,7 @@ class Shared:
             self.problem, self._turned = "", time.monotonic()
         except Exception as error:
             if not isinstance(error, KVFerryError | msgspec.MsgspecError | Malformed):
-                _log.exception("a bug in sharing the directory")
+                noticed("directory", error)
             if str(error) != self.problem:
                 _log.warning("the directory at %s: %s", self.address, error)
             self.problem = str(error) or type(error).__name__

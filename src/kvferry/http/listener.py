@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 import threading
 import time
@@ -24,6 +25,7 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvferry._shown import reason_of
+from kvferry._threads import Guarded, noticed
 from kvferry.errors import UnavailableError
 
 __all__ = ["HttpListener"]
@@ -54,6 +56,7 @@ class HttpListener:
         self._socket: _Listening | None = None
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
+        self._stopping = False
 
     @property
     def url(self) -> str:
@@ -82,7 +85,7 @@ class HttpListener:
     def _serve(self, listening: _Listening) -> None:
         listening.tell = self._heads.accepted
         self._port = listening.getsockname()[1]
-        config = uvicorn.Config(
+        self._config = uvicorn.Config(
             self._heads,
             http="h11",
             ws="none",
@@ -97,33 +100,40 @@ class HttpListener:
         )
         # Of a library: what it says at level "info" is about itself.
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
-        self._socket, self._server = listening, uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._run, name="kvferry-http", daemon=True)
+        self._socket, self._server = listening, uvicorn.Server(self._config)
+        self._thread = Guarded(self._run, "http")
         self._thread.start()
 
     def _run(self) -> None:
-        try:
+        if not self._stopping:
             asyncio.run(self._answer())
-        except Exception:
-            _log.exception("HTTP has ended")
 
     async def _answer(self) -> None:
-        assert self._server is not None
         assert self._socket is not None
+        # One of its own each time that it begins: it closes its socket at the end, and begins anew
+        # where this thread does.
+        listening = _Listening(fileno=os.dup(self._socket.fileno()))
+        listening.tell = self._heads.accepted
+        self._server = uvicorn.Server(self._config)
+        self._server.should_exit = self._stopping
         watch = asyncio.create_task(self._heads.watch())
-        await self._server.serve(sockets=[self._socket])
-        watch.cancel()
+        try:
+            await self._server.serve(sockets=[listening])
+        finally:
+            watch.cancel()
+            listening.close()
 
     def stop(self, timeout_s: float = 5.0) -> None:
         """Answer what is under way, for `timeout_s` at most, and end."""
+        self._stopping = True
         if self._server is None or self._thread is None or self._socket is None:
             return
         self._server.should_exit = True
+        self._socket.close()  # the one that is answered at ends with the server
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             self._server.force_exit = True
             self._thread.join(1.0)
-        self._socket.close()
 
 
 class _Listening(socket.socket):
@@ -179,10 +189,16 @@ class _Heads:
         """Send them away, for ever."""
         while True:
             await asyncio.sleep(HEAD_S / 4)
-            late = time.monotonic() - HEAD_S
-            for address, peer in list(self._peers.items()):
-                if peer.socket.fileno() < 0:
-                    del self._peers[address]
-                elif not peer.answering and peer.idle_since < late:
-                    with suppress(OSError):  # it has gone
-                        peer.socket.shutdown(socket.SHUT_RDWR)
+            try:
+                self._end_late()
+            except Exception as error:
+                noticed("http", error)
+
+    def _end_late(self) -> None:
+        late = time.monotonic() - HEAD_S
+        for address, peer in list(self._peers.items()):
+            if peer.socket.fileno() < 0:
+                del self._peers[address]
+            elif not peer.answering and peer.idle_since < late:
+                with suppress(OSError):  # it has gone
+                    peer.socket.shutdown(socket.SHUT_RDWR)

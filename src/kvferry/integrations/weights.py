@@ -42,9 +42,10 @@ import json
 import os
 import re
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+
+from kvferry._threads import Workers
 
 __all__ = ["files_of", "fingerprint", "hub_place", "is_known", "place_of"]
 
@@ -234,7 +235,7 @@ def _digest_of(files: Sequence[_File]) -> str:
         readable = "" if file.descriptor >= 0 else " unreadable"
         state.update(f"{len(file.name)} {file.name} {file.size}{readable}\n".encode())
     long = [piece for span in spans if span[2] > _PIECE_BYTES for piece in _pieces(*span)]
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+    with Workers(min(8, os.cpu_count() or 1), "weights") as pool:
         digests = iter(list(pool.map(_hash_piece, long)))
     for file, offset, length in spans:
         if length > _PIECE_BYTES:

@@ -25,6 +25,7 @@ from contextlib import suppress
 from typing import Any
 
 from kvferry import __version__
+from kvferry._threads import Guarded, noticed
 from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.errors import UsageError
 from kvferry.membership.backlog import Backlog
@@ -58,8 +59,7 @@ _log = logging.getLogger("kvferry.membership")
 _TIMEOUT_S = 5.0
 _BACKOFF_S, _BACKOFF_MAX_S = 0.1, 2.0
 _STUCK_S, _STUCK_MAX_S, _BEATS_STUCK = 2.0, 60.0, 3
-_GATHER_S = 0.02  # so that many small changes become one message
-_LOOK_S = 0.5
+_LOOK_S, _GATHER_S = 0.5, 0.02  # the latter so that many small changes become one message
 _BACKLOG_BYTES = 16 << 20
 _COMMANDS_MAX = 64
 _PIECE = HASHES_MAX * DIGEST_BYTES
@@ -138,8 +138,7 @@ class Reporter:
 
     def start(self) -> None:
         """Begin; returns at once, whether there is a controller or not."""
-        for name, run in (("reporter", self._report), ("heartbeat", self._beat)):
-            thread = threading.Thread(target=run, name=f"kvferry-{name}", daemon=True)
+        for thread in (Guarded(self._report, "reporter"), Guarded(self._beat, "heartbeat")):
             self._threads.append(thread)
             thread.start()
 
@@ -158,9 +157,8 @@ class Reporter:
     def status(self) -> dict[str, Any]:
         """What it did, and what is wrong, for people."""
         with self._lock:
-            return {"seq": self._seq, "resync": self._resync, "problem": self._problem} | (
-                self._counts
-            )
+            told = {"seq": self._seq, "resync": self._resync, "problem": self._problem}
+            return told | self._counts
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Say goodbye, for `timeout_s` at most, and end."""
@@ -184,7 +182,7 @@ class Reporter:
             except (OSError, Malformed) as error:
                 self._failed(error)
             except Exception as error:
-                _log.exception("a bug in reporting")
+                noticed("reporter", error)
                 self._failed(error)
             self._controllers.append(self._controllers.pop(0))
             self._pull, self._reply = self._controllers[0]
@@ -200,8 +198,9 @@ class Reporter:
     def _failed(self, error: Exception) -> None:
         with self._lock:
             self._counts["failures"] += 1
-            new = str(error) != self._problem
-            self._problem = str(error)
+            text = str(error) or type(error).__name__
+            new = text != self._problem
+            self._problem = text
         if new:
             _log.warning("the controller at %s: %s", self._reply, error)
 
@@ -325,8 +324,8 @@ class Reporter:
                         self._stuck, self._heartbeat = True, None
                     self._backlog.wake()
                 self._closing.wait(min(where[1], _LOOK_S) * random.uniform(0.5, 1.0))
-            except Exception:
-                _log.exception("a bug in heartbeats")
+            except Exception as error:
+                noticed("heartbeat", error)
                 self._closing.wait(where[1])
 
     def _beats(self, address: str, every_s: float) -> None:
@@ -378,9 +377,7 @@ class Reporter:
 
     def _take(self, command: Command) -> None:
         if self._obeying is None:
-            self._obeying = threading.Thread(
-                target=self._obey, name="kvferry-commands", daemon=True
-            )
+            self._obeying = Guarded(self._obey, "commands")
             self._obeying.start()
         try:
             self._commands.put_nowait(command)
@@ -395,7 +392,7 @@ class Reporter:
             try:
                 self._done(self._holdings.obey(command))
             except Exception as error:
-                _log.exception("%s failed", command.action)
+                noticed("commands", error)
                 self._done(Result(command.job, False, 0, f"{type(error).__name__}"))
 
     def _done(self, result: Result) -> None:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from kvferry._threads import failures
 from kvferry.errors import UsageError
 from kvferry.metrics.cells import Cells
 from kvferry.metrics.families import (
@@ -237,6 +238,7 @@ class CacheMetrics:
         total = self._cells.total()
         for name, values in self._gauges.copy().items():
             total[name].values.update(values)
+        total["thread_failures"].values.update(failures())
         return list(total.values())
 
     def counted(self, *names: str) -> list[dict[str, float]]:

@@ -117,6 +117,7 @@ def _families() -> list[Family]:
             "what",
             RATIO_BOUNDS,
         ),
+        counter("thread_failures", "Faults in background threads of this process.", "thread"),
         gauge("pool_pages", "Pages of the pool."),
         gauge("pool_pages_used", "Pages of the pool that are in use."),
         gauge("write_queue_chunks", "Chunks that wait to be written to stores."),

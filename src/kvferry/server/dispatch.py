@@ -20,6 +20,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
+from kvferry._threads import noticed
 from kvferry.cache.steps import Steps, Wait
 from kvferry.errors import KVFerryError
 from kvferry.server import protocol
@@ -170,8 +171,8 @@ class Dispatcher:
                     next_tick = now + TICK_S
                     try:
                         self._tick()
-                    except Exception:
-                        _log.exception("looking after sessions failed; it is tried again")
+                    except Exception as error:  # it is tried again
+                        noticed("serve", error)
                 wake = min(next_tick, self._next_look) if self._limited else next_tick
                 if (next_wait := self._waits.next_at) is not None:
                     wake = min(wake, next_wait)
@@ -288,7 +289,11 @@ class Dispatcher:
         return pending.turns.put(pending.job, goes_on=goes_on)
 
     def _work(self, pending: _Pending) -> None:
-        found = self._made(pending.request, _called, pending.work)
+        try:
+            found: Any = self._made(pending.request, _called, pending.work)
+        except BaseException as error:  # e.g. a SystemExit of a plug-in: the turn is over too
+            noticed("work", error)
+            found = Failure(pending.request.id, "internal", type(error).__name__)
         self._done.append((pending, found))
         self._listener.wake()
 

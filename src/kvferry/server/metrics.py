@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kvferry._threads import failures
 from kvferry.metrics import CacheMetrics
 from kvferry.metrics.collector import exposition, text_of
 from kvferry.metrics.series import Family, family_of
@@ -48,6 +49,7 @@ def server_families(status: Mapping[str, Any], *, ready: bool) -> list[Family]:
             "store",
         ),
         _family("ready", "gauge", "1: engines are served.", int(ready)),
+        _family("thread_failures", "counter", "Faults in threads.", failures(), "thread"),
     ]
 
 

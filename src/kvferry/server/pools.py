@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvferry import _exit, _native  # noqa: F401
 from kvferry._host import available_memory_bytes, memory_limit_bytes
+from kvferry._threads import Guarded
 from kvferry.cache.memory import Memory, Reserved
 from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.config.setting import GB
@@ -193,7 +194,7 @@ class Pools:
     def tend(self, pool: Pool) -> None:
         """Begin to back its pages ahead of their use, and to forget what of them is mapped here: it
         would delay the moment when clients see us gone."""
-        threading.Thread(target=self._tend, args=(pool,), name="kvferry-pages", daemon=True).start()
+        Guarded(self._tend, "pages", pool).start()
 
     def _tend(self, pool: Pool) -> None:
         step = min(_STEP_PAGES, max(1, _STEP_BYTES // pool.stride))

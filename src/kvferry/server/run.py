@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from kvferry import __version__
 from kvferry._process import log_to_stderr, signals_blocked
+from kvferry._threads import Guarded, noticed
 from kvferry.config.server import ServerConfig
 from kvferry.config.shown import server_summary
 from kvferry.errors import KVFerryError, UnavailableError
@@ -72,9 +73,7 @@ def run_server(
         side = _http(config, server)
         _log.info("kvferry %s: %s", __version__, server_summary(config, side.url if side else None))
         ended = threading.Event()
-        listener = threading.Thread(
-            target=_listen, args=(server, ended), name="kvferry-signals", daemon=True
-        )
+        listener = Guarded(_listen, "signals", server, ended)
         listener.start()
         try:
             server.run()
@@ -126,7 +125,10 @@ def _listen(server: Runnable, ended: threading.Event) -> None:
             stopping = True
             _log.info("%s: draining", signal.Signals(came.si_signo).name)
             _tell_systemd("STOPPING=1")
-            server.stop()
+            try:
+                server.stop()
+            except Exception as error:  # a second signal has to find us
+                noticed("signals", error)
 
 
 def _reload(server: Runnable) -> None:
@@ -135,8 +137,9 @@ def _reload(server: Runnable) -> None:
     except (KVFerryError, OSError) as error:
         _log.error("the settings were not read again: %s", error)
         return
-    except Exception:
-        _log.exception("the settings were not read again")
+    except Exception as error:
+        noticed("signals", error)
+        _log.error("the settings were not read again: %s", type(error).__name__)
         return
     if not changes:  # else the server has said which
         _log.info("settings read again: nothing changed")

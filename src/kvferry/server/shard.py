@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
+from kvferry._threads import Guarded, noticed
 from kvferry.cache import TieredCache
 from kvferry.cache.prompt import Prompt
 from kvferry.cache.steps import Steps
@@ -109,9 +110,7 @@ class IdentityShard:
         self.problems: dict[str, str] = {}
         self._unopened = {store.name: "it is being opened" for store in config.cache.stores}
         self.cache.clearing.unopened = self._unopened
-        threading.Thread(
-            target=self._open, args=(config.cache,), name="kvferry-open", daemon=True
-        ).start()
+        Guarded(self._open, "open", config.cache, errand=True).start()
 
     def _open(self, config: CacheConfig) -> None:
         """One store after the other; those that cannot be opened are left out."""
@@ -126,8 +125,12 @@ class IdentityShard:
                     cache.storer.begin(tier)
                     cache.tiers.append(tier)
                     del self._unopened[store.name]
-                except (KVFerryError, OSError, MemoryError) as error:
-                    self.problems[store.name] = self._unopened[store.name] = str(error)
+                except Exception as error:  # code of others: a plug-in is imported
+                    if not isinstance(error, KVFerryError):
+                        noticed("open", error)
+                    self.problems[store.name] = self._unopened[store.name] = (
+                        str(error) or type(error).__name__
+                    )
                     _log.warning(
                         "%s goes on without store %s, which cannot be opened: %s",
                         self.identity.model,

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from kvferry._threads import Guarded
 from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.config import StoreConfig
 from kvferry.connectors.base import Space
@@ -51,7 +52,7 @@ class StoreWatch:
         self._opened: set[str] = set()  # plug-ins that could be
         self._nodes: dict[str, ControlNode] = {}  # connections to servers that nobody else asks
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="kvferry-watch", daemon=True)
+        self._thread = Guarded(self._run, "watch")
 
     def start(self) -> None:
         """Begin to ask."""

@@ -15,6 +15,8 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Hashable
 
+from kvferry._threads import Guarded
+
 __all__ = ["Turn", "Turns"]
 
 
@@ -102,8 +104,8 @@ class Turns:
             self._begun.put(job.work)
 
     def _start_thread(self) -> None:
-        name = f"{self._name}_{len(self._threads)}"
-        thread = threading.Thread(target=self._run, name=name, daemon=True)
+        thread = Guarded(self._run, "work")
+        thread.name = f"{self._name}_{len(self._threads)}"
         self._threads.append(thread)
         thread.start()
 

@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Sequence
 
+from kvferry._threads import Guarded
 from kvferry.client.pure.connection import HEADER_READ_BYTES, Connection, Disconnected, sentence
 from kvferry.config import ClientConfig
 from kvferry.errors import TlsError
@@ -82,13 +83,11 @@ def shake_hands(
         Disconnected, OSError: The connection failed.
     """
     left_s = max(until - time.monotonic(), 0.001)
-    end: threading.Timer | None = None
+    over = threading.Event()
     try:
         sock = context.wrap_socket(sock, server_hostname=name, do_handshake_on_connect=False)
         # OpenSSL looks at no clock while a peer that does not want to finish goes on sending.
-        end = threading.Timer(left_s, _shut_down, (sock,))
-        end.daemon = True
-        end.start()
+        Guarded(_end_late, "handshake", sock, over, left_s, errand=True).start()
         sock.settimeout(left_s)
         sock.do_handshake()
     except BaseException as error:
@@ -105,13 +104,17 @@ def shake_hands(
             raise TlsRefused(_NO_NAME) from error
         raise
     finally:
-        if end is not None:
-            end.cancel()
+        over.set()
     return sock
 
 
 def _says_why(error: BaseException) -> bool:
     return isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError)
+
+
+def _end_late(sock: socket.socket, over: threading.Event, left_s: float) -> None:
+    if not over.wait(left_s):
+        _shut_down(sock)
 
 
 def _shut_down(sock: socket.socket) -> None:

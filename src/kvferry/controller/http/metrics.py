@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from kvferry._threads import failures
 from kvferry.controller.controller import Controller
 from kvferry.metrics.collector import text_of
 from kvferry.metrics.series import Family, family_of
@@ -41,6 +42,7 @@ def _families(controller: Controller) -> list[Family]:
         _family("gaps", "counter", "Times that updates were lost.", counts["gaps"]),
         _family("snapshots", "counter", "That were taken.", counts["resyncs"]),
         _family("deaths", "counter", "Processes that fell silent.", counts["deaths"]),
+        _family("thread_failures", "counter", "Faults in threads.", failures(), "thread"),
     ]
 
 

@@ -32,6 +32,7 @@ from lmcache.v1.distributed.internal_api import L2StoreResult
 from lmcache.v1.distributed.l2_adapters.base import AdapterUsage, L2AdapterInterface
 from lmcache.v1.platform import create_event_notifier
 
+from kvferry._threads import Guarded, noticed
 from kvferry.client.batch import Status
 from kvferry.client.operation import Verb
 from kvferry.config.integrations import LmcacheSettings
@@ -91,7 +92,7 @@ class KvferryL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache is 
         self._pid = os.getpid()
         self._ended = False
         self._stop = create_event_notifier()
-        self._router = threading.Thread(target=self._route, name="kvferry-l2", daemon=True)
+        self._router = Guarded(self._route, "l2")
         self._router.start()
         _log.info("LMCache's objects go to %s", config.address)
 
@@ -225,7 +226,11 @@ class KvferryL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache is 
         with self._lock:
             for each in finished:
                 keys, sizes = self._tasks.pop(each.batch_id)
-                told += self._complete_one(each, keys, sizes)
+                try:
+                    told += self._complete_one(each, keys, sizes)
+                except Exception as error:  # LMCache's: whoever waits is told that it failed
+                    noticed("l2", error)
+                    self._give_up(each)
                 if each.verb in self._events:
                     afterwards.append(self._events[each.verb].notify)
                 else:
@@ -233,7 +238,18 @@ class KvferryL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache is 
                 if each.reason and each.verb in (Verb.SET, Verb.GET):
                     _log.debug("%s: %s", each.verb.name, each.reason)
         for call in (*told, *afterwards):
-            call()
+            try:
+                call()
+            except Exception as error:  # a listener's: the others are told all the same
+                noticed("l2", error)
+
+    def _give_up(self, each: FinishedBatch) -> None:
+        if each.verb is Verb.SET:
+            self._stored.setdefault(each.batch_id, L2StoreResult(False, 0))
+        elif each.verb is Verb.GET:
+            self._loaded.setdefault(each.batch_id, Bitmap(len(each.statuses)))
+        elif each.verb is Verb.TOUCH:
+            self._found.setdefault(each.batch_id, Bitmap(len(each.statuses)))
 
     def _complete_one(self, each: FinishedBatch, keys: list[Any], sizes: list[int]) -> list[Any]:
         ok = [key for key, status in zip(keys, each.statuses, strict=True) if status == Status.OK]

@@ -23,11 +23,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Protocol
 
+from kvferry._threads import Guarded, Workers, noticed
 from kvferry.cache import Lookup, Retrieved, Stored
 from kvferry.cache.prefill import Coefficients, PrefillModel
 from kvferry.cache.prompt import Prompt, Tokens
@@ -111,7 +111,7 @@ class HeldCache:
         self.prefill = PrefillModel()
         self._told: tuple[float, ...] = ()
         self._tell_at = 0.0
-        self._teller = ThreadPoolExecutor(1, "kvferry-speed", thread_start)
+        self._teller = Workers(1, "speed", thread_start)
         self._changed = threading.Condition()
         self._holds: dict[bytes, _Hold] = {}  # by the hashes that were asked for
         self._finding = 0
@@ -321,12 +321,15 @@ class HeldCache:
             gone = [key for key, hold in self._holds.items() if which(hold)]
             holds = [self._holds.pop(key) for key in gone]
         for hold in holds:
-            hold.hit.release()
+            try:
+                hold.hit.release()
+            except Exception as error:  # the others are let go all the same
+                noticed("holds", error)
 
     def _start_sweeper(self) -> None:
         """With the lock."""
         if self._sweeper is None:
-            self._sweeper = threading.Thread(target=self._sweep, name="kvferry-holds", daemon=True)
+            self._sweeper = Guarded(self._sweep, "holds")
             self._sweeper.start()
 
     def _sweep(self) -> None:

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import logging
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as LateError
 
+from kvferry._threads import Workers, noticed
 from kvferry.cache.prompt import Prompt
 from kvferry.integrations.vllm.backend import Finder
 
@@ -96,8 +97,7 @@ class Question:
                 return None
             self.forget()
             self._result = 0
-        except Exception:  # ours: the engine goes on without the cache
-            _log.exception("a look-up failed")
+        except Exception:  # noticed where it was raised: the engine goes on without the cache
             self._result = 0
         return self._result
 
@@ -119,7 +119,7 @@ class Questions:
         self._finder = finder
         self._limit_s = limit_s
         self._patience = _Patience()
-        self._threads = ThreadPoolExecutor(_THREADS, "kvferry-ask")
+        self._threads = Workers(_THREADS, "ask")
 
     def ask(self, prompt: Prompt) -> Question:
         """Ask; the answer comes some time, or is there at once."""
@@ -131,8 +131,8 @@ class Questions:
             future = self._threads.submit(call)
         except RuntimeError:  # closed
             return Question(None, self._patience)
-        except Exception:  # ours: the engine goes on without the cache
-            _log.exception("a look-up failed")
+        except Exception as error:  # ours: the engine goes on without the cache
+            noticed("ask", error)
             return Question(None, self._patience)
         return Question(future, self._patience, self._limit_s, call)
 

@@ -38,6 +38,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from kvferry._local_secret import is_own_process, local_secret
+from kvferry._threads import Guarded, noticed
 from kvferry.cache.prompt import Prompt
 from kvferry.chunks.generation import FIRST
 from kvferry.chunks.keys import DIGEST_BYTES
@@ -111,7 +112,7 @@ class RankAnswers:
             self._socket.close()
             raise
         _here[name] = self
-        self._accepting = threading.Thread(target=self._accept, name="kvferry-answers", daemon=True)
+        self._accepting = Guarded(self._accept, "answers")
         self._accepting.start()
 
     def close(self) -> None:
@@ -132,16 +133,23 @@ class RankAnswers:
             try:
                 peer = self._socket.accept()[0]
             except OSError:
+                if self._closed:
+                    return
+                raise  # e.g. no descriptors: it is tried again
+            try:
+                self._begin(peer)
+            except BaseException:
+                peer.close()
+                raise
+
+    def _begin(self, peer: socket.socket) -> None:
+        with self._lock:
+            if self._closed or len(self._open) >= _CONNECTIONS_MAX or not is_own_process(peer):
+                peer.close()
                 return
-            with self._lock:
-                if self._closed or len(self._open) >= _CONNECTIONS_MAX or not is_own_process(peer):
-                    peer.close()
-                    continue
-                thread = threading.Thread(
-                    target=self._answer, args=(peer,), name="kvferry-answer", daemon=True
-                )
-                self._open[peer] = thread
-                thread.start()
+            thread = Guarded(self._answer, "answer", peer, errand=True)
+            thread.start()
+            self._open[peer] = thread
 
     def _answer(self, peer: socket.socket) -> None:
         try:
@@ -174,8 +182,8 @@ class RankAnswers:
                 peer.sendall(ANSWER.pack(result, self.finder.shared) + text)
         except OSError:
             return  # the scheduler is gone, or we are
-        except Exception:  # ours; the scheduler counts it as nothing
-            _log.exception("a rank could not answer")
+        except Exception as error:  # ours; the scheduler counts it as nothing
+            noticed("answer", error)
         finally:
             peer.close()  # first: who is not in `_open` any more is not waited for
             with self._lock:
@@ -222,16 +230,17 @@ class RankFinder:
 
     def renewed(self, ended: bytes, own: bytes) -> None:
         """Tell every rank, in a thread: nothing of it is waited for."""
-        tell = threading.Thread(
-            target=self._tell_renewed, args=(ended, own), name="kvferry-renewed", daemon=True
-        )
+        tell = Guarded(self._tell_renewed, "renewed", ended, own, errand=True)
         self._telling = [one for one in self._telling if one.is_alive()] + [tell]
         tell.start()
 
     def _tell_renewed(self, ended: bytes, own: bytes) -> None:
         here = [found for rank in self._ranks if (found := _here.get(rank.name)) is not None]
         for found in here:
-            found.finder.renewed(ended, own)
+            try:
+                found.finder.renewed(ended, own)
+            except Exception as error:  # the others are told all the same
+                noticed("renewed", error)
         if len(here) < len(self._ranks):
             self._ask(_question(b"r", Prompt(ended + own, 0, 1)), _RENEWED_S)
 

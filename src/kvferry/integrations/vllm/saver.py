@@ -20,10 +20,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
+from kvferry._threads import Workers, noticed
 from kvferry.cache.prompt import Prompt
 from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.client.buffers import BufferLike
@@ -97,8 +98,8 @@ class Saver:
         self._pages = max(1, bytes_max // self._chunk_bytes)
         self._pool = PagePool((self._chunk_bytes,), "uint8", self._pages, prefault=False)
         self._behind = copier.fence() is not None  # a device gathers, behind the step
-        self._gatherer = ThreadPoolExecutor(1, "kvferry-gather-kv", thread_start)
-        self._saver = ThreadPoolExecutor(1, "kvferry-save-kv", thread_start)
+        self._gatherer = Workers(1, "gather-kv", thread_start)
+        self._saver = Workers(1, "save-kv", thread_start)
         self._saves: list[_Save] = []  # of this step
         self.copied_s = 0.0  # in this step, by the thread that computes
         self._pending: list[_Save] = []  # of former steps, with blocks that are still read
@@ -209,6 +210,20 @@ class Saver:
 
     def _gather_behind(self, save: _Save, fence: Any) -> None:
         """In the gatherer's thread: when there is room."""
+        try:
+            self._await_room(save)
+            self._gather_now(save, None, fence)
+        except BaseException:
+            save.spoilt = True
+            raise
+        finally:
+            with self._lock:
+                save.ended = True
+                self._lock.notify_all()
+            if _in_background(self._saver, self._hand_over, save) is None:  # closed
+                self._done(save)
+
+    def _await_room(self, save: _Save) -> None:
         with self._lock:
             while not (save.spoilt or self._closed or save.begun):
                 save.pages += self._take_pages(save.chunks - len(save.pages))
@@ -219,12 +234,6 @@ class Saver:
                     self._lock.wait(_ROOM_S)
             self._full = False
             save.spoilt |= not save.begun
-        self._gather_now(save, None, fence)
-        with self._lock:
-            save.ended = True
-            self._lock.notify_all()
-        if _in_background(self._saver, self._hand_over, save) is None:  # closed
-            self._done(save)
 
     def _gather_now(self, save: _Save, layer: int | None, fence: Any) -> None:
         if save.spoilt:
@@ -237,8 +246,8 @@ class Saver:
                     self._copier.gather(ids, pages, after=fence)
                 elif may and layer is not None:
                     self._copier.gather_layer(layer, ids, pages, after=fence)
-            except Exception:  # ours: then it is not saved
-                _log.exception("blocks could not be gathered")
+            except Exception as error:  # ours: then it is not saved
+                noticed("gather-kv", error)
                 save.spoilt = True
         if save.epoch != self._access.epoch:  # they were taken away before, or meanwhile
             save.spoilt = True
@@ -263,9 +272,9 @@ class Saver:
         except KVFerryError as error:
             self._counts.add("shed_chunks", chunks)
             _log.warning("%d chunks were not saved: %s", chunks, error)
-        except Exception:  # ours
+        except Exception as error:  # ours
             self._counts.add("shed_chunks", chunks)
-            _log.exception("%d chunks were not saved", chunks)
+            noticed("save-kv", error)
         finally:
             self._done(save)
             self._counts.add("save_s", time.monotonic() - began)
@@ -302,9 +311,7 @@ class Saver:
         return lost
 
 
-def _in_background(
-    threads: ThreadPoolExecutor, call: Callable[..., None], *args: Any
-) -> Future[None] | None:
+def _in_background(threads: Workers, call: Callable[..., None], *args: Any) -> Future[None] | None:
     try:
         return threads.submit(call, *args)
     except RuntimeError:  # closed

@@ -27,6 +27,7 @@ from contextlib import suppress
 from math import gcd
 from typing import Any
 
+from kvferry._threads import Guarded
 from kvferry.client.buffers import BufferLike, readable, writable
 from kvferry.errors import BadBufferError, UsageError
 from kvferry.integrations.vllm.batch_copy import BatchCopy, Pieces, find_batch_copy
@@ -148,7 +149,7 @@ class CudaBlocks:
         is waited for: CUDA allows none of it while a graph is captured. A thread does it, because
         an error would be raised by the next kernel that its thread launches.
         """
-        thread = threading.Thread(target=self._pin, args=(memories,), name="kvferry-pin")
+        thread = Guarded(self._pin, "pin", memories, errand=True, daemon=False)
         thread.start()
         thread.join()
 

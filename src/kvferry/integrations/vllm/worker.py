@@ -23,9 +23,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from kvferry._threads import Workers, noticed
 from kvferry.cache.prompt import Prompt
 from kvferry.cache.status_socket import StatusSocket
 from kvferry.chunks.keys import DIGEST_BYTES
@@ -114,7 +114,7 @@ class WorkerHalf:
         )
         copier.pin([self._saver.memory, *memory])
         self._layer_index = {name: index for index, name in enumerate(copier.layer_names)}
-        self._loaders = ThreadPoolExecutor(load_threads, "kvferry-load-kv", thread_start)
+        self._loaders = Workers(load_threads, "load-kv", thread_start)
         self._steps: Steps = steps or HostSteps()
         self._work: Work | None = None
         self._ended = threading.Condition()
@@ -212,8 +212,8 @@ class WorkerHalf:
             filled, why = self._bring(job, given_at, fence, epoch)
         except KVFerryError as error:
             _log.warning("a load ended early: %s", error)
-        except Exception:  # ours: the engine computes instead
-            _log.exception("a load failed")
+        except Exception as error:  # ours: the engine computes instead
+            noticed("load-kv", error)
         finally:
             self.counts.add("load_s", time.monotonic() - began)
             self._report(job, filled, why)

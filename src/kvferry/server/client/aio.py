@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
+from kvferry._threads import Workers
 from kvferry.cache import Retrieved
 from kvferry.cache.prompt import Tokens
 from kvferry.chunks.identity import Identity
@@ -51,7 +52,7 @@ class AsyncClient:
 
     def __init__(self, identity: Identity, url: str | None = None, **settings: Any) -> None:
         self._client = Client(identity, url, **settings)
-        self._executor = ThreadPoolExecutor(_THREADS, "kvferry-aclient")
+        self._executor = Workers(_THREADS, "aclient")
 
     @classmethod
     async def open(cls, identity: Identity, url: str | None = None, **settings: Any) -> Self:

@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 
 from kvferry import __version__, _exit, _native  # noqa: F401
+from kvferry._threads import Guarded
 from kvferry.chunks.identity import Identity
 from kvferry.chunks.layout import KVLayout
 from kvferry.errors import ConfigError, KVFerryError, UsageError
@@ -83,10 +84,10 @@ class Attachment:
         """Fill the page tables, in a thread; the segment is in use meanwhile."""
 
         def run() -> None:
-            with suppress(Away, KVFerryError, OSError, MemoryError), self.used() as pages:
+            with suppress(Away, KVFerryError), self.used() as pages:
                 pages.populate()
 
-        threading.Thread(target=run, name="kvferry-fill", daemon=True).start()
+        Guarded(run, "fill", errand=True).start()
 
     def close(self) -> None:
         """Let go of it, when the last use is over."""

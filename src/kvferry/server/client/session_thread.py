@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from kvferry._threads import Guarded, noticed
 from kvferry.chunks.identity import Identity
 from kvferry.server.client.attachment import ClientSession, begin, unregister
 from kvferry.server.client.availability_log import AvailabilityLog
@@ -91,7 +92,7 @@ class SessionThread:
         self._known = threading.Condition()
         self._sessions = 0
         self._pid = os.getpid()
-        self._thread = threading.Thread(target=self._run, name="kvferry-session", daemon=True)
+        self._thread = Guarded(self._run, "session")
         self._thread.start()
 
     # --- For all threads ---
@@ -146,8 +147,8 @@ class SessionThread:
                 self._wake.sleep(self._live())
             except Stopped:
                 break
-            except Exception:  # a mistake of ours must not cost more than the cache
-                _log.exception("the thread of the session with %s failed", self._url)
+            except Exception as error:  # a mistake of ours must not cost more than the cache
+                noticed("session", error)
                 self._wake.sleep(_LATER_S)
 
     def _live(self) -> float:

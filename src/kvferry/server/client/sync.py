@@ -26,9 +26,10 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, Self, TypeVar
 
+from kvferry._threads import Workers
 from kvferry.cache import Lookup, Retrieved, Stored
 from kvferry.cache.clearing import check_clear
 from kvferry.cache.explain import Explanation
@@ -116,7 +117,7 @@ class Client:
         self._closed = False
         token = token_reader(token_file)
         self._counters = Counters()
-        self._executor = ThreadPoolExecutor(_BACKGROUND_THREADS, "kvferry-client")
+        self._executor = Workers(_BACKGROUND_THREADS, "client")
         self._sessions = SessionThread(self.url, identity, token, self._counters, prefault=prefault)
         # At the latest at the end of the program.
         self._finalizer = weakref.finalize(self, self._sessions.close)

@@ -13,6 +13,7 @@ from typing import Annotated, NotRequired, TypedDict
 
 import msgspec
 
+from kvferry._threads import Guarded, noticed
 from kvferry.cache import TieredCache
 from kvferry.errors import KVFerryError
 from kvferry.http.answers import CallError
@@ -164,20 +165,21 @@ class Prefetches:
                 del self._jobs[id]
             self._jobs[job.id] = job
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, daemon=True)
-                self._thread.name = "kvferry-prefetch"
+                self._thread = Guarded(self._run, "prefetch")
                 self._thread.start()
         self._queue.put(job)
 
     def _run(self) -> None:
         while (job := self._queue.get()) is not None and not self._closed:
             job.state = "running"
-            for file in job.files:
-                if self._closed:
-                    break
-                job.results.append(self._one(job, file))
-            job.state = "done" if len(job.results) == len(job.files) else "stopped"
-            job.done.set()
+            try:
+                for file in job.files:
+                    if self._closed:
+                        break
+                    job.results.append(self._one(job, file))
+            finally:
+                job.state = "done" if len(job.results) == len(job.files) else "stopped"
+                job.done.set()
 
     def _one(self, job: _Job, file: str) -> PrefetchFile:
         began = time.monotonic()
@@ -193,8 +195,8 @@ class Prefetches:
             result["error"] = "it was not there in time"
         except KVFerryError as error:
             result["error"] = str(error)
-        except Exception:
-            _log.exception("a prefetch failed")
+        except Exception as error:
+            noticed("prefetch", error)
             result["error"] = "internal error; the log of the server says more"
         result["took_s"] = round(time.monotonic() - began, 6)
         return result
