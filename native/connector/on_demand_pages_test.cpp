@@ -76,8 +76,15 @@ std::shared_ptr<Job> job_of(const std::shared_ptr<OnDemandPages>& on_demand,
 struct Store {
   explicit Store(redis::ScriptedServer::Script script = {}, std::size_t size = kSmall)
       : server(std::move(script)),
-        client(redis::open(redis::client_config(server.port()))),
+        client(redis::open(config(server.port()))),
         connector(RedisConnector::open(test_space(size), client)) {}
+  // One connection: the values come in their order, however far away the server seems to be.
+  static redis::Config config(std::uint16_t port) {
+    redis::Config one = redis::client_config(port);
+    one.connections = 1;
+    return one;
+  }
+
   redis::ScriptedServer server;
   std::shared_ptr<redis::Client> client;
   Open connector;

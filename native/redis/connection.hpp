@@ -88,7 +88,6 @@ class Connection final : private ReplySink, private PacingSink {
   // Dials anew if it should be elsewhere: at the server's Unix socket, or where the name leads now.
   // Until then it takes no new work, and waits for what is in flight.
   void move_over(Nanos now);
-  [[nodiscard]] bool is_elsewhere(Nanos now) const noexcept;
   void stay();
   void leave_unix() noexcept;
   void look_up(Nanos now);

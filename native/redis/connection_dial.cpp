@@ -42,24 +42,22 @@ Nanos Connection::tick_dialling(Nanos now) {
 }
 
 void Connection::move_over(Nanos now) {
-  if (!is_elsewhere(now)) return stay();
+  const std::uint64_t version = server_.shortcut_version();
+  const bool to_unix = version != 0 && version != dial_.shortcut();
+  const bool stale = dialled_at_ <= server_.renewed_at() && now - dialled_at_ >= kRenewedAfter;
+  if (!to_unix && !stale) return stay();
   if (!pacing_.paused() && server_.begin_move()) pacing_.pause();
   if (!pacing_.paused() || pacing_.busy() || pacing_.streams()) return;
   leave_unix();
   drop_stream();
   server_.on_left(role_ == Role::kData);
+  // A move within one server is no loss.
+  if (stale) server_.stats().connections_lost.fetch_add(1, std::memory_order_relaxed);
   dial_.begin(now);
   dialled_at_ = now;
   // Nobody need be asked: what the others authenticated with last is good here, too.
   if (environment_.credentials != nullptr) credentials_ = environment_.credentials->current();
   look_up(now);
-}
-
-bool Connection::is_elsewhere(Nanos now) const noexcept {
-  const std::uint64_t version = server_.shortcut_version();
-  if (version != 0 && version != dial_.shortcut()) return true;
-  const Nanos renewed = server_.renewed_at();
-  return dialled_at_ <= renewed && now - dialled_at_ >= kRenewedAfter;
 }
 
 void Connection::stay() {
