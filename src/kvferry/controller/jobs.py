@@ -19,6 +19,7 @@ from msgspec import Meta
 from kvferry.controller.journal import Journal
 from kvferry.controller.members import Key
 from kvferry.errors import CapacityError
+from kvferry.http.waits import Ended
 from kvferry.membership.messages import Command, Result
 
 __all__ = ["Job", "JobRow", "Jobs", "Step"]
@@ -69,7 +70,7 @@ class Job:
     least: int | None = None
     text: str = ""
     waits_for: dict[str, Key] = field(default_factory=dict)  # commands, by their id
-    ended: threading.Event = field(default_factory=threading.Event)
+    ended: Ended = field(default_factory=Ended)
 
     def shown(self) -> JobRow:
         """As JSON knows it."""
