@@ -41,7 +41,7 @@ __all__ = ["Alive", "Api"]
 _ERRORS = {
     "400": "The request cannot be right.",
     "401": "The token is missing, or another one.",
-    "403": "A web page of another host asked.",
+    "403": "A web page of another host asked, or somebody by a name that is not this host's.",
     "408": "The body did not come in time.",
     "413": "The body is larger than 4 MiB.",
     "429": "Others are being read or waited for; it may be sent again in a second.",
