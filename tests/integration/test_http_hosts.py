@@ -123,8 +123,8 @@ def test_with_a_token_any_name_will_do(what: str) -> None:
         assert said(url, health, "cache.example") == (200, "")
         assert said(url, "/metrics", "cache.example") == (401, "token")
         for host in ("cache.example", "localhost"):
-            shown = {"Authorization": f"Bearer {TOKEN}", "Host": host}
-            assert ask(f"{url}/metrics", **shown)[0] == 200
+            bearer = f"Bearer {TOKEN}"
+            assert ask(f"{url}/metrics", Authorization=bearer, Host=host)[0] == 200
 
 
 def test_a_refused_name_is_named_in_short_and_says_what_to_do() -> None:

@@ -167,7 +167,7 @@ class Peers:
     def _join(self, name: str, peer: Peer) -> None:
         try:
             tier = self._opened(name, peer.address)
-        except (KVFerryError, OSError) as error:
+        except (KVFerryError, OSError, ValueError) as error:
             if self._refused.get(name) != peer.address:
                 _log.warning("peer %s at %s cannot be read from: %s", name, peer.address, error)
             self._refused[name] = peer.address

@@ -29,39 +29,34 @@ _WAITING_MAX = 64
 _IN_THREADS_MAX = 24  # of the 40 that Starlette has
 
 
-class Ended:
-    """Something that happens once, and that an event loop can wait for."""
+class Ended(threading.Event):
+    """Something that happens once, and that an event loop can wait for as well."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._lock = threading.Lock()
-        self._set = False
         self._told: set[Callable[[], object]] = set()
 
     def set(self) -> None:
         """It has happened."""
+        super().set()
         with self._lock:
-            self._set, told = True, list(self._told)
+            told = list(self._told)
         for tell in told:
             with suppress(RuntimeError):  # that loop is closed
                 tell()
 
-    def is_set(self) -> bool:
-        """Whether it has."""
-        with self._lock:
-            return self._set
-
-    async def wait(self, timeout_s: float) -> None:
-        """Until it has, or this time has passed."""
+    async def reached(self, timeout_s: float) -> None:
+        """Until it has, or this time has passed; no thread waits."""
         there = asyncio.Event()
         tell = partial(asyncio.get_running_loop().call_soon_threadsafe, there.set)
         with self._lock:
-            if self._set:
-                return
             self._told.add(tell)
         try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(timeout_s):
-                    await there.wait()
+            if not self.is_set():
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(timeout_s):
+                        await there.wait()
         finally:
             with self._lock:
                 self._told.discard(tell)
@@ -105,7 +100,7 @@ class WaitingCalls:
             if not isinstance(found, AnswerLater):
                 return found
             if found.timeout_s > 0:
-                await found.ended.wait(found.timeout_s)
+                await found.ended.reached(found.timeout_s)
             return called(found.then)
         finally:
             self._under_way -= 1
