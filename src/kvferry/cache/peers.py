@@ -183,7 +183,7 @@ class Peers:
         if found is None:
             return True
         peer, tier = found
-        if not tier.tier.connector.stats().get("client_connections_up"):
+        if not tier.tier.counted().get("client_connections_up"):
             return False
         _log.info(
             "Established connection to peer_init_url %s. The peer_lookup_url: %s",

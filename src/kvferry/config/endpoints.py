@@ -58,9 +58,9 @@ def address_of(name: str, host: str) -> str:
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
-        raise ConfigError(f"{name}={host!r} is no address of this host; use e.g. 127.0.0.1") from (
-            None
-        )
+        raise ConfigError(
+            f"{name}={shown(host)} is no address of this host; use e.g. 127.0.0.1"
+        ) from (None)
     _written.add(host.lower())
     return str(found[0][4][0])
 
