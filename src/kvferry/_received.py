@@ -31,10 +31,8 @@ _CHARACTER = r"[^\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]
 
 Name = Annotated[str, Meta(min_length=1, max_length=128, pattern=rf"^{_CHARACTER}+\Z")]
 Line = Annotated[str, Meta(max_length=1024, pattern=rf"^{_CHARACTER}*\Z")]
-# HOST:PORT or [IPV6]:PORT, or nothing.
-Address = Annotated[
-    str, Meta(max_length=300, pattern=r"^((\[[0-9A-Za-z:.%]+\]|[0-9A-Za-z._-]*):[0-9]{1,5})?\Z")
-]
+# HOST:PORT or [IPV6]:PORT, or nothing; who connects there reads it.
+Address = Annotated[str, Meta(max_length=300, pattern=rf"^{_CHARACTER}*\Z")]
 FreeText = Annotated[str, Meta(max_length=1024)]
 Short = Annotated[bytes, Meta(max_length=64)]
 Count = Annotated[int, Meta(ge=0, le=1 << 62)]

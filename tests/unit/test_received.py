@@ -37,7 +37,6 @@ from support.holdings import IDENTITY
 DIGEST = IDENTITY.digest
 FORGERIES = ("a\nINFO all is well", "a\r\n", "\x1b[2Ka", "a\x00", "a\x85b", "a\u2028b", "\u202ea")
 NUMBERS = (float("nan"), float("inf"), float("-inf"), -1.0, 1e300)
-NO_ADDRESSES = ("a b:1", "host", ":", "host:port", "host:123456", "user@host:1", "[::1]", "a/b:1")
 
 
 def register(**changes: Any) -> RegisterInstance:
@@ -73,15 +72,6 @@ def test_a_text_that_would_be_two_lines_is_no_message_of_a_controller(field: str
     for text in FORGERIES:
         with pytest.raises(Malformed):
             decoded(encoded(FIELDS[field](text)))
-
-
-@pytest.mark.parametrize("field", ["address", "lookup_address", "heartbeat", "peer", "source"])
-def test_an_address_is_a_host_and_a_port(field: str) -> None:
-    for text in NO_ADDRESSES:
-        with pytest.raises(Malformed):
-            decoded(encoded(FIELDS[field](text)))
-    for text in ("localhost:7000", "10.0.0.1:1", "[2001:db8::1]:65535", "node-1.rack_2.example:80"):
-        decoded(encoded(FIELDS[field](text)))
 
 
 def test_a_number_that_is_none_is_no_message_of_a_controller() -> None:
