@@ -151,7 +151,7 @@ def test_a_peer_whose_address_is_none_keeps_no_other_one_away() -> None:
     def opened(name: str, address: str) -> Any:
         if "bad" in address:
             raise ValueError("no port")
-        return types.SimpleNamespace(tier=types.SimpleNamespace(connector=connector))
+        return types.SimpleNamespace(tier=types.SimpleNamespace(counted=dict))
 
     peers = Peers(cache, opened)
     peers.follow({name: Peer(name, 0, f"{name}:1", ()) for name in ("bad", "good", "bad2", "more")})
