@@ -146,7 +146,6 @@ def test_what_a_controller_says_of_a_refusal_is_one_line() -> None:
 
 def test_a_peer_whose_address_is_none_keeps_no_other_one_away() -> None:
     cache: Any = types.SimpleNamespace(tiers=[], available=True)
-    connector = types.SimpleNamespace(stats=dict)
 
     def opened(name: str, address: str) -> Any:
         if "bad" in address:
