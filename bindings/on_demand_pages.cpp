@@ -60,7 +60,7 @@ std::shared_ptr<OnDemandPages> on_demand_pages_of(nb::handle object) {
 
 void bind_on_demand_pages(nb::module_& m) {
   nb::class_<OnDemandPagesOwner>(
-      m, "OnDemandPages",
+      m, "OnDemandPages", nb::is_weak_referenceable(),
       "Pages for hashes[first:] that are taken when values come. Goes where "
       "buffers of a GET go. See kvferry.cache.window.")
       .def("__init__", &create, "cache"_a, "hashes"_a, "first"_a, "ttl_s"_a)

@@ -87,8 +87,8 @@ CANARIES = (
     Canary(  # what was far once is far for ever
         "far-near",
         "server.cpp",
-        "gate_.set_far(trips_.shortest() >= kFarAway, ",
-        "if (trips_.shortest() >= kFarAway) gate_.set_far(true, ",
+        "gate_.set_far(trips_.shortest() >= kFarAway);",
+        "if (trips_.shortest() >= kFarAway) gate_.set_far(true);",
         80,
     ),
 )

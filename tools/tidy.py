@@ -60,7 +60,9 @@ LIMITS = {
     "test module": (250, 600),
 }
 # Path: why this file may be longer than its ceiling.
-WAIVERS: dict[str, str] = {}
+WAIVERS: dict[str, str] = {
+    "src/kvferry/membership/reporter.py": "one machine: what an instance tells its controller",
+}
 
 SKIPPED = ("build", "dist", "node_modules")  # and what begins with a dot, except .ci
 GENERATED = ("src/kvferry/_native.pyi",)

@@ -39,9 +39,23 @@ def check_state_file(path: Path) -> None:
 
 
 def log_to_stderr(level: str) -> None:
-    """Log from this level on, each line with its time."""
-    text = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-    logging.basicConfig(level=level.upper(), format=text, stream=sys.stderr)
+    """Log from this level on, each line with its time; no text in a message begins another line."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_OneLine("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+
+
+class _OneLine(logging.Formatter):
+    """Writes what cannot be printed as Python does: an end of a line is a backslash and an n."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        text = record.message
+        if not text.isprintable():
+            record.message = "".join(
+                char if char.isprintable() else char.encode("unicode_escape").decode()
+                for char in text
+            )
+        return super().formatMessage(record)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["reason_of", "shown"]
+__all__ = ["in_line", "reason_of", "shown"]
 
 _CHARS_MAX = 80
 _BITS_MAX = 256  # Python refuses to write out a number of thousands of digits
@@ -19,6 +19,11 @@ def shown(value: object) -> str:
     except ValueError:  # e.g. of a list of such numbers
         return f"a {type(value).__name__}"
     return text if len(text) <= _CHARS_MAX else f"{text[: _CHARS_MAX - 3]}..."
+
+
+def in_line(text: str, chars_max: int = 400) -> str:
+    """A text from elsewhere, fit for a line of a log: short, without control characters."""
+    return "".join(char if char.isprintable() else "?" for char in text[:chars_max])
 
 
 def reason_of(error: Exception) -> str:

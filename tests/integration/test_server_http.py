@@ -402,11 +402,13 @@ def test_a_server_that_is_not_ready_says_so(engine: TieredCache) -> None:
 def test_bodies_have_a_limit(url: str) -> None:
     too_long = b'{"tokens": [' + b"1," * (BODY_BYTES_MAX // 2) + b"1]}"
     with socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])), 20) as raw:
-        head = f"POST /v1/lookup HTTP/1.1\r\nhost: x\r\ncontent-length: {len(too_long)}\r\n\r\n"
+        head = f"POST /v1/lookup HTTP/1.1\r\nhost: [::1]\r\ncontent-length: {len(too_long)}\r\n\r\n"
         raw.sendall(head.encode())  # and no body: the head says enough
         assert b" 413 " in raw.recv(4096).split(b"\r\n", 1)[0]
     with socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])), 20) as raw:
-        raw.sendall(b"POST /v1/lookup HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+        raw.sendall(
+            b"POST /v1/lookup HTTP/1.1\r\nhost: [::1]\r\ntransfer-encoding: chunked\r\n\r\n"
+        )
         piece = b"100000\r\n" + b"1" * (1 << 20) + b"\r\n"
         try:
             for _ in range(40):
@@ -436,7 +438,7 @@ def test_who_sends_all_of_a_body_that_is_too_long_reads_why_it_was_refused(
 def test_only_a_few_long_bodies_are_read_at_a_time(url: str) -> None:
     """Others are refused before a byte of them is read; short ones are taken all the same."""
     where = ("127.0.0.1", int(url.rsplit(":", 1)[1]))
-    head = f"POST /v1/lookup HTTP/1.1\r\nhost: x\r\ncontent-length: {BODY_BYTES_MAX}\r\n\r\n"
+    head = f"POST /v1/lookup HTTP/1.1\r\nhost: [::1]\r\ncontent-length: {BODY_BYTES_MAX}\r\n\r\n"
     with contextlib.ExitStack() as stack:
         open_ones = []
         for _ in range(2):
@@ -472,9 +474,9 @@ def test_who_sends_no_request_is_sent_away(
     with served(view) as url:
         where = ("127.0.0.1", int(url.rsplit(":", 1)[1]))
         silent, slow, quick, busy = (socket.create_connection(where, 20) for _ in range(4))
-        quick.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+        quick.sendall(b"GET /healthz HTTP/1.1\r\nhost: [::1]\r\n\r\n")
         slow.sendall(b"GET /healthz HTTP/1.1\r\nhost:")
-        busy.sendall(b"GET /v1/status HTTP/1.1\r\nhost: x\r\n\r\n")
+        busy.sendall(b"GET /v1/status HTTP/1.1\r\nhost: [::1]\r\n\r\n")
         assert to_its_end(quick).endswith(b'{"alive":true}')
         for one in (silent, slow):
             assert to_its_end(one) == b""

@@ -6,6 +6,7 @@ import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -34,11 +35,12 @@ pool = PagePool(16384, 3000)
 cache = ChunkCache(3000, pool=pool)
 hashes = b"".join(number.to_bytes(16, "little") for number in range(1, 2501))
 cache.commit(cache.reserve(hashes, 0, 60.0)[0])
-node = LendingNode("127.0.0.1", [0], "", {}, 32 << 20)
+node = LendingNode("127.0.0.1", [0], "word", {}, 32 << 20)
 node.lend(cache, "kvf:test:", b"identity", 16384)
 print(node.ports[0], flush=True)
 signal.pause()
 """
+USER = "peer:word"  # of the lender
 KEY = "kvf:test:01" + 30 * "0"  # of the first chunk that is lent
 GREEDY = {
     "texts": b"COMMAND DOCS\r\n" * 400,
@@ -47,11 +49,24 @@ GREEDY = {
 }
 
 
+class Port(NamedTuple):
+    """Where a node listens, and who may ask it: "USER:PASSWORD", or everybody."""
+
+    number: int
+    user: str = ""
+
+    @property
+    def url(self) -> str:
+        """For a client."""
+        return f"redis://{self.user}@127.0.0.1:{self.number}".replace("//@", "//")
+
+
 @pytest.fixture(params=["node", "lender"])
-def served(request: pytest.FixtureRequest) -> Iterator[tuple[Program, int]]:
-    """A node in a process of its own, and its port."""
+def served(request: pytest.FixtureRequest) -> Iterator[tuple[Program, Port]]:
+    """A node in a process of its own, and where it listens."""
     with Program(_NODE if request.param == "node" else _LENDER, KEY) as program:
-        yield program, int(program.read_line())
+        user = "" if request.param == "node" else USER
+        yield program, Port(int(program.read_line()), user)
 
 
 def memory_mb(program: Program) -> float:
@@ -62,11 +77,13 @@ def memory_mb(program: Program) -> float:
     return int(found[1]) / 1024
 
 
-def dial(port: int) -> socket.socket:
+def dial(port: Port, *, says_who: bool = True) -> socket.socket:
     """A connection that takes little at a time."""
     one = socket.socket()
     one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    one.connect(("127.0.0.1", port))
+    one.connect(("127.0.0.1", port.number))
+    if port.user and says_who:
+        one.sendall(f"AUTH {port.user.replace(':', ' ')}\r\n".encode())
     one.setblocking(False)
     return one
 
@@ -82,11 +99,11 @@ def press(one: socket.socket, words: bytes) -> None:
 
 @pytest.mark.parametrize("kind", GREEDY)
 def test_who_does_not_read_takes_no_memory_from_others(
-    served: tuple[Program, int], kind: str
+    served: tuple[Program, Port], kind: str
 ) -> None:
     program, port = served
     before = memory_mb(program)
-    with RedisClient.from_url(f"redis://127.0.0.1:{port}") as honest:
+    with RedisClient.from_url(port.url) as honest:
         assert not honest.exists("kvf:none")
         greedy = [dial(port) for _ in range(CLIENTS)]
         try:
@@ -100,7 +117,7 @@ def test_who_does_not_read_takes_no_memory_from_others(
         assert memory_mb(program) - before < 120
 
 
-def test_arguments_and_trackers_have_one_budget(served: tuple[Program, int]) -> None:
+def test_arguments_and_trackers_have_one_budget(served: tuple[Program, Port]) -> None:
     program, port = served
     before = memory_mb(program)
     arguments = b"*90000\r\n$6\r\nEXISTS\r\n" + (b"$64\r\n" + b"k" * 64 + b"\r\n") * 80_000
@@ -110,7 +127,7 @@ def test_arguments_and_trackers_have_one_budget(served: tuple[Program, int]) -> 
         words += [b"PREFIX", prefix]
     tracking = b"HELLO 3\r\n*%d\r\n" % len(words)
     tracking += b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
-    with RedisClient.from_url(f"redis://127.0.0.1:{port}") as honest:
+    with RedisClient.from_url(port.url) as honest:
         assert not honest.exists("kvf:none")
         hostile = [dial(port) for _ in range(2 * CLIENTS)]
         try:
@@ -127,8 +144,8 @@ def test_arguments_and_trackers_have_one_budget(served: tuple[Program, int]) -> 
 
 def test_a_large_value_that_trickles_keeps_nobody_busy() -> None:
     with Program(_NODE, KEY) as program:
-        port = int(program.read_line())
-        with RedisClient.from_url(f"redis://127.0.0.1:{port}") as honest, dial(port) as slow:
+        port = Port(int(program.read_line()))
+        with RedisClient.from_url(port.url) as honest, dial(port) as slow:
             press(slow, b"*3\r\n$3\r\nSET\r\n$4\r\nslow\r\n$%d\r\n" % (40 * MIB) + b"x" * 1000)
             for number in range(20):
                 honest.set(f"key{number}", bytes(MIB))
@@ -136,10 +153,10 @@ def test_a_large_value_that_trickles_keeps_nobody_busy() -> None:
             assert honest.get("key19", bytearray(MIB))
 
 
-def test_a_pool_that_is_quiet_and_a_tracker_stay(served: tuple[Program, int]) -> None:
+def test_a_pool_that_is_quiet_and_a_tracker_stay(served: tuple[Program, Port]) -> None:
     _, port = served
-    silent = [dial(port) for _ in range(20)]
-    with RedisClient.from_url(f"redis://127.0.0.1:{port}") as pool, dial(port) as tracker:
+    silent = [dial(port, says_who=False) for _ in range(20)]
+    with RedisClient.from_url(port.url) as pool, dial(port) as tracker:
         assert not pool.exists("kvf:none")
         press(tracker, b"HELLO 3\r\nCLIENT TRACKING ON BCAST PREFIX kvf:\r\n")
         for one in silent:

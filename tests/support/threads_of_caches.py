@@ -344,7 +344,8 @@ def meeting_a_peer_fails(fault: Fault) -> None:
     connector = one_sided.OneSidedConnector.__new__(one_sided.OneSidedConnector)
     vars(connector).update(
         _lock=threading.Lock(), _agent=Agent(), config=Address(), _contact=None, _meeting=False,
-        _closed=False, _again_at=0.0, _again_s=0.05, _counts={"fallbacks": 0},
+        _closed=False, _node=lambda until: Address(), _again_at=0.0, _again_s=0.05,
+        _counts={"fallbacks": 0}, _name="a peer",
     )  # fmt: skip
     fault.breaks(one_sided, "meet")
     connector._begin_to_meet()

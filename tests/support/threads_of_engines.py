@@ -155,7 +155,7 @@ def named(fault: Fault, rank: int) -> str:
 @scenario("answers")
 def accepting_a_scheduler_fails(fault: Fault) -> None:
     name = named(fault, 0)
-    fault.breaks(of_ranks, "_is_ours")
+    fault.breaks(of_ranks, "is_own_process")
     with closing(RankAnswers(name, Finder(), lambda prompt: "a rank")):
         with suppress(OSError):
             ask_text(name, PROMPT, LIMIT_S)

@@ -102,7 +102,7 @@ def test_a_plug_in_that_raises_is_asked_again_and_nothing_is_believed_meanwhile(
     store, newest = Marked(Mark(3, b"3" * 8).encode()), Newest(int)
     generations = StoreGenerations("store", cast(Any, store), newest)
     try:
-        until(lambda: newest.mark.half == b"3" * 8, 30)
+        until(lambda: generations.known and newest.mark.half == b"3" * 8, 30)
         store.breaks = error
         until(lambda: not generations.known, 30)
         assert not generations.wait(time.monotonic() + 0.2)

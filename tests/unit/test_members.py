@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ from kvferry.membership.messages import (
     Synced,
     Update,
     WorkDone,
+    decoded,
+    encoded,
 )
 from support.holdings import IDENTITY, OTHER, hashes
 
@@ -222,3 +225,63 @@ def test_there_is_a_limit_on_instances(clock: Clock) -> None:
     refused = members.register(TWO, FIRST, "127.0.0.1", facts())
     assert isinstance(refused, InstanceRefused)
     assert refused.code == "full"
+
+
+def test_one_host_fills_the_table_and_every_other_one_finds_a_place(clock: Clock) -> None:
+    members = Members(Journal(), members_max=64, clock=clock)
+    for n in range(64):
+        assert members.register((f"forged-{n}", 0), FIRST, "10.0.0.1", facts()) == []
+    refused = members.register(("forged-64", 0), FIRST, "10.0.0.1", facts())
+    assert isinstance(refused, InstanceRefused)
+    for n in range(20):  # of hosts of their own, and two of some
+        assert members.register((f"ours-{n}", 0), FIRST, f"10.0.1.{n // 2}", facts()) == []
+    names = {one.instance for one in members.living()}
+    assert len(names) == 64
+    assert {f"ours-{n}" for n in range(20)} <= names
+    assert {f"forged-{n}" for n in range(44)} <= names  # who came last made room
+    again = members.register(("forged-63", 0), FIRST, "10.0.0.1", facts())
+    assert isinstance(again, InstanceRefused)
+    gone = [key[0] for key, _ in members.tick()]
+    assert gone == [f"forged-{n}" for n in range(63, 43, -1)]
+    assert members.tick() == []
+    assert "10.0.0.1 has the most" in members._journal.since(0)[-1]["text"]
+
+
+def test_who_was_never_heard_makes_room_first(clock: Clock) -> None:
+    members = Members(Journal(), members_max=4, clock=clock)
+    for n in range(4):
+        join(members, (f"one-{n}", 0))
+    for n in (0, 2, 3):
+        assert members.beat((f"one-{n}", 0), FIRST, MemoryUsage(), WorkDone()) is not None
+    assert members.register(TWO, FIRST, "10.0.0.2", facts()) == []
+    assert [key[0] for key, _ in members.tick()] == ["one-1"]
+
+
+def test_addresses_of_one_network_of_ipv6_are_one_origin(clock: Clock) -> None:
+    members = Members(Journal(), members_max=4, clock=clock)
+    for n in range(4):
+        assert members.register((f"six-{n}", 0), FIRST, f"2001:db8::{n}", facts()) == []
+    full = members.register(("six-4", 0), FIRST, "2001:db8::ffff", facts())
+    assert isinstance(full, InstanceRefused)
+    assert members.register(("other", 0), FIRST, "2001:db8:1::1", facts()) == []
+
+
+def test_who_says_that_it_begins_in_the_future_keeps_no_name(members: Members) -> None:
+    now = time.time()
+    assert members.register(ONE, FIRST, "10.0.0.1", facts(9e10)) == []
+    assert members.register(ONE, SECOND, "10.0.0.2", facts(now + 1)) == []
+    assert members.find(ONE, SECOND) is not None
+    assert isinstance(members.register(ONE, FIRST, "10.0.0.1", facts(1.0)), InstanceRefused)
+
+
+def test_a_process_says_once_when_it_began(members: Members) -> None:
+    now = time.time()
+    assert members.register(ONE, FIRST, "10.0.0.1", facts(now)) == []
+    assert members.register(ONE, FIRST, "10.0.0.1", facts(now + 3_600)) == []
+    assert members.register(ONE, SECOND, "10.0.0.1", facts(now + 1)) == []
+
+
+@pytest.mark.parametrize("started", [float("inf"), float("-inf"), float("nan"), -1.0, 1e300])
+def test_a_time_that_is_none_is_no_message(started: float) -> None:
+    with pytest.raises(Malformed):
+        decoded(encoded(facts(started)))

@@ -270,8 +270,10 @@ def test_a_rank_that_is_about_to_open_is_waited_for(engine_id: str) -> None:
     opening: list[RankAnswers] = []
     later = threading.Timer(0.1, lambda: opening.extend(opened(engine_id, Rank(1))))
     later.start()
-    RankFinder(names(engine_id, 1), 1.0).check()
+    finder = RankFinder(names(engine_id, 1), 1.0)
+    finder.check()
     later.join(10)
+    finder.close()
     opening[0].close()
 
 

@@ -25,10 +25,11 @@ class _Awake:
     def __init__(self) -> None:
         self.ticked = _now()
         self.since = float("-inf")
+        self._pause = threading.Event()  # is never set
 
     def run(self) -> None:
         while True:
-            time.sleep(_TICK_S)
+            self._pause.wait(_TICK_S)
             self.tick()
 
     def tick(self) -> None:

@@ -132,7 +132,7 @@ class Meter:
                 "queue_bytes": store.writer.queue_bytes,
                 "written_again_chunks": store.writer.written_again,
                 **store.tier.figures(),
-                **store.tier.connector.stats(),
+                **{str(name): value for name, value in store.tier.counted().items()},
                 **({} if presence is None else {"presence": presence}),
             }
         a, c, d, _ = cache.prefill.coefficients
@@ -171,7 +171,9 @@ class Meter:
                 metrics.store_state(
                     name, used_bytes=store.capacity.used_bytes, capacity_bytes=limit_bytes
                 )
-            for counter, value in connector.stats().items():
+            for counter, value in store.tier.counted().items():
+                if not isinstance(counter, str) or not isinstance(value, int):
+                    continue  # of a plug-in
                 cause = _CAUSES.get(counter.removeprefix("refused_"))
                 if counter.startswith("refused_") and cause is not None:
                     metrics.corrupt(cause, self._grown(f"{name} {counter}", value))

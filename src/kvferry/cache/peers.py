@@ -187,7 +187,7 @@ class Peers:
     def _join(self, name: str, peer: Peer) -> None:
         try:
             tier = self._opened(name, peer.address)
-        except (KVFerryError, OSError) as error:
+        except (KVFerryError, OSError, ValueError) as error:
             if self._refused.get(name) != peer.address:
                 _log.warning("peer %s at %s cannot be read from: %s", name, peer.address, error)
             self._refused[name] = peer.address
@@ -214,4 +214,4 @@ class Peers:
 
 
 def _is_up(tier: PeerTier) -> bool:
-    return bool(tier.tier.connector.stats().get("client_connections_up"))
+    return bool(tier.tier.counted().get("client_connections_up"))

@@ -11,10 +11,11 @@ Threads: any.
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 from kvferry.cache.answers import REASONS, Asked, Probe, reason_of
@@ -32,6 +33,8 @@ from kvferry.connectors.base import Connector, Ticket
 from kvferry.errors import KVFerryError
 
 __all__ = ["Tier"]
+
+_log = logging.getLogger("kvferry.cache")
 
 # A store that is not used is measured in the background, no more often than this.
 _MEASURE_EVERY_S = 5.0
@@ -95,6 +98,7 @@ class Tier:
         self._deleting: list[Ticket] = []
         self.measured = False
         self._measure_at = 0.0
+        self._counts = True  # as far as is known
 
     def probe(self, prompt: Prompt, start: int, until: float, *, touch: bool = True) -> Probe:
         """Ask how much of the prefix from chunk `start` on is there.
@@ -302,12 +306,30 @@ class Tier:
     def received_bytes(self) -> int:
         """What has come from the store so far, for whomever; only differences mean something.
         Encoded chunks count as what they become, because a load counts in chunks."""
-        stats = self.connector.stats()
-        return stats.get("client_content_received", stats.get("bytes_read", 0))
+        return int(self._counter("client_content_received", "bytes_read"))
 
     def round_trip_s(self) -> float:
         """How far away it is by its client's account; infinite: that is not known."""
-        return (self.connector.stats().get("client_round_trip_us") or math.inf) / 1e6
+        return (self._counter("client_round_trip_us") or math.inf) / 1e6
+
+    def _counter(self, *names: str) -> float:
+        """The first of these that it counts."""
+        found = self.counted()
+        value = next((found[name] for name in names if name in found), 0)
+        return value if isinstance(value, int | float) else 0
+
+    def counted(self) -> Mapping[str, int]:
+        """What its connector counts; nothing, said once, where that raises or is none."""
+        try:
+            found = self.connector.stats()
+            if isinstance(found, Mapping):
+                return found
+            raise TypeError(f"stats() returned a {type(found).__name__}")
+        except Exception:  # of a plug-in: any
+            if self._counts:
+                _log.exception("%s does not say what it counts; it is left out", self.name)
+            self._counts = False
+            return {}
 
     def refuse(self, prompt: Prompt, chunks: Sequence[int], result: BatchResult) -> None:
         """Chunks that should be there were not, or were something else.

@@ -6,6 +6,7 @@ import os
 from pathlib import Path as FilePath
 from typing import Annotated, Any, ClassVar, Literal
 
+from kvferry._shown import shown
 from kvferry.config.file import read_small
 from kvferry.config.peers import PeerSettings
 from kvferry.config.setting import GB, Path, PolicyName, Settings, Text, setting, specs
@@ -111,7 +112,7 @@ def named_stores(stores: Any) -> tuple[StoreConfig, ...]:
     for name in taken:
         if taken.count(name) > 1 or name == "l1":
             why = "the name of the pool" if name == "l1" else "the name of two stores"
-            raise ConfigError(f"name={name!r} is {why}; rename one")
+            raise ConfigError(f"name={shown(name)} is {why}; rename one")
     named: list[StoreConfig] = []
     for store in stores:
         if not store.name:

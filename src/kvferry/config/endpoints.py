@@ -15,6 +15,7 @@ __all__ = [
     "endpoints_of",
     "ipc_path",
     "listening",
+    "written_names",
 ]
 
 _SOCKET_PATH_BYTES_MAX = 107  # of sockaddr_un, without the zero at its end
@@ -23,6 +24,7 @@ _ENDPOINT = (
     f"path of at most {_SOCKET_PATH_BYTES_MAX} bytes"
 )
 _KNOWN = {"localhost": "127.0.0.1", "*": "0.0.0.0"}
+_written: set[str] = set()
 _TCP = re.compile(r"tcp://(\[[0-9A-Fa-f:.]+\]|[^:\[\]/]+):(\d{1,5}|\*)")
 
 
@@ -56,10 +58,16 @@ def address_of(name: str, host: str) -> str:
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
-        raise ConfigError(f"{name}={host!r} is no address of this host; use e.g. 127.0.0.1") from (
-            None
-        )
+        raise ConfigError(
+            f"{name}={shown(host)} is no address of this host; use e.g. 127.0.0.1"
+        ) from (None)
+    _written.add(host.lower())
     return str(found[0][4][0])
+
+
+def written_names() -> frozenset[str]:
+    """Names that the settings of this process have given to addresses of this host."""
+    return frozenset(_written)
 
 
 def listening(endpoint: str) -> tuple[str, str | None]:

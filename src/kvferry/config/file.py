@@ -27,6 +27,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kvferry._shown import in_line, shown
 from kvferry.errors import ConfigError
 
 __all__ = [
@@ -94,7 +95,7 @@ def section_of(path: Path, document: Mapping[str, Any], section: str) -> dict[st
         for other in (old for old, new in _RENAMED.items() if new == section and old in document):
             raise ConfigError(f"{path}: the section {other!r} is called {section!r} now; rename it")
         for other in difflib.get_close_matches(section, document, n=1, cutoff=_SIMILAR):
-            raise ConfigError(f"{path} has no section {section!r} but {other!r}; rename it")
+            raise ConfigError(f"{path} has no section {section!r} but {shown(other)}; rename it")
     found = document.get(section)
     if found is None:  # absent, or a head with nothing under it
         return {}
@@ -128,10 +129,10 @@ def read_document(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: It is missing, unreadable or no YAML, or no mapping.
     """
-    if path.is_dir():
+    if os.path.isdir(path):
         raise ConfigError(f"the configuration file {path} is a directory; name a file in it")
     if not os.path.exists(path):
-        raise ConfigError(f"there is no configuration file {path}")
+        raise ConfigError(f"there is no configuration file {in_line(str(path))}")
     document, problem = _parse(read_small(path, "configuration file"))
     # Raised out here, where no parser's error hangs on to ours: those quote the file.
     if problem is not None:
@@ -149,6 +150,14 @@ def _parse(raw: bytes) -> tuple[Any, str | None]:
 
     class Loader(yaml.SafeLoader):
         """Without the silent rule that the last of two equal names wins."""
+
+        def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+            try:
+                return super().construct_object(node, deep)
+            except (yaml.YAMLError, RecursionError):
+                raise
+            except Exception:  # of a text that is not what its tag says: any
+                raise yaml.MarkedYAMLError(problem_mark=node.start_mark) from None
 
     def construct_mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[Hashable, Any]:
         seen = set()
@@ -170,7 +179,7 @@ def _parse(raw: bytes) -> tuple[Any, str | None]:
         mark = error.problem_mark
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
         return None, what + where
-    except (yaml.YAMLError, ValueError, RecursionError):  # e.g. a date with month 13
+    except (yaml.YAMLError, RecursionError):
         return None, "is not valid YAML"
 
 
@@ -230,7 +239,7 @@ def read_small(file: Path, name: str, *, secret: bool = False) -> bytes:
         with file.open("rb") as stream:
             raw = stream.read(_SIZE_BYTES_MAX + 1)
     except OSError as error:
-        raise ConfigError(f"{name} {file}: {error.strerror}") from None
+        raise ConfigError(f"{name} {in_line(str(file))}: {error.strerror}") from None
     if len(raw) > _SIZE_BYTES_MAX:
         raise ConfigError(f"{name} {file} is larger than {_SIZE_BYTES_MAX} bytes; name another")
     for text in open_with_secret(file, {"secret": secret}):

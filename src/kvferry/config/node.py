@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
+from kvferry._shown import shown
 from kvferry.config.file import read_small
 from kvferry.config.setting import (
     GB,
@@ -183,7 +184,7 @@ def _address(text: str) -> ListenAddress:
     host, _, port = text.rpartition(":")
     fits = bool(host) and port.isascii() and port.isdigit() and int(port) <= 65_535
     if not fits or (":" in host) != (host.startswith("[") and host.endswith("]")):
-        raise ConfigError(f"listen: {text!r} is not valid; use {_LISTEN}")
+        raise ConfigError(f"listen: {shown(text)} is not valid; use {_LISTEN}")
     host = {"*": "0.0.0.0"}.get(host, host)
     return ListenAddress(host=host.strip("[]"), port=int(port))
 

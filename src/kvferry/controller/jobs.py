@@ -16,9 +16,11 @@ from typing import Annotated, TypedDict
 
 from msgspec import Meta
 
+from kvferry._shown import in_line
 from kvferry.controller.journal import Journal
 from kvferry.controller.members import Key
 from kvferry.errors import CapacityError
+from kvferry.http.waits import Ended
 from kvferry.membership.messages import Command, Result
 
 __all__ = ["Job", "JobRow", "Jobs", "Step"]
@@ -69,7 +71,7 @@ class Job:
     least: int | None = None
     text: str = ""
     waits_for: dict[str, Key] = field(default_factory=dict)  # commands, by their id
-    ended: threading.Event = field(default_factory=threading.Event)
+    ended: Ended = field(default_factory=Ended)
 
     def shown(self) -> JobRow:
         """As JSON knows it."""
@@ -159,7 +161,8 @@ class Jobs:
                 job.chunks += result.chunks
                 job.least = result.chunks if job.least is None else min(result.chunks, job.least)
                 if not result.ok:
-                    self._end(job, "failed", f"{key[0]}/{key[1]}: {result.text or 'no reason'}")
+                    text = in_line(result.text) or "no reason"
+                    self._end(job, "failed", f"{key[0]}/{key[1]}: {text}")
                 elif not job.waits_for:
                     self._go_on(job)
         return others

@@ -8,6 +8,8 @@ import time
 from collections import deque
 from typing import Any
 
+from kvferry._shown import in_line
+
 __all__ = ["Journal"]
 
 _log = logging.getLogger("kvferry.controller")
@@ -23,7 +25,8 @@ class Journal:
         self._last = 0
 
     def write(self, kind: str, text: str, **facts: Any) -> None:
-        """Something happened; `text` says it to people."""
+        """Something happened; `text` says it to people, in one line."""
+        text = in_line(text)
         with self._lock:
             self._last += 1
             event = {"id": self._last, "time": round(time.time(), 3), "type": kind, "text": text}

@@ -16,17 +16,19 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from kvferry import _native
 from kvferry.controller.journal import Journal
 from kvferry.controller.marks import Marks
+from kvferry.controller.member import FoundMember, Key, Member
+from kvferry.controller.origins import greediest, origin_of
 from kvferry.controller.traffic import Traffic
 from kvferry.errors import CapacityError, UsageError
 from kvferry.membership.messages import (
     Begin,
     End,
-    HeldIdentity,
     InstanceRefused,
     MemoryUsage,
     Peer,
@@ -41,58 +43,11 @@ from kvferry.membership.messages import (
 
 __all__ = ["Change", "FoundMember", "Key", "Member", "Members"]
 
-Key = tuple[str, int]  # name of the instance, rank
 Change = Update | Begin | SnapshotPart | End | Synced
 
 _DEAD_KEPT = 1000
+_AHEAD_MAX_S = 86_400.0  # that the clock of a member may be
 _SEATS_MAX = 16  # identities of one process
-
-
-@dataclass
-class Member:
-    """One process of an instance; read it under no lock, for people and look-ups."""
-
-    instance: str
-    rank: int
-    incarnation: bytes
-    host: str
-    facts: RegisterInstance
-    usage: MemoryUsage
-    registered_at: float  # seconds since 1970
-    beat_at: float  # seconds since 1970
-    heard: float  # on the clock of `Members`
-    state: str = "alive"
-    seq: int = 0
-    synced: bool = False
-    gap: bool = True  # nothing counts until a snapshot begins
-    resyncs: int = 0
-    beats: int = 0
-    work: WorkDone = field(default_factory=WorkDone)
-    seats: dict[bytes, int] = field(default_factory=dict)
-
-    @property
-    def key(self) -> Key:
-        """Name and rank."""
-        return (self.instance, self.rank)
-
-    @property
-    def name(self) -> str:
-        """For people."""
-        return f"{self.instance}/{self.rank}"
-
-    @property
-    def identities(self) -> dict[bytes, HeldIdentity]:
-        """What it said of its chunks, by digest."""
-        return {one.digest: one for one in self.facts.identities}
-
-
-@dataclass(frozen=True)
-class FoundMember:
-    """A member that holds leading chunks of one identity."""
-
-    member: Member
-    identity: bytes
-    chunks: int
 
 
 class Members:
@@ -124,6 +79,7 @@ class Members:
         self._members: dict[Key, Member] = {}
         self._dead: dict[Key, Member] = {}
         self._of_seat: dict[int, tuple[Member, bytes]] = {}
+        self._ousted: list[tuple[Member, list[int]]] = []  # since the last tick
         self._ticked = clock()
         self._marks = Marks()
         # Of the list of peers; another controller's numbers are others.
@@ -137,23 +93,27 @@ class Members:
     ) -> InstanceRefused | list[int]:
         """A member says what it is; the seats of the process before it, which are to be dropped."""
         gone: list[int] = []
+        now = time.time()
+        if facts.started > now + _AHEAD_MAX_S:  # else it would be the youngest for ever
+            facts = replace(facts, started=now)
         with self._lock:
             self._marks.hear(facts.identities)
             member = self._members.get(key)
             if member is not None and member.incarnation == incarnation:
                 if _readable(member.facts) != _readable(facts):
                     self._peers_number += 1
-                member.facts, member.heard = facts, self._clock()
+                member.facts = replace(facts, started=member.facts.started)
+                member.heard = self._clock()
                 return gone
             if member is not None and member.facts.started > facts.started:
                 self.counts["stale"] += 1
                 text = f"a younger process at {member.host} is {member.name} now"
                 return InstanceRefused("replaced", text)
-            if member is None and len(self._members) >= self._members_max:
+            full = member is None and len(self._members) >= self._members_max
+            if full and not self._make_room(origin_of(host)):
                 return InstanceRefused("full", f"{self._members_max} instances are registered")
             if member is not None:
                 gone = self._forget(member)
-            now = time.time()
             name, rank = key
             member = Member(
                 name, rank, incarnation, host, facts, facts.usage, now, now, self._clock()
@@ -223,14 +183,8 @@ class Members:
             if member.gap:
                 return True
             if isinstance(change, Synced):
-                seat, gone = (
-                    -1,
-                    [
-                        member.seats.pop(one)
-                        for one in list(member.seats)
-                        if one not in change.identities
-                    ],
-                )
+                others = [one for one in member.seats if one not in change.identities]
+                seat, gone = -1, [member.seats.pop(one) for one in others]
                 for one in gone:
                     self._of_seat.pop(one, None)
                 member.synced, member.resyncs = True, member.resyncs + 1
@@ -283,7 +237,7 @@ class Members:
         dead: list[tuple[Key, list[int]]] = []
         self.traffic.tick()
         with self._lock:
-            now = self._clock()
+            now, ousted, self._ousted = self._clock(), self._ousted, []
             # The controller was stopped or starved: nobody could be heard meanwhile.
             lost_s = now - self._ticked
             if lost_s > self._suspect_s / 3:
@@ -293,20 +247,17 @@ class Members:
             for member in list(self._members.values()):
                 silent_s = now - member.heard
                 if silent_s >= self._dead_s:
-                    member.state = "dead"
-                    del self._members[member.key]
-                    self._peers_number += 1
-                    self._dead[member.key] = member
-                    while len(self._dead) > _DEAD_KEPT:
-                        del self._dead[next(iter(self._dead))]
-                    self.counts["deaths"] += 1
-                    dead.append((member.key, self._forget(member)))
+                    dead.append((member.key, self._bury(member)))
                     events.append(("dead", member))
                 elif silent_s >= self._suspect_s and member.state == "alive":
                     member.state = "suspect"
                     events.append(("suspect", member))
         for kind, member in events:
             self._journal.write(kind, f"{member.name} is {kind}: it is silent", **_who(member))
+        for member, seats in ousted:
+            dead.append((member.key, seats))
+            text = f"{member.name} made room: {member.host} has the most of {self._members_max}"
+            self._journal.write("dead", text, **_who(member))
         return dead
 
     # --- What others ask ---
@@ -366,6 +317,27 @@ class Members:
             seat = member.seats[identity] = self.directory.open()
             self._of_seat[seat] = (member, identity)
         return seat
+
+    def _make_room(self, newcomer: str) -> bool:
+        """Bury one of the origin that has most; False: no origin has more than the newcomer's."""
+        origin = greediest((origin_of(one.host) for one in self._members.values()), newcomer)
+        if origin is None:
+            return False
+        theirs = [one for one in self._members.values() if origin_of(one.host) == origin]
+        # Those that were never heard first, then the one that came last.
+        last = max(theirs, key=lambda one: (not one.beats, one.registered_at))
+        self._ousted.append((last, self._bury(last)))
+        return True
+
+    def _bury(self, member: Member) -> list[int]:
+        member.state = "dead"
+        del self._members[member.key]
+        self._peers_number += 1
+        self._dead[member.key] = member
+        while len(self._dead) > _DEAD_KEPT:
+            del self._dead[next(iter(self._dead))]
+        self.counts["deaths"] += 1
+        return self._forget(member)
 
     def _forget(self, member: Member) -> list[int]:
         gone = list(member.seats.values())

@@ -19,6 +19,7 @@ from kvferry._threads import noticed
 from kvferry.config.controller import ControllerConfig
 from kvferry.controller.jobs import Jobs
 from kvferry.controller.members import Key, Members
+from kvferry.controller.origins import greediest, origin_of
 from kvferry.controller.quotas import Quotas
 from kvferry.controller.shared import Shared
 from kvferry.errors import KVFerryError, UnavailableError
@@ -105,7 +106,7 @@ class Ports:
         self._quotas = quotas
         self._shared = shared
         self._servers: list[asyncio.Server] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], str] = {}  # with their origins, the oldest first
         self._unmet: dict[
             asyncio.Task[None] | None, None
         ] = {}  # those of strangers, the oldest first
@@ -188,17 +189,19 @@ class Ports:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             task = asyncio.current_task()
             assert task is not None
+            origin = origin_of(str((writer.get_extra_info("peername") or [""])[0]))
             if len(self._tasks) >= self._config.connections_max:
                 self.counts["refused"] += 1
-                writer.transport.abort()
-                return
+                if not self._make_room(origin):
+                    writer.transport.abort()
+                    return
             if len(self._unmet) >= _UNMET_MAX:
                 self.counts["refused"] += 1
                 oldest = next(iter(self._unmet))
                 del self._unmet[oldest]
                 if oldest is not None:
                     oldest.cancel()
-            self._tasks.add(task)
+            self._tasks[task] = origin
             self._unmet[task] = None
             self.counts["connections"] = len(self._tasks)
             try:
@@ -210,12 +213,22 @@ class Ports:
             except Exception as error:
                 noticed("controller", error)
             finally:
-                self._tasks.discard(task)
+                self._tasks.pop(task, None)
                 self._unmet.pop(task, None)
                 self.counts["connections"] = len(self._tasks)
                 writer.transport.abort()
 
         return serve
+
+    def _make_room(self, newcomer: str) -> bool:
+        """End a connection of the origin that has most; False: the newcomer's has as much."""
+        origin = greediest(self._tasks.values(), newcomer)
+        if origin is None:
+            return False
+        last = next(one for one in reversed(self._tasks) if self._tasks[one] == origin)
+        del self._tasks[last]
+        last.cancel()
+        return True
 
     async def _talk(
         self,

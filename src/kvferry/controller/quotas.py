@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from kvferry._received import Moment, Name
 from kvferry.controller.journal import Journal
 from kvferry.errors import CapacityError
 from kvferry.membership.messages import Quota
@@ -32,9 +33,9 @@ class SetQuota:
         removed: It is none any more.
     """
 
-    instance: str
+    instance: Name
     quota: Quota
-    since: float
+    since: Moment
     removed: bool = False
 
     @property

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
+from kvferry._received import Count, Line, Name, Rank, Short
 from kvferry.controller.member_logs import PREFIX, RedisCommand, log_name
 from kvferry.controller.members import Key
+from kvferry.membership.facts import Digest
 from kvferry.membership.messages import Command, MemoryUsage, RegisterInstance, Result, WorkDone
 
 __all__ = [
@@ -39,23 +41,23 @@ class MemberRecord(msgspec.Struct, frozen=True):
         seq: Number up to which its log is whole; 0: it is not.
     """
 
-    home: bytes
-    instance: str
-    rank: int
-    incarnation: bytes
-    host: str
+    home: Short
+    instance: Name
+    rank: Rank
+    incarnation: Digest
+    host: Line
     facts: RegisterInstance
     usage: MemoryUsage
     work: WorkDone
-    beats: int
-    seq: int
+    beats: Count
+    seq: Count
 
 
 class CommandRecord(msgspec.Struct, frozen=True):
     """A command to a member, or what came of one."""
 
-    instance: str
-    rank: int
+    instance: Name
+    rank: Rank
     what: Command | None = None
     came: Result | None = None
 

@@ -4,7 +4,9 @@ Every error is ``{"error": {"code": ..., "text": ...}}``.
 
 With a token, everything but health wants it as ``Authorization: Bearer``. Without one only this
 host can connect; a page in a browser of this host could still send requests, but not without saying
-where it comes from, so what changes something is refused if it comes from elsewhere.
+where it comes from, so what changes something is refused if it comes from elsewhere. A page whose
+own name was made to lead here (DNS rebinding) could read the answers too, but not without saying
+that name as ``Host``, so all is refused that asks for another name than one of this host.
 """
 
 from __future__ import annotations
@@ -12,9 +14,9 @@ from __future__ import annotations
 import hmac
 import json
 import math
+import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -22,6 +24,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from kvferry._shown import shown
+from kvferry.config.endpoints import written_names
 from kvferry.config.url import is_loopback
 from kvferry.errors import (
     CapacityError,
@@ -37,6 +41,7 @@ __all__ = ["HANDLERS", "CallError", "Guard", "as_json", "called"]
 # What is left of a body that was refused is read and dropped, within the time that a head may take:
 # most callers read no answer before they have sent all, and closing with bytes unread is a reset.
 _DROPPED_BYTES_MAX = 64 << 20
+_HOST = re.compile(r"(\[[^\[\]]*\]|[^:\[\]]*)(?::\d*)?")
 _CODES = {404: "not_found", 405: "method"}
 _STATUS: tuple[tuple[type[KVFerryError], int], ...] = (
     (UsageError, 400),
@@ -148,22 +153,29 @@ class Guard:
         await (refusal or self._app)(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> Response | None:
+        headers, token = Headers(scope=scope), self._token()
+        host = headers.get("host")
+        if token is None and host is not None and not _is_here(host):
+            text = f"{shown(host)} is no name of this host; ask localhost, or set a token file"
+            return _error(403, "host", text)
         if scope["path"] in self._open:
             return None
-        headers, token = Headers(scope=scope), self._token()
         if token is not None:
-            kind, _, shown = headers.get("authorization", "").partition(" ")
-            given = shown.strip().encode("latin-1", "replace")
+            kind, _, word = headers.get("authorization", "").partition(" ")
+            given = word.strip().encode("latin-1", "replace")
             if kind.lower() == "bearer" and hmac.compare_digest(given, token.encode()):
                 return None
             text = "show the token of this server: Authorization: Bearer ..."
             return _error(401, "token", text, **{"www-authenticate": "Bearer"})
         origin = headers.get("origin")
-        if origin is not None and scope["method"] not in ("GET", "HEAD"):
-            try:
-                host = urlsplit(origin).hostname
-            except ValueError:
-                host = None
-            if host is None or not is_loopback(host):
-                return _error(403, "origin", "a page of another host may not ask for this")
+        changes = scope["method"] not in ("GET", "HEAD")
+        if changes and origin is not None and not _is_here(origin.partition("://")[2]):
+            return _error(403, "origin", "a page of another host may not ask for this")
         return None
+
+
+def _is_here(place: str) -> bool:
+    """Whether a host, with or without a port, is this one by its name."""
+    found = _HOST.fullmatch(place)
+    name = found[1].strip("[]").lower() if found else ""
+    return is_loopback(name) or name in written_names()

@@ -5,7 +5,7 @@
     listener.url                # "http://127.0.0.1:8080"
     listener.stop()
 
-It touches no signals. Calls that wait belong into the threads of the application's pool.
+It touches no signals. Calls that wait do so as `kvferry.http.waits` says.
 """
 
 from __future__ import annotations

@@ -10,14 +10,15 @@
 A call is a function of what the application is about and, where it takes one, of a `body`. Its
 annotations say what may be asked and what comes back: `body` is a `msgspec.Struct`, which a GET
 finds in its query, and the answer is a `TypedDict`. The first line of its docstring is what the
-description says. Calls run in threads of HTTP.
+description says. Calls run in threads of HTTP; those that wait return `AnswerLater`, or are named
+with `waits`, and there is a limit on them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict, get_type_hints
+from typing import Any, TypedDict, get_args, get_origin, get_type_hints
 
 import msgspec
 from starlette.applications import Starlette
@@ -32,6 +33,7 @@ from kvferry.http.answers import HANDLERS, CallError, Guard, as_json, called
 from kvferry.http.bodies import Bodies, asked, converted
 from kvferry.http.description import Description, PathMethod
 from kvferry.http.tables import as_csv
+from kvferry.http.waits import AnswerLater, WaitingCalls
 
 __all__ = ["Alive", "Api"]
 
@@ -39,10 +41,10 @@ __all__ = ["Alive", "Api"]
 _ERRORS = {
     "400": "The request cannot be right.",
     "401": "The token is missing, or another one.",
-    "403": "A web page of another host asked.",
+    "403": "A web page of another host asked, or somebody by a name that is not this host's.",
     "408": "The body did not come in time.",
     "413": "The body is larger than 4 MiB.",
-    "429": "Other long bodies are being read; it may be sent again in a second.",
+    "429": "Others are being read or waited for; it may be sent again in a second.",
 }
 Endpoint = Callable[[Request], Response] | Callable[[Request], Awaitable[Response]]
 
@@ -76,6 +78,7 @@ class Api:
         errors: Mapping[str, str],
     ) -> None:
         self.bodies = Bodies()
+        self._waits = WaitingCalls()
         known = dict(sorted({**_ERRORS, **errors}.items()))
         self._description = Description(title, text, open_paths, known)
         self._of = of
@@ -83,21 +86,33 @@ class Api:
         self.plain("/openapi.json", self._document, dict[str, Any])
         self.plain("/docs", self._page, str, "text/html")
 
-    def call(self, path: str, *, table: str = "", **calls: Callable[..., Any]) -> None:
+    def call(
+        self,
+        path: str,
+        *,
+        table: str = "",
+        waits: Collection[str] = (),
+        **calls: Callable[..., Any],
+    ) -> None:
         """A path, and its call for each method.
 
         Args:
             path: May have parameters, which are fields of the body.
             table: The list in the answer that ``?format=csv`` gives as a table.
+            waits: Methods whose calls wait in their thread, e.g. for a store.
             calls: By method.
         """
         kinds: dict[str, Any] = {}
+        waiting = set(waits)
         for method, call in calls.items():
             hints = get_type_hints(call, include_extras=True)
-            kinds[method] = hints.get("body")
+            kinds[method], answer = hints.get("body"), hints["return"]
+            if get_origin(answer) is AnswerLater:
+                waiting.add(method)
+                [answer] = get_args(answer)
             self._description.operations.append(
                 PathMethod(
-                    *(path, method.lower(), _first_line(call), hints.get("body"), hints["return"]),
+                    *(path, method.lower(), _first_line(call), kinds[method], answer),
                     tables=bool(table),
                 )
             )
@@ -111,7 +126,10 @@ class Api:
                 given = await self.bodies.read(request)
             csv = table if given.get("format") == "csv" else ""
             call = _BoundCall(calls[method], self._of, kinds[method], given, query)
-            found = await run_in_threadpool(called, call)
+            if method in waiting:
+                found = await self._waits.run(call)
+            else:
+                found = await run_in_threadpool(called, call)
             if csv:
                 return _table(found, given.get("table", csv), path)
             return Response(await run_in_threadpool(as_json, found), media_type="application/json")

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import msgspec
 
+from kvferry._received import Amount, Count, Name, Short
+from kvferry._received import Line as Text
 from kvferry.chunks.generation import Mark, shared_of
 from kvferry.chunks.keys import DIGEST_BYTES
 
@@ -27,13 +29,8 @@ __all__ = [
 
 HITS_MAX = 256  # tiers in a beat
 
-# In one line of a log.
-Name = Annotated[str, msgspec.Meta(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]+\Z")]
-Text = Annotated[str, msgspec.Meta(max_length=1024)]
 Digest = Annotated[bytes, msgspec.Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
 Half = Annotated[bytes, msgspec.Meta(min_length=8, max_length=8)]
-Short = Annotated[bytes, msgspec.Meta(max_length=64)]
-Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
 
 class HeldIdentity(msgspec.Struct, frozen=True):
@@ -100,7 +97,7 @@ class WorkDone(msgspec.Struct, frozen=True):
     """
 
     requested_tokens: Count = 0
-    saved_s: float = 0.0
+    saved_s: Amount = 0.0
     hits: Annotated[tuple[Hits, ...], msgspec.Meta(max_length=HITS_MAX)] = ()
 
 

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from typing import Self, TypeVar
 
 from kvferry._local_secret import NONCE_BYTES, local_proof
+from kvferry._shown import in_line
 from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.errors import ConfigError, UnavailableError
 from kvferry.membership.messages import (
@@ -62,7 +63,8 @@ class RefusedError(UnavailableError):
     """A controller does not take what was said; `code` says why, for programs."""
 
     def __init__(self, refused: InstanceRefused) -> None:
-        text = OTHER_SECRET if refused.code == "secret" else refused.text  # an older one's, too
+        # An older one's is another sentence.
+        text = OTHER_SECRET if refused.code == "secret" else in_line(refused.text)
         super().__init__(f"the controller: {text}")
         self.code = refused.code
 

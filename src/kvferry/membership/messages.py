@@ -22,6 +22,7 @@ from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
+from kvferry._received import Address, FreeText, Interval, Moment, Rank
 from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.membership.facts import (
     HITS_MAX,
@@ -84,7 +85,6 @@ MESSAGE_BYTES_MAX = 2 << 20
 HASHES_MAX = 1 << 15  # in one field of a message
 
 _Hashes = Annotated[bytes, msgspec.Meta(max_length=HASHES_MAX * DIGEST_BYTES)]
-_Rank = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
 _Identities = Annotated[tuple[Digest, ...], msgspec.Meta(max_length=256)]
 
 
@@ -103,7 +103,7 @@ class Command(msgspec.Struct, frozen=True):
     action: Name
     identity: Short = b""
     hashes: _Hashes = b""
-    source: Text = ""
+    source: Address = ""
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -112,15 +112,15 @@ class Result(msgspec.Struct, frozen=True):
     job: Name
     ok: bool
     chunks: Count = 0
-    text: Text = ""
+    text: FreeText = ""
 
 
 class Holder(msgspec.Struct, frozen=True):
     """Who holds leading chunks of what was asked for."""
 
     instance: Name
-    rank: _Rank
-    address: Text
+    rank: Rank
+    address: Address
     incarnation: Digest
     chunks: Count
 
@@ -128,17 +128,17 @@ class Holder(msgspec.Struct, frozen=True):
 class Challenge(msgspec.Struct, frozen=True, tag="challenge"):
     """The first word of a controller."""
 
-    version: int
+    version: Count
     nonce: Short
 
 
 class InstanceHello(msgspec.Struct, frozen=True, tag="hello"):
     """Who speaks, and that it knows the secret."""
 
-    version: int
+    version: Count
     port: Name
     instance: Name
-    rank: _Rank
+    rank: Rank
     incarnation: Digest
     nonce: Short
     proof: Short
@@ -155,7 +155,7 @@ class InstanceRefused(msgspec.Struct, frozen=True, tag="refused"):
     """What was said does not count: a word for programs, a sentence for people."""
 
     code: Name
-    text: Text
+    text: FreeText
 
 
 class CommandDone(msgspec.Struct, frozen=True, tag="done"):
@@ -176,21 +176,21 @@ class RegisterInstance(msgspec.Struct, frozen=True, tag="register"):
         quotas: That it was told before, for a controller that begins anew.
     """
 
-    started: float
-    address: Text
+    started: Moment
+    address: Address
     identities: Annotated[tuple[HeldIdentity, ...], msgspec.Meta(max_length=256)]
     usage: MemoryUsage
     actions: Annotated[tuple[Name, ...], msgspec.Meta(max_length=32)] = ()
     software: Text = ""
-    lookup_address: Text = ""
+    lookup_address: Address = ""
     quotas: Quotas = ()
 
 
 class InstanceRegistered(msgspec.Struct, frozen=True, tag="registered"):
     """Where heartbeats go and how often; `heartbeat` without a host is the host of this port."""
 
-    heartbeat: Text
-    heartbeat_s: float
+    heartbeat: Address
+    heartbeat_s: Interval
 
 
 class Leave(msgspec.Struct, frozen=True, tag="leave"):
@@ -276,10 +276,10 @@ class Peer(msgspec.Struct, frozen=True):
     """
 
     instance: Name
-    rank: _Rank
-    address: Text
+    rank: Rank
+    address: Address
     identities: _Identities
-    lookup_address: Text = ""
+    lookup_address: Address = ""
 
 
 class Pulse(msgspec.Struct, frozen=True, tag="pulse"):

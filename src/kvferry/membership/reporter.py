@@ -24,7 +24,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from msgspec.structs import replace
+
 from kvferry import __version__
+from kvferry._shown import in_line
 from kvferry._threads import Guarded, noticed
 from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.errors import UsageError
@@ -397,4 +400,4 @@ class Reporter:
 
     def _done(self, result: Result) -> None:
         with self._lock:
-            self._results.append(result)
+            self._results.append(replace(result, text=in_line(result.text, 1024)))

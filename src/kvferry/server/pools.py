@@ -22,6 +22,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +84,10 @@ class Pool:
         self.stride = self.pages.page_stride_bytes
         self.members: list[SharedMemory] = []
         self.held = 0
+        self.lock = threading.Lock()  # of `coming`: pages of loads that may not have them yet
+        self.coming: weakref.WeakKeyDictionary[_native.OnDemandPages, int] = (
+            weakref.WeakKeyDictionary()
+        )
 
     @property
     def granted_bytes(self) -> int:
@@ -123,10 +128,18 @@ class SharedMemory(Memory):
             self._pools.look_ahead(self.pool)
 
     def on_demand(self, hashes: bytes, first: int) -> _native.OnDemandPages:
-        """See `Memory.on_demand`; what nobody has is backed ahead, and nobody gives up any."""
-        self._pools.back(self.pool, len(hashes) // DIGEST_BYTES - first)
+        """See `Memory.on_demand`; what nobody has is backed ahead, and nobody gives up any.
+
+        Pages are taken later, where nothing can be backed, so there are some for all that may come.
+        """
+        wanted = len(hashes) // DIGEST_BYTES - first
+        coming = super().on_demand(hashes, first)
+        with self.pool.lock:
+            self.pool.coming[coming] = wanted
+            wanted = sum(self.pool.coming.values())
+        self._pools.back(self.pool, wanted)
         self._pools.look_ahead(self.pool)
-        return super().on_demand(hashes, first)
+        return coming
 
     def room_for(self, wanted: int) -> None:
         """Have so many pages free, as far as others can and must give them."""

@@ -17,6 +17,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from kvferry._received import Count as Index
+from kvferry._received import Interval, Line, Seconds, Short
 from kvferry.server.requests import (
     Abort,
     Attached,
@@ -130,19 +132,19 @@ class Registered(_Reply, tag=101):
         shared: Half of the generations of all engines of its stores; here and in other replies.
     """
 
-    version: int
+    version: Index
     session: int
-    incarnation: str
-    path: str
-    segment_bytes: int
-    page_stride: int
-    page_bytes: int
-    pages: int
-    lock: int
-    heartbeat_s: float
-    lease_s: float
+    incarnation: Line
+    path: Line
+    segment_bytes: Index
+    page_stride: Index
+    page_bytes: Index
+    pages: Index
+    lock: Index
+    heartbeat_s: Interval
+    lease_s: Interval
     prefault: bool = False
-    shared: bytes = b""
+    shared: Short = b""
 
 
 class Done(_Reply, tag=102):
@@ -158,10 +160,10 @@ class Found(_Reply, tag=103):
         reason: Why it is not more; see `kvferry.cache.Lookup`.
     """
 
-    tiers: dict[str, int]
-    coming: int = 0
-    shared: bytes = b""
-    reason: str = ""
+    tiers: dict[Line, Index]
+    coming: Index = 0
+    shared: Short = b""
+    reason: Line = ""
 
 
 class ReservedPages(_Reply, tag=104):
@@ -174,10 +176,10 @@ class ReservedPages(_Reply, tag=104):
         shed: How many further chunks got no page.
     """
 
-    reservation: int
+    reservation: Index
     chunks: list[int]
     pages: list[int]
-    shed: int = 0
+    shed: Index = 0
 
 
 class Committed(_Reply, tag=105):
@@ -189,9 +191,9 @@ class Committed(_Reply, tag=105):
         dropped: For each store, how many will not be, because its queue is full.
     """
 
-    chunks: int
-    queued: dict[str, int] = {}
-    dropped: dict[str, int] = {}
+    chunks: Index
+    queued: dict[Line, Index] = {}
+    dropped: dict[Line, Index] = {}
 
 
 class Leased(_Reply, tag=106):
@@ -205,17 +207,17 @@ class Leased(_Reply, tag=106):
         lookup_s, load_s: Time for asking the stores, and for loading.
     """
 
-    lease: int
+    lease: Index
     pages: list[int]
-    tiers: dict[str, int]
-    reason: str = ""
-    lookup_s: float = 0.0
-    load_s: float = 0.0
-    shared: bytes = b""
+    tiers: dict[Line, Index]
+    reason: Line = ""
+    lookup_s: Seconds = 0.0
+    load_s: Seconds = 0.0
+    shared: Short = b""
 
 
 class Count(_Reply, tag=107):
-    count: int
+    count: Index
 
 
 class Report(_Reply, tag=108):
@@ -225,9 +227,9 @@ class Report(_Reply, tag=108):
 class Pong(_Reply, tag=109):
     """The server lives, and knows the session (else it is a `Failure`)."""
 
-    incarnation: str
-    uptime_s: float
-    shared: bytes = b""
+    incarnation: Line
+    uptime_s: Seconds
+    shared: Short = b""
 
 
 class Welcome(_Reply, tag=110):
@@ -238,8 +240,8 @@ class Welcome(_Reply, tag=110):
         chunk_size: Tokens of a chunk, for engines that were told none; 0: the server neither.
     """
 
-    version: int
-    chunk_size: int = 0
+    version: Index
+    chunk_size: Index = 0
 
 
 _ToSessions: TypeAlias = Welcome | Registered | Done | Pong | Failure

@@ -15,6 +15,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from kvferry._shown import in_line
 from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.server.protocol import Register
 
@@ -57,11 +58,11 @@ class RefusedRegistrations:
         model = request.identity.get("model")
         now = time.monotonic()
         one = _Engine(
-            _word(request.software),
+            in_line(request.software, _WORD_MAX),
             request.pid,
-            _word(model if isinstance(model, str) else "?"),
+            in_line(model if isinstance(model, str) else "?", _WORD_MAX),
             code,
-            text[:_TEXT_MAX],
+            in_line(text, _TEXT_MAX),
             1,
             now,
         )
@@ -114,8 +115,3 @@ class RefusedRegistrations:
 
 def _key(request: Register) -> tuple[int, bytes]:
     return request.pid, request.digest[:DIGEST_BYTES]
-
-
-def _word(text: str) -> str:
-    """What a client said of itself, fit for one line."""
-    return "".join(each if each.isprintable() else "?" for each in text[:_WORD_MAX])

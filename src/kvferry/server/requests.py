@@ -6,6 +6,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from kvferry._received import Address, Count, Line, Number, Seconds, Short
+
 __all__ = [
     "Abort",
     "Attached",
@@ -42,7 +44,7 @@ class _Request(msgspec.Struct, array_like=True):
 
     id: int
     session: int
-    timeout_ms: int
+    timeout_ms: Count
 
 
 class Register(_Request, tag=1):
@@ -59,12 +61,12 @@ class Register(_Request, tag=1):
         token: What the server asks for, if it does.
     """
 
-    version: int
+    version: Count
     identity: dict[str, Any]
-    digest: bytes
-    software: str = ""
-    pid: int = 0
-    process: str = ""
+    digest: Short
+    software: Line = ""
+    pid: Count = 0
+    process: Line = ""
     token: str = ""
 
     def __repr__(self) -> str:
@@ -91,17 +93,17 @@ class LookupRequest(_Request, tag=3):
     hashes: bytes
     stores: bool = True
     touch: bool = True
-    generation: bytes = b""
+    generation: Short = b""
     about: list[int] = []
-    source: str = ""
+    source: Address = ""
 
 
 class Reserve(_Request, tag=4):
     """Pages for the chunks from `first` on that are neither there nor coming. Reply: `Reserved`."""
 
     hashes: bytes
-    first: int = 0
-    generation: bytes = b""
+    first: Count = 0
+    generation: Short = b""
 
 
 class Commit(_Request, tag=5):
@@ -111,14 +113,14 @@ class Commit(_Request, tag=5):
         ok: A byte for each page, 0 drops it; empty: all are written.
     """
 
-    reservation: int
+    reservation: Count
     ok: bytes = b""
 
 
 class Abort(_Request, tag=6):
     """The pages of a reservation will not be written. Reply: `Done`."""
 
-    reservation: int
+    reservation: Count
 
 
 class Retrieve(_Request, tag=7):
@@ -131,10 +133,10 @@ class Retrieve(_Request, tag=7):
     """
 
     hashes: bytes
-    tokens: int
-    generation: bytes = b""
+    tokens: Count
+    generation: Short = b""
     about: list[int] = []
-    source: str = ""
+    source: Address = ""
 
 
 class Release(_Request, tag=8):
@@ -151,9 +153,9 @@ class Prefetch(_Request, tag=9):
     """
 
     hashes: bytes
-    tokens: int
+    tokens: Count
     wait: bool = False
-    generation: bytes = b""
+    generation: Short = b""
 
 
 class Pin(_Request, tag=10):
@@ -163,8 +165,8 @@ class Pin(_Request, tag=10):
     """
 
     hashes: bytes
-    tokens: int
-    generation: bytes = b""
+    tokens: Count
+    generation: Short = b""
 
 
 class Unpin(_Request, tag=11):
@@ -184,9 +186,9 @@ class Ping(_Request, tag=13):
 class Observe(_Request, tag=14):
     """Computing `tokens` of a prompt behind `cached_tokens` took `took_s`. Reply: `Done`."""
 
-    tokens: int
-    cached_tokens: int
-    took_s: float
+    tokens: Count
+    cached_tokens: Count
+    took_s: Seconds
 
 
 class Clear(_Request, tag=15):
@@ -201,7 +203,7 @@ class Clear(_Request, tag=15):
 
     stores: bool = True
     everybody: bool = False
-    ended: bytes = b""
+    ended: Short = b""
 
 
 class Unregister(_Request, tag=16):
@@ -212,8 +214,8 @@ class Explain(_Request, tag=17):
     """Where each chunk of a prompt is, or why it is not. Reply: `Report`."""
 
     hashes: bytes
-    tokens: int
-    generation: bytes = b""
+    tokens: Count
+    generation: Short = b""
 
 
 class Hello(_Request, tag=18):
@@ -233,8 +235,8 @@ class Speed(_Request, tag=19):
     """How long the sender's engine computes, in steps of so many tokens of prompts (0: of all);
     a, c, d and e of `kvferry.cache.prefill`. Reply: `Done`."""
 
-    coefficients: tuple[float, float, float, float]
-    step_tokens: int = 0
+    coefficients: tuple[Number, Number, Number, Number]
+    step_tokens: Count = 0
 
 
 class Counted(_Request, tag=20):
@@ -245,8 +247,10 @@ class Counted(_Request, tag=20):
         histograms: Likewise: the sum of what was observed, and how often below each bound.
     """
 
-    sums: dict[str, dict[str, float]] = msgspec.field(default_factory=dict)
-    histograms: dict[str, dict[str, tuple[float, list[int]]]] = msgspec.field(default_factory=dict)
+    sums: dict[Line, dict[Line, Number]] = msgspec.field(default_factory=dict)
+    histograms: dict[Line, dict[Line, tuple[Number, list[Count]]]] = msgspec.field(
+        default_factory=dict
+    )
 
 
 _OfSessions: TypeAlias = Hello | Register | Attached | Ping | Unregister

@@ -24,6 +24,7 @@ import time
 from collections.abc import Sequence
 from typing import NoReturn
 
+from kvferry._shown import in_line
 from kvferry.client.pure.resp import (
     NEED_MORE,
     ErrorReply,
@@ -72,7 +73,7 @@ class ReplyTimedOut(Exception):
 
 def printable(text: str) -> str:
     """A server's text, fit for a log: short, without control characters."""
-    return "".join(char if char.isprintable() else "?" for char in text[:_TEXT_MAX])
+    return in_line(text, _TEXT_MAX)
 
 
 class Connection:

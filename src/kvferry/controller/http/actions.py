@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 import msgspec
@@ -23,6 +24,7 @@ from kvferry.controller.members import Member
 from kvferry.errors import UsageError
 from kvferry.http.answers import CallError
 from kvferry.http.bodies import ById
+from kvferry.http.waits import AnswerLater
 from kvferry.membership.messages import Command
 
 __all__ = ["Actions", "JobBody", "PinBody", "no_such"]
@@ -70,16 +72,14 @@ class Actions:
 
     # --- Jobs ---
 
-    def start(self, controller: Controller, body: JobBody) -> JobRow:
+    def start(self, controller: Controller, body: JobBody) -> AnswerLater[JobRow]:
         """Have instances do something."""
         if body.action not in _ACTIONS:
             if body.action in ("compress", "decompress"):
                 raise no_such(body.action)
             raise UsageError(f"'action' is one of {', '.join(_ACTIONS)}")
         job = self.job(body)
-        if body.wait:
-            job.ended.wait(body.timeout_s)
-        return job.shown()
+        return AnswerLater(job.ended, body.timeout_s if body.wait else 0, job.shown)
 
     def jobs(self, controller: Controller) -> JobRows:
         """The last jobs."""
@@ -187,7 +187,7 @@ class Actions:
 
     # --- Pins ---
 
-    def pin(self, controller: Controller, body: PinBody) -> PinRow:
+    def pin(self, controller: Controller, body: PinBody) -> AnswerLater[PinRow]:
         """Keep a prompt's chunks in the memory of an instance."""
         with self._lock:
             if len(self._pins) >= _PINS_MAX:
@@ -195,8 +195,8 @@ class Actions:
         job = self.job(_job_of(body, "pin"))
         with self._lock:
             self._pins[job.id] = _SetPin(body, round(time.time(), 3))
-        job.ended.wait(body.timeout_s if body.wait else 0)
-        return self._shown_pin(job.id)
+        wait_s = body.timeout_s if body.wait else 0
+        return AnswerLater(job.ended, wait_s, partial(self._shown_pin, job.id))
 
     def pins(self, controller: Controller) -> PinRows:
         """Pins that were set here, the oldest first."""

@@ -24,11 +24,13 @@ from kvferry.controller.jobs import Job
 from kvferry.controller.members import Member
 from kvferry.http.answers import CallError
 from kvferry.http.bodies import Tokens
+from kvferry.http.waits import AnswerLater
 from kvferry.membership.framing import host_and_port
 from kvferry.membership.messages import Malformed
 
 __all__ = ["ROUTES", "key_stats", "workers"]
 
+Answer = dict[str, Any]
 Call = Callable[[Controller, Actions, Any], Any]
 
 LOCATION = "LocalCPUBackend"
@@ -119,7 +121,7 @@ def health(controller: Controller, actions: Actions, body: LmcacheInstance) -> d
     return {"event_id": _event(body), "error_code": whole, "error_codes": codes}
 
 
-def clear(controller: Controller, actions: Actions, body: LmcacheLocated) -> dict[str, Any]:
+def clear(controller: Controller, actions: Actions, body: LmcacheLocated) -> AnswerLater[Answer]:
     """As LMCache: forget all."""
     _check_location(body.location)
     members = instance_of(controller, body.instance_id)
@@ -127,17 +129,17 @@ def clear(controller: Controller, actions: Actions, body: LmcacheLocated) -> dic
     return _done(actions, asked_for, _sizes(members))
 
 
-def pin(controller: Controller, actions: Actions, body: LmcachePrompt) -> dict[str, Any]:
+def pin(controller: Controller, actions: Actions, body: LmcachePrompt) -> AnswerLater[Answer]:
     """As LMCache: keep a prompt."""
     return _of_prompt(controller, actions, "pin", body)
 
 
-def unpin(controller: Controller, actions: Actions, body: LmcachePrompt) -> dict[str, Any]:
+def unpin(controller: Controller, actions: Actions, body: LmcachePrompt) -> AnswerLater[Answer]:
     """As LMCache: let it go."""
     return _of_prompt(controller, actions, "unpin", body)
 
 
-def move(controller: Controller, actions: Actions, body: LmcacheMove) -> dict[str, Any]:
+def move(controller: Controller, actions: Actions, body: LmcacheMove) -> AnswerLater[Answer]:
     """As LMCache: have another instance have a prompt."""
     (old, old_location), (new, new_location) = body.old_position, body.new_position
     _check_location(old_location)
@@ -214,7 +216,7 @@ ROUTES: dict[str, Call] = {
 
 def _of_prompt(
     controller: Controller, actions: Actions, action: str, body: LmcachePrompt
-) -> dict[str, Any]:
+) -> AnswerLater[Answer]:
     _check_location(body.location)
     members = instance_of(controller, body.instance_id)
     asked(controller, PromptBody(tokens=body.tokens))
@@ -222,14 +224,17 @@ def _of_prompt(
     return _done(actions, asked_for, _sizes(members))
 
 
-def _done(actions: Actions, body: JobBody, sizes: Mapping[str, int]) -> dict[str, Any]:
+def _done(actions: Actions, body: JobBody, sizes: Mapping[str, int]) -> AnswerLater[Answer]:
     """Do it and wait for a while; `num_tokens` is 0 as long as it runs."""
-    job: Job = actions.job(body)
-    job.ended.wait(_WAIT_S)
+    job = actions.job(body)
+    return AnswerLater(job.ended, _WAIT_S, lambda: _done_so_far(job, body.action, sizes))
+
+
+def _done_so_far(job: Job, action: str, sizes: Mapping[str, int]) -> Answer:
     if job.state == "failed":
         raise CallError(502, "instance", job.text)
     # Each rank has its part of every chunk: what all of them did is done.
-    chunks = job.chunks // max(1, len(sizes)) if body.action == "clear" else job.least or 0
+    chunks = job.chunks // max(1, len(sizes)) if action == "clear" else job.least or 0
     tokens = chunks * max(sizes.values(), default=0) if job.state == "done" else 0
     return {"event_id": job.id, "num_tokens": tokens}
 

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from kvferry._received import Line, Name
 from kvferry.controller.controller import Controller
 from kvferry.controller.http.answers import QuotaRow, QuotaRows
 from kvferry.controller.http.asking import instance_of
@@ -20,11 +21,9 @@ __all__ = ["QuotaBody", "put", "quotas", "remove"]
 class QuotaBody(Struct, forbid_unknown_fields=True, kw_only=True):
     """What an instance may hold."""
 
-    instance: str
+    instance: Name
     bytes: Annotated[int, Meta(ge=0, le=1 << 62, description="Of each of its processes.")]
-    model: Annotated[
-        str, Meta(max_length=1024, description="Of its chunks; empty: of all models together.")
-    ] = ""
+    model: Annotated[Line, Meta(description="Of its chunks; empty: of all models together.")] = ""
 
 
 def quotas(controller: Controller) -> QuotaRows:

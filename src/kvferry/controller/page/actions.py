@@ -248,11 +248,11 @@ class ActionViews:
         found: JobRow | PinRow
         if action == "pin":
             body.pop("to", None)
-            found = self._actions.pin(controller, converted(body, PinBody))
+            found = self._actions.pin(controller, converted(body, PinBody)).then()
             path = "/v1/pins"
         else:
             body["action"] = action
-            found = self._actions.start(controller, converted(body, JobBody))
+            found = self._actions.start(controller, converted(body, JobBody)).then()
             path = "/v1/jobs"
         shown = {**body, "tokens": list(body["tokens"])} if "tokens" in body else body
         text = f"{action} {found['id']}: {found['state']}"

@@ -378,7 +378,7 @@ class SchedulerHalf:
         try:
             return known.hashes.of(known.request.all_token_ids, tokens)
         except UsageError as error:
-            _log.warning("request %s is not cached: %s", known.request.request_id, error)
+            _log.warning("request %.80r is not cached: %s", known.request.request_id, error)
             known.hashes = None
             return b""
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from kvferry.http.tables import cell
 from kvferry.lab.latency.cells import LatencyPlan
 from kvferry.lab.latency.figures import LatencyRow, Slope, series_of, slopes
 from kvferry.lab.latency.link import FarStore
@@ -109,7 +110,8 @@ class LatencyReport:
         with (folder / "latency.csv").open("w", newline="") as file:
             writer = csv.DictWriter(file, [field.name for field in fields(LatencyRow)])
             writer.writeheader()
-            writer.writerows(rows)
+            for row in rows:
+                writer.writerow({name: cell(value) for name, value in row.items()})
         (folder / "README.md").write_text(markdown(self))
 
 

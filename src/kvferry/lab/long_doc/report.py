@@ -8,6 +8,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+from kvferry.http.tables import cell
 from kvferry.lab.long_doc.hits import HitLoss
 from kvferry.lab.long_doc.run import LongDocRun, Record
 from kvferry.lab.table import number, table
@@ -128,7 +129,8 @@ def write_csv(run: LongDocRun, folder: Path) -> None:
             writer.writeheader()
             for record in records:
                 first_s = record.request_start + max(0.0, record.ttft)
-                writer.writerow({**asdict(record), "ttft_time": first_s})
+                row = {**asdict(record), "ttft_time": first_s}
+                writer.writerow({name: cell(value) for name, value in row.items()})
 
 
 def as_json(run: LongDocRun, loss: HitLoss | None) -> dict[str, Any]:

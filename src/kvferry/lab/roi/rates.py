@@ -9,7 +9,7 @@ the first token of one of 0.6B (docs/guides/roi.md): 20 ms are assumed where nob
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,7 +145,7 @@ def _parsed(path: Path) -> Mapping[str, Any]:
         found = json.loads(text) if text.lstrip().startswith("{") else yaml.safe_load(text)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError, yaml.YAMLError):
+    except Exception:  # of the text of a tag: any
         raise UsageError(f"{path} is neither JSON nor YAML") from None
     return _mapping(found)
 
@@ -157,4 +157,4 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 def _positive(value: Any) -> float:
     """A number above 0, or 0 for everything else."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return float(value) if is_number and 0 < value < math.inf else 0.0
+    return float(value) if is_number and 0 < value <= sys.float_info.max else 0.0

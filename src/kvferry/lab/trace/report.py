@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvferry.http.tables import cell
 from kvferry.lab.machine import machine_facts, machine_line
 from kvferry.lab.output import command_line
 from kvferry.lab.table import facts, table
@@ -88,7 +89,8 @@ def write_csv(file: Path, points: Sequence[ReplayPoint]) -> None:
     with file.open("w", newline="") as stream:
         writer = csv.DictWriter(stream, list(rows[0]) if rows else [])
         writer.writeheader()
-        writer.writerows(rows)
+        for row in rows:
+            writer.writerow({name: cell(value) for name, value in row.items()})
 
 
 def write_plot(file: Path, points: Sequence[ReplayPoint]) -> None:

@@ -9,6 +9,7 @@ import logging
 import time
 from typing import Any, TypeVar
 
+from kvferry._shown import in_line
 from kvferry.errors import UnavailableError, UsageError
 from kvferry.server.client.attachment import ClientSession
 from kvferry.server.client.counters import Counters
@@ -138,7 +139,9 @@ class Caller:
         if failure.code in ("session", "attach"):
             self.session_thread.lose(session)
         elif failure.code not in _EXPECTED:
-            self._warn(failure.code, "the cache server refused a request: %s", failure.text)
+            self._warn(
+                failure.code, "the cache server refused a request: %s", in_line(failure.text)
+            )
 
     def _warn(self, what: str, text: str, *values: str) -> None:
         if what not in self._warned:  # once each

@@ -15,6 +15,7 @@ import time
 from contextlib import suppress
 from typing import TypeVar
 
+from kvferry._shown import in_line
 from kvferry.server.client.channel import Broken, Channel, NoServer
 from kvferry.server.client.counters import Counters
 from kvferry.server.client.replies import read_reply
@@ -142,8 +143,8 @@ class ServerControl:
             if not isinstance(reply, Failure):
                 raise ServerRefused("what the server answers cannot be")
             if reply.code in _FINAL:
-                raise ServerRefused(reply.text)
-            raise Silent(reply.text)
+                raise ServerRefused(in_line(reply.text))
+            raise Silent(in_line(reply.text))
         raise Silent("it does not answer")
 
     def send(self, request: Request) -> None:

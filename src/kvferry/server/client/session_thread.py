@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from kvferry._shown import in_line
 from kvferry._threads import Guarded, noticed
 from kvferry.chunks.identity import Identity
 from kvferry.server.client.attachment import ClientSession, begin, unregister
@@ -217,7 +218,7 @@ class SessionThread:
                 self._judge(session)
                 session.shared = reply.shared or session.shared
             elif isinstance(reply, Failure) and reply.code in ("session", "attach"):
-                raise _Ended(f"the session ended: {reply.text}")
+                raise _Ended(f"the session ended: {in_line(reply.text)}")
             if self._lost is session:
                 raise _Ended("the session ended")
             for request in self.releases.take(session.number):

@@ -1,7 +1,7 @@
 """The routes of the HTTP side.
 
-Health is answered by the loop of HTTP itself. Everything else runs in its threads, so that a call
-which waits for a store keeps nobody else waiting. How routes are described and bodies read says
+Health is answered by the loop of HTTP itself. Everything else runs in its threads; calls which wait
+for a store leave some of them to others. How routes are described and bodies read says
 `kvferry.http.routes`; who may ask, and how errors look, `kvferry.http.answers`.
 """
 
@@ -23,6 +23,7 @@ from kvferry.server.view import ServerView
 __all__ = ["make_app"]
 
 _BUSY = ("starting", "draining")
+_POST = ("POST",)
 _ERRORS = {
     "404": "No such path, identity, pin or prefetch.",
     "503": "The server starts, ends, or is busy; or a store is away.",
@@ -61,11 +62,17 @@ def make_app(view: ServerView, pins: Pins, prefetches: Prefetches) -> ASGIApp:
     api.metrics(view.metrics_text)
     api.call("/v1/status", GET=_status)
     api.call("/v1/config", GET=_config)
-    api.call("/v1/lookup", POST=calls.lookup)
-    api.call("/v1/explain", POST=calls.explain)
-    api.call("/v1/pins", GET=pins.list, POST=pins.add, DELETE=pins.remove)
-    api.call("/v1/pins/{id}", DELETE=pins.remove)
-    api.call("/v1/clear", POST=pins.clear)
+    api.call("/v1/lookup", waits=_POST, POST=calls.lookup)
+    api.call("/v1/explain", waits=_POST, POST=calls.explain)
+    api.call(
+        "/v1/pins",
+        waits=("POST", "DELETE"),
+        GET=pins.list,
+        POST=pins.add,
+        DELETE=pins.remove,
+    )
+    api.call("/v1/pins/{id}", waits=("DELETE",), DELETE=pins.remove)
+    api.call("/v1/clear", waits=_POST, POST=pins.clear)
     api.call("/v1/prefetch", GET=prefetches.list, POST=prefetches.add)
     api.call("/v1/prefetch/{id}", GET=prefetches.get)
     return api.app(lambda: view.config.http_token)

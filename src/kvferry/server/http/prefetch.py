@@ -18,6 +18,7 @@ from kvferry.cache import TieredCache
 from kvferry.errors import KVFerryError
 from kvferry.http.answers import CallError
 from kvferry.http.bodies import ById
+from kvferry.http.waits import AnswerLater, Ended
 from kvferry.server.http import calls
 from kvferry.server.http.calls import IdentityName, SaltHex, Whose
 from kvferry.server.http.token_files import read_tokens
@@ -90,7 +91,7 @@ class _Job:
     salt: str | None
     results: list[PrefetchFile] = field(default_factory=list)
     state: str = "waiting"
-    done: threading.Event = field(default_factory=threading.Event)
+    done: Ended = field(default_factory=Ended)
 
     def shown(self) -> PrefetchReport:
         """As JSON; `results` grows while it runs."""
@@ -119,15 +120,13 @@ class Prefetches:
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def add(self, view: ServerView, body: PrefetchBody) -> PrefetchReport:
+    def add(self, view: ServerView, body: PrefetchBody) -> AnswerLater[PrefetchReport]:
         """Load prompts of token files into memory."""
         cache = calls.cache_of(view, body.identity)
         calls.prompt_of(cache, [], body.salt)  # says now what is wrong with the salt
         job = _Job(secrets.token_hex(8), cache, body.files, body.salt)
         self._begin(job)
-        if body.wait:
-            job.done.wait(body.timeout_s)
-        return job.shown()
+        return AnswerLater(job.done, body.timeout_s if body.wait else 0, job.shown)
 
     def list(self, view: ServerView) -> PrefetchReports:
         """The last prefetches, without their files."""

@@ -5,8 +5,8 @@
     side.url                # "http://127.0.0.1:8080"
     side.stop()
 
-It touches neither signals nor the loop of the server; `app.py` has the routes. Calls that wait run
-in threads of a pool, each within the limits of the engine.
+It touches neither signals nor the loop of the server; `app.py` has the routes. Calls that wait for
+the engine do so within its limits, in threads of which some are left to others.
 """
 
 from __future__ import annotations
