@@ -16,6 +16,7 @@ FilePlace::FilePlace(const std::string& path, int root) {
   struct stat found{};
   if (::fstat(root, &own) != 0) return;
   own_ = own.st_dev;
+  number_ = own.st_ino;
   for (std::filesystem::path each = path_; each != each.parent_path();) {
     each = each.parent_path();
     if (::stat(each.c_str(), &found) == 0 && found.st_dev != own.st_dev) {
@@ -29,6 +30,11 @@ bool FilePlace::holds(int root) const {
   struct stat found{};
   return ::fstat(root, &own) == 0 && ::stat(path_.c_str(), &found) == 0 &&
          own.st_dev == found.st_dev && own.st_ino == found.st_ino;
+}
+
+bool FilePlace::was(int root) const {
+  struct stat found{};
+  return ::fstat(root, &found) == 0 && found.st_dev == own_ && found.st_ino == number_;
 }
 
 dev_t FilePlace::device() const {

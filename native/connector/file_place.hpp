@@ -22,6 +22,8 @@ class FilePlace {
 
   // Whether the path leads to that directory.
   [[nodiscard]] bool holds(int root) const;
+  // Whether it is the directory of which this was made: what is in it then, is of its store.
+  [[nodiscard]] bool was(int root) const;
   // Whether a store may be opened here, or made.
   [[nodiscard]] bool usable() const;
   // Whether that would be on another file system than before.
@@ -37,6 +39,7 @@ class FilePlace {
 
   std::filesystem::path path_;
   dev_t own_ = 0;
+  ino_t number_ = 0;
   std::vector<dev_t> above_;  // file systems of the directories above it, without its own
 };
 

@@ -63,6 +63,16 @@ TEST(FilePlace, ADirectoryThatWasEmptiedIsFilledAgain) {
   expect_value(*store, "b", 2);
 }
 
+TEST(FilePlace, WhatAWriteLeavesInADirectoryThatIsEmptiedKeepsNobodyOut) {
+  const TestDirectory directory;
+  const Open store = open(directory.path());
+  ASSERT_EQ(set(*store, "a", 1), "OK");
+  for (const auto& entry : fs::directory_iterator(directory.path())) fs::remove_all(entry.path());
+  fs::create_directory(directory.file("7f"));  // for the file of a value
+  until([&] { return set(*store, "b", 2) == "OK" && fs::exists(directory.file("format")); });
+  expect_value(*store, "b", 2);
+}
+
 TEST(FilePlace, ADirectoryThatWasRenamedIsWaitedForAndNothingIsMadeInItsPlace) {
   const TestDirectory directory;
   const Open store = open(directory.path());

@@ -131,7 +131,10 @@ Result<std::shared_ptr<FileStore>> FileStore::open(const std::string& path,
   if (!root) return system_error("cannot open the directory " + path, errno);
   const std::string format = read_text(root.get(), "format");
   if (format.empty()) {
-    for (const std::string& name : names_in(root.get(), ".")) {
+    // Into a directory of ours that somebody empties a write under way may still put something.
+    const bool ours = before != nullptr && before->was(root.get());
+    const auto names = ours ? std::vector<std::string>() : names_in(root.get(), ".");
+    for (const std::string& name : names) {
       // The first belongs to whoever makes the store at this moment, the second to a file system.
       if (name == "format" || name == "lost+found") continue;
       return Error{Errc::kInvalidArgument,
