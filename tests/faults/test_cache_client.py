@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import operator
 import threading
 import time
@@ -314,6 +315,7 @@ def test_a_refusal_is_told_once(
         {"heartbeat_s": float("nan")},
         {"heartbeat_s": 1e9},
         {"lease_s": -1.0},
+        {"lease_s": math.inf},
         {"path": ""},
         {"path": "relative"},
         {"path": "/dev/null"},

@@ -114,8 +114,6 @@ def test_a_number_that_is_none_is_no_message_of_a_server(number: float) -> None:
         with pytest.raises(msgspec.ValidationError):
             p.decode_request(p.encode(request))
     for reply in (
-        p.Registered(1, 1, 1, "a", "b", 1, 1, 1, 1, 1, number, 1.0),
-        p.Registered(1, 1, 1, "a", "b", 1, 1, 1, 1, 1, 1.0, number),
         p.Leased(1, 0, [], {}, lookup_s=number),
         p.Pong(1, "a", number),
     ):

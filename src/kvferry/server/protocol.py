@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from kvferry._received import Count as Index
-from kvferry._received import Interval, Line, Seconds, Short
+from kvferry._received import Line, Seconds, Short
 from kvferry.server.requests import (
     Abort,
     Attached,
@@ -113,7 +113,7 @@ class Failure(_Reply, tag=0):
 
 
 class Registered(_Reply, tag=101):
-    """A session.
+    """A session. Its numbers are checked by who maps the segment, and says what cannot be.
 
     Attributes:
         version: Of the protocol.
@@ -135,14 +135,14 @@ class Registered(_Reply, tag=101):
     version: Index
     session: int
     incarnation: Line
-    path: Line
-    segment_bytes: Index
-    page_stride: Index
-    page_bytes: Index
-    pages: Index
-    lock: Index
-    heartbeat_s: Interval
-    lease_s: Interval
+    path: str
+    segment_bytes: int
+    page_stride: int
+    page_bytes: int
+    pages: int
+    lock: int
+    heartbeat_s: float
+    lease_s: float
     prefault: bool = False
     shared: Short = b""
 

@@ -39,6 +39,7 @@ _PROCESS = secrets.token_hex(8)
 # Beyond these a file offset does not go, and a heartbeat makes no sense.
 _OFFSET_MAX = 1 << 62
 _HEARTBEAT_S = (0.01, 60.0)
+_LEASE_S_MAX = 1e9
 
 
 class Attachment:
@@ -189,7 +190,7 @@ def _attach(told: Registered, layout: KVLayout) -> Attachment:
         and told.pages > 0
         and told.pages * told.page_stride <= told.segment_bytes <= told.lock < _OFFSET_MAX
         and low_s <= told.heartbeat_s <= high_s  # no NaN passes
-        and told.lease_s > 0
+        and 0 < told.lease_s < _LEASE_S_MAX
     )
     if not possible:
         raise ServerRefused("what the server says about its segment cannot be; nothing was mapped")

@@ -166,7 +166,7 @@ class SessionThread:
             self._availability.missed(str(error), at_once=True)
             return _LATER_S
         except ServerRefused as error:
-            self._refuse(str(error))
+            self._refuse(in_line(str(error)))
             return self._wait_refused(control)
         finally:
             control.close()
