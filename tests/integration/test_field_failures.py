@@ -48,6 +48,7 @@ from kvferry.membership.messages import (
     SnapshotPart,
     Synced,
 )
+from kvferry.node.lending import USER
 from support.engines import CHUNK, check, expected, open_engine, prompt
 from support.holdings import IDENTITY, hashes
 from support.proxy import FaultProxy
@@ -55,6 +56,7 @@ from support.servers import wait_for
 from support.sharing import PROMPT, finds, instances, meets, owner, running_controller
 
 ROOT = Path(__file__).parents[2]
+WORD = "word"  # a proxy is no way in for who knows no secret
 LIMIT_S = 60.0  # of what must end, on a machine that has other work
 
 
@@ -71,7 +73,8 @@ def address_of(controller: Controller, name: str) -> tuple[str, int]:
 
 def reads_over(engine: TieredCache, name: str, way: FaultProxy, **settings: Any) -> None:
     """It has a peer behind a proxy."""
-    config = ClientConfig(host=way.host, port=way.port, same_host="tcp", **settings)
+    who = {"username": USER, "password": WORD}
+    config = ClientConfig(host=way.host, port=way.port, same_host="tcp", **who, **settings)
     engine.tiers.append(open_peer(engine, name, config))
 
 
@@ -124,8 +127,12 @@ def test_an_empty_directory_is_an_alarm_and_heartbeats_are_on_and_far_below_thei
 
 
 def test_a_transfer_that_stands_still_keeps_no_other_one_waiting() -> None:
-    with running_controller() as controller, instances(controller) as opened, ExitStack() as stack:
-        one = opened("one")
+    with (
+        running_controller(secret=WORD) as controller,
+        instances(controller) as opened,
+        ExitStack() as stack,
+    ):
+        one = opened("one", p2p_secret=WORD)
         prompts = [prompt(PROMPT, seed) for seed in range(6)]
         for tokens in prompts:
             one.store(tokens, expected(tokens))
@@ -158,8 +165,12 @@ def test_a_transfer_that_stands_still_keeps_no_other_one_waiting() -> None:
 
 @pytest.mark.parametrize("presence", [False, pytest.param(True, marks=pytest.mark.presence)])
 def test_no_answer_is_not_taken_for_no(presence: bool) -> None:
-    with running_controller() as controller, instances(controller) as opened, ExitStack() as stack:
-        one = opened("one")
+    with (
+        running_controller(secret=WORD) as controller,
+        instances(controller) as opened,
+        ExitStack() as stack,
+    ):
+        one = opened("one", p2p_secret=WORD)
         tokens = prompt(PROMPT)
         one.store(tokens, expected(tokens))
         reader = stack.enter_context(open_engine(retrieve_timeout_s=0.5))

@@ -88,7 +88,6 @@ def test_a_number_that_is_none_is_no_message_of_a_controller() -> None:
 
 
 REQUESTS: dict[str, Make] = {
-    "software": lambda text: p.Register(1, 0, 0, 1, {}, DIGEST, text),
     "process": lambda text: p.Register(1, 0, 0, 1, {}, DIGEST, process=text),
     "source": lambda text: p.LookupRequest(1, 0, 0, DIGEST, source=text),
     "series": lambda text: p.Counted(1, 0, 0, {text: {}}),

@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 
+from kvferry._shown import in_line
 from kvferry.chunks.identity import Identity
 from kvferry.config.server import ServerConfig
 from kvferry.errors import KVFerryError
@@ -107,7 +108,8 @@ class Registry:
             shard = self._shard(request)
         except (KVFerryError, OSError, MemoryError) as error:
             raise self._refused(request, "identity", str(error)) from error
-        session = self._sessions.begin(shard, request.process, request.software, request.pid)
+        who = in_line(request.software)
+        session = self._sessions.begin(shard, request.process, who, request.pid)
         self.refusals.accepted(request)
         pool, config = shard.memory.pool, self.config
         return p.Registered(

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from kvferry._received import Address, Count, Line, Number, Seconds, Short
+from kvferry._received import Address, Count, FreeText, Line, Number, Seconds, Short
 
 __all__ = [
     "Abort",
@@ -64,7 +64,7 @@ class Register(_Request, tag=1):
     version: Count
     identity: dict[str, Any]
     digest: Short
-    software: Line = ""
+    software: FreeText = ""
     pid: Count = 0
     process: Line = ""
     token: str = ""
