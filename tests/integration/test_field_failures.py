@@ -73,8 +73,8 @@ def address_of(controller: Controller, name: str) -> tuple[str, int]:
 
 def reads_over(engine: TieredCache, name: str, way: FaultProxy, **settings: Any) -> None:
     """It has a peer behind a proxy."""
-    who = {"username": USER, "password": WORD}
-    config = ClientConfig(host=way.host, port=way.port, same_host="tcp", **who, **settings)
+    settings |= {"username": USER, "password": WORD}
+    config = ClientConfig(host=way.host, port=way.port, same_host="tcp", **settings)
     engine.tiers.append(open_peer(engine, name, config))
 
 
