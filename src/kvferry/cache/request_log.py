@@ -154,13 +154,14 @@ class RequestLog:
             self._lines += 1
             told = self._lines <= _LINES_MAX
             if not told:
-                total = self._sums.setdefault(verb, _Sum())
+                total = self._sums.get(verb) or self._sums.setdefault(verb, _Sum())
                 total.calls += 1
                 total.tokens += tokens
                 total.wanted += wanted
                 total.size_bytes += size_bytes
                 total.took_s += took_s
-                total.missing.update(lacking or {})
+                if lacking:
+                    total.missing.update(lacking)
         for line in over:
             self._log.info("%s", line)
         if told:
