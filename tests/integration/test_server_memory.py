@@ -63,13 +63,14 @@ def test_a_pool_that_fills_in_a_small_group_ends_there_and_turns_over(
     group: Path, tmp_path: Path
 ) -> None:
     server = CacheServerProcess(tmp_path, mib=1024)
-    with server, Client(LARGE, server.endpoint, timeout_s=20.0) as client:
-        (group / "cgroup.procs").write_text(str(server.pid))
-        assert client.wait(20)
-        kept = [prompt(8 * CHUNK, seed) for seed in range(24)]
-        assert sum(8 * LARGE.layout.chunk_bytes for _ in kept) > 300 * MIB
-        for tokens in kept:
-            client.store(tokens, expected(tokens, LARGE))
-        assert server.status()["pool"]["granted_bytes"] < 300 * MIB
-        assert client.lookup(kept[-1]).tokens == 8 * CHUNK
-        assert "hardly any memory left" in server.log
+    with server:
+        (group / "cgroup.procs").write_text(str(server.pid))  # before the first page is taken
+        with Client(LARGE, server.endpoint, timeout_s=20.0) as client:
+            assert client.wait(20)
+            kept = [prompt(8 * CHUNK, seed) for seed in range(24)]
+            assert sum(8 * LARGE.layout.chunk_bytes for _ in kept) > 300 * MIB
+            for tokens in kept:
+                client.store(tokens, expected(tokens, LARGE))
+            assert server.status()["pool"]["granted_bytes"] < 300 * MIB
+            assert client.lookup(kept[-1]).tokens == 8 * CHUNK
+            assert "hardly any memory left" in server.log
