@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from kvferry.cache import awake
-from kvferry.cache.steps import Steps, Wait
+from kvferry.cache.steps import Polled, Steps, Wait
 from kvferry.chunks.generation import Mark
 
 __all__ = ["MarkSource", "Newest"]
@@ -26,7 +26,6 @@ __all__ = ["MarkSource", "Newest"]
 _PATIENCE_S = 3.0
 _WAIT_S = 1.0
 _LINE = 12
-_LOOK_S = 0.002
 
 
 class MarkSource(Protocol):
@@ -134,21 +133,5 @@ class Newest:
             source.ask_soon()
         until = min(until, time.monotonic() + _WAIT_S)
         while not self.is_fresh and (left_s := until - time.monotonic()) > 0:
-            yield Wait(_Fresh(self), left_s)
+            yield Wait(Polled(lambda: self.is_fresh), left_s)
         return self.is_fresh
-
-
-class _Fresh:
-    """That nothing is missed, as what a step waits for."""
-
-    def __init__(self, newest: Newest) -> None:
-        self._newest = newest
-
-    def wait(self, timeout_s: float) -> None:
-        until = time.monotonic() + timeout_s
-        while not self.done and time.monotonic() < until:
-            time.sleep(_LOOK_S)
-
-    @property
-    def done(self) -> bool:
-        return self._newest.is_fresh

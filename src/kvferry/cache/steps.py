@@ -9,12 +9,14 @@ Whoever does not go on with one closes it: it lets go of what it holds, within m
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import time
+from collections.abc import Callable, Generator
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
-__all__ = ["Awaited", "Steps", "Wait", "finish"]
+__all__ = ["Awaited", "Polled", "Steps", "Wait", "finish"]
 
 T = TypeVar("T")
+_LOOK_S = 0.002
 
 
 class Awaited(Protocol):
@@ -27,6 +29,24 @@ class Awaited(Protocol):
     @property
     def done(self) -> bool:
         """Whether `wait` would return at once."""
+
+
+class Polled:
+    """That something is so which nobody announces: it is looked at again and again."""
+
+    def __init__(self, is_so: Callable[[], bool]) -> None:
+        self._is_so = is_so
+
+    def wait(self, timeout_s: float) -> None:
+        """Until it is so, or the time is over."""
+        until = time.monotonic() + timeout_s
+        while not self.done and time.monotonic() < until:
+            time.sleep(_LOOK_S)
+
+    @property
+    def done(self) -> bool:
+        """See `Awaited`."""
+        return self._is_so()
 
 
 class Wait(NamedTuple):
