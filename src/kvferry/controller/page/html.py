@@ -22,8 +22,8 @@ def el(name: str, /, *children: Child, **attributes: str | int | bool | None) ->
     Args:
         name: Of it.
         children: Texts, numbers and elements; None: nothing.
-        attributes: `class_` is "class", `hx_get` is "hx-get" and `sse__x` is "sse:x"; True: it is
-            there without a value; None and False: it is not there.
+        attributes: `class_` is "class", `hx_get` is "hx-get", `hx_sse__connect` is
+            "hx-sse:connect"; True: it is there without a value; None, False: it is not there.
     """
     said = "".join(
         f" {_attribute(key)}" + ("" if value is True else f'="{html.escape(str(value))}"')

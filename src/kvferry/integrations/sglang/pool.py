@@ -24,7 +24,7 @@ class HostPool:
     """See the head of this module.
 
     Args:
-        places: Where the pages lie.
+        host_pages: Where the pages lie.
         store: Where they are kept; None: the pool has no bytes.
         writes: Whether this rank stores them.
     """
