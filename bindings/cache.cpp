@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "cache/chunk_cache.hpp"
+#include "cache/policy.hpp"
 #include "errors.hpp"
 #include "on_demand_pages.hpp"
 #include "pool.hpp"
@@ -204,6 +205,11 @@ nb::typed<nb::dict, nb::str, nb::int_> stats(const CacheOwner& self) {
 }  // namespace
 
 void bind_cache(nb::module_& m) {
+  nb::list policies;
+  for (const auto& [name, make] : cache::kPolicies) {
+    policies.append(nb::str(name.data(), name.size()));
+  }
+  m.attr("POLICIES") = nb::tuple(policies);
   nb::class_<CacheOwner>(m, "ChunkCache",
                          "The index of chunks: who is there, who may go. Hashes are bytes, 16 for "
                          "each chunk, root first; counts are chunks.")

@@ -53,6 +53,12 @@ bool decode_value(const nb::object& payload, const nb::object& content) {
 }  // namespace
 
 void bind_codec(nb::module_& m) {
+  nb::list codecs;
+  for (const auto& [name, dtype, method] : codec::kCodecs) {
+    codecs.append(
+        nb::make_tuple(nb::str(name.data(), name.size()), nb::str(dtype.data(), dtype.size())));
+  }
+  m.attr("CODECS") = nb::tuple(codecs);
   m.def("encode_value", &encode_value, "codec"_a, "content"_a, "payload"_a,
         nb::sig("def encode_value(codec: int, content: typing.Any, payload: typing.Any) -> int"),
         "Writes what the frame would have behind it and returns its length; 0: it does not pay. "

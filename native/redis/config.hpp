@@ -1,5 +1,6 @@
 #pragma once
-// Config: everything a client can be told. Defaults here are the defaults of the Python package.
+// Config: everything a client can be told. The product sets every limit, from the settings of
+// src/kvferry/config/client.py; the values that limits begin with here are for native tests.
 
 #include <cstddef>
 #include <cstdint>

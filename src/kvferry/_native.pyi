@@ -378,6 +378,8 @@ def read_process(process: int, addresses: Sequence[int], targets: Sequence[Any])
 def admit_readers() -> None:
     """Lets other processes of this user read the memory of this one."""
 
+CODECS: tuple = ...
+
 def encode_value(codec: int, content: Any, payload: Any) -> int:
     """
     Writes what the frame would have behind it and returns its length; 0: it does not pay. The payload has room for 4 bytes more for each 64 KiB.
@@ -456,6 +458,8 @@ class KnownChunks:
         """
         What the statuses of a question say: how many are there, how many are not.
         """
+
+POLICIES: tuple = ...
 
 class ChunkCache:
     """

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from kvferry._shown import shown
 from kvferry.config.file import read_small
 from kvferry.config.peers import PeerSettings
-from kvferry.config.setting import GB, Path, PolicyName, Settings, Text, setting, specs
+from kvferry.config.setting import GB, AnySerde, Path, PolicyName, Settings, Text, setting, specs
 from kvferry.config.spec import parsed_json
 from kvferry.config.stores import StoreConfig
 from kvferry.errors import ConfigError
@@ -76,7 +76,7 @@ class CacheSettings(PeerSettings, frozen=True, kw_only=True):
     recompute: Literal["auto", "never"] = "auto"
     weights_version: Text | None = None
     prefill_calibration_file: Path | None = None
-    remote_serde: Literal["naive", "split12", "zstd", "fp8", "auto"] = "naive"
+    remote_serde: AnySerde = "naive"
     stores: Annotated[tuple[StoreConfig, ...], setting(program=True)] = ()
 
     def _check(self) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import msgspec
 
 from kvferry.config.client import ClientConfig
-from kvferry.config.setting import GB, PolicyName, Settings, Text, setting, specs
+from kvferry.config.setting import GB, PolicyOrNone, Settings, Text, setting, specs
 from kvferry.config.source_values import Findings, Names, SourceValues
 from kvferry.config.url import parse_endpoint
 from kvferry.errors import ConfigError
@@ -57,7 +57,7 @@ class EvictionConfig(Settings, frozen=True, kw_only=True):
         eviction_ratio: The part of the values that an eviction removes.
     """
 
-    eviction_policy: Literal[PolicyName, "none"] = "LRU"
+    eviction_policy: PolicyOrNone = "LRU"
     trigger_watermark: Part = 0.8
     eviction_ratio: Part = 0.2
 

@@ -27,7 +27,7 @@ __all__ = [
     "replay",
 ]
 
-POLICIES = ("LRU", "S3-FIFO", "ARC", "W-TinyLFU", "LFU", "FIFO")
+POLICIES: tuple[str, ...] = _native.POLICIES
 _STEP = 64  # requests between two reports of progress
 _PARTS = (1 / 64, 1 / 16, 1 / 4, 1 / 2, 1)  # of the distinct chunks, where nobody names a capacity
 
