@@ -54,9 +54,9 @@ bool decode_value(const nb::object& payload, const nb::object& content) {
 
 void bind_codec(nb::module_& m) {
   nb::list codecs;
-  for (const auto& [name, dtype, method] : codec::kCodecs) {
-    codecs.append(
-        nb::make_tuple(nb::str(name.data(), name.size()), nb::str(dtype.data(), dtype.size())));
+  for (const auto& [name, dtype, auto_below, method] : codec::kCodecs) {
+    codecs.append(nb::make_tuple(nb::str(name.data(), name.size()),
+                                 nb::str(dtype.data(), dtype.size()), auto_below));
   }
   m.attr("CODECS") = nb::tuple(codecs);
   m.def("encode_value", &encode_value, "codec"_a, "content"_a, "payload"_a,

@@ -69,24 +69,27 @@ inline constexpr std::array kMethods = {
 struct NamedCodec {
   std::string_view name;   // in settings
   std::string_view dtype;  // of the numbers that it takes with loss; empty: any bytes, without
+  // Where settings leave the codec to the link, chunks are written by the one with the lowest share
+  // of those whose share of what a thread encodes is above what the link brings; 0: by others.
+  double auto_below = 0;
   // How the blocks of a stripe are to be written.
   Method (*method)(ByteView content) noexcept;
 };
 
 // By their numbers.
 inline constexpr std::array kCodecs = {
-    NamedCodec{"naive", "", [](ByteView) noexcept { return Method::kPlain; }},
-    NamedCodec{"split12", "",
+    NamedCodec{"naive", "", 0, [](ByteView) noexcept { return Method::kPlain; }},
+    NamedCodec{"split12", "", 0.5,
                [](ByteView content) noexcept {
                  return split12_pays(content) ? Method::kSplit12 : Method::kPlain;
                }},
-    NamedCodec{"zstd", "",
+    NamedCodec{"zstd", "", 0.25,
                [](ByteView content) noexcept {
                  return split12_pays(content) ? Method::kZstdNumbers : Method::kZstd;
                }},
-    NamedCodec{"fp8", "bfloat16", [](ByteView) noexcept { return Method::kFp8Bf16; }},
-    NamedCodec{"fp8", "float16", [](ByteView) noexcept { return Method::kFp8Fp16; }},
-    NamedCodec{"fp8", "float32", [](ByteView) noexcept { return Method::kFp8Fp32; }},
+    NamedCodec{"fp8", "bfloat16", 0, [](ByteView) noexcept { return Method::kFp8Bf16; }},
+    NamedCodec{"fp8", "float16", 0, [](ByteView) noexcept { return Method::kFp8Fp16; }},
+    NamedCodec{"fp8", "float32", 0, [](ByteView) noexcept { return Method::kFp8Fp32; }},
 };
 
 }  // namespace kvferry::codec

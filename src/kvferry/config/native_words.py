@@ -20,7 +20,7 @@ def policies() -> tuple[str, ...]:
 
 def serdes(*, lossy: bool = False) -> tuple[str, ...]:
     """Every codec without loss; with `lossy` the others, too."""
-    return tuple(dict.fromkeys(name for name, dtype in _native("CODECS") if lossy or not dtype))
+    return tuple(dict.fromkeys(name for name, dtype, _ in _native("CODECS") if lossy or not dtype))
 
 
 @cache

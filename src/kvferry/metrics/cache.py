@@ -32,6 +32,9 @@ _log = logging.getLogger("kvferry.metrics")
 class CacheMetrics:
     """The counters of one cache.
 
+    What is one number is counted by its name, with `count`, `observe` or `gauge`: a new series is
+    a line of `kvferry.metrics.families`, and a call where it happens. What takes more has a method.
+
     Threads: any, at any time; counting waits for nobody. A call fails only for a reason that does
     not exist, which is a bug of the caller.
 
@@ -65,10 +68,6 @@ class CacheMetrics:
         except KeyError:
             cell.hit_tokens[tier], cell.hit_bytes[tier] = tokens, size_bytes
 
-    def saved(self, seconds: float) -> None:
-        """So much prefill was predicted for tokens whose KV was used."""
-        self._add("prefill_saved_seconds", "", seconds)
-
     def missed(self, reason: str, chunks: int = 1) -> None:
         """Chunks were wanted and not used; `reason` is one of `MISS_REASONS`."""
         try:
@@ -76,17 +75,13 @@ class CacheMetrics:
         except KeyError:
             raise _unknown(reason, "reason of a miss", MISS_REASONS) from None
 
-    def corrupt(self, cause: str, values: int = 1) -> None:
-        """Values of a store were refused; `cause` is what was wrong with them, in a word."""
-        self._add("corrupt_values", cause, values)
-
     def looked_up(self, seconds: float) -> None:
         """A lookup took so long."""
-        self._observe("lookup_seconds", "", seconds)
+        self.observe("lookup_seconds", seconds)
 
     def retrieved(self, seconds: float) -> None:
         """A retrieve took so long."""
-        self._observe("retrieve_seconds", "", seconds)
+        self.observe("retrieve_seconds", seconds)
 
     def loaded(self, store: str, size_bytes: int, seconds: float) -> None:
         """A load from a store brought so much in so long."""
@@ -108,43 +103,35 @@ class CacheMetrics:
         """So much went "in" to this host's memory, or "out" of it to the engine, in so long."""
         if way not in WAYS:
             raise _unknown(way, "way", WAYS)
-        self._observe("memory_seconds", way, seconds)
-        self._add("memory_bytes", way, size_bytes)
+        self.observe("memory_seconds", seconds, way)
+        self.count("memory_bytes", size_bytes, way)
 
     def first_token(self, waited_s: float, ttft_s: float) -> None:
         """A request had its first token after `ttft_s`; it waited so long of that for the cache."""
         if ttft_s > 0:
-            self._observe("ttft_share", "", min(1.0, waited_s / ttft_s))
+            self.observe("ttft_share", min(1.0, waited_s / ttft_s))
 
     def one_sided(self, peer: str, what: str, count: int) -> None:
         """One-sided reads of a peer's memory; `what` is one of `ONE_SIDED`."""
         if what not in ONE_SIDED:
             raise _unknown(what, "count of one-sided reads", ONE_SIDED)
-        self._add(f"one_sided_{what}", peer, count)
+        self.count(f"one_sided_{what}", count, peer)
 
     def evicted(self, tier: str, chunks: int) -> None:
         """Chunks left "l1" or a store to make room."""
-        self._add("evicted_chunks", tier, chunks)
-
-    def evicted_then_missed(self, tier: str, chunks: int = 1) -> None:
-        """Chunks were wanted that had left this tier."""
-        self._add("evicted_then_missed_chunks", tier, chunks)
+        self.count("evicted_chunks", chunks, tier)
 
     def shed(self, reason: str, chunks: int = 1) -> None:
         """Chunks were not written to a store; `reason` is one of `SHED_REASONS`."""
         if reason not in SHED_REASONS:
             raise _unknown(reason, "reason to shed", SHED_REASONS)
-        self._add("shed_chunks", reason, chunks)
-
-    def waited_for_flight(self, chunks: int = 1) -> None:
-        """A request waited for chunks that another one was loading."""
-        self._add("single_flight_waits", "", chunks)
+        self.count("shed_chunks", chunks, reason)
 
     def decided(self, decision: str) -> None:
         """A retrieve was decided; `decision` is one of `DECISIONS`."""
         if decision not in DECISIONS:
             raise _unknown(decision, "decision", DECISIONS)
-        self._add("decisions", decision, 1)
+        self.count("decisions", 1, decision)
 
     def predicted(self, what: str, predicted_s: float, actual_s: float) -> None:
         """A "load" or a "prefill" was predicted to take so long and took so long."""
@@ -159,13 +146,13 @@ class CacheMetrics:
 
     def pool(self, used: int, total: int) -> None:
         """Pages of the pool as they are now."""
-        self._set("pool_pages_used", "", used)
-        self._set("pool_pages", "", total)
+        self.gauge("pool_pages_used", used)
+        self.gauge("pool_pages", total)
 
     def write_queue(self, chunks: int, size_bytes: int) -> None:
         """What waits to be written, as it is now."""
-        self._set("write_queue_chunks", "", chunks)
-        self._set("write_queue_bytes", "", size_bytes)
+        self.gauge("write_queue_chunks", chunks)
+        self.gauge("write_queue_bytes", size_bytes)
 
     def store_state(
         self,
@@ -178,13 +165,13 @@ class CacheMetrics:
     ) -> None:
         """A store as it is now; None leaves a number as it was."""
         if available is not None:
-            self._set("store_available", store, int(available))
+            self.gauge("store_available", int(available), store)
         if refuses is not None:
-            self._set("store_refuses", store, int(refuses))
+            self.gauge("store_refuses", int(refuses), store)
         if used_bytes is not None:
-            self._set("store_used_bytes", store, used_bytes)
+            self.gauge("store_used_bytes", used_bytes, store)
         if capacity_bytes is not None:
-            self._set("store_capacity_bytes", store, capacity_bytes)
+            self.gauge("store_capacity_bytes", capacity_bytes, store)
 
     def add(
         self,
@@ -198,19 +185,22 @@ class CacheMetrics:
         """
         add_counted(self._mine.cell.families, sums, histograms)
 
-    def _add(self, name: str, label: str, amount: float) -> None:
+    def count(self, name: str, amount: float = 1, label: str = "") -> None:
+        """Add to a counter of `kvferry.metrics.families`, named without "kvferry_"."""
         self._mine.cell.families[name].add(label, amount)
 
-    def _observe(self, name: str, label: str, value: float) -> None:
+    def observe(self, name: str, value: float, label: str = "") -> None:
+        """One more value of a histogram, named likewise."""
         self._mine.cell.families[name].of(label).observe(value)
+
+    def gauge(self, name: str, value: float, label: str = "") -> None:
+        """A gauge as it is now, named likewise."""
+        self._gauges.setdefault(name, {})[label] = value
 
     def _declare(self, verb: str, store: str) -> None:
         """Series of a store that nobody announced."""
         for name in (f"{verb}_seconds", f"{verb}_bytes"):
             self._mine.cell.families[name].declare((store,))
-
-    def _set(self, name: str, label: str, value: float) -> None:
-        self._gauges.setdefault(name, {})[label] = value
 
     # --- Reading ---
 
