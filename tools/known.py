@@ -18,6 +18,7 @@ from prose import code
 __all__ = ["Known", "words_of"]
 
 _MADE = (PurePosixPath("src/kvferry/_native.pyi"),)
+_NO_PRODUCT = ("tests", "tools", "benchmarks")
 _CODE = (
     ".py",
     ".pyi",
@@ -60,11 +61,13 @@ class Known:
 
     Attributes:
         words: What stands in code, wherever.
+        product: What stands in the code of the product.
         attributes: What stands behind a dot or an arrow in code, and keywords of calls.
     """
 
     def __init__(self, root: Path, files: Iterable[PurePosixPath]) -> None:
         self.words: set[str] = set()
+        self.product: set[str] = set()
         self.attributes: set[str] = set()
         self._ends: set[str] = set()  # of paths, at each slash
         self._modules: dict[str, set[str]] = defaultdict(set)
@@ -76,9 +79,12 @@ class Known:
         for path in (*files, *made):
             for place in (path, *path.parents[:-1]):
                 self._ends.update("/".join(place.parts[at:]) for at in range(len(place.parts)))
-            self.words.update((path.name, *re.findall(r"\w+", str(path))))
+            found = {path.name, *re.findall(r"\w+", str(path))}
             if path.suffix in _CODE or path.name in _CODE_NAMES:
-                self._read(path, (root / path).read_text(encoding="utf-8"))
+                found |= self._read(path, (root / path).read_text(encoding="utf-8"))
+            self.words |= found
+            if path.parts[0] not in _NO_PRODUCT:
+                self.product |= found
         for name in list(self._modules):
             above, _, last = name.rpartition(".")
             self._stems[last] |= self._modules[name]
@@ -133,14 +139,14 @@ class Known:
             ahead += new
         return found
 
-    def _read(self, path: PurePosixPath, text: str) -> None:
+    def _read(self, path: PurePosixPath, text: str) -> set[str]:
         rest = code(path.suffix, text)
-        self.words.update(words_of(rest))
         self.attributes.update(re.findall(r"(?:\.|->|::|\(|, )(\w+)", rest))
         if path.suffix in (".py", ".pyi") and not path.name.startswith("test_"):
             self._read_python(path, text)
         elif path.suffix in (".cpp", ".hpp"):
             self._read_cpp(path, rest)
+        return set(words_of(rest))
 
     def _read_python(self, path: PurePosixPath, text: str) -> None:
         parts = path.with_suffix("").parts

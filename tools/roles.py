@@ -24,6 +24,7 @@ ROLES = {
     "buffers": "the buffers of a caller, checked, as bytes in place",
     "clients": "the clients that are compared",
     "completions": "finished requests on their way back to the caller",
+    "errors": "the exceptions, and the path that programs import them by",
     "explain": "where the chunks of a prompt are, or why they are not",
     "families": "which series there are: names, labels, help",
     "identity": "which fields make bytes comparable",
@@ -50,9 +51,10 @@ ROLES = {
 ABOUT = {
     "benchmarks": "measures it",
     "src/kvferry/cli": "is the command for it",
+    "src/kvferry_lab/cli": "is the command for it",
     "src/kvferry/client/pure": "is the same without the extension",
     "src/kvferry/config": "has its settings",
-    "src/kvferry/lab/doctor": "examines it",
+    "src/kvferry_lab/doctor": "examines it",
     "native/bench": "makes or measures it",
     "native/sim": "simulates it",
 }

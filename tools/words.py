@@ -30,15 +30,22 @@ OTHERS = {
         *("--enable-cache-report", "--enable-metrics", "--enable-unified-cache-external-linker"),
         *("--hicache-io-backend", "--hicache-mem-layout", "--hicache-storage-backend"),
         *("write_back", "write_through", "write_through_selective", "_RANDOM_DELAY"),
-        *("backuped_tokens_total", "prefetched_tokens_total", "storage_prefetch_hit_tokens_total"),
+        *(
+            "HiCacheStorageConfig",
+            "backuped_tokens_total",
+            "prefetched_tokens_total",
+            "storage_prefetch_hit_tokens_total",
+        ),
     ),
     "kv-cache-tester": ("claude_code_traces.rle.jsonl.gz",),
-    "LMCache": ("ConnectorContext", "MemoryObj"),
+    "LMCache": (
+        *("ConnectorContext", "LMCacheEngineConfig", "LMCACHE_RESP_HOST", "MemoryObj", "ObjectKey"),
+    ),
     "llmperf": ("RESULTS_VERSION", "common_metrics", "token_benchmark_ray.py"),
     "redis-cli and Valkey": ("--askpass", "--bigkeys", "src/commands", "tclsh"),
     "Linux, systemd, processors": (
         *("PR_SET_DUMPABLE", "PR_SET_PDEATHSIG", "kernel.yama.ptrace_scope", "shmem_enabled"),
-        *("movsb", "st_ctime", "ulimit"),
+        *("st_ctime", "ulimit"),
         *("LimitCORE", "RemoveIPC", "TimeoutStopSec", "logind.conf"),
         *("clock_getcpuclockid", "io_uring_enter", "pthread_exit", "strtoul", "virtio_net_hdr"),
     ),
@@ -101,6 +108,7 @@ class _Here:
     def __init__(self, root: Path, path: PurePosixPath, text: str) -> None:
         own = fences(text) if path.suffix == ".md" else code(path.suffix, text)
         self.suffix = path.suffix
+        self.product = path.parts[0] in ("src", "native", "bindings")
         self.words = set(words_of(own))
         self.classes = re.findall(r"^class (\w+)", own, re.MULTILINE)
         self._root, self._folder = root, root / path.parent
@@ -123,6 +131,7 @@ class _Names:
 
     def wrong(self, here: _Here, block: str) -> Iterator[tuple[int, str]]:
         """Offset and name of those in one block."""
+        self._words = self._known.product if here.product else self._known.words
         for match in _SPAN.finditer(block):
             yield from ((match.start(2), name) for name in self._in_span(here, match[2]))
         rest = _SPAN.sub(lambda match: re.sub(r"[^\n]", "`", match[0]), block)

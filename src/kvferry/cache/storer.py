@@ -163,7 +163,7 @@ class Storer:
 
     @property
     def looks(self) -> bool:
-        """Whether `notice` would have an effect now."""
+        """Whether `observe` would have an effect now."""
         return any(store.writer.looks for store in self._written)
 
     def observe(self, prompt: Prompt, held: int) -> None:

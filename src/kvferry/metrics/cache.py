@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kvferry.base.errors import UsageError
 from kvferry.base.threads import failures
 from kvferry.metrics.cells import Cells
+from kvferry.metrics.client_counts import add_counted
 from kvferry.metrics.families import (
     DECISIONS,
     MISS_REASONS,
@@ -18,7 +19,6 @@ from kvferry.metrics.families import (
     WAYS,
     cache_families,
 )
-from kvferry.metrics.others import add_counted
 from kvferry.metrics.series import Family, HistogramValue
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ class CacheMetrics:
         sums: Mapping[str, Mapping[str, float]],
         histograms: Mapping[str, Mapping[str, tuple[float, Sequence[int]]]],
     ) -> None:
-        """What an engine has counted that this one cannot know; see `kvferry.metrics.others`.
+        """What an engine has counted, and this one cannot know; see `client_counts.py`.
 
         Raises:
             UsageError: A series is none of these, or its numbers cannot be; nothing is added.

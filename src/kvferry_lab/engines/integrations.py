@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from kvferry.base.errors import StoreError
-from kvferry_lab.servers.server import HOST, free_port
+from kvferry_lab.servers.lab_server import HOST, free_port
 
 __all__ = ["INTEGRATIONS", "IntegrationSetting", "OpenIntegration", "open_integration"]
 

@@ -1,7 +1,7 @@
 """Traces replayed through the index and the policies that the engine itself uses.
 
 A request is one call: what is there is used, the rest is stored at once, as after a prefill. No
-bytes are moved here; `kvferry.lab.trace.store` does that as well.
+bytes are moved here; `kvferry_lab.trace.store_replay` does that as well.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ taken without a cache. Each may spend a share of its own, and what others before
 which is at most what two requests take.
 
 `Odds` are how much of a prefix a store mostly has. With them, waiting for an answer pays while
-``P * saving`` is above ``(1 - P) * wait``.
+P times what it saves is above (1 - P) times the wait.
 
 Requests that wait at the same time share the store, so each load takes longer; but where none of
 them got its KV they would queue for the engine. `Together` knows how long that queue would be.

@@ -171,7 +171,7 @@ class Retriever(Planner):
         touch: bool,
         begin: bool = False,
     ) -> Steps[Lookup]:
-        """What memory and stores have; see `TieredCache.look`."""
+        """What memory and stores have; see `TieredCache.looking`."""
         held, coming = self._memory.ready(prompt)
         size, found, goal, reason = prompt.chunk_size, list[Wanted](), held, ""
         if held < prompt.chunks:

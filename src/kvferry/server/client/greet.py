@@ -6,9 +6,15 @@ import os
 import time
 
 from kvferry.server.client.address import read_url, token_reader
-from kvferry.server.client.control import Gone, ServerControl, ServerRefused, Silent, Wake
 from kvferry.server.client.counters import Counters
 from kvferry.server.client.replies import new_id
+from kvferry.server.client.session_connection import (
+    Gone,
+    ServerControl,
+    ServerRefused,
+    Silent,
+    Wake,
+)
 from kvferry.server.protocol import Hello, Welcome
 
 __all__ = ["greet"]

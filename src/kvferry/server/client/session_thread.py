@@ -27,11 +27,18 @@ from kvferry.base.threads import Guarded, noticed
 from kvferry.chunks.identity import Identity
 from kvferry.server.client.attachment import ClientSession, begin, unregister
 from kvferry.server.client.availability_log import AvailabilityLog
-from kvferry.server.client.control import Gone, ServerControl, ServerRefused, Silent, Stopped, Wake
 from kvferry.server.client.counters import Counters
 from kvferry.server.client.link import ServerLink
 from kvferry.server.client.release_queue import ReleaseQueue
 from kvferry.server.client.replies import new_id
+from kvferry.server.client.session_connection import (
+    Gone,
+    ServerControl,
+    ServerRefused,
+    Silent,
+    Stopped,
+    Wake,
+)
 from kvferry.server.protocol import Failure, Ping, Pong
 
 __all__ = ["SessionThread"]

@@ -39,7 +39,7 @@ __all__ = ["Transfer", "about_of", "in_tokens"]
 
 
 def about_of(prompt: Prompt) -> list[int]:
-    """What the server should know of a prompt; see `protocol.Lookup`."""
+    """What the server should know of a prompt; see `about` of `LookupRequest`."""
     return [prompt.tokens, prompt.start_tokens, prompt.computed_tokens, *prompt.queued]
 
 

@@ -2,5 +2,5 @@
 
 HttpSide      a thread that serves                         side.py
 make_app      routes                                       app.py
-calls         what each route does                         calls.py, prefetch.py, token_files.py
+http_calls    what each route does                         http_calls.py, prefetch.py
 """

@@ -19,8 +19,8 @@ from kvferry.cache import TieredCache
 from kvferry.http.answers import CallError
 from kvferry.http.bodies import ById
 from kvferry.http.waits import AnswerLater, Ended
-from kvferry.server.http import calls
-from kvferry.server.http.calls import IdentityName, SaltHex, Whose
+from kvferry.server.http import http_calls as calls
+from kvferry.server.http.http_calls import IdentityName, SaltHex, Whose
 from kvferry.server.http.token_files import read_tokens
 from kvferry.server.http.view import ServerView
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from kvferry.base.errors import UsageError
 from kvferry.http.listener import HttpListener
 from kvferry.server.http.app import make_app
-from kvferry.server.http.calls import Pins
+from kvferry.server.http.http_calls import Pins
 from kvferry.server.http.prefetch import Prefetches
 from kvferry.server.http.view import ServerView
 

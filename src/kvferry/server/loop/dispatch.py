@@ -3,7 +3,7 @@
 What memory knows is answered at once: it takes microseconds. What takes longer goes to threads, and
 what they bring comes back through a queue: the reply is made here, so sessions are this thread's
 alone. Stores have other threads than the kernel, and engine processes share them (`turns.py`). Work
-that waits for a store is done in steps, and has no thread between them (`waits.py`).
+that waits for a store is done in steps, and has no thread between them (`waiting_work.py`).
 
 Who waits for a store has a moment at which he is answered in any case, with what memory has: also
 when no thread has begun, or all hang. What comes later than that stays in memory for the next one.

@@ -73,7 +73,7 @@ class Handlers(Holding):
         """The reply, or the work that makes it.
 
         Raises:
-            Refused, UsageError: It is refused.
+            RequestRefused, UsageError: It is refused.
         """
         if type(request) is p.Register:
             return self._register(request)

@@ -103,15 +103,15 @@ class Transfers:
     """See the head of this module.
 
     Args:
-        wire: The store.
+        channel: The store.
         view: The memory that rows lie in: contiguous, writable.
         row_bytes: Length of a row, and of every value.
         names_of: The names of chunks in the store.
         missing: The indices of those chunks that the store has not, as far as is known.
         limits: See there.
         patience: Says how long loads may get nothing; told what they took.
-        counts: Counts chunks as ``load_ok``, ``load_<status>``, ``store_ok``, ``store_<status>``,
-            ``store_skipped``, ``store_shed``; and ``load_bytes``, ``store_bytes``.
+        counts: Counts chunks by what they became: ``load_<status>``, ``store_<status>``, as in
+            ``load_ok``; ``store_skipped``, ``store_shed``; and ``load_bytes``, ``store_bytes``.
     """
 
     def __init__(

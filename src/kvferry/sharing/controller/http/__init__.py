@@ -1,7 +1,7 @@
 """HTTP of the controller.
 
 make_app      routes                                            app.py
-asking        prompts and instances that a body names           asking.py
+queries       prompts and instances that a body names           queries.py
 views         what there is, and where what is                  views.py
 actions       what instances are asked to do: jobs and pins     actions.py
 lmcache       the routes of LMCache's controller                lmcache.py

@@ -11,7 +11,7 @@ from kvferry.http.answers import CallError
 from kvferry.http.bodies import ById
 from kvferry.sharing.controller.controller import Controller
 from kvferry.sharing.controller.http.answers import QuotaRow, QuotaRows
-from kvferry.sharing.controller.http.asking import instance_of
+from kvferry.sharing.controller.http.queries import instance_of
 from kvferry.sharing.controller.quotas import SetQuota
 from kvferry.sharing.membership.messages import Quota
 

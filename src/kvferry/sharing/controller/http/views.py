@@ -24,7 +24,7 @@ from kvferry.sharing.controller.http.answers import (
     PrefixRow,
     PrefixRows,
 )
-from kvferry.sharing.controller.http.asking import PromptBody, asked, looked_up
+from kvferry.sharing.controller.http.queries import PromptBody, asked, looked_up
 from kvferry.sharing.controller.http.usage import WindowQuery, work
 from kvferry.sharing.controller.members import Member
 

@@ -109,7 +109,7 @@ class ServerControl:
 
         Raises:
             Gone: The server was there, and is not any more.
-            Refused: What is there is no cache server.
+            ServerRefused: What is there is no cache server.
             Stopped: The client is being closed.
         """
         if self._wake.stopped:
@@ -128,7 +128,8 @@ class ServerControl:
             last: Also while the client is being closed.
 
         Raises:
-            Gone, Refused, Stopped: As `poll`; and what only people can mend is `ServerRefused`.
+            Gone, ServerRefused, Stopped: As `poll`; `ServerRefused`, too, is what only people can
+                mend.
             Silent: There is no answer, or it is that this cannot be now.
         """
         self.send(request)

@@ -22,9 +22,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvferry_lab.engines.process import EngineChild, quiet_environment
+from kvferry_lab.engines.engine_process import EngineChild, quiet_environment
 from kvferry_lab.openai_client import streamed
-from kvferry_lab.servers.server import free_port
+from kvferry_lab.servers.lab_server import free_port
 
 __all__ = ["Completion", "EngineServer"]
 

@@ -1,6 +1,6 @@
 """The inside of an engine's process: runs vLLM as somebody else says. A script, not a module.
 
-    PYTHON -P driver.py        PYTHON is that of the engine's environment
+    PYTHON -P engine_script.py        PYTHON is that of the engine's environment
 
 Reads one JSON object a line from standard input, {"do": NAME, ...}, and answers each with one line
 on standard output: {"ok": ...} or {"error": "TypeName: text"}. All that the engine prints goes to

@@ -4,7 +4,7 @@
         result = engine.generate([[1, 2, 3]], tokens=8)
         result.outputs[0].tokens, result.outputs[0].cached
 
-driver.py is what runs inside. `python` is the interpreter of the engine's environment.
+engine_script.py is what runs inside. `python` is the interpreter of the engine's environment.
 `begin` and `end` are the two halves of a request, for those who break things in between. Every wait
 has a limit; whoever exceeds it is killed and EngineError says so, with the last lines of its log.
 One thread at a time. Leaving the ``with`` closes the engine, or kills it after an error; processes
@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 Prompt = Sequence[int] | Mapping[str, Any]
-_DRIVER = Path(__file__).with_name("driver.py")
+_DRIVER = Path(__file__).with_name("engine_script.py")
 _READ_BYTES = 1 << 20
 _LAST_LINES = 25
 _END_S = 20.0

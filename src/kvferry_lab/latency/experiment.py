@@ -23,8 +23,8 @@ from operator import sub
 from pathlib import Path
 
 from kvferry.base.errors import UnavailableError
-from kvferry_lab.latency.link import FarStore
-from kvferry_lab.latency.waits import read_commands, sequential_waits
+from kvferry_lab.latency.distance import FarStore
+from kvferry_lab.latency.store_waits import read_commands, sequential_waits
 from kvferry_lab.openai_client import Answer, OpenAIClient
 from kvferry_lab.prometheus_text import retrieves
 from kvferry_lab.serve.child import served

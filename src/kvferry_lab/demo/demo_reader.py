@@ -88,7 +88,7 @@ def _different(loaded: KVCache, computed: KVCache, chunks: int) -> list[int]:
 
 
 def main() -> int:
-    """Run as `python -m kvferry_lab.demo.reader`."""
+    """Run as `python -m kvferry_lab.demo.demo_reader`."""
     try:
         json.dump(asdict(read(DemoJob.from_json(sys.stdin.read()))), sys.stdout)
     except KeyboardInterrupt:

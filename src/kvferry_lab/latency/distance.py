@@ -35,8 +35,8 @@ from kvferry_lab.bench.programs import (
     ProgramError,
     TunProcess,
 )
-from kvferry_lab.bench.server import ServerProbe
-from kvferry_lab.servers.server import LabServer
+from kvferry_lab.bench.server_probe import ServerProbe
+from kvferry_lab.servers.lab_server import LabServer
 
 __all__ = ["KINDS", "FarStore", "far_store", "proxied"]
 

@@ -25,7 +25,7 @@ from kvferry.base.errors import DeadlineExceeded, ServerError, StoreError, Unava
 from kvferry.config import ClientConfig
 from kvferry.embedded.program import ServerBinary
 from kvferry.embedded.supervision import SupervisedServer
-from kvferry_lab.bench.server import ServerProbe
+from kvferry_lab.bench.server_probe import ServerProbe
 
 __all__ = ["HOST", "LabServer", "free_port", "wait_until"]
 

@@ -20,7 +20,7 @@ from typing import Any
 from kvferry.base.errors import UnavailableError, UsageError
 from kvferry.config import ClientConfig
 from kvferry_lab.bench.programs import run_load
-from kvferry_lab.bench.server import ServerProbe
+from kvferry_lab.bench.server_probe import ServerProbe
 
 __all__ = [
     "LoadPlan",

@@ -1,4 +1,4 @@
-#include "node/state.hpp"
+#include "node/state_file.hpp"
 
 #include <fcntl.h>
 #include <sys/stat.h>

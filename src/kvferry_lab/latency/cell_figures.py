@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from kvferry.base.errors import UsageError
-from kvferry_lab.latency.cells import CellRun
+from kvferry_lab.latency.experiment import CellRun
 from kvferry_lab.openai_client import Answer
 from kvferry_lab.tokens.report import quantile
 

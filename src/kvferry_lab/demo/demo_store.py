@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from kvferry.config import ClientConfig
 from kvferry.embedded.store import embedded_store
-from kvferry_lab.bench.server import ServerProbe
+from kvferry_lab.bench.server_probe import ServerProbe
 from kvferry_lab.servers.same_host import tcp_config
 
 __all__ = ["open_store"]
