@@ -378,7 +378,10 @@ def read_process(process: int, addresses: Sequence[int], targets: Sequence[Any])
 def admit_readers() -> None:
     """Lets other processes of this user read the memory of this one."""
 
-CODECS: tuple = ...
+def codecs() -> tuple[tuple[str, str, float], ...]:
+    """
+    By their numbers: the name of each, the numbers that it takes with loss, and the share of a thread below which a link gets it; see codec/codecs.hpp.
+    """
 
 def encode_value(codec: int, content: Any, payload: Any) -> int:
     """
@@ -459,7 +462,8 @@ class KnownChunks:
         What the statuses of a question say: how many are there, how many are not.
         """
 
-POLICIES: tuple = ...
+def policies() -> tuple[str, ...]:
+    """The names of the eviction policies."""
 
 class ChunkCache:
     """

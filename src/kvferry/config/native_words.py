@@ -15,17 +15,17 @@ __all__ = ["policies", "serdes"]
 
 def policies() -> tuple[str, ...]:
     """Every eviction policy."""
-    return tuple(_native("POLICIES"))
+    return tuple(_native("policies"))
 
 
 def serdes(*, lossy: bool = False) -> tuple[str, ...]:
     """Every codec without loss; with `lossy` the others, too."""
-    return tuple(dict.fromkeys(name for name, dtype, _ in _native("CODECS") if lossy or not dtype))
+    return tuple(dict.fromkeys(name for name, dtype, _ in _native("codecs") if lossy or not dtype))
 
 
 @cache
 def _native(table: str) -> Any:
     try:
-        return getattr(import_module("kvferry._native"), table)
+        return getattr(import_module("kvferry._native"), table)()
     except ImportError:
         return ()

@@ -18,8 +18,8 @@ __all__ = ["CODECS", "FP8", "codec_of", "number_of_fp8", "with_fp8"]
 
 FP8 = "fp8"
 # The numbers of those without loss, and of fp8 by the type of the numbers that it takes.
-CODECS = {name: at for at, (name, dtype, _) in enumerate(_native.CODECS) if not dtype}
-_OF_FP8 = {dtype: at for at, (name, dtype, _) in enumerate(_native.CODECS) if name == FP8}
+CODECS = {name: at for at, (name, dtype, _) in enumerate(_native.codecs()) if not dtype}
+_OF_FP8 = {dtype: at for at, (name, dtype, _) in enumerate(_native.codecs()) if name == FP8}
 _FIELD, _VALUE = "serde", "fp8_e4m3"
 
 

@@ -27,7 +27,7 @@ __all__ = [
     "replay",
 ]
 
-POLICIES: tuple[str, ...] = _native.POLICIES
+POLICIES = _native.policies()
 _STEP = 64  # requests between two reports of progress
 _PARTS = (1 / 64, 1 / 16, 1 / 4, 1 / 2, 1)  # of the distinct chunks, where nobody names a capacity
 
