@@ -186,9 +186,9 @@ class Replay:
     def __post_init__(self) -> None:
         case, clock = self.case, self.clock
         clock.now = BEGINS_AT
-        size_bytes = case.pages * _native.PagePool.stride_bytes(case.chunk_bytes)
-        how = {"hugetlb": False, "prefault": False}
-        self.memory = Memory.private(case.chunk_bytes, size_bytes, "LRU", **how)
+        pool = _native.PagePool(case.chunk_bytes, case.pages, hugetlb=False, prefault=False)
+        index = _native.ChunkCache(case.pages, "LRU", pool=pool)
+        self.memory = Memory(pool, index, case.chunk_bytes)
         self.stores = [self._store(number, store) for number, store in enumerate(case.stores)]
         self.tiers = [
             Tier(made.name, made, case.chunk_bytes, lets_go=store.lets_go)  # type: ignore[arg-type]

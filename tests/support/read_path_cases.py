@@ -166,9 +166,9 @@ class Dice:
 def random_case(number: int) -> Case:
     """The same one for the same number."""
     dice = Dice(number)
-    chunks = dice.of((1, 2, 4, 8, 12, 16, 24, 24, 24, 32))
+    chunks = dice.of((1, 2, 4, 8, 12, 16, 24, 24, 24, 40))
     bursts = dice.chance(0.25)
-    chunk_bytes = dice.of((64 << 10, 320 << 10, 320 << 10, MIB, MIB, 2 * MIB))
+    chunk_bytes = dice.of((64 << 10, 320 << 10, 320 << 10, 512 << 10, MIB, 2 * MIB))
     if bursts:
         chunk_bytes = min(chunk_bytes, MIB)
     compute_s = dice.between(0.02, 3.0)
@@ -201,7 +201,8 @@ def random_case(number: int) -> Case:
 
 
 def _random_store(dice: Dice, chunks: int, chunk_bytes: int, compute_s: float) -> Store:
-    bytes_s = dice.between(0.08, 30.0) * chunks * chunk_bytes / compute_s
+    how_much = dice.between(0.4, 4.0) if dice.chance(0.6) else dice.between(0.08, 30.0)
+    bytes_s = how_much * chunks * chunk_bytes / compute_s
     rtt_s = dice.of((0.0002, 0.002, 0.01, 0.03, 0.1)) * dice.between(0.7, 1.4)
     has = tuple(
         dice.among(
@@ -220,7 +221,7 @@ def _random_store(dice: Dice, chunks: int, chunk_bytes: int, compute_s: float) -
         ("lump_bytes", dice.of((1, 1, 64 << 10, 256 << 10))),
         ("drops", dice.chance(0.5)),
     ]
-    lets_go = dice.chance(0.7)
+    lets_go = dice.chance(0.55)
     release_s = dice.of((0.0, 0.005, 0.03, 0.2)) if lets_go else float("inf")
     bad = dice.of((Status.CORRUPT, Status.MISS, Status.SIZE_MISMATCH, Status.SERVER_ERROR))
     return Store(
@@ -286,16 +287,19 @@ def _random_change(
 def _random_requests(
     dice: Dice, chunks: int, compute_s: float, *, bursts: bool, is_small: bool
 ) -> tuple[Request, ...]:
-    count = 2 + dice.below(4) if bursts else 1 + dice.below(4)
+    count = dice.of((2, 3, 4, 5, 8)) if bursts else 1 + dice.below(4)
     requests = []
     for number in range(count):
         looks = dice.chance(0.35)
+        gap_s = dice.of((0.0, 0.01, 0.1, 1.0)) * compute_s * dice.between(0.5, 2.0)
+        if not bursts and dice.chance(0.1):  # what was learnt is old
+            gap_s = dice.between(30.0, 300.0)
         document = dice.below(max(1, number)) if dice.chance(0.2) else number
         requests.append(
             Request(
                 document,
                 chunks if dice.chance(0.8) else 1 + dice.below(chunks),
-                gap_s=dice.of((0.0, 0.01, 0.1, 1.0)) * compute_s * dice.between(0.5, 2.0),
+                gap_s=gap_s,
                 joins=number > 0 and (bursts or dice.chance(0.15)),
                 looks=looks,
                 retrieves=not looks or dice.chance(0.8),
