@@ -9,9 +9,9 @@ import click
 
 from benchmarks import report
 from benchmarks.bars import Lab, run_bars
-from kvferry.cli.bench import console_for
 from kvferry.cli.main import run_command
-from kvferry.lab.output import write_json
+from kvferry_lab.cli.bench import console_for
+from kvferry_lab.output import write_json
 
 __all__ = ["main"]
 

@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from benchmarks.bars import Bar, Lab, Target
 from benchmarks.cache_server import CacheServer, cache_server, cpu_s_of
 from benchmarks.trickle import Trickle
+from kvferry.base.errors import CorruptError, DeadlineExceeded
 from kvferry.cache import Retrieved, TieredCache
-from kvferry.cache.prompt import Prompt, read_prompt
 from kvferry.chunks.identity import Identity
 from kvferry.chunks.layout import KVLayout
-from kvferry.errors import CorruptError, DeadlineExceeded
+from kvferry.chunks.prompt import Prompt, read_prompt
 from kvferry.server import Client
 
 __all__ = ["server_control", "server_shares"]

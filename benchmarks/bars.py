@@ -15,13 +15,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from kvferry.base.errors import KVFerryError
 from kvferry.config import ClientConfig
 from kvferry.embedded.program import ServerBinary, find_server
 from kvferry.embedded.store import embedded_store
-from kvferry.errors import KVFerryError
-from kvferry.lab.bench.intervals import Interval
-from kvferry.lab.bench.server import ServerProbe
-from kvferry.lab.servers.same_host import tcp_config
+from kvferry_lab.bench.intervals import Interval
+from kvferry_lab.bench.server import ServerProbe
+from kvferry_lab.servers.same_host import tcp_config
 
 __all__ = ["NOTES", "Bar", "Lab", "Target", "run_bars"]
 

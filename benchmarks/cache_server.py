@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
-from kvferry.errors import StoreError
+from kvferry.base.errors import StoreError
 
 __all__ = ["CacheServer", "cache_server", "cpu_s_of"]
 

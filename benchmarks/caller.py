@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+from kvferry.base.errors import DeadlineExceeded
 from kvferry.client.batch import BatchResult, Status
-from kvferry.errors import DeadlineExceeded
-from kvferry.lab.bench.data import Chunks
+from kvferry_lab.bench.data import Chunks
 
 __all__ = ["RepeatedCaller", "TimedCall"]
 

@@ -13,10 +13,10 @@ from typing import Any, Self
 
 from benchmarks.bars import Bar, Lab, Target
 from benchmarks.latency import native_client
-from kvferry.errors import CorruptError, KVFerryError
-from kvferry.lab.bench.data import Chunks
-from kvferry.lab.bench.intervals import Interval
-from kvferry.lab.bench.server import ServerProbe
+from kvferry.base.errors import CorruptError, KVFerryError
+from kvferry_lab.bench.data import Chunks
+from kvferry_lab.bench.intervals import Interval
+from kvferry_lab.bench.server import ServerProbe
 
 __all__ = ["CallCounter", "system_calls"]
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from kvferry.errors import StoreError
+from kvferry.base.errors import StoreError
 
 __all__ = ["LabCertificate", "lab_certificate"]
 

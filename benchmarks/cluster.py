@@ -14,12 +14,12 @@ from benchmarks.caller import RepeatedCaller
 from benchmarks.lab_cluster import LabCluster
 from benchmarks.latency import native_client
 from benchmarks.throughput import ratio
-from kvferry.errors import CorruptError
-from kvferry.lab.bench.clients import open_client
-from kvferry.lab.bench.data import Chunks
-from kvferry.lab.bench.intervals import Interval, ratios
-from kvferry.lab.bench.measure import floors, measure
-from kvferry.lab.bench.probe import ClusterProbe
+from kvferry.base.errors import CorruptError
+from kvferry_lab.bench.clients import open_client
+from kvferry_lab.bench.data import Chunks
+from kvferry_lab.bench.intervals import Interval, ratios
+from kvferry_lab.bench.measure import floors, measure
+from kvferry_lab.bench.probe import ClusterProbe
 
 __all__ = ["cluster_failover", "cluster_shards", "idle_nodes"]
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from benchmarks.bars import Bar, Lab, Target
 from benchmarks.latency import native_client
-from kvferry.errors import CorruptError, DeadlineExceeded
-from kvferry.lab.bench.clients import config_url
-from kvferry.lab.bench.programs import ProgramError
+from kvferry.base.errors import CorruptError, DeadlineExceeded
+from kvferry_lab.bench.clients import config_url
+from kvferry_lab.bench.programs import ProgramError
 
 __all__ = ["memory_growth", "python_cost"]
 

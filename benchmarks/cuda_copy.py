@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
+from kvferry.chunks.pool import PagePool
 from kvferry.client.dlpack import view_memory
-from kvferry.integrations.vllm.blocks import BlockCopier
-from kvferry.pool import PagePool
+from kvferry.integrations.vllm.blocks.blocks import BlockCopier
 
 __all__ = ["main"]
 

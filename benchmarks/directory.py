@@ -15,12 +15,12 @@ from contextlib import contextmanager
 
 from benchmarks.bars import Bar, Lab, Target
 from kvferry import _native
+from kvferry.base.errors import CorruptError
 from kvferry.config.controller import ControllerConfig
-from kvferry.controller.controller import Controller
-from kvferry.controller.http.app import make_app
-from kvferry.errors import CorruptError
 from kvferry.http.listener import HttpListener
-from kvferry.membership.messages import (
+from kvferry.sharing.controller.controller import Controller
+from kvferry.sharing.controller.http.app import make_app
+from kvferry.sharing.membership.messages import (
     Begin,
     End,
     HeldIdentity,

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
 
-from kvferry.errors import CorruptError
+from kvferry.base.errors import CorruptError
 
 __all__ = ["SequentialFile"]
 

@@ -19,7 +19,7 @@ from benchmarks.disk import SequentialFile
 from kvferry.chunks.keys import describe_identity, identity_digest
 from kvferry.connectors.base import Space
 from kvferry.connectors.file import FileConnector
-from kvferry.lab.bench.data import Chunks
+from kvferry_lab.bench.data import Chunks
 
 __all__ = ["file_rates"]
 

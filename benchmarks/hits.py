@@ -10,8 +10,8 @@ from typing import Any
 
 from benchmarks.bars import Bar, Lab, Target
 from benchmarks.made_trace import made_trace
-from kvferry.lab.trace.format import HASH_BYTES, Trace, load_trace
-from kvferry.lab.trace.replay import POLICIES, replay
+from kvferry_lab.trace.format import HASH_BYTES, Trace, load_trace
+from kvferry_lab.trace.replay import POLICIES, replay
 
 __all__ = ["hit_rates"]
 

@@ -17,10 +17,10 @@ from typing import Any
 
 from benchmarks.bars import Bar, Lab, Target
 from kvferry import _native
+from kvferry.base.errors import CorruptError
 from kvferry.chunks.keys import chunk_hashes
-from kvferry.errors import CorruptError
-from kvferry.lab.bench.programs import ProgramError
-from kvferry.lab.trace.replay import POLICIES
+from kvferry_lab.bench.programs import ProgramError
+from kvferry_lab.trace.replay import POLICIES
 
 __all__ = ["hash_cost", "index_cost"]
 

@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from kvferry import _native
+from kvferry.base.errors import CorruptError
 from kvferry.chunks.keys import DIGEST_BYTES
-from kvferry.errors import CorruptError
 
 _PAGE_BYTES = 64
 _BATCH = 256

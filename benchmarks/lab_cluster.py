@@ -16,11 +16,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Self
 
+from kvferry.base.errors import ServerError, StoreError, UnavailableError
 from kvferry.config import ClientConfig
 from kvferry.embedded.program import ServerBinary
-from kvferry.errors import ServerError, StoreError, UnavailableError
-from kvferry.lab.bench.server import ServerProbe
-from kvferry.lab.servers.server import HOST, LabServer, free_port, wait_until
+from kvferry_lab.bench.server import ServerProbe
+from kvferry_lab.servers.server import HOST, LabServer, free_port, wait_until
 
 __all__ = ["LabCluster"]
 

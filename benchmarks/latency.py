@@ -15,13 +15,13 @@ from itertools import chain, cycle
 from typing import Any
 
 from benchmarks.bars import Bar, Lab, Target
+from kvferry.base.errors import CorruptError, DeadlineExceeded
 from kvferry.config import ClientConfig
-from kvferry.errors import CorruptError, DeadlineExceeded
-from kvferry.lab.bench.adapters import load
-from kvferry.lab.bench.data import Chunks
-from kvferry.lab.bench.intervals import Interval, percentile, ratios
-from kvferry.lab.bench.programs import DelayProcess
-from kvferry.lab.bench.server import ServerProbe, fill
+from kvferry_lab.bench.adapters import load
+from kvferry_lab.bench.data import Chunks
+from kvferry_lab.bench.intervals import Interval, percentile, ratios
+from kvferry_lab.bench.programs import DelayProcess
+from kvferry_lab.bench.server import ServerProbe, fill
 
 __all__ = ["distant_exists", "distant_get", "exists_beside_set", "native_client"]
 

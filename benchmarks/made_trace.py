@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Iterator
 
 from kvferry import _native
-from kvferry.lab.trace.format import Trace
+from kvferry_lab.trace.format import Trace
 
 __all__ = ["made_trace"]
 

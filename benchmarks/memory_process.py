@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from kvferry.errors import CorruptError
+from kvferry.base.errors import CorruptError
 
 _KEYS = 16
 _VALUE_BYTES = 4096

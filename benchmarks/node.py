@@ -12,14 +12,14 @@ from functools import partial
 from statistics import median
 
 from benchmarks.bars import Bar, Lab, Target
+from kvferry.base.errors import CorruptError
 from kvferry.config import ClientConfig
-from kvferry.errors import CorruptError
-from kvferry.lab.bench.clients import open_client
-from kvferry.lab.bench.data import Chunks
-from kvferry.lab.bench.intervals import Interval, ratios
-from kvferry.lab.bench.measure import Row, measure
-from kvferry.lab.bench.server import ServerProbe, fill
-from kvferry.lab.servers.server import HOST, free_port
+from kvferry_lab.bench.clients import open_client
+from kvferry_lab.bench.data import Chunks
+from kvferry_lab.bench.intervals import Interval, ratios
+from kvferry_lab.bench.measure import Row, measure
+from kvferry_lab.bench.server import ServerProbe, fill
+from kvferry_lab.servers.server import HOST, free_port
 
 __all__ = ["node_small", "node_values"]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.bars import Bar, Lab, Target
 from kvferry import RedisClient
-from kvferry.errors import KVFerryError
+from kvferry.base.errors import KVFerryError
 
 __all__ = ["node_hostile"]
 

@@ -20,13 +20,13 @@ from collections.abc import Sequence
 from statistics import median
 
 from kvferry.cache.memory import Memory
-from kvferry.cache.one_sided import OneSided
 from kvferry.config import ClientConfig
 from kvferry.connectors import Space
 from kvferry.connectors.nixl_agent import NixlAgent
 from kvferry.connectors.one_sided import OneSidedConnector
 from kvferry.connectors.peer import PeerConnector
-from kvferry.node.lending import USER, LendingNode
+from kvferry.sharing.node.lending import USER, LendingNode
+from kvferry.sharing.peers.one_sided_lending import OneSided
 
 __all__ = ["main"]
 

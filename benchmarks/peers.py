@@ -15,17 +15,17 @@ from typing import Any
 
 from benchmarks.bars import Bar, Lab, Target
 from benchmarks.prompt import PromptKV
+from kvferry.base.errors import CorruptError, UnavailableError
+from kvferry.base.socket_folder import node_path
 from kvferry.cache import TieredCache
-from kvferry.cache.prompt import read_prompt
-from kvferry.cache.socket_folder import node_path
+from kvferry.chunks.prompt import read_prompt
 from kvferry.client.sync import RedisClient
 from kvferry.config import CacheConfig, ClientConfig
 from kvferry.config.controller import ControllerConfig
-from kvferry.controller.controller import Controller
-from kvferry.errors import CorruptError, UnavailableError
-from kvferry.lab.bench.intervals import Interval, ratios
-from kvferry.lab.bench.server import ServerProbe
-from kvferry.lab.servers.server import HOST, free_port, wait_until
+from kvferry.sharing.controller.controller import Controller
+from kvferry_lab.bench.intervals import Interval, ratios
+from kvferry_lab.bench.server import ServerProbe
+from kvferry_lab.servers.server import HOST, free_port, wait_until
 
 __all__ = ["peer_contact", "peer_loads"]
 

@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.bars import Lab
+from kvferry.base.errors import CorruptError
 from kvferry.cache.memory import ChunkView
 from kvferry.chunks.identity import Identity
 from kvferry.chunks.keys import chunk_hashes
 from kvferry.chunks.layout import KVLayout
-from kvferry.errors import CorruptError
 
 __all__ = ["FRAME_BYTES", "PromptKV"]
 

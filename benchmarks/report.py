@@ -26,8 +26,8 @@ from benchmarks.throughput import get_redis, get_valkey, pure_client, set_redis,
 from benchmarks.tiered_cache import engine_loads, engine_memory
 from benchmarks.tls import tls_values
 from benchmarks.trust import black_hole, recovery
-from kvferry.errors import UsageError
-from kvferry.lab.bench import report as bench_report
+from kvferry.base.errors import UsageError
+from kvferry_lab.bench import report as bench_report
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -14,14 +14,14 @@ from typing import Self
 
 from benchmarks.bars import Bar, Lab, Target
 from benchmarks.throughput import rate
+from kvferry.base.errors import CorruptError, UsageError
 from kvferry.config import ClientConfig
-from kvferry.errors import CorruptError, UsageError
-from kvferry.lab.bench.adapters import BenchClient
-from kvferry.lab.bench.clients import config_url
-from kvferry.lab.bench.data import Chunks, Value
-from kvferry.lab.bench.intervals import Interval, ratios
-from kvferry.lab.bench.measure import Row, measure
-from kvferry.lab.bench.programs import ProgramError
+from kvferry_lab.bench.adapters import BenchClient
+from kvferry_lab.bench.clients import config_url
+from kvferry_lab.bench.data import Chunks, Value
+from kvferry_lab.bench.intervals import Interval, ratios
+from kvferry_lab.bench.measure import Row, measure
+from kvferry_lab.bench.programs import ProgramError
 
 __all__ = ["ClientProcess", "rival_bars", "rival_client"]
 

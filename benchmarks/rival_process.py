@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
+from kvferry.base.errors import KVFerryError
 from kvferry.config import ClientConfig
-from kvferry.errors import KVFerryError
-from kvferry.lab.bench.adapters import BenchClient
-from kvferry.lab.bench.clients import open_client
-from kvferry.lab.bench.data import Chunks
-from kvferry.lab.bench.measure import measure
-from kvferry.lab.bench.server import ServerProbe, fill
+from kvferry_lab.bench.adapters import BenchClient
+from kvferry_lab.bench.clients import open_client
+from kvferry_lab.bench.data import Chunks
+from kvferry_lab.bench.measure import measure
+from kvferry_lab.bench.server import ServerProbe, fill
 
 __all__ = ["turns"]
 

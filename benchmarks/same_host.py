@@ -8,14 +8,14 @@ from contextlib import ExitStack
 from benchmarks.bars import Bar, Lab, Target
 from benchmarks.latency import native_client
 from benchmarks.throughput import rate, ratio
+from kvferry.base.errors import KVFerryError
 from kvferry.config import CONNECTIONS_DEFAULT
-from kvferry.errors import KVFerryError
-from kvferry.lab.bench.adapters import BenchClient, FerryClient, NotMeasured
-from kvferry.lab.bench.clients import open_client
-from kvferry.lab.bench.data import Chunks
-from kvferry.lab.bench.intervals import Interval, ratios
-from kvferry.lab.bench.measure import Row, floors, measure
-from kvferry.lab.servers.same_host import await_socket, ways_to
+from kvferry_lab.bench.adapters import BenchClient, FerryClient, NotMeasured
+from kvferry_lab.bench.clients import open_client
+from kvferry_lab.bench.data import Chunks
+from kvferry_lab.bench.intervals import Interval, ratios
+from kvferry_lab.bench.measure import Row, floors, measure
+from kvferry_lab.servers.same_host import await_socket, ways_to
 
 __all__ = ["same_host"]
 

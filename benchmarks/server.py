@@ -15,10 +15,10 @@ import numpy as np
 from benchmarks.bars import Bar, Lab, Target
 from benchmarks.cache_server import cache_server
 from benchmarks.prompt import PromptKV
+from kvferry.base.errors import CorruptError
 from kvferry.cache import Hashes
 from kvferry.chunks.identity import Identity
 from kvferry.chunks.layout import KVLayout
-from kvferry.errors import CorruptError
 from kvferry.server import Client
 
 __all__ = ["server_copies", "server_end"]

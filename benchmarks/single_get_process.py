@@ -15,7 +15,7 @@ import time
 
 from kvferry.client.pure.client import PureRedisClient
 from kvferry.config import ClientConfig
-from kvferry.lab.bench.adapters import open_redis_py
+from kvferry_lab.bench.adapters import open_redis_py
 
 __all__ = ["single_get_gbps"]
 

@@ -11,11 +11,11 @@ from dataclasses import replace
 
 from benchmarks.bars import Bar, Lab, Target
 from kvferry.config import CONNECTIONS_DEFAULT
-from kvferry.lab.bench.adapters import BenchClient
-from kvferry.lab.bench.clients import config_url, open_client
-from kvferry.lab.bench.data import Chunks
-from kvferry.lab.bench.measure import Floor, Row, against, floors, measure
-from kvferry.lab.bench.server import fill
+from kvferry_lab.bench.adapters import BenchClient
+from kvferry_lab.bench.clients import config_url, open_client
+from kvferry_lab.bench.data import Chunks
+from kvferry_lab.bench.measure import Floor, Row, against, floors, measure
+from kvferry_lab.bench.server import fill
 
 __all__ = ["get_redis", "get_valkey", "pure_client", "rate", "ratio", "set_redis", "set_valkey"]
 

@@ -15,12 +15,12 @@ import numpy as np
 
 from benchmarks.bars import Bar, Lab, Target
 from benchmarks.prompt import PromptKV
+from kvferry.base.errors import CorruptError, DeadlineExceeded
 from kvferry.cache import TieredCache
 from kvferry.cache.results import Retrieved
 from kvferry.client.sync import RedisClient
 from kvferry.config import CacheConfig, ClientConfig
 from kvferry.config.stores import StoreConfig
-from kvferry.errors import CorruptError, DeadlineExceeded
 
 __all__ = ["engine_loads", "engine_memory"]
 

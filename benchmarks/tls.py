@@ -11,12 +11,12 @@ from benchmarks.bars import Bar, Lab, Target
 from benchmarks.certificate import lab_certificate
 from benchmarks.throughput import ratio
 from kvferry.config import ClientConfig
-from kvferry.lab.bench.adapters import BenchClient
-from kvferry.lab.bench.clients import open_client
-from kvferry.lab.bench.data import Chunks
-from kvferry.lab.bench.measure import Row, floors, measure
-from kvferry.lab.bench.server import ServerProbe, fill
-from kvferry.lab.servers.server import LabServer, free_port
+from kvferry_lab.bench.adapters import BenchClient
+from kvferry_lab.bench.clients import open_client
+from kvferry_lab.bench.data import Chunks
+from kvferry_lab.bench.measure import Row, floors, measure
+from kvferry_lab.bench.server import ServerProbe, fill
+from kvferry_lab.servers.server import LabServer, free_port
 
 __all__ = ["has_tls", "tls_values"]
 

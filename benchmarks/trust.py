@@ -12,10 +12,10 @@ from typing import Any, Self
 from benchmarks.bars import Bar, Lab, Target
 from benchmarks.caller import RepeatedCaller, TimedCall
 from benchmarks.latency import native_client
+from kvferry.base.errors import CorruptError
 from kvferry.client.batch import BatchResult, Status
-from kvferry.errors import CorruptError
-from kvferry.lab.bench.data import Chunks
-from kvferry.lab.servers.server import LabServer, wait_until
+from kvferry_lab.bench.data import Chunks
+from kvferry_lab.servers.server import LabServer, wait_until
 
 __all__ = ["black_hole", "recovery", "refusals"]
 

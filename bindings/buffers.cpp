@@ -34,7 +34,7 @@ bool get_buffer(PyObject* object, Py_buffer* view) noexcept {
 }  // namespace
 
 void raise_bad_buffer(const std::string& text) {
-  PyErr_SetString(python("kvferry.errors", "BadBufferError").ptr(), text.c_str());
+  PyErr_SetString(python("kvferry.base.errors", "BadBufferError").ptr(), text.c_str());
   throw nb::python_error();
 }
 

@@ -49,7 +49,7 @@ nb::object readable(std::string_view text) {
 }
 
 nb::object exception_class(Errc code) {
-  return nb::module_::import_("kvferry.errors").attr(python_class(code));
+  return nb::module_::import_("kvferry.base.errors").attr(python_class(code));
 }
 
 void raise(const Error& error) {

@@ -1,5 +1,5 @@
 #pragma once
-// The one table from native errors to the exceptions of kvferry.errors.
+// The one table from native errors to the exceptions of kvferry.base.errors.
 
 #include <nanobind/nanobind.h>
 

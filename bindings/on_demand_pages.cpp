@@ -62,7 +62,7 @@ void bind_on_demand_pages(nb::module_& m) {
   nb::class_<OnDemandPagesOwner>(
       m, "OnDemandPages", nb::is_weak_referenceable(),
       "Pages for hashes[first:] that are taken when values come. Goes where "
-      "buffers of a GET go. See kvferry.cache.window.")
+      "buffers of a GET go. See kvferry.cache.load.window.")
       .def("__init__", &create, "cache"_a, "hashes"_a, "first"_a, "ttl_s"_a)
       .def(
           "place",

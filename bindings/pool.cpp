@@ -147,7 +147,7 @@ void trim(const PoolOwner& owner) {
 }  // namespace
 
 void bind_pool(nb::module_& m) {
-  nb::class_<PoolOwner>(m, "PagePool", "Equal pages cut from one mapping; see kvferry.pool.")
+  nb::class_<PoolOwner>(m, "PagePool", "Equal pages cut from one mapping; see kvferry.chunks.pool.")
       .def("__init__", &create_pool, "page_size_bytes"_a, "pages_count"_a, nb::kw_only(),
            "hugetlb"_a = false, "prefault"_a = true)
       .def_static(

@@ -21,12 +21,12 @@ import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from kvferry.base.errors import ClosedError, UnavailableError
 from kvferry.chunks.keys import describe_identity, identity_digest
 from kvferry.client.batch import Status
 from kvferry.connectors import BlockingConnector, Space, Usage, load_connector
 from kvferry.connectors.base import ScanBatch
 from kvferry.connectors.blocking import Outcome
-from kvferry.errors import ClosedError, UnavailableError
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS chunks (

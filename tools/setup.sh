@@ -179,7 +179,7 @@ stage_native() {
   "$venv/bin/python" -m pip install --quiet --no-build-isolation --no-deps \
     --config-settings=cmake.define.KVFERRY_TESTS=ON --config-settings=build.targets=kvferry_python \
     --editable . >&2
-  ls "$venv"/lib/python*/site-packages/kvferry/controller/page/lib/htmx.min.js >/dev/null 2>&1 ||
+  ls "$venv"/lib/python*/site-packages/kvferry/sharing/controller/page/lib/htmx.min.js >/dev/null 2>&1 ||
     say "going on without the controller's page: npm or the package registry is not there"
   echo "$key" >"$stamp"
 }

@@ -23,15 +23,15 @@ _HOME = {
     "BatchResult": "kvferry.client.batch",
     "CacheNamespace": "kvferry.client.namespace",
     "ClientConfig": "kvferry.config",
-    "Credentials": "kvferry.credentials",
-    "TieredCache": "kvferry.cache",
+    "Credentials": "kvferry.base.credentials",
+    "TieredCache": "kvferry.sharing",
     "CacheConfig": "kvferry.config",
     "EvictionConfig": "kvferry.config",
     "Hashes": "kvferry.cache",
     "Identity": "kvferry.chunks.identity",
-    "KVFerryError": "kvferry.errors",
+    "KVFerryError": "kvferry.base.errors",
     "KVLayout": "kvferry.chunks.layout",
-    "PagePool": "kvferry.pool",
+    "PagePool": "kvferry.chunks.pool",
     "RedisClient": "kvferry.client.sync",
     "Status": "kvferry.client.batch",
     "StoreConfig": "kvferry.config",
@@ -40,9 +40,12 @@ _HOME = {
 }
 
 if TYPE_CHECKING:
-    from kvferry.cache import Hashes, TieredCache
+    from kvferry.base.credentials import Credentials
+    from kvferry.base.errors import KVFerryError
+    from kvferry.cache import Hashes
     from kvferry.chunks.identity import Identity
     from kvferry.chunks.layout import KVLayout
+    from kvferry.chunks.pool import PagePool
     from kvferry.client.aio import AsyncRedisClient
     from kvferry.client.batch import BatchResult, Status
     from kvferry.client.namespace import AsyncCacheNamespace, CacheNamespace
@@ -54,10 +57,8 @@ if TYPE_CHECKING:
         StoreConfig,
         load_client_config,
     )
-    from kvferry.credentials import Credentials
     from kvferry.embedded.store import embedded_store
-    from kvferry.errors import KVFerryError
-    from kvferry.pool import PagePool
+    from kvferry.sharing import TieredCache
 
 __all__ = [
     "AsyncCacheNamespace",

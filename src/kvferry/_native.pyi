@@ -245,7 +245,7 @@ class SharedPages:
     def pages_count(self) -> int: ...
 
 class PagePool:
-    """Equal pages cut from one mapping; see kvferry.pool."""
+    """Equal pages cut from one mapping; see kvferry.chunks.pool."""
 
     def __init__(self, page_size_bytes: int, pages_count: int, *, hugetlb: bool = False, prefault: bool = True) -> None: ...
 
@@ -615,7 +615,7 @@ class Directory:
 
 class OnDemandPages:
     """
-    Pages for hashes[first:] that are taken when values come. Goes where buffers of a GET go. See kvferry.cache.window.
+    Pages for hashes[first:] that are taken when values come. Goes where buffers of a GET go. See kvferry.cache.load.window.
     """
 
     def __init__(self, cache: ChunkCache, hashes: bytes, first: int, ttl_s: float) -> None: ...

@@ -37,7 +37,7 @@ from typing import Any
 from chaos.journal import Journal
 from chaos.watch import Usage, Watch, return_large_blocks
 from kvferry import Identity, KVLayout, TieredCache
-from kvferry.cache.awake import keep_awake
+from kvferry.cache.store.awake import keep_awake
 from support.engines import CHUNK, check, expected, open_engine, pages_gb, prompt
 
 __all__ = ["IDENTITY", "LENGTH", "PROMPTS", "SHARED", "main"]

@@ -31,10 +31,10 @@ from chaos.report import Plan, Report
 from chaos.schedule import schedule
 from chaos.troubles import Troubles
 from chaos.ways import damages, toxics
-from kvferry.cache.prompt import read_prompt
+from kvferry.chunks.prompt import read_prompt
 from kvferry.config.controller import ControllerConfig
-from kvferry.controller.controller import Controller
-from kvferry.membership import HeldIdentity
+from kvferry.sharing.controller.controller import Controller
+from kvferry.sharing.membership import HeldIdentity
 from support.engines import CHUNK, prompt, space
 from support.proxy import FaultProxy
 

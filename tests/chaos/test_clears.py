@@ -11,8 +11,8 @@ from contextlib import ExitStack, suppress
 import pytest
 
 from kvferry import TieredCache
-from kvferry.cache.prompt import read_prompt
-from kvferry.errors import KVFerryError
+from kvferry.base.errors import KVFerryError
+from kvferry.chunks.prompt import read_prompt
 from support import clock
 from support.engines import CHUNK, expected, open_engine, pages_gb, prompt
 from support.sentinel import SentinelGroup, start_sentinels

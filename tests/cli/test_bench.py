@@ -20,10 +20,10 @@ from benchmarks.bars import Lab
 from benchmarks.report import GROUPS
 from kvferry.cli.main import main
 from kvferry.config import ClientConfig
-from kvferry.lab.bench.adapters import ThreadedClient, redis_arguments
-from kvferry.lab.bench.clients import CLIENT_TYPES, NOTED_TYPES
-from kvferry.lab.bench.data import Value
-from kvferry.lab.bench.programs import ProgramError, find_program
+from kvferry_lab.bench.adapters import ThreadedClient, redis_arguments
+from kvferry_lab.bench.clients import CLIENT_TYPES, NOTED_TYPES
+from kvferry_lab.bench.data import Value
+from kvferry_lab.bench.programs import ProgramError, find_program
 from support.cluster import Cluster
 from support.proxy import FaultProxy
 from support.sentinel import SentinelGroup

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kvferry.cli.main import main
-from kvferry.lab.bench.programs import ProgramError, find_program
+from kvferry_lab.bench.programs import ProgramError, find_program
 from support.servers import TestServer
 
 DATA = 40_000

@@ -13,10 +13,10 @@ import pytest
 
 from kvferry.cli.main import main
 from kvferry.config import ClientConfig
-from kvferry.lab.bench.clients import NOTED_TYPES, open_client
-from kvferry.lab.bench.measure import Row
-from kvferry.lab.bench.plot import ladder, write_plot
-from kvferry.lab.bench.run import ClientBench
+from kvferry_lab.bench.clients import NOTED_TYPES, open_client
+from kvferry_lab.bench.measure import Row
+from kvferry_lab.bench.plot import ladder, write_plot
+from kvferry_lab.bench.run import ClientBench
 from support.servers import TestServer
 
 SMALL = ["--size-mb", "0.25", "--num-chunks", "6", "--repeat", "2", "--no-floor"]

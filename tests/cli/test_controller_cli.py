@@ -10,11 +10,11 @@ from pathlib import Path
 import click
 import pytest
 
+from kvferry.base.errors import ConfigError
 from kvferry.cli.controller import controller as command
 from kvferry.cli.main import main
 from kvferry.config.controller import ControllerConfig
 from kvferry.config.setting import specs
-from kvferry.errors import ConfigError
 from support.processes import Process
 from support.secrets import secret
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from kvferry.cli.doctor import doctor
 from kvferry.cli.main import main
 from kvferry.embedded.store import embedded_store
-from kvferry.lab.doctor import bare_tcp
-from kvferry.lab.doctor.bare_tcp import BareServer
-from kvferry.lab.doctor.prefill import GPUS
+from kvferry_lab.cli.doctor import doctor
+from kvferry_lab.doctor import bare_tcp
+from kvferry_lab.doctor.bare_tcp import BareServer
+from kvferry_lab.doctor.prefill import GPUS
 from support.cluster import Cluster
 from support.servers import TestServer
 

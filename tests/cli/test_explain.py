@@ -9,9 +9,9 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from kvferry.cli.main import cli
-from kvferry.integrations.vllm.explain import teller
-from kvferry.integrations.vllm.finder import BackendFinder
-from kvferry.integrations.vllm.ranks import RankAnswers, address
+from kvferry.integrations.vllm.connector.explain import teller
+from kvferry.integrations.vllm.connector.finder import BackendFinder
+from kvferry.integrations.vllm.connector.ranks import RankAnswers, address
 from kvferry.server import Client
 from support.cache_server import CacheServerProcess
 from support.engines import CHUNK, IDENTITY, expected, open_engine, prompt

@@ -16,13 +16,13 @@ import pytest
 from rich.console import Console
 
 from kvferry import TieredCache
+from kvferry.base.errors import UsageError
 from kvferry.cache.status_socket import open_status_socket
 from kvferry.cli.main import main
+from kvferry.cli.top_here import WatchHere
+from kvferry.cli.top_page import page
+from kvferry.cli.top_watch import Watch, counters
 from kvferry.config.server import ServerConfig
-from kvferry.errors import UsageError
-from kvferry.lab.top.here import WatchHere
-from kvferry.lab.top.page import page
-from kvferry.lab.top.watch import Watch, counters
 from kvferry.server.http.side import HttpSide
 from support.engines import CHUNK, check, expected, memory_store, open_engine, prompt
 from support.servers import free_port

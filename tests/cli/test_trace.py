@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from kvferry.cli.main import main
-from kvferry.lab.trace.format import load_trace
-from kvferry.lab.trace.replay import replay
+from kvferry_lab.trace.format import load_trace
+from kvferry_lab.trace.replay import replay
 from support.config import SECRET
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "traces"

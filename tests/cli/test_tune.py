@@ -188,8 +188,8 @@ def test_ctrl_c_leaves_file_and_server_as_they_were(valkey: TestServer, file: Pa
 
 
 def test_the_defaults_of_the_command_are_those_of_the_search() -> None:
-    from kvferry.cli.tune import tune
-    from kvferry.lab.tune.run import Tune
+    from kvferry_lab.cli.tune import tune
+    from kvferry_lab.tune.run import Tune
 
     plain = Tune(config=ClientConfig())
     options: dict[str | None, Any] = {option.name: option.default for option in tune.params}

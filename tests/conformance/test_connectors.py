@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvferry.errors import CapacityError
+from kvferry.base.errors import CapacityError
 from kvferry.testing.suite import *  # noqa: F403
 from support.connectors import SpecDriver, space_of
 

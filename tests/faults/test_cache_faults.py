@@ -14,7 +14,7 @@ from uuid import uuid4
 import pytest
 
 from kvferry import TieredCache
-from kvferry.errors import KVFerryError
+from kvferry.base.errors import KVFerryError
 from support import clock
 from support.cluster import Cluster
 from support.engines import (

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvferry import TieredCache
-from kvferry.cache import losses, writer
+from kvferry.cache.store import losses, writer
 from kvferry.client.batch import BatchResult, Status
 from kvferry.client.operation import Verb
 from kvferry.connectors.threaded import Checked

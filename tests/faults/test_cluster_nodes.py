@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvferry import errors
+from kvferry.base import errors
 from kvferry.client.batch import Status
 from support.clients import NATIVE, completions, no_takes_s, opened
 from support.cluster import Cluster, ClusterNode, FailoverMode, key_slot

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from kvferry import AsyncRedisClient, ClientConfig, RedisClient
+from kvferry.base.errors import KVFerryError
 from kvferry.client.pure.client import PureRedisClient
-from kvferry.errors import KVFerryError
 from support.scripted import Close, Command, MiniStore, ScriptedServer, answer, resp2_only
 from support.servers import TestServer, free_port
 from support.stamps import until

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvferry import errors
+from kvferry.base import errors
 from kvferry.client.batch import Status
 from support.resp import bulk
 from support.scripted import (

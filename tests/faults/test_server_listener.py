@@ -17,14 +17,14 @@ from pathlib import Path
 
 import pytest
 
+from kvferry.base.errors import StoreError
 from kvferry.config import CacheConfig
 from kvferry.config.server import ServerConfig
-from kvferry.errors import StoreError
-from kvferry.server import listener
 from kvferry.server import protocol as p
-from kvferry.server.listener import EngineListener
+from kvferry.server.loop import listener
+from kvferry.server.loop.listener import EngineListener
+from kvferry.server.loop.zmtp import GREETING, framed
 from kvferry.server.server import Server
-from kvferry.server.zmtp import GREETING, framed
 from support import clock
 from support.cache_server import CacheServerProcess, running
 from support.engines import CHUNK, prompt

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvferry import errors
+from kvferry.base import errors
 from kvferry.client.batch import Status
 from support.servers import TestServer
 from support.stamps import KIB, MIB, check, fetch, poisoned, store, until, within

@@ -14,12 +14,12 @@ from benchmarks.node import node_small, node_values
 from benchmarks.node_hostile import node_hostile
 from benchmarks.peers import peer_contact, peer_loads
 from benchmarks.rival import ClientProcess, rival_bars
+from kvferry.base.errors import CorruptError
 from kvferry.config import ClientConfig
-from kvferry.errors import CorruptError
-from kvferry.lab.bench.adapters import InProcess
-from kvferry.lab.bench.data import Chunks, Value
-from kvferry.lab.bench.measure import Floor, against, measure
-from kvferry.lab.bench.server import ServerProbe
+from kvferry_lab.bench.adapters import InProcess
+from kvferry_lab.bench.data import Chunks, Value
+from kvferry_lab.bench.measure import Floor, against, measure
+from kvferry_lab.bench.server import ServerProbe
 from support.servers import TestServer
 
 SIZE = 1 << 16

@@ -13,13 +13,13 @@ from benchmarks import lab_cluster
 from benchmarks.certificate import lab_certificate
 from benchmarks.lab_cluster import LabCluster
 from benchmarks.tls import has_tls
+from kvferry.base.errors import DeadlineExceeded, StoreError, UnavailableError
 from kvferry.client.pure.client import PureRedisClient
 from kvferry.config import ClientConfig
 from kvferry.embedded.program import find_server
-from kvferry.errors import DeadlineExceeded, StoreError, UnavailableError
-from kvferry.lab.bench.probe import ClusterProbe, open_probe, server_of, shards_of
-from kvferry.lab.bench.server import ServerProbe
-from kvferry.lab.servers.server import LabServer, free_port, wait_until
+from kvferry_lab.bench.probe import ClusterProbe, open_probe, server_of, shards_of
+from kvferry_lab.bench.server import ServerProbe
+from kvferry_lab.servers.server import LabServer, free_port, wait_until
 from support.cluster import Cluster
 from support.sentinel import SentinelGroup
 from support.servers import TestServer

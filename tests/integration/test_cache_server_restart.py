@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from kvferry import _native
-from kvferry.errors import ConfigError
+from kvferry.base.errors import ConfigError
 from kvferry.server import protocol as p
-from kvferry.server import state
-from kvferry.server.segments import SHARED_MEMORY, sweep
+from kvferry.server.memory import state
+from kvferry.server.memory.segments import SHARED_MEMORY, sweep
 from support.cache_server import CacheServerProcess
 from support.engines import CHUNK, IDENTITY, LAYOUT, prompt
 from support.raw_peer import Peer, hashes_of

@@ -11,7 +11,7 @@ import pytest
 
 from kvferry import StoreConfig
 from kvferry.server import Client
-from kvferry.server.store_watch import StoreWatch
+from kvferry.server.sessions.store_watch import StoreWatch
 from support import clock
 from support.cache_server import CacheServerProcess, running
 from support.engines import CHUNK, IDENTITY, blanks, expected, prompt
@@ -115,7 +115,7 @@ def test_a_store_that_is_away_is_told_at_the_start(tmp_path: Path) -> None:
 def test_a_store_is_asked_again_and_again_over_one_connection(
     valkey: TestServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("kvferry.server.store_watch._EVERY_S", 0.01)
+    monkeypatch.setattr("kvferry.server.sessions.store_watch._EVERY_S", 0.01)
     caplog.set_level(logging.INFO, "kvferry")
 
     def pings() -> int:

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from kvferry import StoreConfig, TieredCache
-from kvferry.cache.prompt import read_prompt
+from kvferry.base.errors import KVFerryError, UnavailableError, UsageError
 from kvferry.chunks.generation import Mark
+from kvferry.chunks.prompt import read_prompt
 from kvferry.connectors.peer import PeerConnector
-from kvferry.controller.controller import Controller
-from kvferry.errors import KVFerryError, UnavailableError, UsageError
 from kvferry.server import Client
+from kvferry.sharing.controller.controller import Controller
 from support import clock
 from support.cache_server import CacheServerProcess, running
 from support.clearing import TOKENS, found, put, worker

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvferry import PagePool, RedisClient, Status, errors
+from kvferry import PagePool, RedisClient, Status
+from kvferry.base import errors
 from kvferry.client.pure.client import PureRedisClient
 from support.clients import KINDS, NATIVE, opened
 from support.scripted import HANDSHAKE, MiniStore, ScriptedServer, silent

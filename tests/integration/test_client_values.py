@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvferry import PagePool, Status, errors
+from kvferry import PagePool, Status
+from kvferry.base import errors
 from support.clients import KINDS, opened
 from support.pure import MIB, payload
 from support.servers import TestServer

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from kvferry import AsyncRedisClient, RedisClient, errors
+from kvferry import AsyncRedisClient, RedisClient
+from kvferry.base import errors
 from kvferry.client.batch import Status
 from support.clients import NATIVE, no_takes_s, opened
 from support.cluster import Cluster, keys_of_slot

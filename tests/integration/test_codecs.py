@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from kvferry import Identity, KVLayout, Status, TieredCache
+from kvferry.base.errors import ConfigError
 from kvferry.config import ClientConfig
 from kvferry.connectors import load_connector
 from kvferry.connectors.redis import RedisConnector
 from kvferry.connectors.serde import CODECS
-from kvferry.errors import ConfigError
 from support.connectors import space_of
 from support.engines import open_engine, prompt
 from support.proxy import FaultProxy

@@ -16,16 +16,16 @@ import pytest
 
 from integration.test_codecs import numbers
 from kvferry import RedisClient
-from kvferry.cache.coding import Coding
+from kvferry.base.errors import ConfigError
+from kvferry.cache.store.coding import Coding
 from kvferry.config.integrations import SglangSettings
 from kvferry.connectors.redis import RedisConnector
 from kvferry.connectors.serde import CODECS
-from kvferry.errors import ConfigError
 from kvferry.integrations.lmcache import KvferryClient
 from kvferry.integrations.sglang.host_pages import PagePart
 from kvferry.integrations.sglang.pages import PageStore
-from kvferry.integrations.vllm.offload.core import TierCore, TierLimits
-from kvferry.integrations.vllm.offload.options import read_options
+from kvferry.integrations.vllm.tier.core import TierCore, TierLimits
+from kvferry.integrations.vllm.tier.tier_options import read_options
 from support.connectors import space_of
 from support.lmcache_client import Caller
 from support.servers import TestServer
@@ -190,7 +190,7 @@ def test_an_engine_whose_loads_were_slow_encodes(
         return
     # No load is as fast as these, on any machine.
     fast = {"split12": 1e15, "zstd": 1e15}
-    monkeypatch.setattr("kvferry.cache.coding.coder_bytes_s", lambda: fast)
+    monkeypatch.setattr("kvferry.cache.store.coding.coder_bytes_s", lambda: fast)
     way = ways.open("auto")
     way.write()
     naive = ways.held()

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from kvferry import RedisClient, Status, errors
+from kvferry import RedisClient, Status
+from kvferry.base import errors
 from kvferry.connectors import load_connector
 from support import clock
 from support.cluster import Cluster

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from kvferry import TieredCache
-from kvferry.controller.http.app import make_app
 from kvferry.http.listener import HttpListener
-from kvferry.membership import (
+from kvferry.sharing.controller.http.app import make_app
+from kvferry.sharing.membership import (
     Command,
     HeldIdentity,
     MemoryUsage,

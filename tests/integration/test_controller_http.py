@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from kvferry.controller.controller import Controller
-from kvferry.controller.http.app import make_app
 from kvferry.http.listener import HttpListener
+from kvferry.sharing.controller.controller import Controller
+from kvferry.sharing.controller.http.app import make_app
 from support.holdings import CHUNK, IDENTITY, FakeCache, controller, hashes, reporting, tokens
 from support.stamps import until
 from support.views import ask, assert_whole

@@ -9,11 +9,11 @@ from contextlib import ExitStack
 import pytest
 
 from kvferry.config.controller import ControllerConfig
-from kvferry.controller.jobs import Jobs
-from kvferry.controller.journal import Journal
-from kvferry.controller.members import Members
-from kvferry.controller.ports import Ports
-from kvferry.controller.quotas import Quotas
+from kvferry.sharing.controller.jobs import Jobs
+from kvferry.sharing.controller.journal import Journal
+from kvferry.sharing.controller.members import Members
+from kvferry.sharing.controller.ports import Ports
+from kvferry.sharing.controller.quotas import Quotas
 
 
 @pytest.mark.parametrize("turns", range(6))

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
+from kvferry.base.errors import ConfigError
 from kvferry.config.controller import ControllerConfig
 from kvferry.config.peers import PeerSettings
-from kvferry.controller.controller import Controller
-from kvferry.controller.jobs import Step
-from kvferry.controller.member_logs import entry_id, log_name
-from kvferry.errors import ConfigError
-from kvferry.membership import Command, Quota
+from kvferry.sharing.controller.controller import Controller
+from kvferry.sharing.controller.jobs import Step
+from kvferry.sharing.controller.member_logs import entry_id, log_name
+from kvferry.sharing.membership import Command, Quota
 from support import clock
 from support.controllers import ControllerProcess, many
 from support.holdings import FakeCache, config, hashes, reporting

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from kvferry import Credentials, errors
+from kvferry import Credentials
+from kvferry.base import errors
 from kvferry.client.batch import Status
 from support import clock
 from support.clients import KINDS, NATIVE, opened, tls_port_of

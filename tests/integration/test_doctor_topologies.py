@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import redis
 
+from kvferry.base.errors import UnavailableError
 from kvferry.config import ClientConfig
-from kvferry.errors import UnavailableError
-from kvferry.lab.doctor.finding import Finding, Severity
-from kvferry.lab.doctor.run import DoctorPlan, run_doctor
+from kvferry_lab.doctor.finding import Finding, Severity
+from kvferry_lab.doctor.run import DoctorPlan, run_doctor
 from support.cluster import Cluster
 from support.sentinel import SentinelGroup
 from support.servers import KINDS, TestServer

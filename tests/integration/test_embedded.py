@@ -20,9 +20,9 @@ import pytest
 
 import kvferry
 from kvferry import RedisClient
+from kvferry.base.errors import ConfigError, StoreError
 from kvferry.embedded import store as embedded
 from kvferry.embedded.store import EmbeddedStore, embedded_store
-from kvferry.errors import ConfigError, StoreError
 from support import clock
 from support.resp import encode, read_reply
 from support.servers import find_kind, free_port

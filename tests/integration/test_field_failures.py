@@ -31,16 +31,15 @@ from typing import Any
 import pytest
 
 from kvferry import TieredCache
-from kvferry.cache.peers import open_peer
 from kvferry.chunks.keys import chunk_hashes
 from kvferry.config import ClientConfig
 from kvferry.config.controller import ControllerConfig
-from kvferry.controller.controller import Controller
-from kvferry.controller.http import views
-from kvferry.controller.http.usage import WindowQuery
-from kvferry.controller.journal import Journal
-from kvferry.controller.members import Change, Members
-from kvferry.membership.messages import (
+from kvferry.sharing.controller.controller import Controller
+from kvferry.sharing.controller.http import views
+from kvferry.sharing.controller.http.usage import WindowQuery
+from kvferry.sharing.controller.journal import Journal
+from kvferry.sharing.controller.members import Change, Members
+from kvferry.sharing.membership.messages import (
     Begin,
     End,
     MemoryUsage,
@@ -48,7 +47,8 @@ from kvferry.membership.messages import (
     SnapshotPart,
     Synced,
 )
-from kvferry.node.lending import USER
+from kvferry.sharing.node.lending import USER
+from kvferry.sharing.peers.peer_tier import open_peer
 from support.engines import CHUNK, check, expected, open_engine, prompt
 from support.holdings import IDENTITY, hashes
 from support.proxy import FaultProxy

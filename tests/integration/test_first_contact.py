@@ -10,13 +10,13 @@ from typing import Any, cast
 import pytest
 
 from kvferry import Identity, KVLayout, TieredCache
-from kvferry.cache.peers import open_peer
-from kvferry.cache.prompt import read_prompt
-from kvferry.cache.store_tiers import space_of
+from kvferry.cache.store.store_tiers import space_of
+from kvferry.chunks.prompt import read_prompt
 from kvferry.config import ClientConfig
 from kvferry.connectors.base import Connector
-from kvferry.lab.bench.programs import DelayProcess
-from kvferry.node.lending import USER, LendingNode
+from kvferry.sharing.node.lending import USER, LendingNode
+from kvferry.sharing.peers.peer_tier import open_peer
+from kvferry_lab.bench.programs import DelayProcess
 from support.counted import CountedStore
 from support.engines import expected, open_engine, pages_gb, prompt
 
@@ -52,7 +52,7 @@ def test_a_first_contact_takes_three_waits(
         tier.tier.connector = cast("Connector", counted[-1])
         return tier
 
-    monkeypatch.setattr("kvferry.cache.named.open_peer", counting)
+    monkeypatch.setattr("kvferry.sharing.peers.named_nodes.open_peer", counting)
     log = tmp_path / "wire"
     config = ClientConfig(host="127.0.0.1", port=node.ports[0], username=USER, password=WORD)
     with DelayProcess(config, rtt_ms=RTT_MS, log=str(log)) as far, reader() as engine:

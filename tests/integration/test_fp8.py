@@ -12,10 +12,10 @@ import pytest
 
 from integration.test_codecs import numbers
 from kvferry import Identity, KVLayout
+from kvferry.base.errors import ConfigError
 from kvferry.config import ClientConfig
 from kvferry.connectors.redis import RedisConnector
 from kvferry.connectors.serde import with_fp8
-from kvferry.errors import ConfigError
 from support import engines
 from support.cache_server import CacheServerProcess
 from support.connectors import space_of

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from kvferry import StoreConfig, TieredCache
-from kvferry.cache.prompt import read_prompt
+from kvferry.base.errors import KVFerryError, UsageError
 from kvferry.chunks.generation import Mark, drawn
-from kvferry.errors import KVFerryError, UsageError
+from kvferry.chunks.prompt import read_prompt
 from kvferry.server import Client
 from support.cache_server import running
 from support.engines import CHUNK, IDENTITY, Chunk, expected, open_engine, prompt

@@ -14,9 +14,9 @@ import pytest
 
 from kvferry.config import endpoints
 from kvferry.config.server import ServerConfig
-from kvferry.controller.http.app import make_app
 from kvferry.http.listener import HttpListener
 from kvferry.server.http.side import HttpSide
+from kvferry.sharing.controller.http.app import make_app
 from support.engines import memory_store, open_engine
 from support.holdings import controller
 from support.views import FakeView, ask

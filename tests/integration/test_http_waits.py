@@ -12,12 +12,12 @@ import pytest
 
 from kvferry import TieredCache
 from kvferry.config.server import ServerConfig
-from kvferry.controller.controller import Controller
-from kvferry.controller.http.app import make_app
 from kvferry.http import waits
 from kvferry.http.listener import HttpListener
-from kvferry.membership import Command, Result
 from kvferry.server.http.side import HttpSide
+from kvferry.sharing.controller.controller import Controller
+from kvferry.sharing.controller.http.app import make_app
+from kvferry.sharing.membership import Command, Result
 from support.engines import CHUNK, memory_store, open_engine, prompt
 from support.holdings import FakeCache, controller, hashes, reporting, tokens
 from support.stamps import until

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvferry.errors import BadBufferError, ConfigError
+from kvferry.base.errors import BadBufferError, ConfigError
 from kvferry.integrations.lmcache import KvferryClient, LMCacheRedisClient
 from support.cluster import Cluster
 from support.lmcache_client import Caller

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from kvferry import TieredCache
-from kvferry.cache.named import NAME, NODES_MAX
-from kvferry.cache.peers import client_of, open_peer
-from kvferry.cache.prompt import Prompt, read_prompt
-from kvferry.cache.store_tiers import space_of
+from kvferry.cache.store.store_tiers import space_of
+from kvferry.chunks.prompt import Prompt, read_prompt
 from kvferry.config.remote_sources import Address, node_in
-from kvferry.integrations.vllm.held import HeldCache
-from kvferry.node.lending import USER, LendingNode
+from kvferry.integrations.vllm.connector.held import HeldCache
 from kvferry.server import Client
+from kvferry.sharing.node.lending import USER, LendingNode
+from kvferry.sharing.peers.named_nodes import NAME, NODES_MAX
+from kvferry.sharing.peers.peer_tier import client_of, open_peer
 from support import clock
 from support.cache_server import running
 from support.engines import CHUNK, IDENTITY, expected, open_engine, prompt, space
@@ -156,11 +156,11 @@ def test_a_node_that_lies_is_refused(owner: TieredCache) -> None:
 
 def test_there_is_a_limit_on_nodes_and_the_one_named_longest_ago_goes(owner: TieredCache) -> None:
     with open_with() as engine:
-        assert engine.named is not None
+        nodes = cast(Any, engine.named)._nodes
         ports = [free_port() for _ in range(2)] + list(range(1, NODES_MAX))
         for port in ports:
             engine.lookup(naming(("127.0.0.1", port)), timeout_s=0.0)
-        assert [port for _, port in engine.named._nodes] == ports[1:]
+        assert [port for _, port in nodes] == ports[1:]
 
 
 def test_a_peer_that_is_named_is_asked_once(owner: TieredCache) -> None:

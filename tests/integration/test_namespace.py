@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from kvferry import CacheNamespace, PagePool, RedisClient, Status, errors
+from kvferry import CacheNamespace, PagePool, RedisClient, Status
+from kvferry.base import errors
 from kvferry.client.operation import Operation, Verb
 from support import clock
 from support.clients import NATIVE, opened

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from kvferry import Status
+from kvferry.base.errors import ConfigError
 from kvferry.config import CacheConfig
 from kvferry.config.stores import StoreConfig
 from kvferry.connectors import Connector, load_connector
 from kvferry.connectors.native_plugin import NativePluginConnector
-from kvferry.errors import ConfigError
 from kvferry.server import Client
 from support.cache_server import running
 from support.connectors import space_of, value_of

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvferry.controller.controller import Controller
+from kvferry.sharing.controller.controller import Controller
 from support.dashboard import samples
 from support.engines import check, expected, prompt
 from support.one_sided import NIXL, OWNER, owner_of, reader_of, says

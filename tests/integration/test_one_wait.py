@@ -16,11 +16,11 @@ from typing import Any, cast
 import pytest
 
 from kvferry import StoreConfig, TieredCache
-from kvferry.cache.prefill import PrefillModel
+from kvferry.cache.cost.prefill import PrefillModel
 from kvferry.config import ClientConfig
 from kvferry.connectors.base import Connector
 from kvferry.connectors.redis import RedisConnector
-from kvferry.integrations.vllm.held import HeldCache
+from kvferry.integrations.vllm.connector.held import HeldCache
 from kvferry.server import Client
 from support.cache_server import running
 from support.cluster import Cluster
@@ -392,7 +392,7 @@ def test_in_a_cluster_every_node_is_asked_and_read_at_once(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("_EVERY_S", "_VALID_S"):  # else the mark of clears is a GET more, once a second
-        monkeypatch.setattr(f"kvferry.cache.generations.{name}", 3600.0)
+        monkeypatch.setattr(f"kvferry.cache.store.generations.{name}", 3600.0)
     with counted(cluster.url, **cluster.settings) as (engine, store):
         tokens = put(engine, prompt(FEW * 2 * CHUNK, seed=1))
         before = commands(cluster)

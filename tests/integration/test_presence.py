@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from kvferry import AsyncRedisClient, RedisClient
+from kvferry.base.errors import UsageError
 from kvferry.chunks.keys import identity_digest
 from kvferry.client.batch import Status
-from kvferry.errors import UsageError
 from support.presence import (
     LIMIT_S,
     PREFIX,

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from kvferry import TieredCache
+from kvferry.base.errors import ConfigError
 from kvferry.client.batch import Status
 from kvferry.config import ClientConfig
 from kvferry.connectors.redis import RedisConnector
-from kvferry.errors import ConfigError
 from kvferry.integrations.lmcache import KvferryClient
 from kvferry.server import Client
 from support.cache_server import CacheServerProcess

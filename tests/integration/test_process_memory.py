@@ -16,11 +16,11 @@ from typing import cast
 import pytest
 
 from kvferry import _native
+from kvferry.base.errors import SystemResourceError, UnavailableError
 from kvferry.client.pure.connection import Connection
 from kvferry.connectors.process_agent import ProcessAgent
-from kvferry.controller.controller import Controller
-from kvferry.errors import SystemResourceError, UnavailableError
 from kvferry.server import Client
+from kvferry.sharing.controller.controller import Controller
 from support.cache_server import CacheServerProcess
 from support.dashboard import samples
 from support.engines import expected, prompt

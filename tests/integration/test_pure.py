@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import redis
 
-from kvferry import errors
+from kvferry.base import errors
 from kvferry.client.batch import Status
 from kvferry.client.pure.client import PureRedisClient
 from support.pure import MIB, connect, payload

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvferry import errors
+from kvferry.base import errors
 from kvferry.client.batch import Status
 from kvferry.client.pure.client import PureRedisClient
 from kvferry.client.pure.cluster import REFRESH_MIN_S

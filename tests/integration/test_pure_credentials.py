@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from kvferry import Credentials, errors
+from kvferry import Credentials
+from kvferry.base import errors
 from kvferry.client.batch import Status
 from kvferry.client.pure.client import PureRedisClient
 from support.pure import connect

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kvferry import errors
+from kvferry.base import errors
 from kvferry.client.batch import Status
 from kvferry.client.pure.client import PureRedisClient
 from support.proxy import FaultProxy

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import pytest
 
-from kvferry import errors
+from kvferry.base import errors
 from kvferry.client.batch import Status
 from kvferry.client.pure.client import PureRedisClient
 from kvferry.client.pure.tls import shake_hands

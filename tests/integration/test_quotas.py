@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from kvferry import Identity, TieredCache
-from kvferry.cache.prompt import read_prompt
 from kvferry.chunks.keys import DIGEST_BYTES
-from kvferry.controller.controller import Controller
-from kvferry.controller.http.app import make_app
-from kvferry.controller.page import figures
-from kvferry.controller.page.tables import nodes
+from kvferry.chunks.prompt import read_prompt
 from kvferry.http.listener import HttpListener
-from kvferry.membership import Quota
+from kvferry.sharing.controller.controller import Controller
+from kvferry.sharing.controller.http.app import make_app
+from kvferry.sharing.controller.page import figures
+from kvferry.sharing.controller.page.tables import nodes
+from kvferry.sharing.membership import Quota
 from support.engines import CHUNK, LAYOUT, check, expected, prompt
 from support.holdings import FakeCache, controller, reporting
 from support.servers import wait_for

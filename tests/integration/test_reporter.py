@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from kvferry.controller.controller import Controller
-from kvferry.controller.jobs import Step
-from kvferry.controller.ports import Ports
-from kvferry.errors import UsageError
-from kvferry.membership import Command, Reporter
-from kvferry.membership import reporter as reporter_module
-from kvferry.membership.framing import InstanceProcess, Link, RefusedError
-from kvferry.membership.messages import (
+from kvferry.base.errors import UsageError
+from kvferry.sharing.controller.controller import Controller
+from kvferry.sharing.controller.jobs import Step
+from kvferry.sharing.controller.ports import Ports
+from kvferry.sharing.membership import Command, Reporter
+from kvferry.sharing.membership import reporter as reporter_module
+from kvferry.sharing.membership.framing import InstanceProcess, Link, RefusedError
+from kvferry.sharing.membership.messages import (
     InstanceRegistered,
     Locate,
     Located,
@@ -90,7 +90,7 @@ def test_a_controller_that_was_away_for_long_knows_everybody_within_seconds(
     """It took 23 s: each try came after the longest wait, and a refusal of before the registration
     ended the session behind it. Where heartbeats cannot tell, the wait itself is short."""
     monkeypatch.setattr(reporter_module, "_BACKOFF_S", reporter_module._BACKOFF_MAX_S)
-    monkeypatch.setattr("kvferry.membership.reporter.random.uniform", lambda _, most: most)
+    monkeypatch.setattr("kvferry.sharing.membership.reporter.random.uniform", lambda _, most: most)
     cache, ports = FakeCache(), free_ports()
     cache.add(hashes(6))
     with reporting(cache, ports) as reporter:
@@ -117,7 +117,7 @@ def test_a_host_that_does_not_answer_costs_no_more_than_seconds(
         tries.append(timeout_s)
         raise TimeoutError("timed out")
 
-    monkeypatch.setattr("kvferry.membership.framing.socket.create_connection", silent)
+    monkeypatch.setattr("kvferry.sharing.membership.framing.socket.create_connection", silent)
     with reporting(FakeCache(), free_ports()):
         until(lambda: tries, LIMIT_S)
     assert max(tries) + 1.5 * reporter_module._BACKOFF_MAX_S < FULL_S

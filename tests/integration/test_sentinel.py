@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from kvferry import RedisClient, errors
+from kvferry import RedisClient
+from kvferry.base import errors
 from kvferry.client.batch import Status
 from support.clients import NATIVE, no_takes_s, opened
 from support.programs import run_program

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from kvferry import Hashes
-from kvferry.errors import BadBufferError, ClosedError, ConfigError, UsageError
+from kvferry.base.errors import BadBufferError, ClosedError, ConfigError, UsageError
 from kvferry.server import AsyncClient, Client
 from kvferry.server import protocol as p
 from support.engines import CHUNK, IDENTITY, LAYOUT, blanks, expected, prompt

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvferry.errors import ConfigError
+from kvferry.base.errors import ConfigError
 from kvferry.server import Client
 from kvferry.server.client.greet import greet
 from kvferry.server.server import Server

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from kvferry import Identity, TieredCache
+from kvferry.base.errors import UnavailableError
 from kvferry.config.server import ServerConfig
-from kvferry.errors import UnavailableError
 from kvferry.http import listener
 from kvferry.http.bodies import BODY_BYTES_MAX
 from kvferry.server.http.side import HttpSide

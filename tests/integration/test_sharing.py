@@ -17,16 +17,16 @@ from typing import Any
 import pytest
 
 from kvferry import Identity, KVLayout, TieredCache
-from kvferry._local_secret import folder
-from kvferry.cache.peers import open_peer
-from kvferry.cache.prompt import read_prompt
-from kvferry.cache.socket_folder import node_path, node_socket
+from kvferry.base.errors import ConfigError, UnavailableError, UsageError
+from kvferry.base.local_secret import folder
+from kvferry.base.socket_folder import node_path, node_socket
+from kvferry.chunks.prompt import read_prompt
 from kvferry.config import ClientConfig
 from kvferry.connectors.peer import PeerConnector
-from kvferry.controller.controller import Controller
-from kvferry.errors import ConfigError, UnavailableError, UsageError
-from kvferry.membership import Command
 from kvferry.server import Client
+from kvferry.sharing.controller.controller import Controller
+from kvferry.sharing.membership import Command
+from kvferry.sharing.peers.peer_tier import open_peer
 from support.cache_server import CacheServerProcess
 from support.engines import (
     CHUNK,

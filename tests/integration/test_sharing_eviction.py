@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvferry.lab.trace.replay import POLICIES
+from kvferry_lab.trace.replay import POLICIES
 from support.engines import check, expected, pages_gb, prompt
 from support.sharing import PROMPT, finds, from_peers, instances, meets, running_controller
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from kvferry.cache.peers import open_peer
+from kvferry.base.errors import ConfigError, TlsError
 from kvferry.config import ClientConfig
 from kvferry.connectors.peer import PeerConnector
-from kvferry.errors import ConfigError, TlsError
+from kvferry.sharing.peers.peer_tier import open_peer
 from support.certificates import Certificate, Certificates
 from support.engines import check, expected, prompt
 from support.sharing import PROMPT, finds, from_peers, instances, meets, running_controller

@@ -16,8 +16,8 @@ import pytest
 from rich.console import Console
 
 from kvferry import TieredCache
-from kvferry.lab.top.page import page
-from kvferry.lab.top.watch import Watch
+from kvferry.cli.top_page import page
+from kvferry.cli.top_watch import Watch
 from kvferry.server import Client
 from support.cache_server import CacheServerProcess
 from support.dict_store import DictStore

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from kvferry import errors
+from kvferry.base import errors
 from kvferry.client.batch import Status
 from support.certificates import Certificate, Certificates
 from support.clients import KINDS, NATIVE, opened, tls_port_of

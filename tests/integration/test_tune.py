@@ -11,18 +11,18 @@ from dataclasses import replace
 
 import pytest
 
+from kvferry.base.errors import CapacityError, CorruptError, UnavailableError, UsageError
 from kvferry.config import ClientConfig
-from kvferry.errors import CapacityError, CorruptError, UnavailableError, UsageError
-from kvferry.lab.bench.programs import DelayProcess, ProgramError, find_program
-from kvferry.lab.tune.points import Grid, TunePoint
+from kvferry_lab.bench.programs import DelayProcess, ProgramError, find_program
+from kvferry_lab.tune.points import Grid, TunePoint
 from support.proxy import FaultProxy
 from support.servers import TestServer
 
 if importlib.util.find_spec("kvferry._native") is None:
     pytest.skip("tune measures the native client, which is not built", allow_module_level=True)
 
-from kvferry.lab.tune.meter import KEY_PREFIX, TuneMeter
-from kvferry.lab.tune.run import Tune
+from kvferry_lab.tune.meter import KEY_PREFIX, TuneMeter
+from kvferry_lab.tune.run import Tune
 
 MIB = 1 << 20
 BAR = 0.95

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvferry.cache.prompt import read_prompt
-from kvferry.integrations.vllm.ranks import RankFinder, address
+from kvferry.chunks.prompt import read_prompt
+from kvferry.integrations.vllm.connector.ranks import RankFinder, address
 from support import clock
 from support.proxy import FaultProxy
 from support.servers import TestServer, start_server, wait_for
@@ -145,7 +145,7 @@ def test_saving_to_a_slow_store_delays_no_step(vllm: Vllm, proxy: FaultProxy) ->
 def test_what_still_waits_for_the_store_at_the_end_is_lost_and_counted(
     server: TestServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("kvferry.integrations.vllm.worker._CLOSE_S", 0.2)
+    monkeypatch.setattr("kvferry.integrations.vllm.connector.worker._CLOSE_S", 0.2)
     vllm = Vllm(server.url)
     request = vllm.request(7)
     vllm.ask(request)

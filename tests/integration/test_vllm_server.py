@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from kvferry.cache.prompt import Prompt, read_prompt
 from kvferry.chunks.identity import Identity
 from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.chunks.layout import KVLayout
-from kvferry.integrations.vllm.backend import LoadJob, SaveJob, Work
-from kvferry.integrations.vllm.blocks import BlockCopier
-from kvferry.integrations.vllm.held import HeldCache
-from kvferry.integrations.vllm.worker import WorkerHalf
+from kvferry.chunks.prompt import Prompt, read_prompt
+from kvferry.integrations.vllm.blocks.blocks import BlockCopier
+from kvferry.integrations.vllm.connector.held import HeldCache
+from kvferry.integrations.vllm.connector.interfaces import LoadJob, SaveJob, Work
+from kvferry.integrations.vllm.connector.worker import WorkerHalf
 from kvferry.server import Client
 from support import clock
 from support.cache_server import CacheServerProcess, running

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from kvferry.errors import ConfigError, UsageError
-from kvferry.integrations.vllm.tier_identity import TierEngine
+from kvferry.base.errors import ConfigError, UsageError
+from kvferry.integrations.vllm.tier.tier_identity import TierEngine
 from support.servers import TestServer
 from support.vllm_offload_shapes import Locality, Medium, Request, VllmShape
 from support.vllm_tiers import KEYS, ROW, ROWS, Tier, spec_of, tiny_model, vllm_config
@@ -256,7 +256,7 @@ def test_the_spec_brings_the_tier_to_old_versions(shape: VllmShape) -> None:
     spec.manager = manager
     shape.spec.KvferryTieringSpec()
     assert shape.registry._registry["KvferryTier"] == (
-        "kvferry.integrations.vllm.tier",
+        "kvferry.integrations.vllm.tier.secondary_tier",
         "KvferryTier",
     )
     for _ in range(2):

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from kvferry.errors import ConfigError
-from kvferry.integrations.vllm.tier_identity import TierEngine
+from kvferry.base.errors import ConfigError
+from kvferry.integrations.vllm.tier.tier_identity import TierEngine
 from support.vllm_offload_shapes import Role, VllmShape
 from support.vllm_shapes import EngineRequest
 from support.vllm_tiers import tiny_model, vllm_config

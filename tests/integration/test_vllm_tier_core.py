@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from kvferry.base.errors import DeadlineExceeded
 from kvferry.connectors import load_connector
-from kvferry.errors import DeadlineExceeded
-from kvferry.integrations.vllm.offload.core import TierCore, TierLimits
-from kvferry.integrations.vllm.offload.lookups import chunk_name
-from kvferry.integrations.vllm.offload.transfers import FinishedTransfer
+from kvferry.integrations.vllm.tier.core import TierCore, TierLimits
+from kvferry.integrations.vllm.tier.lookups import chunk_name
+from kvferry.integrations.vllm.tier.transfers import FinishedTransfer
 from support import clock
 from support.connectors import space_of
 from support.corrupt import ServerBytes
@@ -360,7 +360,7 @@ def test_memory_that_is_still_in_use_is_not_let_go(
 ) -> None:
     tier = Primary(store.url)
     tier.fill(1)
-    monkeypatch.setattr("kvferry.integrations.vllm.offload.core._WITHDRAW_S", 0.05)
+    monkeypatch.setattr("kvferry.integrations.vllm.tier.core._WITHDRAW_S", 0.05)
     tier.core.limits = TierLimits(drain_timeout_s=0.05)
     monkeypatch.setattr(tier.core._channel, "poll", lambda: None)  # a store that never lets go
     tier.begin(tier.core.store, KEYS[:1])

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from kvferry.base.errors import ConfigError
 from kvferry.config.remote_sources import AllowedHosts
-from kvferry.errors import ConfigError
-from kvferry.integrations.vllm.offload.options import read_options
-from kvferry.integrations.vllm.offload.sources import NODES_MAX
+from kvferry.integrations.vllm.tier.sources import NODES_MAX
+from kvferry.integrations.vllm.tier.tier_options import read_options
 from support import clock
 from support.node_server import NodeServer
 from support.proxy import FaultProxy

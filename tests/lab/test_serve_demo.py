@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from kvferry.cli.main import main
-from kvferry.lab.serve.run import ServeSettings
+from kvferry_lab.serve.run import ServeSettings
 from lab.conftest import CHUNK, PACE
 from support.serve_demo import DemoServer
 from support.servers import TestServer

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from kvferry import AsyncRedisClient, Status, errors
+from kvferry import AsyncRedisClient, Status
+from kvferry.base import errors
 from support.proxy import FaultProxy
 from support.pure import MIB, payload
 from support.scripted import MiniStore, ScriptedServer, silent

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from kvferry import RedisClient, Status, errors
+from kvferry import RedisClient, Status
+from kvferry.base import errors
 from support import clock
 from support.pure import MIB, payload
 from support.scripted import MiniStore, ScriptedServer, silent

@@ -228,7 +228,7 @@ client.close()
 def work():
     try:
         client.exists("k")
-    except kvferry.errors.ClosedError:
+    except kvferry.base.errors.ClosedError:
         return
     os._exit(1)
 ended(fork(work))

@@ -13,8 +13,8 @@ import pytest
 
 from kvferry.client.sync import RedisClient
 from kvferry.config import ClientConfig
-from kvferry.lab.bench.server import ServerProbe
-from kvferry.node import Node, NodeSettings
+from kvferry.sharing.node import Node, NodeSettings
+from kvferry_lab.bench.server import ServerProbe
 from support.node_server import NodeServer
 from support.resp import ReplyError
 from support.servers import wait_for

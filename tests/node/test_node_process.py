@@ -16,10 +16,10 @@ import msgspec
 import pytest
 import redis
 
-from kvferry._host import usable_cores
+from kvferry.base.host import usable_cores
 from kvferry.cli.main import main
-from kvferry.node import Node, NodeSettings
-from kvferry.node.lending import USER, LendingNode
+from kvferry.sharing.node import Node, NodeSettings
+from kvferry.sharing.node.lending import USER, LendingNode
 from support import clock
 from support.secrets import secret
 

@@ -13,8 +13,8 @@ import pytest
 import redis
 
 from kvferry import RedisClient
-from kvferry.errors import ConfigError, TlsError, UnavailableError
-from kvferry.node import Node, NodeSettings
+from kvferry.base.errors import ConfigError, TlsError, UnavailableError
+from kvferry.sharing.node import Node, NodeSettings
 from support.certificates import Certificates
 from support.servers import wait_for
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 
-from kvferry.node import Node, NodeSettings
+from kvferry.sharing.node import Node, NodeSettings
 from support.node_server import NodeServer
 from support.secrets import secret
 

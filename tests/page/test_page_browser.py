@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvferry.controller.page import routes
-from kvferry.membership import WorkDone
+from kvferry.sharing.controller.page import routes
+from kvferry.sharing.membership import WorkDone
 from support.browser import Browser, browsing
 from support.holdings import tokens
 from support.page_cluster import PageCluster, page_cluster

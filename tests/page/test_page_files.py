@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvferry.controller.page import routes
-from kvferry.controller.page.actions import prompt_of
-from kvferry.controller.page.html import el, joined
+from kvferry.sharing.controller.page import routes
+from kvferry.sharing.controller.page.actions import prompt_of
+from kvferry.sharing.controller.page.html import el, joined
 from support.page_cluster import PageCluster, page_cluster
 from support.views import ask
 

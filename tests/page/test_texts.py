@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from kvferry import _native
-from kvferry.controller.controller import Controller
-from kvferry.errors import ConfigError
+from kvferry.base.errors import ConfigError
+from kvferry.sharing.controller.controller import Controller
 from support.holdings import CHUNK, config
 from support.page_cluster import page_cluster
 from support.stamps import until

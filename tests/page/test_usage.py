@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from kvferry.cache.work import work_of
-from kvferry.controller.page import tables
-from kvferry.membership.messages import HITS_MAX, Hits
 from kvferry.metrics import CacheMetrics
+from kvferry.sharing.controller.page import tables
+from kvferry.sharing.membership.messages import HITS_MAX, Hits
+from kvferry.sharing.peers.work_done import work_of
 from support.holdings import tokens
 from support.page_cluster import CHUNK_BYTES, PageCluster, page_cluster
 from support.views import ask

@@ -16,7 +16,8 @@ import redis
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from kvferry import Status, errors
+from kvferry import Status
+from kvferry.base import errors
 from support.clients import KINDS, opened
 from support.servers import TestServer
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from kvferry import RedisClient
+from kvferry.base.errors import KVFerryError
 from kvferry.client.pure.client import PureRedisClient
-from kvferry.errors import KVFerryError
 from support.resp import bulk
 from support.scripted import Action, Command, MiniStore, ScriptedServer, answer
 

@@ -13,8 +13,8 @@ from kvferry import RedisClient
 from kvferry.client.batch import Status
 from kvferry.client.pure.client import PureRedisClient
 from kvferry.config import ClientConfig
-from kvferry.lab.doctor.run import DoctorPlan, run_doctor
-from kvferry.lab.doctor.traffic import Limits
+from kvferry_lab.doctor.run import DoctorPlan, run_doctor
+from kvferry_lab.doctor.traffic import Limits
 from support.cluster import Cluster
 from support.secrets import secret
 from support.sentinel import SentinelGroup

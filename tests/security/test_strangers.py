@@ -26,19 +26,19 @@ import pytest
 import redis
 
 from kvferry import TieredCache
-from kvferry._local_secret import folder, local_secret
-from kvferry.cache.prompt import read_prompt
+from kvferry.base.errors import ConfigError, UnavailableError, UsageError
+from kvferry.base.local_secret import folder, local_secret
+from kvferry.chunks.prompt import read_prompt
 from kvferry.config.node import NodeSettings
-from kvferry.controller import ports
-from kvferry.controller.controller import Controller
-from kvferry.controller.ports import _UNMET_MAX
-from kvferry.errors import ConfigError, UnavailableError, UsageError
-from kvferry.integrations.vllm import ranks as ranks_module
-from kvferry.integrations.vllm.ranks import RankAnswers, RankFinder, address
-from kvferry.membership import Peer, framing
-from kvferry.membership.framing import InstanceProcess, Link, RefusedError
-from kvferry.membership.messages import Malformed
-from kvferry.node import Node
+from kvferry.integrations.vllm.connector import ranks as ranks_module
+from kvferry.integrations.vllm.connector.ranks import RankAnswers, RankFinder, address
+from kvferry.sharing.controller import ports
+from kvferry.sharing.controller.controller import Controller
+from kvferry.sharing.controller.ports import _UNMET_MAX
+from kvferry.sharing.membership import Peer, framing
+from kvferry.sharing.membership.framing import InstanceProcess, Link, RefusedError
+from kvferry.sharing.membership.messages import Malformed
+from kvferry.sharing.node import Node
 from support.engines import CHUNK, IDENTITY, check, expected, open_engine, prompt
 from support.holdings import FakeCache, controller, hashes, reporting
 from support.programs import TESTS, Program
@@ -64,7 +64,7 @@ LIMIT_S = 30.0
 # The beginning of a stranger's program; what follows runs as a user who has a folder of his own.
 _STRANGER = """
 import os, sys
-import support.holdings, kvferry.membership.framing, kvferry.controller.controller
+import support.holdings, kvferry.sharing.membership.framing, kvferry.sharing.controller.controller
 import kvferry.integrations.vllm.ranks, encodings.idna
 os.environ["XDG_RUNTIME_DIR"] = sys.argv[1]
 if sys.argv[2] != "0":

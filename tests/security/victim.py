@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from kvferry import RedisClient
+from kvferry.base.errors import KVFerryError
 from kvferry.client.pure.client import PureRedisClient
-from kvferry.errors import KVFerryError
 from support import clock
 
 HANG_S = 120.0

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from kvferry.config import CacheConfig
 from kvferry.config.server import ServerConfig
-from kvferry.server.segments import SHARED_MEMORY
+from kvferry.server.memory.segments import SHARED_MEMORY
 from kvferry.server.server import Server
 from support.servers import free_port
 from support.stamps import until

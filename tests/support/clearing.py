@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kvferry import TieredCache
-from kvferry.cache.prompt import read_prompt
+from kvferry.chunks.prompt import read_prompt
 from kvferry.server import Client
 from support.engines import CHUNK, Chunk, blanks, expected, open_engine, prompt
 from support.line_process import LineProcess, serve

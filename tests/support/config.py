@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvferry.errors import ConfigError
+from kvferry.base.errors import ConfigError
 
 SECRET = "s3cr3t-w0rd"
 

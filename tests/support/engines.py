@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvferry import CacheConfig, Identity, KVLayout, StoreConfig, TieredCache
-from kvferry.cache.store_tiers import space_of
+from kvferry.cache.store.store_tiers import space_of
 from kvferry.chunks.keys import chunk_hashes
 from kvferry.connectors.base import Connector, Space
 from kvferry.connectors.memory import MemoryConnector

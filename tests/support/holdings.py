@@ -10,8 +10,8 @@ from typing import Any
 
 from kvferry import _native
 from kvferry.config.controller import ControllerConfig
-from kvferry.controller.controller import Controller
-from kvferry.membership import (
+from kvferry.sharing.controller.controller import Controller
+from kvferry.sharing.membership import (
     Command,
     HeldIdentity,
     MemoryUsage,

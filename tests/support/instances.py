@@ -15,7 +15,7 @@ import random
 import sys
 from collections.abc import Iterable, Sequence
 
-from kvferry.membership import (
+from kvferry.sharing.membership import (
     Command,
     HeldIdentity,
     MemoryUsage,

@@ -11,7 +11,7 @@ import socket
 import tempfile
 from typing import Any, Self
 
-from kvferry.node import Node, NodeSettings
+from kvferry.sharing.node import Node, NodeSettings
 from support.resp import ReplyError, encode, read_reply
 from support.servers import HOST
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kvferry import Identity, KVLayout
-from kvferry.controller.controller import Controller
+from kvferry.sharing.controller.controller import Controller
 from support.engines import LAYOUT
 from support.programs import Program
 from support.sharing import sharing

@@ -27,8 +27,8 @@ import pytest
 
 import kvferry
 from kvferry import BatchResult, ClientConfig, Credentials, RedisClient
+from kvferry.base.errors import KVFerryError
 from kvferry.client.pure.client import PureRedisClient
-from kvferry.errors import KVFerryError
 from support import secrets, summary
 
 PACKAGE = str(Path(kvferry.__file__).parent)
@@ -37,7 +37,7 @@ FRAMES_MAX = 40
 BYTES_MAX = 4096
 # Where settings are made of what the caller wrote: there it must stand in variables, and the caller
 # has it in one as well. Behind them it may stand in none.
-SETTLING_FILES = ("credentials.py", "settings.py")
+SETTLING_FILES = ("base/credentials.py", "settings.py")
 SETTLING_PACKAGE = "config"
 SETTLING_NAMES = ("__init__", "from_url", "from_env", "from_file", "load_client_config")
 

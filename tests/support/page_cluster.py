@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from kvferry.controller.controller import Controller
-from kvferry.controller.http.app import make_app
 from kvferry.http.listener import HttpListener
-from kvferry.membership import HeldIdentity, Hits, WorkDone
+from kvferry.sharing.controller.controller import Controller
+from kvferry.sharing.controller.http.app import make_app
+from kvferry.sharing.membership import HeldIdentity, Hits, WorkDone
 from support.holdings import CHUNK, IDENTITY, OTHER, FakeCache, controller, hashes, reporting
 from support.stamps import until
 

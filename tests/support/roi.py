@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvferry.lab.roi.arithmetic import Case, Kv, Prefill, Store
+from kvferry_lab.roi.arithmetic import Case, Kv, Prefill, Store
 
 __all__ = ["round_case"]
 

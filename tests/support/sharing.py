@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from kvferry import TieredCache
-from kvferry.cache import sharing as of_cache
-from kvferry.cache.sharing import Sharing
 from kvferry.config.controller import ControllerConfig
-from kvferry.controller.controller import Controller
 from kvferry.server import Client
+from kvferry.sharing.controller.controller import Controller
+from kvferry.sharing.peers import instance as of_cache
+from kvferry.sharing.peers.instance import Sharing
 from support.engines import CHUNK, open_engine
 from support.programs import Program
 from support.servers import wait_for

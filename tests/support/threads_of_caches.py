@@ -13,15 +13,17 @@ from typing import Any, cast
 import pytest
 
 from kvferry import TieredCache
-from kvferry._threads import Guarded
-from kvferry.cache import awake, named, status_socket
-from kvferry.cache.generations import StoreGenerations
-from kvferry.cache.newest import Newest
-from kvferry.cache.prefill import Coefficients
-from kvferry.cache.retriever import Retriever
-from kvferry.cache.sharing import Sharing
-from kvferry.cache.speeds import Speeds
-from kvferry.cache.writer import Writer
+from kvferry.base.credentials import Credentials
+from kvferry.base.errors import DeadlineExceeded, UnavailableError
+from kvferry.base.threads import Guarded
+from kvferry.cache import status_socket
+from kvferry.cache.cost.prefill import Coefficients
+from kvferry.cache.cost.speeds import Speeds
+from kvferry.cache.load.retriever import Retriever
+from kvferry.cache.store import awake
+from kvferry.cache.store.generations import StoreGenerations
+from kvferry.cache.store.newest import Newest
+from kvferry.cache.store.writer import Writer
 from kvferry.chunks.generation import Mark
 from kvferry.client.batch import BatchResult, Status
 from kvferry.client.provider import provide_to
@@ -31,8 +33,8 @@ from kvferry.connectors.base import Space
 from kvferry.connectors.calls import CallJob, CallQueue
 from kvferry.connectors.file import FileConnector
 from kvferry.connectors.native_calls import Calls
-from kvferry.credentials import Credentials
-from kvferry.errors import DeadlineExceeded, UnavailableError
+from kvferry.sharing.peers import named_nodes as named
+from kvferry.sharing.peers.instance import Sharing
 from support import clock
 from support.dict_store import DictStore
 from support.engines import CHUNK, check, expected, open_engine, prompt

@@ -11,16 +11,16 @@ from contextlib import closing, contextmanager, suppress
 from types import ModuleType
 from typing import Any, cast
 
-from kvferry._threads import Workers
-from kvferry.cache.prompt import Prompt
-from kvferry.integrations.vllm import ranks as of_ranks
-from kvferry.integrations.vllm import staging
-from kvferry.integrations.vllm.backend import Work
-from kvferry.integrations.vllm.held import HeldCache
-from kvferry.integrations.vllm.questions import Questions
-from kvferry.integrations.vllm.ranks import RankAnswers, RankFinder, address, ask_text
-from kvferry.integrations.vllm.saver import Saver
-from kvferry.integrations.vllm.worker import WorkerHalf
+from kvferry.base.threads import Workers
+from kvferry.chunks.prompt import Prompt
+from kvferry.integrations.vllm.blocks import staging
+from kvferry.integrations.vllm.connector import ranks as of_ranks
+from kvferry.integrations.vllm.connector.held import HeldCache
+from kvferry.integrations.vllm.connector.interfaces import Work
+from kvferry.integrations.vllm.connector.lookup_threads import Questions
+from kvferry.integrations.vllm.connector.ranks import RankAnswers, RankFinder, address, ask_text
+from kvferry.integrations.vllm.connector.saver import Saver
+from kvferry.integrations.vllm.connector.worker import WorkerHalf
 from kvferry.metrics import CacheMetrics
 from support.stamps import until
 from support.thread_faults import LIMIT_S, Fault, scenario
@@ -240,7 +240,7 @@ class Hit:
 @scenario("holds")
 def letting_go_of_a_hold_fails(fault: Fault) -> None:
     """The others are let go, and later ones too."""
-    from kvferry.integrations.vllm.held import _Hold
+    from kvferry.integrations.vllm.connector.held import _Hold
 
     gone: list[int] = []
     held = HeldCache(cast(Any, Served()), lookup_timeout_s=None, load_timeout_s=1.0)
@@ -260,7 +260,7 @@ def letting_go_of_a_hold_fails(fault: Fault) -> None:
 
 @scenario("holds")
 def looking_after_holds_fails(fault: Fault) -> None:
-    from kvferry.integrations.vllm.held import _Hold
+    from kvferry.integrations.vllm.connector.held import _Hold
 
     gone: list[int] = []
     fault.breaks(HeldCache, "_drop")

@@ -12,23 +12,24 @@ from typing import Any, cast
 
 import pytest
 
-from kvferry import _process
-from kvferry._threads import Guarded
+from kvferry.base import process as _process
+from kvferry.base.threads import Guarded
 from kvferry.config.stores import StoreConfig
-from kvferry.controller import run as controller_run
-from kvferry.controller.controller import Controller
-from kvferry.controller.ports import Ports
-from kvferry.controller.shared import Shared
 from kvferry.http.listener import HttpListener
-from kvferry.membership import Command, Reporter
-from kvferry.server import AsyncClient, Client, shard
+from kvferry.server import AsyncClient, Client
 from kvferry.server import run as server_run
 from kvferry.server.client.attachment import Attachment
 from kvferry.server.client.session_thread import SessionThread
 from kvferry.server.http.prefetch import Prefetches, _Job
-from kvferry.server.pools import Pools
-from kvferry.server.store_watch import StoreWatch
-from kvferry.server.turns import Turn, Turns
+from kvferry.server.loop.turns import Turn, Turns
+from kvferry.server.memory.pools import Pools
+from kvferry.server.sessions import shard
+from kvferry.server.sessions.store_watch import StoreWatch
+from kvferry.sharing.controller import run as controller_run
+from kvferry.sharing.controller.controller import Controller
+from kvferry.sharing.controller.ports import Ports
+from kvferry.sharing.controller.shared import Shared
+from kvferry.sharing.membership import Command, Reporter
 from support import clock
 from support.cache_server import running
 from support.engines import CHUNK, IDENTITY, expected, prompt

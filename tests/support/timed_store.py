@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from kvferry.cache.prompt import Prompt
+from kvferry.chunks.prompt import Prompt
 from kvferry.client.batch import BatchResult, Status
 
 

@@ -9,8 +9,8 @@ import urllib.request
 from typing import Any
 
 from kvferry import TieredCache
+from kvferry.base.errors import UsageError
 from kvferry.config.server import ServerConfig
-from kvferry.errors import UsageError
 from kvferry.metrics.collector import exposition
 
 

@@ -6,10 +6,10 @@ import threading
 from typing import Any
 
 from kvferry import Identity, KVLayout, TieredCache
-from kvferry.integrations.vllm.backend import Work
-from kvferry.integrations.vllm.finder import BackendFinder
-from kvferry.integrations.vllm.scheduler import SchedulerHalf
-from kvferry.integrations.vllm.worker import WorkerHalf
+from kvferry.integrations.vllm.connector.finder import BackendFinder
+from kvferry.integrations.vllm.connector.interfaces import Work
+from kvferry.integrations.vllm.connector.scheduler import SchedulerHalf
+from kvferry.integrations.vllm.connector.worker import WorkerHalf
 from support import clock
 from support.vllm_shapes import EngineRequest, PlainCopier, SchedulerStep
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
 
-from kvferry.integrations.vllm.tier_identity import TierEngine
+from kvferry.integrations.vllm.tier.tier_identity import TierEngine
 from support import clock
 from support.vllm_offload_shapes import Request, VllmShape
 

@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from kvferry import Identity, KVLayout, TieredCache
-from kvferry.cache.prompt import Prompt
 from kvferry.chunks.keys import chunk_hashes
-from kvferry.integrations.vllm.backend import LoadJob, SaveJob, Work
-from kvferry.integrations.vllm.worker import WorkerHalf
+from kvferry.chunks.prompt import Prompt
+from kvferry.integrations.vllm.connector.interfaces import LoadJob, SaveJob, Work
+from kvferry.integrations.vllm.connector.worker import WorkerHalf
 from kvferry.metrics import CacheMetrics
 from support import clock
 from support.vllm_shapes import PlainCopier

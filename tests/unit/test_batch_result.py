@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvferry import errors
+from kvferry.base import errors
 from kvferry.client.batch import BatchResult, Status
 from kvferry.client.operation import Operation, Verb
 

@@ -12,9 +12,9 @@ from rich.console import Console
 from benchmarks import bars, calls, report, rival, tls, trust
 from benchmarks.bars import Bar, Lab, Target, run_bars
 from benchmarks.caller import TimedCall
+from kvferry.base.errors import UnavailableError, UsageError
 from kvferry.client.batch import Status
-from kvferry.errors import UnavailableError, UsageError
-from kvferry.lab.bench.intervals import Interval
+from kvferry_lab.bench.intervals import Interval
 
 AT_LEAST = Target(">=", 0.97, "x floor")
 AT_MOST = Target("<=", 3, "RTT")

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from benchmarks.caller import RepeatedCaller, TimedCall
+from kvferry.base.errors import CorruptError, DeadlineExceeded
 from kvferry.client.batch import BatchResult, Status
-from kvferry.errors import CorruptError, DeadlineExceeded
-from kvferry.lab.bench.data import Chunks
+from kvferry_lab.bench.data import Chunks
 
 SIZE_BYTES = 4096
 COUNT = 4

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from kvferry.base.credentials import Credentials
+from kvferry.base.errors import UsageError
 from kvferry.config import ClientConfig
-from kvferry.credentials import Credentials
-from kvferry.errors import UsageError
-from kvferry.lab.bench.adapters import NotMeasured, redis_arguments
-from kvferry.lab.bench.clients import config_url, open_client
-from kvferry.lab.bench.programs import FloorProcess, ProgramError
+from kvferry_lab.bench.adapters import NotMeasured, redis_arguments
+from kvferry_lab.bench.clients import config_url, open_client
+from kvferry_lab.bench.programs import FloorProcess, ProgramError
 
 pytestmark = pytest.mark.presence
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar, cast
 
-from kvferry.lab.bench.concurrent import measure_concurrent
-from kvferry.lab.bench.data import Chunks
-from kvferry.lab.bench.server import ServerProbe
+from kvferry_lab.bench.concurrent import measure_concurrent
+from kvferry_lab.bench.data import Chunks
+from kvferry_lab.bench.server import ServerProbe
 
 
 class Instant:

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvferry.errors import CorruptError, UsageError
-from kvferry.lab.bench.data import Chunks
+from kvferry.base.errors import CorruptError, UsageError
+from kvferry_lab.bench.data import Chunks
 
 SIZE_BYTES = 10_001  # neither whole pages nor whole words
 

@@ -8,7 +8,7 @@ import statistics
 
 import pytest
 
-from kvferry.lab.bench.intervals import Interval, percentile, ratios
+from kvferry_lab.bench.intervals import Interval, percentile, ratios
 
 
 @pytest.mark.parametrize(

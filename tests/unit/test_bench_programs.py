@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from kvferry.config import ClientConfig
-from kvferry.lab.bench.programs import DelayProcess, FloorProcess, ProgramError, find_program
-from kvferry.lab.bench.server import ServerProbe
+from kvferry_lab.bench.programs import DelayProcess, FloorProcess, ProgramError, find_program
+from kvferry_lab.bench.server import ServerProbe
 from support import clock
 from support.cluster import Cluster
 from support.servers import TestServer

@@ -12,8 +12,8 @@ from benchmarks.disk import SequentialFile
 from benchmarks.hits import hit_rates
 from benchmarks.made_trace import made_trace
 from benchmarks.prompt import FRAME_BYTES, PromptKV
-from kvferry.errors import CorruptError
-from kvferry.lab.trace.replay import replay
+from kvferry.base.errors import CorruptError
+from kvferry_lab.trace.replay import replay
 
 EXTRACT = Path(__file__).parents[1] / "data" / "traces" / "mooncake_conversation.jsonl.gz"
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvferry.base.errors import BadBufferError, UsageError
 from kvferry.client import buffers
-from kvferry.errors import BadBufferError, UsageError
 
 
 class Tensor:

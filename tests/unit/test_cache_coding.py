@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvferry.cache.coding import Coding, coder_bytes_s
+from kvferry.cache.store.coding import Coding, coder_bytes_s
 
 CODERS = {"split12": 4e9, "zstd": 1e9}
 RATIOS = {"naive": 1.0, "split12": 0.75, "zstd": 0.65}

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import kvferry
+from kvferry.base.errors import ConfigError
 from kvferry.config import CacheConfig, ClientConfig, EvictionConfig, StoreConfig
 from kvferry.config.setting import specs
-from kvferry.errors import ConfigError
 from support.config import SECRET, message
 
 pytestmark = pytest.mark.presence

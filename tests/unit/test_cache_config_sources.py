@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from kvferry.base.errors import ConfigError
 from kvferry.config import CacheConfig, ClientConfig, StoreConfig, examine
-from kvferry.errors import ConfigError
 from support.config import SECRET, message
 
 LMCACHE = """

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvferry.cache.cost import Budget, LoadModel, Offer, decide
-from kvferry.cache.patience import Account, Odds
-from kvferry.cache.prefill import PrefillModel
+from kvferry.cache.cost.load_or_compute import Budget, LoadModel, Offer, decide
+from kvferry.cache.cost.patience import Account, Odds
+from kvferry.cache.cost.prefill import PrefillModel
 
 GB = 10**9
 

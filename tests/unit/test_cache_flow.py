@@ -7,8 +7,8 @@ from typing import cast
 
 import pytest
 
-from kvferry.cache.flow import Flow
-from kvferry.cache.tier import Tier
+from kvferry.cache.load.flow import Flow
+from kvferry.cache.store.tier import Tier
 
 MIB = 1 << 20
 

@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from kvferry._threads import failures
-from kvferry.cache.generations import StoreGenerations
-from kvferry.cache.newest import Newest
+from kvferry.base.threads import failures
+from kvferry.cache.store.generations import StoreGenerations
+from kvferry.cache.store.newest import Newest
 from kvferry.chunks.generation import Mark
 from support.stamps import until
 

@@ -7,16 +7,16 @@ from typing import Any, cast
 
 import pytest
 
-from kvferry.cache import loader
-from kvferry.cache.cost import Budget
-from kvferry.cache.loader import Load
+from kvferry.cache.cost.load_or_compute import Budget
+from kvferry.cache.cost.prefill import PrefillModel
+from kvferry.cache.load import loader
+from kvferry.cache.load.load_parts import Part
+from kvferry.cache.load.loader import Load
+from kvferry.cache.load.pending import PendingLoads
 from kvferry.cache.memory import Memory, Reserved
-from kvferry.cache.parts import Part
-from kvferry.cache.pending import PendingLoads
-from kvferry.cache.prefill import PrefillModel
-from kvferry.cache.prompt import read_prompt
 from kvferry.cache.steps import finish
-from kvferry.cache.tier import Tier
+from kvferry.cache.store.tier import Tier
+from kvferry.chunks.prompt import read_prompt
 from kvferry.client.batch import BatchResult
 from kvferry.connectors.base import Ticket
 from support.engines import CHUNK, LAYOUT, MIB, memory_store, prompt

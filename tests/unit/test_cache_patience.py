@@ -16,22 +16,14 @@ from types import SimpleNamespace
 import pytest
 
 from kvferry import _native
-from kvferry.cache import (
-    late_answers,
-    loader,
-    losses,
-    measuring,
-    planner,
-    retriever,
-    tier,
-    window,
-)
+from kvferry.cache.cost.prefill import PrefillModel
+from kvferry.cache.load import loader, measuring, planner, retriever, window
+from kvferry.cache.load.retriever import Retriever
 from kvferry.cache.memory import Memory
-from kvferry.cache.prefill import PrefillModel
-from kvferry.cache.prompt import Prompt, read_prompt
-from kvferry.cache.retriever import Retriever
 from kvferry.cache.steps import Steps, finish
-from kvferry.cache.tier import Tier
+from kvferry.cache.store import late_answers, losses, tier
+from kvferry.cache.store.tier import Tier
+from kvferry.chunks.prompt import Prompt, read_prompt
 from support.timed_store import FakeClock, TimedStore
 
 MIB = 1 << 20

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from kvferry.cache.prefill import PrefillModel
+from kvferry.cache.cost.prefill import PrefillModel
 
 STEP_TOKENS = 512
 

@@ -10,8 +10,8 @@ import random
 
 import pytest
 
-from kvferry.cache.learning import Learning
-from kvferry.cache.prefill import PrefillModel
+from kvferry.cache.cost.learning import Learning
+from kvferry.cache.cost.prefill import PrefillModel
 
 STEP_TOKENS = 8192
 TRUTH = PrefillModel(0.008, 1.2e-4, 2e-9, 1e-3, fixed=True, step_tokens=STEP_TOKENS)

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import pytest
 
 from kvferry import TieredCache
-from kvferry.cache.store_tiers import space_of
+from kvferry.base.errors import UnavailableError
+from kvferry.cache.store.store_tiers import space_of
 from kvferry.connectors.memory import MemoryConnector
-from kvferry.errors import UnavailableError
 from support.engines import IDENTITY, pages_gb
 from support.stamps import until
 

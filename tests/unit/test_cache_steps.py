@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from kvferry.cache.prompt import read_prompt
 from kvferry.cache.steps import Steps, Wait, finish
+from kvferry.chunks.prompt import read_prompt
 from support.engines import CHUNK, IDENTITY, check, expected, memory_store, open_engine, prompt
 from support.stamps import until
 

@@ -13,8 +13,8 @@ from statistics import fmean
 
 import pytest
 
-from kvferry.cache.prompt import Prompt
 from kvferry.cache.steps import Steps, Wait
+from kvferry.chunks.prompt import Prompt
 from unit.test_cache_patience import CHUNKS, COMPUTE_S, SIZE, TOKENS, Bench
 
 TICK_S = 0.002

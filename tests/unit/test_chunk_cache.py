@@ -8,7 +8,7 @@ from hashlib import sha256
 import pytest
 
 from kvferry._native import ChunkCache, PagePool, PageView, copy_pages
-from kvferry.errors import UsageError
+from kvferry.base.errors import UsageError
 
 POLICIES = ["LRU", "LFU", "FIFO", "S3-FIFO", "ARC", "W-TinyLFU"]
 LONG_S = 1000.0

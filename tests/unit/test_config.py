@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from kvferry.base.credentials import Credentials
+from kvferry.base.errors import ConfigError, UsageError
 from kvferry.config import ClientConfig
-from kvferry.credentials import Credentials
-from kvferry.errors import ConfigError, UsageError
 from support.config import SECRET, message
 
 pytestmark = pytest.mark.presence

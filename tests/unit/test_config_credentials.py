@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import kvferry
-from kvferry.credentials import Credentials, provided
-from kvferry.errors import UnavailableError
+from kvferry.base.credentials import Credentials, provided
+from kvferry.base.errors import UnavailableError
 from support.config import SECRET, message
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from kvferry.base.credentials import Credentials
+from kvferry.base.errors import ConfigError
 from kvferry.config import ClientConfig, load_client_config
 from kvferry.config.file import find_config_file
-from kvferry.credentials import Credentials
-from kvferry.errors import ConfigError
 
 SECRET = "s3cr3t-w0rd"
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from kvferry.base.errors import ConfigError
 from kvferry.config import ClientConfig, load_client_config, save_client_settings
 from kvferry.config.file import read_document, write_sections
-from kvferry.errors import ConfigError
 
 SECRET = "s3cr3t-w0rd"
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kvferry.base.errors import ConfigError
 from kvferry.config.cache import CacheConfig
 from kvferry.config.client import ClientConfig
 from kvferry.config.controller import ControllerConfig
@@ -14,7 +15,6 @@ from kvferry.config.file import FILE_VARIABLE
 from kvferry.config.node import NodeSettings
 from kvferry.config.server import ServerConfig, ServerSettings
 from kvferry.config.setting import specs
-from kvferry.errors import ConfigError
 
 LONG = 100_000
 VALUES: tuple[Any, ...] = (

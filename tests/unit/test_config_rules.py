@@ -37,9 +37,9 @@ from kvferry.config.integrations import VllmConnectorSettings
 from kvferry.config.node import NodeSettings
 from kvferry.config.server import ServerConfig, ServerSettings
 from kvferry.config.setting import specs
-from kvferry.integrations.vllm.offload.options import read_options
-from kvferry.integrations.vllm.settings import read_settings as read_connector
-from kvferry.lab.servers.same_host import tcp_config
+from kvferry.integrations.vllm.connector.settings import read_settings as read_connector
+from kvferry.integrations.vllm.tier.tier_options import read_options
+from kvferry_lab.servers.same_host import tcp_config
 from support.config import SECRET, message, written
 
 # The RESP guide's.

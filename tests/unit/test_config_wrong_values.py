@@ -19,6 +19,7 @@ from urllib.parse import quote
 import pytest
 import yaml
 
+from kvferry.base.errors import ConfigError
 from kvferry.cli.main import main
 from kvferry.config import CacheConfig, ClientConfig, StoreConfig, load_client_config
 from kvferry.config.cache import CACHE
@@ -26,9 +27,8 @@ from kvferry.config.integrations import VllmConnectorSettings, VllmTierSettings
 from kvferry.config.server import ServerConfig, ServerSettings
 from kvferry.config.setting import specs
 from kvferry.config.spec import Spec
-from kvferry.errors import ConfigError
-from kvferry.integrations.vllm.offload.options import read_options
-from kvferry.integrations.vllm.settings import read_settings
+from kvferry.integrations.vllm.connector.settings import read_settings
+from kvferry.integrations.vllm.tier.tier_options import read_options
 from support.config import SECRET
 
 TIMES = 1000

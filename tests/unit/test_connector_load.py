@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from kvferry.base.errors import ConfigError, UsageError
 from kvferry.connectors import Space, load_connector
 from kvferry.connectors.load import TYPES
-from kvferry.errors import ConfigError, UsageError
 
 SPACE = Space("p:", b"i" * 16, 100)
 PLUGIN = """

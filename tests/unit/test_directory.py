@@ -7,7 +7,7 @@ import hashlib
 import pytest
 
 from kvferry import _native
-from kvferry.errors import UsageError
+from kvferry.base.errors import UsageError
 
 
 def hashes(*numbers: int) -> bytes:

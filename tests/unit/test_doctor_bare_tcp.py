@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvferry.errors import UnavailableError
-from kvferry.lab.doctor import bare_tcp
-from kvferry.lab.doctor.bare_tcp import BareServer, measure_bare
+from kvferry.base.errors import UnavailableError
+from kvferry_lab.doctor import bare_tcp
+from kvferry_lab.doctor.bare_tcp import BareServer, measure_bare
 from support import clock
 
 MIB = 1 << 20

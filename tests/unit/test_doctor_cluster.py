@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from kvferry.lab.doctor.cluster import parse_nodes
-from kvferry.lab.doctor.examine import examine
-from kvferry.lab.doctor.facts import ClusterFacts, Facts, NodeLine, ServerFacts
-from kvferry.lab.doctor.finding import Finding, Severity
+from kvferry_lab.doctor.cluster import parse_nodes
+from kvferry_lab.doctor.examine import examine
+from kvferry_lab.doctor.facts import ClusterFacts, Facts, NodeLine, ServerFacts
+from kvferry_lab.doctor.finding import Finding, Severity
 
 SHARDS = (5461, 5462, 5461)
 NODES = tuple(

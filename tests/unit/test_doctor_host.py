@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from kvferry.config import ClientConfig
-from kvferry.lab.doctor.examine import examine
-from kvferry.lab.doctor.facts import Facts, HostFacts, ServerFacts, ServerPlace, TrafficFacts
-from kvferry.lab.doctor.finding import Finding, Severity
-from kvferry.lab.doctor.host import interface_to, read_host
+from kvferry_lab.doctor.examine import examine
+from kvferry_lab.doctor.facts import Facts, HostFacts, ServerFacts, ServerPlace, TrafficFacts
+from kvferry_lab.doctor.finding import Finding, Severity
+from kvferry_lab.doctor.host import interface_to, read_host
 
 MIB = 1 << 20
 GOOD = HostFacts(

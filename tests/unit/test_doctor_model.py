@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from kvferry.errors import UsageError
-from kvferry.lab.doctor.facts import TrafficFacts
-from kvferry.lab.doctor.finding import Finding, Severity
-from kvferry.lab.doctor.model import chunk_tokens, load_model, read_model
-from kvferry.lab.doctor.prefill import GPUS, Engine, examine_model
+from kvferry.base.errors import UsageError
+from kvferry_lab.doctor.facts import TrafficFacts
+from kvferry_lab.doctor.finding import Finding, Severity
+from kvferry_lab.doctor.model import chunk_tokens, load_model, read_model
+from kvferry_lab.doctor.prefill import GPUS, Engine, examine_model
 
 MIB = 1 << 20
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kvferry.lab.doctor.examine import examine
-from kvferry.lab.doctor.facts import Facts, HostFacts, SameHostFacts, ServerFacts
-from kvferry.lab.doctor.finding import Finding, Severity
+from kvferry_lab.doctor.examine import examine
+from kvferry_lab.doctor.facts import Facts, HostFacts, SameHostFacts, ServerFacts
+from kvferry_lab.doctor.finding import Finding, Severity
 
 NONE = "the server has no Unix socket"
 REDIS = ServerFacts(info={"redis_version": "7.2.4"}, is_near=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvferry.lab.doctor.examine import examine
-from kvferry.lab.doctor.facts import (
+from kvferry_lab.doctor.examine import examine
+from kvferry_lab.doctor.facts import (
     BareFacts,
     ClientNeed,
     Facts,
@@ -13,9 +13,9 @@ from kvferry.lab.doctor.facts import (
     ServerFacts,
     TrafficFacts,
 )
-from kvferry.lab.doctor.finding import Finding, Severity
-from kvferry.lab.doctor.rules_traffic import best_chunk_bytes, connections_for, knee
-from kvferry.lab.doctor.traffic import room_bytes
+from kvferry_lab.doctor.finding import Finding, Severity
+from kvferry_lab.doctor.rules_traffic import best_chunk_bytes, connections_for, knee
+from kvferry_lab.doctor.traffic import room_bytes
 
 MIB, GIB = 1 << 20, 1 << 30
 NEAR = {1: 1.0e9, 2: 1.9e9, 4: 3.6e9, 8: 4.0e9, 16: 4.05e9, 32: 3.9e9}

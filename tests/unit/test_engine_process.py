@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from kvferry.lab.engines.bench import EngineRow, Pass
-from kvferry.lab.engines.process import EngineError, EngineProcess
-from kvferry.lab.engines.report import say_rows, write_plot
-from kvferry.lab.table import console
+from kvferry.cli.table import console
+from kvferry_lab.engines.bench import EngineRow, Pass
+from kvferry_lab.engines.process import EngineError, EngineProcess
+from kvferry_lab.engines.report import say_rows, write_plot
 from support import clock
 
 FAKE = """

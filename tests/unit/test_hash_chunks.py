@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvferry._native import hash_chunks
+from kvferry.base.errors import UsageError
 from kvferry.chunks.keys import chunk_hashes
-from kvferry.errors import UsageError
 
 TOKENS = random.Random(1).choices(range(2**32), k=100)
 SMALL = [token % 100 for token in TOKENS]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvferry._host import available_memory_bytes, memory_limit_bytes, usable_cores
+from kvferry.base.host import available_memory_bytes, memory_limit_bytes, usable_cores
 
 GIB = 1 << 30
 ALL_CORES = len(os.sched_getaffinity(0))

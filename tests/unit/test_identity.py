@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvferry.base.errors import UsageError
 from kvferry.chunks.identity import Identity, difference, explain_difference
 from kvferry.chunks.layout import KVLayout
-from kvferry.errors import UsageError
 
 GOLDEN = [
     "9ea81aec99043fced26af633f699b153",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kvferry.controller.jobs import Jobs, Step
-from kvferry.controller.journal import Journal
-from kvferry.errors import CapacityError
-from kvferry.membership.messages import Command, Result
+from kvferry.base.errors import CapacityError
+from kvferry.sharing.controller.jobs import Jobs, Step
+from kvferry.sharing.controller.journal import Journal
+from kvferry.sharing.membership.messages import Command, Result
 
 ONE, TWO = ("one", 0), ("two", 0)
 PREFETCH, DELETE = Command("-", "prefetch"), Command("-", "delete")

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvferry.base.errors import UsageError
 from kvferry.chunks.keys import chunk_hashes, chunk_keys, describe_identity, identity_digest
-from kvferry.errors import UsageError
 
 IDENTITY = identity_digest(describe_identity(model="tiny", dtype="float32"))
 TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=40)

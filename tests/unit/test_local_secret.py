@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from kvferry import _local_secret
-from kvferry._local_secret import folder, local_proof, local_secret
-from kvferry.errors import ConfigError
+from kvferry.base import local_secret as _local_secret
+from kvferry.base.errors import ConfigError
+from kvferry.base.local_secret import folder, local_proof, local_secret
 from support.programs import Program
 
 SECRET = re.compile(r"[0-9a-f]{64}")

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from kvferry.errors import UsageError
-from kvferry.lab.long_doc.hits import best_hits, hit_loss
-from kvferry.lab.long_doc.report import loss_lines, mean_ttft, missed_expectations, result_lines
-from kvferry.lab.long_doc.run import LongDocPlan, LongDocRun, Record
+from kvferry.base.errors import UsageError
+from kvferry_lab.long_doc.hits import best_hits, hit_loss
+from kvferry_lab.long_doc.report import loss_lines, mean_ttft, missed_expectations, result_lines
+from kvferry_lab.long_doc.run import LongDocPlan, LongDocRun, Record
 
 
 def record(document: int, number: int = 0, **more: Any) -> Record:

@@ -9,11 +9,11 @@ from typing import Any, cast
 
 import pytest
 
-from kvferry.cache.generations import StoreGenerations
-from kvferry.cache.newest import Newest
+from kvferry.base.errors import UnavailableError
+from kvferry.cache.store.generations import StoreGenerations
+from kvferry.cache.store.newest import Newest
 from kvferry.chunks import generation
 from kvferry.chunks.generation import Mark
-from kvferry.errors import UnavailableError
 
 STORES, CACHES, STEPS = 3, 4, 60
 

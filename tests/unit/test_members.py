@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from kvferry.controller.journal import Journal
-from kvferry.controller.members import Members
-from kvferry.membership.messages import (
+from kvferry.sharing.controller.journal import Journal
+from kvferry.sharing.controller.members import Members
+from kvferry.sharing.membership.messages import (
     Begin,
     End,
     InstanceRefused,

@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client import parser as plain_parser
 from prometheus_client.openmetrics import parser as strict_parser
 
-from kvferry._threads import noticed
-from kvferry.errors import UsageError
+from kvferry.base.errors import UsageError
+from kvferry.base.threads import noticed
 from kvferry.metrics import DECISIONS, MISS_REASONS, SHED_REASONS, CacheMetrics
 from kvferry.metrics.collector import KVFerryCollector, exposition
 from kvferry.metrics.families import ONE_SIDED

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvferry.errors import UsageError
+from kvferry.base.errors import UsageError
 from kvferry.metrics import CacheMetrics
 from kvferry.metrics.deltas import MetricDeltas, add_deltas, observations
 from kvferry.metrics.series import RATIO_BOUNDS, SECONDS_BOUNDS, SHARE_BOUNDS, HistogramValue

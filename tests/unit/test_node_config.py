@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from kvferry.base.errors import ConfigError
 from kvferry.config.node import ListenAddress, NodeSettings, NodeUser
-from kvferry.errors import ConfigError
 from support.secrets import secret
 
 PASSWORD = secret("node-config")

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from kvferry import ClientConfig, Credentials, RedisClient, errors
+from kvferry import ClientConfig, Credentials, RedisClient
+from kvferry.base import errors
+from kvferry.base.credentials import provided
 from kvferry.client.pure.client import PureRedisClient
 from kvferry.connectors import Space
-from kvferry.credentials import provided
 from support.servers import free_port
 
 LONG = "x" * 70_000

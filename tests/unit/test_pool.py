@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from kvferry import _native
+from kvferry.base.errors import ClosedError, UsageError
+from kvferry.chunks.pool import Page, PagePool
 from kvferry.client.dlpack import view_memory
-from kvferry.errors import ClosedError, UsageError
-from kvferry.pool import Page, PagePool
 
 
 def take(pool: PagePool) -> Page:

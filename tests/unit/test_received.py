@@ -12,13 +12,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvferry._shown import in_line
-from kvferry.cache.peers import Peers
-from kvferry.controller.jobs import Jobs, Step
-from kvferry.controller.journal import Journal
-from kvferry.membership import Command, Hits, Peer, Quota, Result, WorkDone
-from kvferry.membership.framing import RefusedError
-from kvferry.membership.messages import (
+from kvferry.base.shown import in_line
+from kvferry.server import protocol as p
+from kvferry.sharing.controller.jobs import Jobs, Step
+from kvferry.sharing.controller.journal import Journal
+from kvferry.sharing.membership import Command, Hits, Peer, Quota, Result, WorkDone
+from kvferry.sharing.membership.framing import RefusedError
+from kvferry.sharing.membership.messages import (
     Beat,
     HeldIdentity,
     InstanceHello,
@@ -31,7 +31,7 @@ from kvferry.membership.messages import (
     decoded,
     encoded,
 )
-from kvferry.server import protocol as p
+from kvferry.sharing.peers.peer_tier import Peers
 from support.holdings import IDENTITY
 
 DIGEST = IDENTITY.digest

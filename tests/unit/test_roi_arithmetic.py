@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvferry.cache.prefill import PrefillModel
-from kvferry.lab.roi.answer import RoiQuestion, answer
-from kvferry.lab.roi.arithmetic import Kv, Prefill, Store, crossover
-from kvferry.lab.roi.models import find_model
-from kvferry.lab.roi.money import Day, Prices, account, need_of
+from kvferry.cache.cost.prefill import PrefillModel
+from kvferry_lab.roi.answer import RoiQuestion, answer
+from kvferry_lab.roi.arithmetic import Kv, Prefill, Store, crossover
+from kvferry_lab.roi.models import find_model
+from kvferry_lab.roi.money import Day, Prices, account, need_of
 from support.roi import round_case
 
 TOKENS = st.integers(1, 1 << 20)

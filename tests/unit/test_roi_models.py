@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from kvferry.errors import ConfigError, UsageError
-from kvferry.lab.doctor.model import read_model
-from kvferry.lab.doctor.prefill import GPUS
-from kvferry.lab.roi.fit import fit_line, fit_prefill
-from kvferry.lab.roi.models import MODELS, find_model
-from kvferry.lab.roi.rates import PRESETS, calibrated, of_preset, read_store, roofline
+from kvferry.base.errors import ConfigError, UsageError
+from kvferry_lab.doctor.model import read_model
+from kvferry_lab.doctor.prefill import GPUS
+from kvferry_lab.roi.fit import fit_line, fit_prefill
+from kvferry_lab.roi.models import MODELS, find_model
+from kvferry_lab.roi.rates import PRESETS, calibrated, of_preset, read_store, roofline
 
 
 def test_every_name_is_a_model() -> None:

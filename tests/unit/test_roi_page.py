@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from kvferry.lab.roi import answer as answers
-from kvferry.lab.roi import arithmetic, money
-from kvferry.lab.roi.answer import RoiQuestion, answer
-from kvferry.lab.roi.arithmetic import Case, Kv
-from kvferry.lab.roi.models import find_model
-from kvferry.lab.roi.money import Day, Prices
-from kvferry.lab.roi.page import question_data, write_page
-from kvferry.lab.roi.rates import of_preset, roofline
+from kvferry_lab.roi import answer as answers
+from kvferry_lab.roi import arithmetic, money
+from kvferry_lab.roi.answer import RoiQuestion, answer
+from kvferry_lab.roi.arithmetic import Case, Kv
+from kvferry_lab.roi.models import find_model
+from kvferry_lab.roi.money import Day, Prices
+from kvferry_lab.roi.page import question_data, write_page
+from kvferry_lab.roi.rates import of_preset, roofline
 from support.roi import round_case
 
 NODE = shutil.which("node")

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from kvferry import _native
-from kvferry.errors import UsageError
-from kvferry.lab.roi.money import Prices
-from kvferry.lab.roi.replayed import replayed
-from kvferry.lab.roi.traced import outcomes
-from kvferry.lab.trace.format import Trace, load_trace
-from kvferry.lab.trace.replay import prefix_hits, replay
+from kvferry.base.errors import UsageError
+from kvferry_lab.roi.money import Prices
+from kvferry_lab.roi.replayed import replayed
+from kvferry_lab.roi.traced import outcomes
+from kvferry_lab.trace.format import Trace, load_trace
+from kvferry_lab.trace.replay import prefix_hits, replay
 from support.roi import round_case
 
 MOONCAKE = (

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from kvferry.lab.roi import validate as module
-from kvferry.lab.roi.published import TABLES
-from kvferry.lab.roi.validate import Check, rounds_hit_rate, validate
+from kvferry_lab.roi import validate as module
+from kvferry_lab.roi.published import TABLES
+from kvferry_lab.roi.validate import Check, rounds_hit_rate, validate
 
 
 def test_nothing_that_is_promised_is_missed() -> None:

@@ -7,7 +7,7 @@ import json
 import msgspec
 import pytest
 
-from kvferry.errors import UsageError
+from kvferry.base.errors import UsageError
 from kvferry.http import bodies
 from kvferry.http.answers import CallError
 from kvferry.http.bodies import Tokens, asked, converted, numbers, parsed

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
+from kvferry.base.errors import ConfigError
 from kvferry.config import CacheConfig, examine
 from kvferry.config.server import SERVER, ServerConfig, ServerSettings
 from kvferry.config.setting import specs
 from kvferry.config.shown import server_summary, shown_server
 from kvferry.config.url import is_loopback
-from kvferry.errors import ConfigError
-from kvferry.server.room import check_shared_memory
+from kvferry.server.memory.room import check_shared_memory
 from support.config import SECRET, message, written
 
 GIB = 1 << 30

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from kvferry.base.errors import ConfigError
 from kvferry.config.cache import CacheConfig
 from kvferry.config.server import ServerConfig
-from kvferry.errors import ConfigError
-from kvferry.server import pools
-from kvferry.server.pools import Pools, SharedMemory
-from kvferry.server.room import check_shared_memory
+from kvferry.server.memory import pools
+from kvferry.server.memory.pools import Pools, SharedMemory
+from kvferry.server.memory.room import check_shared_memory
 from support.stamps import until
 
 GIB, MIB = 1 << 30, 1 << 20

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvferry.server.turns import Turn, Turns
+from kvferry.server.loop.turns import Turn, Turns
 from support.stamps import until
 
 

@@ -12,10 +12,10 @@ import pytest
 from kvferry.cache.steps import Steps, Wait
 from kvferry.connectors.memory import MemoryConnector
 from kvferry.server import protocol as p
-from kvferry.server.dispatch import Dispatcher, Later
-from kvferry.server.listener import EngineConnection, EngineListener
-from kvferry.server.notifying_connector import NotifyingConnector
-from kvferry.server.waits import Waits
+from kvferry.server.loop.dispatch import Dispatcher, Later
+from kvferry.server.loop.listener import EngineConnection, EngineListener
+from kvferry.server.loop.waiting_work import Waits
+from kvferry.server.sessions.notifying_connector import NotifyingConnector
 from support.engines import LAYOUT, memory_store
 from support.stamps import until
 

@@ -11,7 +11,8 @@ COUNT = "import os, {0}; print(len(os.listdir('/proc/self/task')))"
 
 
 @pytest.mark.parametrize(
-    "module", ["kvferry.server.server", "kvferry.node.run", "kvferry.controller.run"]
+    "module",
+    ["kvferry.server.server", "kvferry.sharing.node.run", "kvferry.sharing.controller.run"],
 )
 def test_nothing_that_is_imported_starts_threads_before_signals_are_blocked(module: str) -> None:
     """NumPy's threads took SIGTERM, and the server ended without keeping its state."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kvferry.errors import ConfigError
+from kvferry.base.errors import ConfigError
 from kvferry.integrations.sglang import ambiguity
 from kvferry.integrations.sglang.ambiguity import check_server
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from kvferry.base.errors import ConfigError
 from kvferry.config.integrations import SglangSettings
-from kvferry.errors import ConfigError
 from kvferry.integrations.sglang.identity import has_draft, page_fields, server_fields
 from support.host_pools import Config, MhaPool, MlaPool
 

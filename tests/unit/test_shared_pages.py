@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from kvferry._native import ChunkCache, PagePool, PageView, SharedPages, SharedSegment, copy_pages
-from kvferry.errors import (
+from kvferry.base.errors import (
     BadBufferError,
     CapacityError,
     ClosedError,

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from kvferry import _threads
-from kvferry._threads import Guarded, Workers, failures, noticed
-from kvferry.errors import UnavailableError
+from kvferry.base import threads as _threads
+from kvferry.base.errors import UnavailableError
+from kvferry.base.threads import Guarded, Workers, failures, noticed
 from support import clock, threads_of_caches, threads_of_engines, threads_of_services
 from support.stamps import until
 from support.thread_faults import LIMIT_S, SCENARIOS, Fault, Scenario, kinds

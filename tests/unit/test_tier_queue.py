@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvferry.cache.prompt import read_prompt
+from kvferry.chunks.prompt import read_prompt
 from support.engines import CHUNK, LAYOUT, memory_store, open_engine, prompt
 
 

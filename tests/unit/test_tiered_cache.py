@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvferry import Hashes, Identity, KVLayout, TieredCache
+from kvferry.base.errors import BadBufferError, ClosedError, ConfigError, UsageError
 from kvferry.chunks.keys import chunk_hashes
 from kvferry.client.batch import Status
-from kvferry.errors import BadBufferError, ClosedError, ConfigError, UsageError
 from support import clock
 from support.dict_store import DictStore
 from support.engines import (

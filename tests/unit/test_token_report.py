@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kvferry.lab.openai_client import Answer, OpenAIClient, TokenUsage
-from kvferry.lab.tokens.report import individual, summary, summary_lines
-from kvferry.lab.tokens.run import TokenPlan, TokenRun
+from kvferry_lab.openai_client import Answer, OpenAIClient, TokenUsage
+from kvferry_lab.tokens.report import individual, summary, summary_lines
+from kvferry_lab.tokens.run import TokenPlan, TokenRun
 
 PLAN = TokenPlan(model="org/My Model--1.5", mean_input_tokens=5, mean_output_tokens=7)
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from kvferry.base.errors import UsageError
 from kvferry.chunks import keys
-from kvferry.errors import UsageError
-from kvferry.lab.trace.format import HASH_BYTES, Trace, load_trace
-from kvferry.lab.trace.sequenced import TraceOptions
+from kvferry_lab.trace.format import HASH_BYTES, Trace, load_trace
+from kvferry_lab.trace.sequenced import TraceOptions
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "traces"
 

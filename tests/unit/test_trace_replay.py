@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from kvferry.errors import UsageError
-from kvferry.lab.trace.format import HASH_BYTES, Trace, load_trace
-from kvferry.lab.trace.replay import POLICIES, Replay, capacities_of, replay
-from kvferry.lab.trace.sequenced import TraceOptions
+from kvferry.base.errors import UsageError
+from kvferry_lab.trace.format import HASH_BYTES, Trace, load_trace
+from kvferry_lab.trace.replay import POLICIES, Replay, capacities_of, replay
+from kvferry_lab.trace.sequenced import TraceOptions
 from support.simulators import SIMULATORS, block_hits, prefix_hits
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "traces"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kvferry.controller.traffic import HELD_S, Traffic
-from kvferry.membership.messages import Hits, WorkDone
+from kvferry.sharing.controller.traffic import HELD_S, Traffic
+from kvferry.sharing.membership.messages import Hits, WorkDone
 
 
 class Clock:

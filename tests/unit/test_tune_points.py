@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from kvferry.errors import CapacityError, UsageError
-from kvferry.lab.tune.points import Grid, TunePoint, TuneSample
-from kvferry.lab.tune.run import check_room
+from kvferry.base.errors import CapacityError, UsageError
+from kvferry_lab.tune.points import Grid, TunePoint, TuneSample
+from kvferry_lab.tune.run import check_room
 
 MIB = 1 << 20
 GRID = Grid()

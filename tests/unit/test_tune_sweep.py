@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from kvferry.errors import CorruptError, UnavailableError
-from kvferry.lab.tune.points import AXES, Grid, TunePoint, TuneSample
-from kvferry.lab.tune.sweep import Sweep
+from kvferry.base.errors import CorruptError, UnavailableError
+from kvferry_lab.tune.points import AXES, Grid, TunePoint, TuneSample
+from kvferry_lab.tune.sweep import Sweep
 
 MIB = 1 << 20
 GRID = Grid()

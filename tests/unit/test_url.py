@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvferry.base.errors import ConfigError
 from kvferry.config import ClientConfig
 from kvferry.config.url import parse_endpoint, show_endpoint
-from kvferry.errors import ConfigError
 from support.config import SECRET, message
 
 pytestmark = pytest.mark.presence

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from kvferry.integrations.vllm import adapters
-from kvferry.integrations.vllm.adapters import Adapters, watch
-from kvferry.integrations.vllm.hashing import request_hashes
-from kvferry.integrations.vllm.scheduler import SchedulerHalf
+from kvferry.integrations.vllm import lora_adapters as adapters
+from kvferry.integrations.vllm.connector.hashing import request_hashes
+from kvferry.integrations.vllm.connector.scheduler import SchedulerHalf
+from kvferry.integrations.vllm.lora_adapters import Adapters, watch
 from kvferry.integrations.weights import fingerprint
 from support.vllm_shapes import EngineRequest, SchedulerStep
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvferry.errors import BadBufferError, UsageError
-from kvferry.integrations.vllm.blocks import BlockCopier, layer_order
-from kvferry.integrations.vllm.layouts import read_layout
+from kvferry.base.errors import BadBufferError, UsageError
+from kvferry.integrations.vllm.blocks.blocks import BlockCopier, layer_order
+from kvferry.integrations.vllm.blocks.layouts import read_layout
 from support.kv_tensors import BLOCKS, LAYERS, LAYOUTS, TOKENS, Case, Tensor
 
 # What a chunk of blocks 7, 2, 9 is. If one of these changes, chunks that are in stores mean

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from kvferry import Identity, KVLayout
-from kvferry.errors import UsageError
-from kvferry.integrations.vllm.backend import LoadJob, Work
+from kvferry.base.errors import UsageError
+from kvferry.integrations.vllm.connector.interfaces import LoadJob, Work
 from support.servers import wait_for
 from support.vllm_shapes import PlainCopier
 
@@ -176,7 +176,7 @@ def test_before_it_sleeps_vllm_has_every_rank_leave_its_blocks(
 def test_an_engine_whose_worker_cannot_be_asked_does_not_start(
     vllm: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvferry.integrations.vllm.ranks._CHECK_S", 0.05)
+    monkeypatch.setattr("kvferry.integrations.vllm.connector.ranks._CHECK_S", 0.05)
     for kind in ("connector", "mp"):
         with pytest.raises(UsageError, match=r"all tensor and pipeline parallel ranks .* one host"):
             connector(vllm, kind, Role.SCHEDULER)

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from kvferry import Identity, KVLayout, TieredCache
-from kvferry.cache.prompt import Prompt, read_prompt
-from kvferry.errors import ClosedError, UsageError
-from kvferry.integrations.vllm import rank as rank_module
-from kvferry.integrations.vllm import ranks
-from kvferry.integrations.vllm.explain import explained, running, teller
-from kvferry.integrations.vllm.finder import BackendFinder
-from kvferry.integrations.vllm.ranks import RankAnswers, RankFinder, address
+from kvferry.base.errors import ClosedError, UsageError
+from kvferry.chunks.prompt import Prompt, read_prompt
+from kvferry.integrations.vllm.connector import rank as rank_module
+from kvferry.integrations.vllm.connector import ranks
+from kvferry.integrations.vllm.connector.explain import explained, running, teller
+from kvferry.integrations.vllm.connector.finder import BackendFinder
+from kvferry.integrations.vllm.connector.ranks import RankAnswers, RankFinder, address
 from kvferry.metrics import CacheMetrics
 from support.clock import now_s
 from support.stamps import until

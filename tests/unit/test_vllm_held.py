@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from kvferry.base.errors import ClosedError
 from kvferry.cache import Lookup, Retrieved, Stored
-from kvferry.cache.prefill import Coefficients
-from kvferry.cache.prompt import Prompt, Tokens
+from kvferry.cache.cost.prefill import Coefficients
+from kvferry.chunks.prompt import Prompt, Tokens
 from kvferry.client.buffers import BufferLike
-from kvferry.errors import ClosedError
-from kvferry.integrations.vllm.held import HeldCache
-from kvferry.integrations.vllm.held_finder import HeldFinder
+from kvferry.integrations.vllm.connector.held import HeldCache
+from kvferry.integrations.vllm.connector.held_finder import HeldFinder
 from kvferry.metrics import CacheMetrics
 from support.stamps import until
 

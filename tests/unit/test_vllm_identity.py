@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from kvferry import Identity
+from kvferry.base.errors import UsageError
 from kvferry.chunks.layout import KVLayout
-from kvferry.errors import UsageError
 from kvferry.integrations.vllm import versions
 from kvferry.integrations.vllm.identity import kv_dtype, model_identity
 from kvferry.integrations.vllm.platform import platform_fields

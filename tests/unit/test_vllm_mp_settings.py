@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from kvferry.errors import ConfigError
-from kvferry.integrations.vllm.mp_settings import MpSettings, read_mp_settings
+from kvferry.base.errors import ConfigError
+from kvferry.integrations.vllm.connector.mp_settings import MpSettings, read_mp_settings
 
 
 def read(environ: dict[str, str] | None = None, /, **extra: Any) -> MpSettings:

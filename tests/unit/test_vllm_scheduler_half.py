@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from kvferry.cache.prompt import Prompt
+from kvferry.base.errors import UsageError
 from kvferry.chunks.keys import DIGEST_BYTES, chunk_hashes
-from kvferry.errors import UsageError
-from kvferry.integrations.vllm import questions
-from kvferry.integrations.vllm.backend import Work
-from kvferry.integrations.vllm.scheduler import SchedulerHalf
+from kvferry.chunks.prompt import Prompt
+from kvferry.integrations.vllm.connector import lookup_threads as questions
+from kvferry.integrations.vllm.connector.interfaces import Work
+from kvferry.integrations.vllm.connector.scheduler import SchedulerHalf
 from support import clock
 from support.vllm_shapes import EngineRequest, PrefillStats, SchedulerStep
 

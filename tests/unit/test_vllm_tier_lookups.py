@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from kvferry._native import Answers, KnownChunks
-from kvferry.errors import UsageError
-from kvferry.integrations.vllm.offload.lookups import KNOWN_MAX, chunk_name, chunk_names
+from kvferry.base.errors import UsageError
+from kvferry.integrations.vllm.tier.lookups import KNOWN_MAX, chunk_name, chunk_names
 
 
 def numbered(first: int, count: int) -> list[bytes]:

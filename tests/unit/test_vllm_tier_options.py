@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from kvferry.base.credentials import provided
+from kvferry.base.errors import ConfigError
 from kvferry.connectors.base import Space
-from kvferry.credentials import provided
-from kvferry.errors import ConfigError
-from kvferry.integrations.vllm.offload.core import TierLimits
-from kvferry.integrations.vllm.offload.options import TierOptions, read_options
+from kvferry.integrations.vllm.tier.core import TierLimits
+from kvferry.integrations.vllm.tier.tier_options import TierOptions, read_options
 
 GIB = 1 << 30
 

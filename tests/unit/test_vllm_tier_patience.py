@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvferry.cache.prefill import PrefillModel
-from kvferry.integrations.vllm.offload.patience import Patience
+from kvferry.cache.cost.prefill import PrefillModel
+from kvferry.integrations.vllm.tier.tier_patience import Patience
 
 CHUNK_TOKENS, CHUNK_BYTES = 256, 32 << 20
 PREFILL = PrefillModel(0.0, 1e-3, 0.0, fixed=True)  # 0.256 s a chunk

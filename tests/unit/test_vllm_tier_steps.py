@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from kvferry.cache.prefill import PrefillModel
-from kvferry.integrations.vllm.offload.steps import TierSteps
+from kvferry.cache.cost.prefill import PrefillModel
+from kvferry.integrations.vllm.tier.tier_steps import TierSteps
 
 STEP_S = 0.5
 

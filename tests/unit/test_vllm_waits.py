@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvferry.integrations.vllm.waits import RequestWait
+from kvferry.integrations.vllm.connector.cache_waits import RequestWait
 
 
 class Clock:

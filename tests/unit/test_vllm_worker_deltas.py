@@ -6,8 +6,8 @@ import pytest
 
 from kvferry import Identity, KVLayout, TieredCache
 from kvferry.chunks.keys import chunk_hashes
-from kvferry.integrations.vllm.backend import LoadJob, SaveJob, Work
-from kvferry.integrations.vllm.worker import WorkerHalf
+from kvferry.integrations.vllm.connector.interfaces import LoadJob, SaveJob, Work
+from kvferry.integrations.vllm.connector.worker import WorkerHalf
 from support.stamps import until
 from support.vllm_shapes import PlainCopier
 

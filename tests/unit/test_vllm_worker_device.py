@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvferry.cache.prompt import Prompt
-from kvferry.integrations.vllm.backend import Work
+from kvferry.chunks.prompt import Prompt
+from kvferry.integrations.vllm.connector.interfaces import Work
 from support import clock
 from support.vllm_shapes import SlowDevice
 from support.vllm_worker import (
@@ -118,7 +118,7 @@ def test_a_store_that_hangs_does_not_keep_blocks_from_those_they_are_given_to(ca
 def test_blocks_that_are_taken_away_while_they_are_gathered_are_never_stored(
     cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvferry.integrations.vllm.worker._RELEASE_BLOCKS_S", 0.05)
+    monkeypatch.setattr("kvferry.integrations.vllm.connector.worker._RELEASE_BLOCKS_S", 0.05)
     device = SlowDevice(BLOCKS, LAYERS, LAYER_BYTES)
     half = half_of(cache, device)
     step(half, Work(saves=[save(0, [0, 1]), save(1, [2, 3])]))  # the second one waits for its turn

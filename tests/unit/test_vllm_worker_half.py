@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from kvferry.cache.prompt import Prompt
-from kvferry.integrations.vllm.backend import Work
-from kvferry.integrations.vllm.counts import COUNTS
-from kvferry.integrations.vllm.steps import HostSteps
+from kvferry.chunks.prompt import Prompt
+from kvferry.integrations.vllm.connector.counts import COUNTS
+from kvferry.integrations.vllm.connector.interfaces import Work
+from kvferry.integrations.vllm.connector.step_times import HostSteps
 from support import clock
 from support.vllm_worker import (
     BLOCKS,
@@ -122,7 +122,7 @@ def test_blocks_of_chunks_that_did_not_come_are_reported_with_the_load(
 def test_whatever_goes_wrong_the_load_ends_and_all_its_blocks_are_bad(
     cache: Cache, trouble: str
 ) -> None:
-    from kvferry.errors import ClosedError
+    from kvferry.base.errors import ClosedError
 
     copier = plain()
     half = half_of(cache, copier)
@@ -351,7 +351,7 @@ def test_chunks_that_did_not_come_are_counted_as_what_happened(
 def test_the_end_has_a_limit_and_says_what_is_lost(
     cache: Cache, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("kvferry.integrations.vllm.worker._CLOSE_S", 0.2)
+    monkeypatch.setattr("kvferry.integrations.vllm.connector.worker._CLOSE_S", 0.2)
     half = half_of(cache, plain())
     closed: list[float] = []
     monkeypatch.setattr(cache, "close", closed.append)

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import kvferry
-from kvferry.lab.bench.programs import find_program
+from kvferry_lab.bench.programs import find_program
 
 __all__ = ["PACKAGES", "ROOT", "key_of_package", "make_metadata", "make_wheel"]
 

@@ -21,5 +21,5 @@ endif()
 if(EXISTS ${page_stamp})
   set(page_htmx ${page_build}/node_modules/htmx.org)
   install(FILES ${page_htmx}/dist/htmx.min.js ${page_htmx}/dist/ext/hx-sse.min.js
-    ${page_htmx}/LICENSE COMPONENT python DESTINATION kvferry/controller/page/lib)
+    ${page_htmx}/LICENSE COMPONENT python DESTINATION kvferry/sharing/controller/page/lib)
 endif()

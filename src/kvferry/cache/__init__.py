@@ -14,8 +14,8 @@ Data flows down: tokens become hashes (prompt.py), hashes pages or keys, keys ti
 
 from __future__ import annotations
 
-from kvferry.cache.prompt import Hashes
 from kvferry.cache.results import Lookup, Retrieved, Stored
 from kvferry.cache.tiered_cache import TieredCache
+from kvferry.chunks.prompt import Hashes
 
 __all__ = ["Hashes", "Lookup", "Retrieved", "Stored", "TieredCache"]

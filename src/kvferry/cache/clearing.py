@@ -18,11 +18,11 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 
+from kvferry.base.errors import KVFerryError, UnavailableError, UsageError
 from kvferry.cache.memory import Memory
-from kvferry.cache.newest import Newest
-from kvferry.cache.prompt import Prompt
 from kvferry.cache.steps import Steps, finish
-from kvferry.cache.store_tiers import StoreTier
+from kvferry.cache.store.newest import Newest
+from kvferry.cache.store.store_tiers import StoreTier
 from kvferry.chunks.generation import (
     after_clear,
     drawn_here,
@@ -31,7 +31,7 @@ from kvferry.chunks.generation import (
     own_of,
     shared_of,
 )
-from kvferry.errors import KVFerryError, UnavailableError, UsageError
+from kvferry.chunks.prompt import Prompt
 
 __all__ = ["Clearing", "check_clear", "without_chunks"]
 

@@ -17,15 +17,16 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Protocol
 
-from kvferry.cache.cost import Decision, Offer, decide
-from kvferry.cache.life import CacheLife
-from kvferry.cache.memory import HERE, STATES
-from kvferry.cache.prompt import Prompt
-from kvferry.cache.store_tiers import MEMORY, StoreTier
-from kvferry.chunks.identity import explain_difference
+from kvferry.base.errors import KVFerryError
+from kvferry.cache.cost.load_or_compute import Decision, Offer, decide
+from kvferry.cache.cost.prefill import PrefillModel
+from kvferry.cache.memory import HERE, STATES, Memory
+from kvferry.cache.store.store_tiers import MEMORY, StoreTier
+from kvferry.chunks.identity import Identity, explain_difference
+from kvferry.chunks.prompt import Prompt
 from kvferry.client.batch import Status
-from kvferry.errors import KVFerryError
 
 __all__ = ["ChunkPlace", "Explanation", "explain_prompt"]
 
@@ -110,7 +111,16 @@ class Explanation:
         )
 
 
-def explain_prompt(cache: CacheLife, prompt: Prompt, timeout_s: float) -> Explanation:
+class Explained(Protocol):
+    """What is read of the cache that explains itself."""
+
+    identity: Identity
+    memory: Memory
+    tiers: list[StoreTier]
+    cost_prefill: PrefillModel
+
+
+def explain_prompt(cache: Explained, prompt: Prompt, timeout_s: float) -> Explanation:
     """See `TieredCache.explain`. Stores that do not answer in time are said to."""
     until = time.monotonic() + timeout_s
     memory = [STATES[state] for state in cache.memory.cache.states(prompt.hashes)]
@@ -156,7 +166,7 @@ def _ask(store: StoreTier, prompt: Prompt, until: float) -> tuple[list[bool], st
     return [status is Status.OK for status in result], problem
 
 
-def _why(cache: CacheLife, prompt: Prompt, chunk: int, state: str, told: dict[str, str]) -> str:
+def _why(cache: Explained, prompt: Prompt, chunk: int, state: str, told: dict[str, str]) -> str:
     """Why nobody has a chunk."""
     if state == "writing":
         return "it is being stored or loaded at this moment"
@@ -177,7 +187,7 @@ def _why(cache: CacheLife, prompt: Prompt, chunk: int, state: str, told: dict[st
 
 
 def _decision(
-    cache: CacheLife, prompt: Prompt, memory: list[str], having: dict[str, list[bool]]
+    cache: Explained, prompt: Prompt, memory: list[str], having: dict[str, list[bool]]
 ) -> Decision:
     """What a retrieve would choose, from what was found."""
     size = prompt.chunk_size
@@ -197,7 +207,7 @@ def _decision(
     return decide(prompt.tokens, held * size, offers, cache.cost_prefill)
 
 
-def _identities(cache: CacheLife, prompt: Prompt, chunk: int) -> Iterator[str]:
+def _identities(cache: Explained, prompt: Prompt, chunk: int) -> Iterator[str]:
     """Whether stores have the first missing chunk as that of another identity."""
     for store in cache.tiers:
         connector = store.tier.connector

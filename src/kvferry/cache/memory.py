@@ -16,12 +16,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from kvferry import _native
-from kvferry._host import available_memory_bytes
-from kvferry.cache.prompt import Prompt
+from kvferry.base.errors import BadBufferError, ConfigError, UsageError
+from kvferry.base.host import available_memory_bytes
 from kvferry.cache.steps import Steps, Wait
+from kvferry.chunks.prompt import Prompt
 from kvferry.client.dlpack import view_memory
 from kvferry.config.setting import GB
-from kvferry.errors import BadBufferError, ConfigError, UsageError
 
 __all__ = ["HERE", "STATES", "ChunkView", "Memory", "PagesGone", "Reserved"]
 

@@ -6,13 +6,13 @@ import logging
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from kvferry.cache.cost.prefill import PrefillModel
+from kvferry.cache.load.retriever import Gathered
 from kvferry.cache.memory import Memory
-from kvferry.cache.prefill import PrefillModel
-from kvferry.cache.prompt import Prompt
-from kvferry.cache.receipts import Receipt, Receipts
 from kvferry.cache.request_log import RequestLog
-from kvferry.cache.retriever import Gathered
-from kvferry.cache.store_tiers import MEMORY, StoreTier
+from kvferry.cache.store.receipts import Receipt, Receipts
+from kvferry.cache.store.store_tiers import MEMORY, StoreTier
+from kvferry.chunks.prompt import Prompt
 from kvferry.metrics import MISS_REASONS, CacheMetrics
 
 __all__ = ["Meter"]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
-from kvferry.cache.cost import Decision
+from kvferry.cache.cost.load_or_compute import Decision
 
 if TYPE_CHECKING:
     import numpy as np

@@ -24,9 +24,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from kvferry import __version__
-from kvferry._local_secret import folder
-from kvferry._threads import Guarded, noticed
-from kvferry.errors import ClosedError
+from kvferry.base.errors import ClosedError
+from kvferry.base.local_secret import folder
+from kvferry.base.threads import Guarded, noticed
 
 if TYPE_CHECKING:
     from kvferry.cache.tiered_cache import TieredCache

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
-from kvferry.cache.buffers import wanted_chunks
+from kvferry.cache.caller_buffers import wanted_chunks
 from kvferry.cache.memory import Memory, PagesGone, Reserved
-from kvferry.cache.prompt import Prompt
-from kvferry.cache.receipts import Receipt, Receipts
 from kvferry.cache.results import Stored
-from kvferry.cache.store_tiers import StoreTier
-from kvferry.cache.writer import Hold, WriteJob
+from kvferry.cache.store.receipts import Receipt, Receipts
+from kvferry.cache.store.store_tiers import StoreTier
+from kvferry.cache.store.writer import Hold, WriteJob
+from kvferry.chunks.prompt import Prompt
 from kvferry.connectors.base import BufferLike
 from kvferry.metrics import CacheMetrics
 

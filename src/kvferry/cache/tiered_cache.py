@@ -1,7 +1,7 @@
 """The cache: memory, stores, and everything in between, behind one object.
 
     identity = Identity(model="my-model", layout=KVLayout(layers=32, kv_heads=8, head_dim=128))
-    with kvferry.TieredCache(identity, remote_url="redis://cache-1") as engine:
+    with kvferry.TieredCache(identity, remote_url="redis://cache-1") as cache:
         cache.store(tokens, chunks)              # chunks: one buffer for each full chunk
         with cache.retrieve(tokens) as hit:      # the longest prefix that pays
             use(hit.tokens, hit.arrays)
@@ -22,24 +22,72 @@ After a fork the child has to open a cache of its own.
 from __future__ import annotations
 
 import asyncio
+import atexit
+import os
 import time
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
-from kvferry.cache.clearing import check_clear
+from kvferry.base.errors import ClosedError, ConfigError
+from kvferry.base.threads import Workers
+from kvferry.cache.clearing import Clearing, check_clear, without_chunks
+from kvferry.cache.cost.learning import Learning
+from kvferry.cache.cost.prefill import PrefillModel
 from kvferry.cache.explain import Explanation, explain_prompt
-from kvferry.cache.life import FLUSH_S, CacheLife
-from kvferry.cache.prompt import Prompt, Tokens
+from kvferry.cache.load.reader import Reader
+from kvferry.cache.load.retriever import Retriever
+from kvferry.cache.memory import Memory
+from kvferry.cache.meter import Meter
 from kvferry.cache.results import Lookup, Retrieved, Stored
 from kvferry.cache.steps import Steps, finish
-from kvferry.cache.store_tiers import MEMORY
-from kvferry.connectors.base import BufferLike
+from kvferry.cache.store.store_tiers import MEMORY, StoreTier, open_tiers
+from kvferry.cache.storer import Storer
+from kvferry.chunks.identity import Identity
+from kvferry.chunks.prompt import Prompt, Tokens, read_prompt
+from kvferry.config import CacheConfig, chosen_config
+from kvferry.connectors.base import BufferLike, Connector
+from kvferry.connectors.serde import FP8, with_fp8
+from kvferry.metrics import CacheMetrics
 
-__all__ = ["TieredCache"]
+__all__ = ["NamedSources", "SharingHooks", "TieredCache"]
+
+T = TypeVar("T")
+
+FLUSH_S = 5.0
+# What keeping what was learnt may take at the end.
+_NOTE_S = 1.0
+_open: weakref.WeakSet[TieredCache] = weakref.WeakSet()
 
 
-class TieredCache(CacheLife):
+class NamedSources(Protocol):
+    """Nodes that prompts name; see `kvferry.sharing.peers.named_nodes`."""
+
+    prepare: Callable[[StoreTier], object]
+
+    def of(self, prompt: Prompt) -> Sequence[StoreTier]:
+        """The node that a prompt names."""
+
+    def close(self) -> None:
+        """Ask nobody any more."""
+
+
+class SharingHooks(Protocol):
+    """What caches whose settings say so share with others; `kvferry.sharing` sets it."""
+
+    def join(self, cache: TieredCache) -> None:
+        """The cache takes part."""
+
+    def leave(self, cache: TieredCache) -> None:
+        """The cache ends."""
+
+    def named_nodes(self, cache: TieredCache) -> NamedSources:
+        """The nodes that prompts of the cache name."""
+
+
+class TieredCache:
     """A tiered cache of the KV of one shard of one model.
 
     Args:
@@ -58,6 +106,111 @@ class TieredCache(CacheLife):
         ConfigError: A setting cannot be, or not for this layout, or the host does not have that
             memory.
     """
+
+    sharing: ClassVar[SharingHooks | None] = None
+
+    def __init__(
+        self,
+        identity: Identity,
+        config: CacheConfig | None = None,
+        *,
+        salt: bytes = b"",
+        connectors: dict[str, Connector] | None = None,
+        memory: Memory | None = None,
+        open_stores: bool = True,
+        **settings: Any,
+    ) -> None:
+        self.layout = identity.layout
+        self.config = chosen_config(self.layout.chunk_size, config, settings)
+        if self.config.remote_serde == FP8:  # its chunks are others
+            identity = with_fp8(identity)
+        self.identity = identity
+        self.metrics = CacheMetrics(
+            stores=[*(store.name for store in self.config.stores), *(connectors or ())]
+        )
+        self._meter = Meter(self)
+        self._salt = salt
+        self._pid = os.getpid()
+        self._closed = False
+        self.memory = memory or Memory.private(
+            self.layout.chunk_bytes,
+            self.config.l1_bytes,
+            self.config.eviction_policy,
+            hugetlb=self.config.hugetlb,
+            prefault=self.config.prefault,
+        )
+        known = self.config.prefill
+        self.memory.on_copy = self.metrics.copied
+        self.clearing = Clearing(self.memory, self.config.weights_version or "")
+        stores = self.config.stores if open_stores else ()
+        self.tiers = self.clearing.tiers = open_tiers(
+            stores, self.config, identity, connectors or {}, self.metrics, self.clearing
+        )
+        self.named = self._sharing().named_nodes(self) if self.config.remote_kv_sources else None
+        self.learning = Learning(
+            known,
+            lambda: [store.tier.connector for store in self.tiers],
+            partial(self.metrics.predicted, "prefill"),
+        )
+        self.prefill = self.learning.prefill
+        # Does steps that nobody waits for; whoever has something better than our threads says so.
+        self.in_background: Callable[[Steps[object]], object] = partial(self._start, finish)
+        self._executor = Workers(self.config.load_threads, "load")
+        # Without a say for the cost model nothing is known of computing, and all is loaded.
+        self.cost_prefill = self.prefill if self.config.recompute == "auto" else PrefillModel()
+        copy_threads = min(self.config.load_threads, os.cpu_count() or 1)
+        self._retriever = Retriever(
+            self.memory,
+            self.tiers,
+            self.cost_prefill,
+            lambda: self.config.lookup_timeout_s,
+            copy_threads,
+            lambda steps: self.in_background(steps),
+            lambda prompt: self.named.of(prompt) if self.named is not None else (),
+        )
+        keep = self.config.local_cpu
+        self.storer = Storer(self.memory, self.tiers, self.metrics, copy_threads, keep=keep)
+        self.storer.receipts = self._meter.receipts
+        self.reader = Reader(
+            *(self.memory, self._retriever, self._meter, self.layout, self.storer), keep=keep
+        )
+        _open.add(self)
+        if open_stores and self.config.enable_controller:
+            try:
+                self._sharing().join(self)
+            except BaseException:
+                self.close(0.0)
+                raise
+
+    def close(self, timeout_s: float = FLUSH_S) -> bool:
+        """Write what waits for stores, for `timeout_s` at most, and end; whether all was written.
+
+        Pages of results that were not released stay valid.
+        """
+        if self._closed:
+            return True
+        self._closed = True
+        if self.config.enable_controller:
+            self._sharing().leave(self)
+        if self.named is not None:
+            self.named.close()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        until = time.monotonic() + timeout_s
+        self.learning.close(min(_NOTE_S, timeout_s))
+        done = [store.close(max(0.0, until - time.monotonic())) for store in self.tiers]
+        self._retriever.pending.sweep(0.2)
+        return all(done)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        stores = "".join(f" + {store.tier.name}" for store in self.tiers)
+        state = " closed" if self._closed else ""
+        return f"<TieredCache {self.identity.model!r} {self.memory.pages} pages{stores}{state}>"
 
     @property
     def available(self) -> bool:
@@ -307,3 +460,48 @@ class TieredCache(CacheLife):
         """Everything countable: metrics, memory, and what is known of each store."""
         self._retriever.pending.sweep()
         return self._meter.stats()
+
+    # --- Inside ---
+
+    def _read(
+        self, tokens: Tokens, limit_tokens: int | None = None, *, finds: bool = True
+    ) -> Prompt:
+        """`finds`: something may be found for it, so no clear may have been missed."""
+        self._check_open()
+        generation = self.clearing.generation
+        prompt = read_prompt(tokens, self.layout.chunk_size, self._salt, limit_tokens, generation)
+        # A prompt that was read before may be of before a clear: nothing is found for it.
+        if isinstance(tokens, Prompt):
+            prompt = self.clearing.without_obsolete(prompt)
+        return prompt if not finds or self.clearing.newest.is_fresh else without_chunks(prompt)
+
+    def _sharing(self) -> SharingHooks:
+        if self.sharing is None:
+            raise ConfigError(
+                "enable_controller and remote_kv_sources need kvferry.TieredCache; it is imported "
+                "from kvferry, not from kvferry.cache"
+            )
+        return self.sharing
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the cache is closed")
+        if os.getpid() != self._pid:
+            raise ClosedError("the cache belongs to the process that forked; open another one")
+
+    def _deadline(self, timeout_s: float | None) -> float:
+        limit_s = self.config.retrieve_timeout_s if timeout_s is None else timeout_s
+        return time.monotonic() + max(0.0, limit_s)
+
+    def _start(self, call: Callable[..., T], *args: Any) -> Future[T]:
+        try:
+            return self._executor.submit(call, *args)
+        except RuntimeError:  # between our check and here
+            raise ClosedError("the cache is closed") from None
+
+
+@atexit.register  # after those of the connectors, and therefore called before them
+def _close_all() -> None:
+    for cache in list(_open):
+        if cache._pid == os.getpid():
+            cache.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvferry.errors import UsageError
+from kvferry.base.errors import UsageError
 
 __all__ = ["ELEMENTS", "element_name"]
 

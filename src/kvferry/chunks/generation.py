@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from kvferry.errors import UsageError
+from kvferry.base.errors import UsageError
 
 __all__ = [
     "FIRST",

@@ -36,9 +36,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from kvferry.base.errors import UsageError
 from kvferry.chunks.keys import describe_identity, identity_digest
 from kvferry.chunks.layout import KVLayout
-from kvferry.errors import UsageError
 
 __all__ = ["FORMAT_VERSION", "Identity", "difference", "explain_difference"]
 

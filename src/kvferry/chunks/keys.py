@@ -27,7 +27,7 @@ import sys
 from array import array
 from collections.abc import Iterable
 
-from kvferry.errors import UsageError
+from kvferry.base.errors import UsageError
 
 __all__ = ["DIGEST_BYTES", "chunk_hashes", "chunk_keys", "describe_identity", "identity_digest"]
 

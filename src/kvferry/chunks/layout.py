@@ -26,8 +26,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from kvferry.base.errors import UsageError
 from kvferry.chunks.elements import ELEMENTS, element_name
-from kvferry.errors import UsageError
 
 __all__ = ["KVLayout"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from kvferry.errors import UsageError
+from kvferry.base.errors import UsageError
 
 __all__ = ["clear"]
 
@@ -37,8 +37,8 @@ def clear(
     find nothing of before within a second, in their memory neither. An engine that begins its
     answers from its own prefix cache has to be reset by itself, before this.
     """
+    from kvferry.cli.clear_stores import clear_everybody
     from kvferry.config import load_client_config
-    from kvferry.lab.clear import clear_everybody
 
     if not everybody:
         raise UsageError(

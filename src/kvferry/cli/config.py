@@ -77,11 +77,11 @@ _VERDICT = ("file", "problems", "warnings", "notes")
 
 def _examined(file: str | None, section: str) -> Examined:
     """All findings; those that need a look into other files and sections too."""
+    from kvferry.base.errors import ConfigError
     from kvferry.config import ClientConfig, examine
     from kvferry.config.cache_settings import read_calibration
     from kvferry.config.peers import PeerSettings
     from kvferry.config.setting import specs
-    from kvferry.errors import ConfigError
 
     found = examine(file, section=section)
     calibration = found.values["prefill_calibration_file"][0]
@@ -120,8 +120,8 @@ def _as_json(found: Examined) -> dict[str, Any]:
 
 
 def _print(found: Examined) -> None:
+    from kvferry.cli.table import console, table
     from kvferry.config.shown import shown_store
-    from kvferry.lab.table import console, table
 
     out = console()
     told = (*found.values.items(), *found.engine.items())

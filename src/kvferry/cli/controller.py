@@ -28,6 +28,6 @@ def controller(config: ControllerConfig, log_level: str) -> None:
     restart, so killing a controller costs hints and no request.
     """
     check_installed("a controller", "starlette", "uvicorn")
-    from kvferry.controller.run import run_controller
+    from kvferry.sharing.controller.run import run_controller
 
     run_controller(config, log_level=log_level)

@@ -38,7 +38,7 @@ def check_installed(who: str, *names: str, extra: str = "server") -> None:
     Raises:
         ConfigError: One is missing; the text says what to install.
     """
-    from kvferry.errors import ConfigError
+    from kvferry.base.errors import ConfigError
 
     for name in names:
         if importlib.util.find_spec(name) is None:

@@ -18,38 +18,50 @@ import traceback
 import click
 
 from kvferry import __version__
-from kvferry._shown import reason_of
+from kvferry.base.errors import KVFerryError, UsageError
+from kvferry.base.shown import reason_of
 from kvferry.cli.lazy import lazy_group
-from kvferry.errors import KVFerryError, UsageError
 
 __all__ = ["COMMANDS", "main", "run_command"]
 
 # name -> (where it is, its line in --help): listing commands must not import them
 COMMANDS = {
-    "bench": ("kvferry.cli.bench:bench", "Measure clients against a server, with verified bytes."),
+    "bench": (
+        "kvferry_lab.cli.bench:bench",
+        "Measure clients against a server, with verified bytes.",
+    ),
     "clear": ("kvferry.cli.clear:clear", "Have every engine on a store forget what it has there."),
     "config": ("kvferry.cli.config:config", "Show or check the settings of an engine."),
     "controller": (
         "kvferry.cli.controller:controller",
         "Tell instances which of them holds which chunks.",
     ),
-    "demo": ("kvferry.cli.demo:demo", "Show KV surviving its process: same tokens, far sooner."),
-    "doctor": ("kvferry.cli.doctor:doctor", "Say what holds a store back, and the line to fix it."),
+    "demo": (
+        "kvferry_lab.cli.demo:demo",
+        "Show KV surviving its process: same tokens, far sooner.",
+    ),
+    "doctor": (
+        "kvferry_lab.cli.doctor:doctor",
+        "Say what holds a store back, and the line to fix it.",
+    ),
     "explain": (
-        "kvferry.integrations.vllm.explain_command:explain",
+        "kvferry.integrations.vllm.connector.explain_command:explain",
         "Say where a prompt's chunks are, or why not.",
     ),
     "node": ("kvferry.cli.node:node", "Serve chunks from memory to any Redis or Valkey client."),
-    "roi": ("kvferry.cli.roi:roi", "Say whether a cache pays, for a model, a GPU and a store."),
-    "lab": ("kvferry.cli.lab:lab", "Run the known load tests against an inference server."),
+    "roi": ("kvferry_lab.cli.roi:roi", "Say whether a cache pays, for a model, a GPU and a store."),
+    "lab": ("kvferry_lab.cli.lab:lab", "Run the known load tests against an inference server."),
     "serve-demo": (
-        "kvferry.cli.serve_demo:serve_demo",
+        "kvferry_lab.cli.serve_demo:serve_demo",
         "Serve OpenAI's API without a GPU, the cache for real.",
     ),
     "server": ("kvferry.cli.server:server", "Run one cache for all engine processes of this host."),
     "top": ("kvferry.cli.top:top", "Watch a running server."),
-    "trace": ("kvferry.cli.trace:trace", "Replay recorded requests: hit rates by policy and size."),
-    "tune": ("kvferry.cli.tune:tune", "Measure the best settings for a server and write them."),
+    "trace": (
+        "kvferry_lab.cli.trace:trace",
+        "Replay recorded requests: hit rates by policy and size.",
+    ),
+    "tune": ("kvferry_lab.cli.tune:tune", "Measure the best settings for a server and write them."),
 }
 
 

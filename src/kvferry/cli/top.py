@@ -12,7 +12,7 @@ import click
 from kvferry.cli.numbers import Number
 
 if TYPE_CHECKING:
-    from kvferry.lab.top.watch import Watch
+    from kvferry.cli.top_watch import Watch
 
 __all__ = ["top"]
 
@@ -53,8 +53,8 @@ def top(
     with --once, those of two looks 0.5 s apart. A server that is away is shown as away until it is
     back.
     """
-    from kvferry.lab.table import console
-    from kvferry.lab.top.page import page
+    from kvferry.cli.table import console
+    from kvferry.cli.top_page import page
 
     watch = _watch(url, token_file)
     if once:
@@ -68,8 +68,8 @@ def top(
 
 
 def _watch(url: str | None, token_file: Path | None) -> Watch:
-    from kvferry.lab.top.here import WatchHere
-    from kvferry.lab.top.watch import Watch
+    from kvferry.cli.top_here import WatchHere
+    from kvferry.cli.top_watch import Watch
 
     if url is None:
         here = WatchHere()
@@ -82,8 +82,8 @@ def _watch(url: str | None, token_file: Path | None) -> Watch:
 def _live(watch: Watch, interval_s: float) -> None:
     from rich.live import Live
 
-    from kvferry.lab.table import console
-    from kvferry.lab.top.page import page
+    from kvferry.cli.table import console
+    from kvferry.cli.top_page import page
 
     out = console()
     with Live(console=out, screen=out.is_terminal, auto_refresh=False) as live:

@@ -13,13 +13,13 @@ import asyncio
 import time
 from typing import Self
 
+from kvferry.base.errors import ClosedError, UsageError
 from kvferry.client.batch import BatchResult, only
 from kvferry.client.methods import AwaitedKeyMethods
 from kvferry.client.namespace import AsyncCacheNamespace
 from kvferry.client.native import PING_KEY, NativeClient, server_info
 from kvferry.client.operation import Operation, Verb
 from kvferry.config import ClientConfig
-from kvferry.errors import ClosedError, UsageError
 
 __all__ = ["AsyncRedisClient"]
 

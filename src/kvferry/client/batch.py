@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
 
-from kvferry import errors
+from kvferry.base import errors
 
 __all__ = ["BatchResult", "Status", "from_native", "only"]
 

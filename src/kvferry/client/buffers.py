@@ -16,9 +16,9 @@ from typing import Any, Protocol, TypeAlias
 
 from typing_extensions import Buffer
 
-from kvferry._shown import shown
+from kvferry.base.errors import BadBufferError, UsageError
+from kvferry.base.shown import shown
 from kvferry.client.dlpack import tensor_memory, view_memory
-from kvferry.errors import BadBufferError, UsageError
 
 __all__ = [
     "KEY_SIZE_BYTES_MAX",

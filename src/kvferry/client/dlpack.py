@@ -13,7 +13,7 @@ import ctypes
 from math import prod
 from typing import Any
 
-from kvferry.errors import BadBufferError
+from kvferry.base.errors import BadBufferError
 
 __all__ = ["tensor_memory", "view_memory"]
 

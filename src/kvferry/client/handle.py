@@ -17,13 +17,13 @@ from abc import abstractmethod
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
 from kvferry import _native
+from kvferry.base.errors import ClosedError
 from kvferry.client.batch import BatchResult, from_native
 from kvferry.client.buffers import Key, encode_keys
 from kvferry.client.inherited import Inherited
 from kvferry.client.methods import RawMethods
 from kvferry.client.operation import Operation, Verb
 from kvferry.client.times import checked_timeout, ttl_ms
-from kvferry.errors import ClosedError
 
 __all__ = ["NativeHandle", "emit_log"]
 

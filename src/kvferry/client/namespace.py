@@ -18,11 +18,11 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Protocol
 
+from kvferry.base.errors import BadBufferError, UsageError
 from kvferry.client.batch import BatchResult
 from kvferry.client.buffers import BufferLike, Key, encode_key, encode_keys, readable, writable
 from kvferry.client.methods import AwaitedKeyMethods, KeyMethods
 from kvferry.client.operation import Operation, ValueFrame, Verb
-from kvferry.errors import BadBufferError, UsageError
 
 __all__ = ["AsyncCacheNamespace", "CacheNamespace"]
 

@@ -7,9 +7,9 @@ from enum import IntEnum
 
 from msgspec import Struct
 
-from kvferry._shown import shown
+from kvferry.base.errors import UsageError
+from kvferry.base.shown import shown
 from kvferry.client.buffers import BufferLike, Key
-from kvferry.errors import UsageError
 
 __all__ = ["Operation", "ValueFrame", "Verb"]
 

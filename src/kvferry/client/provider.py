@@ -9,9 +9,9 @@ from __future__ import annotations
 import time
 
 from kvferry import _native
-from kvferry._threads import Guarded, noticed
-from kvferry.credentials import CredentialsProvider, provided
-from kvferry.errors import UnavailableError
+from kvferry.base.credentials import CredentialsProvider, provided
+from kvferry.base.errors import UnavailableError
+from kvferry.base.threads import Guarded, noticed
 
 __all__ = ["provide_to"]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kvferry._shown import shown
+from kvferry.base.errors import UsageError
+from kvferry.base.shown import shown
 from kvferry.config.client import TTL_S_MAX
-from kvferry.errors import UsageError
 
 __all__ = ["LIMIT_S_MAX", "checked_timeout", "ttl_ms"]
 

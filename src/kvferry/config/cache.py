@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
+from kvferry.base.errors import ConfigError, UsageError
 from kvferry.config.cache_settings import CacheSettings, named_stores
 from kvferry.config.client import ClientConfig
 from kvferry.config.client_sources import limits_of
@@ -31,7 +32,6 @@ from kvferry.config.foreign import (
 from kvferry.config.setting import Secret, Settings, Text, Word, setting, specs
 from kvferry.config.source_values import Findings, Names, SourceValues
 from kvferry.config.stores import StoreConfig, store_settings
-from kvferry.errors import ConfigError, UsageError
 
 __all__ = [
     "CACHE",

@@ -6,13 +6,13 @@ import os
 from pathlib import Path as FilePath
 from typing import Annotated, Any, ClassVar, Literal
 
-from kvferry._shown import shown
+from kvferry.base.errors import ConfigError
+from kvferry.base.shown import shown
 from kvferry.config.file import read_small
 from kvferry.config.peers import PeerSettings
 from kvferry.config.setting import GB, Path, PolicyName, Settings, Text, setting, specs
 from kvferry.config.spec import parsed_json
 from kvferry.config.stores import StoreConfig
-from kvferry.errors import ConfigError
 
 __all__ = ["CacheSettings", "named_stores", "read_calibration"]
 

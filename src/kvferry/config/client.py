@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path as FilePath
 from typing import Annotated, Any, ClassVar, Literal, Self
 
+from kvferry.base.credentials import CREDENTIAL_BYTES_MAX, CredentialsProvider
+from kvferry.base.errors import ConfigError
 from kvferry.config.client_sources import ClientSources
 from kvferry.config.file import read_document, section_of, write_sections
 from kvferry.config.setting import (
@@ -28,8 +30,6 @@ from kvferry.config.setting import (
     setting,
 )
 from kvferry.config.url import PORT, SENTINEL_PORT, is_loopback, parse_endpoint, show_endpoint
-from kvferry.credentials import CREDENTIAL_BYTES_MAX, CredentialsProvider
-from kvferry.errors import ConfigError
 
 __all__ = [
     "CONNECTIONS_DEFAULT",

@@ -22,12 +22,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from kvferry.base.errors import ConfigError
 from kvferry.config.file import find_config_file, open_with_secret, read_document, section_of
 from kvferry.config.foreign import EXTRA
 from kvferry.config.setting import Settings, Url, specs
 from kvferry.config.spec import Spec
 from kvferry.config.url import parse_url, unknown
-from kvferry.errors import ConfigError
 
 __all__ = ["ClientSources", "limits_of"]
 

@@ -10,12 +10,12 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
+from kvferry.base.errors import ConfigError
 from kvferry.config.client import ClientConfig
 from kvferry.config.endpoints import address_of
 from kvferry.config.setting import Path, setting, word
 from kvferry.config.source_values import Section
 from kvferry.config.url import is_loopback
-from kvferry.errors import ConfigError
 
 __all__ = ["MONITOR_PORTS", "ControllerConfig"]
 

@@ -7,8 +7,8 @@ import os
 import re
 import socket
 
-from kvferry._shown import shown
-from kvferry.errors import ConfigError
+from kvferry.base.errors import ConfigError
+from kvferry.base.shown import shown
 
 __all__ = [
     "address_of",

@@ -27,8 +27,8 @@ from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvferry._shown import in_line, shown
-from kvferry.errors import ConfigError
+from kvferry.base.errors import ConfigError
+from kvferry.base.shown import in_line, shown
 
 __all__ = [
     "FILE_VARIABLE",

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
+from kvferry.base.errors import ConfigError
 from kvferry.config.cache import CacheConfig
 from kvferry.config.client import WORKERS_DEFAULT, ClientConfig, load_client_config
 from kvferry.config.setting import GB, Path, Serde, Settings, Url, setting, specs
 from kvferry.config.source_values import Findings, Names, SourceValues
-from kvferry.errors import ConfigError
 
 __all__ = [
     "LmcacheSettings",

@@ -9,7 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
-from kvferry._shown import shown
+from kvferry.base.errors import ConfigError
+from kvferry.base.shown import shown
 from kvferry.config.file import read_small
 from kvferry.config.setting import (
     GB,
@@ -23,7 +24,6 @@ from kvferry.config.setting import (
 )
 from kvferry.config.source_values import Section
 from kvferry.config.url import is_loopback
-from kvferry.errors import ConfigError
 
 __all__ = ["ListenAddress", "NodeSettings", "NodeUser"]
 

@@ -6,11 +6,11 @@ import socket
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal
 
+from kvferry.base.errors import ConfigError
 from kvferry.config.file import read_token
 from kvferry.config.remote_sources import AllowedHosts
 from kvferry.config.setting import Host, Path, Secret, Settings, Text, setting
 from kvferry.config.url import is_loopback, parse_endpoint
-from kvferry.errors import ConfigError
 
 __all__ = ["PeerSettings"]
 

@@ -13,8 +13,8 @@ import ipaddress
 import re
 from collections.abc import Mapping, Sequence
 
+from kvferry.base.errors import ConfigError
 from kvferry.config.url import parse_endpoint, show_endpoint
-from kvferry.errors import ConfigError
 
 __all__ = ["Address", "AllowedHosts", "node_in", "read_node", "show_node"]
 

@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, ClassVar, Self
 
+from kvferry.base.errors import ConfigError
 from kvferry.config.cache import CACHE, SECTION, CacheConfig, Examined, cache_values, resolved
 from kvferry.config.endpoints import address_of, endpoints_of, listening
 from kvferry.config.file import FILE_VARIABLES, find_config_file
 from kvferry.config.setting import Path, PolicyName, Settings, setting, specs, word
 from kvferry.config.source_values import Alias, Names, SourceValues
 from kvferry.config.url import is_loopback
-from kvferry.errors import ConfigError
 
 __all__ = ["SERVER", "ServerConfig", "ServerSettings"]
 

@@ -29,9 +29,9 @@ from typing import (
 
 import msgspec
 
+from kvferry.base.credentials import CREDENTIAL_BYTES_MAX
+from kvferry.base.errors import ConfigError
 from kvferry.config.spec import Spec, plain
-from kvferry.credentials import CREDENTIAL_BYTES_MAX
-from kvferry.errors import ConfigError
 
 __all__ = [
     "GB",

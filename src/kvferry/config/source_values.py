@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
+from kvferry.base.errors import ConfigError
 from kvferry.config.file import (
     find_config_file,
     open_with_secret,
@@ -20,7 +21,6 @@ from kvferry.config.file import (
 from kvferry.config.setting import Settings, specs
 from kvferry.config.spec import Spec
 from kvferry.config.url import unknown
-from kvferry.errors import ConfigError
 
 __all__ = ["Alias", "Findings", "Names", "Section", "SourceValues"]
 

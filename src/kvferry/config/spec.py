@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from kvferry._shown import shown
-from kvferry.errors import ConfigError
+from kvferry.base.errors import ConfigError
+from kvferry.base.shown import shown
 
 __all__ = ["Spec", "parsed_json", "plain"]
 

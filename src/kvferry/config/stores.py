@@ -7,11 +7,11 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 import msgspec
 
+from kvferry.base.errors import ConfigError
 from kvferry.config.client import ClientConfig
 from kvferry.config.setting import GB, PolicyName, Settings, Text, setting, specs
 from kvferry.config.source_values import Findings, Names, SourceValues
 from kvferry.config.url import parse_endpoint
-from kvferry.errors import ConfigError
 
 __all__ = ["EvictionConfig", "StoreConfig", "store_settings"]
 

@@ -23,9 +23,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
-from kvferry._shown import shown
+from kvferry.base.errors import ConfigError
+from kvferry.base.shown import shown
 from kvferry.config.spec import Spec
-from kvferry.errors import ConfigError
 
 __all__ = [
     "PORT",

@@ -26,13 +26,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self, TypeAlias
 
-from kvferry._shown import shown
+from kvferry.base.errors import UsageError
+from kvferry.base.shown import shown
 from kvferry.chunks.keys import DIGEST_BYTES
 from kvferry.client.batch import BatchResult
 from kvferry.client.buffers import BufferLike, Key, encode_key
 from kvferry.client.methods import BatchMethods, RawMethods
 from kvferry.client.operation import Operation, Verb
-from kvferry.errors import UsageError
 
 __all__ = ["BufferLike", "Connector", "Key", "NodeUsage", "ScanBatch", "Space", "Ticket", "Usage"]
 

@@ -11,14 +11,14 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 
-from kvferry.client.batch import BatchResult, Status
-from kvferry.errors import (
+from kvferry.base.errors import (
     CapacityError,
     ClosedError,
     DeadlineExceeded,
     KVFerryError,
     UnavailableError,
 )
+from kvferry.client.batch import BatchResult, Status
 
 __all__ = ["CallJob", "CallQueue", "error_text", "lacks_room", "status_of"]
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from kvferry.base.errors import DeadlineExceeded, UnavailableError
 from kvferry.client.batch import Status
 from kvferry.client.pure.batch import Batch, Call
 from kvferry.client.pure.client import PureRedisClient
@@ -20,7 +21,6 @@ from kvferry.client.pure.dial import DialRefused
 from kvferry.client.pure.resp import Reply, encode
 from kvferry.client.pure.slots import Address
 from kvferry.config import ClientConfig
-from kvferry.errors import DeadlineExceeded, UnavailableError
 
 __all__ = ["Control", "ControlNode"]
 

@@ -13,13 +13,13 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from kvferry import _native
-from kvferry._shown import reason_of
-from kvferry._threads import Guarded, noticed
+from kvferry.base.errors import ConfigError, DeadlineExceeded, UnavailableError
+from kvferry.base.shown import reason_of
+from kvferry.base.threads import Guarded, noticed
 from kvferry.config.url import nearest
 from kvferry.connectors.base import Space
 from kvferry.connectors.calls import error_text
 from kvferry.connectors.native import QUEUED_KEYS_MAX, NativeConnector
-from kvferry.errors import ConfigError, DeadlineExceeded, UnavailableError
 
 __all__ = ["FileConnector"]
 
@@ -110,7 +110,7 @@ class FileConnector(NativeConnector):
         if lock is not None:
             os.close(lock)
 
-    # --- The mark of clears for everybody: see `kvferry.cache.generations` ---
+    # --- The mark of clears for everybody: see `kvferry.cache.store.generations` ---
 
     def read_mark(self, timeout_s: float) -> bytes | None:
         """What lies in ``identities/<identity>.generation``.

@@ -17,12 +17,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from kvferry.base.errors import UnavailableError
 from kvferry.client.pure.connection import Connection, Disconnected, ReplyTimedOut
 from kvferry.client.pure.dial import DialRefused, dial
 from kvferry.client.pure.resp import ErrorReply, ProtocolError, Reply, encode
 from kvferry.config import ClientConfig
 from kvferry.connectors.agent import Agent
-from kvferry.errors import UnavailableError
 
 __all__ = ["FAILURES", "Busy", "Contact", "Lease", "Piece", "meet"]
 

@@ -19,11 +19,11 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, TypeVar, cast
 
+from kvferry.base.errors import ConfigError, KVFerryError
 from kvferry.config import ClientConfig
 from kvferry.config.setting import specs
 from kvferry.config.url import nearest
 from kvferry.connectors.base import Connector, Space
-from kvferry.errors import ConfigError, KVFerryError
 
 __all__ = ["TYPES", "load_connector"]
 

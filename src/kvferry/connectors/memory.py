@@ -58,7 +58,7 @@ class MemoryConnector(NativeConnector):
         )
 
     def read_mark(self, timeout_s: float) -> bytes | None:
-        """The mark of this space; see `kvferry.cache.generations`."""
+        """The mark of this space; see `kvferry.cache.store.generations`."""
         return self._marks.get(self.space.prefix)
 
     def write_mark(self, value: bytes, timeout_s: float, *, absent: bool) -> None:

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 from kvferry import _native
+from kvferry.base.errors import DeadlineExceeded
 from kvferry.client.batch import BatchResult, from_native
 from kvferry.client.handle import NativeHandle, emit_log
 from kvferry.client.operation import Operation
 from kvferry.connectors.base import Connector, Key, ScanBatch, Space, Ticket, Usage
 from kvferry.connectors.others import evict_others
-from kvferry.errors import DeadlineExceeded
 
 __all__ = ["NativeConnector"]
 

@@ -18,14 +18,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from kvferry._threads import Guarded, noticed
-from kvferry.errors import (
+from kvferry.base.errors import (
     ClosedError,
     ConfigError,
     DeadlineExceeded,
     ServerError,
     UnavailableError,
 )
+from kvferry.base.threads import Guarded, noticed
 
 __all__ = ["Calls", "Completed"]
 

@@ -25,6 +25,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from kvferry.base.errors import ConfigError, KVFerryError, UsageError
 from kvferry.client.batch import BatchResult, Status
 from kvferry.client.operation import Verb
 from kvferry.connectors.base import Space, Usage
@@ -32,7 +33,6 @@ from kvferry.connectors.calls import status_of
 from kvferry.connectors.frame import HEADER_BYTES, Frame
 from kvferry.connectors.native_calls import Calls
 from kvferry.connectors.threaded import Checked, ThreadedConnector
-from kvferry.errors import ConfigError, KVFerryError, UsageError
 
 __all__ = ["NEEDED", "NativePluginConnector"]
 

@@ -32,9 +32,9 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from kvferry import _native
+from kvferry.base.errors import UnavailableError
 from kvferry.client.pure.connection import Connection
 from kvferry.connectors.agent import READ_BYTES_MAX
-from kvferry.errors import UnavailableError
 
 __all__ = ["NixlAgent", "NixlMissing"]
 

@@ -27,7 +27,8 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from kvferry import _native
-from kvferry._threads import Guarded
+from kvferry.base.errors import KVFerryError, UnavailableError
+from kvferry.base.threads import Guarded
 from kvferry.client.batch import BatchResult, Status
 from kvferry.client.buffers import BufferLike, Key, encode_key, writable
 from kvferry.client.dlpack import view_memory
@@ -42,7 +43,6 @@ from kvferry.connectors.leases import FAILURES, Busy, Contact, Lease, Piece, mee
 from kvferry.connectors.peer import PeerConnector, lent
 from kvferry.connectors.read_job import Progress, ReadJob
 from kvferry.connectors.stripes import Stripe, grouped, stripe_extents
-from kvferry.errors import KVFerryError, UnavailableError
 
 __all__ = ["OneSidedConnector"]
 

@@ -12,12 +12,12 @@ from typing import ClassVar
 from msgspec.structs import replace
 
 from kvferry import _native
+from kvferry.base.errors import UsageError
 from kvferry.chunks.generation import MARK_BYTES
 from kvferry.client.batch import Status, from_native
 from kvferry.client.operation import Operation, Verb
 from kvferry.connectors.base import Key, Usage
 from kvferry.connectors.client_connector import ClientConnector
-from kvferry.errors import UsageError
 
 __all__ = ["PeerConnector", "lent"]
 

@@ -25,8 +25,8 @@ import struct
 from collections.abc import Sequence
 
 from kvferry import _native
+from kvferry.base.errors import UnavailableError
 from kvferry.client.pure.connection import Connection
-from kvferry.errors import UnavailableError
 
 __all__ = ["ProcessAgent"]
 

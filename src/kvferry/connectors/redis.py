@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 
 from kvferry import _native
+from kvferry.base.errors import KVFerryError, ServerError
 from kvferry.chunks.generation import read_name
 from kvferry.client.buffers import encode_key
 from kvferry.client.pure.resp import Reply
@@ -28,7 +29,6 @@ from kvferry.connectors.client_connector import ClientConnector
 from kvferry.connectors.control import Control, ControlNode
 from kvferry.connectors.native import as_key
 from kvferry.connectors.serde import codec_of
-from kvferry.errors import KVFerryError, ServerError
 
 __all__ = ["DESCRIPTIONS_KEY", "RedisConnector"]
 
@@ -190,7 +190,7 @@ class RedisConnector(ClientConnector):
         return list(zip(texts[::2], texts[1::2], strict=False))
 
     def read_mark(self, timeout_s: float) -> bytes | None:
-        """What lies under ``kvf:<identity>:generation``; see `kvferry.cache.generations`.
+        """What lies under ``kvf:<identity>:generation``; see `kvferry.cache.store.generations`.
 
         Raises:
             UnavailableError, DeadlineExceeded, ServerError: The store does not say.

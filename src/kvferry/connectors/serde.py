@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 
+from kvferry.base.errors import ConfigError
 from kvferry.chunks.identity import Identity
 from kvferry.connectors.base import Space
-from kvferry.errors import ConfigError
 
 __all__ = ["CODECS", "FP8", "codec_of", "number_of_fp8", "with_fp8"]
 

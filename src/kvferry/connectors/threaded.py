@@ -18,7 +18,8 @@ from typing import cast
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kvferry._threads import Guarded
+from kvferry.base.errors import BadBufferError, ClosedError
+from kvferry.base.threads import Guarded
 from kvferry.client.batch import BatchResult
 from kvferry.client.buffers import (
     BufferLike,
@@ -33,7 +34,6 @@ from kvferry.client.operation import Operation, Verb
 from kvferry.client.times import checked_timeout
 from kvferry.connectors.base import Connector, Space
 from kvferry.connectors.calls import CallJob, CallQueue
-from kvferry.errors import BadBufferError, ClosedError
 
 __all__ = ["Checked", "ThreadedConnector"]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from kvferry.errors import StoreError
+from kvferry.base.errors import StoreError
 
 __all__ = ["ServerBinary", "find_server"]
 

@@ -29,10 +29,10 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import quote
 
-from kvferry._host import available_memory_bytes, usable_cores
+from kvferry.base.errors import ConfigError, StoreError
+from kvferry.base.host import available_memory_bytes, usable_cores
 from kvferry.embedded.program import ServerBinary, find_server
 from kvferry.embedded.supervision import SupervisedServer
-from kvferry.errors import ConfigError, StoreError
 
 __all__ = ["EmbeddedStore", "embedded_store"]
 

@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvferry.errors import StoreError
+from kvferry.base.errors import StoreError
 
 __all__ = ["SupervisedServer"]
 

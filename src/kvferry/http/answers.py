@@ -24,10 +24,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from kvferry._shown import shown
-from kvferry.config.endpoints import written_names
-from kvferry.config.url import is_loopback
-from kvferry.errors import (
+from kvferry.base.errors import (
     CapacityError,
     ClosedError,
     DeadlineExceeded,
@@ -35,6 +32,9 @@ from kvferry.errors import (
     UnavailableError,
     UsageError,
 )
+from kvferry.base.shown import shown
+from kvferry.config.endpoints import written_names
+from kvferry.config.url import is_loopback
 
 __all__ = ["HANDLERS", "CallError", "Guard", "as_json", "called"]
 

@@ -20,8 +20,8 @@ import msgspec
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 
+from kvferry.base.errors import UsageError
 from kvferry.config.url import nearest
-from kvferry.errors import UsageError
 from kvferry.http.answers import CallError
 
 __all__ = ["BODY_BYTES_MAX", "Bodies", "ById", "Tokens", "asked", "converted", "numbers", "parsed"]

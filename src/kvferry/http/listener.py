@@ -24,9 +24,9 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from kvferry._shown import reason_of
-from kvferry._threads import Guarded, noticed
-from kvferry.errors import UnavailableError
+from kvferry.base.errors import UnavailableError
+from kvferry.base.shown import reason_of
+from kvferry.base.threads import Guarded, noticed
 
 __all__ = ["HttpListener"]
 

@@ -28,7 +28,7 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from kvferry.errors import UsageError
+from kvferry.base.errors import UsageError
 from kvferry.http.answers import HANDLERS, CallError, Guard, as_json, called
 from kvferry.http.bodies import Bodies, asked, converted
 from kvferry.http.description import Description, PathMethod

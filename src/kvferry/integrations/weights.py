@@ -45,7 +45,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvferry._threads import Workers
+from kvferry.base.threads import Workers
 
 __all__ = ["files_of", "fingerprint", "hub_place", "is_known", "place_of"]
 

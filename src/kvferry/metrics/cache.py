@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvferry._threads import failures
-from kvferry.errors import UsageError
+from kvferry.base.errors import UsageError
+from kvferry.base.threads import failures
 from kvferry.metrics.cells import Cells
 from kvferry.metrics.families import (
     DECISIONS,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from kvferry.errors import UsageError
+from kvferry.base.errors import UsageError
 from kvferry.metrics.families import FROM_OTHERS
 from kvferry.metrics.series import Family, HistogramValue
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvferry._threads import failures
+from kvferry.base.threads import failures
 from kvferry.metrics import CacheMetrics
 from kvferry.metrics.collector import exposition, text_of
 from kvferry.metrics.series import Family, family_of

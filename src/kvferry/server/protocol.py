@@ -17,8 +17,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from kvferry._received import Count as Index
-from kvferry._received import Line, Seconds, Short
+from kvferry.base.received import Count as Index
+from kvferry.base.received import Line, Seconds, Short
 from kvferry.server.requests import (
     Abort,
     Attached,

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from kvferry._received import Address, Count, FreeText, Line, Number, Seconds, Short
+from kvferry.base.received import Address, Count, FreeText, Line, Number, Seconds, Short
 
 __all__ = [
     "Abort",
@@ -233,7 +233,7 @@ class Hello(_Request, tag=18):
 
 class Speed(_Request, tag=19):
     """How long the sender's engine computes, in steps of so many tokens of prompts (0: of all);
-    a, c, d and e of `kvferry.cache.prefill`. Reply: `Done`."""
+    a, c, d and e of `kvferry.cache.cost.prefill`. Reply: `Done`."""
 
     coefficients: tuple[Number, Number, Number, Number]
     step_tokens: Count = 0

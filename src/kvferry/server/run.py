@@ -17,13 +17,13 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 from kvferry import __version__
-from kvferry._process import log_to_stderr, signals_blocked
-from kvferry._threads import Guarded, noticed
+from kvferry.base.errors import KVFerryError, UnavailableError
+from kvferry.base.process import log_to_stderr, signals_blocked
+from kvferry.base.threads import Guarded, noticed
 from kvferry.config.server import ServerConfig
 from kvferry.config.shown import server_summary
-from kvferry.errors import KVFerryError, UnavailableError
-from kvferry.server.room import check_shared_memory
-from kvferry.server.view import ServerView
+from kvferry.server.http.view import ServerView
+from kvferry.server.memory.room import check_shared_memory
 
 if TYPE_CHECKING:
     from kvferry.server.http.side import HttpSide

@@ -18,22 +18,22 @@ from pathlib import Path
 from typing import Any
 
 from kvferry import __version__
+from kvferry.base.errors import ConfigError, UsageError
 from kvferry.cache import TieredCache
 from kvferry.cache.steps import Steps
 from kvferry.config.server import ServerConfig
 from kvferry.config.setting import GB
-from kvferry.errors import ConfigError, UsageError
-from kvferry.server import restart
-from kvferry.server.dispatch import Dispatcher
-from kvferry.server.handlers import Handlers
-from kvferry.server.listener import EngineListener
+from kvferry.server.loop.dispatch import Dispatcher
+from kvferry.server.loop.listener import EngineListener
+from kvferry.server.memory import restart
+from kvferry.server.memory.pools import Pools
 from kvferry.server.metrics import metrics_text
-from kvferry.server.pools import Pools
-from kvferry.server.registry import Registry
 from kvferry.server.reload import merged
-from kvferry.server.sessions import Session, Sessions
-from kvferry.server.shard import IdentityShard, Loop
-from kvferry.server.store_watch import StoreWatch
+from kvferry.server.sessions.handlers import Handlers
+from kvferry.server.sessions.registry import Registry
+from kvferry.server.sessions.sessions import Session, Sessions
+from kvferry.server.sessions.shard import IdentityShard, Loop
+from kvferry.server.sessions.store_watch import StoreWatch
 
 __all__ = ["Server"]
 

@@ -24,7 +24,7 @@ from lmcache.v1.distributed.l2_adapters.plugin_l2_adapter import PluginL2Adapter
 from lmcache.v1.memory_management import MemoryFormat, MemoryObjMetadata, TensorMemoryObj
 from lmcache.v1.platform import consume_fd
 
-from kvferry.errors import ConfigError
+from kvferry.base.errors import ConfigError
 from kvferry.integrations.lmcache import KvferryL2Adapter, l2
 from kvferry.integrations.lmcache.l2 import key_text
 

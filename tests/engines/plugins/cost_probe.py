@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvferry.cache.cost import LoadModel
-from kvferry.cache.patience import Account, Odds
-from kvferry.cache.prefill import PrefillModel
+from kvferry.cache.cost.load_or_compute import LoadModel
+from kvferry.cache.cost.patience import Account, Odds
+from kvferry.cache.cost.prefill import PrefillModel
 
 
 def _cache(llm: Any) -> Any:

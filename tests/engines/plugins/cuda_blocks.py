@@ -18,17 +18,17 @@ from unittest.mock import MagicMock
 import torch
 
 from kvferry import Identity, KVLayout, TieredCache
+from kvferry.base.errors import BadBufferError, UsageError
 from kvferry.chunks.keys import chunk_hashes
+from kvferry.chunks.pool import PagePool
 from kvferry.client.dlpack import view_memory
-from kvferry.errors import BadBufferError, UsageError
-from kvferry.integrations.vllm import staging
-from kvferry.integrations.vllm.backend import SaveJob, Work
-from kvferry.integrations.vllm.blocks import BlockCopier
-from kvferry.integrations.vllm.layouts import read_layout
-from kvferry.integrations.vllm.staging import CudaBlocks
-from kvferry.integrations.vllm.steps import step_clock
-from kvferry.integrations.vllm.worker import WorkerHalf
-from kvferry.pool import PagePool
+from kvferry.integrations.vllm.blocks import staging
+from kvferry.integrations.vllm.blocks.blocks import BlockCopier
+from kvferry.integrations.vllm.blocks.layouts import read_layout
+from kvferry.integrations.vllm.blocks.staging import CudaBlocks
+from kvferry.integrations.vllm.connector.interfaces import SaveJob, Work
+from kvferry.integrations.vllm.connector.step_times import step_clock
+from kvferry.integrations.vllm.connector.worker import WorkerHalf
 
 LAYERS, BLOCKS, HEADS, TOKENS, DIM = 3, 64, 4, 16, 64
 IDS = [7, 2, 9, 4, 0, 63]

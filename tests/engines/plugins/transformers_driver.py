@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from kvferry import TieredCache
-from kvferry.errors import UsageError
+from kvferry.base.errors import UsageError
 from kvferry.integrations.transformers import KvferryCache
 from support.line_process import serve
 

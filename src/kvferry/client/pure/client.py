@@ -26,6 +26,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, Self, cast
 
+from kvferry.base.errors import BadBufferError, ClosedError, ServerError
 from kvferry.client import buffers as _buffers
 from kvferry.client.batch import BatchResult, Status, only
 from kvferry.client.buffers import BufferLike
@@ -46,7 +47,6 @@ from kvferry.client.pure.node import PureNode
 from kvferry.client.pure.sentinel import Sentinels
 from kvferry.client.times import LIMIT_S_MAX, checked_timeout, ttl_ms
 from kvferry.config import ClientConfig
-from kvferry.errors import BadBufferError, ClosedError, ServerError
 
 __all__ = ["PureRedisClient"]
 

@@ -18,6 +18,7 @@ import logging
 import time
 from collections.abc import Iterator
 
+from kvferry.base.errors import UnavailableError
 from kvferry.client.batch import Status
 from kvferry.client.pure.batch import Batch, exchange
 from kvferry.client.pure.connection import Disconnected, ReplyTimedOut, printable
@@ -26,7 +27,6 @@ from kvferry.client.pure.node import PureNode
 from kvferry.client.pure.resp import ErrorReply, ProtocolError
 from kvferry.client.pure.slots import Address, SlotMap, key_slot, parse_redirect, parse_slots
 from kvferry.config import ClientConfig
-from kvferry.errors import UnavailableError
 
 __all__ = ["Cluster"]
 

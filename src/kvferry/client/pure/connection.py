@@ -24,7 +24,8 @@ import time
 from collections.abc import Sequence
 from typing import NoReturn
 
-from kvferry._shown import in_line
+from kvferry.base.errors import UnavailableError
+from kvferry.base.shown import in_line
 from kvferry.client.pure.resp import (
     NEED_MORE,
     ErrorReply,
@@ -33,7 +34,6 @@ from kvferry.client.pure.resp import (
     ReplyParser,
     encode,
 )
-from kvferry.errors import UnavailableError
 
 __all__ = ["Connection", "Disconnected", "ReplyTimedOut", "printable", "sentence"]
 

@@ -17,6 +17,8 @@ import socket
 import ssl
 import time
 
+from kvferry.base.credentials import Credentials, provided
+from kvferry.base.errors import UnavailableError
 from kvferry.client.pure.connection import (
     Connection,
     Disconnected,
@@ -27,8 +29,6 @@ from kvferry.client.pure.connection import (
 from kvferry.client.pure.resp import ErrorReply, ProtocolError, Reply
 from kvferry.client.pure.tls import TlsConnection, TlsRefused, client_context, shake_hands
 from kvferry.config import ClientConfig
-from kvferry.credentials import Credentials, provided
-from kvferry.errors import UnavailableError
 
 __all__ = ["Backoff", "DialRefused", "dial"]
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Literal, TypeAlias
 
-from kvferry.errors import AuthError, UnavailableError
+from kvferry.base.errors import AuthError, UnavailableError
 
 __all__ = [
     "NEED_MORE",

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import time
 
+from kvferry.base.errors import ConfigError, UnavailableError
 from kvferry.client.pure.connection import Connection, Disconnected, ReplyTimedOut, printable
 from kvferry.client.pure.dial import DialRefused, dial
 from kvferry.client.pure.resp import ErrorReply, ProtocolError
 from kvferry.config import ClientConfig
-from kvferry.errors import ConfigError, UnavailableError
 
 __all__ = ["Sentinels"]
 

@@ -21,10 +21,10 @@ import threading
 import time
 from collections.abc import Sequence
 
-from kvferry._threads import Guarded
+from kvferry.base.errors import TlsError
+from kvferry.base.threads import Guarded
 from kvferry.client.pure.connection import HEADER_READ_BYTES, Connection, Disconnected, sentence
 from kvferry.config import ClientConfig
-from kvferry.errors import TlsError
 
 __all__ = ["TlsConnection", "TlsRefused", "client_context", "shake_hands"]
 

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvferry.base.errors import CapacityError, ClosedError, UsageError
 from kvferry.client.batch import BatchResult, Status
 from kvferry.client.buffers import (
     BufferLike,
@@ -31,7 +32,6 @@ from kvferry.client.buffers import (
 from kvferry.client.operation import Operation, ValueFrame, Verb
 from kvferry.client.sync import RedisClient
 from kvferry.config.integrations import LmcacheSettings
-from kvferry.errors import CapacityError, ClosedError, UsageError
 from kvferry.integrations.lmcache.names import ChunkNames
 
 __all__ = ["BatchClosedError", "BatchUsageError", "Batches", "FinishedBatch"]

@@ -32,11 +32,11 @@ from lmcache.v1.distributed.internal_api import L2StoreResult
 from lmcache.v1.distributed.l2_adapters.base import AdapterUsage, L2AdapterInterface
 from lmcache.v1.platform import create_event_notifier
 
-from kvferry._threads import Guarded, noticed
+from kvferry.base.errors import ConfigError, KVFerryError
+from kvferry.base.threads import Guarded, noticed
 from kvferry.client.batch import Status
 from kvferry.client.operation import Verb
 from kvferry.config.integrations import LmcacheSettings
-from kvferry.errors import ConfigError, KVFerryError
 from kvferry.integrations.lmcache.batches import BatchClosedError, Batches, FinishedBatch
 from kvferry.integrations.lmcache.usage import ServerUsage
 

@@ -25,12 +25,12 @@ from typing import Any
 
 from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector
 
+from kvferry.base.errors import KVFerryError
 from kvferry.client.aio import AsyncRedisClient
 from kvferry.client.batch import BatchResult, Status
 from kvferry.client.buffers import Key
 from kvferry.client.operation import Operation, Verb
 from kvferry.config.integrations import LmcacheSettings
-from kvferry.errors import KVFerryError
 from kvferry.integrations.lmcache.names import ChunkNames
 from kvferry.integrations.lmcache.scan import keys_of
 from kvferry.integrations.lmcache.space import engine_settings

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
+from kvferry.base.errors import ServerError
 from kvferry.config.integrations import LmcacheSettings
 from kvferry.connectors.control import Control
-from kvferry.errors import ServerError
 from kvferry.integrations.lmcache.names import ChunkNames
 
 __all__ = ["keys_of"]

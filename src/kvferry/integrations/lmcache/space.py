@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from kvferry.base.errors import ConfigError, UsageError
 from kvferry.config.integrations import LmcacheSettings
-from kvferry.errors import ConfigError, UsageError
 
 __all__ = ["engine_settings"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 import time
 
+from kvferry.base.errors import KVFerryError
 from kvferry.config import ClientConfig
 from kvferry.connectors.control import Control, ControlNode
-from kvferry.errors import KVFerryError
 
 __all__ = ["ServerUsage"]
 

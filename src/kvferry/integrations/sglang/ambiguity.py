@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kvferry.errors import ConfigError
+from kvferry.base.errors import ConfigError
 from kvferry.integrations.sglang.versions import hashes_have_namespaces
 
 __all__ = ["check_server"]

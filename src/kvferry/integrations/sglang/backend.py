@@ -24,9 +24,9 @@ from typing import Any, TypeVar
 from sglang.srt.mem_cache import hicache_storage
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage
 
+from kvferry.base.errors import ConfigError
 from kvferry.client.sync import RedisClient
 from kvferry.config.integrations import SglangSettings
-from kvferry.errors import ConfigError
 from kvferry.integrations.sglang.ambiguity import check_server
 from kvferry.integrations.sglang.hits import PoolNeed, restorable_prefixes
 from kvferry.integrations.sglang.host_pages import HostPages

@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kvferry.base.errors import ConfigError
 from kvferry.client.buffers import BufferLike, readable
-from kvferry.errors import ConfigError
 
 __all__ = ["HostPages", "PagePart"]
 

@@ -24,8 +24,9 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kvferry.cache.coding import Coding
-from kvferry.cache.cost import LoadModel
+from kvferry.base.errors import KVFerryError
+from kvferry.cache.cost.load_or_compute import LoadModel
+from kvferry.cache.store.coding import Coding
 from kvferry.chunks.generation import drawn
 from kvferry.chunks.keys import describe_identity, identity_digest
 from kvferry.client.batch import BatchResult, Status
@@ -34,7 +35,6 @@ from kvferry.client.sync import RedisClient
 from kvferry.config.integrations import SglangSettings
 from kvferry.connectors.base import Key, Space, Ticket
 from kvferry.connectors.redis import RedisConnector
-from kvferry.errors import KVFerryError
 from kvferry.integrations.sglang.host_pages import PagePart
 
 __all__ = ["PageStore"]

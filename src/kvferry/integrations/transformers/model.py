@@ -16,9 +16,9 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
+from kvferry.base.errors import UsageError
 from kvferry.chunks.identity import Identity
 from kvferry.chunks.layout import KVLayout
-from kvferry.errors import UsageError
 
 __all__ = ["empty_cache", "fingerprint", "layer_devices", "model_identity", "need_full_attention"]
 

@@ -27,10 +27,11 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from kvferry.cache import Stored, TieredCache
-from kvferry.errors import UsageError
+from kvferry.base.errors import UsageError
+from kvferry.cache import Stored
 from kvferry.integrations.transformers.model import empty_cache, layer_devices, model_identity
 from kvferry.server import Client
+from kvferry.sharing import TieredCache
 
 __all__ = ["KvferryCache"]
 

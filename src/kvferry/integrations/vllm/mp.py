@@ -24,17 +24,17 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from kvferry.integrations.vllm import opening
-from kvferry.integrations.vllm.affinity import all_processors, thread_start
-from kvferry.integrations.vllm.held import HeldCache
-from kvferry.integrations.vllm.held_finder import HeldFinder
-from kvferry.integrations.vllm.held_meter import SHOWN
-from kvferry.integrations.vllm.in_process import KvferryConnector
-from kvferry.integrations.vllm.mp_settings import MpSettings, read_mp_settings
-from kvferry.integrations.vllm.opening import OpenRank
-from kvferry.integrations.vllm.ranks import RankAnswers, RankFinder
-from kvferry.integrations.vllm.scheduler import SchedulerHalf
-from kvferry.integrations.vllm.worker import WorkerHalf
+from kvferry.integrations.vllm.connector import opening
+from kvferry.integrations.vllm.connector.affinity import all_processors, thread_start
+from kvferry.integrations.vllm.connector.held import HeldCache
+from kvferry.integrations.vllm.connector.held_finder import HeldFinder
+from kvferry.integrations.vllm.connector.held_meter import SHOWN
+from kvferry.integrations.vllm.connector.in_process import KvferryConnector
+from kvferry.integrations.vllm.connector.mp_settings import MpSettings, read_mp_settings
+from kvferry.integrations.vllm.connector.opening import OpenRank
+from kvferry.integrations.vllm.connector.ranks import RankAnswers, RankFinder
+from kvferry.integrations.vllm.connector.scheduler import SchedulerHalf
+from kvferry.integrations.vllm.connector.worker import WorkerHalf
 from kvferry.server import Client
 from kvferry.server.client.greet import greet
 

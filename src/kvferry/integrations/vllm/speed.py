@@ -15,7 +15,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from kvferry.cache.prefill import Coefficients
+from kvferry.cache.cost.prefill import Coefficients
 
 __all__ = ["device_name", "device_ops_s", "guess"]
 

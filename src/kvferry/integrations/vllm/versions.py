@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from kvferry.errors import UsageError
+from kvferry.base.errors import UsageError
 
 __all__ = ["INTEGRATIONS", "TESTED", "Integration", "missing", "need", "vllm_version"]
 

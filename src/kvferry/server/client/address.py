@@ -8,8 +8,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from kvferry.base.errors import ConfigError
 from kvferry.config.file import read_token
-from kvferry.errors import ConfigError
 
 __all__ = ["DEFAULT_URL", "read_url", "token_reader"]
 

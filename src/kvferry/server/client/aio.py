@@ -16,11 +16,11 @@ from contextlib import suppress
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-from kvferry._threads import Workers
+from kvferry.base.errors import ClosedError
+from kvferry.base.threads import Workers
 from kvferry.cache import Retrieved
-from kvferry.cache.prompt import Tokens
 from kvferry.chunks.identity import Identity
-from kvferry.errors import ClosedError
+from kvferry.chunks.prompt import Tokens
 from kvferry.server.client.sync import Client
 
 __all__ = ["AsyncClient"]

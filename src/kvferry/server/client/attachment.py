@@ -17,15 +17,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 
-from kvferry import __version__, _exit, _native  # noqa: F401
-from kvferry._threads import Guarded
+from kvferry import __version__, _native
+from kvferry.base import exit as _exit  # noqa: F401
+from kvferry.base.errors import ConfigError, KVFerryError, UsageError
+from kvferry.base.threads import Guarded
 from kvferry.chunks.identity import Identity
 from kvferry.chunks.layout import KVLayout
-from kvferry.errors import ConfigError, KVFerryError, UsageError
 from kvferry.server.client.control import Gone, ServerControl, ServerRefused, Silent
 from kvferry.server.client.link import Away, ServerLink
 from kvferry.server.client.replies import new_id
-from kvferry.server.locks import has_server
+from kvferry.server.memory.locks import has_server
 from kvferry.server.protocol import VERSION, Attached, Done, Register, Registered, Unregister
 
 __all__ = ["Attachment", "ClientSession", "begin", "unregister"]

@@ -9,8 +9,8 @@ import logging
 import time
 from typing import Any, TypeVar
 
-from kvferry._shown import in_line
-from kvferry.errors import UnavailableError, UsageError
+from kvferry.base.errors import UnavailableError, UsageError
+from kvferry.base.shown import in_line
 from kvferry.server.client.attachment import ClientSession
 from kvferry.server.client.counters import Counters
 from kvferry.server.client.link import Away, LinkTimedOut

@@ -17,8 +17,8 @@ import struct
 import time
 from collections import deque
 
+from kvferry.server.loop.zmtp import GREETING, READY_CLIENT, ZmtpError, ZmtpParser, framed
 from kvferry.server.protocol import MESSAGE_BYTES_MAX
-from kvferry.server.zmtp import GREETING, READY_CLIENT, ZmtpError, ZmtpParser, framed
 
 __all__ = ["Broken", "Channel", "NoServer"]
 

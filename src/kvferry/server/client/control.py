@@ -15,7 +15,7 @@ import time
 from contextlib import suppress
 from typing import TypeVar
 
-from kvferry._shown import in_line
+from kvferry.base.shown import in_line
 from kvferry.server.client.channel import Broken, Channel, NoServer
 from kvferry.server.client.counters import Counters
 from kvferry.server.client.replies import read_reply

@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from kvferry.cache import Lookup
-from kvferry.cache.cost import decide
+from kvferry.cache.cost.load_or_compute import decide
+from kvferry.cache.cost.prefill import Coefficients, PrefillModel
 from kvferry.cache.explain import ChunkPlace, Explanation
-from kvferry.cache.prefill import Coefficients, PrefillModel
-from kvferry.cache.prompt import Prompt
-from kvferry.cache.store_tiers import MEMORY
+from kvferry.cache.store.store_tiers import MEMORY
+from kvferry.chunks.prompt import Prompt
 from kvferry.config.remote_sources import show_node
 from kvferry.server import protocol
 from kvferry.server.client.caller import Caller

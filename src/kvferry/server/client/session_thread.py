@@ -22,8 +22,8 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from kvferry._shown import in_line
-from kvferry._threads import Guarded, noticed
+from kvferry.base.shown import in_line
+from kvferry.base.threads import Guarded, noticed
 from kvferry.chunks.identity import Identity
 from kvferry.server.client.attachment import ClientSession, begin, unregister
 from kvferry.server.client.availability_log import AvailabilityLog

@@ -29,12 +29,12 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Self, TypeVar
 
-from kvferry._threads import Workers
+from kvferry.base.errors import ClosedError, UnavailableError
+from kvferry.base.threads import Workers
 from kvferry.cache import Lookup, Retrieved, Stored
 from kvferry.cache.clearing import check_clear
+from kvferry.cache.cost.prefill import Coefficients
 from kvferry.cache.explain import Explanation
-from kvferry.cache.prefill import Coefficients
-from kvferry.cache.prompt import Prompt, Tokens, read_prompt
 from kvferry.cache.request_log import RequestLog
 from kvferry.chunks.generation import (
     FIRST,
@@ -46,8 +46,8 @@ from kvferry.chunks.generation import (
     shared_of,
 )
 from kvferry.chunks.identity import Identity
+from kvferry.chunks.prompt import Prompt, Tokens, read_prompt
 from kvferry.client.buffers import BufferLike
-from kvferry.errors import ClosedError, UnavailableError
 from kvferry.server.client.address import read_url, token_reader
 from kvferry.server.client.caller import Caller
 from kvferry.server.client.counters import Counters
@@ -321,7 +321,7 @@ class Client:
         self._questions.observe(tokens, cached_tokens, took_s)
 
     def expect_prefill(self, coefficients: Coefficients, step_tokens: int = 0) -> None:
-        """Tell how long the engine computes, as it was learnt; see `kvferry.cache.prefill`."""
+        """Tell how long the engine computes, as it was learnt; see `kvferry.cache.cost.prefill`."""
         self._check_open()
         self._questions.speed(coefficients, step_tokens)
 

@@ -13,15 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from kvferry.base.errors import SystemResourceError
 from kvferry.cache import Retrieved, Stored
-from kvferry.cache.buffers import check_lengths, targets, wanted_chunks
-from kvferry.cache.prompt import Prompt
-from kvferry.cache.store_tiers import MEMORY
+from kvferry.cache.caller_buffers import check_lengths, targets, wanted_chunks
+from kvferry.cache.store.store_tiers import MEMORY
 from kvferry.chunks.elements import ELEMENTS
 from kvferry.chunks.layout import KVLayout
+from kvferry.chunks.prompt import Prompt
 from kvferry.client.buffers import BufferLike, readable
 from kvferry.config.remote_sources import show_node
-from kvferry.errors import SystemResourceError
 from kvferry.server.client.attachment import ClientSession
 from kvferry.server.client.caller import Caller
 from kvferry.server.client.link import Away

@@ -18,7 +18,7 @@ from kvferry.http.routes import Alive, Api
 from kvferry.server.http import calls
 from kvferry.server.http.calls import Pins
 from kvferry.server.http.prefetch import Prefetches
-from kvferry.server.view import ServerView
+from kvferry.server.http.view import ServerView
 
 __all__ = ["make_app"]
 

@@ -17,13 +17,13 @@ from typing import Annotated, Any, NotRequired, TypedDict
 
 import msgspec
 
+from kvferry.base.errors import UsageError
 from kvferry.cache import TieredCache
-from kvferry.cache.prompt import Prompt, read_prompt
 from kvferry.chunks.generation import joined, named
-from kvferry.errors import UsageError
+from kvferry.chunks.prompt import Prompt, read_prompt
 from kvferry.http.answers import CallError
 from kvferry.http.bodies import Tokens
-from kvferry.server.view import ServerView
+from kvferry.server.http.view import ServerView
 
 __all__ = [
     "IdentityName",

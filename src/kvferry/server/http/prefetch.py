@@ -13,16 +13,16 @@ from typing import Annotated, NotRequired, TypedDict
 
 import msgspec
 
-from kvferry._threads import Guarded, noticed
+from kvferry.base.errors import KVFerryError
+from kvferry.base.threads import Guarded, noticed
 from kvferry.cache import TieredCache
-from kvferry.errors import KVFerryError
 from kvferry.http.answers import CallError
 from kvferry.http.bodies import ById
 from kvferry.http.waits import AnswerLater, Ended
 from kvferry.server.http import calls
 from kvferry.server.http.calls import IdentityName, SaltHex, Whose
 from kvferry.server.http.token_files import read_tokens
-from kvferry.server.view import ServerView
+from kvferry.server.http.view import ServerView
 
 __all__ = ["Prefetches"]
 

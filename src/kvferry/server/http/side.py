@@ -11,12 +11,12 @@ the engine do so within its limits, in threads of which some are left to others.
 
 from __future__ import annotations
 
-from kvferry.errors import UsageError
+from kvferry.base.errors import UsageError
 from kvferry.http.listener import HttpListener
 from kvferry.server.http.app import make_app
 from kvferry.server.http.calls import Pins
 from kvferry.server.http.prefetch import Prefetches
-from kvferry.server.view import ServerView
+from kvferry.server.http.view import ServerView
 
 __all__ = ["HttpSide"]
 

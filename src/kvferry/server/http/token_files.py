@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from kvferry.errors import UsageError
+from kvferry.base.errors import UsageError
 from kvferry.http.bodies import numbers
 
 __all__ = ["FILE_BYTES_MAX", "read_tokens"]

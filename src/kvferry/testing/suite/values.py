@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from kvferry import errors
+from kvferry.base import errors
 from kvferry.client.batch import Status
 from kvferry.testing import clock
 from kvferry.testing.driver import StoreDriver, space_of, value_of

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from kvferry import errors
+from kvferry.base import errors
 from kvferry.client.batch import Status
 from kvferry.connectors import Connector
 from kvferry.testing import clock

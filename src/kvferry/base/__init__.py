@@ -1,0 +1,1 @@
+"""What every room needs: errors, secrets, threads, the host, and values that others sent."""

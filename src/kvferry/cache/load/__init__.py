@@ -1,0 +1,1 @@
+"""One retrieve: look in memory, ask the stores, choose, load into pages."""

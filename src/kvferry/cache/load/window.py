@@ -1,0 +1,114 @@
+"""The first chunks of a prefix, asked for at the same moment as whether they are there.
+
+A hit far away then costs one round trip, and not one for the question and another for the bytes. A
+chunk gets its page when its value comes, or when the store has said that it has it: so a miss costs
+no page and evicts nothing, and null replies are a few bytes. A read that was sent cannot be
+withdrawn: what comes and is of no use is read away, and counted (`Tier.drained`).
+
+The window is what a round trip carries, as the store is known: more would not come sooner for being
+asked for now. Threads: one; the sweep of `PendingLoads` may be another.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+from kvferry import _native
+from kvferry.base.errors import KVFerryError
+from kvferry.cache.load.pending import PendingLoads
+from kvferry.cache.memory import Memory
+from kvferry.cache.store.tier import Tier
+from kvferry.chunks.prompt import Prompt
+from kvferry.client.batch import BatchResult, Status
+from kvferry.connectors.base import Ticket
+
+__all__ = ["ASSUMED_BYTES_S", "Window", "open_window"]
+
+# What a store is thought to deliver that has delivered nothing yet, while it is far away.
+ASSUMED_BYTES_S = 80e6
+_BYTES_MAX = 128 << 20
+# How much more is read than a round trip carries: it is not known that well.
+_MARGIN = 2
+# States of a chunk in a `_native.OnDemandPages`.
+_PLACED, _NO_ROOM = 1, 3
+
+
+class _ReadsOnDemand(Protocol):
+    """A connector whose reads may have pages that are taken when values come."""
+
+    def submit_get(
+        self, keys: Sequence[str], buffers: _native.OnDemandPages, *, timeout_s: float
+    ) -> Ticket: ...
+
+
+class Window:
+    """Reads that were sent. `keep` and then `end`, or `drop`.
+
+    Attributes:
+        tier: The store.
+        start: The first chunk.
+        began: When they were sent.
+        received: What had come from the store until then.
+        size: How many chunks there are.
+        ticket: Of the job.
+    """
+
+    def __init__(
+        self, memory: Memory, tier: Tier, prompt: Prompt, start: int, count: int, until: float
+    ) -> None:
+        self.tier, self.start, self.size = tier, start, count
+        self._memory = memory
+        self._pages = memory.on_demand(prompt.first(start + count), start)
+        self.received = tier.received_bytes()
+        self.began = time.monotonic()
+        self.ticket = cast("_ReadsOnDemand", tier.connector).submit_get(
+            prompt.keys(start, start + count),
+            self._pages,
+            timeout_s=max(0.001, until - self.began),
+        )
+
+    def keep(self, count: int) -> tuple[list[int], list[int], int]:
+        """The store says that it has the first `count`, and they are wanted.
+
+        Returns:
+            Which of them have a page (counted from the window's first), their pages, and how many
+            there are until one has none for want of room. Those that others bring have none either.
+        """
+        self._pages.keep(count)
+        states, pages = self._pages.states()
+        full = states.find(_NO_ROOM, 0, count)
+        count = count if full < 0 else full
+        items = [item for item in range(count) if states[item] == _PLACED]
+        return items, [pages[item] for item in items], count
+
+    def end(self, result: BatchResult, items: Sequence[int] = ()) -> None:
+        """The job has ended: put what came of these into memory."""
+        wanted = bytearray(len(result))
+        for item in items:
+            wanted[item] = result[item] is Status.OK
+        self._pages.commit(bytes(wanted))
+        self._memory.announce()
+        sizes = zip(result.sizes, wanted, strict=True)
+        self.tier.drained(sum(1 for size, used in sizes if size and not used))
+
+    def drop(self, pending: PendingLoads) -> None:
+        """Nobody wants them. Cancelling could cost the connection, so they come to their end."""
+        self._pages.keep(0)
+        pending.add(self.ticket, self.end)
+
+
+def open_window(
+    memory: Memory, tier: Tier, prompt: Prompt, start: int, until: float
+) -> Window | None:
+    """Send the reads; None: this store cannot have them, or does not take them now."""
+    if not tier.pages_on_demand:
+        return None
+    rate = tier.bandwidth_bytes_s if tier.measured else ASSUMED_BYTES_S
+    count = int(min(_MARGIN * rate * tier.question_s(), _BYTES_MAX)) // tier.chunk_bytes
+    count = min(max(1, count), memory.pages, prompt.chunks - start)
+    try:
+        return Window(memory, tier, prompt, start, count, until)
+    except KVFerryError:  # it has too much to do, or was closed
+        return None

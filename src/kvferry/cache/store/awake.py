@@ -1,0 +1,73 @@
+"""Since when this process runs without a break.
+
+A process that was stopped, or slept with its host, goes on as if nothing had happened: what others
+said meanwhile it has not heard. Whoever answers by what it heard asks `since` first.
+
+Threads: any; one of its own ticks, so that a process that has nothing to do is not taken for one
+that was stopped. One that got no processor for so long is, and asks once too often.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+from kvferry.base.threads import Guarded
+
+__all__ = ["keep_awake", "since"]
+
+_TICK_S = 0.25
+_BREAK_S = 1.5
+
+
+class _Awake:
+    def __init__(self) -> None:
+        self.ticked = _now()
+        self.since = float("-inf")
+        self._pause = threading.Event()  # is never set
+
+    def run(self) -> None:
+        while True:
+            self._pause.wait(_TICK_S)
+            self.tick()
+
+    def tick(self) -> None:
+        since()
+
+
+def _now() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)  # counts while the host sleeps
+
+
+_lock = threading.Lock()
+_awake: _Awake | None = None
+
+
+def keep_awake() -> None:
+    """Begin to look; in each process once."""
+    global _awake
+    with _lock:
+        if _awake is None:
+            _awake = _Awake()
+            Guarded(_awake.run, "awake").start()
+
+
+def _after_fork_in_child() -> None:
+    global _awake, _lock
+    _awake, _lock = None, threading.Lock()  # nobody ticks there
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def since() -> float:
+    """The end of the last break, on ``time.monotonic``; minus infinity: there was none."""
+    one = _awake
+    if one is None:
+        return float("-inf")
+    now = _now()
+    if now - one.ticked > _BREAK_S:
+        one.since = time.monotonic()
+    one.ticked = now
+    return one.since

@@ -1,0 +1,379 @@
+"""What one store says of clears for everybody, and what a clear has left in it.
+
+In the store lies a mark for each identity, with a counter and a random number. It is read once a
+second, and before the first question that the store is asked. A clear for everybody writes a higher
+counter; whoever reads it finds nothing of before. A store that has an older mark than the cache,
+which heard the newer one elsewhere, is told that one.
+
+A store can lose the mark, or bring an old one back: it was evicted or flushed, or a replica that
+lagged was promoted. Then a new one is drawn, and never an old one taken. As long as nobody has
+cleared there is no mark, and nothing to lose.
+
+While a store that answers does not say the cache's mark, nothing is read from that store: that is a
+miss. One that is known not to answer is not asked: its connector finds out when it does again.
+
+What earlier generations have in the store is deleted behind it, chunk by chunk, until nothing of
+them is left. Nothing depends on that: nobody looks for those names any more.
+
+Threads: any; one of its own, from the first moment that there is something to do.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Protocol, runtime_checkable
+
+from kvferry.base.errors import KVFerryError, UnavailableError
+from kvferry.base.threads import Guarded, noticed
+from kvferry.cache.steps import Steps, Wait, finish
+from kvferry.cache.store import awake
+from kvferry.cache.store.newest import Newest
+from kvferry.chunks.generation import Mark, read_name
+from kvferry.client.batch import Status
+from kvferry.connectors.base import Connector
+
+__all__ = ["GenerationStore", "StoreGenerations"]
+
+_log = logging.getLogger("kvferry.cache")
+
+_EVERY_S = 1.0
+_AGAIN_S = 0.1  # others may draw at the same moment
+# Who did not hear from the store for so long asks it before anything is read from it.
+_VALID_S = 3.0
+# An answer may take so long, but is waited for no longer than the second.
+_TIMEOUT_S = 5.0
+_PATIENCE_S = 1.0
+_TRIES = 8  # others may write too
+_DELETE_KEYS = 256
+# A deletion that fails is tried again, later and later, and given up after so long.
+_RETRY_S = 1.0
+_RETRY_S_MAX = 30.0
+_DELETE_S_MAX = 3600.0
+
+
+@runtime_checkable
+class GenerationStore(Protocol):
+    """A connector whose store keeps a mark for each identity.
+
+    One that deletes chunks quicker than by `scan` and `batch_delete` also has
+    ``delete_generations(which)``, which says now and then how many went.
+    """
+
+    def read_mark(self, timeout_s: float) -> bytes | None: ...
+
+    def write_mark(self, value: bytes, timeout_s: float, *, absent: bool) -> None:
+        """Write it; `absent`: only where there is none."""
+
+
+class StoreGenerations:
+    """See the module.
+
+    Args:
+        name: Of the store.
+        connector: The store.
+        newest: Of the cache.
+    """
+
+    def __init__(self, name: str, connector: Connector, newest: Newest) -> None:
+        self._name = name
+        self._connector = connector
+        self._keeps = connector if isinstance(connector, GenerationStore) else None
+        self._newest = newest
+        self._lock = threading.Lock()
+        self._wake = threading.Condition(self._lock)
+        self._asking = threading.Lock()
+        self._said: Mark | None = None  # what lay there the last time
+        self._owes = False  # a clear that it did not take
+        self._asked_at = float("-inf")  # for what was answered
+        self._tried_at = float("-inf")  # for what was answered, or failed
+        self._asking_since = float("inf")
+        self._wanted = False  # somebody waits for an answer
+        self._failed = False
+        self._deletions: list[_Deletion] = []
+        self._closed = False
+        self._ask_at = 0.0  # the thread's own
+        self._thread: threading.Thread | None = None
+        if self._keeps is not None:
+            newest.follow(self)
+            with self._lock:
+                self._start()
+
+    # --- Asking ---
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the store can say it to everybody."""
+        return self._keeps is not None
+
+    @property
+    def known(self) -> bool:
+        """Whether the store has said lately that its generation is that of the cache."""
+        if self._keeps is None:
+            return True
+        lately = time.monotonic() - self._asked_at < _VALID_S
+        return lately and self._said == self._newest.mark
+
+    def heard_since(self, moment: float) -> bool:
+        """See `MarkSource`."""
+        return self._tried_at >= moment
+
+    def ask_soon(self) -> None:
+        """See `MarkSource`."""
+        with self._lock:
+            self._wanted = True
+            self._wake.notify_all()
+
+    def wait(self, until: float) -> bool:
+        """Wait until it is known, up to a moment of ``time.monotonic``; whether it is.
+
+        Nobody waits for a store that did not answer the last time.
+        """
+        return finish(self.waiting(until))
+
+    def waiting(self, until: float) -> Steps[bool]:
+        """`wait`, in steps."""
+        while not self._is_decided:
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                break
+            self.ask_soon()
+            yield Wait(_Said(self), min(left_s, 0.05))
+        return self.known
+
+    @property
+    def _is_decided(self) -> bool:
+        """Whether waiting for it makes no sense, or none any more."""
+        over = self.known or self._closed or self._failed or not self._connector.available
+        return over or time.monotonic() - self._asking_since > _PATIENCE_S
+
+    # --- Clearing ---
+
+    def read(self) -> Mark:
+        """What lies there now.
+
+        Raises:
+            UnavailableError, DeadlineExceeded, ServerError: The store does not say.
+        """
+        assert self._keeps is not None
+        return Mark.decode(self._keeps.read_mark(_TIMEOUT_S))
+
+    def tell(self, *, now: bool = True) -> None:
+        """Have the store say what the cache has just renewed; not `now`: when it answers again.
+
+        Raises:
+            UnavailableError, DeadlineExceeded, ServerError: The store does not take it. It is
+                renewed for it once more as soon as it answers.
+        """
+        assert self._keeps is not None
+        self._owes = True
+        if not now:
+            return
+        with self._asking:
+            for _ in range(_TRIES):
+                if not self._compare(time.monotonic()):
+                    return
+        raise UnavailableError(f"{self._name} does not keep the generation that is written to it")
+
+    def delete(self, which: Callable[[bytes], bool], ready: Callable[[], bool]) -> None:
+        """Delete chunks of some generations some time.
+
+        Args:
+            which: Says it of a generation.
+            ready: Whether nothing of them is being written any more.
+        """
+        with self._lock:
+            self._deletions.append(_Deletion(which, ready, time.monotonic()))
+            self._start()
+            self._wake.notify_all()
+
+    @property
+    def deleting(self) -> int:
+        """How many clears have left something to delete."""
+        return len(self._deletions)
+
+    def close(self) -> None:
+        """Ask and delete nothing any more."""
+        with self._lock:
+            self._closed = True
+            self._wake.notify_all()
+            thread = self._thread
+        self._newest.leave(self)
+        if thread is not None:
+            thread.join(_PATIENCE_S)
+
+    # --- The thread ---
+
+    def _start(self) -> None:
+        """With the lock."""
+        if self._thread is None and not self._closed:
+            self._thread = Guarded(
+                self._run,
+                "generations",
+                detail=self._name,
+                failed=lambda _: self._fail(time.monotonic()),
+            )
+            self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            self._ask_if_due()
+            self._delete_some()
+            with self._lock:
+                if self._closed:
+                    return
+                now = time.monotonic()
+                wakes = [one.at for one in self._deletions]
+                if self._keeps is not None:
+                    wakes.append(self._ask_at)
+                left_s = min(wakes) - now if wakes else None
+                if (left_s is None or left_s > 0) and not self._wanted:
+                    self._wake.wait(left_s)
+                if self._wanted:
+                    self._wanted, self._ask_at = False, 0.0
+
+    def _ask_if_due(self) -> None:
+        if self._keeps is not None and time.monotonic() >= self._ask_at:
+            began = self._asking_since = time.monotonic()
+            try:
+                again = self._ask(began)
+            finally:
+                self._asking_since = float("inf")
+            self._ask_at = began + (_AGAIN_S * random.random() if again else _EVERY_S)
+
+    def _ask(self, began: float) -> bool:
+        """Hear and tell; whether to ask again at once."""
+        # Dialling a store that is away would take the engine's processor. What it was before this
+        # process was stopped says nothing.
+        if not self._connector.available and began - awake.since() > _PATIENCE_S:
+            self._fail(began)
+            return False
+        with self._asking:
+            try:
+                return self._compare(began)
+            except Exception as error:  # of a plug-in it may be any
+                if not isinstance(error, KVFerryError):
+                    noticed("generations", error)
+                _log.debug("%s does not say its generation: %s", self._name, error)
+                self._fail(began)
+                return False
+
+    def _compare(self, began: float) -> bool:
+        """Read the mark, and write the cache's where that is the newer one; whether it did.
+
+        What was written is read again before it counts: another cache may have written too.
+        """
+        assert self._keeps is not None
+        value = self._keeps.read_mark(_TIMEOUT_S)
+        found, said, newest = Mark.decode(value), self._said, self._newest.mark
+        damaged = value is not None and not found.counter
+        lost = damaged or (said is not None and found != said and found.counter <= said.counter)
+        if not damaged:
+            self._said = found
+        if not self._owes and found.counter >= newest.counter and (found == newest or not lost):
+            self._newest.heard(found, Mark.line_of(value))
+            newest = self._newest.mark
+        if found == newest and not damaged:
+            self._take(found, began)
+            return False
+        # One that lags is told. One that says what did not come before ours was cleared by somebody
+        # who did not know of ours.
+        if lost:
+            _log.info("%s has lost its generation: a new one was drawn", self._name)
+            self._newest.renew(found)
+        elif found.counter >= newest.counter or (
+            any(found.half) and found.half not in self._newest.line
+        ):
+            self._newest.meet(found)
+        text = self._newest.mark.encode(self._newest.line)
+        self._keeps.write_mark(text, _TIMEOUT_S, absent=value is None)
+        self._owes = False
+        return True
+
+    def _fail(self, began: float) -> None:
+        with self._lock:
+            self._failed, self._tried_at = True, began
+            self._wake.notify_all()
+
+    def _take(self, mark: Mark, began: float) -> None:
+        with self._lock:
+            self._said, self._owes = mark, False
+            self._asked_at = self._tried_at = began
+            self._failed = False
+            self._wake.notify_all()
+
+    def _delete_some(self) -> None:
+        now = time.monotonic()
+        for one in [one for one in self._deletions if one.at <= now]:
+            done = False
+            try:
+                if one.ready():
+                    done = not self._delete_pass(one.which)
+                    one.wait_s = _RETRY_S  # it answers
+            except Exception as error:  # of a plug-in it may be any
+                if not isinstance(error, KVFerryError):
+                    noticed("generations", error)
+                _log.debug("%s: old generations stay for now: %s", self._name, error)
+            late = now - one.began > _DELETE_S_MAX
+            if done or late or self._closed:
+                if late and not done:
+                    _log.warning(
+                        "%s: chunks of before a clear could not be deleted in an hour; nobody "
+                        "finds them, and they go when the store evicts them",
+                        self._name,
+                    )
+                with self._lock:
+                    self._deletions.remove(one)
+            else:
+                one.at = time.monotonic() + one.wait_s
+                one.wait_s = min(2 * one.wait_s, _RETRY_S_MAX)
+
+    def _delete_pass(self, which: Callable[[bytes], bool]) -> int:
+        """Delete what is there now; how many chunks there were."""
+        count = 0
+        delete = getattr(self._connector, "delete_generations", self._deleted)
+        for gone in delete(which):
+            count += gone
+            if self._closed:
+                break
+            self._ask_if_due()
+        return count
+
+    def _deleted(self, which: Callable[[bytes], bool]) -> Iterator[int]:
+        for batch in self._connector.scan(_DELETE_KEYS):
+            keys = [key for key, _ in batch if (name := read_name(key)) and which(name[1])]
+            yield self._connector.batch_delete(keys).count(Status.OK) if keys else 0
+
+
+class _Said:
+    """That a store has said its generation."""
+
+    def __init__(self, generations: StoreGenerations) -> None:
+        self._generations = generations
+
+    def wait(self, timeout_s: float) -> None:
+        generations = self._generations
+        with generations._lock:
+            if not generations._is_decided and timeout_s > 0:
+                generations._wake.wait(timeout_s)
+
+    @property
+    def done(self) -> bool:
+        return self._generations._is_decided
+
+
+class _Deletion:
+    """What is to be deleted, and when it is tried next."""
+
+    __slots__ = ("at", "began", "ready", "wait_s", "which")
+
+    def __init__(
+        self, which: Callable[[bytes], bool], ready: Callable[[], bool], now: float
+    ) -> None:
+        self.which = which
+        self.ready = ready
+        self.began = self.at = now
+        self.wait_s = _RETRY_S

@@ -1,0 +1,171 @@
+"""A prompt as the cache knows it: one 16-byte hash for each full chunk of tokens.
+
+Tokens behind the last full chunk have no hash: they are always computed, which keeps all values of
+a store at one length. Engines that hash their blocks themselves hand over those hashes instead:
+
+    cache.retrieve(Hashes([block.hash for block in blocks]))
+
+A hash of theirs must chain over all tokens before it, and be the same in every process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from kvferry import _native
+from kvferry.base.errors import UsageError
+from kvferry.chunks.generation import FIRST, salted
+from kvferry.chunks.keys import DIGEST_BYTES
+
+__all__ = ["Hashes", "Prompt", "Tokens", "read_prompt"]
+
+
+class Hashes:
+    """Hashes that an engine made of its blocks, one for each chunk, in the order of the prompt.
+
+    Args:
+        hashes: Each at least 16 bytes; of longer ones the first 16 count.
+        tokens: How many tokens the prompt has; default: all of them lie in the chunks.
+
+    Raises:
+        UsageError: A hash is no bytes, or too short.
+    """
+
+    __slots__ = ("packed", "tokens")
+
+    def __init__(self, hashes: Iterable[bytes], tokens: int | None = None) -> None:
+        cut = []
+        for index, digest in enumerate(hashes):
+            if not isinstance(digest, bytes) or len(digest) < DIGEST_BYTES:
+                raise UsageError(
+                    f"hash {index} is no bytes object of at least {DIGEST_BYTES} bytes"
+                )
+            cut.append(digest[:DIGEST_BYTES])
+        self.packed = b"".join(cut)
+        self.tokens = tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """The full chunks of a prompt.
+
+    Attributes:
+        hashes: 16 bytes for each chunk, one after the other.
+        tokens: Tokens of the prompt, those behind the last full chunk included.
+        chunk_size: Tokens per chunk.
+        generation: Of its hashes, and part of the names of its chunks; see
+            `kvferry.chunks.generation`.
+        start_tokens: Tokens in front of the first chunk here, where these are a part of a prompt.
+        computed_tokens: Leading tokens that the engine has itself, which cost nothing.
+        queued: Tokens and pairs (see `kvferry.cache.cost.prefill`) that the engine computes before
+            it turns to this prompt: while it does, waiting costs nothing.
+        queued_at: The moment (``time.monotonic``) at which it was so much; 0: now.
+        source: Host and port of a node that is asked too; see `kvferry.sharing.peers.named_nodes`.
+    """
+
+    hashes: bytes
+    tokens: int
+    chunk_size: int
+    generation: bytes = FIRST
+    start_tokens: int = 0
+    computed_tokens: int = 0
+    queued: tuple[int, int] = (0, 0)
+    queued_at: float = 0.0
+    source: tuple[str, int] | None = None
+
+    @property
+    def chunks(self) -> int:
+        """How many full chunks there are."""
+        return len(self.hashes) // DIGEST_BYTES
+
+    def first(self, chunks: int) -> bytes:
+        """The hashes of the first chunks."""
+        return self.hashes[: chunks * DIGEST_BYTES]
+
+    def part(self, start: int, end: int) -> bytes:
+        """The hashes of chunks `start` to `end`, that one not included."""
+        return self.hashes[start * DIGEST_BYTES : end * DIGEST_BYTES]
+
+    def digest(self, chunk: int) -> bytes:
+        """The hash of one chunk."""
+        return self.part(chunk, chunk + 1)
+
+    def position(self, chunk: int) -> int:
+        """Tokens of the whole prompt that are in front of a chunk, or that the engine has."""
+        return max(self.start_tokens + chunk * self.chunk_size, self.computed_tokens)
+
+    def behind_computed(self) -> tuple[int, Prompt]:
+        """How many leading chunks the engine has itself, and the prompt from there on."""
+        tokens = max(0, self.computed_tokens - self.start_tokens)
+        first = min(self.chunks, tokens // self.chunk_size)
+        if not first:
+            return 0, self
+        start_tokens = self.start_tokens + first * self.chunk_size
+        return first, replace(self, hashes=self.part(first, self.chunks), start_tokens=start_tokens)
+
+    def keys(self, start: int, end: int) -> list[str]:
+        """The names of chunks in a store, without the prefix of their space."""
+        text, size = self.part(start, end).hex(), 2 * DIGEST_BYTES
+        tag = f"{self.generation.hex()}:" if self.generation else ""
+        return [tag + text[i : i + size] for i in range(0, len(text), size)]
+
+
+# Token ids, 0 to 2**32 - 1: a sequence of int, or a buffer of int32, uint32 or int64. Hashes of an
+# engine. Or a prompt that was read already, with the salt of its tenant.
+Tokens: TypeAlias = Sequence[int] | Hashes | Prompt
+
+
+def read_prompt(
+    tokens: Tokens,
+    chunk_size: int,
+    salt: bytes,
+    limit_tokens: int | None = None,
+    generation: bytes = FIRST,
+) -> Prompt:
+    """Hash the tokens, or take the hashes that were given.
+
+    Args:
+        tokens: Of the whole prompt.
+        chunk_size: Tokens per chunk.
+        salt: Of the tenant; of hashes that were given, new ones are made with it.
+        limit_tokens: Chunks that end behind it are left out.
+        generation: Of the hashes; a prompt that was read already has one.
+
+    Raises:
+        UsageError: They are no list, a token is out of range, or the limit is negative.
+    """
+    count: int | None
+    salt = salted(salt, generation)
+    if isinstance(tokens, Prompt):
+        hashes = tokens.hashes
+        if limit_tokens is not None:
+            hashes = hashes[: _limit(limit_tokens) // chunk_size * DIGEST_BYTES]
+        return replace(tokens, hashes=hashes, chunk_size=chunk_size)
+    if isinstance(tokens, Hashes):
+        hashes, count = tokens.packed, tokens.tokens
+        chunks = len(hashes) // DIGEST_BYTES
+        if count is None:
+            count = chunks * chunk_size
+        if count < chunks * chunk_size:
+            raise UsageError(
+                f"{chunks} hashes of chunks of {chunk_size} tokens, but {count} tokens"
+            )
+        if salt:
+            parts = (hashes[i : i + DIGEST_BYTES] for i in range(0, len(hashes), DIGEST_BYTES))
+            hashes = b"".join(hashlib.sha256(salt + p).digest()[:DIGEST_BYTES] for p in parts)
+    else:
+        if not hasattr(tokens, "__len__"):
+            raise UsageError(f"tokens are a list of ids, not a {type(tokens).__name__}")
+        hashes, count = _native.hash_chunks(tokens, chunk_size, salt), len(tokens)
+    if limit_tokens is not None:
+        hashes = hashes[: _limit(limit_tokens) // chunk_size * DIGEST_BYTES]
+    return Prompt(hashes, count, chunk_size, generation)
+
+
+def _limit(limit_tokens: int) -> int:
+    if limit_tokens < 0:
+        raise UsageError(f"limit_tokens must not be negative, got {limit_tokens}")
+    return limit_tokens

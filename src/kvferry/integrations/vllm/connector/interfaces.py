@@ -1,0 +1,208 @@
+"""What the two halves of a connector are written against: a cache, a copier of blocks, a finder.
+
+A connector lives twice in an engine: one half beside the scheduler, which knows requests and block
+ids and decides; one half in each worker, which has the tensors and moves bytes. Neither half knows
+vLLM or torch, and both work with every cache that has the shape of `Backend`: `kvferry.TieredCache`
+in the process of the worker, `kvferry.server.Client` for the memory of a cache server.
+
+- The scheduler half asks a `Finder` how much of a prompt *every* rank could load.
+- The worker half brings chunks from a `Backend` and has a `Copier` put them into blocks, and back.
+- What one tells the other is `Work`: plain numbers and bytes, which survive any pickling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from kvferry.cache import Lookup, Retrieved, Stored
+from kvferry.chunks.prompt import Prompt, Tokens
+from kvferry.client.buffers import BufferLike
+from kvferry.metrics import CacheMetrics
+
+__all__ = ["Backend", "Cache", "Copier", "Finder", "LoadJob", "SaveJob", "Work"]
+
+
+class Cache(Protocol):
+    """What every cache of ours can do; see `kvferry.TieredCache` for what each call promises."""
+
+    @property
+    def available(self) -> bool:
+        """False: nothing can be had from it now, and nothing is taken."""
+
+    def lookup(self, tokens: Tokens, *, timeout_s: float | None = None) -> Lookup: ...
+
+    def retrieve(
+        self,
+        tokens: Tokens,
+        into: Sequence[BufferLike] | None = None,
+        *,
+        limit_tokens: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Retrieved: ...
+
+    def store(
+        self, tokens: Tokens, chunks: Sequence[BufferLike], *, first_chunk: int = 0
+    ) -> Stored: ...
+
+    @property
+    def generation(self) -> bytes:
+        """What hashes have to begin with, as far as the cache knows; see
+        `kvferry.chunks.generation`."""
+
+    def renewed(self, ended: bytes, own: bytes) -> object: ...
+
+    def stats(self) -> dict[str, Any]: ...
+
+
+class Backend(Cache, Protocol):
+    """A cache as the worker half sees it."""
+
+    def observe_step(self, new_tokens: int, pairs: int, decodes: int, took_s: float) -> None: ...
+
+    @property
+    def metrics(self) -> CacheMetrics:
+        """What it counts, and others with it."""
+
+    def close(self, timeout_s: float) -> object:
+        """Write what waits for stores, for so long at most, and end."""
+
+
+class Finder(Protocol):
+    """Says how much of a prompt can be loaded, by all ranks of the engine."""
+
+    def find(self, prompt: Prompt) -> int:
+        """How many leading chunks every rank could load now and should; 0 if nobody can say.
+
+        Called in a thread of the caller; it takes as long as waiting can pay, and no longer. Where
+        a store is known not to answer it is not waited for.
+        """
+
+    def now(self, prompt: Prompt) -> int | None:
+        """The same where the answer needs no waiting, as when no store is up; None: `find` it.
+
+        Called in the engine's thread.
+        """
+
+    @property
+    def shared(self) -> bytes:
+        """The half of generations that all engines of the stores have in common, as the last answer
+        said it. Prompts of another one find nothing."""
+
+    def renewed(self, ended: bytes, own: bytes) -> None:
+        """This engine has cleared: `own` is its half of generations, and not `ended` any more.
+
+        Does not wait; see `kvferry.TieredCache.renewed`.
+        """
+
+    def close(self) -> object: ...
+
+
+class Copier(Protocol):
+    """Moves blocks between an engine's tensors and chunks; see `blocks.BlockCopier`.
+
+    A chunk is as many blocks as there are block ids for each page. In `scatter` an id below 0 says
+    that this block of the chunk is not wanted.
+    """
+
+    @property
+    def layer_names(self) -> tuple[str, ...]:
+        """The layers, in the order of a chunk."""
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block, all layers."""
+
+    def fence(self) -> Any:
+        """A mark behind what the device was told to do so far; None: all of it is done."""
+
+    def gather(
+        self, block_ids: Sequence[int], pages: Sequence[BufferLike], *, after: Any = None
+    ) -> None: ...
+
+    def scatter(
+        self, pages: Sequence[BufferLike], block_ids: Sequence[int], *, after: Any = None
+    ) -> None: ...
+
+    def gather_layer(
+        self,
+        layer_index: int,
+        block_ids: Sequence[int],
+        pages: Sequence[BufferLike],
+        *,
+        after: Any = None,
+    ) -> None: ...
+
+    def pin(self, memories: Sequence[BufferLike]) -> None:
+        """Pages will be parts of these, which stay mapped until `close`."""
+
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class LoadJob:
+    """Chunks that are to come into blocks of a request that waits for them.
+
+    Attributes:
+        request_id: Of the request.
+        hashes: Of the chunks of which a block is wanted, 16 bytes each.
+        block_ids: Where each block of them is to come; -1: that one is not wanted.
+        generation: Of the hashes.
+        tokens, start_tokens, computed_tokens, queued: Of the prompt, see
+            `kvferry.chunks.prompt.Prompt`.
+        source: Of the prompt too.
+    """
+
+    request_id: str
+    hashes: bytes
+    block_ids: list[int]
+    generation: bytes = b""
+    tokens: int = 0
+    start_tokens: int = 0
+    computed_tokens: int = 0
+    queued: tuple[int, int] = (0, 0)
+    source: tuple[str, int] | None = None
+
+
+@dataclass(slots=True)
+class SaveJob:
+    """Chunks that are complete when this step has been computed.
+
+    Attributes:
+        request_id: Of the request.
+        hashes: Of all chunks from the beginning of the prompt up to the last one to be saved.
+        first_chunk: The first chunk to be saved.
+        block_ids: The blocks of the chunks from `first_chunk` on.
+        generation: Of the hashes.
+    """
+
+    request_id: str
+    hashes: bytes
+    first_chunk: int
+    block_ids: list[int]
+    generation: bytes = b""
+
+
+@dataclass(slots=True)
+class Work:
+    """What a worker has to do in one step.
+
+    Attributes:
+        loads: To be started; each is reported exactly once, whatever becomes of it.
+        saves: To be taken out of their blocks before anybody else gets those.
+        given: Blocks that somebody was given in this step, and that may be written from now on.
+        computes: Whether the engine computes anything in this step.
+        new_tokens, pairs, decodes: How much of it; see `kvferry.cache.cost.prefill`.
+        first_tokens: Of each request that had its first token since: how long it waited for the
+            cache, and how long for the token, in seconds.
+    """
+
+    loads: list[LoadJob] = field(default_factory=list)
+    saves: list[SaveJob] = field(default_factory=list)
+    given: list[int] = field(default_factory=list)
+    computes: bool = False
+    new_tokens: int = 0
+    pairs: int = 0
+    decodes: int = 0
+    first_tokens: list[tuple[float, float]] = field(default_factory=list)

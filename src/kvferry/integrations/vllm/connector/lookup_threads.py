@@ -1,0 +1,145 @@
+"""Questions to a finder that nobody waits for: asked in threads, given up after a limit.
+
+The finder knows how long waiting can pay. The limit here is for one that does not come back, and
+counts from when it was called: many requests at once may have to wait for a thread.
+
+An answer often comes within a fraction of a millisecond, and another step of the engine costs more.
+So whoever asks waits for a moment, all questions of a step together no longer than one.
+
+Threads: those who ask are one; the answers come from others.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as LateError
+
+from kvferry.base.threads import Workers, noticed
+from kvferry.chunks.prompt import Prompt
+from kvferry.integrations.vllm.connector.interfaces import Finder
+
+__all__ = ["Question", "Questions"]
+
+_log = logging.getLogger("kvferry.integrations.vllm")
+
+_THREADS = 32
+# What the questions of one step are waited for, together.
+_MOMENT_S = 0.001
+
+
+class _Patience:
+    """What is left of the moment that the questions of a step are waited for."""
+
+    def __init__(self) -> None:
+        self.left_s = _MOMENT_S
+
+    def wait(self, future: Future[int]) -> int:
+        """The result; `LateError` if it is not there in what is left."""
+        if future.done() or self.left_s <= 0:
+            return future.result(0)
+        began = time.monotonic()
+        try:
+            return future.result(self.left_s)
+        finally:
+            self.left_s -= time.monotonic() - began
+
+
+class _Call:
+    """A call of the finder, and when it began."""
+
+    def __init__(self, finder: Finder, prompt: Prompt) -> None:
+        self._finder, self._prompt = finder, prompt
+        self.began: float | None = None
+
+    def __call__(self) -> int:
+        self.began = time.monotonic()
+        return self._finder.find(self._prompt)
+
+
+class Question:
+    """How much of a prompt can be loaded?
+
+    Attributes:
+        answered: Whether the answer is one; else the limit has passed.
+    """
+
+    def __init__(
+        self,
+        answer: Future[int] | int | None,
+        patience: _Patience,
+        limit_s: float = 0.0,
+        call: _Call | None = None,
+    ) -> None:
+        self._future = answer if isinstance(answer, Future) else None
+        self._asked_at = time.monotonic()
+        self._call, self._limit_s = call, limit_s
+        self._patience = patience
+        self._result: int | None = answer if isinstance(answer, int) else None
+        self.answered = self._result is not None
+
+    @property
+    def age_s(self) -> float:
+        """Since it was asked."""
+        return time.monotonic() - self._asked_at
+
+    def answer(self) -> int | None:
+        """Chunks; 0 when the limit has passed; None: not yet. Waits for a moment at most."""
+        if self._result is not None or self._future is None:
+            return self._result or 0
+        try:
+            self._result = self._patience.wait(self._future)
+            self.answered = True
+        except LateError:
+            began = self._call.began if self._call is not None else self._asked_at
+            if began is None or time.monotonic() < began + self._limit_s:
+                return None
+            self.forget()
+            self._result = 0
+        except Exception:  # noticed where it was raised: the engine goes on without the cache
+            self._result = 0
+        return self._result
+
+    def forget(self) -> None:
+        """Nobody wants to know any more."""
+        if self._future is not None:
+            self._future.cancel()
+
+
+class Questions:
+    """Asks a finder.
+
+    Args:
+        finder: Is asked in up to 32 threads at a time.
+        limit_s: How long the finder may take for an answer.
+    """
+
+    def __init__(self, finder: Finder, limit_s: float) -> None:
+        self._finder = finder
+        self._limit_s = limit_s
+        self._patience = _Patience()
+        self._threads = Workers(_THREADS, "ask")
+
+    def ask(self, prompt: Prompt) -> Question:
+        """Ask; the answer comes some time, or is there at once."""
+        try:
+            found = self._finder.now(prompt)
+            if found is not None:
+                return Question(found, self._patience)
+            call = _Call(self._finder, prompt)
+            future = self._threads.submit(call)
+        except RuntimeError:  # closed
+            return Question(None, self._patience)
+        except Exception as error:  # ours: the engine goes on without the cache
+            noticed("ask", error)
+            return Question(None, self._patience)
+        return Question(future, self._patience, self._limit_s, call)
+
+    def next_step(self) -> None:
+        """A step has ended: the next one may wait for a moment again."""
+        self._patience.left_s = _MOMENT_S
+
+    def close(self) -> None:
+        """What was not asked yet is not asked."""
+        self._threads.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,335 @@
+"""The scheduler asks the workers how much of a prompt they could load.
+
+What a cache of a process holds in memory, only that process knows. So each worker answers for
+itself, at a Unix socket whose name follows from the engine's id and the rank. The scheduler asks
+all ranks at once and believes the smallest answer. Within one process no socket is used.
+
+    worker      answers = RankAnswers(address(engine_id, rank), finder)
+    scheduler   ranks = RankFinder([address(engine_id, rank) for rank in range(ranks)], limit_s)
+
+The names are in the abstract namespace: nothing is left behind by a process that was killed. Only
+processes of the same user that share its runtime folder are answered, and believed (`rank`). What
+is asked for are hashes, and the answer is a number:
+
+    question   u32 length of what follows, u8 kind ("f"ind, "r"enewed, "e"xplain, "s"ize of chunks,
+               "l"et go), u32 chunk size, u64 tokens, computed tokens, queued tokens, queued pairs,
+               16 bytes of the generation, u16 length of a text, 16 bytes for each chunk; with "r"
+               the ended and the new half of generations instead; the text: HOST:PORT of the node
+               that the prompt names, or empty
+    answer     i64: chunks; for "r" and "l" 1 if it was done; for "e" the length of a text that
+               follows; for "s" tokens. 8 bytes: the shared half of generations
+
+all little-endian. So all ranks of an engine have to run on one host, and in one network namespace;
+`RankFinder.check` refuses others when the engine starts. A rank that does not answer in time is not
+asked again for a moment, and counts as one that has nothing: prompts are computed.
+
+Threads: those of the asking side are any. The answering side has one for each connection.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from kvferry.base.errors import UsageError
+from kvferry.base.local_secret import is_own_process, local_secret
+from kvferry.base.threads import Guarded, noticed
+from kvferry.chunks.generation import FIRST
+from kvferry.chunks.keys import DIGEST_BYTES
+from kvferry.chunks.prompt import Prompt
+from kvferry.config.remote_sources import read_node, show_node
+from kvferry.integrations.vllm.connector.interfaces import Finder
+from kvferry.integrations.vllm.connector.rank import ANSWER, GRACE_S, Rank, connect, met, read
+
+__all__ = ["RankAnswers", "RankFinder", "address", "ask_text"]
+
+_log = logging.getLogger("kvferry.integrations.vllm")
+
+_HEAD = struct.Struct("<IcIQQQQ16sH")
+_QUESTION_BYTES_MAX = 64 << 20
+_CONNECTIONS_MAX = 64
+_RENEWED_S = 30.0
+_SIZE_S = 5.0
+# More than `WorkerHalf.release_blocks` takes.
+_RELEASE_BLOCKS_S = 15.0
+# Ranks answer before the scheduler is made; this is patience with a busy machine.
+_CHECK_S = 10.0
+_CHECK_EVERY_S = 0.1
+_CLOSE_S = 1.0
+_MEET_S = 5.0
+
+# The answering sides of this process.
+_here: dict[str, RankAnswers] = {}
+
+
+def address(engine_id: str, rank: int) -> str:
+    """The name of a rank's socket."""
+    return f"kvferry-vllm-{os.getuid()}-{engine_id}-{rank}"[:100]
+
+
+class RankAnswers:
+    """Answers for one rank.
+
+    Args:
+        name: From `address`.
+        finder: Is asked; closed by its owner.
+        explain: Says for people what is known of a prompt; of an empty one, what this rank is.
+        release_blocks: See `WorkerHalf.release_blocks`.
+        chunk_size: Tokens of a chunk of this rank.
+
+    Raises:
+        OSError: The name is taken.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        finder: Finder,
+        explain: Callable[[Prompt], str] | None = None,
+        release_blocks: Callable[[], bool] = lambda: True,
+        *,
+        chunk_size: int = 0,
+    ) -> None:
+        self._name = name
+        self.finder = finder
+        self.release_blocks = release_blocks
+        self._explain = explain
+        self._chunk_size = chunk_size
+        self._closed = False
+        self._lock = threading.Lock()
+        self._open: dict[socket.socket, threading.Thread] = {}
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._socket.bind("\0" + name)
+            self._socket.listen(_CONNECTIONS_MAX)
+        except OSError:
+            self._socket.close()
+            raise
+        _here[name] = self
+        self._accepting = Guarded(self._accept, "answers")
+        self._accepting.start()
+
+    def close(self) -> None:
+        """Answer nobody any more."""
+        self._closed = True
+        if _here.get(self._name) is self:
+            del _here[self._name]
+        with self._lock:
+            threads = [self._accepting, *self._open.values()]
+            for each in (self._socket, *self._open):
+                _shut(each)
+        until = time.monotonic() + _CLOSE_S
+        for thread in threads:  # the name is taken for as long as one of them waits
+            thread.join(max(0.0, until - time.monotonic()))
+
+    def _accept(self) -> None:
+        while not self._closed:
+            try:
+                peer = self._socket.accept()[0]
+            except OSError:
+                if self._closed:
+                    return
+                raise  # e.g. no descriptors: it is tried again
+            try:
+                self._begin(peer)
+            except BaseException:
+                peer.close()
+                raise
+
+    def _begin(self, peer: socket.socket) -> None:
+        with self._lock:
+            if self._closed or len(self._open) >= _CONNECTIONS_MAX or not is_own_process(peer):
+                peer.close()
+                return
+            thread = Guarded(self._answer, "answer", peer, errand=True)
+            thread.start()
+            self._open[peer] = thread
+
+    def _answer(self, peer: socket.socket) -> None:
+        try:
+            peer.settimeout(_MEET_S)
+            met(peer, self._name)
+            peer.settimeout(None)
+            while True:
+                head = read(peer, _HEAD.size)
+                length, kind, chunk_size, *about, generation, source = _HEAD.unpack(head)
+                generation = generation if any(generation) else FIRST
+                if length > _QUESTION_BYTES_MAX or length % DIGEST_BYTES or not chunk_size:
+                    return
+                hashes = read(peer, length)
+                node = read(peer, source).decode()
+                prompt, text = _prompt(hashes, chunk_size, about, generation, node), b""
+                if kind == b"f":
+                    result = self.finder.find(prompt)
+                elif kind == b"r" and length == DIGEST_BYTES:
+                    self.finder.renewed(hashes[:8], hashes[8:])
+                    result = 1
+                elif kind == b"s":
+                    result = self._chunk_size
+                elif kind == b"l":
+                    result = int(self.release_blocks())
+                elif kind == b"e" and self._explain is not None:
+                    text = self._explain(prompt).encode()
+                    result = len(text)
+                else:
+                    return
+                peer.sendall(ANSWER.pack(result, self.finder.shared) + text)
+        except OSError:
+            return  # the scheduler is gone, or we are
+        except Exception as error:  # ours; the scheduler counts it as nothing
+            noticed("answer", error)
+        finally:
+            peer.close()  # first: who is not in `_open` any more is not waited for
+            with self._lock:
+                self._open.pop(peer, None)
+
+
+class RankFinder:
+    """Asks all ranks of an engine; see `Finder`.
+
+    Args:
+        names: Of their sockets.
+        limit_s: How long each of them may take; it waits for its stores no longer than that pays.
+    """
+
+    def __init__(self, names: Sequence[str], limit_s: float) -> None:
+        self._ranks = [Rank(name) for name in names]
+        self._limit_s = limit_s
+        self._telling: list[threading.Thread] = []
+
+    def find(self, prompt: Prompt) -> int:
+        """How many leading chunks every rank could load."""
+        question = _question(b"f", prompt)
+        here = [_here.get(rank.name) for rank in self._ranks]
+        if all(rank is not None for rank in here):
+            return min(rank.finder.find(prompt) for rank in here if rank is not None)
+        return min(self._ask(question, self._limit_s + GRACE_S))
+
+    def now(self, prompt: Prompt) -> int | None:
+        """See `Finder`. Ranks in other processes have to be waited for."""
+        fewest = prompt.chunks
+        for rank in self._ranks:
+            here = _here.get(rank.name)
+            found = here.finder.now(prompt) if here is not None else None
+            if found is None:
+                return None
+            fewest = min(fewest, found)
+        return fewest
+
+    @property
+    def shared(self) -> bytes:
+        """See `Finder`; what the first rank said last."""
+        here = _here.get(self._ranks[0].name)
+        return self._ranks[0].shared if here is None else here.finder.shared
+
+    def renewed(self, ended: bytes, own: bytes) -> None:
+        """Tell every rank, in a thread: nothing of it is waited for."""
+        tell = Guarded(self._tell_renewed, "renewed", ended, own, errand=True)
+        self._telling = [one for one in self._telling if one.is_alive()] + [tell]
+        tell.start()
+
+    def _tell_renewed(self, ended: bytes, own: bytes) -> None:
+        here = [found for rank in self._ranks if (found := _here.get(rank.name)) is not None]
+        for found in here:
+            try:
+                found.finder.renewed(ended, own)
+            except Exception as error:  # the others are told all the same
+                noticed("renewed", error)
+        if len(here) < len(self._ranks):
+            self._ask(_question(b"r", Prompt(ended + own, 0, 1)), _RENEWED_S)
+
+    def chunk_size(self) -> int:
+        """The chunk size of all ranks; 0: they have different ones, or one does not say."""
+        said = {*self._ask(_question(b"s", Prompt(b"", 0, 1)), _SIZE_S)}
+        return said.pop() if len(said) == 1 else 0
+
+    def release_blocks(self) -> bool:
+        """Have every rank leave the engine's blocks alone; whether all do."""
+        here = [_here.get(rank.name) for rank in self._ranks]
+        if all(rank is not None for rank in here):
+            done = [rank.release_blocks() for rank in here if rank is not None]
+            return all(done)
+        return all(self._ask(_question(b"l", Prompt(b"", 0, 1)), _RELEASE_BLOCKS_S, insist=True))
+
+    def check(self) -> None:
+        """Make sure that every rank can be asked from here; some seconds are waited for one.
+
+        Raises:
+            UsageError: One cannot, or there is no secret; the sentence says what to do.
+        """
+        if not all(rank.name in _here for rank in self._ranks):
+            local_secret()
+        until = time.monotonic() + _CHECK_S
+        for number, rank in enumerate(self._ranks):
+            while rank.name not in _here and not rank.there():
+                if time.monotonic() >= until:
+                    self.close()
+                    raise UsageError(
+                        f"rank {number} of the {len(self._ranks)} of this engine cannot be asked "
+                        f"from the scheduler's host (there is no socket @{rank.name} of a process "
+                        "that shares its runtime folder): kvferry's connector needs all tensor and "
+                        "pipeline parallel ranks of an engine on one host; use one host, and one "
+                        "XDG_RUNTIME_DIR, for each engine, or leave the connector out"
+                    )
+                time.sleep(_CHECK_EVERY_S)
+
+    def close(self) -> None:
+        """End the connections."""
+        for thread in self._telling:
+            thread.join(_CLOSE_S)
+        for rank in self._ranks:
+            rank.close()
+
+    def _ask(self, question: bytes, limit_s: float, *, insist: bool = False) -> list[int]:
+        """What each rank answers; 0 for one that does not, or is left alone. `insist`: none is."""
+        until = time.monotonic() + limit_s
+        # All of them, before the first is waited for.
+        asked = [rank.send(question, insist) for rank in self._ranks]
+        return [rank.receive(line, until) for rank, line in zip(self._ranks, asked, strict=True)]
+
+
+def ask_text(name: str, prompt: Prompt, limit_s: float) -> str:
+    """What a rank explains of a prompt; of an empty one, what the rank is.
+
+    Raises:
+        OSError: It is not there, or does not answer in time.
+    """
+    with connect(name, limit_s) as line:
+        line.sendall(_question(b"e", prompt))
+        length, _ = ANSWER.unpack(read(line, ANSWER.size))
+        return read(line, length).decode()
+
+
+def _prompt(
+    hashes: bytes, chunk_size: int, about: Sequence[int], generation: bytes, source: str
+) -> Prompt:
+    tokens, computed, *queued = about
+    return Prompt(
+        hashes,
+        tokens,
+        chunk_size,
+        generation,
+        computed_tokens=computed,
+        queued=(queued[0], queued[1]),
+        source=read_node(source),
+    )
+
+
+def _question(kind: bytes, prompt: Prompt) -> bytes:
+    generation = prompt.generation or bytes(DIGEST_BYTES)
+    about = (prompt.tokens, prompt.computed_tokens, *prompt.queued)
+    source = show_node(prompt.source).encode()
+    head = _HEAD.pack(len(prompt.hashes), kind, prompt.chunk_size, *about, generation, len(source))
+    return head + prompt.hashes + source
+
+
+def _shut(line: socket.socket) -> None:
+    with suppress(OSError):
+        line.shutdown(socket.SHUT_RDWR)
+    line.close()

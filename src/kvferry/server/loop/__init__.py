@@ -1,0 +1,1 @@
+"""The server's loop: sockets, messages, and the order in which sessions are served."""

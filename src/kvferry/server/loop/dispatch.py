@@ -1,0 +1,344 @@
+"""The socket of the server: one thread that reads requests and answers them.
+
+What memory knows is answered at once: it takes microseconds. What takes longer goes to threads, and
+what they bring comes back through a queue: the reply is made here, so sessions are this thread's
+alone. Stores have other threads than the kernel, and engine processes share them (`turns.py`). Work
+that waits for a store is done in steps, and has no thread between them (`waits.py`).
+
+Who waits for a store has a moment at which he is answered in any case, with what memory has: also
+when no thread has begun, or all hang. What comes later than that stays in memory for the next one.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Generator, Hashable
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+from kvferry.base.errors import KVFerryError
+from kvferry.base.threads import noticed
+from kvferry.cache.steps import Steps, Wait
+from kvferry.server import protocol
+from kvferry.server.loop.listener import EngineConnection, EngineListener
+from kvferry.server.loop.turns import Turn, Turns
+from kvferry.server.loop.waiting_work import Waits
+from kvferry.server.protocol import MESSAGE_BYTES_MAX, Failure, Reply, Request
+
+__all__ = ["Dispatcher", "Later", "RequestRefused"]
+
+T = TypeVar("T")
+A = TypeVar("A")
+
+_log = logging.getLogger("kvferry.server")
+
+TICK_S = 0.25
+# For what is to be done with stores. For what the kernel or we ourselves take.
+_STORE_THREADS, _OWN_THREADS = 16, 8
+# An answer of a store that comes at the very end of the time for it is still taken. Both together
+# are less than what clients wait beyond that time.
+_SLACK_S, _LOOK_S = 0.05, 0.05
+
+
+# Whose work it is that nobody waits for, and what it has for a request.
+_BACKGROUND = "background"
+_NOBODYS, _NOWHERE = protocol.Ping(0, 0, 0), cast(EngineConnection, None)
+
+
+class RequestRefused(Exception):
+    """A request is answered with a `Failure`."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class Later:
+    """What a handler returns for work that may wait.
+
+    Args:
+        work: Run in a thread; what it returns is for `reply`, or what the `Steps` that it returns
+            come to.
+        reply: Makes the reply, in the loop; of None where the work did not come to its end in time.
+        over: Called in the loop when nothing of it is under way any more.
+        who: Whose work it is: threads are shared between those.
+        limit_s: When the reply is made in any case; None: whenever the work ends. Without one, it
+            is work that waits for no store.
+        at_once: The reply, where nobody waits for the work.
+    """
+
+    __slots__ = ("at_once", "limit_s", "over", "reply", "who", "work")
+
+    def __init__(
+        self,
+        work: Callable[[], Any],
+        reply: Callable[[Any], Reply],
+        over: Callable[[], None],
+        who: Hashable,
+        limit_s: float | None = None,
+        at_once: Reply | None = None,
+    ) -> None:
+        self.at_once = at_once
+        self.work = work
+        self.reply = reply
+        self.over = over
+        self.who = who
+        self.limit_s = limit_s
+
+
+class _Pending:
+    """A request that was put off."""
+
+    __slots__ = ("answered", "job", "later", "request", "sender", "steps", "turns", "wait")
+
+    def __init__(
+        self, sender: EngineConnection, request: Request, later: Later, turns: Turns
+    ) -> None:
+        self.sender = sender
+        self.request = request
+        self.later = later
+        self.turns = turns
+        self.answered = False
+        self.job: Turn
+        self.steps: Steps[Any] | None = None
+        self.wait: Wait | None = None  # what it waits for
+
+    def work(self) -> Any:
+        """Do what can be done now; what came of it, or the next thing to wait for."""
+        if self.steps is None:
+            found = self.later.work()
+            if not isinstance(found, Generator):
+                return found
+            self.steps = found
+        try:
+            wait = self.wait
+            wait = self.steps.send(None if wait is None else wait.of.wait(0.0))
+            while wait.timeout_s <= 0 or wait.of.done:
+                wait = self.steps.send(wait.of.wait(0.0))
+        except StopIteration as end:
+            return end.value
+        self.wait = wait
+        return wait
+
+
+class Dispatcher:
+    """The loop.
+
+    Args:
+        listener: Where messages come from; the loop owns it.
+        handle: From a request to its reply, or to `Later`; raises `RequestRefused` or `UsageError`.
+        tick: Called several times a second.
+
+    Attributes:
+        failures: How many were refused, by code.
+        beat: When the loop last turned, by ``time.monotonic``.
+    """
+
+    def __init__(
+        self,
+        listener: EngineListener,
+        handle: Callable[[Request], Reply | Later],
+        tick: Callable[[], None],
+    ) -> None:
+        self._listener = listener
+        self._handle = handle
+        self._tick = tick
+        self._stores = Turns(_STORE_THREADS, "kvferry-stores")
+        self._own = Turns(_OWN_THREADS, "kvferry-serve")
+        self._waits: Waits[_Pending] = Waits(listener.wake)
+        self._pending = 0
+        self._limited: dict[_Pending, float] = {}  # when they are answered in any case
+        self._next_look = 0.0
+        self._done: deque[tuple[_Pending, Any]] = deque()
+        self._background: deque[Steps[object]] = deque()
+        self._stopping = False
+        self._requests: defaultdict[type, int] = defaultdict(int)
+        self.failures: dict[str, int] = {}
+        self.received_bytes = self.sent_bytes = 0
+        self.beat = -math.inf  # it does not turn yet
+
+    def run(self) -> None:
+        """Serve until `stop`."""
+        listener, next_tick = self._listener, 0.0
+        try:
+            while not self._stopping:
+                now = self.beat = time.monotonic()
+                if now >= next_tick:
+                    next_tick = now + TICK_S
+                    try:
+                        self._tick()
+                    except Exception as error:  # it is tried again
+                        noticed("serve", error)
+                wake = min(next_tick, self._next_look) if self._limited else next_tick
+                if (next_wait := self._waits.next_at) is not None:
+                    wake = min(wake, next_wait)
+                for sender, body in listener.wait(max(0.0, wake - now)):
+                    self._serve(sender, body)
+                while self._background:
+                    self._begin_background(self._background.popleft())
+                while self._done:
+                    self._finish(*self._done.popleft())
+                if self._waits:
+                    for pending in self._waits.ready(time.monotonic()):
+                        self._begin(pending, goes_on=True)
+                if self._limited and now >= self._next_look:
+                    self._next_look = now + _LOOK_S
+                    self._answer_late(now)
+        finally:
+            self._stores.close()
+            self._own.close()
+
+    def stop(self) -> None:
+        """End the loop soon. Threads: any, but no signal handler."""
+        self._stopping = True
+        self._listener.wake()
+
+    def in_background(self, steps: Steps[object]) -> None:
+        """Do steps that nobody waits for, some time. Threads: any."""
+        self._background.append(steps)
+        self._listener.wake()
+
+    def close(self) -> None:
+        """End what waits, when the stores are closed, and all of it is over."""
+        for pending in self._waits.close():
+            if pending.steps is not None:
+                pending.steps.close()
+
+    def _finish(self, pending: _Pending, found: Any) -> None:
+        """The work of a request has ended, or waits."""
+        pending.turns.over(pending.job)
+        if type(found) is Wait:
+            self._waits.park(pending, found)
+            return
+        pending.later.over()
+        self._pending -= 1
+        if not pending.answered:
+            self._answer(pending, found)
+
+    def _answer_late(self, now: float) -> None:
+        """Answer those whose time is up, whatever their work does."""
+        for pending in [one for one, until in self._limited.items() if until <= now]:
+            if pending.steps is None and pending.turns.abandon(pending.job):
+                pending.later.over()
+                self._pending -= 1
+            self._answer(pending, None)
+
+    def _answer(self, pending: _Pending, found: Any) -> None:
+        pending.answered = True
+        self._limited.pop(pending, None)
+        if type(found) is not Failure:
+            found = self._made(pending.request, pending.later.reply, found)
+        self._send(pending.sender, found)
+
+    # --- One request ---
+
+    def _serve(self, sender: EngineConnection, body: bytes | memoryview) -> None:
+        self.received_bytes += len(body)
+        try:
+            request = protocol.decode_request(body)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            text = f"cannot be read as one frame of a message: {error}"
+            self._send(sender, Failure(_id_of(body), "message", text))
+            return
+        kind = type(request)
+        self._requests[kind] += 1
+        reply = self._made(request, self._handle, request)
+        if isinstance(reply, Later):
+            self._put_off(sender, request, reply)
+        else:
+            self._send(sender, reply)
+
+    def _made(self, request: Request, make: Callable[[A], T], of: A) -> T | Failure:
+        try:
+            return make(of)
+        except RequestRefused as error:
+            return Failure(request.id, error.code, str(error))
+        except KVFerryError as error:
+            return Failure(request.id, error.code, str(error))
+        except Exception as error:
+            _log.exception("a %s request failed", type(request).__name__)
+            return Failure(request.id, "internal", type(error).__name__)
+
+    def _put_off(self, sender: EngineConnection, request: Request, later: Later) -> None:
+        turns = self._own if later.limit_s is None else self._stores
+        pending = _Pending(sender, request, later, turns)
+        if not self._begin(pending):
+            later.over()
+            self._answer(pending, Failure(request.id, "busy", "too many requests are waiting"))
+            return
+        self._pending += 1
+        if later.at_once is not None:
+            pending.answered = True
+            self._send(sender, later.at_once)
+        elif later.limit_s is not None:
+            self._limited[pending] = time.monotonic() + later.limit_s + _SLACK_S
+
+    def _begin_background(self, steps: Steps[object]) -> None:
+        later = Later(lambda: steps, _unsent, _nothing, _BACKGROUND)
+        pending = _Pending(_NOWHERE, _NOBODYS, later, self._stores)
+        pending.answered = True
+        if self._begin(pending):  # else there is too much to do
+            self._pending += 1
+
+    def _begin(self, pending: _Pending, goes_on: bool = False) -> bool:
+        pending.job = Turn(pending.later.who, lambda: self._work(pending))
+        return pending.turns.put(pending.job, goes_on=goes_on)
+
+    def _work(self, pending: _Pending) -> None:
+        try:
+            found: Any = self._made(pending.request, _called, pending.work)
+        except BaseException as error:  # e.g. a SystemExit of a plug-in: the turn is over too
+            noticed("work", error)
+            found = Failure(pending.request.id, "internal", type(error).__name__)
+        self._done.append((pending, found))
+        self._listener.wake()
+
+    def _send(self, sender: EngineConnection, reply: Reply) -> None:
+        if type(reply) is Failure:
+            self.failures[reply.code] = self.failures.get(reply.code, 0) + 1
+        body = protocol.encode(reply)
+        if len(body) > MESSAGE_BYTES_MAX:
+            body = protocol.encode(
+                Failure(reply.id, "usage", "the answer is too long; ask for less")
+            )
+        if self._listener.send(sender, body):
+            self.sent_bytes += len(body)
+
+    def status(self) -> dict[str, Any]:
+        """For people and programs."""
+        return {
+            "requests": {
+                kind.__name__.removesuffix("Request"): n for kind, n in list(self._requests.items())
+            },
+            "failures": dict(self.failures),
+            "waiting": self._pending,
+            "parked": len(self._waits),
+            "connections": self._listener.connections,
+            "refused_connections": self._listener.refused,
+            "received_bytes": self.received_bytes,
+            "sent_bytes": self.sent_bytes,
+        }
+
+
+def _nothing() -> None: ...
+
+
+def _unsent(_: Any) -> Reply:
+    raise AssertionError("nobody waits for it")
+
+
+def _called(work: Callable[[], T]) -> T:
+    return work()
+
+
+def _id_of(body: bytes | memoryview) -> int:
+    """The id of a message that cannot be read whole; 0 where there is none."""
+    try:
+        found = msgspec.msgpack.decode(body)
+        return int(found[1]) if isinstance(found[1], int) and 0 <= found[1] < 1 << 63 else 0
+    except (msgspec.MsgspecError, UnicodeDecodeError, TypeError, LookupError, RecursionError):
+        return 0

@@ -1,0 +1,163 @@
+"""Who may register, and the shards that are there because somebody did."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import threading
+import time
+
+from kvferry.base.errors import KVFerryError
+from kvferry.base.shown import in_line
+from kvferry.chunks.identity import Identity
+from kvferry.config.server import ServerConfig
+from kvferry.server import protocol as p
+from kvferry.server.loop.dispatch import RequestRefused
+from kvferry.server.memory.pools import Pools
+from kvferry.server.sessions.refused_engines import RefusedRegistrations
+from kvferry.server.sessions.sessions import SESSIONS_MAX, Sessions
+from kvferry.server.sessions.shard import IdentityShard, Loop, identity_of
+
+__all__ = ["Registry"]
+
+_log = logging.getLogger("kvferry.server")
+
+_VERSIONS = (p.VERSION,)
+# Identities: each has threads, and connections to every store.
+_SHARDS_MAX = 256
+# How long the first engine of an identity waits for its stores to be opened, which takes them some
+# milliseconds as a rule. Those that take longer join later.
+_OPENING_S = 0.25
+
+
+class Registry:
+    """From `Register` to `Registered`.
+
+    Args:
+        config: Of the server; read at each use, it may be replaced.
+        incarnation: Of the server.
+        pools, sessions: Of the server.
+        loop: Of the server.
+
+    Attributes:
+        shards: By the digest of their identity.
+        refusals: Who was refused, and why.
+
+    Threads: any for `begin`, which may make memory; the loop's for the others.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        incarnation: str,
+        pools: Pools,
+        sessions: Sessions,
+        loop: Loop,
+    ) -> None:
+        self.config = config
+        self.shards: dict[bytes, IdentityShard] = {}
+        self.refusals = RefusedRegistrations()
+        self._incarnation = incarnation
+        self._pools = pools
+        self._sessions = sessions
+        self._loop = loop
+        self._opening = threading.Lock()
+
+    def admit(self, request: p.Hello | p.Register) -> None:
+        """Whether this one may ask at all.
+
+        Raises:
+            Refused: He does not know the token.
+        """
+        token = self.config.token
+        if token is None or hmac.compare_digest(request.token.encode(), token.encode()):
+            return
+        what = "another token" if request.token else "no token"
+        text = (
+            f"it shows {what}: this server asks for one; give the engine the file of the server's "
+            "token_file, as token_file or in KVFERRY_SERVER_TOKEN_FILE"
+        )
+        if isinstance(request, p.Register):
+            self.refusals.add(request, "token", text)
+        raise RequestRefused("token", text)
+
+    def check(self, request: p.Register) -> None:
+        """Whether there is any sense in opening a session.
+
+        Raises:
+            Refused: There is not.
+        """
+        if request.version not in _VERSIONS:
+            raise self._refused(
+                request,
+                "version",
+                f"version {request.version} of the protocol is not spoken here; this server "
+                f"({p.VERSION}) and its engines need the same release of kvferry",
+            )
+        if len(self._sessions.by_token) >= SESSIONS_MAX:
+            text = f"there are {SESSIONS_MAX} sessions already"
+            raise self._refused(request, "busy", text)
+
+    def begin(self, request: p.Register) -> p.Reply:
+        """A session, and where its memory is.
+
+        Raises:
+            Refused: Such an identity is not served.
+        """
+        try:
+            shard = self._shard(request)
+        except (KVFerryError, OSError, MemoryError) as error:
+            raise self._refused(request, "identity", str(error)) from error
+        who = in_line(request.software)
+        session = self._sessions.begin(shard, request.process, who, request.pid)
+        self.refusals.accepted(request)
+        pool, config = shard.memory.pool, self.config
+        return p.Registered(
+            request.id,
+            version=p.VERSION,
+            session=session.token,
+            incarnation=self._incarnation,
+            path=pool.segment.path,
+            segment_bytes=pool.segment.size_bytes,
+            page_stride=pool.stride,
+            page_bytes=pool.chunk_bytes,
+            pages=pool.pages.pages_count,
+            lock=session.lock,
+            heartbeat_s=config.heartbeat_s,
+            lease_s=config.lease_s,
+            prefault=pool.pages.granted_count == pool.pages.pages_count,
+            shared=shard.shared,
+        )
+
+    def _shard(self, request: p.Register) -> IdentityShard:
+        """The shard of an identity; opened when it is the first of its kind."""
+        identity = identity_of(request.identity, request.digest)
+        with self._opening:
+            found = self.shards.get(request.digest)
+            if found is None:
+                if len(self.shards) >= _SHARDS_MAX:
+                    text = f"there are {_SHARDS_MAX} identities already; restart the server"
+                    raise self._refused(request, "busy", text)
+                found = self.shards[request.digest] = IdentityShard(
+                    identity, self.config, self._pools, self._loop
+                )
+                self._say_size(identity)
+        found.opened.wait(max(0.0, found.began + _OPENING_S - time.monotonic()))
+        return found
+
+    def _say_size(self, identity: Identity) -> None:
+        """Chunks of another length are served like all others; only people may wonder."""
+        own, size = identity.layout.chunk_size, self.config.chunk_size
+        if size is not None and own != size:
+            _log.info(
+                "%s (%s) has chunks of %d tokens, and not the %d of --chunk-size: its engine was "
+                "told so, or its blocks need a multiple; it shares the pool with all others",
+                identity.model,
+                identity.digest.hex()[:12],
+                own,
+                size,
+            )
+
+    def _refused(self, request: p.Register, code: str, text: str) -> RequestRefused:
+        self.refusals.add(request, code, text)
+        return RequestRefused(code, text)

@@ -1,0 +1,301 @@
+"""Who is connected, what they hold, and when that ends.
+
+A session begins when an engine registers. It may hold pages once it has the segment mapped and
+locks the byte that was named to it; the kernel ends that lock with the mapping, so the server knows
+exactly until when a process may still write. A session ends
+
+- when the engine says so,
+- when its lock is gone: the process has ended, however it did,
+- when it was silent for too long: it may be stopped, or worse,
+- when a reservation of its was open beyond its deadline.
+
+Its leases end with it: a reader is told when it releases them, and takes what it read for a miss.
+Its reservations leave the index at once, too, but their pages stay out of use until the lock is
+gone: somebody who only seemed dead could still write into them.
+
+An engine process holds no more than its share of what no other one holds, by all its sessions
+together, so there are always some pages for somebody who comes; and open reservations are no more
+than three quarters of the pool all together.
+
+Threads: the loop's for everything; `begin`, `status` and the counters from any.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from kvferry.cache.memory import Reserved
+from kvferry.chunks.prompt import Prompt
+from kvferry.server.memory.locks import FIRST_SESSION_LOCK
+from kvferry.server.memory.pools import Pool, page_index
+from kvferry.server.sessions.shard import IdentityShard
+
+__all__ = ["Session", "Sessions", "Writing"]
+
+SESSIONS_MAX = 4096
+# How long a client may take to map the segment.
+ATTACH_S = 10.0
+# The share of the pool that may be in the hands of writers.
+_WRITTEN_SHARE = 0.75
+
+
+@dataclass(frozen=True)
+class Writing:
+    """A reservation: pages that a client is filling."""
+
+    prompt: Prompt
+    reserved: Reserved
+    deadline: float
+
+
+@dataclass(eq=False)
+class Process:
+    """An engine process.
+
+    Attributes:
+        held: How many pages its sessions hold, in each pool.
+    """
+
+    held: Counter[Pool] = field(default_factory=Counter)
+    sessions: int = 0
+
+
+@dataclass(eq=False)
+class Session:
+    """One client; see the head of this module.
+
+    Attributes:
+        token: The secret by which it is known.
+        lock: The byte of its segment that it locks.
+        shard: What it registered for.
+        process: Whose it is.
+        software, pid: What it said of itself.
+        seen: When it was last heard, by ``time.monotonic``.
+        leases: Pages of each lease, and when it ends.
+        writings: Its open reservations by id.
+        pins: What it pinned: hashes of the prompt, and of the part that was there.
+        running: Requests of its that wait for threads, or for what these do.
+        pages: How many pages it holds.
+    """
+
+    token: int
+    lock: int
+    shard: IdentityShard
+    process: Process
+    software: str
+    pid: int
+    began: float
+    seen: float
+    attached: bool = False
+    ended: bool = False
+    leases: dict[int, tuple[int, float]] = field(default_factory=dict)
+    writings: dict[int, Writing] = field(default_factory=dict)
+    pins: list[tuple[bytes, bytes]] = field(default_factory=list)
+    running: int = 0
+    requests: int = 0
+    pages: int = 0
+
+    def hold(self, pages: int) -> None:
+        """It holds so many pages more, or less."""
+        pool = self.shard.memory.pool
+        self.pages += pages
+        self.process.held[pool] += pages
+        pool.held += pages
+
+    @property
+    def writing_pages(self) -> int:
+        """How many pages it may write to."""
+        return sum(len(writing.reserved.handles) for writing in list(self.writings.values()))
+
+
+class Sessions:
+    """All sessions of a server.
+
+    Args:
+        share: The part of what others leave of a pool that one process may hold.
+        dead_after_s: Silence after which a session ends.
+        changed: Called with a session that ended, why, in a word, and how many pages it held.
+    """
+
+    def __init__(
+        self, share: float, dead_after_s: float, changed: Callable[[Session, str, int], None]
+    ) -> None:
+        self.share = share
+        self.dead_after_s = dead_after_s
+        self.by_token: dict[int, Session] = {}
+        self.fenced: list[tuple[Session, list[int]]] = []
+        self.ended: dict[str, int] = {}
+        self._changed = changed
+        self._ticked = time.monotonic()
+        self._old: list[tuple[Pool, int, list[int]]] = []
+        # A client of an earlier server may hold a lock on the same segment still.
+        self._last_lock = FIRST_SESSION_LOCK + (secrets.randbits(40) << 16)
+        self._lock = threading.Lock()
+        self._processes: dict[str, Process] = {}
+
+    def begin(self, shard: IdentityShard, process: str, software: str, pid: int) -> Session:
+        """A session that has still to attach; one that names no process is its own."""
+        now = time.monotonic()
+        with self._lock:
+            self._last_lock += 1
+            whose = self._processes.setdefault(process, Process()) if process else Process()
+            whose.sessions += 1
+            session = Session(
+                secrets.randbits(62) + 1,
+                self._last_lock,
+                shard,
+                whose,
+                software[:80],
+                pid,
+                now,
+                now,
+            )
+            self.by_token[session.token] = session
+            shard.memory.engines += 1
+        return session
+
+    def attach(self, session: Session) -> bool:
+        """Whether the session holds its lock, and may have pages from now on."""
+        session.attached = session.shard.memory.pool.segment.lock_is_held(session.lock)
+        return session.attached
+
+    def room(self, session: Session, *, writing: bool) -> int:
+        """How many more pages the session may hold."""
+        memory = session.shard.memory
+        pages, own = memory.pages_max, session.process.held[memory.pool]
+        room = int((pages - (memory.pool.held - own)) * self.share) - own
+        if writing:
+            room = min(room, int(pages * _WRITTEN_SHARE) - self._written(session))
+        return max(room, 0 if own else 1)  # the smallest pool still takes a chunk
+
+    def _written(self, session: Session) -> int:
+        pool = session.shard.memory.pool
+        return self._fenced_in(pool) + sum(
+            other.writing_pages
+            for other in list(self.by_token.values())
+            if other.writings and other.shard.memory.pool is pool
+        )
+
+    @property
+    def fenced_pages(self) -> int:
+        """Pages that nobody may have while a process that vanished can still write to them."""
+        return self._fenced_in(None)
+
+    def _fenced_in(self, pool: Pool | None) -> int:
+        old = sum(len(pages) for its, _, pages in list(self._old) if pool in (None, its))
+        return old + sum(
+            len(session.writings[id].reserved.handles)
+            for session, ids in list(self.fenced)
+            for id in ids
+            if pool is None or session.shard.memory.pool is pool
+        )
+
+    # --- Endings ---
+
+    def tick(self) -> None:
+        """Look who is gone. To be called several times a second."""
+        now = time.monotonic()
+        if now - self._ticked > self.dead_after_s / 2:  # it was us who did not listen
+            for session in list(self.by_token.values()):
+                session.seen = now
+        self._ticked = now
+        for session in list(self.by_token.values()):
+            if session.attached and not self._locked(session):
+                self.end(session, "gone")
+            elif now - session.seen > self.dead_after_s:
+                self.end(session, "silent")
+            elif not session.attached and now - session.began > ATTACH_S:
+                self.end(session, "not attached")
+            elif any(writing.deadline < now for writing in list(session.writings.values())):
+                self.end(session, "late")
+            else:
+                for lease, (pages, deadline) in list(session.leases.items()):
+                    if deadline < now:
+                        del session.leases[lease]
+                        session.hold(-pages)
+                        session.shard.memory.cache.revoke(lease)
+        for session, ids in list(self.fenced):
+            if not self._locked(session):
+                self._free(session, ids)
+                self.fenced.remove((session, ids))
+        for old in list(self._old):
+            pool, lock, handles = old
+            if not pool.segment.lock_is_held(lock):
+                for handle in handles:
+                    pool.pages.free(handle)
+                self._old.remove(old)
+
+    def fences(self, pool: Pool) -> list[tuple[int, list[int]]]:
+        """Locks, and the pages that their holders may still write to."""
+        found = [(lock, handles) for its, lock, handles in self._old if its is pool]
+        for session, ids in self.fenced:
+            if session.shard.memory.pool is pool:
+                writings = [session.writings[id].reserved for id in ids]
+                found.append((session.lock, [h for writing in writings for h in writing.handles]))
+        return [(lock, [page_index(handle) for handle in handles]) for lock, handles in found]
+
+    def fence(self, pool: Pool, lock: int, pages: list[int]) -> None:
+        """Keep pages out of use for as long as somebody holds a lock: of an earlier server."""
+        self._old.append((pool, lock, [pool.pages.claim(page) for page in pages]))
+
+    def _locked(self, session: Session) -> bool:
+        return session.shard.memory.pool.segment.lock_is_held(session.lock)
+
+    def end(self, session: Session, why: str) -> None:
+        """End a session, and whatever it holds."""
+        if self.by_token.pop(session.token, None) is None:
+            return
+        session.ended = True
+        held = session.pages
+        session.hold(-held)
+        session.shard.memory.engines -= 1
+        with self._lock:
+            session.process.sessions -= 1
+            self._processes = {k: v for k, v in self._processes.items() if v.sessions}
+        self.ended[why] = self.ended.get(why, 0) + 1
+        cache = session.shard.memory.cache
+        for lease in session.leases:
+            cache.revoke(lease)
+        for _, pinned in session.pins:
+            cache.unpin(pinned)
+        session.leases.clear()
+        session.pins.clear()
+        ids = list(session.writings)
+        if ids and session.attached and self._locked(session):
+            for id in ids:
+                cache.extend(id, 1e-9)  # the chunks leave; the pages are still somebody's
+            self.fenced.append((session, ids))
+        else:
+            self._free(session, ids)
+        session.shard.memory.announce()
+        self._changed(session, why, held)
+
+    def _free(self, session: Session, ids: list[int]) -> None:
+        for id in ids:
+            session.shard.memory.cache.revoke(id)
+        session.shard.memory.announce()
+
+    def status(self) -> list[dict[str, object]]:
+        """For people and programs; without the secrets."""
+        now = time.monotonic()
+        return [
+            {
+                "identity": session.shard.identity.digest.hex(),
+                "model": session.shard.identity.model,
+                "software": session.software,
+                "pid": session.pid,
+                "age_s": round(now - session.began, 3),
+                "silent_s": round(now - session.seen, 3),
+                "attached": session.attached,
+                "leases": len(session.leases),
+                "reservations": len(session.writings),
+                "pages": session.pages,
+                "requests": session.requests,
+            }
+            for session in list(self.by_token.values())
+        ]

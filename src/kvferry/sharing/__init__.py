@@ -1,0 +1,37 @@
+"""What instances share: nodes, peers, membership and the controller, above the cache.
+
+    node/        serves chunks from memory over RESP
+    peers/       what one instance lends, and the instances that it reads
+    membership/  what instances and their controller tell each other
+    controller/  the process that knows which instance holds what
+
+A `TieredCache` from here takes part where its settings say so.
+"""
+
+from __future__ import annotations
+
+from kvferry.cache.tiered_cache import NamedSources, TieredCache
+
+__all__ = ["TieredCache"]
+
+
+class _Hooks:
+    """Imports the rest for the caches that share, and for no others."""
+
+    def join(self, cache: TieredCache) -> None:
+        from kvferry.sharing.peers.instance import join
+
+        join(cache)
+
+    def leave(self, cache: TieredCache) -> None:
+        from kvferry.sharing.peers.instance import leave
+
+        leave(cache)
+
+    def named_nodes(self, cache: TieredCache) -> NamedSources:
+        from kvferry.sharing.peers.named_nodes import NamedNodes
+
+        return NamedNodes(cache)
+
+
+TieredCache.sharing = _Hooks()

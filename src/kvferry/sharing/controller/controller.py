@@ -1,0 +1,128 @@
+"""A controller without its HTTP: what it knows, and the thread that hears the instances.
+
+controller = Controller(ControllerConfig.load())
+controller.start()          # or UnavailableError: a port is taken
+controller.ports            # {"pull": 8300, "reply": 8400, "heartbeat": 8082}
+controller.stop()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+from kvferry.base.local_secret import local_secret
+from kvferry.base.threads import Guarded
+from kvferry.config import ClientConfig
+from kvferry.config.controller import ControllerConfig
+from kvferry.sharing.controller.jobs import Jobs
+from kvferry.sharing.controller.journal import Journal
+from kvferry.sharing.controller.members import Members
+from kvferry.sharing.controller.ports import Ports
+from kvferry.sharing.controller.prefixes import Prefixes
+from kvferry.sharing.controller.quotas import Quotas
+from kvferry.sharing.controller.shared import Shared
+from kvferry.sharing.controller.texts import Tokenizer
+
+__all__ = ["Controller"]
+
+_STOP_S = 5.0
+
+
+class Controller:
+    """See the module. Threads: any.
+
+    Args:
+        config: Where it listens, and its limits.
+
+    Raises:
+        ConfigError: The tokenizer cannot be used, or there is no secret.
+
+    Attributes:
+        members: Who lives, and what each holds.
+        jobs: What instances are asked to do.
+        quotas: What they may hold.
+        journal: What happened.
+        prefixes: What was asked for.
+        shared: What other controllers know; None: there are none.
+        tokenizer: For texts, if there is one.
+        ending: Set by whoever is about to end it, so that streams of HTTP end by themselves.
+    """
+
+    def __init__(self, config: ControllerConfig) -> None:
+        self.config = config
+        if not config.secret:
+            local_secret()  # without it nobody could register
+        self.journal = Journal()
+        self.members = Members(
+            self.journal,
+            suspect_s=config.suspect_s,
+            dead_s=config.dead_s,
+            members_max=config.instances_max,
+        )
+        self.jobs = Jobs(self.journal)
+        self.quotas = Quotas(self.journal)
+        self.prefixes = Prefixes()
+        self.tokenizer = Tokenizer(config.tokenizer_file) if config.tokenizer_file else None
+        self.started = time.time()
+        self.ending = threading.Event()
+        self.shared: Shared | None = None
+        if config.directory is not None:
+            store = ClientConfig.from_url(config.directory)
+            parts = (self.members, self.jobs, self.quotas)
+            self.shared = Shared(store, config.heartbeat_s, *parts)
+        self._ports = Ports(config, self.members, self.jobs, self.quotas, self.shared)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ending: asyncio.Event | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def ports(self) -> dict[str, int]:
+        """Where instances connect, by name."""
+        return dict(self._ports.ports)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Connections now; messages, refusals, gaps and deaths so far."""
+        return {**self._ports.counts, **self.members.counts}
+
+    def start(self) -> None:
+        """Listen to instances.
+
+        Raises:
+            UnavailableError: A port is taken; the text says which.
+        """
+        if self.shared is not None:
+            self.shared.start()
+        ready = threading.Event()
+        failed: list[Exception] = []
+        self._thread = Guarded(
+            lambda: asyncio.run(self._run(ready, failed)), "controller", errand=True
+        )
+        self._thread.start()
+        ready.wait()
+        if failed:
+            raise failed[0]
+
+    async def _run(self, ready: threading.Event, failed: list[Exception]) -> None:
+        self._loop, self._ending = asyncio.get_running_loop(), asyncio.Event()
+        try:
+            await self._ports.open()
+        except Exception as error:  # `start` raises it
+            failed.append(error)
+            return
+        finally:
+            ready.set()
+        await self._ending.wait()
+        await self._ports.close()
+
+    def stop(self) -> None:
+        """End all connections, and the thread."""
+        if self.shared is not None:
+            self.shared.stop()
+        if self._thread is None or self._loop is None or self._ending is None:
+            return
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._ending.set)
+        self._thread.join(_STOP_S)

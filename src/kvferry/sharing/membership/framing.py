@@ -1,0 +1,251 @@
+"""Messages on a connection: four bytes of length, big-endian, and the message; and who may speak.
+
+Each side proves with HMAC-SHA-256 over both nonces that it knows the secret, which itself is never
+sent. Where none is configured it is that of this user's processes on this host, and the address at
+the controller's end is proved as well: loopback passes it on unchanged, and whoever takes another
+port there cannot stand between two that know each other. What follows is neither encrypted nor
+signed: on a network that others write to, use a tunnel.
+
+`Link` is the side of an instance, for a thread that may wait; every wait has a limit.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import select
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from typing import Self, TypeVar
+
+from kvferry.base.errors import ConfigError, UnavailableError
+from kvferry.base.local_secret import NONCE_BYTES, local_proof
+from kvferry.base.shown import in_line
+from kvferry.chunks.keys import DIGEST_BYTES
+from kvferry.sharing.membership.messages import (
+    MESSAGE_BYTES_MAX,
+    VERSION,
+    Challenge,
+    CommandDone,
+    InstanceHello,
+    InstanceRefused,
+    InstanceWelcome,
+    Malformed,
+    Message,
+    decoded,
+    encoded,
+)
+
+__all__ = [
+    "HEAD",
+    "NONCE_BYTES",
+    "OTHER_SECRET",
+    "InstanceProcess",
+    "Link",
+    "RefusedError",
+    "frame",
+    "host_and_port",
+    "proof",
+]
+
+M = TypeVar("M")
+
+# A host that is away answers nothing: it may be back long before the first try is given up.
+_CONNECT_S = 1.5
+HEAD = struct.Struct("!I")
+_ELSEWHERE = "another user, container or version needs p2p_secret_file, its controller secret_file"
+OTHER_SECRET = f"the secret is another one: {_ELSEWHERE}"
+
+
+class RefusedError(UnavailableError):
+    """A controller does not take what was said; `code` says why, for programs."""
+
+    def __init__(self, refused: InstanceRefused) -> None:
+        # An older one's is another sentence.
+        text = OTHER_SECRET if refused.code == "secret" else in_line(refused.text)
+        super().__init__(f"the controller: {text}")
+        self.code = refused.code
+
+
+class InstanceProcess:
+    """Who speaks: an instance, its rank, and the incarnation of this process."""
+
+    def __init__(self, instance: str, rank: int, incarnation: bytes | None = None) -> None:
+        self.instance = instance
+        self.rank = rank
+        self.incarnation = incarnation or secrets.token_bytes(DIGEST_BYTES)
+
+
+def frame(message: object) -> bytes:
+    """A message with its length in front."""
+    raw = encoded(message)
+    return HEAD.pack(len(raw)) + raw
+
+
+def proof(
+    secret: str, side: str, nonces: bytes, hello: InstanceHello, at: Sequence[object]
+) -> bytes:
+    """What shows that a side ("instance" or "controller") knows the secret.
+
+    Args:
+        secret: What is configured; empty: nothing, see the module.
+        side: Whose proof it is.
+        nonces: Of controller and instance.
+        hello: What the instance says of itself.
+        at: Host and port of the controller's end of the connection, as the system has them.
+
+    Raises:
+        ConfigError: The secret of this user's processes cannot be used.
+    """
+    who = f"{side}\0{hello.port}\0{hello.rank}\0{hello.instance}".encode()
+    text = b"kvferry membership v1\0" + nonces + hello.incarnation + who
+    if secret:
+        return hmac.digest(secret.encode(), text, "sha256")
+    return local_proof(f"membership at {at[0]} {at[1]}", text)
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """The parts of HOST:PORT or [IPV6]:PORT.
+
+    Raises:
+        Malformed: It is neither.
+    """
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65_535:
+        raise Malformed("an address is HOST:PORT")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+class Link:
+    """A connection to a port of a controller. One thread at a time.
+
+    Args:
+        stream: It is connected.
+        timeout_s: For each call.
+    """
+
+    def __init__(self, stream: socket.socket, timeout_s: float) -> None:
+        self._stream = stream
+        self._timeout_s = timeout_s
+
+    @classmethod
+    def open(
+        cls, address: str, port: str, me: InstanceProcess, secret: str, timeout_s: float
+    ) -> tuple[Self, InstanceWelcome]:
+        """Connect, and show each other the secret.
+
+        Raises:
+            OSError: It cannot be reached, or our secret cannot; `RefusedError` if it does not want
+                us.
+            Malformed: It is no controller, or does not know the secret.
+        """
+        connect_s = min(timeout_s, _CONNECT_S)
+        stream = socket.create_connection(host_and_port(address), connect_s)
+        link = cls(stream, timeout_s)
+        try:
+            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            challenge = link.receive(Challenge)
+            if challenge.version != VERSION:
+                raise Malformed(f"the controller speaks version {challenge.version}")
+            nonce, at = secrets.token_bytes(NONCE_BYTES), stream.getpeername()
+            hello = InstanceHello(VERSION, port, me.instance, me.rank, me.incarnation, nonce, b"")
+            nonces = challenge.nonce + nonce
+            shown = proof(secret, "instance", nonces, hello, at)
+            welcome = link.ask(
+                InstanceHello(VERSION, port, me.instance, me.rank, me.incarnation, nonce, shown),
+                InstanceWelcome,
+            )
+            expected = proof(secret, "controller", nonces, hello, at)
+            if not hmac.compare_digest(welcome.proof, expected):
+                raise Malformed(f"who listens there does not know the secret: {_ELSEWHERE}")
+        except ConfigError as error:
+            stream.close()
+            raise UnavailableError(str(error)) from None
+        except BaseException:
+            stream.close()
+            raise
+        return link, welcome
+
+    @classmethod
+    def ask_reply(
+        cls,
+        address: str,
+        me: InstanceProcess,
+        secret: str,
+        timeout_s: float,
+        message: object,
+        kind: type[M],
+    ) -> M:
+        """Ask one thing of the port "reply"; raises as `open` and `ask`."""
+        link, _ = cls.open(address, "reply", me, secret, timeout_s)
+        try:
+            return link.ask(message, kind)
+        finally:
+            link.close()
+
+    def send(self, *messages: object) -> None:
+        """Send some.
+
+        Raises:
+            OSError: It did not work in time.
+        """
+        self._stream.settimeout(self._timeout_s)
+        self._stream.sendall(b"".join(map(frame, messages)))
+
+    def ask(self, message: object, kind: type[M]) -> M:
+        """Send one, and wait for its answer.
+
+        Raises:
+            OSError: As `receive`.
+            Malformed: As `receive`.
+        """
+        self.send(message)
+        return self.receive(kind)
+
+    def receive(self, kind: type[M]) -> M:
+        """The next message, which is of this kind.
+
+        Raises:
+            OSError: None came in time; `RefusedError` if that is what came.
+            Malformed: It is another one, or none.
+        """
+        until = time.monotonic() + self._timeout_s
+        (size,) = HEAD.unpack(self._exactly(HEAD.size, until))
+        if size > MESSAGE_BYTES_MAX:
+            raise Malformed(f"a message of {size} bytes")
+        found: Message = decoded(self._exactly(size, until))
+        if isinstance(found, InstanceRefused):
+            raise RefusedError(found)
+        if not isinstance(found, kind):
+            raise Malformed(f"{type(found).__name__} where {kind.__name__} belongs")
+        return found
+
+    def check(self) -> None:
+        """Whether it is there, as far as is known without asking.
+
+        Raises:
+            OSError: It has ended; `RefusedError` if the controller said why.
+            Malformed: It said something else.
+        """
+        if select.select([self._stream], [], [], 0)[0]:
+            self.receive(CommandDone)
+
+    def close(self) -> None:
+        """End it."""
+        self._stream.close()
+
+    def _exactly(self, size: int, until: float) -> bytearray:
+        raw = bytearray(size)
+        view, at = memoryview(raw), 0
+        while at < size:
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError("the controller is silent")
+            self._stream.settimeout(left_s)
+            got = self._stream.recv_into(view[at:])
+            if not got:
+                raise ConnectionResetError("the controller has ended the connection")
+            at += got
+        return raw

@@ -1,0 +1,370 @@
+"""What instances and controllers say to each other, as msgpack; `framing` puts it on a connection.
+
+Every connection begins alike, whichever port it goes to: the controller sends `Challenge`, the
+instance `InstanceHello`, the controller `InstanceWelcome` or `InstanceRefused`. Then:
+
+    reply       `RegisterInstance`, `Leave` or `Locate`; the answers are `InstanceRegistered`,
+                `CommandDone`, `Located` or `InstanceRefused`
+    pull        `Update`; for a snapshot `Begin`, `SnapshotPart` ..., `End` for each identity, then
+                `Synced`. Not answered. Each has the number behind that of the one before; a number
+                that is left out is a gap, behind which nothing counts until a snapshot begins.
+    heartbeat   `Beat`, answered with `Pulse`
+
+An instance is known by its name and rank; a process of it by its incarnation, 128 random bits. A
+new incarnation takes the place of the one before, and nothing of that one counts any more.
+Everything that a controller knows comes from here, so it keeps nothing over a restart: the marks of
+clears for everybody it hears with each registration, and says the newest to who has an older one.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+
+from kvferry.base.received import Address, FreeText, Interval, Moment, Rank
+from kvferry.chunks.keys import DIGEST_BYTES
+from kvferry.sharing.membership.facts import (
+    HITS_MAX,
+    Count,
+    Digest,
+    HeldIdentity,
+    Hits,
+    MemoryUsage,
+    Name,
+    Quota,
+    Quotas,
+    Renewed,
+    Short,
+    Text,
+    WorkDone,
+)
+
+__all__ = [
+    "HASHES_MAX",
+    "HITS_MAX",
+    "MESSAGE_BYTES_MAX",
+    "VERSION",
+    "Beat",
+    "Begin",
+    "Challenge",
+    "Command",
+    "CommandDone",
+    "End",
+    "HeldIdentity",
+    "Hits",
+    "Holder",
+    "InstanceHello",
+    "InstanceRefused",
+    "InstanceRegistered",
+    "InstanceWelcome",
+    "Leave",
+    "Locate",
+    "Located",
+    "Malformed",
+    "MemoryUsage",
+    "Message",
+    "Peer",
+    "Pulse",
+    "Quota",
+    "RegisterInstance",
+    "Renewed",
+    "Result",
+    "SnapshotPart",
+    "Synced",
+    "Update",
+    "WorkDone",
+    "decoded",
+    "encoded",
+    "is_name",
+    "whole",
+]
+
+VERSION = 1
+MESSAGE_BYTES_MAX = 2 << 20
+HASHES_MAX = 1 << 15  # in one field of a message
+
+_Hashes = Annotated[bytes, msgspec.Meta(max_length=HASHES_MAX * DIGEST_BYTES)]
+_Identities = Annotated[tuple[Digest, ...], msgspec.Meta(max_length=256)]
+
+
+class Command(msgspec.Struct, frozen=True):
+    """What an instance is asked to do.
+
+    Attributes:
+        job: For the result.
+        action: One of those that it named when it registered.
+        identity: Whose chunks; empty: of all identities.
+        hashes: Of the chunks, root first; empty: all of them.
+        source: For "prefetch": the address of the node that holds them.
+    """
+
+    job: Name
+    action: Name
+    identity: Short = b""
+    hashes: _Hashes = b""
+    source: Address = ""
+
+
+class Result(msgspec.Struct, frozen=True):
+    """What became of a command: how many chunks it was about, and why not, if it failed."""
+
+    job: Name
+    ok: bool
+    chunks: Count = 0
+    text: FreeText = ""
+
+
+class Holder(msgspec.Struct, frozen=True):
+    """Who holds leading chunks of what was asked for."""
+
+    instance: Name
+    rank: Rank
+    address: Address
+    incarnation: Digest
+    chunks: Count
+
+
+class Challenge(msgspec.Struct, frozen=True, tag="challenge"):
+    """The first word of a controller."""
+
+    version: Count
+    nonce: Short
+
+
+class InstanceHello(msgspec.Struct, frozen=True, tag="hello"):
+    """Who speaks, and that it knows the secret."""
+
+    version: Count
+    port: Name
+    instance: Name
+    rank: Rank
+    incarnation: Digest
+    nonce: Short
+    proof: Short
+
+
+class InstanceWelcome(msgspec.Struct, frozen=True, tag="welcome"):
+    """That the controller knows the secret too; of the pull port: the last number that counted."""
+
+    proof: Short
+    seq: Count = 0
+
+
+class InstanceRefused(msgspec.Struct, frozen=True, tag="refused"):
+    """What was said does not count: a word for programs, a sentence for people."""
+
+    code: Name
+    text: FreeText
+
+
+class CommandDone(msgspec.Struct, frozen=True, tag="done"):
+    """It is done, and there is nothing to say."""
+
+
+class RegisterInstance(msgspec.Struct, frozen=True, tag="register"):
+    """What an instance is; said again when something of it has changed.
+
+    Attributes:
+        started: When its process began, in seconds since 1970: of two processes with one name the
+            younger one counts.
+        address: HOST:PORT at which others read its chunks; empty: nobody can.
+        lookup_address: A second one, for people; empty: there is none.
+        identities: Of its chunks.
+        actions: Commands that it takes.
+        software: For people.
+        quotas: That it was told before, for a controller that begins anew.
+    """
+
+    started: Moment
+    address: Address
+    identities: Annotated[tuple[HeldIdentity, ...], msgspec.Meta(max_length=256)]
+    usage: MemoryUsage
+    actions: Annotated[tuple[Name, ...], msgspec.Meta(max_length=32)] = ()
+    software: Text = ""
+    lookup_address: Address = ""
+    quotas: Quotas = ()
+
+
+class InstanceRegistered(msgspec.Struct, frozen=True, tag="registered"):
+    """Where heartbeats go and how often; `heartbeat` without a host is the host of this port."""
+
+    heartbeat: Address
+    heartbeat_s: Interval
+
+
+class Leave(msgspec.Struct, frozen=True, tag="leave"):
+    """The instance ends, in order."""
+
+
+class Locate(msgspec.Struct, frozen=True, tag="locate"):
+    """Who else holds leading chunks of these, of one identity."""
+
+    identity: Digest
+    hashes: _Hashes
+    limit: Annotated[int, msgspec.Meta(ge=1, le=256)] = 8
+
+
+class Located(msgspec.Struct, frozen=True, tag="located"):
+    """They, the longest prefix first."""
+
+    holders: tuple[Holder, ...]
+
+
+class Update(msgspec.Struct, frozen=True, tag="update"):
+    """Chunks that came, and then chunks that went."""
+
+    seq: Count
+    identity: Digest
+    added: _Hashes = b""
+    removed: _Hashes = b""
+
+
+class Begin(msgspec.Struct, frozen=True, tag="begin"):
+    """Of one identity all follows that is held; `first`: a snapshot begins with it."""
+
+    seq: Count
+    identity: Digest
+    first: bool = False
+
+
+class SnapshotPart(msgspec.Struct, frozen=True, tag="part"):
+    """Some of it."""
+
+    seq: Count
+    identity: Digest
+    hashes: _Hashes
+
+
+class End(msgspec.Struct, frozen=True, tag="end"):
+    """That was all of that identity; from now on this counts."""
+
+    seq: Count
+    identity: Digest
+
+
+class Synced(msgspec.Struct, frozen=True, tag="synced"):
+    """The snapshot is complete; of other identities nothing is held."""
+
+    seq: Count
+    identities: _Identities
+
+
+class Beat(msgspec.Struct, frozen=True, tag="beat"):
+    """That an instance lives.
+
+    Attributes:
+        usage: What it holds.
+        results: Of commands.
+        peers: The number of the last list of peers that it was sent; 0: of none.
+        work: What it has done.
+    """
+
+    usage: MemoryUsage
+    results: Annotated[tuple[Result, ...], msgspec.Meta(max_length=256)] = ()
+    peers: Count = 0
+    work: WorkDone = WorkDone()
+
+
+class Peer(msgspec.Struct, frozen=True):
+    """Somebody whose chunks can be read.
+
+    Attributes:
+        instance, rank: Who.
+        address, lookup_address: As it said when it registered.
+        identities: Of its chunks.
+    """
+
+    instance: Name
+    rank: Rank
+    address: Address
+    identities: _Identities
+    lookup_address: Address = ""
+
+
+class Pulse(msgspec.Struct, frozen=True, tag="pulse"):
+    """The answer to a beat.
+
+    Attributes:
+        seq: The number of the last change that arrived.
+        resync: Send a snapshot.
+        commands: Each is sent once.
+        peers: Everybody who lives and can be read from; None: as the last time.
+        peers_number: Of that list.
+        quotas: All that are in force.
+        renewed: Of the instance's identities, marks that it has not and should.
+    """
+
+    seq: Count
+    resync: bool = False
+    commands: tuple[Command, ...] = ()
+    peers: tuple[Peer, ...] | None = None
+    peers_number: Count = 0
+    quotas: Quotas = ()
+    renewed: Annotated[tuple[Renewed, ...], msgspec.Meta(max_length=256)] = ()
+
+
+Message: TypeAlias = (
+    Challenge
+    | InstanceHello
+    | InstanceWelcome
+    | InstanceRefused
+    | CommandDone
+    | RegisterInstance
+    | InstanceRegistered
+    | Leave
+    | Locate
+    | Located
+    | Update
+    | Begin
+    | SnapshotPart
+    | End
+    | Synced
+    | Beat
+    | Pulse
+)
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Message).decode
+
+
+class Malformed(Exception):
+    """Bytes that are no message, or a message that does not belong there."""
+
+
+def encoded(message: Any) -> bytes:
+    """A message as msgpack."""
+    return _encode(message)
+
+
+def decoded(raw: bytes | bytearray) -> Message:
+    """The message that these bytes are.
+
+    Raises:
+        Malformed: They are none.
+    """
+    try:
+        found: Message = _decode(raw)
+        return found
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        pass  # raised outside: these errors may quote what came
+    raise Malformed("no message of this version")
+
+
+def is_name(text: str) -> bool:
+    """Whether an instance may be called so."""
+    try:
+        msgspec.convert(text, Name)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def whole(hashes: bytes) -> bytes:
+    """The hashes of a message.
+
+    Raises:
+        Malformed: They are cut.
+    """
+    if len(hashes) % DIGEST_BYTES:
+        raise Malformed(f"hashes have {DIGEST_BYTES} bytes each")
+    return hashes

@@ -1,0 +1,187 @@
+"""The memory of other instances, as tiers of a cache: read in front of the stores.
+
+    peers = Peers(cache, open_peer)
+    peers.follow({"instance_1": peer})    # these, from now on, and no others
+
+A peer is one more store to the cache: it is asked at the same moment as the others, a presence
+view knows what it has, and the cost model says whether its copy is worth its way. What it lends is
+checked like what a store answers. A peer that is slow, dead or lies is a shorter prefix.
+
+Threads: any.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+
+from kvferry.base.errors import KVFerryError
+from kvferry.base.socket_folder import node_address
+from kvferry.cache.store.store_tiers import StoreTier, space_of
+from kvferry.cache.tiered_cache import TieredCache
+from kvferry.config import ClientConfig
+from kvferry.config.peers import PeerSettings
+from kvferry.config.remote_sources import Address
+from kvferry.config.url import is_loopback
+from kvferry.connectors.agent import Agent
+from kvferry.connectors.one_sided import OneSidedConnector
+from kvferry.connectors.peer import PeerConnector
+from kvferry.sharing.membership import Peer
+from kvferry.sharing.node.lending import USER
+from kvferry.sharing.peers.peer_mark import PeerMark
+
+__all__ = ["PeerTier", "Peers", "client_of", "open_peer"]
+
+_log = logging.getLogger("kvferry.cache")
+
+_BACKOFF_S_MAX = 1.0  # of a peer that failed again and again
+
+
+class PeerTier(StoreTier):
+    """The memory of another instance: its owner alone writes there, and deletes.
+
+    Attributes:
+        address: Of its node.
+        mark: What it says of clears for everybody.
+    """
+
+    writes = False
+    address: Address
+    mark: PeerMark
+
+    @property
+    def is_deaf(self) -> bool:
+        """See `StoreTier`."""
+        return self.mark.is_deaf
+
+    def forget(self, which: Callable[[bytes], bool], *, delete: bool) -> None:
+        """See `StoreTier`; what is there is its owner's."""
+        self.tier.known.forget(which)
+
+    def close(self, timeout_s: float) -> bool:
+        """See `StoreTier`."""
+        self.mark.close()
+        return super().close(timeout_s)
+
+
+def open_peer(
+    cache: TieredCache, name: str, config: ClientConfig, agent: Agent | None = None
+) -> PeerTier:
+    """The memory behind a node, as a tier.
+
+    Args:
+        name: Of the instance.
+        config: How its node is reached.
+        agent: Reads the memory of its process by one-sided reads, where it lends it so.
+
+    Raises:
+        KVFerryError: It cannot be opened. (A node that is away can: it may come.)
+    """
+    space = space_of(cache.identity)
+    connector = OneSidedConnector(space, config, agent) if agent else PeerConnector(space, config)
+    tier = PeerTier(
+        f"peer {name}",
+        connector,
+        cache.layout.chunk_bytes,
+        0,
+        cache.metrics,
+        lets_go=True,
+        clearing=cache.clearing,
+    )
+    tier.address = config.host.lower(), config.port
+    tier.mark = PeerMark(connector, cache.clearing.newest)
+    return tier
+
+
+def client_of(settings: PeerSettings, secret: str, address: Address) -> ClientConfig:
+    """How the node of another instance is reached.
+
+    Without a secret and certificates a port of this host may be anybody's, who would be believed.
+    So it is read over the socket in a folder where only this user's processes can have one.
+
+    Raises:
+        OSError: There is no such folder.
+    """
+    near = not secret and not settings.tls and is_loopback(address[0])
+    return ClientConfig(
+        host=address[0],
+        port=address[1],
+        unix_path=node_address(*address) if near else None,
+        reconnect_min_s=min(max(settings.lookup_backoff_time, 0.001), _BACKOFF_S_MAX),
+        reconnect_max_s=_BACKOFF_S_MAX,
+        username=USER if secret else None,
+        password=secret or None,
+        **settings.tls,
+    )
+
+
+class Peers:
+    """Which peers a cache reads from.
+
+    Args:
+        cache: Whose tiers they become; it closes them at its end.
+        opened: Opens the tier of a peer, of its name and address.
+    """
+
+    def __init__(self, cache: TieredCache, opened: Callable[[str, str], PeerTier]) -> None:
+        self._cache = cache
+        self._opened = opened
+        self._lock = threading.Lock()
+        self._tiers: dict[str, tuple[Peer, PeerTier]] = {}  # by name
+        self._unmet: list[str] = []  # names of peers that nothing was heard of yet
+        self._refused: dict[str, str] = {}  # name: address of what could not be opened
+
+    def marks(self, *, up: bool = False) -> list[PeerMark]:
+        """What they say of clears; `up`: of those alone that are connected."""
+        with self._lock:
+            tiers = [tier for _, tier in self._tiers.values()]
+        return [tier.mark for tier in tiers if not up or _is_up(tier)]
+
+    def follow(self, peers: Mapping[str, Peer]) -> None:
+        """Read from these from now on, by their names, and from no others."""
+        gone: list[PeerTier] = []
+        with self._lock:
+            for name, (peer, tier) in list(self._tiers.items()):
+                if name not in peers or peers[name].address != peer.address:
+                    del self._tiers[name]
+                    self._cache.tiers.remove(tier)
+                    gone.append(tier)
+            for name, peer in peers.items():
+                if name not in self._tiers and self._cache.available:
+                    self._join(name, peer)
+            self._unmet = [name for name in self._unmet if not self._met(name)]
+        for tier in gone:
+            tier.close(0.0)
+
+    def _join(self, name: str, peer: Peer) -> None:
+        try:
+            tier = self._opened(name, peer.address)
+        except (KVFerryError, OSError, ValueError) as error:
+            if self._refused.get(name) != peer.address:
+                _log.warning("peer %s at %s cannot be read from: %s", name, peer.address, error)
+            self._refused[name] = peer.address
+            return
+        self._refused.pop(name, None)
+        self._tiers[name] = (peer, tier)
+        self._unmet.append(name)
+        self._cache.tiers.insert(len(self._tiers) - 1, tier)
+
+    def _met(self, name: str) -> bool:
+        """Whether a peer was reached, which is logged once, or is none any more."""
+        found = self._tiers.get(name)
+        if found is None:
+            return True
+        peer, tier = found
+        if not _is_up(tier):
+            return False
+        _log.info(
+            "Established connection to peer_init_url %s. The peer_lookup_url: %s",
+            peer.address,
+            peer.lookup_address or peer.address,
+        )
+        return True
+
+
+def _is_up(tier: PeerTier) -> bool:
+    return bool(tier.tier.counted().get("client_connections_up"))

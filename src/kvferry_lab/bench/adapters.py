@@ -1,0 +1,271 @@
+"""Clients under test, behind one small interface: kvferry's own and redis-py.
+
+A client that can fill the caller's buffers does; one that cannot keeps what it made (no copy is
+charged to it), and get_batch() returns where the values are. Every call raises when a key was
+not served; whether the bytes are right is checked by the caller.
+
+Threads: one caller. A client with several connections runs its own threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import queue
+import resource
+import ssl
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+from kvferry.base.errors import CorruptError, UsageError
+from kvferry.client.batch import BatchResult
+from kvferry.config import ClientConfig
+from kvferry_lab.bench.data import Value
+
+__all__ = [
+    "AsyncRedisPy",
+    "BenchClient",
+    "FerryClient",
+    "InProcess",
+    "NotInstalled",
+    "NotMeasured",
+    "ThreadedClient",
+    "event_loop",
+    "load",
+    "open_redis_py",
+    "redis_arguments",
+]
+
+
+class NotMeasured(UsageError):
+    """That client cannot be measured on that kind of server; the text says why."""
+
+    code = "not_measured"
+
+
+class NotInstalled(NotMeasured):
+    """The client to be measured is not installed; the text says how to install it."""
+
+    code = "not_installed"
+
+
+class BenchClient(Protocol):
+    """What a measurement needs of a client."""
+
+    name: str
+    connections: int
+    counts_itself: bool  # on keys and bytes of its own, out of our sight
+    wall_s: float | None  # its own account of the last batch; only where it counts itself
+    times: float  # how often it ran that batch
+
+    def set_batch(self, keys: Sequence[str], values: Sequence[Value]) -> None: ...
+    def get_batch(self, keys: Sequence[str], targets: Sequence[Value]) -> Sequence[Value | None]:
+        """Read all keys; returns the values: `targets`, or objects of the client's own."""
+        ...
+
+    def exists_batch(self, keys: Sequence[str]) -> int:
+        """How many of the keys exist."""
+        ...
+
+    def cpu_s(self) -> float:
+        """CPU time spent by the client so far, all threads."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class InProcess:
+    """A client whose threads are ours."""
+
+    counts_itself = False
+    wall_s: float | None = None
+    times: float = 1
+
+    def cpu_s(self) -> float:
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        return used.ru_utime + used.ru_stime
+
+
+class FerryClient(InProcess):
+    """kvferry's own clients, native and pure, over their blocking batches."""
+
+    def __init__(self, name: str, client: Any, connections: int) -> None:
+        self.name = name
+        self.client = client
+        self.connections = connections
+
+    def set_batch(self, keys: Sequence[str], values: Sequence[Value]) -> None:
+        _check(self.client.batch_set(keys, values))
+
+    def get_batch(self, keys: Sequence[str], targets: Sequence[Value]) -> Sequence[Value]:
+        _check(self.client.batch_get(keys, targets))
+        return targets
+
+    def exists_batch(self, keys: Sequence[str]) -> int:
+        result: BatchResult = self.client.batch_exists(keys)
+        result.raise_for_errors()
+        return result.statuses.count(0)
+
+    def close(self) -> None:
+        self.client.close()
+
+
+class ThreadedClient(InProcess):
+    """N blocking connections, one thread each; a thread takes the next key when it is free."""
+
+    def __init__(self, name: str, connect: Callable[[], Any], connections: int) -> None:
+        self.name = name
+        self.connections = connections
+        self._links = [connect() for _ in range(connections)]
+        self._pool = ThreadPoolExecutor(connections, thread_name_prefix="bench")
+
+    def set_batch(self, keys: Sequence[str], values: Sequence[Value]) -> None:
+        self._each(lambda link, i: link.set(keys[i], values[i]), len(keys))
+
+    def get_batch(self, keys: Sequence[str], targets: Sequence[Value]) -> Sequence[Value | None]:
+        return self._each(lambda link, i: self._get(link, keys[i], targets[i]), len(keys))
+
+    def exists_batch(self, keys: Sequence[str]) -> int:
+        return sum(self._each(lambda link, i: int(link.exists(keys[i])), len(keys)))
+
+    def close(self) -> None:
+        self._pool.shutdown()
+        for link in self._links:
+            link.close()
+
+    def _get(self, link: Any, key: str, target: Value) -> Value | None:
+        value: Value | None = link.get(key)
+        return value
+
+    def _each(self, call: Callable[[Any, int], Any], count: int) -> list[Any]:
+        results: list[Any] = [None] * count
+        waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for index in range(count):
+            waiting.put(index)
+
+        def work(link: Any) -> None:
+            while True:
+                try:
+                    index = waiting.get_nowait()
+                except queue.Empty:
+                    return
+                results[index] = call(link, index)
+
+        if self.connections == 1:
+            work(self._links[0])
+        else:
+            for _ in self._pool.map(work, self._links):
+                pass
+        return results
+
+
+class AsyncRedisPy(InProcess):
+    """redis-py's asyncio client: N connections, one task each, on one event loop."""
+
+    def __init__(self, config: ClientConfig, connections: int) -> None:
+        redis = load("redis.asyncio", "redis")
+        self.name = "redis-py-async"
+        self.connections = connections
+        self._runner = event_loop()
+        self._links = [redis.Redis(**redis_arguments(config)) for _ in range(connections)]
+
+    def set_batch(self, keys: Sequence[str], values: Sequence[Value]) -> None:
+        self._each(lambda link, i: link.set(keys[i], values[i]), len(keys))
+
+    def get_batch(self, keys: Sequence[str], targets: Sequence[Value]) -> Sequence[Value | None]:
+        return self._each(lambda link, i: link.get(keys[i]), len(keys))
+
+    def exists_batch(self, keys: Sequence[str]) -> int:
+        return sum(self._each(lambda link, i: link.exists(keys[i]), len(keys)))
+
+    def close(self) -> None:
+        async def end() -> None:
+            for link in self._links:
+                await link.aclose()
+
+        self._runner.run(end())
+        self._runner.close()
+
+    def _each(self, call: Callable[[Any, int], Any], count: int) -> list[Any]:
+        async def work(link: Any, indexes: Any, results: list[Any]) -> None:
+            for index in indexes:
+                results[index] = await call(link, index)
+
+        async def everything() -> list[Any]:
+            indexes = iter(range(count))  # shared: a task takes the next key when it is free
+            results: list[Any] = [None] * count
+            await asyncio.gather(*(work(link, indexes, results) for link in self._links))
+            return results
+
+        return self._runner.run(everything())
+
+
+def _check(result: BatchResult) -> None:
+    result.raise_for_errors()
+    if not result.ok:
+        raise CorruptError(f"not every key was served: {result!r}")
+
+
+def event_loop() -> asyncio.Runner:
+    """A loop of uvloop, where that is installed: it is the faster one for large values."""
+    try:
+        return asyncio.Runner(loop_factory=importlib.import_module("uvloop").new_event_loop)
+    except ImportError:
+        return asyncio.Runner()
+
+
+def load(name: str, package: str) -> Any:
+    """Import a module; where it is missing, say what to install."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise NotInstalled(f"{name} cannot be loaded: pip install {package} ({error})") from error
+
+
+def redis_arguments(config: ClientConfig) -> dict[str, Any]:
+    """The keywords of redis.Redis() for one connection to one server.
+
+    Raises:
+        NotMeasured: redis-py cannot be told all of it.
+    """
+    where = {"unix_socket_path": config.unix_path} if config.unix_path else {}
+    return {
+        "host": config.host,
+        "port": config.port,
+        "db": config.db,
+        "username": config.username,
+        "password": config.password,
+        "single_connection_client": True,
+        **where,
+        **(_redis_tls(config) if config.tls else {}),
+    }
+
+
+def open_redis_py(config: ClientConfig) -> Any:
+    """A redis.Redis, or a redis.RedisCluster, which has a connection to each node."""
+    redis = load("redis", "redis")
+    arguments = redis_arguments(config)
+    if config.topology != "cluster":
+        return redis.Redis(**arguments)
+    for standalone in ("db", "single_connection_client"):
+        del arguments[standalone]
+    return redis.RedisCluster(**arguments)
+
+
+def _redis_tls(config: ClientConfig) -> dict[str, Any]:
+    if config.tls_server_name is not None:
+        raise NotMeasured("redis-py asks for the name of the host; drop tls_server_name")
+    return {
+        "ssl": True,
+        "ssl_ca_certs": config.tls_ca_file,
+        "ssl_ca_path": config.tls_ca_dir,
+        "ssl_certfile": config.tls_cert_file,
+        "ssl_keyfile": config.tls_key_file,
+        "ssl_password": config.tls_key_password,
+        "ssl_cert_reqs": "none" if config.tls_verify == "none" else "required",
+        "ssl_check_hostname": config.tls_verify == "full",
+        "ssl_min_version": getattr(
+            ssl.TLSVersion, f"TLSv{config.tls_min_version}".replace(".", "_")
+        ),
+    }

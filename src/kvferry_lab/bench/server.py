@@ -1,0 +1,148 @@
+"""ServerProbe: a second, independent connection to the server under test.
+
+It reads the server's CPU time and settings, and fetches stored values for verification without
+the client that is being measured. Blocking; not thread-safe.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import Self
+
+from kvferry.base.errors import ServerError, UnavailableError
+from kvferry.base.shown import reason_of
+from kvferry.client.pure.connection import Disconnected
+from kvferry.client.pure.resp import Reply
+from kvferry.client.pure.tls import client_context, shake_hands
+from kvferry.config import ClientConfig
+from kvferry_lab.bench.data import Chunks
+
+__all__ = ["ServerProbe", "fill"]
+
+_TIMEOUT_S = 60.0
+_SETTINGS = ("io-threads", "maxmemory", "maxmemory-policy", "save")
+
+
+class ServerProbe:
+    """One RESP2 connection, with or without TLS; every command waits for its reply.
+
+    For more than one server see bench_probe.
+    """
+
+    def __init__(self, config: ClientConfig) -> None:
+        try:
+            self._socket = _connect(config)
+        except (OSError, Disconnected) as error:
+            text = f"cannot connect to {config.address}: {reason_of(error)}"
+            raise UnavailableError(text) from error
+        self._stream = self._socket.makefile("rb")
+        if config.password is not None:
+            user = () if config.username is None else (config.username,)
+            self.command("AUTH", *user, config.password)
+        if config.db:
+            self.command("SELECT", str(config.db))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection; idempotent."""
+        self._stream.close()
+        self._socket.close()
+
+    def command(self, *words: str | bytes) -> Reply:
+        """Send one command and return its reply; an error reply raises ServerError."""
+        parts = [word.encode() if isinstance(word, str) else word for word in words]
+        self._socket.sendall(
+            b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%b\r\n" % (len(p), p) for p in parts)
+        )
+        return self._reply()
+
+    def get(self, key: str) -> bytes | None:
+        """The value of a key."""
+        value = self.command("GET", key)
+        return value if isinstance(value, bytes) else None
+
+    def set(self, key: str, value: bytes | memoryview) -> None:
+        """Store a value."""
+        self.command("SET", key, bytes(value))
+
+    def delete(self, keys: list[str]) -> None:
+        """Delete keys, a few hundred per command."""
+        for start in range(0, len(keys), 256):
+            self.command("UNLINK", *keys[start : start + 256])
+
+    def info(self, section: str = "everything") -> dict[str, str]:
+        """INFO as a dictionary."""
+        text = self.command("INFO", section)
+        lines = text.decode().splitlines() if isinstance(text, bytes) else []
+        return dict(line.split(":", 1) for line in lines if ":" in line)
+
+    def cpu_s(self) -> float | None:
+        """CPU time of the server since its start, all its threads; None where it hides it."""
+        info = self.info("cpu")
+        try:
+            return float(info["used_cpu_user"]) + float(info["used_cpu_sys"])
+        except (KeyError, ValueError):
+            return None
+
+    def facts(self) -> dict[str, str]:
+        """Name, version, allocator, and the settings that a figure depends on."""
+        info = self.info()
+        kind = "valkey" if "valkey_version" in info else "redis"
+        version = info.get(f"{kind}_version", "unknown")
+        facts = {"server": f"{kind} {version}", "allocator": info.get("mem_allocator", "unknown")}
+        for setting in _SETTINGS:
+            facts[setting] = self._setting(setting)
+        return facts
+
+    def _setting(self, name: str) -> str:
+        try:
+            reply = self.command("CONFIG", "GET", name)
+        except ServerError:  # managed servers have no CONFIG
+            return "unknown"
+        value = reply[1] if isinstance(reply, list) and len(reply) == 2 else b"unknown"
+        return value.decode() if isinstance(value, bytes) else "unknown"
+
+    def _reply(self) -> Reply:
+        line = self._stream.readline()
+        if not line.endswith(b"\r\n"):
+            raise UnavailableError("the server closed the connection")
+        kind, rest = line[:1], line[1:-2]
+        if kind == b"-":
+            raise ServerError(rest.decode(errors="replace"))
+        if kind == b":":
+            return int(rest)
+        if kind == b"$":
+            size = int(rest)
+            return None if size < 0 else self._stream.read(size + 2)[:-2]
+        if kind == b"*":
+            return [self._reply() for _ in range(int(rest))]
+        return rest
+
+
+def _connect(config: ClientConfig) -> socket.socket:
+    if config.unix_path is not None:
+        link = socket.socket(socket.AF_UNIX)
+        link.settimeout(_TIMEOUT_S)
+        link.connect(config.unix_path)
+        return link
+    context = client_context(config) if config.tls else None
+    link = socket.create_connection((config.host, config.port), _TIMEOUT_S)
+    if context is not None:
+        name = config.tls_server_name or config.host
+        link = shake_hands(link, context, name, time.monotonic() + _TIMEOUT_S)
+        link.settimeout(_TIMEOUT_S)
+    return link
+
+
+def fill(chunks: Chunks, probe: ServerProbe) -> None:
+    """Write every key through the probe, so that reads find it."""
+    for batch in chunks.batches():
+        chunks.next_write(batch)
+        for index, source in zip(batch, chunks.sources, strict=False):
+            probe.set(chunks.keys[index], source)

@@ -1,0 +1,1 @@
+"""The commands of `kvferry` that measure; `kvferry.cli.main` names them."""

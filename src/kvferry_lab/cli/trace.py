@@ -1,0 +1,275 @@
+"""`kvferry trace`: what a cache would make of recorded requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kvferry.cli.numbers import Number
+from kvferry_lab.cli.outputs import DRAWING, OutputFile
+
+if TYPE_CHECKING:
+    from kvferry_lab.trace.format import Trace
+    from kvferry_lab.trace.replay import Replayer
+    from kvferry_lab.trace.sequenced import TraceOptions
+
+__all__ = ["capacities_of_text", "progress_bar", "trace", "words_of"]
+
+_ORDERS = {"leaf-first": (True,), "plain": (False,), "both": (True, False)}
+_UNITS = {"MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
+_FILE = click.Path(dir_okay=False, path_type=Path)
+_CAPACITY_MAX = 1 << 31
+
+Progress = Callable[[int], object]
+
+
+@click.group(epilog="Example: kvferry trace replay conversation_trace.jsonl --plot hits.png")
+def trace() -> None:
+    """Replay recorded requests through the index and the policies of the engine."""
+
+
+@trace.command(
+    epilog="Exit codes: 0 replayed, 1 a chunk was wrong or missing or the store failed, 2 usage "
+    "or no trace, 130 interrupted.  Example: kvferry trace replay "
+    "conversation_trace.jsonl --policy LRU,ARC --capacity 1000,5000,1024GB --csv hits.csv"
+)
+@click.argument("files", nargs=-1, type=_FILE, metavar="FILE...")
+@click.option(
+    "--preset",
+    type=click.Choice(["published"]),
+    help="Replay the documents of kvferry lab long-doc-qa with that preset.",
+)
+@click.option(
+    "--policy", metavar="LIST", help="Policies to replay with, e.g. LRU,ARC.  [default: all]"
+)
+@click.option(
+    "--capacity",
+    metavar="LIST",
+    help="Sizes to replay with: chunks, MB, GB, TB (2^20, 2^30, 2^40 bytes), or a part of what the "
+    "trace needs, e.g. 1000,64GB,90%.  [default: five parts]",
+)
+@click.option(
+    "--bytes-per-token",
+    type=click.IntRange(1),
+    default=131072,
+    show_default=True,
+    help="KV of one token; the default is that of an 8B model with GQA in 16 bits.",
+)
+@click.option(
+    "--order",
+    type=click.Choice(list(_ORDERS)),
+    default="leaf-first",
+    show_default=True,
+    help="What leaves.",
+)
+@click.option(
+    "--block-tokens", type=click.IntRange(1), help="Tokens of a block of the file, where unusual."
+)
+@click.option(
+    "--chunk-tokens", type=click.IntRange(1), help="Tokens of a chunk of the cache: several blocks."
+)
+@click.option("--limit", type=click.IntRange(1), help="Replay so many requests at most.")
+@click.option(
+    "--users",
+    type=click.IntRange(1),
+    default=40,
+    show_default=True,
+    help="Sessions at a time, in agentic traces.",
+)
+@click.option(
+    "--warm",
+    type=Number(0, 1),
+    default=0.5,
+    show_default=True,
+    help="Part of the system prompt that sessions share.",
+)
+@click.option(
+    "--store", metavar="URL", help="Also move and verify bytes here; 'embedded' starts a store."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+@click.option(
+    "--csv", "csv_file", type=OutputFile(path_type=Path), help="Write a line for each point."
+)
+@click.option(
+    "--plot",
+    "plot_file",
+    type=OutputFile(*DRAWING, path_type=Path),
+    help="Draw hit rate over capacity: PNG or SVG.",
+)
+def replay(
+    files: Sequence[Path], as_json: bool, csv_file: Path | None, plot_file: Path | None, **o: Any
+) -> None:
+    """Replay traces and print what each policy hits with each capacity.
+
+    FILE is a trace of Mooncake or Qwen-Bailian (JSON lines with hash_ids), sessions of coding
+    agents (kv-cache-tester) or prompts as text (lmcache-agent-trace); plain or gzip. A usable hit
+    is a chunk in an unbroken run from the beginning of its request.
+    """
+    from kvferry.cli.table import console
+    from kvferry.config.setting import policy_name
+    from kvferry_lab.bench.plot import check_plot
+    from kvferry_lab.trace import report
+    from kvferry_lab.trace.format import load_trace
+    from kvferry_lab.trace.replay import POLICIES, Replay, capacities_of, new_cache
+    from kvferry_lab.trace.sequenced import TraceOptions
+
+    if plot_file:
+        check_plot()
+    words = words_of(o["policy"]) if o["policy"] else POLICIES
+    policies = [policy_name(word) or word for word in words]
+    for policy in policies:
+        new_cache(policy, 1, True)  # an unknown one is told before the work
+    if not (files or o["preset"]):
+        raise click.UsageError("name a FILE of recorded requests, or a --preset")
+    options = TraceOptions(
+        **{name: o[name] for name in ("block_tokens", "chunk_tokens", "limit", "users", "warm")}
+    )
+    store = o.pop("store")  # it may carry a password, and error reporters show variables
+    with ExitStack() as stack:
+        bar = stack.enter_context(progress_bar())
+        traces = [_documents(o["preset"], options)] if o["preset"] else []
+        for file in files:
+            bar.begin(f"reading {file.name}", None)
+            read = load_trace(file, options, bar.at)
+            twin = any(read.name == other.name for other in traces)
+            traces.append(replace(read, name=str(file)) if twin else read)
+        sizes = [trace.chunk_tokens * o["bytes_per_token"] for trace in traces]
+        wanted = [
+            capacities_of_text(o["capacity"], size, trace)
+            if o["capacity"]
+            else capacities_of(trace)
+            for trace, size in zip(traces, sizes, strict=True)
+        ]
+        plan = Replay(
+            traces=traces,
+            policies=policies,
+            capacities=wanted,
+            leaf_first=_ORDERS[o["order"]],
+            chunk_bytes=sizes,
+        )
+        replayer: Replayer | None = None
+        if store is not None:
+            largest = max(max(many) * size for many, size in zip(wanted, sizes, strict=True))
+            replayer = stack.enter_context(_replayer(store, largest))
+        del store
+        bar.begin("replaying", plan.requests)
+        points = list(plan.run(bar.advance, replayer))
+    if csv_file:
+        report.write_csv(csv_file, points)
+    if plot_file:
+        report.write_plot(plot_file, points)
+    if as_json:
+        click.echo(report.as_json(traces, points))
+    else:
+        report.say(console(), traces, points)
+
+
+def _documents(preset: str, options: TraceOptions) -> Trace:
+    """What `kvferry lab long-doc-qa` asks for."""
+    from kvferry_lab.long_doc.requests import CHUNK_TOKENS, document_trace
+    from kvferry_lab.long_doc.run import PRESETS, LongDocPlan
+
+    plan: dict[str, Any] = dict(PRESETS[preset])
+    return document_trace(preset, LongDocPlan(**plan), options.chunk_tokens or CHUNK_TOKENS)
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a list with commas."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def capacities_of_text(text: str, chunk_bytes: int, trace: Trace) -> list[int]:
+    """Chunks for each word of a list; of sizes so many as fit."""
+    found = []
+    for word in words_of(text):
+        unit = _UNITS.get(word[-2:].upper())
+        try:
+            if word.endswith("%"):
+                chunks = int(float(word[:-1]) * trace.distinct / 100)
+            else:
+                chunks = int(float(word[:-2]) * unit // chunk_bytes) if unit else int(word)
+        except (ValueError, OverflowError):
+            raise click.BadParameter(
+                f"{word!r} is neither chunks, a size like 64GB, nor a part like 90%"
+            ) from None
+        if not 1 <= chunks <= _CAPACITY_MAX:
+            raise click.BadParameter(f"{word!r} is {chunks} chunks; use 1 to {_CAPACITY_MAX}")
+        found.append(chunks)
+    if not found:
+        raise click.BadParameter(f"{text!r} names no capacity")
+    return sorted(set(found))
+
+
+@contextmanager
+def _replayer(store: str, largest_bytes: int) -> Iterator[Replayer]:
+    """What replays against a store: the named one, or our own with room enough."""
+    try:
+        from kvferry_lab.trace.store import StoreReplay
+    except ModuleNotFoundError as error:
+        if error.name != "numpy":
+            raise
+        raise click.ClickException("--store needs NumPy: pip install 'kvferry[numpy]'") from None
+    from kvferry.client.sync import RedisClient
+    from kvferry.config import ClientConfig
+    from kvferry.embedded.store import embedded_store
+
+    click.echo(f"the store will hold up to {largest_bytes / (1 << 30):.2f} GB", err=True)
+    with ExitStack() as stack:
+        if store == "embedded":
+            room_mb = int(largest_bytes * 1.25) // (1 << 20) + 512
+            own = stack.enter_context(embedded_store(maxmemory_mb=room_mb, policy="noeviction"))
+            config = ClientConfig.from_url(own.url, environ={})
+        else:
+            config = ClientConfig.from_url(store)
+        client = stack.enter_context(RedisClient.from_config(config))
+
+        def replayer(
+            trace: Trace,
+            policy: str,
+            capacity: int,
+            leaf_first: bool,
+            size: int,
+            progress: Progress,
+        ) -> Any:
+            return StoreReplay(client, size).run(trace, policy, capacity, leaf_first, progress)
+
+        yield replayer
+
+
+class _Bar:
+    """A progress bar on standard error; silent where that is no terminal."""
+
+    def __init__(self, progress: Any) -> None:
+        self._progress, self._task = progress, progress.add_task("", total=None)
+
+    def begin(self, text: str, total: int | None) -> None:
+        self._progress.reset(self._task, description=text, total=total)
+
+    def at(self, done: int) -> None:
+        self._progress.update(self._task, completed=done)
+
+    def advance(self, done: int) -> None:
+        self._progress.advance(self._task, done)
+
+
+@contextmanager
+def progress_bar() -> Iterator[_Bar]:
+    """A bar that says what is done now."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from kvferry.cli.table import console
+
+    err = console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
+        yield _Bar(progress)

@@ -1,0 +1,295 @@
+"""What a cache is worth to a real vLLM: the time to the first token, cold and from the store.
+
+    plan = EnginePlan(python=Path("build/engines/vllm-0.32.0/bin/python"), model=Path(...))
+    rows = run(plan, say=print)
+
+For each round and each integration in turn: an empty store, a new engine, the prompts of this round
+one after the other ("cold"), all of them again ("again": from the engine's own cache), once more
+when that was emptied ("memory": from the integration's memory of the host), then its end, and
+another new engine with the same prompts ("warm"). What the last one does not compute came out of
+the store. All integrations get the same prompts, each round others, and the order of the
+integrations turns by one with each round.
+
+A wrong answer is counted, and makes a row worthless. Right is what an engine says that computes as
+much: arithmetic of 16 bits rounds a token that is computed alone unlike one that is computed with
+others, and where two answers are nearly as likely that decides. So an answer with as many tokens
+from a cache as "again" had from the engine's own is compared with that, any other with the cold
+one. Prompts are one token longer than was asked for: whole blocks are what every cache can hold.
+
+The engines are real and so are the waits: a round takes minutes. Threads: the caller's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from random import Random
+from statistics import median
+from typing import Any
+
+from kvferry.embedded.program import ServerBinary
+from kvferry_lab.bench.server import ServerProbe
+from kvferry_lab.engines.integrations import IntegrationSetting, OpenIntegration, open_integration
+from kvferry_lab.engines.process import EngineProcess, Generated
+from kvferry_lab.servers.server import LabServer
+
+__all__ = ["WORDS", "EnginePlan", "EngineRow", "Pass", "open_engine", "run", "setting_of"]
+
+_QUIET_S = 1.5  # nothing new in the store for so long: it is all there
+_QUIET_WITHIN_S = 60.0
+WORDS = range(300, 2000)  # token ids
+_TICK = [5, 6, 7]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnginePlan:
+    """What to measure.
+
+    Attributes:
+        python: The engine's interpreter.
+        model: A folder.
+        environment: Variables for its processes.
+        store: The server program.
+        integrations: Of `integrations.INTEGRATIONS`.
+        rival_python: The interpreter for the integration "lmcache".
+        prompt_tokens, prompts, answer_tokens, rounds: Sizes; a prompt has one token more.
+        one_process: The engine core in the engine's process, which starts sooner.
+        threads: Of the engine; all cores that are free.
+        dtype, block_size, chunk_tokens: Of the engine and its chunks.
+        memory_gb, tier_spec: See `IntegrationSetting`.
+    """
+
+    python: Path
+    model: Path
+    environment: Mapping[str, str]
+    store: ServerBinary
+    integrations: Sequence[str]
+    rival_python: Path | None = None
+    rival_environment: Mapping[str, str] = field(default_factory=dict)
+    prompt_tokens: int = 4096
+    prompts: int = 2
+    answer_tokens: int = 16
+    rounds: int = 2
+    one_process: bool = False
+    threads: int = 2
+    dtype: str = "bfloat16"
+    block_size: int = 128
+    chunk_tokens: int = 256
+    memory_gb: float = 0.5
+    tier_spec: tuple[str, str | None] | None = None
+
+    def asked(self, turn: int) -> list[list[int]]:
+        """The prompts of a round."""
+        draw = Random(f"kvferry {turn}")
+        return [draw.choices(WORDS, k=self.prompt_tokens + 1) for _ in range(self.prompts)]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One engine's run over the prompts: seconds, and what came from elsewhere."""
+
+    ttft_s: list[float]
+    seconds: list[float]
+    cached: list[int]
+    store_bytes: int
+    tokens: list[list[int]]
+
+
+@dataclass
+class EngineRow:
+    """One integration, over all rounds. Times are medians."""
+
+    integration: str
+    cold: list[Pass] = field(default_factory=list)
+    again: list[Pass] = field(default_factory=list)
+    memory: list[Pass] = field(default_factory=list)
+    warm: list[Pass] = field(default_factory=list)
+    wrong_answers: int = 0
+    error: str = ""
+
+    def ttft_s(self, which: str) -> float | None:
+        """Median of "cold", "again", "memory" or "warm"."""
+        return _median(value for one in getattr(self, which) for value in one.ttft_s)
+
+    def e2e_s(self, which: str) -> float | None:
+        """The same of whole answers."""
+        return _median(value for one in getattr(self, which) for value in one.seconds)
+
+    def hit_tokens(self) -> float | None:
+        """Prompt tokens that a warm request did not compute."""
+        return _median(value for one in self.warm for value in one.cached)
+
+    def stored_bytes(self) -> float | None:
+        """What one cold pass put into the store."""
+        return _median(one.store_bytes for one in self.cold)
+
+    def loaded_bytes(self) -> float | None:
+        """What one warm pass took out of it."""
+        return _median(one.store_bytes for one in self.warm)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: medians, and all that they are made of."""
+        return {
+            "integration": self.integration,
+            "ttft_cold_s": self.ttft_s("cold"),
+            "ttft_again_s": self.ttft_s("again"),
+            "ttft_memory_s": self.ttft_s("memory"),
+            "ttft_warm_s": self.ttft_s("warm"),
+            "e2e_cold_s": self.e2e_s("cold"),
+            "e2e_warm_s": self.e2e_s("warm"),
+            "hit_tokens": self.hit_tokens(),
+            "stored_bytes": self.stored_bytes(),
+            "loaded_bytes": self.loaded_bytes(),
+            "wrong_answers": self.wrong_answers,
+            "error": self.error,
+            "passes": {
+                which: [
+                    {name: value for name, value in asdict(one).items() if name != "tokens"}
+                    for one in getattr(self, which)
+                ]
+                for which in ("cold", "again", "memory", "warm")
+            },
+        }
+
+    def count_wrong_answers(self, turn: int, cold: Pass, again: Pass) -> None:
+        """Of the latest round, beside what an engine said in it; see the head of this module."""
+        passes = (self.cold, self.again, self.memory, self.warm)
+        for one in (one for each in passes for one in each[turn:]):
+            for index, tokens in enumerate(one.tokens):
+                alike = one.cached[index] == again.cached[index]
+                self.wrong_answers += tokens != (again if alike else cold).tokens[index]
+
+
+def run(plan: EnginePlan, say: Callable[[str], None]) -> list[EngineRow]:
+    """Measure; one that fails has its reason in its row, and is left out from then on."""
+    rows = {integration: EngineRow(integration) for integration in plan.integrations}
+    with LabServer(plan.store, ["maxmemory 8gb"]) as server:
+        for turn in range(plan.rounds):
+            order = [
+                *plan.integrations[turn % len(plan.integrations) :],
+                *plan.integrations[: turn % len(plan.integrations)],
+            ]
+            for integration in order:
+                row = rows[integration]
+                if row.error:
+                    continue
+                say(f"round {turn + 1} of {plan.rounds}: {integration}")
+                try:
+                    _measure(plan, integration, turn, server, row)
+                except Exception as error:
+                    row.error = f"{type(error).__name__}: {error}"
+                    say(f"{integration}: {row.error}")
+            told = [row for row in rows.values() if len(row.again) > turn]
+            for row in told:  # a cold answer was computed, whatever its integration
+                row.count_wrong_answers(turn, told[0].cold[turn], told[0].again[turn])
+    return list(rows.values())
+
+
+def _measure(
+    plan: EnginePlan, integration: str, turn: int, server: LabServer, row: EngineRow
+) -> None:
+    with ServerProbe(server.config) as probe:
+        probe.command("FLUSHALL")
+        for which, counter in (
+            ("cold", "total_net_input_bytes"),
+            ("warm", "total_net_output_bytes"),
+        ):
+            with open_engine(plan, integration, server.port) as (engine, _):
+                engine.generate([Random(turn).choices(WORDS, k=plan.block_size - 1)], 4)
+                before = _count(probe, counter)
+                asked = plan.asked(turn)
+                said = _ask(engine, asked, plan.answer_tokens)
+                if integration != "none":
+                    _await_quiet(engine, probe)
+                moved = _count(probe, counter) - before if integration != "none" else 0
+                getattr(row, which).append(_pass(said, moved))
+                if which == "cold":
+                    row.again.append(_pass(_ask(engine, asked, plan.answer_tokens), 0))
+                    if integration != "none":
+                        engine.forget()
+                        row.memory.append(_pass(_ask(engine, asked, plan.answer_tokens), 0))
+
+
+def _ask(engine: EngineProcess, prompts: list[list[int]], tokens: int) -> list[Generated]:
+    return [engine.generate([prompt], tokens) for prompt in prompts]
+
+
+def _pass(said: list[Generated], moved: int) -> Pass:
+    outputs = [one.outputs[0] for one in said]
+    return Pass(
+        [one.outputs[0].ttft_s or one.seconds for one in said],
+        [one.seconds for one in said],
+        [output.cached for output in outputs],
+        moved,
+        [output.tokens for output in outputs],
+    )
+
+
+def setting_of(plan: EnginePlan, integration: str, port: int) -> IntegrationSetting:
+    """What an integration is opened with, over the store at a port."""
+    rival = integration == "lmcache"
+    python = plan.rival_python if rival else plan.python
+    assert python is not None, "the integration lmcache needs its own environment"
+    return IntegrationSetting(
+        store_port=port,
+        python=python,
+        environment=plan.rival_environment if rival else plan.environment,
+        chunk_tokens=plan.chunk_tokens,
+        memory_gb=plan.memory_gb,
+        tier_spec=plan.tier_spec,
+    )
+
+
+@contextmanager
+def open_engine(
+    plan: EnginePlan, integration: str, port: int
+) -> Iterator[tuple[EngineProcess, OpenIntegration]]:
+    """A new engine behind an integration, over the store at a port."""
+    setting = setting_of(plan, integration, port)
+    engine = {
+        "model": str(plan.model),
+        "dtype": plan.dtype,
+        "enforce_eager": True,
+        "block_size": plan.block_size,
+        "max_model_len": plan.prompt_tokens + plan.answer_tokens + plan.block_size,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 2048,
+        "enable_prefix_caching": True,
+        "disable_log_stats": False,
+        "seed": 0,
+    }
+    with open_integration(integration, setting) as opened:
+        if opened.transfer:
+            engine["kv_transfer_config"] = opened.transfer
+        with EngineProcess(
+            setting.python,
+            engine,
+            setting.environment,
+            one_process=plan.one_process,
+            threads=plan.threads,
+        ) as process:
+            yield process, opened
+
+
+def _await_quiet(engine: EngineProcess, probe: ServerProbe) -> None:
+    """Wait until nothing more goes into the store; engines work only while they have requests."""
+    end = time.monotonic() + _QUIET_WITHIN_S
+    seen, since = -1, time.monotonic()
+    while time.monotonic() < min(end, since + _QUIET_S):
+        engine.generate([_TICK], 1)
+        time.sleep(0.1)
+        held = probe.command("DBSIZE")
+        if held != seen:
+            seen, since = int(str(held)), time.monotonic()
+
+
+def _count(probe: ServerProbe, counter: str) -> int:
+    return int(probe.info("stats")[counter])
+
+
+def _median(values: Iterator[float]) -> float | None:
+    known = list(values)
+    return median(known) if known else None

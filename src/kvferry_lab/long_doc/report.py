@@ -1,0 +1,156 @@
+"""What a run over long documents says: to people, as JSON, as a file for each round."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from kvferry.cli.table import number, table
+from kvferry.http.tables import cell
+from kvferry_lab.long_doc.hits import HitLoss
+from kvferry_lab.long_doc.run import LongDocRun, Record
+
+__all__ = [
+    "as_json",
+    "loss_lines",
+    "mean_ttft",
+    "missed_expectations",
+    "result_lines",
+    "round_table",
+    "write_csv",
+]
+
+_COLUMNS = [*(each.name for each in fields(Record) if each.name != "text"), "ttft_time"]
+
+
+def mean_ttft(records: Sequence[Record]) -> float:
+    """Of the requests that were answered; 0 without any."""
+    times = [record.ttft for record in records if record.successful]
+    return sum(times) / len(times) if times else 0.0
+
+
+def result_lines(run: LongDocRun) -> list[str]:
+    """The known lines."""
+    lines = ["=== BENCHMARK RESULTS ==="]
+    for name, records, seconds in (
+        ("Warmup", run.warmup, run.round_s[0]),
+        ("Query", run.query, run.query_s),
+    ):
+        lines += [
+            f"{name} round mean TTFT: {mean_ttft(records):.3f}s",
+            f"{name} round time: {seconds:.3f}s",
+            f"{name} round prompt count: {len(records)}",
+            f"{name} round successful prompt count: {sum(r.successful for r in records)}",
+        ]
+    return lines
+
+
+def loss_lines(run: LongDocRun, loss: HitLoss | None) -> list[str]:
+    """Hits against what is possible, what was lost, and what the cache saves of the time."""
+    if loss is None:
+        return ["The server does not say what it had cached (prompt_tokens_details)."]
+    rounds, bound = run.plan.rounds, f"{loss.possible:.1%} possible"
+    if rounds and run.plan.hit_miss_ratio is None:
+        bound = f"(N-1)/N = {(rounds - 1) / rounds:.1%}"
+    lines = [f"Hit rate: {loss.rate:.2%} of {loss.asked:,} prompt tokens; {bound}"]
+    lost = [("asked for the first time", loss.new), ("partial chunks", loss.partial)]
+    if loss.capacity is None:
+        lost.append(("capacity or eviction order (--capacity-tokens tells them apart)", loss.order))
+    else:
+        lost += [("capacity", loss.capacity), ("eviction order", loss.order)]
+    lines += [f"  lost, {why}: {tokens / loss.asked:.2%}" for why, tokens in lost]
+    if any(record.cached_tokens for record in run.warmup):
+        lines.append("The cache knew documents before the first round: empty it to compare times.")
+    elif rounds and rounds > 1:
+        again, whole = times_of_recompute(run)
+        lines += [
+            f"Round time with the cache: {again:.2f} of the first round, which computes all",
+            f"All {rounds} rounds: {whole:.2f} of computing all {rounds} times "
+            f"({abs(1 - whole):.0%} {'less' if whole <= 1 else 'more'})",
+        ]
+    return lines
+
+
+def times_of_recompute(run: LongDocRun) -> tuple[float, float]:
+    """The mean of the rounds behind the first, and of all rounds, as parts of the first one."""
+    first, rest = run.round_s[0], run.round_s[1:]
+    return sum(rest) / len(rest) / first, sum(run.round_s) / len(run.round_s) / first
+
+
+def round_table(run: LongDocRun) -> Any:
+    """A row for each round."""
+    rows = []
+    for number_, seconds in enumerate(run.round_s):
+        records = [record for record in run.records if record.round == number_]
+        asked = sum(record.prompt_tokens or 0 for record in records)
+        cached = sum(record.cached_tokens or 0 for record in records)
+        known = any(record.cached_tokens is not None for record in records)
+        hits = 100 * cached / asked if asked and known else None
+        failed = sum(not record.successful for record in records)
+        rows.append(
+            (
+                *(str(number_ + 1), str(len(records)), str(failed), number(seconds, 3)),
+                *(number(mean_ttft(records), 3), number(hits)),
+            )
+        )
+    return table(["round", "requests", "failed", "time s", "mean TTFT s", "hit %"], rows)
+
+
+def missed_expectations(
+    run: LongDocRun,
+    ttft_gain: float | None,
+    latency_gain: float | None,
+    latency_s: float | None,
+) -> list[str]:
+    """What was expected and is not so: gains as warm-up over query, for each prompt."""
+    missed = []
+    warm, query = mean_ttft(run.warmup), mean_ttft(run.query)
+    got = warm / query if query else float("inf")
+    if ttft_gain is not None and got < ttft_gain:
+        missed.append(f"TTFT gain {got:.2f}x < expected {ttft_gain:.2f}x")
+    each = run.query_s / max(1, len(run.query))
+    got = run.round_s[0] / max(1, len(run.warmup)) / each if each else float("inf")
+    if latency_gain is not None and got < latency_gain:
+        missed.append(f"latency gain {got:.2f}x < expected {latency_gain:.2f}x")
+    if latency_s is not None and run.query_s > latency_s:
+        missed.append(f"query round time {run.query_s:.3f}s > expected {latency_s:.3f}s")
+    return missed
+
+
+def write_csv(run: LongDocRun, folder: Path) -> None:
+    """A line for each request: warmup_round.csv and query_round.csv."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, records in (("warmup", run.warmup), ("query", run.query)):
+        with (folder / f"{name}_round.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, _COLUMNS, extrasaction="ignore")
+            writer.writeheader()
+            for record in records:
+                first_s = record.request_start + max(0.0, record.ttft)
+                row = {**asdict(record), "ttft_time": first_s}
+                writer.writerow({name: cell(value) for name, value in row.items()})
+
+
+def as_json(run: LongDocRun, loss: HitLoss | None) -> dict[str, Any]:
+    """Everything but the texts."""
+    plan = {name: value for name, value in asdict(run.plan).items() if name != "words"}
+    parts = {
+        name: {
+            "mean_ttft_s": mean_ttft(records),
+            "time_s": seconds,
+            "prompts": len(records),
+            "successful": sum(record.successful for record in records),
+        }
+        for name, records, seconds in (
+            ("warmup", run.warmup, run.round_s[0]),
+            ("query", run.query, run.query_s),
+        )
+    }
+    made: dict[str, Any] = {"model": run.model, "plan": plan, **parts, "round_s": run.round_s}
+    if loss is not None:
+        made["hits"] = {**asdict(loss), "rate": loss.rate, "possible": loss.possible}
+    if run.plan.rounds and run.plan.rounds > 1:
+        made["round_of_recompute"], made["all_of_recompute"] = times_of_recompute(run)
+    return made

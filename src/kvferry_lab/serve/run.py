@@ -1,0 +1,213 @@
+"""The demo's server as a process: what it consists of, signals, and its end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from kvferry.base.errors import UsageError
+from kvferry.base.process import ending_at_once, log_to_stderr, signals_blocked
+from kvferry.cache import TieredCache
+from kvferry.chunks.identity import Identity
+from kvferry.chunks.layout import KVLayout
+from kvferry.config import CacheConfig
+from kvferry.config.cache_settings import read_calibration
+from kvferry.http.listener import HttpListener
+from kvferry.testing.transformer import Transformer, TransformerConfig
+from kvferry_lab.roi.models import find_model
+from kvferry_lab.serve.app import make_app
+from kvferry_lab.serve.batcher import Batcher
+from kvferry_lab.serve.chunks import SequenceChunks
+from kvferry_lab.serve.in_turn import InTurn
+from kvferry_lab.serve.metrics import metrics_text
+from kvferry_lab.serve.pace import Pace
+
+__all__ = ["ServeSettings", "serve_demo", "serving"]
+
+_log = logging.getLogger("kvferry.lab.serve")
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_LOOK_S = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeSettings:
+    """What to serve.
+
+    Attributes:
+        model: A name of `find_model`, a config.json or its directory: KV has that model's size.
+        bytes_per_token: The size of KV, where no model says it; None: the transformer's own.
+        prefill_tokens_per_s: The pace of reading prompts; None: as fast as this machine is.
+        prefill_calibration: Instead, a file with a, c and d; see `CacheConfig`.
+        decode_tokens_per_s: The pace of one sequence's answer, where there is a pace.
+        max_model_len: Of prompt and answer, in tokens.
+        max_num_seqs: Sequences that are computed at a time.
+        step_tokens: Tokens of prompts that a step reads at most.
+        cache: Whether there is one.
+        client: How it asks its store: "ours", or "in-turn"; see in_turn.py.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    served_model_name: str = "kvferry-demo"
+    model: str | None = None
+    bytes_per_token: int | None = None
+    prefill_tokens_per_s: float | None = None
+    prefill_calibration: Path | None = None
+    decode_tokens_per_s: float = 100.0
+    max_model_len: int = 65_536
+    max_num_seqs: int = 8
+    step_tokens: int = 2048
+    cache: bool = True
+    client: str = "ours"
+    seed: int = 0
+
+    @property
+    def pace(self) -> Pace | None:
+        """Of the steps.
+
+        Raises:
+            UsageError: It is said twice.
+            ConfigError: The file is none.
+        """
+        if self.prefill_calibration is not None:
+            if self.prefill_tokens_per_s is not None:
+                raise UsageError("say --prefill-tokens-per-s or --prefill-calibration, not both")
+            a, c, d = read_calibration(self.prefill_calibration)
+        elif self.prefill_tokens_per_s is not None:
+            a, c, d = 0.0, 1 / self.prefill_tokens_per_s, 0.0
+        else:
+            return None
+        return Pace(a_s=a, c_s_per_token=c, d_s_per_token2=d, decode_s=1 / self.decode_tokens_per_s)
+
+    def transformer(self, chunk_size: int) -> TransformerConfig:
+        """One that is fast enough for a pace, or else the demo's."""
+        if self.pace is None and self.model is None and self.bytes_per_token is None:
+            return TransformerConfig(page_tokens=chunk_size)
+        return TransformerConfig(
+            layers=2,
+            d_model=32,
+            heads=1,
+            kv_heads=1,
+            d_ff=64,
+            page_tokens=chunk_size,
+            window_pages=2,
+        )
+
+    def layout(self, config: TransformerConfig) -> KVLayout:
+        """Of chunks: the model's numbers for each layer and token, or the transformer's.
+
+        Raises:
+            UsageError: The size is said twice, or no size that there can be.
+        """
+        size = config.page_tokens
+        if self.model is not None:
+            if self.bytes_per_token is not None:
+                raise UsageError("say --model or --bytes-per-token, not both")
+            shape = find_model(self.model)
+            dtype = {1: "uint8", 2: "bfloat16", 4: "float32"}[shape.value_bytes]
+            return KVLayout(
+                kind="mla",  # any shape is so many numbers for each layer and token
+                layers=shape.kv_layers,
+                latent_dim=shape.kv_values,
+                dtype=dtype,
+                chunk_size=size,
+            )
+        if self.bytes_per_token is not None:
+            latent = self.bytes_per_token
+            return KVLayout(kind="mla", layers=1, latent_dim=latent, dtype="uint8", chunk_size=size)
+        return KVLayout(
+            layers=config.layers,
+            kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+            dtype=config.kv_dtype,
+            chunk_size=size,
+        )
+
+
+@contextmanager
+def serving(settings: ServeSettings, config: CacheConfig) -> Iterator[HttpListener]:
+    """A server that answers as long as the block.
+
+    Raises:
+        UsageError: The settings cannot be.
+        UnavailableError: The port is taken.
+    """
+    shape = settings.transformer(config.chunk_size)
+    layout = settings.layout(shape)
+    chunks = SequenceChunks(shape, layout.chunk_bytes)
+    model = Transformer(shape, settings.seed)
+    with ExitStack() as stack:
+        cache = None
+        if settings.cache:
+            kind = InTurn if settings.client == "in-turn" else TieredCache
+            cache = kind(_identity(settings, shape, layout), config)
+            stack.callback(cache.close)
+        batcher = Batcher(
+            *(model, chunks, cache, settings.pace),
+            sequences_max=settings.max_num_seqs,
+            step_tokens=settings.step_tokens,
+        )
+        stack.callback(batcher.close)
+        name, length_max = settings.served_model_name, settings.max_model_len
+        app = make_app(batcher, name, length_max, partial(metrics_text, batcher, cache))
+        http = HttpListener(app, settings.host, settings.port, "choose another --port")
+        http.start()
+        stack.callback(http.stop)
+        stack.callback(batcher.close)  # before that, so that those who wait are told
+        _log.info(
+            "serving %s at %s/v1: KV of %d bytes a token, %s",
+            *(name, http.url, layout.token_bytes, _caches(cache)),
+        )
+        yield http
+
+
+def serve_demo(settings: ServeSettings, config: CacheConfig, log_level: str = "info") -> None:
+    """Serve until SIGTERM or Ctrl-C; a second one ends the process at once. In the main thread."""
+    log_to_stderr(log_level)
+    with signals_blocked(_SIGNALS):
+        with ExitStack() as stack:
+            with ending_at_once(_SIGNALS):
+                stack.enter_context(serving(settings, config))
+            ending = False
+            while not ending:
+                came = signal.sigtimedwait(_SIGNALS, _LOOK_S)
+                ending = came is not None and came.si_signo in _SIGNALS
+            _log.info("ending")
+            # From here on a second signal ends the process: nothing has to be kept.
+            for number in _SIGNALS:
+                signal.signal(number, lambda number, _: os._exit(128 + number))
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+
+
+def _identity(settings: ServeSettings, shape: TransformerConfig, layout: KVLayout) -> Identity:
+    """Everything that would make other bytes of the same tokens."""
+    return Identity(
+        model="numpy-transformer",
+        revision=f"seed {settings.seed}",
+        layout=layout,
+        rope=f"theta={shape.rope_base:g}",
+        extra={
+            "d_model": shape.d_model,
+            "d_ff": shape.d_ff,
+            "heads": shape.heads,
+            "transformer_layers": shape.layers,
+            "window_pages": shape.window_pages,
+            "chunks": "page and filler, 1",
+        },
+    )
+
+
+def _caches(cache: TieredCache | None) -> str:
+    if cache is None:
+        return "no cache"
+    stores = [f"{store.name} at {store.address}" for store in cache.config.stores]
+    memory = f"{cache.memory.pages} chunks in memory" if cache.config.local_cpu else "no memory"
+    return ", ".join([memory, *(stores or ["no store"])])

@@ -1,0 +1,207 @@
+"""Request traces in the formats in which they are published, as the keys of their chunks.
+
+    mooncake       JSON lines with `hash_ids`, one id for each block of 512 tokens (Mooncake,
+                   FAST'25); with `chat_id` too, blocks of 16 (Qwen-Bailian)
+    agentic        JSON lines, one session each, block ids that hold inside it (kv-cache-tester)
+    text           JSON lines with `input`, the prompts themselves (lmcache-agent-trace)
+
+A trace becomes one list of chunk hashes for each request, in the order of the requests, made by the
+function that the engine uses: of block ids instead of token ids, which says the same, because an id
+stands for the content of a block. Chained over all blocks before it, a hash is a prefix. A last
+block that is not full counts as its publisher counts it: Mooncake gives it an id of its own.
+
+Files that only hold lengths say nothing about what requests share, and are refused.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvferry import _native
+from kvferry.base.errors import UsageError
+from kvferry_lab.trace import agentic, text
+from kvferry_lab.trace.sequenced import Sequenced, TraceOptions
+
+__all__ = ["Trace", "load_trace"]
+
+HASH_BYTES = 16
+_LINE_BYTES_MAX = 64 << 20
+_LENGTHS_ONLY = ("ContextTokens", "num_prefill_tokens", "Request tokens")
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Requests as chunk hashes.
+
+    Attributes:
+        name: Of the file.
+        form: Of the format.
+        chunk_tokens: Tokens of a chunk.
+        requests: For each request its hashes, 16 bytes each, root first.
+        chunks: All chunks that are asked for.
+        distinct: How many different ones.
+        prefix_hits_max: Chunks that a cache without limits would find in an unbroken run from the
+            beginning of their request.
+        block_hits_max: Chunks that it would find anywhere.
+    """
+
+    name: str
+    form: str
+    chunk_tokens: int
+    requests: tuple[bytes, ...] = field(repr=False)
+    chunks: int = 0
+    distinct: int = 0
+    prefix_hits_max: int = 0
+    block_hits_max: int = 0
+
+    @classmethod
+    def of(cls, name: str, form: str, chunk_tokens: int, requests: Iterable[bytes]) -> Trace:
+        """Count what the requests share."""
+        kept = tuple(requests)
+        seen: set[bytes] = set()
+        chunks = prefix_hits = block_hits = 0
+        for hashes in kept:
+            keys = [hashes[at : at + HASH_BYTES] for at in range(0, len(hashes), HASH_BYTES)]
+            found = [key in seen for key in keys]
+            chunks += len(keys)
+            block_hits += sum(found)
+            prefix_hits += found.index(False) if False in found else len(found)
+            seen.update(keys)
+        return cls(name, form, chunk_tokens, kept, chunks, len(seen), prefix_hits, block_hits)
+
+
+def load_trace(
+    path: Path,
+    options: TraceOptions | None = None,
+    progress: Callable[[int], object] = lambda _: None,
+) -> Trace:
+    """Read a trace, plain or gzip, in whichever format it is.
+
+    Args:
+        progress: Called with the number of requests that were read, now and then.
+
+    Raises:
+        UsageError: The file cannot be read, its format is unknown, a line of it is malformed, or
+            it says nothing about what requests share.
+    """
+    options = options or TraceOptions()
+    lines = _Lines(path)
+    first = lines.first()
+    if isinstance(first, str):
+        if found := next((name for name in _LENGTHS_ONLY if name in first), None):
+            raise UsageError(
+                f"{path} holds lengths only: it does not say which requests share what, so no hit "
+                f"rate can come of it{lines.typical(found)}"
+            )
+        raise UsageError(f"{path} is no trace that we know: its first line is no JSON object")
+    sequenced: Iterable[Sequenced]
+    if "hash_ids" in first:
+        form, block, chunk = "mooncake", 16 if "chat_id" in first else 512, None
+        sequenced = _mooncake(lines)
+    elif "requests" in first:
+        form, block, chunk = "agentic", int(first.get("block_size") or 64), 512
+        sequenced = agentic.sequenced(lines, options)
+    elif isinstance(first.get("input"), str):
+        form, block, chunk = "text", 1, 256
+        sequenced = text.sequenced(lines)
+    else:
+        known = ", ".join(map(repr, list(first)[:8]))
+        raise UsageError(f"{path} is no trace that we know: its objects hold {known}")
+    block = options.block_tokens or block
+    chunk = options.chunk_tokens or max(chunk or block, block)
+    if chunk % block:
+        raise UsageError(f"chunks of {chunk} tokens are no multiple of the blocks of {block}")
+    requests = _hashed(sequenced, chunk // block, options.limit, progress)
+    return Trace.of(path.name, form, chunk, requests)
+
+
+def _hashed(
+    sequenced: Iterable[Sequenced],
+    blocks: int,
+    limit: int | None,
+    progress: Callable[[int], object],
+) -> Iterator[bytes]:
+    count = 0
+    for request in sequenced:
+        if limit is not None and count >= limit:
+            return
+        hashes = _native.hash_chunks(request.blocks, blocks, request.salt)
+        if hashes:
+            yield hashes
+            count += 1
+            if count % 256 == 0:
+                progress(count)
+
+
+class _Lines:
+    """The lines of a file as JSON objects; errors name the line."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def first(self) -> dict[str, Any] | str:
+        """The first object, or the first line where that is none."""
+        for _, line in self._raw():
+            try:
+                found = json.loads(line)
+            except ValueError:
+                found = None
+            return found if isinstance(found, dict) else line[:200].decode(errors="replace")
+        raise UsageError(f"{self.path} is empty")
+
+    def __iter__(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Each object, after how an error calls its line."""
+        for number, line in self._raw():
+            where = f"{self.path}:{number}"
+            try:
+                found = json.loads(line)
+            except (ValueError, RecursionError):
+                raise UsageError(f"{where} is no JSON") from None
+            if not isinstance(found, dict):
+                raise UsageError(f"{where} is no JSON object")
+            yield where, found
+
+    def typical(self, column: str) -> str:
+        """What to ask instead about a table of lengths; nothing where it has no whole numbers."""
+        text = (line.decode(errors="replace") for _, line in self._raw())
+        found = [row.get(column) or "" for row in csv.DictReader(text)]
+        lengths = sorted(int(word) for word in found if word.isdecimal())
+        if not lengths:
+            return ""
+        return (
+            f"; with one that is assumed, `kvferry roi --prompt-tokens {lengths[len(lengths) // 2]}"
+            " --hit-rate R` answers for its median"
+        )
+
+    def _raw(self) -> Iterator[tuple[int, bytes]]:
+        try:
+            with self.path.open("rb") as plain:
+                packed = plain.read(2) == b"\x1f\x8b"
+            with gzip.open(self.path) if packed else self.path.open("rb") as file:
+                number = 0
+                while line := file.readline(_LINE_BYTES_MAX + 1):
+                    number += 1
+                    if len(line) > _LINE_BYTES_MAX:
+                        raise UsageError(f"{self.path}:{number} is longer than 64 MiB")
+                    if line.strip():
+                        yield number, line
+        except (OSError, EOFError) as error:
+            text = getattr(error, "strerror", None) or str(error)
+            raise UsageError(f"{self.path} cannot be read: {text}") from None
+
+
+def _mooncake(lines: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[Sequenced]:
+    """Ids may be any whole numbers; they are numbered anew as they appear."""
+    numbers: dict[int, int] = {}
+    for where, item in lines:
+        ids = item.get("hash_ids")
+        if not isinstance(ids, list) or not all(type(one) is int for one in ids):
+            raise UsageError(f"{where}: hash_ids is no list of whole numbers")
+        yield Sequenced(blocks=array("I", [numbers.setdefault(one, len(numbers)) for one in ids]))

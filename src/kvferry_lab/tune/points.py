@@ -1,0 +1,118 @@
+"""What `kvferry tune` chooses from: points, and the grid of axes that they lie on.
+
+A point is one value per axis. More workers than connections are as many workers as connections, so
+such points are one: `Grid.at` and `Grid.points` give each of them once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from kvferry.base.errors import UsageError
+from kvferry.config import CONNECTIONS_DEFAULT, WORKERS_DEFAULT
+
+__all__ = ["AXES", "STRIPE_BYTES", "Grid", "TunePoint", "TuneSample"]
+
+_KIB, _MIB = 1 << 10, 1 << 20
+
+STRIPE_BYTES = 4 * _MIB  # a constant of the stored format: native/codec/stripe.hpp
+
+
+@dataclass(frozen=True)
+class TunePoint:
+    """Settings to measure; `window_bytes` None is the window that adapts."""
+
+    connections: int = CONNECTIONS_DEFAULT
+    workers: int = WORKERS_DEFAULT
+    window_bytes: int | None = None
+    chunk_bytes: int = STRIPE_BYTES
+
+    @property
+    def client(self) -> dict[str, int | None]:
+        """The fields of `ClientConfig` among them."""
+        return {
+            "connections": self.connections,
+            "workers": self.workers,
+            "window_bytes": self.window_bytes,
+        }
+
+    def __str__(self) -> str:
+        window = "auto" if self.window_bytes is None else f"{self.window_bytes / _MIB:g} MiB"
+        return (
+            f"connections {self.connections}, workers {self.workers}, window {window}, "
+            f"chunks {self.chunk_bytes / _MIB:g} MiB"
+        )
+
+
+AXES = tuple(axis.name for axis in fields(TunePoint))
+
+
+@dataclass(frozen=True)
+class TuneSample:
+    """One measurement of a point. Units: GB/s, GB = 10^9 bytes of payload."""
+
+    get_gbps: float
+    set_gbps: float
+
+    def mix_gbps(self, get_weight: float) -> float:
+        """The rate of a job that reads `get_weight` bytes for each byte that it writes."""
+        return (get_weight + 1) / (get_weight / self.get_gbps + 1 / self.set_gbps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """The values of each axis, in ascending order; a window of None comes first.
+
+    Values above the stripe are not among the chunks: a namespace stores them as stripes anyway.
+    """
+
+    connections: Sequence[int] = (1, 2, 4, 8, 16, 32)
+    workers: Sequence[int] = (1, 2, 4, 8)
+    window_bytes: Sequence[int | None] = (None, 256 * _KIB, 1 * _MIB, 4 * _MIB, 16 * _MIB)
+    chunk_bytes: Sequence[int] = field(default=(_MIB // 2, 1 * _MIB, 2 * _MIB, 4 * _MIB))
+
+    def __post_init__(self) -> None:
+        for axis in AXES:
+            values = self.values(axis)
+            if not values or len(set(values)) != len(values):
+                raise UsageError(f"{axis}: name at least one value, and each once")
+
+    def values(self, axis: str) -> Sequence[Any]:
+        """The values of an axis."""
+        found: Sequence[Any] = getattr(self, axis)
+        return found
+
+    def points(self) -> list[TunePoint]:
+        """All of them."""
+        product = itertools.product(*(self.values(axis) for axis in AXES))
+        return _distinct(self.at(TunePoint(*values)) for values in product)
+
+    def at(self, point: TunePoint) -> TunePoint:
+        """The point of this grid that is the given one, or else the nearest below on each axis."""
+        nearest = {
+            axis: _nearest(getattr(point, axis), self.values(axis))
+            for axis in AXES
+            if getattr(point, axis) not in self.values(axis)
+        }
+        found = replace(point, **nearest)
+        return replace(found, workers=min(found.workers, found.connections))
+
+    def plane(self, point: TunePoint, *axes: str) -> list[TunePoint]:
+        """The points that differ from this one along these axes only, itself included."""
+        product = itertools.product(*(self.values(axis) for axis in axes))
+        moved = (replace(point, **dict(zip(axes, values, strict=True))) for values in product)
+        return _distinct(self.at(other) for other in moved)
+
+
+def _nearest(wanted: Any, values: Sequence[Any]) -> Any:
+    if wanted is None:
+        return values[0]
+    numbers = [value for value in values if value is not None]
+    return max((value for value in numbers if value <= wanted), default=values[0])
+
+
+def _distinct(points: Iterable[TunePoint]) -> list[TunePoint]:
+    return list(dict.fromkeys(points))
