@@ -24,18 +24,18 @@ from types import SimpleNamespace
 from typing import Any
 
 from kvferry import _native
+from kvferry.cache.cost.prefill import PrefillModel
+from kvferry.cache.load.retriever import Gathered, Retriever
 from kvferry.cache.memory import Memory
-from kvferry.cache.prefill import PrefillModel
-from kvferry.cache.prompt import Prompt, read_prompt
-from kvferry.cache.retriever import Gathered, Retriever
 from kvferry.cache.steps import Steps, Wait
-from kvferry.cache.tier import Tier
+from kvferry.cache.store.tier import Tier
+from kvferry.chunks.prompt import Prompt, read_prompt
 from kvferry.client.batch import Status
 from support.scripted_store import Flowing, ScriptedStore
 from support.timed_store import FakeClock
 
 # Modules with threads of their own, which may live longer than a test.
-APART = {"kvferry.cache.awake"}
+APART = {"kvferry.cache.store.awake"}
 BEGINS_AT = 1000.0
 # Nothing is waited for so long behind the last request.
 ENDS_S = 20.0

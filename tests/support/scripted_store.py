@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from kvferry.cache.prompt import Prompt
+from kvferry.base.errors import UnavailableError
+from kvferry.chunks.prompt import Prompt
 from kvferry.client.batch import BatchResult, Status
-from kvferry.errors import UnavailableError
 from support.timed_store import FakeClock
 
 SEGMENT_BYTES = 10 * 1448.0  # of a first round trip of TCP, on each connection
