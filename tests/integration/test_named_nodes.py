@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -156,11 +156,11 @@ def test_a_node_that_lies_is_refused(owner: TieredCache) -> None:
 
 def test_there_is_a_limit_on_nodes_and_the_one_named_longest_ago_goes(owner: TieredCache) -> None:
     with open_with() as engine:
-        nodes = cast(Any, engine.named)._nodes
+        assert engine.named is not None
         ports = [free_port() for _ in range(2)] + list(range(1, NODES_MAX))
         for port in ports:
             engine.lookup(naming(("127.0.0.1", port)), timeout_s=0.0)
-        assert [port for _, port in nodes] == ports[1:]
+        assert [port for _, port in cast(Any, engine.named)._nodes] == ports[1:]
 
 
 def test_a_peer_that_is_named_is_asked_once(owner: TieredCache) -> None:

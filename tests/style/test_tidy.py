@@ -25,7 +25,7 @@ def test_this_tree_is_tidy() -> None:
 def test_the_page_of_style_has_the_layers_that_are_checked(tmp_path: Path) -> None:
     text = (ROOT / "STYLE.md").read_text()
     assert plant(tmp_path, "STYLE.md", text) == []
-    for wrong in (text.replace("< cache <", "< engine <"), text.replace("redis, cache}", "cache}")):
+    for wrong in (text.replace("< base <", "< engine <"), text.replace("redis, cache}", "cache}")):
         (finding,) = plant(tmp_path, "STYLE.md", wrong)
         assert "layers are not those" in finding
 

@@ -146,3 +146,7 @@ class StoreError(KVFerryError):
     """A server that we started did not start, or died; the text holds its last words."""
 
     code = "store"
+
+
+for _name in __all__:  # as programs import them, and as tracebacks say
+    globals()[_name].__module__ = "kvferry.errors"
